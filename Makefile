@@ -1,0 +1,73 @@
+# Every target does its own set-up in .venv: all it needs is Python >= 3.11 and make.
+#   make train ARGS="--help"     make test PYTEST_ARGS="tests/linalg -x"     make test WORKERS=0
+
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PYTEST_ARGS ?=
+# Most of the suite's time is XLA compiling on one core: two workers nearly halve it.
+WORKERS ?= 2
+# The first interpreter that is new enough.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+CODE := $(wildcard manifoldmuon examples benchmarks tests docs)
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help train test lint types unit docs bench format clean
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+train: $(VENV)/.examples  ## Train the example on the digits, side by side (options: ARGS="--help")
+	@$(BIN)/python -m examples.train $(ARGS)
+
+test: lint types unit  ## Run everything a change must pass: ruff, pyright, pytest
+
+lint: $(VENV)/.dev
+	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/ruff format --check --quiet $(CODE) || \
+		{ echo "ruff format: the files above are not formatted; run 'make format'." >&2; exit 1; }
+	@echo "ruff: clean"
+
+types: $(VENV)/.dev
+	@$(BIN)/pyright
+
+unit: $(VENV)/.dev
+	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+
+docs: $(VENV)/.dev  ## Build the documentation strictly into site/
+	@$(BIN)/mkdocs build --strict --quiet
+	@echo "docs: site/index.html"
+
+bench: $(VENV)/.dev  ## Run the benchmarks and write their records (options: ARGS="--help")
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+format: $(VENV)/.dev  ## Sort the imports and format the code
+	@$(BIN)/ruff check --quiet --fix $(CODE) || true
+	@$(BIN)/ruff format --quiet $(CODE)
+
+clean:  ## Remove .venv and everything that is built
+	@rm -rf $(VENV) site dist build .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps: set-up runs again only when pyproject.toml has changed, and an interrupted one is
+# started afresh.
+$(VENV)/.python:
+	@test -n "$(PYTHON)" || { echo "No Python >= 3.11 found; name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "$(PYTHON) is not Python >= 3.11; name another: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "$(PYTHON) has no venv module; install it first (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+	@touch $@
+
+$(VENV)/.examples: $(VENV)/.python pyproject.toml
+	@echo "Setting up .venv for the examples (only once; a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.python pyproject.toml
+	@echo "Setting up .venv for development (only once; a minute or two) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@ $(VENV)/.examples

@@ -1,0 +1,10 @@
+"""Typed weight manifolds, spectral steepest descent and modular norms for JAX and Optax."""
+
+import importlib.metadata
+
+try:
+    __version__ = importlib.metadata.version("manifoldmuon")
+except importlib.metadata.PackageNotFoundError:  # used from a source tree that is not installed
+    __version__ = "0+unknown"
+
+__all__ = ["__version__"]
