@@ -1,0 +1,36 @@
+"""Set-up of the whole suite: eight devices, checked shapes, and the optional data folder."""
+
+import os
+from pathlib import Path
+
+# Both before JAX and the package are imported: eight host devices, for the tests of sharding, ...
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+).strip()
+# ... on the CPU, so that a run means the same on every machine.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jaxtyping
+import pytest
+
+# Every annotated function of the package checks its arguments' types and shapes.
+jaxtyping.install_import_hook("manifoldmuon", "beartype.beartype")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if jax.device_count() < 8:
+        raise pytest.UsageError(
+            f"the suite needs 8 devices and found {jax.device_count()}; run it with "
+            "JAX_PLATFORMS=cpu"
+        )
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder with the real data sets: `MANIFOLDMUON_DATA`, or `../shared/data`."""
+    folder = os.environ.get("MANIFOLDMUON_DATA")
+    path = Path(folder) if folder else Path(__file__).parents[2] / "shared" / "data"
+    if not path.is_dir():
+        pytest.skip(f"no data: {path} does not exist, and MANIFOLDMUON_DATA names no other folder")
+    return path
