@@ -169,12 +169,13 @@ CIFAR_CLASSES = (
 )
 
 
-def python2_array(rows: int, columns: int, contents: bytes) -> bytes:
+def python2_array(array: np.ndarray) -> bytes:
     """The opcodes with which Python 2 and NumPy 1 wrote an array of unsigned bytes."""
+    contents = array.tobytes()
     return (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01btR"
         b"(I1\n(I%d\nI%d\ntcnumpy\ndtype\n(U\x02u1I0\nI1\ntR"
-        % (rows, columns)
+        % array.shape
         + b"(I3\nU\x01|NNNI-1\nI-1\nI0\ntb"
         + b"I00\nT"
         + struct.pack("<I", len(contents))
@@ -185,7 +186,7 @@ def python2_array(rows: int, columns: int, contents: bytes) -> bytes:
 
 def python2_batch(images: np.ndarray, labels: list[int]) -> bytes:
     items = b"".join(b"I%d\n" % label for label in labels)
-    array = python2_array(*images.shape, images.tobytes())
+    array = python2_array(images)
     return b"\x80\x02}(U\x04data" + array + b"U\x06labels(" + items + b"lu."
 
 

@@ -1,0 +1,241 @@
+"""Imports go down only: the floors of the package, read from its source."""
+
+import ast
+import sys
+import textwrap
+import tomllib
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "manifoldmuon"
+
+# A module imports from lower floors and from its own part of the package. `optim` and `modules`
+# share a floor, and so do `lab` and `testing`: they never meet. The package's own `__init__`
+# lies above everything that it exposes.
+FLOORS = {
+    "linalg": 1,
+    "norms": 2,
+    "manifolds": 3,
+    "optim": 4,
+    "modules": 4,
+    "": 5,
+    "lab": 6,
+    "testing": 6,
+}
+
+# What lies inside `manifolds` and below it, and the modules of `manifolds` that it may know.
+CELLARS = {
+    f"{PACKAGE}.manifolds.retractions": (),
+    f"{PACKAGE}.manifolds.solvers": (f"{PACKAGE}.manifolds._manifold",),
+}
+
+# What a function may import by itself: packages that not everyone has, and a large literal.
+DELAYED = {"matplotlib", "pooch", "pydoc_data", "sklearn", "tqdm"}
+
+
+class Import(NamedTuple):
+    """`module` imports `target` in `line`; `delayed` if inside a function."""
+
+    module: str
+    target: str
+    line: int
+    delayed: bool
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} imports {self.target}"
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the package, by its dotted name."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(root: Path) -> list[Import]:
+    """Every import of every module, wherever in the module it stands."""
+    known = modules(root)
+    return [
+        Import(name, target, node.lineno, delayed)
+        for name, path in known.items()
+        for node, delayed in walk(ast.parse(path.read_text(encoding="utf-8")), False)
+        for target in targets(node, name, path, known)
+    ]
+
+
+def walk(node: ast.AST, delayed: bool) -> Iterator[tuple[ast.stmt, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, delayed
+        function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        yield from walk(child, delayed or function)
+
+
+def targets(node: ast.stmt, name: str, path: Path, known: dict[str, Path]) -> list[str]:
+    """What an import statement names, down to the module where there is one."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    assert isinstance(node, ast.ImportFrom)
+    base = node.module or ""
+    if node.level:
+        package = name.split(".") if path.stem == "__init__" else name.split(".")[:-1]
+        above = package[: len(package) - node.level + 1]
+        base = ".".join([*above, base] if base else above)
+    inner = [f"{base}.{alias.name}" for alias in node.names]
+    return [target if target in known else base for target in inner]
+
+
+def inside(name: str, package: str) -> bool:
+    return name == package or name.startswith(f"{package}.")
+
+
+def part(module: str) -> str:
+    """The first name below the package: `manifolds` for `manifoldmuon.manifolds._stiefel`."""
+    return ".".join(module.split(".")[1:2])
+
+
+def is_allowed(module: str, target: str) -> bool:
+    for cellar, known in CELLARS.items():
+        if inside(module, cellar) and part(target) == part(module):
+            return inside(target, cellar) or target in known
+    own, other = part(module), part(target)
+    return own == other or FLOORS[other] < FLOORS[own]
+
+
+def upward(root: Path) -> list[str]:
+    return [
+        str(found)
+        for found in imports(root)
+        if inside(found.target, PACKAGE) and not is_allowed(found.module, found.target)
+    ]
+
+
+def delayed(root: Path) -> list[str]:
+    return [
+        str(found)
+        for found in imports(root)
+        if found.delayed and found.target.split(".")[0] not in DELAYED
+    ]
+
+
+def cycle(root: Path) -> list[str]:
+    """The modules of a cycle of imports, or nothing."""
+    graph: dict[str, set[str]] = {name: set() for name in modules(root)}
+    for found in imports(root):
+        if inside(found.target, PACKAGE):
+            graph[found.module].add(found.target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_every_part_has_a_floor():
+    parts = {part(name) for name in modules(ROOT)}
+    assert parts <= set(FLOORS)
+    assert {"", "lab"} <= parts  # the search itself has found something
+
+
+def test_imports_go_down():
+    assert upward(ROOT) == []
+
+
+def test_no_cycles():
+    assert cycle(ROOT) == []
+
+
+def test_no_delayed_imports():
+    assert delayed(ROOT) == []
+
+
+def test_only_what_is_declared_is_imported():
+    """At the top of a module only the core's dependencies: the extras stay optional."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    declared = {entry.split(">=")[0] for entry in project["dependencies"]}
+    used = {found.target.split(".")[0] for found in imports(ROOT) if not found.delayed}
+    assert used - set(sys.stdlib_module_names) - {PACKAGE} <= declared
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, source in ({"__init__.py": ""} | files).items():
+        path = root / PACKAGE / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(source), encoding="utf-8")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("linalg/_a.py", "import manifoldmuon.norms"),
+        ("linalg/_a.py", "from manifoldmuon import norms"),
+        ("linalg/_a.py", "from ..norms import _norm"),
+        ("linalg/__init__.py", "from ..norms import _norm"),
+        ("linalg/_a.py", "from manifoldmuon import __version__"),
+        ("norms/_a.py", "if True:\n    from manifoldmuon.manifolds import Stiefel"),
+        ("optim/_a.py", "from manifoldmuon.modules import Linear"),
+        ("modules/_a.py", "def f():\n    from manifoldmuon.optim import muon"),
+        ("optim/_a.py", "from manifoldmuon.lab import write_record"),
+        ("lab/_a.py", "from manifoldmuon import testing"),
+        ("testing.py", "import manifoldmuon.lab as lab"),
+        ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds import Stiefel"),
+        ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds._stiefel import Stiefel"),
+        ("manifolds/solvers/_a.py", "from manifoldmuon.optim import muon"),
+        ("manifolds/retractions/_a.py", "from manifoldmuon.manifolds._stiefel import Stiefel"),
+    ],
+)
+def test_an_import_upwards_or_sideways_is_found(tmp_path, name, source):
+    packages = {f"{p}/__init__.py": "" for p in FLOORS if p not in ("", "testing")}
+    extra = {"testing.py": "", "manifolds/_stiefel.py": "", "norms/_norm.py": ""}
+    assert len(upward(write(tmp_path, packages | extra | {name: source}))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("norms/_a.py", "from manifoldmuon.linalg import msign"),
+        ("manifolds/_a.py", "from .solvers import ADMM\nfrom ._manifold import Manifold"),
+        ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds._manifold import Steepest"),
+        ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds.solvers._b import B"),
+        ("lab/_a.py", "import jax\nfrom manifoldmuon import optim, __version__"),
+    ],
+)
+def test_an_import_downwards_is_allowed(tmp_path, name, source):
+    packages = {f"{p}/__init__.py": "" for p in FLOORS if p not in ("", "testing")}
+    extra = {"manifolds/_manifold.py": "", "manifolds/solvers/_b.py": ""}
+    assert upward(write(tmp_path, packages | extra | {name: source})) == []
+
+
+def test_a_cycle_is_found(tmp_path):
+    files = {
+        "linalg/__init__.py": "from ._a import a",
+        "linalg/_a.py": "from ._b import b",
+        "linalg/_b.py": "from manifoldmuon.linalg import a",
+    }
+    names = {f"{PACKAGE}.linalg", f"{PACKAGE}.linalg._a", f"{PACKAGE}.linalg._b"}
+    assert set(cycle(write(tmp_path, files))) == names
+
+
+def test_a_delayed_import_is_found(tmp_path):
+    source = """
+        import jax
+
+        class A:
+            def f(self):
+                import matplotlib.pyplot
+                from manifoldmuon.linalg import msign
+                import jax.numpy
+        """
+    found = delayed(write(tmp_path, {"linalg/__init__.py": "", "lab/_a.py": source}))
+    assert found == [
+        "manifoldmuon.lab._a:7 imports manifoldmuon.linalg",
+        "manifoldmuon.lab._a:8 imports jax.numpy",
+    ]
