@@ -1,0 +1,87 @@
+"""The spectral norm and its scaled versions: the norms under which Muon is steepest descent."""
+
+import dataclasses
+
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import MsignMethod
+from manifoldmuon.norms._matrix import (
+    fan_ratio,
+    nuclear_gap,
+    nuclear_norm,
+    polar_factor,
+    spectral_norm,
+)
+from manifoldmuon.norms._norm import Norm
+from manifoldmuon.norms._scaling import upcast
+
+
+@dataclasses.dataclass(frozen=True)
+class Spectral(Norm):
+    """The largest singular value of a matrix: `||W||_2`.
+
+    The dual norm is the nuclear norm (the sum of the singular values) and the duality map is
+    `msign(G) = U V^T`. Steepest descent under it is Muon (Jordan 2024) without accumulation.
+
+    `norm` and `dual_norm` compute singular values (no vectors): they are for measuring. `lmo`
+    and `gap`, which a training step calls, are as cheap as the method of `msign`.
+
+    Attributes:
+      msign: how the duality map is computed; None is the package's default. A method that stops
+        short of convergence (Muon's own five steps) returns a direction whose singular values
+        lie around 1, with the laws of `Norm` kept as closely as that.
+    """
+
+    msign: MsignMethod | None = None
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        return spectral_norm(weight).astype(weight.dtype)
+
+    def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        return nuclear_norm(grad).astype(grad.dtype)
+
+    def lmo(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        return polar_factor(grad, self.msign).astype(grad.dtype)
+
+    def gap(
+        self, grad: Float[Array, "*batch m n"], direction: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch"]:
+        return nuclear_gap(grad, direction)
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSToRMS(Norm):
+    """The operator norm between root-mean-square norms: `sqrt(d_in / d_out) * ||W||_2`.
+
+    A weight `(d_out, d_in)` of norm 1 maps an input with entries of size about 1 to an output
+    with entries of size at most about 1, at every width: the reason why learning rates measured
+    in it transfer (modular duality, arXiv:2410.21265). The dual norm is
+    `sqrt(d_out / d_in) * ||G||_*`, the duality map `sqrt(d_out / d_in) * U V^T`.
+
+    Attributes:
+      msign: how the duality map is computed, as in `Spectral`.
+    """
+
+    msign: MsignMethod | None = None
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        return (spectral_norm(weight) / fan_ratio(weight)).astype(weight.dtype)
+
+    def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        return (nuclear_norm(grad) * fan_ratio(grad)).astype(grad.dtype)
+
+    def lmo(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        return (polar_factor(grad, self.msign) * fan_ratio(grad)).astype(grad.dtype)
+
+    def gap(
+        self, grad: Float[Array, "*batch m n"], direction: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch"]:
+        return nuclear_gap(grad, upcast(direction) / fan_ratio(grad))
