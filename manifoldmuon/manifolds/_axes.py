@@ -181,7 +181,7 @@ class Axes(Manifold):
         rest = len(shape) - len(self.in_axes) - len(self.out_axes)
         moved = tuple(shape[axis] for axis in self._order(len(shape)))
         cut = rest + len(self.out_axes)
-        return moved[:rest] + (math.prod(moved[rest:cut]), math.prod(moved[cut:]))
+        return (*moved[:rest], math.prod(moved[rest:cut]), math.prod(moved[cut:]))
 
     def _inward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return x.transpose(self._order(x.ndim)).reshape(self._inner_shape(x.shape))

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon.linalg import prescale, upcast
 from manifoldmuon.manifolds._hypersphere import Hypersphere
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
 from manifoldmuon.manifolds._points import require_axes
@@ -14,7 +14,6 @@ from manifoldmuon.manifolds._vectors import lengths_of, unit_tangent, without_ra
 from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
 from manifoldmuon.norms._frobenius import normalize
 from manifoldmuon.norms._rows import fresh
-from manifoldmuon.norms._scaling import prescale, upcast
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon.linalg import upcast
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
 from manifoldmuon.manifolds._points import leading, require_axes
 from manifoldmuon.norms import Frobenius, Norm
-from manifoldmuon.norms._scaling import upcast
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon.linalg import prescale, upcast
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
 from manifoldmuon.manifolds._points import leading, require_axes, stay_if_still
 from manifoldmuon.manifolds._scale import ScaleRule, check_scale, scale_of
@@ -14,7 +15,6 @@ from manifoldmuon.manifolds._vectors import unit_tangent, without_radial
 from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
 from manifoldmuon.norms import Frobenius
 from manifoldmuon.norms._frobenius import normalize
-from manifoldmuon.norms._scaling import prescale, upcast
 
 
 @dataclasses.dataclass(frozen=True)

@@ -54,7 +54,7 @@ class Manifold(abc.ABC):
 
     @abc.abstractmethod
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises `ValueError`, saying what arrived and what to do, where no point has this shape."""
+        """Raises `ValueError`, saying what arrived and what to do, where no point fits `shape`."""
 
     @abc.abstractmethod
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon.linalg import product, spectral_norm, upcast
 from manifoldmuon.manifolds.retractions import Retraction
 from manifoldmuon.manifolds.retractions._qr import positive_qr
-from manifoldmuon.norms._matrix import polar_factor, product, spectral_norm, tall_view
-from manifoldmuon.norms._scaling import upcast
+from manifoldmuon.norms._matrix import polar_factor, tall_view
 
 
 def unit_tall(point: Float[Array, "*batch m n"], scale: float) -> Float[Array, "*batch p q"]:

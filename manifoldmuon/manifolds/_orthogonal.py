@@ -5,14 +5,13 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import MsignMethod
+from manifoldmuon.linalg import MsignMethod, prescale, product, upcast
 from manifoldmuon.manifolds import _matrices
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
 from manifoldmuon.manifolds._points import require_axes, stay_if_still
 from manifoldmuon.manifolds._scale import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds.retractions import Polar, Retraction
-from manifoldmuon.norms._matrix import nuclear_gap, polar_factor, product
-from manifoldmuon.norms._scaling import prescale, upcast
+from manifoldmuon.norms._matrix import nuclear_gap, polar_factor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ import dataclasses
 import chex
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon.linalg import prescale, upcast
 from manifoldmuon.manifolds import _matrices
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
 from manifoldmuon.manifolds._orthogonal import steepest_square
@@ -13,7 +14,6 @@ from manifoldmuon.manifolds._scale import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ACCURATE, StiefelSolver
 from manifoldmuon.norms._matrix import tall_view
-from manifoldmuon.norms._scaling import prescale, upcast
 
 
 @dataclasses.dataclass(frozen=True)

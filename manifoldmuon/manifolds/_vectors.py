@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg import prescale
 from manifoldmuon.norms._frobenius import normalize
-from manifoldmuon.norms._scaling import prescale
 
 
 def lengths_of(vectors: Float[Array, "*batch d"]) -> Float[Array, "*batch"]:

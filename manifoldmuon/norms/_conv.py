@@ -5,17 +5,16 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import MsignMethod
+from manifoldmuon.linalg import MsignMethod, prescale, spectral_norm, times_power_of_two, upcast
+from manifoldmuon.norms._axes import trailing
 from manifoldmuon.norms._matrix import (
     fan_ratio,
     nuclear_norm,
     nuclear_parts,
     polar_factor,
     relative_gap,
-    spectral_norm,
 )
 from manifoldmuon.norms._norm import Norm
-from manifoldmuon.norms._scaling import prescale, times_power_of_two, trailing, upcast
 
 
 @dataclasses.dataclass(frozen=True)

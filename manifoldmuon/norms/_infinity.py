@@ -5,9 +5,10 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg import prescale, times_power_of_two, upcast
+from manifoldmuon.norms._axes import trailing
 from manifoldmuon.norms._frobenius import exact_gap
 from manifoldmuon.norms._norm import Norm
-from manifoldmuon.norms._scaling import prescale, times_power_of_two, trailing, upcast
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,8 +5,8 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, msign
-from manifoldmuon.norms._scaling import prescale, times_power_of_two, trailing, upcast
+from manifoldmuon.linalg import MsignMethod, msign, prescale, product, times_power_of_two, upcast
+from manifoldmuon.norms._axes import trailing
 
 
 def fan_ratio(matrix: Float[Array, "*batch m n"]) -> float:
@@ -20,21 +20,7 @@ def polar_factor(
     matrix: Float[Array, "*batch m n"], method: MsignMethod | None
 ) -> Float[Array, "*batch m n"]:
     """`msign` in float32 or wider, of a matrix at any scale, denormal entries included."""
-    scaled, _ = prescale(matrix, 2)
-    return msign(scaled, DEFAULT_MSIGN if method is None else method)
-
-
-def spectral_norm(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
-    """The largest singular value, from the eigenvalues of the smaller Gram matrix.
-
-    Squaring costs the small singular values their accuracy, never the largest.
-    """
-    scaled, exponent = prescale(matrix, 2)
-    if 0 in scaled.shape:
-        return jnp.zeros(scaled.shape[:-2], scaled.dtype)
-    tall = tall_view(scaled)
-    squares = jnp.linalg.eigvalsh(product(tall.mT, tall), symmetrize_input=False)
-    return times_power_of_two(jnp.sqrt(jnp.maximum(squares[..., -1], 0)), exponent)
+    return msign(upcast(matrix), method)
 
 
 def nuclear_norm(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
@@ -92,10 +78,3 @@ def relative_gap(
 def tall_view(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
     """The matrix or its transpose, whichever has at least as many rows as columns."""
     return matrix.mT if matrix.shape[-2] < matrix.shape[-1] else matrix
-
-
-def product(
-    left: Float[Array, "*batch m k"], right: Float[Array, "*batch k n"]
-) -> Float[Array, "*batch m n"]:
-    """`left @ right` in full float32: accelerators round to fewer bits unless told not to."""
-    return jnp.matmul(left, right, precision="highest")

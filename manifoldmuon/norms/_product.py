@@ -37,7 +37,11 @@ def _pairs(norms: PyTree[Norm], arrays: PyTree) -> list[tuple[Norm, Array]]:
     """Every array with its norm, where `norms` is a prefix of `arrays`."""
     leaves, structure = jax.tree.flatten(norms)
     branches = structure.flatten_up_to(arrays)
-    pairs = [(n, leaf) for n, branch in zip(leaves, branches) for leaf in jax.tree.leaves(branch)]
+    pairs = [
+        (n, leaf)
+        for n, branch in zip(leaves, branches, strict=True)
+        for leaf in jax.tree.leaves(branch)
+    ]
     if not pairs:
         raise ValueError("a product space needs at least one weight, but the tree has no leaves")
     return pairs

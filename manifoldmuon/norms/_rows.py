@@ -6,9 +6,10 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from manifoldmuon.linalg import prescale, times_power_of_two
+from manifoldmuon.norms._axes import trailing
 from manifoldmuon.norms._frobenius import exact_gap, normalize
 from manifoldmuon.norms._norm import Norm
-from manifoldmuon.norms._scaling import prescale, times_power_of_two, trailing
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,16 +4,14 @@ import dataclasses
 
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import MsignMethod
+from manifoldmuon.linalg import MsignMethod, spectral_norm, upcast
 from manifoldmuon.norms._matrix import (
     fan_ratio,
     nuclear_gap,
     nuclear_norm,
     polar_factor,
-    spectral_norm,
 )
 from manifoldmuon.norms._norm import Norm
-from manifoldmuon.norms._scaling import upcast
 
 
 @dataclasses.dataclass(frozen=True)

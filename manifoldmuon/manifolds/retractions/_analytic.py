@@ -6,9 +6,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import spectral_norm
+from manifoldmuon.linalg import product, spectral_norm
 from manifoldmuon.manifolds.retractions._retraction import Retraction
-from manifoldmuon.norms._matrix import product
 
 
 @dataclasses.dataclass(frozen=True)

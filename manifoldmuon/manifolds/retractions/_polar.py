@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg import product
 from manifoldmuon.manifolds.retractions._retraction import Retraction
-from manifoldmuon.norms._matrix import product
 
 
 @dataclasses.dataclass(frozen=True)
