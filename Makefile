@@ -25,10 +25,8 @@ train: $(VENV)/.examples  ## Train the example on the digits, side by side (opti
 test: lint types unit  ## Run everything a change must pass: ruff, pyright, pytest
 
 lint: $(VENV)/.dev
-	@$(BIN)/ruff check --quiet $(CODE)
-	@$(BIN)/ruff format --check --quiet $(CODE) || \
-		{ echo "ruff format: the files above are not formatted; run 'make format'." >&2; exit 1; }
-	@echo "ruff: clean"
+	@$(BIN)/ruff check $(CODE)
+	@$(BIN)/ruff format --check $(CODE) || { echo "Run 'make format'." >&2; exit 1; }
 
 types: $(VENV)/.dev
 	@$(BIN)/pyright
