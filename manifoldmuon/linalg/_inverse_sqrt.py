@@ -1,0 +1,63 @@
+"""The inverse square root of a symmetric positive matrix, by products alone."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg._matrix import product, sym
+from manifoldmuon.linalg._newton_schulz import odd_factor, schatten_bound
+from manifoldmuon.linalg._polar_express import polar_express
+from manifoldmuon.linalg._schedule import Schedule
+
+DEFAULT_INVERSE_SQRT = polar_express(1e-3, safety=1.0001, cushion=0.05)
+
+
+def inverse_sqrt(
+    gram: Float[Array, "*batch n n"],
+    schedule: Schedule = DEFAULT_INVERSE_SQRT,
+    bound: float | Float[Array, "*batch"] | None = None,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Float[Array, "*batch n n"]:
+    """`S^(-1/2)` by the coupled iteration `S <- p(S) S p(S)`, `Q <- Q p(S)`.
+
+    Each step acts on the square roots of the eigenvalues as the schedule's odd polynomial, so
+    a schedule designed for `[lower, 1]` covers eigenvalues down to `lower**2 * bound`. Where
+    all eigenvalues lie close to 1 (`I + V^T V` in a retraction) give the bound and a schedule
+    of two or three steps.
+
+    Args:
+      gram: symmetric, positive semi-definite, float32 or wider; only its symmetric part counts.
+        Neither its largest entry nor its size may over- or underflow when squared.
+      schedule: the polynomials.
+      bound: an upper bound of the largest eigenvalue, the tighter the better. None: the
+        Schatten norm `||S^2||_F^(1/2)`, at most `n**(1/4)` times the largest eigenvalue.
+      precision: the precision of float32 products on accelerators.
+
+    Returns:
+      Symmetric. Relative error of about `eps` times the condition number. Eigenvalues below the
+      range of the schedule give finite values too small, and a zero matrix gives the finite
+      multiple of the identity that the slopes of the schedule multiply to.
+    """
+    multiply = functools.partial(product, precision=precision)
+    s = sym(gram)
+    if bound is None:
+        trace = _no_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
+        s = s / trace
+        upper = _no_zero(schatten_bound(multiply(s, s), 2))
+        s, upper = s / upper, upper * trace
+    else:
+        upper = jnp.asarray(bound, s.dtype)[..., None, None]
+        s = s / upper
+    steps = schedule.coefficients
+    factor = step = odd_factor(s, steps[0], multiply)
+    for coefficients in steps[1:]:
+        s = sym(multiply(multiply(step, s), step))
+        step = odd_factor(s, coefficients, multiply)
+        factor = sym(multiply(factor, step))
+    return factor / jnp.sqrt(upper)
+
+
+def _no_zero(x):
+    return jnp.where(x == 0, 1, x)

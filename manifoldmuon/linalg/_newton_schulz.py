@@ -1,0 +1,143 @@
+"""msign by matrix products alone: odd polynomials, in the direct or in the Gram form."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg._matrix import mT, product, sym
+from manifoldmuon.linalg._method import MsignMethod
+from manifoldmuon.linalg._schedule import Coefficients, Schedule
+
+# Steps that are taken on a fresh Gram matrix at the end of a schedule: they remove what rounding
+# has left in the blocks before, which grows with the size and the length of a block.
+_LAST_BLOCK = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class NewtonSchulz(MsignMethod):
+    """Applies a schedule of odd polynomials: a few large products, nothing else.
+
+    *Direct form*: `X <- X p(X^T X)`, one step at a time. *Gram form*: for a tall matrix several
+    steps are taken on the small Gram matrix, `S <- p(S) S p(S)`, `Q <- Q p(S)`, before
+    `X <- X Q`. S has the squared condition number, and rounding makes its smallest eigenvalues
+    noise that grows with the gain of the steps; so it is formed anew (a restart) before that
+    noise matters, after two to four steps in float32 and after every step in bfloat16.
+
+    The matrix is divided by the Schatten norm `||X^T X X^T X||_F^(1/4)`, at most `n**(1/8)`
+    times the spectral norm, which the first step has at hand; the Frobenius norm of the
+    published iterations may be `n**(1/2)` times the spectral norm, which costs two more steps.
+
+    Attributes:
+      schedule: the polynomials.
+      gram: True or False for the Gram or the direct form; None: whichever takes fewer
+        floating-point operations for the shape.
+      frobenius: divide by the Frobenius norm instead, to repeat published runs exactly.
+      operands: dtype to which the factors of every product are rounded, `jnp.bfloat16` for
+        speed on an accelerator; None: float32 or wider. Sums are in float32 or wider always.
+      precision: the precision of float32 products on accelerators.
+    """
+
+    schedule: Schedule
+    gram: bool | None = None
+    frobenius: bool = False
+    operands: Any = None
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        steps = self.schedule.coefficients
+        blocks = self._blocks(steps, x.shape[-2], x.shape[-1], self.operands or x.dtype)
+        gram = self._product(mT(x), x)
+        inverse = self._inverse_norm(gram, square=len(steps[0]) > 2)
+        x = self._product(x, self._block(gram * inverse**2, blocks[0]) * inverse)
+        for block in blocks[1:]:
+            x = self._product(x, self._block(self._product(mT(x), x), block))
+        return x
+
+    def _product(self, left, right):
+        return product(left, right, self.precision, self.operands)
+
+    def _block(
+        self, gram: Float[Array, "*batch n n"], block: tuple[Coefficients, ...]
+    ) -> Float[Array, "*batch n n"]:
+        """The factor Q by which the steps of a block multiply the matrix."""
+        factor = step = odd_factor(gram, block[0], self._product)
+        for coefficients in block[1:]:
+            gram = sym(self._product(self._product(step, gram), step))
+            step = odd_factor(gram, coefficients, self._product)
+            factor = self._product(factor, step)
+        return factor
+
+    def _inverse_norm(self, gram, square: bool):
+        """One over an upper bound of `||X||_2`, and 1 for a zero matrix."""
+        trace = jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None]
+        if self.frobenius:
+            return 1 / jnp.sqrt(jnp.where(trace == 0, 1, trace))
+        trace = jnp.where(trace == 0, 1, trace)
+        gram = gram / trace  # so that the squares below cannot overflow
+        bound = schatten_bound(self._product(gram, gram) if square else gram, 2 if square else 1)
+        return 1 / jnp.sqrt(jnp.where(bound == 0, 1, bound) * trace)
+
+    def _blocks(self, steps, m: int, n: int, dtype):
+        direct = tuple((step,) for step in steps)
+        if self.gram is False:
+            return direct
+        blocks = gram_blocks(steps, float(jnp.finfo(dtype).eps))
+        cheaper = block_flops(blocks, m, n) < block_flops(direct, m, n)
+        return blocks if self.gram or cheaper else direct
+
+
+def odd_factor(
+    gram: Float[Array, "*batch n n"], coefficients: Coefficients, multiply=product
+) -> Float[Array, "*batch n n"]:
+    """`p(S) = a I + b S + c S^2 + d S^3`, by at most two products."""
+    a, b, *higher = coefficients
+    eye = jnp.eye(gram.shape[-1], dtype=gram.dtype)
+    low = a * eye + b * gram
+    if not higher:
+        return low
+    square = multiply(gram, gram)
+    if len(higher) == 1:
+        return low + higher[0] * square
+    return low + multiply(square, higher[0] * eye + higher[1] * gram)
+
+
+def schatten_bound(power: Float[Array, "*batch n n"], exponent: int) -> Float[Array, "*batch 1 1"]:
+    """`||S^k||_F^(1/k)` for `power = S^k`: an upper bound of `||S||_2` for k a power of two."""
+    bound = jnp.sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
+    for _ in range(exponent.bit_length() - 1):
+        bound = jnp.sqrt(bound)
+    return bound
+
+
+def gram_blocks(
+    steps: tuple[Coefficients, ...], eps: float
+) -> tuple[tuple[Coefficients, ...], ...]:
+    """Cuts a schedule where the Gram matrix has to be formed anew.
+
+    An eigenvalue of S that rounding has set to `-eps` instead of 0 grows by the squared slope
+    of every step; a block ends before it passes 1/20.
+    """
+    body, last = steps[:-_LAST_BLOCK], steps[-_LAST_BLOCK:]
+    blocks: list[tuple[Coefficients, ...]] = []
+    gain = float("inf")
+    for step in body:
+        gain *= abs(step[0])
+        if eps * gain**2 > 0.05:
+            blocks.append(())
+            gain = abs(step[0])
+        blocks[-1] += (step,)
+    if eps * (last[0][0] ** 2) > 0.05:  # too coarse even for two steps
+        return (*blocks, *((step,) for step in last))
+    return (*blocks, last)
+
+
+def block_flops(blocks: tuple[tuple[Coefficients, ...], ...], m: int, n: int) -> int:
+    """Floating-point operations of `NewtonSchulz` on an m x n matrix, products only."""
+    small = tall = 0
+    for block in blocks:
+        tall += 2
+        small += 3 * (len(block) - 1) + sum(len(step) - 2 for step in block)
+    return 2 * n * n * (tall * m + small * n)

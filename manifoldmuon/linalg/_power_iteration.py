@@ -1,0 +1,86 @@
+"""The largest singular value: by power iteration with a carried vector, or to full accuracy."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg._matrix import mT, product
+from manifoldmuon.linalg._scaling import prescale, times_power_of_two
+
+
+def power_iteration(
+    x: Float[Array, "*batch m n"], vector: Float[Array, "*batch n"], steps: int = 2
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"]]:
+    """A lower bound of `||x||_2` that sharpens from call to call with a carried vector.
+
+    Two steps per call suffice where x changes slowly, as an update under momentum does
+    (modular norm, arXiv:2405.14813, appendix A.3).
+
+    Args:
+      x: matrices in the trailing two axes; leading axes are independent. Any scale.
+      vector: the right singular vector that the last call returned. Zeros are a cold start:
+        a vector that x maps to zero is replaced by the largest row of x.
+      steps: how many times `x^T x` is applied; static.
+
+    Returns:
+      `(sigma, vector)`: `||x v||` in float32 or wider, and the unit vector v in the dtype of
+      `vector`. A zero matrix gives 0 and leaves the vector as it was.
+
+    Raises:
+      ValueError: `steps` is negative or the vector's shape does not fit.
+    """
+    if steps < 0:
+        raise ValueError(f"steps must not be negative; got {steps}")
+    if vector.shape != (*x.shape[:-2], x.shape[-1]):
+        raise ValueError(
+            f"a matrix of shape {x.shape} takes a vector of shape "
+            f"{(*x.shape[:-2], x.shape[-1])}; got {vector.shape}"
+        )
+    if x.size == 0:
+        return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)), vector
+    scaled, exponent = prescale(x, 2)
+    v = _unit(prescale(vector, 1)[0].astype(scaled.dtype))
+    image = _apply(scaled, v)
+    v = jnp.where(jnp.all(image == 0, axis=-1, keepdims=True), _largest_row(scaled), v)
+    for _ in range(steps):
+        v = _unit(_apply(mT(scaled), _unit(_apply(scaled, v))))
+    sigma = jnp.linalg.norm(_apply(scaled, v), axis=-1)
+    carried = jnp.where((sigma == 0)[..., None], vector, v.astype(vector.dtype))
+    return times_power_of_two(sigma, exponent), carried
+
+
+def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    """The largest singular value, from the eigenvalues of the smaller Gram matrix.
+
+    Squaring costs the small singular values their accuracy, never the largest. Cubic in the
+    smaller side and not by products alone: for measuring. A training step takes
+    `power_iteration`.
+
+    Args:
+      x: matrices in the trailing two axes; leading axes are independent. Any scale.
+
+    Returns:
+      Float32 or wider, the leading axes' shape; 0 for a zero or empty matrix.
+    """
+    if x.size == 0:
+        return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32))
+    scaled, exponent = prescale(x, 2)
+    tall = mT(scaled) if x.shape[-2] < x.shape[-1] else scaled
+    squares = jnp.linalg.eigvalsh(product(mT(tall), tall), symmetrize_input=False)
+    return times_power_of_two(jnp.sqrt(jnp.maximum(squares[..., -1], 0)), exponent)
+
+
+def _apply(matrix, vector):
+    return jnp.matmul(matrix, vector[..., None], precision=jax.lax.Precision.HIGHEST)[..., 0]
+
+
+def _unit(vector):
+    norm = jnp.linalg.norm(vector, axis=-1, keepdims=True)
+    return vector / jnp.where(norm == 0, 1, norm)
+
+
+def _largest_row(matrix):
+    """The row of largest norm, as a unit vector: only a zero matrix maps it to zero."""
+    norms = jnp.sum(matrix**2, axis=-1)
+    index = jnp.argmax(norms, axis=-1)[..., None, None]
+    return _unit(jnp.take_along_axis(matrix, index, axis=-2)[..., 0, :])

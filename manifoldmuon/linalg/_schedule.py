@@ -1,0 +1,99 @@
+"""Schedules of odd polynomials that drive the singular values of a matrix to one, as data."""
+
+import dataclasses
+
+import numpy as np
+
+Coefficients = tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Odd polynomials, applied one after the other: plain, hashable numbers.
+
+    A step `(a, b, c)` acts on every singular value in [0, 1] as `a s + b s^3 + c s^5`; a step
+    of two or four numbers has degree 3 or 7.
+
+    Attributes:
+      head: the steps, in order.
+      tail: the step that is repeated once `head` has run out; None: there is no such step.
+      steps: how many steps are taken; None: those of `head`.
+
+    Raises:
+      ValueError: a step without 2, 3 or 4 coefficients, a step count below 1, or one that
+        exceeds `head` where there is no `tail`.
+    """
+
+    head: tuple[Coefficients, ...] = ()
+    tail: Coefficients | None = None
+    steps: int | None = None
+
+    def __post_init__(self):
+        every = self.head if self.tail is None else (*self.head, self.tail)
+        for step in every:
+            if len(step) not in (2, 3, 4):
+                raise ValueError(
+                    f"a step has 2, 3 or 4 coefficients (degree 3, 5 or 7); got {step!r}"
+                )
+        if self.length < 1:
+            raise ValueError(
+                f"a schedule needs at least one step; got steps={self.steps!r} "
+                f"and a head of {len(self.head)}"
+            )
+        if self.tail is None and self.length > len(self.head):
+            raise ValueError(
+                f"steps={self.steps} exceeds the {len(self.head)} polynomials of a schedule "
+                "without tail; ask for fewer steps or give it a tail"
+            )
+
+    @property
+    def length(self) -> int:
+        """How many steps are taken."""
+        return len(self.head) if self.steps is None else self.steps
+
+    @property
+    def coefficients(self) -> tuple[Coefficients, ...]:
+        """The steps that are taken, written out."""
+        if self.tail is None:
+            return self.head[: self.length]
+        return (self.head + (self.tail,) * self.length)[: self.length]
+
+    def with_steps(self, steps: int) -> "Schedule":
+        """The same schedule, cut short or prolonged by its tail."""
+        return dataclasses.replace(self, steps=steps)
+
+    def apply(self, values) -> np.ndarray:
+        """What the schedule makes of singular values, in float64: for plots and for tests."""
+        x = np.asarray(values, np.float64)
+        for step in self.coefficients:
+            x = x * np.polynomial.polynomial.polyval(x * x, step)
+        return x
+
+
+def _over_1024(*steps: tuple[int, int, int]) -> tuple[Coefficients, ...]:
+    return tuple((a / 1024, b / 1024, c / 1024) for a, b, c in steps)
+
+
+# The classical Newton-Schulz iteration (Higham, Functions of Matrices, 2008, eq. 8.20): the
+# cubic that is 1 with a flat tangent at 1. Quadratic convergence, small values grow by 3/2.
+CUBIC = Schedule(tail=(1.5, -0.5), steps=30)
+
+# The quintic of the Modula library: f(1) = 1 with slope -3/5, so it converges linearly.
+QUINTIC = Schedule(tail=(3.0, -16 / 5, 6 / 5), steps=15)
+
+# Muon (Jordan 2024): the largest slope at 0 for which the values stay within about
+# [0.7, 1.2]. It does not converge: f(1) = 0.701.
+MUON = Schedule(tail=(3.4445, -4.7750, 2.0315), steps=5)
+
+# Six steps with one polynomial each, found by optimisation and rounded to multiples of 1/1024
+# (distributed with the Modula library's documentation of Newton-Schulz).
+MODULA_SIX_STEP = Schedule(
+    head=_over_1024(
+        (3955, -8306, 5008),
+        (3735, -6681, 3463),
+        (3799, -6499, 3211),
+        (4019, -6385, 2906),
+        (2677, -3029, 1162),
+        (2172, -1833, 682),
+    )
+)
