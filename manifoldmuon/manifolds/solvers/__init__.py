@@ -1,0 +1,25 @@
+"""Solvers for the steepest direction on the Stiefel manifold, each with a certificate."""
+
+from manifoldmuon.manifolds.solvers._admm import ADMM
+from manifoldmuon.manifolds.solvers._alternating import AlternatingProjection
+from manifoldmuon.manifolds.solvers._dual_ascent import DualAscent
+from manifoldmuon.manifolds.solvers._fixed_point import FixedPoint
+from manifoldmuon.manifolds.solvers._skew_lift import SkewLift
+from manifoldmuon.manifolds.solvers._solver import StiefelSolver
+
+ACCURATE = SkewLift()
+"""The default preset: the closed form, to within what float32 resolves."""
+
+FAST = AlternatingProjection(steps=1)
+"""The cheap preset: the matrix sign of the tangent part, made tangent."""
+
+__all__ = [
+    "ACCURATE",
+    "ADMM",
+    "FAST",
+    "AlternatingProjection",
+    "DualAscent",
+    "FixedPoint",
+    "SkewLift",
+    "StiefelSolver",
+]

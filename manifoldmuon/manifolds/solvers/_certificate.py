@@ -1,0 +1,48 @@
+"""Bounds that make an approximate direction trustworthy: how far from optimal, how far from tangent."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import mT, sym
+
+
+def inner_product(x: Float[Array, "*batch m n"], y: Float[Array, "*batch m n"]):
+    """`<x, y> = tr(x^T y)` of each matrix."""
+    return jnp.sum(x * y, axis=(-2, -1))
+
+
+def frobenius(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    """The Frobenius norm of each matrix."""
+    return jnp.sqrt(jnp.sum(x**2, axis=(-2, -1)))
+
+
+def nuclear_bound(
+    x: Float[Array, "*batch m n"], polar: Float[Array, "*batch m n"]
+) -> Float[Array, "*batch"]:
+    """An upper bound on the nuclear norm of `x`, from an approximation of its polar factor.
+
+    Matrix products only. With singular values `s` of `x` and `f` of `polar` (which shares its
+    singular vectors), `sum s = sum s f + sum s (1 - f)`, and `|1 - f| <= |1 - f^2|` gives
+
+        ||x||_* <= <x, polar> + sqrt(n) || x (I - polar^T polar) ||_F.
+
+    It is tight where the polar factor has converged; singular values too small for that cost at
+    most their own size times the square root.
+    """
+    n = x.shape[-1]
+    slack = x - x @ (mT(polar) @ polar)
+    return inner_product(x, polar) + jnp.sqrt(jnp.float32(n)) * frobenius(slack)
+
+
+def relative_gap(
+    upper: Float[Array, "*batch"], value: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """`(upper - value) / upper`; 0 where the upper bound is 0, for then zero is optimal."""
+    safe = jnp.where(upper == 0, 1, upper)
+    return jnp.where(upper == 0, jnp.zeros_like(upper), jnp.maximum(upper - value, 0) / safe)
+
+
+def tangent_residual(inner: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
+    """`||W^T A + A^T W||_F / n`, given `W^T A`."""
+    n = inner.shape[-1]
+    return 2 * frobenius(sym(inner)) / max(n, 1)

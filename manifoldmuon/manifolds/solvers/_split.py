@@ -1,0 +1,73 @@
+"""The split of a gradient into its part along the point's columns and its part normal to them.
+
+With an orthonormal basis `Q` of what `W` leaves over, `G = W B + Q R`, and every feasible
+direction worth considering is `A = W X + Q Y`: from here on a solver meets only `n x n` matrices,
+whatever the number of rows (Z = G + 2 W Lambda has the singular values of [B + 2 Lambda; R]).
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import DEFAULT_INVERSE_SQRT, Schedule, inverse_sqrt, mT, sym
+
+
+class Split(NamedTuple):
+    """`G = W inner + Q normal`, up to `defect`; `Q` is kept in factors, see `assemble`.
+
+    Attributes:
+      point: the point `W`.
+      inner: `B = W^T G`.
+      normal: `R = Q^T G`. Its Gram matrix is that of `G - W B`.
+      rough: a tall `Q_1` that is orthonormal, and normal to `W`, only to a few digits.
+      overlap: `W^T Q_1`.
+      polish: `C` with `Q = (Q_1 - W overlap) C` orthonormal to rounding.
+      defect: an upper bound on the nuclear norm of `G - W B - Q R`: the directions too small
+        beside the others for float32 to tell from rounding, which `Q` leaves out.
+    """
+
+    point: Float[Array, "*batch m n"]
+    inner: Float[Array, "*batch n n"]
+    normal: Float[Array, "*batch n n"]
+    rough: Float[Array, "*batch m n"]
+    overlap: Float[Array, "*batch n n"]
+    polish: Float[Array, "*batch n n"]
+    defect: Float[Array, "*batch"]
+
+    def assemble(
+        self, inner: Float[Array, "*batch n n"], normal: Float[Array, "*batch n n"]
+    ) -> Float[Array, "*batch m n"]:
+        """`W inner + Q normal`."""
+        polished = self.polish @ normal
+        return self.point @ (inner - self.overlap @ polished) + self.rough @ polished
+
+
+def split(
+    point: Float[Array, "*batch m n"],
+    grad: Float[Array, "*batch m n"],
+    schedule: Schedule = DEFAULT_INVERSE_SQRT,
+) -> Split:
+    """Splits `grad` at `point` by matrix products only.
+
+    `Q_1 = E K^(-1/2)` with `E = G - W B` and `K = E^T E`. An inverse root of a Gram matrix
+    magnifies rounding by up to the condition number that it resolves, so `Q_1` is measured as it
+    came out, and one Newton-Schulz step on what was measured makes it orthonormal again.
+
+    Args:
+      point: `W`, tall or square, `W^T W = I`.
+      grad: `G`, of the same shape, with entries of moderate size (see `linalg.prescale`).
+      schedule: what drives the inverse root of `K`.
+    """
+    inner = mT(point) @ grad
+    outer = grad - point @ inner
+    root = inverse_sqrt(mT(outer) @ outer, schedule)
+    rough = outer @ root
+    overlap = mT(point) @ rough
+    gram = sym(mT(rough) @ rough - mT(overlap) @ overlap)
+    identity = jnp.eye(gram.shape[-1], dtype=gram.dtype)
+    polish = 15 / 8 * identity - 10 / 8 * gram + 3 / 8 * gram @ gram
+    normal = polish @ (mT(rough) @ outer)
+    missing = outer - rough @ (polish @ normal)
+    defect = jnp.sqrt(missing.shape[-1] * jnp.sum(missing**2, axis=(-2, -1)))
+    return Split(point, inner, normal, rough, overlap, polish, defect)
