@@ -35,7 +35,7 @@ unit: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
 
 docs: $(VENV)/.dev  ## Build the documentation strictly into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "docs: site/index.html"
 
 bench: $(VENV)/.dev  ## Run the benchmarks and write their records (options: ARGS="--help")
