@@ -104,6 +104,11 @@ def odd_factor(
     return low + multiply(square, higher[0] * eye + higher[1] * gram)
 
 
+def polish(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    """One classical Newton-Schulz step: removes the rounding errors of a nearly orthogonal x."""
+    return product(x, odd_factor(product(mT(x), x), (1.5, -0.5)))
+
+
 def schatten_bound(power: Float[Array, "*batch n n"], exponent: int) -> Float[Array, "*batch 1 1"]:
     """`||S^k||_F^(1/k)` for `power = S^k`: an upper bound of `||S||_2` for k a power of two."""
     bound = jnp.sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
@@ -129,8 +134,6 @@ def gram_blocks(
             blocks.append(())
             gain = abs(step[0])
         blocks[-1] += (step,)
-    if eps * (last[0][0] ** 2) > 0.05:  # too coarse even for two steps
-        return (*blocks, *((step,) for step in last))
     return (*blocks, last)
 
 

@@ -97,3 +97,22 @@ MODULA_SIX_STEP = Schedule(
         (2172, -1833, 682),
     )
 )
+
+# Polar Express as published (arXiv:2505.16932, algorithm 1): minimax for [1e-3, 1], five
+# decimals, and divided by 1.01**degree, since a value above 1 would escape in bfloat16. The
+# published code leaves the last step as it is, which is then the Taylor step.
+POLAR_EXPRESS = Schedule(
+    head=tuple(
+        (a / 1.01, b / 1.01**3, c / 1.01**5)
+        for a, b, c in (
+            (8.28721, -23.59589, 17.30039),
+            (4.10706, -2.94785, 0.54484),
+            (3.94869, -2.90890, 0.55182),
+            (3.31842, -2.48849, 0.51005),
+            (2.30065, -1.66890, 0.41881),
+            (1.89130, -1.26800, 0.37681),
+        )
+    ),
+    tail=(1.875, -1.25, 0.375),
+    steps=8,
+)

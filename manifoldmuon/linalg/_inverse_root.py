@@ -1,0 +1,97 @@
+"""Inverse p-th roots by a coupled Newton iteration, and msign from them."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg._matrix import mT, product, sym
+from manifoldmuon.linalg._method import MsignMethod
+from manifoldmuon.linalg._newton_schulz import polish, schatten_bound
+
+# Relative ridge of a pass: above what rounding does to an eigenvalue of a float32 Gram matrix,
+# so that none is negative (a negative one would grow without end).
+_RIDGE = 1e-6
+
+
+def inverse_root(
+    gram: Float[Array, "*batch n n"], root: int = 2, steps: int = 24, ridge: float = 0.0
+) -> Float[Array, "*batch n n"]:
+    """`S^(-1/root)` by the coupled Newton iteration, by products alone.
+
+    `T = ((p + 1) I - M) / p`, `X <- X T`, `M <- T^p M` from `M = S / c` (Lakić 1998; Higham,
+    Functions of Matrices, 2008, sec. 7.3). With two roots of order 4 this is Shampoo's
+    preconditioner: `(G G^T)^(-1/4) G (G^T G)^(-1/4) = msign(G)`.
+
+    Args:
+      gram: symmetric, positive definite, float32 or wider, its square within range.
+      root: p, at least 1.
+      steps: about `log(condition number) / (p log(1 + 1/p))`, and five more.
+      ridge: this fraction of the (upper bound of the) largest eigenvalue is added to all of
+        them. Positive where the matrix may be singular: an eigenvalue that rounding has made
+        negative diverges once the steps are many.
+
+    Returns:
+      Symmetric.
+
+    Raises:
+      ValueError: `root` or `steps` below 1, `ridge` negative.
+    """
+    if root < 1 or steps < 1 or ridge < 0:
+        raise ValueError(
+            "root and steps must be at least 1 and ridge not negative; "
+            f"got root={root!r}, steps={steps!r}, ridge={ridge!r}"
+        )
+    s = sym(gram)
+    eye = jnp.eye(s.shape[-1], dtype=s.dtype)
+    trace = _no_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
+    s = s / trace
+    bound = _no_zero(schatten_bound(product(s, s), 2))
+    # The iteration converges for eigenvalues of M in (0, p + 1), the fastest near 1.
+    shrink = 2 / (root + 1)
+    m = (s / bound + ridge * eye) / shrink
+    factor = eye
+    for _ in range(steps):
+        step = ((root + 1) * eye - m) / root
+        factor = sym(product(factor, step))
+        m = sym(_conjugate(m, step, root))
+    return factor / (bound * trace * shrink) ** (1 / root)
+
+
+def _conjugate(m, step, root):
+    """`T^p M` for commuting symmetric matrices, as `T M T ...`: what stays symmetric."""
+    for _ in range(root // 2):
+        m = product(product(step, m), step)
+    return product(step, m) if root % 2 else m
+
+
+def _no_zero(x):
+    return jnp.where(x == 0, 1, x)
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseRoot(MsignMethod):
+    """`X (X^T X)^(-1/2)` by `inverse_root`, in a few passes.
+
+    As in `GramEigh` the squared condition number limits one pass: each adds a ridge and hands
+    over a matrix that is conditioned a thousand times better. What the ridge of the last pass
+    leaves is removed by a Newton-Schulz step.
+
+    Attributes:
+      steps: of the coupled iteration in each pass.
+      passes: three reach a condition number of 1e6 in float32.
+    """
+
+    steps: int = 24
+    passes: int = 3
+
+    def __post_init__(self):
+        if self.passes < 1 or self.steps < 1:
+            raise ValueError(
+                f"steps and passes must be at least 1; got {self.steps!r} and {self.passes!r}"
+            )
+
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        for _ in range(self.passes):
+            x = product(x, inverse_root(product(mT(x), x), 2, self.steps, _RIDGE))
+        return polish(x)
