@@ -26,6 +26,13 @@ def pytest_configure(config: pytest.Config) -> None:
         )
 
 
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """Keeps compiled programs for one module of tests: over the suite they are gigabytes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """The folder with the real data sets: `MANIFOLDMUON_DATA`, or `../shared/data`."""
