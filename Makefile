@@ -35,7 +35,8 @@ unit: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
 
 docs: $(VENV)/.dev  ## Build the documentation strictly into site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@# Not --quiet: it hides the warnings from --strict, too.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "docs: site/index.html"
 
 bench: $(VENV)/.dev  ## Run the benchmarks and write their records (options: ARGS="--help")
