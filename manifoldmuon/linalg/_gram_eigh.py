@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._matrix import mT, product
 from manifoldmuon.linalg._method import MsignMethod
-from manifoldmuon.linalg._newton_schulz import polish
+from manifoldmuon.linalg._polynomials import polish
 
 
 @dataclasses.dataclass(frozen=True)

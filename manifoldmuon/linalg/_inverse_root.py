@@ -2,12 +2,13 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._matrix import mT, product, sym
 from manifoldmuon.linalg._method import MsignMethod
-from manifoldmuon.linalg._newton_schulz import polish, schatten_bound
+from manifoldmuon.linalg._polynomials import one_for_zero, polish, schatten_bound
 
 # Relative ridge of a pass: above what rounding does to an eigenvalue of a float32 Gram matrix,
 # so that none is negative (a negative one would grow without end).
@@ -44,17 +45,20 @@ def inverse_root(
         )
     s = sym(gram)
     eye = jnp.eye(s.shape[-1], dtype=s.dtype)
-    trace = _no_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
+    trace = one_for_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
     s = s / trace
-    bound = _no_zero(schatten_bound(product(s, s), 2))
+    bound = one_for_zero(schatten_bound(product(s, s), 2))
     # The iteration converges for eigenvalues of M in (0, p + 1), the fastest near 1.
     shrink = 2 / (root + 1)
     m = (s / bound + ridge * eye) / shrink
-    factor = eye
-    for _ in range(steps):
+
+    def advance(_, carry):
+        factor, m = carry
         step = ((root + 1) * eye - m) / root
-        factor = sym(product(factor, step))
-        m = sym(_conjugate(m, step, root))
+        return sym(product(factor, step)), sym(_conjugate(m, step, root))
+
+    start = jnp.broadcast_to(eye, m.shape)
+    factor, _ = jax.lax.fori_loop(0, steps, advance, (start, m))
     return factor / (bound * trace * shrink) ** (1 / root)
 
 
@@ -63,10 +67,6 @@ def _conjugate(m, step, root):
     for _ in range(root // 2):
         m = product(product(step, m), step)
     return product(step, m) if root % 2 else m
-
-
-def _no_zero(x):
-    return jnp.where(x == 0, 1, x)
 
 
 @dataclasses.dataclass(frozen=True)

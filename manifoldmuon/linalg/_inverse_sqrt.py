@@ -7,11 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._matrix import product, sym
-from manifoldmuon.linalg._newton_schulz import odd_factor, schatten_bound
 from manifoldmuon.linalg._polar_express import polar_express
+from manifoldmuon.linalg._polynomials import coupled_factor, one_for_zero, schatten_bound
 from manifoldmuon.linalg._schedule import Schedule
 
 DEFAULT_INVERSE_SQRT = polar_express(1e-3, safety=1.0001, cushion=0.05)
+"""For eigenvalues down to a millionth of the bound, about where float32 still resolves them."""
 
 
 def inverse_sqrt(
@@ -43,21 +44,11 @@ def inverse_sqrt(
     multiply = functools.partial(product, precision=precision)
     s = sym(gram)
     if bound is None:
-        trace = _no_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
+        trace = one_for_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
         s = s / trace
-        upper = _no_zero(schatten_bound(multiply(s, s), 2))
+        upper = one_for_zero(schatten_bound(multiply(s, s), 2))
         s, upper = s / upper, upper * trace
     else:
         upper = jnp.asarray(bound, s.dtype)[..., None, None]
         s = s / upper
-    steps = schedule.coefficients
-    factor = step = odd_factor(s, steps[0], multiply)
-    for coefficients in steps[1:]:
-        s = sym(multiply(multiply(step, s), step))
-        step = odd_factor(s, coefficients, multiply)
-        factor = sym(multiply(factor, step))
-    return factor / jnp.sqrt(upper)
-
-
-def _no_zero(x):
-    return jnp.where(x == 0, 1, x)
+    return sym(coupled_factor(s, schedule.coefficients, multiply)) / jnp.sqrt(upper)

@@ -28,11 +28,11 @@ def upcast(x: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def product(
-    left: Float[Array, "*batch m k"],
-    right: Float[Array, "*batch k n"],
+    left: Float[Array, "*#batch m k"],
+    right: Float[Array, "*#batch k n"],
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
     operands=None,
-) -> Float[Array, "*batch m n"]:
+) -> Float[Array, "... m n"]:
     """`left @ right`, summed in float32 or wider.
 
     Args:

@@ -7,8 +7,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._matrix import mT, product, sym
+from manifoldmuon.linalg._matrix import mT, product
 from manifoldmuon.linalg._method import MsignMethod
+from manifoldmuon.linalg._polynomials import (
+    coupled_factor,
+    one_for_zero,
+    scan_runs,
+    schatten_bound,
+)
 from manifoldmuon.linalg._schedule import Coefficients, Schedule
 
 # Steps that are taken on a fresh Gram matrix at the end of a schedule: they remove what rounding
@@ -51,34 +57,25 @@ class NewtonSchulz(MsignMethod):
         blocks = self._blocks(steps, x.shape[-2], x.shape[-1], self.operands or x.dtype)
         gram = self._product(mT(x), x)
         inverse = self._inverse_norm(gram, square=len(steps[0]) > 2)
-        x = self._product(x, self._block(gram * inverse**2, blocks[0]) * inverse)
-        for block in blocks[1:]:
-            x = self._product(x, self._block(self._product(mT(x), x), block))
-        return x
+        first = coupled_factor(gram * inverse**2, blocks[0], self._product)
+
+        def advance(x, block):
+            factor = coupled_factor(self._product(mT(x), x), block, self._product)
+            return self._product(x, factor)
+
+        return scan_runs(advance, self._product(x, first * inverse), blocks[1:], x.dtype)
 
     def _product(self, left, right):
         return product(left, right, self.precision, self.operands)
 
-    def _block(
-        self, gram: Float[Array, "*batch n n"], block: tuple[Coefficients, ...]
-    ) -> Float[Array, "*batch n n"]:
-        """The factor Q by which the steps of a block multiply the matrix."""
-        factor = step = odd_factor(gram, block[0], self._product)
-        for coefficients in block[1:]:
-            gram = sym(self._product(self._product(step, gram), step))
-            step = odd_factor(gram, coefficients, self._product)
-            factor = self._product(factor, step)
-        return factor
-
     def _inverse_norm(self, gram, square: bool):
         """One over an upper bound of `||X||_2`, and 1 for a zero matrix."""
-        trace = jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None]
+        trace = one_for_zero(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
         if self.frobenius:
-            return 1 / jnp.sqrt(jnp.where(trace == 0, 1, trace))
-        trace = jnp.where(trace == 0, 1, trace)
+            return 1 / jnp.sqrt(trace)
         gram = gram / trace  # so that the squares below cannot overflow
         bound = schatten_bound(self._product(gram, gram) if square else gram, 2 if square else 1)
-        return 1 / jnp.sqrt(jnp.where(bound == 0, 1, bound) * trace)
+        return 1 / jnp.sqrt(one_for_zero(bound) * trace)
 
     def _blocks(self, steps, m: int, n: int, dtype):
         direct = tuple((step,) for step in steps)
@@ -87,34 +84,6 @@ class NewtonSchulz(MsignMethod):
         blocks = gram_blocks(steps, float(jnp.finfo(dtype).eps))
         cheaper = block_flops(blocks, m, n) < block_flops(direct, m, n)
         return blocks if self.gram or cheaper else direct
-
-
-def odd_factor(
-    gram: Float[Array, "*batch n n"], coefficients: Coefficients, multiply=product
-) -> Float[Array, "*batch n n"]:
-    """`p(S) = a I + b S + c S^2 + d S^3`, by at most two products."""
-    a, b, *higher = coefficients
-    eye = jnp.eye(gram.shape[-1], dtype=gram.dtype)
-    low = a * eye + b * gram
-    if not higher:
-        return low
-    square = multiply(gram, gram)
-    if len(higher) == 1:
-        return low + higher[0] * square
-    return low + multiply(square, higher[0] * eye + higher[1] * gram)
-
-
-def polish(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-    """One classical Newton-Schulz step: removes the rounding errors of a nearly orthogonal x."""
-    return product(x, odd_factor(product(mT(x), x), (1.5, -0.5)))
-
-
-def schatten_bound(power: Float[Array, "*batch n n"], exponent: int) -> Float[Array, "*batch 1 1"]:
-    """`||S^k||_F^(1/k)` for `power = S^k`: an upper bound of `||S||_2` for k a power of two."""
-    bound = jnp.sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
-    for _ in range(exponent.bit_length() - 1):
-        bound = jnp.sqrt(bound)
-    return bound
 
 
 def gram_blocks(

@@ -74,19 +74,31 @@ def _over_1024(*steps: tuple[int, int, int]) -> tuple[Coefficients, ...]:
     return tuple((a / 1024, b / 1024, c / 1024) for a, b, c in steps)
 
 
-# The classical Newton-Schulz iteration (Higham, Functions of Matrices, 2008, eq. 8.20): the
-# cubic that is 1 with a flat tangent at 1. Quadratic convergence, small values grow by 3/2.
+def _divided_argument(by: float, *steps: Coefficients) -> tuple[Coefficients, ...]:
+    """The coefficients of `f(x / by)`."""
+    return tuple(tuple(c / by ** (2 * k + 1) for k, c in enumerate(step)) for step in steps)
+
+
 CUBIC = Schedule(tail=(1.5, -0.5), steps=30)
+"""The classical Newton-Schulz iteration (Higham, Functions of Matrices, 2008, eq. 8.20).
 
-# The quintic of the Modula library: f(1) = 1 with slope -3/5, so it converges linearly.
+The cubic that is 1 with a flat tangent at 1: quadratic convergence there, while small singular
+values grow by 3/2 a step.
+"""
+
 QUINTIC = Schedule(tail=(3.0, -16 / 5, 6 / 5), steps=15)
+"""The quintic of the Modula library (docs.modula.systems).
 
-# Muon (Jordan 2024): the largest slope at 0 for which the values stay within about
-# [0.7, 1.2]. It does not converge: f(1) = 0.701.
+f(1) = 1 with slope -3/5, so it converges linearly in the end.
+"""
+
 MUON = Schedule(tail=(3.4445, -4.7750, 2.0315), steps=5)
+"""Muon's quintic (Jordan 2024).
 
-# Six steps with one polynomial each, found by optimisation and rounded to multiples of 1/1024
-# (distributed with the Modula library's documentation of Newton-Schulz).
+As steep at 0 as the values may be without leaving about [0.7, 1.2]. It does not converge:
+f(1) = 0.701.
+"""
+
 MODULA_SIX_STEP = Schedule(
     head=_over_1024(
         (3955, -8306, 5008),
@@ -97,22 +109,27 @@ MODULA_SIX_STEP = Schedule(
         (2172, -1833, 682),
     )
 )
+"""Six steps with one quintic each, found by optimisation (the Modula library).
 
-# Polar Express as published (arXiv:2505.16932, algorithm 1): minimax for [1e-3, 1], five
-# decimals, and divided by 1.01**degree, since a value above 1 would escape in bfloat16. The
-# published code leaves the last step as it is, which is then the Taylor step.
+The published numbers are whole multiples of 1/1024.
+"""
+
 POLAR_EXPRESS = Schedule(
-    head=tuple(
-        (a / 1.01, b / 1.01**3, c / 1.01**5)
-        for a, b, c in (
-            (8.28721, -23.59589, 17.30039),
-            (4.10706, -2.94785, 0.54484),
-            (3.94869, -2.90890, 0.55182),
-            (3.31842, -2.48849, 0.51005),
-            (2.30065, -1.66890, 0.41881),
-            (1.89130, -1.26800, 0.37681),
-        )
+    head=_divided_argument(
+        1.01,
+        (8.28721, -23.59589, 17.30039),
+        (4.10706, -2.94785, 0.54484),
+        (3.94869, -2.90890, 0.55182),
+        (3.31842, -2.48849, 0.51005),
+        (2.30065, -1.66890, 0.41881),
+        (1.89130, -1.26800, 0.37681),
     ),
     tail=(1.875, -1.25, 0.375),
     steps=8,
 )
+"""Polar Express as published (arXiv:2505.16932): minimax for singular values in [1e-3, 1].
+
+The argument of each step is divided by 1.01, since a value that rounding has lifted above 1
+would escape in bfloat16; the Taylor step at the end needs no such care. `polar_express` designs
+the like for any range.
+"""
