@@ -1,0 +1,317 @@
+"""The laws of a manifold, as a check for any implementation."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.testing._assertions import (
+    agree,
+    at_most,
+    check_value_object,
+    inner_products,
+    normal,
+    numpy,
+    require,
+    same_tree_of_shapes,
+    spoil,
+    wide,
+)
+
+SCALES = (1e-30, 1e-10, 1e10, 1e30)
+
+
+class _Answers(NamedTuple):
+    """Everything that a manifold says about a point, a gradient and a vector."""
+
+    projected: Array
+    tangent: Array
+    tangent_size: Array
+    direction: Array
+    direction_size: Array
+    dual: chex.ArrayTree
+    residual: Array
+    gap: Array
+    moved: Array
+    distance: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """A manifold with one point and three random arrays of its shape."""
+
+    manifold: Manifold
+    shape: tuple[int, ...]
+    point: np.ndarray
+    grad: np.ndarray
+    vector: np.ndarray
+    other: np.ndarray
+    tolerance: float
+    gap: float
+    ask: Callable[..., _Answers]
+    project: Callable[[np.ndarray], np.ndarray]
+    tangent: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    retract: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    norm: Callable[[np.ndarray], np.ndarray]
+    distance: Callable[[np.ndarray], np.ndarray]
+
+    def inner(self, x, y) -> np.ndarray:
+        """`<x, y>` over the whole array, in float64."""
+        return inner_products(x, y, len(self.shape))
+
+
+def check_manifold(
+    manifold: Manifold,
+    shape: tuple[int, ...],
+    key: PRNGKeyArray,
+    tolerance: float = 2e-5,
+    gap: float = 1e-3,
+    on_set: float = 2e-6,
+) -> None:
+    """Checks every law that `Manifold` states, at a random point with random gradients.
+
+    Args:
+      manifold: what is to be checked.
+      shape: of a point, with leading axes if wanted.
+      key: drives the random arrays.
+      tolerance: for float32 results, relative to their size.
+      gap: how large the certified gap of a direction may be; the budget of a solver decides.
+      on_set: how far from the set a projected, retracted or random point may be.
+
+    Raises:
+      AssertionError: a law is broken; the message names it and the size of the violation.
+    """
+    check_value_object(manifold)
+    grad, vector, other = normal(key, shape, 3)
+    point = np.asarray(manifold.random_point(key, shape, jnp.float32))
+    methods = (manifold.project, manifold.tangent, manifold.retract, manifold.norm)
+    ask = _jitted(lambda *arrays: _ask(manifold, *arrays))
+    case = _Case(
+        *(manifold, shape, point, grad, vector, other, tolerance, gap, ask),
+        *(_jitted(method) for method in (*methods, manifold.distance)),
+    )
+
+    _check_shapes(case)
+    _check_the_set(case, key, on_set)
+    _check_tangent_space(case)
+    _check_steepest(case)
+    _check_zero(case)
+    _check_scale(case)
+    _check_retraction(case, on_set)
+    _check_copies(case)
+    _check_short_dtype(case, key)
+    _check_eager(case)
+
+
+def _jitted(function: Callable) -> Callable:
+    """Compiled, with NumPy arrays as results."""
+    compiled = jax.jit(function)
+    return lambda *arrays: numpy(compiled(*arrays))
+
+
+def _ask(manifold: Manifold, point: Array, grad: Array, vector: Array) -> _Answers:
+    tangent = manifold.tangent(point, vector)
+    answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
+    return _Answers(
+        projected=manifold.project(vector),
+        tangent=tangent,
+        tangent_size=manifold.norm(tangent),
+        direction=answer.direction,
+        direction_size=manifold.norm(answer.direction),
+        dual=answer.dual,
+        residual=answer.residual,
+        gap=answer.gap,
+        moved=manifold.retract(point, manifold.tangent(point, 0.1 * vector)),
+        distance=manifold.distance(point),
+    )
+
+
+def _agree_all(law: str, actual: _Answers, expected: _Answers, case: _Case) -> None:
+    for name in ("projected", "tangent", "tangent_size", "direction", "direction_size", "moved"):
+        agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name), case.tolerance)
+    # Certificates are small numbers: their noise is that of the direction.
+    for name in ("gap", "distance"):
+        agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name), case.tolerance)
+
+
+def _check_shapes(case: _Case) -> None:
+    case.manifold.check_shape(case.shape)
+    try:
+        case.manifold.check_shape(case.shape[:0])
+    except ValueError:
+        pass
+    else:
+        # Scalars are points of a flat space of scalars, and of nothing else.
+        require("check_shape refuses a shape without axes", case.manifold.ndim == 0)
+    answers = case.ask(case.point, case.grad, case.vector)
+    for name in ("projected", "tangent", "direction", "moved"):
+        require(f"{name} keeps the shape", getattr(answers, name).shape == case.shape)
+    copies = answers.gap.shape
+    for name in ("residual", "distance", "tangent_size", "direction_size"):
+        require(f"{name} has one number per point", getattr(answers, name).shape == copies)
+    # The dual is carried through jax.lax.scan and stored in checkpoints.
+    cold = jax.eval_shape(lambda: case.manifold.init_dual(case.shape))
+    same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)
+
+
+def _check_the_set(case: _Case, key: PRNGKeyArray, on_set: float) -> None:
+    manifold = case.manifold
+    answers = case.ask(case.point, case.grad, case.vector)
+    at_most("a random point is on the set", answers.distance, on_set)
+    again = manifold.random_point(key, case.shape, jnp.float32)
+    require("random_point depends on its key alone", bool(np.all(again == case.point)))
+    projected = answers.projected
+    at_most("project lands on the set", case.distance(projected), on_set)
+    agree("project is idempotent", case.project(projected), projected, case.tolerance)
+    rest = case.tangent(projected, case.vector - projected)
+    agree("x - project(x) is normal to the set", rest, np.zeros(case.shape), 10 * case.tolerance)
+    near = np.sum((wide(case.vector) - wide(projected)) ** 2)
+    far = np.sum((wide(case.vector) - wide(case.point)) ** 2)
+    at_most("project finds the nearest point", near, far)
+
+
+def _check_tangent_space(case: _Case) -> None:
+    first, second = (case.tangent(case.point, x) for x in (case.vector, case.other))
+    agree("tangent is idempotent", case.tangent(case.point, first), first, case.tolerance)
+    agree(
+        "tangent is linear",
+        case.tangent(case.point, 2.0 * case.vector - 3.0 * case.other),
+        2.0 * first - 3.0 * second,
+        case.tolerance,
+    )
+    agree(
+        "tangent is self-adjoint, so that it projects orthogonally",
+        case.inner(first, case.other),
+        case.inner(case.vector, second),
+        case.tolerance,
+    )
+    _check_stays_near("tangent", case, first)
+
+
+def _check_stays_near(law: str, case: _Case, vector: np.ndarray) -> None:
+    """Along a tangent vector of norm 1 the distance from the set grows like t**2 / 2, not like t.
+
+    The route that knows nothing of how the tangent space was computed.
+    """
+    t = 0.03
+    step = t * vector / max(_largest(case.norm(vector)), 1e-30)
+    away = case.distance(case.point + step)
+    at_most(f"{law}: the set is left to second order only", away, t**2)
+
+
+def _largest(size: np.ndarray) -> np.float32:
+    """The largest of the sizes, where one array holds several points."""
+    return np.float32(np.max(size, initial=0))
+
+
+def _check_steepest(case: _Case) -> None:
+    answers = case.ask(case.point, case.grad, case.vector)
+    direction = answers.direction
+    # An inexact duality map, whose certificate says so, overshoots by as much.
+    at_most("norm(direction) <= 1", answers.direction_size, 1 + case.tolerance)
+    tangent = case.tangent(case.point, direction)
+    agree("direction is tangent", tangent, direction, case.tolerance)
+    _check_stays_near("direction", case, direction)
+    at_most("residual >= 0", 0, answers.residual)
+    at_most("gap >= 0", 0, answers.gap)
+    at_most(f"gap <= {case.gap}", answers.gap, case.gap)
+    value = case.inner(case.grad, direction)
+    at_most("direction ascends", 0, value)
+    # No feasible direction may beat the bound that the gap implies.
+    bound = value / (1 - np.max(wide(answers.gap), initial=0))
+    length = np.sqrt(case.inner(case.grad, case.grad))
+    rivals = [case.vector, case.other, case.grad]
+    rivals += [case.grad + case.vector, direction + 0.1 * case.vector, direction + 0.1 * case.grad]
+    for rival in rivals:
+        feasible = case.tangent(case.point, rival)
+        rival_value = case.inner(case.grad, feasible) / max(_largest(case.norm(feasible)), 1e-30)
+        at_most("the gap is a true bound", rival_value, bound, case.tolerance * length)
+
+
+def _check_zero(case: _Case) -> None:
+    zero = np.zeros(case.shape, np.float32)
+    answers = case.ask(case.point, zero, zero)
+    require("a zero gradient gives a zero direction", bool(np.all(answers.direction == 0)))
+    require("a zero gradient has gap 0", bool(np.all(answers.gap == 0)))
+    require("a zero gradient has residual 0", bool(np.all(answers.residual == 0)))
+    require("retract(p, 0) == p, to the bit", bool(np.all(answers.moved == case.point)))
+    nowhere = case.ask(zero, zero, zero)
+    require("a zero point stays where it is", bool(np.all(nowhere.moved == 0)))
+    require("a zero point has a zero direction", bool(np.all(nowhere.direction == 0)))
+
+
+def _check_scale(case: _Case) -> None:
+    first = case.ask(case.point, case.grad, case.vector)
+    for c in SCALES:
+        scaled = case.ask(case.point, c * case.grad, case.vector)
+        law = f"steepest(p, c g) == steepest(p, g) at c = {c:g}"
+        agree(law, scaled.direction, first.direction, case.tolerance)
+        agree(f"{law} (gap)", scaled.gap, first.gap, case.tolerance)
+
+
+def _check_retraction(case: _Case, on_set: float) -> None:
+    vector = case.tangent(case.point, case.vector)
+    vector = vector / max(_largest(case.norm(vector)), 1e-30)
+    retract = case.retract
+    for t in (0.01, 0.1, 1.0):
+        away = case.distance(retract(case.point, t * vector))
+        at_most(f"retract lands on the set at t = {t:g}", away, on_set)
+    t = 1e-2
+    # A central difference: its error is t**2 for a smooth curve, and rounding / t.
+    slope = (retract(case.point, t * vector) - retract(case.point, -t * vector)) / (2 * t)
+    size = max(np.max(np.abs(vector)), 1e-30)
+    agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
+
+
+def _check_copies(case: _Case) -> None:
+    """A stack gives what a loop gives, also where one copy is NaN or zero."""
+    spoilt = spoil(case.grad)
+    points = np.stack([case.point] * 3 + [case.project(case.other)])
+    grads = np.stack([case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.other])
+    vectors = np.stack([case.vector, spoilt, case.other, case.grad])
+    stacked = case.ask(points, grads, vectors)
+    mapped = _jitted(jax.vmap(lambda *x: _ask(case.manifold, *x)))(points, grads, vectors)
+    pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
+    for index in (0, 2, 3):
+        alone = case.ask(points[index], grads[index], vectors[index])
+        _agree_all("stack = loop", pick(stacked, index), alone, case)
+        _agree_all("vmap = loop", pick(mapped, index), alone, case)
+    bad = pick(stacked, 1)
+    for name in ("direction", "tangent", "moved"):
+        require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
+
+
+def _check_eager(case: _Case) -> None:
+    compiled = case.ask(case.point, case.grad, case.vector)
+    arrays = [jnp.asarray(x) for x in (case.point, case.grad, compiled.tangent)]
+    point, grad, tangent = arrays
+    answer = case.manifold.steepest(point, grad, case.manifold.init_dual(case.shape))
+    agree("jit = eager (direction)", compiled.direction, answer.direction, case.tolerance)
+    agree("jit = eager (gap)", compiled.gap, answer.gap, case.tolerance)
+    moved = case.manifold.retract(point, tangent)
+    agree("jit = eager (moved)", case.retract(point, tangent), moved, case.tolerance)
+
+
+def _check_short_dtype(case: _Case, key: PRNGKeyArray) -> None:
+    short = [x.astype(jnp.bfloat16) for x in (case.point, case.grad, case.vector)]
+    answers = case.ask(*short)
+    for name in ("projected", "tangent", "direction", "moved"):
+        dtype = getattr(answers, name).dtype
+        require(f"dtype in = dtype out ({name})", dtype == jnp.bfloat16, str(dtype))
+    for name in ("residual", "gap", "distance"):
+        dtype = getattr(answers, name).dtype
+        require(f"{name} is float32 or wider", dtype == jnp.float32, str(dtype))
+    drawn = case.manifold.random_point(key, case.shape, jnp.bfloat16)
+    require("random_point has the dtype asked for", drawn.dtype == jnp.bfloat16)
+    rounded = case.ask(*(x.astype(np.float32) for x in short))
+    for name in ("projected", "tangent", "direction", "moved"):
+        exact = getattr(rounded, name)
+        largest = np.max(np.abs(exact))
+        law = f"bf16: float32 arithmetic ({name})"
+        agree(law, wide(getattr(answers, name)) / largest, exact / largest, 2.0**-7)

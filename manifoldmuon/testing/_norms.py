@@ -1,0 +1,143 @@
+"""The laws of a norm, as a check for any implementation."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from manifoldmuon.norms import Norm
+from manifoldmuon.testing._assertions import (
+    agree,
+    at_most,
+    check_value_object,
+    inner_products,
+    normal,
+    numpy,
+    require,
+    spoil,
+    wide,
+)
+
+_Ask = Callable[[np.ndarray, np.ndarray], "_Answers"]
+
+
+class _Answers(NamedTuple):
+    """Everything that a norm says about one gradient and one weight."""
+
+    lmo: Array
+    dual: Array
+    gap: Array
+    size: Array
+    size_of_lmo: Array
+
+
+def check_norm(
+    norm: Norm,
+    shape: tuple[int, ...],
+    key: PRNGKeyArray,
+    tolerance: float = 2e-5,
+    loss: float = 1e-4,
+) -> None:
+    """Checks every law that `Norm` states, at random weights and gradients.
+
+    Args:
+      norm: what is to be checked.
+      shape: of a weight, with leading axes if wanted.
+      key: drives the random arrays.
+      tolerance: for float32 results, relative to their size.
+      loss: how far `<g, lmo(g)>` may be below the dual norm, relative to it. Raise it for a
+        method that stops short of convergence.
+
+    Raises:
+      AssertionError: a law is broken; the message names it and the size of the violation.
+    """
+    check_value_object(norm)
+    grad, weight, other = normal(key, shape, 3)
+    jitted = jax.jit(lambda g, w: _ask(norm, g, w))
+    ask: _Ask = lambda g, w: numpy(jitted(g, w))  # noqa: E731
+    answers = ask(grad, weight)
+
+    _check_values(norm, answers, grad, weight, tolerance, loss)
+    _check_homogeneity(norm, ask, grad, weight, other, tolerance)
+    _check_zero(ask, np.zeros(shape, np.float32))
+    _check_copies(norm, ask, grad, weight, other, tolerance)
+    _check_dtypes(norm, ask, grad, weight)
+    agree("jit = eager (lmo)", answers.lmo, norm.lmo(jnp.asarray(grad)), tolerance)
+
+
+def _ask(norm: Norm, grad: Array, weight: Array) -> _Answers:
+    lmo = norm.lmo(grad)
+    return _Answers(
+        lmo, norm.dual_norm(grad), norm.gap(grad, lmo), norm.norm(weight), norm.norm(lmo)
+    )
+
+
+def _check_values(norm, answers: _Answers, grad, weight, tolerance, loss) -> None:
+    axes = grad.shape[: grad.ndim - norm.ndim]
+    for name in ("dual", "gap", "size"):
+        require(f"{name} has the leading axes' shape", getattr(answers, name).shape == axes)
+    require("lmo keeps the shape", answers.lmo.shape == grad.shape)
+    require("norms of random arrays are positive", bool(np.all(answers.size > 0)))
+    agree("norm(lmo(g)) == 1", answers.size_of_lmo, np.ones(axes), tolerance + loss)
+    gained = inner_products(grad, answers.lmo, norm.ndim)
+    dual = wide(answers.dual)
+    agree("<g, lmo(g)> == dual_norm(g)", gained / dual, np.ones(axes), tolerance + loss)
+    paired = np.abs(inner_products(grad, weight, norm.ndim))
+    at_most("<g, w> <= dual_norm(g) norm(w)", paired / (dual * answers.size), 1, tolerance)
+    at_most("gap bounds 1 - <g, lmo(g)> / dual_norm(g)", 1 - gained / dual, answers.gap, tolerance)
+    at_most("gap >= 0", 0, answers.gap)
+    at_most(f"gap <= {loss}", answers.gap, loss)
+
+
+def _check_homogeneity(norm, ask, grad, weight, other, tolerance) -> None:
+    first = ask(grad, weight)
+    for c in (1e-30, 1e-10, 1e10, 1e30):
+        scaled = ask(c * grad, c * weight)
+        agree(f"lmo(c g) == lmo(g) at c = {c:g}", scaled.lmo, first.lmo, tolerance)
+        agree(f"gap(c g) == gap(g) at c = {c:g}", scaled.gap, first.gap, tolerance)
+        agree(f"norm(c w) == c norm(w) at c = {c:g}", scaled.size / c, first.size, tolerance)
+        agree(f"dual_norm(c g) at c = {c:g}", scaled.dual / c, first.dual, tolerance)
+    agree("lmo(-g) == -lmo(g)", ask(-grad, weight).lmo, -first.lmo, tolerance)
+    whole, rest = ask(grad + other, weight + other), ask(other, other)
+    for name in ("size", "dual"):
+        parts = getattr(first, name) + getattr(rest, name)
+        ratio = getattr(whole, name) / parts
+        at_most(f"the triangle inequality ({name})", ratio, 1, tolerance)
+
+
+def _check_zero(ask, zero) -> None:
+    for name, answer in zip(_Answers._fields, ask(zero, zero), strict=True):
+        require(f"{name} of zero is zero", bool(np.all(answer == 0)), str(answer))
+
+
+def _check_copies(norm, ask, grad, weight, other, tolerance) -> None:
+    """A stack gives what a loop gives, also where one copy is NaN or zero."""
+    spoilt = spoil(grad)
+    grads = np.stack([grad, spoilt, np.zeros_like(grad), 1e20 * other])
+    weights = np.stack([weight, spoilt, weight, other])
+    stacked = ask(grads, weights)
+    mapped = numpy(jax.jit(jax.vmap(lambda g, w: _ask(norm, g, w)))(grads, weights))
+    for index in (0, 2, 3):
+        alone = ask(grads[index], weights[index])
+        for name, one, many, by_vmap in zip(_Answers._fields, alone, stacked, mapped, strict=True):
+            # A gap is a small number whose noise is that of the direction.
+            size = 1.0 if name == "gap" else np.maximum(np.max(np.abs(one), initial=0), 1e-30)
+            agree(f"stack = loop ({name})", many[index] / size, one / size, tolerance)
+            agree(f"vmap = loop ({name})", by_vmap[index] / size, one / size, tolerance)
+    for name, answer in zip(_Answers._fields, stacked, strict=True):
+        require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(answer[1]))))
+
+
+def _check_dtypes(norm, ask, grad, weight) -> None:
+    short = ask(grad.astype(jnp.bfloat16), weight.astype(jnp.bfloat16))
+    for name in ("lmo", "dual", "size"):
+        dtype = getattr(short, name).dtype
+        require(f"dtype in = dtype out ({name})", dtype == jnp.bfloat16, str(dtype))
+    require("gap is float32 or wider", short.gap.dtype == jnp.float32)
+    rounded = grad.astype(jnp.bfloat16).astype(np.float32)
+    exact = ask(rounded, weight).lmo
+    largest = np.max(np.abs(exact))
+    agree("bf16: float32 arithmetic", wide(short.lmo) / largest, exact / largest, 2.0**-8)

@@ -1,0 +1,114 @@
+"""One table of norms and manifolds: a new one is a row here, and every law is checked for it."""
+
+from typing import NamedTuple
+
+from manifoldmuon.linalg import MUON, SVD, NewtonSchulz
+from manifoldmuon.manifolds import (
+    Axes,
+    EmbeddingRows,
+    Euclidean,
+    FanRatio,
+    Hypersphere,
+    Manifold,
+    Orthogonal,
+    RootDim,
+    Stiefel,
+)
+from manifoldmuon.manifolds.retractions import (
+    QR,
+    Analytic,
+    Cayley,
+    Exponential,
+    Geodesic,
+    Retraction,
+)
+from manifoldmuon.norms import (
+    ConvRMSToRMS,
+    Frobenius,
+    Infinity,
+    L1ToRMS,
+    Norm,
+    RMSToRMS,
+    Spectral,
+)
+
+
+class NormCase(NamedTuple):
+    """A norm and the shape of a weight; `loss` is what its method may leave of the dual norm."""
+
+    name: str
+    norm: Norm
+    shape: tuple[int, ...]
+    loss: float = 1e-4
+
+
+class ManifoldCase(NamedTuple):
+    """A manifold and the shape of a point; `gap` is what its method may leave of the optimum."""
+
+    name: str
+    manifold: Manifold
+    shape: tuple[int, ...]
+    gap: float = 1e-3
+    on_set: float = 2e-6
+
+
+NORMS = [
+    NormCase("frobenius matrix", Frobenius(), (5, 3)),
+    NormCase("frobenius vector", Frobenius(ndim=1), (7,)),
+    NormCase("frobenius scalar", Frobenius(ndim=0), ()),
+    NormCase("infinity", Infinity(), (2, 4, 3)),
+    NormCase("infinity vector", Infinity(ndim=1), (6,)),
+    NormCase("spectral tall", Spectral(), (6, 4)),
+    NormCase("spectral wide stack", Spectral(), (2, 3, 5)),
+    NormCase("spectral row", Spectral(), (1, 5)),
+    NormCase("spectral by svd", Spectral(SVD()), (4, 4)),
+    NormCase("rms to rms", RMSToRMS(), (8, 2)),
+    NormCase("embedding", L1ToRMS(), (9, 4)),
+    NormCase("convolution", ConvRMSToRMS(), (3, 2, 6, 4)),
+]
+
+MUON_FIVE_STEPS = Euclidean(Spectral(NewtonSchulz(MUON)))
+
+FLAT = [
+    ManifoldCase("flat vector", Euclidean(), (5,)),
+    ManifoldCase("flat scalar", Euclidean(Frobenius(ndim=0)), ()),
+    ManifoldCase("flat sign", Euclidean(Infinity()), (4, 3)),
+    ManifoldCase("flat muon", Euclidean(RMSToRMS()), (2, 6, 4)),
+    ManifoldCase("flat embedding", Euclidean(L1ToRMS()), (7, 4)),
+    ManifoldCase("flat convolution", Axes(Euclidean(ConvRMSToRMS()), -2, -1), (3, 2, 4, 6)),
+]
+
+SPHERES = [
+    ManifoldCase("sphere", Hypersphere(), (6,)),
+    ManifoldCase("spheres of radius 3", Hypersphere(3.0), (2, 5)),
+    ManifoldCase("sphere of a matrix", Hypersphere(RootDim(), ndim=2), (4, 3)),
+    ManifoldCase("sphere by great circles", Hypersphere(2.0, retraction=Geodesic()), (5,)),
+    ManifoldCase("embedding rows", EmbeddingRows(), (7, 4)),
+    ManifoldCase("embedding columns", Axes.transposed(EmbeddingRows(2.0)), (4, 7)),
+]
+
+SQUARE = [
+    ManifoldCase("orthogonal even", Orthogonal(), (4, 4)),
+    ManifoldCase("orthogonal odd stack", Orthogonal(2.0), (2, 5, 5)),
+    ManifoldCase("orthogonal by svd", Orthogonal(msign=SVD()), (4, 4)),
+    ManifoldCase("orthogonal 1x1", Orthogonal(), (1, 1)),
+]
+
+STIEFEL = [
+    ManifoldCase("stiefel tall", Stiefel(), (10, 4), gap=1e-2),
+    ManifoldCase("stiefel wide, scaled", Stiefel(FanRatio()), (3, 9), gap=1e-2),
+    ManifoldCase("stiefel square", Stiefel(1.5), (4, 4)),
+    ManifoldCase("stiefel column", Stiefel(), (6, 1), gap=1e-2),
+    ManifoldCase("stiefel flax kernel", Axes(Stiefel(), 0, 1), (4, 10), gap=1e-2),
+    ManifoldCase("stiefel taps", Axes(Stiefel(), in_axes=2, out_axes=3), (2, 1, 3, 8), gap=1e-2),
+]
+
+MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL]
+
+# Retraction, and how far from the set a step of spectral norm 1 may end.
+RETRACTIONS: list[tuple[Retraction, float]] = [
+    (QR(), 2e-6),
+    (Cayley(), 2e-6),
+    (Exponential(), 4e-6),
+    (Analytic(), 2e-6),
+]

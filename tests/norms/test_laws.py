@@ -1,0 +1,12 @@
+"""Every norm of the table keeps every law of the interface."""
+
+import jax
+import pytest
+
+from manifoldmuon.testing import check_norm
+from tests.instances import NORMS, NormCase
+
+
+@pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
+def test_norm_laws(case: NormCase):
+    check_norm(case.norm, case.shape, jax.random.key(0), loss=case.loss)
