@@ -1,6 +1,7 @@
 """ADMM on the dual: singular-value thresholding against a projection."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -9,15 +10,22 @@ from manifoldmuon.linalg import mT, prescale, sym
 from manifoldmuon.manifolds._manifold import Steepest
 from manifoldmuon.manifolds.solvers._certificate import frobenius
 from manifoldmuon.manifolds.solvers._iterate import iterate
+from manifoldmuon.manifolds.solvers._solver import StiefelSolver
 from manifoldmuon.manifolds.solvers._split import split
 from manifoldmuon.manifolds.solvers._stacked import (
-    DualSolver,
     finish,
     halves,
     nuclear_norm,
     scale_of,
     stack,
 )
+
+
+class Dual(NamedTuple):
+    """Where the next, nearby problem starts: `T / scale`, and the direction in `[W, Q]`."""
+
+    shift: Float[Array, "*batch n n"]
+    direction: Float[Array, "*batch rows n"]
 
 
 def _clip(x: Float[Array, "*batch m n"], bound: Float[Array, "*batch 1 1"]):
@@ -29,7 +37,7 @@ def _clip(x: Float[Array, "*batch m n"], bound: Float[Array, "*batch 1 1"]):
 
 
 @dataclasses.dataclass(frozen=True)
-class ADMM(DualSolver):
+class ADMM(StiefelSolver):
     """Splits `Z = [T + Omega; R]` from `T`: a thresholding step, a projection step, a multiplier.
 
     The multiplier divided by the threshold is a direction of norm at most 1 at every iteration.
@@ -49,15 +57,19 @@ class ADMM(DualSolver):
     relaxation: float = 1.6
     balance: float = 3.0
 
+    def init_dual(self, shape: tuple[int, ...]) -> Dual:
+        *batch, _, n = shape
+        return Dual(jnp.zeros((*batch, n, n)), jnp.zeros((*batch, 2 * n, n)))
+
     def solve(
         self,
         point: Float[Array, "*batch m n"],
         grad: Float[Array, "*batch m n"],
-        dual: Float[Array, "*batch n n"],
+        dual: Dual,
     ) -> Steepest:
         parts = split(point, prescale(grad, ndim=2)[0])
         scale = scale_of(parts)
-        fixed = stack(parts, jnp.zeros_like(dual), scale)
+        fixed = stack(parts, jnp.zeros_like(dual.shift), scale)
         n = max(point.shape[-1], 1)
 
         def step(k, state):
@@ -81,9 +93,8 @@ class ADMM(DualSolver):
             error = jnp.maximum(primal, dual_error) / n
             return (shift, thresholded, direction, threshold * factor), error
 
-        start = stack(parts, dual, scale)
-        threshold = jnp.full_like(scale, self.threshold)
-        state = (dual, start, _clip(start, jnp.full_like(scale, 1e-6)) / 1e-6, threshold)
+        start = stack(parts, dual.shift, scale)
+        state = (dual.shift, start, dual.direction, jnp.full_like(scale, self.threshold))
         shift, _, direction, _ = iterate(step, state, self.steps, self.tolerance)
         upper = nuclear_norm(stack(parts, shift, scale)) * jnp.squeeze(scale, (-2, -1))
-        return finish(parts, direction, upper, shift)
+        return finish(parts, direction, upper, Dual(shift, direction))

@@ -1,4 +1,4 @@
-"""Bounds that make an approximate direction trustworthy: how far from optimal, how far from tangent."""
+"""Bounds on how far a direction is from optimal and from tangent."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float

@@ -15,7 +15,7 @@ from manifoldmuon.manifolds.solvers._stacked import DualSolver, finish, halves, 
 
 @dataclasses.dataclass(frozen=True)
 class DualAscent(DualSolver):
-    """Subgradient steps on the dual: `A = msign(G + 2 W L)`, `L <- L - step (1 - k/K) (W^T A + A^T W)`.
+    """Subgradient steps: `A = msign(G + 2 W L)`, `L <- L - step (1 - k/K) (W^T A + A^T W)`.
 
     The published step size is a number without units while `L` has those of the gradient, so the
     published loop depends on the gradient's scale: `relative=False` keeps it that way, for

@@ -31,7 +31,8 @@ class FixedPoint(DualSolver):
       steps: the iteration budget.
       tolerance: on concrete arrays, stop once a step moves `T` by less than this, relative to the
         gradient's root mean square singular value.
-      smoothing: the first `e`, relative to the largest singular value of `Z`.
+      smoothing: the first `e` of a cold start, relative to the largest singular value of `Z`;
+        a warm start begins at the floor.
       floor: the last `e`. It bounds what the answer can reach, and float32 bounds it: the
         eigenvalues of `Z^T Z` carry an error of 1e-7 of the largest.
       relaxation: 1 is the plain iteration, which decreases the dual monotonically; below 2.
@@ -53,11 +54,14 @@ class FixedPoint(DualSolver):
         scale = scale_of(parts)
         omega = skew(parts.inner) / scale
         n = max(point.shape[-1], 1)
+        # A dual variable that comes from a nearby problem would be lost in a large smoothing.
+        cold = jnp.all(dual == 0, axis=(-2, -1))[..., None]
+        first = jnp.where(cold, self.smoothing, self.floor)
 
         def reweight(k, shift):
             stacked = stack(parts, shift, scale)
             values, basis = jnp.linalg.eigh(sym(mT(stacked) @ stacked))
-            smoothing = jnp.maximum(self.smoothing * 0.6**k, self.floor)
+            smoothing = jnp.maximum(first * 0.6**k, self.floor)
             floor = smoothing**2 * values[..., -1:]
             roots = jnp.sqrt(jnp.maximum(values, 0) + jnp.where(floor == 0, 1, floor))[..., None]
             turned = mT(basis) @ omega @ basis

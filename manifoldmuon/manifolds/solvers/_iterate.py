@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 

@@ -7,6 +7,7 @@ A candidate direction is a `2n x n` matrix in the basis `[W, Q]`. The dual varia
 hands on is `T / scale_of(parts)`: the same for G and c*G.
 """
 
+import chex
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -31,7 +32,7 @@ def scale_of(parts: Split) -> Float[Array, "*batch 1 1"]:
 
 def stack(
     parts: Split, shift: Float[Array, "*batch n n"], scale: Float[Array, "*batch 1 1"] | float = 1.0
-) -> Float[Array, "*batch 2n n"]:
+) -> Float[Array, "*batch rows n"]:
     """`[T + Omega; R] / scale`, where `T = scale * shift`."""
     return jnp.concatenate([shift + skew(parts.inner) / scale, parts.normal / scale], axis=-2)
 
@@ -43,7 +44,7 @@ class DualSolver(StiefelSolver):
         return jnp.zeros((*shape[:-2], shape[-1], shape[-1]), jnp.float32)
 
 
-def halves(x: Float[Array, "*batch 2n n"]):
+def halves(x: Float[Array, "*batch rows n"]):
     """The part along `W` and the part normal to it."""
     n = x.shape[-1]
     return x[..., :n, :], x[..., n:, :]
@@ -51,9 +52,9 @@ def halves(x: Float[Array, "*batch 2n n"]):
 
 def finish(
     parts: Split,
-    candidate: Float[Array, "*batch 2n n"],
+    candidate: Float[Array, "*batch rows n"],
     upper: Float[Array, "*batch"],
-    dual: Float[Array, "*batch n n"],
+    dual: chex.ArrayTree,
 ) -> Steepest:
     """Makes a candidate feasible and certifies it.
 

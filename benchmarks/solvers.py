@@ -1,0 +1,216 @@
+"""Solver x gradient x budget: what each Stiefel solver reaches and what it costs.
+
+    python -m benchmarks.solvers            # a few minutes; writes benchmarks/results/solvers.*
+
+Times are ratios within one run to 100 iterations of the published dual ascent with a ten-step
+Polar Express matrix sign on the full matrices, and to the unconstrained direction; gaps and
+residuals are measured in float64 by singular value decompositions. Gradients are the four
+families of `manifoldmuon.testing` and those recorded from the main job.
+"""
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks._published import dual_ascent
+from benchmarks._timing import interleaved
+from examples._gradients import record_gradients
+from manifoldmuon.lab._records import environment, write_record
+from manifoldmuon.linalg import DEFAULT_MSIGN, NewtonSchulz, msign, polar_express
+from manifoldmuon.manifolds.solvers import (
+    ACCURATE,
+    ADMM,
+    FAST,
+    AlternatingProjection,
+    DualAscent,
+    FixedPoint,
+    StiefelSolver,
+)
+from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_problem, stiefel_worth
+
+SHAPES = ((3072, 128), (128, 64), (64, 10))
+SOLVERS: dict[str, StiefelSolver] = {
+    "accurate": ACCURATE,
+    "fast": FAST,
+    "alternating projection, 10": AlternatingProjection(steps=10),
+    "dual ascent, 30": DualAscent(steps=30),
+    "dual ascent, 100": DualAscent(steps=100),
+    "fixed point, 5": FixedPoint(steps=5),
+    "fixed point, 20": FixedPoint(steps=20),
+    "ADMM, 10": ADMM(steps=10),
+    "ADMM, 30": ADMM(steps=30),
+}
+# The direction that a user of Muon would take without a constraint: a published, fast schedule.
+UNCONSTRAINED = {
+    "unconstrained, default msign": DEFAULT_MSIGN,
+    "unconstrained, Polar Express 7": NewtonSchulz(
+        polar_express(1e-3, steps=7, safety=1.0001, cushion=0.05)
+    ),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def solve(solver: StiefelSolver, point, grad):
+    """A cold start with the solver's own budget."""
+    return solver.solve(point, grad, solver.init_dual(point.shape))
+
+
+def accuracy(name: str, solver: StiefelSolver, problems: dict) -> list[dict]:
+    """A row per problem: true gap, reported gap, residual before and after, norm."""
+    rows = []
+    for label, (point, grad) in problems.items():
+        answer = solve(solver, point, grad)
+        worth = stiefel_worth(point, grad, answer.direction)
+        rows.append(
+            {
+                "solver": name,
+                "gradient": label,
+                "shape": list(point.shape),
+                "gap": worth.gap,
+                "reported gap": float(answer.gap),
+                "raw residual": float(answer.residual),
+                "residual": worth.residual,
+                "norm": worth.norm,
+            }
+        )
+    return rows
+
+
+def published_accuracy(problems: dict) -> list[dict]:
+    """The same row for the published loop."""
+    rows = []
+    for label, (point, grad) in problems.items():
+        worth = stiefel_worth(point, grad, dual_ascent(point, grad))
+        row = {"solver": "published dual ascent", "gradient": label, "shape": list(point.shape)}
+        rows.append(row | {"gap": worth.gap, "residual": worth.residual, "norm": worth.norm})
+    return rows
+
+
+def family_problems(shape: tuple[int, int], seed: int) -> dict:
+    """The four families at one shape, float32."""
+    return {
+        family: tuple(jnp.float32(x) for x in stiefel_problem(family, *shape, seed))
+        for family in STIEFEL_FAMILIES
+    }
+
+
+def recorded_problems(steps: int) -> dict:
+    """Weights and momenta from the Stiefel layers of the main job, tall."""
+    return {
+        f"main job, {label}": (jnp.float32(point), jnp.float32(grad))
+        for label, point, grad in record_gradients(steps=steps, seed=0)
+    }
+
+
+def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
+    """Median seconds per direction on a Gaussian gradient."""
+    point, grad = family_problems(shape, 0)["gaussian"]
+    functions = {"published dual ascent": functools.partial(dual_ascent, point, grad)}
+    for name, solver in SOLVERS.items():
+        functions[name] = functools.partial(solve, solver, point, grad)
+    for name, method in UNCONSTRAINED.items():
+        functions[name] = functools.partial(msign, grad, method)
+    return interleaved(functions, rounds)
+
+
+def growth(rounds: int) -> list[dict]:
+    """How the presets' time grows with m at n = 64 and with n at m = 4n."""
+    rows = []
+    shapes = [(m, 64) for m in (64, 128, 256, 1024, 4096)]
+    shapes += [(4 * n, n) for n in (16, 32, 64, 128, 256)]
+    for m, n in shapes:
+        rng = np.random.default_rng(0)
+        point = jnp.float32(np.linalg.qr(rng.standard_normal((m, n)))[0])
+        grad = jnp.float32(rng.standard_normal((m, n)))
+        functions = {
+            name: functools.partial(solve, SOLVERS[name], point, grad)
+            for name in ("accurate", "fast")
+        }
+        functions["unconstrained"] = functools.partial(
+            msign, grad, UNCONSTRAINED["unconstrained, Polar Express 7"]
+        )
+        rows.append({"shape": [m, n]} | interleaved(functions, rounds))
+    return rows
+
+
+def markdown(record: dict) -> str:
+    """The record as tables for people."""
+    lines = ["# Stiefel solvers", "", "Times are medians in one run. Gaps are true gaps.", ""]
+    for shape in record["timings"]:
+        seconds, rows = shape["seconds"], record["accuracy"]
+        baseline = seconds["published dual ascent"]
+        plain = seconds["unconstrained, Polar Express 7"]
+        here = [row for row in rows if row["shape"] == shape["shape"]]
+        labels = list(dict.fromkeys(row["gradient"] for row in here))
+        lines += [
+            f"## {shape['shape'][0]} x {shape['shape'][1]}",
+            "",
+            "| solver | microseconds | times faster than published | times unconstrained |"
+            + "".join(f" gap, {label} |" for label in labels),
+            "|---|---|---|---|" + "---|" * len(labels),
+        ]
+        for name, value in seconds.items():
+            gaps = {row["gradient"]: row["gap"] for row in here if row["solver"] == name}
+            cells = [f" {gaps[label]:.1e} |" if label in gaps else " |" for label in labels]
+            lines.append(
+                f"| {name} | {value * 1e6:.0f} | {baseline / value:.1f} | {value / plain:.2f} |"
+                + "".join(cells)
+            )
+        lines.append("")
+    lines += [
+        "## Gradients of the main job",
+        "",
+        "| solver | gradient | gap | reported | residual |",
+    ]
+    lines.append("|---|---|---|---|---|")
+    for row in record["accuracy"]:
+        if row["gradient"].startswith("main job"):
+            reported = f"{row['reported gap']:.1e}" if "reported gap" in row else ""
+            lines.append(
+                f"| {row['solver']} | {row['gradient']} {row['shape'][0]}x{row['shape'][1]} "
+                f"| {row['gap']:.1e} | {reported} | {row['residual']:.1e} |"
+            )
+    lines += ["", "## Growth", "", "| shape | accurate, us | fast, us | unconstrained, us |"]
+    lines.append("|---|---|---|---|")
+    for row in record["growth"]:
+        cells = " | ".join(f"{row[k] * 1e6:.0f}" for k in ("accurate", "fast", "unconstrained"))
+        lines.append(f"| {row['shape'][0]} x {row['shape'][1]} | {cells} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Solver x gradient x budget: gap, residual, time.")
+    parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
+    parser.add_argument("--steps", type=int, default=200, help="steps of the recorded main job")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing record")
+    options = parser.parse_args(argv)
+    target = options.out / "solvers.json"
+    if target.exists() and not options.overwrite:
+        sys.exit(f"{target} exists; pass --overwrite to replace it")
+    record: dict = {"environment": environment(), "accuracy": [], "timings": []}
+    groups = [family_problems(shape, 0) for shape in SHAPES]
+    groups += [family_problems(shape, 0) for shape in ((256, 64), (80, 64))]
+    groups.append(recorded_problems(options.steps))
+    for problems in groups:
+        record["accuracy"] += published_accuracy(problems)
+        for name, solver in SOLVERS.items():
+            print(f"accuracy: {name}, {next(iter(problems))}", flush=True)
+            record["accuracy"] += accuracy(name, solver, problems)
+    for shape in SHAPES:
+        print(f"timing: {shape[0]}x{shape[1]}", flush=True)
+        record["timings"].append({"shape": list(shape), "seconds": timings(shape, options.rounds)})
+    record["growth"] = growth(options.rounds)
+    write_record(target, record, overwrite=options.overwrite)
+    table = markdown(record)
+    (options.out / "solvers.md").write_text(table, encoding="utf-8")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""The theorem behind the default solver, and what it becomes in the known special cases."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.manifolds.solvers import SkewLift
+from manifoldmuon.testing import (
+    STIEFEL_FAMILIES,
+    orthonormal,
+    stiefel_optimum,
+    stiefel_problem,
+    stiefel_worth,
+)
+from tests.manifolds.solvers.reference import dual_value
+
+
+def lifted(point, grad):
+    """`msign(G W^T - W G^T) W` by an SVD in float64."""
+    u, s, vt = np.linalg.svd(grad @ point.T - point @ grad.T)
+    rank = (s > 1e-12 * s[0]).sum()
+    return u[:, :rank] @ vt[:rank] @ point
+
+
+@pytest.mark.parametrize("shape", [(36, 12), (24, 12), (16, 12), (13, 12), (12, 12)])
+@pytest.mark.parametrize("family", STIEFEL_FAMILIES)
+def test_closed_form_attains_the_dual_optimum(family, shape):
+    point, grad = stiefel_problem(family, *shape)
+    direction = lifted(point, grad)
+    worth = stiefel_worth(point, grad, direction)
+    assert worth.residual < 1e-12
+    assert worth.norm < 1 + 1e-12
+    value = (grad * direction).sum()
+    assert value == pytest.approx(stiefel_optimum(point, grad), rel=1e-12)
+    # Weak duality: no feasible direction exceeds any dual value, so equality proves both.
+    assert value == pytest.approx(dual_value(point, grad), rel=2e-5)
+
+
+@pytest.mark.parametrize("family", STIEFEL_FAMILIES)
+def test_no_random_feasible_direction_does_better(family):
+    point, grad = stiefel_problem(family, 20, 12)
+    rng = np.random.default_rng(1)
+    for _ in range(200):
+        tilted = grad + 0.3 * rng.standard_normal() * rng.standard_normal(grad.shape)
+        u, _, vt = np.linalg.svd(tilted, full_matrices=False)
+        assert stiefel_worth(point, grad, u @ vt).gap >= -1e-12
+
+
+def solve(point, grad):
+    return SkewLift().solve(jnp.float32(point), jnp.float32(grad), ())
+
+
+def test_square_points_give_the_formula_of_the_orthogonal_manifold():
+    rng = np.random.default_rng(0)
+    point, grad = orthonormal(rng, 12, 12), rng.standard_normal((12, 12))
+    u, _, vt = np.linalg.svd(point.T @ grad - grad.T @ point)
+    np.testing.assert_allclose(solve(point, grad).direction, point @ u @ vt, atol=2e-5)
+
+
+@pytest.mark.parametrize("rows", [2, 3, 30])
+def test_one_column_gives_the_normalised_tangent_part(rows):
+    rng = np.random.default_rng(0)
+    point, grad = orthonormal(rng, rows, 1), rng.standard_normal((rows, 1))
+    tangent = grad - point * (point.T @ grad)
+    expected = tangent / np.linalg.norm(tangent)
+    np.testing.assert_allclose(solve(point, grad).direction, expected, atol=2e-6)
+
+
+def test_direction_turns_with_the_rows_and_columns():
+    # P W Q and P G Q have the direction P A Q, for orthogonal P and Q.
+    rng = np.random.default_rng(0)
+    point, grad = stiefel_problem("gaussian", 30, 8)
+    left, right = orthonormal(rng, 30, 30), orthonormal(rng, 8, 8)
+    turned = solve(left @ point @ right, left @ grad @ right).direction
+    np.testing.assert_allclose(turned, left @ solve(point, grad).direction @ right, atol=2e-5)

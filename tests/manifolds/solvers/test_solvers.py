@@ -1,0 +1,154 @@
+"""What every solver promises, over a table of solvers: feasible, certified, scale-free, batched."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.manifolds.solvers import (
+    ACCURATE,
+    ADMM,
+    FAST,
+    AlternatingProjection,
+    DualAscent,
+    FixedPoint,
+    OneStep,
+    SkewLift,
+)
+from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_problem, stiefel_worth
+
+SOLVERS = {
+    "skew lift": SkewLift(),
+    "one step": FAST,
+    "alternating": AlternatingProjection(),
+    "dual ascent": DualAscent(steps=40),
+    "fixed point": FixedPoint(),
+    "admm": ADMM(),
+}
+# The largest gap on the four families: what each solver is good for.
+REACH = {
+    "skew lift": 1e-3,
+    "one step": 0.2,
+    "alternating": 0.3,
+    "dual ascent": 0.2,
+    "fixed point": 0.05,
+    "admm": 0.05,
+}
+SHAPES = [(48, 16), (20, 16)]  # m >= 2n and n < m < 2n: two representations of the problem
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _solve(solver, point, grad, dual):
+    return solver.solve(point, grad, dual)
+
+
+def solve(solver, point, grad, dual=None):
+    return _solve(solver, point, grad, solver.init_dual(point.shape) if dual is None else dual)
+
+
+def problems(shape, seed=0):
+    """One problem of each family, stacked: one compilation serves every test of a solver."""
+    pairs = [stiefel_problem(family, shape[0], shape[1], seed) for family in STIEFEL_FAMILIES]
+    return tuple(jnp.float32(np.stack(x)) for x in zip(*pairs, strict=True))
+
+
+def worths(points, grads, answer):
+    """The gap, the tangent residual and the norm of each direction of a stack, as columns."""
+    return np.array(
+        [stiefel_worth(*x) for x in zip(points, grads, answer.direction, strict=True)]
+    ).T
+
+
+def gaps(points, grads, answer):
+    return worths(points, grads, answer)[0]
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
+    points, grads = problems(shape)
+    answer = solve(SOLVERS[name], points, grads)
+    true, residuals, norms = worths(points, grads, answer)
+    assert residuals.max() < 1e-5
+    # The power iteration of the one-step preset may fall short by a percent.
+    slack = 0.02 if isinstance(SOLVERS[name], OneStep) else 1e-5
+    assert norms.max() < 1 + slack
+    assert true.max() < REACH[name]
+    assert np.all(answer.gap >= true - slack)
+
+
+@pytest.mark.parametrize("shape", [(256, 64), (128, 64), (80, 64), (300, 10), (15, 10)])
+def test_the_default_solver_is_accurate_on_every_family(shape):
+    points, grads = problems(shape)
+    answer = solve(ACCURATE, points, grads)
+    true, residuals, _ = worths(points, grads, answer)
+    assert true.max() < 1e-3
+    assert residuals.max() < 1e-5
+    assert np.max(answer.gap) < 3e-3
+    assert np.max(answer.residual) < 1e-3
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_direction_does_not_depend_on_the_scale_of_the_gradient(name, shape):
+    points, grads = problems(shape)
+    plain = solve(SOLVERS[name], points, grads)
+    for scale in (2.0**-100, 2.0**100):  # exact, so that only the solver can differ
+        scaled = solve(SOLVERS[name], points, grads * scale)
+        np.testing.assert_array_equal(scaled.direction, plain.direction)
+        np.testing.assert_array_equal(scaled.gap, plain.gap)
+    for scale in (1e-30, 3e-7, 1e30):  # one rounding of the gradient, magnified where it is small
+        scaled = solve(SOLVERS[name], points[:1].repeat(4, 0), grads[:1].repeat(4, 0) * scale)
+        np.testing.assert_allclose(scaled.direction[0], plain.direction[0], atol=2e-3)
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_zero_stays_zero_and_nan_stays_in_its_own_problem(name, shape):
+    points, grads = problems(shape)
+    plain = solve(SOLVERS[name], points, grads)
+    grads = grads.at[1].set(0).at[2, 1, 2].set(jnp.nan)
+    answer = solve(SOLVERS[name], points, grads)
+    np.testing.assert_array_equal(answer.direction[0], plain.direction[0])
+    np.testing.assert_array_equal(answer.direction[1], 0)
+    assert answer.gap[1] == 0
+    assert np.isnan(answer.direction[2]).all()
+    assert np.isnan(answer.gap[2])
+
+
+@pytest.mark.parametrize("name", ["fixed point", "admm"])
+def test_a_warm_start_is_worth_many_iterations(name):
+    few, many = type(SOLVERS[name])(steps=3), type(SOLVERS[name])(steps=100)
+    points, grads = problems((20, 16))
+    dual = solve(many, points, grads).dual
+    nudged = grads + 1e-4 * problems((20, 16), seed=1)[1][:1]
+    cold, warm = solve(few, points, nudged), solve(few, points, nudged, dual)
+    assert np.all(gaps(points, nudged, warm) < gaps(points, nudged, cold) / 3)
+    # The dual variable has no scale: it serves a gradient of another size as well.
+    scaled = solve(few, points, nudged * 2.0**-20, dual)
+    np.testing.assert_array_equal(scaled.direction, warm.direction)
+
+
+@pytest.mark.parametrize("name", ["fixed point", "admm"])
+def test_more_iterations_come_closer(name):
+    points, grads = problems((20, 16))
+    few, many = (
+        gaps(points, grads, solve(type(SOLVERS[name])(steps=steps), points, grads)).max()
+        for steps in (3, 100)
+    )
+    assert many < few / 2
+
+
+def test_the_published_dual_ascent_depends_on_the_scale_of_the_gradient():
+    """256x64 Gaussian gradients of Frobenius norm `s sqrt(n)`, 100 iterations of step 0.01."""
+    point, grad = stiefel_problem("gaussian", 256, 64)
+    grad = grad / np.linalg.norm(grad) * 8
+    points, grads = jnp.float32([point] * 3), jnp.float32([s * grad for s in (1e-2, 1e-4, 1e-6)])
+    published = 1 - gaps(points, grads, solve(DualAscent(step=0.01, relative=False), points, grads))
+    assert published[0] > 0.999
+    assert published[1] < 0.7
+    assert published[2] < 0.02
+    free = 1 - gaps(points, grads, solve(DualAscent(), points, grads))
+    assert free.min() > 0.999
