@@ -1,0 +1,34 @@
+"""Optax transformations: steepest directions, budgets and retractions for trees of parameters.
+
+A geometry says which manifold each parameter lives on; the links of a chain use it leaf by leaf.
+"""
+
+from manifoldmuon.optim._aliases import manifold_muon, muon
+from manifoldmuon.optim._budget import scale_by_budget
+from manifoldmuon.optim._chain import chain, check_chain
+from manifoldmuon.optim._geometry import resolve
+from manifoldmuon.optim._monitor import monitor
+from manifoldmuon.optim._paths import ByPath, by_path, path_string
+from manifoldmuon.optim._retract import retract
+from manifoldmuon.optim._steepest import ScaleBySteepestState, scale_by_steepest
+from manifoldmuon.optim._trees import distance_tree, init_tree, monitor_distance, project_tree
+
+__all__ = [
+    "ByPath",
+    "ScaleBySteepestState",
+    "by_path",
+    "chain",
+    "check_chain",
+    "distance_tree",
+    "init_tree",
+    "manifold_muon",
+    "monitor",
+    "monitor_distance",
+    "muon",
+    "path_string",
+    "project_tree",
+    "resolve",
+    "retract",
+    "scale_by_budget",
+    "scale_by_steepest",
+]
