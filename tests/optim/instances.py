@@ -1,0 +1,126 @@
+"""The table of transformations: a new one is a row."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Axes, EmbeddingRows, Euclidean, Hypersphere, Orthogonal, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
+
+
+@dataclasses.dataclass(frozen=True)
+class Instance:
+    """One row: how to make the transformation, for which geometry, and what holds for it."""
+
+    make_tx: Callable[..., optax.GradientTransformation]
+    geometry: Any
+    shapes: dict[str, Any]
+    arguments: dict[str, Any] = dataclasses.field(default_factory=dict)
+    scale_free: bool = True
+    still: bool = True
+    needs_params: bool = True
+    wrappers: bool = True
+    static_args: tuple[str, ...] = ()
+
+    def hyperparams(self) -> dict[str, Any]:
+        takes_geometry = self.make_tx is not optim.scale_by_budget
+        return self.arguments | ({"geometry": self.geometry} if takes_geometry else {})
+
+    def params(self) -> Any:
+        """A random point."""
+        shapes = abstract(self.shapes)
+        return jax.jit(lambda: optim.init_tree(self.geometry, jax.random.key(3), shapes))()
+
+    def grads(self, seed: int = 5) -> Any:
+        leaves, treedef = jax.tree.flatten(abstract(self.shapes))
+        keys = jax.random.split(jax.random.key(seed), len(leaves))
+        drawn = [jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(treedef, drawn)
+
+    def tx(self) -> optax.GradientTransformationExtraArgs:
+        return optax.with_extra_args_support(self.make_tx(**self.hyperparams()))
+
+
+def abstract(shapes: Any) -> Any:
+    return jax.tree.map(
+        lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
+# Two leaves of one kind, which are solved together, among leaves of other kinds.
+FLAT = {"first": {"kernel": (8, 3), "bias": (8,)}, "second": {"kernel": (8, 3), "bias": (8,)}}
+FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euclidean()})
+CURVED = {"a": (6, 3), "b": (6, 3), "wide": (3, 6), "vectors": (2, 5), "gain": (4,)}
+STIEFEL = Stiefel(solver=FAST)
+CURVED_GEOMETRY = {
+    "a": STIEFEL,
+    "b": STIEFEL,
+    "wide": Axes.transposed(STIEFEL),
+    "vectors": Hypersphere(radius=2.0),
+    "gain": Euclidean(Infinity(ndim=1)),
+}
+EDGES = {"empty": (0, 4), "none": (4, 0), "row": (1, 4), "column": (4, 1), "one": (1, 1)}
+OTHERS = {"table": (6, 4), "square": (4, 4), "code": (5, 4), "scalar": ()}
+OTHER_GEOMETRY = {
+    "table": EmbeddingRows(),
+    "square": Orthogonal(),
+    "code": Euclidean(L1ToRMS()),
+    "scalar": Euclidean(Frobenius(ndim=0)),
+}
+
+
+SMALL = {"a": (6, 3), "b": (6, 3), "gain": (4,)}
+
+
+def small_geometry(path: Any, leaf: Any) -> Any:
+    """A function of the path, as a user may write it."""
+    del leaf
+    return CURVED_GEOMETRY[optim.path_string(path)]
+
+
+INSTANCES = {
+    "steepest": Instance(optim.scale_by_steepest, CURVED_GEOMETRY, CURVED),
+    "steepest-accurate": Instance(
+        optim.scale_by_steepest, Stiefel(), {"a": (8, 3), "b": (8, 3)}, wrappers=False
+    ),
+    "steepest-edges": Instance(optim.scale_by_steepest, STIEFEL, EDGES, wrappers=False),
+    "steepest-others": Instance(optim.scale_by_steepest, OTHER_GEOMETRY, OTHERS, wrappers=False),
+    "budget": Instance(
+        optim.scale_by_budget,
+        FLAT_GEOMETRY,
+        FLAT,
+        {"budgets": {"first": 0.5, "second": {"kernel": 0.25, "bias": 0}}},
+        scale_free=False,
+        needs_params=False,
+    ),
+    "retract": Instance(optim.retract, CURVED_GEOMETRY, CURVED, scale_free=False),
+    "retract-edges": Instance(optim.retract, STIEFEL, EDGES, scale_free=False, wrappers=False),
+    "retract-others": Instance(
+        optim.retract, OTHER_GEOMETRY, OTHERS, scale_free=False, wrappers=False
+    ),
+    "muon": Instance(
+        optim.muon,
+        FLAT_GEOMETRY,
+        FLAT,
+        {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": optim.by_path({"**": 0.5})},
+        still=False,
+    ),
+    "manifold_muon": Instance(
+        optim.manifold_muon,
+        small_geometry,
+        SMALL,
+        {"learning_rate": optax.linear_schedule(0.1, 0.0, 10), "momentum": 0.9},
+        static_args=("geometry",),
+    ),
+    "manifold_muon-lr0": Instance(
+        optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False
+    ),
+}

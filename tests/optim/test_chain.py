@@ -1,0 +1,146 @@
+"""The order of the links, and the aliases that get it right."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Axes, Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.norms import RMSToRMS
+from tests.optim.instances import abstract
+
+W = Stiefel(solver=FAST)
+GEOMETRY = {"w": W, "b": Euclidean()}
+SHAPES = abstract({"w": (6, 3), "b": (4,)})
+RATE = optax.scale_by_learning_rate(0.1)
+
+
+def steps(tx: Any, params: Any, count: int = 3) -> Any:
+    """Parameters after some steps with fixed, different gradients."""
+
+    def step(carry, grads):
+        params, state = carry
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    grads = jax.tree.map(
+        lambda x: jax.random.normal(jax.random.key(x.size), (count, *x.shape)), params
+    )
+    return jax.jit(lambda: jax.lax.scan(step, (params, tx.init(params)), grads))()[0]
+
+
+def start() -> Any:
+    return jax.jit(lambda: optim.init_tree(GEOMETRY, jax.random.key(0), SHAPES))()
+
+
+def test_the_alias_is_the_chain_one_would_write():
+    by_hand = optax.chain(
+        optax.clip_by_global_norm(1.0),
+        optax.trace(0.9, nesterov=True, accumulator_dtype=jnp.float32),
+        optim.scale_by_steepest(GEOMETRY),
+        optim.scale_by_budget({"w": 0.5, "b": 2.0}),
+        optax.add_decayed_weights(0.3, {"w": False, "b": True}),
+        RATE,
+        optim.retract(GEOMETRY),
+    )
+    alias = optim.manifold_muon(
+        0.1, GEOMETRY, 0.9, clip=1.0, weight_decay=0.3, budgets={"w": 0.5, "b": 2.0}
+    )
+    (wanted, _), (found, _) = steps(by_hand, start()), steps(alias, start())
+    for name in wanted:
+        np.testing.assert_allclose(found[name], wanted[name], atol=1e-6)
+
+
+def test_weight_decay_leaves_curved_leaves_alone():
+    params = start()
+    for decay in (0.3, lambda count: 0.3):
+        tx = optim.manifold_muon(0.1, GEOMETRY, weight_decay=decay)
+        still = jax.tree.map(jnp.zeros_like, params)
+        updates: Any = tx.update(still, tx.init(params), params)[0]
+        assert not jnp.any(updates["w"])
+        np.testing.assert_allclose(updates["b"], -0.03 * params["b"], rtol=1e-6)
+
+
+def test_muon_is_momentum_orthogonalised():
+    shapes = abstract({"w": (4, 6)})
+    geometry = Axes.transposed(Euclidean(RMSToRMS()))
+    params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
+    tx = optim.muon(0.1, geometry, 0.5, nesterov=True)
+    moved, _ = steps(tx, params, count=2)
+    grads = np.asarray(jax.random.normal(jax.random.key(24), (2, 4, 6)), np.float64)
+    trace, wanted = np.zeros((4, 6)), np.zeros((4, 6))
+    for grad in grads:
+        trace = grad + 0.5 * trace
+        u, _, vt = np.linalg.svd(grad + 0.5 * trace, full_matrices=False)
+        wanted -= 0.1 * np.sqrt(6 / 4) * u @ vt
+    np.testing.assert_allclose(moved["w"], wanted, atol=2e-4)
+
+
+def test_muon_refuses_curved_leaves():
+    with pytest.raises(ValueError, match="muon is for flat space, but \\['w'\\]"):
+        optim.muon(0.1, GEOMETRY).init(start())
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        lambda: (optim.retract(GEOMETRY), RATE),
+        lambda: (optim.chain(RATE, optim.retract(GEOMETRY)), optax.scale(2.0)),
+        lambda: (optim.manifold_muon(0.1, GEOMETRY), optax.scale(2.0)),
+    ],
+)
+def test_a_retract_that_is_not_last_is_refused(links):
+    with pytest.raises(ValueError, match="link 0 of 2 is a retract, but it must be last"):
+        optim.chain(*links())
+
+
+def test_chain_is_optax_chain():
+    assert type(optim.chain(RATE)) is type(optax.chain(RATE))
+    tx = optim.chain(optim.scale_by_steepest(GEOMETRY), RATE, optim.retract(GEOMETRY))
+    assert isinstance(tx, optax.GradientTransformationExtraArgs)
+    optim.check_chain(tx, GEOMETRY, SHAPES)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: optax.chain(optim.scale_by_steepest(GEOMETRY), optim.retract(GEOMETRY), RATE),
+        lambda: optax.chain(optim.scale_by_steepest(GEOMETRY), RATE),
+        lambda: optax.adam(0.1),
+    ],
+)
+def test_check_chain_finds_what_optax_cannot_see(wrong):
+    with pytest.raises(ValueError, match="have left their manifold, at distance {'w': "):
+        optim.check_chain(wrong(), GEOMETRY, SHAPES)
+
+
+def test_check_chain_does_not_pass_what_it_cannot_judge():
+    with pytest.raises(ValueError, match="saw no parameter move"):
+        optim.check_chain(optim.manifold_muon(0.0, GEOMETRY), GEOMETRY, SHAPES)
+    shapes = abstract({"v": (3,)})
+    with pytest.raises(ValueError, match="distance {'v': nan}"):
+        optim.check_chain(optax.scale(jnp.nan), Hypersphere(), shapes)
+
+
+def test_multi_steps_keeps_to_the_manifold():
+    tx = optax.MultiSteps(optim.manifold_muon(0.1, GEOMETRY), 2).gradient_transformation()
+    params, _ = steps(tx, start(), count=4)
+    assert optim.monitor_distance(GEOMETRY, params)["w"] < 1e-6
+    assert jnp.max(jnp.abs(params["w"] - start()["w"])) > 1e-2
+
+
+def test_hyperparameters_can_be_changed_by_hand():
+    make = optax.inject_hyperparams(optim.manifold_muon)
+    tx = make(learning_rate=0.1, geometry=GEOMETRY, weight_decay=0.1, clip=1.0)
+    params = start()
+    state: Any = tx.init(params)
+    assert set(state.hyperparams) == {"learning_rate", "momentum", "weight_decay", "clip"}
+    state.hyperparams["learning_rate"] = jnp.zeros(())
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, _ = jax.jit(tx.update)(grads, state, params)
+    assert not any(jnp.any(u) for u in jax.tree.leaves(updates))

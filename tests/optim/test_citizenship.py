@@ -1,0 +1,21 @@
+"""Every transformation of the table, with everything Optax and JAX wrap around it."""
+
+import pytest
+
+from manifoldmuon.testing import check_transformation
+from tests.optim.instances import INSTANCES
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_is_a_good_citizen(name):
+    instance = INSTANCES[name]
+    check_transformation(
+        instance.make_tx,
+        instance.params(),
+        instance.hyperparams(),
+        static_args=instance.static_args,
+        scale_free=instance.scale_free,
+        still=instance.still,
+        needs_params=instance.needs_params,
+        wrappers=instance.wrappers,
+    )

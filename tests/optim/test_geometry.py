@@ -1,0 +1,139 @@
+"""Which manifold each parameter gets, and the errors that name the parameter."""
+
+import re
+
+import equinox
+import flax.linen
+import flax.nnx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Axes, Euclidean, Hypersphere, Stiefel
+from tests.optim.instances import abstract
+
+W, B = Stiefel(), Euclidean()
+TREE = abstract({"blocks": [{"w": (4, 3), "b": (4,)}, {"w": (4, 3), "b": (4,)}], "head": (3, 3)})
+WANTED = {"blocks": [{"w": W, "b": B}, {"w": W, "b": B}], "head": W}
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        WANTED,
+        {"blocks": {"0": {"w": W, "b": B}, "1": {"w": W, "b": B}}, "head": W},
+        lambda path, leaf: B if path[-1] == jax.tree_util.DictKey("b") else W,
+        lambda path, leaf: B if optim.path_string(path).endswith("/b") else W,
+        optim.by_path({"blocks/*/b": B, "**/w": W, "head": W}),
+        optim.by_path({"**/b": B, "**": W}),
+        optim.by_path({re.compile(r"blocks/\d/b"): B, re.compile(r".*"): W}),
+        optim.by_path({"blocks/?/b": B, "blocks/**/w": W, "head/**": W}),
+    ],
+)
+def test_every_way_to_say_it_gives_the_same_tree(geometry):
+    assert optim.resolve(geometry, TREE) == WANTED
+
+
+def test_a_single_manifold_is_for_every_leaf():
+    assert optim.resolve(W, {"a": jnp.ones((3, 2)), "b": [jnp.ones((5, 4))]}) == {"a": W, "b": [W]}
+    assert optim.resolve(B, jnp.ones(3)) == B
+
+
+def test_a_prefix_stands_for_the_whole_branch():
+    tree = abstract({"mlp/~/linear": {"w": (3, 2)}, "mlp": {"x": (2, 2)}})
+    assert optim.resolve({"mlp/~/linear": W, "mlp/x": W}, tree)["mlp/~/linear"] == {"w": W}
+
+
+@pytest.mark.parametrize("hole", [None, optax.MaskedNode()])
+@pytest.mark.parametrize(
+    "geometry",
+    [{"a": W, "b": {"deep": B}}, optim.by_path({"a": W, "b/**": B}), lambda path, leaf: W],
+)
+def test_holes_pass_through_whatever_is_said_of_them(hole, geometry):
+    assert optim.resolve(geometry, {"a": jnp.ones((3, 2)), "b": hole}) == {"a": W, "b": hole}
+
+
+def test_patterns_for_a_masked_branch_may_go_unused():
+    geometry = optim.by_path({"a": W, "b/kernel": W, "b/bias": B})
+    tree = {"a": jnp.ones((3, 2)), "b": optax.MaskedNode()}
+    assert optim.resolve(geometry, tree)["a"] == W
+
+
+@pytest.mark.parametrize(
+    ("geometry", "error", "message"),
+    [
+        ({"blocks": WANTED["blocks"]}, ValueError, "'head' has no entries"),
+        (WANTED | {"tail": W}, ValueError, "['tail'] describe no parameter"),
+        (WANTED | {"head": {"deeper": W}}, ValueError, "'head' has no entries"),
+        (WANTED | {"head": Stiefel}, TypeError, "'head' is <class .*parentheses"),
+        (WANTED | {"head": "stiefel"}, TypeError, "'head' is 'stiefel', not a Manifold"),
+        (Stiefel, TypeError, "parentheses"),
+        (None, ValueError, "has no entries"),
+        (lambda path, leaf: None, TypeError, "'blocks/0/b' is None"),
+        (optim.by_path({"**/w": W, "**/b": B}), ValueError, "no pattern .*['head']"),
+        (optim.by_path({"**": W, "**/b": B}), ValueError, "the patterns ['**/b'] decide"),
+        (optim.by_path({"*": W, "blocks/*": B}), ValueError, "no pattern .*'blocks/0/b'"),
+        (W, ValueError, "'blocks/0/b': .*"),
+        (WANTED | {"head": Axes(W, 0, (1, 2))}, ValueError, "'head': .*"),
+    ],
+)
+def test_errors_name_the_path(geometry, error, message):
+    message = re.escape(message).replace(r"\.\*", ".*")
+    with pytest.raises(error, match=message):
+        optim.resolve(geometry, TREE)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
+def test_only_real_floating_point_parameters(dtype):
+    params = {"a": jnp.ones((3, 2)), "steps": jnp.zeros((3, 2), dtype)}
+    with pytest.raises(TypeError, match="'steps' has dtype"):
+        optim.resolve(W, params)
+
+
+def test_two_paths_that_read_the_same_are_refused():
+    params = {"a/b": jnp.ones((3, 2)), "a": {"b": jnp.ones((3, 2))}}
+    with pytest.raises(ValueError, match="'a/b'.* more than once"):
+        optim.resolve(W, params)
+
+
+def linen_params():
+    return flax.linen.Dense(4).init(jax.random.key(0), jnp.ones((1, 3)))
+
+
+def nnx_params():
+    return flax.nnx.state(flax.nnx.Linear(3, 4, rngs=flax.nnx.Rngs(0)), flax.nnx.Param)
+
+
+def equinox_params():
+    return equinox.filter(equinox.nn.Linear(3, 4, key=jax.random.key(0)), equinox.is_array)
+
+
+KERNELS = {"**/kernel/**": W, "**/bias/**": B}
+
+
+@pytest.mark.parametrize(
+    ("make", "rules"),
+    [(linen_params, KERNELS), (nnx_params, KERNELS), (equinox_params, {"weight": W, "bias": B})],
+)
+def test_frameworks(make, rules):
+    """The same lines train every container, on the manifold."""
+    params, geometry = make(), optim.by_path(rules)
+    params = optim.project_tree(geometry, params)
+    tx = optim.manifold_muon(0.1, geometry)
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+    moved = optax.apply_updates(params, updates)
+    assert jax.tree.structure(moved) == jax.tree.structure(params)
+    assert max(optim.monitor_distance(geometry, moved).values()) < 1e-5
+    assert all(jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (moved, params)), strict=True))
+
+
+def test_init_tree_gives_each_leaf_its_own_randomness():
+    geometry = Hypersphere()
+    few = optim.init_tree(geometry, jax.random.key(0), abstract({"a": (5,), "b": (5,)}))
+    more = optim.init_tree(geometry, jax.random.key(0), abstract({"0": (5,), "a": (5,), "b": (5,)}))
+    assert jnp.array_equal(few["a"], more["a"])
+    assert jnp.array_equal(few["b"], more["b"])
+    assert not jnp.array_equal(few["a"], few["b"])

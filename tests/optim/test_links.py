@@ -1,0 +1,204 @@
+"""What the links compute, against direct calls, NumPy and brute force."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.norms import RMSToRMS
+from manifoldmuon.optim._retract import difference
+from tests.optim.instances import INSTANCES, abstract
+
+
+def drawn(shapes: Any, seed: int = 0, dtype: Any = jnp.float32) -> Any:
+    leaves, treedef = jax.tree.flatten(abstract(shapes))
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    arrays = [jax.random.normal(k, x.shape, dtype) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(treedef, arrays)
+
+
+def test_leaves_solved_together_get_what_they_get_alone():
+    instance = INSTANCES["steepest"]
+    tx, params, grads = instance.tx(), instance.params(), instance.grads()
+    updates, state = jax.jit(tx.update)(grads, tx.init(params), params)
+    assert set(state.dual) <= set(params) == set(state.gap) == set(state.residual)
+    for name, manifold in instance.geometry.items():
+        alone = jax.jit(manifold.steepest)(
+            params[name], grads[name], manifold.init_dual(params[name].shape)
+        )
+        np.testing.assert_allclose(updates[name], alone.direction, atol=2e-6)
+        np.testing.assert_allclose(state.gap[name], alone.gap, atol=2e-6)
+        np.testing.assert_allclose(state.residual[name], alone.residual, atol=2e-6)
+    report = optim.monitor((state, optax.EmptyState()))
+    assert report == {"residual": state.residual, "gap": state.gap}
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted(Euclidean):
+    """Notes the shape with which it is called, and hands it on as a warm start that counts."""
+
+    def init_dual(self, shape):
+        return jnp.zeros(shape[:-1])
+
+    def steepest(self, point, grad, dual):
+        CALLS.append(point.shape)
+        return Euclidean().steepest(point, grad, dual)._replace(dual=dual + grad[..., 0])
+
+
+CALLS: list[tuple[int, ...]] = []
+
+
+def test_the_number_of_solvers_does_not_grow_with_depth():
+    params = drawn({str(i): (4, 3) for i in range(12)} | {"other": (5, 3)})
+    tx = optim.scale_by_steepest(Counted())
+    CALLS.clear()
+    jax.eval_shape(tx.update, params, tx.init(params), params)
+    assert len(CALLS) == 2
+
+
+def test_warm_starts_are_handed_on_and_survive_a_nan():
+    params = drawn({"a": (2, 3), "b": (2, 3), "c": (3,)})
+    tx = optim.scale_by_steepest(Counted())
+    update = jax.jit(tx.update)
+    grads = jax.tree.map(jnp.ones_like, params)
+    state = tx.init(params)
+    _, state = update(grads, state, params)
+    _, state = update(grads | {"a": jnp.full((2, 3), jnp.nan)}, state, params)
+    np.testing.assert_array_equal(state.dual["a"], [1.0, 1.0])
+    np.testing.assert_array_equal(state.dual["b"], [2.0, 2.0])
+    assert state.dual["c"] == 2.0
+    assert np.isnan(state.gap["a"]).all()
+
+
+def test_budgets_multiply():
+    updates = drawn({"a": {"b": (2,), "c": (3,)}, "d": (4,)}, dtype=jnp.bfloat16)
+    expected = {"a/b": 0.5, "a/c": 0.5, "d": 2.0}
+    for budgets in (
+        {"a": 0.5, "d": 2},
+        optim.by_path({"a/*": 0.5, "d": 2.0}),
+        lambda path, leaf: 2.0 if leaf.shape == (4,) else 0.5,
+    ):
+        tx = optim.scale_by_budget(budgets)
+        scaled, _ = tx.update(updates, tx.init(updates))
+        pairs = jax.tree_util.tree_flatten_with_path(scaled)[0]
+        for (path, leaf), before in zip(pairs, jax.tree.leaves(updates), strict=True):
+            assert leaf.dtype == jnp.bfloat16
+            wanted = np.asarray(before, np.float32) * expected[optim.path_string(path)]
+            np.testing.assert_array_equal(np.asarray(leaf, np.float32), wanted)
+
+
+@pytest.mark.parametrize(
+    ("budgets", "error", "message"),
+    [
+        ({"a": 1.0}, ValueError, "'b' has no entries"),
+        ({"a": 1.0, "b": "half"}, TypeError, "the budget of 'b' is 'half'"),
+        ({"a": True, "b": 1.0}, TypeError, "the budget of 'a' is True"),
+        ({"a": -1.0, "b": 1.0}, ValueError, "the budget of 'a' is -1.0"),
+        ({"a": float("nan"), "b": 1.0}, ValueError, "the budget of 'a' is nan"),
+        (lambda path, leaf: None, TypeError, "the budget of 'a' is None"),
+    ],
+)
+def test_budget_errors(budgets, error, message):
+    tx = optim.scale_by_budget(budgets)
+    with pytest.raises(error, match=message):
+        tx.update(drawn({"a": (2,), "b": (2,)}), optax.EmptyState())
+
+
+def test_retract_emits_the_step_to_the_retracted_point():
+    params = {"w": Stiefel().random_point(jax.random.key(0), (6, 3), jnp.float32)}
+    step = {"w": 0.3 * Stiefel().tangent(params["w"], drawn((6, 3), 1))}
+    tx = optim.retract(Stiefel())
+    updates, _ = jax.jit(tx.update)(step, tx.init(params), params)
+    landed: Any = optax.apply_updates(params, updates)
+    moved = np.asarray(landed["w"], np.float64)
+    u, _, vt = np.linalg.svd(np.asarray(params["w"], np.float64) + np.asarray(step["w"]))
+    np.testing.assert_allclose(moved, u[:, :3] @ vt, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_low_precision_lands_as_near_as_any_update_could(dtype):
+    """Against every update within four units in the last place of the one that is emitted."""
+    point = drawn((2000,), 0, dtype)
+    target = drawn((2000,), 1)
+    # Points and targets of one sign and of similar size: what a step really meets.
+    near = jnp.asarray(point, jnp.float32) * (1 + 0.3 * jnp.abs(target))
+    update = difference(near, point)
+    assert update.dtype == dtype
+    bits = jax.lax.bitcast_convert_type(update, jnp.int16)[None] + jnp.arange(-4, 5)[:, None]
+    others = jax.lax.bitcast_convert_type(bits.astype(jnp.int16), dtype)
+
+    def miss(u):
+        return np.abs(np.asarray(point + u, np.float64) - np.asarray(near, np.float64))
+
+    best = np.nanmin(miss(others), axis=0)  # the neighbours of 0 in bits may be NaN
+    np.testing.assert_array_equal(miss(update), best)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_long_walk_stays_on_the_manifold(dtype):
+    geometry = {"w": Stiefel(solver=FAST), "v": Hypersphere(radius=2.0)}
+    shapes = abstract({"w": (8, 4), "v": (6,)})
+    params = optim.init_tree(geometry, jax.random.key(0), shapes)
+    params = jax.tree.map(lambda x: x.astype(dtype), params)
+    tx = optim.manifold_muon(0.05, geometry)
+
+    def step(carry, key):
+        params, state = carry
+        grads = jax.tree.map(lambda x: jax.random.normal(key, x.shape), params)
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), optim.monitor_distance(geometry, params)
+
+    keys = jax.random.split(jax.random.key(1), 300)
+    start = params, tx.init(params)
+    (end, _), distances = jax.jit(lambda c: jax.lax.scan(step, c, keys))(start)
+    assert end["w"].dtype == dtype
+    # One rounding of the entries, from the first step to the last: sqrt(m n) halves of an ulp.
+    allowed = 0.5 * float(jnp.finfo(dtype).eps) * np.sqrt(8 * 4)
+    for walked in distances.values():
+        assert float(jnp.max(walked)) <= max(allowed, 1e-6)
+
+
+def test_errors_of_update():
+    params = {"a": jnp.ones(3), "b": jnp.ones(3)}
+    for tx in (optim.scale_by_steepest(Euclidean()), optim.retract(Euclidean())):
+        state = tx.init(params)
+        with pytest.raises(ValueError, match="needs the current parameters"):
+            tx.update(params, state)
+        with pytest.raises(ValueError, match="parameters without an update \\['b'\\]"):
+            tx.update({"a": jnp.ones(3)}, state, params)
+        with pytest.raises(ValueError, match="the update of 'b' has shape \\(4,\\)"):
+            tx.update(params | {"b": jnp.ones(4)}, state, params)
+        with pytest.raises(TypeError, match="the update of 'b' has dtype int32"):
+            tx.update(params | {"b": jnp.ones(3, jnp.int32)}, state, params)
+        missing: Any = params | {"b": None}
+        kept: Any = tx.update(missing, state, params)[0]
+        assert kept["b"] is None
+    tx = optim.scale_by_steepest(Euclidean())
+    other = tx.init({"a": jnp.ones(3)})
+    with pytest.raises(ValueError, match="knows no parameters \\['b'\\]"):
+        tx.update(params, other, params)
+
+
+def test_monitor_reads_any_composition():
+    params = drawn({"a": (4, 3), "b": (4, 3)})
+    geometry = Euclidean(RMSToRMS())
+    links: dict[Any, Any] = {"x": optim.muon(0.1, geometry), "y": optim.scale_by_steepest(geometry)}
+    tx = optax.MultiSteps(optax.partition(links, {"a": "x", "b": "y"}), 2)
+    report = optim.monitor(tx.init(params))
+    assert {name: set(found) for name, found in report.items()} == {
+        "residual": {"a", "b"},
+        "gap": {"a", "b"},
+    }
+    with pytest.raises(ValueError, match="no scale_by_steepest"):
+        optim.monitor(optax.adam(0.1).init(params))
+    both = (links["y"].init(params), links["y"].init(params))
+    with pytest.raises(ValueError, match="\\['a', 'b'\\]"):
+        optim.monitor(both)

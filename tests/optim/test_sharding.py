@@ -1,0 +1,67 @@
+"""Sharded parameters on eight devices, on meshes whose axes are automatic or explicit."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.testing import check_sharding
+from tests.optim.instances import Instance
+
+MESHES = {
+    "automatic": ((8,), ("x",), (AxisType.Auto,)),
+    "explicit": ((8,), ("x",), (AxisType.Explicit,)),
+    "both": ((4, 2), ("x", "y"), (AxisType.Explicit, AxisType.Auto)),
+}
+# Three leaves of one kind do not divide among eight devices, nor does the axis of length 5.
+SHAPES = {"m": {"1": (16, 8), "2": (16, 8), "3": (16, 8)}, "stack": (8, 5), "bias": (5,)}
+LAYOUT = {
+    "m": {"1": ("x", None), "2": ("x", None), "3": (None, "x")},
+    "stack": ("x", None),
+    "bias": (None,),
+}
+GEOMETRY = {"m": Stiefel(solver=FAST), "stack": Hypersphere(), "bias": Euclidean()}
+
+
+def shardings(mesh: jax.sharding.Mesh) -> dict:
+    return jax.tree.map(
+        lambda spec: NamedSharding(mesh, PartitionSpec(*spec)),
+        LAYOUT,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_sharded_parameters_take_the_same_steps(mesh):
+    mesh = jax.make_mesh(*MESHES[mesh])
+    instance = Instance(
+        optim.manifold_muon,
+        GEOMETRY,
+        SHAPES,
+        {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": 0.5},
+    )
+    check_sharding(instance.tx(), instance.params(), instance.grads(), shardings(mesh))
+
+
+def test_trees_on_an_explicit_mesh():
+    mesh = jax.make_mesh(*MESHES["explicit"])
+    instance = Instance(optim.retract, GEOMETRY, SHAPES)
+    params = instance.params()
+    doubled = jax.tree.map(lambda x: 2 * x, params)
+
+    @jax.jit
+    def tour(doubled):
+        projected = optim.project_tree(GEOMETRY, doubled)
+        drawn = optim.init_tree(GEOMETRY, jax.random.key(3), doubled)
+        return projected, drawn, optim.distance_tree(GEOMETRY, doubled)
+
+    found = tour(jax.device_put(doubled, shardings(mesh)))
+    for wanted, got in zip(jax.tree.leaves(tour(doubled)), jax.tree.leaves(found), strict=True):
+        assert jnp.allclose(jax.device_get(got), wanted, atol=1e-5)
+    for got in found[:2]:
+        assert jax.tree.map(jax.typeof, got) == jax.tree.map(
+            jax.typeof, jax.device_put(doubled, shardings(mesh))
+        )
