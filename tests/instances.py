@@ -54,10 +54,8 @@ class ManifoldCase(NamedTuple):
 
 NORMS = [
     NormCase("frobenius matrix", Frobenius(), (5, 3)),
-    NormCase("frobenius vector", Frobenius(ndim=1), (7,)),
     NormCase("frobenius scalar", Frobenius(ndim=0), ()),
     NormCase("infinity", Infinity(), (2, 4, 3)),
-    NormCase("infinity vector", Infinity(ndim=1), (6,)),
     NormCase("spectral tall", Spectral(), (6, 4)),
     NormCase("spectral wide stack", Spectral(), (2, 3, 5)),
     NormCase("spectral row", Spectral(), (1, 5)),
@@ -79,9 +77,8 @@ FLAT = [
 ]
 
 SPHERES = [
-    ManifoldCase("sphere", Hypersphere(), (6,)),
-    ManifoldCase("spheres of radius 3", Hypersphere(3.0), (2, 5)),
     ManifoldCase("sphere of a matrix", Hypersphere(RootDim(), ndim=2), (4, 3)),
+    ManifoldCase("spheres of radius 3", Hypersphere(3.0), (2, 5)),
     ManifoldCase("sphere by great circles", Hypersphere(2.0, retraction=Geodesic()), (5,)),
     ManifoldCase("embedding rows", EmbeddingRows(), (7, 4)),
     ManifoldCase("embedding columns", Axes.transposed(EmbeddingRows(2.0)), (4, 7)),
@@ -95,20 +92,11 @@ SQUARE = [
 ]
 
 STIEFEL = [
-    ManifoldCase("stiefel tall", Stiefel(), (10, 4), gap=1e-2),
-    ManifoldCase("stiefel wide, scaled", Stiefel(FanRatio()), (3, 9), gap=1e-2),
+    ManifoldCase("stiefel tall", Stiefel(), (10, 4)),
+    ManifoldCase("stiefel wide, scaled", Stiefel(FanRatio()), (3, 9)),
     ManifoldCase("stiefel square", Stiefel(1.5), (4, 4)),
-    ManifoldCase("stiefel column", Stiefel(), (6, 1), gap=1e-2),
-    ManifoldCase("stiefel flax kernel", Axes(Stiefel(), 0, 1), (4, 10), gap=1e-2),
-    ManifoldCase("stiefel taps", Axes(Stiefel(), in_axes=2, out_axes=3), (2, 1, 3, 8), gap=1e-2),
+    ManifoldCase("stiefel column", Stiefel(), (6, 1)),
+    ManifoldCase("stiefel taps", Axes(Stiefel(), in_axes=2, out_axes=3), (2, 1, 3, 8)),
 ]
 
 MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL]
-
-# Retraction, and how far from the set a step of spectral norm 1 may end.
-RETRACTIONS: list[tuple[Retraction, float]] = [
-    (QR(), 2e-6),
-    (Cayley(), 2e-6),
-    (Exponential(), 4e-6),
-    (Analytic(), 2e-6),
-]

@@ -276,12 +276,14 @@ def _check_copies(case: _Case) -> None:
     grads = np.stack([case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.other])
     vectors = np.stack([case.vector, spoilt, case.other, case.grad])
     stacked = case.ask(points, grads, vectors)
-    mapped = _jitted(jax.vmap(lambda *x: _ask(case.manifold, *x)))(points, grads, vectors)
+    dual = case.manifold.init_dual(case.shape)
+    steepest = jax.vmap(lambda p, g: case.manifold.steepest(p, g, dual).direction)
+    mapped = _jitted(steepest)(points, grads)
     pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
     for index in (0, 2, 3):
         alone = case.ask(points[index], grads[index], vectors[index])
         _agree_all("stack = loop", pick(stacked, index), alone, case)
-        _agree_all("vmap = loop", pick(mapped, index), alone, case)
+        agree("vmap = loop (direction)", mapped[index], alone.direction, case.tolerance)
     bad = pick(stacked, 1)
     for name in ("direction", "tangent", "moved"):
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
@@ -312,6 +314,6 @@ def _check_short_dtype(case: _Case, key: PRNGKeyArray) -> None:
     rounded = case.ask(*(x.astype(np.float32) for x in short))
     for name in ("projected", "tangent", "direction", "moved"):
         exact = getattr(rounded, name)
-        largest = np.max(np.abs(exact))
+        largest = max(np.max(np.abs(exact)), 1e-30)
         law = f"bf16: float32 arithmetic ({name})"
         agree(law, wide(getattr(answers, name)) / largest, exact / largest, 2.0**-7)
