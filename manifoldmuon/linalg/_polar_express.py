@@ -58,9 +58,9 @@ def polar_express(
     head: list[Coefficients] = []
     low, high = float(lower), 1.0
     for _ in range(_ENOUGH if steps is None else steps):
-        step = _best(max(low, cushion * high), high * safety, degree)
+        step, top = _best(max(low, cushion * high), high * safety, degree)
         # With a cushion the step is centred on the wrong interval: centre it on the true one.
-        centre = (_value(step, low) + _value(step, high * safety)) / 2
+        centre = (_value(step, low) + top) / 2
         head.append(tuple(float(c / centre) for c in step))
         low = _value(step, low) / centre
         high = 2 - low
@@ -69,12 +69,15 @@ def polar_express(
     return Schedule(tuple(head), _TAYLOR[degree][1])
 
 
-def _best(low: float, high: float, degree: int) -> np.ndarray:
+def _best(low: float, high: float, degree: int) -> tuple[np.ndarray, float]:
+    """The best step for `[low, high]` and its largest value there."""
     width, taylor = _TAYLOR[degree]
     if high - low < width * high:
         middle = (low + high) / 2
-        return np.array([c / middle ** (2 * k + 1) for k, c in enumerate(taylor)])
-    return minimax_odd(low, high, degree)[0]
+        step = np.array([c / middle ** (2 * k + 1) for k, c in enumerate(taylor)])
+        return step, max(1.0, _value(step, high))
+    step, error = minimax_odd(low, high, degree)
+    return step, 1 + error
 
 
 def _value(step: np.ndarray, x: float) -> float:
@@ -89,6 +92,6 @@ def _check(lower, degree, steps, safety, cushion):
     if steps is not None and operator.index(steps) < 1:
         raise ValueError(f"steps must be at least 1; got {steps!r}")
     if not (1 <= safety <= 1.1 and math.isfinite(safety)):
-        raise ValueError(f"safety must lie between 1 and 1.1; got {safety!r}")
+        raise ValueError(f"safety must be between 1 and 1.1; got {safety!r}")
     if not 0 <= cushion < 0.5:
         raise ValueError(f"cushion must be at least 0 and below 0.5; got {cushion!r}")

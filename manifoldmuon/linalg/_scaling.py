@@ -81,7 +81,8 @@ def _lift(x: Float[Array, "..."], axes) -> tuple[Float[Array, "..."], Int[Array,
     """
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     magnitude = bits & 0x7FFFFFFF
-    tiny = jnp.max(magnitude, axis=axes, initial=0) < (127 + _TINY) << 23
+    most = jnp.max(magnitude, axis=axes, initial=0)
+    tiny = (most > 0) & (most < (127 + _TINY) << 23)
     units = jnp.where(bits < 0, -magnitude, magnitude).astype(x.dtype)
     raised = jnp.where(magnitude < 1 << 23, units * 2.0 ** (_LIFT - 149), x * 2.0**_LIFT)
     return jnp.where(jnp.expand_dims(tiny, axes), raised, x), jnp.where(tiny, _LIFT, 0)

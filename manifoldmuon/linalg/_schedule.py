@@ -67,7 +67,7 @@ class Schedule:
         x = np.asarray(values, np.float64)
         for step in self.coefficients:
             x = x * np.polynomial.polynomial.polyval(x * x, step)
-        return x
+        return np.asarray(x)
 
 
 def _over_1024(*steps: tuple[int, int, int]) -> tuple[Coefficients, ...]:

@@ -1,0 +1,73 @@
+"""The table of methods: a new one is a row here, and every law is checked for it."""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from manifoldmuon.linalg import (
+    CUBIC,
+    DEFAULT_MSIGN,
+    MODULA_SIX_STEP,
+    MUON,
+    POLAR_EXPRESS,
+    QDWH,
+    QUINTIC,
+    SVD,
+    GramEigh,
+    InverseRoot,
+    MsignMethod,
+    NewtonSchulz,
+    Sketch,
+    polar_express,
+)
+
+
+class MethodCase(NamedTuple):
+    """A method, how orthogonal its answers are in units of eps sqrt(n), and how close to the
+    true polar factor in units of eps times the condition number."""
+
+    name: str
+    method: MsignMethod
+    orthogonality: float = 10.0
+    forward: float = 8.0
+
+
+# In float32 up to a condition number of 1e6.
+ACCURATE = [
+    MethodCase("default", DEFAULT_MSIGN),
+    MethodCase("direct form", NewtonSchulz(DEFAULT_MSIGN.schedule, gram=False)),
+    MethodCase("gram form", NewtonSchulz(DEFAULT_MSIGN.schedule, gram=True)),
+    MethodCase("degree 7", NewtonSchulz(polar_express(3e-7, 7, safety=1.0001, cushion=0.05))),
+    MethodCase("degree 3", NewtonSchulz(polar_express(3e-7, 3, safety=1.0001, cushion=0.05))),
+    MethodCase("cubic", NewtonSchulz(CUBIC.with_steps(42))),
+    MethodCase("svd", SVD()),
+    MethodCase("qdwh", QDWH()),
+    MethodCase("gram eigh", GramEigh(), forward=64.0),
+    MethodCase("inverse root", InverseRoot()),
+]
+
+OTHERS = [
+    MethodCase("published polar express", NewtonSchulz(POLAR_EXPRESS)),
+    MethodCase("quintic", NewtonSchulz(QUINTIC), math.inf),
+    MethodCase("muon", NewtonSchulz(MUON, frobenius=True), math.inf),
+    MethodCase("six steps", NewtonSchulz(MODULA_SIX_STEP), math.inf),
+    MethodCase("sketch of rank 2", Sketch(2, oversample=0), math.inf),
+]
+
+METHODS = [*ACCURATE, *OTHERS]
+
+
+def conditioned(shape: tuple[int, int], condition: float) -> np.ndarray:
+    """A float64 matrix with geometrically spaced singular values from 1 down."""
+    (m, n), rng = shape, np.random.default_rng(0)
+    k = min(m, n)
+    left = np.linalg.qr(rng.standard_normal((m, k)))[0]
+    right = np.linalg.qr(rng.standard_normal((n, k)))[0]
+    return (left * np.geomspace(1, 1 / condition, k)) @ right.T
+
+
+def polar(x: np.ndarray) -> np.ndarray:
+    """The polar factor by a float64 SVD."""
+    left, _, right = np.linalg.svd(np.asarray(x, np.float64), full_matrices=False)
+    return left @ right

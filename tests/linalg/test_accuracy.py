@@ -1,0 +1,35 @@
+"""Orthogonality and forward error in float32, against a float64 SVD."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import msign
+from tests.linalg.instances import ACCURATE, MethodCase, conditioned, polar
+
+EPS = float(np.finfo(np.float32).eps)
+CONDITIONS = (1.0, 1e3, 1e6)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (24, 96)], ids=str)
+@pytest.mark.parametrize("case", ACCURATE, ids=lambda case: case.name)
+def test_up_to_a_condition_number_of_a_million(case: MethodCase, shape):
+    x = np.stack([conditioned(shape, c) for c in CONDITIONS]).astype(np.float32)
+    found = np.asarray(msign(jnp.asarray(x), case.method), np.float64)
+    n = min(shape)
+    for matrix, q, condition in zip(x, found, CONDITIONS, strict=True):
+        tall = q if shape[0] >= shape[1] else q.T
+        assert np.linalg.norm(tall.T @ tall - np.eye(n)) <= 10 * EPS * np.sqrt(n)
+        if condition < 1e6:  # a float32 matrix of condition 1e6 hardly has a polar factor
+            error = np.linalg.norm(q - polar(matrix)) / np.sqrt(n)
+            assert error <= case.forward * EPS * condition
+
+
+@pytest.mark.parametrize("top", [1, 16])
+def test_a_few_large_singular_values_among_tiny_ones(top):
+    """The largest value lies at the bound by which the matrix is divided, and must not escape."""
+    rng = np.random.default_rng(1)
+    left, right = (np.linalg.qr(rng.standard_normal((32, 32)))[0] for _ in range(2))
+    x = (left * np.where(np.arange(32) < top, 1, 1e-5)) @ right
+    q = np.asarray(msign(jnp.asarray(x, jnp.float32)), np.float64)
+    assert np.linalg.norm(q.T @ q - np.eye(32)) <= 10 * EPS * np.sqrt(32)

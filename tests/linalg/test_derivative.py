@@ -1,0 +1,98 @@
+"""The derivative of msign against the closed formula and differences, in float64 NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import MUON, SVD, NewtonSchulz, msign
+from tests.linalg.instances import conditioned, polar
+
+
+@jax.jit
+def derivatives(x, e, c):
+    """Forwards along e, and backwards from the weights c."""
+    return jax.jvp(msign, (x,), (e,))[1], jax.grad(lambda x: jnp.sum(c * msign(x)))(x)
+
+
+@jax.jit
+def second(x, e, c):
+    """The second derivative of `<c, msign(x + t e)>` at t = 0."""
+    return jax.grad(jax.grad(lambda t: jnp.sum(c * msign(x + t * e))))(0.0)
+
+
+def single(*arrays):
+    return [jnp.asarray(a, jnp.float32) for a in arrays]
+
+
+def formula(x: np.ndarray, e: np.ndarray) -> np.ndarray:
+    """U [(F - F^T) / (s_i + s_j)] V^T + (I - U U^T) E V S^-1 V^T for a tall x."""
+    if x.shape[0] < x.shape[1]:
+        return formula(x.T, e.T).T
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    f = u.T @ e @ vt.T
+    outside = e - u @ (u.T @ e)
+    return u @ ((f - f.T) / (s[:, None] + s)) @ vt + outside @ (vt.T / s) @ vt
+
+
+@pytest.mark.parametrize("condition", [1.0, 20.0], ids=["orthonormal", "general"])
+@pytest.mark.parametrize("shape", [(6, 4), (4, 4), (3, 5)], ids=str)
+def test_jvp_and_grad_are_the_closed_formula(shape, condition):
+    x = conditioned(shape, condition)
+    rng = np.random.default_rng(1)
+    e, c = rng.standard_normal((2, *shape))
+    expected = formula(x, e)
+    tol = 2e-6 * condition
+    difference = (polar(x + 1e-5 * e) - polar(x - 1e-5 * e)) / 2e-5
+    np.testing.assert_allclose(difference, expected, atol=1e-6 * condition**3)
+    found, pull = derivatives(*single(x, e, c))
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(found / scale, expected / scale, atol=tol)
+    np.testing.assert_allclose(np.sum(pull * e), np.sum(c * expected), atol=10 * tol * scale)
+
+
+@pytest.mark.parametrize("method", [SVD(), NewtonSchulz(MUON)], ids=["svd", "muon"])
+def test_every_method_has_the_derivative_of_the_exact_factor(method):
+    x, e = conditioned((5, 3), 3.0), np.random.default_rng(2).standard_normal((5, 3))
+    x32, e32 = single(x, e)
+    _, found = jax.jvp(lambda x: msign(x, method), (x32,), (e32,))
+    np.testing.assert_allclose(found, formula(x, e), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("condition", [1.0, 3.0], ids=["orthonormal", "general"])
+def test_second_derivative(condition):
+    x, rng = conditioned((4, 3), condition), np.random.default_rng(3)
+    e, c = rng.standard_normal((2, 4, 3)) / 4
+    h = 1e-3
+    up, here, down = (np.sum(c * polar(x + t * e)) for t in (h, 0, -h))
+    found = second(*single(x, e, c))
+    np.testing.assert_allclose(found, (up - 2 * here + down) / h**2, rtol=2e-3, atol=1e-4)
+
+
+def test_scale_of_the_derivative_and_of_short_dtypes():
+    x = jnp.asarray(conditioned((4, 3), 3.0), jnp.float32)
+    pull = jax.grad(lambda x: jnp.sum(msign(x)[0]))
+    np.testing.assert_allclose(pull(x * 2.0**60) * 2.0**60, pull(x), rtol=1e-6, atol=1e-6)
+    short = pull(x.astype(jnp.bfloat16))
+    assert short.dtype == jnp.bfloat16
+    rounded = pull(x.astype(jnp.bfloat16).astype(jnp.float32))
+    np.testing.assert_allclose(short.astype(jnp.float32), rounded, atol=0.05)
+    assert np.abs(rounded).max() > 0.5
+
+
+def test_missing_directions_contribute_zero():
+    """Rank one: the derivative on the range and co-range is that of the full-rank block."""
+    x = jnp.zeros((4, 3)).at[0, 0].set(2.0)
+    inside = jnp.zeros((4, 3)).at[1, 0].set(1.0)
+    outside = jnp.zeros((4, 3)).at[1, 1].set(1.0)
+    for e, expected in ((inside, inside / 2), (outside, 0 * x)):
+        np.testing.assert_allclose(jax.jvp(msign, (x,), (e,))[1], expected, atol=1e-6)
+
+
+def test_finite_at_zero_and_a_nan_stays_apart():
+    ones = jnp.ones((3, 4, 3))
+    x = jnp.asarray([0.0, 1.0, jnp.nan])[:, None, None] * ones
+    _, (zero, rank_one, nan) = derivatives(x, ones, ones)
+    assert not np.any(zero)
+    np.testing.assert_allclose(rank_one, 0, atol=1e-6)  # along the singular vectors
+    assert np.isnan(nan).all()

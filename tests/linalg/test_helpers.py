@@ -1,0 +1,75 @@
+"""Scaling by powers of two, symmetric parts and products."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import mT, prescale, product, skew, sym, times_power_of_two, upcast
+
+TOPS = [1.0, 1.5, -3.0, 1e-30, 1e30, 2.0**-126, 2.0**-149, -(2.0**-130), 3.4e38]
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_prescale_is_exact(top):
+    x = np.array([[top, top / 2], [0, -top / 4]], np.float32)
+    scaled, exponent = prescale(jnp.asarray(x), 2)
+    assert 1 <= np.abs(scaled).max() < 2
+    back = np.ldexp(np.asarray(scaled, np.float64), int(exponent))
+    np.testing.assert_array_equal(back, x.astype(np.float64))
+
+
+def test_prescale_block_by_block():
+    x = np.ones((5, 3), np.float32)
+    x[1], x[2], x[3, 0], x[4, 2] = 0, 1e-40, np.nan, np.inf
+    scaled, exponent = prescale(jnp.asarray(x), 1)
+    np.testing.assert_array_equal(scaled[:2], [[1] * 3, [0] * 3])
+    np.testing.assert_array_equal(exponent, [0, 0, -133, 0, 0])
+    assert np.isnan(scaled[3:]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_short_dtypes_become_float32(dtype):
+    assert upcast(jnp.ones(2, dtype)).dtype == jnp.float32
+    assert prescale(jnp.ones(2, dtype), 1)[0].dtype == jnp.float32
+    # The smallest bfloat16 is a float32 denormal.
+    smallest = jnp.asarray(np.array([float(jnp.finfo(dtype).smallest_subnormal)]), dtype)
+    assert prescale(smallest, 1)[0] == 1
+
+
+def test_prescale_of_nothing_and_of_too_few_axes():
+    scaled, exponent = prescale(jnp.zeros((2, 0, 3)), 2)
+    assert scaled.shape == (2, 0, 3)
+    np.testing.assert_array_equal(exponent, [0, 0])
+    with pytest.raises(ValueError, match="at least 2 axes"):
+        prescale(jnp.ones(3), 2)
+
+
+def test_prescale_is_differentiable_as_a_constant_factor():
+    x = jnp.array([3.0, 5.0])
+    np.testing.assert_array_equal(jax.jacobian(lambda x: prescale(x, 1)[0])(x), np.eye(2) / 4)
+
+
+def test_times_power_of_two_beyond_one_factor():
+    x = jnp.array([[2.0**-120, 3.0], [1.0, 1.0]])
+    found = times_power_of_two(x, jnp.array([200, -126]), ndim=1)
+    np.testing.assert_array_equal(found, [[2.0**80, np.inf], [2.0**-126] * 2])
+
+
+def test_symmetric_and_skew_parts():
+    x = np.random.default_rng(0).standard_normal((2, 3, 3)).astype(np.float32)
+    s, k = sym(jnp.asarray(x)), skew(jnp.asarray(x))
+    np.testing.assert_array_equal(s, mT(s))
+    np.testing.assert_array_equal(k, -mT(k))
+    np.testing.assert_allclose(s + k, x, rtol=1e-6)
+    huge = jnp.full((2, 2), 3e38)
+    np.testing.assert_array_equal(sym(huge), huge)
+
+
+def test_product_sums_in_float32():
+    x = jnp.ones((1, 600), jnp.bfloat16)
+    exact = product(x, mT(x))
+    assert exact.dtype == jnp.float32
+    assert exact == 600  # bfloat16 has no 600: its neighbours are 600 +- 4 only by luck of 8
+    rounded = product(jnp.full((1, 1), 1.001), jnp.ones((1, 1)), operands=jnp.bfloat16)
+    assert rounded == 1

@@ -1,0 +1,75 @@
+"""Inverse roots of symmetric matrices, against eigenvalues in float64."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import CUBIC, inverse_root, inverse_sqrt, polar_express
+from tests.linalg.instances import conditioned, polar
+
+EPS = float(np.finfo(np.float32).eps)
+
+
+def gram_of(condition: float, n: int = 6) -> np.ndarray:
+    x = conditioned((2 * n, n), condition)
+    return x.T @ x
+
+
+def root_of(s: np.ndarray, power: float) -> np.ndarray:
+    values, vectors = np.linalg.eigh(s)
+    return vectors * values**power @ vectors.T
+
+
+@pytest.mark.parametrize("schedule", [None, CUBIC], ids=["default", "cubic"])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_inverse_sqrt(scale, schedule):
+    s = np.stack([scale * gram_of(c) for c in (1.0, 10.0, 100.0)])
+    options = {} if schedule is None else {"schedule": schedule}
+    found = np.asarray(inverse_sqrt(jnp.asarray(s, jnp.float32), **options), np.float64)
+    np.testing.assert_array_equal(found, np.swapaxes(found, -1, -2))
+    for one, q, condition in zip(s, found, (1, 1e2, 1e4), strict=True):
+        expected = root_of(one, -0.5)
+        error = np.abs(q - expected).max() / np.abs(expected).max()
+        assert error <= 10 * EPS * condition
+
+
+@pytest.mark.parametrize("bound", [1.25, "array"])
+def test_inverse_sqrt_near_the_identity_in_two_steps(bound):
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal((3, 9, 5))
+    v *= 0.5 / np.linalg.norm(v, 2, axis=(-2, -1), keepdims=True)
+    s = np.eye(5) + np.swapaxes(v, -1, -2) @ v
+    limit = jnp.full(3, 1.25) if bound == "array" else bound
+    schedule = polar_express(1 / np.sqrt(1.25), steps=2)
+    found = inverse_sqrt(jnp.asarray(s, jnp.float32), schedule, limit)
+    np.testing.assert_allclose(found, [root_of(one, -0.5) for one in s], atol=4 * EPS)
+
+
+def test_inverse_sqrt_of_singular_and_bad_matrices():
+    spoilt = jnp.stack([jnp.zeros((4, 4)), jnp.ones((4, 4)), jnp.full((4, 4), jnp.nan)])
+    zero, one, nan = np.asarray(inverse_sqrt(spoilt))
+    assert np.isfinite(zero).all()
+    u = np.full(4, 0.5)
+    np.testing.assert_allclose(u @ one @ u, 0.5, rtol=1e-4)
+    assert np.isfinite(one).all()
+    assert np.isnan(nan).all()
+
+
+@pytest.mark.parametrize("root", [1, 2, 3, 4])
+def test_inverse_root(root):
+    s = np.stack([gram_of(c) * 3 for c in (1.0, 10.0)])
+    found = inverse_root(jnp.asarray(s, jnp.float32), root)
+    expected = np.stack([root_of(one, -1 / root) for one in s])
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
+
+
+def test_two_fourth_roots_are_shampoo_and_msign():
+    g = conditioned((4, 4), 5.0).astype(np.float32)
+    left, right = (inverse_root(jnp.asarray(s), 4) for s in (g @ g.T, g.T @ g))
+    np.testing.assert_allclose(left @ g @ right, polar(g), atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{"root": 0}, {"steps": 0}, {"ridge": -1.0}], ids=str)
+def test_inverse_root_refuses(options):
+    with pytest.raises(ValueError, match="must be at least 1 and ridge not negative"):
+        inverse_root(jnp.eye(2), **options)

@@ -1,0 +1,94 @@
+"""msign at the edges: empty and rank-deficient matrices, transformations, wrong arguments."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import DEFAULT_MSIGN, QDWH, SVD, GramEigh, InverseRoot, MsignMethod, msign
+from tests.linalg.instances import conditioned, polar
+
+DIRECT = [DEFAULT_MSIGN, SVD(), GramEigh(), InverseRoot()]
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 4), (0, 3, 4)], ids=str)
+def test_empty(shape):
+    found = msign(jnp.zeros(shape, jnp.bfloat16))
+    assert found.shape == shape
+    assert found.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("method", DIRECT, ids=lambda method: type(method).__name__)
+def test_rows_and_columns_of_zeros_stay_zero(method):
+    x = np.zeros((6, 5), np.float32)
+    x[:4, :3] = conditioned((4, 3), 10.0)
+    expected = np.zeros((6, 5))
+    expected[:4, :3] = polar(x[:4, :3])
+    np.testing.assert_allclose(msign(jnp.asarray(x), method), expected, atol=2e-6)
+
+
+# One pass of the last two divides by the square root of rounding, and so magnifies it.
+ROUNDING = [(DEFAULT_MSIGN, 1e-5), (SVD(), 1e-5), (QDWH(), 1e-5), (GramEigh(), 5e-4)]
+ROUNDING += [(InverseRoot(), 5e-4)]
+
+
+@pytest.mark.parametrize(("method", "atol"), ROUNDING, ids=lambda item: type(item).__name__)
+def test_rank_deficient_is_no_longer_than_one_and_right_on_its_range(method, atol):
+    rng = np.random.default_rng(0)
+    left = np.linalg.qr(rng.standard_normal((12, 2)))[0]
+    right = np.linalg.qr(rng.standard_normal((8, 2)))[0]
+    q = np.asarray(msign(jnp.asarray(left * [1.0, 0.5] @ right.T, jnp.float32), method))
+    assert np.linalg.norm(q, 2) <= 1 + 1e-5
+    np.testing.assert_allclose(q @ right, left, atol=atol)
+
+
+def test_vmap_and_scan_give_what_a_loop_gives():
+    x = jnp.asarray(np.stack([conditioned((5, 3), c) for c in (1.0, 4.0)]), jnp.float32)
+    loop = np.stack([polar(one) for one in x])
+    np.testing.assert_allclose(jax.vmap(msign)(x), loop, atol=2e-6)
+    scanned = jax.lax.scan(lambda _, one: (None, msign(one)), None, x)[1]
+    np.testing.assert_allclose(scanned, loop, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+def test_wide_is_the_transpose_of_tall_and_dtypes_are_kept(dtype):
+    x = jnp.asarray(conditioned((5, 3), 4.0), dtype)
+    tall, wide = msign(x), msign(x.T)
+    assert tall.dtype == wide.dtype == dtype
+    np.testing.assert_array_equal(wide.T.astype(jnp.float32), tall.astype(jnp.float32))
+    expected = polar(np.asarray(x.astype(jnp.float32)))
+    np.testing.assert_allclose(tall.astype(jnp.float32), expected, atol=float(jnp.finfo(dtype).eps))
+
+
+def test_a_power_of_two_changes_no_bit():
+    x = jnp.asarray(conditioned((5, 3), 7.0), jnp.float32)
+    np.testing.assert_array_equal(msign(x * 2.0**90), msign(x))
+
+
+@pytest.mark.parametrize(
+    ("x", "method", "error", "words"),
+    [
+        (jnp.ones(3), None, ValueError, "trailing two axes"),
+        (jnp.ones((2, 2), jnp.int32), None, TypeError, "floating dtype"),
+        (jnp.ones((2, 2)), SVD, TypeError, r"such as SVD\(\)"),
+        (jnp.ones((2, 2)), "svd", TypeError, r"such as SVD\(\)"),
+    ],
+    ids=["vector", "integers", "class", "string"],
+)
+def test_wrong_arguments(x, method, error, words):
+    unchecked = inspect.unwrap(msign)  # without the suite's type checker, as users run it
+    with pytest.raises(error, match=words):
+        unchecked(x, method)
+
+
+@pytest.mark.parametrize("method", [GramEigh, InverseRoot])
+def test_methods_refuse_zero_passes(method):
+    with pytest.raises(ValueError, match="at least 1"):
+        method(passes=0)
+
+
+def test_the_interface_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        MsignMethod()  # type: ignore[abstract]

@@ -1,0 +1,102 @@
+"""Newton-Schulz: what it does to singular values, its two forms, and the count of operations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import (
+    CUBIC,
+    DEFAULT_MSIGN,
+    MODULA_SIX_STEP,
+    MUON,
+    POLAR_EXPRESS,
+    QUINTIC,
+    NewtonSchulz,
+    msign,
+    polar_express,
+)
+from manifoldmuon.linalg._newton_schulz import block_flops, gram_blocks
+from tests.linalg.instances import conditioned
+
+SCHEDULES = {
+    "cubic": CUBIC.with_steps(12),
+    "quintic": QUINTIC,
+    "muon": MUON,
+    "six steps": MODULA_SIX_STEP,
+    "polar express": POLAR_EXPRESS,
+    "degree 7": polar_express(1e-2, 7, cushion=0.05),
+}
+
+
+@pytest.mark.parametrize("gram", [False, True])
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_singular_values_follow_the_schedule(schedule, gram):
+    x = conditioned((12, 5), 30.0)
+    left, values, right = np.linalg.svd(x, full_matrices=False)
+    expected = left * schedule.apply(values / np.linalg.norm(x)) @ right
+    found = msign(jnp.asarray(x, jnp.float32), NewtonSchulz(schedule, gram, frobenius=True))
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_the_schatten_norm_is_the_divisor(steps):
+    x = conditioned((7, 4), 5.0)
+    left, values, right = np.linalg.svd(x, full_matrices=False)
+    schedule = MUON.with_steps(steps)
+    expected = left * schedule.apply(values / np.sum(values**8) ** (1 / 8)) @ right
+    found = msign(jnp.asarray(x, jnp.float32), NewtonSchulz(schedule))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def count(jaxpr) -> int:
+    """Floating-point operations of all matrix products in a jaxpr."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            ((inner,), _), _ = eqn.params["dimension_numbers"]
+            (a, b), out = eqn.invars, eqn.outvars[0]
+            del b
+            total += 2 * int(np.prod(out.aval.shape)) * a.aval.shape[inner]
+        repeat = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
+        total += repeat * sum(count(inner) for inner in inner_jaxprs(eqn.params))
+    return total
+
+
+def inner_jaxprs(params):
+    for value in params.values():
+        value = getattr(value, "jaxpr", value)
+        if hasattr(value, "eqns"):
+            yield value
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (12, 8), (16, 8), (64, 8)], ids=str)
+@pytest.mark.parametrize("name", ["cubic", "polar express", "degree 7"])
+def test_the_cheaper_form_is_chosen_and_the_count_is_true(name, shape):
+    schedule, counted = SCHEDULES[name], {}
+    for gram in (False, True, None):
+        polar = NewtonSchulz(schedule, gram, frobenius=True).polar
+        counted[gram] = count(jax.make_jaxpr(polar)(jnp.ones(shape)).jaxpr)
+    steps = schedule.coefficients
+    assert counted[False] == block_flops(tuple((s,) for s in steps), *shape)
+    assert counted[True] == block_flops(gram_blocks(steps, 2.0**-23), *shape)
+    assert counted[None] == min(counted[False], counted[True])
+
+
+def test_blocks_keep_the_steps_and_shorten_with_the_precision():
+    steps = DEFAULT_MSIGN.schedule.coefficients
+    for eps, longest in ((2.0**-52, 12), (2.0**-23, 4), (2.0**-8, 1)):
+        blocks = gram_blocks(steps, eps)
+        assert tuple(step for block in blocks for step in block) == steps
+        assert max(map(len, blocks[:3])) <= longest
+        assert len(blocks[-1]) == 1
+
+
+@pytest.mark.parametrize("gram", [False, True])
+def test_products_in_bfloat16(gram):
+    """Orthogonal to bfloat16's own rounding, and not better: the operands are rounded."""
+    schedule = polar_express(1e-3, safety=1.01, cushion=0.05)
+    method = NewtonSchulz(schedule, gram, operands=jnp.bfloat16)
+    q = np.asarray(msign(jnp.asarray(conditioned((32, 12), 50.0), jnp.float32), method), np.float64)
+    error = np.linalg.norm(q.T @ q - np.eye(12)) / np.sqrt(12)
+    assert 1e-5 < error < 4 * 2.0**-8

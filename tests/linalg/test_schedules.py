@@ -1,0 +1,132 @@
+"""The named schedules do what is said of them, and Polar Express is optimal and as published."""
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from manifoldmuon.linalg import (
+    CUBIC,
+    MODULA_SIX_STEP,
+    MUON,
+    POLAR_EXPRESS,
+    QUINTIC,
+    Schedule,
+    polar_express,
+)
+
+# arXiv:2505.16932, the coefficients for [1e-3, 1], with the cushion of the published code.
+PUBLISHED = [
+    (8.28721, -23.59589, 17.30039),
+    (4.10706, -2.94785, 0.54484),
+    (3.94869, -2.90890, 0.55182),
+    (3.31842, -2.48849, 0.51005),
+    (2.30065, -1.66890, 0.41881),
+    (1.89130, -1.26800, 0.37681),
+    (1.87500, -1.25000, 0.37500),
+]
+
+
+def test_the_published_coefficients_to_four_digits():
+    designed = polar_express(1e-3, steps=9, cushion=0.02407327424182761)
+    np.testing.assert_allclose(designed.coefficients[:7], PUBLISHED, rtol=1e-4)
+    np.testing.assert_allclose(designed.coefficients[7:], [(1.875, -1.25, 0.375)] * 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lower", [1e-3, 0.1, 0.6])
+@pytest.mark.parametrize("degree", [3, 5, 7])
+def test_one_step_is_the_best_approximation(degree, lower):
+    """Against the linear programme: minimise E subject to |1 - f| <= E on a grid."""
+    x = np.linspace(lower, 1, 4001)
+    basis = x[:, None] ** np.arange(1, degree + 1, 2)
+    ones = np.ones((len(x), 1))
+    above, below = np.hstack([basis, -ones]), np.hstack([-basis, -ones])
+    cost = np.eye(basis.shape[1] + 1)[-1]
+    limits = np.concatenate([ones, -ones])[:, 0]
+    best = linprog(cost, np.vstack([above, below]), limits, bounds=(None, None)).fun
+    error = np.abs(1 - polar_express(lower, degree, 1).apply(x)).max()
+    np.testing.assert_allclose(error, best, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize("cushion", [0.0, 0.05])
+@pytest.mark.parametrize("safety", [1.0, 1.01])
+@pytest.mark.parametrize("lower", [1e-7, 1e-3, 0.9, 1 - 1e-9])
+@pytest.mark.parametrize("degree", [3, 5, 7])
+def test_the_whole_range_arrives(degree, lower, safety, cushion):
+    schedule = polar_express(lower, degree, safety=safety, cushion=cushion)
+    values = schedule.apply(np.concatenate([np.geomspace(lower, 1, 20001), [0.0]]))
+    limit = 1e-7 if safety == 1.0 else 1e-3
+    assert np.abs(1 - values[:-1]).max() <= limit
+    assert values[-1] == 0
+
+
+def test_safety_keeps_what_rounding_has_lifted():
+    """Each step relative to a value half a per mille above its interval."""
+
+    def disturbed(safety, steps):
+        x = np.array(1.0)
+        for step in polar_express(1e-6, steps=14, safety=safety).coefficients[:steps]:
+            x = Schedule((step,)).apply(x * 1.0005)
+        return x
+
+    assert disturbed(1.0, 6) > 5
+    np.testing.assert_allclose(disturbed(1.001, 14), 1, atol=1e-3)
+
+
+def test_designs_are_cached():
+    assert polar_express(1e-4) is polar_express(1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"lower": 0.0}, "lower"),
+        ({"lower": 1.0}, "lower"),
+        ({"lower": float("nan")}, "lower"),
+        ({"degree": 4}, "degree"),
+        ({"steps": 0}, "steps"),
+        ({"safety": 0.9}, "safety"),
+        ({"cushion": 0.5}, "cushion"),
+    ],
+    ids=str,
+)
+def test_designer_refuses(options, name):
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        polar_express(**options)
+
+
+def test_named_schedules():
+    small, large = np.geomspace(1e-3, 0.05, 101), np.linspace(0.05, 1, 1001)
+    np.testing.assert_allclose(CUBIC.apply(large), 1, atol=1e-12)
+    np.testing.assert_allclose(QUINTIC.apply(large), 1, atol=1e-2)
+    np.testing.assert_allclose(QUINTIC.with_steps(40).apply(large), 1, atol=1e-6)
+    assert MUON.with_steps(1).apply(1.0) == pytest.approx(0.701, abs=1e-12)
+    assert MUON.length == 5
+    assert MUON.apply(large).min() > 0.65
+    assert MUON.apply(large).max() < 1.25
+    np.testing.assert_allclose(MODULA_SIX_STEP.apply(large), 1, atol=0.2)
+    np.testing.assert_allclose(POLAR_EXPRESS.apply(np.append(small, large)), 1, atol=1e-3)
+
+
+def test_tail_and_steps():
+    schedule = Schedule(((2.0, -1.0),), tail=(1.5, -0.5), steps=3)
+    assert schedule.coefficients == ((2.0, -1.0), (1.5, -0.5), (1.5, -0.5))
+    assert schedule.with_steps(1).coefficients == ((2.0, -1.0),)
+    x = 0.3
+    for a, b in schedule.coefficients:
+        x = a * x + b * x**3
+    assert schedule.apply(0.3) == pytest.approx(x, rel=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({}, "at least one step"),
+        ({"tail": (1.5, -0.5)}, "at least one step"),
+        ({"head": ((1.0,),)}, "2, 3 or 4 coefficients"),
+        ({"head": ((1.5, -0.5),), "steps": 2}, "tail"),
+    ],
+    ids=["empty", "no steps", "one coefficient", "runs out"],
+)
+def test_schedule_refuses(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Schedule(**arguments)

@@ -1,0 +1,71 @@
+"""The spectral norm: carried power iteration and the accurate one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon import linalg
+from tests.linalg.instances import conditioned
+
+power_iteration = jax.jit(linalg.power_iteration, static_argnames="steps")
+spectral_norm = jax.jit(linalg.spectral_norm)
+
+SCALES = (1e-30, 1e-3, 1.0, 1e30)
+
+
+def stack(shape) -> np.ndarray:
+    return np.stack([c * conditioned(shape, 100.0) for c in SCALES]).astype(np.float32)
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (4, 9), (1, 5), (5, 1)], ids=str)
+def test_spectral_norm_at_every_scale(shape):
+    np.testing.assert_allclose(spectral_norm(jnp.asarray(stack(shape))), SCALES, rtol=1e-6)
+
+
+def test_cold_and_warm_start():
+    x = jnp.asarray(stack((9, 4)))
+    cold, vector = power_iteration(x, jnp.zeros((4, 4)), steps=1)
+    assert np.all(cold <= np.array(SCALES) * (1 + 1e-6))
+    assert np.all(cold > 0.5 * np.array(SCALES))
+    for _ in range(3):
+        sigma, vector = power_iteration(x, vector)
+    np.testing.assert_allclose(sigma, SCALES, rtol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(vector, axis=-1), 1, rtol=1e-6)
+    right = np.linalg.svd(conditioned((9, 4), 100.0))[2][0]
+    np.testing.assert_allclose(np.abs(vector @ right), 1, rtol=1e-6)
+
+
+def test_a_vector_in_the_null_space_is_left():
+    x = jnp.diag(jnp.array([3.0, 0.0]))
+    sigma, vector = power_iteration(x, jnp.array([0.0, 1.0]))
+    assert sigma == 3
+    np.testing.assert_array_equal(vector, [1, 0])
+
+
+def test_zero_keeps_the_vector_and_nan_stays_apart():
+    x = jnp.stack([jnp.zeros((3, 2)), jnp.full((3, 2), jnp.nan), jnp.ones((3, 2))])
+    before = jnp.array([[0.6, 0.8]] * 3, jnp.bfloat16)
+    sigma, after = power_iteration(x, before)
+    assert sigma.dtype == jnp.float32
+    assert after.dtype == jnp.bfloat16
+    assert sigma[0] == 0
+    np.testing.assert_array_equal(after[0].astype(jnp.float32), before[0].astype(jnp.float32))
+    assert np.isnan(sigma[1])
+    np.testing.assert_allclose([sigma[2], spectral_norm(x)[2]], np.sqrt(6), rtol=1e-6)
+    assert np.isnan(spectral_norm(x)[1])
+    assert spectral_norm(x)[0] == 0
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)], ids=str)
+def test_empty(shape):
+    vector = jnp.zeros((*shape[:-2], shape[-1]))
+    sigma, after = power_iteration(jnp.zeros(shape), vector)
+    assert sigma.shape == shape[:-2] == spectral_norm(jnp.zeros(shape)).shape
+    assert after.shape == vector.shape
+    assert not np.any(sigma)
+
+
+def test_steps_must_not_be_negative():
+    with pytest.raises(ValueError, match="steps must not be negative"):
+        power_iteration(jnp.ones((2, 2)), jnp.ones(2), steps=-1)
