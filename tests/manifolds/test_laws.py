@@ -9,4 +9,5 @@ from tests.instances import MANIFOLDS, ManifoldCase
 
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_manifold_laws(case: ManifoldCase):
-    check_manifold(case.manifold, case.shape, jax.random.key(0), gap=case.gap, on_set=case.on_set)
+    key = jax.random.key(0)
+    check_manifold(case.manifold, case.shape, key, gap=case.gap, thorough=case.thorough)
