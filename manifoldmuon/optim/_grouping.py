@@ -85,8 +85,22 @@ def explicit_mesh(x: Any) -> Any:
 
 
 def replicated_like(tree: Any, like: Any) -> Any:
-    """`tree`, replicated over the explicit mesh of `like` where it has one."""
-    mesh = explicit_mesh(like)
-    if mesh is None:
-        return tree
-    return jax.sharding.reshard(tree, NamedSharding(mesh, PartitionSpec()))
+    """`tree` replicated over the mesh of `like`, so that its type is what a step will return.
+
+    Inside jit only an explicit mesh is known (and needed); outside, every mesh.
+    """
+    if isinstance(like, Tracer):
+        mesh = explicit_mesh(like)
+        place = jax.sharding.reshard
+    else:
+        mesh = getattr(getattr(like, "sharding", None), "mesh", None)
+        place = jax.device_put
+    return tree if mesh is None else place(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def placed_like(x: jax.Array, like: Any) -> jax.Array:
+    """`x` with the sharding of `like`, as far as it has one."""
+    if isinstance(like, Tracer):
+        explicit = explicit_mesh(like) is not None
+        return jax.sharding.reshard(x, jax.typeof(like).sharding) if explicit else x
+    return jax.device_put(x, like.sharding) if isinstance(like, jax.Array) else x

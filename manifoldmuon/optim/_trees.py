@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.optim._geometry import Geometry, Layout, lay_out_geometry
-from manifoldmuon.optim._grouping import explicit_mesh, together
+from manifoldmuon.optim._grouping import placed_like, together
 from manifoldmuon.optim._updates import wide
 
 
@@ -84,7 +84,7 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
       params: arrays or `jax.ShapeDtypeStruct` that give structure, shapes and dtypes.
 
     Returns:
-      A tree of the same structure, shapes and dtypes (and explicit shardings).
+      A tree of the same structure, shapes, dtypes and shardings (under jit, explicit ones).
 
     Raises:
       TypeError: see `resolve`.
@@ -96,10 +96,7 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
         leaf, manifold = layout.leaves[index], layout.values[index]
         own_key = jax.random.fold_in(key, zlib.crc32(layout.paths[index].encode()))
         point = manifold.random_point(own_key, jnp.shape(leaf), jnp.result_type(leaf))
-        mesh = explicit_mesh(leaf)
-        points.append(
-            point if mesh is None else jax.sharding.reshard(point, jax.typeof(leaf).sharding)
-        )
+        points.append(placed_like(point, leaf))
     return _fill(layout, points)
 
 

@@ -7,7 +7,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ADMM
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import Instance
 
@@ -23,7 +23,8 @@ LAYOUT = {
     "stack": ("x", None),
     "bias": (None,),
 }
-GEOMETRY = {"m": Stiefel(solver=FAST), "stack": Hypersphere(), "bias": Euclidean()}
+# A solver with a warm start, so that there are dual variables in the state.
+GEOMETRY = {"m": Stiefel(solver=ADMM(steps=2)), "stack": Hypersphere(), "bias": Euclidean()}
 
 
 def shardings(mesh: jax.sharding.Mesh) -> dict:
