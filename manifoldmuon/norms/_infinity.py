@@ -34,6 +34,7 @@ class Infinity(Norm):
         return times_power_of_two(total, exponent).astype(grad.dtype)
 
     def lmo(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+        trailing(grad, self.ndim)
         # Entry by entry (ndim=0): beside an entry of 1e30, one of 1e-30 keeps its sign.
         scaled, _ = prescale(grad, 0)
         return jnp.sign(scaled).astype(grad.dtype)

@@ -1,0 +1,189 @@
+"""Norms, dual norms and duality maps against NumPy in float64, and at the edges."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import MUON, NewtonSchulz
+from manifoldmuon.norms import (
+    ConvRMSToRMS,
+    Frobenius,
+    Infinity,
+    L1ToRMS,
+    RMSToRMS,
+    Spectral,
+    product_dual_norm,
+    product_lmo,
+    product_norm,
+)
+from tests.instances import NORMS
+
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def ask(method, *arrays) -> np.ndarray:
+    """A method's answer, compiled: what JAX would compile operation by operation takes longer."""
+    return np.asarray(jax.jit(method)(*arrays))
+
+
+def singular_values(matrix: np.ndarray) -> np.ndarray:
+    return np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
+
+
+def polar(matrix: np.ndarray) -> np.ndarray:
+    u, _, vt = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
+    return u @ vt
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (3, 5), (1, 4), (5, 1)])
+def test_spectral_norms(shape):
+    g = normal(*shape)
+    values, ratio = singular_values(g), np.sqrt(shape[0] / shape[1])
+    np.testing.assert_allclose(ask(Spectral().norm, g), values.max(), rtol=1e-6)
+    np.testing.assert_allclose(ask(Spectral().dual_norm, g), values.sum(), rtol=1e-6)
+    np.testing.assert_allclose(ask(Spectral().lmo, g), polar(g), atol=2e-6)
+    np.testing.assert_allclose(ask(RMSToRMS().norm, g), values.max() / ratio, rtol=1e-6)
+    np.testing.assert_allclose(ask(RMSToRMS().dual_norm, g), values.sum() * ratio, rtol=1e-6)
+    np.testing.assert_allclose(ask(RMSToRMS().lmo, g), polar(g) * ratio, atol=5e-6)
+
+
+def test_rms_to_rms_is_the_operator_norm():
+    """Never more than the stretch that it states, and that much at the top singular vector."""
+    w = normal(6, 4)
+    rms = lambda x: np.sqrt(np.mean(x**2, axis=0))  # noqa: E731
+    x = np.concatenate([normal(4, 100), np.linalg.svd(w)[2][:1].T], axis=1)
+    stretch = rms(w @ x) / rms(x)
+    np.testing.assert_allclose(ask(RMSToRMS().norm, w), stretch.max(), rtol=1e-5)
+    assert stretch.argmax() == 100
+
+
+def test_embedding_norms():
+    g = normal(7, 3)
+    lengths = np.linalg.norm(g, axis=1)
+    np.testing.assert_allclose(ask(L1ToRMS().norm, g), lengths.max() / np.sqrt(3), rtol=1e-6)
+    np.testing.assert_allclose(ask(L1ToRMS().dual_norm, g), np.sqrt(3) * lengths.sum(), rtol=1e-6)
+    expected = np.sqrt(3) * g / lengths[:, None]
+    np.testing.assert_allclose(ask(L1ToRMS().lmo, g), expected, rtol=1e-5)
+
+
+def test_convolution_norms_by_a_loop_over_taps():
+    """A kernel that is not square: k_h k_w takes the place of k^2."""
+    g = normal(3, 2, 4, 6)
+    taps, ratio = 6, np.sqrt(4 / 6)
+    each = [g[i, j] for i in range(3) for j in range(2)]
+    norm = taps * max(singular_values(tap).max() for tap in each) / ratio
+    dual = sum(singular_values(tap).sum() for tap in each) * ratio / taps
+    np.testing.assert_allclose(ask(ConvRMSToRMS().norm, g), norm, rtol=1e-6)
+    np.testing.assert_allclose(ask(ConvRMSToRMS().dual_norm, g), dual, rtol=1e-6)
+    lmo = (ask(ConvRMSToRMS().lmo, g)).reshape(6, 4, 6)
+    np.testing.assert_allclose(lmo, [polar(tap) * ratio / taps for tap in each], atol=2e-6)
+
+
+def test_infinity_and_euclidean_norms():
+    g = normal(4, 3)
+    g[1, 2] = 0
+    np.testing.assert_array_equal(ask(Infinity().lmo, g), np.sign(g))
+    np.testing.assert_allclose(ask(Infinity().norm, g), np.abs(g).max(), rtol=1e-7)
+    np.testing.assert_allclose(ask(Infinity().dual_norm, g), np.abs(g).sum(), rtol=1e-6)
+    np.testing.assert_allclose(ask(Frobenius().lmo, g), g / np.linalg.norm(g), rtol=1e-6)
+    np.testing.assert_allclose(ask(Frobenius(ndim=1).norm, g), np.linalg.norm(g, axis=1), rtol=1e-6)
+
+
+def test_a_sign_survives_beside_a_huge_entry():
+    g = jnp.array([1e30, -1e-30, 1e-42, 0.0], jnp.float32)
+    np.testing.assert_array_equal(ask(Infinity(ndim=1).lmo, g), [1, -1, 1, 0])
+
+
+@pytest.mark.parametrize("norm", [Frobenius(), Infinity(), Spectral(), L1ToRMS()], ids=str)
+def test_denormal_gradients(norm):
+    """XLA flushes denormals to zero; the direction of a gradient made of them survives."""
+    g = RNG.integers(-9, 9, size=(5, 3)).astype(np.float32) + 0.5
+    tiny = (g * 2.0**-140).astype(np.float32)
+    assert 0 < np.abs(tiny).max() < np.finfo(np.float32).tiny
+    np.testing.assert_array_equal(ask(norm.lmo, tiny), ask(norm.lmo, g))
+
+
+def test_stale_embedding_vectors_get_zero():
+    g = normal(5, 4)
+    g[1] *= 1e-30  # a token unseen for hundreds of steps of momentum
+    g[2] *= 1e-4  # a rare token
+    g[3] = 0
+    lmo = ask(L1ToRMS().lmo, g)
+    np.testing.assert_array_equal(lmo[[1, 3]], 0)
+    np.testing.assert_allclose(np.mean(lmo[[0, 2, 4]] ** 2, axis=1), 1, rtol=1e-5)
+    every = ask(L1ToRMS(threshold=0.0).lmo, g)
+    np.testing.assert_allclose(np.mean(every[[0, 1, 2, 4]] ** 2, axis=1), 1, rtol=1e-5)
+    np.testing.assert_array_equal(every[3], 0)
+
+
+def test_the_gap_covers_what_stale_vectors_lose():
+    g = np.ones((4, 3), np.float32)
+    g[0] *= 1e-2
+    norm = L1ToRMS(threshold=0.1)
+    lost = 1e-2 / 3.01
+    np.testing.assert_allclose(ask(norm.gap, g, ask(norm.lmo, g)), lost, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (3, 6)])
+def test_the_gap_of_an_unconverged_method_is_a_true_bound(shape):
+    """Muon's five steps leave singular values between 0.7 and 1.2."""
+    norm = Spectral(NewtonSchulz(MUON))
+    g = normal(*shape)
+    lmo = ask(norm.lmo, g)
+    loss = 1 - np.sum(np.float64(g) * np.float64(lmo)) / singular_values(g).sum()
+    gap = float(ask(norm.gap, g, lmo))
+    assert max(loss, 0.01) <= gap < 0.6
+
+
+def test_the_gap_where_every_singular_value_is_short():
+    """As the docstring says: 0.3 missing throughout is certified as 0.42."""
+    g = polar(normal(5, 3)).astype(np.float32)
+    np.testing.assert_allclose(ask(Spectral().gap, g, 0.7 * g), 0.51 / 1.21, rtol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (4, 0), (2, 0, 3)])
+@pytest.mark.parametrize("norm", [Frobenius(), Infinity(), Spectral(), RMSToRMS(), L1ToRMS()])
+def test_empty_weights(norm, shape):
+    empty = jnp.zeros(shape)
+    assert ask(norm.lmo, empty).shape == shape
+    for size in (ask(norm.norm, empty), ask(norm.dual_norm, empty), ask(norm.gap, empty, empty)):
+        np.testing.assert_array_equal(size, np.zeros(shape[:-2]))
+
+
+@pytest.mark.parametrize("case", [c for c in NORMS if c.norm.ndim > 0], ids=lambda c: c.name)
+def test_too_few_axes(case):
+    x = jax.ShapeDtypeStruct(case.shape[-case.norm.ndim :][1:], jnp.float32)
+    for method in (case.norm.norm, case.norm.dual_norm, case.norm.lmo):
+        with pytest.raises((ValueError, TypeError), match="ax|shape|Type-check"):
+            jax.eval_shape(method, x)
+
+
+def test_product_space():
+    """Prefixes are allowed; the dual of the maximum is the sum, leaf by leaf."""
+    norms = {"layers": Spectral(), "bias": Frobenius(ndim=1)}
+    g = {"layers": [normal(4, 3), normal(3, 5)], "bias": normal(6)}
+    w = jax.tree.map(lambda x: normal(*x.shape), g)
+    tops = [singular_values(x).max() for x in w["layers"]] + [np.linalg.norm(w["bias"])]
+    np.testing.assert_allclose(ask(partial(product_norm, norms), w), max(tops), rtol=1e-6)
+    sums = [singular_values(x).sum() for x in g["layers"]] + [np.linalg.norm(g["bias"])]
+    np.testing.assert_allclose(ask(partial(product_dual_norm, norms), g), sum(sums), rtol=1e-6)
+    lmo = jax.jit(partial(product_lmo, norms))(g)
+    gained = jax.tree.map(lambda x, a: np.sum(np.float64(x) * np.float64(a)), g, lmo)
+    np.testing.assert_allclose(sum(jax.tree.leaves(gained)), sum(sums), rtol=1e-6)
+    np.testing.assert_allclose(ask(partial(product_norm, norms), lmo), 1, rtol=1e-5)
+
+
+def test_product_space_of_nothing():
+    with pytest.raises(ValueError, match="no leaves"):
+        product_norm({}, {})
+
+
+def test_norms_are_values():
+    assert len({Frobenius(), Frobenius(ndim=2), Spectral(), Spectral(None), RMSToRMS()}) == 3
