@@ -13,7 +13,7 @@ from manifoldmuon.linalg._newton_schulz import NewtonSchulz
 from manifoldmuon.linalg._polar_express import polar_express
 from manifoldmuon.linalg._scaling import prescale
 
-DEFAULT_MSIGN = NewtonSchulz(polar_express(3e-7, steps=13, safety=1.0001, cushion=0.05))
+DEFAULT_MSIGN = NewtonSchulz(polar_express(3e-7, steps=13, safety=1.001, cushion=0.05))
 """Thirteen steps of Polar Express: matrix products only.
 
 Orthogonal to a few units of float32 rounding up to a condition number of 1e6; singular values

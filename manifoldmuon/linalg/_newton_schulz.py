@@ -11,6 +11,7 @@ from manifoldmuon.linalg._matrix import mT, product
 from manifoldmuon.linalg._method import MsignMethod
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
+    factor_products,
     one_for_zero,
     scan_runs,
     schatten_bound,
@@ -20,6 +21,7 @@ from manifoldmuon.linalg._schedule import Coefficients, Schedule
 # Steps that are taken on a fresh Gram matrix at the end of a schedule: they remove what rounding
 # has left in the blocks before, which grows with the size and the length of a block.
 _LAST_BLOCK = 1
+_MARGIN = 1e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +32,7 @@ class NewtonSchulz(MsignMethod):
     steps are taken on the small Gram matrix, `S <- p(S) S p(S)`, `Q <- Q p(S)`, before
     `X <- X Q`. S has the squared condition number, and rounding makes its smallest eigenvalues
     noise that grows with the gain of the steps; so it is formed anew (a restart) before that
-    noise matters, after two to four steps in float32 and after every step in bfloat16.
+    noise matters, after two steps in float32 and after every step in bfloat16.
 
     The matrix is divided by the Schatten norm `||X^T X X^T X||_F^(1/4)`, at most `n**(1/8)`
     times the spectral norm, which the first step has at hand; the Frobenius norm of the
@@ -56,8 +58,8 @@ class NewtonSchulz(MsignMethod):
         steps = self.schedule.coefficients
         blocks = self._blocks(steps, x.shape[-2], x.shape[-1], self.operands or x.dtype)
         gram = self._product(mT(x), x)
-        inverse = self._inverse_norm(gram, square=len(steps[0]) > 2)
-        first = coupled_factor(gram * inverse**2, blocks[0], self._product)
+        gram, square, inverse = self._normalised(gram, steps[0])
+        first = coupled_factor(gram, blocks[0], self._product, square)
 
         def advance(x, block):
             factor = coupled_factor(self._product(mT(x), x), block, self._product)
@@ -68,14 +70,17 @@ class NewtonSchulz(MsignMethod):
     def _product(self, left, right):
         return product(left, right, self.precision, self.operands)
 
-    def _inverse_norm(self, gram, square: bool):
-        """One over an upper bound of `||X||_2`, and 1 for a zero matrix."""
+    def _normalised(self, gram: Float[Array, "*batch n n"], step: Coefficients):
+        """`X^T X / bound^2`, its square where the first step needs it, and `1 / bound`."""
         trace = one_for_zero(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
-        if self.frobenius:
-            return 1 / jnp.sqrt(trace)
         gram = gram / trace  # so that the squares below cannot overflow
-        bound = schatten_bound(self._product(gram, gram) if square else gram, 2 if square else 1)
-        return 1 / jnp.sqrt(one_for_zero(bound) * trace)
+        square = self._product(gram, gram) if factor_products(len(step)) else None
+        if self.frobenius:
+            return gram, square, 1 / jnp.sqrt(trace)
+        bound = schatten_bound(gram, 1) if square is None else schatten_bound(square, 2)
+        bound = one_for_zero(bound)
+        square = None if square is None else square / bound**2
+        return gram / bound, square, 1 / jnp.sqrt(bound * trace)
 
     def _blocks(self, steps, m: int, n: int, dtype):
         direct = tuple((step,) for step in steps)
@@ -91,15 +96,17 @@ def gram_blocks(
 ) -> tuple[tuple[Coefficients, ...], ...]:
     """Cuts a schedule where the Gram matrix has to be formed anew.
 
-    An eigenvalue of S that rounding has set to `-eps` instead of 0 grows by the squared slope
-    of every step; a block ends before it passes 1/20.
+    Within a block rounding grows by the squared slope of every step, and what `X Q` then is
+    differs by that much from what S says it is. A value that S has at the upper end of a step's
+    interval, where the steps turn up steeply, must not lie past it: a block ends while the
+    difference is below the safety margin of `DEFAULT_MSIGN`.
     """
     body, last = steps[:-_LAST_BLOCK], steps[-_LAST_BLOCK:]
     blocks: list[tuple[Coefficients, ...]] = []
     gain = float("inf")
     for step in body:
         gain *= abs(step[0])
-        if eps * gain**2 > 0.05:
+        if eps * gain**2 > _MARGIN:
             blocks.append(())
             gain = abs(step[0])
         blocks[-1] += (step,)
@@ -111,5 +118,5 @@ def block_flops(blocks: tuple[tuple[Coefficients, ...], ...], m: int, n: int) ->
     small = tall = 0
     for block in blocks:
         tall += 2
-        small += 3 * (len(block) - 1) + sum(len(step) - 2 for step in block)
+        small += 3 * (len(block) - 1) + sum(factor_products(len(step)) for step in block)
     return 2 * n * n * (tall * m + small * n)

@@ -9,14 +9,6 @@ import numpy as np
 from manifoldmuon.linalg._remez import minimax_odd
 from manifoldmuon.linalg._schedule import Coefficients, Schedule
 
-# Where an interval is narrower than this its best polynomial is the Taylor one to far more
-# digits than float64 has left for the exchange (whose coefficients lose 1/width**(d-1)).
-_TAYLOR = {
-    3: (1e-7, (3 / 2, -1 / 2)),
-    5: (1e-4, (15 / 8, -10 / 8, 3 / 8)),
-    7: (1e-3, (35 / 16, -35 / 16, 21 / 16, -5 / 16)),
-}
-
 _ENOUGH = 200  # steps that no design reaches
 
 
@@ -38,7 +30,7 @@ def polar_express(
     Args:
       lower: the smallest singular value to be brought to 1, relative to the upper bound by
         which the matrix is divided. Smaller ones grow, but do not arrive.
-      degree: 3, 5 or 7.
+      degree: odd, 3 or more: 5 is the usual choice; 9 does as much per product.
       steps: how many; None: until the error is below 1e-7.
       safety: each step also covers values that rounding has lifted above the interval by this
         factor; 1.0001 suits float32, 1.01 bfloat16. The steps turn up steeply there: with 1.0
@@ -66,18 +58,29 @@ def polar_express(
         high = 2 - low
         if steps is None and high - 1 < 1e-7:
             break
-    return Schedule(tuple(head), _TAYLOR[degree][1])
+    return Schedule(tuple(head), _taylor(degree))
 
 
 def _best(low: float, high: float, degree: int) -> tuple[np.ndarray, float]:
     """The best step for `[low, high]` and its largest value there."""
-    width, taylor = _TAYLOR[degree]
-    if high - low < width * high:
+    # Where an interval is so narrow, its best polynomial is the Taylor one to 12 digits, more than
+    # float64 has left for the exchange (whose coefficients lose 1 / width**(terms - 1)).
+    terms = (degree + 1) // 2
+    if high - low < 10 ** (-12 / terms) * high:
         middle = (low + high) / 2
-        step = np.array([c / middle ** (2 * k + 1) for k, c in enumerate(taylor)])
+        step = np.array([c / middle ** (2 * k + 1) for k, c in enumerate(_taylor(degree))])
         return step, max(1.0, _value(step, high))
     step, error = minimax_odd(low, high, degree)
     return step, 1 + error
+
+
+def _taylor(degree: int) -> Coefficients:
+    """The odd polynomial that is flattest at 1: `x` times the expansion of `t^(-1/2)` at 1."""
+    total = np.zeros(1)
+    for k in range((degree + 1) // 2):
+        power = np.polynomial.polynomial.polypow([1.0, -1.0], k)
+        total = np.polynomial.polynomial.polyadd(total, math.comb(2 * k, k) / 4**k * power)
+    return tuple(float(c) for c in total)
 
 
 def _value(step: np.ndarray, x: float) -> float:
@@ -87,8 +90,8 @@ def _value(step: np.ndarray, x: float) -> float:
 def _check(lower, degree, steps, safety, cushion):
     if not 1e-12 <= lower < 1:
         raise ValueError(f"lower must be at least 1e-12 and below 1; got {lower!r}")
-    if degree not in _TAYLOR:
-        raise ValueError(f"degree must be 3, 5 or 7; got {degree!r}")
+    if operator.index(degree) < 3 or degree % 2 == 0:
+        raise ValueError(f"degree must be odd and at least 3; got {degree!r}")
     if steps is not None and operator.index(steps) < 1:
         raise ValueError(f"steps must be at least 1; got {steps!r}")
     if not (1 <= safety <= 1.1 and math.isfinite(safety)):

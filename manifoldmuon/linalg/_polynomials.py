@@ -1,5 +1,6 @@
 """Odd polynomials of a matrix, taken on its Gram matrix: what the iterations share."""
 
+import functools
 import itertools
 
 import jax
@@ -9,29 +10,59 @@ from jaxtyping import Array, Float
 from manifoldmuon.linalg._matrix import mT, product, sym
 
 
+def factor_products(terms: int) -> int:
+    """How many products `odd_factor` takes for so many coefficients, those of S itself aside."""
+    block = _block_length(terms)
+    return block - 1 + _blocks(terms, block) - 1
+
+
 def odd_factor(
-    gram: Float[Array, "*batch n n"], coefficients, multiply=product
+    gram: Float[Array, "*batch n n"],
+    coefficients,
+    multiply=product,
+    square: Float[Array, "*batch n n"] | None = None,
 ) -> Float[Array, "*batch n n"]:
-    """`p(S) = a I + b S + c S^2 + d S^3`, by at most two products.
+    """`p(S) = a I + b S + c S^2 + ...` in few products (Paterson and Stockmeyer 1973).
 
     Args:
       gram: S, symmetric.
-      coefficients: two to four numbers, or traced scalars of the dtype of S.
+      coefficients: two numbers or more, or traced scalars of the dtype of S.
       multiply: how two matrices are multiplied.
+      square: S^2, where the caller has it already.
     """
-    a, b, *higher = coefficients
-    eye = jnp.eye(gram.shape[-1], dtype=gram.dtype)
-    low = a * eye + b * gram
-    if not higher:
-        return low
-    square = multiply(gram, gram)
-    if len(higher) == 1:
-        return low + higher[0] * square
-    return low + multiply(square, higher[0] * eye + higher[1] * gram)
+    terms = len(coefficients)
+    block = _block_length(terms)
+    powers = [jnp.eye(gram.shape[-1], dtype=gram.dtype), gram]
+    for k in range(2, block + 1):
+        powers.append(square if k == 2 and square is not None else multiply(powers[-1], gram))
+    count = _blocks(terms, block)
+    # The last block has one term more, S^block itself: it is there anyway.
+    pieces = [coefficients[i * block : (i + 1) * block] for i in range(count - 1)]
+    pieces.append(coefficients[(count - 1) * block :])
+    sums = [
+        functools.reduce(jnp.add, [c * power for c, power in zip(piece, powers, strict=False)])
+        for piece in pieces
+    ]
+    result = sums[-1]
+    for piece in reversed(sums[:-1]):
+        result = piece + multiply(powers[block], result)
+    return result
+
+
+def _block_length(terms: int) -> int:
+    """The length of a block that needs the fewest products; long ones, which use `square`."""
+    return min(range(1, terms), key=lambda block: (block + _blocks(terms, block), -block))
+
+
+def _blocks(terms: int, block: int) -> int:
+    return max(1, -(-(terms - 1) // block))
 
 
 def coupled_factor(
-    gram: Float[Array, "*batch n n"], steps, multiply=product
+    gram: Float[Array, "*batch n n"],
+    steps,
+    multiply=product,
+    square: Float[Array, "*batch n n"] | None = None,
 ) -> Float[Array, "*batch n n"]:
     """The product Q of the factors of all steps: `S <- p(S) S p(S)`, `Q <- Q p(S)`.
 
@@ -41,6 +72,7 @@ def coupled_factor(
       gram: S, symmetric, its eigenvalues in [0, 1].
       steps: the coefficients of each step, at least one.
       multiply: how two matrices are multiplied.
+      square: S^2, where the caller has it already.
     """
 
     def advance(carry, coefficients):
@@ -49,7 +81,7 @@ def coupled_factor(
         step = odd_factor(s, coefficients, multiply)
         return s, step, multiply(factor, step)
 
-    first = odd_factor(gram, steps[0], multiply)
+    first = odd_factor(gram, steps[0], multiply, square)
     return scan_runs(advance, (gram, first, first), steps[1:], gram.dtype)[2]
 
 

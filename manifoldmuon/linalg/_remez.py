@@ -20,7 +20,7 @@ def minimax_odd(lower: float, upper: float, degree: int) -> tuple[np.ndarray, fl
     Args:
       lower: left end, positive.
       upper: right end, larger than `lower`.
-      degree: 3, 5 or 7.
+      degree: odd, 3 or more.
 
     Returns:
       `(coefficients, error)`: those of `x, x^3, ...` in float64, and the largest `|1 - f|`.

@@ -12,7 +12,7 @@ class Schedule:
     """Odd polynomials, applied one after the other: plain, hashable numbers.
 
     A step `(a, b, c)` acts on every singular value in [0, 1] as `a s + b s^3 + c s^5`; a step
-    of two or four numbers has degree 3 or 7.
+    of two numbers has degree 3, of four 7, of k numbers degree 2k - 1.
 
     Attributes:
       head: the steps, in order.
@@ -20,7 +20,7 @@ class Schedule:
       steps: how many steps are taken; None: those of `head`.
 
     Raises:
-      ValueError: a step without 2, 3 or 4 coefficients, a step count below 1, or one that
+      ValueError: a step of fewer than two coefficients, a step count below 1, or one that
         exceeds `head` where there is no `tail`.
     """
 
@@ -31,10 +31,8 @@ class Schedule:
     def __post_init__(self):
         every = self.head if self.tail is None else (*self.head, self.tail)
         for step in every:
-            if len(step) not in (2, 3, 4):
-                raise ValueError(
-                    f"a step has 2, 3 or 4 coefficients (degree 3, 5 or 7); got {step!r}"
-                )
+            if len(step) < 2:
+                raise ValueError(f"a step has two coefficients (degree 3) or more; got {step!r}")
         if self.length < 1:
             raise ValueError(
                 f"a schedule needs at least one step; got steps={self.steps!r} "

@@ -100,3 +100,22 @@ def test_products_in_bfloat16(gram):
     q = np.asarray(msign(jnp.asarray(conditioned((32, 12), 50.0), jnp.float32), method), np.float64)
     error = np.linalg.norm(q.T @ q - np.eye(12)) / np.sqrt(12)
     assert 1e-5 < error < 4 * 2.0**-8
+
+
+def test_gram_form_survives_spectra_that_sit_at_the_ends_of_its_steps():
+    """A few large values over a cluster of small ones: iterates of dual ascent look like that.
+
+    Blocks of four steps let rounding lift the large ones past the interval, and overflow.
+    """
+    rng = np.random.default_rng(0)
+    method = NewtonSchulz(DEFAULT_MSIGN.schedule, gram=True)
+    stack = []
+    for _ in range(60):
+        large, cluster = rng.uniform(0.5, 1, 8), 10 ** rng.uniform(-3, -1)
+        values = np.concatenate([large, cluster * rng.uniform(0.1, 1, 56)])
+        left = np.linalg.qr(rng.standard_normal((128, 64)))[0]
+        right = np.linalg.qr(rng.standard_normal((64, 64)))[0]
+        stack.append(left * values @ right.T)
+    factors = np.asarray(msign(jnp.float32(np.stack(stack)), method), np.float64)
+    errors = np.linalg.norm(np.swapaxes(factors, -1, -2) @ factors - np.eye(64), axis=(-2, -1))
+    assert errors.max() <= 10 * np.finfo(np.float32).eps * 8

@@ -33,7 +33,7 @@ def test_the_published_coefficients_to_four_digits():
 
 
 @pytest.mark.parametrize("lower", [1e-3, 0.1, 0.6])
-@pytest.mark.parametrize("degree", [3, 5, 7])
+@pytest.mark.parametrize("degree", [3, 5, 7, 9, 13])
 def test_one_step_is_the_best_approximation(degree, lower):
     """Against the linear programme: minimise E subject to |1 - f| <= E on a grid."""
     x = np.linspace(lower, 1, 4001)
@@ -50,7 +50,7 @@ def test_one_step_is_the_best_approximation(degree, lower):
 @pytest.mark.parametrize("cushion", [0.0, 0.05])
 @pytest.mark.parametrize("safety", [1.0, 1.01])
 @pytest.mark.parametrize("lower", [1e-7, 1e-3, 0.9, 1 - 1e-9])
-@pytest.mark.parametrize("degree", [3, 5, 7])
+@pytest.mark.parametrize("degree", [3, 5, 7, 9])
 def test_the_whole_range_arrives(degree, lower, safety, cushion):
     schedule = polar_express(lower, degree, safety=safety, cushion=cushion)
     values = schedule.apply(np.concatenate([np.geomspace(lower, 1, 20001), [0.0]]))
@@ -122,7 +122,7 @@ def test_tail_and_steps():
     [
         ({}, "at least one step"),
         ({"tail": (1.5, -0.5)}, "at least one step"),
-        ({"head": ((1.0,),)}, "2, 3 or 4 coefficients"),
+        ({"head": ((1.0,),)}, "two coefficients"),
         ({"head": ((1.5, -0.5),), "steps": 2}, "tail"),
     ],
     ids=["empty", "no steps", "one coefficient", "runs out"],
