@@ -1,12 +1,15 @@
 """What the manifolds of matrices share: the tall view, the tangent space, the distance."""
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import product, spectral_norm, upcast
+from manifoldmuon.manifolds._manifold import Steepest
 from manifoldmuon.manifolds.retractions import Retraction
 from manifoldmuon.manifolds.retractions._qr import positive_qr
+from manifoldmuon.manifolds.solvers import StiefelSolver
 from manifoldmuon.norms._matrix import polar_factor, tall_view
 
 
@@ -45,6 +48,20 @@ def retract(
     """The retraction of any matrix manifold, at any scale and orientation."""
     moved = retraction.retract(unit_tall(point, scale), unit_tall(vector, scale))
     return like(moved, point, scale)
+
+
+def steepest(
+    solver: StiefelSolver,
+    point: Float[Array, "*batch m n"],
+    grad: Float[Array, "*batch m n"],
+    dual: chex.ArrayTree,
+    scale: float,
+) -> Steepest:
+    """The solver's answer, at any scale and orientation."""
+    # Accelerators round float32 factors to fewer bits unless told otherwise.
+    with jax.default_matmul_precision("highest"):
+        answer = solver.solve(unit_tall(point, scale), tall_view(upcast(grad)), dual)
+    return answer._replace(direction=like(answer.direction, grad, scale))
 
 
 def random_matrix(

@@ -2,16 +2,15 @@
 
 import dataclasses
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import MsignMethod, prescale, product, upcast
+from manifoldmuon.linalg import MsignMethod, upcast
 from manifoldmuon.manifolds import _matrices
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
 from manifoldmuon.manifolds._points import require_axes, stay_if_still
 from manifoldmuon.manifolds._scale import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds.retractions import Polar, Retraction
-from manifoldmuon.norms._matrix import nuclear_gap, polar_factor
+from manifoldmuon.manifolds.solvers import SkewLift
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +18,13 @@ class Orthogonal(Manifold):
     """Square matrices `W^T W = s^2 I`.
 
     Tangent vectors at unit scale are `W X` with `X` skew, and under the spectral norm the
-    steepest is `W msign(W^T G - G^T W)` (Modula documentation, orthogonal page): no solver.
+    steepest is `W msign(W^T G - G^T W)` (Modula documentation, orthogonal page), which equals
+    `msign(G W^T - W G^T) W`, the closed form of `SkewLift`.
 
     Attributes:
       scale: the common singular value, a positive number or a rule such as `FanRatio()`.
-      msign: how the direction is computed; None is the package's default. Odd polynomials keep
-        skew symmetry exactly; what another method breaks is repaired, and reported as residual.
+      msign: how the sign is computed; None is that of `SkewLift`. Odd polynomials keep skew
+        symmetry exactly; what another method breaks is repaired, and reported as residual.
       retraction: how a step returns to the set.
     """
 
@@ -65,10 +65,8 @@ class Orthogonal(Manifold):
     def steepest(
         self, point: Float[Array, "*batch n n"], grad: Float[Array, "*batch n n"], dual
     ) -> Steepest:
-        scale = self._scale(point)
-        unit = _matrices.unit_tall(point, scale)
-        answer = steepest_square(unit, upcast(grad), self.msign)
-        return answer._replace(direction=_matrices.like(answer.direction, grad, scale))
+        solver = SkewLift() if self.msign is None else SkewLift(self.msign)
+        return _matrices.steepest(solver, point, grad, dual, self._scale(point))
 
     def retract(
         self, point: Float[Array, "*batch n n"], vector: Float[Array, "*batch n n"]
@@ -87,30 +85,3 @@ class Orthogonal(Manifold):
 
     def _scale(self, point: Float[Array, "*batch n n"]) -> float:
         return scale_of(self.scale, point.shape[-2:])
-
-
-def steepest_square(
-    point: Float[Array, "*batch n n"],
-    grad: Float[Array, "*batch n n"],
-    method: MsignMethod | None,
-) -> Steepest:
-    """The steepest direction at a square `W` with `W^T W = I`, at most 1 in spectral norm.
-
-    With `A = W X`, `<G, W X> = <K, X> / 2` for `K = W^T G - G^T W`, whose maximum over skew `X`
-    of norm at most 1 is `msign(K)`: the polar factor of a skew matrix is skew. Where `K` is
-    nothing but the rounding of a symmetric `W^T G`, the direction is zero and the gap 1.
-    """
-    scaled, _ = prescale(grad, 2)
-    inner = product(point.mT, scaled)
-    skew = inner - inner.mT
-    noise = 8 * jnp.finfo(skew.dtype).eps * _length(inner)
-    skew_sign = polar_factor(skew, method)
-    skew_sign = jnp.where((_length(skew) <= noise)[..., None, None], 0, skew_sign)
-    residual = _length(skew_sign + skew_sign.mT) / max(point.shape[-1], 1)
-    skew_sign = (skew_sign - skew_sign.mT) / 2
-    gap = nuclear_gap(skew, skew_sign)
-    return Steepest(product(point, skew_sign), (), residual, gap)
-
-
-def _length(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
-    return jnp.sqrt(jnp.sum(x**2, axis=(-2, -1)))

@@ -5,10 +5,9 @@ import dataclasses
 import chex
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import prescale, upcast
+from manifoldmuon.linalg import upcast
 from manifoldmuon.manifolds import _matrices
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
-from manifoldmuon.manifolds._orthogonal import steepest_square
 from manifoldmuon.manifolds._points import require_axes, stay_if_still
 from manifoldmuon.manifolds._scale import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds.retractions import Polar, Retraction
@@ -21,14 +20,14 @@ class Stiefel(Manifold):
     """Matrices whose singular values all equal `scale`: `W^T W = s^2 I`, or `W W^T` if wide.
 
     At unit scale the tangent space is `sym(W^T A) = 0`. The direction that maximises `<G, A>`
-    over tangent `A` of spectral norm at most 1 has a closed form for square matrices, which is
-    used by itself; for all others a solver finds it and certifies how close it came ("Modular
-    Manifolds", Thinking Machines 2025; Modula documentation, Stiefel page).
+    over tangent `A` of spectral norm at most 1 is what a solver finds, and certifies how close it
+    came ("Modular Manifolds", Thinking Machines 2025; Modula documentation, Stiefel page). The
+    default solver is a closed form, `msign(G W^T - W G^T) W`.
 
     Attributes:
       scale: the common singular value, a positive number or a rule such as `FanRatio()`
         (unit RMS-to-RMS norm).
-      solver: what finds the steepest direction of rectangular matrices.
+      solver: what finds the steepest direction; see `manifolds.solvers`.
       retraction: how a step returns to the set.
     """
 
@@ -61,7 +60,7 @@ class Stiefel(Manifold):
 
     def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
         *batch, m, n = shape
-        return () if m == n else self.solver.init_dual((*batch, max(m, n), min(m, n)))
+        return self.solver.init_dual((*batch, max(m, n), min(m, n)))
 
     def steepest(
         self,
@@ -69,14 +68,7 @@ class Stiefel(Manifold):
         grad: Float[Array, "*batch m n"],
         dual: chex.ArrayTree,
     ) -> Steepest:
-        scale = self._scale(point)
-        unit = _matrices.unit_tall(point, scale)
-        scaled, _ = prescale(tall_view(grad), 2)
-        if point.shape[-2] == point.shape[-1]:
-            answer = steepest_square(unit, scaled, None)
-        else:
-            answer = self.solver.solve(unit, scaled, dual)
-        return answer._replace(direction=_matrices.like(answer.direction, grad, scale))
+        return _matrices.steepest(self.solver, point, grad, dual, self._scale(point))
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
