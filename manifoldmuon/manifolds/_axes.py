@@ -56,7 +56,7 @@ class Axes(Manifold):
     def __post_init__(self):
         if self.manifold.ndim < 2:
             raise ValueError(
-                f"Axes arranges matrices, but a point of {self.manifold} has "
+                f"Axes arranges matrices, but a point of {type(self.manifold).__name__} has "
                 f"{self.manifold.ndim} axes; use that manifold without Axes"
             )
         ins, outs = _as_tuple("in_axes", self.in_axes), _as_tuple("out_axes", self.out_axes)
@@ -94,7 +94,7 @@ class Axes(Manifold):
 
     @classmethod
     def from_muon(
-        cls, manifold: Manifold, dims: optax.contrib.MuonDimensionNumbers, ndim: int = 0
+        cls, manifold: Manifold, dims: optax.contrib.MuonDimensionNumbers | None, ndim: int = 0
     ) -> "Axes":
         """The layout that `optax.contrib.muon` is told by `MuonDimensionNumbers`.
 
@@ -133,7 +133,10 @@ class Axes(Manifold):
         try:
             self.manifold.check_shape(inner)
         except ValueError as error:
-            raise ValueError(f"{error} (the shape {tuple(shape)} rearranged by {self})") from None
+            raise ValueError(
+                f"{error} (Axes made that of the shape {tuple(shape)}, by in_axes={self.in_axes} "
+                f"and out_axes={self.out_axes})"
+            ) from None
 
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
         return self._outward(self.manifold.project(self._inward(point)), point.shape)

@@ -15,7 +15,7 @@ def require_axes(manifold: Manifold, shape: tuple[int, ...]) -> None:
     """Raises `ValueError` where `shape` has too few axes for one point of `manifold`."""
     if len(shape) < manifold.ndim:
         raise ValueError(
-            f"{manifold} takes the trailing {manifold.ndim} axes of an array as one point, but "
+            f"{type(manifold).__name__} takes the trailing {manifold.ndim} axes of an array as one point, but "
             f"the shape {tuple(shape)} has {len(shape)}; use a manifold for fewer axes, such as "
             f"Euclidean(Frobenius(ndim={len(shape)}))"
         )

@@ -1,0 +1,50 @@
+"""Wrong arguments: which one, what arrived, what to do."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    FanRatio,
+    Hypersphere,
+    Orthogonal,
+    RootDim,
+    Stiefel,
+)
+from manifoldmuon.norms import Spectral
+
+
+@pytest.mark.parametrize(
+    ("manifold", "shape", "message"),
+    [
+        (Stiefel(), (5,), r"trailing 2 axes .* shape \(5,\) has 1; use a manifold for fewer axes"),
+        (Orthogonal(), (4, 3), r"square matrices .* got the shape \(4, 3\). Use Stiefel\(\)"),
+        (Hypersphere(), (), r"trailing 1 axes .* shape \(\) has 0"),
+        (EmbeddingRows(), (7,), r"trailing 2 axes"),
+        (Euclidean(Spectral()), (7,), r"Euclidean\(Frobenius\(ndim=1\)\)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_shapes(manifold, shape, message):
+    with pytest.raises(ValueError, match=message):
+        manifold.check_shape(shape)
+    with pytest.raises(ValueError, match=message):
+        manifold.random_point(jax.random.key(0), shape, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Stiefel(0.0), "Stiefel.scale must be a positive, finite number .* got 0.0"),
+        (lambda: Stiefel(FanRatio(-1.0)), "Stiefel.scale .* FanRatio"),
+        (lambda: Orthogonal(float("nan")), "Orthogonal.scale .* got nan"),
+        (lambda: Hypersphere(-2.0), "Hypersphere.radius"),
+        (lambda: EmbeddingRows(RootDim(float("inf"))), "EmbeddingRows.radius"),
+        (lambda: Hypersphere(ndim=0), "Hypersphere.ndim must be at least 1; got 0"),
+    ],
+)
+def test_scales(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

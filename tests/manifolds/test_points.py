@@ -1,0 +1,246 @@
+"""Points and directions against NumPy in float64, and at the edges."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+
+from manifoldmuon.linalg import MUON, NewtonSchulz
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    FanRatio,
+    Hypersphere,
+    Manifold,
+    Orthogonal,
+    RootDim,
+    Stiefel,
+)
+from manifoldmuon.norms import Frobenius, Infinity, Spectral
+
+RNG = np.random.default_rng(1)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def ask(method, *arrays):
+    return jax.tree.map(np.asarray, jax.jit(method)(*arrays))
+
+
+def point_of(manifold: Manifold, shape, seed: int = 0) -> np.ndarray:
+    draw = lambda key: manifold.random_point(key, shape, jnp.float32)  # noqa: E731
+    return ask(draw, jax.random.key(seed))
+
+
+def steepest(manifold: Manifold, point, grad):
+    return ask(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)), point, grad)
+
+
+def name(value) -> str:
+    return type(value).__name__ if isinstance(value, Manifold) else str(value)
+
+
+def largest_deviation(matrix, scale: float) -> float:
+    values = np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False)
+    return float(np.abs(values / scale - 1).max())
+
+
+@pytest.mark.parametrize(
+    ("manifold", "shape", "scale"),
+    [
+        (Stiefel(), (7, 4), 1.0),
+        (Stiefel(0.3), (2, 6), 0.3),
+        (Stiefel(FanRatio(2.0)), (8, 2), 4.0),
+        (Stiefel(FanRatio()), (2, 8), 0.5),
+        (Orthogonal(3.0), (5, 5), 3.0),
+        (Orthogonal(FanRatio(1.5)), (4, 4), 1.5),
+    ],
+    ids=name,
+)
+def test_matrices(manifold, shape, scale):
+    """Projection, random points, distance and norm by the singular values."""
+    x = normal(*shape)
+    polar = scipy.linalg.polar(x.astype(np.float64))[0]
+    np.testing.assert_allclose(ask(manifold.project, x), scale * polar, atol=3e-6 * scale)
+    point = point_of(manifold, shape)
+    assert largest_deviation(point, scale) < 1e-6
+    for y in (x, point, 1.0001 * point, np.zeros_like(x)):
+        distance = ask(manifold.distance, y)
+        np.testing.assert_allclose(distance, largest_deviation(y, scale), atol=5e-7, rtol=1e-5)
+    np.testing.assert_allclose(ask(manifold.norm, x), np.linalg.norm(x, 2) / scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "radius"),
+    [(Hypersphere(2.0), 2.0), (Hypersphere(RootDim(0.5)), 0.5 * np.sqrt(6))],
+    ids=name,
+)
+def test_spheres(manifold, radius):
+    x, g = normal(6), normal(6)
+    unit = x / np.linalg.norm(x)
+    np.testing.assert_allclose(ask(manifold.project, x), radius * unit, rtol=2e-6)
+    away = abs(np.linalg.norm(x) / radius - 1)
+    np.testing.assert_allclose(ask(manifold.distance, x), away, rtol=1e-5)
+    tangent = g - unit * (unit @ g)
+    np.testing.assert_allclose(ask(manifold.tangent, x, g), tangent, atol=1e-6)
+    answer = steepest(manifold, x, g)
+    expected = radius * tangent / np.linalg.norm(tangent)
+    np.testing.assert_allclose(answer.direction, expected, atol=2e-6)
+
+
+@pytest.mark.parametrize(("shape", "scale"), [((6, 3), 1.0), ((3, 6), 2.5), ((4, 4), 0.5)], ids=str)
+def test_directions_are_tangent_and_feasible(shape, scale):
+    """In float64 NumPy: `W^T A + A^T W = 0` and `||A||_2 <= s`, on the smaller side."""
+    manifold = Stiefel(scale)
+    w, g = point_of(manifold, shape), normal(*shape)
+    a = np.float64(steepest(manifold, w, g).direction)
+    w = np.float64(w) if shape[0] >= shape[1] else np.float64(w.T)
+    a = a if shape[0] >= shape[1] else a.T
+    assert np.abs(w.T @ a + a.T @ w).max() < 2e-6 * scale**2
+    assert np.linalg.norm(a, 2) <= scale * (1 + 2e-5)
+
+
+def test_the_closed_form_on_square_matrices():
+    """Its value is half the nuclear norm of the skew part, the upper bound over all tangents."""
+    manifold = Orthogonal()
+    for n in (4, 5):  # an odd skew matrix is singular
+        w, g = point_of(manifold, (n, n)), normal(n, n)
+        inner = np.float64(w).T @ np.float64(g)
+        optimum = np.linalg.svd(inner - inner.T, compute_uv=False).sum() / 2
+        answer = steepest(manifold, w, g)
+        value = np.sum(np.float64(g) * answer.direction)
+        np.testing.assert_allclose(value, optimum, rtol=1e-6)
+        assert 0 <= answer.gap < 1e-5
+        # Stiefel takes the closed form by itself, with no dual to carry.
+        by_stiefel = steepest(Stiefel(), w, g)
+        assert by_stiefel.dual == ()
+        np.testing.assert_allclose(by_stiefel.direction, answer.direction, atol=1e-6)
+
+
+def test_muon_on_the_orthogonal_group_has_an_honest_gap():
+    """Five steps of Muon's polynomial miss the optimum, and the certificate says so."""
+    manifold = Orthogonal(msign=NewtonSchulz(MUON))
+    w, g = point_of(manifold, (6, 6)), normal(6, 6)
+    answer = steepest(manifold, w, g)
+    inner = np.float64(w).T @ np.float64(g)
+    optimum = np.linalg.svd(inner - inner.T, compute_uv=False).sum() / 2
+    loss = 1 - np.sum(np.float64(g) * answer.direction) / optimum
+    assert max(loss, 0.01) <= answer.gap < 0.6
+
+
+def test_one_column_is_a_sphere():
+    """Spectral and Euclidean norm coincide there: two routes to one direction."""
+    w, g = point_of(Hypersphere(), (7,)), normal(7)
+    sphere = steepest(Hypersphere(), w, g).direction
+    answer = steepest(Stiefel(), w[None], g[None])
+    np.testing.assert_allclose(answer.direction[0], sphere, atol=1e-5)
+    assert answer.gap < 1e-4
+
+
+def test_wide_is_tall_transposed():
+    manifold = Stiefel(1.7)
+    w, g = point_of(manifold, (7, 3)), normal(7, 3)
+    tall, wide = steepest(manifold, w, g), steepest(manifold, w.T, g.T)
+    np.testing.assert_array_equal(tall.direction, wide.direction.T)
+    np.testing.assert_array_equal(tall.gap, wide.gap)
+    np.testing.assert_array_equal(ask(manifold.tangent, w, g), ask(manifold.tangent, w.T, g.T).T)
+
+
+def test_stale_rows_stay():
+    manifold = EmbeddingRows()
+    w, g = point_of(manifold, (6, 4)).copy(), normal(6, 4)
+    g[1] *= 1e-30  # a token unseen for hundreds of steps of momentum
+    g[2] *= 1e-4  # a rare token
+    g[3] = 0
+    w[4] = 0  # a padding token
+    g[4] = 0
+    answer = steepest(manifold, w, g)
+    moved = ask(manifold.retract, w, -0.1 * answer.direction)
+    np.testing.assert_array_equal(answer.direction[[1, 3, 4]], 0)
+    np.testing.assert_array_equal(moved[[1, 3, 4]], w[[1, 3, 4]])
+    lengths = np.linalg.norm(answer.direction[[0, 2, 5]], axis=1)
+    np.testing.assert_allclose(lengths, 2, rtol=1e-5)
+    assert 0 <= answer.gap < 1e-6
+    np.testing.assert_allclose(ask(manifold.distance, moved), 1)  # the padding row
+
+
+@pytest.mark.parametrize(
+    "manifold",
+    [Hypersphere(), EmbeddingRows(threshold=0.0), Orthogonal()],
+    ids=name,
+)
+def test_a_normal_gradient_has_no_direction(manifold):
+    """What is left of it in the tangent space is rounding, which must not become a full step.
+
+    The gap is 1: nothing was certified.
+    """
+    shape = (5, 5)
+    w = point_of(manifold, shape)
+    stretch = normal(5, 5)
+    g = w @ (stretch + stretch.T) if isinstance(manifold, Orthogonal) else 7.3 * w
+    answer = steepest(manifold, w, g)
+    np.testing.assert_array_equal(answer.direction, 0)
+    np.testing.assert_array_equal(answer.gap, np.ones_like(answer.gap))
+
+
+def test_a_nearly_normal_gradient_keeps_its_direction():
+    """A tangent part of 1e-5 is heard, and cleaned of the normal part that rounding leaves."""
+    w = np.eye(4, dtype=np.float32)[0]
+    g = np.array([1, 1e-5, -1e-5, 0], np.float32)
+    direction = steepest(Hypersphere(), w, g).direction
+    np.testing.assert_allclose(direction, np.array([0, 1, -1, 0]) / np.sqrt(2), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "shape"),
+    [
+        (Stiefel(), (0, 4)),
+        (Stiefel(), (2, 4, 0)),
+        (Orthogonal(), (0, 0)),
+        (Hypersphere(), (0,)),
+        (EmbeddingRows(), (0, 4)),
+        (EmbeddingRows(), (3, 0)),
+        (Euclidean(Spectral()), (0, 4)),
+        (Euclidean(), (0,)),
+    ],
+    ids=name,
+)
+def test_empty_points(manifold, shape):
+    empty = jnp.zeros(shape)
+    manifold.check_shape(shape)
+    answer = steepest(manifold, empty, empty)
+    copies = shape[: len(shape) - manifold.ndim]
+    assert answer.direction.shape == shape
+    np.testing.assert_array_equal(answer.gap, np.zeros(copies))
+    assert ask(manifold.retract, empty, empty).shape == shape
+    assert ask(manifold.project, empty).shape == shape
+    assert ask(manifold.distance, empty).shape == copies
+    assert point_of(manifold, shape).shape == shape
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_a_learning_rate_is_an_angle(scale):
+    """A step of 0.1 turns a point of any scale by the same angle."""
+    for manifold, shape in ((Hypersphere(scale), (5,)), (Stiefel(scale), (4, 4))):
+        w, g = point_of(manifold, shape), normal(*shape)
+        direction = steepest(manifold, w, g).direction
+        np.testing.assert_allclose(ask(manifold.norm, direction), 1, rtol=1e-5)
+        moved = ask(manifold.retract, w, -0.1 * direction)
+        turned = np.linalg.norm(moved / scale - w / scale, 2)
+        np.testing.assert_allclose(turned, 2 * np.sin(np.arctan(0.1) / 2), rtol=2e-3)
+
+
+def test_random_points_have_no_preferred_direction():
+    """Haar measure: the second moment of every entry is 1/m, the mean 0; 4 standard errors."""
+    stack = point_of(Stiefel(), (4000, 4, 2))
+    np.testing.assert_allclose(stack.mean(axis=0), 0, atol=4 * 0.5 / np.sqrt(4000))
+    np.testing.assert_allclose((stack**2).mean(axis=0), 0.25, atol=4 * 0.25 / np.sqrt(4000))
+
+
+def test_flat_random_points_have_norm_one():
+    for norm, shape in ((Spectral(), (3, 6, 4)), (Infinity(), (4, 3)), (Frobenius(ndim=0), (5,))):
+        manifold = Euclidean(norm)
+        np.testing.assert_allclose(ask(manifold.norm, point_of(manifold, shape)), 1, rtol=1e-5)

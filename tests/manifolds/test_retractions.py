@@ -1,0 +1,226 @@
+"""Retractions: order of accuracy by slopes, what lands on the set, what drifts."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.linalg
+
+from manifoldmuon.manifolds import Hypersphere, Stiefel
+from manifoldmuon.manifolds.retractions import (
+    QR,
+    Analytic,
+    Cayley,
+    Exponential,
+    Geodesic,
+    Normalize,
+    Polar,
+    Retraction,
+)
+
+RETRACTIONS = [Polar(), Analytic(), QR(), Cayley(), Exponential()]
+RESTORING = [Polar(), QR()]
+
+
+def problem(m: int, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """An orthonormal point and a tangent vector of spectral norm 1, in float64."""
+    rng = np.random.default_rng(seed)
+    point = np.linalg.qr(rng.normal(size=(m, n)))[0]
+    vector = rng.normal(size=(m, n))
+    inner = point.T @ vector
+    vector -= point @ (inner + inner.T) / 2
+    return point, vector / np.linalg.norm(vector, 2)
+
+
+def geodesic(point: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """The geodesic equation of the embedded metric, `W'' = -W W'^T W'`, integrated by steps."""
+    steps = 200
+    h = 1 / steps
+
+    def slope(w, v):
+        return v, -w @ (v.T @ v)
+
+    w, v = point, vector
+    for _ in range(steps):  # Runge-Kutta, fourth order
+        a, b = slope(w, v)
+        c, d = slope(w + h / 2 * a, v + h / 2 * b)
+        e, f = slope(w + h / 2 * c, v + h / 2 * d)
+        g, i = slope(w + h * e, v + h * f)
+        w, v = w + h / 6 * (a + 2 * c + 2 * e + g), v + h / 6 * (b + 2 * d + 2 * f + i)
+    return w
+
+
+def deviation(matrix) -> float:
+    """The largest `|sigma - 1|`, in float64."""
+    values = np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False)
+    return float(np.abs(values - 1).max())
+
+
+def in_float64(retract, point, *vectors) -> list[np.ndarray]:
+    with jax.enable_x64(True):
+        compiled = jax.jit(retract)
+        arrays = [compiled(jnp.asarray(point), jnp.asarray(v)) for v in vectors]
+        assert all(x.dtype == jnp.float64 for x in arrays)
+        return [np.asarray(x) for x in arrays]
+
+
+def slope(errors: list[float]) -> float:
+    """The exponent p of `error = C t**p`, where t halves from one error to the next."""
+    return float(np.log2(errors[0] / errors[1]))
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (4, 4)], ids=str)
+@pytest.mark.parametrize("retraction", RETRACTIONS, ids=lambda r: type(r).__name__)
+def test_order_of_accuracy(retraction: Retraction, shape):
+    """All agree with W + V to first order, some with the geodesic to second."""
+    point, vector = problem(*shape)
+    times = [0.02, 0.01]
+    moved = in_float64(retraction.retract, point, *(t * vector for t in times))
+    straight = [np.linalg.norm(x - point - t * vector) for x, t in zip(moved, times, strict=True)]
+    assert 1.95 < slope(straight) < 2.05
+    curved = [
+        np.linalg.norm(x - geodesic(point, t * vector)) for x, t in zip(moved, times, strict=True)
+    ]
+    if retraction.order == np.inf:
+        assert max(curved) < 1e-11
+    elif shape[0] == shape[1] and isinstance(retraction, Cayley):
+        assert 2.9 < slope(curved) < 3.1  # the two metrics have the same geodesics there
+    else:
+        assert retraction.order + 0.9 < slope(curved) < retraction.order + 1.1
+
+
+@pytest.mark.parametrize("retraction", [Normalize(), Geodesic()], ids=lambda r: type(r).__name__)
+def test_order_of_accuracy_on_the_sphere(retraction):
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=5)
+    w /= np.linalg.norm(w)
+    v = rng.normal(size=5)
+    v -= w * (w @ v)
+    v /= np.linalg.norm(v)
+    times = [0.02, 0.01]
+    moved = in_float64(retraction.retract, w, *(t * v for t in times))
+    circle = [np.cos(t) * w + np.sin(t) * v for t in times]
+    errors = [np.linalg.norm(x - y) for x, y in zip(moved, circle, strict=True)]
+    if retraction.order == np.inf:
+        assert max(errors) < 1e-15
+    else:
+        assert retraction.order + 0.9 < slope(errors) < retraction.order + 1.1
+
+
+@pytest.mark.parametrize("size", [0.0, 1e-3, 0.1, 1.0, 10.0, 100.0])
+def test_polar_is_the_nearest_point_for_any_step(size):
+    """One compilation; some 1e-7 for ordinary steps, eps times the condition number beyond."""
+    points, vectors = zip(*(problem(24, 12, seed) for seed in range(3)), strict=True)
+    stack = [np.stack(x).astype(np.float32) for x in (points, size * np.stack(vectors))]
+    moved = _polar(*stack)
+    for result, point, vector in zip(moved, points, vectors, strict=True):
+        expected = scipy.linalg.polar(point + size * vector)[0]
+        tolerance = 5e-7 if size <= 1 else 1e-5
+        np.testing.assert_allclose(result, expected, atol=tolerance)
+        assert deviation(result) < tolerance
+
+
+_polar = jax.jit(Polar().retract)
+
+
+def test_polar_of_partial_and_repeated_singular_values():
+    """A steepest direction has singular values that are all 0 or 1; the analytic factor is then
+    exact, and both agree."""
+    point, _ = problem(8, 3)
+    skew = np.array([[0, -1, 0], [1, 0, 0], [0, 0, 0]], np.float64)
+    v = (0.7 * point @ skew).astype(np.float32)
+    expected = scipy.linalg.polar(point + v)[0]
+    for retraction in (Polar(), Analytic()):
+        moved = jax.jit(retraction.retract)(point.astype(np.float32), v)
+        np.testing.assert_allclose(moved, expected, atol=5e-7)
+
+
+def test_the_analytic_factor_misses_the_set_otherwise():
+    point, vector = problem(8, 3)
+    moved = in_float64(Analytic().retract, point, 0.2 * vector, 0.1 * vector)
+    misses = [deviation(x) for x in moved]
+    assert misses[1] > 1e-6
+    assert 3.8 < slope(misses) < 4.2  # O(eta^4)
+
+
+@pytest.mark.parametrize("retraction", RETRACTIONS, ids=lambda r: type(r).__name__)
+def test_who_restores_a_point_that_is_off_the_set(retraction: Retraction):
+    point, vector = problem(8, 3)
+    off = (1.001 * point).astype(np.float32)
+    moved = jax.jit(retraction.retract)(off, (0.01 * vector).astype(np.float32))
+    assert (deviation(moved) < 1e-6) == (retraction in RESTORING)
+
+
+def test_cayley_by_the_full_matrix():
+    """The 2n x 2n system against the m x m one that it stands for."""
+    w, v = problem(6, 2)
+    p = np.eye(6) - w @ w.T / 2
+    k = p @ v @ w.T - w @ v.T @ p
+    expected = np.linalg.solve(np.eye(6) - k / 2, (np.eye(6) + k / 2) @ w)
+    moved = jax.jit(Cayley().retract)(w.astype(np.float32), v.astype(np.float32))
+    np.testing.assert_allclose(moved, expected, atol=1e-6)
+
+
+def test_exponential_of_a_square_point():
+    """There the geodesic is `W exp(W^T V)`."""
+    w, v = problem(4, 4)
+    moved = jax.jit(Exponential().retract)(w.astype(np.float32), v.astype(np.float32))
+    np.testing.assert_allclose(moved, w @ scipy.linalg.expm(w.T @ v), atol=2e-6)
+
+
+def test_qr_has_a_positive_diagonal():
+    """So that a step of length zero stays, whatever signs the decomposition prefers."""
+    w, _ = problem(6, 3)
+    signs = np.array([1, -1, -1])
+    w = (w * signs).astype(np.float32)
+    np.testing.assert_allclose(jax.jit(QR().retract)(w, np.zeros_like(w)), w, atol=1e-6)
+
+
+def test_great_circles_reach_the_antipode():
+    w, v = np.eye(4, dtype=np.float32)[:2]
+    retract = jax.jit(Geodesic().retract)
+    np.testing.assert_allclose(retract(w, np.float32(np.pi) * v), -w, atol=1e-6)
+    np.testing.assert_array_equal(retract(w, 0 * v), w)
+
+
+@pytest.mark.parametrize("shape", [(64, 10), (32, 32), (10, 64)], ids=str)
+def test_no_drift_over_three_thousand_steps(shape):
+    manifold = Stiefel()
+    point = manifold.random_point(jax.random.key(0), shape, jnp.float32)
+    last, worst = _wander(manifold, point, jax.random.key(1), 3000)
+    assert deviation(last) < 1e-6
+    assert float(worst) < 1e-6
+    assert np.linalg.norm(last - point) > 0.5  # it has gone somewhere
+
+
+def test_no_drift_on_the_sphere():
+    manifold = Hypersphere(3.0)
+    point = manifold.random_point(jax.random.key(0), (50,), jnp.float32)
+    last, worst = _wander(manifold, point, jax.random.key(1), 3000)
+    assert abs(np.linalg.norm(np.float64(last)) / 3 - 1) < 3e-7
+    assert float(worst) < 1e-6
+
+
+@partial(jax.jit, static_argnums=(0, 3))
+def _wander(manifold, point, key, steps):
+    """Random tangent steps of some hundredths; the last point, and the worst distance."""
+
+    def step(carry, key):
+        point, worst = carry
+        vector = manifold.tangent(point, jax.random.normal(key, point.shape))
+        point = manifold.retract(point, 0.05 * vector / jnp.linalg.norm(vector))
+        return (point, jnp.maximum(worst, manifold.distance(point))), None
+
+    (point, worst), _ = jax.lax.scan(step, (point, 0.0), jax.random.split(key, steps))
+    return point, worst
+
+
+def test_a_matrix_that_is_nan_does_not_spoil_the_batch():
+    point, vector = (np.stack([x] * 3).astype(np.float32) for x in problem(6, 3))
+    vector[1, 0, 0] = np.nan
+    moved = np.asarray(_polar(point, 0.1 * vector))
+    assert np.isnan(moved[1]).any()
+    np.testing.assert_array_equal(moved[0], moved[2])
+    assert deviation(moved[0]) < 1e-6
