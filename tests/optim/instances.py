@@ -58,12 +58,11 @@ def abstract(shapes: Any) -> Any:
 # Two leaves of one kind, which are solved together, among leaves of other kinds.
 FLAT = {"first": {"kernel": (8, 3), "bias": (8,)}, "second": {"kernel": (8, 3), "bias": (8,)}}
 FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euclidean()})
-CURVED = {"a": (6, 3), "b": (6, 3), "wide": (3, 6), "vectors": (2, 5), "gain": (4,)}
+CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
 STIEFEL = Stiefel(solver=FAST)
 CURVED_GEOMETRY = {
-    "a": STIEFEL,
-    "b": STIEFEL,
-    "wide": Axes.transposed(STIEFEL),
+    "a": Axes.transposed(STIEFEL),
+    "b": Axes.transposed(STIEFEL),
     "vectors": Hypersphere(radius=2.0),
     "gain": Euclidean(Infinity(ndim=1)),
 }
