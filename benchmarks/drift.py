@@ -1,0 +1,115 @@
+"""How far the weights drift from the Stiefel manifold in very long runs of manifold Muon.
+
+    python -m benchmarks.drift              # a few minutes; writes benchmarks/results/drift.json
+
+Every step has a fresh Gaussian gradient, momentum 0.95 and a learning rate that falls from 0.1
+to 0.001, in float32; nothing ever puts the weights back but the retraction of each step. After
+*every* step the distance is measured in float64, from the eigenvalues of W^T W.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+import manifoldmuon as mm
+from manifoldmuon.lab import environment, write_record
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+
+PRESETS = {"accurate": ACCURATE, "fast": FAST}
+SHAPES = ((64, 10), (128, 64))
+RATES = (1e-1, 1e-3)
+BOUND = 1e-6
+CHUNK = 1000
+
+
+def drift(shape: tuple[int, int], preset: str, steps: int, seed: int, bar: tqdm) -> dict:
+    """One run: the largest distance of each chunk of steps, and what they say together."""
+    geometry = Stiefel(solver=PRESETS[preset])
+    rate = optax.exponential_decay(RATES[0], steps, RATES[1] / RATES[0])
+    tx = mm.optim.manifold_muon(rate, geometry)
+    weight_key, grad_key = jax.random.split(jax.random.key(seed))
+    weight = mm.optim.init_tree(geometry, weight_key, jax.ShapeDtypeStruct(shape, jnp.float32))
+
+    @jax.jit
+    def chunk(carry, keys):
+        def step(carry, key):
+            weight, state = carry
+            updates, state = tx.update(jax.random.normal(key, shape), state, weight)
+            weight = optax.apply_updates(weight, updates)
+            return (weight, state), weight
+
+        return jax.lax.scan(step, carry, keys)
+
+    carry, curve, start = (weight, tx.init(weight)), [], time.perf_counter()
+    keys = jax.random.split(grad_key, steps)
+    for first in range(0, steps, CHUNK):
+        carry, passed = chunk(carry, keys[first : first + CHUNK])
+        curve.append(float(distances(np.asarray(passed, np.float64)).max()))
+        bar.set_description(f"{shape[0]} x {shape[1]}, {preset}: {max(curve):.1e}", refresh=False)
+        bar.update(len(passed))
+    tenth = max(1, len(curve) // 10)
+    return {
+        "shape": list(shape),
+        "preset": preset,
+        "steps": steps,
+        "distance": max(curve),
+        "distance_first_tenth": max(curve[:tenth]),
+        "distance_last_tenth": max(curve[-tenth:]),
+        "within_bound": max(curve) <= BOUND,
+        "seconds": time.perf_counter() - start,
+        "curve": curve,
+    }
+
+
+def distances(weights: np.ndarray) -> np.ndarray:
+    """`max |sigma - 1|` of each weight (..., m, n) with m >= n, in float64."""
+    gram = np.swapaxes(weights, -1, -2) @ weights
+    return np.abs(np.sqrt(np.linalg.eigvalsh(gram)) - 1).max(axis=-1)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark; exit status 1 where a run has left its bound."""
+    parser = argparse.ArgumentParser(description="Drift from the Stiefel manifold in long runs.")
+    parser.add_argument("--steps", type=int, default=100_000, help="steps of each run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/drift.json"))
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing record")
+    options = parser.parse_args(argv)
+    if options.steps < 1:
+        parser.error("--steps must be at least 1")
+    if options.out.exists() and not options.overwrite:
+        sys.exit(f"{options.out} exists; pass --overwrite to replace it")
+    cases = [(shape, preset) for shape in SHAPES for preset in options.presets]
+    with tqdm(total=len(cases) * options.steps, unit="step", dynamic_ncols=True) as bar:
+        runs = [drift(*case, options.steps, options.seed, bar) for case in cases]
+    for run in runs:
+        m, n = run["shape"]
+        print(
+            f"{m:4} x {n:<3} {run['preset']:9} {run['steps']} steps: distance {run['distance']:.1e}"
+            f" at most, {run['distance_last_tenth']:.1e} in the last tenth"
+        )
+    record = {
+        "what": "largest |sigma - 1| after any step of manifold Muon in float32, in float64",
+        "gradients": "Gaussian, a fresh one in every step",
+        "momentum": 0.95,
+        "learning_rates": list(RATES),
+        "bound": BOUND,
+        "seed": options.seed,
+        "environment": environment(),
+        "runs": runs,
+    }
+    print("written:", write_record(options.out, record, overwrite=options.overwrite))
+    return 0 if all(run["within_bound"] for run in runs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

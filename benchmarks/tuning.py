@@ -1,0 +1,134 @@
+"""The grids behind the default learning rates of `examples.train`, on held-out training images.
+
+    python -m benchmarks.tuning             # some minutes; writes benchmarks/results/tuning.json
+
+For each seed a fifth of the training part is held out and the rest is trained on; the test part
+is not looked at, and the seeds (hence the splits) are not those of the job. Every optimizer has
+the job's steps, batch size and linear decay. Seeds and learning rates are trained side by side.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+from examples._data import batches, load
+from examples._methods import METHODS, PRESETS, build_adamw
+from examples._network import accuracy, cross_entropy, init_weights, shapes_of
+from examples._settings import Settings
+from manifoldmuon.lab import environment, write_record
+
+MULTIPLIERS = (1.0, 2.0, 4.0, 8.0)
+RATES = {
+    "adamw": (1e-3, 3e-3, 1e-2, 3e-2),
+    "muon": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2),
+    "sphere": (3e-3, 1e-2, 3e-2, 1e-1),
+    "stiefel": (1e-2, 3e-2, 1e-1, 3e-1),
+}
+WEIGHT_DECAYS = (0.0, 0.1, 1.0, 3.0)
+
+
+def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
+    """Images and labels to train on, images and labels to judge by, and the order of training."""
+    data = load(settings, seed)
+    shuffled = np.random.default_rng(seed).permutation(len(data.train_y))
+    kept = len(shuffled) * 4 // 5
+    train, judge = shuffled[:kept], shuffled[kept:]
+    order = batches(seed, kept, settings.steps, settings.batch_size)
+    return (data.train_x[train], data.train_y[train], data.train_x[judge], data.train_y[judge],
+            order)  # fmt: skip
+
+
+def grid_row(
+    settings: Settings, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
+) -> list[dict]:
+    """An entry for each learning rate: means and standard errors over the seeds."""
+    method = METHODS[optimizer]
+    shapes = shapes_of((parts[0].shape[-1], *settings.widths, 10))
+    geometry = method.geometry and method.geometry(shapes, PRESETS[settings.preset])
+    build = method.build
+    if weight_decay is not None:
+        build = functools.partial(build_adamw, weight_decay=weight_decay)
+
+    def train(rate, seed, train_x, train_y, judge_x, judge_y, order):
+        tx = build(optax.linear_schedule(rate, 0.0, settings.steps), geometry)
+        weights = init_weights(seed, shapes)
+
+        def step(carry, batch):
+            weights, state = carry
+            grads = jax.grad(cross_entropy)(weights, train_x[batch], train_y[batch], multiplier)
+            updates, state = tx.update(grads, state, weights)
+            moved: Any = optax.apply_updates(weights, updates)
+            return (moved, state), None
+
+        (weights, _), _ = jax.lax.scan(step, (weights, tx.init(weights)), order)
+        return (
+            cross_entropy(weights, train_x, train_y, multiplier),
+            cross_entropy(weights, judge_x, judge_y, multiplier),
+            100 * accuracy(weights, judge_x, judge_y),
+        )
+
+    seeds = jax.vmap(train, in_axes=(None, 0, 0, 0, 0, 0, 0))
+    rates = jax.jit(jax.vmap(seeds, in_axes=(0, *[None] * 6)))
+    found = rates(jnp.asarray(RATES[optimizer]), jnp.asarray(settings.seeds), *parts)
+    named = zip(("train_loss", "held_out_loss", "held_out_accuracy"), found, strict=True)
+    table = {name: np.asarray(value, np.float64) for name, value in named}
+    common = {"optimizer": optimizer, "multiplier": multiplier, "weight_decay": weight_decay}
+    return [
+        common | {"learning_rate": rate} | {key: mean_of(table[key][i]) for key in table}
+        for i, rate in enumerate(RATES[optimizer])
+    ]
+
+
+def mean_of(values: np.ndarray) -> dict[str, float]:
+    """Over the seeds."""
+    return {"mean": values.mean(), "error": values.std(ddof=1) / len(values) ** 0.5}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the grids."""
+    parser = argparse.ArgumentParser(description="Grids behind the defaults of examples.train.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 110)))
+    parser.add_argument("--steps", type=int, default=Settings().steps)
+    parser.add_argument("--optimizers", nargs="+", choices=list(METHODS), default=list(METHODS))
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tuning.json"))
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing record")
+    options = parser.parse_args(argv)
+    if options.out.exists() and not options.overwrite:
+        sys.exit(f"{options.out} exists; pass --overwrite to replace it")
+    settings = Settings(steps=options.steps, seeds=tuple(options.seeds))
+    parts = tuple(map(np.stack, zip(*(held_out(settings, s) for s in settings.seeds), strict=True)))
+    cases = [
+        (optimizer, multiplier, decay)
+        for optimizer in options.optimizers
+        for decay in (WEIGHT_DECAYS if optimizer == "adamw" else (None,))
+        for multiplier in MULTIPLIERS
+    ]
+    rows = []
+    for case in tqdm(cases, unit="grid"):
+        rows += grid_row(settings, *case, parts)
+    for row in rows:
+        score = row["held_out_accuracy"]
+        decay = "" if row["weight_decay"] is None else f", weight decay {row['weight_decay']:g}"
+        print(
+            f"{row['optimizer']:8} x{row['multiplier']:g} lr {row['learning_rate']:<6g}"
+            f" {score['mean']:.2f} ± {score['error']:.2f} %"
+            f", loss {row['held_out_loss']['mean']:.4f}{decay}"
+        )
+    record = {"settings": settings.as_record(), "environment": environment(), "rows": rows}
+    for derived in ("learning_rates", "multiplier", "optimizers"):  # these are what is tuned
+        del record["settings"][derived]
+    print("written:", write_record(options.out, record, overwrite=options.overwrite))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Programs that show the package at work; `make train` runs `examples.train`."""

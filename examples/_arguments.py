@@ -1,0 +1,172 @@
+"""The command line: every mistake is told in one line, before any work starts."""
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+from examples._methods import METHODS, PRESETS
+from examples._settings import Settings
+
+
+class Arguments(NamedTuple):
+    """What was asked for.
+
+    Attributes:
+      settings: of the training.
+      out: the folder for the record and the picture.
+      name: of the two files; None for the next free number.
+      overwrite: whether files of that name may be replaced.
+      gradients: where recorded gradients go; None for nowhere.
+    """
+
+    settings: Settings
+    out: Path
+    name: str | None
+    overwrite: bool
+    gradients: Path | None
+
+
+class Parser(argparse.ArgumentParser):
+    """Without the usage text in front of an error: one line, and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
+
+
+def parser() -> Parser:
+    """The options of `python -m examples.train`."""
+    default = Settings()
+    seeds = " ".join(map(str, default.seeds))
+    widths = " ".join(map(str, default.widths))
+    rates = " ".join(f"{name}={method.learning_rate:g}" for name, method in METHODS.items())
+    p = Parser(
+        prog="python -m examples.train",
+        description="Trains a ReLU network with several optimizers, side by side.",
+        allow_abbrev=False,
+    )
+    # fmt: off
+    p.add_argument("--data", choices=["digits", "mnist", "cifar10"], default=default.data,
+                   help="data set; the default, digits, needs no download")
+    p.add_argument("--data-dir", type=Path, metavar="DIR",
+                   help="folder with the files of mnist or cifar10 (default: download them)")
+    p.add_argument("--widths", type=_integer(1), nargs="+", default=default.widths, metavar="N",
+                   help=f"widths of the hidden layers (default: {widths})")
+    p.add_argument("--steps", type=_integer(1), default=default.steps, metavar="N",
+                   help="updates (default: %(default)s)")
+    p.add_argument("--batch-size", type=_integer(1), default=default.batch_size, metavar="N",
+                   help="images per update (default: %(default)s)")
+    p.add_argument("--optimizers", "--optimizer", nargs="+", choices=list(METHODS),
+                   default=default.optimizers, metavar="NAME",
+                   help=f"which to compare (default: {' '.join(METHODS)})")
+    p.add_argument("--learning-rates", "--learning-rate", type=_rate, nargs="+", default=(),
+                   metavar="[NAME=]RATE",
+                   help=f"peak learning rate, of one optimizer or of all (default: {rates})")
+    p.add_argument("--seeds", "--seed", type=_integer(0), nargs="+", default=default.seeds,
+                   metavar="N", help=f"one run for each (default: {seeds})")
+    p.add_argument("--preset", choices=list(PRESETS), default=default.preset,
+                   help="solver of manifold Muon (default: %(default)s)")
+    p.add_argument("--multiplier", type=_positive, default=default.multiplier, metavar="X",
+                   help="fixed factor of the last layer: the Lipschitz bound of a network on the "
+                   "Stiefel manifold (default: %(default)g)")
+    p.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR",
+                   help="folder for the record and the picture (default: %(default)s)")
+    p.add_argument("--name", metavar="NAME",
+                   help="of the two files (default: the data set and the next free number)")
+    p.add_argument("--overwrite", action="store_true",
+                   help="replace files that exist under that name")
+    p.add_argument("--record-gradients", type=Path, metavar="FILE.npz",
+                   help="also write weights and gradients of manifold Muon, for benchmarks")
+    # fmt: on
+    return p
+
+
+def parse(argv: Sequence[str] | None, p: Parser) -> Arguments:
+    """Reads and checks the command line; a mistake ends the program with status 2."""
+    given = p.parse_args(argv)
+    for option, values in (("--seeds", given.seeds), ("--optimizers", given.optimizers)):
+        if twice := sorted({str(value) for value in values if values.count(value) > 1}):
+            p.error(f"argument {option}: {', '.join(twice)} given more than once")
+    settings = Settings(
+        data=given.data,
+        data_dir=given.data_dir,
+        widths=tuple(given.widths),
+        steps=given.steps,
+        batch_size=given.batch_size,
+        optimizers=tuple(given.optimizers),
+        learning_rates=_rates(given.learning_rates, given.optimizers, p),
+        seeds=tuple(given.seeds),
+        preset=given.preset,
+        multiplier=given.multiplier,
+    )
+    _check_paths(given, p)
+    return Arguments(settings, given.out, given.name, given.overwrite, given.record_gradients)
+
+
+def _check_paths(given: argparse.Namespace, p: Parser) -> None:
+    if given.data_dir is not None and given.data == "digits":
+        p.error("argument --data-dir: the digits ship inside scikit-learn; choose --data mnist")
+    if given.data_dir is not None and not given.data_dir.exists():
+        p.error(f"argument --data-dir: there is no folder {given.data_dir}")
+    if given.name is not None and (not given.name or Path(given.name).name != given.name):
+        p.error(f"argument --name: {given.name!r} is not a file name; the folder goes into --out")
+    gradients = given.record_gradients
+    if gradients is not None and gradients.suffix != ".npz":
+        p.error(f"argument --record-gradients: {gradients} does not end in .npz")
+    targets = [] if given.name is None else [given.out / f"{given.name}{s}" for s in SUFFIXES]
+    for path in [*targets, *([] if gradients is None else [gradients])]:
+        if path.exists() and not given.overwrite:
+            p.error(f"{path} exists; pass --overwrite, or choose another name")
+    for folder in [given.out, *([] if gradients is None else [gradients.parent])]:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            p.error(f"cannot make the folder {folder} ({error.strerror})")
+
+
+SUFFIXES = (".json", ".png")
+
+
+def _rates(
+    given: Sequence[tuple[str | None, float]], optimizers: Sequence[str], p: Parser
+) -> tuple[tuple[str, float], ...]:
+    """The rate of each optimizer for which one was given: first those for all, then its own."""
+    rates = {name: rate for owner, rate in given if owner is None for name in optimizers}
+    for owner, rate in given:
+        if owner is not None and owner not in optimizers:
+            p.error(
+                f"argument --learning-rates: {owner!r} is not among the optimizers "
+                f"({', '.join(optimizers)})"
+            )
+        if owner is not None:
+            rates[owner] = rate
+    return tuple(rates.items())
+
+
+def _rate(text: str) -> tuple[str | None, float]:
+    owner, separator, number = text.rpartition("=")
+    return (owner if separator else None), _positive(number)
+
+
+def _positive(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return number
+
+
+def _integer(least: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number < 2**31:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {least} or more")
+        return number
+
+    return convert

@@ -1,0 +1,52 @@
+"""The table on the terminal."""
+
+from collections.abc import Mapping
+
+from examples._settings import Settings
+from examples._summary import Mean, Row
+
+_LEGEND = """\
+distance   the largest |singular value / target - 1| of any layer after any step (on a sphere: of
+           the norm); residual, how far a direction was from tangent before its last projection
+gap        how far a direction may be from steepest, at most: a certificate, the largest of any step
+Lipschitz  bound of the network at the end: its multiplier times the product of spectral norms"""
+
+
+def table(settings: Settings, rows: Mapping[str, Row]) -> str:
+    """The rows as text, with what its columns mean."""
+    seeds = len(settings.seeds)
+    header = ("", "test accuracy", "train loss", "distance", "residual", "gap", "ms/step",
+              "Lipschitz")  # fmt: skip
+    cells = [header, *(_cells(row) for row in rows.values())]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in cells
+    ]
+    rule = "-" * max(map(len, lines))
+    count = f"{seeds} seeds, mean ± standard error" if seeds > 1 else "one seed"
+    title = f"{settings.data}, {settings.steps} steps of {settings.batch_size} images, {count}"
+    return "\n".join([title, rule, lines[0], rule, *lines[1:], rule, _LEGEND])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.label,
+        _mean(row.test_accuracy, ".2f") + " %",
+        _mean(row.train_loss, ".4f", error=False),
+        *(_small(value) for value in (row.distance, row.residual, row.gap)),
+        f"{row.milliseconds:.2f}",
+        _mean(row.lipschitz, ".4g", error=False),
+    )
+
+
+def _mean(value: Mean, form: str, error: bool = True) -> str:
+    text = f"{value.mean:{form}}"
+    return f"{text} ± {value.error:{form}}" if error and value.error is not None else text
+
+
+def _small(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
