@@ -1,7 +1,7 @@
 """Bounds on how far a direction is from optimal and from tangent."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from manifoldmuon.linalg import mT, sym
 
@@ -46,3 +46,13 @@ def tangent_residual(inner: Float[Array, "*batch n n"]) -> Float[Array, "*batch"
     """`||W^T A + A^T W||_F / n`, given `W^T A`."""
     n = inner.shape[-1]
     return 2 * frobenius(sym(inner)) / max(n, 1)
+
+
+def is_noise(
+    length: Float[Array, "*batch"], grad: Float[Array, "*batch m n"]
+) -> Bool[Array, "*batch"]:
+    """Whether a tangent part of this Frobenius norm is what rounding leaves of a normal gradient.
+
+    At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
+    """
+    return length <= 8 * jnp.finfo(grad.dtype).eps * frobenius(grad)

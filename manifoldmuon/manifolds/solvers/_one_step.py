@@ -14,11 +14,11 @@ from manifoldmuon.linalg import (
     power_iteration,
     prescale,
     skew,
-    sym,
 )
 from manifoldmuon.manifolds._manifold import Steepest
 from manifoldmuon.manifolds.solvers._certificate import (
     inner_product,
+    is_noise,
     relative_gap,
     tangent_residual,
 )
@@ -33,8 +33,8 @@ COARSE_SCHEDULE = polar_express(6e-3, safety=1.0001, cushion=0.05, steps=5)
 class OneStep(StiefelSolver):
     """`msign(G - W sym(W^T G))`, projected and shortened to norm 1 where that is needed.
 
-    The cheap preset: two tall products more than an unconstrained direction, everything else in
-    `n x n`. It is exact for square points and where `Q^T G` is so well conditioned that the sign
+    The cheap preset: three tall products more than an unconstrained direction, everything else
+    in `n x n`. It is exact for square points and where `Q^T G` is so well conditioned that the sign
     stays tangent; on ill-conditioned gradients it leaves several percent of the optimum.
 
     Attributes:
@@ -55,18 +55,20 @@ class OneStep(StiefelSolver):
     ) -> Steepest:
         grad, _ = prescale(grad, ndim=2)
         inner = mT(point) @ grad
-        outer = sym(mT(grad) @ grad - mT(inner) @ inner)
-        # The tangent part is W skew(inner) + (G - W inner): no further tall product is needed.
-        along = skew(inner)
-        gram = mT(along) @ along + outer
-        root = inverse_sqrt(gram, self.schedule)
+        # The tangent part is W along + outer. A Gram matrix of G minus one of W B would be cheaper
+        # by a product, and nothing but rounding where the tangent part is a small part of G.
+        along, outer = skew(inner), grad - point @ inner
+        normal = mT(outer) @ outer
+        gram = mT(along) @ along + normal
+        still = is_noise(jnp.sqrt(jnp.trace(gram, axis1=-2, axis2=-1)), grad)[..., None, None]
+        root = inverse_sqrt(jnp.where(still, jnp.eye(gram.shape[-1]), gram), self.schedule)
+        root = jnp.where(still, 0, root)
         upper = _trace_bound(gram, root)
-        along, across = along @ root, root
-        residual, along = tangent_residual(along), skew(along)
-        length = _length(mT(along) @ along + mT(across) @ (outer @ across))
-        along, across = along / length, across / length
-        value = inner_product(skew(inner), along) + inner_product(outer, across)
-        direction = grad @ across + point @ (along - inner @ across)
+        turned = along @ root
+        residual, turned = tangent_residual(turned), skew(turned)
+        length = _length(mT(turned) @ turned + mT(root) @ (normal @ root))
+        value = inner_product(along, turned / length) + inner_product(normal, root / length)
+        direction = outer @ (root / length) + point @ (turned / length)
         return Steepest(direction, dual, residual, relative_gap(upper, value))
 
 

@@ -36,6 +36,7 @@ from manifoldmuon.manifolds._manifold import Steepest
 from manifoldmuon.manifolds.solvers._certificate import (
     frobenius,
     inner_product,
+    is_noise,
     nuclear_bound,
     relative_gap,
     tangent_residual,
@@ -102,10 +103,6 @@ class SkewLift(StiefelSolver):
     def _sign(
         self, lift: Float[Array, "*batch k k"], grad: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch k k"]:
-        """The matrix sign, but zero where the lift is what rounding leaves of a normal gradient.
-
-        At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
-        """
-        noise = 8 * jnp.finfo(lift.dtype).eps * frobenius(grad)
-        still = (frobenius(lift) <= noise)[..., None, None]
+        """The matrix sign, but zero where the lift is nothing but rounding."""
+        still = is_noise(frobenius(lift), grad)[..., None, None]
         return jnp.where(still, 0, msign(lift, self.method))

@@ -152,3 +152,16 @@ def test_the_published_dual_ascent_depends_on_the_scale_of_the_gradient():
     assert published[2] < 0.02
     free = 1 - gaps(points, grads, solve(DualAscent(), points, grads))
     assert free.min() > 0.999
+
+
+@pytest.mark.parametrize("name", SOLVERS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_gradient_that_is_almost_normal_to_the_manifold(name, shape):
+    points, grads = problems(shape)
+    # G = W S has no tangent part; one with a thousandth of it is still solved to a few percent.
+    normal = points @ jnp.float32(np.eye(16) + 0.5)
+    answer = solve(SOLVERS[name], points, normal.at[1].add(1e-3 * grads[0]))
+    assert np.isfinite(answer.direction).all()
+    if name in ("skew lift", "one step"):
+        assert np.abs(answer.direction[0]).max() < 1e-3
+    assert stiefel_worth(points[1], normal[1] + 1e-3 * grads[0], answer.direction[1]).gap < 0.35
