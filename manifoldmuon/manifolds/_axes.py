@@ -175,16 +175,23 @@ class Axes(Manifold):
 
     def _order(self, rank: int) -> tuple[int, ...]:
         """The permutation that brings an array of `rank` axes into the inner order."""
-        ins, outs = (tuple(rank + axis for axis in axes) for axes in (self.in_axes, self.out_axes))
-        rest = tuple(axis for axis in range(rank) if axis not in ins + outs)
-        return rest + outs + ins
+        named = tuple(rank + axis for axis in (*self._outs, *self._ins))
+        return (*(axis for axis in range(rank) if axis not in named), *named)
 
     def _inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the rearranged array."""
-        rest = len(shape) - len(self.in_axes) - len(self.out_axes)
         moved = tuple(shape[axis] for axis in self._order(len(shape)))
-        cut = rest + len(self.out_axes)
+        cut = len(shape) - len(self._ins)
+        rest = cut - len(self._outs)
         return (*moved[:rest], math.prod(moved[rest:cut]), math.prod(moved[cut:]))
+
+    @property
+    def _ins(self) -> tuple[int, ...]:
+        return _as_tuple("in_axes", self.in_axes)
+
+    @property
+    def _outs(self) -> tuple[int, ...]:
+        return _as_tuple("out_axes", self.out_axes)
 
     def _inward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return x.transpose(self._order(x.ndim)).reshape(self._inner_shape(x.shape))

@@ -15,9 +15,9 @@ def require_axes(manifold: Manifold, shape: tuple[int, ...]) -> None:
     """Raises `ValueError` where `shape` has too few axes for one point of `manifold`."""
     if len(shape) < manifold.ndim:
         raise ValueError(
-            f"{type(manifold).__name__} takes the trailing {manifold.ndim} axes of an array as one point, but "
-            f"the shape {tuple(shape)} has {len(shape)}; use a manifold for fewer axes, such as "
-            f"Euclidean(Frobenius(ndim={len(shape)}))"
+            f"{type(manifold).__name__} takes the trailing {manifold.ndim} axes of an array as one "
+            f"point, but the shape {tuple(shape)} has {len(shape)}; use a manifold for fewer axes, "
+            f"such as Euclidean(Frobenius(ndim={len(shape)}))"
         )
 
 

@@ -1,79 +1,24 @@
 """The laws of a manifold, as a check for any implementation."""
 
-import dataclasses
-from collections.abc import Callable
-from typing import NamedTuple
-
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.testing._assertions import (
     agree,
     at_most,
     check_value_object,
-    inner_products,
     normal,
-    numpy,
     require,
     same_tree_of_shapes,
     spoil,
     wide,
 )
+from manifoldmuon.testing._manifold_case import Answers, Case, Numbers, ask_manifold, jitted
 
 SCALES = (1e-30, 1e-10, 1e10, 1e30)
-
-
-class _Answers(NamedTuple):
-    """Everything that a manifold says about a point, a gradient and a vector."""
-
-    projected: Array
-    size: Array
-    tangent: Array
-    direction: Array
-    direction_size: Array
-    dual: chex.ArrayTree
-    residual: Array
-    gap: Array
-    moved: Array
-    distance: Array
-
-
-@dataclasses.dataclass(frozen=True)
-class _Case:
-    """A manifold with one point and three random arrays of its shape."""
-
-    manifold: Manifold
-    shape: tuple[int, ...]
-    point: np.ndarray
-    grad: np.ndarray
-    vector: np.ndarray
-    other: np.ndarray
-    tolerance: float
-    gap: float
-    ask: Callable[..., _Answers]
-
-    def project(self, array: np.ndarray) -> np.ndarray:
-        return self.ask(self.point, self.grad, array).projected
-
-    def tangent(self, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
-        return self.ask(point, self.grad, vector).tangent
-
-    def retract(self, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
-        return self.ask(point, self.grad, vector).moved
-
-    def norm(self, vector: np.ndarray) -> np.ndarray:
-        return self.ask(self.point, self.grad, vector).size
-
-    def distance(self, point: np.ndarray) -> np.ndarray:
-        return self.ask(point, self.grad, self.vector).distance
-
-    def inner(self, x, y) -> np.ndarray:
-        """`<x, y>` over the whole array, in float64."""
-        return inner_products(x, y, len(self.shape))
 
 
 def check_manifold(
@@ -102,10 +47,10 @@ def check_manifold(
     """
     check_value_object(manifold)
     grad, vector, other = normal(key, shape, 3)
-    draw = _jitted(lambda k: manifold.random_point(k, shape, jnp.float32))
+    draw = jitted(lambda k: manifold.random_point(k, shape, jnp.float32))
     point = draw(key)
-    ask = _jitted(lambda *arrays: _ask(manifold, *arrays))
-    case = _Case(manifold, shape, point, grad, vector, other, tolerance, gap, ask)
+    ask = jitted(lambda *arrays: ask_manifold(manifold, *arrays))
+    case = Case(manifold, shape, point, grad, vector, other, tolerance, gap, ask)
 
     _check_shapes(case)
     _check_the_set(case, draw(key), on_set)
@@ -122,30 +67,7 @@ def check_manifold(
         _check_eager(case)
 
 
-def _jitted(function: Callable) -> Callable:
-    """Compiled, with NumPy arrays as results."""
-    compiled = jax.jit(function)
-    return lambda *arrays: numpy(compiled(*arrays))
-
-
-def _ask(manifold: Manifold, point: Array, grad: Array, vector: Array) -> _Answers:
-    answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
-    # One compilation answers every question: a check asks with the arrays that it wants.
-    return _Answers(
-        projected=manifold.project(vector),
-        size=manifold.norm(vector),
-        tangent=manifold.tangent(point, vector),
-        direction=answer.direction,
-        direction_size=manifold.norm(answer.direction),
-        dual=answer.dual,
-        residual=answer.residual,
-        gap=answer.gap,
-        moved=manifold.retract(point, vector),
-        distance=manifold.distance(point),
-    )
-
-
-def _agree_all(law: str, actual: _Answers, expected: _Answers, case: _Case) -> None:
+def _agree_all(law: str, actual: Answers, expected: Answers, case: Case) -> None:
     for name in ("projected", "tangent", "size", "direction", "direction_size", "moved"):
         agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name), case.tolerance)
     # Certificates are small numbers: their noise is that of the direction.
@@ -153,7 +75,7 @@ def _agree_all(law: str, actual: _Answers, expected: _Answers, case: _Case) -> N
         agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name), case.tolerance)
 
 
-def _check_shapes(case: _Case) -> None:
+def _check_shapes(case: Case) -> None:
     case.manifold.check_shape(case.shape)
     try:
         case.manifold.check_shape(case.shape[:0])
@@ -173,7 +95,7 @@ def _check_shapes(case: _Case) -> None:
     same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)
 
 
-def _check_the_set(case: _Case, again: np.ndarray, on_set: float) -> None:
+def _check_the_set(case: Case, again: Numbers, on_set: float) -> None:
     answers = case.ask(case.point, case.grad, case.vector)
     at_most("a random point is on the set", answers.distance, on_set)
     require("random_point depends on its key alone", bool(np.all(again == case.point)))
@@ -187,7 +109,7 @@ def _check_the_set(case: _Case, again: np.ndarray, on_set: float) -> None:
     at_most("project finds the nearest point", near, far)
 
 
-def _check_tangent_space(case: _Case) -> None:
+def _check_tangent_space(case: Case) -> None:
     first, second = (case.tangent(case.point, x) for x in (case.vector, case.other))
     agree("tangent is idempotent", case.tangent(case.point, first), first, case.tolerance)
     agree(
@@ -205,7 +127,7 @@ def _check_tangent_space(case: _Case) -> None:
     _check_stays_near("tangent", case, first)
 
 
-def _check_stays_near(law: str, case: _Case, vector: np.ndarray) -> None:
+def _check_stays_near(law: str, case: Case, vector: Numbers) -> None:
     """Along a tangent vector of norm 1 the distance from the set grows like t**2 / 2, not like t.
 
     The route that knows nothing of how the tangent space was computed.
@@ -216,12 +138,12 @@ def _check_stays_near(law: str, case: _Case, vector: np.ndarray) -> None:
     at_most(f"{law}: the set is left to second order only", away, t**2)
 
 
-def _largest(size: np.ndarray) -> np.float32:
+def _largest(size: Numbers) -> np.float32:
     """The largest of the sizes, where one array holds several points."""
     return np.float32(np.max(size, initial=0))
 
 
-def _check_steepest(case: _Case) -> None:
+def _check_steepest(case: Case) -> None:
     answers = case.ask(case.point, case.grad, case.vector)
     direction = answers.direction
     # An inexact duality map, whose certificate says so, overshoots by as much.
@@ -236,7 +158,7 @@ def _check_steepest(case: _Case) -> None:
     at_most("direction ascends", 0, value)
     # No feasible direction may beat the bound that the gap implies.
     bound = value / (1 - np.max(wide(answers.gap), initial=0))
-    length = np.sqrt(case.inner(case.grad, case.grad))
+    length = float(np.sqrt(case.inner(case.grad, case.grad)))
     rivals = [case.vector, case.other, case.grad]
     rivals += [case.grad + case.vector, direction + 0.1 * case.vector, direction + 0.1 * case.grad]
     for rival in rivals:
@@ -245,7 +167,7 @@ def _check_steepest(case: _Case) -> None:
         at_most("the gap is a true bound", rival_value, bound, case.tolerance * length)
 
 
-def _check_zero(case: _Case) -> None:
+def _check_zero(case: Case) -> None:
     zero = np.zeros(case.shape, np.float32)
     answers = case.ask(case.point, zero, zero)
     require("a zero gradient gives a zero direction", bool(np.all(answers.direction == 0)))
@@ -257,7 +179,7 @@ def _check_zero(case: _Case) -> None:
     require("a zero point has a zero direction", bool(np.all(nowhere.direction == 0)))
 
 
-def _check_scale(case: _Case) -> None:
+def _check_scale(case: Case) -> None:
     first = case.ask(case.point, case.grad, case.vector)
     for c in SCALES:
         scaled = case.ask(case.point, c * case.grad, case.vector)
@@ -266,7 +188,7 @@ def _check_scale(case: _Case) -> None:
         agree(f"{law} (gap)", scaled.gap, first.gap, case.tolerance)
 
 
-def _check_retraction(case: _Case, on_set: float) -> None:
+def _check_retraction(case: Case, on_set: float) -> None:
     vector = case.tangent(case.point, case.vector)
     vector = vector / max(_largest(case.norm(vector)), 1e-30)
     retract = case.retract
@@ -280,7 +202,7 @@ def _check_retraction(case: _Case, on_set: float) -> None:
     agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
 
 
-def _check_copies(case: _Case) -> None:
+def _check_copies(case: Case) -> None:
     """A stack gives what a loop gives, also where one copy is NaN or zero."""
     spoilt = spoil(case.grad)
     points = np.stack([case.point] * 3 + [case.project(case.other)])
@@ -296,7 +218,7 @@ def _check_copies(case: _Case) -> None:
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
 
 
-def _check_eager(case: _Case) -> None:
+def _check_eager(case: Case) -> None:
     compiled = case.ask(case.point, case.grad, case.vector)
     arrays = [jnp.asarray(x) for x in (case.point, case.grad, compiled.tangent)]
     point, grad, tangent = arrays
@@ -304,21 +226,21 @@ def _check_eager(case: _Case) -> None:
     agree("jit = eager (direction)", compiled.direction, answer.direction, case.tolerance)
     agree("jit = eager (gap)", compiled.gap, answer.gap, case.tolerance)
     moved = case.manifold.retract(point, tangent)
-    agree("jit = eager (moved)", case.retract(point, tangent), moved, case.tolerance)
+    agree("jit = eager (moved)", case.retract(case.point, compiled.tangent), moved, case.tolerance)
 
 
-def _check_vmap(case: _Case) -> None:
+def _check_vmap(case: Case) -> None:
     points, grads = np.stack([case.point] * 2), np.stack([case.grad, case.other])
     dual = case.manifold.init_dual(case.shape)
     steepest = jax.vmap(lambda p, g: case.manifold.steepest(p, g, dual).direction)
-    for index, direction in enumerate(_jitted(steepest)(points, grads)):
+    for index, direction in enumerate(jitted(steepest)(points, grads)):
         alone = case.ask(points[index], grads[index], case.vector).direction
         agree("vmap = loop (direction)", direction, alone, case.tolerance)
 
 
-def _check_dtypes(case: _Case, key: PRNGKeyArray) -> None:
+def _check_dtypes(case: Case, key: PRNGKeyArray) -> None:
     short = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)
-    answers = jax.eval_shape(lambda *x: _ask(case.manifold, *x), short, short, short)
+    answers = jax.eval_shape(lambda *x: ask_manifold(case.manifold, *x), short, short, short)
     for name in ("projected", "tangent", "direction", "moved"):
         dtype = getattr(answers, name).dtype
         require(f"dtype in = dtype out ({name})", dtype == jnp.bfloat16, str(dtype))
@@ -330,7 +252,7 @@ def _check_dtypes(case: _Case, key: PRNGKeyArray) -> None:
     require("random_point has the shape asked for", drawn.shape == case.shape)
 
 
-def _check_short_dtype(case: _Case) -> None:
+def _check_short_dtype(case: Case) -> None:
     short = [x.astype(jnp.bfloat16) for x in (case.point, case.grad, case.vector)]
     answers = case.ask(*short)
     rounded = case.ask(*(x.astype(np.float32) for x in short))

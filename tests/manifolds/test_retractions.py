@@ -1,6 +1,8 @@
 """Retractions: order of accuracy by slopes, what lands on the set, what drifts."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +68,7 @@ def in_float64(retract, point, *vectors) -> list[np.ndarray]:
         return [np.asarray(x) for x in arrays]
 
 
-def slope(errors: list[float]) -> float:
+def slope(errors: Sequence[Any]) -> float:
     """The exponent p of `error = C t**p`, where t halves from one error to the next."""
     return float(np.log2(errors[0] / errors[1]))
 
