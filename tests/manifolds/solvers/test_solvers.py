@@ -73,7 +73,7 @@ def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
     true, residuals, norms = worths(points, grads, answer)
     assert residuals.max() < 1e-5
     # The power iteration of the one-step preset may fall short by a percent.
-    slack = 0.02 if isinstance(SOLVERS[name], OneStep) else 1e-5
+    slack = 0.02 if isinstance(SOLVERS[name], OneStep) else 2e-5
     assert norms.max() < 1 + slack
     assert true.max() < REACH[name]
     assert np.all(answer.gap >= true - slack)
