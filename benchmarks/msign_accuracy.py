@@ -1,0 +1,203 @@
+"""How accurate each method of msign is: method x shape x condition number x dtype.
+
+    python -m benchmarks.msign_accuracy     # a minute or two; writes to benchmarks/results
+
+Two errors, both of the answer in the dtype of the input and both against float64:
+
+* orthogonality, `||Q^T Q - I||_F` in units of `eps sqrt(n)`, eps that of the dtype;
+* forward error, `||Q - P||_F / ||P||_F` with P the polar factor of the rounded input by an SVD.
+"""
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manifoldmuon.lab import environment, write_record
+from manifoldmuon.linalg import (
+    CUBIC,
+    DEFAULT_MSIGN,
+    MODULA_SIX_STEP,
+    MUON,
+    POLAR_EXPRESS,
+    QDWH,
+    QUINTIC,
+    SVD,
+    GramEigh,
+    InverseRoot,
+    MsignMethod,
+    NewtonSchulz,
+    msign,
+    polar_express,
+)
+
+METHODS: dict[str, MsignMethod] = {
+    "default": DEFAULT_MSIGN,
+    "default, direct form": NewtonSchulz(DEFAULT_MSIGN.schedule, gram=False),
+    "default, Gram form": NewtonSchulz(DEFAULT_MSIGN.schedule, gram=True),
+    "SVD": SVD(),
+    "QDWH": QDWH(),
+    "Gram eigenvalues": GramEigh(),
+    "inverse root": InverseRoot(),
+    "cubic, 42 steps": NewtonSchulz(CUBIC.with_steps(42)),
+    "quintic, 30 steps": NewtonSchulz(QUINTIC.with_steps(30)),
+    "Polar Express as published, 8 steps": NewtonSchulz(POLAR_EXPRESS),
+    "Polar Express, bfloat16 products": NewtonSchulz(
+        polar_express(1e-3, safety=1.01, cushion=0.05), operands=jnp.bfloat16
+    ),
+    "Muon, 5 steps": NewtonSchulz(MUON, frobenius=True),
+    "Modula, 6 steps": NewtonSchulz(MODULA_SIX_STEP, frobenius=True),
+}
+DTYPES = ("float32", "bfloat16", "float16")
+SHAPES = ("64x64", "256x64", "64x256", "512x128", "256x256")
+CONDITIONS = (1.0, 1e3, 1e6)
+SCALES = (1.0, 1e-30, 1e30)
+
+
+def matrix(shape: tuple[int, int], condition: float) -> np.ndarray:
+    """Random singular vectors, geometrically spaced singular values from 1 down; float64."""
+    rng = np.random.default_rng(0)
+    k = min(shape)
+    left, right = (np.linalg.qr(rng.standard_normal((side, k)))[0] for side in shape)
+    return left * np.geomspace(1, 1 / condition, k) @ right.T
+
+
+def cases(conditions: tuple[float, ...], dtype: str) -> list[tuple[float, float]]:
+    """(condition number, scale): every condition at scale 1, the middle one at all scales."""
+    largest = float(jnp.finfo(dtype).max)
+    scales = [scale for scale in SCALES if 1 / scale < largest and scale < largest]
+    middle = sorted(conditions)[len(conditions) // 2]
+    plain = [(condition, 1.0) for condition in conditions]
+    return plain + [(middle, scale) for scale in scales if scale != 1.0]
+
+
+@functools.cache
+def problems(
+    shape: tuple[int, int], dtype: str, conditions: tuple[float, ...]
+) -> tuple[jax.Array, np.ndarray]:
+    """All matrices of a shape, rounded to the dtype, and their polar factors in float64."""
+    stack = np.stack([scale * matrix(shape, c) for c, scale in cases(conditions, dtype)])
+    x = jnp.asarray(stack, dtype)
+    left, _, right = np.linalg.svd(wide(x), full_matrices=False)
+    return x, left @ right
+
+
+def wide(x: jax.Array) -> np.ndarray:
+    return np.asarray(x.astype(jnp.float32), np.float64)
+
+
+def measure(name: str, shape: tuple[int, int], dtype: str, conditions) -> list[dict]:
+    """A row per condition number and scale, from one batched call."""
+    x, polar = problems(shape, dtype, conditions)
+    found = wide(msign(x, METHODS[name]))
+    rows = []
+    for (condition, scale), q, p in zip(cases(conditions, dtype), found, polar, strict=True):
+        orthogonality, forward = errors(q, p, dtype)
+        rows.append(
+            {
+                "method": name,
+                "shape": list(shape),
+                "dtype": dtype,
+                "condition": condition,
+                "scale": scale,
+                "orthogonality": orthogonality,
+                "forward": forward,
+            }
+        )
+    return rows
+
+
+def errors(q: np.ndarray, polar: np.ndarray, dtype: str) -> tuple[float, float]:
+    """Orthogonality error in units of eps sqrt(n), and the relative forward error."""
+    tall = q if q.shape[0] >= q.shape[1] else q.T
+    n = tall.shape[1]
+    unit = float(jnp.finfo(dtype).eps) * np.sqrt(n)
+    orthogonality = np.linalg.norm(tall.T @ tall - np.eye(n)) / unit
+    return float(orthogonality), float(np.linalg.norm(q - polar) / np.sqrt(n))
+
+
+def markdown(rows: list[dict]) -> str:
+    """The rows as tables for people, one per dtype."""
+    lines = ["# Accuracy of msign", ""]
+    lines += [
+        "Each cell: `||Q^T Q - I||_F` in units of eps sqrt(n), then the relative forward error.",
+        "Matrices have geometrically spaced singular values; the columns are condition numbers.",
+    ]
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        here = [row for row in rows if row["dtype"] == dtype]
+        columns = list(dict.fromkeys((row["condition"], row["scale"]) for row in here))
+        lines += ["", f"## {dtype} (eps = {float(jnp.finfo(dtype).eps):.2g})", ""]
+        heads = [f"{c:.0e}" + ("" if s == 1 else f", scale {s:.0e}") for c, s in columns]
+        lines.append("| method | shape | " + " | ".join(heads) + " |")
+        lines.append("|---|---|" + "---|" * len(columns))
+        for method, m, n in dict.fromkeys((row["method"], *row["shape"]) for row in here):
+            cells = [
+                f"{row['orthogonality']:.2g}, {row['forward']:.0e}"
+                for row in here
+                if (row["method"], *row["shape"]) == (method, m, n)
+            ]
+            lines.append(f"| {method} | {m} x {n} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """One line instead of the usage."""
+        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
+
+
+def shape_of(text: str) -> tuple[int, int]:
+    sides = text.split("x")
+    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
+        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 256x64")
+    return int(sides[0]), int(sides[1])
+
+
+def condition_of(text: str) -> float:
+    try:
+        condition = float(text)
+    except ValueError:
+        condition = 0.0
+    if not 1 <= condition < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no condition number: it is at least 1")
+    return condition
+
+
+def parser() -> argparse.ArgumentParser:
+    options = _Parser("benchmarks.msign_accuracy", description=(__doc__ or "").split("\n")[0])
+    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
+    shapes = [shape_of(text) for text in SHAPES]
+    options.add_argument("--shapes", nargs="+", type=shape_of, default=shapes, metavar="MxN")
+    options.add_argument(
+        "--conditions", nargs="+", type=condition_of, default=list(CONDITIONS), metavar="C"
+    )
+    options.add_argument("--out", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
+    options.add_argument("--overwrite", action="store_true", help="replace an existing record")
+    return options
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = parser().parse_args(argv)
+    target = options.out / "msign_accuracy.json"
+    if target.exists() and not options.overwrite:
+        sys.exit(f"{target} exists; pass --overwrite to replace it")
+    rows: list[dict] = []
+    for number, name in enumerate(options.methods, start=1):
+        print(f"[{number}/{len(options.methods)}] {name}", file=sys.stderr, flush=True)
+        for dtype in options.dtypes:
+            for shape in options.shapes:
+                rows += measure(name, shape, dtype, tuple(options.conditions))
+    write_record(target, {"environment": environment(), "rows": rows}, options.overwrite)
+    table = markdown(rows)
+    target.with_suffix(".md").write_text(table, encoding="utf-8")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()
