@@ -43,6 +43,7 @@ class Case:
     other: np.ndarray
     tolerance: float
     gap: float
+    overshoot: float
     ask: Callable[..., Answers]
 
     def project(self, array: Numbers) -> np.ndarray:

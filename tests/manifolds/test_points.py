@@ -100,7 +100,7 @@ def test_directions_are_tangent_and_feasible(shape, scale):
     w = np.float64(w) if shape[0] >= shape[1] else np.float64(w.T)
     a = a if shape[0] >= shape[1] else a.T
     assert np.abs(w.T @ a + a.T @ w).max() < 2e-6 * scale**2
-    assert np.linalg.norm(a, 2) <= scale * (1 + 2e-5)
+    assert np.linalg.norm(a, 2) <= scale * (1 + 1e-4)
 
 
 def test_the_closed_form_on_square_matrices():
@@ -112,12 +112,12 @@ def test_the_closed_form_on_square_matrices():
         optimum = np.linalg.svd(inner - inner.T, compute_uv=False).sum() / 2
         answer = steepest(manifold, w, g)
         value = np.sum(np.float64(g) * answer.direction)
-        np.testing.assert_allclose(value, optimum, rtol=1e-5)
-        assert 0 <= answer.gap < 1e-5
-        # Stiefel takes the closed form by itself, with no dual to carry.
+        np.testing.assert_allclose(value, optimum, rtol=1e-4)
+        assert 0 <= answer.gap < 1e-4
+        # Stiefel's default solver is the same closed form, with no dual to carry.
         by_stiefel = steepest(Stiefel(), w, g)
         assert by_stiefel.dual == ()
-        np.testing.assert_allclose(by_stiefel.direction, answer.direction, atol=1e-6)
+        np.testing.assert_allclose(by_stiefel.direction, answer.direction, atol=1e-5)
 
 
 def test_muon_on_the_orthogonal_group_has_an_honest_gap():
@@ -136,7 +136,7 @@ def test_one_column_is_a_sphere():
     w, g = point_of(Hypersphere(), (7,)), normal(7)
     sphere = steepest(Hypersphere(), w, g).direction
     answer = steepest(Stiefel(), w[None], g[None])
-    np.testing.assert_allclose(answer.direction[0], sphere, atol=1e-5)
+    np.testing.assert_allclose(answer.direction[0], sphere, atol=1e-4)
     assert answer.gap < 1e-4
 
 
@@ -227,7 +227,7 @@ def test_a_learning_rate_is_an_angle(scale):
     for manifold, shape in ((Hypersphere(scale), (5,)), (Stiefel(scale), (4, 4))):
         w, g = point_of(manifold, shape), normal(*shape)
         direction = steepest(manifold, w, g).direction
-        np.testing.assert_allclose(ask(manifold.norm, direction), 1, rtol=1e-5)
+        np.testing.assert_allclose(ask(manifold.norm, direction), 1, rtol=1e-4)
         moved = ask(manifold.retract, w, -0.1 * direction)
         turned = np.linalg.norm(moved / scale - w / scale, 2)
         np.testing.assert_allclose(turned, 2 * np.sin(np.arctan(0.1) / 2), rtol=2e-3)
