@@ -52,13 +52,17 @@ def inverse_root(
     shrink = 2 / (root + 1)
     m = (s / bound + ridge * eye) / shrink
 
-    def advance(_, carry):
-        factor, m = carry
-        step = ((root + 1) * eye - m) / root
-        return sym(product(factor, step)), sym(_conjugate(m, step, root))
+    def step_of(m):
+        return ((root + 1) * eye - m) / root
 
-    start = jnp.broadcast_to(eye, m.shape)
-    factor, _ = jax.lax.fori_loop(0, steps, advance, (start, m))
+    def advance(_, carry):
+        factor, step, m = carry
+        m = sym(_conjugate(m, step, root))
+        step = step_of(m)
+        return sym(product(factor, step)), step, m
+
+    first = step_of(m)
+    factor, _, _ = jax.lax.fori_loop(1, steps, advance, (first, first, m))
     return factor / (bound * trace * shrink) ** (1 / root)
 
 

@@ -33,7 +33,7 @@ def polar_express(
       degree: odd, 3 or more: 5 is the usual choice; 9 does as much per product.
       steps: how many; None: until the error is below 1e-7.
       safety: each step also covers values that rounding has lifted above the interval by this
-        factor; 1.0001 suits float32, 1.01 bfloat16. The steps turn up steeply there: with 1.0
+        factor; 1.001 suits float32, 1.01 bfloat16. The steps turn up steeply there: with 1.0
         a largest singular value that lies at the bound can escape after about seven steps.
       cushion: treat the interval as if it reached no further down than this fraction of its
         upper end. The optimal first steps have valleys as low as their lowest value, so they
