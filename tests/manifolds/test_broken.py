@@ -1,0 +1,104 @@
+"""The laws have teeth: implementations with one thing wrong are found."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from manifoldmuon.manifolds import Hypersphere
+from manifoldmuon.testing import check_manifold
+
+
+class OffTheSet(Hypersphere):
+    def retract(self, point, vector):
+        return point + vector
+
+
+class NotTangent(Hypersphere):
+    def tangent(self, point, vector):
+        return vector
+
+
+class NotOrthogonal(Hypersphere):
+    """Idempotent and tangent, but along a slanted direction."""
+
+    def tangent(self, point, vector):
+        slanted = point + jnp.roll(point, 1)
+        radial = jnp.sum(point * vector) / jnp.sum(point * slanted)
+        return vector - slanted * radial
+
+
+class EpsilonInTheDenominator(Hypersphere):
+    def steepest(self, point, grad, dual):
+        tangent = self.tangent(point, grad)
+        length = jnp.linalg.norm(tangent, axis=-1, keepdims=True)
+        answer = super().steepest(point, grad, dual)
+        return answer._replace(direction=tangent / (length + 1e-8))
+
+
+class GapTooSmall(Hypersphere):
+    """Half the best direction, certified as optimal."""
+
+    def steepest(self, point, grad, dual):
+        answer = super().steepest(point, grad, dual)
+        return answer._replace(direction=answer.direction / 2)
+
+
+class Descends(Hypersphere):
+    def steepest(self, point, grad, dual):
+        answer = super().steepest(point, grad, dual)
+        return answer._replace(direction=-answer.direction)
+
+
+class SwallowsNaN(Hypersphere):
+    def steepest(self, point, grad, dual):
+        return super().steepest(point, jnp.nan_to_num(grad), dual)
+
+
+class MixesCopies(Hypersphere):
+    def steepest(self, point, grad, dual):
+        answer = super().steepest(point, grad, dual)
+        return answer._replace(direction=answer.direction / jnp.sqrt(answer.gap.size))
+
+
+class TooFast(Hypersphere):
+    def retract(self, point, vector):
+        return super().retract(point, 1.1 * vector)
+
+
+class Widens(Hypersphere):
+    def tangent(self, point, vector):
+        return super().tangent(point, vector).astype(jnp.float32)
+
+
+BROKEN = [
+    (OffTheSet, "retract lands on the set"),
+    (NotTangent, "x - project.x. is normal to the set"),
+    (NotOrthogonal, "self-adjoint|is normal"),
+    (EpsilonInTheDenominator, "steepest.p, c g. == steepest.p, g."),
+    (GapTooSmall, "the gap is a true bound"),
+    (Descends, "direction ascends"),
+    (SwallowsNaN, "a NaN stays visible .direction."),
+    (MixesCopies, "stack = loop .direction."),
+    (TooFast, "d/dt retract"),
+    (Widens, "dtype in = dtype out .tangent."),
+]
+
+
+@pytest.mark.parametrize(("broken", "law"), BROKEN, ids=[kind.__name__ for kind, _ in BROKEN])
+def test_a_broken_manifold_is_found(broken, law):
+    with pytest.raises(AssertionError, match=f"law broken: .*({law})"):
+        check_manifold(broken(), (5,), jax.random.key(0), thorough=False)
+
+
+def test_a_callable_manifold_is_found():
+    """Optax would take it for a schedule."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Callable(Hypersphere):
+        def __call__(self, step):
+            return step
+
+    with pytest.raises(AssertionError, match="Callable is not callable"):
+        check_manifold(Callable(), (5,), jax.random.key(0))

@@ -1,0 +1,65 @@
+"""The laws have teeth: norms with one thing wrong are found."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from manifoldmuon.norms import Frobenius, Infinity
+from manifoldmuon.testing import check_norm
+
+
+class NotNormalised(Frobenius):
+    def lmo(self, grad):
+        return grad
+
+
+class WrongDual(Infinity):
+    def dual_norm(self, grad):
+        return jnp.max(jnp.abs(grad), axis=(-2, -1))
+
+
+class Overflows(Frobenius):
+    def norm(self, weight):
+        return jnp.sqrt(jnp.sum(weight**2, axis=(-2, -1)))
+
+
+class SignOfZero(Infinity):
+    def lmo(self, grad):
+        return jnp.where(grad >= 0, 1.0, -1.0).astype(grad.dtype)
+
+
+class SwallowsNaN(Frobenius):
+    def lmo(self, grad):
+        return super().lmo(jnp.nan_to_num(grad))
+
+
+class OverConfident(Frobenius):
+    """Nine tenths of the best direction, certified as all of it."""
+
+    def lmo(self, grad):
+        return 0.9 * super().lmo(grad)
+
+    def gap(self, grad, direction):
+        return 0 * super().gap(grad, direction)
+
+
+BROKEN = [
+    (NotNormalised, r"norm\(lmo\(g\)\) == 1"),
+    (WrongDual, r"<g, lmo\(g\)> == dual_norm\(g\)"),
+    (Overflows, r"norm\(lmo\(g\)\)|norm\(c w\) == c norm\(w\)|dual_norm"),
+    (SignOfZero, "lmo of zero is zero"),
+    (SwallowsNaN, r"a NaN stays visible \(lmo\)"),
+    (OverConfident, r"norm\(lmo\(g\)\) == 1"),
+]
+
+
+@pytest.mark.parametrize(("broken", "law"), BROKEN, ids=[kind.__name__ for kind, _ in BROKEN])
+def test_a_broken_norm_is_found(broken, law):
+    with pytest.raises(AssertionError, match=f"law broken: ({law})"):
+        check_norm(broken(), (4, 3), jax.random.key(0), thorough=False)
+
+
+def test_a_gap_that_is_no_bound_is_found():
+    """The looseness allowed to a method must be in its certificate."""
+    with pytest.raises(AssertionError, match=r"law broken: gap bounds 1 - <g, lmo\(g\)>"):
+        check_norm(OverConfident(), (4, 3), jax.random.key(0), loss=0.2, thorough=False)
