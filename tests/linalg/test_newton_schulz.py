@@ -119,3 +119,13 @@ def test_gram_form_survives_spectra_that_sit_at_the_ends_of_its_steps():
     factors = np.asarray(msign(jnp.float32(np.stack(stack)), method), np.float64)
     errors = np.linalg.norm(np.swapaxes(factors, -1, -2) @ factors - np.eye(64), axis=(-2, -1))
     assert errors.max() <= 10 * np.finfo(np.float32).eps * 8
+
+
+def test_the_form_for_skew_matrices_agrees_with_the_general_one():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 12, 12)).astype(np.float32)
+    x = jnp.asarray(x - np.swapaxes(x, -1, -2))
+    plain = msign(x, NewtonSchulz(POLAR_EXPRESS, gram=False))
+    special = msign(x, NewtonSchulz(POLAR_EXPRESS, gram=False, skew=True))
+    np.testing.assert_allclose(special, plain, atol=2e-5)
+    np.testing.assert_allclose(special, -np.swapaxes(special, -1, -2), atol=1e-5)

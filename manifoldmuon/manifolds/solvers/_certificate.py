@@ -17,7 +17,9 @@ def frobenius(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
 
 
 def nuclear_bound(
-    x: Float[Array, "*batch m n"], polar: Float[Array, "*batch m n"]
+    x: Float[Array, "*batch m n"],
+    polar: Float[Array, "*batch m n"],
+    gram: Float[Array, "*batch n n"] | None = None,
 ) -> Float[Array, "*batch"]:
     """An upper bound on the nuclear norm of `x`, from an approximation of its polar factor.
 
@@ -27,10 +29,10 @@ def nuclear_bound(
         ||x||_* <= <x, polar> + sqrt(n) || x (I - polar^T polar) ||_F.
 
     It is tight where the polar factor has converged; singular values too small for that cost at
-    most their own size times the square root.
+    most their own size times the square root. `gram` is `polar^T polar`, where it is at hand.
     """
     n = x.shape[-1]
-    slack = x - x @ (mT(polar) @ polar)
+    slack = x - x @ (mT(polar) @ polar if gram is None else gram)
     return inner_product(x, polar) + jnp.sqrt(jnp.float32(n)) * frobenius(slack)
 
 
