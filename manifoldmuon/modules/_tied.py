@@ -1,0 +1,159 @@
+"""Weight sharing: one leaf in several places, with a budget that counts them all."""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from manifoldmuon.modules._algebra import Module
+from manifoldmuon.modules._leaf import Leaf
+from manifoldmuon.modules._sharpness import Sharpness
+
+Place = tuple[int, ...]
+
+
+def tie(module: Module, *places: int | Place) -> "Tied":
+    """A module in which several atoms share one weight.
+
+    Args:
+      module: what holds them.
+      *places: where the atoms' parameters are in the tree of parameters, two at least: an index,
+        or a tuple of indices for deeper ones. `tie(head @ blocks @ table, 0, 2)` ties an
+        `Embed` and an `Unembed`. The first is where the weight is kept; the others become `()`.
+
+    Returns:
+      The tied module. To tie several groups, tie again (a place is the same in the result).
+
+    Raises:
+      ValueError: fewer than two places, a place that holds no atom, or atoms that differ in
+        shape, manifold or number of copies, or of which some are frozen and others are not.
+    """
+    paths = tuple((place,) if isinstance(place, int) else tuple(place) for place in places)
+    return Tied(module, paths)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tied(Module):
+    """A module with one weight in several places; made by `tie`.
+
+    The paper's modules never share a weight; this is what its theory gives. A place whose
+    untied budget is `b_i` and whose share of the mass is `p_i` adds at most `p_i ||dw|| / b_i` to
+    the change of the output. The shared leaf may use up what its places were given together,
+    `sum_i p_i`, so that its budget is their mean, weighted harmonically:
+
+    `budget = sum_i p_i / sum_i (p_i / b_i)`.
+
+    The module is well-normed with it, its mass is the sum over all places, and where the places
+    have equal budgets the leaf has that budget. A place that never reaches the output adds its
+    share and no effect.
+
+    Attributes:
+      module: the module with every place of its own.
+      places: paths in the tree of parameters; the first is kept.
+    """
+
+    module: Module
+    places: tuple[Place, ...]
+    wraps: ClassVar[bool] = True
+
+    def __post_init__(self):
+        if len(set(self.places)) < max(len(self.places), 2):
+            raise ValueError(f"tie takes two different places at least; got {self.places}")
+        plan = self.module.plan(np.ones(()))
+        kinds = []
+        for place in self.places:
+            leaf = _find(plan, place)
+            if not isinstance(leaf, Leaf):
+                raise ValueError(f"there is no atom's weight at {place} in\n{self.module}")
+            kinds.append((leaf.manifold, leaf.ndim, leaf.budget.shape))
+        masses = [_find(plan, place).mass for place in self.places]
+        if 0 in masses and any(masses):
+            raise ValueError(f"tied atoms are frozen together or not at all; masses {masses}")
+        params = jax.eval_shape(lambda: self.module.init(jax.random.key(0)))
+        shapes = [_find(params, place).shape for place in self.places]
+        if len({*kinds}) > 1 or len({*shapes}) > 1:
+            raise ValueError(
+                "tied atoms must agree in shape, manifold and copies; got "
+                + ", ".join(f"{k[0]} of shape {s}" for k, s in zip(kinds, shapes, strict=True))
+            )
+
+    @property
+    def mass(self) -> float:
+        return self.module.mass
+
+    @property
+    def sensitivity(self) -> float:
+        return self.module.sensitivity
+
+    @property
+    def sharpness(self) -> Sharpness:
+        """That of the untied module, for a step that is `r` times as long in its norm.
+
+        A step of norm 1 of the tied module is one of norm `r = max(budget / b_i)` untied.
+        """
+        alpha, beta, gamma = self.module.sharpness
+        leaves = self._leaves(self.module.plan(np.ones(())))
+        budget = _mean_budget(leaves)
+        places = [np.where(leaf.budget > 0, leaf.budget, np.inf) for leaf in leaves]
+        longest = max([1.0, *(float(np.max(budget / place)) for place in places)])
+        return Sharpness(longest**2 * alpha, longest * beta, gamma)
+
+    @property
+    def parts(self) -> tuple[Module, ...]:
+        return (self.module,)
+
+    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Any:
+        return self._thin(self.module.init(key, dtype))
+
+    def apply(self, params: Any, x: Any) -> Any:
+        weight = _find(params, self.places[0])
+        full = functools.reduce(lambda tree, p: _put(tree, p, weight), self.places[1:], params)
+        return self.module.apply(full, x)
+
+    def plan(self, target: np.ndarray) -> Any:
+        plan = self.module.plan(target)
+        leaves = self._leaves(plan)
+        mass = sum(leaf.mass for leaf in leaves)
+        shared = dataclasses.replace(leaves[0], budget=_mean_budget(leaves), mass=mass)
+        return self._thin(_put(plan, self.places[0], shared))
+
+    def map_atoms(self, function: Any) -> "Tied":
+        return Tied(self.module.map_atoms(function), self.places)
+
+    def describe(self) -> str:
+        return "Tied at " + ", ".join("/".join(map(str, place)) for place in self.places)
+
+    def _leaves(self, plan: Any) -> list[Leaf]:
+        return [_find(plan, place) for place in self.places]
+
+    def _thin(self, tree: Any) -> Any:
+        return functools.reduce(lambda t, place: _put(t, place, ()), self.places[1:], tree)
+
+
+def _mean_budget(leaves: list[Leaf]) -> np.ndarray:
+    """The harmonic mean of the budgets, weighted by mass; zero where none reaches the output."""
+    mass = sum(leaf.mass for leaf in leaves)
+    effect = sum(
+        np.where(leaf.budget > 0, leaf.mass / np.where(leaf.budget > 0, leaf.budget, 1), 0)
+        for leaf in leaves
+    )
+    return np.where(effect > 0, mass / np.where(effect > 0, effect, 1), 0)
+
+
+def _find(tree: Any, place: Place) -> Any:
+    for index in place:
+        if not isinstance(tree, tuple) or not 0 <= index < len(tree):
+            return None
+        tree = tree[index]
+    return tree
+
+
+def _put(tree: Any, place: Place, value: Any) -> Any:
+    if not place:
+        return value
+    index, *rest = place
+    return (*tree[:index], _put(tree[index], tuple(rest), value), *tree[index + 1 :])
