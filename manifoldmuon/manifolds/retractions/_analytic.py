@@ -15,10 +15,10 @@ class Analytic(Retraction):
     """`(W + V)(I - A^T A + A^T A / sqrt(1 + eta^2))` with `V = eta A` and `eta = ||V||_2`.
 
     Two products and the spectral norm of an `n x n` matrix (Modula documentation, orthogonal and
-    Stiefel pages). It equals the polar retraction where `A` is a partial isometry, its singular values
-    all 0 or 1, as a steepest direction on a square manifold is; otherwise the result misses the
-    set by O(eta^4), and every distance that `W` already has is handed on. For long runs and for
-    directions with other singular values use `Polar`.
+    Stiefel pages). It equals the polar retraction where `A` is a partial isometry, its singular
+    values all 0 or 1, as a steepest direction on a square manifold is; otherwise the result misses
+    the set by O(eta^4), and every distance that `W` already has is handed on. For long runs and
+    for directions with other singular values use `Polar`.
     """
 
     order: ClassVar[float] = 2
