@@ -57,7 +57,7 @@ class ManifoldCase(NamedTuple):
 NORMS = [
     NormCase("frobenius matrix", Frobenius(), (5, 3), thorough=True),
     NormCase("frobenius scalar", Frobenius(ndim=0), ()),
-    NormCase("infinity", Infinity(), (2, 4, 3), thorough=True),
+    NormCase("infinity", Infinity(), (2, 4, 3)),
     NormCase("spectral tall", Spectral(), (6, 4)),
     NormCase("spectral wide stack", Spectral(), (2, 3, 5)),
     NormCase("spectral row", Spectral(), (1, 5)),
@@ -83,12 +83,11 @@ SPHERES = [
     ManifoldCase("spheres of radius 3", Hypersphere(3.0), (2, 5), thorough=True),
     ManifoldCase("sphere by great circles", Hypersphere(2.0, retraction=Geodesic()), (5,)),
     ManifoldCase("embedding rows", EmbeddingRows(), (7, 4)),
-    ManifoldCase("embedding columns", Axes.transposed(EmbeddingRows(2.0)), (4, 7), thorough=True),
+    ManifoldCase("embedding columns", Axes.transposed(EmbeddingRows(2.0)), (4, 7)),
 ]
 
 SQUARE = [
-    ManifoldCase("orthogonal even", Orthogonal(), (4, 4)),
-    ManifoldCase("orthogonal odd stack", Orthogonal(2.0), (2, 5, 5), thorough=True),
+    ManifoldCase("orthogonal odd stack", Orthogonal(2.0), (2, 5, 5)),
     ManifoldCase("orthogonal by svd", Orthogonal(msign=SVD()), (4, 4)),
     ManifoldCase("orthogonal 1x1", Orthogonal(), (1, 1)),
 ]
