@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from manifoldmuon.linalg import MUON, SVD, NewtonSchulz
+from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     Axes,
     EmbeddingRows,
@@ -66,8 +66,6 @@ NORMS = [
     NormCase("embedding", L1ToRMS(), (9, 4), thorough=True),
     NormCase("convolution", ConvRMSToRMS(), (3, 2, 6, 4)),
 ]
-
-MUON_FIVE_STEPS = Euclidean(Spectral(NewtonSchulz(MUON)))
 
 FLAT = [
     ManifoldCase("flat vector", Euclidean(), (5,)),
