@@ -186,7 +186,7 @@ class Stack(Module):
     wraps: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_number("Stack.copies", self.copies, least=1)
+        check_number("Stack.copies", self.copies, least=1.0)
 
     @property
     def mass(self) -> float:

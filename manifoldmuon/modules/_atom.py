@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.manifolds import Manifold
+from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.modules._algebra import Module
 from manifoldmuon.modules._leaf import Leaf, check_number
 from manifoldmuon.modules._sharpness import Sharpness
@@ -24,8 +24,8 @@ class Atom(Module):
     of `unconstrained()`); that makes the atom well-normed, for inputs of norm at most 1, with
     sensitivity 1. Both hold for weights of norm at most 1, and in proportion beyond.
 
-    The parameters are the array itself. Every atom starts on its curved manifold, also one that
-    is then trained without constraint.
+    The parameters are the array itself. An atom in flat space starts on its default curved
+    manifold, and is then trained without constraint.
     """
 
     sensitivity: ClassVar[float] = 1.0
@@ -58,7 +58,8 @@ class Atom(Module):
         return ()
 
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "..."]:
-        return self.curved().random_point(key, self.shape, dtype)
+        start = self.curved() if isinstance(self.manifold, Euclidean) else self.manifold
+        return start.random_point(key, self.shape, dtype)
 
     def plan(self, target: np.ndarray) -> Leaf:
         # A frozen atom is given nothing by any rule but when it stands alone.
@@ -78,7 +79,7 @@ def check_atom(atom: Atom) -> None:
     name = type(atom).__name__
     if not all(isinstance(size, int) and size >= 1 for size in atom.shape):
         raise ValueError(f"the sizes of {name} must be whole numbers >= 1; got {atom.shape}")
-    check_number(f"{name}.mass", atom.mass, least=0)
+    check_number(f"{name}.mass", atom.mass, least=0.0)
     try:
         atom.manifold.check_shape(atom.shape)
     except ValueError as error:

@@ -103,7 +103,7 @@ class RoPE(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("RoPE.base", self.base, least=1)
+        check_number("RoPE.base", self.base, least=1.0)
 
     def forward(self, x: Float[Array, "*batch t d"]) -> Float[Array, "*batch t d"]:
         tokens, dim = x.shape[-2:]

@@ -42,9 +42,9 @@ class Conv2D(Atom):
 
     def __post_init__(self):
         check_atom(self)
-        check_number("Conv2D.stride", self.stride, least=1)
+        check_number("Conv2D.stride", self.stride, least=1.0)
         if self.padding is not None:
-            check_number("Conv2D.padding", self.padding, least=0)
+            check_number("Conv2D.padding", self.padding, least=0.0)
 
     @property
     def shape(self) -> tuple[int, ...]:

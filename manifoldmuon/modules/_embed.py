@@ -3,7 +3,7 @@
 import dataclasses
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Num
 
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold
 from manifoldmuon.modules._atom import Atom, check_atom, expect_features
@@ -42,7 +42,7 @@ class Embed(Atom):
     def curved(self) -> Manifold:
         return EmbeddingRows()
 
-    def apply(self, params: Float[Array, "v d"], x: Int[Array, "*batch"]) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, "v d"], x: Num[Array, "..."]) -> Float[Array, "..."]:
         """The vectors of the tokens; a token outside of the vocabulary gives NaN."""
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"Embed takes whole numbers; got an input of dtype {x.dtype}")
@@ -82,8 +82,6 @@ class Unembed(Atom):
     def curved(self) -> Manifold:
         return EmbeddingRows()
 
-    def apply(
-        self, params: Float[Array, "v d"], x: Float[Array, "*batch d"]
-    ) -> Float[Array, "*batch v"]:
+    def apply(self, params: Float[Array, "v d"], x: Float[Array, "..."]) -> Float[Array, "..."]:
         expect_features("Unembed", x, self.dim)
         return jnp.matmul(x, params.T) / self.dim

@@ -43,8 +43,6 @@ class Linear(Atom):
     def curved(self) -> Manifold:
         return Stiefel(FanRatio())
 
-    def apply(
-        self, params: Float[Array, "m n"], x: Float[Array, "*batch n"]
-    ) -> Float[Array, "*batch m"]:
+    def apply(self, params: Float[Array, "m n"], x: Float[Array, "..."]) -> Float[Array, "..."]:
         expect_features("Linear", x, self.fan_in)
         return jnp.matmul(x, params.T)

@@ -22,7 +22,7 @@ def MLP(
       activation: between two layers. The default declares the bound that holds for every input,
         as the Modula package does, so that every layer has the same budget.
     """
-    check_number("MLP depth", depth, least=2)
+    check_number("MLP depth", depth, least=2.0)
     first = activation @ Linear(width, inputs)
     middle = (activation @ Linear(width, width)) ** (depth - 2) if depth > 2 else Identity()
     body = middle @ first if depth > 2 else first
@@ -39,7 +39,7 @@ def residual(residue: Module, blocks: int) -> Module:
       residue: a module whose output is like its input.
       blocks: L.
     """
-    check_number("residual blocks", blocks, least=1)
+    check_number("residual blocks", blocks, least=1.0)
     return ((1 - 1 / blocks) * Identity() + (1 / blocks) * residue) ** blocks
 
 

@@ -42,7 +42,7 @@ class ReLU(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("ReLU.sensitivity", self.sensitivity, least=0)
+        check_number("ReLU.sensitivity", self.sensitivity, least=0.0)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.maximum(x, 0)
@@ -60,7 +60,7 @@ class ScaledReLU(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("ScaledReLU.sensitivity", self.sensitivity, least=0)
+        check_number("ScaledReLU.sensitivity", self.sensitivity, least=0.0)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return math.sqrt(2) * jnp.maximum(x, 0)
@@ -85,7 +85,7 @@ class GELU(Bond):
     LIPSCHITZ: ClassVar[float] = 0.5 * (1 + math.erf(1.0)) + math.exp(-1.0) / math.sqrt(math.pi)
 
     def __post_init__(self):
-        check_number("GELU.sensitivity", self.sensitivity, least=0)
+        check_number("GELU.sensitivity", self.sensitivity, least=0.0)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jax.nn.gelu(x, approximate=False)
@@ -106,7 +106,7 @@ class Softmax(Bond):
     scale: float = 1.0
 
     def __post_init__(self):
-        check_number("Softmax.scale", self.scale, least=0)
+        check_number("Softmax.scale", self.scale, least=0.0)
 
     @property
     def sensitivity(self) -> float:

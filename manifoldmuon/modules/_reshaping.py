@@ -28,7 +28,7 @@ class SplitHeads(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("SplitHeads.heads", self.heads, least=1)
+        check_number("SplitHeads.heads", self.heads, least=1.0)
 
     def forward(self, x: Float[Array, "*batch t d"]) -> Float[Array, "*batch h t e"]:
         if x.shape[-1] % self.heads:
@@ -64,8 +64,8 @@ class AveragePool(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("AveragePool.rows", self.rows, least=1)
-        check_number("AveragePool.columns", self.columns, least=1)
+        check_number("AveragePool.rows", self.rows, least=1.0)
+        check_number("AveragePool.columns", self.columns, least=1.0)
 
     def forward(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch r s c"]:
         *batch, height, width, channels = x.shape
@@ -92,7 +92,7 @@ class Flatten(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("Flatten.axes", self.axes, least=1)
+        check_number("Flatten.axes", self.axes, least=1.0)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < self.axes:

@@ -18,7 +18,7 @@ def plan_in_sequence(parts: Parts, target: np.ndarray) -> tuple[Any, ...]:
     mass = _total_mass(parts)
     plans, after = [], target
     for part in reversed(parts):
-        plans.append(part.plan(after * _share(part.mass, mass)))
+        plans.append(part.plan(_given(after, part.mass, mass)))
         after = _before(after, part.sensitivity)
     return tuple(reversed(plans))
 
@@ -26,7 +26,7 @@ def plan_in_sequence(parts: Parts, target: np.ndarray) -> tuple[Any, ...]:
 def plan_side_by_side(parts: Parts, target: np.ndarray) -> tuple[Any, ...]:
     """Each part gets its share of the target."""
     mass = _total_mass(parts)
-    return tuple(part.plan(target * _share(part.mass, mass)) for part in parts)
+    return tuple(part.plan(_given(target, part.mass, mass)) for part in parts)
 
 
 def plan_copies(module: ModuleInterface, copies: int, target: np.ndarray) -> Any:
@@ -72,6 +72,11 @@ def _total_mass(parts: Parts) -> float:
 def _share(part: float, whole: float) -> float:
     """The part's share; 0 of nothing, so that a mass of zero freezes."""
     return part / whole if whole > 0 else 0.0
+
+
+def _given(target: np.ndarray, part: float, whole: float) -> np.ndarray:
+    """The part's share of the target; an array also without axes, where NumPy makes a scalar."""
+    return np.asarray(target * _share(part, whole))
 
 
 def _before(target: np.ndarray, sensitivity: Any) -> np.ndarray:

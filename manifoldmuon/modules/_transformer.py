@@ -32,7 +32,7 @@ def Attention(
       causal: whether a token sees only itself and those before it.
       rope: whether queries and keys are rotated by their position.
     """
-    check_number("Attention heads", heads, least=1)
+    check_number("Attention heads", heads, least=1.0)
     key_dim = width // heads if key_dim is None else key_dim
     value_dim = width // heads if value_dim is None else value_dim
     turn = RoPE() if rope else Identity()
@@ -69,7 +69,7 @@ def GPT(
       mass: of all blocks together.
       layer_norm: whether each block and the head normalise what they read.
     """
-    check_number("GPT blocks", blocks, least=1)
+    check_number("GPT blocks", blocks, least=1.0)
     norm = LayerNorm() if layer_norm else Identity()
     attention = Attention(width, heads, rope=context is None) @ norm
     nonlinear = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ

@@ -1,0 +1,348 @@
+"""Atoms: forward maps against loops, well-normedness by derivatives, manifolds, and stacks."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import (
+    Axes,
+    EmbeddingRows,
+    Euclidean,
+    FanRatio,
+    Hypersphere,
+    Orthogonal,
+    Stiefel,
+)
+from manifoldmuon.modules import (
+    Atom,
+    Compose,
+    Conv2D,
+    Embed,
+    Linear,
+    MeanSubtract,
+    RMSDivide,
+    Stack,
+    Unembed,
+    tie,
+)
+from manifoldmuon.norms import Spectral
+from tests.modules.measure import gaussian, largest, tokens, unit_tokens
+
+TOKENS = jnp.array([[2, 0, 5, 2], [1, 1, 6, 3]], jnp.int32)
+IMAGE = unit_tokens(1, 2, 6, 5, 3)
+
+# atom, an input of norm at most 1, the norm of the output
+ATOMS = {
+    "Linear wide": (Linear(3, 7), unit_tokens(0, 4, 7), tokens),
+    "Linear tall": (Linear(7, 3), unit_tokens(0, 4, 3), tokens),
+    "Linear on Stiefel": (Linear(7, 3, Stiefel(FanRatio())), unit_tokens(0, 4, 3), tokens),
+    "Linear on Orthogonal": (Linear(3, 3, Orthogonal()), unit_tokens(0, 4, 3), tokens),
+    "Linear on a sphere": (
+        Linear(7, 3, Hypersphere(FanRatio(), ndim=2)),
+        unit_tokens(0, 4, 3),
+        tokens,
+    ),
+    "Embed": (Embed(5, 7), TOKENS, tokens),
+    "Embed on rows": (Embed(5, 7, EmbeddingRows()), TOKENS, tokens),
+    "Unembed": (Unembed(7, 5), unit_tokens(0, 4, 5), largest),
+    "Unembed on rows": (Unembed(7, 5, EmbeddingRows()), unit_tokens(0, 4, 5), largest),
+    "Conv2D": (Conv2D(4, 3), IMAGE, tokens),
+    "Conv2D on Stiefel": (Conv2D(4, 3).constrained(), IMAGE, tokens),
+    "Conv2D with stride": (Conv2D(2, 3, kernel=2, stride=2, padding=0), IMAGE, tokens),
+}
+
+
+@pytest.mark.parametrize("name", ATOMS)
+def test_atoms_are_well_normed(name):
+    atom, x, size = ATOMS[name]
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    dx = unit_tokens(4, *x.shape) if floating else np.zeros(x.shape, jax.dtypes.float0)
+
+    def probe(key, grad):
+        w = atom.init(key)
+        # A step of norm 1 that is as long as it gets: the duality map of a random gradient.
+        step = atom.dualize(grad, w)
+        by_weight = jax.jvp(lambda w: atom.apply(w, x), (w,), (step,))[1]
+        by_input = jax.jvp(lambda x: atom.apply(w, x), (x,), (dx,))[1] if floating else jnp.zeros(1)
+        return w, by_weight, by_input, atom.norm(w), atom.norm(step), atom.curved().distance(w)
+
+    found = jax.jit(probe)(jax.random.key(0), gaussian(3, *atom.shape))
+    w, by_weight, by_input, norm, step_norm, distance = found
+    assert w.shape == atom.shape
+    assert norm == pytest.approx(1, rel=1e-5)
+    assert step_norm == pytest.approx(1, rel=1e-4)
+    assert size(by_weight) <= 1 + 1e-5
+    assert size(by_input) <= 1 + 1e-5
+    if type(atom.manifold) in (Euclidean, type(atom.curved())):
+        assert np.max(distance) < 1e-5
+
+
+def test_well_normedness_is_tight():
+    """The bound is attained: it could not be smaller."""
+    for name in ("Linear tall", "Embed", "Unembed"):
+        atom, x, size = ATOMS[name]
+
+        def steepest(key, atom=atom, x=x):
+            y, pull = jax.vjp(lambda w: atom.apply(w, x), atom.init(key))
+            # Of the first vector, or of the largest score.
+            seed = (
+                y * (y == y.max())
+                if isinstance(atom, Unembed)
+                else jnp.zeros_like(y).at[0].set(y[0])
+            )
+            return atom.apply(atom.dualize(pull(seed)[0]), x)
+
+        moved = jax.jit(steepest)(jax.random.key(0))
+        assert size(moved) == pytest.approx(1, rel=1e-4), name
+
+
+@pytest.mark.parametrize("name", ATOMS)
+def test_the_geometry_is_the_chosen_one(name):
+    atom, _, _ = ATOMS[name]
+    assert atom.geometry() == atom.manifold
+    assert atom.constrained().geometry() == atom.curved()
+    assert atom.flat().geometry() == atom.unconstrained()
+
+
+def test_linear_is_the_product():
+    w, x = gaussian(0, 3, 5), gaussian(1, 2, 4, 5)
+    expected = np.einsum("ij,btj->bti", np.asarray(w, np.float64), np.asarray(x, np.float64))
+    np.testing.assert_allclose(Linear(3, 5).apply(w, x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_embed_picks_rows_and_shows_unknown_tokens():
+    table = gaussian(0, 7, 5)
+    np.testing.assert_array_equal(Embed(5, 7).apply(table, TOKENS), np.asarray(table)[TOKENS])
+    assert np.all(np.isnan(Embed(5, 7).apply(table, jnp.array([7]))))
+
+
+def test_unembed_is_the_mean_product_with_each_row():
+    table, x = gaussian(0, 7, 5), gaussian(1, 2, 5)
+    expected = [[np.mean(np.asarray(row) * np.asarray(v)) for row in table] for v in x]
+    np.testing.assert_allclose(Unembed(7, 5).apply(table, x), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding"), [(3, 1, None), (2, 1, None), (3, 2, 1), (2, 2, 0), (1, 1, 2)]
+)
+def test_conv_is_the_loop(kernel, stride, padding):
+    conv = Conv2D(4, 3, kernel, stride, padding)
+    w, x = gaussian(0, *conv.shape), gaussian(1, 2, 6, 5, 3)
+    before, after = (padding, padding) if padding is not None else ((kernel - 1) // 2, kernel // 2)
+    image = np.pad(np.asarray(x, np.float64), [(0, 0), (before, after), (before, after), (0, 0)])
+    rows = (image.shape[1] - kernel) // stride + 1
+    columns = (image.shape[2] - kernel) // stride + 1
+    expected = np.zeros((2, rows, columns, 4))
+    for i in range(rows):
+        for j in range(columns):
+            for a in range(kernel):
+                for b in range(kernel):
+                    pixel = image[:, i * stride + a, j * stride + b]
+                    expected[:, i, j] += pixel @ np.asarray(w[a, b], np.float64).T
+    found = conv.apply(w, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(conv.apply(w, x[0]), found[0])
+    if padding is None:
+        assert found.shape == (2, 6, 5, 4)
+
+
+def test_a_strided_convolution_may_grow_the_mean_over_pixels():
+    """Why the norm of an image is its largest pixel: the RMS over all of them can double."""
+    conv = Conv2D(1, 1, kernel=1, stride=2, padding=0)
+    x = jnp.zeros((4, 4, 1)).at[::2, ::2].set(1.0)
+    y = conv.apply(jnp.ones(conv.shape), x)
+    assert np.sqrt(np.mean(np.square(y))) == 2 * np.sqrt(np.mean(np.square(x)))
+    assert tokens(y) == tokens(x)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Linear(2, 3, EmbeddingRows()).apply(jnp.ones((2, 3)), jnp.ones(4)), "3 entries"),
+        (lambda: Embed(2, 3).apply(jnp.ones((3, 2)), jnp.ones(4)), "whole numbers"),
+        (lambda: Conv2D(2, 3).apply(jnp.ones((3, 3, 2, 3)), jnp.ones((4, 3))), "height, width"),
+        (lambda: Conv2D(2, 3, stride=0), "Conv2D.stride"),
+        (lambda: Conv2D(2, 3, padding=-1), "Conv2D.padding"),
+        (lambda: Linear(2, 3, Hypersphere(ndim=3)), "Linear.manifold: "),
+        (lambda: Linear(2, 3, Axes(Stiefel(), in_axes=2, out_axes=1)), "Linear.manifold: "),
+    ],
+)
+def test_errors_say_what_does_not_fit(build, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        build()
+
+
+def test_atoms_keep_the_dtype():
+    atom = Linear(3, 4)
+    w = jnp.ones((3, 4), jnp.bfloat16)
+    methods = (atom.dualize, atom.normalize, atom.project, lambda w: atom.regularize(w, 0.1))
+    found = jax.eval_shape(lambda w: [method(w) for method in methods], w)
+    assert [out.dtype for out in found] == [jnp.bfloat16] * 4
+    assert atom.apply(w, jnp.ones(4, jnp.bfloat16)).dtype == jnp.bfloat16
+    shapes = jax.eval_shape(lambda: (atom @ Embed(4, 5)).init(jax.random.key(0), jnp.float16))
+    assert [leaf.dtype for leaf in jax.tree.leaves(shapes)] == [jnp.float16] * 2
+
+
+def test_an_atom_with_another_norm_of_its_own():
+    """A manifold of a larger norm fits too; the printed line and the geometry say which."""
+    atom: Atom = Linear(4, 4, Euclidean(Spectral()))
+    assert atom.geometry() == Euclidean(Spectral())
+    assert str(atom).splitlines()[1].startswith("Linear(4, 4) on Euclidean")
+
+
+# Stacks ---------------------------------------------------------------------------------------
+
+BLOCK = MeanSubtract() @ (1.5 * Linear(6, 6)) @ RMSDivide()
+STACK = Stack(BLOCK, 2)
+
+
+def test_a_stack_is_its_unrolled_form():
+    """One scan over stacked weights gives what the copies give one after the other."""
+    unrolled = STACK.unroll()
+    x = gaussian(2, 4, 6)
+
+    @jax.jit
+    def both(key, other):
+        w, grads = STACK.init(key), STACK.init(other)
+        pieces, grad_pieces = STACK.unstack(w), STACK.unstack(grads)
+        stacked = (STACK.apply(w, x), STACK.norm(w), STACK.unstack(STACK.dualize(grads)))
+        plain = (unrolled.apply(pieces, x), unrolled.norm(pieces), unrolled.dualize(grad_pieces))
+        normalized = STACK.unstack(STACK.normalize(grads)), unrolled.normalize(grad_pieces)
+        inits = pieces, tuple(BLOCK.init(k) for k in jax.random.split(key, 2))
+        return (*stacked, normalized[0], inits[0]), (*plain, normalized[1], inits[1])
+
+    one, other = both(jax.random.key(0), jax.random.key(1))
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    assert STACK.sharpness == pytest.approx(unrolled.sharpness, rel=1e-12)
+
+
+def test_budgets_of_a_stack_broadcast_over_the_copies():
+    budget = (BLOCK**3).budgets()[1]
+    assert budget.shape == (3, 1, 1)
+    np.testing.assert_allclose(budget[:, 0, 0], [1 / 3 / 1.5**3, 1 / 3 / 1.5**2, 1 / 3 / 1.5])
+    nested = ((1.5 * Linear(6, 6)) ** 2) ** 3
+    assert nested.budgets()[0].shape == (3, 2, 1, 1)
+    assert isinstance((Linear(6, 6) ** 3).budgets(), float)
+
+
+def test_a_stack_of_convolutions_has_one_norm_for_each_copy():
+    kernel = Conv2D(2, 2, kernel=2)
+    stack = (2 * kernel) ** 2
+    for module in (stack, stack.constrained()):
+        w = gaussian(0, 2, *kernel.shape), ()
+        taps = np.linalg.norm(np.asarray(w[0]), 2, axis=(-2, -1)).max(axis=(-2, -1))
+        expected = np.max(4 * taps / np.ravel(module.budgets()[0]))
+        assert float(jax.jit(module.norm)(w)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_program_does_not_grow_with_the_number_of_copies():
+    def equations(copies):
+        net = BLOCK**copies
+        shapes = jax.eval_shape(lambda: net.init(jax.random.key(0)))
+        return str(jax.make_jaxpr(net.apply)(shapes, jnp.ones(6))).count("\n")
+
+    assert equations(2) == equations(50)
+
+
+# Weight sharing -------------------------------------------------------------------------------
+
+TIED = tie(Unembed(7, 6, mass=2.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), 0, 3)
+
+
+def test_a_tied_leaf_gets_the_sum_of_its_places_shares():
+    """Untied budgets are 1/4 / (1/2) for the embedding and 2/4 for the head: both 1/2."""
+    assert TIED.mass == 4
+    assert TIED.masses() == (3.0, 1.0, (), ())
+    np.testing.assert_allclose([TIED.budgets()[0], TIED.budgets()[1]], [0.5, 0.5])
+    assert TIED.geometry()[3] == ()
+    # Shares 1/5 and 3/5, budgets 1/5 / (1/2) and 3/5: the effects are 1/2 and 1 for a unit step.
+    other = tie(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), 0, 3)
+    assert other.budgets()[0] == pytest.approx((1 / 5 + 3 / 5) / (1 / 2 + 1))
+
+
+def test_a_tied_module_runs_as_the_untied_one_with_equal_weights():
+    w = jax.jit(TIED.init)(jax.random.key(0))
+    assert w[3] == ()
+    untied = TIED.module
+    full = (*w[:3], w[0])
+    np.testing.assert_array_equal(TIED.apply(w, TOKENS), untied.apply(full, TOKENS))
+
+    def loss(module, w):
+        return jnp.sum(jnp.sin(module.apply(w, TOKENS)))
+
+    tied, both = jax.grad(loss, 1)(TIED, w), jax.grad(loss, 1)(untied, full)
+    np.testing.assert_allclose(tied[0], both[0] + both[3], rtol=1e-5, atol=1e-6)
+
+
+def test_a_tied_module_is_well_normed():
+    @jax.jit
+    def moved(w, seed):
+        y, pull = jax.vjp(lambda w: TIED.apply(w, TOKENS), w)
+        # The steepest step for one score: what comes closest to the bound.
+        step = TIED.dualize(pull(jnp.zeros_like(y).at[0, 0, seed].set(1.0))[0])
+        return TIED.norm(step), jax.jvp(lambda w: TIED.apply(w, TOKENS), (w,), (step,))[1]
+
+    w = jax.jit(TIED.init)(jax.random.key(0))
+    changes = []
+    for score in range(7):
+        norm, change = moved(w, score)
+        assert norm <= 1 + 1e-5
+        changes.append(largest(change))
+    assert 0.5 < max(changes) <= 1
+
+
+def test_tied_budgets_never_exceed_what_both_places_bear():
+    """The sharpness of the tied module is that of the untied one for its longer step."""
+    uneven = tie(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), 0, 3)
+    alpha, beta, gamma = uneven.module.sharpness
+    stretch = uneven.budgets()[0] / (1 / 5 / 0.5)
+    assert stretch > 1
+    assert uneven.sharpness == pytest.approx((stretch**2 * alpha, stretch * beta, gamma))
+
+
+def test_tying_in_a_stack_and_twice():
+    """Budgets keep their copies' axis; a second group keeps the places of the first."""
+    inner = tie(Linear(6, 6) @ (2 * Linear(6, 6)), 0, 2)
+    # Within a copy: shares 1/2 each, budgets 1/2/2 and 1/2, so 1 / (2 + 1) = 1/3.
+    stack = inner**2
+    np.testing.assert_allclose(np.ravel(stack.budgets()[0]), [1 / 3 / 2 / 2, 1 / 3 / 2])
+    twice = tie(tie(Compose((Linear(6, 6),) * 4), 0, 2), 1, 3)
+    assert twice.budgets() == (0.25, 0.25, (), ())
+    assert twice.masses() == (2.0, 2.0, (), ())
+    assert "tied" in str(twice)
+
+
+# With the optimizers --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+def test_dualize_is_the_chain_of_optim(constrained):
+    """Geometry and budgets are all that an optimizer needs of an architecture."""
+    net = (Linear(6, 6) ** 2) @ Embed(6, 7)
+    net = net.constrained() if constrained else net
+    tx = optim.chain(optim.scale_by_steepest(net.geometry()), optim.scale_by_budget(net.budgets()))
+
+    @jax.jit
+    def both(key, other):
+        params, grads = net.init(key), net.init(other)
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return updates, net.dualize(grads, params), net.norm(updates)
+
+    updates, direct, norm = both(jax.random.key(0), jax.random.key(1))
+    for one, other in zip(*map(jax.tree.leaves, (updates, direct)), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=1e-6)
+    assert norm == pytest.approx(1, rel=1e-4)
+
+
+def test_the_scale_is_in_the_weight():
+    """A weight of norm 1 keeps entries of size 1, at every width."""
+    for width in (4, 64):
+        w = jax.jit(Linear(width, 16).init)(jax.random.key(0))
+        spectral = np.linalg.norm(np.asarray(w), 2)
+        assert spectral == pytest.approx(math.sqrt(width / 16), rel=1e-5)

@@ -1,0 +1,340 @@
+"""Every rule of the modular norm is a row: mass, sensitivity, norm, duality map, sharpness."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.modules import (
+    Abs,
+    Add,
+    Bond,
+    Compose,
+    Concatenate,
+    Embed,
+    FunctionalAttention,
+    Identity,
+    Linear,
+    Module,
+    Mul,
+    ReLU,
+    RMSDivide,
+    Sharpness,
+    Stack,
+    residual,
+    tie,
+)
+
+A = Linear(3, 5)
+B = Linear(4, 3, mass=2.0)
+C = 0.5 * Linear(4, 4, mass=0.5)
+D = -3.0 * Linear(4, 4, mass=4.0)
+FROZEN = Linear(3, 5, mass=0.0)
+Q, K, V = Linear(4, 4), Linear(4, 4, mass=3.0), Linear(4, 4)
+ATTENTION = FunctionalAttention() @ (Q, K, V)
+
+
+def random_like(tree, seed=0):
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), tree)
+
+
+def weights(module: Module, seed: int = 0):
+    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0)))
+    return random_like(shapes, seed)
+
+
+def norm_by_the_table(module: Module, w) -> float:
+    """The recursion of the paper's table 1, in float64, from the tree of modules."""
+    if isinstance(module, Linear):
+        top = np.linalg.norm(np.asarray(w, np.float64), 2)
+        return math.sqrt(module.fan_in / module.fan_out) * float(top)
+    if isinstance(module, Embed):
+        rows = np.linalg.norm(np.asarray(w, np.float64), axis=1)
+        return float(np.max(rows)) / math.sqrt(module.dim)
+    if isinstance(module, Bond):
+        return 0.0
+    if isinstance(module, Stack):
+        return norm_by_the_table(module.unroll(), module.unstack(w))
+    if isinstance(module, Concatenate):
+        return max(
+            module.mass / part.mass * norm_by_the_table(part, v)
+            for part, v in zip(module.modules, w, strict=True)
+            if part.mass
+        )
+    assert isinstance(module, Compose)
+    *before, last = module.modules
+    first = Compose(tuple(before)) if len(before) > 1 else before[0]
+    inner = tuple(w[:-1]) if len(before) > 1 else w[0]
+    norms = [0.0]
+    if first.mass:
+        share = module.mass / first.mass
+        norms.append(last.sensitivity * share * norm_by_the_table(first, inner))
+    if last.mass:
+        norms.append(module.mass / last.mass * norm_by_the_table(last, w[-1]))
+    return max(norms)
+
+
+# module, mass, sensitivity, budgets in the order of the leaves
+ROWS = {
+    "atom": (A, 1.0, 1.0, [1.0]),
+    "composition": (B @ A, 3.0, 1.0, [1 / 3, 2 / 3]),
+    "composition over a sensitivity": (
+        B @ ReLU() @ A,
+        3.0,
+        math.sqrt(0.5),
+        [math.sqrt(2) / 3, 2 / 3],
+    ),
+    "composition of three": (D @ C @ B, 6.5, 1.5, [2 / 6.5 / 1.5, 0.5 / 6.5 / 1.5, 4 / 6.5 / 3]),
+    "concatenation": ((A, FROZEN) @ Identity(), 1.0, 2.0, [1.0, 0.0]),
+    "concatenation of three": ((Q, K, V) @ Abs(), 5.0, 3.0, [0.2, 0.6, 0.2]),
+    "sum": (C + D, 4.5, 3.5, [0.5 / 4.5 / 0.5, 4 / 4.5 / 3]),
+    "difference": (C - D, 4.5, 3.5, [0.5 / 4.5 / 0.5, 4 / 4.5 / 3]),
+    "scalar": (2 * A, 1.0, 2.0, [0.5]),
+    "scalar on the right": (A * 2, 1.0, 2.0, [0.5]),
+    "quotient": (A / 4, 1.0, 0.25, [4.0]),
+    "negative scalar": (-2 * A, 1.0, 2.0, [0.5]),
+    "negation": (-A, 1.0, 1.0, [1.0]),
+    "zero scalar": (0 * A, 1.0, 0.0, [0.0]),
+    "zero scalar in a sum": (0 * C + D, 4.5, 3.0, [0.0, 4 / 4.5 / 3]),
+    "power": ((2 * Q) ** 3, 3.0, 8.0, [[1 / 3 / 8, 1 / 3 / 4, 1 / 3 / 2]]),
+    "power of sensitivity one": (Q**3, 3.0, 1.0, [1 / 3]),
+    "power of a power": (
+        ((2 * Q) ** 2) ** 2,
+        4.0,
+        16.0,
+        [[[1 / 64, 1 / 32], [1 / 16, 1 / 8]]],
+    ),
+    "power zero": (Q**0, 0.0, 1.0, []),
+    "zero mass": (B @ FROZEN, 2.0, 1.0, [0.0, 1.0]),
+    "zero mass everywhere": ((B @ A).tare(relative=0.0), 0.0, 1.0, [0.0, 0.0]),
+    "tare absolute": ((B @ A).tare(absolute=6.0), 6.0, 1.0, [1 / 3, 2 / 3]),
+    "tare relative": (Q @ (B @ A).tare(relative=0.5), 2.5, 1.0, [0.2, 0.4, 0.4]),
+    "tare by default": (Q @ (B @ A).tare(), 2.0, 1.0, [1 / 6, 1 / 3, 1 / 2]),
+    "tare in a stack": ((Q**3).tare() @ B, 3.0, 1.0, [2 / 3, 1 / 9]),
+    "attention": (ATTENTION / 3, 5.0, 1.0, [0.6, 1.8, 0.6]),
+    "residual": (residual(Q, 4), 4.0, 1.0, [1.0]),
+    "bond": (Abs(), 0.0, 1.0, []),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_mass_sensitivity_and_budgets(name):
+    module, mass, sensitivity, budgets = ROWS[name]
+    assert module.mass == pytest.approx(mass, rel=1e-12)
+    assert module.sensitivity == pytest.approx(sensitivity, rel=1e-12)
+    found = [np.squeeze(b) for b in jax.tree.leaves(module.budgets())]
+    assert len(found) == len(budgets)
+    for one, other in zip(found, budgets, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+    assert sum(jax.tree.leaves(module.masses())) == pytest.approx(mass)
+
+
+def test_norm_is_that_of_the_recursion():
+    ws = {name: weights(row[0]) for name, row in ROWS.items()}
+    found = jax.jit(lambda ws: {name: ROWS[name][0].norm(w) for name, w in ws.items()})(ws)
+    expected = {name: norm_by_the_table(ROWS[name][0], w) for name, w in ws.items()}
+    assert {name: float(norm) for name, norm in found.items()} == pytest.approx(expected, rel=2e-6)
+
+
+@pytest.mark.parametrize("name", ["composition over a sensitivity", "power", "zero mass"])
+def test_dualize_solves_its_problem(name):
+    """Norm 1, and no step of norm 1 gains more: the gain is the dual norm, by an SVD."""
+    module = ROWS[name][0]
+    grads = weights(module, seed=1)
+    step, size = jax.jit(lambda g: (d := module.dualize(g), module.norm(d)))(grads)
+    assert size == pytest.approx(1, rel=1e-4)
+    gain, dual = 0.0, 0.0
+    shape = jax.tree.map(
+        lambda g, b: np.broadcast_to(b, (*g.shape[:-2], 1, 1)), grads, module.budgets()
+    )
+    for g, s, b in zip(*map(jax.tree.leaves, (grads, step, shape)), strict=True):
+        g = np.asarray(g, np.float64)
+        nuclear = np.linalg.svd(g, compute_uv=False).sum(-1) * math.sqrt(g.shape[-2] / g.shape[-1])
+        gain += np.sum(g * np.asarray(s, np.float64))
+        dual += np.sum(nuclear * b[..., 0, 0])
+    assert gain == pytest.approx(dual, rel=1e-4)
+
+
+def test_normalize_gives_every_leaf_its_target_norm_at_any_scale():
+    module = ROWS["power"][0] @ B
+    updates = weights(module, seed=2)
+    scaled = jax.tree.map(lambda u: u * 1e-30, updates)
+    normalize = jax.jit(module.normalize)
+    found = normalize(scaled)
+    for u, f, b in zip(*map(jax.tree.leaves, (updates, found, module.budgets())), strict=True):
+        u = np.asarray(u, np.float64)
+        size = np.linalg.norm(u, 2, axis=(-2, -1), keepdims=True)
+        expected = b * u / size * math.sqrt(u.shape[-2] / u.shape[-1])
+        np.testing.assert_allclose(f, expected, rtol=1e-5, atol=1e-7)
+    zero = normalize(jax.tree.map(jnp.zeros_like, updates))
+    assert all(not np.any(z) for z in jax.tree.leaves(zero))
+
+
+def test_a_frozen_leaf_does_not_move_or_count():
+    module = ROWS["zero mass"][0]
+    w = weights(module)
+    dual, normal = jax.jit(lambda w: (module.dualize(w), module.normalize(w)))(w)
+    assert not np.any(dual[0])
+    assert not np.any(normal[0])
+    norm = jax.jit(module.norm)
+    assert norm((1e3 * w[0], w[1])) == norm(w)
+
+
+def test_regularize_shrinks_flat_weights_and_project_returns_curved_ones():
+    mixed = (B @ A.on(A.curved())) @ Linear(5, 6)
+    w = weights(mixed)
+    shrunk = mixed.regularize(w, 0.25)
+    np.testing.assert_allclose(shrunk[0], 0.75 * w[0])
+    np.testing.assert_array_equal(shrunk[1], w[1])
+    projected = jax.jit(mixed.project)(w)
+    np.testing.assert_array_equal(projected[0], w[0])
+    singular = np.linalg.svd(projected[1], compute_uv=False)
+    np.testing.assert_allclose(singular, math.sqrt(3 / 5), rtol=1e-5)
+
+
+# Sharpness ------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared(Linear):
+    """An atom with attributes at will, to exercise the rules."""
+
+    mu: float = 1.0
+    sharp: Sharpness = Sharpness(0.0, 0.0, 0.0)
+
+    @property
+    def sensitivity(self) -> float:
+        return self.mu
+
+    @property
+    def sharpness(self) -> Sharpness:
+        return self.sharp
+
+
+X = Declared(4, 4, mass=2.0, mu=0.7, sharp=Sharpness(1.1, 0.9, 1.3))
+Y = Declared(4, 4, mass=0.5, mu=1.7, sharp=Sharpness(0.3, 1.2, 0.4))
+Z = Declared(4, 4, mass=3.0, mu=0.4, sharp=Sharpness(2.0, 0.1, 0.8))
+
+
+def test_sharpness_of_a_composition():
+    p1, p2 = 0.8, 0.2
+    alpha = p1**2 * 1.1 / 1.7 + p2**2 * 0.3 + 2 * p1 * p2 / 1.7 * 1.2 + p1**2 / 1.7**2 * 0.4
+    beta = p1 * 0.9 + 0.7 * (p2 * 1.2 + p1 / 1.7 * 0.4)
+    gamma = 1.7 * 1.3 + 0.7**2 * 0.4
+    assert (Y @ X).sharpness == pytest.approx((alpha, beta, gamma))
+
+
+def test_sharpness_of_a_concatenation():
+    found = Concatenate((X, Y)).sharpness
+    alpha, beta = 0.8**2 * 1.1 + 0.2**2 * 0.3, 0.8 * 0.9 + 0.2 * 1.2
+    assert found == pytest.approx((alpha, beta, 1.3 + 0.4))
+
+
+def test_sharpness_behind_a_zero_is_zero():
+    assert (0 * X).sharpness == (0, 0, 0)
+
+
+def attributes(module: Module):
+    budgets = [np.ravel(b) for b in jax.tree.leaves(module.budgets())]
+    return [module.mass, module.sensitivity, *module.sharpness, *np.concatenate(budgets)]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # Nested by hand: `@` would flatten both sides into the same module.
+        (Compose((X, Compose((Y, Z)))), Compose((Compose((X, Y)), Z))),
+        (Compose((X, Compose((Abs(), Z)))), Compose((Compose((X, Abs())), Z))),
+        (
+            Compose((X, Compose((Linear(4, 4, mass=0.0), Z)))),
+            Compose((X, Linear(4, 4, mass=0.0), Z)),
+        ),
+        (Concatenate((X, Concatenate((Y, Z)))), Concatenate((Concatenate((X, Y)), Z))),
+        (Concatenate((X, Concatenate((Y, Z)))), Concatenate((X, Y, Z))),
+        ((X + Y) + Z, X + (Y + Z)),
+        (Stack(Y, 3), Compose((Y, Stack(Y, 2)))),
+        (Stack(Stack(Y, 2), 2), Stack(Y, 4)),
+    ],
+)
+def test_associativity_in_every_attribute(one, other):
+    # Copies of a stack are in the order in which they are applied: as in a composition.
+    assert attributes(one) == pytest.approx(attributes(other), rel=1e-12)
+
+
+def test_compositions_are_flat_and_identity_is_the_unit():
+    assert (A @ Abs()) @ Linear(5, 2) == A @ (Abs() @ Linear(5, 2))
+    assert Identity() @ A == A == A @ Identity()
+    assert Identity() @ Identity() == Identity()
+    assert hash(B @ A) == hash(B @ A)
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 7, 100])
+def test_residual_networks_stay_below_their_limit(blocks):
+    """Proposition 4: the recursion grows to (alpha + beta + gamma/3, beta + gamma/2, gamma)."""
+    block = Declared(4, 4, sharp=Sharpness(1.1, 0.9, 1.3))
+    limit = np.array([1.1 + 0.9 + 1.3 / 3, 0.9 + 1.3 / 2, 1.3])
+    net = residual(block, blocks)
+    assert net.sensitivity == pytest.approx(1)
+    assert np.all(np.array(net.sharpness) <= limit * (1 + 1e-12))
+    if blocks == 100:
+        np.testing.assert_allclose(net.sharpness, limit, rtol=0.02)
+    if blocks == 1:
+        assert net.sharpness == pytest.approx(block.sharpness)
+
+
+# Errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "message"),
+    [
+        (lambda: A @ "no", TypeError, "unsupported operand"),
+        (lambda: A @ (A, "no"), TypeError, "tuple of modules; got 'no'"),
+        (lambda: A @ (), TypeError, "non-empty tuple"),
+        (lambda: A * "2", TypeError, "multiply|unsupported"),
+        (lambda: float("nan") * A, ValueError, "Mul.factor must be a finite number; got nan"),
+        (lambda: A**-1, ValueError, "whole number of copies"),
+        (lambda: A**1.5, ValueError, "whole number of copies"),
+        (lambda: A / 0, ZeroDivisionError, "division"),
+        (lambda: A.tare(1.0, 2.0), ValueError, "absolute or relative, not both"),
+        (lambda: A.tare(-1.0), ValueError, "finite number >= 0; got -1.0"),
+        (lambda: FROZEN.tare(1.0), ValueError, "no factor brings a mass of 0"),
+        (lambda: Linear(0, 3), ValueError, "whole numbers >= 1"),
+        (lambda: Linear(2, 3, mass=-1.0), ValueError, "Linear.mass must be"),
+        (lambda: A.norm((jnp.ones((3, 5)),)), ValueError, "expected a tree of the structure"),
+        (
+            lambda: A.on(A.curved()).dualize(jnp.ones((3, 5))),
+            ValueError,
+            r"dualize\(grads, params\)",
+        ),
+        (lambda: tie(Q @ Q, 0), ValueError, "two different places"),
+        (lambda: tie(Q @ Abs() @ Q, 0, 1), ValueError, r"no atom's weight at \(1,\)"),
+        (lambda: tie(B @ A, 0, 1), ValueError, "agree in shape"),
+        (lambda: tie(Q @ Q.tare(0.0), 0, 1), ValueError, "frozen together"),
+    ],
+)
+def test_errors_say_what_is_wrong(build, error, message):
+    with pytest.raises(error, match=message):
+        build()
+
+
+def test_a_module_prints_as_a_tree_with_shares_and_budgets():
+    lines = str((2 * Q) ** 3 @ ReLU(sensitivity=1.0) @ FROZEN).splitlines()
+    assert lines[0].split("  ")[0] == "module"
+    text = "\n".join(lines)
+    assert "Stack of 3" in text
+    assert "100.0%" in text
+    assert "0.04167 … 0.1667" in text
+    assert "frozen" in text
+    assert len(lines) == 8  # the header, and seven modules
+
+
+def test_scalars_of_numpy_are_scalars():
+    assert np.float64(2) * A == 2.0 * A
+    assert Mul(2.0) @ A == A * np.int64(2)
+    assert Add() @ (A, A) == A + A
+    assert RMSDivide() @ A != A
