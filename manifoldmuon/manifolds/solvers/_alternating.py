@@ -10,13 +10,13 @@ from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, msign, prescale, ske
 from manifoldmuon.manifolds._manifold import Steepest
 from manifoldmuon.manifolds.solvers._certificate import frobenius, nuclear_bound
 from manifoldmuon.manifolds.solvers._iterate import iterate
-from manifoldmuon.manifolds.solvers._solver import StiefelSolver
+from manifoldmuon.manifolds.solvers._solver import MemorylessSolver
 from manifoldmuon.manifolds.solvers._split import split
 from manifoldmuon.manifolds.solvers._stacked import finish, halves, stack
 
 
 @dataclasses.dataclass(frozen=True)
-class AlternatingProjection(StiefelSolver):
+class AlternatingProjection(MemorylessSolver):
     """`A <- msign(A - W sym(W^T A))` from `A = G`.
 
     It converges to a direction that is tangent and has orthonormal columns, as a rule not the
@@ -32,10 +32,6 @@ class AlternatingProjection(StiefelSolver):
     steps: int = 10
     tolerance: float = 1e-6
     method: MsignMethod = DEFAULT_MSIGN
-
-    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
-        del shape
-        return ()
 
     def solve(
         self,

@@ -22,7 +22,7 @@ from manifoldmuon.manifolds.solvers._certificate import (
     relative_gap,
     tangent_residual,
 )
-from manifoldmuon.manifolds.solvers._solver import StiefelSolver
+from manifoldmuon.manifolds.solvers._solver import MemorylessSolver
 
 # The Gram matrix is never formed anew, so its rounding errors, 1e-7 of its largest entry, must not
 # be magnified to order 1: singular values below 6e-3 of the largest are left short.
@@ -30,7 +30,7 @@ COARSE_SCHEDULE = polar_express(6e-3, safety=1.0001, cushion=0.05, steps=5)
 
 
 @dataclasses.dataclass(frozen=True)
-class OneStep(StiefelSolver):
+class OneStep(MemorylessSolver):
     """`msign(G - W sym(W^T G))`, projected and shortened to norm 1 where that is needed.
 
     The cheap preset: three tall products more than an unconstrained direction, everything else
@@ -42,10 +42,6 @@ class OneStep(StiefelSolver):
     """
 
     schedule: Schedule = COARSE_SCHEDULE
-
-    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
-        del shape
-        return ()
 
     def solve(
         self,

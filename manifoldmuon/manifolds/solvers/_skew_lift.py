@@ -38,7 +38,7 @@ from manifoldmuon.manifolds.solvers._certificate import (
     relative_gap,
     tangent_residual,
 )
-from manifoldmuon.manifolds.solvers._solver import StiefelSolver
+from manifoldmuon.manifolds.solvers._solver import MemorylessSolver
 from manifoldmuon.manifolds.solvers._split import SPLIT_SCHEDULE, split
 
 # Six quintic steps: an error of 1e-5 on singular values down to 2e-3 of the Schatten norm.
@@ -46,7 +46,7 @@ SIGN_SCHEDULE = polar_express(2e-3, steps=6, safety=1.0001, cushion=0.03)
 
 
 @dataclasses.dataclass(frozen=True)
-class SkewLift(StiefelSolver):
+class SkewLift(MemorylessSolver):
     """The closed form `A = msign(G W^T - W G^T) W`: exact, without a dual variable, products only.
 
     For `m <= 2 n` the matrix sign is taken of the `m x m` matrix itself, for taller points of its
@@ -61,10 +61,6 @@ class SkewLift(StiefelSolver):
 
     method: MsignMethod = NewtonSchulz(SIGN_SCHEDULE, gram=False, skew=True)
     schedule: Schedule = SPLIT_SCHEDULE
-
-    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
-        del shape
-        return ()
 
     def solve(
         self,

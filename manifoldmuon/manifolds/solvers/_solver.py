@@ -29,3 +29,11 @@ class StiefelSolver(abc.ABC):
         dual: chex.ArrayTree,
     ) -> Steepest:
         """The direction with its certificate (see `Steepest`)."""
+
+
+class MemorylessSolver(StiefelSolver):
+    """A solver that hands nothing on to the next problem."""
+
+    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+        del shape
+        return ()
