@@ -10,7 +10,7 @@ from manifoldmuon.linalg import POLAR_EXPRESS
 
 
 def _msign(x: Float[Array, "m n"], steps: int) -> Float[Array, "m n"]:
-    x = x / (jnp.linalg.norm(x) * 1.01 + 1e-7)
+    x = x / (jnp.linalg.norm(x) + 1e-7)
     identity = jnp.eye(x.shape[1], dtype=x.dtype)
     for a, b, c in POLAR_EXPRESS.with_steps(steps).coefficients:
         gram = x.T @ x
