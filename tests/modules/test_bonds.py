@@ -1,0 +1,321 @@
+"""Bonds: forward maps by NumPy, and sensitivities and sharpness as measured."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from manifoldmuon.modules import (
+    GELU,
+    Abs,
+    Add,
+    AttendValues,
+    AveragePool,
+    CausalMask,
+    Flatten,
+    FunctionalAttention,
+    Identity,
+    LayerNorm,
+    MeanSubtract,
+    MergeHeads,
+    Mul,
+    Positions,
+    QueryKey,
+    ReLU,
+    RMSDivide,
+    RoPE,
+    ScaledReLU,
+    Softmax,
+    SplitHeads,
+)
+from tests.modules.measure import (
+    gaussian,
+    largest,
+    push,
+    push_twice,
+    rms,
+    tokens,
+    total,
+    unit_tokens,
+)
+
+
+def l1(x) -> float:
+    """The largest sum of magnitudes in the last axis."""
+    return float(np.max(np.sum(np.abs(np.asarray(x, np.float64)), axis=-1)))
+
+
+X = gaussian(0, 2, 4, 6)
+UNIT = unit_tokens(0, 2, 4, 6)
+Q, K, V = (unit_tokens(seed, 2, 4, 6) for seed in (1, 2, 3))
+SCORES = gaussian(5, 2, 4, 4)
+PROBABILITIES = jax.nn.softmax(SCORES)
+IMAGE = unit_tokens(6, 2, 4, 6, 3)
+HEADS = unit_tokens(7, 2, 3, 4, 2)
+
+# bond, an input of norm at most 1, norm of the input, norm of the output. The declared sensitivity
+# holds at every input of this kind (with that of ReLU and GELU declared as the worst case).
+SENSITIVITIES = {
+    "Identity": (Identity(), X, tokens, tokens),
+    "Add": (Add(), (X, UNIT), total(tokens, tokens), tokens),
+    "Mul": (Mul(-2.5), X, tokens, tokens),
+    "Mul by zero": (Mul(0.0), X, tokens, tokens),
+    "Abs": (Abs(), X, tokens, tokens),
+    "ReLU": (ReLU(sensitivity=1.0), X, tokens, tokens),
+    "ScaledReLU": (ScaledReLU(sensitivity=math.sqrt(2)), X, tokens, tokens),
+    "GELU": (GELU(sensitivity=GELU.LIPSCHITZ), X, tokens, tokens),
+    "Softmax": (Softmax(3.0), SCORES, largest, l1),
+    "MeanSubtract": (MeanSubtract(), X, tokens, tokens),
+    "RMSDivide": (RMSDivide(), UNIT, tokens, tokens),
+    "LayerNorm": (LayerNorm(), 3 * UNIT, tokens, tokens),
+    "MergeHeads": (MergeHeads(), HEADS, tokens, tokens),
+    "AveragePool": (AveragePool(2, 3), IMAGE, tokens, tokens),
+    "Flatten": (Flatten(3), IMAGE, tokens, tokens),
+    "RoPE": (RoPE(), X, tokens, tokens),
+    "QueryKey": (QueryKey(), (Q, K), total(tokens, tokens), largest),
+    "AttendValues": (AttendValues(), (PROBABILITIES, V), total(l1, tokens), tokens),
+    "FunctionalAttention": (FunctionalAttention(), (Q, K, V), total(*[tokens] * 3), tokens),
+    "attention, not causal": (FunctionalAttention(False), (Q, K, V), total(*[tokens] * 3), tokens),
+}
+
+
+def like(x, seed):
+    return jax.tree.map(lambda a: gaussian(seed, *a.shape), x)
+
+
+@pytest.mark.parametrize("name", SENSITIVITIES)
+def test_the_declared_sensitivity_is_not_exceeded(name):
+    bond, x, size_in, size_out = SENSITIVITIES[name]
+
+    @jax.jit
+    def climb(x, dx):
+        """One step towards the direction that moves the output the most."""
+        y, pull = jax.vjp(
+            lambda dx: jax.jvp(lambda x: bond.apply(bond_params, x), (x,), (dx,))[1], dx
+        )
+        return y, pull(y)[0]
+
+    bond_params = bond.init(jax.random.key(0))
+    worst = 0.0
+    for seed in range(3):
+        dx = like(x, seed)
+        for _ in range(5):
+            y, up = climb(x, dx)
+            worst = max(worst, size_out(y) / size_in(dx))
+            if not any(np.any(leaf) for leaf in jax.tree.leaves(up)):
+                break
+            dx = up
+    assert worst <= bond.sensitivity * (1 + 1e-5)
+    if name not in ("Softmax", "RMSDivide", "LayerNorm", "AveragePool", "Flatten"):
+        assert worst >= 0.3 * bond.sensitivity  # the search looks in the right places
+
+
+# Sharpness: bond, a point, norms of input and output.
+SHARPNESS = {
+    "Softmax": (Softmax(2.0), jnp.zeros(4), largest, l1),
+    "RMSDivide": (RMSDivide(), unit_tokens(0, 6), tokens, tokens),
+    "GELU": (GELU(), 0.3 * gaussian(0, 6), largest, largest),
+    "QueryKey": (QueryKey(), (Q[0], K[0]), total(tokens, tokens), largest),
+    "AttendValues": (AttendValues(), (PROBABILITIES[0], V[0]), total(l1, tokens), tokens),
+    "FunctionalAttention": (
+        FunctionalAttention(),
+        (Q[0], K[0], V[0]),
+        total(*[tokens] * 3),
+        tokens,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARPNESS)
+def test_the_declared_sharpness_is_not_exceeded(name):
+    bond, x, size_in, size_out = SHARPNESS[name]
+    second = jax.jit(lambda a, b: push_twice(bond.forward, x, a, b))
+    worst = 0.0
+    for seed in range(60):
+        a, b = like(x, 2 * seed), like(x, 2 * seed + 1)
+        if seed % 2:
+            a, b = (jax.tree.map(jnp.sign, t) for t in (a, b))
+        if isinstance(x, tuple) and seed % 3:  # all of each direction in one input
+            i, j = seed % len(x), (seed + 1) % len(x)
+            a = tuple(t if k == i else jnp.zeros_like(t) for k, t in enumerate(a))
+            b = tuple(t if k == j else jnp.zeros_like(t) for k, t in enumerate(b))
+        worst = max(worst, size_out(second(a, b)) / size_in(a) / size_in(b))
+    assert 0.1 * bond.gamma < worst <= bond.gamma * (1 + 1e-5)
+
+
+def test_the_sharpness_of_softmax_is_attained_at_four_equal_scores():
+    first, second = jnp.array([1.0, 1, -1, -1]), jnp.array([1.0, -1, 1, -1])
+    found = push_twice(Softmax(3.0).forward, jnp.zeros(4), first, second)
+    assert l1(found) == pytest.approx(9)
+
+
+def test_the_sharpness_of_rms_division_is_attained():
+    """In the plane of the point, at the angle whose squared sine is 2/3."""
+    x = jnp.array([1.0, 1.0])
+    u = math.sqrt(1 / 3) * x + math.sqrt(2 / 3) * jnp.array([1.0, -1.0])
+    assert tokens(push_twice(RMSDivide().forward, x, u, u)) == pytest.approx(
+        2 / math.sqrt(3), rel=1e-5
+    )
+
+
+def test_the_sharpness_of_attention_is_at_least_one():
+    """Moving a query and two equal keys apart; 3 is published, ascent finds 1.41 at most."""
+    zero, apart = jnp.zeros((2, 1)), jnp.array([[1.0], [-1.0]])
+    attention = FunctionalAttention(causal=False)
+    query, key = (jnp.ones((2, 1)), zero, zero), (zero, apart, zero)
+    found = push_twice(attention.forward, (zero, zero, apart), query, key)
+    assert tokens(found) == pytest.approx(1)
+
+
+# What is published, and what is measured ---------------------------------------------------------
+
+
+def test_relu_has_its_published_sensitivity_for_balanced_signs_only():
+    balanced, positive = gaussian(0, 4096), jnp.abs(gaussian(0, 4096))
+    dx = gaussian(1, 4096)
+    gain = lambda x: float(rms(push(ReLU().forward, (x,), (dx,))) / rms(dx))  # noqa: E731
+    assert gain(balanced) == pytest.approx(ReLU().sensitivity, rel=0.03)
+    assert gain(positive) == 1
+
+
+def test_gelu_of_a_gaussian_moves_by_0_675():
+    """Not 1/sqrt(2), as published for want of an exact figure; the worst case is 1.1289."""
+    t, weight = np.polynomial.hermite_e.hermegauss(80)
+    slope = scipy.special.ndtr(t) + t * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
+    exact = math.sqrt(np.sum(weight * slope**2) / np.sum(weight))
+    assert exact == pytest.approx(0.675, abs=5e-4)
+    dx = gaussian(1, 4096)
+    found = rms(push(GELU().forward, (gaussian(0, 4096),), (dx,))) / rms(dx)
+    assert found == pytest.approx(exact, rel=0.03)
+    grid = jnp.linspace(-6, 6, 4001)
+    steepest = largest(push(GELU().forward, (grid,), (jnp.ones(4001),)))
+    assert steepest == pytest.approx(GELU.LIPSCHITZ, rel=1e-6)
+    assert pytest.approx(1.1289, abs=5e-5) == GELU.LIPSCHITZ
+
+
+def test_rms_division_is_as_sensitive_as_its_input_is_small():
+    x = unit_tokens(0, 6)
+    dx = jnp.array([1.0, -x[0] / x[1], 0, 0, 0, 0])  # orthogonal to x
+    for size in (0.1, 1.0, 10.0):
+        gain = tokens(push(RMSDivide().forward, (size * x,), (dx,))) / tokens(dx)
+        assert gain == pytest.approx(1 / size, rel=1e-5)
+
+
+def test_the_query_key_product_is_as_sensitive_as_its_inputs_are_large():
+    for size in (0.5, 1.0, 4.0):
+        dk = jnp.zeros_like(K).at[:, 0].set(Q[:, 0])
+        moved = push(QueryKey().forward, ((size * Q, K),), ((jnp.zeros_like(Q), dk),))
+        assert largest(moved) / tokens(dk) == pytest.approx(size, rel=1e-5)
+
+
+def test_a_vector_in_one_head_counts_more_when_heads_are_split():
+    x = jnp.zeros((1, 8)).at[0, :2].set(1.0)
+    assert tokens(SplitHeads(4).forward(x)) == pytest.approx(math.sqrt(4) * tokens(x))
+    even = unit_tokens(0, 3, 8)
+    assert rms(SplitHeads(4).forward(even), 3) == pytest.approx(rms(even, 2), rel=1e-6)
+
+
+def test_softmax_attains_its_scale_between_two_entries():
+    found = push(Softmax(3.0).forward, (jnp.array([0.0, 0.0]),), (jnp.array([1.0, -1.0]),))
+    assert l1(found) == pytest.approx(3)
+
+
+# Forward maps ------------------------------------------------------------------------------------
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+F = np.asarray(X, np.float64)
+FORWARD = {
+    "Abs": (Abs(), X, np.abs(F)),
+    "ReLU": (ReLU(), X, np.where(F > 0, F, 0)),
+    "ScaledReLU": (ScaledReLU(), X, math.sqrt(2) * np.where(F > 0, F, 0)),
+    "GELU": (GELU(), X, F * scipy.special.ndtr(F)),
+    "Softmax": (Softmax(2.0), X, softmax(2 * F)),
+    "Mul": (Mul(-2.0), X, -2 * F),
+    "Add": (Add(), (X, X, X), 3 * F),
+    "MeanSubtract": (MeanSubtract((0, 2)), X, F - F.mean((0, 2), keepdims=True)),
+    "RMSDivide": (RMSDivide(), X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
+    "RMSDivide of tiny": (RMSDivide(), 1e-30 * X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
+    "RMSDivide of huge": (RMSDivide(), 1e30 * X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
+    "RMSDivide of zero": (RMSDivide(), jnp.zeros((2, 3)), np.zeros((2, 3))),
+    "LayerNorm": (
+        LayerNorm(),
+        X,
+        (F - F.mean(-1, keepdims=True)) / F.std(-1, keepdims=True),
+    ),
+    "Flatten": (Flatten(2), X, F.reshape(2, 24)),
+    "Positions": (Positions(), jnp.array([[7, 7, 7], [1, 2, 3]]), [[0, 1, 2], [0, 1, 2]]),
+    "CausalMask": (CausalMask(), SCORES, np.where(np.tri(4), np.asarray(SCORES), -np.inf)),
+    "SplitHeads": (SplitHeads(3), X, np.stack([F[..., 2 * h : 2 * h + 2] for h in range(3)], 1)),
+    "MergeHeads": (MergeHeads() @ SplitHeads(3), X, F),
+    "QueryKey": (QueryKey(), (Q, K), np.einsum("bid,bjd->bij", Q, K) / 6),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward(name):
+    bond, x, expected = FORWARD[name]
+    np.testing.assert_allclose(
+        bond.apply(bond.init(jax.random.key(0)), x), expected, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_pooling_is_the_mean_of_blocks():
+    y = AveragePool(2, 3).forward(IMAGE)
+    for i in range(2):
+        for j in range(3):
+            block = np.asarray(IMAGE)[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
+            np.testing.assert_allclose(y[:, i, j], block.mean((1, 2)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_is_the_loop(causal):
+    q, k, v = (np.asarray(t, np.float64) for t in (Q, K, V))
+    expected = np.zeros_like(v)
+    for b in range(2):
+        for i in range(4):
+            seen = range(i + 1) if causal else range(4)
+            p = softmax(np.array([q[b, i] @ k[b, j] / 6 for j in seen]))
+            expected[b, i] = sum(p[n] * v[b, j] for n, j in enumerate(seen))
+    found = FunctionalAttention(causal).forward((Q, K, V))
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_rope_turns_complex_numbers():
+    """Pairs as complex numbers, times exp(i t / base**(j / half)); products see the distance."""
+    x = np.asarray(X, np.float64)
+    z = x[..., :3] + 1j * x[..., 3:]
+    turned = z * np.exp(1j * np.arange(4)[:, None] / 100.0 ** (np.arange(3) / 3))
+    expected = np.concatenate([turned.real, turned.imag], -1)
+    np.testing.assert_allclose(RoPE(100.0).forward(X), expected, rtol=1e-5, atol=1e-6)
+    same = jnp.broadcast_to(X[:1, :1], (1, 4, 6))
+    other = jnp.broadcast_to(X[1:, :1], (1, 4, 6))
+    scores = QueryKey().forward((RoPE().forward(same), RoPE().forward(other)))[0]
+    for distance in range(-3, 4):
+        diagonal = np.diagonal(scores, distance)
+        np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: SplitHeads(4).forward(X), "6 features do not split into 4 heads"),
+        (lambda: AveragePool(3, 3).forward(IMAGE), "4 by 6 pixels does not divide into 3 by 3"),
+        (lambda: Flatten(4).forward(X), "at least 4 axes"),
+        (lambda: RoPE().forward(X[..., :5]), "an odd number"),
+        (lambda: SplitHeads(0), "SplitHeads.heads"),
+        (lambda: Softmax(-1.0), "Softmax.scale"),
+        (lambda: ReLU(sensitivity=-1.0), "ReLU.sensitivity"),
+        (lambda: RoPE(base=0.5), "RoPE.base"),
+    ],
+)
+def test_errors_say_what_does_not_fit(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

@@ -1,0 +1,279 @@
+"""Whole architectures: published constants, forward maps by hand, soundness of the whole."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from manifoldmuon.manifolds import EmbeddingRows, Stiefel
+from manifoldmuon.modules import (
+    GPT,
+    MLP,
+    Attention,
+    FunctionalAttention,
+    Linear,
+    Module,
+    ReLU,
+    ResCNN,
+    ResMLP,
+    residual,
+)
+from tests.modules.measure import gaussian, largest, push_twice, tokens, unit_tokens
+
+TEXT = jnp.array([[2, 0, 5, 2, 1], [1, 1, 6, 3, 0]], jnp.int32)
+
+
+def budgets(module: Module) -> list[float]:
+    return jax.tree.leaves(module.budgets())
+
+
+def test_the_constants_of_the_character_gpt():
+    """The Modula package's hello-gpt: 65 characters, width 128, 4 heads, 4 blocks."""
+    net = GPT(65, 128, 4, 4)
+    assert net.mass == pytest.approx(7)
+    assert net.sensitivity == pytest.approx(1)
+    embed, query, key, value, exit_, up, down, head = budgets(net)
+    assert [embed, head] == pytest.approx([1 / 7] * 2)
+    assert [exit_, up, down] == pytest.approx([0.2381] * 3, abs=5e-5)
+    assert [query, key, value] == pytest.approx([0.7143] * 3, abs=5e-5)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0)))]
+    square = (4, 128, 128)
+    assert shapes == [(65, 128), *[square] * 4, (4, 512, 128), (4, 128, 512), (65, 128)]
+
+
+@pytest.mark.parametrize(
+    ("net", "mass", "shares"),
+    [
+        (GPT(7, 6, 2, 3, context=5, layer_norm=True), 7, [1 / 2, 1 / 2]),
+        (ResMLP(3, 5, 6, 4, mass=2.0), 4, [1]),
+        (ResCNN(3, 2, 6, 4), 22, [1]),
+        (MLP(3, 5, 6, 4), 4, [1]),
+    ],
+)
+def test_masses_and_sensitivities(net, mass, shares):
+    assert net.mass == pytest.approx(mass)
+    assert net.sensitivity == pytest.approx(1)
+    masses = jax.tree.leaves(net.masses())
+    assert masses[: len(shares)] == pytest.approx(shares)
+    assert masses[-1] == pytest.approx(1)
+    assert sum(masses) == pytest.approx(mass)
+    # What is at the two ends moves by its share of the whole, twice over halved embeddings.
+    first = budgets(net)[: len(shares)]
+    assert first == pytest.approx([1 / mass] * len(shares))
+
+
+def test_mlp_has_equal_budgets():
+    assert budgets(MLP(10, 784, 256, 3)) == pytest.approx([1 / 3] * 3)
+    published = budgets(MLP(10, 784, 256, 3, ReLU()))
+    assert published == pytest.approx([2 / 3, 2**0.5 / 3, 1 / 3])
+
+
+def test_attention_has_mass_four_and_sensitivity_one():
+    module = Attention(8, 2, key_dim=3, value_dim=5)
+    assert (module.mass, module.sensitivity) == pytest.approx((4, 1))
+    shapes = jax.tree.leaves(jax.eval_shape(module.init, jax.random.key(0)))
+    assert [leaf.shape for leaf in shapes] == [(6, 8), (6, 8), (10, 8), (8, 10)]
+    assert budgets(module) == pytest.approx([3 / 4, 3 / 4, 3 / 4, 1 / 4])
+
+
+def test_the_same_architecture_on_manifolds():
+    net = GPT(7, 6, 2, 3).constrained()
+    kinds = [type(m) for m in jax.tree.leaves(net.geometry())]
+    assert kinds == [EmbeddingRows] + [Stiefel] * 7
+    assert net.flat() == GPT(7, 6, 2, 3)
+
+
+def params_of(net: Module, seed: int = 0):
+    shapes = jax.eval_shape(net.init, jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape), s.dtype), shapes)
+
+
+def flat(params) -> list[np.ndarray]:
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params)]
+
+
+def test_mlp_forward():
+    net = MLP(3, 5, 6, 4)
+    w, x = params_of(net), gaussian(1, 2, 5)
+    first, middle, last = flat(w)
+    h = np.asarray(x, np.float64)
+    for matrix in (first, *middle):
+        h = np.maximum(h @ matrix.T, 0)
+    np.testing.assert_allclose(jax.jit(net.apply)(w, x), h @ last.T, rtol=1e-4, atol=1e-4)
+
+
+def test_resmlp_forward():
+    net = ResMLP(3, 5, 6, 2, block_depth=2)
+    w, x = params_of(net), gaussian(1, 2, 5)
+    first, blocks, last = flat(w)
+    h = np.asarray(x, np.float64) @ first.T
+    for block in blocks:
+        r = h
+        for matrix in block:
+            r = np.abs(r / np.sqrt((r**2).mean(-1, keepdims=True)) @ matrix.T)
+            r = r - r.mean(-1, keepdims=True)
+        h = h / 2 + r / 2
+    np.testing.assert_allclose(jax.jit(net.apply)(w, x), h @ last.T, rtol=1e-4, atol=1e-4)
+
+
+def test_rescnn_forward_for_single_pixels():
+    """On an image of one pixel only the middle taps count, and the network is a ResMLP."""
+    cnn, mlp = ResCNN(3, 5, 6, 2), ResMLP(3, 5, 6, 2, mass=20.0)
+    w, x = params_of(cnn), gaussian(1, 2, 5)
+    first, blocks, last = jax.tree.leaves(w)
+    middle = jax.tree.unflatten(
+        jax.tree.structure(params_of(mlp)), [first[1, 1], blocks[:, :, 1, 1], last]
+    )
+    found = jax.jit(cnn.apply)(w, x[:, None, None])
+    np.testing.assert_allclose(found, jax.jit(mlp.apply)(middle, x), rtol=1e-4, atol=1e-5)
+    assert ResCNN(3, 2, 6, 2, pool=2).mass == 22
+
+
+def gpt_by_hand(params, text, context, layer_norm, blocks=2, heads=2):
+    """One block after the other, head by head, token by token."""
+
+    def norm(h):
+        if not layer_norm:
+            return h
+        return (h - h.mean(-1, keepdims=True)) / h.std(-1, keepdims=True)
+
+    def turn(h):
+        if context is not None:
+            return h
+        z = h[..., : h.shape[-1] // 2] + 1j * h[..., h.shape[-1] // 2 :]
+        half = z.shape[-1]
+        z = z * np.exp(1j * np.arange(len(h))[:, None] / 1e4 ** (np.arange(half) / half))
+        return np.concatenate([z.real, z.imag], -1)
+
+    def gelu(h):
+        return h * scipy.special.ndtr(h)
+
+    *tables, wq, wk, wv, wo, up, down, head = flat(params)
+    out = []
+    for line in np.asarray(text):
+        h = tables[0][line]
+        if context is not None:
+            h = h / 2 + tables[1][: len(line)] / 2
+        part = 1 / (2 * blocks)
+        for layer in range(blocks):
+            x, merged = norm(h), []
+            for one in np.split(np.arange(wq.shape[1]), heads):
+                q, k, v = (
+                    turn(x @ wq[layer][one].T),
+                    turn(x @ wk[layer][one].T),
+                    x @ wv[layer][one].T,
+                )
+                rows = []
+                for t in range(len(line)):
+                    p = np.exp(q[t] @ k[: t + 1].T / len(one))
+                    rows.append(p / p.sum() @ v[: t + 1])
+                merged.append(np.stack(rows) / 3)
+            h = (1 - part) * h + part * np.concatenate(merged, -1) @ wo[layer].T
+            x = gelu(norm(h) @ up[layer].T) / 1.128904145
+            h = (1 - part) * h + part * x @ down[layer].T
+        out.append(norm(h) @ head.T)
+    return np.stack(out)
+
+
+@pytest.mark.parametrize(("context", "layer_norm"), [(None, False), (5, True)])
+def test_gpt_forward(context, layer_norm):
+    net = GPT(7, 8, 2, 2, context=context, layer_norm=layer_norm)
+    w = jax.tree.map(lambda p: 0.5 * p, params_of(net))
+    found = jax.jit(net.apply)(w, TEXT)
+    expected = gpt_by_hand(w, TEXT, context, layer_norm)
+    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_later_tokens_do_not_change_earlier_scores():
+    net = GPT(7, 8, 2, 2)
+    w, apply = params_of(net), jax.jit(net.apply)
+    changed = TEXT.at[:, -1].set(4)
+    np.testing.assert_array_equal(apply(w, TEXT)[:, :-1], apply(w, changed)[:, :-1])
+    assert np.all(apply(w, TEXT)[:, -1] != apply(w, changed)[:, -1])
+
+
+@pytest.mark.parametrize("name", ["residual", "attention"])
+def test_the_whole_is_well_normed(name):
+    """A step of modular norm 1 moves the output by at most 1, and the input by its sensitivity."""
+    if name == "residual":
+        block = ReLU(sensitivity=1.0) @ Linear(6, 6)
+        net = Linear(4, 6) @ residual(block, 3) @ Linear(6, 5)
+        x, size = unit_tokens(0, 5), tokens
+    else:
+        net, x, size = Attention(6, 1), unit_tokens(0, 3, 6), tokens
+
+    @jax.jit
+    def climb(w, x, aim):
+        """The steepest step for a direction of the output, and how far the output moves."""
+        y, pull = jax.vjp(net.apply, w, x)
+        grads, up = pull(aim)
+        step = net.dualize(grads)
+        by_weights = jax.jvp(lambda w: net.apply(w, x), (w,), (step,))[1]
+        by_input = jax.jvp(lambda x: net.apply(w, x), (x,), (up,))[1]
+        return y, by_weights, by_input, up
+
+    w = jax.jit(net.init)(jax.random.key(0))
+    aim, moved = jnp.ones_like(jax.eval_shape(net.apply, w, x)), []
+    for seed in range(6):
+        y, by_weights, by_input, up = climb(w, x, aim)
+        moved.append(size(by_weights))
+        assert size(by_input) <= net.sensitivity * size(up) * (1 + 1e-5)
+        aim = by_weights if seed % 2 else gaussian(seed, *y.shape)
+    assert 0.1 < max(moved) <= 1 + 1e-5
+    assert largest(y) > 0
+
+
+def test_the_sharpness_of_two_layers_is_attained():
+    """Orthogonal weights and steps along them: the rules' (1/2, 1, 0) are exact."""
+    net = Linear(4, 4) @ Linear(4, 4)
+    assert net.sharpness == pytest.approx((0.5, 1, 0))
+    w, x = (jnp.eye(4),) * 2, unit_tokens(0, 4)
+    step = (0.5 * jnp.eye(4),) * 2
+    assert float(net.norm(step)) == pytest.approx(1)
+    by_weights = push_twice(lambda w: net.apply(w, x), w, step, step)
+    assert tokens(by_weights) == pytest.approx(net.sharpness.alpha, rel=1e-5)
+    still = (jax.tree.map(jnp.zeros_like, w), x)
+    mixed = push_twice(lambda p: net.apply(*p), (w, x), (step, jnp.zeros(4)), still)
+    assert tokens(mixed) == pytest.approx(net.sharpness.beta, rel=1e-5)
+
+
+def test_the_sharpness_of_attention_with_weights_is_not_exceeded():
+    """Three weights and an input, over the whole recursion: (3, 10, 27) on paper."""
+    net = FunctionalAttention() @ (Linear(4, 4), Linear(4, 4), Linear(4, 4))
+    assert net.sharpness == pytest.approx((3, 10, 27))
+    w, x = tuple(net.init(jax.random.key(0))), unit_tokens(0, 3, 4)
+
+    @jax.jit
+    def sizes(a, b):
+        # Steps of modular norm 1 and input perturbations of norm 1, in pairs.
+        return push_twice(lambda p: net.apply(*p), (w, x), a, b), net.norm(a[0]), net.norm(b[0])
+
+    still = jax.tree.map(jnp.zeros_like, (w, x))
+    worst = np.zeros(3)
+    for seed in range(12):
+        a, b = (params_of(net, 2 * seed + i) for i in (0, 1))
+        u, v = (unit_tokens(2 * seed + i, 3, 4) for i in (0, 1))
+        pairs = [((a, still[1]), (b, still[1])), ((a, still[1]), (still[0], v))]
+        pairs.append(((still[0], u), (still[0], v)))
+        for i, (one, other) in enumerate(pairs):
+            second, size_a, size_b = sizes(one, other)
+            scale = (size_a or 1) * (size_b or 1)
+            worst[i] = max(worst[i], tokens(second) / scale)
+    assert np.all(worst > 0.01)
+    assert np.all(worst <= net.sharpness)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: MLP(3, 4, 5, 1), "MLP depth must be a finite number >= 2"),
+        (lambda: residual(Linear(3, 3), 0), "residual blocks"),
+        (lambda: GPT(7, 8, 2, 0), "GPT blocks"),
+        (lambda: Attention(8, 0), "Attention heads"),
+    ],
+)
+def test_errors_name_the_argument(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
