@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from examples._loop import Run
 from examples._methods import METHODS
@@ -77,6 +78,9 @@ def _singular_values(panel: Axes, runs: Mapping[str, Sequence[Run]]) -> None:
         for edge in (largest, smallest):
             panel.plot(found[0].step, edge, color=colour, linewidth=2)
     panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))  # not 2 x 10^0
+    panel.yaxis.set_minor_locator(NullLocator())
     panel.set_ylabel("singular value")
     _title(panel, "Singular values of the weights", "the range over all layers and seeds")
 

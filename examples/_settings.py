@@ -32,7 +32,7 @@ class Settings:
     batch_size: int = 128
     optimizers: tuple[str, ...] = tuple(METHODS)
     learning_rates: tuple[tuple[str, float], ...] = ()
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)
     preset: str = "accurate"
     multiplier: float = 4.0
 
