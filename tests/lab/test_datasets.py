@@ -94,20 +94,39 @@ IMAGES = "train-images-idx3-ubyte"
 LABELS = "train-labels-idx1-ubyte"
 
 
+def packed(contents: bytes) -> bytes:
+    """Gzip without the time of day."""
+    return gzip.compress(contents, mtime=0)
+
+
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [
-        (IMAGES, gzip.compress(b"\x00\x00\x0d\x03"), "wrong magic number"),
-        (IMAGES, gzip.compress(b"<html>"), "wrong magic number"),
-        (IMAGES, gzip.compress(b"\x00\x00\x08\x03\x00\x00"), "header is incomplete"),
-        (IMAGES, gzip.compress(idx(np.zeros((7, 28, 28)))[:-1]), "promises 5504 bytes"),
-        (IMAGES, gzip.compress(b"\x00\x00\x08\x03" + b"\xff" * 12), "promises"),
+        (IMAGES, packed(b"\x00\x00\x0d\x03"), "wrong magic number"),
+        (IMAGES, packed(b"<html>"), "wrong magic number"),
+        (IMAGES, packed(b"\x00\x00\x08\x03\x00\x00"), "header is incomplete"),
+        (IMAGES, packed(idx(np.zeros((7, 28, 28)))[:-1]), "promises 5504 bytes"),
+        (IMAGES, packed(b"\x00\x00\x08\x03" + b"\xff" * 12), "promises"),
         (IMAGES, b"<html>", "not a whole gzip file"),
-        (IMAGES, gzip.compress(idx(np.zeros((7, 28, 28))))[:-9], "not a whole gzip file"),
-        (IMAGES, gzip.compress(idx(np.zeros((7, 28)))), r"not \(n, 28, 28\)"),
-        (IMAGES, gzip.compress(idx(np.zeros((7, 32, 32)))), r"not \(n, 28, 28\)"),
-        (LABELS, gzip.compress(idx(np.zeros(6))), "for 7 images"),
-        (LABELS, gzip.compress(idx(np.full(7, 10))), "labels go up to 10"),
+        (IMAGES, packed(idx(np.zeros((7, 28, 28))))[:-9], "not a whole gzip file"),
+        (IMAGES, packed(idx(np.zeros((7, 28)))), r"not \(n, 28, 28\)"),
+        (IMAGES, packed(idx(np.zeros((7, 32, 32)))), r"not \(n, 28, 28\)"),
+        (LABELS, packed(idx(np.zeros(6))), "for 7 images"),
+        (LABELS, packed(idx(np.full(7, 10))), "labels go up to 10"),
+    ],
+    # Named: workers of pytest-xdist must collect the same ids.
+    ids=[
+        "magic of labels",
+        "no idx at all",
+        "short header",
+        "one byte short",
+        "huge sizes",
+        "not gzip",
+        "torn gzip",
+        "no images",
+        "other sizes",
+        "too few labels",
+        "labels beyond 9",
     ],
 )
 def test_damaged_mnist_files_are_named(mnist_files, name, contents, message):
