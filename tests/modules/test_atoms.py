@@ -56,22 +56,29 @@ ATOMS = {
 }
 
 
+def probe(atom, x, key):
+    """A start, a step of norm 1 in every argument, and what they do to the output."""
+    w = atom.init(key)
+    # As long as it gets: the duality map of a random gradient.
+    step = atom.dualize(gaussian(3, *atom.shape), w)
+    by_weight = jax.jvp(lambda w: atom.apply(w, x), (w,), (step,))[1]
+    by_input = jnp.zeros(1)
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        by_input = jax.jvp(lambda x: atom.apply(w, x), (x,), (unit_tokens(4, *x.shape),))[1]
+    return w, by_weight, by_input, atom.norm(w), atom.norm(step), atom.curved().distance(w)
+
+
+@pytest.fixture(scope="module")
+def probes():
+    """All atoms in one program: most of the time would go to compiling each."""
+    key = jax.random.key(0)
+    return jax.jit(lambda: {name: probe(atom, x, key) for name, (atom, x, _) in ATOMS.items()})()
+
+
 @pytest.mark.parametrize("name", ATOMS)
-def test_atoms_are_well_normed(name):
-    atom, x, size = ATOMS[name]
-    floating = jnp.issubdtype(x.dtype, jnp.floating)
-    dx = unit_tokens(4, *x.shape) if floating else np.zeros(x.shape, jax.dtypes.float0)
-
-    def probe(key, grad):
-        w = atom.init(key)
-        # A step of norm 1 that is as long as it gets: the duality map of a random gradient.
-        step = atom.dualize(grad, w)
-        by_weight = jax.jvp(lambda w: atom.apply(w, x), (w,), (step,))[1]
-        by_input = jax.jvp(lambda x: atom.apply(w, x), (x,), (dx,))[1] if floating else jnp.zeros(1)
-        return w, by_weight, by_input, atom.norm(w), atom.norm(step), atom.curved().distance(w)
-
-    found = jax.jit(probe)(jax.random.key(0), gaussian(3, *atom.shape))
-    w, by_weight, by_input, norm, step_norm, distance = found
+def test_atoms_are_well_normed(name, probes):
+    atom, _, size = ATOMS[name]
+    w, by_weight, by_input, norm, step_norm, distance = probes[name]
     assert w.shape == atom.shape
     assert norm == pytest.approx(1, rel=1e-5)
     assert step_norm == pytest.approx(1, rel=1e-4)

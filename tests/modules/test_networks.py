@@ -199,8 +199,8 @@ def test_the_whole_is_well_normed(name):
     """A step of modular norm 1 moves the output by at most 1, and the input by its sensitivity."""
     if name == "residual":
         block = ReLU(sensitivity=1.0) @ Linear(6, 6)
-        net = Linear(4, 6) @ residual(block, 3) @ Linear(6, 5)
-        x, size = unit_tokens(0, 5), tokens
+        net = Linear(6, 6) @ residual(block, 3)
+        x, size = unit_tokens(0, 6), tokens
     else:
         net, x, size = Attention(6, 1), unit_tokens(0, 3, 6), tokens
 
