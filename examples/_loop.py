@@ -56,7 +56,8 @@ class Run:
       residual: of tangency, likewise; empty where there are no certificates.
       gap: to the steepest direction, likewise.
       milliseconds: per step, in each chunk.
-      singular_values: of every layer at the end, in float64.
+      spectral_norms: the largest singular value of every layer at the end.
+      frobenius_norms: the root of the sum of their squares.
     """
 
     step: list[int] = dataclasses.field(default_factory=list)
@@ -68,12 +69,13 @@ class Run:
     residual: list[float] = dataclasses.field(default_factory=list)
     gap: list[float] = dataclasses.field(default_factory=list)
     milliseconds: list[float] = dataclasses.field(default_factory=list)
-    singular_values: list[list[float]] = dataclasses.field(default_factory=list)
+    spectral_norms: list[float] = dataclasses.field(default_factory=list)
+    frobenius_norms: list[float] = dataclasses.field(default_factory=list)
 
     @property
     def spectral_product(self) -> float:
         """The product of the layers' spectral norms at the end."""
-        return float(np.prod([values[0] for values in self.singular_values]))
+        return float(np.prod(self.spectral_norms))
 
     @property
     def pace(self) -> float:
@@ -137,7 +139,9 @@ class Trainer:
             self._note(run, done, carry[0], arrays)
             self._certify(run, steps)
             report(run, length)
-        run.singular_values = [values.tolist() for values in singular_values(carry[0])]
+        for values in singular_values(carry[0]):
+            run.spectral_norms.append(float(values[0]))
+            run.frobenius_norms.append(float(np.linalg.norm(values)))
         return run
 
     def _note(self, run: Run, step: int, weights: Weights, arrays: tuple[Any, ...]) -> None:

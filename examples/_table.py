@@ -36,7 +36,7 @@ def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.label,
         _mean(row.test_accuracy, ".2f") + " %",
-        _mean(row.train_loss, ".4f", error=False),
+        _mean(row.train_loss, ".1e", error=False),
         *(_small(value) for value in (row.distance, row.residual, row.gap)),
         f"{row.milliseconds:.2f}",
         _mean(row.lipschitz, ".4g", error=False),
