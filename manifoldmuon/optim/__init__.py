@@ -7,6 +7,7 @@ from manifoldmuon.optim._aliases import manifold_muon, muon
 from manifoldmuon.optim._budget import scale_by_budget
 from manifoldmuon.optim._chain import chain, check_chain
 from manifoldmuon.optim._geometry import resolve
+from manifoldmuon.optim._modular import Architecture, modular
 from manifoldmuon.optim._monitor import monitor
 from manifoldmuon.optim._paths import ByPath, by_path, path_string
 from manifoldmuon.optim._retract import retract
@@ -14,6 +15,7 @@ from manifoldmuon.optim._steepest import ScaleBySteepestState, scale_by_steepest
 from manifoldmuon.optim._trees import distance_tree, init_tree, monitor_distance, project_tree
 
 __all__ = [
+    "Architecture",
     "ByPath",
     "ScaleBySteepestState",
     "by_path",
@@ -22,6 +24,7 @@ __all__ = [
     "distance_tree",
     "init_tree",
     "manifold_muon",
+    "modular",
     "monitor",
     "monitor_distance",
     "muon",

@@ -1,17 +1,17 @@
 """Static shares of the learning rate, one per leaf."""
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from manifoldmuon.optim._geometry import lay_out
 from manifoldmuon.optim._paths import is_hole
 
 Budgets = Any
-"""A prefix tree of numbers, a `by_path` object, or a function `(path, leaf) -> number`."""
+"""Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""
 
 
 def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
@@ -22,15 +22,18 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
 
     Args:
       budgets: finite, non-negative numbers: one for all, a prefix tree over the parameters
-        (compared by path), what `by_path` returns, or a function of JAX key path and leaf.
+        (compared by path), what `by_path` returns, or a function of JAX key path and leaf. Where
+        the copies in a stack differ, an array that broadcasts against the leaf: shape `(n, 1, 1)`
+        for a stack of n matrices.
 
     Returns:
       A transformation without state; shapes and dtypes of the updates stay.
 
     Raises:
       TypeError: on use, for a budget that is not a number or an update that is not floating point.
-      ValueError: on use, for a negative or infinite budget, an update without a budget, or a
-        budget without an update. Every message names the path.
+      ValueError: on use, for a negative or infinite budget, an array that does not fit the
+        update, an update without a budget, or a budget without an update. Every message names the
+        path.
     """
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -49,9 +52,40 @@ def _scaled(path: str, update: jax.Array, budget: Any) -> jax.Array:
     update = jnp.asarray(update)
     if not jnp.issubdtype(update.dtype, jnp.floating):
         raise TypeError(f"the update of {path!r} has dtype {update.dtype}, not floating point.")
-    traced = isinstance(budget, jax.Array)  # optax.inject_hyperparams makes numbers into arrays
-    if not traced and (isinstance(budget, bool) or not isinstance(budget, (int, float))):
+    return update * jnp.asarray(checked_budget(path, budget, update.shape), update.dtype)
+
+
+def checked_budget(path: str, budget: Any, shape: tuple[int, ...]) -> Any:
+    """The budget of one leaf, a number or an array of at most the leaf's axes.
+
+    Raises:
+      TypeError: not a number, nor an array of numbers.
+      ValueError: negative or not finite, or not of a shape that broadcasts against the leaf.
+    """
+    dtype = getattr(budget, "dtype", None)
+    if isinstance(budget, bool) or (dtype is None and not isinstance(budget, int | float)):
         raise TypeError(f"the budget of {path!r} is {budget!r}, not a number.")
-    if not traced and not (math.isfinite(budget) and budget >= 0):
-        raise ValueError(f"the budget of {path!r} is {budget}; it must be finite and >= 0.")
-    return update * jnp.asarray(budget, update.dtype)
+    if dtype is not None and not _is_real(dtype):
+        raise TypeError(f"the budget of {path!r} has dtype {dtype}, not real numbers.")
+    if not _broadcasts(jnp.shape(budget), shape):
+        raise ValueError(
+            f"the budget of {path!r} has shape {jnp.shape(budget)}, which does not broadcast"
+            f" against the shape {shape}; give one number, or one for each copy in a stack with"
+            " axes of length 1 behind."
+        )
+    # optax.inject_hyperparams makes numbers into traced arrays, whose values nobody knows.
+    if not isinstance(budget, jax.Array):
+        values = np.asarray(budget)
+        if not np.all(np.isfinite(values) & (values >= 0)):
+            raise ValueError(f"the budget of {path!r} is {budget}; it must be finite and >= 0.")
+    return budget
+
+
+def _is_real(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
+
+
+def _broadcasts(budget: tuple[int, ...], leaf: tuple[int, ...]) -> bool:
+    """Whether an array of the first shape broadcasts against the second, not the other way."""
+    tail = leaf[len(leaf) - len(budget) :]
+    return len(budget) <= len(leaf) and all(b in (1, n) for b, n in zip(budget, tail, strict=True))
