@@ -51,11 +51,11 @@ def parser() -> Parser:
                    help="data set; the default, digits, needs no download")
     p.add_argument("--data-dir", type=Path, metavar="DIR",
                    help="folder with the files of mnist or cifar10 (default: download them)")
-    p.add_argument("--widths", type=_integer(1), nargs="+", default=default.widths, metavar="N",
+    p.add_argument("--widths", type=integer(1), nargs="+", default=default.widths, metavar="N",
                    help=f"widths of the hidden layers (default: {widths})")
-    p.add_argument("--steps", type=_integer(1), default=default.steps, metavar="N",
+    p.add_argument("--steps", type=integer(1), default=default.steps, metavar="N",
                    help="updates (default: %(default)s)")
-    p.add_argument("--batch-size", type=_integer(1), default=default.batch_size, metavar="N",
+    p.add_argument("--batch-size", type=integer(1), default=default.batch_size, metavar="N",
                    help="images per update (default: %(default)s)")
     p.add_argument("--optimizers", "--optimizer", nargs="+", choices=list(METHODS),
                    default=default.optimizers, metavar="NAME",
@@ -63,11 +63,11 @@ def parser() -> Parser:
     p.add_argument("--learning-rates", "--learning-rate", type=_rate, nargs="+", default=(),
                    metavar="[NAME=]RATE",
                    help=f"peak learning rate, of one optimizer or of all (default: {rates})")
-    p.add_argument("--seeds", "--seed", type=_integer(0), nargs="+", default=default.seeds,
+    p.add_argument("--seeds", "--seed", type=integer(0), nargs="+", default=default.seeds,
                    metavar="N", help=f"one run for each (default: {seeds})")
     p.add_argument("--preset", choices=list(PRESETS), default=default.preset,
                    help="solver of manifold Muon (default: %(default)s)")
-    p.add_argument("--multiplier", type=_positive, default=default.multiplier, metavar="X",
+    p.add_argument("--multiplier", type=positive, default=default.multiplier, metavar="X",
                    help="fixed factor of the last layer: the Lipschitz bound of a network on the "
                    "Stiefel manifold (default: %(default)g)")
     p.add_argument("--out", type=Path, default=Path("runs"), metavar="DIR",
@@ -146,10 +146,11 @@ def _rates(
 
 def _rate(text: str) -> tuple[str | None, float]:
     owner, separator, number = text.rpartition("=")
-    return (owner if separator else None), _positive(number)
+    return (owner if separator else None), positive(number)
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
+    """A positive, finite number, for `type=`."""
     try:
         number = float(text)
     except ValueError:
@@ -159,7 +160,9 @@ def _positive(text: str) -> float:
     return number
 
 
-def _integer(least: int) -> Callable[[str], int]:
+def integer(least: int) -> Callable[[str], int]:
+    """A whole number of at least `least`, for `type=`."""
+
     def convert(text: str) -> int:
         try:
             number = int(text)
