@@ -117,6 +117,10 @@ class Axes(Manifold):
         )
         return cls(manifold, ins, outs, ndim)
 
+    @property
+    def flat(self) -> bool:
+        return self.manifold.flat
+
     def check_shape(self, shape: tuple[int, ...]) -> None:
         if len(shape) < self.ndim:
             raise ValueError(

@@ -34,6 +34,10 @@ class Euclidean(Manifold):
     def ndim(self) -> int:
         return self.weight_norm.ndim
 
+    @property
+    def flat(self) -> bool:
+        return True
+
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)
 

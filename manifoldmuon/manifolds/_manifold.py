@@ -44,13 +44,23 @@ class Manifold(abc.ABC):
     * `steepest` is tangent, `norm(direction) <= 1`, it is the same for G and c*G with c > 0,
       a zero gradient gives a zero direction, and its gap is a true bound;
     * `retract(p, 0) == p`, d/dt retract(p, t*v) at 0 is v, and the result is on the set;
-    * a stack of points gives what a loop over them gives.
+    * a stack of points gives what a loop over them gives;
+    * on a `flat` manifold `project` and `tangent` change nothing, and `retract` is addition.
     """
 
     @property
     @abc.abstractmethod
     def ndim(self) -> int:
         """How many trailing axes make one point."""
+
+    @property
+    def flat(self) -> bool:
+        """Whether the set is all of space, so that no answer depends on the point.
+
+        False unless a manifold says otherwise. Optimizers decay the weights of flat leaves, and
+        add to them instead of retracting.
+        """
+        return False
 
     @abc.abstractmethod
     def check_shape(self, shape: tuple[int, ...]) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.manifolds import Euclidean, Manifold
+from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules._algebra import Module
 from manifoldmuon.modules._leaf import Leaf, check_number
 from manifoldmuon.modules._sharpness import Sharpness
@@ -58,7 +58,7 @@ class Atom(Module):
         return ()
 
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "..."]:
-        start = self.curved() if isinstance(self.manifold, Euclidean) else self.manifold
+        start = self.curved() if self.manifold.flat else self.manifold
         return start.random_point(key, self.shape, dtype)
 
     def plan(self, target: np.ndarray) -> Leaf:

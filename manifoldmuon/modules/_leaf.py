@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import prescale, upcast
-from manifoldmuon.manifolds import Euclidean, Manifold
+from manifoldmuon.manifolds import Manifold
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Leaf:
 
     def dualize(self, grad: Float[Array, "..."], point: Any) -> Float[Array, "..."]:
         """The steepest direction, of the budget's norm."""
-        if point is None and not isinstance(self.manifold, Euclidean):
+        if point is None and not self.manifold.flat:
             raise ValueError(
                 f"the directions of {type(self.manifold).__name__} depend on where the weights "
                 "are: call dualize(grads, params)"
@@ -69,7 +69,7 @@ class Leaf:
 
     def regularize(self, weight: Float[Array, "..."], strength: Any) -> Float[Array, "..."]:
         """A flat weight shrunk by `1 - strength`; a curved one bounds itself."""
-        if not isinstance(self.manifold, Euclidean):
+        if not self.manifold.flat:
             return weight
         return weight * jnp.asarray(1 - strength, weight.dtype)
 

@@ -7,7 +7,6 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._chain import chain
-from manifoldmuon.optim._flat import is_flat
 from manifoldmuon.optim._geometry import Geometry, lay_out_geometry
 from manifoldmuon.optim._retract import retract
 from manifoldmuon.optim._steepest import scale_by_steepest
@@ -123,7 +122,7 @@ def _flat_mask(geometry: Geometry):
         layout = lay_out_geometry(geometry, tree)
         marks = list(layout.leaves)
         for index in layout.indices():
-            marks[index] = is_flat(layout.values[index])
+            marks[index] = layout.values[index].flat
         return layout.rebuild(marks)
 
     return mask
@@ -133,7 +132,7 @@ def _require_flat(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
     def init_fn(params: Any) -> optax.EmptyState:
         if not is_placeholder(params):
             layout = lay_out_geometry(geometry, params)
-            curved = [layout.paths[i] for i in layout.indices() if not is_flat(layout.values[i])]
+            curved = [layout.paths[i] for i in layout.indices() if not layout.values[i].flat]
             if curved:
                 raise ValueError(
                     f"muon is for flat space, but {curved} lie on curved manifolds; use"

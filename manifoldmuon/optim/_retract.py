@@ -4,7 +4,6 @@ import jax
 import optax
 
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._flat import is_flat
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._grouping import together
 from manifoldmuon.optim._updates import pair_up, wide
@@ -45,7 +44,7 @@ def retract(geometry: Geometry) -> LastLink:
         layout, outgoing, pairs = pair_up(geometry, updates, params, "retract")
         curved = []
         for pair in pairs:
-            if is_flat(pair.manifold):
+            if pair.manifold.flat:
                 outgoing[pair.index] = pair.update.astype(pair.param.dtype)
             else:
                 curved.append(pair)

@@ -62,6 +62,7 @@ def check_manifold(
     _check_zero(case)
     _check_scale(case)
     _check_retraction(case, on_set)
+    _check_flat(case)
     _check_copies(case)
     _check_dtypes(case, key)
     if thorough:
@@ -202,6 +203,17 @@ def _check_retraction(case: Case, on_set: float) -> None:
     slope = (retract(case.point, t * vector) - retract(case.point, -t * vector)) / (2 * t)
     size = max(np.max(np.abs(vector)), 1e-30)
     agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
+
+
+def _check_flat(case: Case) -> None:
+    if not case.manifold.flat:
+        return
+    answers = case.ask(case.point, case.grad, case.vector)
+    require("a flat project changes nothing", bool(np.all(answers.projected == case.vector)))
+    require("a flat tangent changes nothing", bool(np.all(answers.tangent == case.vector)))
+    agree("a flat retract adds", answers.moved, case.point + case.vector, case.tolerance)
+    elsewhere = case.ask(case.other, case.grad, case.vector).direction
+    agree("a flat direction has no point", elsewhere, answers.direction, case.tolerance)
 
 
 def _check_copies(case: Case) -> None:
