@@ -40,7 +40,7 @@ def nuclear_gap(
     A method of msign returns `A = U f V^T` with `f_i >= 0` close to 1 for `G = U S V^T`. Since
     `|1 - f| <= |1 - f**2|`,
 
-    `||G||_* = <G, A> + sum s_i (1 - f_i) <= <G, A> + ||G - A A^T G||_*`,
+    `||G||_* = <G, A> + sum s_i (1 - f_i) <= <G, A> + ||G - G A^T A||_*`,
 
     and the last nuclear norm is at most `sqrt(n)` times the Frobenius norm. The bound is tight
     to rounding where the method has converged and loose where it has not: `f = 0.7` throughout
@@ -58,11 +58,19 @@ def nuclear_gap(
 
 
 def nuclear_parts(
-    grad: Float[Array, "*batch m n"], sign: Float[Array, "*batch m n"]
+    grad: Float[Array, "*batch m n"],
+    sign: Float[Array, "*batch m n"],
+    gram: Float[Array, "*batch k k"] | None = None,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """What the direction gains and what it may miss: `||G||_* <= gained + missed`."""
+    """What the direction gains and what it may miss: `||G||_* <= gained + missed`.
+
+    Args:
+      grad: `G`.
+      sign: `A`, which shares its singular vectors.
+      gram: the Gram matrix of the smaller side of `A`, where it is at hand.
+    """
     g, a = tall_view(grad), tall_view(sign)
-    left = g - product(a, product(a.mT, g))
+    left = g - product(g, product(a.mT, a) if gram is None else gram)
     missed = math.sqrt(g.shape[-1]) * jnp.sqrt(jnp.sum(left**2, axis=(-2, -1)))
     return jnp.sum(g * a, axis=(-2, -1)), missed
 

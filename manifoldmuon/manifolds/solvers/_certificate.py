@@ -3,7 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import mT, sym
+from manifoldmuon.linalg import sym
+from manifoldmuon.norms._matrix import nuclear_parts
 
 
 def inner_product(x: Float[Array, "*batch m n"], y: Float[Array, "*batch m n"]):
@@ -21,19 +22,14 @@ def nuclear_bound(
     polar: Float[Array, "*batch m n"],
     gram: Float[Array, "*batch n n"] | None = None,
 ) -> Float[Array, "*batch"]:
-    """An upper bound on the nuclear norm of `x`, from an approximation of its polar factor.
+    """An upper bound on the nuclear norm of a tall `x`, from an approximation of its polar factor.
 
-    Matrix products only. With singular values `s` of `x` and `f` of `polar` (which shares its
-    singular vectors), `sum s = sum s f + sum s (1 - f)`, and `|1 - f| <= |1 - f^2|` gives
-
-        ||x||_* <= <x, polar> + sqrt(n) || x (I - polar^T polar) ||_F.
-
-    It is tight where the polar factor has converged; singular values too small for that cost at
-    most their own size times the square root. `gram` is `polar^T polar`, where it is at hand.
+    Matrix products only; see `manifoldmuon.norms._matrix.nuclear_gap` for the proof. It is tight
+    where the polar factor has converged; singular values too small for that cost at most their
+    own size times `sqrt(n)`. `gram` is `polar^T polar`, where it is at hand.
     """
-    n = x.shape[-1]
-    slack = x - x @ (mT(polar) @ polar if gram is None else gram)
-    return inner_product(x, polar) + jnp.sqrt(jnp.float32(n)) * frobenius(slack)
+    gained, missed = nuclear_parts(x, polar, gram)
+    return gained + missed
 
 
 def relative_gap(
