@@ -1,0 +1,129 @@
+"""Weight erasure: does training forget the weights that it started from?
+
+The initial weights are multiplied by a mask that is zero on a letter. A method whose updates
+have a high stable rank writes over all of it; one whose updates have rank one leaves it readable
+(modular duality, arXiv:2410.21265, and the experiment of the Modula documentation). These numbers
+take the place of the reader's eye.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import prescale, spectral_norm
+
+
+def letter_mask(
+    shape: tuple[int, int], letter: str = "a", height: float = 0.8
+) -> Float[np.ndarray, "m n"]:
+    """A mask that is 0 on a letter in the middle of a matrix and 1 elsewhere.
+
+    The letter is matplotlib's own DejaVu Sans, drawn by matplotlib (extra `examples`).
+
+    Args:
+      shape: of the matrix.
+      letter: what is drawn; one character or more.
+      height: of the letter, as a share of the smaller side of the matrix (less if it is wider
+        than tall).
+
+    Returns:
+      Zeros and ones, float32.
+
+    Raises:
+      ValueError: the shape is not that of a matrix, nothing is drawn, or `height` is not in
+        (0, 1].
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.patches import PathPatch
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
+
+    if min(shape) < 1:
+        raise ValueError(f"shape must be that of a matrix, such as (64, 32); got {shape}")
+    if not letter.strip():
+        raise ValueError(f"letter must be something that can be seen; got {letter!r}")
+    if not 0 < height <= 1:
+        raise ValueError(f"height is a share of the matrix, above 0 and at most 1; got {height}")
+    rows, columns = shape
+    outline = TextPath((0, 0), letter, size=100, prop=FontProperties(family="DejaVu Sans"))
+    box = outline.get_extents()
+    scale = height * min(rows, columns) / max(box.width, box.height)
+    place = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).scale(scale)
+    place = place.translate(columns / 2, rows / 2)
+    dpi = 100
+    figure = Figure(figsize=(columns / dpi, rows / dpi), dpi=dpi)
+    canvas = FigureCanvasAgg(figure)
+    patch = PathPatch(place.transform_path(outline), color="black", linewidth=0, antialiased=False)
+    patch.set_transform(Affine2D())  # in pixels
+    figure.add_artist(patch)
+    canvas.draw()
+    ink = np.asarray(canvas.buffer_rgba())[:, :, 0] < 128
+    return np.where(ink[:rows, :columns], 0.0, 1.0).astype(np.float32)
+
+
+def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]) -> float:
+    """How well the magnitudes tell where the mask was: 1 for perfectly, 0.5 for not at all.
+
+    The area under the ROC curve: the probability that `|W_ij|` at a place outside of the letter
+    (mask not 0) is larger than at a place inside, ties counted half. It does not depend on the
+    weight's scale.
+
+    Args:
+      weight: the matrix, in any shape.
+      mask: 0 inside of the letter.
+
+    Raises:
+      ValueError: the shapes differ, or the mask has no inside or no outside.
+    """
+    inside, outside = _parts(weight, mask)
+    sizes = np.abs(np.concatenate([inside, outside]))
+    _, place, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    # Ranks from 1; equal magnitudes share the mean of theirs.
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[place]
+    m = len(outside)
+    above = ranks[len(inside) :].sum() - m * (m + 1) / 2
+    return float(above / (m * len(inside)))
+
+
+def erasure_ratio(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]) -> float:
+    """The root mean square of the weight inside of the letter over that outside.
+
+    0 right after masking, about 1 when the letter is gone; NaN for a weight that is 0 outside.
+
+    Args:
+      weight: the matrix, in any shape.
+      mask: 0 inside of the letter.
+
+    Raises:
+      ValueError: as `erasure_auc`.
+    """
+    inside, outside = (float(np.sqrt(np.mean(part**2))) for part in _parts(weight, mask))
+    return inside / outside if outside else float("nan")
+
+
+def stable_rank(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    """`||X||_F^2 / ||X||_2^2`: between 1 and the rank, and steady where the rank is not.
+
+    Args:
+      matrix: at any scale; leading axes are independent.
+
+    Returns:
+      Float32 or wider; 0 for a zero matrix.
+    """
+    scaled, _ = prescale(matrix, 2)
+    largest = spectral_norm(scaled)
+    total = jnp.sum(scaled**2, axis=(-2, -1))
+    return total / jnp.where(largest == 0, 1.0, largest) ** 2
+
+
+def _parts(weight: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The entries inside and outside of the letter, in float64."""
+    weight, mask = np.asarray(weight, np.float64), np.asarray(mask)
+    if weight.shape != mask.shape:
+        raise ValueError(f"the weight has shape {weight.shape} and the mask {mask.shape}")
+    inside, outside = weight[mask == 0], weight[mask != 0]
+    if not len(inside) or not len(outside):
+        raise ValueError("the mask must be 0 somewhere and not 0 elsewhere; see letter_mask")
+    return inside, outside

@@ -1,0 +1,95 @@
+"""Weight erasure in numbers: against scikit-learn, closed forms and NumPy's singular values."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from manifoldmuon.lab import erasure_auc, erasure_ratio, letter_mask, stable_rank
+
+RNG = np.random.default_rng(0)
+MASK = letter_mask((96, 128))
+
+
+def weights(shape=(96, 128)):
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def test_the_mask_is_a_letter_in_the_middle():
+    assert MASK.shape == (96, 128)
+    assert MASK.dtype == np.float32
+    assert set(np.unique(MASK)) == {0.0, 1.0}
+    rows, columns = np.nonzero(MASK == 0)
+    assert rows.max() - rows.min() + 1 == pytest.approx(0.8 * 96, abs=2)
+    assert rows.min() + rows.max() == pytest.approx(95, abs=2)
+    assert columns.min() + columns.max() == pytest.approx(127, abs=2)
+    # An "a" has a closed bowl: ink, a hole and ink again on some row below the middle.
+    below = MASK[rows.min() + 48 : rows.max() - 8] == 0
+    assert any(np.count_nonzero(np.diff(row.astype(int)) == 1) == 2 for row in below)
+    assert (MASK[0] == 1).all()
+
+
+def test_letters_differ_and_sizes_agree():
+    assert (letter_mask((64, 64), "b") != letter_mask((64, 64), "a")).any()
+    share = [np.mean(letter_mask((n, n)) == 0) for n in (128, 1024)]
+    assert share[0] == pytest.approx(share[1], abs=0.03)
+    wide = np.nonzero((letter_mask((40, 400), "m") == 0).any(axis=0))[0]
+    assert 0.7 * 40 <= np.ptp(wide) <= 0.8 * 40 + 1  # the wider side counts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (((0, 4),), "that of a matrix"),
+        (((4, 4), " "), "seen"),
+        (((4, 4), "a", 2.0), "share"),
+    ],
+)
+def test_what_is_no_letter_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        letter_mask(*arguments)
+
+
+def test_the_auc_of_unmasked_weights_is_a_half():
+    found = [erasure_auc(weights(), MASK) for _ in range(5)]
+    inside = np.sum(MASK == 0)
+    error = np.sqrt((MASK.size + 1) / (12 * inside * (MASK.size - inside)))  # Mann and Whitney
+    assert np.abs(np.array(found) - 0.5).max() < 4 * error
+
+
+def test_the_auc_of_masked_weights_is_one():
+    assert erasure_auc(weights() * MASK, MASK) == 1.0
+    assert erasure_auc(weights() * (1 - MASK), MASK) == 0.0
+
+
+@pytest.mark.parametrize("decimals", [8, 1, 0])  # with few and with many ties
+def test_the_auc_is_that_of_scikit_learn(decimals):
+    weight = np.round(weights() * (0.5 + 0.5 * MASK), decimals)
+    expected = roc_auc_score(MASK.ravel() != 0, np.abs(weight).ravel())
+    assert erasure_auc(weight, MASK) == pytest.approx(expected, abs=1e-12)
+    assert erasure_auc(1e-20 * weight, MASK) == pytest.approx(expected, abs=1e-12)
+
+
+def test_the_ratio():
+    signs = np.sign(weights())
+    assert erasure_ratio(signs * np.where(MASK == 0, 0.25, 2.0), MASK) == pytest.approx(0.125)
+    assert erasure_ratio(weights() * MASK, MASK) == 0
+    assert np.isnan(erasure_ratio(np.zeros_like(MASK), MASK))
+
+
+def test_measures_refuse_what_does_not_fit():
+    with pytest.raises(ValueError, match="shape"):
+        erasure_auc(weights((4, 4)), MASK)
+    with pytest.raises(ValueError, match="letter_mask"):
+        erasure_ratio(weights(), np.ones_like(MASK))
+
+
+def test_the_stable_rank():
+    values = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
+    left, right = (np.linalg.qr(RNG.standard_normal((n, 4)))[0] for n in (9, 6))
+    matrix = ((left * values) @ right.T).astype(np.float32)
+    stack = np.stack([matrix, 1e-20 * matrix, left @ right.T, np.zeros((9, 6))]).astype(np.float32)
+    expected = [np.sum(values**2) / 9, np.sum(values**2) / 9, 4.0, 0.0]
+    np.testing.assert_allclose(stable_rank(jnp.asarray(stack)), expected, rtol=1e-5)
+    column = np.outer(np.arange(5.0), np.ones(3)).astype(np.float32)
+    assert float(stable_rank(jnp.asarray(column))) == pytest.approx(1.0, abs=1e-5)
