@@ -23,9 +23,10 @@ FLOORS = {
     "manifolds": 3,
     "optim": 4,
     "modules": 4,
-    "": 5,
-    "lab": 6,
-    "testing": 6,
+    "certificates": 5,
+    "": 6,
+    "lab": 7,
+    "testing": 7,
 }
 
 # What lies inside `manifolds` and below it, and the modules of `manifolds` that it may know.
@@ -183,6 +184,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ("norms/_a.py", "if True:\n    from manifoldmuon.manifolds import Stiefel"),
         ("optim/_a.py", "from manifoldmuon.modules import Linear"),
         ("modules/_a.py", "def f():\n    from manifoldmuon.optim import muon"),
+        ("modules/_a.py", "from manifoldmuon.certificates import certify"),
         ("optim/_a.py", "from manifoldmuon.lab import write_record"),
         ("lab/_a.py", "from manifoldmuon import testing"),
         ("testing.py", "import manifoldmuon.lab as lab"),
