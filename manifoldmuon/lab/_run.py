@@ -1,0 +1,127 @@
+"""Running a study: cell by cell, each saved as soon as it is there."""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from manifoldmuon.lab._records import _plain, environment, write_record
+from manifoldmuon.lab._study import Cell, Record, Row, Study, check_choices
+
+
+def run_study(
+    study: Study,
+    path: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+) -> Record:
+    """Measures what a study asks for, and writes the record.
+
+    Every finished cell is kept in a file beside the record, `NAME.partial`, until the record is
+    written. After an interruption the same call goes on with the cells that are missing, and
+    makes the record that an uninterrupted run would have made.
+
+    Args:
+      study: with its settings.
+      path: of the record; None: it is only returned, and nothing is kept on the way.
+      overwrite: whether an existing record may be replaced.
+      progress: whether to show a progress bar.
+
+    Returns:
+      `study`, `settings`, `environment`, `summary` and `rows`, in the types of JSON.
+
+    Raises:
+      FileExistsError: if `path` exists and `overwrite` is false; before any work.
+      ValueError: if cells are kept beside `path` that belong to other settings or to another
+        environment, or if a setting is not among its choices; before any work.
+    """
+    check_choices(study)
+    head = {"study": study.name, "settings": study.settings(), "environment": environment()}
+    if path is not None and Path(path).exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; choose another name or pass overwrite=True")
+    kept = None if path is None else partial_path(path)
+    done = {} if kept is None else _resume(kept, head)
+    rows = _rows(study, kept, done, progress)
+    record = _json({**head, "summary": study.summarise(rows), "rows": rows})
+    if path is not None and kept is not None:
+        write_record(path, record, overwrite=overwrite)
+        kept.unlink()
+    return record
+
+
+def partial_path(path: str | os.PathLike[str]) -> Path:
+    """Where the finished cells of an unfinished record are kept."""
+    return Path(path).with_name(Path(path).name + ".partial")
+
+
+def _rows(study: Study, kept: Path | None, done: dict[str, Row], progress: bool) -> list[Row]:
+    cells = [_json(cell) for cell in study.cells()]
+    with _bar(len(cells), progress) as bar:
+        bar.update(sum(_key(cell) in done for cell in cells))
+        for cell in cells:
+            if _key(cell) in done:
+                continue
+            bar.set_postfix_str(", ".join(str(value) for value in cell.values()))
+            found = _json(study.run(cell))
+            if twice := cell.keys() & found.keys():
+                raise ValueError(f"a cell of {study.name} measures {sorted(twice)}, which it is")
+            done[_key(cell)] = cell | found
+            if kept is not None:
+                _append(kept, cell | found, _key(cell))
+            bar.update()
+    return [done[_key(cell)] for cell in cells]
+
+
+def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
+    """The rows that are kept for this head, and a file that more can be appended to."""
+    lines = kept.read_bytes().splitlines(keepends=True) if kept.exists() else []
+    lines = [line for line in lines if line.endswith(b"\n")]  # the last may have been cut short
+    if lines and (differences := _differences(json.loads(lines[0]), head)):
+        raise ValueError(
+            f"{kept} holds cells of another run ({'; '.join(differences)}); delete it or choose "
+            "another name"
+        )
+    lines = lines or [(json.dumps(head) + "\n").encode()]
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    temporary = kept.with_name(f".{kept.name}.{os.getpid()}.tmp")
+    temporary.write_bytes(b"".join(lines))
+    temporary.replace(kept)
+    return {entry["cell"]: entry["row"] for entry in map(json.loads, lines[1:])}
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs, as `lower: 0.001 there, 0.01 here`."""
+    found = []
+    for key in sorted(old.keys() | new.keys()):
+        there, here = old.get(key), new.get(key)
+        if isinstance(there, dict) and isinstance(here, dict):
+            found += _differences(there, here)
+        elif there != here:
+            found.append(f"{key}: {there} there, {here} here")
+    return found
+
+
+def _append(kept: Path, row: Row, key: str) -> None:
+    with kept.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"cell": key, "row": row}) + "\n")
+
+
+def _key(cell: Cell) -> str:
+    return json.dumps(cell, sort_keys=True)
+
+
+def _json(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As a reader of the record will see it, so that a resumed run cannot tell the difference."""
+    return json.loads(json.dumps(_plain(value, "record")))
+
+
+def _bar(total: int, progress: bool) -> Any:
+    from tqdm import tqdm
+
+    # In a file a bar is one line after another: seldom, there.
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    return tqdm(
+        total=total, unit="cell", dynamic_ncols=True, mininterval=pause, disable=not progress
+    )
