@@ -1,26 +1,10 @@
-"""The data of one seed: standardised images, and the batches in their order."""
-
-from typing import NamedTuple
-
-import numpy as np
-from jaxtyping import Float32, Int32
+"""The data of one seed: the laboratory's images, chosen by the settings of the main job."""
 
 from examples._settings import Settings
 from manifoldmuon.lab import datasets
+from manifoldmuon.lab._images import Data, batches, standardise
 
-
-class Data(NamedTuple):
-    """Flattened images with mean 0 and variance 1 over all pixels of the training part."""
-
-    train_x: Float32[np.ndarray, "train pixels"]
-    train_y: Int32[np.ndarray, " train"]
-    test_x: Float32[np.ndarray, "test pixels"]
-    test_y: Int32[np.ndarray, " test"]
-    classes: int
-
-    def widths(self, hidden: tuple[int, ...]) -> tuple[int, ...]:
-        """The widths of a network for these images."""
-        return (self.train_x.shape[1], *hidden, self.classes)
+__all__ = ["Data", "batches", "load", "standardise"]
 
 
 def load(settings: Settings, seed: int) -> Data:
@@ -34,19 +18,3 @@ def load(settings: Settings, seed: int) -> Data:
     if settings.data == "cifar10":
         return standardise(datasets.load_cifar10(settings.data_dir))
     return standardise(datasets.load_digits(seed))
-
-
-def standardise(dataset: datasets.Dataset) -> Data:
-    """One mean and one deviation for all pixels: no pixel is blown up for being rarely inked."""
-    train, test = (x.reshape(len(x), -1) for x in (dataset.train_x, dataset.test_x))
-    mean, deviation = float(train.mean(dtype=np.float64)), float(train.std())
-    train, test = ((x - mean) / deviation for x in (train, test))
-    return Data(train, dataset.train_y, test, dataset.test_y, len(dataset.classes))
-
-
-def batches(seed: int, count: int, steps: int, batch_size: int) -> Int32[np.ndarray, "steps batch"]:
-    """Indices of the training images, shuffled anew in every epoch."""
-    rng = np.random.default_rng(seed)
-    epochs = -(-steps * batch_size // count)
-    order = np.concatenate([rng.permutation(count) for _ in range(epochs)])
-    return order[: steps * batch_size].reshape(steps, batch_size).astype(np.int32)
