@@ -9,7 +9,10 @@ from manifoldmuon.linalg._scaling import prescale, times_power_of_two
 
 
 def power_iteration(
-    x: Float[Array, "*batch m n"], vector: Float[Array, "*batch n"], steps: int = 2
+    x: Float[Array, "*batch m n"],
+    vector: Float[Array, "*batch n"],
+    steps: int = 2,
+    cold_steps: int | None = None,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"]]:
     """A lower bound of `||x||_2` that sharpens from call to call with a carried vector.
 
@@ -21,16 +24,20 @@ def power_iteration(
       vector: the right singular vector that the last call returned. Zeros are a cold start:
         a vector that x maps to zero is replaced by the largest row of x.
       steps: how many times `x^T x` is applied; static.
+      cold_steps: how many times where a start is cold; static. None: `steps`. All matrices of
+        the call take as many as the one that needs most.
 
     Returns:
       `(sigma, vector)`: `||x v||` in float32 or wider, and the unit vector v in the dtype of
-      `vector`. A zero matrix gives 0 and leaves the vector as it was.
+      `vector`. A zero matrix gives 0 and leaves the vector as it was; so does one that is not
+      finite, and its norm is NaN.
 
     Raises:
-      ValueError: `steps` is negative or the vector's shape does not fit.
+      ValueError: a number of steps is negative or the vector's shape does not fit.
     """
-    if steps < 0:
-        raise ValueError(f"steps must not be negative; got {steps}")
+    cold_steps = steps if cold_steps is None else cold_steps
+    if min(steps, cold_steps) < 0:
+        raise ValueError(f"steps must not be negative; got {steps} and {cold_steps}")
     if vector.shape != (*x.shape[:-2], x.shape[-1]):
         raise ValueError(
             f"a matrix of shape {x.shape} takes a vector of shape "
@@ -41,11 +48,21 @@ def power_iteration(
     scaled, exponent = prescale(x, 2)
     v = _unit(prescale(vector, 1)[0].astype(scaled.dtype))
     image = _apply(scaled, v)
-    v = jnp.where(jnp.all(image == 0, axis=-1, keepdims=True), _largest_row(scaled), v)
-    for _ in range(steps):
-        v = _unit(_apply(mT(scaled), _unit(_apply(scaled, v))))
+    lost = jnp.all(image == 0, axis=-1, keepdims=True)
+    v = jnp.where(lost, _largest_row(scaled), v)
+
+    def step(_, v):
+        return _unit(_apply(mT(scaled), _unit(_apply(scaled, v))))
+
+    if steps == cold_steps:
+        for index in range(steps):
+            v = step(index, v)
+    else:
+        cold = jnp.any(lost & jnp.any(scaled != 0, axis=(-2, -1))[..., None])
+        v = jax.lax.fori_loop(0, jnp.where(cold, cold_steps, steps), step, v)
     sigma = jnp.linalg.norm(_apply(scaled, v), axis=-1)
-    carried = jnp.where((sigma == 0)[..., None], vector, v.astype(vector.dtype))
+    found = jnp.isfinite(sigma) & (sigma != 0)
+    carried = jnp.where(found[..., None], v.astype(vector.dtype), vector)
     return times_power_of_two(sigma, exponent), carried
 
 

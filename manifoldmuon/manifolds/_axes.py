@@ -4,10 +4,12 @@ import dataclasses
 import math
 
 import chex
+import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
+from manifoldmuon.norms import Effort
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +123,14 @@ class Axes(Manifold):
     def flat(self) -> bool:
         return self.manifold.flat
 
+    def inner(self, first: Float[Array, "..."], second: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self.manifold.inner(self._inward(first), self._inward(second))
+
+    def spread(self, numbers: Shaped[Array, "..."], shape: tuple[int, ...]) -> Shaped[Array, "..."]:
+        inner = self._inner_shape(tuple(shape))
+        full = jnp.broadcast_to(self.manifold.spread(numbers, inner), inner)
+        return self._outward(full, tuple(shape))
+
     def check_shape(self, shape: tuple[int, ...]) -> None:
         if len(shape) < self.ndim:
             raise ValueError(
@@ -153,6 +163,14 @@ class Axes(Manifold):
 
     def norm(self, vector: Float[Array, "..."]) -> Float[Array, "..."]:
         return self.manifold.norm(self._inward(vector))
+
+    def init_carried(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+        return self.manifold.init_carried(self._inner_shape(tuple(shape)))
+
+    def carried_norm(
+        self, vector: Float[Array, "..."], carried: chex.ArrayTree, effort: Effort
+    ) -> tuple[Float[Array, "..."], chex.ArrayTree]:
+        return self.manifold.carried_norm(self._inward(vector), carried, effort)
 
     def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
         return self.manifold.init_dual(self._inner_shape(tuple(shape)))
@@ -200,7 +218,7 @@ class Axes(Manifold):
     def _inward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return x.transpose(self._order(x.ndim)).reshape(self._inner_shape(x.shape))
 
-    def _outward(self, x: Float[Array, "..."], shape: tuple[int, ...]) -> Float[Array, "..."]:
+    def _outward(self, x: Shaped[Array, "..."], shape: tuple[int, ...]) -> Shaped[Array, "..."]:
         order = self._order(len(shape))
         back = sorted(range(len(order)), key=order.__getitem__)
         return x.reshape(tuple(shape[axis] for axis in order)).transpose(back)

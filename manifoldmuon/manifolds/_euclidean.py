@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -9,7 +10,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from manifoldmuon.linalg import upcast
 from manifoldmuon.manifolds._manifold import Manifold, Steepest
 from manifoldmuon.manifolds._points import leading, require_axes
-from manifoldmuon.norms import Frobenius, Norm
+from manifoldmuon.norms import Effort, Frobenius, Norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +52,14 @@ class Euclidean(Manifold):
 
     def norm(self, vector: Float[Array, "..."]) -> Float[Array, "..."]:
         return self.weight_norm.norm(vector)
+
+    def init_carried(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+        return self.weight_norm.init_carried(shape)
+
+    def carried_norm(
+        self, vector: Float[Array, "..."], carried: chex.ArrayTree, effort: Effort
+    ) -> tuple[Float[Array, "..."], chex.ArrayTree]:
+        return self.weight_norm.carried_norm(vector, carried, effort)
 
     def init_dual(self, shape: tuple[int, ...]) -> tuple[()]:
         return ()

@@ -4,7 +4,11 @@ import abc
 from typing import NamedTuple
 
 import chex
-from jaxtyping import Array, Float, PRNGKeyArray
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+
+from manifoldmuon.linalg import upcast
+from manifoldmuon.norms import Effort
 
 
 class Steepest(NamedTuple):
@@ -62,6 +66,14 @@ class Manifold(abc.ABC):
         """
         return False
 
+    def inner(self, first: Float[Array, "..."], second: Float[Array, "..."]) -> Float[Array, "..."]:
+        """`<first, second>` of each point, in float32 or wider."""
+        return jnp.sum(upcast(first) * upcast(second), axis=tuple(range(-self.ndim, 0)))
+
+    def spread(self, numbers: Shaped[Array, "..."], shape: tuple[int, ...]) -> Shaped[Array, "..."]:
+        """One number for each point, laid out to multiply an array of this shape."""
+        return jnp.expand_dims(numbers, tuple(range(-self.ndim, 0)))
+
     @abc.abstractmethod
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raises `ValueError`, saying what arrived and what to do, where no point fits `shape`."""
@@ -79,6 +91,16 @@ class Manifold(abc.ABC):
     @abc.abstractmethod
     def norm(self, vector: Float[Array, "..."]) -> Float[Array, "..."]:
         """The norm, relative to the manifold's scale, in which directions are steepest."""
+
+    def init_carried(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+        """The cold start of `carried_norm` for points of this shape; see `Norm.init_carried`."""
+        return ()
+
+    def carried_norm(
+        self, vector: Float[Array, "..."], carried: chex.ArrayTree, effort: Effort
+    ) -> tuple[Float[Array, "..."], chex.ArrayTree]:
+        """`norm` at the price of a training step; see `Norm.carried_norm`."""
+        return self.norm(vector), carried
 
     @abc.abstractmethod
     def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:

@@ -10,6 +10,7 @@ from manifoldmuon.manifolds._manifold import Steepest
 from manifoldmuon.manifolds.retractions import Retraction
 from manifoldmuon.manifolds.retractions._qr import positive_qr
 from manifoldmuon.manifolds.solvers import StiefelSolver
+from manifoldmuon.norms import Effort, Spectral
 from manifoldmuon.norms._matrix import polar_factor, tall_view
 
 
@@ -92,3 +93,11 @@ def distance(point: Float[Array, "*batch m n"], scale: float) -> Float[Array, "*
 def spectral_size(vector: Float[Array, "*batch m n"], scale: float) -> Float[Array, "*batch"]:
     """`||V||_2 / scale`, in the dtype of `V`."""
     return (spectral_norm(vector) / scale).astype(vector.dtype)
+
+
+def carried_size(
+    vector: Float[Array, "*batch m n"], scale: float, carried: chex.ArrayTree, effort: Effort
+) -> tuple[Float[Array, "*batch"], chex.ArrayTree]:
+    """`spectral_size` by power iteration from a carried vector."""
+    size, carried = Spectral().carried_norm(vector, carried, effort)
+    return (size / scale).astype(vector.dtype), carried

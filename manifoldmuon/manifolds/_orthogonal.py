@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import MsignMethod, upcast
@@ -11,6 +12,8 @@ from manifoldmuon.manifolds._points import require_axes, stay_if_still
 from manifoldmuon.manifolds._scale import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import SkewLift
+from manifoldmuon.norms import Effort
+from manifoldmuon.norms._matrix import cold_vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +61,14 @@ class Orthogonal(Manifold):
 
     def norm(self, vector: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
         return _matrices.spectral_size(vector, self._scale(vector))
+
+    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
+        return cold_vector(shape)
+
+    def carried_norm(
+        self, vector: Float[Array, "*batch n n"], carried: chex.ArrayTree, effort: Effort
+    ) -> tuple[Float[Array, "*batch"], chex.ArrayTree]:
+        return _matrices.carried_size(vector, self._scale(vector), carried, effort)
 
     def init_dual(self, shape: tuple[int, ...]) -> tuple[()]:
         return ()

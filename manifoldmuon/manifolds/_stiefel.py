@@ -12,7 +12,8 @@ from manifoldmuon.manifolds._points import require_axes, stay_if_still
 from manifoldmuon.manifolds._scale import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ACCURATE, StiefelSolver
-from manifoldmuon.norms._matrix import tall_view
+from manifoldmuon.norms import Effort
+from manifoldmuon.norms._matrix import cold_vector, tall_view
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +58,14 @@ class Stiefel(Manifold):
 
     def norm(self, vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         return _matrices.spectral_size(vector, self._scale(vector))
+
+    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
+        return cold_vector(shape)
+
+    def carried_norm(
+        self, vector: Float[Array, "*batch m n"], carried: chex.ArrayTree, effort: Effort
+    ) -> tuple[Float[Array, "*batch"], chex.ArrayTree]:
+        return _matrices.carried_size(vector, self._scale(vector), carried, effort)
 
     def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
         *batch, m, n = shape

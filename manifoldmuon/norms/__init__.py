@@ -8,13 +8,14 @@ which step of norm one ascends the fastest.
 from manifoldmuon.norms._conv import ConvRMSToRMS
 from manifoldmuon.norms._frobenius import Frobenius
 from manifoldmuon.norms._infinity import Infinity
-from manifoldmuon.norms._norm import Norm
+from manifoldmuon.norms._norm import Effort, Norm
 from manifoldmuon.norms._product import product_dual_norm, product_lmo, product_norm
 from manifoldmuon.norms._rows import L1ToRMS
 from manifoldmuon.norms._spectral import RMSToRMS, Spectral
 
 __all__ = [
     "ConvRMSToRMS",
+    "Effort",
     "Frobenius",
     "Infinity",
     "L1ToRMS",

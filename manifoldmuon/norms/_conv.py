@@ -1,20 +1,29 @@
 """The norm of convolution kernels, tap by tap."""
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import MsignMethod, prescale, spectral_norm, times_power_of_two, upcast
+from manifoldmuon.linalg import (
+    MsignMethod,
+    power_iteration,
+    prescale,
+    spectral_norm,
+    times_power_of_two,
+    upcast,
+)
 from manifoldmuon.norms._axes import trailing
 from manifoldmuon.norms._matrix import (
+    cold_vector,
     fan_ratio,
     nuclear_norm,
     nuclear_parts,
     polar_factor,
     relative_gap,
 )
-from manifoldmuon.norms._norm import Norm
+from manifoldmuon.norms._norm import Effort, Norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +54,16 @@ class ConvRMSToRMS(Norm):
         trailing(weight, 4)
         largest = jnp.max(spectral_norm(weight), axis=(-2, -1), initial=0)
         return (largest * _taps(weight) / fan_ratio(weight)).astype(weight.dtype)
+
+    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch h w n"]:
+        return cold_vector(shape)
+
+    def carried_norm(
+        self, weight: Float[Array, "*batch h w m n"], carried: Any, effort: Effort
+    ) -> tuple[Float[Array, "*batch"], Any]:
+        sizes, carried = power_iteration(weight, carried, effort.steps, effort.cold_steps)
+        largest = jnp.max(sizes, axis=(-2, -1), initial=0)
+        return (largest * _taps(weight) / fan_ratio(weight)).astype(weight.dtype), carried
 
     def dual_norm(self, grad: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch"]:
         scaled, exponent = prescale(grad, 4)

@@ -16,6 +16,12 @@ def fan_ratio(matrix: Float[Array, "*batch m n"]) -> float:
     return math.sqrt(d_out / d_in) if d_out and d_in else 1.0
 
 
+def cold_vector(shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
+    """What `power_iteration` of matrices of this shape takes for a cold start."""
+    *batch, _, n = shape
+    return jnp.zeros((*batch, n), jnp.float32)
+
+
 def polar_factor(
     matrix: Float[Array, "*batch m n"], method: MsignMethod | None
 ) -> Float[Array, "*batch m n"]:

@@ -1,8 +1,32 @@
 """The interface of a norm on weights: the norm, its dual, and the duality map."""
 
 import abc
+import dataclasses
 
+import chex
 from jaxtyping import Array, Float
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How much work goes into a norm that is computed in every training step.
+
+    Attributes:
+      steps: of power iteration from the last step's vector (two suffice under momentum: modular
+        norm, arXiv:2405.14813, appendix A.3).
+      cold_steps: of power iteration where there is no such vector: in the first step, and in the
+        first after nothing but zeros.
+    """
+
+    steps: int = 2
+    cold_steps: int = 16
+
+    def __post_init__(self):
+        if min(self.steps, self.cold_steps) < 1:
+            raise ValueError(
+                f"Effort takes at least one step; got steps={self.steps} and "
+                f"cold_steps={self.cold_steps}"
+            )
 
 
 class Norm(abc.ABC):
@@ -29,6 +53,21 @@ class Norm(abc.ABC):
     @abc.abstractmethod
     def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """The norm of each weight; the result has the leading axes' shape."""
+
+    def init_carried(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+        """The cold start of `carried_norm` for weights of this shape; `()` where none is needed."""
+        return ()
+
+    def carried_norm(
+        self, weight: Float[Array, "..."], carried: chex.ArrayTree, effort: Effort
+    ) -> tuple[Float[Array, "..."], chex.ArrayTree]:
+        """The norm at the price of a training step, and what the next call starts from.
+
+        Where the norm itself is that cheap it is `norm`, as here; the spectral norms iterate
+        from singular vectors that are handed on, and so give a lower bound that is close where
+        the weight changes slowly from call to call.
+        """
+        return self.norm(weight), carried
 
     @abc.abstractmethod
     def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -1,17 +1,19 @@
 """The spectral norm and its scaled versions: the norms under which Muon is steepest descent."""
 
 import dataclasses
+from typing import Any
 
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import MsignMethod, spectral_norm, upcast
+from manifoldmuon.linalg import MsignMethod, power_iteration, spectral_norm, upcast
 from manifoldmuon.norms._matrix import (
+    cold_vector,
     fan_ratio,
     nuclear_gap,
     nuclear_norm,
     polar_factor,
 )
-from manifoldmuon.norms._norm import Norm
+from manifoldmuon.norms._norm import Effort, Norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,15 @@ class Spectral(Norm):
 
     def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         return spectral_norm(weight).astype(weight.dtype)
+
+    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
+        return cold_vector(shape)
+
+    def carried_norm(
+        self, weight: Float[Array, "*batch m n"], carried: Any, effort: Effort
+    ) -> tuple[Float[Array, "*batch"], Any]:
+        size, carried = power_iteration(weight, carried, effort.steps, effort.cold_steps)
+        return size.astype(weight.dtype), carried
 
     def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         return nuclear_norm(grad).astype(grad.dtype)
@@ -72,6 +83,15 @@ class RMSToRMS(Norm):
 
     def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         return (spectral_norm(weight) / fan_ratio(weight)).astype(weight.dtype)
+
+    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
+        return cold_vector(shape)
+
+    def carried_norm(
+        self, weight: Float[Array, "*batch m n"], carried: Any, effort: Effort
+    ) -> tuple[Float[Array, "*batch"], Any]:
+        size, carried = power_iteration(weight, carried, effort.steps, effort.cold_steps)
+        return (size / fan_ratio(weight)).astype(weight.dtype), carried
 
     def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         return (nuclear_norm(grad) * fan_ratio(grad)).astype(grad.dtype)
