@@ -7,6 +7,8 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._chain import chain
+from manifoldmuon.optim._combination import Combination, Max
+from manifoldmuon.optim._duality import scale_by_duality
 from manifoldmuon.optim._geometry import Geometry, lay_out_geometry
 from manifoldmuon.optim._retract import retract
 from manifoldmuon.optim._steepest import scale_by_steepest
@@ -23,6 +25,7 @@ def manifold_muon(
     clip: ArrayLike | optax.GradientTransformation | None = None,
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
+    combination: Combination = Max(),
 ) -> optax.GradientTransformationExtraArgs:
     """Steepest descent on manifolds, with momentum: manifold Muon and its kin.
 
@@ -44,6 +47,8 @@ def manifold_muon(
       weight_decay: decay rate of the flat (`Euclidean`) leaves, multiplied by the learning rate.
         Curved manifolds bound their weights by themselves.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
+      combination: how the norms of the layers combine; `Max()` treats each leaf by itself. See
+        `scale_by_duality`, which takes the place of its two links for any other.
 
     Returns:
       The chain. `update` needs `params`. With `optax.inject_hyperparams`, name a geometry,
@@ -59,11 +64,14 @@ def manifold_muon(
         links.append(clip if is_link else optax.clip_by_global_norm(clip))
     if momentum is not None:
         links.append(optax.trace(momentum, nesterov, accumulator_dtype))
-    links.append(scale_by_steepest(geometry))
-    if budgets is not None:
-        links.append(scale_by_budget(budgets))
+    if combination != Max():
+        links.append(scale_by_duality(geometry, 1.0 if budgets is None else budgets, combination))
+    else:
+        links.append(scale_by_steepest(geometry))
+        if budgets is not None:
+            links.append(scale_by_budget(budgets))
     if weight_decay is not None:
-        links.append(optax.add_decayed_weights(weight_decay, mask=_flat_mask(geometry)))
+        links.append(decay_flat(weight_decay, geometry))
     links.append(optax.scale_by_learning_rate(learning_rate))
     links.append(retract(geometry))
     return chain(*links)
@@ -117,7 +125,13 @@ def muon(
     return chain(_require_flat(geometry), descent)
 
 
-def _flat_mask(geometry: Geometry):
+def decay_flat(
+    weight_decay: optax.ScalarOrSchedule | None, geometry: Geometry
+) -> optax.GradientTransformation:
+    """Weight decay of the flat leaves; None decays nothing."""
+    if weight_decay is None:
+        return optax.identity()
+
     def mask(tree: Any) -> Any:
         layout = lay_out_geometry(geometry, tree)
         marks = list(layout.leaves)
@@ -125,7 +139,7 @@ def _flat_mask(geometry: Geometry):
             marks[index] = layout.values[index].flat
         return layout.rebuild(marks)
 
-    return mask
+    return optax.add_decayed_weights(weight_decay, mask=mask)
 
 
 def _require_flat(geometry: Geometry) -> optax.GradientTransformationExtraArgs:

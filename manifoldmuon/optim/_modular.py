@@ -5,7 +5,12 @@ from typing import Any, Protocol, runtime_checkable
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon.optim._aliases import manifold_muon
+from manifoldmuon.norms import Effort
+from manifoldmuon.optim._aliases import decay_flat, manifold_muon
+from manifoldmuon.optim._chain import chain
+from manifoldmuon.optim._combination import Combination, Max
+from manifoldmuon.optim._normalize import normalize
+from manifoldmuon.optim._retract import retract
 
 
 @runtime_checkable
@@ -34,6 +39,7 @@ def modular(
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
     weight_decay: optax.ScalarOrSchedule | None = None,
+    combination: Combination = Max(),
 ) -> optax.GradientTransformationExtraArgs:
     """Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
 
@@ -51,6 +57,7 @@ def modular(
       accumulator_dtype: see `manifold_muon`.
       clip: see `manifold_muon`.
       weight_decay: see `manifold_muon`.
+      combination: see `manifold_muon`; the modular norm is `Max()`.
 
     Returns:
       The chain. `update` needs `params`.
@@ -68,4 +75,41 @@ def modular(
         clip=clip,
         weight_decay=weight_decay,
         budgets=architecture.budgets(),
+        combination=combination,
+    )
+
+
+def normed(
+    learning_rate: optax.ScalarOrSchedule,
+    base: optax.GradientTransformation,
+    architecture: Architecture,
+    *,
+    weight_decay: optax.ScalarOrSchedule | None = None,
+    effort: Effort = Effort(),
+) -> optax.GradientTransformationExtraArgs:
+    """Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
+
+    The chain is: `normalize` around the base, weight decay (flat leaves), learning rate,
+    retraction. For hand-written trees put the same chain together from its links.
+
+    Args:
+      learning_rate: a number or an Optax schedule.
+      base: what makes the updates; it must ascend (`optax.scale_by_adam()`); see `normalize`.
+      architecture: anything with `geometry()` and `budgets()`.
+      weight_decay: see `manifold_muon`.
+      effort: see `normalize`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: on use; see `resolve` and `scale_by_budget`.
+      ValueError: on use; see `resolve` and `scale_by_budget`.
+    """
+    geometry = architecture.geometry()
+    return chain(
+        normalize(base, geometry, architecture.budgets(), effort=effort),
+        decay_flat(weight_decay, geometry),
+        optax.scale_by_learning_rate(learning_rate),
+        retract(geometry),
     )

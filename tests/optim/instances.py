@@ -105,6 +105,27 @@ INSTANCES = {
     "retract-others": Instance(
         optim.retract, OTHER_GEOMETRY, OTHERS, scale_free=False, wrappers=False
     ),
+    "duality": Instance(
+        optim.scale_by_duality,
+        CURVED_GEOMETRY,
+        CURVED,
+        {"budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0}},
+    ),
+    "normalize": Instance(
+        optim.normalize,
+        CURVED_GEOMETRY,
+        CURVED,
+        {
+            "base": optax.trace(0.9, accumulator_dtype=jnp.float32),
+            "budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0},
+        },
+    ),
+    "normalize-edges": Instance(
+        optim.normalize, STIEFEL, EDGES, {"base": optax.identity()}, wrappers=False
+    ),
+    "normalize-others": Instance(
+        optim.normalize, OTHER_GEOMETRY, OTHERS, {"base": optax.identity()}, wrappers=False
+    ),
     "muon": Instance(
         optim.muon,
         FLAT_GEOMETRY,

@@ -1,0 +1,83 @@
+"""Ways to combine the norms of layers into one norm, and the duality maps of the wholes."""
+
+import abc
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.norms import Frobenius, Infinity
+
+
+class Combination(abc.ABC):
+    """A norm on the vector of the layers' norms, each in units of its budget.
+
+    `N(w) = combine_k ||w_k|| / b_k` is a norm on all weights. With the layers' dual norms `d_k`
+    its dual norm is the dual combination of the `b_k d_k`, and its duality map takes each layer's
+    own steepest direction times `b_k c_k`, where `c` is the duality map of the combination at
+    the vector of the `b_k d_k`.
+
+    A frozen, hashable value; the three methods take a vector of numbers that are not negative.
+    """
+
+    @abc.abstractmethod
+    def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        """The combination of norms."""
+
+    @abc.abstractmethod
+    def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        """The combination of dual norms."""
+
+    @abc.abstractmethod
+    def lmo(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+        """What each layer is given, of combined norm 1; zeros for zeros. A NaN stays visible."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Max(Combination):
+    """The largest: the modular norm (arXiv:2405.14813). Every layer moves at full length."""
+
+    def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        return Infinity(ndim=1).norm(sizes)
+
+    def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        return Infinity(ndim=1).dual_norm(sizes)
+
+    def lmo(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+        return Infinity(ndim=1).lmo(sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum(Combination):
+    """The sum: only the layer of the largest dual norm moves (duality-structure descent).
+
+    The first of several equal ones.
+    """
+
+    def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        return Infinity(ndim=1).dual_norm(sizes)
+
+    def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        return Infinity(ndim=1).norm(sizes)
+
+    def lmo(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+        if not sizes.size:
+            return sizes
+        largest = jax.nn.one_hot(jnp.argmax(sizes), sizes.size, dtype=sizes.dtype)
+        # Times the sign: zeros for zeros. `argmax` takes a NaN for the largest.
+        return largest * jnp.sign(jnp.max(sizes))
+
+
+@dataclasses.dataclass(frozen=True)
+class RootSumSquares(Combination):
+    """The Euclidean length: a layer moves in proportion to its dual norm."""
+
+    def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        return Frobenius(ndim=1).norm(sizes)
+
+    def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        return Frobenius(ndim=1).norm(sizes)
+
+    def lmo(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+        return Frobenius(ndim=1).lmo(sizes)

@@ -1,0 +1,198 @@
+"""Normed descent: every leaf of an update has its target norm, against NumPy's singular values."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Axes, Euclidean, Hypersphere, Manifold, Orthogonal, Stiefel
+from manifoldmuon.modules import Embed, Linear, ReLU
+from manifoldmuon.norms import (
+    ConvRMSToRMS,
+    Effort,
+    Frobenius,
+    Infinity,
+    L1ToRMS,
+    Norm,
+    RMSToRMS,
+    Spectral,
+)
+
+GEOMETRY = {
+    "layers": Euclidean(RMSToRMS()),
+    "flax": Axes.transposed(Euclidean(RMSToRMS())),
+    "hwio": Axes(Euclidean(ConvRMSToRMS()), in_axes=-2, out_axes=-1),
+    "oihw": Axes(Euclidean(Spectral()), in_axes=-3, out_axes=-4),
+    "heads": Axes(Euclidean(Spectral()), in_axes=0, out_axes=2),
+    "table": Euclidean(L1ToRMS()),
+    "bias": Euclidean(),
+    "sign": Euclidean(Infinity(ndim=1)),
+    "scalar": Euclidean(Frobenius(ndim=0)),
+}
+SHAPES = {
+    "layers": (3, 5, 4),
+    "flax": (4, 6),
+    "hwio": (2, 2, 3, 5),
+    "oihw": (4, 3, 2, 2),
+    "heads": (5, 2, 3),
+    "table": (6, 4),
+    "bias": (3,),
+    "sign": (4,),
+    "scalar": (),
+}
+BUDGETS = {name: 0.5 + i for i, name in enumerate(SHAPES)} | {
+    "layers": np.array([0.25, 1.0, 3.0]).reshape(3, 1, 1)
+}
+
+
+def top(matrices: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(np.asarray(matrices, np.float64), 2, axis=(-2, -1))
+
+
+def by_numpy(name: str, w: np.ndarray) -> np.ndarray:
+    """The norm of each point, from the definitions."""
+    w = np.asarray(w, np.float64)
+    if name == "layers":
+        return np.sqrt(4 / 5) * top(w)
+    if name == "flax":
+        return np.sqrt(4 / 6) * top(w)
+    if name == "hwio":
+        return 4 * np.sqrt(3 / 5) * np.max(top(w))
+    if name == "oihw":
+        return top(np.moveaxis(w, (0, 1), (2, 3)))
+    if name == "heads":
+        return top(np.moveaxis(w, 1, 0))
+    if name == "table":
+        return np.max(np.sqrt(np.mean(w**2, axis=1)))
+    return np.max(np.abs(w)) if name == "sign" else np.sqrt(np.sum(w**2))
+
+
+def drawn(shapes: Any, seed: int = 0) -> Any:
+    rng = np.random.default_rng(seed)
+    return {k: jnp.asarray(rng.standard_normal(s), jnp.float32) for k, s in shapes.items()}
+
+
+@pytest.mark.parametrize("base", [optax.identity(), optax.scale_by_adam()], ids=["sgd", "adam"])
+def test_every_point_has_its_budget_for_a_norm(base):
+    tx = optim.normalize(base, GEOMETRY, BUDGETS, effort=Effort(2, 1000))
+    params, grads = drawn(SHAPES), drawn(SHAPES, 1)
+
+    @jax.jit
+    def both(grads, params):
+        state: Any = tx.init(params)
+        return tx.update(grads, state, params)[0], base.update(grads, state.base, params)[0]
+
+    updates, plain = both(grads, params)
+    for name, found in updates.items():
+        wanted = np.broadcast_to(np.squeeze(BUDGETS[name]), by_numpy(name, found).shape)
+        np.testing.assert_allclose(by_numpy(name, found), wanted, rtol=1e-5)
+        points = np.asarray(found, np.float64).ravel()
+        if name not in ("layers", "oihw", "heads"):  # one point: the direction stays
+            cosine = points @ np.asarray(plain[name], np.float64).ravel()
+            cosine /= np.linalg.norm(points) * np.linalg.norm(plain[name])
+            np.testing.assert_allclose(cosine, 1, rtol=1e-6)
+
+
+def test_the_first_step_is_within_a_few_percent():
+    """Power iteration from nothing: sixteen steps, where two would miss a fifth."""
+    params = drawn({"w": (64, 64), "v": (64, 64)})
+    geometry = Euclidean(Spectral())
+    missed = {}
+    for cold in (2, 16):
+        tx = optim.normalize(optax.identity(), geometry, effort=Effort(cold_steps=cold))
+        updates: Any = jax.jit(tx.update)(params, tx.init(params), params)[0]
+        missed[cold] = max(float(top(u)) - 1 for u in updates.values())
+    assert 0 <= missed[16] < 0.06 < missed[2]
+
+
+def test_vectors_are_carried():
+    params = drawn({"w": (8, 5)})
+    tx = optim.normalize(optax.identity(), Euclidean(Spectral()), effort=Effort(1, 1))
+    state: Any = tx.init(params)
+    update: Any = jax.jit(tx.update)
+    missed = []
+    for _ in range(60):
+        updates, state = update(params, state, params)
+        missed.append(float(top(updates["w"])) - 1)
+    assert missed[0] > 0.01
+    assert abs(missed[-1]) < 1e-5
+    right = np.linalg.svd(np.asarray(params["w"], np.float64))[2][0]
+    np.testing.assert_allclose(np.abs(state.carried["w"] @ right), 1, rtol=1e-4)
+    bad = {"w": params["w"].at[0, 0].set(jnp.nan)}
+    spoilt, after = update(bad, state, params)
+    assert np.isnan(spoilt["w"]).all()
+    np.testing.assert_array_equal(after.carried["w"], state.carried["w"])
+    still, after = update({"w": jnp.zeros((8, 5))}, state, params)
+    assert not np.any(still["w"])
+    np.testing.assert_array_equal(after.carried["w"], state.carried["w"])
+
+
+CURVED = [Stiefel(2.0), Orthogonal(), Hypersphere(3.0, ndim=2)]
+
+
+@pytest.mark.parametrize("manifold", CURVED, ids=lambda manifold: type(manifold).__name__)
+def test_on_curved_manifolds_the_tangent_part_is_normalised(manifold: Manifold):
+    shape = (5, 5)
+    point = manifold.random_point(jax.random.key(0), shape, jnp.float32)
+    tx = optim.normalize(optax.identity(), manifold, 0.5)
+
+    @jax.jit
+    def ask(grad, point):
+        found: Any = tx.update(grad, tx.init(point), point)[0]
+        return found, manifold.tangent(point, found), manifold.norm(found)
+
+    found, tangent, norm = ask(drawn({"w": shape})["w"], point)
+    np.testing.assert_allclose(tangent, found, atol=1e-5)
+    np.testing.assert_allclose(norm, 0.5, rtol=0.02)
+    # The gradient of the squared norm is normal to all three: there is nowhere to go.
+    assert not np.any(ask(7.0 * point, point)[0])
+
+
+CARRIES = (Spectral(), RMSToRMS(), ConvRMSToRMS())
+
+
+@pytest.mark.parametrize("norm", [*CARRIES, L1ToRMS(), Frobenius(), Infinity()], ids=str)
+def test_a_carried_norm_becomes_the_norm(norm: Norm):
+    shape = (2, *(2, 2, 3, 5)[-norm.ndim :])
+    weight = drawn({"w": shape})["w"]
+    assert (jax.tree.leaves(norm.init_carried(shape)) == []) == (norm not in CARRIES)
+    effort = Effort(2, 200)
+
+    @jax.jit
+    def ask(weight):
+        return norm.norm(weight), norm.carried_norm(weight, norm.init_carried(shape), effort)[0]
+
+    exact, found = ask(weight)
+    assert exact.shape == (2,)
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
+
+
+def test_a_normed_step_is_that_of_the_module():
+    module = Linear(3, 8) @ (2 * Linear(8, 8)) ** 2 @ ReLU() @ Linear(8, 4, mass=2.0) @ Embed(4, 5)
+    params = module.init(jax.random.key(0))
+    grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
+    tx = optim.normed(0.5, optax.identity(), module, effort=Effort(2, 300))
+
+    @jax.jit
+    def both(grads, params):
+        return tx.update(grads, tx.init(params), params)[0], module.normalize(grads)
+
+    updates, wanted = both(grads, params)
+    for found, expected in zip(jax.tree.leaves(updates), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(found, -0.5 * expected, rtol=1e-4, atol=1e-6)
+
+
+def test_effort_takes_a_step_at_least():
+    with pytest.raises(ValueError, match="at least one step; got steps=0"):
+        Effort(steps=0)
+
+
+def test_a_state_of_another_tree_is_refused():
+    tx = optim.normalize(optax.identity(), Euclidean(Spectral()))
+    params = drawn({"a": (2, 2), "b": (2, 2)})
+    with pytest.raises(ValueError, match="the state knows no parameter 'b'"):
+        tx.update(params, tx.init({"a": params["a"]}), params)
