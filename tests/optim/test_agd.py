@@ -1,0 +1,350 @@
+"""Automatic gradient descent against the published formulas, in NumPy's float64."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.optim import Fans
+from manifoldmuon.testing._transformation_basics import BASICS
+from manifoldmuon.testing._transformation_case import CLOSE, Case
+from manifoldmuon.testing._transformation_wrappers import WRAPPERS, check_injected
+
+SHAPES: dict[str, tuple[int, ...]] = {
+    "matrix": (5, 3),
+    "stack": (2, 3, 4),
+    "flax": (3, 6),
+    "heads": (4, 2, 3),
+    "taps": (2, 3, 5, 4),
+    "hwio": (3, 3, 2, 4),
+    "oihw": (4, 2, 3, 1),
+    "stacked taps": (2, 3, 3, 4, 2),
+}
+FANS = {
+    "matrix": Fans(),
+    "stack": Fans(),
+    "flax": Fans(in_axes=-2, out_axes=-1),
+    "heads": Fans(in_axes=-3, out_axes=(-2, -1)),
+    "taps": Fans(taps=(-4, -3)),
+    "hwio": Fans(in_axes=-2, out_axes=-1, taps=(-4, -3)),
+    "oihw": Fans(in_axes=-3, out_axes=-4, taps=(-2, -1)),
+    "stacked taps": Fans(taps=(-4, -3)),
+}
+# The same arrays as NumPy transpositions to (layers, taps, fan out, fan in), by hand.
+BY_HAND = {
+    "matrix": lambda x: x[None, None],
+    "stack": lambda x: x[:, None],
+    "flax": lambda x: x.T[None, None],
+    "heads": lambda x: x.reshape(4, 6).T[None, None],
+    "taps": lambda x: x.reshape(1, 6, 5, 4),
+    "hwio": lambda x: x.reshape(1, 9, 2, 4).swapaxes(-1, -2),
+    "oihw": lambda x: x.transpose(2, 3, 0, 1).reshape(1, 3, 4, 2),
+    "stacked taps": lambda x: x.reshape(2, 9, 4, 2),
+}
+
+
+def drawn(seed: int = 0, scale: float = 1.0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {name: scale * rng.normal(size=shape) for name, shape in SHAPES.items()}
+
+
+def single(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+def published(grads: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float, float]:
+    """Theorem 2 and the listing of appendix B, one matrix after the other."""
+    layers = {name: BY_HAND[name](g) for name, g in grads.items()}
+    depth = sum(len(x) for x in layers.values())
+    summary, steps = 0.0, {}
+    for name, x in layers.items():
+        _, taps, d_out, d_in = x.shape
+        size = np.sqrt(d_out / d_in) / np.sqrt(taps)
+        steps[name] = np.zeros_like(x)
+        for index in itertools.product(*map(range, x.shape[:2])):
+            norm = np.linalg.norm(x[index])
+            summary += size * norm / depth
+            steps[name][index] = size * x[index] / norm
+    eta = np.log((1 + np.sqrt(1 + 4 * summary)) / 2)
+    return {name: -eta / depth * x for name, x in steps.items()}, eta, summary
+
+
+update = jax.jit(optim.agd(FANS).update)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
+def test_the_published_step(scale):
+    grads = drawn(scale=scale)
+    steps, eta, summary = published(grads)
+    state = optim.agd(FANS).init(single(grads))
+    updates, (measured, _) = update(single(grads), state)
+    assert measured.eta == pytest.approx(eta, rel=1e-5)
+    assert measured.summary == pytest.approx(summary, rel=1e-5)
+    for name, found in updates.items():
+        np.testing.assert_allclose(BY_HAND[name](np.asarray(found)), steps[name], rtol=2e-5)
+
+
+def test_a_tiny_gradient_gives_a_tiny_step():
+    """The formula as it is printed would lose it in the rounding of 1 + G."""
+    state = optim.agd(FANS).init(single(drawn()))
+    whole, _ = update(single(drawn()), state)
+    for power in (-40, -100):
+        grads = single(drawn())
+        updates, (measured, _) = update(jax.tree.map(lambda g, p=power: g * 2.0**p, grads), state)
+        assert measured.eta > 0
+        assert measured.eta == pytest.approx(float(measured.summary), rel=1e-6)
+        ratios = [float(jnp.max(updates[n] / whole[n])) for n in grads]
+        np.testing.assert_allclose(ratios, ratios[0], rtol=1e-5)
+
+
+def test_the_initialiser_makes_every_matrix_semi_orthogonal():
+    templates = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in SHAPES.items()}
+    make = jax.jit(lambda key: optim.init_semi_orthogonal(FANS, key, templates))
+    weights = make(jax.random.key(0))
+    for name, weight in weights.items():
+        x = BY_HAND[name](np.asarray(weight, np.float64))
+        wanted = np.sqrt(x.shape[-2] / x.shape[-1] / x.shape[1])
+        np.testing.assert_allclose(np.linalg.svd(x, compute_uv=False), wanted, rtol=1e-5)
+    assert np.abs(np.asarray(make(jax.random.key(1))["matrix"] - weights["matrix"])).max() > 0.1
+
+
+# The network of the paper's assumptions, with its gradient, in float64.
+
+
+def forward(weights, x, linear):
+    hidden = [x]
+    for k, w in enumerate(weights):
+        z = hidden[-1] @ w.T
+        hidden.append(z if linear or k == len(weights) - 1 else np.maximum(z, 0))
+    return hidden
+
+
+def loss_and_grads(weights, x, y, linear):
+    hidden = forward(weights, x, linear)
+    error = hidden[-1] - y
+    back = error / error.size
+    grads: list[Any] = [None] * len(weights)
+    for k in reversed(range(len(weights))):
+        grads[k] = back.T @ hidden[k]
+        back = back @ weights[k]
+        if not linear:
+            back = back * (hidden[k] > 0)
+    return np.sum(error**2) / (2 * error.size), grads
+
+
+def on_sphere(x):
+    return x * np.sqrt(x.shape[-1]) / np.linalg.norm(x, axis=-1, keepdims=True)
+
+
+def network(rng, depth, examples):
+    """Weights as prescription 1 wants them (semi-orthogonal or not), inputs and targets."""
+    widths = rng.integers(2, 8, size=depth + 1)
+    weights = []
+    for d_in, d_out in itertools.pairwise(widths):
+        w = rng.normal(size=(d_out, d_in))
+        if rng.random() < 0.5:
+            u, _, vt = np.linalg.svd(w, full_matrices=False)
+            w = u @ vt
+        weights.append(w * np.sqrt(d_out / d_in) / np.linalg.norm(w, 2))
+    inputs = on_sphere(rng.normal(size=(examples, widths[0])))
+    return weights, inputs, on_sphere(rng.normal(size=(examples, widths[-1])))
+
+
+def sizes(weights):
+    return [np.sqrt(w.shape[0] / w.shape[1]) for w in weights]
+
+
+@pytest.mark.parametrize("linear", [True, False])
+def test_the_majorisation_under_its_assumptions(linear):
+    """Lemma 5, attacked with random steps of any direction; assumption 1 is made to hold."""
+    rng = np.random.default_rng(0)
+    tightest = 0.0
+    for trial in range(200):
+        depth = int(rng.integers(1, 6))
+        weights, x, y = network(rng, depth, int(rng.integers(2, 9)))
+        eta = 10.0 ** rng.uniform(-2, 0.5)
+        output = forward(weights, x, linear)[-1]
+        if trial % 2:  # steps along the weights are the worst: everything grows together
+            steps = [w * eta / depth for w in weights]
+        else:
+            raw = [rng.normal(size=w.shape) for w in weights]
+            steps = [s * eta / depth * a / np.linalg.norm(a, 2)
+                     for s, a in zip(sizes(weights), raw, strict=True)]  # fmt: skip
+        moved = [w + a for w, a in zip(weights, steps, strict=True)]
+        # What the output misses of being linear in the step. The loss is quadratic in the target,
+        # and a gradient linear: it is the derivative of <output, error> in the weights.
+        tangent = np.zeros_like(output)
+        for row, column in np.ndindex(*output.shape):
+            target = output.copy()
+            target[row, column] -= output.size
+            _, grads = loss_and_grads(weights, x, target, linear)
+            tangent[row, column] = sum(np.sum(g * a) for g, a in zip(grads, steps, strict=True))
+        missed = forward(moved, x, linear)[-1] - output - tangent
+        error = output - y
+        if np.sum(missed**2) > 1e-20:
+            error = error - missed * np.sum(error * missed) / np.sum(missed**2)
+        loss, grads = loss_and_grads(weights, x, output - error, linear)
+        after, _ = loss_and_grads(moved, x, output - error, linear)
+        promised = sum(np.sum(g * a) for g, a in zip(grads, steps, strict=True))
+        bound = loss + promised + (np.exp(eta) - 1) ** 2 / 2
+        assert after <= bound + 1e-9 * (1 + abs(bound))
+        tightest = max(tightest, (after - loss - promised) / (bound - loss - promised))
+    assert 0.3 < tightest <= 1  # a bound that is far from everything would prove nothing
+
+
+def descend(weights, x, y, linear, steps):
+    """Losses and gradient summaries of automatic gradient descent itself."""
+    tx = optim.agd(Fans())
+    move = jax.jit(tx.update)
+    state = tx.init(single(weights))
+    history = []
+    for _ in range(steps):
+        loss, grads = loss_and_grads(weights, x, y, linear)
+        updates, state = move(single(grads), state)
+        history.append((loss, float(state[0].summary), float(state[0].eta)))
+        weights = [w + np.asarray(u, np.float64) for w, u in zip(weights, updates, strict=True)]
+    return np.array(history)
+
+
+@pytest.mark.parametrize(("linear", "depth"), [(True, 1), (True, 3), (False, 2), (False, 3)])
+def test_the_rate_and_the_majorisation_along_a_run(linear, depth):
+    """Lemma 8 for a run, and lemma 5 for each of its steps, without any help."""
+    rng = np.random.default_rng(depth)
+    widths = [6, *[8] * (depth - 1), 3]
+    weights = [np.linalg.svd(rng.normal(size=(b, a)), full_matrices=False) for a, b in
+               itertools.pairwise(widths)]  # fmt: skip
+    weights = [u @ vt for u, _, vt in weights]
+    weights = [s * w for s, w in zip(sizes(weights), weights, strict=True)]
+    x = on_sphere(rng.normal(size=(32, 6)))
+    y = np.sqrt(3) * np.eye(3)[np.argmax(x[:, :3], axis=1)]
+    loss, summary, eta = descend(weights, x, y, linear, 200).T
+    bound = loss - eta * summary + (np.exp(eta) - 1) ** 2 / 2
+    assert np.all(loss[1:] <= bound[:-1] + 1e-6)
+    assert np.all(np.diff(loss) < 1e-9)
+    best = np.minimum.accumulate(summary**2)
+    assert np.all(best <= 11 / np.arange(1, 201))
+    assert loss[-1] < 0.5 * loss[0]
+
+
+def test_the_first_assumption_is_needed():
+    """Without it a step of the method itself may end above its majorisation: a finding."""
+    rng = np.random.default_rng(0)
+    above, worse = 0, 0
+    for _ in range(800):
+        weights, x, y = network(rng, 2, int(rng.integers(1, 3)))
+        loss, grads = loss_and_grads(weights, x, y, linear=False)
+        norms = [s * np.linalg.norm(g) for s, g in zip(sizes(weights), grads, strict=True)]
+        if min(norms) == 0:
+            continue
+        summary = np.mean(norms)
+        eta = np.log((1 + np.sqrt(1 + 4 * summary)) / 2)
+        moved = [w - eta / 2 * s * g / np.linalg.norm(g)
+                 for w, s, g in zip(weights, sizes(weights), grads, strict=True)]  # fmt: skip
+        after, _ = loss_and_grads(moved, x, y, linear=False)
+        above += after > loss - eta * summary + (np.exp(eta) - 1) ** 2 / 2 + 1e-9
+        worse += after > loss
+    assert 0 < above < 0.05 * 800
+    assert worse == 0
+
+
+PAIR = {"a": (5, 3), "b": (2, 4, 4)}
+
+
+def case() -> Case:
+    made = optim.scale_by_agd(Fans())
+    tx = optax.GradientTransformationExtraArgs(made.init, jax.jit(made.update))
+    rng = np.random.default_rng(0)
+    params, grads = (single({n: rng.normal(size=s) for n, s in PAIR.items()}) for _ in range(2))
+    return Case(tx, params, grads, needs_params=False)
+
+
+# The step looks at all layers: what presupposes leaves that do not know of each other is left out.
+COUPLED = {"_holes", "_nan_in_one_leaf", "_masked_partition_and_chain"}
+
+
+def test_is_a_good_citizen():
+    whole = case()
+    for check in (*BASICS, *WRAPPERS):
+        if check.__name__ not in COUPLED:
+            check(whole)
+    gained = optim.agd(Fans(), 0.5)
+    check_injected(
+        optax.inject_hyperparams(optim.agd)(fans=Fans(), gain=0.5),
+        whole._replace(tx=optax.GradientTransformationExtraArgs(gained.init, gained.update)),
+    )
+
+
+def test_parts_of_a_tree_have_their_own_depth():
+    whole = case()
+    fans = {"a": Fans(), "b": Fans()}
+    alone = {"a": whole.grads["a"]}
+    expected, _ = optim.agd({"a": Fans()}).update(alone, optim.agd({"a": Fans()}).init(alone))
+    masked = optax.masked(optim.agd(fans), {"a": True, "b": False})
+    found: Any = masked.update(whole.grads, masked.init(whole.params), whole.params)[0]
+    np.testing.assert_allclose(found["a"], expected["a"], **CLOSE)
+    np.testing.assert_array_equal(found["b"], whole.grads["b"])
+
+
+def test_zero_and_nan():
+    whole = case()
+    zeros = jax.tree.map(jnp.zeros_like, whole.grads)
+    updates, state = whole.tx.update(zeros, whole.tx.init(whole.params))
+    assert not any(np.any(x) for x in jax.tree.leaves(updates))
+    assert state.eta == 0
+    one: Any = whole.grads | {"a": zeros["a"]}
+    updates, _ = whole.tx.update(one, state)
+    assert not np.any(updates["a"])
+    assert np.all(np.isfinite(updates["b"]))
+    bad = whole.grads | {"a": whole.grads["a"].at[0, 0].set(jnp.nan)}
+    updates, _ = whole.tx.update(bad, state)
+    assert all(np.all(np.isnan(x)) for x in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize(
+    ("fans", "params", "error", "message"),
+    [
+        (Fans(), {"w": (3, 2), "b": (3,)}, ValueError, "'b': .*needs an array of 2 axes.*Biases"),
+        (Fans(), {"s": ()}, ValueError, "'s': .*optax.partition"),
+        (Fans(taps=(-4, -3)), {"w": (3, 2)}, ValueError, "'w': .*4 axes or more"),
+        ({"w": Fans()}, {"w": (3, 2), "v": (3, 2)}, ValueError, "'v' has no entries"),
+        ({"w": Fans(), "v": Fans()}, {"w": (3, 2)}, ValueError, r"\['v'\] describe no parameter"),
+        ({"w": 3}, {"w": (3, 2)}, TypeError, "the entry of 'w' is 3, not Fans"),
+    ],
+)
+def test_refusals_name_the_path(fans, params, error, message):
+    params = {name: jnp.ones(shape) for name, shape in params.items()}
+    for act in (optim.agd(fans).init, lambda p: optim.init_semi_orthogonal(fans, KEY, p)):
+        with pytest.raises(error, match=message):
+            act(params)
+    tx = optim.scale_by_agd(fans)
+    with pytest.raises(error, match=message):
+        tx.update(params, tx.init(None))
+
+
+KEY = jax.random.key(0)
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match="'w' has dtype int32"):
+        optim.agd(Fans()).init({"w": jnp.ones((2, 2), jnp.int32)})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"in_axes": 0}, "in_axes must be an axis, or axes, counted from the back"),
+        ({"out_axes": ()}, "out_axes must be an axis"),
+        ({"taps": 1}, "taps must be"),
+        ({"in_axes": -2}, "same axis twice"),
+        ({"taps": (-3, -3)}, "same axis twice"),
+    ],
+)
+def test_declarations_that_make_no_sense(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Fans(**arguments)
+    assert Fans(-1, (-2,)) == Fans(in_axes=(-1,))
