@@ -26,11 +26,13 @@ class Certificate:
       module: what the bounds are for.
       inputs: the size of the input, or a tuple of them.
       transfer: the bounds, one for each pair of an output array and an input array.
+      assumptions: what no constraint ensures, and the bounds need: one line each.
     """
 
     module: Module
     inputs: Sizes
     transfer: Transfer
+    assumptions: tuple[str, ...] = ()
 
     @property
     def outputs(self) -> Sizes:
@@ -90,7 +92,9 @@ class Certificate:
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in rows
         )
-        return "\n".join([*lines, *(f"infinite: {reason}" for reason in self.reasons)])
+        notes = [f"infinite: {reason}" for reason in self.reasons]
+        notes += [f"assumed: {assumption}" for assumption in self.assumptions]
+        return "\n".join([*lines, *notes])
 
 
 def _sum(x: Sizes) -> float:

@@ -1,8 +1,10 @@
 """Certificates of whole architectures."""
 
+import dataclasses
 import functools
 from typing import Any
 
+import jax
 import numpy as np
 
 from manifoldmuon.certificates._certificate import Certificate
@@ -37,7 +39,7 @@ def certify(
     The bounds hold for every input of the declared size, and
 
     * without `params`, for all weights on their manifolds. Flat space is no constraint: a weight
-      in flat space is taken to have norm at most 1 in its own norm;
+      in flat space is taken to have norm at most 1 in its own norm, and `assumptions` says so;
     * with `params`, for these weights and all others within `radius` of them.
 
     They are about exact arithmetic: what is computed in float32 differs by its rounding. The
@@ -72,7 +74,12 @@ def certify(
         weights = map_leaves(lambda leaf: known(leaf, None), plan)
     else:
         weights = map_leaves(known, plan, params)
-    return certified(module, weights, _declared(input_norm, _reads(module)))
+    found = certified(module, weights, _declared(input_norm, _reads(module)))
+    flat = params is None and any(leaf.manifold.flat for leaf in jax.tree.leaves(plan))
+    return dataclasses.replace(found, assumptions=(_NORM_ONE,) if flat else ())
+
+
+_NORM_ONE = "weights in flat space have norm at most 1 in its norm, which nothing constrains"
 
 
 def _declared(norm: Any, measure: Measure) -> Sizes:

@@ -1,0 +1,307 @@
+"""Certificates of whole networks, attacked; and cases in which the bounds are attained."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.certificates import Size, certify
+from manifoldmuon.manifolds import EmbeddingRows, Hypersphere, Orthogonal, Stiefel
+from manifoldmuon.manifolds._scale import FanRatio
+from manifoldmuon.modules import (
+    GELU,
+    GPT,
+    MLP,
+    Abs,
+    Attention,
+    AveragePool,
+    Conv2D,
+    Embed,
+    Flatten,
+    Linear,
+    Mul,
+    Positions,
+    ReLU,
+    ResCNN,
+    ResMLP,
+    Stack,
+    Unembed,
+    residual,
+    tie,
+)
+from tests.certificates.attack import Attack, project, tokens
+
+NEAR = 1 + 1e-4
+
+
+def small_cnn():
+    block = Abs() @ Conv2D(4, 4)
+    head = Linear(3, 16) @ Flatten(3) @ AveragePool(2, 2)
+    return head @ residual(block, 2) @ Conv2D(4, 2, stride=2)
+
+
+# network, an input, its size, and how much of each bound is found at least: in inputs and weights
+# over all weights on the manifolds, then at the weights of a random start.
+NETWORKS = {
+    "MLP": (MLP(4, 9, 9, 3).constrained(), (2, 9), 1.0, (0.99, 0.99, 0.75, 0.75)),
+    "wide MLP in flat space": (MLP(4, 6, 12, 2), (2, 6), 2.0, (0.99, 0.99, 0.6, 0.6)),
+    "smooth MLP": (Linear(4, 9) @ GELU() @ Linear(9, 6), (2, 6), 2.0, (0.9, 0.9, 0.8, 0.8)),
+    "ResMLP": (
+        ResMLP(4, 6, 6, 2, block_depth=1).constrained(),
+        (2, 6),
+        Size(4.0, 4.0),
+        (0.7, 0.7, 0.4, 0.5),
+    ),
+    "CNN": (small_cnn().constrained(), (1, 4, 4, 2), 1.0, (0.2, 0.2, 0.1, 0.1)),
+    "attention": (Attention(6, 2).constrained(), (1, 4, 6), 3.0, (0.2, 0.2, 0.1, 0.1)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_attack_exceeds_the_certificate(name):
+    net, shape, size, shares = NETWORKS[name]
+    anywhere = certify(net, input_norm=size)
+    params = net.init(jax.random.key(0))
+    here = certify(net, params, input_norm=size)
+    attack = Attack(net, anywhere.inputs, anywhere.outputs, jnp.zeros(shape))
+    found = [
+        attack.climb(2, weights=False, free=True) / anywhere.lipschitz_inputs,
+        attack.climb(2, weights=True, free=True) / anywhere.lipschitz_weights,
+        attack.climb(2, weights=False, free=False, params=params) / here.lipschitz_inputs,
+        attack.climb(2, weights=True, free=False, params=params) / here.lipschitz_weights,
+    ]
+    print(name, found)
+    assert max(found) <= NEAR
+    assert all(np.array(found) >= shares)
+    assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
+
+
+GPTS = {
+    "GPT": GPT(7, 8, 2, 2).constrained(),
+    "GPT with positions": GPT(7, 8, 2, 1, context=6),
+}
+
+
+@pytest.mark.parametrize("name", GPTS)
+def test_no_attack_exceeds_the_certificate_of_a_gpt(name):
+    """The weights by ascent; the tokens by exchange: to replace one is a step of norm 2."""
+    net = GPTS[name]
+    x = tokens(0, net, 1, 5)
+    anywhere = certify(net)
+    params = net.init(jax.random.key(0))
+    here = certify(net, params)
+    attack = Attack(net, anywhere.inputs, anywhere.outputs, x)
+    found = [
+        attack.climb(2, weights=True, free=True) / anywhere.lipschitz_weights,
+        attack.climb(1, weights=True, free=False, params=params) / here.lipschitz_weights,
+    ]
+    others = tokens(1, net, 64, 5)
+    y = np.asarray(jax.jit(net.apply)(params, jnp.concatenate([x, others])))
+    changed = np.sqrt(np.mean((y[1:] - y[:1]) ** 2, axis=-1)).max()
+    print(name, found, changed / 2 / here.lipschitz_inputs)
+    assert max(found) <= NEAR
+    assert 0.05 * here.lipschitz_inputs < changed / 2 <= here.lipschitz_inputs
+    assert np.sqrt(np.mean(y**2, axis=-1)).max() <= here.output_norm
+
+
+def test_finite_steps_within_the_radius():
+    """||f(w + dw) - f(w)|| <= L ||dw||, for steps as long as the radius."""
+    net = MLP(4, 6, 6, 3, activation=GELU())
+    params = net.init(jax.random.key(0))
+    attack = Attack(net, Size(1.0), Size(1.0), jnp.zeros((4, 6)))
+    apply = jax.jit(net.apply)
+    for radius in (0.1, 1.0, 3.0):
+        bound = certify(net, params, radius=radius).lipschitz_weights
+        assert bound > certify(net, params).lipschitz_weights
+        worst = 0.0
+        for seed in range(20):
+            _, x, dw, _ = attack.random(seed)
+            moved = jax.tree.map(lambda w, d, r=radius: w + r * jnp.float32(d), params, dw)
+            change = apply(moved, x) - apply(params, x)
+            worst = max(worst, float(jnp.sqrt(jnp.mean(change**2, axis=-1)).max()))
+        assert 0.05 * bound * radius < worst <= bound * radius
+
+
+def test_one_linear_layer_is_certified_exactly():
+    w = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    exact = math.sqrt(5 / 3) * np.linalg.svd(w.astype(float), compute_uv=False)[0]
+    found = certify(Linear(3, 5), w, input_norm=2.0)
+    assert found.lipschitz_inputs == pytest.approx(exact, rel=1e-9)
+    assert found.output_norm == pytest.approx(2 * exact, rel=1e-9)
+    assert found.lipschitz_weights == pytest.approx(2)
+    anywhere = certify(Linear(3, 5, manifold=Stiefel(2.0)))
+    assert anywhere.lipschitz_inputs == pytest.approx(2 * math.sqrt(5 / 3))
+
+
+def test_aligned_layers_attain_the_product():
+    """Each layer's output along the next one's strongest input."""
+    rng = np.random.default_rng(0)
+    u = [np.linalg.qr(rng.standard_normal((6, 6)))[0] for _ in range(4)]
+    gains = [np.array([3.0, 1, 1, 1, 1, 1]), np.array([2.0, 1, 1, 1, 1, 0.5]), np.ones(6)]
+    params = tuple(
+        jnp.asarray(u[i + 1] @ np.diag(gains[i]) @ u[i].T, jnp.float32) for i in range(3)
+    )
+    net = Linear(6, 6) @ Linear(6, 6) @ Linear(6, 6)
+    found = certify(net, params)
+    assert found.lipschitz_inputs == pytest.approx(6, rel=1e-6)
+    x = math.sqrt(6) * u[0][:, 0]
+    y = np.asarray(net.apply(params, jnp.asarray(x, jnp.float32)))
+    assert math.sqrt(np.mean(y**2)) == pytest.approx(6, rel=1e-5)
+
+
+def test_a_stack_has_the_bounds_of_its_copies():
+    net = Stack(ReLU() @ Linear(5, 5), 3)
+    rng = np.random.default_rng(0)
+    params = net.init(jax.random.key(0))
+    params = jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape), a.dtype), params)
+    stacked, plain = certify(net, params), certify(net.unroll(), net.unstack(params))
+    assert stacked.lipschitz_inputs == pytest.approx(plain.lipschitz_inputs, rel=1e-12)
+    assert stacked.lipschitz_weights == pytest.approx(plain.lipschitz_weights, rel=1e-12)
+    assert len(stacked.parts) == 3
+    nested, flat = certify((net**2) ** 2), certify(net**4)
+    assert nested.lipschitz_weights == pytest.approx(flat.lipschitz_weights, rel=1e-12)
+
+
+def test_a_tied_weight_counts_in_every_place():
+    """In the modular norm of the tied network, whose budget takes care of both places."""
+    net = tie(Unembed(5, 4) @ Linear(4, 4) @ Embed(4, 5), 0, 2).constrained()
+    assert certify(net).lipschitz_weights == pytest.approx(1)
+    x = jnp.arange(5)[None]
+    params = net.init(jax.random.key(0))
+    rng, worst = np.random.default_rng(0), 0.0
+    push = jax.jit(lambda w, dw: (jax.jvp(lambda w: net.apply(w, x), (w,), (dw,))[1], net.norm(dw)))
+    for _ in range(50):
+        dw = jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape), a.dtype), params)
+        moved, size = push(params, dw)
+        worst = max(worst, float(np.abs(moved).max() / size))
+    assert 0.3 < worst <= certify(net, params).lipschitz_weights
+
+
+def test_frozen_weights_do_not_move_the_output():
+    net = Linear(4, 4) @ Linear(4, 4).tare(absolute=0.0)
+    parts = certify(net).parts
+    assert [part.lipschitz_weights for part in parts] == [0, 1]
+
+
+def test_positions_do_not_depend_on_tokens():
+    net = 0.5 * Embed(4, 7) + 0.5 * (Embed(4, 6) @ Positions())
+    assert certify(net).lipschitz_inputs == 0.5
+    assert net.sensitivity == 1
+
+
+def test_a_zero_multiple_stops_everything():
+    net = Mul(0.0) @ ResMLP(3, 3, 3, 2)
+    assert certify(net, input_norm=math.inf).lipschitz_inputs == 0
+
+
+def test_a_global_bound_of_a_homogeneous_network():
+    net = MLP(4, 9, 9, 3).constrained()
+    everywhere = certify(net, input_norm=math.inf)
+    assert everywhere.lipschitz_inputs == pytest.approx(1)
+    assert everywhere.output_norm == everywhere.lipschitz_weights == math.inf
+    assert certify(Attention(4, 2), input_norm=math.inf).lipschitz_inputs == math.inf
+
+
+@pytest.mark.parametrize(
+    "net", [ResMLP(3, 6, 6, 2), ResCNN(3, 2, 4, 1), GPT(5, 4, 1, 1, layer_norm=True)]
+)
+def test_division_by_the_norm_has_no_bound(net):
+    found = certify(net)
+    assert found.lipschitz_inputs == math.inf
+    assert any("RMSDivide may get inputs near zero" in reason for reason in found.reasons)
+    assert "infinite: RMSDivide" in str(found)
+
+
+def test_and_rightly_so():
+    """The slope of a residual network grows without end as its input shrinks."""
+    net = ResMLP(3, 6, 6, 2, block_depth=1)
+    params = net.init(jax.random.key(0))
+    x, dx = np.random.default_rng(0).standard_normal((2, 6))
+    push = jax.jit(lambda x: jax.jvp(lambda x: net.apply(params, x), (x,), (jnp.asarray(dx),))[1])
+    slopes = [float(jnp.linalg.norm(push(jnp.float32(s * x)))) for s in (1e-1, 1e-2, 1e-3)]
+    assert slopes[1] > 5 * slopes[0]
+    assert slopes[2] > 5 * slopes[1]
+
+
+def test_no_least_input_helps_behind_a_subtracted_mean():
+    """`MeanSubtract` maps equal entries to zero, however large, and the next layer divides."""
+    size = Size(8.0, 8.0)
+    assert certify(ResMLP(3, 6, 6, 2, block_depth=1), input_norm=size).reasons
+    constrained = [ResMLP(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
+    slopes = [certify(net, input_norm=size).lipschitz_inputs for net in constrained]
+    assert slopes[0] < 1
+    assert slopes[1] == math.inf
+
+
+MANIFOLDS = [
+    (Linear(4, 6), Hypersphere(FanRatio(), ndim=2)),
+    (Linear(4, 6), Hypersphere(0.5)),
+    (Linear(4, 4), Orthogonal(1.5)),
+    (Linear(4, 6), Stiefel(2.0)),
+    (Linear(4, 6), EmbeddingRows(0.7)),
+    (Embed(4, 6), Hypersphere(2.0, ndim=2)),
+    (Embed(4, 6), Stiefel(2.0)),
+    (Conv2D(4, 6, 3), Hypersphere(1.0, ndim=4)),
+    (Conv2D(4, 6, 3), Stiefel(0.1)),
+]
+
+
+@pytest.mark.parametrize(("atom", "manifold"), MANIFOLDS)
+def test_points_of_a_manifold_are_within_its_reach(atom, manifold):
+    """Random points, by their singular values; and steps of norm 1, in the atom's own norm."""
+    atom = atom.on(manifold)
+    anywhere = certify(atom)
+    points = manifold.random_point(jax.random.key(0), (10, *atom.shape), jnp.float32)
+    steps = np.random.default_rng(0).standard_normal(points.shape).astype(np.float32)
+    norms = atom.unconstrained().norm(steps) / np.max(manifold.norm(steps).reshape(10, -1), axis=1)
+    assert np.max(norms) <= anywhere.lipschitz_weights * NEAR
+    for point in np.asarray(points):
+        here = certify(atom, point)
+        assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
+        assert here.outputs.least >= anywhere.outputs.least / NEAR
+
+
+def test_weights_that_drifted_are_covered():
+    net = Linear(6, 4).constrained()
+    w = np.asarray(net.init(jax.random.key(0))) * 1.01
+    found = certify(net, drift=0.011, input_norm=Size(1.0, 1.0))
+    here = certify(net, w, input_norm=Size(1.0, 1.0))
+    assert here.lipschitz_inputs <= found.lipschitz_inputs == pytest.approx(1.011)
+    assert found.outputs.least == pytest.approx(0.989)
+
+
+def test_the_published_gpt_is_certified():
+    """65 characters, width 128, 4 heads, 4 blocks: finite, without any input declared."""
+    found = certify(GPT(65, 128, 4, 4).constrained())
+    assert 1 <= found.lipschitz_inputs < 2.4
+    assert 1 <= found.lipschitz_weights < 2.3
+    assert found.inputs.most == 1
+    deep = certify(GPT(65, 128, 4, 16).constrained())
+    assert found.lipschitz_weights < deep.lipschitz_weights < 2.5
+
+
+def test_printing_shows_the_tree():
+    text = str(certify(MLP(4, 6, 8, 4).constrained()))
+    head, *lines = text.splitlines()
+    assert head.split() == [
+        "module",
+        "input",
+        "output",
+        "Lipschitz:",
+        "input",
+        "weights",
+        "sharpness",
+    ]
+    assert any(line.startswith("│     ├─ Linear(8, 8) on Stiefel") for line in lines)
+    assert lines[-1] == "infinite: ReLU has a kink, and no second derivative there"
+
+
+def test_the_attack_projects_to_the_manifolds():
+    """What it calls a weight on a manifold is one by the manifold's own account."""
+    rng = np.random.default_rng(0)
+    for atom in (Linear(4, 6), Conv2D(4, 6), Embed(4, 6)):
+        curved = atom.on(atom.curved())
+        w = project(curved, rng.standard_normal(atom.shape))
+        assert float(jnp.max(curved.manifold.distance(jnp.asarray(w, jnp.float32)))) < 1e-5

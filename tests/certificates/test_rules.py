@@ -1,0 +1,270 @@
+"""The rule of every bond under attack, and wrong rules that the attack must catch."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon import certificates
+from manifoldmuon.certificates import RMS, Heads, Largest, Size, Total, Transfer, certify
+from manifoldmuon.certificates._measures import factor_between
+from manifoldmuon.certificates._transfer import total
+from manifoldmuon.manifolds import Axes, Stiefel
+from manifoldmuon.modules import (
+    GELU,
+    Abs,
+    Add,
+    AttendValues,
+    AveragePool,
+    Bond,
+    CausalMask,
+    Flatten,
+    FunctionalAttention,
+    Identity,
+    Linear,
+    MeanSubtract,
+    MergeHeads,
+    Mul,
+    Positions,
+    QueryKey,
+    ReLU,
+    RMSDivide,
+    RoPE,
+    ScaledReLU,
+    Softmax,
+    SplitHeads,
+)
+from tests.certificates.attack import build, input_slope, inside, norm, to_jax
+
+UNIT, BIG = Size(1.0, features=6), Size(3.0, features=6)
+HEADS = Size(2.0, measure=Heads(2), features=3)
+SCORES = Size(2.0, measure=Largest(), features=4)
+ROWS = Size(1.0, measure=Total(), features=4)
+T, S, P, H = (2, 4, 6), (2, 4, 4), (2, 4, 6, 3), (2, 4, 3)
+
+# bond, sizes, shapes, and how much of the bound the attack finds at least.
+RULES = {
+    "Identity": (Identity(), UNIT, T, 0.999),
+    "Mul": (Mul(-2.5), UNIT, T, 0.999),
+    "Mul of heads": (Mul(3.0), HEADS, H, 0.999),
+    "Add": (Add(), (UNIT, BIG), (T, T), 0.999),
+    "Add of two norms": (Add(), (SCORES, Size(1.0, features=4)), (S, S), 0.999),
+    "Abs": (Abs(), UNIT, T, 0.999),
+    "ReLU": (ReLU(), UNIT, T, 0.999),
+    "ScaledReLU": (ScaledReLU(), UNIT, T, 0.999),
+    "GELU": (GELU(), BIG, T, 0.99),
+    "GELU of heads": (GELU(), HEADS, H, 0.99),
+    "Softmax": (Softmax(3.0), SCORES, S, 0.98),
+    "Softmax of vectors": (Softmax(2.0), Size(1.0, features=4), S, 0.6),
+    "MeanSubtract": (MeanSubtract(), UNIT, T, 0.999),
+    "MeanSubtract over pixels": (MeanSubtract((-3, -2)), Size(1.0), P, 0.5),
+    "MeanSubtract of scores": (MeanSubtract(), SCORES, S, 0.7),
+    "RMSDivide": (RMSDivide(), Size(1.0, 1.0), T, 0.999),
+    "RMSDivide of large": (RMSDivide(), Size(3.0, 3.0), T, 0.999),
+    "MeanSubtract of RMSDivide": (MeanSubtract() @ RMSDivide(), Size(2.0, 2.0), T, 0.99),
+    "SplitHeads": (SplitHeads(3), UNIT, T, 0.999),
+    "MergeHeads": (MergeHeads(), Size(1.0), (2, 3, 4, 2), 0.999),
+    "MergeHeads @ SplitHeads": (MergeHeads() @ SplitHeads(3), UNIT, T, 0.999),
+    "AveragePool": (AveragePool(2, 3), Size(1.0), P, 0.99),
+    "Flatten": (Flatten(3), Size(1.0), P, 0.99),
+    "RoPE": (RoPE(), UNIT, T, 0.999),
+    "QueryKey": (QueryKey(), (UNIT, BIG), (T, T), 0.999),
+    "CausalMask": (CausalMask(), SCORES, S, 0.999),
+    "AttendValues": (AttendValues(), (ROWS, BIG), (S, T), 0.99),
+    "attention": (FunctionalAttention(), (UNIT, UNIT, UNIT), (T, T, T), 0.9),
+    "attention of large": (FunctionalAttention(False), (BIG, UNIT, BIG), (T, T, T), 0.5),
+    "attention of heads": (FunctionalAttention(False), (HEADS,) * 3, (H, H, H), 0.3),
+    "causal attention of heads": (FunctionalAttention(), (HEADS,) * 3, (H, H, H), 0.3),
+}
+
+
+def attacked(name):
+    """What the attack finds, and the bound."""
+    bond, sizes, shapes, _ = RULES[name]
+    found = certify(bond, input_norm=sizes)
+    params = bond.init(jax.random.key(0))
+    worst = input_slope(lambda x: bond.apply(params, x), sizes, found.outputs, shapes)
+    return worst, found.lipschitz_inputs
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_attack_exceeds_the_bound(name):
+    worst, bound = attacked(name)
+    assert RULES[name][3] * bound <= worst <= bound * (1 + 1e-4)
+
+
+@pytest.fixture
+def replace():
+    """Replaces rules by wrong ones, until the test ends."""
+    right = {}
+
+    def replaced(kind, wrong):
+        right.setdefault(kind, certificates.rule.dispatch(kind))
+        certificates.rule.register(kind, wrong)
+
+    yield replaced
+    for kind, rule in right.items():
+        certificates.rule.register(kind, rule)
+
+
+def declared(bond, weights, x):
+    return Transfer.of(x.within(bond.sensitivity), bond.sensitivity)
+
+
+ATTENTION = certificates.rule.dispatch(FunctionalAttention)
+
+
+def without_heads(bond, weights, x):
+    """As if the largest head were as large as the mean over the heads."""
+    plain = tuple(Size(part.most) for part in x)
+    right = ATTENTION(bond, weights, plain)
+    return dataclasses.replace(right, outputs=x[2])
+
+
+def without_norms(bond, weights, x):
+    return Transfer.of(Size(x[0].most * x[1].most, measure=Largest()), [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("ReLU", declared),
+        ("ScaledReLU", declared),
+        ("GELU", declared),
+        ("MeanSubtract over pixels", declared),
+        ("MeanSubtract of scores", declared),
+        ("QueryKey", without_norms),
+        ("attention of heads", without_heads),
+        ("attention of large", lambda *args: Transfer.of(Size(3.0), [1.0, 1.0, 1.0])),
+    ],
+)
+def test_the_attack_catches_wrong_rules(replace, name, wrong):
+    """Declared sensitivities, a forgotten factor for the heads, norms taken for 1."""
+    replace(type(RULES[name][0]), wrong)
+    worst, bound = attacked(name)
+    assert worst > 1.05 * bound
+
+
+def test_outputs_are_as_large_as_said():
+    """Random inputs of the largest size, and of the least where that counts."""
+    for name, (bond, sizes, shapes, _) in RULES.items():
+        found = certify(bond, input_norm=sizes)
+        for kind in range(5):
+            x = inside(sizes, build(sizes, shapes, kind, kind))
+            y = bond.apply(bond.init(jax.random.key(0)), to_jax(x))
+            assert float(norm(found.outputs, y)) <= found.output_norm * (1 + 1e-5), name
+
+
+def test_a_least_size_is_never_undercut():
+    """Tokens of norms between 1 and 2, through everything that keeps a least size."""
+    nets = [
+        2.0 * Identity(),
+        Abs(),
+        RMSDivide(),
+        RoPE(),
+        MergeHeads() @ SplitHeads(3),
+        0.9 * Identity() + 0.1 * ReLU(),
+        Flatten(2),
+        (Linear(9, 6) @ Abs()).constrained(),
+        Linear(4, 6).constrained(),
+    ]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((500, 5, 6))
+    x *= rng.uniform(1, 2, (500, 5, 1)) / np.sqrt(np.mean(x**2, axis=-1, keepdims=True))
+    for net in nets:
+        found = certify(net, input_norm=Size(2.0, 1.0)).outputs
+        y = np.asarray(net.apply(net.init(jax.random.key(0)), to_jax(x)))
+        lengths = np.sqrt(np.mean(y**2, axis=-1))
+        assert lengths.min() >= found.least * (1 - 1e-5), str(net)
+        assert lengths.max() <= found.most * (1 + 1e-5), str(net)
+        assert found.least > 0 or isinstance(net, Linear)
+
+
+def test_composed_bounds_are_those_of_the_chain_rule():
+    """Against `np.einsum`, which knows no infinity; and zero times infinity is zero."""
+    rng = np.random.default_rng(0)
+    a, b, c = rng.random((2, 3, 4)), rng.random(3), rng.random((4, 5))
+    np.testing.assert_allclose(
+        total("ojk,j,ki->oi", a, b, c), np.einsum("ojk,j,ki->oi", a, b, c), rtol=1e-12
+    )
+    infinite = np.array([[math.inf, 0.0]])
+    assert total("oj,ji->oi", infinite, np.array([[0.0], [math.inf]])) == 0
+    assert total("oj,ji->oi", infinite, np.array([[1.0], [1.0]])) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(a, b) for a in (RMS(), Largest(), Total(), Heads(2)) for b in (RMS(), Largest(), Total())],
+)
+def test_norms_bound_each_other(source, target):
+    """On random, equal and spiked vectors; attained by one of them."""
+    size = Size(1.0, measure=source, features=3 if isinstance(source, Heads) else 4)
+    shape = (2, 4, 3) if isinstance(source, Heads) else (5, 4)
+    ratios = []
+    for kind in range(5):
+        x = inside(size, build(size, shape, 0, kind))
+        ratios.append(float(norm(Size(1.0, measure=target), x)))
+    assert max(ratios) <= factor_between(size, target) * (1 + 1e-6)
+    if source != Total():
+        assert max(ratios) >= 0.5 * factor_between(size, target)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tanh(Bond):
+    """A bond that the package does not know."""
+
+    sensitivity: ClassVar[float] = 1.0
+    gamma: ClassVar[float] = 0.0
+
+    def forward(self, x):
+        return jnp.tanh(x)
+
+
+def test_a_bond_without_a_rule_says_how_to_add_one():
+    net = Linear(3, 4) @ Tanh() @ Linear(4, 4)
+    with pytest.raises(TypeError, match="no sound bound for Tanh.*certificates.rule.register"):
+        certify(net)
+
+    @certificates.rule.register
+    def _(bond: Tanh, weights, x):
+        x, converted = certificates.read(x, RMS())
+        return converted.then(Transfer.of(x.within(), 1.0, gamma=math.inf))
+
+    assert certify(net).lipschitz_inputs == pytest.approx(1)
+
+
+def test_a_manifold_without_a_rule_says_how_to_add_one():
+    with pytest.raises(TypeError, match="points of Axes.*certificates.reach.register"):
+        certify(Linear(3, 4, manifold=Axes.transposed(Stiefel())))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: certify(FunctionalAttention()), "expected a tuple of 3 arrays"),
+        (lambda: certify(Softmax() @ Flatten(2)), "takes the length of the last axis"),
+        (lambda: certify(Abs() @ CausalMask()), "cannot be computed with"),
+        (lambda: certify(Abs() @ Positions()), "cannot be computed with"),
+        (lambda: certify(Add()), "expected a tuple of terms"),
+        (lambda: certify(Abs(), input_norm=-1.0), "input_norm"),
+        (lambda: certify(Abs(), input_norm=math.nan), "input_norm"),
+        (lambda: certify(Linear(3, 3), radius=0.1), "radius goes with params"),
+        (lambda: certify(Linear(3, 3), np.eye(3), drift=0.1), "drift goes without"),
+        (lambda: certify(Linear(3, 3), np.full((3, 3), np.nan)), "not finite"),
+        (lambda: certify(Linear(3, 3), (np.eye(3),)), "structure that init returns"),
+        (lambda: Size(1.0, 2.0), "0 <= least <= most"),
+    ],
+)
+def test_errors_say_what_does_not_fit(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_an_error_says_where():
+    net = Linear(2, 3) @ (0.5 * (Softmax() @ Flatten(2))) @ Linear(3, 3)
+    with pytest.raises(ValueError, match=r"at Softmax"):
+        certify(net)
