@@ -37,6 +37,7 @@ from manifoldmuon.modules._reshaping import (
     SplitHeads,
 )
 from manifoldmuon.modules._sharpness import Sharpness
+from manifoldmuon.modules._slot import Declared, Slot, declare
 from manifoldmuon.modules._tied import Tied, tie
 from manifoldmuon.modules._transformer import GPT, Attention
 
@@ -49,6 +50,9 @@ __all__ = [
     "Stack",
     "Tied",
     "tie",
+    "Slot",
+    "Declared",
+    "declare",
     "Atom",
     "Linear",
     "Embed",

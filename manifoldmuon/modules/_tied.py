@@ -64,22 +64,15 @@ class Tied(Module):
         if len(set(self.places)) < max(len(self.places), 2):
             raise ValueError(f"tie takes two different places at least; got {self.places}")
         plan = self.module.plan(np.ones(()))
-        kinds = []
-        for place in self.places:
-            leaf = _find(plan, place)
+        leaves = self._leaves(plan)
+        for place, leaf in zip(self.places, leaves, strict=True):
             if not isinstance(leaf, Leaf):
                 raise ValueError(f"there is no atom's weight at {place} in\n{self.module}")
-            kinds.append((leaf.manifold, leaf.ndim, leaf.budget.shape))
-        masses = [_find(plan, place).mass for place in self.places]
-        if 0 in masses and any(masses):
-            raise ValueError(f"tied atoms are frozen together or not at all; masses {masses}")
+        shared_leaf(f"tied at {self.places}", leaves)
         params = jax.eval_shape(lambda: self.module.init(jax.random.key(0)))
         shapes = [_find(params, place).shape for place in self.places]
-        if len({*kinds}) > 1 or len({*shapes}) > 1:
-            raise ValueError(
-                "tied atoms must agree in shape, manifold and copies; got "
-                + ", ".join(f"{k[0]} of shape {s}" for k, s in zip(kinds, shapes, strict=True))
-            )
+        if len({*shapes}) > 1:
+            raise ValueError(f"tied weights must agree in shape; got {shapes}")
 
     @property
     def mass(self) -> float:
@@ -116,9 +109,7 @@ class Tied(Module):
 
     def plan(self, target: np.ndarray) -> Any:
         plan = self.module.plan(target)
-        leaves = self._leaves(plan)
-        mass = sum(leaf.mass for leaf in leaves)
-        shared = dataclasses.replace(leaves[0], budget=_mean_budget(leaves), mass=mass)
+        shared = shared_leaf(f"tied at {self.places}", self._leaves(plan))
         return self._thin(_put(plan, self.places[0], shared))
 
     def map_atoms(self, function: Any) -> "Tied":
@@ -132,6 +123,24 @@ class Tied(Module):
 
     def _thin(self, tree: Any) -> Any:
         return functools.reduce(lambda t, place: _put(t, place, ()), self.places[1:], tree)
+
+
+def shared_leaf(where: str, leaves: list[Leaf]) -> Leaf:
+    """One leaf for weights that are one; `where` is for error messages.
+
+    Raises:
+      ValueError: they differ in manifold or copies, or only some are frozen.
+    """
+    if len(leaves) == 1:
+        return leaves[0]
+    kinds = {(leaf.manifold, leaf.ndim, leaf.budget.shape) for leaf in leaves}
+    if len(kinds) > 1:
+        found = ", ".join(f"{leaf.manifold} with copies {leaf.budget.shape}" for leaf in leaves)
+        raise ValueError(f"weights {where} must agree in manifold and copies; got {found}")
+    masses = [leaf.mass for leaf in leaves]
+    if 0 in masses and any(masses):
+        raise ValueError(f"weights {where} are frozen together or not at all; masses {masses}")
+    return dataclasses.replace(leaves[0], budget=_mean_budget(leaves), mass=sum(masses))
 
 
 def _mean_budget(leaves: list[Leaf]) -> np.ndarray:

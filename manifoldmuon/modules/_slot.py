@@ -1,0 +1,172 @@
+"""Architectures built elsewhere: their weights declared by path, for the same algebra."""
+
+import dataclasses
+from typing import Any, NoReturn
+
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.modules._algebra import Module, as_module
+from manifoldmuon.modules._leaf import Leaf, check_number
+from manifoldmuon.modules._sharpness import Sharpness
+from manifoldmuon.modules._tied import shared_leaf
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PlacedLeaf(Leaf):
+    """A weight that lives at a path of another tree.
+
+    Attributes:
+      path: where.
+    """
+
+    path: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot(Module):
+    """A weight of a model that is built elsewhere, in Flax or Equinox, say.
+
+    It has mass, sensitivity and a norm, but no forward map: `init` and `apply` are the model's
+    own. Slots combine with bonds and with one another by the algebra of `Module`, and `declare`
+    turns the whole into a geometry and budgets by path. `Slot(...) ** n` is a weight with n copies
+    along its leading axis, as a scan over layers keeps it.
+
+    What is declared is the user's word. The defaults are those of `Linear`: they hold where the
+    layer is well-normed in the manifold's norm, as `x -> W x` is in `RMSToRMS()`. For a bias,
+    `x -> x + b`, take `Euclidean(Infinity(ndim=1))` and the sharpness `Sharpness(0, 0, 0)`.
+
+    Attributes:
+      path: where the weight is in the tree of parameters: keys, names and indices joined by `/`,
+        as in `"params/Dense_0/kernel"` or `"layers/0/weight"` (`optim.path_string`).
+      manifold: the space of the weight; its directions are measured in its norm. `Axes` says
+        how a kernel is laid out.
+      mass: the share of learning.
+      sensitivity: how much the output moves per movement of the input.
+      sharpness: bounds on the second derivatives.
+      ndim: how many trailing axes make one weight; None: as many as make a point of the manifold.
+    """
+
+    path: str
+    manifold: Manifold
+    mass: float = 1.0
+    sensitivity: float = 1.0
+    sharpness: Sharpness = Sharpness(0.0, 1.0, 0.0)
+    ndim: int | None = None
+
+    def __post_init__(self):
+        check_number("Slot.mass", self.mass, least=0.0)
+        check_number("Slot.sensitivity", self.sensitivity, least=0.0)
+        if self.ndim is not None and self.ndim < self.manifold.ndim:
+            raise ValueError(
+                f"Slot.ndim is {self.ndim}, but a point of the manifold of {self.path!r} takes "
+                f"{self.manifold.ndim} axes"
+            )
+
+    @property
+    def parts(self) -> tuple[Module, ...]:
+        return ()
+
+    def init(self, key: PRNGKeyArray, dtype: Any = None) -> NoReturn:
+        raise ValueError(f"{self.describe()} has no weight of its own: the model makes it")
+
+    def apply(self, params: Any, x: Any) -> NoReturn:
+        raise ValueError(f"{self.describe()} has no forward map: apply the model instead")
+
+    def plan(self, target: np.ndarray) -> PlacedLeaf:
+        ndim = self.manifold.ndim if self.ndim is None else self.ndim
+        budget = target if self.mass > 0 else np.zeros_like(target)
+        return PlacedLeaf(self.manifold, ndim, self.mass, budget, self.path)
+
+    def map_atoms(self, function: Any) -> Any:
+        return function(self)
+
+    def describe(self) -> str:
+        return f"Slot {self.path!r} on {type(self.manifold).__name__}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """An architecture as data by path; made by `declare`.
+
+    Its trees are nested dictionaries that `manifoldmuon.optim` compares with the parameters by
+    path, so that they describe any container. `print` shows the module.
+
+    Attributes:
+      module: slots and bonds.
+    """
+
+    module: Module
+
+    def __post_init__(self):
+        self.budgets()
+
+    def geometry(self) -> Any:
+        """The manifold of every weight, as nested dictionaries."""
+        return _nest({path: leaf.manifold for path, leaf in self._leaves().items()})
+
+    def budgets(self) -> Any:
+        """The target norm of every weight, as nested dictionaries; see `Module.budgets`."""
+        return _nest({path: leaf.plain_budget() for path, leaf in self._leaves().items()})
+
+    def masses(self) -> Any:
+        """The mass of every weight, all places and copies together, as nested dictionaries."""
+        return _nest({path: leaf.mass for path, leaf in self._leaves().items()})
+
+    def __str__(self) -> str:
+        return str(self.module)
+
+    def _leaves(self) -> dict[str, Leaf]:
+        places: dict[str, list[Leaf]] = {}
+        for leaf in _flat(self.module.plan(np.ones(()))):
+            if not isinstance(leaf, PlacedLeaf):
+                raise ValueError(
+                    "a declared architecture is made of slots and bonds, whose weights have paths; "
+                    f"this one holds an atom with a weight on {leaf.manifold}:\n{self.module}"
+                )
+            places.setdefault(leaf.path, []).append(leaf)
+        return {path: shared_leaf(f"at {path!r}", leaves) for path, leaves in places.items()}
+
+
+def declare(tree: Any) -> Declared:
+    """Geometry and budgets for a model that is built elsewhere.
+
+    Args:
+      tree: a module of `Slot`s and bonds, or a tuple of such. A path that occurs several times
+        is a shared weight and gets the budget of `tie`.
+
+    Returns:
+      What `optim.modular` and `optim.normed` take for an architecture.
+
+    Raises:
+      TypeError: not a module.
+      ValueError: an atom that is no `Slot`; paths of which one lies inside the other; or slots of
+        one path that differ in manifold or copies, or of which some are frozen and others not.
+
+    Example:
+      `declare(Slot("layers/1/weight", m) @ ReLU() @ Slot("layers/0/weight", m))`
+    """
+    return Declared(as_module(tree))
+
+
+def _flat(plan: Any) -> list[Any]:
+    return [leaf for part in plan for leaf in _flat(part)] if isinstance(plan, tuple) else [plan]
+
+
+def _nest(values: dict[str, Any]) -> Any:
+    """Nested dictionaries from paths; the value itself for the path of a single array."""
+    if set(values) == {""}:
+        return values[""]
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *above, name = path.split("/")
+        node = tree
+        for depth, key in enumerate(above):
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                raise ValueError(f"slot {path!r} lies inside slot {'/'.join(above[: depth + 1])!r}")
+        if name in node:
+            raise ValueError(f"other slots lie inside slot {path!r}")
+        node[name] = value
+    return tree

@@ -1,0 +1,184 @@
+"""Architectures built elsewhere: Flax and Equinox models with the modular norm of a module."""
+
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Axes, Euclidean, Stiefel
+from manifoldmuon.modules import (
+    Embed,
+    Identity,
+    Linear,
+    ReLU,
+    Sharpness,
+    Slot,
+    Unembed,
+    declare,
+    residual,
+    tie,
+)
+from manifoldmuon.norms import Infinity, L1ToRMS, RMSToRMS
+
+MATRIX = Euclidean(RMSToRMS())
+KERNEL = Axes.transposed(MATRIX)
+# 4 -> 6 -> 6 -> 3, the second layer three times as heavy, ReLUs of sensitivity 1 / sqrt(2).
+MODULE = Linear(3, 6) @ ReLU() @ Linear(6, 6, mass=3.0) @ ReLU() @ Linear(6, 4)
+
+
+def mlp(paths: list[str], manifold: Any) -> Any:
+    first, second, third = (
+        Slot(path, manifold, mass=mass) for path, mass in zip(paths, (1.0, 3.0, 1.0), strict=True)
+    )
+    return declare(third @ ReLU() @ second @ ReLU() @ first)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for width in (6, 6):
+            x = nn.relu(nn.Dense(width, use_bias=False)(x))
+        return nn.Dense(3, use_bias=False)(x)
+
+
+class Nnx(nnx.Module):
+    def __init__(self, rngs: nnx.Rngs):
+        sizes = zip((4, 6, 6), (6, 6, 3), strict=True)
+        self.layers = nnx.List([nnx.Linear(m, n, use_bias=False, rngs=rngs) for m, n in sizes])
+
+    def __call__(self, x):
+        for layer in self.layers[:-1]:
+            x = nnx.relu(layer(x))
+        return self.layers[-1](x)
+
+
+def linen() -> tuple[Any, Any, Any]:
+    model = Linen()
+    params = model.init(jax.random.key(0), jnp.ones(4))
+    return params, model.apply, mlp([f"params/Dense_{i}/kernel" for i in range(3)], KERNEL)
+
+
+def flax_nnx() -> tuple[Any, Any, Any]:
+    graph, params = nnx.split(Nnx(nnx.Rngs(0)), nnx.Param)
+    declared = mlp([f"layers/{i}/kernel" for i in range(3)], KERNEL)
+    return params, lambda p, x: nnx.merge(graph, p)(x), declared
+
+
+def equinox() -> tuple[Any, Any, Any]:
+    model = eqx.nn.MLP(4, 3, 6, 2, use_bias=False, use_final_bias=False, key=jax.random.key(0))
+    params, rest = eqx.partition(model, eqx.is_array)
+    declared = mlp([f"layers/{i}/weight" for i in range(3)], MATRIX)
+    return params, lambda p, x: jax.vmap(eqx.combine(p, rest))(x), declared
+
+
+@pytest.mark.parametrize("make", [linen, flax_nnx, equinox])
+def test_a_training_step_is_that_of_the_module(make):
+    params, apply, declared = make()
+    mine = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
+    turn = (lambda w: w.T) if make is not equinox else (lambda w: w)
+    theirs = (turn(mine[0]), (), turn(mine[1]), (), turn(mine[2]))
+    x = jax.random.normal(jax.random.key(1), (5, 4))
+
+    @jax.jit
+    def step(params, theirs):
+        updates = []
+        pairs = (declared, apply, params), (MODULE, MODULE.apply, theirs)
+        for architecture, forward, weights in pairs:
+            tx = optim.modular(0.1, architecture)
+            grads = jax.grad(lambda w, f=forward: jnp.sum(f(w, x) ** 3))(weights)
+            updates.append(tx.update(grads, tx.init(weights), weights)[0])
+        return updates
+
+    found, wanted = map(jax.tree.leaves, step(params, theirs))
+    for mine, expected in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(turn(mine), expected, atol=1e-6)
+
+
+def test_budgets_are_those_of_the_module():
+    declared = mlp(["a/0", "a/1", "b"], MATRIX)
+    first, _, second, _, third = MODULE.budgets()
+    assert declared.budgets() == {"a": {"0": first, "1": second}, "b": third}
+    assert declared.masses() == {"a": {"0": 1.0, "1": 3.0}, "b": 1.0}
+    assert declared.geometry() == {"a": {"0": MATRIX, "1": MATRIX}, "b": MATRIX}
+    np.testing.assert_allclose([first, second, third], [2 / 5, 3 * np.sqrt(2) / 5, 1 / 5])
+    assert "Slot 'a/0' on Euclidean" in str(declared)
+
+
+def test_scanned_layers_biases_and_frozen_weights():
+    """Every operator of the algebra, against the same tree with atoms."""
+
+    def net(block, bias, head):
+        body = (2 * (block @ Identity())) ** 3
+        return (head @ residual(body, 4) @ bias).tare(absolute=6.0)
+
+    bias = Euclidean(Infinity(ndim=1))
+    slots = net(
+        Slot("blocks/w", KERNEL), Slot("b", bias, sharpness=Sharpness(0, 0, 0)), Slot("h", MATRIX)
+    )
+    atoms = net(Linear(2, 2), Linear(2, 2), Linear(2, 2))
+    found, (second, wanted, third) = declare(slots).budgets(), atoms.budgets()
+    np.testing.assert_allclose(found["blocks"]["w"], jax.tree.leaves(wanted)[0])
+    assert found["blocks"]["w"].shape == (4, 3, 1, 1)
+    np.testing.assert_allclose([found["b"], found["h"]], [second, third])
+    params = {"blocks": {"w": (4, 3, 2, 2)}, "b": (2,), "h": (2, 2)}
+    params = jax.tree.map(lambda s: jnp.ones(s), params, is_leaf=lambda s: isinstance(s, tuple))
+    tx = optim.modular(0.1, declare(slots))
+    jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
+    frozen = declare(Slot("a", MATRIX, mass=0.0) @ Slot("b", MATRIX))
+    assert frozen.budgets() == {"a": 0.0, "b": 1.0}
+
+
+def test_one_path_twice_is_a_shared_weight():
+    table = Euclidean(L1ToRMS())
+    slots = Slot("table", table) @ (3 * Slot("w", MATRIX)) @ Slot("table", table, mass=2.0)
+    atoms = Unembed(7, 4) @ (3 * Linear(4, 4)) @ Embed(4, 7, mass=2.0)
+    shared, middle, _, _ = tie(atoms, 0, 3).budgets()
+    assert declare(slots).budgets() == {"table": shared, "w": middle}
+    assert declare(slots).masses() == {"table": 3.0, "w": 1.0}
+
+
+def test_a_single_array():
+    assert declare(Slot("", Stiefel())).geometry() == Stiefel()
+    assert declare(Slot("", Stiefel()) ** 2).budgets() == 0.5
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (lambda: Linear(2, 2) @ Slot("a", MATRIX), "made of slots and bonds"),
+        (lambda: Slot("a/b", MATRIX) @ Slot("a", MATRIX), "slot 'a/b' lies inside slot 'a'"),
+        (lambda: Slot("a", MATRIX) @ Slot("a/b", MATRIX), "other slots lie inside slot 'a'"),
+        (lambda: Slot("a", MATRIX) @ Slot("a", KERNEL), "weights at 'a' must agree"),
+        (lambda: Slot("a", MATRIX) @ Slot("a", MATRIX) ** 2, "weights at 'a' must agree"),
+        (lambda: Slot("a", MATRIX, mass=0.0) @ Slot("a", MATRIX), "frozen together or not"),
+        (lambda: Slot("a", MATRIX, mass=-1.0), "Slot.mass must be a finite number >= 0"),
+        (lambda: Slot("a", MATRIX, ndim=1), "Slot.ndim is 1"),
+    ],
+)
+def test_errors(tree, message):
+    with pytest.raises(ValueError, match=message):
+        declare(tree())
+
+
+def test_a_slot_has_no_forward_map():
+    slot = Slot("a", MATRIX)
+    with pytest.raises(ValueError, match="the model makes it"):
+        slot.init(jax.random.key(0))
+    with pytest.raises(ValueError, match="apply the model instead"):
+        (slot @ ReLU()).apply(((), None), jnp.ones(2))
+
+
+def test_unknown_paths_are_named():
+    params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
+    for declared, message in (
+        (declare(Slot("a", MATRIX)), "the parameter 'b' has no entries"),
+        (declare(Slot("a", MATRIX) @ Slot("b", MATRIX) @ Slot("c", MATRIX)), "\\['c'\\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            optim.modular(0.1, declared).init(params)
