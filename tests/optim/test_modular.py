@@ -9,7 +9,9 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.modules import Linear, Module, ReLU
+from manifoldmuon.manifolds import Euclidean
+from manifoldmuon.modules import GPT, Linear, Module, ReLU
+from manifoldmuon.norms import L1ToRMS, RMSToRMS
 
 UNEVEN = Linear(2, 3) @ (2 * Linear(3, 3)) ** 2 @ ReLU() @ Linear(3, 4, mass=2.0)
 FROZEN = Linear(2, 3, mass=0.0) @ Linear(3, 3)
@@ -73,3 +75,31 @@ def test_an_architecture_is_no_schedule():
     tx = optax.inject_hyperparams(optim.modular)(learning_rate=0.5, architecture=UNEVEN)
     state: Any = tx.init(start(UNEVEN))
     assert set(state.hyperparams) == {"learning_rate", "momentum"}
+
+
+def test_the_character_gpt():
+    """Published constants, and `dualize` as static budgets times each leaf's own direction."""
+    full = GPT(65, 128, 4, 4)
+    assert full.mass == pytest.approx(7)
+    assert full.sensitivity == pytest.approx(1)
+    targets = sorted(round(budget, 4) for budget in jax.tree.leaves(full.budgets()))
+    assert targets == [round(1 / 7, 4)] * 2 + [0.2381] * 3 + [0.7143] * 3
+
+    net = GPT(5, 4, 2, 2)
+    grads = random_like(jax.eval_shape(net.init, jax.random.key(0)))
+    flat, structure = jax.tree.flatten(grads)
+    assert structure == jax.tree.structure(net.geometry())
+    dual = jax.tree.leaves(jax.jit(net.dualize)(grads))
+    plan = zip(flat, jax.tree.leaves(net.geometry()), jax.tree.leaves(net.budgets()), strict=True)
+    for found, (grad, manifold, budget) in zip(dual, plan, strict=True):
+        np.testing.assert_allclose(found, budget * _direction(manifold, grad), rtol=1e-4, atol=1e-5)
+
+
+def _direction(manifold: Any, grad: Any) -> np.ndarray:
+    """The duality maps of matrices and of embedding tables, by NumPy."""
+    grad = np.asarray(grad, np.float64)
+    if manifold == Euclidean(L1ToRMS()):
+        return grad / np.sqrt(np.mean(grad**2, axis=-1, keepdims=True))
+    assert manifold == Euclidean(RMSToRMS())
+    u, _, vt = np.linalg.svd(grad, full_matrices=False)
+    return np.sqrt(grad.shape[-2] / grad.shape[-1]) * u @ vt
