@@ -1,0 +1,270 @@
+"""The retraction laboratory: what each way back to the set does, and what it costs."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from manifoldmuon.lab import _training, _walks
+from manifoldmuon.lab._classifier import shapes_of
+from manifoldmuon.lab._figures import COLOURS, dress, panels, short, text_table
+from manifoldmuon.lab._spaces import SPACES
+from manifoldmuon.lab._study import Cell, Record, Row, Study, option
+
+NAMES = tuple(dict.fromkeys(name for space in SPACES.values() for name in space.retractions))
+DTYPES = ("float32", "bfloat16")
+PARTS = ("order", "walk", "cost", "training")
+WIDTHS = (64, 64)
+
+
+@dataclasses.dataclass(frozen=True)
+class RetractionLaboratory(Study):
+    """Which retraction should a user choose, and when?
+
+    For every manifold, retraction, dtype and step size: the order of accuracy, as the slope of
+    the distance from the geodesic in float64; the distance from the set after one step and after
+    many, along steepest directions of random gradients; the effective step |R(W, eta A) - W| /
+    eta; the cost in products of the same size; and the final loss of a small classifier of
+    digits, as it is and with its weights put back on the set. Two baselines are included: none,
+    and the published scalar 1 / sqrt(1 + eta^2).
+    """
+
+    name: ClassVar[str] = "retractions"
+
+    parts: tuple[str, ...] = option(PARTS, "what is measured", choices=PARTS)
+    manifolds: tuple[str, ...] = option(tuple(SPACES), "on which", choices=tuple(SPACES))
+    retractions: tuple[str, ...] = option(NAMES, "which, where they fit", choices=NAMES)
+    dtypes: tuple[str, ...] = option(DTYPES, "in which the weights are kept", choices=DTYPES)
+    rates: tuple[float, ...] = option((0.01, 0.1, 1.0), "step sizes, as angles")
+    walk_steps: int = option(1000, "of the random walks; 100000 takes half an hour")
+    train_steps: int = option(200, "of training")
+    seeds: tuple[int, ...] = option((0, 1, 2), "of training; the first is that of all else")
+
+    def __post_init__(self):
+        if min(self.walk_steps, self.train_steps) < 1:
+            raise ValueError(f"steps must be at least 1; got {self.walk_steps, self.train_steps}")
+        if not self.rates or min(self.rates) <= 0:
+            raise ValueError(f"rates must be positive; got {self.rates}")
+        if not self.seeds:
+            raise ValueError("seeds must name one seed at least")
+        pairs = self._pairs()
+        for manifold in self.manifolds:
+            if not any(manifold == space for space, _ in pairs):
+                fitting = ", ".join(SPACES[manifold].retractions)
+                raise ValueError(f"none of the retractions fits {manifold}; there are {fitting}")
+        for retraction in self.retractions:
+            if not any(retraction == name for _, name in pairs):
+                raise ValueError(f"the retraction {retraction} fits none of {self.manifolds}")
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        """Manifolds with their retractions, the default of each first."""
+        return [
+            (space, name)
+            for space in self.manifolds
+            if space in SPACES
+            for name in SPACES[space].retractions
+            if name in self.retractions
+        ]
+
+    def cells(self) -> Sequence[Cell]:
+        every: list[Cell] = []
+        for space, name in self._pairs():
+            pair = {"manifold": space, "retraction": name}
+            one = {"seed": self.seeds[0]}
+            every += [pair | {"part": "order"} | one, pair | {"part": "cost"} | one]
+            every += [pair | {"part": "walk", "dtype": d} | one for d in self.dtypes]
+            every += [
+                pair | {"part": "training", "dtype": dtype, "rate": rate, "seed": seed}
+                for dtype in self.dtypes
+                for rate in self.rates
+                for seed in self.seeds
+            ]
+        return [cell for cell in every if cell["part"] in self.parts]
+
+    def run(self, cell: Cell) -> Mapping[str, Any]:
+        where = cell["manifold"], cell["retraction"]
+        if cell["part"] == "order":
+            return _walks.order(*where, cell["seed"])
+        if cell["part"] == "cost":
+            return _walks.cost(*where, cell["seed"])
+        if cell["part"] == "walk":
+            return _walks.walk(*where, cell["dtype"], self.rates, self.walk_steps, cell["seed"])
+        return self._train(cell)
+
+    def _train(self, cell: Cell) -> Mapping[str, Any]:
+        data, space = _training.digits(cell["seed"]), SPACES[cell["manifold"]]
+        retraction = space.retractions[cell["retraction"]]
+        shapes = shapes_of(data.widths(WIDTHS))
+        geometry = tuple(space.build(retraction, shape) for shape in shapes)
+        found = _training.train(
+            data, geometry, WIDTHS, cell["rate"], self.train_steps, cell["seed"], cell["dtype"]
+        )
+        back = [
+            m.project(w.astype("float32")) for m, w in zip(geometry, found.weights, strict=True)
+        ]
+        loss, correct = _training.evaluate(back, data)
+        return {
+            "loss": found.loss,
+            "accuracy": found.accuracy,
+            "loss_on_the_set": loss,
+            "accuracy_on_the_set": correct,
+        }
+
+    def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        found: dict[str, Any] = {}
+        for space, name in self._pairs():
+            mine = [r for r in rows if (r["manifold"], r["retraction"]) == (space, name)]
+            found.setdefault(space, {})[name] = self._summary_of(mine)
+        for space, entries in found.items():
+            best = {name: e.get("training", {}).get("float32") for name, e in entries.items()}
+            base = best.get(next(iter(SPACES[space].retractions)))
+            for name, mine in best.items():
+                if mine and base:
+                    against = np.subtract(mine["losses"], base["losses"])
+                    entries[name]["loss_minus_default"] = _training.mean_and_error(against)
+        return found
+
+    def _summary_of(self, rows: Sequence[Row]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for row in rows:
+            if row["part"] == "order":
+                found |= {"slope": row["slope"], "error_at_eighth": row["errors"][0]}
+            if row["part"] == "cost":
+                found |= {"cost": row["cost"], "direction_cost": row["direction_cost"]}
+            if row["part"] == "walk":
+                found.setdefault("walk", {})[row["dtype"]] = {
+                    "one_step": [curve[0] for curve in row["distances"]],
+                    "last_step": [curve[-1] for curve in row["distances"]],
+                    "effective": row["effective"],
+                }
+        trained = [row for row in rows if row["part"] == "training"]
+        if trained:
+            found["training"] = {dtype: self._best(trained, dtype) for dtype in self.dtypes}
+        return found
+
+    def _best(self, rows: Sequence[Row], dtype: str) -> dict[str, Any]:
+        """At the rate of the lowest mean loss, all weights put back on the set."""
+
+        def losses(rate: float) -> list[float]:
+            here = [row for row in rows if (row["dtype"], row["rate"]) == (dtype, rate)]
+            values = [row["loss_on_the_set"] for row in here]
+            return [float("inf") if value is None else value for value in values]
+
+        rate = min(self.rates, key=lambda rate: float(np.mean(losses(rate))))
+        return {"rate": rate, "losses": losses(rate)}
+
+    def table(self, record: Record) -> str:
+        lines = []
+        middle = self.rates.index(_middle(self.rates))
+        for space, entries in record["summary"].items():
+            for name, entry in entries.items():
+                walks = [entry.get("walk", {}).get(dtype) for dtype in self.dtypes]
+                slope = entry.get("slope", 0)
+                lines.append([
+                    f"{space}, {name}",
+                    "exact" if slope is None else short(slope or None, ".2f"),
+                    short(entry.get("error_at_eighth")),
+                    *(short(w and w["one_step"][middle]) for w in walks),
+                    *(short(w and w["last_step"][middle]) for w in walks),
+                    short(walks[0] and walks[0]["effective"][-1], ".3f"),
+                    short(entry.get("cost"), ".1f"),
+                    short(entry.get("direction_cost"), ".1f"),
+                    *(_loss(entry.get("training", {}).get(dtype)) for dtype in self.dtypes),
+                ])  # fmt: skip
+        header = ["", "slope", "error at 1/8", *(f"1 step, {d}" for d in self.dtypes),
+                  *(f"{self.walk_steps} steps, {d}" for d in self.dtypes),
+                  f"step at {self.rates[-1]:g}", "cost", "direction",
+                  *(f"loss, {d}" for d in self.dtypes)]  # fmt: skip
+        legend = (
+            f"distances from the set at the rate {self.rates[middle]:g}; costs in products of the "
+            "same size;\nlosses at the best of the rates, mean ± standard error over the seeds, "
+            "weights put back on the set"
+        )
+        return f"{text_table(header, lines)}\n{legend}"
+
+    def plot(self, record: Record) -> Any:
+        figure, grid = panels(len(self.manifolds), 4, width=3.9, height=3.1)
+        for space, line in zip(self.manifolds, grid, strict=True):
+            rows = [row for row in record["rows"] if row["manifold"] == space]
+            names = [name for manifold, name in self._pairs() if manifold == space]
+            colours = dict(zip(names, COLOURS, strict=False))
+            _orders(line[0], space, rows, colours)
+            self._drifts(line[1], space, rows, colours)
+            _costs(line[2], rows, colours)
+            self._losses(line[3], rows, colours)
+        return figure
+
+    def _drifts(self, panel: Any, space: str, rows: list[Row], colours: Mapping[str, str]) -> None:
+        rate = _middle(self.rates)
+        for row in rows:
+            if row["part"] == "walk":
+                curve = _numbers(row["distances"][self.rates.index(rate)])
+                dash = "-" if row["dtype"] == self.dtypes[0] else (0, (3, 2))
+                panel.plot(row["at"], np.maximum(curve, 1e-8), color=colours[row["retraction"]],
+                           linestyle=dash, marker="o", markersize=3, linewidth=1.6)  # fmt: skip
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_ylim(1e-8, 10)
+        others = "".join(f", dashed: {dtype}" for dtype in self.dtypes[1:])
+        dress(panel, "Drift", f"rate {rate:g}, {self.dtypes[0]}{others}", "steps",
+              "distance from the set")  # fmt: skip
+
+    def _losses(self, panel: Any, rows: list[Row], colours: Mapping[str, str]) -> None:
+        trained = [r for r in rows if r["part"] == "training" and r["dtype"] == self.dtypes[0]]
+        for k, (name, colour) in enumerate(colours.items()):
+            points = []
+            for rate in self.rates:
+                here = [r for r in trained if (r["retraction"], r["rate"]) == (name, rate)]
+                values = _numbers([r["loss_on_the_set"] for r in here])
+                points.append(_training.mean_and_error(values) if len(values) else (np.nan, 0.0))
+            shifted = np.asarray(self.rates) * 1.05 ** (k - len(colours) / 2)
+            panel.errorbar(shifted, [m for m, _ in points], [e or 0.0 for _, e in points],
+                           color=colour, marker="o", markersize=3.5, linewidth=1.4)  # fmt: skip
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        dress(panel, "Training", f"{self.dtypes[0]}, weights put back on the set",
+              "learning rate", "final training loss")  # fmt: skip
+
+
+def _orders(panel: Any, space: str, rows: list[Row], colours: Mapping[str, str]) -> None:
+    for row in rows:
+        if row["part"] == "order":
+            slope = "exact" if row["slope"] is None else f"{row['slope']:.1f}"
+            panel.plot(row["times"], np.maximum(_numbers(row["errors"]), 1e-17),
+                       color=colours[row["retraction"]], marker="o", markersize=3.5,
+                       label=f"{row['retraction']}, {slope}", linewidth=1.6)  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_yscale("log")
+    panel.set_ylim(1e-10, 1)
+    if panel.lines:
+        panel.legend(frameon=False, fontsize=7.5, ncols=2, loc="upper left")
+    dress(panel, space[0].upper() + space[1:], "order of accuracy: the slope in float64",
+          "step", "distance from the geodesic")  # fmt: skip
+
+
+def _costs(panel: Any, rows: list[Row], colours: Mapping[str, str]) -> None:
+    costs = {row["retraction"]: row for row in rows if row["part"] == "cost"}
+    names = [name for name in colours if name in costs][::-1]
+    panel.barh(names, [costs[name]["cost"] for name in names], color=[colours[n] for n in names])
+    for k, name in enumerate(names):
+        panel.annotate(f"{costs[name]['cost']:.1f}", (costs[name]["cost"], k), xytext=(3, 0),
+                       textcoords="offset points", va="center", fontsize=8)  # fmt: skip
+    dress(panel, "Cost", "of a step at the rate 0.1", "time in products of the same size", "")
+    panel.grid(axis="y", visible=False)
+    panel.margins(x=0.15)
+
+
+def _middle(rates: Sequence[float]) -> float:
+    return sorted(rates)[(len(rates) - 1) // 2]
+
+
+def _numbers(values: Sequence[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values])
+
+
+def _loss(best: dict[str, Any] | None) -> str:
+    if best is None:
+        return "-"
+    mean, error = _training.mean_and_error(_numbers(best["losses"]))
+    return f"{mean:.1e} ± {error or 0:.0e}"
