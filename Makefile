@@ -14,13 +14,16 @@ CODE := $(wildcard manifoldmuon examples benchmarks tests docs)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train test lint types unit docs bench format clean
+.PHONY: help train reproduce test lint types unit docs bench format clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 train: $(VENV)/.examples  ## Train the example on the digits, side by side (options: ARGS="--help")
 	@$(BIN)/python -m examples.train $(ARGS)
+
+reproduce: $(VENV)/.examples  ## Put published numbers beside reproduced ones; runs what has no record (options: ARGS="--help")
+	@$(BIN)/python -m examples.reproduce $(ARGS)
 
 test: lint types unit  ## Run everything a change must pass: ruff, pyright, pytest
 

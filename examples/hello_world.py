@@ -46,20 +46,30 @@ def corrected(seed: int) -> Problem:
 def published(seed: int, nudge: int = 0) -> Problem:
     """One key for all, and ten Newton-Schulz steps for the first weights and for the updates.
 
+    One key makes the targets a copy of the first inputs.
+
     Args:
       seed: the published one is 0.
-      nudge: if not 0, the first weights are changed by a relative 1e-7, differently for each
-        number: as much as another order of summation would.
+      nudge: see `nudged`.
     """
     method = _published.TEN_QUINTICS
     network = _published.mlp(784, 256, 10, method)
     key = jax.random.key(seed)
-    params = _published.init(network, key, method)
-    if nudge:
-        noise = jax.random.key(nudge)
-        params = jax.tree.map(lambda w: w + 1e-7 * w * jax.random.normal(noise, w.shape), params)
+    params = nudged(_published.init(network, key, method), nudge)
     x, y = jax.random.normal(key, (128, 784)), jax.random.normal(key, (128, 10))
     return Problem(network, params, x, y)
+
+
+def nudged(params: Any, nudge: int) -> Any:
+    """Changes weights by a relative 1e-7, as much as another order of summation would.
+
+    Args:
+      params: the weights.
+      nudge: which change; 0 for none.
+    """
+    key = jax.random.key(nudge)
+    size = 1e-7 if nudge else 0.0
+    return jax.tree.map(lambda w: w + size * w * jax.random.normal(key, w.shape), params)
 
 
 def optimizer(network: Module) -> optax.GradientTransformation:

@@ -111,9 +111,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Sweeps the learning rate for every size; returns the exit status."""
     p = command("mixer", "One learning rate for all sizes of an MLP-mixer on the digits.")
     given = parse(p, argv)
-    picture = given.out.with_suffix(".png")
-    if picture.exists() and not given.overwrite:
-        p.error(f"{picture} exists; pass --overwrite, or another --out")
+    picture, table_of = (given.out.with_suffix(suffix) for suffix in (".png", ".txt"))
+    for path in (picture, table_of):
+        if path.exists() and not given.overwrite:
+            p.error(f"{path} exists; pass --overwrite, or another --out")
     data = load_digits()
     x = jnp.asarray((data.train_x - data.train_x.mean()) / data.train_x.std())
     y = jnp.asarray(data.train_y)
@@ -139,8 +140,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = {"rates": RATES, "seeds": SEEDS, "steps": STEPS, "batch": BATCH}
     save(given, {"settings": settings, "runs": runs})
     _figure.save(draw(curves), picture)
+    table_of.write_text(table(curves) + "\n", encoding="utf-8")
     print(table(curves))
-    print("written:", given.out, picture)
+    print("written:", given.out, picture, table_of)
     return 0
 
 
