@@ -64,7 +64,7 @@ class Tied(Module):
         if len(set(self.places)) < max(len(self.places), 2):
             raise ValueError(f"tie takes two different places at least; got {self.places}")
         plan = self.module.plan(np.ones(()))
-        leaves = self._leaves(plan)
+        leaves = [_find(plan, place) for place in self.places]
         for place, leaf in zip(self.places, leaves, strict=True):
             if not isinstance(leaf, Leaf):
                 raise ValueError(f"there is no atom's weight at {place} in\n{self.module}")
