@@ -1,0 +1,23 @@
+"""The example of certificates, on a few steps: bounds on their sides of what attacks find."""
+
+import json
+
+import pytest
+
+from examples import certify
+
+
+def test_attacks_stay_below_the_certificates(tmp_path, monkeypatch):
+    monkeypatch.setattr(certify, "STEPS", 50)
+    monkeypatch.setattr(certify, "RADII", (0.1,))
+    assert certify.main(["--out", str(tmp_path / "record.json")]) == 0
+    record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
+    for row in record["networks"].values():
+        assert row["test accuracy"] > 0.5  # chance is 0.1
+        for kind in ("input slope", "weight slope"):
+            assert 0.3 * row[kind]["certified at the weights"] < row[kind]["found"]
+            assert row[kind]["found"] <= row[kind]["certified at the weights"] * (1 + 1e-4)
+        for line in row["accuracy"]:
+            assert line["certified"] <= line["attacked"] <= row["test accuracy"]
+    on_sets = [row["input slope"]["certified on the sets"] for row in record["networks"].values()]
+    assert on_sets == [pytest.approx(3), None]
