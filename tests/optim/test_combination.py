@@ -12,6 +12,10 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import Axes, EmbeddingRows, Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
 from manifoldmuon.optim import Combination, Max, RootSumSquares, Sum
+from manifoldmuon.testing import check_sharding
+from tests.optim.instances import Instance
+from tests.optim.test_sharding import MESHES, shardings
+from tests.optim.test_sharding import SHAPES as SHARDED
 
 # numpy: the norm of a vector of sizes and its dual
 COMBINATIONS: dict[Combination, tuple[Any, Any]] = {
@@ -197,3 +201,11 @@ def test_the_alias_takes_the_combination(problem):
         )(grads, params)
         for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+def test_on_a_mesh():
+    mesh = jax.make_mesh(*MESHES["explicit"])
+    geometry = {"m": Euclidean(L1ToRMS()), "stack": Hypersphere(), "bias": Euclidean()}
+    arguments = {"budgets": {"m": 0.5, "stack": 2.0, "bias": 1.0}, "combination": RootSumSquares()}
+    instance = Instance(optim.scale_by_duality, geometry, SHARDED, arguments)
+    check_sharding(instance.tx(), instance.params(), instance.grads(), shardings(mesh))

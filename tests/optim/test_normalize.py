@@ -21,6 +21,10 @@ from manifoldmuon.norms import (
     RMSToRMS,
     Spectral,
 )
+from manifoldmuon.testing import check_sharding
+from tests.optim.instances import Instance
+from tests.optim.test_sharding import MESHES, shardings
+from tests.optim.test_sharding import SHAPES as SHARDED
 
 GEOMETRY = {
     "layers": Euclidean(RMSToRMS()),
@@ -196,3 +200,10 @@ def test_a_state_of_another_tree_is_refused():
     params = drawn({"a": (2, 2), "b": (2, 2)})
     with pytest.raises(ValueError, match="the state knows no parameter 'b'"):
         tx.update(params, tx.init({"a": params["a"]}), params)
+
+
+def test_on_a_mesh():
+    mesh = jax.make_mesh(*MESHES["explicit"])
+    geometry = {"m": Euclidean(Spectral()), "stack": Hypersphere(), "bias": Euclidean()}
+    instance = Instance(optim.normalize, geometry, SHARDED, {"base": optax.trace(0.9)})
+    check_sharding(instance.tx(), instance.params(), instance.grads(), shardings(mesh))
