@@ -2,22 +2,33 @@
 
 import runpy
 import sys
+from collections.abc import Sequence
 
-NAMES = ("msign_accuracy", "solvers", "drift", "tuning")
+NAMES = ("msign_accuracy", "solvers", "drift", "tuning", "carried_norms", "gpt_throughput")
 
 
-def main() -> None:
+def main() -> int:
+    """Runs one benchmark, or all of them, each to its end; exit status 1 if any did not succeed."""
     if len(sys.argv) > 1:
         name, options = sys.argv[1], sys.argv[2:]
         if name not in NAMES:
             sys.exit(f"python -m benchmarks: no benchmark {name!r}; there are {', '.join(NAMES)}")
-        runs = [(name, options)]
-    else:
-        runs = [(name, ["--overwrite"]) for name in NAMES]
-    for name, options in runs:
-        sys.argv = [f"python -m benchmarks {name}", *options]
+        return run(name, options)
+    return max([run(name, ["--overwrite"]) for name in NAMES])
+
+
+def run(name: str, options: Sequence[str]) -> int:
+    """Runs one benchmark and returns its exit status, also where it ends with `sys.exit`."""
+    sys.argv = [f"python -m benchmarks {name}", *options]
+    try:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    except SystemExit as stop:
+        if stop.code is None or isinstance(stop.code, int):
+            return stop.code or 0
+        print(stop.code, file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,138 @@
+"""How close power iteration with carried vectors comes to the spectral norms of real updates.
+
+    python -m benchmarks.carried_norms      # two minutes; benchmarks/results/carried_norms.json
+
+Warm: a 64-128-128-10 ReLU network learns the digits of scikit-learn with batches of 64, each
+layer's update divided by its exact norm; every update of every layer is estimated on the way, from
+the vector that the step before left. Cold: the first estimate for random matrices.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manifoldmuon.lab import environment, write_record
+from manifoldmuon.lab.datasets import load_digits
+from manifoldmuon.linalg import power_iteration, spectral_norm
+from manifoldmuon.norms import Effort
+
+SIZES = ((128, 64), (128, 128), (10, 128))
+BASES = {
+    "SGD": optax.identity(),
+    "momentum 0.9": optax.trace(0.9),
+    "momentum 0.95, Nesterov": optax.trace(0.95, nesterov=True),
+    "Adam": optax.scale_by_adam(),
+}
+WARM = (1, 2, 3, 4, 6)
+COLD = (2, 4, 8, 16, 32)
+RATE = 0.03
+
+
+def warm(base: optax.GradientTransformation, images, labels, steps: int) -> np.ndarray:
+    """Estimate over norm for every step but the first, layer and number of power steps."""
+    keys = jax.random.split(jax.random.key(0), len(SIZES))
+    pairs = zip(keys, SIZES, strict=True)
+    weights = [jax.random.normal(key, size) / np.sqrt(size[1]) for key, size in pairs]
+    cold = Effort().cold_steps
+
+    def loss(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
+        for weight in weights[:-1]:
+            x = jax.nn.relu(x @ weight.T)
+        logits = 4 * x @ weights[-1].T
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    def step(carry: Any, key: jax.Array) -> Any:
+        weights, state, vectors = carry
+        batch = jax.random.randint(key, (64,), 0, len(labels))
+        grads = jax.grad(loss)(weights, images[batch], labels[batch])
+        updates, state = _update(base, grads, state, weights)
+        exact = [spectral_norm(update) for update in updates]
+        found = [
+            [power_iteration(u, v, n, cold) for n, v in zip(WARM, carried, strict=True)]
+            for u, carried in zip(updates, vectors, strict=True)
+        ]
+        sizes = jnp.array([[size for size, _ in layer] for layer in found])
+        ratios = sizes / jnp.array(exact)[:, None]
+        vectors = [[v for _, v in f] for f in found]
+        weights = [
+            w - RATE * u / e * np.sqrt(w.shape[0] / w.shape[1])
+            for w, u, e in zip(weights, updates, exact, strict=True)
+        ]
+        return (weights, state, vectors), ratios
+
+    vectors = [[jnp.zeros(size[1]) for _ in WARM] for size in SIZES]
+    start = weights, base.init(weights), vectors
+    keys = jax.random.split(jax.random.key(5), steps)
+    return np.asarray(jax.jit(lambda c: jax.lax.scan(step, c, keys))(start)[1])[1:]
+
+
+def _update(base: Any, *arguments: Any) -> Any:
+    return base.update(*arguments)
+
+
+def cold(rows: int, decay: bool, seed: int, trials: int = 20) -> list[float]:
+    """The worst estimate over norm of some random square matrices, for each number of steps."""
+    rng = np.random.default_rng(seed)
+    matrices = rng.standard_normal((trials, rows, rows))
+    if decay:
+        spectrum = np.geomspace(1, 1e-3, rows)[:, None]
+        matrices = matrices @ (spectrum * rng.standard_normal((trials, rows, rows)))
+    exact = np.linalg.norm(matrices, 2, axis=(1, 2))
+    x, start = jnp.asarray(matrices, jnp.float32), jnp.zeros((trials, rows))
+    return [float(np.min(power_iteration(x, start, n)[0] / exact)) for n in COLD]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measures, prints both tables and writes the record."""
+    parser = argparse.ArgumentParser(description="Spectral norms by carried power iteration.")
+    parser.add_argument("--steps", type=int, default=400, help="training steps")
+    parser.add_argument("--seed", type=int, default=0, help="of the random matrices")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/carried_norms.json"))
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing record")
+    options = parser.parse_args(argv)
+    if options.steps < 2:
+        parser.error("--steps must be at least 2")
+    if options.out.exists() and not options.overwrite:
+        sys.exit(f"{options.out} exists; pass --overwrite to replace it")
+    data = load_digits()
+    images, labels = (jnp.asarray(x) for x in (data.train_x.reshape(-1, 64), data.train_y))
+    rows = []
+    for name, base in BASES.items():
+        ratios = warm(base, images, labels, options.steps)
+        for index, steps in enumerate(WARM):
+            part = ratios[..., index].ravel()
+            row = {"mean": part.mean(), "percent": np.quantile(part, 0.01), "lowest": part.min()}
+            rows.append({"base": name, "steps": steps} | {k: float(v) for k, v in row.items()})
+            numbers = "{mean:.4f} {percent:.3f} {lowest:.3f}".format(**rows[-1])
+            print(f"{name:24} {steps} steps: {numbers}")
+    starts = [
+        {"rows": n, "decay": decay, "worst": cold(n, decay, options.seed)}
+        for n in (32, 128, 512)
+        for decay in (False, True)
+    ]
+    for start in starts:
+        kind = "decaying" if start["decay"] else "Gaussian"
+        found = "  ".join(f"{n}: {x:.3f}" for n, x in zip(COLD, start["worst"], strict=True))
+        print(f"cold, {start['rows']:3} rows, {kind}: {found}")
+    record = {
+        "what": "estimate / spectral norm, by power iteration from carried vectors",
+        "training_steps": options.steps,
+        "cold_steps_in_training": Effort().cold_steps,
+        "learning_rate": RATE,
+        "seed": options.seed,
+        "environment": environment(),
+        "warm": rows,
+        "cold_steps": list(COLD),
+        "cold": starts,
+    }
+    print("written:", write_record(options.out, record, overwrite=options.overwrite))
+
+
+if __name__ == "__main__":
+    main()
