@@ -17,20 +17,30 @@ from manifoldmuon.optim._normalize import NormalizeState, normalize
 from manifoldmuon.optim._paths import ByPath, by_path, path_string
 from manifoldmuon.optim._retract import retract
 from manifoldmuon.optim._steepest import ScaleBySteepestState, scale_by_steepest
+from manifoldmuon.optim._step_by_distance import StepByDistanceState, step_by_distance
+from manifoldmuon.optim._step_by_line_search import StepByLineSearchState, step_by_line_search
+from manifoldmuon.optim._step_by_rule import StepByRuleState, step_by_rule
+from manifoldmuon.optim._step_rules import DeepTrust, SquareLossSmoothness, StepRule
 from manifoldmuon.optim._trees import distance_tree, init_tree, monitor_distance, project_tree
 
 __all__ = [
     "Architecture",
     "ByPath",
-    "Fans",
     "Combination",
+    "DeepTrust",
+    "Fans",
     "Max",
     "NormalizeState",
     "RootSumSquares",
     "ScaleByAGDState",
     "ScaleBySteepestState",
-    "agd",
+    "SquareLossSmoothness",
+    "StepByDistanceState",
+    "StepByLineSearchState",
+    "StepByRuleState",
+    "StepRule",
     "Sum",
+    "agd",
     "by_path",
     "chain",
     "check_chain",
@@ -52,4 +62,7 @@ __all__ = [
     "scale_by_budget",
     "scale_by_duality",
     "scale_by_steepest",
+    "step_by_distance",
+    "step_by_line_search",
+    "step_by_rule",
 ]

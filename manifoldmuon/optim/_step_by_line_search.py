@@ -1,0 +1,108 @@
+"""A learning rate found by trying: backtracking along the curve of the retraction."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._retract import retract
+from manifoldmuon.optim._step_by_rule import inner, require, scaled
+
+
+class StepByLineSearchState(NamedTuple):
+    """What the last line search found.
+
+    Attributes:
+      learning_rate: where the next search begins, up to `growth`; float32.
+      trials: how many losses were computed; int32.
+      slope: `<gradient, direction>`; float32.
+    """
+
+    learning_rate: Float[Array, ""]
+    trials: Int[Array, ""]
+    slope: Float[Array, ""]
+
+
+def step_by_line_search(
+    geometry: Geometry,
+    *,
+    first: float = 1.0,
+    growth: float = 2.0,
+    shrink: float = 0.5,
+    share: float = 0.5,
+    max_trials: int = 30,
+) -> optax.GradientTransformationExtraArgs:
+    """Stands in place of `optax.scale_by_learning_rate`: Armijo's rule along the retraction.
+
+    The step `eta` is accepted when `loss(R(W, -eta A)) <= loss(W) - share * eta * <G, A>`. The
+    first trial is `growth` times the last step, each next one `shrink` times the one before. A
+    loss of NaN is no decrease. If no trial succeeds the weights stay where they are, so that the
+    loss that is searched never increases.
+
+    `update` takes what Optax's line searches take: `tx.update(grads, state, params, value=loss,
+    grad=grads, value_fn=f)`, where `f(params)` is the loss, on the batch of the step. It flips the
+    sign. `f` needs the whole tree, so this link does not belong inside `optax.masked` or
+    `optax.partition`.
+
+    Args:
+      geometry: which manifold each parameter lives on; see `resolve`.
+      first: the learning rate before the first search. 1 moves the network's output by about 1
+        where updates have modular norm 1.
+      growth: at least 1.
+      shrink: between 0 and 1.
+      share: of the decrease that the slope promises, between 0 and 1. One half accepts at most
+        the minimiser of a parabola.
+      max_trials: losses to compute at most in one step. These numbers are fixed when the link is
+        made: name them in `static_args` of `optax.inject_hyperparams`.
+
+    Returns:
+      A transformation whose state is a `StepByLineSearchState`.
+
+    Raises:
+      ValueError: for a number out of its range; on use, without `value`, `grad` or `value_fn`.
+    """
+    if not (first > 0 and growth >= 1 and 0 < shrink < 1 and 0 < share < 1 and max_trials >= 1):
+        raise ValueError(
+            "step_by_line_search needs first > 0, growth >= 1, 0 < shrink < 1, 0 < share < 1 and "
+            f"max_trials >= 1; got {first=}, {growth=}, {shrink=}, {share=}, {max_trials=}"
+        )
+    onto = retract(geometry)
+
+    def init_fn(params: Any) -> StepByLineSearchState:
+        del params
+        start = jnp.asarray(first / growth, jnp.float32)
+        return StepByLineSearchState(start, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
+
+    def update_fn(
+        updates, state, params: Any = None, *, value=None, grad=None, value_fn: Any = None, **extra
+    ):
+        del extra
+        require("step_by_line_search", value=value, grad=grad, value_fn=value_fn)
+        slope = inner(grad, updates)
+        promised = share * jnp.maximum(slope, 0.0)
+        now = jnp.asarray(value, jnp.float32)
+
+        def decreases(rate: Float[Array, ""]) -> Any:
+            step, _ = onto.update(scaled(updates, -rate), optax.EmptyState(), params)
+            loss = value_fn(optax.apply_updates(params, step))
+            return jnp.asarray(loss, jnp.float32) <= now - rate * promised
+
+        def goes_on(carry):
+            _, trials, found = carry
+            return ~found & (trials < max_trials)
+
+        def tries(carry):
+            rate, trials, _ = carry
+            rate = jnp.where(trials == 0, rate, rate * shrink)
+            return rate, trials + 1, decreases(rate)
+
+        begin = growth * state.learning_rate, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        rate, trials, found = jax.lax.while_loop(goes_on, tries, begin)
+        # A NaN in the gradient has to stay visible; a search that fails is no NaN.
+        taken = jnp.where(found, rate, 0.0) + 0.0 * slope
+        return scaled(updates, -taken), StepByLineSearchState(rate, trials, slope)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,0 +1,92 @@
+"""A learning rate computed in every step from the loss and its slope."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from manifoldmuon.optim._paths import is_hole
+from manifoldmuon.optim._step_rules import StepRule
+
+
+class StepByRuleState(NamedTuple):
+    """What the last step of `step_by_rule` measured.
+
+    Attributes:
+      learning_rate: the length of the step; float32.
+      slope: `<gradient, direction>`; float32.
+    """
+
+    learning_rate: Float[Array, ""]
+    slope: Float[Array, ""]
+
+
+def step_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
+    """Stands in place of `optax.scale_by_learning_rate`, without a learning rate.
+
+    `update` takes the loss and the gradient as Optax's line searches do:
+    `tx.update(grads, state, params, value=loss, grad=grads)`. It flips the sign. Directions of
+    negative slope (momentum may point uphill) give no step; a NaN in the gradient makes the
+    whole step NaN.
+
+    Args:
+      rule: how the length follows from the loss and the slope along the direction.
+
+    Returns:
+      A transformation whose state is a `StepByRuleState`.
+
+    Raises:
+      ValueError: on use, without `value` or `grad`.
+
+    Example:
+      `chain(scale_by_steepest(net.geometry()), scale_by_budget(net.budgets()),
+      step_by_rule(SquareLossSmoothness(net.sharpness.alpha)), retract(net.geometry()))`
+    """
+
+    def init_fn(params: Any) -> StepByRuleState:
+        del params
+        return StepByRuleState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+
+    def update_fn(updates, state, params=None, *, value=None, grad=None, **extra_args):
+        del state, params, extra_args
+        require("step_by_rule", value=value, grad=grad)
+        slope = inner(grad, updates)
+        rate = rule.length(slope, jnp.asarray(value, jnp.float32))
+        # Not `slope > 0`: a NaN has to stay visible.
+        rate = jnp.where(slope <= 0, 0.0, rate)
+        return scaled(updates, -rate), StepByRuleState(rate, slope)
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+
+
+def require(name: str, **arguments: Any) -> None:
+    """Raises `ValueError` where an extra argument of `update` is missing."""
+    missing = [key for key, value in arguments.items() if value is None]
+    if missing:
+        call = ", ".join(f"{key}=..." for key in arguments)
+        raise ValueError(
+            f"{name} needs {' and '.join(missing)}: call tx.update(grads, state, params, {call})."
+        )
+
+
+def inner(grads: Any, updates: Any) -> Float[Array, ""]:
+    """`<grads, updates>` over a tree in float32 or wider; places without an update do not count."""
+
+    def product(update, grad):
+        if is_hole(update) or is_hole(grad):
+            return jnp.zeros(())
+        kind = jnp.promote_types(jnp.result_type(update, grad), jnp.float32)
+        return jnp.sum(jnp.asarray(update, kind) * jnp.asarray(grad, kind))
+
+    products = jax.tree.map(product, updates, grads, is_leaf=is_hole)
+    return sum(jax.tree.leaves(products), jnp.zeros(())).astype(jnp.float32)
+
+
+def scaled(updates: Any, factor: Float[Array, ""]) -> Any:
+    """Every update times a number, in the update's dtype."""
+    return jax.tree.map(
+        lambda u: u if is_hole(u) else (u * factor.astype(jnp.result_type(u))), updates,
+        is_leaf=is_hole,
+    )  # fmt: skip
