@@ -12,7 +12,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -84,13 +84,16 @@ def complete(given: argparse.Namespace, record: dict[str, Any], dataset: Dataset
             record["stable_ranks"] += stable_ranks(dataset, width, steps=10)
             save(given, record, replace=True)
     for run in given.runs:
-        if run.name not in record["runs"]:
-            record["runs"][run.name] = train(run, dataset, given)
-            save(given, record, replace=True)
+        if record["runs"].get(run.name, {"step": [0]})["step"][-1] < given.steps:
+            for curves in train(run, dataset, given):
+                record["runs"][run.name] = curves
+                save(given, record, replace=True)
 
 
-def train(run: Which, dataset: Dataset, given: argparse.Namespace) -> dict[str, list[Any]]:
-    """One run, from its last checkpoint if it has one; returns the curves."""
+def train(
+    run: Which, dataset: Dataset, given: argparse.Namespace
+) -> Generator[dict[str, list[Any]]]:
+    """One run, from its last checkpoint if it has one; gives the curves as they grow."""
     sampled = len(dataset.train_y) if run.everywhere else SAMPLED
     problem = Problem(dataset, given.width, _published.SIX_STEPS, sampled)
     tx = problem.transformation(run.method, run.learning_rate)
@@ -112,6 +115,7 @@ def train(run: Which, dataset: Dataset, given: argparse.Namespace) -> dict[str, 
         carry, curves = restore(checkpoint, carry)
     else:
         curves = begin(problem.measure(carry[0], None))
+    yield curves
     with progress(given.steps) as bar:
         bar.set_description(run.name)
         bar.update(curves["step"][-1])
@@ -122,13 +126,13 @@ def train(run: Which, dataset: Dataset, given: argparse.Namespace) -> dict[str, 
             for name, value in problem.measure(carry[0], carry[2]).items():
                 curves[name].append(value)
             store(checkpoint, carry, curves)
+            yield curves
             bar.set_postfix_str(
                 f"train {100 * curves['train_accuracy'][-1]:.1f} %, letter's AUC "
                 f"{curves['auc'][-1] or np.nan:.3f}"
             )
             bar.update(len(steps))
     checkpoint.unlink(missing_ok=True)
-    return curves
 
 
 def begin(measured: dict[str, Any]) -> dict[str, list[Any]]:

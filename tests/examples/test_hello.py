@@ -1,5 +1,6 @@
 """The published examples in small: their protocols, their command lines and their table."""
 
+import argparse
 import inspect
 import json
 import math
@@ -11,6 +12,7 @@ import pytest
 
 from examples import _published, hello_mnist, hello_world, mixer, reproduce, weight_erasure
 from examples._reproduction import CHAPTERS, markdown
+from manifoldmuon.lab.datasets import Dataset
 from manifoldmuon.modules import Linear
 
 
@@ -157,14 +159,26 @@ def test_reproduce_runs_what_has_no_record(tmp_path, monkeypatch, capsys):
     assert "needs --data-dir" in capsys.readouterr().err
 
 
-def test_weight_erasure_goes_on_where_it_stopped(tmp_path):
-    carry = (jnp.ones((2, 3)), (), {"a": jnp.arange(4)})
-    weight_erasure.store(tmp_path / "x.npz", carry, {"step": [0, 50]})
-    found, curves = weight_erasure.restore(tmp_path / "x.npz", carry)
-    assert jax.tree.structure(found) == jax.tree.structure(carry)
-    np.testing.assert_array_equal(found[2]["a"], np.arange(4))
-    assert curves == {"step": [0, 50]}
-    assert [path.name for path in tmp_path.iterdir()] == ["x.npz"]
+def test_weight_erasure_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    monkeypatch.setattr(weight_erasure, "CHUNK", 2)
+    rng = np.random.default_rng(0)
+    images, labels = rng.random((40, 2, 2, 3), np.float32), rng.integers(0, 10, 40, np.int32)
+    dataset = Dataset(images, labels, images[:9], labels[:9], "noise", tuple("0123456789"))
+    run = weight_erasure.which("gradient:0.5")
+
+    def given(name):
+        return argparse.Namespace(out=tmp_path / name, width=8, steps=4, overwrite=False)
+
+    *_, whole = weight_erasure.train(run, dataset, given("whole.json"))
+    part = weight_erasure.train(run, dataset, given("parts.json"))
+    assert [next(part)["step"][-1], next(part)["step"][-1]] == [0, 2]
+    part.close()  # as if interrupted
+    first, *_, last = weight_erasure.train(run, dataset, given("parts.json"))
+    assert first["step"] == [0, 2, 4]  # one list, which has grown
+    assert last == whole
+    assert whole["auc"][0] == 1.0
+    assert whole["stable_rank"][0] is None
+    assert list(tmp_path.iterdir()) == []  # no checkpoint is left
 
 
 def test_linear_layers_have_the_published_shapes():
