@@ -154,6 +154,15 @@ def project(atom: Any, w: np.ndarray) -> np.ndarray:
     return (u * np.minimum(s, most)[..., None, :]) @ vt
 
 
+def weights_of(net: Module, seed: int = 0) -> Any:
+    """Random weights on the manifolds, by NumPy: compiling `init` takes longer than an attack."""
+    rng = np.random.default_rng(seed)
+    leaves, structure = jax.tree.flatten(jax.eval_shape(lambda: net.init(jax.random.key(0))))
+    pairs = zip(atoms(net), leaves, strict=True)
+    points = [project(atom, rng.standard_normal(leaf.shape)) for atom, leaf in pairs]
+    return to_jax(jax.tree.unflatten(structure, points))
+
+
 @dataclasses.dataclass
 class Attack:
     """Climbs over weights, inputs and directions of a network; compiled once.

@@ -39,6 +39,7 @@ from tests.certificates.attack import (
     to_jax,
     tokens,
     toward,
+    weights_of,
 )
 
 NEAR = 1 + 1e-3
@@ -220,7 +221,7 @@ def test_losses_say_what_they_need():
 def test_no_movement_within_the_radius_changes_the_prediction(head):
     """One layer: against the distance to the nearest boundary, which is known exactly."""
     net = head.constrained() @ Linear(4, 4).constrained()
-    params = net.init(jax.random.key(0))
+    params = weights_of(net)
     x = starts(0, (50, 4))[0]
     w = np.asarray(params[1], float) @ np.asarray(params[0], float)
     w = w / 4 if isinstance(head, Unembed) else w

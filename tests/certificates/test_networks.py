@@ -32,7 +32,7 @@ from manifoldmuon.modules import (
     residual,
     tie,
 )
-from tests.certificates.attack import Attack, project, tokens
+from tests.certificates.attack import Attack, project, tokens, weights_of
 
 NEAR = 1 + 1e-4
 
@@ -70,7 +70,7 @@ NETWORKS = {
 def test_no_attack_exceeds_the_certificate(name):
     net, shape, size, shares = NETWORKS[name]
     anywhere = certify(net, input_norm=size)
-    params = net.init(jax.random.key(0))
+    params = weights_of(net)
     here = certify(net, params, input_norm=size)
     attack = Attack(net, anywhere.inputs, anywhere.outputs, jnp.zeros(shape))
     found = [
@@ -95,7 +95,7 @@ GPTS = {
 def test_no_exchange_of_tokens_exceeds_the_certificate_of_a_gpt(name):
     """To replace a token is a step of norm 2."""
     net = GPTS[name]
-    anywhere, params = certify(net), net.init(jax.random.key(0))
+    anywhere, params = certify(net), weights_of(net)
     here = certify(net, params)
     x = tokens(0, net, 64, 5)
     y = np.asarray(jax.jit(net.apply)(params, x))
@@ -109,7 +109,7 @@ def test_no_exchange_of_tokens_exceeds_the_certificate_of_a_gpt(name):
 def test_finite_steps_within_the_radius():
     """||f(w + dw) - f(w)|| <= L ||dw||, for steps as long as the radius."""
     net = MLP(4, 6, 6, 3, activation=GELU())
-    params = net.init(jax.random.key(0))
+    params = weights_of(net)
     attack = Attack(net, Size(1.0), Size(1.0), jnp.zeros((4, 6)))
     apply = jax.jit(net.apply)
     for radius in (0.1, 1.0, 3.0):
@@ -154,7 +154,7 @@ def test_aligned_layers_attain_the_product():
 def test_a_stack_has_the_bounds_of_its_copies():
     net = Stack(ReLU() @ Linear(5, 5), 3)
     rng = np.random.default_rng(0)
-    params = net.init(jax.random.key(0))
+    params = weights_of(net)
     params = jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape), a.dtype), params)
     stacked, plain = certify(net, params), certify(net.unroll(), net.unstack(params))
     assert stacked.lipschitz_inputs == pytest.approx(plain.lipschitz_inputs, rel=1e-12)
@@ -169,7 +169,7 @@ def test_a_tied_weight_counts_in_every_place():
     net = tie(Unembed(5, 4) @ Linear(4, 4) @ Embed(4, 5), 0, 2).constrained()
     assert certify(net).lipschitz_weights == pytest.approx(1)
     x = jnp.arange(5)[None]
-    params = net.init(jax.random.key(0))
+    params = jax.jit(net.init)(jax.random.key(0))
     rng, worst = np.random.default_rng(0), 0.0
     push = jax.jit(lambda w, dw: (jax.jvp(lambda w: net.apply(w, x), (w,), (dw,))[1], net.norm(dw)))
     for _ in range(50):
@@ -217,7 +217,7 @@ def test_division_by_the_norm_has_no_bound(net):
 def test_and_rightly_so():
     """The slope of a residual network grows without end as its input shrinks."""
     net = ResMLP(3, 6, 6, 2, block_depth=1)
-    params = net.init(jax.random.key(0))
+    params = weights_of(net)
     x, dx = np.random.default_rng(0).standard_normal((2, 6))
     push = jax.jit(lambda x: jax.jvp(lambda x: net.apply(params, x), (x,), (jnp.asarray(dx),))[1])
     slopes = [float(jnp.linalg.norm(push(jnp.float32(s * x)))) for s in (1e-1, 1e-2, 1e-3)]
@@ -253,11 +253,17 @@ def test_points_of_a_manifold_are_within_its_reach(atom, manifold):
     """Random points, by their singular values; and steps of norm 1, in the atom's own norm."""
     atom = atom.on(manifold)
     anywhere = certify(atom)
-    points = manifold.random_point(jax.random.key(0), (10, *atom.shape), jnp.float32)
-    steps = np.random.default_rng(0).standard_normal(points.shape).astype(np.float32)
-    norms = atom.unconstrained().norm(steps) / np.max(manifold.norm(steps).reshape(10, -1), axis=1)
+    steps = jnp.asarray(np.random.default_rng(0).standard_normal((10, *atom.shape)), jnp.float32)
+
+    @jax.jit
+    def measured(key):
+        points = manifold.random_point(key, steps.shape, jnp.float32)
+        return points, atom.unconstrained().norm(steps), manifold.norm(steps)
+
+    points, own, theirs = (np.asarray(part) for part in measured(jax.random.key(0)))
+    norms = own / theirs.reshape(10, -1).max(axis=1)
     assert np.max(norms) <= anywhere.lipschitz_weights * NEAR
-    for point in np.asarray(points):
+    for point in points:
         here = certify(atom, point)
         assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
         assert here.outputs.least >= anywhere.outputs.least / NEAR
@@ -265,7 +271,7 @@ def test_points_of_a_manifold_are_within_its_reach(atom, manifold):
 
 def test_weights_that_drifted_are_covered():
     net = Linear(6, 4).constrained()
-    w = np.asarray(net.init(jax.random.key(0))) * 1.01
+    w = np.asarray(weights_of(net)) * 1.01
     found = certify(net, drift=0.011, input_norm=Size(1.0, 1.0))
     here = certify(net, w, input_norm=Size(1.0, 1.0))
     assert here.lipschitz_inputs <= found.lipschitz_inputs == pytest.approx(1.011)
