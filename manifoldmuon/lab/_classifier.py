@@ -10,7 +10,8 @@ from jaxtyping import Array, Float, Int
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.optim import init_tree
 
-Weights = list[Float[Array, "fan_out fan_in"]]
+# Not named axes: they would have to be the same numbers in every layer.
+Weights = list[Float[Array, "_ _"]]
 
 
 def shapes_of(widths: tuple[int, ...]) -> list[tuple[int, int]]:
