@@ -19,7 +19,7 @@ from manifoldmuon.optim import DeepTrust, SquareLossSmoothness, StepRule
 
 NETWORKS: dict[str, Module] = {"mlp": MLP(10, 64, 128, 3), "resmlp": ResMLP(10, 64, 128, 3)}
 
-RATES = tuple(2.0**power for power in range(-5, 1))
+RATES = tuple(2.0**power for power in range(-4, 1))
 """The grid of learning rates; they fall linearly to zero."""
 
 
@@ -116,7 +116,8 @@ def train_once(net: Module, run: Any, seed: int, steps: int, batch_size: int) ->
     """Trains from the initial weights of the seed, on its split and its batches."""
     data = digits(seed)
     order = jnp.asarray(batches(seed, len(data.train_y), steps, batch_size))
-    weights, rates = run(net.init(jax.random.key(seed)), data.train_x, data.train_y, order)
-    loss = square_loss(net, weights, data.train_x, data.train_y)
-    answers = np.argmax(np.asarray(net.apply(weights, data.test_x)), axis=-1)
+    train_x, train_y, test_x = map(jnp.asarray, data[:3])
+    weights, rates = run(net.init(jax.random.key(seed)), train_x, train_y, order)
+    loss = square_loss(net, weights, train_x, train_y)
+    answers = np.argmax(np.asarray(net.apply(weights, test_x)), axis=-1)
     return FreeRun(float(loss), float(np.mean(answers == data.test_y)), np.asarray(rates))
