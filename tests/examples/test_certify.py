@@ -2,22 +2,23 @@
 
 import json
 
-import pytest
-
 from examples import certify
+from manifoldmuon.modules import MLP
 
 
 def test_attacks_stay_below_the_certificates(tmp_path, monkeypatch):
     monkeypatch.setattr(certify, "STEPS", 50)
-    monkeypatch.setattr(certify, "RADII", (0.1,))
+    monkeypatch.setattr(certify, "RATE", 1.0)
+    monkeypatch.setattr(certify, "RADII", (0.02,))
+    monkeypatch.setattr(certify, "NETWORKS", {"small": 10.0 * MLP(10, 64, 16, 2)})
     assert certify.main(["--out", str(tmp_path / "record.json")]) == 0
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
     for row in record["networks"].values():
-        assert row["test accuracy"] > 0.5  # chance is 0.1
+        assert row["test accuracy"] > 0.3  # chance is 0.1
         for kind in ("input slope", "weight slope"):
-            assert 0.3 * row[kind]["certified at the weights"] < row[kind]["found"]
+            assert 0.2 * row[kind]["certified at the weights"] < row[kind]["found"]
             assert row[kind]["found"] <= row[kind]["certified at the weights"] * (1 + 1e-4)
         for line in row["accuracy"]:
             assert line["certified"] <= line["attacked"] <= row["test accuracy"]
-    on_sets = [row["input slope"]["certified on the sets"] for row in record["networks"].values()]
-    assert on_sets == [pytest.approx(3), None]
+        # Flat space is no constraint: nothing is certified without the weights.
+        assert row["input slope"]["certified on the sets"] is None
