@@ -157,6 +157,9 @@ def test_the_line_search_accepts_what_armijo_accepts():
     assert np.all(decrease >= 0.5 * taken[:-1] * slope[:-1] - 1e-5)
     assert losses[-1] < losses[0] - 1
     np.testing.assert_allclose(np.linalg.norm(visited["v"], axis=1), 2, rtol=1e-5)
+    # It begins at twice the last step (the first at 1), and halves.
+    begun = np.concatenate([[1.0], 2 * taken[:-1]])
+    np.testing.assert_allclose(taken, begun * 0.5 ** (np.asarray(state.trials) - 1), rtol=1e-6)
     # Where the search has shrunk, twice the step would not have been accepted.
     shrunk = [t for t in range(29) if state.trials[t] > 1 and slope[t] > 0.1]
     assert shrunk
