@@ -1,0 +1,181 @@
+"""Tokens per second of the character GPT: weights on manifolds against unconstrained Muon.
+
+    python -m benchmarks.gpt_throughput     # minutes; writes benchmarks/results/gpt_throughput.*
+
+The network of the constrained run of `examples.hello_gpt` is trained with manifold Muon, by either
+preset of the solver, and with `optax.contrib.muon` at its defaults, from the same weights on the
+same tokens. Chunks of steps are compiled as one program each and measured in turn, round by round,
+so that what slows the machine down slows all of them alike. The parts of a step are programs of
+their own, measured likewise.
+"""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+import manifoldmuon as mm
+from benchmarks._timing import interleaved
+from examples.gpt._methods import Job, build_constrained, build_muon, constrained
+from examples.gpt._settings import Settings
+from examples.gpt._training import chunk_of_steps, mean_loss
+from manifoldmuon.lab import environment, write_record
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from manifoldmuon.modules import Module
+
+VOCABULARY = 65
+RATE = 1e-3
+MUON = "optax.contrib.muon"
+AIMS = {12: 0.5, 96: 0.75}
+PRESETS = {"fast": FAST, "accurate": ACCURATE}
+
+
+def networks(settings: Settings) -> dict[str, Module]:
+    """The constrained network with either solver."""
+    return {name: constrained(settings, VOCABULARY, solver) for name, solver in PRESETS.items()}
+
+
+def jobs(settings: Settings) -> dict[str, Job]:
+    """Manifold Muon with either solver, and Muon on the same network without constraints."""
+    found = {
+        f"manifold Muon, {name}": Job(network, build_constrained(RATE, network))
+        for name, network in networks(settings).items()
+    }
+    network = constrained(settings, VOCABULARY, FAST)
+    return found | {MUON: Job(network, build_muon(RATE, network))}
+
+
+def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> dict[str, Callable[[], Any]]:
+    """Functions that take so many steps each, by every optimizer."""
+    functions = {}
+    for name, job in jobs(settings).items():
+        weights = job.network.init(jax.random.key(0))
+        carry = weights, job.tx.init(weights)
+        chunk = jax.jit(chunk_of_steps(job, settings.context))
+        functions[name] = functools.partial(
+            chunk, carry, tokens, starts_of(settings, steps, tokens)
+        )
+    return functions
+
+
+def parts(settings: Settings, tokens: jax.Array) -> dict[str, Callable[[], Any]]:
+    """What a step is made of, each part by itself."""
+    starts = starts_of(settings, 1, tokens)[0]
+    network = networks(settings)["fast"]
+    weights = network.init(jax.random.key(0))
+    gradient = jax.jit(jax.value_and_grad(mean_loss(network, settings.context)))
+    _, grads = gradient(weights, tokens, starts)
+    trace = optax.trace(0.95, nesterov=True, accumulator_dtype="float32")
+    muon = build_muon(RATE, network)
+    found = {
+        "forward and backward": functools.partial(gradient, weights, tokens, starts),
+        "momentum": functools.partial(jax.jit(trace.update), grads, trace.init(weights)),
+        f"update, {MUON}": functools.partial(
+            jax.jit(muon.update), grads, muon.init(weights), weights
+        ),
+    }
+    for name, variant in networks(settings).items():
+        geometry = variant.geometry()
+        steepest = mm.optim.scale_by_steepest(geometry)
+        update = jax.jit(steepest.update)
+        found[f"direction, {name}"] = functools.partial(
+            update, grads, steepest.init(weights), weights
+        )
+    steps, _ = update(grads, steepest.init(weights), weights)
+    steps = jax.tree.map(lambda x: -RATE * x, steps)
+    retract = mm.optim.retract(network.geometry())
+    found["retraction"] = functools.partial(
+        jax.jit(retract.update), steps, retract.init(weights), weights
+    )
+    return found
+
+
+def starts_of(settings: Settings, steps: int, tokens: jax.Array) -> jax.Array:
+    """Where the windows of each step start."""
+    last = len(tokens) - settings.context
+    places = np.random.default_rng(0).integers(last, size=(steps, settings.batch))
+    return jnp.asarray(places, jnp.int32)
+
+
+def measure(batch: int, rounds: int, steps: int) -> dict[str, Any]:
+    """One batch size."""
+    settings = Settings(batch=batch)
+    # Nothing that is measured depends on what the text says.
+    tokens = jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=100_000), jnp.int32)
+    whole = interleaved(whole_steps(settings, steps, tokens), rounds)
+    pieces = interleaved(parts(settings, tokens), rounds)
+    per_step = batch * settings.context
+    rate = {name: steps * per_step / seconds for name, seconds in whole.items()}
+    return {
+        "batch": batch,
+        "tokens_per_step": per_step,
+        "tokens_per_second": rate,
+        "relative_to_muon": {name: rate[name] / rate[MUON] for name in rate},
+        "milliseconds_per_step": {name: 1e3 * s / steps for name, s in whole.items()},
+        "milliseconds_of_part": {name: 1e3 * s for name, s in pieces.items()},
+        "aim": AIMS.get(batch),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as Markdown."""
+    lines = ["| batch | optimizer | ms/step | tokens/s | against Muon |", "|---|---|---|---|---|"]
+    for row in rows:
+        for name, speed in row["tokens_per_second"].items():
+            lines.append(
+                f"| {row['batch']} | {name} | {row['milliseconds_per_step'][name]:.1f} "
+                f"| {speed:,.0f} | {100 * row['relative_to_muon'][name]:.0f} % |"
+            )
+    names = list(rows[0]["milliseconds_of_part"])
+    batches = " | ".join(f"batch {row['batch']}" for row in rows)
+    lines += ["", f"| part of a step, ms | {batches} |", "|---" * (1 + len(rows)) + "|"]
+    for name in names:
+        cells = " | ".join(f"{row['milliseconds_of_part'][name]:.2f}" for row in rows)
+        lines.append(f"| {name} | {cells} |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs the benchmark; exit status 1 where an aim is missed by both presets."""
+    p = argparse.ArgumentParser(description="Tokens per second of the character GPT.")
+    p.add_argument("--batches", type=int, nargs="+", default=list(AIMS), metavar="N")
+    p.add_argument("--rounds", type=int, default=15, help="measurements of each (default: 15)")
+    p.add_argument("--steps", type=int, default=3, help="in a measurement (default: 3)")
+    p.add_argument("--out", type=Path, default=Path("benchmarks/results/gpt_throughput.json"))
+    p.add_argument("--overwrite", action="store_true", help="replace an existing record")
+    options = p.parse_args(argv)
+    if min(*options.batches, options.rounds, options.steps) < 1:
+        p.error("--batches, --rounds and --steps must be at least 1")
+    page = options.out.with_suffix(".md")
+    for path in (options.out, page):
+        if path.exists() and not options.overwrite:
+            sys.exit(f"{path} exists; pass --overwrite to replace it")
+    rows = [
+        measure(batch, options.rounds, options.steps)
+        for batch in tqdm(options.batches, unit="batch size")
+    ]
+    text = table(rows)
+    print(text)
+    record = {
+        "what": "tokens per second of the character GPT, all optimizers in one run",
+        "settings": Settings().as_record(),
+        "rounds": options.rounds,
+        "environment": environment(),
+        "rows": rows,
+    }
+    print("written:", write_record(options.out, record, overwrite=options.overwrite), page)
+    page.write_text(f"{text}\n", encoding="utf-8")
+    best = [max(v for k, v in row["relative_to_muon"].items() if k != MUON) for row in rows]
+    return int(any(ratio < (row["aim"] or 0) for ratio, row in zip(best, rows, strict=True)))
+
+
+if __name__ == "__main__" and (status := main()):  # `python -m benchmarks` goes on after a 0
+    sys.exit(status)

@@ -1,0 +1,131 @@
+"""The optimizers: each with its network, whose atoms say where the weights live."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import optax
+from optax.contrib import MuonDimensionNumbers
+
+import manifoldmuon as mm
+from examples._published import SIX_STEPS
+from examples.gpt._network import bounded_gpt
+from examples.gpt._settings import Settings
+from manifoldmuon.manifolds import Euclidean, FanRatio, Stiefel
+from manifoldmuon.manifolds.solvers import FAST, StiefelSolver
+from manifoldmuon.modules import GPT, Embed, Linear, Module
+from manifoldmuon.norms import L1ToRMS, RMSToRMS
+
+
+class Job(NamedTuple):
+    """What is trained, and how.
+
+    Attributes:
+      network: of which weights.
+      tx: the optimizer.
+      curved: whether the weights are to stay on the manifolds of `network.geometry()`.
+    """
+
+    network: Module
+    tx: optax.GradientTransformation
+    curved: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Method:
+    """An optimizer with its peak learning rate.
+
+    Attributes:
+      label: its name in the table.
+      learning_rate: the peak, tuned on 400 steps unless it is published.
+      network: from the settings and the number of characters.
+      build: from a learning rate (a schedule) and the network.
+      curved: see `Job`.
+    """
+
+    label: str
+    learning_rate: float
+    network: Callable[[Settings, int], Module]
+    build: Callable[[optax.ScalarOrSchedule, Module], optax.GradientTransformation]
+    curved: bool = False
+
+    def rate(self, settings: Settings) -> float:
+        """The peak learning rate: the method's own unless another was asked for."""
+        return settings.learning_rate or self.learning_rate
+
+    def job(self, settings: Settings, vocabulary: int) -> Job:
+        """The network and its optimizer, with the rate falling linearly to zero."""
+        network = self.network(settings, vocabulary)
+        schedule = optax.linear_schedule(self.rate(settings), 0.0, settings.steps)
+        return Job(network, self.build(schedule, network), self.curved)
+
+
+def flat(settings: Settings, vocabulary: int) -> Module:
+    """The GPT of the Modula package, dualized with this package's converged matrix sign."""
+    return GPT(vocabulary, settings.width, settings.heads, settings.blocks)
+
+
+def published(settings: Settings, vocabulary: int) -> Module:
+    """The same, dualized as published: six unconverged steps, and no row counts as stale."""
+    matrix, table = Euclidean(RMSToRMS(SIX_STEPS)), Euclidean(L1ToRMS(threshold=0.0))
+    return flat(settings, vocabulary).map_atoms(
+        lambda atom: atom.on(table if isinstance(atom, Embed) else matrix)
+    )
+
+
+def constrained(settings: Settings, vocabulary: int, solver: StiefelSolver = FAST) -> Module:
+    """Every matrix on a Stiefel manifold, every row of the embedding on a sphere."""
+    network = bounded_gpt(
+        vocabulary, settings.width, settings.heads, settings.blocks,
+        attention_scale=16.0, final_scale=8.0, part=0.25,
+    )  # fmt: skip
+    return network.constrained().map_atoms(
+        lambda atom: atom.on(Stiefel(FanRatio(), solver)) if isinstance(atom, Linear) else atom
+    )
+
+
+def build_published(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
+    """Momentum without looking ahead: the sum that `trace` keeps has the average's direction."""
+    return mm.optim.modular(learning_rate, network, 0.95, nesterov=False)
+
+
+def build_muon(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
+    """`optax.contrib.muon` at its defaults: the first and the last weight are Adam's."""
+    del network
+    return optax.contrib.muon(
+        learning_rate,
+        muon_weight_dimension_numbers=lambda params: jax.tree.map(
+            # The stacks of the blocks; weights are (fan-out, fan-in).
+            lambda w: MuonDimensionNumbers(-1, -2) if w.ndim == 3 else None,
+            params,
+        ),
+        adam_learning_rate=ADAM_RATE,
+    )
+
+
+def build_adamw(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
+    """AdamW, which knows no geometry."""
+    del network
+    return optax.adamw(learning_rate, weight_decay=0.1)
+
+
+def build_modular(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
+    """Steepest descent in the network's own norm, with Nesterov's momentum."""
+    return mm.optim.modular(learning_rate, network)
+
+
+def build_constrained(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
+    """Manifold Muon: every matrix, and every row of the embedding, turns by the same angle."""
+    return mm.optim.manifold_muon(learning_rate, network.geometry())
+
+
+ADAM_RATE = 3e-3
+
+METHODS = {
+    "published": Method("Published protocol", 0.1, published, build_published),
+    "modular": Method("Modular norm, unconstrained", 0.1, flat, build_modular),
+    "constrained": Method("Manifold Muon", 0.03, constrained, build_constrained, curved=True),
+    "muon": Method("optax.contrib.muon", 0.02, flat, build_muon),
+    "adamw": Method("AdamW", 3e-3, flat, build_adamw),
+}

@@ -1,0 +1,56 @@
+"""The runner of the benchmarks, and the table of throughput."""
+
+import importlib.util
+import sys
+
+import pytest
+
+from benchmarks import __main__ as runner
+from benchmarks.gpt_throughput import MUON, table
+
+
+def test_every_benchmark_is_there():
+    for name in runner.NAMES:
+        assert importlib.util.find_spec(f"benchmarks.{name}") is not None
+
+
+def test_all_benchmarks_run_though_one_ends_in_its_middle(monkeypatch, capsys):
+    seen = []
+    ends = {"solvers": 0, "drift": "no room", "tuning": 3}
+
+    def run_module(module, run_name):
+        name = module.removeprefix("benchmarks.")
+        seen.append((name, run_name, sys.argv[1:]))
+        if name in ends:
+            sys.exit(ends[name])
+
+    monkeypatch.setattr(runner.runpy, "run_module", run_module)
+    monkeypatch.setattr(sys, "argv", ["benchmarks"])
+    assert runner.main() == 3
+    assert seen == [(name, "__main__", ["--overwrite"]) for name in runner.NAMES]
+    assert capsys.readouterr().err == "no room\n"
+    seen.clear()
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "drift", "--steps", "5"])
+    assert runner.main() == 1
+    assert seen == [("drift", "__main__", ["--steps", "5"])]
+
+
+def test_an_unknown_benchmark_is_one_line(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["benchmarks", "speed"])
+    with pytest.raises(SystemExit, match="no benchmark 'speed'; there are msign_accuracy, "):
+        runner.main()
+
+
+def test_the_table_of_throughput():
+    row = {
+        "batch": 12,
+        "tokens_per_second": {"manifold Muon, fast": 9000.0, MUON: 10000.0},
+        "relative_to_muon": {"manifold Muon, fast": 0.9, MUON: 1.0},
+        "milliseconds_per_step": {"manifold Muon, fast": 85.3333, MUON: 76.8},
+        "milliseconds_of_part": {"momentum": 1.234},
+    }
+    lines = table([row, row | {"batch": 96}]).splitlines()
+    assert lines[2] == "| 12 | manifold Muon, fast | 85.3 | 9,000 | 90 % |"
+    assert lines[5] == f"| 96 | {MUON} | 76.8 | 10,000 | 100 % |"
+    assert lines[-1] == "| momentum | 1.23 | 1.23 |"
+    assert all(line.count("|") == 4 for line in lines[-3:])
