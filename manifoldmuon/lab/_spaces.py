@@ -119,11 +119,11 @@ class Space:
     def distance(self, points: np.ndarray) -> np.ndarray:
         """The largest `|sigma - 1|` or `|length - 1|` of each point, in float64."""
         sizes = self._sizes(points)
-        return np.abs(sizes - 1).max(axis=-1)
+        return np.asarray(np.abs(sizes - 1).max(axis=-1))
 
     def norm(self, vectors: np.ndarray) -> np.ndarray:
         """The norm in which directions are steepest, of each vector, in float64."""
-        return self._sizes(vectors).max(axis=-1)
+        return np.asarray(self._sizes(vectors).max(axis=-1))
 
     def _sizes(self, points: np.ndarray) -> np.ndarray:
         points = np.asarray(points, np.float64)

@@ -25,25 +25,26 @@ def order(space: str, retraction: str, seed: int) -> dict[str, Any]:
       errors, None where there are none.
     """
     here = SPACES[space]
-    moved, exact = (
-        _moves(here.build(here.retractions[name], here.shape), seed, here.shape)
-        for name in (retraction, here.exact)
+    compare, exact = (
+        here.build(here.retractions[name], here.shape) for name in (retraction, here.exact)
     )
-    errors = here.norm(moved - exact)
+    with jax.enable_x64(True):
+        key = jax.random.key(seed)
+        moved = jax.jit(functools.partial(_moves, (compare, exact), shape=here.shape))(key)
+        errors = here.norm(np.asarray(moved[0] - moved[1]))
     fitted = np.polyfit(np.log(TIMES), np.log(errors), 1)[0] if errors.min() > 1e-12 else None
     return {"times": TIMES, "errors": errors, "slope": fitted}
 
 
-def _moves(manifold: Manifold, seed: int, shape: tuple[int, int]) -> np.ndarray:
-    """The ends of steps of all lengths along one direction of norm 1, in float64."""
-    with jax.enable_x64(True):
-        point_key, key = jax.random.split(jax.random.key(seed))
-        point = manifold.random_point(point_key, shape, jnp.float64)
-        vector = manifold.tangent(point, jax.random.normal(key, shape, jnp.float64))
-        vector = vector / manifold.norm(vector)
-        lengths = jnp.array(TIMES, jnp.float64)[:, None, None]
-        points = jnp.broadcast_to(point, (len(TIMES), *shape))
-        return np.asarray(jax.jit(manifold.retract)(points, lengths * vector))
+def _moves(manifolds: Sequence[Manifold], key: Any, shape: tuple[int, int]) -> list[Any]:
+    """The ends of steps of all lengths along one random direction of norm 1, in float64."""
+    point_key, key = jax.random.split(key)
+    first = manifolds[0]
+    point = first.random_point(point_key, shape, jnp.float64)
+    vector = first.tangent(point, jax.random.normal(key, shape, jnp.float64))
+    vector = jnp.array(TIMES)[:, None, None] * (vector / first.norm(vector))
+    points = jnp.broadcast_to(point, vector.shape)
+    return [manifold.retract(points, vector) for manifold in manifolds]
 
 
 def walk(

@@ -72,7 +72,7 @@ class RetractionLaboratory(Study):
         for space, name in self._pairs():
             pair = {"manifold": space, "retraction": name}
             one = {"seed": self.seeds[0]}
-            every += [pair | {"part": "order"} | one, pair | {"part": "cost"} | one]
+            every += [pair | {"part": part} | one for part in ("order", "cost")]
             every += [pair | {"part": "walk", "dtype": d} | one for d in self.dtypes]
             every += [
                 pair | {"part": "training", "dtype": dtype, "rate": rate, "seed": seed}
@@ -80,7 +80,8 @@ class RetractionLaboratory(Study):
                 for rate in self.rates
                 for seed in self.seeds
             ]
-        return [cell for cell in every if cell["part"] in self.parts]
+        # Part by part, so that an interrupted study has some parts whole.
+        return [cell for part in self.parts for cell in every if cell["part"] == part]
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
         where = cell["manifold"], cell["retraction"]
