@@ -3,16 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
-import manifoldmuon as mm
-from examples._data import batches, load
+from examples._data import load
 from examples._methods import PRESETS, stiefel
-from examples._network import cross_entropy, init_weights, shapes_of
+from examples._network import shapes_of
 from examples._settings import Settings
+from manifoldmuon.lab._trajectory import trajectory
 
 Recorded = tuple[str, np.ndarray, np.ndarray]
 
@@ -44,42 +41,22 @@ def record_gradients(
     if not wanted or wanted[0] < 0 or wanted[-1] >= steps:
         raise ValueError(f"at={wanted} must lie between 0 and {steps - 1}, the last step")
     data = load(settings, seed)
-    shapes = shapes_of(data.widths(settings.widths))
-    train_x, train_y = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
-    order = batches(seed, len(data.train_y), steps, settings.batch_size)
-    geometry = stiefel(shapes, PRESETS[settings.preset])
-    rate = optax.linear_schedule(settings.learning_rate("stiefel"), 0.0, steps)
-    # manifold_muon in two parts, so that the momentum between them can be seen.
-    momentum = optax.trace(0.95, nesterov=True)
-    descent = mm.optim.manifold_muon(rate, geometry, momentum=None)
-
-    @jax.jit
-    def step(weights, states, batch):
-        grads = jax.grad(cross_entropy)(
-            weights, train_x[batch], train_y[batch], settings.multiplier
-        )
-        push, first = momentum.update(grads, states[0], weights)
-        updates, second = descent.update(push, states[1], weights)
-        return optax.apply_updates(weights, updates), (first, second), push
-
-    weights = init_weights(seed, shapes)
-    states = momentum.init(weights), descent.init(weights)
-    found: list[Recorded] = []
-    for count, batch in enumerate(order[: wanted[-1] + 1]):
-        moved, states, push = step(weights, states, batch)
-        if count in wanted:
-            pairs = zip(weights, push, strict=True)
-            found += [
-                (f"layer {layer}, step {count}", _tall(weight), _tall(gradient))
-                for layer, (weight, gradient) in enumerate(pairs, start=1)
-            ]
-        weights = moved
-    return found
-
-
-def _tall(matrix: jax.Array) -> np.ndarray:
-    rows, columns = matrix.shape
-    return np.asarray(matrix.T if rows < columns else matrix)
+    found = trajectory(
+        data,
+        settings.widths,
+        stiefel(shapes_of(data.widths(settings.widths)), PRESETS[settings.preset]),
+        settings.learning_rate("stiefel"),
+        steps,
+        settings.batch_size,
+        settings.multiplier,
+        seed,
+        wanted,
+    )
+    return [
+        (f"layer {layer}, step {count}", given.point, given.gradient)
+        for count in wanted
+        for layer, given in enumerate(found[count], start=1)
+    ]
 
 
 def save_gradients(path: Path, recorded: Sequence[Recorded]) -> None:

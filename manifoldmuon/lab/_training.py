@@ -1,6 +1,7 @@
 """Training a small classifier on a geometry: the same data and batches for every method."""
 
 import functools
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -10,7 +11,7 @@ import optax
 
 from manifoldmuon.lab._classifier import Weights, accuracy, cross_entropy, shapes_of
 from manifoldmuon.lab._images import Data, batches, standardise
-from manifoldmuon.lab.datasets import load_digits
+from manifoldmuon.lab.datasets import load_cifar10, load_digits
 from manifoldmuon.optim import init_tree, manifold_muon
 
 BATCH = 128
@@ -35,6 +36,12 @@ class Trained(NamedTuple):
 def digits(seed: int) -> Data:
     """The digits, in the split of this seed."""
     return standardise(load_digits(seed))
+
+
+@functools.lru_cache(maxsize=1)
+def photographs(folder: Path | None) -> Data:
+    """CIFAR-10, or the part of it that lies in a folder or an archive."""
+    return standardise(load_cifar10(folder))
 
 
 def train(

@@ -1,0 +1,62 @@
+"""Means, differences and slopes with the intervals of Student's distribution, at 95 %."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Estimate(NamedTuple):
+    """A number and the 95 % interval around it; None where there is too little to tell."""
+
+    value: float
+    interval: tuple[float, float] | None
+
+
+def mean(values: Sequence[float]) -> Estimate:
+    """Of independent values, such as those of seeds."""
+    middle, error, degrees = _moments(values)
+    return _estimate(middle, error, degrees)
+
+
+def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
+    """The mean of the values less that of the others; as many of each, and independent."""
+    (one, one_error, degrees), (two, two_error, _) = _moments(values), _moments(others)
+    return _estimate(one - two, float(np.hypot(one_error, two_error)), 2 * degrees)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> Estimate:
+    """Of the least-squares line: a bend widens the interval, as noise does."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    spread = float(np.sum((x - x.mean()) ** 2))
+    value = float(np.sum((x - x.mean()) * (y - y.mean())) / spread)
+    degrees = len(x) - 2
+    residue = y - y.mean() - value * (x - x.mean())
+    error = float(np.sqrt(np.sum(residue**2) / max(degrees, 1) / spread))
+    return _estimate(value, error, degrees)
+
+
+def student(degrees: int) -> float:
+    """The t that a magnitude exceeds with probability 5 %.
+
+    With `t = sqrt(n) tan(a)` the density is proportional to `cos(a) ** (n - 1)`.
+    """
+    angles = np.linspace(0, np.pi / 2, 200_001)
+    density = np.cos(angles) ** (degrees - 1)
+    mass = np.concatenate([[0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    return float(np.sqrt(degrees) * np.tan(np.interp(0.95, mass / mass[-1], angles)))
+
+
+def _moments(values: Sequence[float]) -> tuple[float, float, int]:
+    """Mean, its standard error, and the degrees of freedom."""
+    array = np.asarray(values, np.float64)
+    degrees = len(array) - 1
+    error = array.std(ddof=1) / np.sqrt(len(array)) if degrees else 0.0
+    return float(array.mean()), float(error), degrees
+
+
+def _estimate(value: float, error: float, degrees: int) -> Estimate:
+    if degrees < 1:
+        return Estimate(value, None)
+    reach = student(degrees) * error
+    return Estimate(value, (value - reach, value + reach))
