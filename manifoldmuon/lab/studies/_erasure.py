@@ -1,0 +1,126 @@
+"""Weight erasure: which training writes over its initial weights, and what constraints do to it."""
+
+import dataclasses
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from manifoldmuon.lab._classifier import shapes_of
+from manifoldmuon.lab._study import Cell, Record, Row, Study, option
+from manifoldmuon.lab.studies._erasure_findings import findings, table
+from manifoldmuon.lab.studies._erasure_methods import method_of
+from manifoldmuon.lab.studies._erasure_picture import picture
+from manifoldmuon.lab.studies._erasure_training import Protocol, curves, problem, ranks
+
+METHODS = (
+    "gradient",
+    "normalized",
+    "adam",
+    "dualized:six-steps",
+    "dualized:exact",
+    "stiefel:flat",
+    "stiefel:polar",
+    "stiefel:analytic",
+    "stiefel:QR",
+    "stiefel:Cayley",
+    "orthogonal:polar",
+    "hypersphere:flat",
+    "hypersphere:normalize",
+    "hypersphere:geodesic",
+    "rows:flat",
+    "rows:normalize",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightErasure(Study):
+    """Which training writes over its initial weights, and do constraints speed that up?
+
+    The middle matrix of a network with two hidden layers is multiplied by a mask that is zero on
+    the letter "a", and the network is trained on the square error without momentum. Whether the
+    letter can still be read is the area under the ROC curve (AUC) of |W_ij| as a sign of the
+    mask: 1 is a sharp letter, 0.5 none. "normalized" gradients have the spectral norm of
+    dualized ones and their own, low stable rank. A method with a constraint,
+    such as stiefel:polar, is compared with its twin, stiefel:flat: the same start and the steepest
+    direction of the same norm in flat space. Published numbers are those of the Modula
+    documentation: --data cifar10 --width 1024 --steps 1001 --batch 1024.
+    """
+
+    name: ClassVar[str] = "weight-erasure"
+
+    # fmt: off
+    data: str = option("digits", "the images", choices=("digits", "mnist", "cifar10"))
+    data_dir: Path | None = option(None, "where the files of mnist or cifar10 lie; left out: the "
+                                   "folder of downloads", recorded=False)
+    everything: bool = option(False, "whether batches come from all training images, or from the "
+                              "first 3072, as published")
+    width: int = option(64, "of the hidden layers")
+    second_width: int | None = option(None, "of the second one, if it is to differ")
+    methods: tuple[str, ...] = option(METHODS, "ways of training, with a variant after a colon: "
+                                      "of dualized exact or six-steps, of a manifold a retraction "
+                                      "or flat")
+    rates: tuple[float, ...] = option((1 / 16, 1 / 4, 1 / 2, 1.0), "learning rates, constant")
+    gradient_rates: tuple[float, ...] = option((0.1, 0.3, 1.0), "those of plain gradient descent")
+    adam_rates: tuple[float, ...] = option((3e-4, 3e-3, 3e-2), "those of Adam")
+    steps: int = option(301, "of each run")
+    batch: int = option(256, "images in a step, drawn with replacement")
+    rounds: int = option(30, "of masking and projecting before constrained training; 1: the "
+                         "nearest point")
+    widths: tuple[int, ...] = option((32, 128, 1024), "at which stable ranks are measured")
+    seeds: tuple[int, ...] = option((0,), "of weights and batches")
+    # fmt: on
+
+    def __post_init__(self):
+        for what in ("steps", "batch", "rounds"):
+            if getattr(self, what) < 1:
+                raise ValueError(f"{what} must be at least 1; got {getattr(self, what)}")
+        if (least := min(*self._hidden, *self.widths)) < 8:
+            raise ValueError(f"a letter needs a width of at least 8; got {least}")
+        for what in ("rates", "gradient_rates", "adam_rates"):
+            if not all(rate >= 0 for rate in getattr(self, what)):
+                raise ValueError(f"{what} must not be negative; got {getattr(self, what)}")
+        for what in ("methods", "rates", "gradient_rates", "adam_rates", "widths", "seeds"):
+            given = getattr(self, what)
+            if len(set(given)) < len(given):
+                raise ValueError(f"{what} must differ from each other; got {given}")
+        if not self.seeds:
+            raise ValueError("seeds must hold at least one")
+        if self.data == "digits" and self.data_dir is not None:
+            raise ValueError("data_dir is for mnist and cifar10; the digits ship with scikit-learn")
+        for name in self.methods:
+            method_of(name, tuple(shapes_of((64, *self._hidden, 10))))
+
+    def cells(self) -> Sequence[Cell]:
+        ranked = itertools.product(self.widths, self.seeds)
+        runs = ((m, r, s) for m in self.methods for r in self._rates_of(m) for s in self.seeds)
+        return [
+            *({"part": "ranks", "width": width, "seed": seed} for width, seed in ranked),
+            *({"part": "run", "method": m, "rate": r, "seed": s} for m, r, s in runs),
+        ]
+
+    def run(self, cell: Cell) -> Mapping[str, Any]:
+        if cell["part"] == "ranks":
+            return ranks(self._problem((cell["width"],) * 2), self.batch, cell["seed"])
+        protocol = Protocol(cell["rate"], self.steps, self.batch, self.rounds, cell["seed"])
+        return curves(cell["method"], self._problem(self._hidden), protocol)
+
+    def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        return findings(rows)
+
+    def table(self, record: Record) -> str:
+        return table(record["summary"])
+
+    def plot(self, record: Record) -> Any:
+        return picture(record)
+
+    @property
+    def _hidden(self) -> tuple[int, int]:
+        return self.width, self.width if self.second_width is None else self.second_width
+
+    def _problem(self, hidden: tuple[int, int]) -> Any:
+        return problem(self.data, self.data_dir, self.everything, hidden)
+
+    def _rates_of(self, method: str) -> tuple[float, ...]:
+        special = {"gradient": self.gradient_rates, "adam": self.adam_rates}
+        return special.get(method, self.rates)
