@@ -2,11 +2,24 @@
 
 from manifoldmuon.lab._study import Study
 from manifoldmuon.lab.studies._designer import NewtonSchulzDesigner
+from manifoldmuon.lab.studies._erasure import WeightErasure
 from manifoldmuon.lab.studies._retractions import RetractionLaboratory
+from manifoldmuon.lab.studies._shootout import SolverShootOut
 
-STUDIES: dict[str, type[Study]] = {
-    study.name: study for study in (NewtonSchulzDesigner, RetractionLaboratory)
-}
+_ALL: tuple[type[Study], ...] = (
+    RetractionLaboratory,
+    WeightErasure,
+    SolverShootOut,
+    NewtonSchulzDesigner,
+)
+
+STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 """Every study by the name of its command."""
 
-__all__ = ["STUDIES", "NewtonSchulzDesigner", "RetractionLaboratory"]
+__all__ = [
+    "STUDIES",
+    "NewtonSchulzDesigner",
+    "RetractionLaboratory",
+    "SolverShootOut",
+    "WeightErasure",
+]
