@@ -17,6 +17,10 @@ DTYPES = ("float32", "bfloat16")
 PARTS = ("order", "walk", "cost", "training")
 WIDTHS = (64, 64)
 
+# A retraction and its counterpart on the sphere share a colour.
+_COLOUR = dict(zip(NAMES, COLOURS, strict=False))
+_COLOUR |= {"normalize": _COLOUR["polar"], "geodesic": _COLOUR["exponential"]}
+
 
 @dataclasses.dataclass(frozen=True)
 class RetractionLaboratory(Study):
@@ -185,75 +189,78 @@ class RetractionLaboratory(Study):
         return f"{text_table(header, lines)}\n{legend}"
 
     def plot(self, record: Record) -> Any:
-        figure, grid = panels(len(self.manifolds), 4, width=3.9, height=3.1)
+        draw = {"order": _orders, "walk": self._drifts, "cost": _costs, "training": self._losses}
+        figure, grid = panels(len(self.manifolds), len(self.parts), width=3.9, height=3.1)
         for space, line in zip(self.manifolds, grid, strict=True):
-            rows = [row for row in record["rows"] if row["manifold"] == space]
-            names = [name for manifold, name in self._pairs() if manifold == space]
-            colours = dict(zip(names, COLOURS, strict=False))
-            _orders(line[0], space, rows, colours)
-            self._drifts(line[1], space, rows, colours)
-            _costs(line[2], rows, colours)
-            self._losses(line[3], rows, colours)
+            for part, panel in zip(self.parts, line, strict=True):
+                here = (space, part)
+                rows = [r for r in record["rows"] if (r["manifold"], r["part"]) == here]
+                draw[part](panel, rows)
+                panel.set_title(f"{space}: {panel.get_title(loc='left')}", loc="left",
+                                fontsize=11, fontweight="bold")  # fmt: skip
         return figure
 
-    def _drifts(self, panel: Any, space: str, rows: list[Row], colours: Mapping[str, str]) -> None:
+    def _drifts(self, panel: Any, rows: list[Row]) -> None:
         rate = _middle(self.rates)
         for row in rows:
-            if row["part"] == "walk":
-                curve = _numbers(row["distances"][self.rates.index(rate)])
-                dash = "-" if row["dtype"] == self.dtypes[0] else (0, (3, 2))
-                panel.plot(row["at"], np.maximum(curve, 1e-8), color=colours[row["retraction"]],
-                           linestyle=dash, marker="o", markersize=3, linewidth=1.6)  # fmt: skip
+            curve = _numbers(row["distances"][self.rates.index(rate)])
+            first = row["dtype"] == self.dtypes[0]
+            panel.plot(row["at"], np.maximum(curve, 1e-8), color=_COLOUR[row["retraction"]],
+                       linestyle="-" if first else (0, (3, 2)), marker="o", markersize=3,
+                       linewidth=1.6, label=row["retraction"] if first else None)  # fmt: skip
         panel.set_xscale("log")
         panel.set_yscale("log")
-        panel.set_ylim(1e-8, 10)
+        panel.set_ylim(1e-8, 1e4)
+        panel.legend(frameon=False, fontsize=7.5, ncols=3, loc="upper left")
         others = "".join(f", dashed: {dtype}" for dtype in self.dtypes[1:])
-        dress(panel, "Drift", f"rate {rate:g}, {self.dtypes[0]}{others}", "steps",
+        dress(panel, "drift", f"rate {rate:g}, {self.dtypes[0]}{others}", "steps",
               "distance from the set")  # fmt: skip
 
-    def _losses(self, panel: Any, rows: list[Row], colours: Mapping[str, str]) -> None:
-        trained = [r for r in rows if r["part"] == "training" and r["dtype"] == self.dtypes[0]]
-        for k, (name, colour) in enumerate(colours.items()):
+    def _losses(self, panel: Any, rows: list[Row]) -> None:
+        trained = [row for row in rows if row["dtype"] == self.dtypes[0]]
+        names = list(dict.fromkeys(row["retraction"] for row in rows))
+        for k, name in enumerate(names):
             points = []
             for rate in self.rates:
                 here = [r for r in trained if (r["retraction"], r["rate"]) == (name, rate)]
                 values = _numbers([r["loss_on_the_set"] for r in here])
                 points.append(_training.mean_and_error(values) if len(values) else (np.nan, 0.0))
-            shifted = np.asarray(self.rates) * 1.05 ** (k - len(colours) / 2)
+            shifted = np.asarray(self.rates) * 1.05 ** (k - len(names) / 2)
             panel.errorbar(shifted, [m for m, _ in points], [e or 0.0 for _, e in points],
-                           color=colour, marker="o", markersize=3.5, linewidth=1.4)  # fmt: skip
+                           color=_COLOUR[name], marker="o", markersize=3.5, linewidth=1.4,
+                           label=name)  # fmt: skip
         panel.set_xscale("log")
         panel.set_yscale("log")
-        dress(panel, "Training", f"{self.dtypes[0]}, weights put back on the set",
+        panel.legend(frameon=False, fontsize=7.5, ncols=2)
+        dress(panel, "training", f"{self.dtypes[0]}, weights put back on the set",
               "learning rate", "final training loss")  # fmt: skip
 
 
-def _orders(panel: Any, space: str, rows: list[Row], colours: Mapping[str, str]) -> None:
+def _orders(panel: Any, rows: list[Row]) -> None:
     for row in rows:
-        if row["part"] == "order":
-            slope = "exact" if row["slope"] is None else f"{row['slope']:.1f}"
-            panel.plot(row["times"], np.maximum(_numbers(row["errors"]), 1e-17),
-                       color=colours[row["retraction"]], marker="o", markersize=3.5,
-                       label=f"{row['retraction']}, {slope}", linewidth=1.6)  # fmt: skip
+        slope = "exact" if row["slope"] is None else f"{row['slope']:.1f}"
+        panel.plot(row["times"], np.maximum(_numbers(row["errors"]), 1e-17),
+                   color=_COLOUR[row["retraction"]], marker="o", markersize=3.5,
+                   label=f"{row['retraction']}, {slope}", linewidth=1.6)  # fmt: skip
     panel.set_xscale("log", base=2)
     panel.set_yscale("log")
     panel.set_ylim(1e-10, 1)
-    if panel.lines:
-        panel.legend(frameon=False, fontsize=7.5, ncols=2, loc="upper left")
-    dress(panel, space[0].upper() + space[1:], "order of accuracy: the slope in float64",
+    panel.legend(frameon=False, fontsize=7.5, ncols=2, loc="upper left")
+    dress(panel, "order of accuracy", "with the slope, in float64",
           "step", "distance from the geodesic")  # fmt: skip
 
 
-def _costs(panel: Any, rows: list[Row], colours: Mapping[str, str]) -> None:
-    costs = {row["retraction"]: row for row in rows if row["part"] == "cost"}
-    names = [name for name in colours if name in costs][::-1]
-    panel.barh(names, [costs[name]["cost"] for name in names], color=[colours[n] for n in names])
+def _costs(panel: Any, rows: list[Row]) -> None:
+    costs = {row["retraction"]: row for row in rows}
+    names = list(costs)[::-1]
+    panel.barh(names, [costs[name]["cost"] for name in names], color=[_COLOUR[n] for n in names])
     for k, name in enumerate(names):
         panel.annotate(f"{costs[name]['cost']:.1f}", (costs[name]["cost"], k), xytext=(3, 0),
                        textcoords="offset points", va="center", fontsize=8)  # fmt: skip
-    dress(panel, "Cost", "of a step at the rate 0.1", "time in products of the same size", "")
+    dress(panel, "cost", "of a step at the rate 0.1", "time in products of the same size", "")
     panel.grid(axis="y", visible=False)
-    panel.margins(x=0.15)
+    panel.set_xscale("log")
+    panel.set_xlim(0.1, 1000)
 
 
 def _middle(rates: Sequence[float]) -> float:
