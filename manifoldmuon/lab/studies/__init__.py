@@ -1,15 +1,19 @@
 """The studies: each answers one question, in numbers and a picture."""
 
 from manifoldmuon.lab._study import Study
+from manifoldmuon.lab.studies._ablation import Ablation
 from manifoldmuon.lab.studies._designer import NewtonSchulzDesigner
 from manifoldmuon.lab.studies._erasure import WeightErasure
 from manifoldmuon.lab.studies._retractions import RetractionLaboratory
 from manifoldmuon.lab.studies._shootout import SolverShootOut
+from manifoldmuon.lab.studies._transfer import LearningRateTransfer
 
 _ALL: tuple[type[Study], ...] = (
     RetractionLaboratory,
     WeightErasure,
+    LearningRateTransfer,
     SolverShootOut,
+    Ablation,
     NewtonSchulzDesigner,
 )
 
@@ -18,6 +22,8 @@ STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 
 __all__ = [
     "STUDIES",
+    "Ablation",
+    "LearningRateTransfer",
     "NewtonSchulzDesigner",
     "RetractionLaboratory",
     "SolverShootOut",

@@ -1,9 +1,13 @@
 """Means, differences and slopes with the intervals of Student's distribution, at 95 %."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float
+
+Numbers = Sequence[float | int] | Float[np.ndarray, " n"]
 
 
 class Estimate(NamedTuple):
@@ -13,19 +17,19 @@ class Estimate(NamedTuple):
     interval: tuple[float, float] | None
 
 
-def mean(values: Sequence[float]) -> Estimate:
+def mean(values: Numbers) -> Estimate:
     """Of independent values, such as those of seeds."""
     middle, error, degrees = _moments(values)
     return _estimate(middle, error, degrees)
 
 
-def difference(values: Sequence[float], others: Sequence[float]) -> Estimate:
+def difference(values: Numbers, others: Numbers) -> Estimate:
     """The mean of the values less that of the others; as many of each, and independent."""
     (one, one_error, degrees), (two, two_error, _) = _moments(values), _moments(others)
     return _estimate(one - two, float(np.hypot(one_error, two_error)), 2 * degrees)
 
 
-def slope(x: Sequence[float], y: Sequence[float]) -> Estimate:
+def slope(x: Numbers, y: Numbers) -> Estimate:
     """Of the least-squares line: a bend widens the interval, as noise does."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     spread = float(np.sum((x - x.mean()) ** 2))
@@ -36,6 +40,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> Estimate:
     return _estimate(value, error, degrees)
 
 
+@functools.lru_cache(maxsize=256)
 def student(degrees: int) -> float:
     """The t that a magnitude exceeds with probability 5 %.
 
@@ -47,7 +52,7 @@ def student(degrees: int) -> float:
     return float(np.sqrt(degrees) * np.tan(np.interp(0.95, mass / mass[-1], angles)))
 
 
-def _moments(values: Sequence[float]) -> tuple[float, float, int]:
+def _moments(values: Numbers) -> tuple[float, float, int]:
     """Mean, its standard error, and the degrees of freedom."""
     array = np.asarray(values, np.float64)
     degrees = len(array) - 1

@@ -1,0 +1,161 @@
+"""Architectures in two parametrisations: that of the modular norm, and the standard one.
+
+The standard one is what many networks are trained in: Gaussian weights of deviation
+1/sqrt(fan_in), attention scaled by 1/sqrt(d), and residual branches by 1/sqrt(L).
+"""
+
+import abc
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from manifoldmuon.manifolds import Euclidean
+from manifoldmuon.modules import (
+    GELU,
+    GPT,
+    MLP,
+    Abs,
+    Embed,
+    FunctionalAttention,
+    Identity,
+    Linear,
+    MeanSubtract,
+    MergeHeads,
+    Module,
+    ReLU,
+    ResMLP,
+    RMSDivide,
+    RoPE,
+    SplitHeads,
+)
+from manifoldmuon.norms import L1ToRMS
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture(abc.ABC):
+    """A kind of network with its sizes."""
+
+    @abc.abstractmethod
+    def modular(self, inputs: int, outputs: int) -> Module:
+        """The network as the modular norm wants it."""
+
+    @abc.abstractmethod
+    def standard(self, inputs: int, outputs: int) -> Module:
+        """The network in the standard parametrisation; start it with `gaussian_weights`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Perceptron(Architecture):
+    """An MLP; the two parametrisations differ in the first weights alone.
+
+    Attributes:
+      width: entries of the hidden layers.
+      depth: linear layers.
+    """
+
+    width: int = 64
+    depth: int = 3
+
+    def modular(self, inputs: int, outputs: int) -> Module:
+        return MLP(outputs, inputs, self.width, self.depth)
+
+    def standard(self, inputs: int, outputs: int) -> Module:
+        return self.modular(inputs, outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Funnel(Architecture):
+    """An MLP of layers of any widths. ReLUs declare their published sensitivity, 1/sqrt(2).
+
+    The budgets of the layers then differ: each layer before a ReLU may move more.
+
+    Attributes:
+      hidden: widths of the hidden layers.
+    """
+
+    hidden: tuple[int, ...] = (128, 64)
+
+    def modular(self, inputs: int, outputs: int) -> Module:
+        network: Module = Linear(self.hidden[0], inputs)
+        for before, after in itertools.pairwise((*self.hidden, outputs)):
+            network = Linear(after, before) @ ReLU() @ network
+        return network
+
+    def standard(self, inputs: int, outputs: int) -> Module:
+        return self.modular(inputs, outputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Residual(Architecture):
+    """A residual MLP.
+
+    Attributes:
+      width: entries of the residual stream.
+      depth: residual blocks.
+      mass: of all blocks together, beside 1 for the first layer and 1 for the last.
+    """
+
+    width: int = 64
+    depth: int = 4
+    mass: float = 1.0
+
+    def modular(self, inputs: int, outputs: int) -> Module:
+        return ResMLP(outputs, inputs, self.width, self.depth, mass=self.mass)
+
+    def standard(self, inputs: int, outputs: int) -> Module:
+        layer = MeanSubtract() @ Abs() @ Linear(self.width, self.width) @ RMSDivide()
+        body = (Identity() + layer**2 / math.sqrt(self.depth)) ** self.depth
+        return Linear(outputs, self.width) @ body @ Linear(self.width, inputs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformer(Architecture):
+    """A character GPT with rotary positions and without layer norms.
+
+    Attributes:
+      width: entries of the residual stream.
+      depth: pairs of an attention block and an MLP block.
+      heads: of attention; their number stays, and their size grows with the width.
+      mass: of all blocks together, beside 1 for the embedding and 1 for the head.
+    """
+
+    width: int = 32
+    depth: int = 2
+    heads: int = 2
+    mass: float = 5.0
+
+    def modular(self, inputs: int, outputs: int) -> Module:
+        return GPT(inputs, self.width, self.heads, self.depth, mass=self.mass)
+
+    def standard(self, inputs: int, outputs: int) -> Module:
+        width, split = self.width, SplitHeads(self.heads)
+        # The attention of the package divides scores by d; this makes it the square root of d.
+        query = math.sqrt(width // self.heads) * RoPE() @ split @ Linear(width, width)
+        key, value = RoPE() @ split @ Linear(width, width), split @ Linear(width, width)
+        attention = Linear(width, width) @ MergeHeads() @ FunctionalAttention()
+        attention = attention @ (query, key, value) @ RMSDivide()
+        feed_forward = Linear(width, 4 * width) @ GELU() @ Linear(4 * width, width) @ RMSDivide()
+        share = 1 / math.sqrt(2 * self.depth)
+        block = (Identity() + share * feed_forward) @ (Identity() + share * attention)
+        return Linear(outputs, width) @ RMSDivide() @ block**self.depth @ Embed(width, inputs)
+
+
+def gaussian_weights(network: Module, key: PRNGKeyArray) -> Any:
+    """Matrices with entries of deviation 1/sqrt(fan_in), tables with entries of deviation 1."""
+    shapes, structure = jax.tree.flatten(jax.eval_shape(network.init, key))
+    manifolds = structure.flatten_up_to(network.geometry())
+    keys = jax.random.split(key, len(shapes))
+    weights = [
+        jax.random.normal(k, leaf.shape, leaf.dtype) * _deviation(manifold, leaf.shape)
+        for k, leaf, manifold in zip(keys, shapes, manifolds, strict=True)
+    ]
+    return structure.unflatten(weights)
+
+
+def _deviation(manifold: Any, shape: tuple[int, ...]) -> float:
+    table = isinstance(manifold, Euclidean) and isinstance(manifold.weight_norm, L1ToRMS)
+    return 1.0 if table else 1 / math.sqrt(shape[-1])
