@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._timing import interleaved
-from examples.gpt._methods import Job, build_constrained, build_muon, constrained
+from examples.gpt._methods import METHODS, Job, build_constrained, build_muon, constrained
 from examples.gpt._settings import Settings
 from examples.gpt._training import chunk_of_steps, mean_loss
 from manifoldmuon.lab import environment, write_record
@@ -32,7 +32,7 @@ from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.modules import Module
 
 VOCABULARY = 65
-RATE = 1e-3
+RATE = METHODS["constrained"].learning_rate
 MUON = "optax.contrib.muon"
 AIMS = {12: 0.5, 96: 0.75}
 PRESETS = {"fast": FAST, "accurate": ACCURATE}
@@ -66,36 +66,43 @@ def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> dict[str, 
     return functions
 
 
-def parts(settings: Settings, tokens: jax.Array) -> dict[str, Callable[[], Any]]:
-    """What a step is made of, each part by itself."""
-    starts = starts_of(settings, 1, tokens)[0]
-    network = networks(settings)["fast"]
-    weights = network.init(jax.random.key(0))
-    gradient = jax.jit(jax.value_and_grad(mean_loss(network, settings.context)))
-    _, grads = gradient(weights, tokens, starts)
+def optimizer_parts(settings: Settings) -> dict[str, Callable[[], Any]]:
+    """What an optimizer's share of a step is made of, each part by itself."""
+    versions = networks(settings)
+    weights = versions["fast"].init(jax.random.key(0))
+    keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(weights)))
+    grads = jax.tree.map(
+        lambda w, key: jax.random.normal(key, w.shape),
+        weights,
+        jax.tree.unflatten(jax.tree.structure(weights), list(keys)),
+    )
     trace = optax.trace(0.95, nesterov=True, accumulator_dtype="float32")
-    muon = build_muon(RATE, network)
-    found = {
-        "forward and backward": functools.partial(gradient, weights, tokens, starts),
-        "momentum": functools.partial(jax.jit(trace.update), grads, trace.init(weights)),
-        f"update, {MUON}": functools.partial(
-            jax.jit(muon.update), grads, muon.init(weights), weights
-        ),
-    }
-    for name, variant in networks(settings).items():
-        geometry = variant.geometry()
-        steepest = mm.optim.scale_by_steepest(geometry)
-        update = jax.jit(steepest.update)
-        found[f"direction, {name}"] = functools.partial(
-            update, grads, steepest.init(weights), weights
-        )
-    steps, _ = update(grads, steepest.init(weights), weights)
-    steps = jax.tree.map(lambda x: -RATE * x, steps)
-    retract = mm.optim.retract(network.geometry())
+    found = {"momentum": functools.partial(jax.jit(trace.update), grads, trace.init(weights))}
+    tangent = grads
+    for name, network in versions.items():
+        steepest = mm.optim.scale_by_steepest(network.geometry())
+        direct = functools.partial(jax.jit(steepest.update), grads, steepest.init(weights), weights)
+        tangent, _ = direct()
+        found[f"direction, {name}"] = direct
+    # The retraction works the longer the longer a step is.
+    steps = jax.tree.map(lambda x: -RATE * x, tangent)
+    retract = mm.optim.retract(versions["fast"].geometry())
     found["retraction"] = functools.partial(
         jax.jit(retract.update), steps, retract.init(weights), weights
     )
+    muon = build_muon(RATE, versions["fast"])
+    found[f"all of {MUON}"] = functools.partial(
+        jax.jit(muon.update), grads, muon.init(weights), weights
+    )
     return found
+
+
+def forward_and_backward(settings: Settings, tokens: jax.Array) -> Callable[[], Any]:
+    """Loss and gradients of one batch."""
+    network = networks(settings)["fast"]
+    gradient = jax.jit(jax.value_and_grad(mean_loss(network, settings.context)))
+    weights = network.init(jax.random.key(0))
+    return functools.partial(gradient, weights, tokens, starts_of(settings, 1, tokens)[0])
 
 
 def starts_of(settings: Settings, steps: int, tokens: jax.Array) -> jax.Array:
@@ -105,13 +112,16 @@ def starts_of(settings: Settings, steps: int, tokens: jax.Array) -> jax.Array:
     return jnp.asarray(places, jnp.int32)
 
 
-def measure(batch: int, rounds: int, steps: int) -> dict[str, Any]:
+def measure(
+    batch: int, rounds: int, steps: int, parts: dict[str, Callable[[], Any]]
+) -> dict[str, Any]:
     """One batch size."""
     settings = Settings(batch=batch)
     # Nothing that is measured depends on what the text says.
     tokens = jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=100_000), jnp.int32)
     whole = interleaved(whole_steps(settings, steps, tokens), rounds)
-    pieces = interleaved(parts(settings, tokens), rounds)
+    first = {"forward and backward": forward_and_backward(settings, tokens)}
+    pieces = interleaved(first | parts, rounds)
     per_step = batch * settings.context
     rate = {name: steps * per_step / seconds for name, seconds in whole.items()}
     return {
@@ -158,8 +168,9 @@ def main(argv: list[str] | None = None) -> int:
     for path in (options.out, page):
         if path.exists() and not options.overwrite:
             sys.exit(f"{path} exists; pass --overwrite to replace it")
+    parts = optimizer_parts(Settings())
     rows = [
-        measure(batch, options.rounds, options.steps)
+        measure(batch, options.rounds, options.steps, parts)
         for batch in tqdm(options.batches, unit="batch size")
     ]
     text = table(rows)

@@ -9,9 +9,10 @@ import optax
 from optax.contrib import MuonDimensionNumbers
 
 import manifoldmuon as mm
-from examples._published import SIX_STEPS
+from examples._published import SIX_STEPS, TEN_QUINTICS
 from examples.gpt._network import bounded_gpt
 from examples.gpt._settings import Settings
+from manifoldmuon.linalg import MsignMethod
 from manifoldmuon.manifolds import Euclidean, FanRatio, Stiefel
 from manifoldmuon.manifolds.solvers import FAST, StiefelSolver
 from manifoldmuon.modules import GPT, Embed, Linear, Module
@@ -66,12 +67,16 @@ def flat(settings: Settings, vocabulary: int) -> Module:
     return GPT(vocabulary, settings.width, settings.heads, settings.blocks)
 
 
-def published(settings: Settings, vocabulary: int) -> Module:
-    """The same, dualized as published: six unconverged steps, and no row counts as stale."""
-    matrix, table = Euclidean(RMSToRMS(SIX_STEPS)), Euclidean(L1ToRMS(threshold=0.0))
-    return flat(settings, vocabulary).map_atoms(
-        lambda atom: atom.on(table if isinstance(atom, Embed) else matrix)
-    )
+def published(method: MsignMethod) -> Callable[[Settings, int], Module]:
+    """The same, dualized as published: unconverged steps, and no row counts as stale."""
+    matrix, table = Euclidean(RMSToRMS(method)), Euclidean(L1ToRMS(threshold=0.0))
+
+    def network(settings: Settings, vocabulary: int) -> Module:
+        return flat(settings, vocabulary).map_atoms(
+            lambda atom: atom.on(table if isinstance(atom, Embed) else matrix)
+        )
+
+    return network
 
 
 def constrained(settings: Settings, vocabulary: int, solver: StiefelSolver = FAST) -> Module:
@@ -123,7 +128,10 @@ def build_constrained(learning_rate: optax.ScalarOrSchedule, network: Module) ->
 ADAM_RATE = 3e-3
 
 METHODS = {
-    "published": Method("Published protocol", 0.1, published, build_published),
+    "published": Method("Published protocol", 0.1, published(SIX_STEPS), build_published),
+    "quintics": Method(
+        "Published protocol, ten quintics", 0.1, published(TEN_QUINTICS), build_published
+    ),
     "modular": Method("Modular norm, unconstrained", 0.1, flat, build_modular),
     "constrained": Method("Manifold Muon", 0.03, constrained, build_constrained, curved=True),
     "muon": Method("optax.contrib.muon", 0.02, flat, build_muon),
