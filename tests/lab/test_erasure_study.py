@@ -153,7 +153,12 @@ def test_the_claims():
     assert [claim["holds"] for claim in findings(published_rows())["claims"]] == [True] * 3
     erased = findings(published_rows(gradient_auc=0.55))["claims"]
     assert [claim["holds"] for claim in erased] == [True, False, True]
-    assert [c["holds"] for c in findings(published_rows(middle=20.0))["claims"]][2] is False
+    assert erased[1]["parts"] == {
+        "fades_at_a_quarter": True,
+        "gone_from_a_half": True,
+        "never_gone_without": False,
+    }
+    assert findings(published_rows(middle=20.0))["claims"][2]["holds"] is False
     assert [claim["holds"] for claim in findings([])["claims"]] == [None] * 3
 
 

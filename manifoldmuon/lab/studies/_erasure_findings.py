@@ -84,7 +84,10 @@ def _accuracy(runs: Mapping[tuple[str, float], Any]) -> dict[str, Any]:
     both = {name: _of(runs, name, "train_accuracy") for name in (DUALIZED, GRADIENT)}
     low = [value or 0.0 for rate, value in both[DUALIZED].items() if 0 < float(rate) <= 0.5]
     other = list(both[GRADIENT].values())
-    enough = bool(low) and bool(other)
+    parts = {
+        "dualized_learns": min(low) >= LEARNED if low else None,
+        "normalized_does_not": _largest(other) <= FAILED if other else None,
+    }
     return {
         "claim": "dualized training reaches a training accuracy of 1.0 for rates up to 1/2, the "
         "spectrally normalised gradient .42 to .76",
@@ -94,7 +97,8 @@ def _accuracy(runs: Mapping[tuple[str, float], Any]) -> dict[str, Any]:
         },
         "measured": both,
         "thresholds": {"dualized_at_least": LEARNED, "normalized_at_most": FAILED},
-        "holds": min(low) >= LEARNED and _largest(other) <= FAILED if enough else None,
+        "parts": parts,
+        "holds": _all(parts),
     }
 
 
@@ -111,14 +115,13 @@ def _letter(runs: Mapping[tuple[str, float], Any]) -> dict[str, Any]:
         "gone_from_a_half": max(gone) <= GONE if gone else None,
         "never_gone_without": min(kept) > GONE if kept else None,
     }
-    verdicts = list(parts.values())
     return {
         "claim": "the letter fades at 1/4 and is gone from 1/2 with dualization, and never without",
         "published": "by eye",
         "measured": both,
         "thresholds": {"readable": READABLE, "gone": GONE},
         "parts": parts,
-        "holds": None if None in verdicts else all(verdicts),
+        "holds": _all(parts),
     }
 
 
@@ -215,6 +218,11 @@ _VERDICT = {True: "holds", False: "does not hold", None: "not measured"}
 
 def _of(runs: Mapping[tuple[str, float], Any], name: str, what: str) -> dict[str, float | None]:
     return {format(rate, "g"): run[what] for (method, rate), run in runs.items() if method == name}
+
+
+def _all(parts: Mapping[str, bool | None]) -> bool | None:
+    """None if a part was not measured."""
+    return None if None in parts.values() else all(parts.values())
 
 
 def _largest(values: Sequence[float | None]) -> float:
