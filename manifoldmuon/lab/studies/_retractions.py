@@ -212,28 +212,36 @@ class RetractionLaboratory(Study):
         panel.set_yscale("log")
         panel.set_ylim(1e-8, 1e4)
         panel.legend(frameon=False, fontsize=7.5, ncols=3, loc="upper left")
-        others = "".join(f", dashed: {dtype}" for dtype in self.dtypes[1:])
-        dress(panel, "drift", f"rate {rate:g}, {self.dtypes[0]}{others}", "steps",
+        dress(panel, "drift", f"rate {rate:g}, {self._dashes()}", "steps",
               "distance from the set")  # fmt: skip
 
     def _losses(self, panel: Any, rows: list[Row]) -> None:
-        trained = [row for row in rows if row["dtype"] == self.dtypes[0]]
         names = list(dict.fromkeys(row["retraction"] for row in rows))
         for k, name in enumerate(names):
-            points = []
-            for rate in self.rates:
-                here = [r for r in trained if (r["retraction"], r["rate"]) == (name, rate)]
-                values = _numbers([r["loss_on_the_set"] for r in here])
-                points.append(_training.mean_and_error(values) if len(values) else (np.nan, 0.0))
             shifted = np.asarray(self.rates) * 1.05 ** (k - len(names) / 2)
-            panel.errorbar(shifted, [m for m, _ in points], [e or 0.0 for _, e in points],
-                           color=_COLOUR[name], marker="o", markersize=3.5, linewidth=1.4,
-                           label=name)  # fmt: skip
+            for dtype in self.dtypes:
+                mine = [r for r in rows if (r["retraction"], r["dtype"]) == (name, dtype)]
+                found = [_mean_loss(mine, rate) for rate in self.rates]
+                first = dtype == self.dtypes[0]
+                panel.errorbar(shifted, [mean for mean, _ in found], [e or 0 for _, e in found],
+                               color=_COLOUR[name], linestyle="-" if first else (0, (3, 2)),
+                               marker="o", markersize=3.5, linewidth=1.4,
+                               label=name if first else None)  # fmt: skip
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.legend(frameon=False, fontsize=7.5, ncols=2)
-        dress(panel, "training", f"{self.dtypes[0]}, weights put back on the set",
+        dress(panel, "training", f"{self._dashes()}; weights put back on the set",
               "learning rate", "final training loss")  # fmt: skip
+
+    def _dashes(self) -> str:
+        return self.dtypes[0] + "".join(f", dashed: {dtype}" for dtype in self.dtypes[1:])
+
+
+def _mean_loss(rows: list[Row], rate: float) -> tuple[float, float | None]:
+    """NaN where a training has diverged."""
+    return _training.mean_and_error(
+        _numbers([row["loss_on_the_set"] for row in rows if row["rate"] == rate])
+    )
 
 
 def _orders(panel: Any, rows: list[Row]) -> None:
