@@ -201,5 +201,19 @@ def test_refusals(settings, message):
     assert "\n" not in str(error.value)
 
 
+def test_the_first_retraction_gets_every_rate():
+    study = WeightErasure(
+        methods=("stiefel:flat", "stiefel:polar", "stiefel:QR", "rows"), rates=(0.5, 1.0),
+        retraction_rates=(0.25,), widths=(),
+    )  # fmt: skip
+    rates = [(cell["method"], cell["rate"]) for cell in study.cells()]
+    assert rates == [
+        *(("stiefel:flat", rate) for rate in (0.5, 1.0)),
+        *(("stiefel:polar", rate) for rate in (0.5, 1.0)),
+        ("stiefel:QR", 0.25),
+        *(("rows", rate) for rate in (0.5, 1.0)),
+    ]
+
+
 def test_a_middle_that_is_not_square():
     assert WeightErasure(second_width=32, methods=("stiefel",)).cells()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from manifoldmuon.lab._classifier import shapes_of
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._erasure_findings import findings, table
-from manifoldmuon.lab.studies._erasure_methods import method_of
+from manifoldmuon.lab.studies._erasure_methods import FLAT, RETRACTIONS, method_of, split
 from manifoldmuon.lab.studies._erasure_picture import picture
 from manifoldmuon.lab.studies._erasure_training import Protocol, curves, problem, ranks
 
@@ -61,6 +61,8 @@ class WeightErasure(Study):
                                       "of dualized exact or six-steps, of a manifold a retraction "
                                       "or flat")
     rates: tuple[float, ...] = option((1 / 16, 1 / 4, 1 / 2, 1.0), "learning rates, constant")
+    retraction_rates: tuple[float, ...] = option((1 / 4,), "those of all but the first retraction "
+                                                 "of a manifold: they agree to first order")
     gradient_rates: tuple[float, ...] = option((0.1, 0.3, 1.0), "those of plain gradient descent")
     adam_rates: tuple[float, ...] = option((3e-4, 3e-3, 3e-2), "those of Adam")
     steps: int = option(301, "of each run")
@@ -77,10 +79,10 @@ class WeightErasure(Study):
                 raise ValueError(f"{what} must be at least 1; got {getattr(self, what)}")
         if (least := min(*self._hidden, *self.widths)) < 8:
             raise ValueError(f"a letter needs a width of at least 8; got {least}")
-        for what in ("rates", "gradient_rates", "adam_rates"):
+        for what in _RATES:
             if not all(rate >= 0 for rate in getattr(self, what)):
                 raise ValueError(f"{what} must not be negative; got {getattr(self, what)}")
-        for what in ("methods", "rates", "gradient_rates", "adam_rates", "widths", "seeds"):
+        for what in ("methods", "widths", "seeds", *_RATES):
             given = getattr(self, what)
             if len(set(given)) < len(given):
                 raise ValueError(f"{what} must differ from each other; got {given}")
@@ -123,4 +125,17 @@ class WeightErasure(Study):
 
     def _rates_of(self, method: str) -> tuple[float, ...]:
         special = {"gradient": self.gradient_rates, "adam": self.adam_rates}
-        return special.get(method, self.rates)
+        own = special.get(method, self.rates)
+        return own if method in _firsts(self.methods) else self.retraction_rates
+
+
+_RATES = ("rates", "retraction_rates", "gradient_rates", "adam_rates")
+
+
+def _firsts(methods: Sequence[str]) -> set[str]:
+    """All but those that differ from an earlier one in nothing but the retraction."""
+    firsts: dict[str, str] = {}
+    for name in methods:
+        kind, variant = split(name)
+        firsts.setdefault(kind if kind in RETRACTIONS and variant != FLAT else name, name)
+    return set(firsts.values())
