@@ -216,12 +216,13 @@ def _draw_gaps(panel: Any, rows: Sequence[Row]) -> None:
             label = key if height == 0 else None
             y = height + 0.16 - 0.32 * k
             panel.plot(values, np.full(len(values), y), "o", color=colour, markersize=3, alpha=0.35)
-            panel.plot(np.median(values), y, "|", color=colour, markersize=13, markeredgewidth=2.4,
+            panel.plot(np.median(values), y, "|", color=colour, markersize=9, markeredgewidth=2.4,
                        label=label)  # fmt: skip
     panel.set_xscale("log")
     panel.set_yticks(range(len(solvers)), solvers)
     if solvers:
-        panel.legend(frameon=False, loc="lower left", title="start (bar: median)")
+        panel.legend(frameon=False, title="start (bar: median)", loc="center left",
+                     bbox_to_anchor=(0, 0.68))  # fmt: skip
     dress(panel, "Gap on real gradients", "a point for each layer, place and run",
           "relative gap to the optimum", "")  # fmt: skip
 
