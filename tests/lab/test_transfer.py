@@ -129,7 +129,9 @@ def synthetic(study, shift):
     """Rows as if training had found parabolas; `shift(method)` is the drift per doubling."""
     rows = []
     for cell in study.cells():
-        best = -2 + 0.01 * cell["seed"] + shift(cell["method"]) * np.log2(cell["size"] / 32)
+        smallest = 2 if cell["sweep"] == "resmlp-depth" else 32
+        best = -2 + 0.01 * cell["seed"]
+        best += shift(cell["method"]) * np.log2(cell["size"] / smallest)
         row = cell | {"log2_rates": EXPONENTS, "first_loss": 2.3, "losses": curve(best)}
         change = cell["size"] ** (0.5 if cell["method"] == "Adam" else 0.0)
         rows.append(row | {"changes": {str(k): [change] * len(EXPONENTS) for k in (1, 2)}})
@@ -137,7 +139,9 @@ def synthetic(study, shift):
 
 
 def test_the_summary_and_the_picture():
-    study = LearningRateTransfer(sweeps=("mlp-width",), methods=("modular", "Adam"), seeds=(0, 1))
+    study = LearningRateTransfer(
+        sweeps=("mlp-width", "resmlp-depth"), methods=("modular", "Adam"), seeds=(0, 1)
+    )
     rows = synthetic(study, lambda method: -0.5 if method == "Adam" else 0.0)
     summary = study.summarise(rows)
     ours, adam = (summary["transfer"]["mlp-width"][name] for name in ("modular", "Adam"))
@@ -150,7 +154,7 @@ def test_the_summary_and_the_picture():
     assert set(summary["masses"]["resmlp-depth"]) == {"2", "8"}
     record = {"settings": study.settings(), "summary": summary, "rows": rows}
     assert "-1.50 ± 0.0" in study.table(record)
-    assert len(study.plot(record).axes) == 6
+    assert len(study.plot(record).axes) == 8
 
 
 @pytest.mark.parametrize(

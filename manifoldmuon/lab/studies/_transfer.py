@@ -21,6 +21,7 @@ from manifoldmuon.lab.studies._transfer_picture import draw
 RATES = "rates"
 MASS = "mass"
 MASS_METHOD = "modular"
+BELOW = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +43,9 @@ class LearningRateTransfer(Study):
     methods: tuple[str, ...] = option(tuple(METHODS), "ways of training", choices=tuple(METHODS))
     sizes: tuple[int, ...] = option((), "of every sweep; left out: each sweep's own")
     mass_sweeps: tuple[str, ...] = option(
-        ("resmlp-depth",), "where block masses are compared, at the smallest and the largest size",
+        ("resmlp-depth",), "those of the sweeps where block masses are compared, at both ends",
         choices=tuple(name for name, sweep in SWEEPS.items() if hasattr(sweep.base, "mass")))
-    masses: tuple[float, ...] = option((0.5, 1.0, 3.0, 10.0), "of all blocks; none: no such runs")
+    masses: tuple[float, ...] = option((0.5, 1.0, 3.0, 10.0), "of all blocks")
     widen: int = option(0, "octaves by which each grid is longer at both ends")
     steps: int = option(100, "of each training; the rate falls linearly to zero")
     early: int = option(5, "steps after which features are compared")
@@ -73,9 +74,9 @@ class LearningRateTransfer(Study):
                 f"seeds must differ, widen be at least 0 and multiplier positive; got {self.seeds},"
                 f" {self.widen}, {self.multiplier}"
             )
-        if min(self.masses, default=1.0) <= 0:
+        if not self.masses or min(self.masses) <= 0:
             raise ValueError(f"masses must be positive; got {self.masses}")
-        for name in {*self.sweeps, *self.mass_sweeps} & set(SWEEPS):
+        for name in set(self.sweeps) & set(SWEEPS):
             _check_sizes(name, self._sizes(name))
 
     def cells(self) -> Sequence[Cell]:
@@ -89,7 +90,7 @@ class LearningRateTransfer(Study):
         return cells + [
             {"part": MASS, "sweep": sweep, "method": MASS_METHOD, "size": size, "mass": mass,
              "seed": seed}
-            for sweep in self.mass_sweeps
+            for sweep in self._mass_sweeps()
             for size in (self._sizes(sweep)[0], self._sizes(sweep)[-1])
             for mass in self.masses
             for seed in self.seeds
@@ -129,7 +130,7 @@ class LearningRateTransfer(Study):
                     entry["coordinates"] = _coordinates(own, best)
                 summary[sweep][method] = entry
         masses = [row for row in rows if row["part"] == MASS]
-        return {"transfer": summary, "masses": {s: _masses(masses, s) for s in self.mass_sweeps}}
+        return {"transfer": summary, "masses": {s: _masses(masses, s) for s in self._mass_sweeps()}}
 
     def table(self, record: Record) -> str:
         summary = record["summary"]
@@ -142,8 +143,8 @@ class LearningRateTransfer(Study):
         header = ["log2 of the best rate", "smallest", "largest", "octaves per doubling",
                   "smallest to largest", "within half an octave"]  # fmt: skip
         changes = [
-            [f"{sweep}, {method}"] + [f"{layer}: {_signed(value['slope'], value['interval'])}"
-                                      for layer, value in found["coordinates"]["layers"].items()]
+            [f"{sweep}, {method}"] + [_signed(value["slope"], value["interval"])
+                                      for value in found["coordinates"]["layers"].values()]
             for sweep, methods in summary["transfer"].items()
             for method, found in methods.items()
             if found.get("coordinates")
@@ -167,6 +168,9 @@ class LearningRateTransfer(Study):
 
     def plot(self, record: Record) -> Any:
         return draw(record)
+
+    def _mass_sweeps(self) -> list[str]:
+        return [sweep for sweep in self.mass_sweeps if sweep in self.sweeps]
 
     def _sizes(self, sweep: str) -> tuple[int, ...]:
         return self.sizes or SWEEPS[sweep].sizes
@@ -196,12 +200,15 @@ def _best(rows: Sequence[Row], size: int) -> dict[str, Any]:
 
 
 def _coordinates(rows: Sequence[Row], best: Mapping[int, Any]) -> dict[str, Any] | None:
-    """The slopes at one rate for all widths: that of the grid nearest to the narrowest's best."""
+    """The slopes at one rate for all widths, some octaves below the narrowest network's best.
+
+    There features respond in proportion to the rate; near the best one they saturate.
+    """
     narrow = best[min(best)]["log2_rate"]
     if narrow is None:
         return None
     exponents = rows[0]["log2_rates"]
-    at = int(np.argmin(np.abs(np.subtract(exponents, narrow))))
+    at = int(np.argmin(np.abs(np.subtract(exponents, narrow - BELOW))))
     layers = {}
     for layer in rows[0]["changes"]:
         pairs = [(row["size"], row["changes"][layer][at]) for row in rows]

@@ -7,33 +7,43 @@ import numpy as np
 
 from manifoldmuon.lab._figures import COLOURS, dress, panels
 
+COLUMNS = 4
+
 
 def draw(record: Mapping[str, Any]) -> Any:
-    """A row for every sweep: how the best rate moves, then each method's curves; then the rest."""
+    """For every sweep: how the best rate moves, each method's curves, and what else is known."""
     transfer, masses = record["summary"]["transfer"], record["summary"]["masses"]
-    methods = record["settings"]["methods"]
+    methods, rows = record["settings"]["methods"], record["rows"]
     colours = dict(zip(methods, COLOURS, strict=False))
-    checked = [
-        s for s, found in transfer.items() if any(m.get("coordinates") for m in found.values())
-    ]
-    extra = len(checked) + len(masses)
-    columns = 1 + len(methods)
-    lower = -(-extra // columns)
-    figure, grid = panels(len(transfer) + lower, columns, width=3.2, height=2.9)
-    for row, (sweep, found) in zip(grid, transfer.items(), strict=False):
-        _movement(row[0], sweep, found, colours)
-        heights = [_curves(panel, record["rows"], sweep, method, found[method], colours[method])
-                   for panel, method in zip(row[1:], methods, strict=True)]  # fmt: skip
-        for panel in row[1:]:
+    per_sweep = max(_panels_of(found, sweep in masses) for sweep, found in transfer.items())
+    lines = -(-per_sweep // COLUMNS)
+    figure, grid = panels(lines * len(transfer), COLUMNS, width=3.6, height=3.0)
+    for k, (sweep, found) in enumerate(transfer.items()):
+        free = list(grid[k * lines : (k + 1) * lines].flat)
+        _movement(free.pop(0), sweep, found, colours)
+        curves = [free.pop(0) for _ in methods]
+        heights = [
+            _curves(panel, rows, sweep, method, found[method], colours[method])
+            for panel, method in zip(curves, methods, strict=True)
+        ]
+        for panel in curves:
             panel.set_ylim(min(h[0] for h in heights) * 0.85, max(h[1] for h in heights) * 1.1)
-    below = [panel for row in grid[len(transfer) :] for panel in row]
-    for panel, sweep in zip(below, checked, strict=False):
-        _coordinates(panel, record["rows"], sweep, transfer[sweep], colours)
-    for panel, (sweep, sizes) in zip(below[len(checked) :], masses.items(), strict=False):
-        _masses(panel, sweep, sizes)
-    for panel in below[extra:]:
-        panel.set_visible(False)
+        if _checked(found):
+            _coordinates(free.pop(0), rows, sweep, found, colours)
+        if sweep in masses:
+            _masses(free.pop(0), sweep, masses[sweep])
+        for panel in free:
+            panel.set_visible(False)
     return figure
+
+
+def _panels_of(found: Mapping[str, Any], weighed: bool) -> int:
+    return 1 + len(found) + _checked(found) + weighed
+
+
+def _checked(found: Mapping[str, Any]) -> bool:
+    """Whether there is a coordinate check."""
+    return any(entry.get("coordinates") for entry in found.values())
 
 
 def _movement(panel: Any, sweep: str, found: Mapping[str, Any], colours: Mapping[str, str]) -> None:
@@ -75,7 +85,7 @@ def _curves(
                           linestyle=(0, (3, 2)))  # fmt: skip
         low, high = min(low, np.nanmin(losses)), max(high, own[0]["first_loss"])
     panel.set_yscale("log")
-    panel.legend(frameon=False, fontsize=7, loc="lower left", title=sweep.split("-")[1],
+    panel.legend(edgecolor="none", fontsize=7, loc="upper center", title=sweep.split("-")[1],
                  title_fontsize=7)  # fmt: skip
     dress(panel, method, f"{sweep}; dashed: the best rate", "log2 of the learning rate", "loss")
     return low, high
@@ -88,25 +98,26 @@ def _coordinates(
     found: Mapping[str, Any],
     colours: Mapping[str, str],
 ) -> None:
-    """The change of the features before the head, over the width."""
+    """The change of the scores over the width, as a multiple of the narrowest network's."""
     for method, entry in found.items():
         check = entry.get("coordinates")
         if not check:
             continue
-        layer = sorted(check["layers"])[-2 if len(check["layers"]) > 1 else -1]
+        layer = max(check["layers"])
         own = [row for row in rows if row["part"] == "rates" and row["sweep"] == sweep
                and row["method"] == method]  # fmt: skip
         at = own[0]["log2_rates"].index(check["log2_rate"])
         sizes = [int(size) for size in entry["best"]]
         means = [np.mean([row["changes"][layer][at] for row in own if row["size"] == size])
                  for size in sizes]  # fmt: skip
-        panel.plot(np.log2(sizes), means, color=colours[method], marker="o", markersize=4,
+        ratios = np.divide(means, means[0])
+        panel.plot(np.log2(sizes), ratios, color=colours[method], marker="o", markersize=4,
                    label=method)  # fmt: skip
         _sizes_as_ticks(panel, sizes)
-    panel.set_yscale("log")
+    panel.set_ylim(bottom=0)
     panel.legend(frameon=False, fontsize=7)
-    dress(panel, "Coordinate check", f"{sweep}: the last features after a few steps",
-          "width", "RMS of their change")  # fmt: skip
+    dress(panel, "Coordinate check", "of the scores after a few steps of a small rate",
+          "width", "change, over the narrowest's")  # fmt: skip
 
 
 def _masses(panel: Any, sweep: str, sizes: Mapping[str, Any]) -> None:
