@@ -229,7 +229,9 @@ class RetractionLaboratory(Study):
                                label=name if first else None)  # fmt: skip
         panel.set_xscale("log")
         panel.set_yscale("log")
-        panel.legend(frameon=False, fontsize=7.5, ncols=2)
+        low, high = panel.get_ylim()
+        panel.set_ylim(low, 30 * high)  # room for the legend
+        panel.legend(frameon=False, fontsize=7.5, ncols=3, loc="upper left")
         dress(panel, "training", f"{self._dashes()}; weights put back on the set",
               "learning rate", "final training loss")  # fmt: skip
 
