@@ -125,7 +125,7 @@ def _masses(panel: Any, sweep: str, sizes: Mapping[str, Any]) -> None:
         panel.plot(found["masses"], found["losses"], color=colour, marker="o", markersize=4,
                    label=size)  # fmt: skip
     panel.set_xscale("log")
-    panel.set_yscale("log")
+    panel.set_ylim(bottom=0)
     panel.set_xticks(next(iter(sizes.values()))["masses"])
     panel.xaxis.set_major_formatter("{x:g}")
     panel.xaxis.set_minor_locator(_no_ticks())
