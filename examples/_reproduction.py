@@ -172,19 +172,22 @@ def weight_erasure(record: Record | None) -> list[Row]:
         "gradient:2": ".451; stays",
     }
     rows = []
-    if record and record["settings"]["width"] != 1024:  # another network: only what was run
+    narrow = record is not None and record["settings"]["width"] != 1024
+    if narrow:  # another network: only what was run
         published = {name: f"{value}, at width 1024" for name, value in published.items()}
         published = {name: value for name, value in published.items() if name in runs}
     for name, value in published.items():
         method, _, rate = name.partition(":")
         label = {"dualized": "dualized", "gradient": "spectrally normalised gradient"}[method]
         cells = [_erased(runs.get(key)) for key in (name, f"{name}:all")]
+        if narrow and cells[1] is None:
+            cells[1] = ""
         rows.append(Row(f"{label}, learning rate {rate}: training accuracy", value, *cells))
     if record and not record["stable_ranks"]:
         return rows
     ranks = {row["width"]: row for row in reversed(record["stable_ranks"])} if record else {}
     for width, value in ((32, "1.0 and 22.6"), (128, "1.0 and 57.7"), (1024, "1.0 and 145")):
-        what = f"stable rank at width {width}: gradient, dualized"
+        what = f"stable rank at width {width}: gradient, dualized (nearest of six readings)"
         row = ranks.get(width)
         cells: list[str | None] = [None, None]
         if row is not None:

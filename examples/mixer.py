@@ -82,7 +82,7 @@ def mixer(classes: int, pixels: int, side: int, width: int, blocks: int) -> Modu
 
 WIDTHS, DEPTHS, SEEDS = (32, 128), (2, 8), (0, 1)
 STEPS, BATCH, SIDE = 100, 64, 2
-RATES = tuple(2.0**k for k in range(-3, 4))
+RATES = tuple(2.0**k for k in range(-2, 3))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -126,24 +126,27 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bar.set_description(f"width {width}, {blocks} blocks")
                 network = mixer(10, x.shape[-1], SIDE, width, blocks)
                 found = np.empty((len(SEEDS), len(RATES)))
-                for i, seed in enumerate(SEEDS):
-                    for j, rate in enumerate(RATES):
-                        found[i, j] = train(network, rate, seed, x, y)
-                        bar.update(STEPS)
+                for i, j in np.ndindex(found.shape):
+                    found[i, j] = train(network, RATES[j], SEEDS[i], x, y)
+                    bar.update(STEPS)
                 curves[width, blocks] = found
+                save(given, as_record(curves), replace=True)
     except KeyboardInterrupt:
-        return interrupted()
-    runs = [
-        {"width": width, "blocks": blocks, "mean_loss": found, "best": best(found)}
-        for (width, blocks), found in curves.items()
-    ]
-    settings = {"rates": RATES, "seeds": SEEDS, "steps": STEPS, "batch": BATCH}
-    save(given, {"settings": settings, "runs": runs})
+        return interrupted(f"{len(curves)} of {len(sizes)} sizes are in {given.out}")
     _figure.save(draw(curves), picture)
     table_of.write_text(table(curves) + "\n", encoding="utf-8")
     print(table(curves))
     print("written:", given.out, picture, table_of)
     return 0
+
+
+def as_record(curves: Mapping[tuple[int, int], np.ndarray]) -> dict[str, Any]:
+    """The mean losses, one row for every seed, and the best rate of every size."""
+    runs = [
+        {"width": width, "blocks": blocks, "mean_loss": found, "best": best(found)}
+        for (width, blocks), found in curves.items()
+    ]
+    return {"rates": RATES, "seeds": SEEDS, "steps": STEPS, "batch": BATCH, "runs": runs}
 
 
 def best(found: np.ndarray) -> float:
