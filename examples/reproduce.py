@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from examples._arguments import Parser
 from examples._command import INTERRUPTED
-from examples._reproduction import CHAPTERS, NARROW, Record, markdown, text
+from examples._reproduction import CHAPTERS, NARROW, SHORT, Record, markdown, text
 
 RESULTS = Path(__file__).parent / "results"
 TABLE = "reproduction.md"
@@ -48,7 +48,7 @@ JOBS = {
     "hello_mnist": Job(("mnist", "train-images-idx3-ubyte*")),
     "hello_gpt": Job(("tinyshakespeare.txt",), downloads=False, resumes=True),
     "manifold_cifar": Job(CIFAR),
-    "agd": Job(),
+    "agd_cifar10": Job(CIFAR, module="agd", options=SHORT),
     "weight_erasure": Job(CIFAR, resumes=True),
     "weight_erasure_256": Job(CIFAR, True, True, "weight_erasure", NARROW),
 }
