@@ -52,7 +52,7 @@ class Ablation(Study):
     context: int = option(32, "characters of a window")
     hidden: tuple[int, ...] = option((128, 64), "widths of the hidden layers of the classifier")
     steps: int = option(100, "of each training; the rate falls linearly to zero")
-    multiplier: float = option(4.0, "of the scores of images, but for the baseline")
+    multiplier: float = option(4.0, "of the scores, but for the baseline")
     images: str = option("digits", "for the classifier", choices=IMAGES)
     text: str = option("pydoc", "for the GPT", choices=TEXTS)
     data_dir: Path | None = option(None, "with the files of the data", recorded=False)
@@ -92,11 +92,11 @@ class Ablation(Study):
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
         method: Method = ARMS.get(_arm(cell)) or METHODS["Adam"]
-        architecture, task, multiplier = self._problem(cell["network"])
+        architecture, task = self._problem(cell["network"])
         network = method.network(architecture, task.inputs, task.classes)
         low, high = method.exponents
         exponents = list(range(low - self.widen, high + self.widen + 1))
-        multiplier = multiplier if method.scaled else 1.0
+        multiplier = self.multiplier if method.scaled else 1.0
         descent = Descent(method, network, task, self.steps, 1, multiplier)
         trained = descent.train(2.0 ** np.array(exponents), cell["seed"])
         loss, error = descent.judge(trained)
@@ -139,12 +139,12 @@ class Ablation(Study):
     def plot(self, record: Record) -> Any:
         return draw(record)
 
-    def _problem(self, network: str) -> tuple[Architecture, Task, float]:
+    def _problem(self, network: str) -> tuple[Architecture, Task]:
         if network == "gpt":
             task = Characters(self.windows_per_step, self.data_dir, self.text, self.context)
-            return Transformer(self.width, self.blocks), task, 1.0
+            return Transformer(self.width, self.blocks), task
         pictures = Pictures(self.images_per_step, self.data_dir, self.images)
-        return Funnel(self.hidden), pictures, self.multiplier
+        return Funnel(self.hidden), pictures
 
 
 def _arm(cell: Cell) -> tuple[str, str, str]:

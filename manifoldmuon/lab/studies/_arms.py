@@ -78,7 +78,7 @@ class Arm(Method):
     constrained: bool
     direction: Direction
     shared_out: bool
-    exponents: ClassVar = (-6, 1)
+    exponents: ClassVar = (-6, 4)
 
     def network(self, architecture: Architecture, inputs: int, outputs: int) -> Module:
         network = architecture.modular(inputs, outputs)
