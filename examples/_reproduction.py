@@ -221,6 +221,11 @@ CHAPTERS = {
     "hello_gpt": Chapter(
         "Hello, GPT (characters of Shakespeare, 2001 steps)", "examples.hello_gpt", hello_gpt
     ),
+    "hello_gpt-constrained": Chapter(
+        "Hello, GPT, with every weight on its manifold",
+        "examples.hello_gpt --optimizer constrained",
+        hello_gpt,
+    ),
     "manifold_cifar": Chapter(
         "Manifold Muon on CIFAR-10 (test accuracy after five epochs; corrected: 245 steps)",
         "examples.manifold_cifar",

@@ -47,6 +47,9 @@ JOBS = {
     "hello_world": Job(),
     "hello_mnist": Job(("mnist", "train-images-idx3-ubyte*")),
     "hello_gpt": Job(("tinyshakespeare.txt",), downloads=False, resumes=True),
+    "hello_gpt-constrained": Job(
+        ("tinyshakespeare.txt",), False, True, "hello_gpt", ("--optimizer", "constrained")
+    ),
     "manifold_cifar": Job(CIFAR),
     "agd_cifar10": Job(CIFAR, module="agd", options=SHORT),
     "weight_erasure": Job(CIFAR, resumes=True),
