@@ -4,10 +4,11 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from examples._methods import METHODS, PRESETS
 from examples._settings import Settings
+from manifoldmuon.lab._command import Parser
 
 
 class Arguments(NamedTuple):
@@ -26,13 +27,6 @@ class Arguments(NamedTuple):
     name: str | None
     overwrite: bool
     gradients: Path | None
-
-
-class Parser(argparse.ArgumentParser):
-    """Without the usage text in front of an error: one line, and exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
 
 
 def parser() -> Parser:

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from examples._summary import Mean
 from examples.gpt._methods import METHODS
 from examples.gpt._settings import Settings
-from examples.gpt._text import Text
 from examples.gpt._training import PUBLISHED_WINDOWS, Run
+from manifoldmuon.lab._characters import Text
 
 SHAKESPEARE = {"last_train_loss": 1.7122, "validation_first_windows": 1.8968}
 """What the Modula package publishes for tiny Shakespeare, of one seed."""

@@ -14,7 +14,8 @@ from jaxtyping import Array, Float, Int
 
 from examples.gpt._methods import METHODS, Job
 from examples.gpt._settings import Settings
-from examples.gpt._text import Text, shuffled_starts, windows
+from manifoldmuon.lab._characters import Text, windows
+from manifoldmuon.lab._images import batches
 from manifoldmuon.manifolds import EmbeddingRows
 from manifoldmuon.modules import Module
 
@@ -81,9 +82,8 @@ class Trainer:
         weights = self.job.network.init(jax.random.key(seed))
         carry = weights, self.job.tx.init(weights)
         train = jnp.asarray(self.text.train)
-        order = shuffled_starts(
-            seed, len(self.text.train), settings.context, settings.steps, settings.batch
-        )
+        places = len(self.text.train) - settings.context
+        order = batches(seed, places, settings.steps, settings.batch)
         for number, first in enumerate(range(0, settings.steps, CHUNK)):
             starts = jnp.asarray(order[first : first + CHUNK])
             if first == 0 or len(starts) < CHUNK:  # compile outside of the timed part

@@ -13,9 +13,11 @@ import pytest
 from examples.gpt._methods import METHODS
 from examples.gpt._sampling import sample
 from examples.gpt._settings import Settings
-from examples.gpt._text import load, shuffled_starts, split, windows
+from examples.gpt._text import load
 from examples.gpt._training import Trainer, mean_loss
 from examples.hello_gpt import main
+from manifoldmuon.lab._characters import split, windows
+from manifoldmuon.lab._images import batches
 from manifoldmuon.linalg import MODULA_SIX_STEP
 from manifoldmuon.modules import Bond
 
@@ -45,7 +47,7 @@ def test_without_a_folder_the_text_is_pythons_help():
 
 
 def test_every_window_is_taken_once_before_any_is_taken_again():
-    starts = shuffled_starts(0, characters=23, context=3, steps=8, batch=5)
+    starts = batches(0, 23 - 3, steps=8, batch_size=5)
     first, second = starts.reshape(2, 20)
     assert sorted(first) == sorted(second) == list(range(20))
     assert first.tolist() != second.tolist()

@@ -6,10 +6,10 @@ import functools
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Int32
 
+from manifoldmuon.lab._characters import Text, split, windows
 from manifoldmuon.lab._images import batches, standardise
 from manifoldmuon.lab.datasets import (
     Dataset,
@@ -121,9 +121,10 @@ class Characters(Task):
     context: int = 32
 
     def parts(self) -> Parts:
-        tokens, rest = _characters(self.name, self.folder)
+        text = _text(self.name, self.folder)
+        rest = text.validation
         starts = np.linspace(0, len(rest) - self.context - 1, HELD_OUT_WINDOWS).astype(np.int32)
-        return Parts(tokens, _windows(rest, starts, self.context))
+        return Parts(text.train, windows(rest, starts, self.context))
 
     @property
     def places(self) -> int:
@@ -132,21 +133,15 @@ class Characters(Task):
     def batch_of(
         self, train: Any, chosen: Int[Array, " b"]
     ) -> tuple[Int[Array, "b t"], Int[Array, "b t"]]:
-        return _windows(train, chosen, self.context)
+        return windows(train, chosen, self.context)
 
     @property
     def inputs(self) -> int:
-        return int(max(part.max() for part in _characters(self.name, self.folder))) + 1
+        return len(_text(self.name, self.folder).characters)
 
     @property
     def classes(self) -> int:
         return self.inputs
-
-
-def _windows(tokens: Any, starts: Any, context: int) -> tuple[Any, Any]:
-    """The characters of each window, and the one that follows each of them."""
-    window = tokens[starts[:, None] + jnp.arange(context + 1)]
-    return window[:, :-1], window[:, 1:]
 
 
 @functools.lru_cache(maxsize=2)
@@ -162,10 +157,5 @@ def _dataset(name: str, folder: Path | None) -> Dataset:
 
 
 @functools.lru_cache(maxsize=2)
-def _characters(name: str, folder: Path | None) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens to train on, the first nine tenths, and the rest."""
-    text = load_pydoc_topics() if name == "pydoc" else load_shakespeare(folder)
-    _, tokens = np.unique(np.array(list(text)), return_inverse=True)
-    tokens = tokens.astype(np.int32)
-    cut = len(tokens) * 9 // 10
-    return tokens[:cut], tokens[cut:]
+def _text(name: str, folder: Path | None) -> Text:
+    return split(name, load_pydoc_topics() if name == "pydoc" else load_shakespeare(folder))
