@@ -7,6 +7,7 @@ import optax
 import pytest
 import scipy.stats
 
+from manifoldmuon.lab._intervals import difference, mean, slope, student
 from manifoldmuon.lab.studies import LearningRateTransfer
 from manifoldmuon.lab.studies._architectures import (
     Perceptron,
@@ -17,7 +18,6 @@ from manifoldmuon.lab.studies._architectures import (
 from manifoldmuon.lab.studies._coordinates import feature_changes
 from manifoldmuon.lab.studies._descent import Descent
 from manifoldmuon.lab.studies._fit import best_rate, drift, late, lowest
-from manifoldmuon.lab.studies._intervals import difference, mean, slope, student
 from manifoldmuon.lab.studies._methods import METHODS
 from manifoldmuon.lab.studies._tasks import Characters, Pictures
 from manifoldmuon.modules import MLP, Linear

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manifoldmuon.lab._figures import text_table
+from manifoldmuon.lab._intervals import mean
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._ablation_picture import draw
 from manifoldmuon.lab.studies._architectures import Architecture, Funnel, Transformer
@@ -15,7 +16,6 @@ from manifoldmuon.lab.studies._arms import ARMS
 from manifoldmuon.lab.studies._descent import Descent
 from manifoldmuon.lab.studies._effects import at_best_rate, gain
 from manifoldmuon.lab.studies._fit import late
-from manifoldmuon.lab.studies._intervals import mean
 from manifoldmuon.lab.studies._methods import METHODS, Method
 from manifoldmuon.lab.studies._tasks import IMAGES, TEXTS, Characters, Pictures, Task
 

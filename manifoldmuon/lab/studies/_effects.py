@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from manifoldmuon.lab.studies._intervals import mean
+from manifoldmuon.lab._intervals import mean
 
 Levels = tuple[str, ...]
 """One level for each factor: an arm."""

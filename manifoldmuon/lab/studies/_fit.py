@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from manifoldmuon.lab.studies._intervals import Numbers, difference, mean, slope
+from manifoldmuon.lab._intervals import Numbers, difference, mean, slope
 
 HALF_AN_OCTAVE = 0.5
 

@@ -13,9 +13,9 @@ from manifoldmuon.lab._classifier import shapes_of
 from manifoldmuon.lab._contestants import SOLVERS, gaps
 from manifoldmuon.lab._figures import COLOURS, dress, panels, short, text_table
 from manifoldmuon.lab._images import Data
+from manifoldmuon.lab._intervals import mean
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab._trajectory import Given, trajectory
-from manifoldmuon.lab.studies._intervals import mean
 from manifoldmuon.manifolds import Stiefel
 
 EXACT = "exact"

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manifoldmuon.lab._figures import text_table
+from manifoldmuon.lab._intervals import slope
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._architectures import Residual, Transformer
 from manifoldmuon.lab.studies._descent import Descent
 from manifoldmuon.lab.studies._fit import best_rate, drift, late
-from manifoldmuon.lab.studies._intervals import slope
 from manifoldmuon.lab.studies._methods import METHODS
 from manifoldmuon.lab.studies._sweeps import SWEEPS, Data
 from manifoldmuon.lab.studies._tasks import IMAGES, TEXTS
