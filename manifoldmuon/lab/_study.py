@@ -38,10 +38,10 @@ How to add one. Write `manifoldmuon/lab/studies/_name.py` with a frozen dataclas
             figure.subplots().hist([row["heads"] for row in record["rows"]])
             return figure
 
-and enter the class in `studies/__init__.py`. The command, its options, the progress bar, resuming
-and the files come with it. Cells see nothing of each other; what they share (data, compiled
-functions) goes into a cached function of the module. A page `docs/lab/name.md` states question,
-method and finding, with the saved figure.
+and enter the class in `studies/__init__.py`. The command, its options, the progress bar, resuming,
+several processes and the files come with it. Cells see nothing of each other; what they share
+(data, compiled functions) goes into a cached function of the module, and cells that share it follow
+each other. A page `docs/lab/name.md` states question, method and finding, with the saved figure.
 """
 
 import abc
@@ -79,9 +79,12 @@ class Study(abc.ABC):
 
     Attributes:
       name: of the command, and of the record unless another is asked for.
+      traced: the names in a cell that are arguments of compiled programs. Cells in a row that
+        differ in nothing else use the same programs, so they are measured in the same process.
     """
 
     name: ClassVar[str]
+    traced: ClassVar[tuple[str, ...]] = ("seed", "rate")
 
     @abc.abstractmethod
     def cells(self) -> Sequence[Cell]:
@@ -95,6 +98,10 @@ class Study(abc.ABC):
     def run(self, cell: Cell) -> Mapping[str, Any]:
         """What was measured in a cell: what `write_record` takes, under other names than the
         cell's."""
+
+    def timed(self, cell: Cell) -> bool:
+        """Whether a cell measures time, and is therefore measured while nothing else runs."""
+        return False
 
     @abc.abstractmethod
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
