@@ -21,6 +21,7 @@ import optax
 from tqdm import tqdm
 
 from examples._data import batches, load
+from examples._mean import Mean
 from examples._methods import METHODS, PRESETS, build_adamw
 from examples._network import accuracy, cross_entropy, init_weights, shapes_of
 from examples._settings import Settings
@@ -86,14 +87,9 @@ def grid_row(
     table = {name: np.asarray(value, np.float64) for name, value in named}
     common = {"optimizer": optimizer, "multiplier": multiplier, "weight_decay": weight_decay}
     return [
-        common | {"learning_rate": rate} | {key: mean_of(table[key][i]) for key in table}
+        common | {"learning_rate": rate} | {key: vars(Mean.of(table[key][i])) for key in table}
         for i, rate in enumerate(RATES[optimizer])
     ]
-
-
-def mean_of(values: np.ndarray) -> dict[str, float]:
-    """Over the seeds."""
-    return {"mean": values.mean(), "error": values.std(ddof=1) / len(values) ** 0.5}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -123,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         decay = "" if row["weight_decay"] is None else f", weight decay {row['weight_decay']:g}"
         print(
             f"{row['optimizer']:8} x{row['multiplier']:g} lr {row['learning_rate']:<6g}"
-            f" {score['mean']:.2f} ± {score['error']:.2f} %"
+            f" {Mean(**score).text('.2f')} %"
             f", loss {row['held_out_loss']['mean']:.4f}{decay}"
         )
     record = {"settings": settings.as_record(), "environment": environment(), "rows": rows}

@@ -1,8 +1,9 @@
 """The rows of the table of reproductions: published numbers beside those of the records."""
 
-import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
+
+from examples._mean import Mean
 
 Record = dict[str, Any]
 
@@ -41,12 +42,7 @@ class Chapter(NamedTuple):
 
 def mean(values: Iterable[float], form: str = ".4f", scale: float = 1.0) -> str:
     """Mean and standard error."""
-    numbers = [scale * value for value in values]
-    text = f"{statistics.mean(numbers):{form}}"
-    if len(numbers) > 1:
-        error = statistics.stdev(numbers) / len(numbers) ** 0.5
-        text += f" ± {error:{form}}"
-    return text
+    return Mean.of(scale * value for value in values).text(form)
 
 
 def hello_world(record: Record | None) -> list[Row]:

@@ -6,28 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from examples._loop import Run
+from examples._mean import Mean
 from examples._methods import METHODS
 from examples._settings import Settings
 from manifoldmuon.lab import environment
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean:
-    """A mean over seeds and its standard error, which is None for a single seed."""
-
-    mean: float
-    error: float | None
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Mean":
-        if len(values) == 1:
-            return cls(float(values[0]), None)
-        with np.errstate(invalid="ignore"):  # a run may have diverged to infinity
-            error = np.std(values, ddof=1) / math.sqrt(len(values))
-        return cls(float(np.mean(values)), float(error))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from examples._settings import Settings
-from examples._summary import Mean, Row
+from examples._summary import Row
 
 _LEGEND = """\
 distance   the largest |singular value / target - 1| of any layer after any step (on a sphere: of
@@ -35,17 +35,12 @@ def table(settings: Settings, rows: Mapping[str, Row]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         row.label,
-        _mean(row.test_accuracy, ".2f") + " %",
-        _mean(row.train_loss, ".1e", error=False),
+        row.test_accuracy.text(".2f") + " %",
+        f"{row.train_loss.mean:.1e}",
         *(_small(value) for value in (row.distance, row.residual, row.gap)),
         f"{row.milliseconds:.2f}",
-        _mean(row.lipschitz, ".4g", error=False),
+        f"{row.lipschitz.mean:.4g}",
     )
-
-
-def _mean(value: Mean, form: str, error: bool = True) -> str:
-    text = f"{value.mean:{form}}"
-    return f"{text} ± {value.error:{form}}" if error and value.error is not None else text
 
 
 def _small(value: float | None) -> str:

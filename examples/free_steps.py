@@ -14,6 +14,7 @@ import numpy as np
 from examples._arguments import integer, positive
 from examples._command import command, interrupted, parse, progress, save
 from examples._free import NETWORKS, FreeRun, free_links, train_once, trainer, tuned_links
+from examples._mean import Mean
 
 Runs = Mapping[str, Mapping[str, Sequence[FreeRun]]]
 
@@ -110,14 +111,12 @@ def table(title: str, found: Mapping[str, Sequence[FreeRun]]) -> str:
              "at 1/30, at half, at the end"]  # fmt: skip
     for name in shown:
         runs = found[name]
-        accuracies = [100 * run.test_accuracy for run in runs]
-        error = np.std(accuracies, ddof=1) / len(runs) ** 0.5 if len(runs) > 1 else np.nan
+        right = Mean.of(100 * run.test_accuracy for run in runs).text(".2f")
         rate = np.mean([run.learning_rate for run in runs], axis=0)
         steps = [len(rate) // 30, len(rate) // 2, len(rate) - 1]
         lengths = "falls linearly" if name in rates else "  ".join(f"{rate[t]:.3f}" for t in steps)
         mark = " (best)" if name == best(found) else ""
-        lines.append(f"{name + mark:<17} {mean_loss(runs):>9.5f}  {np.mean(accuracies):>7.2f} ± "
-                     f"{error:.2f} %  {lengths}")  # fmt: skip
+        lines.append(f"{name + mark:<17} {mean_loss(runs):>9.5f}  {right:>14} %  {lengths}")
     return "\n".join(lines)
 
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from tqdm import tqdm
 
 import manifoldmuon as mm
 from examples import _published
 from examples._command import command, interrupted, load, parse, progress, save
+from examples._mean import Mean
 from manifoldmuon.lab.datasets import Dataset, load_mnist
 
 STEPS, CHUNK, BATCH = 1000, 20, 128
@@ -109,8 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     save(given, {"steps": STEPS, "batch": BATCH, "runs": runs})
     for protocol in SAMPLED:
         found = [100 * run["test_accuracy"] for run in runs if run["protocol"] == protocol]
-        error = np.std(found, ddof=1) / np.sqrt(len(found))
-        print(f"{protocol}: {found[0]:.2f} % with seed 0, {np.mean(found):.2f} ± {error:.2f} %")
+        print(f"{protocol}: {found[0]:.2f} % with seed 0, {Mean.of(found).text('.2f')} %")
     print("written:", given.out)
     return 0
 

@@ -22,6 +22,7 @@ from tqdm import tqdm
 import manifoldmuon as mm
 from examples._command import command, interrupted, load, parse, progress, save
 from examples._data import Data, batches, standardise
+from examples._mean import Mean
 from examples._network import accuracy, cross_entropy, init_weights, shapes_of
 from manifoldmuon.lab.datasets import load_cifar10
 from manifoldmuon.manifolds import Euclidean, Stiefel
@@ -121,8 +122,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for method in METHODS:
             found = [r["test_accuracy"] for r in runs
                      if r["method"] == method and r["steps"] == steps]  # fmt: skip
-            error = np.std(found, ddof=1) / np.sqrt(len(found))
-            print(f"{steps} steps  {method:<14} {np.mean(found):.3f} ± {error:.3f}")
+            print(f"{steps} steps  {method:<14} {Mean.of(found).text('.3f')}")
     print("written:", given.out)
     return 0
 

@@ -17,7 +17,7 @@ from examples._gradients import record_gradients, save_gradients
 from examples._loop import Run, Trainer
 from examples._methods import METHODS
 from examples._settings import Settings
-from examples._summary import Mean, as_record, leads_over_adamw, summarise
+from examples._summary import as_record, leads_over_adamw, summarise
 from examples._table import table
 from manifoldmuon.lab import write_record
 from manifoldmuon.lab.datasets import DatasetError
@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     print(table(settings, summarise(settings, runs)))
     for name, ahead in leads_over_adamw(runs).items():
-        print(f"{METHODS[name].label} against AdamW, seed by seed: {points(ahead)}")
+        print(f"{METHODS[name].label} against AdamW, seed by seed: {ahead.text('+.2f')} points")
     record = as_record(settings, first.widths(settings.widths), runs, compile_seconds)
     written = write(arguments, record, runs)
     if arguments.gradients is not None:
@@ -100,12 +100,6 @@ def train_all(
         bar.set_description("trained", refresh=False)
         bar.set_postfix_str("", refresh=False)
     return runs, compile_seconds
-
-
-def points(ahead: Mean) -> str:
-    """A lead in percentage points, with its standard error if it has one."""
-    error = "" if ahead.error is None else f" ± {ahead.error:.2f}"
-    return f"{ahead.mean:+.2f}{error} points"
 
 
 def write(

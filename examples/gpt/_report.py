@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from examples._summary import Mean
+from examples._mean import Mean
 from examples.gpt._methods import METHODS
 from examples.gpt._settings import Settings
 from examples.gpt._training import PUBLISHED_WINDOWS, Run
@@ -43,7 +43,7 @@ def table(settings: Settings, text: Text, runs: Sequence[Run]) -> str:
         values = [getattr(run, name) for run in runs]
         published = published_losses(text).get(name)
         rows.append(
-            [label, *(f"{value:.4f}" for value in values), _mean(values),
+            [label, *(f"{value:.4f}" for value in values), Mean.of(values).text(".4f"),
              "-" if published is None else f"{published:.4f}"]
         )  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
@@ -129,8 +129,3 @@ def _smooth(losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     groups = [losses[i : i + length] for i in range(0, len(losses), length)]
     middles = np.arange(len(groups)) * length + length / 2
     return middles, np.array([np.mean(group) for group in groups])
-
-
-def _mean(values: Sequence[float]) -> str:
-    mean = Mean.of(values)
-    return f"{mean.mean:.4f}" + ("" if mean.error is None else f" ± {mean.error:.4f}")

@@ -1,4 +1,4 @@
-"""Means, differences and slopes with the intervals of Student's distribution, at 95 %."""
+"""Means, differences and slopes with standard errors or with Student's intervals, at 95 %."""
 
 import functools
 from collections.abc import Sequence
@@ -21,6 +21,12 @@ def mean(values: Numbers) -> Estimate:
     """Of independent values, such as those of seeds."""
     middle, error, degrees = _moments(values)
     return _estimate(middle, error, degrees)
+
+
+def mean_and_error(values: Numbers) -> tuple[float, float | None]:
+    """The mean and its standard error, None for a single value."""
+    middle, error, degrees = _moments(values)
+    return middle, error if degrees else None
 
 
 def difference(values: Numbers, others: Numbers) -> Estimate:
@@ -56,8 +62,9 @@ def _moments(values: Numbers) -> tuple[float, float, int]:
     """Mean, its standard error, and the degrees of freedom."""
     array = np.asarray(values, np.float64)
     degrees = len(array) - 1
-    error = array.std(ddof=1) / np.sqrt(len(array)) if degrees else 0.0
-    return float(array.mean()), float(error), degrees
+    with np.errstate(invalid="ignore"):  # a training may have diverged to infinity
+        error = array.std(ddof=1) / np.sqrt(len(array)) if degrees else 0.0
+        return float(array.mean()), float(error), degrees
 
 
 def _estimate(value: float, error: float, degrees: int) -> Estimate:

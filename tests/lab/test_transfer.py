@@ -7,7 +7,7 @@ import optax
 import pytest
 import scipy.stats
 
-from manifoldmuon.lab._intervals import difference, mean, slope, student
+from manifoldmuon.lab._intervals import difference, mean, mean_and_error, slope, student
 from manifoldmuon.lab.studies import LearningRateTransfer
 from manifoldmuon.lab.studies._architectures import (
     Perceptron,
@@ -55,7 +55,9 @@ def test_intervals_are_those_of_scipy():
     np.testing.assert_allclose(
         known(slope(x, a).interval), [line[0] - reach, line[0] + reach], rtol=1e-4
     )
+    np.testing.assert_allclose(mean_and_error(a), [a.mean(), scipy.stats.sem(a)])
     assert mean([1.0]).interval is None
+    assert mean_and_error([1.0]) == (1.0, None)
 
 
 @pytest.mark.parametrize("best", [-4.9, -2.0, 0.37])
