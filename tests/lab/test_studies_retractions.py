@@ -3,11 +3,13 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 
 from manifoldmuon.lab import run_study
 from manifoldmuon.lab._spaces import MATRIX, SPACES, SPHERE, Scalar
 from manifoldmuon.lab._walks import order, walk
 from manifoldmuon.lab.studies import RetractionLaboratory
+from manifoldmuon.lab.studies._retractions_findings import findings
 from manifoldmuon.manifolds.retractions import Normalize, Polar
 
 
@@ -96,13 +98,14 @@ def test_the_whole_on_one_manifold(tmp_path):
     )  # fmt: skip
     record = run_study(study, tmp_path / "record.json")
     kept, left = record["summary"]["rows"].values()
-    assert kept["loss_minus_default"] == [0.0, 0.0]
+    same = kept["training"]["float32"]["0.5"]["ratio"]
+    assert same == {"value": 1.0, "interval": [1.0, 1.0]}
     assert left["walk"]["float32"]["last_step"][0] > 0.1
     for row in record["rows"]:
         if row["part"] == "training" and row["retraction"] == "normalize":
             np.testing.assert_allclose(row["loss"], row["loss_on_the_set"], rtol=1e-4)
     assert "rows, none" in study.table(record)
-    assert len(study.plot(record).axes) == 2
+    assert len(study.plot(record).axes) == 4
 
 
 @pytest.mark.parametrize(
@@ -119,3 +122,27 @@ def test_refusals(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         RetractionLaboratory(**settings)
     assert "\n" not in str(error.value)
+
+
+def test_losses_are_compared_seed_by_seed():
+    """Twice the loss in every seed is a ratio of 2 without an interval to speak of."""
+
+    def rows(retraction, losses):
+        return [{"manifold": "rows", "retraction": retraction, "part": "training", "seed": k,
+                 "dtype": "float32", "rate": 0.1, "loss_on_the_set": loss}
+                for k, loss in enumerate(losses)]  # fmt: skip
+
+    found = findings([
+        *rows("normalize", [0.1, 0.4, 0.9]),
+        *rows("scalar", [0.2, 0.8, 1.8]),
+        *rows("none", [0.1, None, 0.9]),
+    ])["rows"]  # fmt: skip
+    ratio = found["scalar"]["training"]["float32"]["0.1"]["ratio"]
+    np.testing.assert_allclose([ratio["value"], *ratio["interval"]], 2)
+    assert found["none"]["training"]["float32"]["0.1"] == {
+        "diverged": 1, "loss": None, "ratio": None
+    }  # fmt: skip
+    loss = found["normalize"]["training"]["float32"]["0.1"]["loss"]
+    np.testing.assert_allclose(loss["value"], 1.4 / 3)
+    reach = scipy.stats.t.ppf(0.975, 2) * np.std([0.1, 0.4, 0.9], ddof=1) / np.sqrt(3)
+    np.testing.assert_allclose(loss["interval"], 1.4 / 3 + reach * np.array([-1, 1]), rtol=1e-5)
