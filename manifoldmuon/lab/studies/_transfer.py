@@ -50,6 +50,7 @@ class LearningRateTransfer(Study):
     steps: int = option(100, "of each training; the rate falls linearly to zero")
     early: int = option(5, "steps after which features are compared")
     multiplier: float = option(4.0, "of the scores of images in the modular parametrisation")
+    text_multiplier: float = option(1.0, "of those of text")
     images: str = option("digits", "for the networks without attention", choices=IMAGES)
     text: str = option("pydoc", "for the GPT", choices=TEXTS)
     data_dir: Path | None = option(None, "with the files of the data", recorded=False)
@@ -69,10 +70,13 @@ class LearningRateTransfer(Study):
             )
         if not (self.sweeps and self.methods and self.seeds):
             raise ValueError("there must be at least one sweep, one method and one seed")
-        if len(set(self.seeds)) < len(self.seeds) or self.widen < 0 or self.multiplier <= 0:
+        if len(set(self.seeds)) < len(self.seeds) or self.widen < 0:
             raise ValueError(
-                f"seeds must differ, widen be at least 0 and multiplier positive; got {self.seeds},"
-                f" {self.widen}, {self.multiplier}"
+                f"seeds must differ and widen be at least 0; got {self.seeds}, {self.widen}"
+            )
+        if min(self.multiplier, self.text_multiplier) <= 0:
+            raise ValueError(
+                f"multipliers must be positive; got {self.multiplier}, {self.text_multiplier}"
             )
         if not self.masses or min(self.masses) <= 0:
             raise ValueError(f"masses must be positive; got {self.masses}")
@@ -104,8 +108,9 @@ class LearningRateTransfer(Study):
             assert isinstance(architecture, Residual | Transformer)
             architecture = dataclasses.replace(architecture, mass=cell["mass"])
         network = method.network(architecture, task.inputs, task.classes)
-        multiplier = self.multiplier if method.scaled and not sweep.reads else 1.0
+        multiplier = self.text_multiplier if sweep.reads else self.multiplier
         exponents = self._exponents(cell["method"])
+        multiplier = multiplier if method.scaled else 1.0
         descent = Descent(method, network, task, self.steps, self.early, multiplier)
         trained = descent.train(2.0 ** np.array(exponents), cell["seed"])
         found = {
