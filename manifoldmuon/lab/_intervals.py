@@ -46,6 +46,23 @@ def slope(x: Numbers, y: Numbers) -> Estimate:
     return _estimate(value, error, degrees)
 
 
+def reach(interval: Sequence[float | int | None] | None) -> float | None:
+    """Half of the width of an interval, also of one from a record."""
+    low, high = interval or (None, None)
+    return None if low is None or high is None else (high - low) / 2
+
+
+def shown(
+    value: float | int | None, interval: Sequence[float | int | None] | None, form: str
+) -> str:
+    """The value and its reach as text; in a format with a sign, the sign is for the value."""
+    if value is None:
+        return "-"
+    half = reach(interval)
+    error = "" if half is None else f" ± {half:{form.lstrip('+')}}"
+    return f"{value:{form}}{error}"
+
+
 @functools.lru_cache(maxsize=256)
 def student(degrees: int) -> float:
     """The t that a magnitude exceeds with probability 5 %.

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from manifoldmuon.lab._classifier import Weights, accuracy, cross_entropy, shapes_of
@@ -110,11 +109,3 @@ def _compiled(geometry: tuple[Any, ...]) -> Any:
 def _loss(weights: Any, images: Any, labels: Any) -> Any:
     wide = jax.tree.map(lambda w: w.astype(jnp.float32), weights)
     return cross_entropy(wide, images, labels, MULTIPLIER)
-
-
-def mean_and_error(values: Any) -> tuple[float, float | None]:
-    """The mean and its standard error, None for a single value."""
-    values = np.asarray(values, np.float64)
-    if len(values) == 1:
-        return float(values[0]), None
-    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manifoldmuon.lab._figures import text_table
-from manifoldmuon.lab._intervals import mean
+from manifoldmuon.lab._intervals import shown
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._ablation_picture import draw
 from manifoldmuon.lab.studies._architectures import Architecture, Funnel, Transformer
 from manifoldmuon.lab.studies._arms import ARMS
 from manifoldmuon.lab.studies._descent import Descent
-from manifoldmuon.lab.studies._effects import at_best_rate, gain
+from manifoldmuon.lab.studies._effects import at_best_rate, estimate, gain
 from manifoldmuon.lab.studies._fit import late
 from manifoldmuon.lab.studies._methods import METHODS, Method
 from manifoldmuon.lab.studies._tasks import IMAGES, TEXTS, Characters, Pictures, Task
@@ -159,21 +159,18 @@ def _summary(rows: Sequence[Row], metric: str) -> dict[str, Any]:
         curves = np.array([row[metric] for row in own], np.float64)
         values[arm], at = at_best_rate(curves)
         exponents = own[0]["log2_rates"]
-        found = mean(values[arm].tolist())
         edge = "(at the lowest rate)" if at == 0 else ""
         edge = "(at the highest rate)" if at == len(exponents) - 1 else edge
         arms[", ".join(arm)] = {
-            "log2_rate": exponents[at], "edge": edge, "mean": found.value,
-            "interval": found.interval, "by_seed": values[arm].tolist(),
+            "log2_rate": exponents[at], "edge": edge, **estimate(values[arm]),
+            "by_seed": values[arm].tolist(),
         }  # fmt: skip
     baseline = values.pop(BASELINE)
     gains = {what: gain(values, *levels) for what, levels in GAINS.items()}
     whole = values[("manifold", "steepest", "modular")]
-    against = mean((baseline - whole).tolist())
-    gains["all three, over plain Adam"] = {"mean": against.value, "interval": against.interval}
+    gains["all three, over plain Adam"] = estimate(baseline - whole)
     return {"arms": arms, "gains": gains}
 
 
 def _shown(found: Mapping[str, Any]) -> str:
-    low, high = found["interval"]
-    return f"{found['mean']:+.4f} ± {(high - low) / 2:.4f}"
+    return shown(found["mean"], found["interval"], "+.4f")

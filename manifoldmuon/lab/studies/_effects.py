@@ -48,10 +48,11 @@ def gain(
             other = (*arm[:factor], without, *arm[factor + 1 :])
             per_seed.append(values[other] - loss)
             name = ", ".join(part for k, part in enumerate(arm) if k != factor)
-            by_arm[name] = _estimate(per_seed[-1])
-    return _estimate(np.mean(per_seed, axis=0)) | {"by_arm": by_arm}
+            by_arm[name] = estimate(per_seed[-1])
+    return estimate(np.mean(per_seed, axis=0)) | {"by_arm": by_arm}
 
 
-def _estimate(values: Float[np.ndarray, " seeds"]) -> dict[str, Any]:
+def estimate(values: Float[np.ndarray, " seeds"]) -> dict[str, Any]:
+    """The mean and its interval, for a record."""
     found = mean(values)
     return {"mean": found.value, "interval": found.interval}

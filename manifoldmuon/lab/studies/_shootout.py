@@ -13,7 +13,7 @@ from manifoldmuon.lab._classifier import shapes_of
 from manifoldmuon.lab._contestants import SOLVERS, gaps
 from manifoldmuon.lab._figures import COLOURS, dress, panels, short, text_table
 from manifoldmuon.lab._images import Data
-from manifoldmuon.lab._intervals import mean
+from manifoldmuon.lab._intervals import mean, reach, shown
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab._trajectory import Given, trajectory
 from manifoldmuon.manifolds import Stiefel
@@ -178,7 +178,7 @@ class SolverShootOut(Study):
     def _draw(self, panel: Any, k: int, solver: str, key: str, rates: Mapping[str, Any]) -> None:
         found = [rates[f"{rate:g}"][key] for rate in self.rates]
         values = np.array([np.nan if f["value"] is None else f["value"] for f in found])
-        reaches = [_reach(f) or 0.0 for f in found]
+        reaches = [reach(f["interval"]) or 0.0 for f in found]
         panel.errorbar(np.asarray(self.rates) * 1.08 ** (k - 0.5), values, reaches, fmt="o",
                        color=COLOURS[1 + k], capsize=3, label=solver)  # fmt: skip
 
@@ -227,15 +227,7 @@ def _draw_gaps(panel: Any, rows: Sequence[Row]) -> None:
           "relative gap to the optimum", "")  # fmt: skip
 
 
-def _reach(estimate: Mapping[str, Any]) -> float | None:
-    """Half of the interval."""
-    interval = estimate["interval"]
-    return None if interval is None or None in interval else (interval[1] - interval[0]) / 2
-
-
 def _with_reach(estimate: Mapping[str, Any] | None, form: str, unit: str) -> str:
     if estimate is None or estimate["value"] is None:
         return "-"
-    reach = _reach(estimate)
-    error = "" if reach is None else f" ± {format(reach, form.lstrip('+'))}"
-    return f"{format(estimate['value'], form)}{error}{unit}"
+    return shown(estimate["value"], estimate["interval"], form) + unit

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manifoldmuon.lab._figures import text_table
-from manifoldmuon.lab._intervals import slope
+from manifoldmuon.lab._intervals import shown, slope
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._architectures import Residual, Transformer
 from manifoldmuon.lab.studies._descent import Descent
@@ -140,15 +140,15 @@ class LearningRateTransfer(Study):
     def table(self, record: Record) -> str:
         summary = record["summary"]
         lines = [
-            [f"{sweep}, {method}", *_best_texts(found), _with(found, "octaves_per_doubling",
-             "interval"), _with(found, "span", "span_interval"), found["steady"]]
+            [f"{sweep}, {method}", *_best_texts(found), _signed(found, "octaves_per_doubling"),
+             _signed(found, "span", "span_interval"), found["steady"]]
             for sweep, methods in summary["transfer"].items()
             for method, found in methods.items()
         ]  # fmt: skip
         header = ["log2 of the best rate", "smallest", "largest", "octaves per doubling",
                   "smallest to largest", "within half an octave"]  # fmt: skip
         changes = [
-            [f"{sweep}, {method}"] + [_signed(value["slope"], value["interval"])
+            [f"{sweep}, {method}"] + [_signed(value, "slope")
                                       for value in found["coordinates"]["layers"].values()]
             for sweep, methods in summary["transfer"].items()
             for method, found in methods.items()
@@ -250,16 +250,8 @@ def _best_texts(found: Mapping[str, Any]) -> list[str]:
 def _best_text(best: Mapping[str, Any]) -> str:
     if best["edge"]:
         return f"{best['edge']} the grid"
-    return _signed(best["log2_rate"], best["interval"])
+    return _signed(best, "log2_rate")
 
 
-def _with(found: Mapping[str, Any], value: str, interval: str) -> str:
-    return _signed(found[value], found[interval])
-
-
-def _signed(value: float | None, interval: Sequence[float | int] | None) -> str:
-    if value is None:
-        return "-"
-    if interval is None:
-        return f"{value:+.2f}"
-    return f"{value:+.2f} ± {(interval[1] - interval[0]) / 2:.2f}"
+def _signed(found: Mapping[str, Any], value: str, interval: str = "interval") -> str:
+    return shown(found[value], found[interval], "+.2f")
