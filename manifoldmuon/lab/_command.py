@@ -37,11 +37,13 @@ def command(study: type[Study], argv: Sequence[str]) -> int:
     p = parser(study)
     given = vars(p.parse_args(argv))
     out, redraw, overwrite = given.pop("out"), given.pop("plot"), given.pop("overwrite")
+    jobs = given.pop("jobs")
     settings = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
     try:
         if redraw is not None:
             return _redraw(study, redraw, out, overwrite)
-        return _measure(study(**settings), out or FOLDER / f"{study.name}.json", overwrite)
+        out = out or FOLDER / f"{study.name}.json"
+        return _measure(study(**settings), out, overwrite, jobs)
     except (ValueError, OSError, DatasetError) as error:
         p.error(str(error))
 
@@ -54,19 +56,20 @@ def _redraw(study: type[Study], source: Path, out: Path | None, overwrite: bool)
     return 0
 
 
-def _measure(study: Study, out: Path, overwrite: bool) -> int:
+def _measure(study: Study, out: Path, overwrite: bool, jobs: int) -> int:
     picture = out.with_suffix(".png")
     _check_target(out, ".json", overwrite)
     _check_target(picture, ".png", overwrite)
+    kept = (
+        f"finished cells are kept in {partial_path(out)}, and the same command goes on from there"
+    )
     try:
-        record = run_study(study, out, overwrite, progress=True)
+        record = run_study(study, out, overwrite, progress=True, jobs=jobs)
     except KeyboardInterrupt:
-        print(
-            f"\ninterrupted; finished cells are kept in {partial_path(out)}, and the same command "
-            "goes on from there",
-            file=sys.stderr,
-        )
+        print(f"\ninterrupted; {kept}", file=sys.stderr)
         return 130
+    except ChildProcessError as error:
+        raise ChildProcessError(f"{error}; {kept}") from error
     print("written:", out)
     _show(study, record, picture)
     return 0
@@ -111,6 +114,8 @@ def parser(study: type[Study]) -> Parser:
     p.add_argument("--out", type=Path, metavar="FILE",
                    help=f"the record; its picture lies beside it (default: {FOLDER}/"
                    f"{study.name}.json)")
+    p.add_argument("--jobs", type=int, default=1, metavar="N",
+                   help="processes; the results are the same (default: 1)")
     p.add_argument("--overwrite", action="store_true", help="replace an existing record or picture")
     p.add_argument("--plot", type=Path, metavar="RECORD",
                    help="run nothing: print the table of a record and draw its picture anew")

@@ -1,14 +1,17 @@
 """Running a study: cell by cell, each saved as soon as it is there."""
 
+import contextlib
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from manifoldmuon.lab._records import _plain, environment, write_record
+from manifoldmuon.lab._cells import groups_of, key_of, measured, plain
+from manifoldmuon.lab._records import environment, write_record
 from manifoldmuon.lab._study import Cell, Record, Row, Study, check_choices
+from manifoldmuon.lab._workers import check_jobs, in_workers
 
 
 def run_study(
@@ -16,6 +19,7 @@ def run_study(
     path: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     progress: bool = False,
+    jobs: int = 1,
 ) -> Record:
     """Measures what a study asks for, and writes the record.
 
@@ -23,11 +27,19 @@ def run_study(
     written. After an interruption the same call goes on with the cells that are missing, and
     makes the record that an uninterrupted run would have made.
 
+    With `jobs` above 1 cells are measured in so many processes, each with one thread; the record
+    is the same. Cells that share their compiled programs stay together (`Study.traced`), and
+    cells that measure time (`Study.timed`) are left for the end, when nothing else runs. A script
+    that asks for this does so under `if __name__ == "__main__":`, because each process imports
+    the script again; the study is defined at the top of a module or of a script. Made for
+    processors: several processes on one accelerator get in each other's way.
+
     Args:
       study: with its settings.
       path: of the record; None: it is only returned, and nothing is kept on the way.
       overwrite: whether an existing record may be replaced.
       progress: whether to show a progress bar.
+      jobs: the number of processes; any may resume what another number has begun.
 
     Returns:
       `study`, `settings`, `environment`, `summary` and `rows`, in the types of JSON.
@@ -35,16 +47,19 @@ def run_study(
     Raises:
       FileExistsError: if `path` exists and `overwrite` is false; before any work.
       ValueError: if cells are kept beside `path` that belong to other settings or to another
-        environment, or if a setting is not among its choices; before any work.
+        environment, if a setting is not among its choices, or if `jobs` is less than 1; before
+        any work. If the study cannot go to another process.
+      ChildProcessError: if a process has died, such as for want of memory.
     """
     check_choices(study)
+    check_jobs(jobs)
     head = {"study": study.name, "settings": study.settings(), "environment": environment()}
     if path is not None and Path(path).exists() and not overwrite:
         raise FileExistsError(f"{path} exists; choose another name or pass overwrite=True")
     kept = None if path is None else partial_path(path)
     done = {} if kept is None else _resume(kept, head)
-    rows = _rows(study, kept, done, progress)
-    record = _json({**head, "summary": study.summarise(rows), "rows": rows})
+    rows = _rows(study, kept, done, progress, jobs)
+    record = plain({**head, "summary": study.summarise(rows), "rows": rows})
     if path is not None and kept is not None:
         write_record(path, record, overwrite=overwrite)
         kept.unlink()
@@ -56,22 +71,37 @@ def partial_path(path: str | os.PathLike[str]) -> Path:
     return Path(path).with_name(Path(path).name + ".partial")
 
 
-def _rows(study: Study, kept: Path | None, done: dict[str, Row], progress: bool) -> list[Row]:
-    cells = [_json(cell) for cell in study.cells()]
+def _rows(
+    study: Study, kept: Path | None, done: dict[str, Row], progress: bool, jobs: int
+) -> list[Row]:
+    cells = {key_of(cell): cell for cell in map(plain, study.cells())}
+    left = [cell for key, cell in cells.items() if key not in done]
     with _bar(len(cells), progress) as bar:
-        bar.update(sum(_key(cell) in done for cell in cells))
-        for cell in cells:
-            if _key(cell) in done:
-                continue
+        bar.update(len(cells) - len(left))
+
+        def begin(cell: Cell) -> None:
             bar.set_postfix_str(", ".join(str(value) for value in cell.values()))
-            found = _json(study.run(cell))
-            if twice := cell.keys() & found.keys():
-                raise ValueError(f"a cell of {study.name} measures {sorted(twice)}, which it is")
-            done[_key(cell)] = cell | found
-            if kept is not None:
-                _append(kept, cell | found, _key(cell))
-            bar.update()
-    return [done[_key(cell)] for cell in cells]
+
+        with contextlib.closing(_measured(study, left, jobs, begin)) as found:
+            for cell, row in found:
+                done[key_of(cell)] = row
+                if kept is not None:
+                    _append(kept, row, key_of(cell))
+                bar.update()
+    return [done[key] for key in cells]
+
+
+def _measured(
+    study: Study, cells: Sequence[Cell], jobs: int, begin: Callable[[Cell], None]
+) -> Generator[tuple[Cell, Row], None, None]:
+    """Cells with their rows, in the order in which they are finished."""
+    together = [] if jobs == 1 else [cell for cell in cells if not study.timed(cell)]
+    if together:
+        yield from in_workers(study, groups_of(study, together), jobs, begin)
+    for cell in cells:
+        if jobs == 1 or study.timed(cell):
+            begin(cell)
+            yield cell, measured(study, cell)
 
 
 def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
@@ -106,15 +136,6 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _append(kept: Path, row: Row, key: str) -> None:
     with kept.open("a", encoding="utf-8") as file:
         file.write(json.dumps({"cell": key, "row": row}) + "\n")
-
-
-def _key(cell: Cell) -> str:
-    return json.dumps(cell, sort_keys=True)
-
-
-def _json(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As a reader of the record will see it, so that a resumed run cannot tell the difference."""
-    return json.loads(json.dumps(_plain(value, "record")))
 
 
 def _bar(total: int, progress: bool) -> Any:
