@@ -1,5 +1,6 @@
 """The spectral norm and its scaled versions: the norms under which Muon is steepest descent."""
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -17,7 +18,45 @@ from manifoldmuon.norms._norm import Effort, Norm
 
 
 @dataclasses.dataclass(frozen=True)
-class Spectral(Norm):
+class _UpToScale(Norm):
+    """The spectral norm relative to a size that depends on the shape alone."""
+
+    msign: MsignMethod | None = None
+
+    @abc.abstractmethod
+    def _unit(self, matrix: Float[Array, "*batch m n"]) -> float:
+        """The largest singular value of the matrices of this shape that have norm 1."""
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        return (spectral_norm(weight) / self._unit(weight)).astype(weight.dtype)
+
+    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
+        return cold_vector(shape)
+
+    def carried_norm(
+        self, weight: Float[Array, "*batch m n"], carried: Any, effort: Effort
+    ) -> tuple[Float[Array, "*batch"], Any]:
+        size, carried = power_iteration(weight, carried, effort.steps, effort.cold_steps)
+        return (size / self._unit(weight)).astype(weight.dtype), carried
+
+    def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        return (nuclear_norm(grad) * self._unit(grad)).astype(grad.dtype)
+
+    def lmo(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        return (polar_factor(grad, self.msign) * self._unit(grad)).astype(grad.dtype)
+
+    def gap(
+        self, grad: Float[Array, "*batch m n"], direction: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch"]:
+        return nuclear_gap(grad, upcast(direction) / self._unit(grad))
+
+
+@dataclasses.dataclass(frozen=True)
+class Spectral(_UpToScale):
     """The largest singular value of a matrix: `||W||_2`.
 
     The dual norm is the nuclear norm (the sum of the singular values) and the duality map is
@@ -32,38 +71,12 @@ class Spectral(Norm):
         lie around 1, with the laws of `Norm` kept as closely as that.
     """
 
-    msign: MsignMethod | None = None
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
-    def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
-        return spectral_norm(weight).astype(weight.dtype)
-
-    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
-        return cold_vector(shape)
-
-    def carried_norm(
-        self, weight: Float[Array, "*batch m n"], carried: Any, effort: Effort
-    ) -> tuple[Float[Array, "*batch"], Any]:
-        size, carried = power_iteration(weight, carried, effort.steps, effort.cold_steps)
-        return size.astype(weight.dtype), carried
-
-    def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
-        return nuclear_norm(grad).astype(grad.dtype)
-
-    def lmo(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        return polar_factor(grad, self.msign).astype(grad.dtype)
-
-    def gap(
-        self, grad: Float[Array, "*batch m n"], direction: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch"]:
-        return nuclear_gap(grad, direction)
+    def _unit(self, matrix: Float[Array, "*batch m n"]) -> float:
+        return 1.0
 
 
 @dataclasses.dataclass(frozen=True)
-class RMSToRMS(Norm):
+class RMSToRMS(_UpToScale):
     """The operator norm between root-mean-square norms: `sqrt(d_in / d_out) * ||W||_2`.
 
     A weight `(d_out, d_in)` of norm 1 maps an input with entries of size about 1 to an output
@@ -75,31 +88,5 @@ class RMSToRMS(Norm):
       msign: how the duality map is computed, as in `Spectral`.
     """
 
-    msign: MsignMethod | None = None
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
-    def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
-        return (spectral_norm(weight) / fan_ratio(weight)).astype(weight.dtype)
-
-    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
-        return cold_vector(shape)
-
-    def carried_norm(
-        self, weight: Float[Array, "*batch m n"], carried: Any, effort: Effort
-    ) -> tuple[Float[Array, "*batch"], Any]:
-        size, carried = power_iteration(weight, carried, effort.steps, effort.cold_steps)
-        return (size / fan_ratio(weight)).astype(weight.dtype), carried
-
-    def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
-        return (nuclear_norm(grad) * fan_ratio(grad)).astype(grad.dtype)
-
-    def lmo(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        return (polar_factor(grad, self.msign) * fan_ratio(grad)).astype(grad.dtype)
-
-    def gap(
-        self, grad: Float[Array, "*batch m n"], direction: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch"]:
-        return nuclear_gap(grad, upcast(direction) / fan_ratio(grad))
+    def _unit(self, matrix: Float[Array, "*batch m n"]) -> float:
+        return fan_ratio(matrix)
