@@ -8,25 +8,22 @@ are started afresh (spawned), because a process that has run JAX cannot be forke
 import collections
 import contextlib
 import dataclasses
-import functools
 import multiprocessing
 import os
 import pickle
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
 
 import jax
 
-from manifoldmuon.lab._cells import measured
 from manifoldmuon.lab._study import Cell, Row, Study
+from manifoldmuon.lab._worker import Failure, work
 
 _NAME = "manifoldmuon-lab"
-_GUARD = "a script that uses several processes is a file, its work under if __name__ == '__main__':"
+_GUARD = "a script that uses several processes is a file, its work under if __name__ == '__main__'"
 
 # N processes with N threads each would be in each other's way.
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
@@ -40,12 +37,6 @@ _CONFIG = (
     "jax_default_prng_impl",
     "jax_threefry_partitionable",
 )
-
-
-class Failure(NamedTuple):
-    """What was raised where a row was asked for."""
-
-    error: BaseException
 
 
 def check_jobs(jobs: int) -> None:
@@ -137,7 +128,8 @@ class _Worker:
         self.process.join(10)
         code = self.process.exitcode
         if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name} (out of memory?)"
+            how = f"was killed by {signal.Signals(-code).name}"
+            how += " (out of memory?)" if code == -signal.SIGKILL else ""
         else:
             how = f"ended with exit code {code}"
         where = ", ".join(f"{name} {value}" for name, value in (self.cell or {}).items())
@@ -190,61 +182,7 @@ def _start(pickled: bytes, name: str) -> _Worker:
     ours, theirs = spawn.Pipe()
     config = {name: getattr(jax.config, name) for name in _CONFIG}
     arguments = theirs, pickled, config, os.getcwd()
-    process = spawn.Process(target=_work, args=arguments, name=name, daemon=True)
+    process = spawn.Process(target=work, args=arguments, name=name, daemon=True)
     process.start()
     theirs.close()  # so that its end is noticed
     return _Worker(process, ours)
-
-
-def _work(connection: Connection, pickled: bytes, config: dict[str, Any], folder: str) -> None:
-    """The life of a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    os.chdir(folder)
-    for name, value in config.items():
-        jax.config.update(name, value)
-    serve(connection, pickled)
-
-
-def _end_with_parent() -> None:
-    """Even if it was killed and could dismiss nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
-
-
-def serve(connection: Connection, pickled: bytes) -> None:
-    """Answers every cell that arrives with its row, until nobody asks any more."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            connection.send(_answer(pickled, connection.recv()))
-
-
-def _answer(pickled: bytes, cell: Cell) -> Row | Failure:
-    try:
-        return measured(_study(pickled), cell)
-    except BaseException as error:  # interruptions too: the parent raises whatever it is
-        portable = _portable(error)
-        portable.add_note(f"raised in a worker:\n\n{traceback.format_exc()}")
-        return Failure(portable)
-
-
-@functools.lru_cache(maxsize=1)
-def _study(pickled: bytes) -> Study:
-    try:
-        return pickle.loads(pickled)
-    except Exception as error:  # whatever the import of its module raises
-        raise ValueError(
-            f"a worker cannot load the study ({type(error).__name__}: {error}); define its class "
-            "in a module that can be imported, or leave jobs at 1"
-        ) from error
-
-
-def _portable(error: BaseException) -> BaseException:
-    """The exception, or its message where it does not survive the way to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # of many types, by what the exception holds
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

@@ -18,7 +18,7 @@ from manifoldmuon.lab import Study, option, run_study
 from manifoldmuon.lab._cells import groups_of
 from manifoldmuon.lab._command import command
 from manifoldmuon.lab._run import partial_path
-from manifoldmuon.lab._workers import Failure, serve
+from manifoldmuon.lab._worker import Failure, serve
 from manifoldmuon.lab.datasets import DatasetError
 
 
