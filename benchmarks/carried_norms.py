@@ -7,9 +7,6 @@ layer's update divided by its exact norm; every update of every layer is estimat
 the vector that the step before left. Cold: the first estimate for random matrices.
 """
 
-import argparse
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from benchmarks._command import command
+from examples._command import parse
 from manifoldmuon.lab import environment, write_record
 from manifoldmuon.lab.datasets import load_digits
 from manifoldmuon.linalg import power_iteration, spectral_norm
@@ -90,16 +89,12 @@ def cold(rows: int, decay: bool, seed: int, trials: int = 20) -> list[float]:
 
 def main(argv: list[str] | None = None) -> None:
     """Measures, prints both tables and writes the record."""
-    parser = argparse.ArgumentParser(description="Spectral norms by carried power iteration.")
+    parser = command("carried_norms", "Spectral norms by carried power iteration.")
     parser.add_argument("--steps", type=int, default=400, help="training steps")
     parser.add_argument("--seed", type=int, default=0, help="of the random matrices")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/carried_norms.json"))
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing record")
-    options = parser.parse_args(argv)
+    options = parse(parser, argv)
     if options.steps < 2:
         parser.error("--steps must be at least 2")
-    if options.out.exists() and not options.overwrite:
-        sys.exit(f"{options.out} exists; pass --overwrite to replace it")
     data = load_digits()
     images, labels = (jnp.asarray(x) for x in (data.train_x.reshape(-1, 64), data.train_y))
     rows = []

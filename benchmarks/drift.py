@@ -7,10 +7,8 @@ to 0.001, in float32; nothing ever puts the weights back but the retraction of e
 *every* step the distance is measured in float64, from the eigenvalues of W^T W.
 """
 
-import argparse
 import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +17,8 @@ import optax
 from tqdm import tqdm
 
 import manifoldmuon as mm
+from benchmarks._command import command
+from examples._command import parse
 from manifoldmuon.lab import environment, write_record
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
@@ -77,17 +77,13 @@ def distances(weights: np.ndarray) -> np.ndarray:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; exit status 1 where a run has left its bound."""
-    parser = argparse.ArgumentParser(description="Drift from the Stiefel manifold in long runs.")
+    parser = command("drift", "Drift from the Stiefel manifold in long runs.")
     parser.add_argument("--steps", type=int, default=100_000, help="steps of each run")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--presets", nargs="+", choices=list(PRESETS), default=list(PRESETS))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/drift.json"))
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing record")
-    options = parser.parse_args(argv)
+    options = parse(parser, argv)
     if options.steps < 1:
         parser.error("--steps must be at least 1")
-    if options.out.exists() and not options.overwrite:
-        sys.exit(f"{options.out} exists; pass --overwrite to replace it")
     cases = [(shape, preset) for shape in SHAPES for preset in options.presets]
     with tqdm(total=len(cases) * options.steps, unit="step", dynamic_ncols=True) as bar:
         runs = [drift(*case, options.steps, options.seed, bar) for case in cases]

@@ -11,14 +11,14 @@ Two errors, both of the answer in the dtype of the input and both against float6
 import argparse
 import functools
 import sys
-from pathlib import Path
-from typing import NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manifoldmuon.lab import environment, write_record
+from benchmarks._command import command
+from examples._command import parse, save
+from manifoldmuon.lab._command import Parser
 from manifoldmuon.linalg import (
     CUBIC,
     DEFAULT_MSIGN,
@@ -145,12 +145,6 @@ def markdown(rows: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """One line instead of the usage."""
-        self.exit(2, f"{self.prog}: {message} (--help lists the options)\n")
-
-
 def shape_of(text: str) -> tuple[int, int]:
     sides = text.split("x")
     if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
@@ -168,8 +162,8 @@ def condition_of(text: str) -> float:
     return condition
 
 
-def parser() -> argparse.ArgumentParser:
-    options = _Parser("benchmarks.msign_accuracy", description=(__doc__ or "").split("\n")[0])
+def parser() -> Parser:
+    options = command("msign_accuracy", (__doc__ or "").split("\n")[0])
     options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     options.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
     shapes = [shape_of(text) for text in SHAPES]
@@ -177,25 +171,20 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--conditions", nargs="+", type=condition_of, default=list(CONDITIONS), metavar="C"
     )
-    options.add_argument("--out", type=Path, default=Path("benchmarks/results"), metavar="FOLDER")
-    options.add_argument("--overwrite", action="store_true", help="replace an existing record")
     return options
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = parser().parse_args(argv)
-    target = options.out / "msign_accuracy.json"
-    if target.exists() and not options.overwrite:
-        sys.exit(f"{target} exists; pass --overwrite to replace it")
+    options = parse(parser(), argv)
     rows: list[dict] = []
     for number, name in enumerate(options.methods, start=1):
         print(f"[{number}/{len(options.methods)}] {name}", file=sys.stderr, flush=True)
         for dtype in options.dtypes:
             for shape in options.shapes:
                 rows += measure(name, shape, dtype, tuple(options.conditions))
-    write_record(target, {"environment": environment(), "rows": rows}, options.overwrite)
+    save(options, {"rows": rows})
     table = markdown(rows)
-    target.with_suffix(".md").write_text(table, encoding="utf-8")
+    options.out.with_suffix(".md").write_text(table, encoding="utf-8")
     print(table)
 
 

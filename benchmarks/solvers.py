@@ -8,19 +8,18 @@ residuals are measured in float64 by singular value decompositions. Gradients ar
 families of `manifoldmuon.testing` and those recorded from the main job.
 """
 
-import argparse
 import functools
-import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks._command import command
 from benchmarks._published import dual_ascent
-from benchmarks._timing import interleaved
+from examples._command import parse
 from examples._gradients import record_gradients
 from manifoldmuon.lab._records import environment, write_record
+from manifoldmuon.lab._timing import interleaved
 from manifoldmuon.linalg import DEFAULT_MSIGN, NewtonSchulz, msign, polar_express
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
@@ -184,15 +183,10 @@ def markdown(record: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description="Solver x gradient x budget: gap, residual, time.")
+    parser = command("solvers", "Solver x gradient x budget: gap, residual, time.")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
     parser.add_argument("--steps", type=int, default=200, help="steps of the recorded main job")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing record")
-    options = parser.parse_args(argv)
-    target = options.out / "solvers.json"
-    if target.exists() and not options.overwrite:
-        sys.exit(f"{target} exists; pass --overwrite to replace it")
+    options = parse(parser, argv)
     record: dict = {"environment": environment(), "accuracy": [], "timings": []}
     groups = [family_problems(shape, 0) for shape in SHAPES]
     groups += [family_problems(shape, 0) for shape in ((256, 64), (80, 64))]
@@ -206,9 +200,9 @@ def main(argv: list[str] | None = None) -> None:
         print(f"timing: {shape[0]}x{shape[1]}", flush=True)
         record["timings"].append({"shape": list(shape), "seconds": timings(shape, options.rounds)})
     record["growth"] = growth(options.rounds)
-    write_record(target, record, overwrite=options.overwrite)
+    write_record(options.out, record, overwrite=options.overwrite)
     table = markdown(record)
-    (options.out / "solvers.md").write_text(table, encoding="utf-8")
+    options.out.with_suffix(".md").write_text(table, encoding="utf-8")
     print(table)
 
 

@@ -7,11 +7,9 @@ is not looked at, and the seeds (hence the splits) are not those of the job. Eve
 the job's steps, batch size and linear decay.
 """
 
-import argparse
 import functools
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,6 +18,8 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
+from benchmarks._command import command
+from examples._command import parse
 from examples._data import batches, load
 from examples._mean import Mean
 from examples._methods import METHODS, PRESETS, build_adamw
@@ -94,15 +94,11 @@ def grid_row(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the grids."""
-    parser = argparse.ArgumentParser(description="Grids behind the defaults of examples.train.")
+    parser = command("tuning", "Grids behind the defaults of examples.train.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 110)))
     parser.add_argument("--steps", type=int, default=Settings().steps)
     parser.add_argument("--optimizers", nargs="+", choices=list(METHODS), default=list(METHODS))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tuning.json"))
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing record")
-    options = parser.parse_args(argv)
-    if options.out.exists() and not options.overwrite:
-        sys.exit(f"{options.out} exists; pass --overwrite to replace it")
+    options = parse(parser, argv)
     settings = Settings(steps=options.steps, seeds=tuple(options.seeds))
     parts = tuple(map(np.stack, zip(*(held_out(settings, s) for s in settings.seeds), strict=True)))
     cases = [

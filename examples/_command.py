@@ -1,4 +1,4 @@
-"""What the command lines of the published examples share: a record, its folder, a progress bar."""
+"""What the command lines share: a record, its folder, a progress bar."""
 
 import argparse
 import sys
@@ -16,16 +16,25 @@ INTERRUPTED = 130
 """The exit status after Ctrl-C, as of a shell."""
 
 
-def command(name: str, description: str, data: str | None = None) -> Parser:
-    """The options that every example has.
+def command(
+    name: str,
+    description: str,
+    data: str | None = None,
+    *,
+    package: str = "examples",
+    folder: Path = Path("runs"),
+) -> Parser:
+    """The options that every example and benchmark has.
 
     Args:
       name: of the module, and of the record that it writes.
       description: one line, for `--help`.
       data: what `--data-dir` is a folder of; None if no data set is read.
+      package: of the module.
+      folder: of the record, unless another is given.
     """
-    p = Parser(prog=f"python -m examples.{name}", description=description, allow_abbrev=False)
-    p.add_argument("--out", type=Path, default=Path("runs") / f"{name}.json", metavar="FILE",
+    p = Parser(prog=f"python -m {package}.{name}", description=description, allow_abbrev=False)
+    p.add_argument("--out", type=Path, default=folder / f"{name}.json", metavar="FILE",
                    help="the record to write (default: %(default)s)")  # fmt: skip
     p.add_argument("--overwrite", action="store_true", help="replace a record that exists")
     if data is not None:
