@@ -203,6 +203,10 @@ def test_claims_are_judged_on_means_and_tell_of_the_worst_seed():
     assert part["holds"]
     assert part["worst_seed"]["value"] == pytest.approx(70 / 57.7)
     assert not part["worst_seed"]["holds"]
+    slow = [*published_rows(), run_row("dualized:six-steps", 0.125, 0.8, 0.95)]
+    part = found_in(slow)["claims"][0]["parts"]["dualized_learns"]
+    assert not part["holds"]
+    assert part["closest"] == {"rate": 0.125, "mean": 0.95}
     # A lost run has no letter: good for one part of the claim, bad for another.
     lost = [row | {"auc": [1.0, None]} if "auc" in row else row for row in published_rows()]
     parts = found_in(lost)["claims"][1]["parts"]
@@ -271,6 +275,21 @@ def test_identical_curves_differ_by_nothing():
     assert answer["speedup"] == {"mean": 1.0, "interval": (1.0, 1.0)}
     assert answer["auc_difference"] == {"mean": 0.0, "interval": (0.0, 0.0)}
     assert (answer["speeds_up"], answer["slows_down"]) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "verdicts"),
+    [((0.7, 2.0, 3.0), (False, False)), ((0.5, 0.6, 0.5), (False, True)),
+     ((2.0, 1.8, 1.9), (True, False))],
+)  # fmt: skip
+def test_a_verdict_needs_the_whole_interval(ratios, verdicts):
+    rows = [run_row("stiefel:flat", 0.5, ending(30), seed=seed) for seed in range(3)]
+    rows += [
+        run_row("stiefel:QR", 0.5, ending(30 / ratio), seed=seed)
+        for seed, ratio in enumerate(ratios)
+    ]
+    found = found_in(rows)["answer"]["stiefel:QR"]
+    assert (found["speeds_up"], found["slows_down"]) == verdicts
 
 
 def test_one_seed_decides_nothing():
