@@ -25,14 +25,14 @@ from manifoldmuon.manifolds.retractions import (
 
 
 @dataclasses.dataclass(frozen=True)
-class NoRetraction(Retraction):
-    """`W + V`: what happens when nothing brings the weights back."""
+class NoRetraction(Retraction, SphereRetraction):
+    """`W + V`, of matrices and of vectors: what happens when nothing brings the weights back."""
 
     order: ClassVar[float] = 1
 
     def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+        self, point: Float[Array, "*shape"], vector: Float[Array, "*shape"]
+    ) -> Float[Array, "*shape"]:
         return point + vector
 
 
@@ -50,18 +50,6 @@ class Scalar(Retraction):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         return (point + vector) / jnp.sqrt(1 + spectral_norm(vector) ** 2)[..., None, None]
-
-
-@dataclasses.dataclass(frozen=True)
-class NoSphereRetraction(SphereRetraction):
-    """`w + v`."""
-
-    order: ClassVar[float] = 1
-
-    def retract(
-        self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
-    ) -> Float[Array, "*batch d"]:
-        return point + vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +80,7 @@ SPHERE = {
     "normalize": Normalize(),
     "geodesic": Geodesic(),
     "scalar": SphereScalar(),
-    "none": NoSphereRetraction(),
+    "none": NoRetraction(),
 }
 
 
