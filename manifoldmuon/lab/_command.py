@@ -115,7 +115,8 @@ def parser(study: type[Study]) -> Parser:
                    help=f"the record; its picture lies beside it (default: {FOLDER}/"
                    f"{study.name}.json)")
     p.add_argument("--jobs", type=int, default=1, metavar="N",
-                   help="processes; the results are the same (default: 1)")
+                   help="processes that share the work, of one thread each if there are "
+                   "several (default: 1)")
     p.add_argument("--overwrite", action="store_true", help="replace an existing record or picture")
     p.add_argument("--plot", type=Path, metavar="RECORD",
                    help="run nothing: print the table of a record and draw its picture anew")

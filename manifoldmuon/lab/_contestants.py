@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import chex
 import jax
@@ -11,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.lab._trajectory import Given
 from manifoldmuon.linalg import DEFAULT_MSIGN, msign, sym
 from manifoldmuon.manifolds import Steepest
 from manifoldmuon.manifolds.solvers import (
@@ -64,34 +62,50 @@ SOLVERS: dict[str, StiefelSolver] = {
 """By name and number of iterations."""
 
 
-def gaps(solver: StiefelSolver, windows: Sequence[Sequence[Given]]) -> dict[str, Any]:
+class SolverGaps(NamedTuple):
+    """What a solver is worth, one number for each window.
+
+    Attributes:
+      cold: the gap to the optimum from a cold start.
+      warm: the same with the dual variables that the steps before have left.
+      residual_cold: how far the raw direction is from the tangent space.
+      residual_warm: likewise.
+      reported_cold: the gap that the solver gives itself.
+    """
+
+    cold: list[float]
+    warm: list[float]
+    residual_cold: Float[Array, " windows"]
+    residual_warm: Float[Array, " windows"]
+    reported_cold: Float[Array, " windows"]
+
+
+def solver_gaps(
+    solver: StiefelSolver,
+    points: Float[np.ndarray, "steps windows m n"],
+    grads: Float[np.ndarray, "steps windows m n"],
+) -> SolverGaps:
     """The gap of the last problem of each window, cold and after all that went before it.
+
+    Gaps are those of the direction once it is made feasible, relative to the optimum, computed
+    in float64 and without the solver.
 
     Args:
       solver: which.
-      windows: consecutive steps of one layer, all windows of one length.
-
-    Returns:
-      One number per window: true gaps `cold` and `warm`, the tangent `residual_cold` and
-      `residual_warm` of the solver's raw direction, and `reported_cold`, the gap that the
-      solver gives itself. Gaps are those of the direction once it is made feasible, in float64.
+      points: on the Stiefel manifold of scale 1, `m >= n`: consecutive steps of every window.
+      grads: the gradients (or momenta) there.
     """
-    points = jnp.asarray(np.stack([[given.point for given in w] for w in windows], axis=1))
-    grads = jnp.asarray(np.stack([[given.gradient for given in w] for w in windows], axis=1))
-    cold, warm = _cold_and_warm(solver, points, grads)
-    worth = {
-        name: [
-            stiefel_worth(window[-1].point, window[-1].gradient, direction)
-            for window, direction in zip(windows, np.asarray(answer.direction), strict=True)
+    cold, warm = _cold_and_warm(solver, jnp.asarray(points), jnp.asarray(grads))
+    gaps = [
+        [
+            max(stiefel_worth(point, grad, direction).gap, 0.0)
+            for point, grad, direction in zip(
+                points[-1], grads[-1], np.asarray(answer.direction), strict=True
+            )
         ]
-        for name, answer in (("cold", cold), ("warm", warm))
-    }
-    return {
-        **{name: [max(w.gap, 0.0) for w in found] for name, found in worth.items()},
-        "residual_cold": cold.residual,
-        "residual_warm": warm.residual,
-        "reported_cold": cold.gap,
-    }
+        for answer in (cold, warm)
+    ]
+    return SolverGaps(gaps[0], gaps[1], cold.residual, warm.residual, cold.gap)
 
 
 @functools.partial(jax.jit, static_argnums=0)

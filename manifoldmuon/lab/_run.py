@@ -27,11 +27,14 @@ def run_study(
     written. After an interruption the same call goes on with the cells that are missing, and
     makes the record that an uninterrupted run would have made.
 
-    With `jobs` above 1 cells are measured in so many processes, each with one thread; the record
-    is the same. Cells that share their compiled programs stay together (`Study.traced`), and
-    cells that measure time (`Study.timed`) are left for the end, when nothing else runs. A script
-    that asks for this does so under `if __name__ == "__main__":`, because each process imports
-    the script again; the study is defined at the top of a module or of a script. Made for
+    With `jobs` above 1 cells are measured in so many processes, each with one thread. The record
+    is that of one process with one thread, to the last bit; with several threads, as is XLA's
+    default, sums are rounded in another order. Cells that share their compiled programs stay
+    together (`Study.traced`), and cells that measure time (`Study.timed`) are left for the end,
+    when nothing else runs.
+
+    A script that asks for this does so under `if __name__ == "__main__":`, because each process
+    imports the script again; the study is defined at the top of a module or of a script. Made for
     processors: several processes on one accelerator get in each other's way.
 
     Args:

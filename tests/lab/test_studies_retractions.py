@@ -1,13 +1,13 @@
 """The retraction laboratory: slopes, random walks of known length, baselines, refusals."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
 
-from manifoldmuon.lab import run_study
+from manifoldmuon.lab import random_walk, retraction_order, run_study
 from manifoldmuon.lab._spaces import MATRIX, SPACES, SPHERE, Scalar
-from manifoldmuon.lab._walks import order, walk
 from manifoldmuon.lab.studies import RetractionLaboratory
 from manifoldmuon.lab.studies._retractions_findings import findings
 from manifoldmuon.manifolds.retractions import Normalize, Polar
@@ -24,40 +24,60 @@ from manifoldmuon.manifolds.retractions import Normalize, Polar
     ],
 )
 def test_the_slope_is_one_more_than_the_order(space, retraction, slope):
-    found = order(space, retraction, 1)
+    manifold, exact = (_space(space, which) for which in (retraction, SPACES[space].exact))
+    found = retraction_order(manifold, exact, SPACES[space].shape, jax.random.key(1))
     if slope is None:
-        assert found["slope"] is None
-        assert max(found["errors"]) < 1e-12
+        assert found.slope is None
+        assert max(found.errors) < 1e-12
     else:
-        assert slope - 0.05 < found["slope"] < slope + 0.05
-        assert np.all(np.diff(found["errors"]) < 0)
+        assert slope - 0.05 < found.slope < slope + 0.05
+        assert np.all(np.diff(found.errors) < 0)
+
+
+def _space(space, retraction):
+    here = SPACES[space]
+    return here.build(here.retractions[retraction], here.shape)
+
+
+def _walk(retraction, dtype, rates, steps, seed):
+    """Distances from the set and effective steps of rows."""
+    rows = SPACES["rows"]
+    manifold = _space("rows", retraction)
+    found = random_walk(manifold, rows.shape, rates, steps, jax.random.key(seed), dtype)
+    return found, np.stack([rows.distance(points) for points in found.points], axis=1)
 
 
 def test_without_retraction_a_walk_grows_as_pythagoras_says():
     """Every step is orthogonal to its row and has length eta: |w|^2 = 1 + k eta^2 after k."""
     rates = (0.02, 0.5)
-    found = walk("rows", "none", "float32", rates, 25, 3)
-    assert found["at"] == [1, 10, 25]
-    expected = np.sqrt(1 + np.outer(np.square(rates), found["at"])) - 1
-    np.testing.assert_allclose(found["distances"], expected, rtol=2e-3)
-    np.testing.assert_allclose(found["effective"], 1, rtol=1e-4)
+    found, distances = _walk("none", "float32", rates, 25, 3)
+    assert found.at == [1, 10, 25]
+    expected = np.sqrt(1 + np.outer(np.square(rates), found.at)) - 1
+    np.testing.assert_allclose(distances, expected, rtol=2e-3)
+    np.testing.assert_allclose(found.effective, 1, rtol=1e-4)
 
 
 def test_a_walk_stays_and_its_steps_are_chords():
     rates = (0.02, 0.5)
-    found = walk("rows", "normalize", "float32", rates, 25, 3)
-    assert np.max(found["distances"]) < 1e-6
+    found, distances = _walk("normalize", "float32", rates, 25, 3)
+    assert np.max(distances) < 1e-6
     chord = np.sqrt(2 - 2 / np.sqrt(1 + np.square(rates))) / rates
-    np.testing.assert_allclose(found["effective"], chord, rtol=1e-4)
+    np.testing.assert_allclose(found.effective, chord, rtol=1e-4)
 
 
 def test_bfloat16_cannot_take_small_steps():
     """Entries of size 1/4 have a spacing of 2^-10: steps of 1e-4 are all or nothing."""
-    found = walk("rows", "normalize", "bfloat16", (1e-4, 0.5), 1, 0)
+    found, distances = _walk("normalize", "bfloat16", (1e-4, 0.5), 1, 0)
     chord = np.sqrt(2 - 2 / np.sqrt(1 + 0.5**2)) / 0.5
-    assert abs(found["effective"][0] - 1) > 0.1
-    assert abs(found["effective"][1] - chord) < 0.02
-    assert 1e-5 < np.max(found["distances"]) < 1e-2
+    assert abs(found.effective[0] - 1) > 0.1
+    assert abs(found.effective[1] - chord) < 0.02
+    assert 1e-5 < np.max(distances) < 1e-2
+
+
+@pytest.mark.parametrize(("rates", "steps"), [((0.1,), 0), ((), 5), ((0.1, 0.0), 5)])
+def test_a_walk_needs_steps_and_rates(rates, steps):
+    with pytest.raises(ValueError, match="steps must be at least 1 and rates positive; got"):
+        random_walk(_space("rows", "normalize"), (8, 16), rates, steps, jax.random.key(0))
 
 
 def test_distances_and_norms():

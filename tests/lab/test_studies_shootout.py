@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manifoldmuon.lab import run_study
-from manifoldmuon.lab._contestants import SOLVERS, NoProjection, gaps
+from manifoldmuon.lab import run_study, solver_gaps
+from manifoldmuon.lab._contestants import SOLVERS, NoProjection
 from manifoldmuon.lab._trajectory import Given
 from manifoldmuon.lab.studies import SolverShootOut
+from manifoldmuon.lab.studies._shootout import stacked
 from manifoldmuon.manifolds.solvers import ADMM
 
 
@@ -24,17 +25,17 @@ WINDOWS = [[problem(6, 4, seed)] * 3 for seed in (0, 1)]
 
 
 def test_the_optimum_has_no_gap_and_others_have():
-    exact = gaps(SOLVERS["exact"], WINDOWS)
-    assert max(exact["cold"] + exact["warm"]) < 1e-3
-    control = gaps(NoProjection(), WINDOWS)
-    assert min(control["cold"]) > 0.02
-    assert control["cold"] == control["warm"]  # it has no memory
+    exact = solver_gaps(SOLVERS["exact"], *stacked(WINDOWS))
+    assert max(exact.cold + exact.warm) < 1e-3
+    control = solver_gaps(NoProjection(), *stacked(WINDOWS))
+    assert min(control.cold) > 0.02
+    assert control.cold == control.warm  # it has no memory
 
 
 def test_the_residual_of_no_projection():
     """`||W^T A + A^T W||_F / n` of the polar factor, by a singular value decomposition."""
-    found = gaps(NoProjection(), WINDOWS)
-    for residual, window in zip(np.asarray(found["residual_cold"]), WINDOWS, strict=True):
+    found = solver_gaps(NoProjection(), *stacked(WINDOWS))
+    for residual, window in zip(np.asarray(found.residual_cold), WINDOWS, strict=True):
         u, _, vt = np.linalg.svd(np.float64(window[0].gradient), full_matrices=False)
         inner = np.float64(window[0].point).T @ u @ vt
         np.testing.assert_allclose(residual, np.linalg.norm(inner + inner.T) / 4, rtol=1e-3)
@@ -42,8 +43,8 @@ def test_the_residual_of_no_projection():
 
 def test_a_warm_start_goes_on():
     """Three times the same problem: the iterations add up."""
-    found = gaps(ADMM(steps=3), WINDOWS)
-    assert all(warm < cold / 2 for warm, cold in zip(found["warm"], found["cold"], strict=True))
+    found = solver_gaps(ADMM(steps=3), *stacked(WINDOWS))
+    assert all(warm < cold / 2 for warm, cold in zip(found.warm, found.cold, strict=True))
 
 
 def rows(shift: float) -> list[dict]:

@@ -7,7 +7,9 @@ import optax
 import pytest
 import scipy.stats
 
+from manifoldmuon.lab import BestRate, best_rate, feature_changes, rate_drift
 from manifoldmuon.lab._intervals import difference, mean, mean_and_error, slope, student
+from manifoldmuon.lab._rates import late, lowest
 from manifoldmuon.lab.studies import LearningRateTransfer
 from manifoldmuon.lab.studies._architectures import (
     Perceptron,
@@ -15,9 +17,7 @@ from manifoldmuon.lab.studies._architectures import (
     Transformer,
     gaussian_weights,
 )
-from manifoldmuon.lab.studies._coordinates import feature_changes
 from manifoldmuon.lab.studies._descent import Descent
-from manifoldmuon.lab.studies._fit import best_rate, drift, late, lowest
 from manifoldmuon.lab.studies._methods import METHODS
 from manifoldmuon.lab.studies._tasks import Characters, Pictures
 from manifoldmuon.modules import MLP, Linear
@@ -55,7 +55,8 @@ def test_intervals_are_those_of_scipy():
     np.testing.assert_allclose(
         known(slope(x, a).interval), [line[0] - reach, line[0] + reach], rtol=1e-4
     )
-    np.testing.assert_allclose(mean_and_error(a), [a.mean(), scipy.stats.sem(a)])
+    middle, error = mean_and_error(a)
+    np.testing.assert_allclose([middle, known(error)], [a.mean(), scipy.stats.sem(a)])
     assert mean([1.0]).interval is None
     assert mean_and_error([1.0]) == (1.0, None)
 
@@ -70,9 +71,9 @@ def test_an_edge_is_no_number():
     for best, edge in ((-7.0, "below"), (4.0, "above")):
         assert lowest(EXPONENTS, curve(best)) == (None, edge)
     found = best_rate(EXPONENTS, [curve(0.0), curve(4.0)])
-    assert found["log2_rate"] is None
-    assert found["edge"] == "above"
-    assert found["by_seed"][1] is None
+    assert found.log2_rate is None
+    assert found.edge == "above"
+    assert found.by_seed[1] is None
     assert lowest(EXPONENTS, [None] * len(EXPONENTS)).edge
 
 
@@ -86,14 +87,14 @@ def test_a_breakdown_is_no_better_than_the_worst():
 
 def test_identical_curves_do_not_drift():
     curves = [curve(-2.1), curve(-1.9), curve(-2.3)]
-    found = drift({size: best_rate(EXPONENTS, curves) for size in (32, 64, 128)})
-    assert abs(found["octaves_per_doubling"]) < 1e-12
-    assert abs(found["span"]) < 1e-12
-    low, high = found["interval"]
+    found = rate_drift({size: best_rate(EXPONENTS, curves) for size in (32, 64, 128)})
+    assert abs(known(found.octaves_per_doubling)) < 1e-12
+    assert abs(known(found.span)) < 1e-12
+    low, high = known(found.interval)
     assert low < 0 < high
-    same = drift({size: best_rate(EXPONENTS, [curve(-2.0)] * 3) for size in (32, 64)})
-    np.testing.assert_allclose(same["span_interval"], 0, atol=1e-9)
-    assert same["steady"] == "yes"
+    same = rate_drift({size: best_rate(EXPONENTS, [curve(-2.0)] * 3) for size in (32, 64)})
+    np.testing.assert_allclose(known(same.span_interval), 0, atol=1e-9)
+    assert same.steady == "yes"
 
 
 def test_a_known_drift_is_recovered_and_covered():
@@ -104,22 +105,25 @@ def test_a_known_drift_is_recovered_and_covered():
         best = {}
         for size in sizes:
             middles = per_doubling * np.log2(size / 32) + 0.2 * rng.normal(size=4)
-            best[size] = {"edge": "", "by_seed": middles.tolist()}
-        low, high = drift(best)["interval"]
+            best[size] = BestRate(None, None, "", middles.tolist())
+        low, high = known(rate_drift(best).interval)
         covered += low <= per_doubling <= high
     assert 0.92 < covered / 400 < 0.98
-    exact = drift({s: best_rate(EXPONENTS, [curve(-0.4 * np.log2(s / 32))] * 2) for s in sizes})
-    np.testing.assert_allclose([exact["octaves_per_doubling"], exact["span"]], [-0.4, -1.2])
-    assert exact["steady"] == "no"
+    exact = rate_drift(
+        {s: best_rate(EXPONENTS, [curve(-0.4 * np.log2(s / 32))] * 2) for s in sizes}
+    )
+    np.testing.assert_allclose(known(exact.octaves_per_doubling), -0.4)
+    np.testing.assert_allclose(known(exact.span), -1.2)
+    assert exact.steady == "no"
 
 
 def test_sizes_at_an_edge_do_not_count():
     best = {size: best_rate(EXPONENTS, [curve(at)] * 2)
             for size, at in ((1, 0.0), (2, 0.5), (4, 1.0), (8, 4.0))}  # fmt: skip
-    found = drift(best)
-    np.testing.assert_allclose(found["octaves_per_doubling"], 0.5)
-    assert found["span"] is None
-    assert found["steady"] == "open"
+    found = rate_drift(best)
+    np.testing.assert_allclose(known(found.octaves_per_doubling), 0.5)
+    assert found.span is None
+    assert found.steady == "open"
 
 
 def test_the_smoothed_loss():

@@ -9,13 +9,13 @@ import numpy as np
 
 from manifoldmuon.lab._figures import text_table
 from manifoldmuon.lab._intervals import shown
+from manifoldmuon.lab._rates import late
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._ablation_picture import draw
 from manifoldmuon.lab.studies._architectures import Architecture, Funnel, Transformer
 from manifoldmuon.lab.studies._arms import ARMS
 from manifoldmuon.lab.studies._descent import Descent
 from manifoldmuon.lab.studies._effects import at_best_rate, estimate, gain
-from manifoldmuon.lab.studies._fit import late
 from manifoldmuon.lab.studies._methods import METHODS, Method
 from manifoldmuon.lab.studies._tasks import IMAGES, TEXTS, Characters, Pictures, Task
 

@@ -10,8 +10,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
+from manifoldmuon.lab._coordinates import feature_changes
 from manifoldmuon.lab.studies._architectures import gaussian_weights
-from manifoldmuon.lab.studies._coordinates import feature_changes
 from manifoldmuon.lab.studies._methods import Method
 from manifoldmuon.lab.studies._tasks import Task
 from manifoldmuon.modules import Module

@@ -4,9 +4,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from manifoldmuon.lab import _training, _walks
+import jax
+import numpy as np
+
+from manifoldmuon.lab import _training
 from manifoldmuon.lab._classifier import shapes_of
-from manifoldmuon.lab._spaces import SPACES
+from manifoldmuon.lab._retractions import random_walk, retraction_cost, retraction_order
+from manifoldmuon.lab._spaces import SPACES, Space
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._retractions_findings import findings, table
 from manifoldmuon.lab.studies._retractions_picture import picture
@@ -82,22 +86,28 @@ class RetractionLaboratory(Study):
         return [cell for part in self.parts for cell in every if cell["part"] == part]
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
-        where = cell["manifold"], cell["retraction"]
+        space, key = SPACES[cell["manifold"]], jax.random.key(cell["seed"])
+        if cell["part"] == "training":
+            return self._train(cell, space)
+        shape = space.large if cell["part"] == "cost" else space.shape
+        manifold = space.build(space.retractions[cell["retraction"]], shape)
         if cell["part"] == "order":
-            return _walks.order(*where, cell["seed"])
+            exact = space.build(space.retractions[space.exact], shape)
+            return retraction_order(manifold, exact, shape, key)._asdict()
         if cell["part"] == "cost":
-            return _walks.cost(*where, cell["seed"])
-        if cell["part"] == "walk":
-            return _walks.walk(*where, cell["dtype"], self.rates, self.walk_steps, cell["seed"])
-        return self._train(cell)
+            cost = retraction_cost(manifold, shape, key)
+            return {"cost": cost.retraction, "direction_cost": cost.direction}
+        found = random_walk(manifold, shape, self.rates, self.walk_steps, key, cell["dtype"])
+        distances = np.stack([space.distance(points) for points in found.points], axis=1)
+        return {"at": found.at, "distances": distances, "effective": found.effective}
 
     def timed(self, cell: Cell) -> bool:
         return cell["part"] == "cost"
 
-    def _train(self, cell: Cell) -> Mapping[str, Any]:
-        data, space = _training.digits(cell["seed"]), SPACES[cell["manifold"]]
-        retraction = space.retractions[cell["retraction"]]
+    def _train(self, cell: Cell, space: Space) -> Mapping[str, Any]:
+        data = _training.digits(cell["seed"])
         shapes = shapes_of(data.widths(space.widths))
+        retraction = space.retractions[cell["retraction"]]
         geometry = tuple(space.build(retraction, shape) for shape in shapes)
         found = _training.train(
             data,

@@ -10,7 +10,7 @@ import numpy as np
 
 from manifoldmuon.lab import _training
 from manifoldmuon.lab._classifier import shapes_of
-from manifoldmuon.lab._contestants import SOLVERS, gaps
+from manifoldmuon.lab._contestants import SOLVERS, solver_gaps
 from manifoldmuon.lab._figures import COLOURS, dress, panels, short, text_table
 from manifoldmuon.lab._images import Data
 from manifoldmuon.lab._intervals import mean, reach, shown
@@ -81,7 +81,7 @@ class SolverShootOut(Study):
         solver = SOLVERS[cell["solver"]]
         if cell["part"] == "gap":
             layers = windows_of(self, cell["seed"])
-            found = [gaps(solver, layer) for layer in layers]
+            found = [solver_gaps(solver, *stacked(layer))._asdict() for layer in layers]
             shapes = [layer[0][0].point.shape for layer in layers]
             return {"shapes": shapes} | {key: [f[key] for f in found] for key in found[0]}
         data = images(self, cell["seed"])
@@ -198,6 +198,12 @@ def windows_of(study: SolverShootOut, seed: int) -> list[list[list[Given]]]:
         [[found[stop - back][layer] for back in range(study.window)[::-1]] for stop in last]
         for layer in range(len(study.widths) + 1)
     ]
+
+
+def stacked(windows: Sequence[Sequence[Given]]) -> tuple[np.ndarray, np.ndarray]:
+    """The points and gradients of one layer, `(steps, windows, m, n)`."""
+    points = np.stack([[given.point for given in window] for window in windows], axis=1)
+    return points, np.stack([[given.gradient for given in window] for window in windows], axis=1)
 
 
 def images(study: SolverShootOut, seed: int) -> Data:

@@ -9,10 +9,10 @@ import numpy as np
 
 from manifoldmuon.lab._figures import text_table
 from manifoldmuon.lab._intervals import shown, slope
+from manifoldmuon.lab._rates import BestRate, best_rate, late, rate_drift
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._architectures import Residual, Transformer
 from manifoldmuon.lab.studies._descent import Descent
-from manifoldmuon.lab.studies._fit import best_rate, drift, late
 from manifoldmuon.lab.studies._methods import METHODS
 from manifoldmuon.lab.studies._sweeps import SWEEPS, Data
 from manifoldmuon.lab.studies._tasks import IMAGES, TEXTS
@@ -130,7 +130,8 @@ class LearningRateTransfer(Study):
             for method in self.methods:
                 own = [r for r in rates if r["sweep"] == sweep and r["method"] == method]
                 best = {size: _best(own, size) for size in self._sizes(sweep)}
-                entry = {"best": {str(size): found for size, found in best.items()}} | drift(best)
+                entry: dict[str, Any] = {"best": {str(n): b._asdict() for n, b in best.items()}}
+                entry |= rate_drift(best)._asdict()
                 if SWEEPS[sweep].axis == "width":
                     entry["coordinates"] = _coordinates(own, best)
                 summary[sweep][method] = entry
@@ -199,17 +200,17 @@ def _check_sizes(name: str, sizes: tuple[int, ...]) -> None:
             raise ValueError(f"the sizes of {name} {error}") from error
 
 
-def _best(rows: Sequence[Row], size: int) -> dict[str, Any]:
+def _best(rows: Sequence[Row], size: int) -> BestRate:
     own = [row for row in rows if row["size"] == size]
     return best_rate(own[0]["log2_rates"], [row["losses"] for row in own])
 
 
-def _coordinates(rows: Sequence[Row], best: Mapping[int, Any]) -> dict[str, Any] | None:
+def _coordinates(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str, Any] | None:
     """The slopes at one rate for all widths, some octaves below the narrowest network's best.
 
     There features respond in proportion to the rate; near the best one they saturate.
     """
-    narrow = best[min(best)]["log2_rate"]
+    narrow = best[min(best)].log2_rate
     if narrow is None:
         return None
     exponents = rows[0]["log2_rates"]

@@ -6,7 +6,7 @@ mean and interval. An end of the grid is no best rate: it only says on which sid
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
@@ -51,41 +51,69 @@ def lowest(exponents: Numbers, losses: Losses) -> Lowest:
     return Lowest(float(exponents[k] - (tilt / (2 * curvature) if curvature else 0.0)), "")
 
 
-def best_rate(exponents: Numbers, curves: Sequence[Losses]) -> Any:
-    """The best rate over seeds, as a dictionary for a record.
+class BestRate(NamedTuple):
+    """The best rate over seeds.
+
+    Attributes:
+      log2_rate: the mean over seeds; None where a seed has its lowest point at an end of the grid.
+      interval: its 95 % interval; None as well for a single seed.
+      edge: "below" or "above", or both, where the grid ends too early, else "".
+      by_seed: None where the grid ends.
+    """
+
+    log2_rate: float | None
+    interval: tuple[float, float] | None
+    edge: str
+    by_seed: list[float | None]
+
+
+def best_rate(log2_rates: Numbers, losses: Sequence[Losses]) -> BestRate:
+    """Where the loss is lowest, from a sweep over learning rates.
+
+    For each seed, a parabola goes through the logarithm of the loss at the best rate of the grid
+    and its two neighbours; its lowest point is the seed's best rate.
 
     Args:
-      exponents: log2 of the rates, ascending.
-      curves: one for each seed.
-
-    Returns:
-      `by_seed`, and `log2_rate` with its 95 % `interval`, both None where a seed has its lowest
-      point at an end of the grid; `edge` then says at which.
+      log2_rates: ascending; those of the grid.
+      losses: one curve for each seed, positive; None or not finite where training broke down.
     """
-    found = [lowest(exponents, curve) for curve in curves]
+    found = [lowest(log2_rates, curve) for curve in losses]
     edges = sorted({point.edge for point in found} - {""})
     by_seed = [point.exponent for point in found]
     if edges:
-        return {"log2_rate": None, "interval": None, "edge": " and ".join(edges),
-                "by_seed": by_seed}  # fmt: skip
+        return BestRate(None, None, " and ".join(edges), by_seed)
     middle = mean([e for e in by_seed if e is not None])
-    return {"log2_rate": middle.value, "interval": middle.interval, "edge": "", "by_seed": by_seed}
+    return BestRate(middle.value, middle.interval, "", by_seed)
 
 
-def drift(best: Mapping[int, Any]) -> dict[str, Any]:
+class RateDrift(NamedTuple):
     """How the best rate moves with size.
 
-    Args:
-      best: by size, what `best_rate` returns.
-
-    Returns:
-      `octaves_per_doubling`, the slope of log2(rate) over log2(size) through all seeds of all
-      sizes that have a number, with its `interval`; `span`, in octaves from the smallest size to
-      the largest, with its `span_interval`, None if one of them has no number; and `steady`:
-      whether the span is within half an octave. "yes" and "no" are said where the whole interval
-      is inside or outside, else "open".
+    Attributes:
+      octaves_per_doubling: the slope of log2(rate) over log2(size), through all seeds of all
+        sizes that have a number.
+      interval: its 95 % interval: a bend widens it, as noise does.
+      span: octaves from the smallest size to the largest; None if one of them has no number.
+      span_interval: its 95 % interval.
+      steady: whether the span is within half an octave: "yes" or "no" where the whole interval is
+        inside or outside, else "open".
     """
-    known = {size: found["by_seed"] for size, found in best.items() if not found["edge"]}
+
+    octaves_per_doubling: float | None
+    interval: tuple[float, float] | None
+    span: float | None
+    span_interval: tuple[float, float] | None
+    steady: str
+
+
+def rate_drift(best: Mapping[int, BestRate]) -> RateDrift:
+    """How the best rate moves, from that of every size.
+
+    Args:
+      best: by size.
+    """
+    known = {size: [e for e in found.by_seed if e is not None]
+             for size, found in best.items() if not found.edge}  # fmt: skip
     sizes = sorted(best)
     through = None
     if len(known) > 1:
@@ -93,13 +121,13 @@ def drift(best: Mapping[int, Any]) -> dict[str, Any]:
         through = slope(x, [value for values in known.values() for value in values])
     ends = [known.get(size) for size in (sizes[0], sizes[-1])]
     span = difference(ends[1], ends[0]) if ends[0] and ends[1] else None
-    return {
-        "octaves_per_doubling": through and through.value,
-        "interval": through and through.interval,
-        "span": span and span.value,
-        "span_interval": span and span.interval,
-        "steady": _steady(span and span.interval),
-    }
+    return RateDrift(
+        through and through.value,
+        through and through.interval,
+        span and span.value,
+        span and span.interval,
+        _steady(span and span.interval),
+    )
 
 
 def _steady(interval: tuple[float, float] | None) -> str:

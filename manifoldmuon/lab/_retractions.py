@@ -1,0 +1,174 @@
+"""What a retraction does to a point: its order, its drift, the length of its steps, its price."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float, PRNGKeyArray
+
+from manifoldmuon.lab._timing import interleaved
+from manifoldmuon.linalg import product
+from manifoldmuon.manifolds import Manifold
+
+# Halving from 2**-3 to 2**-7: small enough for the leading term, far above float64's rounding.
+TIMES = tuple(2.0**-k for k in range(3, 8))
+
+
+class RetractionOrder(NamedTuple):
+    """How the distance from the geodesic grows with the step.
+
+    Attributes:
+      times: lengths of the steps, in the manifold's norm.
+      errors: distances from the geodesic, in the same norm.
+      slope: the exponent of the errors, one more than the order; None where there are no errors.
+    """
+
+    times: tuple[float, ...]
+    errors: Float[np.ndarray, " times"]
+    slope: float | None
+
+
+def retraction_order(
+    manifold: Manifold, exact: Manifold, shape: tuple[int, int], key: PRNGKeyArray
+) -> RetractionOrder:
+    """Measures the order of a retraction in float64, along one random tangent.
+
+    Args:
+      manifold: with the retraction.
+      exact: the same manifold with the retraction that follows the geodesic.
+      shape: of the point.
+      key: of the point and the tangent.
+    """
+    with jax.enable_x64(True):
+        errors = np.asarray(jax.jit(functools.partial(_errors, manifold, exact, shape))(key))
+    fitted = np.polyfit(np.log(TIMES), np.log(errors), 1)[0] if errors.min() > 1e-12 else None
+    return RetractionOrder(TIMES, errors, None if fitted is None else float(fitted))
+
+
+def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, int], key: Any) -> Any:
+    """For steps of all lengths along one random direction of norm 1."""
+    point_key, key = jax.random.split(key)
+    point = manifold.random_point(point_key, shape, jnp.float64)
+    vector = manifold.tangent(point, jax.random.normal(key, shape, jnp.float64))
+    vector = jnp.array(TIMES)[:, None, None] * (vector / manifold.norm(vector))
+    points = jnp.broadcast_to(point, vector.shape)
+    missed = manifold.retract(points, vector) - exact.retract(points, vector)
+    return jax.vmap(manifold.norm)(missed)
+
+
+class RandomWalk(NamedTuple):
+    """Random walks, one for each rate.
+
+    Attributes:
+      at: the steps after which there are points: 1, 10, 100, ... and the last.
+      points: the points there, in the dtype of the walk.
+      effective: the length of the first step over the rate, in the manifold's norm.
+    """
+
+    at: list[int]
+    points: Float[np.ndarray, "moments rates m n"]
+    effective: Float[np.ndarray, " rates"]
+
+
+def random_walk(
+    manifold: Manifold,
+    shape: tuple[int, int],
+    rates: tuple[float, ...],
+    steps: int,
+    key: PRNGKeyArray,
+    dtype: Any = jnp.float32,
+) -> RandomWalk:
+    """Walks along steepest directions of fresh Gaussian gradients.
+
+    Points are kept in the dtype, the arithmetic is in float32. How far they have drifted from
+    the set says `manifold.distance`, or better a computation in float64.
+
+    Args:
+      manifold: with the retraction.
+      shape: of a point.
+      rates: the length of the steps, one walk for each.
+      steps: how many; at least 1.
+      key: of the first points and the gradients.
+      dtype: in which points are kept.
+
+    Raises:
+      ValueError: if `steps` is less than 1 or a rate is not positive.
+    """
+    if steps < 1 or not rates or min(rates) <= 0:
+        raise ValueError(f"steps must be at least 1 and rates positive; got {steps} and {rates}")
+    start_key, key = jax.random.split(key)
+    points = manifold.random_point(start_key, (len(rates), *shape), jnp.dtype(dtype))
+    at = [10**k for k in range(len(str(steps)))]
+    at += [steps] * (at[-1] != steps)
+    visited = [points]
+    for done, stop in zip([0, *at], at, strict=False):
+        lengths = jnp.array(rates, jnp.float32)
+        visited.append(_advance(manifold)(visited[-1], lengths, key, done, stop))
+    with jax.enable_x64(True):
+        first = np.asarray(visited[1], np.float64) - np.asarray(points, np.float64)
+        effective = np.asarray(jax.vmap(manifold.norm)(jnp.asarray(first))) / np.asarray(rates)
+    return RandomWalk(at, np.stack([np.asarray(p) for p in visited[1:]]), effective)
+
+
+@functools.lru_cache(maxsize=1)
+def _advance(manifold: Manifold) -> Any:
+    """The walk from one step to another; compiled once for all seeds and lengths."""
+
+    @jax.jit
+    def advance(points, rates, key, start, stop):
+        def step(k, points):
+            grad = jax.random.normal(jax.random.fold_in(key, k), points.shape)
+            wide = points.astype(jnp.float32)
+            direction = manifold.steepest(wide, grad, manifold.init_dual(points.shape)).direction
+            return manifold.retract(points, rates[:, None, None] * direction).astype(points.dtype)
+
+        return jax.lax.fori_loop(start, stop, step, points)
+
+    return advance
+
+
+class RetractionCost(NamedTuple):
+    """Times in products of an `(m, n)` matrix with an `(n, n)` matrix, all in float32.
+
+    Attributes:
+      retraction: of one step of length 0.1.
+      direction: of the steepest direction before it.
+    """
+
+    retraction: float
+    direction: float
+
+
+def retraction_cost(
+    manifold: Manifold, shape: tuple[int, int], key: PRNGKeyArray, rounds: int = 25
+) -> RetractionCost:
+    """Times a retraction beside a matrix product, in turn: the least of the rounds.
+
+    Args:
+      manifold: with the retraction.
+      shape: `(m, n)` of the point; large enough for a product to take a millisecond.
+      key: of the point and the gradient.
+      rounds: how often each is timed.
+    """
+    keys = jax.random.split(key, 3)
+    point = manifold.random_point(keys[0], shape, jnp.float32)
+    grad = jax.random.normal(keys[1], shape)
+    square = jax.random.normal(keys[2], (shape[1], shape[1]))
+    dual = manifold.init_dual(shape)
+    steepest = jax.jit(lambda p, g: manifold.steepest(p, g, dual).direction)
+    retract, multiply = jax.jit(manifold.retract), jax.jit(product)
+    step = -0.1 * steepest(point, grad)
+    seconds = interleaved(
+        {
+            "product": lambda: multiply(point, square),
+            "retraction": lambda: retract(point, step),
+            "direction": lambda: steepest(point, grad),
+        },
+        rounds,
+        middle=min,
+    )
+    return RetractionCost(
+        seconds["retraction"] / seconds["product"], seconds["direction"] / seconds["product"]
+    )
