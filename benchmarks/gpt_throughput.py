@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._timing import interleaved
-from examples.gpt._methods import METHODS, Job, build_constrained, build_muon, constrained
+from examples.gpt._methods import METHODS, Job, build_equal, build_muon, constrained
 from examples.gpt._settings import Settings
 from examples.gpt._training import chunk_of_steps, mean_loss
 from manifoldmuon.lab import environment, write_record
@@ -47,7 +47,7 @@ def networks(settings: Settings) -> dict[str, Module]:
 def jobs(settings: Settings) -> dict[str, Job]:
     """Manifold Muon with either solver, and Muon on the same network without constraints."""
     found = {
-        f"manifold Muon, {name}": Job(network, build_constrained(RATE, network))
+        f"manifold Muon, {name}": Job(network, build_equal(RATE, network))
         for name, network in networks(settings).items()
     }
     network = constrained(settings, VOCABULARY, FAST)

@@ -79,14 +79,22 @@ def published(method: MsignMethod) -> Callable[[Settings, int], Module]:
     return network
 
 
-def constrained(settings: Settings, vocabulary: int, solver: StiefelSolver = FAST) -> Module:
-    """Every matrix on a Stiefel manifold, every row of the embedding on a sphere."""
-    network = bounded_gpt(
+def bounded(settings: Settings, vocabulary: int) -> Module:
+    """The network of the constrained run with free weights: what the constraint is measured by."""
+    return bounded_gpt(
         vocabulary, settings.width, settings.heads, settings.blocks,
         attention_scale=16.0, final_scale=8.0, part=0.25,
     )  # fmt: skip
-    return network.constrained().map_atoms(
-        lambda atom: atom.on(Stiefel(FanRatio(), solver)) if isinstance(atom, Linear) else atom
+
+
+def constrained(settings: Settings, vocabulary: int, solver: StiefelSolver = FAST) -> Module:
+    """Every matrix on a Stiefel manifold, every row of the embedding on a sphere."""
+    return (
+        bounded(settings, vocabulary)
+        .constrained()
+        .map_atoms(
+            lambda atom: atom.on(Stiefel(FanRatio(), solver)) if isinstance(atom, Linear) else atom
+        )
     )
 
 
@@ -120,8 +128,8 @@ def build_modular(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any
     return mm.optim.modular(learning_rate, network)
 
 
-def build_constrained(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
-    """Manifold Muon: every matrix, and every row of the embedding, turns by the same angle."""
+def build_equal(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
+    """Manifold Muon, every leaf with the same budget: on manifolds all turn by the same angle."""
     return mm.optim.manifold_muon(learning_rate, network.geometry())
 
 
@@ -140,7 +148,8 @@ METHODS = {
         "Published protocol, ten quintics", 0.1, published(TEN_QUINTICS), build_published
     ),
     "modular": Method("Modular norm, unconstrained", 0.1, flat, build_modular),
-    "constrained": Method("Manifold Muon", 0.03, constrained, build_constrained, curved=True),
+    "constrained": Method("Manifold Muon", 0.03, constrained, build_equal, curved=True),
+    "bounded": Method("The same network, unconstrained", 0.03, bounded, build_equal),
     "muon": Method("optax.contrib.muon", 0.02, flat, build_muon),
     "adamw": Method("AdamW", 3e-3, flat, build_adamw),
 }
