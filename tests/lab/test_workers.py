@@ -20,6 +20,7 @@ from manifoldmuon.lab._command import command
 from manifoldmuon.lab._run import partial_path
 from manifoldmuon.lab._worker import Failure, serve
 from manifoldmuon.lab.datasets import DatasetError
+from manifoldmuon.lab.studies import STUDIES
 
 
 class Twofold(Exception):
@@ -204,3 +205,9 @@ def test_cells_that_share_programs_stay_together():
     assert groups_of(Errands(), cells) == [cells[:4], cells[4:]]
     some = [{"shop": shop, "seed": seed} for seed, shop in ((1, "a"), (1, "b"), (2, "b"), (1, "c"))]
     assert groups_of(Priced(), some) == [some[:2], some[2:3], some[3:]]
+
+
+def test_what_is_timed_in_the_studies():
+    timed = [(name, cell) for name, kind in STUDIES.items() for cell in kind().cells()
+             if kind().timed(cell)]  # fmt: skip
+    assert {(name, cell.get("part")) for name, cell in timed} == {("retractions", "cost")}
