@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from examples._settings import Settings
 from examples._summary import Row
+from manifoldmuon.lab._figures import text_table
 
 _LEGEND = """\
 distance   the largest |singular value / target - 1| of any layer after any step (on a sphere: of
@@ -17,19 +18,11 @@ def table(settings: Settings, rows: Mapping[str, Row]) -> str:
     seeds = len(settings.seeds)
     header = ("", "test accuracy", "train loss", "distance", "residual", "gap", "ms/step",
               "Lipschitz")  # fmt: skip
-    cells = [header, *(_cells(row) for row in rows.values())]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in cells
-    ]
-    rule = "-" * max(map(len, lines))
+    text = text_table(header, [_cells(row) for row in rows.values()])
+    rule = text.splitlines()[1]
     count = f"{seeds} seeds, mean ± standard error" if seeds > 1 else "one seed"
     title = f"{settings.data}, {settings.steps} steps of {settings.batch_size} images, {count}"
-    return "\n".join([title, rule, lines[0], rule, *lines[1:], rule, _LEGEND])
+    return "\n".join([title, rule, text, rule, _LEGEND])
 
 
 def _cells(row: Row) -> tuple[str, ...]:

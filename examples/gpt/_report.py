@@ -12,6 +12,7 @@ from examples.gpt._methods import METHODS
 from examples.gpt._settings import Settings
 from examples.gpt._training import PUBLISHED_WINDOWS, Run
 from manifoldmuon.lab._characters import Text
+from manifoldmuon.lab._figures import text_table
 
 SHAKESPEARE = {"last_train_loss": 1.7122, "validation_first_windows": 1.8968}
 """What the Modula package publishes for tiny Shakespeare, of one seed."""
@@ -38,7 +39,7 @@ def table(settings: Settings, text: Text, runs: Sequence[Run]) -> str:
         f"{settings.batch} windows of {settings.context} characters, {rates}"
     )
     header = ["cross-entropy (nats)", *(f"seed {run.seed}" for run in runs), "mean", "published"]
-    rows = [header]
+    rows = []
     for name, label in LOSSES.items():
         values = [getattr(run, name) for run in runs]
         published = published_losses(text).get(name)
@@ -46,21 +47,14 @@ def table(settings: Settings, text: Text, runs: Sequence[Run]) -> str:
             [label, *(f"{value:.4f}" for value in values), Mean.of(values).text(".4f"),
              "-" if published is None else f"{published:.4f}"]
         )  # fmt: skip
-    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    cells = text_table(header, rows)
     pace = np.median([run.milliseconds_per_step for run in runs])
     notes = [f"{pace:.1f} ms/step, {settings.batch * settings.context / pace * 1e3:,.0f} tokens/s"]
     distances = [run.distance for run in runs if run.distance is not None]
     if distances:
         notes.append(f"largest distance from the manifolds after any step: {max(distances):.1e}")
-    rule = "-" * max(map(len, lines))
-    return "\n".join([title, rule, lines[0], rule, *lines[1:], rule, *notes])
+    rule = cells.splitlines()[1]
+    return "\n".join([title, rule, cells, rule, *notes])
 
 
 def as_record(settings: Settings, text: Text, runs: Sequence[Run]) -> dict[str, Any]:
