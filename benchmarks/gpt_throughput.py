@@ -9,11 +9,9 @@ so that what slows the machine down slows all of them alike. The parts of a step
 their own, measured likewise.
 """
 
-import argparse
 import functools
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -23,11 +21,13 @@ import optax
 from tqdm import tqdm
 
 import manifoldmuon as mm
-from benchmarks._timing import interleaved
+from benchmarks._command import command
+from examples._command import parse
 from examples.gpt._methods import METHODS, Job, build_equal, build_muon, constrained
 from examples.gpt._settings import Settings
 from examples.gpt._training import chunk_of_steps, mean_loss
 from manifoldmuon.lab import environment, write_record
+from manifoldmuon.lab._timing import interleaved
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.modules import Module
 
@@ -154,18 +154,13 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the benchmark; exit status 1 where an aim is missed by both presets."""
-    p = argparse.ArgumentParser(description="Tokens per second of the character GPT.")
+    p = command("gpt_throughput", "Tokens per second of the character GPT.")
     p.add_argument("--batches", type=int, nargs="+", default=list(AIMS), metavar="N")
     p.add_argument("--rounds", type=int, default=11, help="measurements of each (default: 11)")
-    p.add_argument("--out", type=Path, default=Path("benchmarks/results/gpt_throughput.json"))
-    p.add_argument("--overwrite", action="store_true", help="replace an existing record")
-    options = p.parse_args(argv)
+    options = parse(p, argv, beside=(".md",))
     if min(*options.batches, options.rounds) < 1:
         p.error("--batches and --rounds must be at least 1")
     page = options.out.with_suffix(".md")
-    for path in (options.out, page):
-        if path.exists() and not options.overwrite:
-            sys.exit(f"{path} exists; pass --overwrite to replace it")
     parts = optimizer_parts(Settings())
     rows = [
         measure(batch, options.rounds, parts) for batch in tqdm(options.batches, unit="batch size")

@@ -175,7 +175,7 @@ def parser() -> Parser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = parse(parser(), argv)
+    options = parse(parser(), argv, beside=(".md",))
     rows: list[dict] = []
     for number, name in enumerate(options.methods, start=1):
         print(f"[{number}/{len(options.methods)}] {name}", file=sys.stderr, flush=True)

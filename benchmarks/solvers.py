@@ -186,7 +186,7 @@ def main(argv: list[str] | None = None) -> None:
     parser = command("solvers", "Solver x gradient x budget: gap, residual, time.")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
     parser.add_argument("--steps", type=int, default=200, help="steps of the recorded main job")
-    options = parse(parser, argv)
+    options = parse(parser, argv, beside=(".md",))
     record: dict = {"environment": environment(), "accuracy": [], "timings": []}
     groups = [family_problems(shape, 0) for shape in SHAPES]
     groups += [family_problems(shape, 0) for shape in ((256, 64), (80, 64))]

@@ -79,9 +79,7 @@ def parser() -> Parser:
 def parse(argv: Sequence[str] | None, p: Parser) -> Arguments:
     """Reads and checks the command line; a mistake ends the program with status 2."""
     given = p.parse_args(argv)
-    for option, values in (("--seeds", given.seeds), ("--optimizers", given.optimizers)):
-        if twice := sorted({str(value) for value in values if values.count(value) > 1}):
-            p.error(f"argument {option}: {', '.join(twice)} given more than once")
+    refuse_twice(p, given, "seeds", "optimizers")
     settings = Settings(
         data=given.data,
         data_dir=given.data_dir,
@@ -141,6 +139,15 @@ def _rates(
 def _rate(text: str) -> tuple[str | None, float]:
     owner, separator, number = text.rpartition("=")
     return (owner if separator else None), positive(number)
+
+
+def refuse_twice(p: Parser, given: argparse.Namespace, *names: str) -> None:
+    """Ends the program where one of these options has a value more than once."""
+    for name in names:
+        values = getattr(given, name)
+        if twice := sorted({str(value) for value in values if values.count(value) > 1}):
+            option = name.replace("_", "-")
+            p.error(f"argument --{option}: {', '.join(twice)} given more than once")
 
 
 def positive(text: str) -> float:

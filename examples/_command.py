@@ -43,19 +43,23 @@ def command(
     return p
 
 
-def parse(p: Parser, argv: Sequence[str] | None, resumes: bool = False) -> argparse.Namespace:
+def parse(
+    p: Parser, argv: Sequence[str] | None, resumes: bool = False, beside: Sequence[str] = ()
+) -> argparse.Namespace:
     """Reads the command line, and refuses before any work what would fail after it.
 
     Args:
       p: the options.
       argv: the command line without the program's name; None for that of the process.
       resumes: whether the example goes on with a record that exists.
+      beside: endings of the other files that are written, named as the record.
     """
     given = p.parse_args(argv)
     if given.out.suffix != ".json":
         p.error(f"argument --out: {given.out} does not end in .json")
-    if given.out.exists() and not (given.overwrite or resumes):
-        p.error(f"{given.out} exists; pass --overwrite, or another --out")
+    for path in (given.out, *map(given.out.with_suffix, beside)):
+        if path.exists() and not (given.overwrite or resumes):
+            p.error(f"{path} exists; pass --overwrite, or another --out")
     folder = getattr(given, "data_dir", None)
     if folder is not None and not folder.exists():
         p.error(f"argument --data-dir: there is no folder {folder}")

@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from examples._agd import AGDRun, AGDSettings, methods, scale_images, train
-from examples._arguments import Parser, integer, positive
+from examples._arguments import Parser, integer, positive, refuse_twice
 from examples._command import command, interrupted, load, parse, progress
 from examples._command import save as save_record
 from examples._data import Data, standardise
@@ -33,15 +33,13 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit status. Wrong arguments and missing data end the program with status 2.
     """
     p = parser()
-    given = parse(p, argv)
+    given = parse(p, argv, beside=(".png",))
     settings = AGDSettings(
         data=given.data, width=given.width, depths=tuple(given.depths), epochs=given.epochs,
         batch_size=given.batch_size, learning_rates=tuple(given.learning_rates), gain=given.gain,
         seed=given.seed,
     )  # fmt: skip
-    for option, values in (("--depths", given.depths), ("--learning-rates", given.learning_rates)):
-        if twice := sorted({f"{value:g}" for value in values if values.count(value) > 1}):
-            p.error(f"argument {option}: {', '.join(twice)} given more than once")
+    refuse_twice(p, given, "depths", "learning_rates")
     if given.data == "digits" and given.data_dir is not None:
         p.error("argument --data-dir: the digits ship inside scikit-learn; choose --data mnist")
     loader = {

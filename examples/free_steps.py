@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from examples._arguments import integer, positive
+from examples._arguments import integer, positive, refuse_twice
 from examples._command import command, interrupted, parse, progress, save
 from examples._free import NETWORKS, FreeRun, free_links, train_once, trainer, tuned_links
 from examples._mean import Mean
@@ -47,9 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parse(p, argv)
     if given.momentum >= 1:
         p.error(f"argument --momentum: {given.momentum:g} is not below 1")
-    for option, values in (("--seeds", given.seeds), ("--networks", given.networks)):
-        if len(set(values)) < len(values):
-            p.error(f"argument {option}: one is given more than once")
+    refuse_twice(p, given, "seeds", "networks")
     if given.batch_size > 1438:
         p.error(f"argument --batch-size: {given.batch_size} is more than the 1438 training images")
     try:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from examples import _figure
-from examples._arguments import Parser, integer, positive
+from examples._arguments import Parser, integer, positive, refuse_twice
 from examples._command import command, interrupted, parse, progress, save
 from examples.gpt import _report, _text
 from examples.gpt._methods import METHODS
@@ -41,8 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     p = options()
     given = parse(p, argv, resumes=True)
-    if len(set(given.seeds)) < len(given.seeds):
-        p.error("argument --seeds: a seed is given more than once")
+    refuse_twice(p, given, "seeds")
     if given.width % (2 * given.heads):
         p.error(f"argument --width: {given.width} is no even multiple of the {given.heads} heads")
     chosen: dict[str, Any] = {

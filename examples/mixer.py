@@ -110,11 +110,8 @@ def train(network: Module, rate: Any, seed: Any, x: jax.Array, y: jax.Array) -> 
 def main(argv: Sequence[str] | None = None) -> int:
     """Sweeps the learning rate for every size; returns the exit status."""
     p = command("mixer", "One learning rate for all sizes of an MLP-mixer on the digits.")
-    given = parse(p, argv)
+    given = parse(p, argv, beside=(".png", ".txt"))
     picture, table_of = (given.out.with_suffix(suffix) for suffix in (".png", ".txt"))
-    for path in (picture, table_of):
-        if path.exists() and not given.overwrite:
-            p.error(f"{path} exists; pass --overwrite, or another --out")
     data = load_digits()
     x = jnp.asarray((data.train_x - data.train_x.mean()) / data.train_x.std())
     y = jnp.asarray(data.train_y)

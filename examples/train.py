@@ -12,6 +12,7 @@ from tqdm import tqdm
 
 from examples import _figure
 from examples._arguments import SUFFIXES, Arguments, parse, parser
+from examples._command import interrupted
 from examples._data import Data, load
 from examples._gradients import record_gradients, save_gradients
 from examples._loop import Run, Trainer
@@ -48,8 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runs, compile_seconds = train_all(settings, data)
     except KeyboardInterrupt:
-        print("\ninterrupted; nothing was written", file=sys.stderr)
-        return 130
+        return interrupted()
     print(table(settings, summarise(settings, runs)))
     for name, ahead in leads_over_adamw(runs).items():
         print(f"{METHODS[name].label} against AdamW, seed by seed: {ahead.text('+.2f')} points")

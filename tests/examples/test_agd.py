@@ -89,7 +89,7 @@ def test_free_steps_train(monkeypatch, tmp_path):
         (agd, ["--gain", "-1"], "'-1' is not a positive number"),
         (agd, ["--out", "old.json"], "old.json exists; pass --overwrite"),
         (free_steps, ["--momentum", "1"], "--momentum: 1 is not below 1"),
-        (free_steps, ["--seeds", "3", "3"], "--seeds: one is given more than once"),
+        (free_steps, ["--seeds", "3", "3"], "--seeds: 3 given more than once"),
         (free_steps, ["--networks", "gpt"], "invalid choice: 'gpt'"),
         (free_steps, ["--batch-size", "2000"], "more than the 1438 training images"),
     ],

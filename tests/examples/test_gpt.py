@@ -207,7 +207,7 @@ def test_every_optimizer_has_an_update(name):
     [
         (["--steps", "0"], "'0' is not a whole number, 1 or more"),
         (["--batch", "1.5"], "'1.5' is not a whole number, 1 or more"),
-        (["--seeds", "1", "1"], "a seed is given more than once"),
+        (["--seeds", "1", "1"], "1 given more than once"),
         (["--optimizer", "sgd"], "invalid choice: 'sgd'"),
         (["--learning-rate", "-1"], "'-1' is not a positive number"),
         (["--temperature", "0"], "'0' is not a positive number"),
