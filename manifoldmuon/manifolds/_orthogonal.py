@@ -2,22 +2,20 @@
 
 import dataclasses
 
-import chex
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import MsignMethod, upcast
+from manifoldmuon.linalg import MsignMethod
 from manifoldmuon.manifolds import _matrices
-from manifoldmuon.manifolds._manifold import Manifold, Steepest
-from manifoldmuon.manifolds._points import require_axes, stay_if_still
-from manifoldmuon.manifolds._scale import ScaleRule, check_scale, scale_of
+from manifoldmuon.manifolds._manifold import Steepest
+from manifoldmuon.manifolds._orthonormal import Orthonormal
+from manifoldmuon.manifolds._points import require_axes
+from manifoldmuon.manifolds._scale import ScaleRule
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import SkewLift
-from manifoldmuon.norms import Effort
-from manifoldmuon.norms._matrix import cold_vector
 
 
 @dataclasses.dataclass(frozen=True)
-class Orthogonal(Manifold):
+class Orthogonal(Orthonormal):
     """Square matrices `W^T W = s^2 I`.
 
     Tangent vectors at unit scale are `W X` with `X` skew, and under the spectral norm the
@@ -35,13 +33,6 @@ class Orthogonal(Manifold):
     msign: MsignMethod | None = None
     retraction: Retraction = Polar()
 
-    def __post_init__(self):
-        check_scale("Orthogonal.scale", self.scale)
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)
         if shape[-2] != shape[-1]:
@@ -49,26 +40,6 @@ class Orthogonal(Manifold):
                 f"Orthogonal takes square matrices in the trailing two axes; got the shape "
                 f"{tuple(shape)}. Use Stiefel() for rectangular ones"
             )
-
-    def project(self, point: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
-        return _matrices.project(point, self._scale(point))
-
-    def tangent(
-        self, point: Float[Array, "*batch n n"], vector: Float[Array, "*batch n n"]
-    ) -> Float[Array, "*batch n n"]:
-        unit = _matrices.unit_tall(point, self._scale(point))
-        return _matrices.tangent_part(unit, upcast(vector)).astype(vector.dtype)
-
-    def norm(self, vector: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
-        return _matrices.spectral_size(vector, self._scale(vector))
-
-    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
-        return cold_vector(shape)
-
-    def carried_norm(
-        self, vector: Float[Array, "*batch n n"], carried: chex.ArrayTree, effort: Effort
-    ) -> tuple[Float[Array, "*batch"], chex.ArrayTree]:
-        return _matrices.carried_size(vector, self._scale(vector), carried, effort)
 
     def init_dual(self, shape: tuple[int, ...]) -> tuple[()]:
         return ()
@@ -78,21 +49,3 @@ class Orthogonal(Manifold):
     ) -> Steepest:
         solver = SkewLift() if self.msign is None else SkewLift(self.msign)
         return _matrices.steepest(solver, point, grad, dual, self._scale(point))
-
-    def retract(
-        self, point: Float[Array, "*batch n n"], vector: Float[Array, "*batch n n"]
-    ) -> Float[Array, "*batch n n"]:
-        moved = _matrices.retract(self.retraction, point, vector, self._scale(point))
-        return stay_if_still(point, vector, moved, 2)
-
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch n n"]:
-        self.check_shape(shape)
-        return _matrices.random_matrix(key, shape, dtype, scale_of(self.scale, shape[-2:]))
-
-    def distance(self, point: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
-        return _matrices.distance(point, self._scale(point))
-
-    def _scale(self, point: Float[Array, "*batch n n"]) -> float:
-        return scale_of(self.scale, point.shape[-2:])
