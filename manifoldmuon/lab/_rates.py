@@ -37,18 +37,54 @@ def lowest(exponents: Numbers, losses: Losses) -> Lowest:
       exponents: log2 of the rates, ascending.
       losses: positive; None or not finite where training broke down: no better than the worst.
     """
-    values = np.array([np.nan if loss is None else loss for loss in losses], np.float64)
-    fine = np.isfinite(values)
-    if not fine.any():
-        return Lowest(None, "below")
-    heights = np.log(np.where(fine, values, values[fine].max()))
+    heights = _heights(losses)
     k = int(heights.argmin())
     if k in (0, len(heights) - 1):
         return Lowest(None, "below" if k == 0 else "above")
-    curvature, tilt, _ = np.polyfit(np.subtract(exponents[k - 1 : k + 2], exponents[k]),
-                                    heights[k - 1 : k + 2], 2)  # fmt: skip
+    curvature, tilt, _ = _parabola(exponents, heights, k)
     # Three equal losses: anywhere is lowest.
     return Lowest(float(exponents[k] - (tilt / (2 * curvature) if curvature else 0.0)), "")
+
+
+def excess(log2_rates: Numbers, losses: Losses, at: float) -> float | None:
+    """How much the logarithm of the loss at a rate lies above the lowest point of the curve.
+
+    The price of a rate that was tuned elsewhere. Between the rates of the grid, the parabola
+    through the three nearest is taken.
+
+    Args:
+      log2_rates: ascending; those of the grid.
+      losses: of one seed, positive; None or not finite where training broke down.
+      at: log2 of the rate.
+
+    Returns:
+      The difference, None where the curve has its lowest point at an end of the grid.
+    """
+    best = lowest(log2_rates, losses).exponent
+    if best is None:
+        return None
+    heights = _heights(losses)
+
+    def height(exponent: float) -> float:
+        nearest = int(np.argmin(np.abs(np.subtract(log2_rates, exponent))))
+        k = min(max(nearest, 1), len(heights) - 2)
+        parabola = _parabola(log2_rates, heights, k)
+        return float(np.polyval(parabola, exponent - log2_rates[k]))
+
+    return height(at) - height(best)
+
+
+def _heights(losses: Losses) -> np.ndarray:
+    """The logarithms; zero where nothing is known."""
+    values = np.array([np.nan if loss is None else loss for loss in losses], np.float64)
+    fine = np.isfinite(values)
+    return np.log(np.where(fine, values, values[fine].max())) if fine.any() else np.zeros(len(fine))
+
+
+def _parabola(exponents: Numbers, heights: np.ndarray, k: int) -> np.ndarray:
+    """The coefficients of the one through a point of the grid and its neighbours, around it."""
+    near = slice(k - 1, k + 2)
+    return np.polyfit(np.subtract(exponents[near], exponents[k]), heights[near], 2)
 
 
 class BestRate(NamedTuple):

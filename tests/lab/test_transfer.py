@@ -9,7 +9,7 @@ import scipy.stats
 
 from manifoldmuon.lab import BestRate, best_rate, feature_changes, rate_drift
 from manifoldmuon.lab._intervals import difference, mean, mean_and_error, slope, student
-from manifoldmuon.lab._rates import late, lowest
+from manifoldmuon.lab._rates import excess, late, lowest
 from manifoldmuon.lab.studies import LearningRateTransfer
 from manifoldmuon.lab.studies._architectures import (
     Perceptron,
@@ -126,6 +126,13 @@ def test_sizes_at_an_edge_do_not_count():
     assert found.steady == "open"
 
 
+@pytest.mark.parametrize("at", [-6.0, -2.2, -1.0, 1.9])
+def test_the_price_of_a_rate(at):
+    """The logarithm of the loss is a parabola: its height at every rate is known."""
+    np.testing.assert_allclose(known(excess(EXPONENTS, curve(-1.3), at)), 0.3 * (at + 1.3) ** 2)
+    assert excess(EXPONENTS, curve(-9.0), at) is None
+
+
 def test_the_smoothed_loss():
     losses = np.arange(20.0).reshape(2, 10)
     np.testing.assert_allclose(late(losses), [8.5, 18.5])
@@ -157,7 +164,13 @@ def test_the_summary_and_the_picture():
     assert adam["span"] == pytest.approx(-1.5)
     assert ours["coordinates"]["layers"]["1"]["slope"] == pytest.approx(0, abs=1e-9)
     assert adam["coordinates"]["layers"]["2"]["slope"] == pytest.approx(0.5)
-    assert set(summary["masses"]["resmlp-depth"]) == {"2", "8"}
+    # A parabola of curvature 0.3; seeds differ from their mean by 0.005 octaves.
+    assert ours["price"]["value"] == pytest.approx(0.3 * 0.005**2)
+    assert adam["price"]["value"] == pytest.approx(0.3 * (1.5**2 + 0.005**2))
+    masses = summary["masses"]["resmlp-depth"]
+    assert set(masses) == {"2", "8"}
+    assert masses["2"]["log2_rates"][0]["log2_rate"] == pytest.approx(-2 + 0.005)
+    assert masses["8"]["losses"][0]["value"] == pytest.approx(min(curve(-2.0)), rel=1e-3)
     record = {"settings": study.settings(), "summary": summary, "rows": rows}
     assert "-1.50 ± 0.0" in study.table(record)
     assert len(study.plot(record).axes) == 8

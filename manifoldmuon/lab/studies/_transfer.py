@@ -1,6 +1,7 @@
 """Learning-rate transfer: whether the best learning rate moves with the size of a network."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -8,11 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from manifoldmuon.lab._figures import text_table
-from manifoldmuon.lab._intervals import shown, slope
-from manifoldmuon.lab._rates import BestRate, best_rate, late, rate_drift
+from manifoldmuon.lab._intervals import mean, shown, slope
+from manifoldmuon.lab._rates import BestRate, best_rate, excess, late, rate_drift
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab.studies._architectures import Residual, Transformer
 from manifoldmuon.lab.studies._descent import Descent
+from manifoldmuon.lab.studies._effects import at_best_rate
 from manifoldmuon.lab.studies._methods import METHODS
 from manifoldmuon.lab.studies._sweeps import SWEEPS, Data
 from manifoldmuon.lab.studies._tasks import IMAGES, TEXTS
@@ -131,7 +133,7 @@ class LearningRateTransfer(Study):
                 own = [r for r in rates if r["sweep"] == sweep and r["method"] == method]
                 best = {size: _best(own, size) for size in self._sizes(sweep)}
                 entry: dict[str, Any] = {"best": {str(n): b._asdict() for n, b in best.items()}}
-                entry |= rate_drift(best)._asdict()
+                entry |= rate_drift(best)._asdict() | {"price": _price(own, best)}
                 if SWEEPS[sweep].axis == "width":
                     entry["coordinates"] = _coordinates(own, best)
                 summary[sweep][method] = entry
@@ -142,12 +144,13 @@ class LearningRateTransfer(Study):
         summary = record["summary"]
         lines = [
             [f"{sweep}, {method}", *_best_texts(found), _signed(found, "octaves_per_doubling"),
-             _signed(found, "span", "span_interval"), found["steady"]]
+             _signed(found, "span", "span_interval"), found["steady"], _percent(found["price"])]
             for sweep, methods in summary["transfer"].items()
             for method, found in methods.items()
         ]  # fmt: skip
         header = ["log2 of the best rate", "smallest", "largest", "octaves per doubling",
-                  "smallest to largest", "within half an octave"]  # fmt: skip
+                  "smallest to largest", "within half an octave",
+                  "price of the smallest's rate"]  # fmt: skip
         changes = [
             [f"{sweep}, {method}"] + [_signed(value, "slope")
                                       for value in found["coordinates"]["layers"].values()]
@@ -156,7 +159,7 @@ class LearningRateTransfer(Study):
             if found.get("coordinates")
         ]  # fmt: skip
         masses = [
-            [f"{sweep} {size}", *(f"{loss:.4f}" for loss in found["losses"])]
+            [f"{sweep} {size}", *(shown(x["value"], x["interval"], ".4f") for x in found["losses"])]
             for sweep, sizes in summary["masses"].items()
             for size, found in sizes.items()
         ]
@@ -205,6 +208,18 @@ def _best(rows: Sequence[Row], size: int) -> BestRate:
     return best_rate(own[0]["log2_rates"], [row["losses"] for row in own])
 
 
+def _price(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str, Any] | None:
+    """How much higher the logarithm of the largest network's loss is at the smallest one's best
+    rate than at its own."""
+    smallest = best[min(best)].log2_rate
+    own = [row for row in rows if row["size"] == max(best)]
+    if smallest is None:
+        return None
+    prices = [excess(row["log2_rates"], row["losses"], smallest) for row in own]
+    known = [price for price in prices if price is not None]
+    return mean(known)._asdict() if len(known) == len(own) else None
+
+
 def _coordinates(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str, Any] | None:
     """The slopes at one rate for all widths, some octaves below the narrowest network's best.
 
@@ -228,18 +243,24 @@ def _coordinates(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str,
 
 
 def _masses(rows: Sequence[Row], sweep: str) -> dict[str, Any]:
-    """By size: the loss at the best rate of the grid for every mass, and the best mass."""
+    """By size: for every mass the loss at its best rate and that rate, and the best mass.
+
+    As in the ablation, the rate of a seed is the one that is best for the other seeds.
+    """
     own = [row for row in rows if row["sweep"] == sweep]
-    found = {}
+    found: dict[str, Any] = {}
     for size in dict.fromkeys(row["size"] for row in own):
-        masses = list(dict.fromkeys(row["mass"] for row in own if row["size"] == size))
-        losses = []
-        for mass in masses:
-            curves = [r["losses"] for r in own if r["size"] == size and r["mass"] == mass]
-            # A training that broke down (None) is no candidate.
-            losses.append(float(np.nanmin(np.array(curves, np.float64).mean(axis=0))))
-        at = int(np.argmin(losses))
-        found[str(size)] = {"masses": masses, "losses": losses, "best_mass": masses[at]}
+        here = [row for row in own if row["size"] == size]
+        masses = list(dict.fromkeys(row["mass"] for row in here))
+        curves = [[r["losses"] for r in here if r["mass"] == mass] for mass in masses]
+        losses = [mean(at_best_rate(np.array(each, np.float64))[0]) for each in curves]
+        grid = here[0]["log2_rates"]
+        found[str(size)] = {
+            "masses": masses,
+            "losses": [loss._asdict() for loss in losses],
+            "log2_rates": [best_rate(grid, each)._asdict() for each in curves],
+            "best_mass": masses[int(np.argmin([loss.value for loss in losses]))],
+        }
     return found
 
 
@@ -252,6 +273,14 @@ def _best_text(best: Mapping[str, Any]) -> str:
     if best["edge"]:
         return f"{best['edge']} the grid"
     return _signed(best, "log2_rate")
+
+
+def _percent(price: Mapping[str, Any] | None) -> str:
+    """Of the loss itself, from its logarithm."""
+    if price is None:
+        return "-"
+    ends = price["interval"] and [100 * math.expm1(end) for end in price["interval"]]
+    return shown(100 * math.expm1(price["value"]), ends, "+.1f") + " %"
 
 
 def _signed(found: Mapping[str, Any], value: str, interval: str = "interval") -> str:

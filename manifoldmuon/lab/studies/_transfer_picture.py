@@ -122,8 +122,10 @@ def _coordinates(
 
 def _masses(panel: Any, sweep: str, sizes: Mapping[str, Any]) -> None:
     for (size, found), colour in zip(sizes.items(), COLOURS, strict=False):
-        panel.plot(found["masses"], found["losses"], color=colour, marker="o", markersize=4,
-                   label=size)  # fmt: skip
+        values = [loss["value"] for loss in found["losses"]]
+        bars = [_half(loss["interval"]) for loss in found["losses"]]
+        panel.errorbar(found["masses"], values, bars, color=colour, marker="o", markersize=4,
+                       label=size, elinewidth=0.8, capsize=2)  # fmt: skip
     panel.set_xscale("log")
     panel.set_ylim(bottom=0)
     panel.set_xticks(next(iter(sizes.values()))["masses"])
