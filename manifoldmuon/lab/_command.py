@@ -3,12 +3,15 @@
 import argparse
 import inspect
 import math
+import os
 import sys
 import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+
+import jax
 
 from manifoldmuon.lab._run import partial_path, run_study
 from manifoldmuon.lab._study import Record, Study, fields_of, read_record, types_of
@@ -99,6 +102,12 @@ def save_figure(figure: Any, path: Path) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def default_jobs() -> int:
+    """One process on an accelerator; else one for each processor, four at most: each of them
+    holds its own data and compiled programs."""
+    return 1 if jax.default_backend() != "cpu" else min(os.cpu_count() or 1, 4)
+
+
 def parser(study: type[Study]) -> Parser:
     """The options of a study: its settings, and where the results go."""
     p = Parser(
@@ -114,9 +123,9 @@ def parser(study: type[Study]) -> Parser:
     p.add_argument("--out", type=Path, metavar="FILE",
                    help=f"the record; its picture lies beside it (default: {FOLDER}/"
                    f"{study.name}.json)")
-    p.add_argument("--jobs", type=int, default=1, metavar="N",
+    p.add_argument("--jobs", type=int, default=default_jobs(), metavar="N",
                    help="processes that share the work, of one thread each if there are "
-                   "several (default: 1)")
+                   "several (default here: %(default)s)")
     p.add_argument("--overwrite", action="store_true", help="replace an existing record or picture")
     p.add_argument("--plot", type=Path, metavar="RECORD",
                    help="run nothing: print the table of a record and draw its picture anew")

@@ -78,7 +78,9 @@ class Interrupted(Coins):
 
 
 @pytest.fixture(autouse=True)
-def no_calls():
+def no_calls(monkeypatch):
+    """In this process alone, where calls can be counted."""
+    monkeypatch.setattr("manifoldmuon.lab._command.default_jobs", lambda: 1)
     CALLS.clear()
 
 
