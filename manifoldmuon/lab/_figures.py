@@ -19,10 +19,11 @@ def panels(rows: int, columns: int, width: float = 5.0, height: float = 3.8) -> 
 def dress(panel: Any, title: str, subtitle: str, x: str, y: str) -> None:
     """Titles, labels of the axes, and a grid that stays behind the data."""
     panel.set_title(f"{title}\n", loc="left", fontsize=11, fontweight="bold")
-    panel.annotate(
+    second = panel.annotate(
         subtitle, (0, 1), xytext=(0, 5), xycoords="axes fraction",
         textcoords="offset points", fontsize=8.5, color="#555555",
     )  # fmt: skip
+    second.set_in_layout(False)  # the title keeps its place; its length is not to widen the panel
     panel.set_xlabel(x)
     panel.set_ylabel(y)
     panel.grid(color="#e2e2e2", linewidth=0.6)

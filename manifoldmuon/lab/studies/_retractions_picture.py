@@ -105,7 +105,7 @@ def _losses(panel: Any, rows: Sequence[Row], entries: Any, settings: Any) -> Non
     low, high = panel.get_ylim()
     panel.set_ylim(low, 30 * high)  # room for the legend
     _legend(panel, 3)
-    dress(panel, "training", f"{_dashes(settings)}; weights put back on the set",
+    dress(panel, "training", f"{_dashes(settings)}; back on the set",
           "learning rate", "final training loss")  # fmt: skip
 
 
@@ -121,10 +121,10 @@ def _ratios(panel: Any, rows: Sequence[Row], entries: Any, settings: Any) -> Non
             found = entry["training"][dtype]
             lost = [float(rate) for rate, e in found.items() if _beyond(e["ratio"])]
             panel.plot(_shifted(lost, name, entries), [0.9 * TOP] * len(lost), linestyle="none",
-                       color=_COLOUR[name], clip_on=False, markersize=6,
+                       color=_COLOUR[name], markersize=6,
                        marker="x" if dtype == settings["dtypes"][0] else "+")  # fmt: skip
     others = ", ".join(settings["dtypes"][1:])
-    dress(panel, "training, against the default",
+    dress(panel, "training, relative",
           f"×: above {TOP} or diverged" + (f" ({others}: +)" if others else ""),
           "learning rate", "final loss over the default's")  # fmt: skip
 
