@@ -21,19 +21,16 @@ from manifoldmuon.manifolds.solvers import (
     FixedPoint,
     StiefelSolver,
 )
+from manifoldmuon.manifolds.solvers._solver import MemorylessSolver
 from manifoldmuon.manifolds.solvers._worth import stiefel_worth
 
 
 @dataclasses.dataclass(frozen=True)
-class NoProjection(StiefelSolver):
+class NoProjection(MemorylessSolver):
     """`msign(G)`: the unconstrained direction, not tangent; the retraction alone keeps the set.
 
     The negative control. Its residual is honest, its gap is not known to it (NaN).
     """
-
-    def init_dual(self, shape: tuple[int, ...]) -> tuple[()]:
-        del shape
-        return ()
 
     def solve(
         self,

@@ -146,8 +146,10 @@ def synthetic(study, shift):
         best = -2 + 0.01 * cell["seed"]
         best += shift(cell["method"]) * np.log2(cell["size"] / smallest)
         row = cell | {"log2_rates": EXPONENTS, "first_loss": 2.3, "losses": curve(best)}
-        change = cell["size"] ** (0.5 if cell["method"] == "Adam" else 0.0)
-        rows.append(row | {"changes": {str(k): [change] * len(EXPONENTS) for k in (1, 2)}})
+        if cell["part"] == "rates" and cell["sweep"].endswith("width"):
+            change = cell["size"] ** (0.5 if cell["method"] == "Adam" else 0.0)
+            row |= {"changes": {str(k): [change] * len(EXPONENTS) for k in (1, 2)}}
+        rows.append(row)
     return rows
 
 

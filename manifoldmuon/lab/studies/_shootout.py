@@ -11,14 +11,14 @@ import numpy as np
 from manifoldmuon.lab import _training
 from manifoldmuon.lab._classifier import shapes_of
 from manifoldmuon.lab._contestants import SOLVERS, solver_gaps
-from manifoldmuon.lab._figures import COLOURS, dress, panels, short, text_table
+from manifoldmuon.lab._figures import short, text_table
 from manifoldmuon.lab._images import Data
-from manifoldmuon.lab._intervals import mean, reach, shown
+from manifoldmuon.lab._intervals import mean, shown
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab._trajectory import Given, trajectory
+from manifoldmuon.lab.studies._shootout_picture import EXACT, picture
 from manifoldmuon.manifolds import Stiefel
 
-EXACT = "exact"
 PLACES = (0.0, 0.25, 0.5, 1.0)  # where the windows lie in a run
 
 
@@ -151,36 +151,7 @@ class SolverShootOut(Study):
         )
 
     def plot(self, record: Record) -> Any:
-        figure, [(gap_panel, points, losses)] = panels(1, 3, width=5.2, height=4.2)
-        _draw_gaps(gap_panel, [row for row in record["rows"] if row["part"] == "gap"])
-        for panel, key, title, label in (
-            (
-                points,
-                "accuracy_minus_exact",
-                "Test accuracy",
-                "points more than exact",
-            ),
-            (losses, "log_loss_minus_exact", "Training loss", "log of the loss, minus exact"),
-        ):
-            others = [solver for solver in self.trained if solver != EXACT]
-            for k, solver in enumerate(others):
-                self._draw(panel, k, solver, key, record["summary"]["training"][solver])
-            panel.axhline(0, color="#444444", linewidth=1)
-            panel.set_xscale("log")
-            panel.set_xticks(self.rates, [f"{rate:g}" for rate in self.rates])
-            panel.minorticks_off()
-            if others:
-                panel.legend(frameon=False)
-            dress(panel, title, f"paired over {len(self.seeds)} seeds, 95 % intervals",
-                  "learning rate", label)  # fmt: skip
-        return figure
-
-    def _draw(self, panel: Any, k: int, solver: str, key: str, rates: Mapping[str, Any]) -> None:
-        found = [rates[f"{rate:g}"][key] for rate in self.rates]
-        values = np.array([np.nan if f["value"] is None else f["value"] for f in found])
-        reaches = [reach(f["interval"]) or 0.0 for f in found]
-        panel.errorbar(np.asarray(self.rates) * 1.08 ** (k - 0.5), values, reaches, fmt="o",
-                       color=COLOURS[1 + k], capsize=3, label=solver)  # fmt: skip
+        return picture(record)
 
 
 @functools.lru_cache(maxsize=2)
@@ -211,26 +182,6 @@ def images(study: SolverShootOut, seed: int) -> Data:
     return (
         _training.digits(seed) if study.data == "digits" else _training.photographs(study.data_dir)
     )
-
-
-def _draw_gaps(panel: Any, rows: Sequence[Row]) -> None:
-    solvers = list(dict.fromkeys(row["solver"] for row in rows))[::-1]
-    for k, (key, colour) in enumerate((("cold", COLOURS[0]), ("warm", COLOURS[3]))):
-        for height, solver in enumerate(solvers):
-            values = np.ravel([row[key] for row in rows if row["solver"] == solver])
-            values = np.maximum(values, 1e-7)
-            label = key if height == 0 else None
-            y = height + 0.16 - 0.32 * k
-            panel.plot(values, np.full(len(values), y), "o", color=colour, markersize=3, alpha=0.35)
-            panel.plot(np.median(values), y, "|", color=colour, markersize=9, markeredgewidth=2.4,
-                       label=label)  # fmt: skip
-    panel.set_xscale("log")
-    panel.set_yticks(range(len(solvers)), solvers)
-    if solvers:
-        panel.legend(frameon=False, title="start (bar: median)", loc="center left",
-                     bbox_to_anchor=(0, 0.68))  # fmt: skip
-    dress(panel, "Gap on real gradients", "a point for each layer, place and run",
-          "relative gap to the optimum", "")  # fmt: skip
 
 
 def _with_reach(estimate: Mapping[str, Any] | None, form: str, unit: str) -> str:
