@@ -222,6 +222,11 @@ CHAPTERS = {
         "examples.hello_gpt --optimizer constrained",
         hello_gpt,
     ),
+    "hello_gpt-bounded": Chapter(
+        "Hello, GPT, in the scaling of the constrained run, its weights free",
+        "examples.hello_gpt --optimizer bounded",
+        hello_gpt,
+    ),
     "manifold_cifar": Chapter(
         "Manifold Muon on CIFAR-10 (test accuracy after five epochs; corrected: 245 steps)",
         "examples.manifold_cifar",

@@ -50,6 +50,9 @@ JOBS = {
     "hello_gpt-constrained": Job(
         ("tinyshakespeare.txt",), False, True, "hello_gpt", ("--optimizer", "constrained")
     ),
+    "hello_gpt-bounded": Job(
+        ("tinyshakespeare.txt",), False, True, "hello_gpt", ("--optimizer", "bounded")
+    ),
     "manifold_cifar": Job(CIFAR),
     "agd_cifar10": Job(CIFAR, module="agd", options=SHORT),
     "weight_erasure": Job(CIFAR, resumes=True),
