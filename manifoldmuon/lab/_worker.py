@@ -23,14 +23,26 @@ class Failure(NamedTuple):
     error: BaseException
 
 
-def work(connection: Connection, pickled: bytes, config: dict[str, Any], folder: str) -> None:
-    """The life of a worker."""
+def work(
+    connection: Connection, pickled: bytes, config: dict[str, Any], folder: str, number: int
+) -> None:
+    """The life of a worker; `number` counts workers from 0."""
+    _stay_on_one_processor(number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.chdir(folder)
     for name, value in config.items():
         jax.config.update(name, value)
     serve(connection, pickled)
+
+
+def _stay_on_one_processor(number: int) -> None:
+    """Before JAX starts its threads: with pools of two threads XLA has been seen to wait for
+    itself forever in a training loop of many small operations, with one it has not."""
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if hasattr(os, "sched_setaffinity"):
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[number % len(processors)]})
 
 
 def _end_with_parent() -> None:

@@ -73,7 +73,7 @@ def in_workers(
     try:
         with _sheltered():
             for number in range(min(jobs, len(groups))):
-                workers.append(_start(pickled, f"{_NAME}-{number + 1}"))
+                workers.append(_start(pickled, number))
         for worker in workers:
             worker.proceed(waiting, begin)
         while busy := {worker.connection: worker for worker in workers if worker.cell is not None}:
@@ -177,12 +177,12 @@ def _sheltered() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
 
 
-def _start(pickled: bytes, name: str) -> _Worker:
+def _start(pickled: bytes, number: int) -> _Worker:
     spawn = multiprocessing.get_context("spawn")
     ours, theirs = spawn.Pipe()
     config = {name: getattr(jax.config, name) for name in _CONFIG}
-    arguments = theirs, pickled, config, os.getcwd()
-    process = spawn.Process(target=work, args=arguments, name=name, daemon=True)
+    arguments = theirs, pickled, config, os.getcwd(), number
+    process = spawn.Process(target=work, args=arguments, name=f"{_NAME}-{number + 1}", daemon=True)
     process.start()
     theirs.close()  # so that its end is noticed
     return _Worker(process, ours)
