@@ -59,13 +59,14 @@ def _redraw(study: type[Study], source: Path, out: Path | None, overwrite: bool)
     return 0
 
 
-def _measure(study: Study, out: Path, overwrite: bool, jobs: int) -> int:
+def _measure(study: Study, out: Path, overwrite: bool, jobs: int | None) -> int:
     picture = out.with_suffix(".png")
     _check_target(out, ".json", overwrite)
     _check_target(picture, ".png", overwrite)
     kept = (
         f"finished cells are kept in {partial_path(out)}, and the same command goes on from there"
     )
+    jobs = default_jobs() if jobs is None else jobs
     try:
         record = run_study(study, out, overwrite, progress=True, jobs=jobs)
     except KeyboardInterrupt:
@@ -123,9 +124,9 @@ def parser(study: type[Study]) -> Parser:
     p.add_argument("--out", type=Path, metavar="FILE",
                    help=f"the record; its picture lies beside it (default: {FOLDER}/"
                    f"{study.name}.json)")
-    p.add_argument("--jobs", type=int, default=default_jobs(), metavar="N",
+    p.add_argument("--jobs", type=int, metavar="N",
                    help="processes that share the work, of one thread each if there are "
-                   "several (default here: %(default)s)")
+                   "several (default: one for each processor, four at most; 1 on an accelerator)")
     p.add_argument("--overwrite", action="store_true", help="replace an existing record or picture")
     p.add_argument("--plot", type=Path, metavar="RECORD",
                    help="run nothing: print the table of a record and draw its picture anew")

@@ -44,8 +44,11 @@ class NoProjection(MemorylessSolver):
         return Steepest(direction, dual, residual, jnp.full_like(residual, jnp.nan))
 
 
+EXACT = "exact"
+"""The one that the others are compared with."""
+
 SOLVERS: dict[str, StiefelSolver] = {
-    "exact": ACCURATE,
+    EXACT: ACCURATE,
     "one step": FAST,
     "alternating, 10": AlternatingProjection(steps=10),
     "dual ascent, 10": DualAscent(steps=10),

@@ -94,8 +94,7 @@ class Ablation(Study):
         method: Method = ARMS.get(_arm(cell)) or METHODS["Adam"]
         architecture, task = self._problem(cell["network"])
         network = method.network(architecture, task.inputs, task.classes)
-        low, high = method.exponents
-        exponents = list(range(low - self.widen, high + self.widen + 1))
+        exponents = method.grid(self.widen)
         multiplier = self.multiplier if method.scaled else 1.0
         descent = Descent(method, network, task, self.steps, 1, multiplier)
         trained = descent.train(2.0 ** np.array(exponents), cell["seed"])

@@ -27,6 +27,11 @@ class Method(abc.ABC):
     starts_gaussian: ClassVar[bool] = False
     scaled: ClassVar[bool] = True
 
+    def grid(self, widen: int) -> list[int]:
+        """The learning rates in powers of two, so many octaves longer at both ends."""
+        low, high = self.exponents
+        return list(range(low - widen, high + widen + 1))
+
     def network(self, architecture: Architecture, inputs: int, outputs: int) -> Module:
         """The network that is trained."""
         return architecture.modular(inputs, outputs)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon.lab._figures import short, text_table
-from manifoldmuon.lab._intervals import mean
+from manifoldmuon.lab._intervals import mean, reach
 from manifoldmuon.lab._spaces import SPACES
 from manifoldmuon.lab._study import Row
 
@@ -112,10 +112,8 @@ def _least(trained: Mapping[str, Any] | None) -> str:
     if not losses:
         return "-"
     best = min(losses, key=lambda loss: loss["value"])
-    if best["interval"] is None:
-        return f"{best['value']:.1e}"
-    low, high = best["interval"]
-    return f"{best['value']:.1e} ± {(high - low) / 2:.0e}"
+    half = reach(best["interval"])
+    return f"{best['value']:.1e}" + ("" if half is None else f" ± {half:.0e}")
 
 
 def middle(rates: Sequence[float]) -> float:

@@ -10,13 +10,13 @@ import numpy as np
 
 from manifoldmuon.lab import _training
 from manifoldmuon.lab._classifier import shapes_of
-from manifoldmuon.lab._contestants import SOLVERS, solver_gaps
+from manifoldmuon.lab._contestants import EXACT, SOLVERS, solver_gaps
 from manifoldmuon.lab._figures import short, text_table
 from manifoldmuon.lab._images import Data
 from manifoldmuon.lab._intervals import mean, shown
 from manifoldmuon.lab._study import Cell, Record, Row, Study, option
 from manifoldmuon.lab._trajectory import Given, trajectory
-from manifoldmuon.lab.studies._shootout_picture import EXACT, picture
+from manifoldmuon.lab.studies._shootout_picture import picture
 from manifoldmuon.manifolds import Stiefel
 
 PLACES = (0.0, 0.25, 0.5, 1.0)  # where the windows lie in a run

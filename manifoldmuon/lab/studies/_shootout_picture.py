@@ -5,11 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from manifoldmuon.lab._contestants import EXACT
 from manifoldmuon.lab._figures import COLOURS, dress, panels
 from manifoldmuon.lab._intervals import reach
 from manifoldmuon.lab._study import Record, Row
-
-EXACT = "exact"
 
 
 def picture(record: Record) -> Any:

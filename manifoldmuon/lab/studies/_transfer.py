@@ -104,9 +104,9 @@ class LearningRateTransfer(Study):
             assert isinstance(architecture, Residual | Transformer)
             architecture = dataclasses.replace(architecture, mass=cell["mass"])
         network = method.network(architecture, task.inputs, task.classes)
-        multiplier = self.text_multiplier if sweep.reads else self.multiplier
-        exponents = self._exponents(cell["method"])
-        multiplier = multiplier if method.scaled else 1.0
+        exponents = method.grid(self.widen)
+        scale = self.text_multiplier if sweep.reads else self.multiplier
+        multiplier = scale if method.scaled else 1.0
         descent = Descent(method, network, task, self.steps, self.early, multiplier)
         trained = descent.train(2.0 ** np.array(exponents), cell["seed"])
         found = {
@@ -132,10 +132,6 @@ class LearningRateTransfer(Study):
 
     def _sizes(self, sweep: str) -> tuple[int, ...]:
         return self.sizes or SWEEPS[sweep].sizes
-
-    def _exponents(self, method: str) -> list[int]:
-        low, high = METHODS[method].exponents
-        return list(range(low - self.widen, high + self.widen + 1))
 
     def _data(self) -> Data:
         return Data(self.images, self.text, self.data_dir, self.images_per_step,

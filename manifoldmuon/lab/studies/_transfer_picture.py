@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon.lab._figures import COLOURS, dress, panels
+from manifoldmuon.lab._intervals import reach
+from manifoldmuon.lab.studies._transfer_findings import RATES
 
 COLUMNS = 4
 
@@ -57,7 +59,7 @@ def _movement(panel: Any, sweep: str, found: Mapping[str, Any], colours: Mapping
         origin = known[0][1]["log2_rate"]
         x = np.log2([size for size, _ in known]) + shift
         y = [best["log2_rate"] - origin for _, best in known]
-        bars = [_half(best["interval"]) for _, best in known]
+        bars = [reach(best["interval"]) or 0.0 for _, best in known]
         panel.errorbar(x, y, yerr=bars, color=colours[method], marker="o", markersize=4,
                        linewidth=1.5, elinewidth=0.8, capsize=2, label=method)  # fmt: skip
     _sizes_as_ticks(panel, [int(s) for s in next(iter(found.values()))["best"]])
@@ -73,7 +75,7 @@ def _curves(
     sizes = [int(size) for size in found["best"]]
     low, high = np.inf, 0.0
     for k, size in enumerate(sizes):
-        own = [row for row in rows if row["part"] == "rates" and row["sweep"] == sweep
+        own = [row for row in rows if row["part"] == RATES and row["sweep"] == sweep
                and row["method"] == method and row["size"] == size]  # fmt: skip
         rates = np.array(own[0]["log2_rates"], float)
         losses = np.array([row["losses"] for row in own], float).mean(axis=0)
@@ -104,7 +106,7 @@ def _coordinates(
         if not check:
             continue
         layer = max(check["layers"])
-        own = [row for row in rows if row["part"] == "rates" and row["sweep"] == sweep
+        own = [row for row in rows if row["part"] == RATES and row["sweep"] == sweep
                and row["method"] == method]  # fmt: skip
         at = own[0]["log2_rates"].index(check["log2_rate"])
         sizes = [int(size) for size in entry["best"]]
@@ -123,7 +125,7 @@ def _coordinates(
 def _masses(panel: Any, sweep: str, sizes: Mapping[str, Any]) -> None:
     for (size, found), colour in zip(sizes.items(), COLOURS, strict=False):
         values = [loss["value"] for loss in found["losses"]]
-        bars = [_half(loss["interval"]) for loss in found["losses"]]
+        bars = [reach(loss["interval"]) or 0.0 for loss in found["losses"]]
         panel.errorbar(found["masses"], values, bars, color=colour, marker="o", markersize=4,
                        label=size, elinewidth=0.8, capsize=2)  # fmt: skip
     panel.set_xscale("log")
@@ -143,10 +145,6 @@ def _no_ticks() -> Any:
     from matplotlib.ticker import NullLocator
 
     return NullLocator()
-
-
-def _half(interval: Sequence[float | int] | None) -> float:
-    return 0.0 if interval is None else (interval[1] - interval[0]) / 2
 
 
 def _lighter(colour: str, strength: float) -> tuple[float, ...]:
