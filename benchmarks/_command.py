@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from examples import _command
-from manifoldmuon.lab._command import Parser
+from studies.command import Parser
 
 
 def command(name: str, description: str) -> Parser:

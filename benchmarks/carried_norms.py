@@ -16,10 +16,10 @@ import optax
 
 from benchmarks._command import command
 from examples._command import parse
-from manifoldmuon.lab import environment, write_record
-from manifoldmuon.lab.datasets import load_digits
 from manifoldmuon.linalg import power_iteration, spectral_norm
 from manifoldmuon.norms import Effort
+from studies.datasets import load_digits
+from studies.records import environment, write_record
 
 SIZES = ((128, 64), (128, 128), (10, 128))
 BASES = {

@@ -19,9 +19,9 @@ from tqdm import tqdm
 import manifoldmuon as mm
 from benchmarks._command import command
 from examples._command import parse
-from manifoldmuon.lab import environment, write_record
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from studies.records import environment, write_record
 
 PRESETS = {"accurate": ACCURATE, "fast": FAST}
 SHAPES = ((64, 10), (128, 64))

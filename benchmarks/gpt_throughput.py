@@ -26,10 +26,10 @@ from examples._command import parse
 from examples.gpt._methods import METHODS, Job, build_equal, build_muon, constrained
 from examples.gpt._settings import Settings
 from examples.gpt._training import chunk_of_steps, mean_loss
-from manifoldmuon.lab import environment, write_record
-from manifoldmuon.lab._timing import interleaved
+from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.modules import Module
+from studies.records import environment, write_record
 
 VOCABULARY = 65
 RATE = METHODS["constrained"].learning_rate
@@ -118,9 +118,9 @@ def measure(batch: int, rounds: int, parts: dict[str, Callable[[], Any]]) -> dic
     settings, steps = Settings(batch=batch), max(1, LEAST_WINDOWS // batch)
     # Nothing that is measured depends on what the text says.
     tokens = jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=100_000), jnp.int32)
-    whole = interleaved(whole_steps(settings, steps, tokens), rounds)
+    whole = interleaved_seconds(whole_steps(settings, steps, tokens), rounds)
     first = {"forward and backward": forward_and_backward(settings, tokens)}
-    pieces = interleaved(first | parts, rounds)
+    pieces = interleaved_seconds(first | parts, rounds)
     per_step = batch * settings.context
     rate = {name: steps * per_step / seconds for name, seconds in whole.items()}
     return {

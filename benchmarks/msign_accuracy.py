@@ -18,7 +18,6 @@ import numpy as np
 
 from benchmarks._command import command
 from examples._command import parse, save
-from manifoldmuon.lab._command import Parser
 from manifoldmuon.linalg import (
     CUBIC,
     DEFAULT_MSIGN,
@@ -35,6 +34,7 @@ from manifoldmuon.linalg import (
     msign,
     polar_express,
 )
+from studies.command import Parser
 
 METHODS: dict[str, MsignMethod] = {
     "default": DEFAULT_MSIGN,

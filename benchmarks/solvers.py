@@ -18,8 +18,7 @@ from benchmarks._command import command
 from benchmarks._published import dual_ascent
 from examples._command import parse
 from examples._gradients import record_gradients
-from manifoldmuon.lab._records import environment, write_record
-from manifoldmuon.lab._timing import interleaved
+from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN, NewtonSchulz, msign, polar_express
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
@@ -31,6 +30,7 @@ from manifoldmuon.manifolds.solvers import (
     StiefelSolver,
 )
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_problem, stiefel_worth
+from studies.records import environment, write_record
 
 SHAPES = ((3072, 128), (128, 64), (64, 10))
 SOLVERS: dict[str, StiefelSolver] = {
@@ -114,7 +114,7 @@ def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
         functions[name] = functools.partial(solve, solver, point, grad)
     for name, method in UNCONSTRAINED.items():
         functions[name] = functools.partial(msign, grad, method)
-    return interleaved(functions, rounds)
+    return interleaved_seconds(functions, rounds)
 
 
 def growth(rounds: int) -> list[dict]:
@@ -133,7 +133,7 @@ def growth(rounds: int) -> list[dict]:
         functions["unconstrained"] = functools.partial(
             msign, grad, UNCONSTRAINED["unconstrained, Polar Express 7"]
         )
-        rows.append({"shape": [m, n]} | interleaved(functions, rounds))
+        rows.append({"shape": [m, n]} | interleaved_seconds(functions, rounds))
     return rows
 
 

@@ -20,12 +20,12 @@ from tqdm import tqdm
 
 from benchmarks._command import command
 from examples._command import parse
-from examples._data import batches, load
 from examples._mean import Mean
 from examples._methods import METHODS, PRESETS, build_adamw
-from examples._network import accuracy, cross_entropy, init_weights, shapes_of
 from examples._settings import Settings
-from manifoldmuon.lab import environment, write_record
+from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
+from studies.datasets import batches
+from studies.records import environment, write_record
 
 MULTIPLIERS = (1.0, 2.0, 4.0, 8.0)
 RATES = {
@@ -39,7 +39,7 @@ WEIGHT_DECAYS = (0.0, 0.1, 1.0, 3.0)
 
 def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
     """Images and labels to train on, images and labels to judge by, and the order of training."""
-    data = load(settings, seed)
+    data = settings.load(seed)
     shuffled = np.random.default_rng(seed).permutation(len(data.train_y))
     kept = len(shuffled) * 4 // 5
     train, judge = shuffled[:kept], shuffled[kept:]

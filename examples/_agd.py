@@ -12,8 +12,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 import manifoldmuon as mm
-from examples._data import Data, batches
-from examples._network import Weights, accuracy, logits, shapes_of
+from studies.classification import Weights, accuracy, logits, shapes_of
+from studies.datasets import FlatImages, batches
 
 FANS = mm.optim.Fans()
 
@@ -76,7 +76,7 @@ def methods(settings: AGDSettings) -> dict[str, optax.GradientTransformation]:
     return {"agd": mm.optim.agd(FANS, settings.gain)} | adams
 
 
-def scale_images(data: Data) -> Data:
+def scale_images(data: FlatImages) -> FlatImages:
     """Every image on the sphere of radius `sqrt(pixels)`, as the method asks for."""
 
     def unit(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
@@ -100,7 +100,7 @@ def train(
     settings: AGDSettings,
     depth: int,
     method: str,
-    data: Data,
+    data: FlatImages,
     report: Callable[[float, float], None],
 ) -> AGDRun:
     """Trains one network with one method.

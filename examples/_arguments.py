@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from examples._methods import METHODS, PRESETS
 from examples._settings import Settings
-from manifoldmuon.lab._command import Parser
+from studies.command import Parser
 
 
 class Arguments(NamedTuple):

@@ -9,8 +9,8 @@ from typing import Any
 from tqdm import tqdm
 
 from examples._arguments import Parser
-from manifoldmuon.lab import environment, write_record
-from manifoldmuon.lab.datasets import Dataset, DatasetError
+from studies.datasets import Dataset, DatasetError
+from studies.records import environment, write_record
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as of a shell."""

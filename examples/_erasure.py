@@ -12,8 +12,8 @@ from jaxtyping import Array, Float
 import manifoldmuon as mm
 from examples import _published
 from manifoldmuon.lab import erasure_auc, erasure_ratio, letter_mask, stable_rank
-from manifoldmuon.lab.datasets import Dataset
 from manifoldmuon.linalg import MsignMethod, power_iteration
+from studies.datasets import Dataset
 
 BATCH = 1024
 SAMPLED = 3072

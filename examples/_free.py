@@ -12,10 +12,9 @@ from jaxtyping import Array, Float
 
 import manifoldmuon as mm
 from examples._agd import scale_images
-from examples._data import Data, batches, standardise
-from manifoldmuon.lab import datasets
 from manifoldmuon.modules import MLP, Module, ResMLP
 from manifoldmuon.optim import DeepTrust, SquareLossSmoothness, StepRule
+from studies.datasets import FlatImages, batches, load_digits, standardise
 
 NETWORKS: dict[str, Module] = {"mlp": MLP(10, 64, 128, 3), "resmlp": ResMLP(10, 64, 128, 3)}
 
@@ -65,9 +64,9 @@ def tuned_links(steps: int) -> dict[str, optax.GradientTransformation]:
     }
 
 
-def digits(seed: int) -> Data:
+def digits(seed: int) -> FlatImages:
     """Handwritten digits with the split of this seed, every image of root mean square 1."""
-    return scale_images(standardise(datasets.load_digits(seed)))
+    return scale_images(standardise(load_digits(seed)))
 
 
 def trainer(

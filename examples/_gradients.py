@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from examples._data import load
 from examples._methods import PRESETS, stiefel
-from examples._network import shapes_of
 from examples._settings import Settings
-from manifoldmuon.lab._trajectory import trajectory
+from studies.classification import shapes_of, trajectory
 
 Recorded = tuple[str, np.ndarray, np.ndarray]
 
@@ -40,7 +38,7 @@ def record_gradients(
     wanted = sorted({0, steps // 2, steps - 1} if at is None else set(at))
     if not wanted or wanted[0] < 0 or wanted[-1] >= steps:
         raise ValueError(f"at={wanted} must lie between 0 and {steps - 1}, the last step")
-    data = load(settings, seed)
+    data = settings.load(seed)
     found = trajectory(
         data,
         settings.widths,

@@ -13,10 +13,10 @@ import optax
 from jaxtyping import Array, Float
 
 import manifoldmuon as mm
-from examples._data import Data, batches
 from examples._methods import METHODS, PRESETS
-from examples._network import Weights, accuracy, cross_entropy, init_weights, shapes_of
 from examples._settings import Settings
+from studies.classification import Weights, accuracy, cross_entropy, init_weights, shapes_of
+from studies.datasets import FlatImages, batches
 
 # Chunks keep the weights of every step for the measurements: at most this many numbers.
 _KEPT = 2**26
@@ -90,7 +90,7 @@ class Trainer:
       compile_seconds: what compiling took.
     """
 
-    def __init__(self, settings: Settings, optimizer: str, example: Data):
+    def __init__(self, settings: Settings, optimizer: str, example: FlatImages):
         method = METHODS[optimizer]
         self.settings = settings
         self.shapes = shapes_of(example.widths(settings.widths))
@@ -103,7 +103,7 @@ class Trainer:
         self._lengths = chunk_lengths(settings.steps, sum(a * b for a, b in self.shapes))
         self.compile_seconds = self._compile(example)
 
-    def _compile(self, data: Data) -> float:
+    def _compile(self, data: FlatImages) -> float:
         start = time.perf_counter()
         carry = self._start(0)
         order = np.zeros((self.settings.steps, self.settings.batch_size), np.int32)
@@ -117,7 +117,7 @@ class Trainer:
         weights = init_weights(seed, self.shapes)
         return weights, self._tx.init(weights)
 
-    def train(self, data: Data, seed: int, report: Callable[[Run, int], None]) -> Run:
+    def train(self, data: FlatImages, seed: int, report: Callable[[Run, int], None]) -> Run:
         """Trains once.
 
         Args:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 
-from manifoldmuon.lab._intervals import mean_and_error
+from manifoldmuon.lab import mean_and_standard_error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Mean:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Mean":
-        return cls(*mean_and_error(list(values)))
+        return cls(*mean_and_standard_error(list(values)))
 
     def text(self, form: str) -> str:
         """Both numbers in this format, or the mean alone; a sign is for the mean."""

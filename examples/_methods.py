@@ -71,7 +71,8 @@ def stiefel(shapes: Shapes, solver: StiefelSolver) -> Any:
 #   sphere   0.003: 97.88   0.01: 98.19    0.03: 97.64   0.1: 96.56
 #   stiefel  0.01: 98.37    0.03: 98.33    0.1: 98.58    0.3: 98.40
 # Other multipliers (1, 2, 8) gain AdamW and Muon at most 0.1, within the error, and the sphere
-# nothing; the Stiefel manifold alone depends on it, as it must: see `examples._network.logits`.
+# nothing; the Stiefel manifold alone depends on it, as it must: see `logits` in
+# `studies.classification`.
 METHODS = {
     "adamw": Method("AdamW", 3e-3, build_adamw),
     "muon": Method("Muon", 5e-3, mm.optim.muon, flat),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from examples._methods import METHODS
+from studies import datasets
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,18 @@ class Settings:
     def learning_rate(self, optimizer: str) -> float:
         """The peak rate of an optimizer: the tuned one unless another was asked for."""
         return dict(self.learning_rates).get(optimizer, METHODS[optimizer].learning_rate)
+
+    def load(self, seed: int) -> datasets.FlatImages:
+        """The data set; of the digits, the split of this seed.
+
+        Raises:
+          DatasetError: if it is not to be had; one line that says what to do.
+        """
+        if self.data == "mnist":
+            return datasets.standardise(datasets.load_mnist(self.data_dir))
+        if self.data == "cifar10":
+            return datasets.standardise(datasets.load_cifar10(self.data_dir))
+        return datasets.standardise(datasets.load_digits(seed))
 
     def as_record(self) -> dict[str, Any]:
         """The settings in the types of JSON, without the folder, which is no one else's."""

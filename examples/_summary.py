@@ -10,7 +10,7 @@ from examples._loop import Run
 from examples._mean import Mean
 from examples._methods import METHODS
 from examples._settings import Settings
-from manifoldmuon.lab import environment
+from studies.records import environment
 
 
 @dataclasses.dataclass(frozen=True)

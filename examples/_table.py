@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from examples._settings import Settings
 from examples._summary import Row
-from manifoldmuon.lab._figures import text_table
+from studies.display import text_table
 
 _LEGEND = """\
 distance   the largest |singular value / target - 1| of any layer after any step (on a sphere: of

@@ -16,9 +16,8 @@ from examples._agd import AGDRun, AGDSettings, methods, scale_images, train
 from examples._arguments import Parser, integer, positive, refuse_twice
 from examples._command import command, interrupted, load, parse, progress
 from examples._command import save as save_record
-from examples._data import Data, standardise
 from examples._figure import save as save_figure
-from manifoldmuon.lab import datasets
+from studies import datasets
 
 Runs = Mapping[int, Mapping[str, AGDRun]]
 
@@ -47,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "mnist": datasets.load_mnist,
         "cifar10": datasets.load_cifar10,
     }[settings.data]
-    data = scale_images(standardise(load(p, loader, given.data_dir)))
+    data = scale_images(datasets.standardise(load(p, loader, given.data_dir)))
     if settings.batch_size > len(data.train_y):
         p.error(f"argument --batch-size: there are only {len(data.train_y)} training images")
     try:
@@ -88,7 +87,7 @@ def parser() -> Parser:
     return p
 
 
-def train_all(settings: AGDSettings, data: Data) -> dict[int, dict[str, AGDRun]]:
+def train_all(settings: AGDSettings, data: datasets.FlatImages) -> dict[int, dict[str, AGDRun]]:
     """Every depth with every method, under one progress bar."""
     runs: dict[int, dict[str, AGDRun]] = {}
     names = list(methods(settings))

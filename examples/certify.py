@@ -22,8 +22,8 @@ import optax
 import manifoldmuon as mm
 from examples._command import command, interrupted, parse, progress, save
 from manifoldmuon.certificates import Certificate, certified_radius, certify
-from manifoldmuon.lab.datasets import load_digits
 from manifoldmuon.modules import MLP, Module
+from studies.datasets import load_digits
 
 STEPS, CHUNK, BATCH, RATE = 600, 50, 128, 0.1
 RADII = (0.05, 0.1, 0.2, 0.3, 0.4)

@@ -27,7 +27,7 @@ from examples.gpt._methods import METHODS
 from examples.gpt._sampling import sample
 from examples.gpt._settings import Settings
 from examples.gpt._training import Run, Trainer
-from manifoldmuon.lab.datasets import DatasetError
+from studies.datasets import DatasetError
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,7 +21,7 @@ import manifoldmuon as mm
 from examples import _published
 from examples._command import command, interrupted, load, parse, progress, save
 from examples._mean import Mean
-from manifoldmuon.lab.datasets import Dataset, load_mnist
+from studies.datasets import Dataset, load_mnist
 
 STEPS, CHUNK, BATCH = 1000, 20, 128
 SAMPLED = {"published": 784, "corrected": None}

@@ -21,13 +21,12 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from examples._command import command, interrupted, load, parse, progress, save
-from examples._data import Data, batches, standardise
 from examples._mean import Mean
-from examples._network import accuracy, cross_entropy, init_weights, shapes_of
-from manifoldmuon.lab.datasets import load_cifar10
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import Spectral
+from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
+from studies.datasets import FlatImages, batches, load_cifar10, standardise
 
 HIDDEN, BATCH, EPOCHS, SEEDS, CHUNK = (128, 64), 1024, 5, (0, 1, 2), 49
 WHOLE_SET = 50_000
@@ -77,7 +76,7 @@ def chunk(method: str, steps: int, carry: Any, x: jax.Array, y: jax.Array, order
     return jax.lax.scan(step, carry, order)[0]
 
 
-def train(method: str, data: Data, steps: int, seed: int, bar: tqdm) -> dict[str, float]:
+def train(method: str, data: FlatImages, steps: int, seed: int, bar: tqdm) -> dict[str, float]:
     """One run; returns what it came to."""
     weights = init_weights(seed, shapes_of(data.widths(HIDDEN)))
     carry = weights, optimizer(method, steps).init(weights)

@@ -23,8 +23,8 @@ from matplotlib.figure import Figure
 import manifoldmuon as mm
 from examples import _figure
 from examples._command import command, interrupted, parse, progress, save
-from manifoldmuon.lab.datasets import load_digits
 from manifoldmuon.modules import GELU, Bond, Identity, LayerNorm, Linear, Module
+from studies.datasets import load_digits
 
 # --- the architecture, from here ... -------------------------------------------------------------
 

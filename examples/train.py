@@ -13,15 +13,14 @@ from tqdm import tqdm
 from examples import _figure
 from examples._arguments import SUFFIXES, Arguments, parse, parser
 from examples._command import interrupted
-from examples._data import Data, load
 from examples._gradients import record_gradients, save_gradients
 from examples._loop import Run, Trainer
 from examples._methods import METHODS
 from examples._settings import Settings
 from examples._summary import as_record, leads_over_adamw, summarise
 from examples._table import table
-from manifoldmuon.lab import write_record
-from manifoldmuon.lab.datasets import DatasetError
+from studies.datasets import DatasetError, FlatImages
+from studies.records import write_record
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,15 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def load_all(settings: Settings) -> dict[int, Data]:
+def load_all(settings: Settings) -> dict[int, FlatImages]:
     """The data of every seed; those that have one split are loaded once."""
     if settings.data == "digits":
-        return {seed: load(settings, seed) for seed in settings.seeds}
-    return dict.fromkeys(settings.seeds, load(settings, settings.seeds[0]))
+        return {seed: settings.load(seed) for seed in settings.seeds}
+    return dict.fromkeys(settings.seeds, settings.load(settings.seeds[0]))
 
 
 def train_all(
-    settings: Settings, data: Mapping[int, Data]
+    settings: Settings, data: Mapping[int, FlatImages]
 ) -> tuple[dict[str, list[Run]], dict[str, float]]:
     """Every optimizer with every seed, under one progress bar; and what compiling took."""
     runs: dict[str, list[Run]] = {}

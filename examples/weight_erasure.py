@@ -25,7 +25,7 @@ from examples._arguments import integer as whole
 from examples._arguments import positive
 from examples._command import command, interrupted, load, parse, progress, save
 from examples._erasure import BATCH, METHODS, MIDDLE, SAMPLED, Problem, stable_ranks
-from manifoldmuon.lab.datasets import Dataset, load_cifar10
+from studies.datasets import Dataset, load_cifar10
 
 RUNS = ("dualized:0.5", "gradient:0.5", "dualized:2")
 WIDTHS = (32, 128, 1024)

@@ -16,8 +16,8 @@ import jax
 import jaxtyping
 import pytest
 
-# Every annotated function of the package checks its arguments' types and shapes.
-jaxtyping.install_import_hook("manifoldmuon", "beartype.beartype")
+# Every annotated function of the package and of the studies checks its arguments' types and shapes.
+jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -11,8 +11,8 @@ from examples._mean import Mean
 from examples.gpt._methods import METHODS
 from examples.gpt._settings import Settings
 from examples.gpt._training import PUBLISHED_WINDOWS, Run
-from manifoldmuon.lab._characters import Text
-from manifoldmuon.lab._figures import text_table
+from studies.datasets import Text
+from studies.display import text_table
 
 SHAKESPEARE = {"last_train_loss": 1.7122, "validation_first_windows": 1.8968}
 """What the Modula package publishes for tiny Shakespeare, of one seed."""

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from manifoldmuon.lab._characters import Text, split
-from manifoldmuon.lab.datasets import load_pydoc_topics, load_shakespeare
+from studies.datasets import Text, load_pydoc_topics, load_shakespeare, split_text
 
 
 def load(folder: Path | None) -> Text:
@@ -13,5 +12,5 @@ def load(folder: Path | None) -> Text:
       DatasetError: the folder does not have the file.
     """
     if folder is None:
-        return split("Python's help topics", load_pydoc_topics())
-    return split("tiny Shakespeare", load_shakespeare(folder))
+        return split_text("Python's help topics", load_pydoc_topics())
+    return split_text("tiny Shakespeare", load_shakespeare(folder))

@@ -14,10 +14,9 @@ from jaxtyping import Array, Float, Int
 
 from examples.gpt._methods import METHODS, Job
 from examples.gpt._settings import Settings
-from manifoldmuon.lab._characters import Text, windows
-from manifoldmuon.lab._images import batches
 from manifoldmuon.manifolds import EmbeddingRows
 from manifoldmuon.modules import Module
+from studies.datasets import Text, batches, windows
 
 CHUNK = 20
 """Steps between two looks at the weights; a chunk keeps the weights of all its steps."""

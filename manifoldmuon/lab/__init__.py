@@ -1,11 +1,15 @@
-"""Measurements: studies, the data sets they run on, and the records that they leave."""
+"""Measurements as functions, for manifolds, solvers and sweeps of your own."""
 
-from manifoldmuon.lab import datasets, studies
-from manifoldmuon.lab._contestants import SolverGaps, solver_gaps
-from manifoldmuon.lab._coordinates import feature_changes
 from manifoldmuon.lab._erasure import erasure_auc, erasure_ratio, letter_mask, stable_rank
-from manifoldmuon.lab._rates import BestRate, RateDrift, best_rate, rate_drift
-from manifoldmuon.lab._records import environment, write_record
+from manifoldmuon.lab._intervals import (
+    Estimate,
+    difference_estimate,
+    half_width,
+    mean_and_standard_error,
+    mean_estimate,
+    slope_estimate,
+    student_quantile,
+)
 from manifoldmuon.lab._retractions import (
     RandomWalk,
     RetractionCost,
@@ -14,17 +18,22 @@ from manifoldmuon.lab._retractions import (
     retraction_cost,
     retraction_order,
 )
-from manifoldmuon.lab._run import run_study
-from manifoldmuon.lab._study import Study, option
+from manifoldmuon.lab._solvers import SolverGaps, solver_gaps
+from manifoldmuon.lab._timing import interleaved_seconds
+from manifoldmuon.lab._transfer import (
+    BestRate,
+    RateDrift,
+    best_rate,
+    excess_loss,
+    feature_changes,
+    rate_drift,
+)
 
 __all__ = [
-    "datasets",
-    "studies",
-    "Study",
-    "option",
-    "run_study",
-    "environment",
-    "write_record",
+    "letter_mask",
+    "erasure_auc",
+    "erasure_ratio",
+    "stable_rank",
     "RetractionOrder",
     "retraction_order",
     "RandomWalk",
@@ -37,9 +46,14 @@ __all__ = [
     "best_rate",
     "RateDrift",
     "rate_drift",
+    "excess_loss",
     "feature_changes",
-    "letter_mask",
-    "erasure_auc",
-    "erasure_ratio",
-    "stable_rank",
+    "Estimate",
+    "mean_estimate",
+    "mean_and_standard_error",
+    "difference_estimate",
+    "slope_estimate",
+    "half_width",
+    "student_quantile",
+    "interleaved_seconds",
 ]

@@ -18,7 +18,7 @@ def letter_mask(
 ) -> Float[np.ndarray, "m n"]:
     """A mask that is 0 on a letter in the middle of a matrix and 1 elsewhere.
 
-    The letter is matplotlib's own DejaVu Sans, drawn by matplotlib (extra `examples`).
+    The letter is matplotlib's own DejaVu Sans, drawn by matplotlib (extra `studies`).
 
     Args:
       shape: of the matrix.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from manifoldmuon.lab._timing import interleaved
+from manifoldmuon.lab._timing import interleaved_seconds
 from manifoldmuon.linalg import product
 from manifoldmuon.manifolds import Manifold
 
@@ -22,7 +22,8 @@ class RetractionOrder(NamedTuple):
     Attributes:
       times: lengths of the steps, in the manifold's norm.
       errors: distances from the geodesic, in the same norm.
-      slope: the exponent of the errors, one more than the order; None where there are no errors.
+      slope: the exponent of the errors, one more than the order; None where the errors are those
+        of rounding.
     """
 
     times: tuple[float, ...]
@@ -160,7 +161,7 @@ def retraction_cost(
     steepest = jax.jit(lambda p, g: manifold.steepest(p, g, dual).direction)
     retract, multiply = jax.jit(manifold.retract), jax.jit(product)
     step = -0.1 * steepest(point, grad)
-    seconds = interleaved(
+    seconds = interleaved_seconds(
         {
             "product": lambda: multiply(point, square),
             "retraction": lambda: retract(point, step),

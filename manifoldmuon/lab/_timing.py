@@ -1,4 +1,4 @@
-"""Timing that survives a noisy machine: several functions in turn, medians, ratios in one run."""
+"""Timing on a noisy machine: several functions in turn, so that their ratios can be trusted."""
 
 import statistics
 import time
@@ -7,17 +7,23 @@ from collections.abc import Callable, Mapping
 import jax
 
 
-def interleaved(
+def interleaved_seconds(
     functions: Mapping[str, Callable[[], object]],
     rounds: int,
     at_least: float = 2e-3,
     middle: Callable[[list[float]], float] = statistics.median,
 ) -> dict[str, float]:
-    """The median seconds per call of each function, all of them measured in every round.
+    """The seconds that a call of each function takes, all of them measured in every round.
 
-    A call is repeated until a measurement takes `at_least` seconds. Every function has run once
-    before, so that nothing is compiled in a measured round. On a machine that others use, the
-    least of the rounds (`middle=min`) says more than their median.
+    What else the machine does then slows all of them down, and their ratios stay. Every function
+    has run once before, so that nothing is compiled in a measured round.
+
+    Args:
+      functions: without arguments, by name; what they return is waited for.
+      rounds: how often each is measured.
+      at_least: seconds that a measurement takes: a short call is repeated.
+      middle: of the rounds. On a machine that others use, the least of them (`min`) says more
+        than the median.
     """
     repeats = {}
     for name, function in functions.items():

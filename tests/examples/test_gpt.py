@@ -16,10 +16,9 @@ from examples.gpt._settings import Settings
 from examples.gpt._text import load
 from examples.gpt._training import Trainer, mean_loss
 from examples.hello_gpt import main
-from manifoldmuon.lab._characters import split, windows
-from manifoldmuon.lab._images import batches
 from manifoldmuon.linalg import MODULA_SIX_STEP
 from manifoldmuon.modules import Bond
+from studies.datasets import batches, split_text, windows
 
 TINY = Settings(steps=20, batch=4, context=8, width=8, heads=2, blocks=2, seeds=(3,))
 LETTERS = "It was the best of times, it was the worst of times. " * 40
@@ -35,7 +34,7 @@ def folder(tmp_path):
 
 
 def test_the_text_is_split_and_numbered():
-    text = split("letters", LETTERS)
+    text = split_text("letters", LETTERS)
     assert text.characters == "".join(sorted(set(LETTERS)))
     assert text.decode(text.train) + text.decode(text.validation) == LETTERS
     assert len(text.train) == int(0.9 * len(LETTERS))
@@ -62,7 +61,7 @@ def test_every_window_is_taken_once_before_any_is_taken_again():
 
 def test_the_published_protocol_step_by_step():
     """Two steps by NumPy: average of gradients, six polynomials, target norms, falling rate."""
-    text = split("letters", LETTERS)
+    text = split_text("letters", LETTERS)
     network, tx, _ = METHODS["published"].job(TINY, len(text.characters))
     gradient = jax.jit(jax.grad(mean_loss(network, TINY.context)))
     update = jax.jit(tx.update)
@@ -101,7 +100,7 @@ def dualized_matrices(grads: np.ndarray) -> np.ndarray:
 
 
 def test_constrained_weights_are_on_their_manifolds_and_learn():
-    text = split("letters", LETTERS)
+    text = split_text("letters", LETTERS)
     trainer = Trainer(dataclasses.replace(TINY, optimizer="constrained"), text)
     seen: list[int] = []
     run, weights = trainer.train(3, lambda run, steps: seen.append(steps))

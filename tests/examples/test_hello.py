@@ -12,8 +12,8 @@ import pytest
 
 from examples import _published, hello_mnist, hello_world, mixer, reproduce, weight_erasure
 from examples._reproduction import CHAPTERS, markdown
-from manifoldmuon.lab.datasets import Dataset
 from manifoldmuon.modules import Linear
+from studies.datasets import Dataset
 
 
 def orthogonal(matrix, steps):

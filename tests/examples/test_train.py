@@ -7,7 +7,6 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from examples._data import load
 from examples._loop import chunk_lengths
 from examples._methods import METHODS
 from examples._settings import Settings
@@ -254,7 +253,7 @@ def test_chunks_cover_the_steps(steps, numbers):
 
 
 def test_every_seed_has_its_own_split():
-    first, second = (load(Settings(), seed) for seed in (0, 1))
+    first, second = (Settings().load(seed) for seed in (0, 1))
     assert first.train_x.shape == second.train_x.shape
     assert not np.array_equal(first.test_y, second.test_y)
     assert first.train_x.mean() == pytest.approx(0, abs=1e-4)

@@ -1,0 +1,40 @@
+"""The studies: each answers one question about constrained training, in numbers and a picture.
+
+`python -m studies` lists them, `python -m studies NAME --help` explains one; `run_study` does the
+same for a script. The measurements themselves are functions of `manifoldmuon.lab`. A study is one
+file, or a folder with its `study.py`; `studies.study` says how to add one.
+"""
+
+from studies.ablation import Ablation
+from studies.erasure.study import WeightErasure
+from studies.newton_schulz import NewtonSchulzDesigner
+from studies.retractions.study import RetractionLaboratory
+from studies.run import run_study
+from studies.solvers import SolverShootOut
+from studies.study import Study, option
+from studies.transfer.study import LearningRateTransfer
+
+_ALL: tuple[type[Study], ...] = (
+    RetractionLaboratory,
+    WeightErasure,
+    LearningRateTransfer,
+    SolverShootOut,
+    Ablation,
+    NewtonSchulzDesigner,
+)
+
+STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
+"""Every study by the name of its command."""
+
+__all__ = [
+    "STUDIES",
+    "Ablation",
+    "LearningRateTransfer",
+    "NewtonSchulzDesigner",
+    "RetractionLaboratory",
+    "SolverShootOut",
+    "Study",
+    "WeightErasure",
+    "option",
+    "run_study",
+]

@@ -1,0 +1,245 @@
+"""Classifying images with a small ReLU network: data, network, training, and what a solver sees.
+
+The network has no biases: its weights are a list of (fan_out, fan_in) matrices. Every method is
+trained with the same data, first weights and batches.
+"""
+
+import functools
+import itertools
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.optim import init_tree, manifold_muon
+from studies.datasets import FlatImages, batches, load_cifar10, load_digits, standardise
+
+BATCH = 128
+MULTIPLIER = 4.0  # of the last layer, as tuned for the main job
+
+# Not named axes: they would have to be the same numbers in every layer.
+Weights = list[Float[Array, "_ _"]]
+
+# --- Images ------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=8)
+def digits(seed: int) -> FlatImages:
+    """The digits, in the split of this seed."""
+    return standardise(load_digits(seed))
+
+
+@functools.lru_cache(maxsize=1)
+def photographs(folder: Path | None) -> FlatImages:
+    """CIFAR-10, or the part of it that lies in a folder or an archive."""
+    return standardise(load_cifar10(folder))
+
+
+# --- The network -------------------------------------------------------------------------------
+
+
+def shapes_of(widths: tuple[int, ...]) -> list[tuple[int, int]]:
+    """The shapes of the weights between layers of these widths."""
+    return [(after, before) for before, after in itertools.pairwise(widths)]
+
+
+def init_weights(seed: int | Int[Array, ""], shapes: list[tuple[int, int]]) -> Weights:
+    """Random matrices whose singular values are all 1: every optimizer starts from these."""
+    templates = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    return init_tree(Stiefel(), jax.random.key(seed), templates)
+
+
+def logits(
+    weights: Weights, images: Float[Array, "batch pixels"], multiplier: float
+) -> Float[Array, "batch classes"]:
+    """The network's output.
+
+    A Lipschitz constant bounds the differences of logits, and with them the confidence that
+    cross-entropy asks for. The multiplier says how large it may be: it is the Lipschitz bound
+    of a network whose matrices all have spectral norm 1.
+    """
+    *hidden, last = weights
+    for weight in hidden:
+        images = jax.nn.relu(images @ weight.T)
+    return multiplier * (images @ last.T)
+
+
+def cross_entropy(
+    weights: Weights,
+    images: Float[Array, "batch pixels"],
+    labels: Int[Array, " batch"],
+    multiplier: float,
+) -> Float[Array, ""]:
+    """The mean over the batch, in nats."""
+    outputs = logits(weights, images, multiplier)
+    return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
+
+
+def accuracy(
+    weights: Weights, images: Float[Array, "batch pixels"], labels: Int[Array, " batch"]
+) -> Float[Array, ""]:
+    """The share of images whose largest logit is that of the label."""
+    return jnp.mean(jnp.argmax(logits(weights, images, 1.0), axis=-1) == labels)
+
+
+# --- Training ----------------------------------------------------------------------------------
+
+
+class Trained(NamedTuple):
+    """What training came to.
+
+    Attributes:
+      loss: of the whole training part, in nats, of the final weights.
+      accuracy: the share of the test part that is labelled right.
+      weights: after the last step.
+    """
+
+    loss: float
+    accuracy: float
+    weights: Weights
+
+
+def train(
+    data: FlatImages,
+    geometry: tuple[Any, ...],
+    widths: tuple[int, ...],
+    rate: float,
+    steps: int,
+    seed: int,
+    dtype: str = "float32",
+) -> Trained:
+    """Trains once with manifold Muon: momentum 0.95, a rate that falls linearly to zero.
+
+    Args:
+      data: the images.
+      geometry: a manifold for every layer.
+      widths: of the hidden layers.
+      rate: the first learning rate.
+      steps: how many, of 128 images each.
+      seed: of the initial weights and of the order of the images.
+      dtype: in which the weights are kept.
+    """
+    shapes = shapes_of(data.widths(widths))
+    templates = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
+    weights = init_tree(list(geometry), jax.random.key(seed), templates)
+    order = batches(seed, len(data.train_y), steps, BATCH)
+    weights = _compiled(geometry)(weights, data.train_x, data.train_y, order, jnp.float32(rate))
+    loss, correct = evaluate(weights, data)
+    return Trained(loss, correct, weights)
+
+
+@jax.jit
+def _evaluate(weights: Any, images: tuple[Any, ...], labels: tuple[Any, ...]) -> Any:
+    loss = cross_entropy(weights, images[0], labels[0], MULTIPLIER)
+    return loss, accuracy(weights, images[1], labels[1])
+
+
+def evaluate(weights: Weights, data: FlatImages) -> tuple[float, float]:
+    """The loss of the training part and the accuracy on the test part, in float32."""
+    weights = jax.tree.map(lambda w: w.astype(jnp.float32), weights)
+    images, labels = (data.train_x, data.test_x), (data.train_y, data.test_y)
+    loss, correct = _evaluate(weights, images, labels)
+    return float(loss), float(correct)
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled(geometry: tuple[Any, ...]) -> Any:
+    """All steps in one program, for every seed and rate."""
+
+    @jax.jit
+    def run(weights, images, labels, order, rate):
+        tx = manifold_muon(lambda k: rate * (1 - k / len(order)), list(geometry))
+
+        def step(carry, batch):
+            weights, state = carry
+            grads = jax.grad(_loss)(weights, images[batch], labels[batch])
+            updates, state = tx.update(grads, state, weights)
+            return (optax.apply_updates(weights, updates), state), None
+
+        (weights, _), _ = jax.lax.scan(step, (weights, tx.init(weights)), order)
+        return weights
+
+    return run
+
+
+def _loss(weights: Any, images: Any, labels: Any) -> Any:
+    wide = jax.tree.map(lambda w: w.astype(jnp.float32), weights)
+    return cross_entropy(wide, images, labels, MULTIPLIER)
+
+
+# --- What a solver is given --------------------------------------------------------------------
+
+
+class Given(NamedTuple):
+    """One step of one layer, tall as the solvers take it (a wide layer is transposed); float32.
+
+    Attributes:
+      point: a weight W on the Stiefel manifold of scale 1.
+      gradient: the momentum there; at step 0 the gradient of one batch.
+    """
+
+    point: np.ndarray
+    gradient: np.ndarray
+
+
+def trajectory(
+    data: FlatImages,
+    widths: tuple[int, ...],
+    geometry: Any,
+    rate: float,
+    steps: int,
+    batch_size: int,
+    multiplier: float,
+    seed: int,
+    at: Collection[int],
+) -> dict[int, list[Given]]:
+    """Trains with manifold Muon and keeps what its solver is given.
+
+    Args:
+      data: the images.
+      widths: of the hidden layers.
+      geometry: of the weights: Stiefel manifolds of scale 1.
+      rate: the first learning rate; it falls linearly to zero over the steps.
+      steps: of the schedule; training ends after the last of `at`.
+      batch_size: images per step.
+      multiplier: of the last layer.
+      seed: of the initial weights and of the order of the images.
+      at: the steps to keep, counted from 0.
+
+    Returns:
+      For each step to keep, one entry per layer.
+    """
+    images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
+    order = batches(seed, len(data.train_y), steps, batch_size)
+    # manifold_muon in two parts, so that the momentum between them can be seen.
+    momentum = optax.trace(0.95, nesterov=True)
+    descent = manifold_muon(optax.linear_schedule(rate, 0.0, steps), geometry, momentum=None)
+
+    @jax.jit
+    def step(weights, states, batch):
+        grads = jax.grad(cross_entropy)(weights, images[batch], labels[batch], multiplier)
+        push, first = momentum.update(grads, states[0], weights)
+        updates, second = descent.update(push, states[1], weights)
+        return optax.apply_updates(weights, updates), (first, second), push
+
+    weights = init_weights(seed, shapes_of(data.widths(widths)))
+    states = momentum.init(weights), descent.init(weights)
+    found = {}
+    for count, batch in enumerate(order[: max(at) + 1]):
+        moved, states, push = step(weights, states, batch)
+        if count in at:
+            pairs = zip(weights, push, strict=True)
+            found[count] = [Given(_tall(w), _tall(gradient)) for w, gradient in pairs]
+        weights = moved
+    return found
+
+
+def _tall(matrix: jax.Array) -> np.ndarray:
+    rows, columns = matrix.shape
+    return np.asarray(matrix.T if rows < columns else matrix)

@@ -1,0 +1,172 @@
+"""The command of a study: its options from the settings, one line for every mistake."""
+
+import argparse
+import inspect
+import math
+import os
+import sys
+import types
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jax
+
+from studies.datasets import DatasetError
+from studies.records import read_record
+from studies.run import partial_path, run_study
+from studies.study import Record, Study, fields_of, types_of
+
+FOLDER = Path("runs")
+
+
+class Parser(argparse.ArgumentParser):
+    """Without the usage text in front of an error: one line, and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
+
+
+def command(study: type[Study], argv: Sequence[str]) -> int:
+    """Runs a study from the command line, or draws the picture of a record.
+
+    Args:
+      study: its kind.
+      argv: the options.
+
+    Returns:
+      The exit status; 130 after an interruption. Mistakes end the program with status 2.
+    """
+    p = parser(study)
+    given = vars(p.parse_args(argv))
+    out, redraw, overwrite = given.pop("out"), given.pop("plot"), given.pop("overwrite")
+    jobs = given.pop("jobs")
+    settings = {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    try:
+        if redraw is not None:
+            return _redraw(study, redraw, out, overwrite)
+        out = out or FOLDER / f"{study.name}.json"
+        return _measure(study(**settings), out, overwrite, jobs)
+    except (ValueError, OSError, DatasetError) as error:
+        p.error(str(error))
+
+
+def _redraw(study: type[Study], source: Path, out: Path | None, overwrite: bool) -> int:
+    record = read_record(source, study.name)
+    picture = out or source.with_suffix(".png")
+    _check_target(picture, ".png", overwrite)
+    _show(study.from_settings(record["settings"]), record, picture)
+    return 0
+
+
+def _measure(study: Study, out: Path, overwrite: bool, jobs: int | None) -> int:
+    picture = out.with_suffix(".png")
+    _check_target(out, ".json", overwrite)
+    _check_target(picture, ".png", overwrite)
+    kept = (
+        f"finished cells are kept in {partial_path(out)}, and the same command goes on from there"
+    )
+    jobs = default_jobs() if jobs is None else jobs
+    try:
+        record = run_study(study, out, overwrite, progress=True, jobs=jobs)
+    except KeyboardInterrupt:
+        print(f"\ninterrupted; {kept}", file=sys.stderr)
+        return 130
+    except ChildProcessError as error:
+        raise ChildProcessError(f"{error}; {kept}") from error
+    print("written:", out)
+    _show(study, record, picture)
+    return 0
+
+
+def _check_target(path: Path, suffix: str, overwrite: bool) -> None:
+    if path.suffix != suffix:
+        raise ValueError(f"argument --out: {path} does not end in {suffix}")
+    if path.exists() and not overwrite:
+        raise ValueError(f"{path} exists; pass --overwrite, or choose another name with --out")
+
+
+def _show(study: Study, record: Record, picture: Path) -> None:
+    print(study.table(record))
+    save_figure(study.plot(record), picture)
+    print("written:", picture)
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Writes a matplotlib figure as PNG, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        figure.savefig(temporary, format="png", dpi=150)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def default_jobs() -> int:
+    """One process on an accelerator; else one for each processor, four at most: each of them
+    holds its own data and compiled programs."""
+    return 1 if jax.default_backend() != "cpu" else min(os.cpu_count() or 1, 4)
+
+
+def parser(study: type[Study]) -> Parser:
+    """The options of a study: its settings, and where the results go."""
+    p = Parser(
+        prog=f"python -m studies {study.name}",
+        description=inspect.cleandoc(study.__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    hints = types_of(study)
+    for field in fields_of(study):
+        _add(p, field.name, hints[field.name], field.default, field.metadata)
+    # fmt: off
+    p.add_argument("--out", type=Path, metavar="FILE",
+                   help=f"the record; its picture lies beside it (default: {FOLDER}/"
+                   f"{study.name}.json)")
+    p.add_argument("--jobs", type=int, metavar="N",
+                   help="processes that share the work, of one thread each if there are "
+                   "several (default: one for each processor, four at most; 1 on an accelerator)")
+    p.add_argument("--overwrite", action="store_true", help="replace an existing record or picture")
+    p.add_argument("--plot", type=Path, metavar="RECORD",
+                   help="run nothing: print the table of a record and draw its picture anew")
+    # fmt: on
+    return p
+
+
+def _add(p: Parser, name: str, hint: Any, default: Any, metadata: Any) -> None:
+    flag, shown = "--" + name.replace("_", "-"), _shown(default)
+    text = metadata["help"].replace("%", "%%") + (f" (default: {shown})" if shown else "")
+    if hint is bool:
+        p.add_argument(flag, action=argparse.BooleanOptionalAction, default=default, help=text)
+        return
+    several = typing.get_origin(hint) is tuple
+    item = typing.get_args(hint)[0] if several or isinstance(hint, types.UnionType) else hint
+    p.add_argument(
+        flag,
+        type=_finite if item is float else item,
+        nargs="+" if several else None,
+        default=default,
+        choices=metadata["choices"] or None,
+        metavar=None if metadata["choices"] and not several else _METAVAR[item],
+        help=text,
+    )
+
+
+def _shown(default: Any) -> str:
+    """A default as one would type it; nothing where there is none."""
+    if default is None:
+        return ""
+    items = default if isinstance(default, tuple) else (default,)
+    return " ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in items)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number")
+    return number
+
+
+_METAVAR = {int: "N", float: "X", str: "NAME", Path: "DIR"}

@@ -1,0 +1,35 @@
+"""Data sets in their official formats, as plain NumPy arrays and strings.
+
+A loader looks in the folder that it is given, or else in `data_home()`, where it also puts what
+it downloads. Downloads need the `studies` extra, as does `load_digits`. Beside the loaders there is
+what every training needs: standardised images, batches, and windows of a text.
+"""
+
+from studies.datasets.cifar import load_cifar10
+from studies.datasets.digits import load_digits, load_mnist
+from studies.datasets.files import DatasetError, data_home
+from studies.datasets.images import Dataset, FlatImages, batches, standardise
+from studies.datasets.text import (
+    Text,
+    load_pydoc_topics,
+    load_shakespeare,
+    split_text,
+    windows,
+)
+
+__all__ = [
+    "Dataset",
+    "DatasetError",
+    "FlatImages",
+    "Text",
+    "batches",
+    "data_home",
+    "load_cifar10",
+    "load_digits",
+    "load_mnist",
+    "load_pydoc_topics",
+    "load_shakespeare",
+    "split_text",
+    "standardise",
+    "windows",
+]

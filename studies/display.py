@@ -1,0 +1,52 @@
+"""How findings are shown: pictures with one look, tables for a terminal, short numbers."""
+
+from collections.abc import Sequence
+from typing import Any
+
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#767676", "#000000")
+"""Okabe and Ito's colours, which people with colour blindness can tell apart."""
+
+
+def panels(rows: int, columns: int, width: float = 5.0, height: float = 3.8) -> tuple[Any, Any]:
+    """A figure and its panels, an array of shape (rows, columns), each of this size in inches."""
+    from matplotlib.figure import Figure
+
+    size = (columns * width, rows * height)
+    figure = Figure(figsize=size, dpi=150, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def dress(panel: Any, title: str, subtitle: str, x: str, y: str) -> None:
+    """Titles, labels of the axes, and a grid that stays behind the data."""
+    panel.set_title(f"{title}\n", loc="left", fontsize=11, fontweight="bold")
+    second = panel.annotate(
+        subtitle, (0, 1), xytext=(0, 5), xycoords="axes fraction",
+        textcoords="offset points", fontsize=8.5, color="#555555",
+    )  # fmt: skip
+    second.set_in_layout(False)  # the title keeps its place; its length is not to widen the panel
+    panel.set_xlabel(x)
+    panel.set_ylabel(y)
+    panel.grid(color="#e2e2e2", linewidth=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Lines of cells as text: the first column to the left, the others to the right."""
+    cells = [header, *lines]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
+
+    def join(line: Sequence[str]) -> str:
+        first, *others = (
+            cell.rjust(width) if i else cell.ljust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        return "  ".join([first, *others]).rstrip()
+
+    rule = "-" * max(len(join(line)) for line in cells)
+    return "\n".join([join(header), rule, *map(join, lines)])
+
+
+def short(value: float | None, form: str = ".1e") -> str:
+    """A number, or a dash where there is none."""
+    return "-" if value is None else format(value, form)

@@ -1,0 +1,88 @@
+"""Estimates over seeds: in records, in tables and pictures, and the effects of choices.
+
+A record holds an estimate as an object with an `interval`, `[low, high]`, around a number that some
+studies call `mean` and others `value`; each of them is None where there is none.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from manifoldmuon.lab import half_width, mean_estimate
+
+Found = Mapping[str, Any]
+"""An estimate from a record."""
+
+Levels = tuple[str, ...]
+"""One level for each factor: an arm."""
+
+
+def estimate(values: Sequence[float | None] | Float[np.ndarray, " seeds"]) -> dict[str, Any]:
+    """The `mean` of the values and its `interval`, of Student's distribution at 95 %, for a record.
+
+    Both are None if a value is missing; the interval is, too, if there is but one value.
+    """
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return {"mean": None, "interval": None}
+    found = mean_estimate(known)
+    return {"mean": found.value, "interval": found.interval}
+
+
+def shown(found: Found | None, form: str, unit: str = "") -> str:
+    """An estimate as text, such as `0.12 ± 0.03`.
+
+    Args:
+      found: the estimate; None: there is none, which is a dash.
+      form: the format of both numbers; a sign in it is for the first alone.
+      unit: what follows.
+    """
+    value = None if found is None else found["mean" if "mean" in found else "value"]
+    if found is None or value is None:
+        return "-"
+    half = half_width(found["interval"])
+    error = "" if half is None else f" ± {half:{form.lstrip('+')}}"
+    return f"{value:{form}}{error}{unit}"
+
+
+def at_best_rate(
+    losses: Float[np.ndarray, "seeds rates"],
+) -> tuple[Float[np.ndarray, " seeds"], int]:
+    """Each seed's loss at the rate that is best for the other seeds, and the best rate for all.
+
+    Rate and loss come from different seeds, so that nobody profits from the noise of a large
+    grid. A single seed has no others and takes its own best. Losses that are not finite are worse
+    than all others.
+    """
+    worst = np.max(losses, initial=1.0, where=np.isfinite(losses))
+    losses = np.where(np.isfinite(losses), losses, 10 * worst)
+    others = losses.sum(axis=0) - losses if len(losses) > 1 else losses
+    chosen = others.argmin(axis=1)
+    return losses[np.arange(len(losses)), chosen], int(losses.mean(axis=0).argmin())
+
+
+def gain(
+    values: Mapping[Levels, Float[np.ndarray, " seeds"]], factor: int, level: str, without: str
+) -> dict[str, Any]:
+    """How much lower the loss is with a level of a factor than without, paired by seed.
+
+    Args:
+      values: by arm, the loss of every seed; every combination of levels.
+      factor: which of the levels of an arm.
+      level: the one that may buy something.
+      without: the one that it is compared with.
+
+    Returns:
+      `mean` over the levels of the other factors, with its `interval` over seeds, and
+      `by_arm`, the same for each of them. Positive numbers are gains.
+    """
+    by_arm, per_seed = {}, []
+    for arm, loss in values.items():
+        if arm[factor] == level:
+            other = (*arm[:factor], without, *arm[factor + 1 :])
+            per_seed.append(values[other] - loss)
+            name = ", ".join(part for k, part in enumerate(arm) if k != factor)
+            by_arm[name] = estimate(per_seed[-1])
+    return estimate(np.mean(per_seed, axis=0)) | {"by_arm": by_arm}

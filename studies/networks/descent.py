@@ -1,0 +1,147 @@
+"""Training, compiled once for every learning rate and seed."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float, Int
+
+from manifoldmuon.lab import feature_changes
+from manifoldmuon.modules import Module
+from studies.networks.architectures import gaussian_weights
+from studies.networks.methods import Method
+from studies.networks.tasks import Task
+
+PROBE = 64
+
+
+class Descent(NamedTuple):
+    """What is trained, as a value: the key of the compiled program.
+
+    Attributes:
+      method: how.
+      network: what.
+      task: on what.
+      steps: how many; the learning rate falls linearly to zero over them.
+      early: after how many of them the weights are looked at.
+      multiplier: of the scores.
+    """
+
+    method: Method
+    network: Module
+    task: Task
+    steps: int
+    early: int
+    multiplier: float
+
+    def train(self, rates: Any, seed: int) -> "Trained":
+        """One training for each learning rate: the same weights at first, the same batches."""
+        start = self.start(seed)
+        train = self.task.parts().train
+        order = self.task.order(self.steps, seed)
+        return _training(self)(jnp.asarray(rates, jnp.float32), start, order, train)
+
+    def start(self, seed: int) -> Any:
+        """The weights of a seed: the same in flat space and on manifolds."""
+        # Neither constraints nor masses matter here: without them more methods share a program.
+        plain = self.network.flat().map_atoms(lambda atom: dataclasses.replace(atom, mass=1.0))
+        return _start(self.method.starts_gaussian, plain)(jax.random.key(seed))
+
+    def changes(self, trained: "Trained", seed: int) -> dict[str, np.ndarray]:
+        """By layer, how far features moved in the early steps, for each rate."""
+        x = self.task.parts().held_out[0][:PROBE]
+        moved = _changes(self.network.flat())(self.start(seed), trained.early, x)
+        return {layer: np.asarray(values, np.float64) for layer, values in moved.items()}
+
+    def judge(self, trained: "Trained") -> tuple[np.ndarray, np.ndarray]:
+        """The held-out loss and error of the final weights, for each rate."""
+        judged = _judged(self.network.flat(), self.multiplier)
+        loss, error = judged(trained.final, *self.task.parts().held_out)
+        return np.asarray(loss, np.float64), np.asarray(error, np.float64)
+
+
+class Trained(NamedTuple):
+    """What training came to, with a leading axis for the rates.
+
+    Attributes:
+      loss: of the batch, before each step.
+      early: the weights after the early steps.
+      final: the weights after the last step.
+    """
+
+    loss: Float[Array, "rates steps"]
+    early: Any
+    final: Any
+
+
+def late_loss(losses: Float[np.ndarray, "*rates steps"]) -> Float[np.ndarray, "*rates"]:
+    """The smoothed loss: the mean of the last fifth of the steps."""
+    keep = max(1, losses.shape[-1] // 5)
+    return np.asarray(losses, np.float64)[..., -keep:].mean(axis=-1)
+
+
+def cross_entropy(scores: Float[Array, "*batch classes"], y: Int[Array, "*batch"]) -> Any:
+    """The mean over all labels, in nats."""
+    return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
+
+
+@functools.lru_cache(maxsize=4)
+def _start(gaussian: bool, network: Module) -> Any:
+    return jax.jit(functools.partial(gaussian_weights, network) if gaussian else network.init)
+
+
+@functools.lru_cache(maxsize=2)
+def _training(descent: Descent) -> Any:
+    method, network, task, steps, early, multiplier = descent
+
+    def loss(weights: Any, x: Any, y: Any) -> Any:
+        return cross_entropy(multiplier * network.apply(weights, x), y)
+
+    def train(rate: Any, start: Any, order: Any, data: Any) -> Trained:
+        tx = method.optimizer(lambda k: rate * (1 - k / steps), network)
+
+        def step(carry: Any, now: Any) -> Any:
+            weights, state, young = carry
+            k, batch = now
+            value, grads = jax.value_and_grad(loss)(weights, *task.batch_of(data, batch))
+            updates, state = tx.update(grads, state, weights)
+            weights = optax.apply_updates(weights, updates)
+            young = jax.tree.map(lambda a, b: jnp.where(k < early, a, b), weights, young)
+            return (weights, state, young), value
+
+        carry = start, tx.init(start), start
+        (final, _, young), losses = jax.lax.scan(step, carry, (jnp.arange(steps), order))
+        return Trained(losses, young, final)
+
+    @jax.jit
+    def run(rates: Any, start: Any, order: Any, data: Any) -> Trained:
+        # One after the other: on a processor a batch of small products is slower than a loop.
+        return jax.lax.map(lambda rate: train(rate, start, order, data), rates)
+
+    return run
+
+
+@functools.lru_cache(maxsize=4)
+def _changes(network: Module) -> Any:
+    @jax.jit
+    def changes(before: Any, after: Any, x: Any) -> Any:
+        return jax.lax.map(lambda weights: feature_changes(network, before, weights, x), after)
+
+    return changes
+
+
+@functools.lru_cache(maxsize=4)
+def _judged(network: Module, multiplier: float) -> Any:
+    @jax.jit
+    def judged(trees: Any, x: Any, y: Any) -> Any:
+        def judge(weights: Any) -> Any:
+            scores = multiplier * network.apply(weights, x)
+            return cross_entropy(scores, y), jnp.mean(jnp.argmax(scores, -1) != y)
+
+        return jax.lax.map(judge, trees)
+
+    return judged

@@ -1,0 +1,164 @@
+"""What networks are trained on: images to classify, and characters to predict."""
+
+import abc
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Float, Int, Int32
+
+from studies.datasets import (
+    Dataset,
+    Text,
+    batches,
+    load_cifar10,
+    load_digits,
+    load_mnist,
+    load_pydoc_topics,
+    load_shakespeare,
+    split_text,
+    standardise,
+    windows,
+)
+
+IMAGES = ("digits", "mnist", "cifar10")
+TEXTS = ("pydoc", "shakespeare")
+HELD_OUT_WINDOWS = 128
+
+
+class Parts(NamedTuple):
+    """A tree of arrays to train on, and inputs and labels to judge by."""
+
+    train: Any
+    held_out: tuple[Any, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Task(abc.ABC):
+    """Data and how they are drawn; the loss is the cross-entropy of scores.
+
+    Attributes:
+      batch: examples in each step.
+      folder: where the files of the data lie; None for those that ship or are downloaded.
+    """
+
+    batch: int = 64
+    folder: Path | None = None
+
+    @abc.abstractmethod
+    def parts(self) -> Parts:
+        """The data, loaded once.
+
+        Raises:
+          DatasetError: they are missing.
+        """
+
+    @property
+    @abc.abstractmethod
+    def places(self) -> int:
+        """How many examples there are to draw from."""
+
+    @abc.abstractmethod
+    def batch_of(self, train: Any, chosen: Int[Array, " b"]) -> tuple[Array, Int[Array, "b ..."]]:
+        """Inputs and labels of the chosen examples."""
+
+    def order(self, steps: int, seed: int) -> Int32[np.ndarray, "steps b"]:
+        """The examples of every step: in random order, each once before any comes again."""
+        return batches(seed, self.places, steps, self.batch)
+
+    @property
+    @abc.abstractmethod
+    def inputs(self) -> int:
+        """Entries of an input, or how many different tokens there are."""
+
+    @property
+    @abc.abstractmethod
+    def classes(self) -> int:
+        """How many labels there are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pictures(Task):
+    """Standardised images, flattened.
+
+    Attributes:
+      name: one of `IMAGES`.
+    """
+
+    name: str = "digits"
+
+    def parts(self) -> Parts:
+        return _pictures(self.name, self.folder)
+
+    @property
+    def places(self) -> int:
+        return len(self.parts().train[1])
+
+    def batch_of(
+        self, train: Any, chosen: Int[Array, " b"]
+    ) -> tuple[Float[Array, "b p"], Int[Array, " b"]]:
+        images, labels = train
+        return images[chosen], labels[chosen]
+
+    @property
+    def inputs(self) -> int:
+        return self.parts().train[0].shape[1]
+
+    @property
+    def classes(self) -> int:
+        return int(self.parts().train[1].max()) + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Characters(Task):
+    """Windows of a text; every character is to be predicted from those before it.
+
+    Attributes:
+      name: one of `TEXTS`.
+      context: characters of a window.
+    """
+
+    name: str = "pydoc"
+    context: int = 32
+
+    def parts(self) -> Parts:
+        text = _text(self.name, self.folder)
+        rest = text.validation
+        starts = np.linspace(0, len(rest) - self.context - 1, HELD_OUT_WINDOWS).astype(np.int32)
+        return Parts(text.train, windows(rest, starts, self.context))
+
+    @property
+    def places(self) -> int:
+        return len(self.parts().train) - self.context
+
+    def batch_of(
+        self, train: Any, chosen: Int[Array, " b"]
+    ) -> tuple[Int[Array, "b t"], Int[Array, "b t"]]:
+        return windows(train, chosen, self.context)
+
+    @property
+    def inputs(self) -> int:
+        return len(_text(self.name, self.folder).characters)
+
+    @property
+    def classes(self) -> int:
+        return self.inputs
+
+
+@functools.lru_cache(maxsize=2)
+def _pictures(name: str, folder: Path | None) -> Parts:
+    data = standardise(_dataset(name, folder))
+    return Parts((data.train_x, data.train_y), (data.test_x, data.test_y))
+
+
+def _dataset(name: str, folder: Path | None) -> Dataset:
+    if name == "digits":
+        return load_digits()
+    return (load_mnist if name == "mnist" else load_cifar10)(folder)
+
+
+@functools.lru_cache(maxsize=2)
+def _text(name: str, folder: Path | None) -> Text:
+    return split_text(name, load_pydoc_topics() if name == "pydoc" else load_shakespeare(folder))

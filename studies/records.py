@@ -1,0 +1,138 @@
+"""Records: what a measurement found and on what, as strict JSON that is never half written."""
+
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_PACKAGES = ("manifoldmuon", "jax", "jaxlib", "optax", "numpy")
+
+
+def write_record(
+    path: str | os.PathLike[str], record: Mapping[str, Any], overwrite: bool = False
+) -> Path:
+    """Writes `record` to `path` as JSON, whole or not at all.
+
+    NumPy and JAX scalars become numbers, arrays become nested lists, tuples become lists (a
+    named tuple an object). JSON has no NaN and no infinity: both are written as `null`, so that
+    every reader can read the file. Missing folders are made.
+
+    Args:
+      path: the file to write.
+      record: what to write; the keys are strings, at every depth.
+      overwrite: whether an existing file may be replaced.
+
+    Returns:
+      The path that was written.
+
+    Raises:
+      FileExistsError: if `path` exists and `overwrite` is false.
+      TypeError: if a value has no form in JSON; the message names its place in the record.
+    """
+    path = Path(path)
+    text = json.dumps(_plain(record, "record"), indent=2, allow_nan=False, ensure_ascii=False)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; choose another name or pass overwrite=True")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside its destination, because os.replace is atomic only within one file system.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text + "\n", encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def read_record(path: Path, study: str) -> dict[str, Any]:
+    """The record of a study, from its file.
+
+    Args:
+      path: the file to read.
+      study: the name of the study.
+
+    Raises:
+      ValueError: the file cannot be read, or is not a record of this study; one line.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is not a record that can be read ({error})") from error
+    if not isinstance(record, dict) or record.get("study") != study:
+        raise ValueError(f"{path} is not a record of the study {study}")
+    return record
+
+
+def plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As a reader of the record will see it, so that a resumed run cannot tell the difference."""
+    return json.loads(json.dumps(_plain(value, "record")))
+
+
+def environment() -> dict[str, Any]:
+    """What a measurement ran on: versions, platform and device; no host name and no paths.
+
+    Returns:
+      A flat dictionary: the versions of Python, manifoldmuon, JAX, jaxlib, Optax and NumPy,
+      `platform` (system and processor architecture), `backend`, `device_kind`, `device_count`
+      and `cpu_count`.
+    """
+    devices = jax.devices()
+    return {
+        "python": platform.python_version(),
+        **{package: _version(package) for package in _PACKAGES},
+        "platform": f"{platform.system()} {platform.machine()}",
+        "backend": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "device_count": len(devices),
+        "cpu_count": os.cpu_count(),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
+        return "unknown"
+
+
+def _plain(value: Any, place: str) -> Any:
+    """`value` in the types that JSON has; `place` names it in an error."""
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"{place} has the key {key!r}; the keys of a record are strings")
+        return {key: _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
+    if as_dict := getattr(value, "_asdict", None):  # a named tuple
+        return _plain(as_dict(), place)
+    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
+        return [_plain(item, f"{place}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return _plain_array(value, place)
+    raise TypeError(
+        f"{place} is a {type(value).__name__}, which JSON cannot hold; turn it into numbers, "
+        "strings, lists or dictionaries first"
+    )
+
+
+def _plain_array(value: np.ndarray | np.generic | jax.Array, place: str) -> Any:
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        raise TypeError(f"{place} is a random key; record jax.random.key_data of it")
+    array = np.asarray(value)
+    # bfloat16 and its kin are not NumPy's own floats, and their tolist() gives what json refuses.
+    if jnp.issubdtype(array.dtype, np.floating):
+        return _plain(array.astype(np.float64).tolist(), place)
+    if array.dtype.kind in "biuU":
+        return _plain(array.tolist(), place)
+    raise TypeError(f"{place} is an array of {array.dtype}, which JSON cannot hold")

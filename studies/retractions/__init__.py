@@ -1,0 +1,1 @@
+"""The retraction laboratory: what each way back to the set does, and what it costs."""

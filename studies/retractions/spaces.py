@@ -1,0 +1,149 @@
+"""The manifolds and retractions of the retraction laboratory, two published baselines included."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import spectral_norm
+from manifoldmuon.manifolds import EmbeddingRows, Hypersphere, Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds.retractions import (
+    QR,
+    Analytic,
+    Cayley,
+    Exponential,
+    Geodesic,
+    Normalize,
+    Polar,
+    Retraction,
+    SphereRetraction,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class NoRetraction(Retraction, SphereRetraction):
+    """`W + V`, of matrices and of vectors: what happens when nothing brings the weights back."""
+
+    order: ClassVar[float] = 1
+
+    def retract(
+        self, point: Float[Array, "*shape"], vector: Float[Array, "*shape"]
+    ) -> Float[Array, "*shape"]:
+        return point + vector
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalar(Retraction):
+    """`(W + V) / sqrt(1 + eta^2)` with `eta = ||V||_2`.
+
+    Right where every singular value of V is eta, as a full-rank direction on a square manifold
+    has it (Modula documentation, orthogonal page); elsewhere it leaves the set.
+    """
+
+    order: ClassVar[float] = 1
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        return (point + vector) / jnp.sqrt(1 + spectral_norm(vector) ** 2)[..., None, None]
+
+
+@dataclasses.dataclass(frozen=True)
+class SphereScalar(SphereRetraction):
+    """`(w + v) / sqrt(1 + eta^2)` with `eta = ||v||` (Modula documentation, hypersphere page).
+
+    `Normalize`, but for the rounding that it hands on.
+    """
+
+    order: ClassVar[float] = 2
+
+    def retract(
+        self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
+    ) -> Float[Array, "*batch d"]:
+        return (point + vector) / jnp.sqrt(1 + jnp.sum(vector**2, axis=-1, keepdims=True))
+
+
+MATRIX = {
+    "polar": Polar(),
+    "analytic": Analytic(),
+    "QR": QR(),
+    "Cayley": Cayley(),
+    "exponential": Exponential(),
+    "scalar": Scalar(),
+    "none": NoRetraction(),
+}
+SPHERE = {
+    "normalize": Normalize(),
+    "geodesic": Geodesic(),
+    "scalar": SphereScalar(),
+    "none": NoRetraction(),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+    """A manifold with everything that the laboratory has to know about it.
+
+    Attributes:
+      build: from a retraction and the shape of a matrix to its manifold.
+      retractions: those that fit, the package's default first, by name.
+      exact: the name of the one that follows the geodesic.
+      shape: of the points that are walked about, small.
+      large: of the points on which the cost is measured.
+      widths: of the hidden layers of the network that is trained.
+      matrix: whether distances are those of singular values; else those of lengths of rows.
+    """
+
+    build: Callable[[Any, tuple[int, ...]], Manifold]
+    retractions: dict[str, Any]
+    exact: str
+    shape: tuple[int, int]
+    large: tuple[int, int]
+    widths: tuple[int, ...]
+    matrix: bool
+
+    def distance(self, points: np.ndarray) -> np.ndarray:
+        """The largest `|sigma - 1|` or `|length - 1|` of each point, in float64; NaN where it is
+        not finite."""
+        points = np.asarray(points, np.float64)
+        bad = np.asarray(~np.isfinite(points).all(axis=(-2, -1)))  # LAPACK would raise
+        safe = np.where(bad[..., None, None], 0, points)
+        if self.matrix:
+            sizes = np.linalg.svd(safe, compute_uv=False)
+        else:
+            sizes = np.linalg.norm(safe, axis=-1)
+        return np.asarray(np.where(bad, np.nan, np.abs(sizes - 1).max(axis=-1)))
+
+
+def _stiefel(retraction: Any, shape: tuple[int, ...]) -> Manifold:
+    del shape
+    return Stiefel(retraction=retraction)
+
+
+def _orthogonal(retraction: Any, shape: tuple[int, ...]) -> Manifold:
+    """Stiefel for the last layer of a network, which is not square."""
+    square = shape[-2] == shape[-1]
+    return (Orthogonal if square else Stiefel)(retraction=retraction)
+
+
+def _sphere(retraction: Any, shape: tuple[int, ...]) -> Manifold:
+    """One sphere per matrix, of the size that it has on the Stiefel manifold (1 for a row)."""
+    return Hypersphere(math.sqrt(min(shape)), ndim=2, retraction=retraction)
+
+
+def _rows(retraction: Any, shape: tuple[int, ...]) -> Manifold:
+    del shape
+    return EmbeddingRows(1.0, retraction=retraction)
+
+
+# The products of the costs take about a millisecond: below, calling them would count as well.
+SPACES = {
+    "Stiefel": Space(_stiefel, MATRIX, "exponential", (16, 4), (1024, 256), (128, 64), True),
+    "orthogonal": Space(_orthogonal, MATRIX, "exponential", (8, 8), (512, 512), (64, 64), True),
+    "hypersphere": Space(_sphere, SPHERE, "geodesic", (1, 64), (1024, 256), (128, 64), False),
+    "rows": Space(_rows, SPHERE, "geodesic", (8, 16), (1024, 256), (128, 64), False),
+}

@@ -1,0 +1,243 @@
+"""The retraction laboratory: what each way back to the set does, and what it costs."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from manifoldmuon.lab import (
+    half_width,
+    mean_estimate,
+    random_walk,
+    retraction_cost,
+    retraction_order,
+)
+from studies import classification
+from studies.classification import shapes_of
+from studies.display import short, text_table
+from studies.retractions.picture import middle, picture
+from studies.retractions.spaces import SPACES, Space
+from studies.study import Cell, Record, Row, Study, option
+
+NAMES = tuple(dict.fromkeys(name for space in SPACES.values() for name in space.retractions))
+DTYPES = ("float32", "bfloat16")
+PARTS = ("order", "walk", "cost", "training")
+
+
+@dataclasses.dataclass(frozen=True)
+class RetractionLaboratory(Study):
+    """Which retraction should a user choose, and when?
+
+    For every manifold, retraction, dtype and step size: the order of accuracy, as the slope of
+    the distance from the geodesic in float64; the distance from the set after one step and after
+    many, along steepest directions of random gradients; the effective step |R(W, eta A) - W| /
+    eta; the cost in products of the same size; and the final loss of a small classifier of
+    digits, its weights put back on the set, beside that of the package's default, seed by seed.
+    Two baselines are included: none, and the published scalar 1 / sqrt(1 + eta^2).
+    """
+
+    name: ClassVar[str] = "retractions"
+
+    parts: tuple[str, ...] = option(PARTS, "what is measured", choices=PARTS)
+    manifolds: tuple[str, ...] = option(tuple(SPACES), "on which", choices=tuple(SPACES))
+    retractions: tuple[str, ...] = option((), "which; left out: all that fit", choices=NAMES)
+    dtypes: tuple[str, ...] = option(DTYPES, "in which the weights are kept", choices=DTYPES)
+    rates: tuple[float, ...] = option((0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "step sizes, as angles")
+    walk_steps: int = option(100_000, "of the random walks")
+    train_steps: int = option(200, "of training")
+    seeds: tuple[int, ...] = option((0, 1, 2, 3), "of training; the first is that of all else")
+
+    def __post_init__(self):
+        if min(self.walk_steps, self.train_steps) < 1:
+            raise ValueError(f"steps must be at least 1; got {self.walk_steps, self.train_steps}")
+        if not self.rates or min(self.rates) <= 0:
+            raise ValueError(f"rates must be positive; got {self.rates}")
+        if not self.seeds:
+            raise ValueError("seeds must name at least one seed")
+        pairs = self._pairs()
+        for manifold in self.manifolds:
+            if not any(manifold == space for space, _ in pairs):
+                fitting = ", ".join(SPACES[manifold].retractions)
+                raise ValueError(f"none of the retractions fits {manifold}; there are {fitting}")
+        for retraction in self.retractions:
+            if not any(retraction == name for _, name in pairs):
+                raise ValueError(f"the retraction {retraction} fits none of {self.manifolds}")
+
+    def _pairs(self) -> list[tuple[str, str]]:
+        """Manifolds with their retractions, the default of each first."""
+        return [
+            (space, name)
+            for space in self.manifolds
+            if space in SPACES
+            for name in SPACES[space].retractions
+            if not self.retractions or name in self.retractions
+        ]
+
+    def cells(self) -> Sequence[Cell]:
+        every: list[Cell] = []
+        for space, name in self._pairs():
+            pair = {"manifold": space, "retraction": name}
+            one = {"seed": self.seeds[0]}
+            every += [pair | {"part": part} | one for part in ("order", "cost")]
+            every += [pair | {"part": "walk", "dtype": d} | one for d in self.dtypes]
+            every += [
+                pair | {"part": "training", "dtype": dtype, "rate": rate, "seed": seed}
+                for dtype in self.dtypes
+                for rate in self.rates
+                for seed in self.seeds
+            ]
+        # Part by part, so that an interrupted study has some parts whole.
+        return [cell for part in self.parts for cell in every if cell["part"] == part]
+
+    def run(self, cell: Cell) -> Mapping[str, Any]:
+        space, key = SPACES[cell["manifold"]], jax.random.key(cell["seed"])
+        if cell["part"] == "training":
+            return self._train(cell, space)
+        shape = space.large if cell["part"] == "cost" else space.shape
+        manifold = space.build(space.retractions[cell["retraction"]], shape)
+        if cell["part"] == "order":
+            exact = space.build(space.retractions[space.exact], shape)
+            return retraction_order(manifold, exact, shape, key)._asdict()
+        if cell["part"] == "cost":
+            cost = retraction_cost(manifold, shape, key)
+            return {"cost": cost.retraction, "direction_cost": cost.direction}
+        found = random_walk(manifold, shape, self.rates, self.walk_steps, key, cell["dtype"])
+        distances = np.stack([space.distance(points) for points in found.points], axis=1)
+        return {"at": found.at, "distances": distances, "effective": found.effective}
+
+    def timed(self, cell: Cell) -> bool:
+        return cell["part"] == "cost"
+
+    def _train(self, cell: Cell, space: Space) -> Mapping[str, Any]:
+        data = classification.digits(cell["seed"])
+        shapes = shapes_of(data.widths(space.widths))
+        retraction = space.retractions[cell["retraction"]]
+        geometry = tuple(space.build(retraction, shape) for shape in shapes)
+        found = classification.train(
+            data,
+            geometry,
+            space.widths,
+            cell["rate"],
+            self.train_steps,
+            cell["seed"],
+            cell["dtype"],
+        )
+        back = [
+            m.project(w.astype("float32")) for m, w in zip(geometry, found.weights, strict=True)
+        ]
+        loss, correct = classification.evaluate(back, data)
+        return {
+            "loss": found.loss,
+            "accuracy": found.accuracy,
+            "loss_on_the_set": loss,
+            "accuracy_on_the_set": correct,
+        }
+
+    def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        """By manifold and retraction."""
+        pairs = dict.fromkeys((row["manifold"], row["retraction"]) for row in rows)
+        found: dict[str, Any] = {space: {} for space, _ in pairs}
+        for space, name in pairs:
+            own, default = ([r for r in rows if (r["manifold"], r["retraction"]) == (space, which)]
+                            for which in (name, next(iter(SPACES[space].retractions))))  # fmt: skip
+            found[space][name] = _measured(own) | _trained(own, default)
+        return found
+
+    def table(self, record: Record) -> str:
+        summary, settings = record["summary"], record["settings"]
+        dtypes, rates = settings["dtypes"], settings["rates"]
+        at = rates.index(middle(rates))
+        lines = []
+        for space, entries in summary.items():
+            for name, entry in entries.items():
+                walks = [entry.get("walk", {}).get(dtype) for dtype in dtypes]
+                trained = [entry.get("training", {}).get(dtype) for dtype in dtypes]
+                slope = entry.get("slope", 0)
+                lines.append([
+                    f"{space}, {name}",
+                    "exact" if slope is None else short(slope or None, ".2f"),
+                    short(entry.get("error_at_eighth")),
+                    *(short(w and w["one_step"][at]) for w in walks),
+                    *(short(w and w["last_step"][at]) for w in walks),
+                    short(walks[0] and walks[0]["effective"][-1], ".3f"),
+                    short(entry.get("cost"), ".1f"),
+                    short(entry.get("direction_cost"), ".1f"),
+                    *(_least(t) for t in trained),
+                ])  # fmt: skip
+        header = ["", "slope", "error at 1/8", *(f"1 step, {d}" for d in dtypes),
+                  *(f"{settings['walk_steps']} steps, {d}" for d in dtypes),
+                  f"step at {rates[-1]:g}", "cost", "direction",
+                  *(f"least loss, {d}" for d in dtypes)]  # fmt: skip
+        legend = (
+            f"distances from the set at the rate {rates[at]:g}; costs in products of the same "
+            "size;\nlosses at the best of the rates, weights put back on the set, and the 95 % "
+            "interval"
+        )
+        return f"{text_table(header, lines)}\n{legend}"
+
+    def plot(self, record: Record) -> Any:
+        return picture(record)
+
+
+def _measured(rows: Sequence[Row]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for row in rows:
+        if row["part"] == "order":
+            found |= {"slope": row["slope"], "error_at_eighth": row["errors"][0]}
+        if row["part"] == "cost":
+            found |= {"cost": row["cost"], "direction_cost": row["direction_cost"]}
+        if row["part"] == "walk":
+            found.setdefault("walk", {})[row["dtype"]] = {
+                "one_step": [curve[0] for curve in row["distances"]],
+                "last_step": [curve[-1] for curve in row["distances"]],
+                "effective": row["effective"],
+            }
+    return found
+
+
+def _trained(own: Sequence[Row], default: Sequence[Row]) -> dict[str, Any]:
+    """By dtype and rate: the loss, and its ratio to that of the manifold's default retraction.
+
+    The ratio is the geometric mean over seeds, paired by seed. `diverged` counts the seeds that
+    ended without a number: then there is neither loss nor ratio.
+    """
+    mine, others = _losses(own), _losses(default)
+    if not mine:
+        return {}
+    found: dict[str, Any] = {}
+    for (dtype, rate), values in mine.items():
+        lost = sum(value is None for value in values)
+        entry: dict[str, Any] = {"diverged": lost, "loss": None, "ratio": None}
+        if not lost:
+            entry["loss"] = mean_estimate(values)._asdict()
+            base = others.get((dtype, rate), [None])
+            if None not in base:
+                entry["ratio"] = _ratio(values, base)
+        found.setdefault(dtype, {})[f"{rate:g}"] = entry
+    return {"training": found}
+
+
+def _ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    log = mean_estimate(np.log(np.divide(values, base)))
+    interval = log.interval and tuple(float(end) for end in np.exp(log.interval))
+    return {"value": float(np.exp(log.value)), "interval": interval}
+
+
+def _losses(rows: Iterable[Row]) -> dict[tuple[str, float], list[Any]]:
+    found: dict[tuple[str, float], list[Any]] = {}
+    for row in rows:
+        if row["part"] == "training":
+            found.setdefault((row["dtype"], row["rate"]), []).append(row["loss_on_the_set"])
+    return found
+
+
+def _least(trained: Mapping[str, Any] | None) -> str:
+    """The loss at the rate where it is lowest."""
+    losses = [entry["loss"] for entry in (trained or {}).values() if entry["loss"]]
+    if not losses:
+        return "-"
+    best = min(losses, key=lambda loss: loss["value"])
+    half = half_width(best["interval"])
+    return f"{best['value']:.1e}" + ("" if half is None else f" ± {half:.0e}")

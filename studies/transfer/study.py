@@ -1,0 +1,223 @@
+"""Learning-rate transfer: whether the best learning rate moves with the size of a network."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from studies.networks.architectures import Architecture, Perceptron, Residual, Transformer
+from studies.networks.descent import Descent, late_loss
+from studies.networks.methods import METHODS
+from studies.networks.tasks import IMAGES, TEXTS, Characters, Pictures, Task
+from studies.study import Cell, Record, Row, Study, option
+from studies.transfer.findings import MASS, RATES, findings, table
+from studies.transfer.picture import picture
+
+MASS_METHOD = "modular"
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What all sweeps of a study are trained on.
+
+    Attributes:
+      images: the data set of the networks without attention.
+      text: that of the GPT.
+      folder: where their files lie.
+      images_per_step: the batch of the first.
+      windows_per_step: the batch of the second.
+      context: characters of a window.
+    """
+
+    images: str
+    text: str
+    folder: Path | None
+    images_per_step: int
+    windows_per_step: int
+    context: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """One size of an architecture that varies.
+
+    Attributes:
+      base: the architecture; its other sizes stay.
+      axis: which size: "width", "depth" or "context".
+      sizes: by default.
+    """
+
+    base: Architecture
+    axis: str
+    sizes: tuple[int, ...]
+
+    @property
+    def reads(self) -> bool:
+        """Whether it is trained on text."""
+        return isinstance(self.base, Transformer)
+
+    def architecture(self, size: int) -> Architecture:
+        """The architecture of this size."""
+        if self.axis == "context":
+            return self.base
+        return dataclasses.replace(self.base, **{self.axis: size})
+
+    def task(self, size: int, data: Data) -> Task:
+        """What an architecture of this size is trained on."""
+        if not self.reads:
+            return Pictures(data.images_per_step, data.folder, data.images)
+        context = size if self.axis == "context" else data.context
+        return Characters(data.windows_per_step, data.folder, data.text, context)
+
+    def check(self, size: int) -> None:
+        """Raises `ValueError` for a size that no network of this kind has."""
+        least = {"width": 1, "depth": 2 if isinstance(self.base, Perceptron) else 1, "context": 2}
+        if size < least[self.axis]:
+            raise ValueError(f"must be at least {least[self.axis]}; got {size}")
+        if not isinstance(self.base, Transformer) or self.axis != "width":
+            return
+        if size % (2 * self.base.heads):  # rotary positions turn pairs of entries
+            raise ValueError(
+                f"must be a multiple of {2 * self.base.heads}, twice the heads; got {size}"
+            )
+
+
+SWEEPS = {
+    "mlp-width": Sweep(Perceptron(), "width", (32, 64, 128, 256)),
+    "mlp-depth": Sweep(Perceptron(), "depth", (2, 4, 8)),
+    "resmlp-width": Sweep(Residual(), "width", (32, 64, 128)),
+    "resmlp-depth": Sweep(Residual(), "depth", (2, 4, 8)),
+    "gpt-width": Sweep(Transformer(), "width", (16, 32, 64)),
+    "gpt-depth": Sweep(Transformer(), "depth", (1, 2, 4)),
+    "gpt-context": Sweep(Transformer(), "context", (16, 32, 64)),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LearningRateTransfer(Study):
+    """Does the best learning rate stay when a network grows?
+
+    Trains networks of several sizes with each method over a grid of learning rates, an octave
+    apart. A parabola through the loss around its lowest point gives each seed's best rate; a
+    line through all seeds and sizes gives the drift in octaves per doubling. In the same runs the
+    coordinate check compares how far the features of each layer move in the first steps, and
+    other masses of the residual blocks show how much the share of the learning matters.
+    """
+
+    name: ClassVar[str] = "transfer"
+
+    # fmt: off
+    sweeps: tuple[str, ...] = option(
+        ("mlp-width", "resmlp-depth", "gpt-width"), "which size grows", choices=tuple(SWEEPS))
+    methods: tuple[str, ...] = option(tuple(METHODS), "ways of training", choices=tuple(METHODS))
+    sizes: tuple[int, ...] = option((), "of every sweep; left out: each sweep's own")
+    mass_sweeps: tuple[str, ...] = option(
+        ("resmlp-depth",), "those of the sweeps where block masses are compared, at both ends",
+        choices=tuple(name for name, sweep in SWEEPS.items() if hasattr(sweep.base, "mass")))
+    masses: tuple[float, ...] = option((0.5, 1.0, 3.0, 10.0), "of all blocks")
+    widen: int = option(0, "octaves by which each grid is longer at both ends")
+    steps: int = option(100, "of each training; the rate falls linearly to zero")
+    early: int = option(5, "steps after which features are compared")
+    multiplier: float = option(4.0, "of the scores of images in the modular parametrisation")
+    text_multiplier: float = option(1.0, "of those of text")
+    images: str = option("digits", "for the networks without attention", choices=IMAGES)
+    text: str = option("pydoc", "for the GPT", choices=TEXTS)
+    data_dir: Path | None = option(None, "with the files of the data", recorded=False)
+    images_per_step: int = option(32, "the batch of images")
+    windows_per_step: int = option(8, "the batch of windows of text")
+    context: int = option(32, "characters of a window")
+    seeds: tuple[int, ...] = option((0, 1, 2, 3), "of the first weights and of the batches")
+    # fmt: on
+
+    def __post_init__(self):
+        least = min(self.steps, self.early, self.images_per_step, self.windows_per_step)
+        if least < 1 or self.early > self.steps:
+            raise ValueError(
+                "steps, early and the batches must be at least 1, and early at most steps; got "
+                f"steps={self.steps}, early={self.early}, images_per_step={self.images_per_step}, "
+                f"windows_per_step={self.windows_per_step}"
+            )
+        if not (self.sweeps and self.methods and self.seeds):
+            raise ValueError("there must be at least one sweep, one method and one seed")
+        if len(set(self.seeds)) < len(self.seeds) or self.widen < 0:
+            raise ValueError(
+                f"seeds must differ and widen be at least 0; got {self.seeds}, {self.widen}"
+            )
+        if min(self.multiplier, self.text_multiplier) <= 0:
+            raise ValueError(
+                f"multipliers must be positive; got {self.multiplier}, {self.text_multiplier}"
+            )
+        if not self.masses or min(self.masses) <= 0:
+            raise ValueError(f"masses must be positive; got {self.masses}")
+        for name in set(self.sweeps) & set(SWEEPS):
+            _check_sizes(name, self._sizes(name))
+
+    def cells(self) -> Sequence[Cell]:
+        cells: list[Cell] = [
+            {"part": RATES, "sweep": sweep, "method": method, "size": size, "seed": seed}
+            for sweep in self.sweeps
+            for size in self._sizes(sweep)
+            for method in self.methods
+            for seed in self.seeds
+        ]
+        return cells + [
+            {"part": MASS, "sweep": sweep, "method": MASS_METHOD, "size": size, "mass": mass,
+             "seed": seed}
+            for sweep in self._mass_sweeps()
+            for size in (self._sizes(sweep)[0], self._sizes(sweep)[-1])
+            for mass in self.masses
+            for seed in self.seeds
+        ]  # fmt: skip
+
+    def run(self, cell: Cell) -> Mapping[str, Any]:
+        sweep, method = SWEEPS[cell["sweep"]], METHODS[cell["method"]]
+        task = sweep.task(cell["size"], self._data())
+        architecture = sweep.architecture(cell["size"])
+        if cell["part"] == MASS:
+            assert isinstance(architecture, Residual | Transformer)
+            architecture = dataclasses.replace(architecture, mass=cell["mass"])
+        network = method.network(architecture, task.inputs, task.classes)
+        exponents = method.grid(self.widen)
+        scale = self.text_multiplier if sweep.reads else self.multiplier
+        multiplier = scale if method.scaled else 1.0
+        descent = Descent(method, network, task, self.steps, self.early, multiplier)
+        trained = descent.train(2.0 ** np.array(exponents), cell["seed"])
+        found = {
+            "log2_rates": exponents,
+            "first_loss": trained.loss[0, 0],
+            "losses": late_loss(np.asarray(trained.loss)),
+        }
+        if cell["part"] == RATES and sweep.axis == "width":
+            found["changes"] = descent.changes(trained, cell["seed"])
+        return found
+
+    def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        return findings(rows)
+
+    def table(self, record: Record) -> str:
+        return table(record["summary"], self.masses)
+
+    def plot(self, record: Record) -> Any:
+        return picture(record)
+
+    def _mass_sweeps(self) -> list[str]:
+        return [sweep for sweep in self.mass_sweeps if sweep in self.sweeps]
+
+    def _sizes(self, sweep: str) -> tuple[int, ...]:
+        return self.sizes or SWEEPS[sweep].sizes
+
+    def _data(self) -> Data:
+        return Data(self.images, self.text, self.data_dir, self.images_per_step,
+                    self.windows_per_step, self.context)  # fmt: skip
+
+
+def _check_sizes(name: str, sizes: tuple[int, ...]) -> None:
+    if len(sizes) < 2 or list(sizes) != sorted(set(sizes)):
+        raise ValueError(f"sizes must be two or more, ascending; got {sizes}")
+    for size in sizes:
+        try:
+            SWEEPS[name].check(size)
+        except ValueError as error:
+            raise ValueError(f"the sizes of {name} {error}") from error

@@ -1,0 +1,75 @@
+"""What a retraction does to a point: slopes, random walks of known length, refusals."""
+
+import jax
+import numpy as np
+import pytest
+
+from manifoldmuon.lab import random_walk, retraction_order
+from manifoldmuon.manifolds import EmbeddingRows, Stiefel
+from manifoldmuon.manifolds.retractions import QR, Exponential, Geodesic, Normalize, Polar
+from studies.retractions.spaces import NoRetraction
+
+SHAPES = {Stiefel: (16, 4), EmbeddingRows: (8, 16)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "retraction", "slope"),
+    [
+        (Stiefel, Polar(), 3),
+        (Stiefel, QR(), 2),
+        (EmbeddingRows, Normalize(), 3),
+        (EmbeddingRows, NoRetraction(), 2),
+        (EmbeddingRows, Geodesic(), None),
+    ],
+)
+def test_the_slope_is_one_more_than_the_order(kind, retraction, slope):
+    exact = Exponential() if kind is Stiefel else Geodesic()
+    pair = kind(retraction=retraction), kind(retraction=exact)
+    found = retraction_order(*pair, SHAPES[kind], jax.random.key(1))
+    if slope is None:
+        assert found.slope is None
+        assert max(found.errors) < 1e-12
+    else:
+        assert slope - 0.05 < found.slope < slope + 0.05
+        assert np.all(np.diff(found.errors) < 0)
+
+
+def walk(retraction, dtype, rates, steps, seed):
+    """A walk of rows, and their largest distance from length 1: by rate and moment."""
+    rows = EmbeddingRows(1.0, retraction=retraction)
+    found = random_walk(rows, SHAPES[EmbeddingRows], rates, steps, jax.random.key(seed), dtype)
+    lengths = np.linalg.norm(np.asarray(found.points, np.float64), axis=-1)
+    return found, np.abs(lengths - 1).max(axis=-1).T
+
+
+def test_without_retraction_a_walk_grows_as_pythagoras_says():
+    """Every step is orthogonal to its row and has length eta: |w|^2 = 1 + k eta^2 after k."""
+    rates = (0.02, 0.5)
+    found, distances = walk(NoRetraction(), "float32", rates, 25, 3)
+    assert found.at == [1, 10, 25]
+    expected = np.sqrt(1 + np.outer(np.square(rates), found.at)) - 1
+    np.testing.assert_allclose(distances, expected, rtol=2e-3)
+    np.testing.assert_allclose(found.effective, 1, rtol=1e-4)
+
+
+def test_a_walk_stays_and_its_steps_are_chords():
+    rates = (0.02, 0.5)
+    found, distances = walk(Normalize(), "float32", rates, 25, 3)
+    assert np.max(distances) < 1e-6
+    chord = np.sqrt(2 - 2 / np.sqrt(1 + np.square(rates))) / rates
+    np.testing.assert_allclose(found.effective, chord, rtol=1e-4)
+
+
+def test_bfloat16_cannot_take_small_steps():
+    """Entries of size 1/4 have a spacing of 2^-10: steps of 1e-4 are all or nothing."""
+    found, distances = walk(Normalize(), "bfloat16", (1e-4, 0.5), 1, 0)
+    chord = np.sqrt(2 - 2 / np.sqrt(1 + 0.5**2)) / 0.5
+    assert abs(found.effective[0] - 1) > 0.1
+    assert abs(found.effective[1] - chord) < 0.02
+    assert 1e-5 < np.max(distances) < 1e-2
+
+
+@pytest.mark.parametrize(("rates", "steps"), [((0.1,), 0), ((), 5), ((0.1, 0.0), 5)])
+def test_a_walk_needs_steps_and_rates(rates, steps):
+    with pytest.raises(ValueError, match="steps must be at least 1 and rates positive; got"):
+        random_walk(EmbeddingRows(), (8, 16), rates, steps, jax.random.key(0))

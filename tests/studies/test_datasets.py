@@ -1,0 +1,208 @@
+"""Data sets: small files in the official formats are read back; damage and absence are told."""
+
+import gzip
+import pydoc_data.topics
+import struct
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from studies import datasets
+from studies.datasets import DatasetError, digits
+
+# --- digits ------------------------------------------------------------------------------------
+
+
+def test_digits_are_the_ones_of_scikit_learn():
+    from sklearn.datasets import load_digits
+
+    original = cast(Any, load_digits())
+    found = datasets.load_digits()
+    assert found.train_x.dtype == found.test_x.dtype == np.float32
+    assert found.train_x.shape[1:] == found.test_x.shape[1:] == (8, 8)
+    assert found.classes == tuple(str(name) for name in original.target_names)
+
+    def rows(images, labels):
+        return sorted(
+            (int(label), *image)
+            for label, image in zip(labels, images.reshape(-1, 64), strict=True)
+        )
+
+    both = np.concatenate([found.train_x, found.test_x])
+    labels = np.concatenate([found.train_y, found.test_y])
+    assert rows(16 * both, labels) == rows(original.data, original.target)
+    assert both.min() == 0
+    assert both.max() == 1
+
+
+def test_the_split_is_stratified_and_depends_on_the_seed_alone():
+    first, again, other = (datasets.load_digits(seed) for seed in (0, 0, 1))
+    for one, two in zip(first[:4], again[:4], strict=True):
+        np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(first.test_x, other.test_x)
+    counts = np.bincount(first.train_y), np.bincount(first.test_y)
+    np.testing.assert_allclose(counts[1] / (counts[0] + counts[1]), 0.2, atol=0.5 / counts[0].min())
+    # Shuffled: neither part is sorted by class.
+    assert np.any(np.diff(first.train_y) < 0)
+    assert np.any(np.diff(first.test_y) < 0)
+
+
+def test_a_split_without_some_class_is_refused():
+    with pytest.raises(ValueError, match="test_fraction=0.1 puts 0 of the 3 images of class 1"):
+        digits.stratified_split(np.array([0] * 10 + [1] * 3), 0, 0.1)
+
+
+# --- MNIST -------------------------------------------------------------------------------------
+
+
+def idx(array: np.ndarray) -> bytes:
+    header = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+    return header + array.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def mnist_files(tmp_path):
+    """A folder with MNIST's four files, seven training and three test images long."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for part, size in (("train", 7), ("t10k", 3)):
+        arrays[f"{part}-images-idx3-ubyte"] = rng.integers(0, 256, (size, 28, 28))
+        arrays[f"{part}-labels-idx1-ubyte"] = rng.integers(0, 10, size)
+    for name, array in arrays.items():
+        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+    return tmp_path, arrays
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_mnist_files_are_read_back(mnist_files, compressed):
+    folder, arrays = mnist_files
+    if not compressed:
+        for path in list(folder.iterdir()):
+            path.with_suffix("").write_bytes(gzip.decompress(path.read_bytes()))
+            path.unlink()
+    found = datasets.load_mnist(folder)
+    for images, labels, part in ((*found[:2], "train"), (*found[2:4], "t10k")):
+        assert images.dtype == np.float32
+        assert labels.dtype == np.int32
+        np.testing.assert_array_equal(np.rint(images * 255), arrays[f"{part}-images-idx3-ubyte"])
+        np.testing.assert_array_equal(labels, arrays[f"{part}-labels-idx1-ubyte"])
+    assert found.name == "mnist"
+
+
+IMAGES = "train-images-idx3-ubyte"
+LABELS = "train-labels-idx1-ubyte"
+
+
+def packed(contents: bytes) -> bytes:
+    """Gzip without the time of day."""
+    return gzip.compress(contents, mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "contents", "message"),
+    [
+        (IMAGES, packed(b"\x00\x00\x0d\x03"), "wrong magic number"),
+        (IMAGES, packed(b"<html>"), "wrong magic number"),
+        (IMAGES, packed(b"\x00\x00\x08\x03\x00\x00"), "header is incomplete"),
+        (IMAGES, packed(idx(np.zeros((7, 28, 28)))[:-1]), "promises 5504 bytes"),
+        (IMAGES, packed(b"\x00\x00\x08\x03" + b"\xff" * 12), "promises"),
+        (IMAGES, b"<html>", "not a whole gzip file"),
+        (IMAGES, packed(idx(np.zeros((7, 28, 28))))[:-9], "not a whole gzip file"),
+        (IMAGES, packed(idx(np.zeros((7, 28)))), r"not \(n, 28, 28\)"),
+        (IMAGES, packed(idx(np.zeros((7, 32, 32)))), r"not \(n, 28, 28\)"),
+        (LABELS, packed(idx(np.zeros(6))), "for 7 images"),
+        (LABELS, packed(idx(np.full(7, 10))), "labels go up to 10"),
+    ],
+    # Named: workers of pytest-xdist must collect the same ids.
+    ids=[
+        "magic of labels",
+        "no idx at all",
+        "short header",
+        "one byte short",
+        "huge sizes",
+        "not gzip",
+        "torn gzip",
+        "no images",
+        "other sizes",
+        "too few labels",
+        "labels beyond 9",
+    ],
+)
+def test_damaged_mnist_files_are_named(mnist_files, name, contents, message):
+    folder, _ = mnist_files
+    (folder / f"{name}.gz").write_bytes(contents)
+    with pytest.raises(DatasetError, match=message):
+        datasets.load_mnist(folder)
+
+
+def test_a_missing_mnist_file_is_named_with_its_folder(mnist_files):
+    folder, _ = mnist_files
+    (folder / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(
+        DatasetError, match=r"no t10k-labels-idx1-ubyte.gz or t10k-labels-idx1-ubyte in"
+    ) as caught:
+        datasets.load_mnist(folder)
+    assert str(folder) in str(caught.value)
+    with pytest.raises(DatasetError, match="there is no folder"):
+        datasets.load_mnist(folder / "elsewhere")
+
+
+def test_the_cache_takes_only_official_contents(mnist_files, monkeypatch, tmp_path):
+    folder, _ = mnist_files
+    monkeypatch.setenv("MANIFOLDMUON_DATA", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    with pytest.raises(DatasetError, match="found no train-images-idx3-ubyte.gz in"):
+        datasets.load_mnist(download=False)
+    (tmp_path / "home" / "mnist").symlink_to(folder)
+    with pytest.raises(DatasetError, match="md5 .* and not 6bbc9ace898e44ae57da46a324031adb"):
+        datasets.load_mnist(download=False)
+
+
+def test_the_real_mnist_passes_its_check(shared_data, monkeypatch):
+    monkeypatch.setenv("MANIFOLDMUON_DATA", str(shared_data))
+    if not (shared_data / "mnist").is_dir():
+        pytest.skip(f"no MNIST in {shared_data}")
+    found = datasets.load_mnist(download=False)
+    assert found.train_x.shape == (60000, 28, 28)
+    assert found.test_x.shape == (10000, 28, 28)
+    # Published: mean and standard deviation of the training pixels, and the count of ones.
+    assert found.train_x.mean(dtype=np.float64) == pytest.approx(0.1307, abs=5e-5)
+    assert found.train_x.std(dtype=np.float64) == pytest.approx(0.3081, abs=5e-5)
+    assert np.bincount(found.train_y)[1] == 6742
+
+
+# --- texts -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tinyshakespeare.txt", "input.txt"])
+def test_a_text_is_read_as_it_is(tmp_path, name):
+    text = "First Citizen:\r\nÀ la carte\n"
+    (tmp_path / name).write_bytes(text.encode("utf-8"))
+    assert datasets.load_shakespeare(tmp_path) == text
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"), [(b"", "is empty"), (b"\xff\xfe\x00", "not a text in UTF-8")]
+)
+def test_damaged_texts_are_told(tmp_path, contents, message):
+    (tmp_path / "input.txt").write_bytes(contents)
+    with pytest.raises(DatasetError, match=message):
+        datasets.load_shakespeare(tmp_path)
+
+
+def test_the_real_shakespeare_passes_its_check(shared_data, monkeypatch):
+    monkeypatch.setenv("MANIFOLDMUON_DATA", str(shared_data))
+    if not (shared_data / "tinyshakespeare.txt").is_file():
+        pytest.skip(f"no tinyshakespeare.txt in {shared_data}")
+    text = datasets.load_shakespeare(download=False)
+    assert len(text) == 1_115_394
+    assert len(set(text)) == 65
+    assert text.startswith("First Citizen:\nBefore we proceed any further, hear me speak.")
+
+
+def test_the_help_topics_are_all_there():
+    text = datasets.load_pydoc_topics()
+    topics = pydoc_data.topics.topics
+    assert len(text) == sum(map(len, topics.values())) + 2 * (len(topics) - 1)
+    assert all(topic in text for topic in topics.values())

@@ -1,0 +1,88 @@
+"""The designer of schedules: errors by another route, the published design, costs by counting."""
+
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import CUBIC, MODULA_SIX_STEP, MUON, QUINTIC, Schedule
+from studies import NewtonSchulzDesigner, run_study
+from studies.newton_schulz import DESIGN, matrix_error, polynomial_error, products
+
+
+@pytest.fixture(scope="module")
+def record():
+    return run_study(NewtonSchulzDesigner(lower=1e-3, steps=5, size=24, seeds=(0,)))
+
+
+def rows(record):
+    return {row["schedule"]: row for row in record["rows"]}
+
+
+def test_the_design_has_the_published_first_steps():
+    """Polar Express, degree 5, for [1e-3, 1] (arXiv:2505.16932): without head-room."""
+    design = NewtonSchulzDesigner(lower=1e-3, steps=3, safety=1.0, cushion=0.02407327424182761)
+    published = [(8.28721, -23.59589, 17.30039), (4.10706, -2.94785, 0.54484)]
+    np.testing.assert_allclose(design.schedule().coefficients[:2], published, atol=2e-5)
+
+
+def test_no_named_schedule_beats_the_design(record):
+    """Among compositions of five quintics it is the best on its interval."""
+    found = rows(record)
+    best = found[DESIGN]["error_after"][4]
+    assert all(found[name]["error_after"][4] > best for name in ("quintic", "Muon", "cubic"))
+    assert np.all(np.diff(found[DESIGN]["error_after"]) < 0)
+
+
+def test_matrices_do_what_the_polynomials_say():
+    """In float64 rounding hides nothing: the two errors differ by the spacing of the values."""
+    for schedule in (MUON, MODULA_SIX_STEP, Schedule(tail=(1.5, -0.5), steps=4)):
+        values = np.geomspace(0.05, 1, 24)
+        exact = np.abs(schedule.apply(values) - 1).max()
+        measured = matrix_error(schedule, 0.05, "float64", 24, 0)
+        np.testing.assert_allclose(measured, exact, rtol=1e-9)
+        assert measured <= polynomial_error(schedule, 0.05) * (1 + 1e-9)
+
+
+def test_fewer_digits_leave_larger_errors():
+    errors = [matrix_error(CUBIC, 0.1, d, 24, 0) for d in ("float64", "float32", "bfloat16")]
+    assert errors[0] < 1e-13 < errors[1] < 1e-5 < 1e-4 < errors[2] < 0.05
+    escaping = Schedule(tail=(3.0, 1.0), steps=30)
+    assert matrix_error(escaping, 0.1, "float32", 24, 0) == np.inf
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_number_of_steps_suits_the_dtype(dtype):
+    """One step beyond the error that the dtype resolves, and no further."""
+    eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7}[dtype]
+    design = NewtonSchulzDesigner(lower=1e-2, dtype=dtype).schedule()
+    errors = [polynomial_error(design.with_steps(k), 1e-2) for k in range(1, design.length + 1)]
+    assert errors[-2] <= eps < errors[-3]
+
+
+def test_what_a_schedule_costs():
+    """`X p(X^T X)`: the Gram matrix, the powers of it, and the last product."""
+    assert products(CUBIC.with_steps(1)) == 2
+    assert products(QUINTIC.with_steps(1)) == 3
+    assert products(MUON) == 15
+    assert products(Schedule(((2.0, -1.0, 0.5, -0.1, 0.01),))) == 4
+
+
+def test_the_record_has_every_interval(record):
+    for row in record["rows"]:
+        assert len(row["polynomial_error"]) == len(row["matrix_error"]) == len(row["bounds"]) == 4
+        assert np.all(np.diff(row["polynomial_error"]) >= -1e-6)  # wider, larger; but for the grid
+    assert record["summary"]["schedules"][DESIGN]["products"] == 15
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"degree": 4}, "degree must be odd"),
+        ({"steps": 0}, "steps must be at least 1"),
+        ({"lower": 1.5}, "lower must be"),
+        ({"bounds": (0.1, 1.0)}, "bounds must lie between 0 and 1"),
+        ({"seeds": ()}, "with a seed"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ValueError, match=message):
+        NewtonSchulzDesigner(**settings)

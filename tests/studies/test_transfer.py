@@ -1,0 +1,181 @@
+"""Learning-rate transfer: the summary of known drifts, parametrisations and training in NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from studies import LearningRateTransfer
+from studies.networks.architectures import Perceptron, Residual, Transformer, gaussian_weights
+from studies.networks.descent import Descent, late_loss
+from studies.networks.methods import METHODS
+from studies.networks.tasks import Characters, Pictures
+
+EXPONENTS = list(range(-6, 3))
+
+
+def curve(best, depth=1.0):
+    """A loss whose logarithm is a parabola in log2 of the rate."""
+    return np.exp(0.3 * (np.array(EXPONENTS) - best) ** 2 - depth).tolist()
+
+
+def test_the_smoothed_loss():
+    losses = np.arange(20.0).reshape(2, 10)
+    np.testing.assert_allclose(late_loss(losses), [8.5, 18.5])
+
+
+def synthetic(study, shift):
+    """Rows as if training had found parabolas; `shift(method)` is the drift per doubling."""
+    rows = []
+    for cell in study.cells():
+        smallest = 2 if cell["sweep"] == "resmlp-depth" else 32
+        best = -2 + 0.01 * cell["seed"]
+        best += shift(cell["method"]) * np.log2(cell["size"] / smallest)
+        row = cell | {"log2_rates": EXPONENTS, "first_loss": 2.3, "losses": curve(best)}
+        if cell["part"] == "rates" and cell["sweep"].endswith("width"):
+            change = cell["size"] ** (0.5 if cell["method"] == "Adam" else 0.0)
+            row |= {"changes": {str(k): [change] * len(EXPONENTS) for k in (1, 2)}}
+        rows.append(row)
+    return rows
+
+
+def test_the_summary_and_the_picture():
+    study = LearningRateTransfer(
+        sweeps=("mlp-width", "resmlp-depth"), methods=("modular", "Adam"), seeds=(0, 1)
+    )
+    rows = synthetic(study, lambda method: -0.5 if method == "Adam" else 0.0)
+    summary = study.summarise(rows)
+    ours, adam = (summary["transfer"]["mlp-width"][name] for name in ("modular", "Adam"))
+    assert ours["steady"] == "yes"
+    assert abs(ours["octaves_per_doubling"]) < 1e-9
+    assert adam["steady"] == "no"
+    assert adam["span"] == pytest.approx(-1.5)
+    assert ours["coordinates"]["layers"]["1"]["slope"] == pytest.approx(0, abs=1e-9)
+    assert adam["coordinates"]["layers"]["2"]["slope"] == pytest.approx(0.5)
+    # A parabola of curvature 0.3; seeds differ from their mean by 0.005 octaves.
+    assert ours["price"]["value"] == pytest.approx(0.3 * 0.005**2)
+    assert adam["price"]["value"] == pytest.approx(0.3 * (1.5**2 + 0.005**2))
+    masses = summary["masses"]["resmlp-depth"]
+    assert set(masses) == {"2", "8"}
+    assert masses["2"]["log2_rates"][0]["log2_rate"] == pytest.approx(-2 + 0.005)
+    assert masses["8"]["losses"][0]["value"] == pytest.approx(min(curve(-2.0)), rel=1e-3)
+    record = {"settings": study.settings(), "summary": summary, "rows": rows}
+    assert "-1.50 ± 0.0" in study.table(record)
+    assert len(study.plot(record).axes) == 8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "at least 1"),
+        ({"early": 200}, "early at most steps"),
+        ({"methods": ()}, "at least one sweep"),
+        ({"seeds": (1, 1)}, "seeds must differ"),
+        ({"masses": (0.0,)}, "masses must be positive"),
+        ({"sizes": (32,)}, "two or more, ascending"),
+        ({"sizes": (64, 32)}, "two or more, ascending"),
+        ({"sweeps": ("gpt-width",), "sizes": (18, 32)}, "gpt-width must be a multiple of 4"),
+        ({"sweeps": ("mlp-depth",), "sizes": (1, 2)}, "mlp-depth must be at least 2"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ValueError, match=message):
+        LearningRateTransfer(**settings)
+
+
+def rms_divide(x):
+    return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True))
+
+
+def test_the_standard_residual_network():
+    """`x + f(x) / sqrt(L)`, with Gaussian weights of deviation 1/sqrt(fan_in)."""
+    network = Residual(width=32, depth=3).standard(12, 5)
+    weights = gaussian_weights(network, jax.random.key(0))
+    leaves = [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(weights)]
+    first, *blocks, last = leaves
+    x = np.random.default_rng(0).normal(size=(4, 12))
+    h = x @ first.T
+    for k in range(3):
+        branch = h
+        for layer in range(2):
+            inner = blocks[0][k, layer] if blocks[0].ndim == 4 else blocks[layer][k]
+            branch = np.abs(rms_divide(branch) @ inner.T)
+            branch = branch - branch.mean(axis=-1, keepdims=True)
+        h = h + branch / np.sqrt(3)
+    found = jax.jit(network.apply)(weights, jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(found, h @ last.T, atol=1e-4)
+    for leaf in leaves:
+        assert leaf.std() * np.sqrt(leaf.shape[-1]) == pytest.approx(1, rel=0.2)
+
+
+def test_the_standard_attention_divides_by_the_root():
+    """One block with an MLP of zeros; two tokens, two heads of two entries, in NumPy."""
+    network = Transformer(width=4, depth=1).standard(7, 7)
+    weights = gaussian_weights(network, jax.random.key(1))
+    leaves, structure = jax.tree.flatten(weights)
+    shapes = [leaf.shape for leaf in leaves]
+    up = shapes.index((1, 16, 4))
+    leaves[up] = jnp.zeros((1, 16, 4))
+    table, *attention = (np.asarray(leaf, np.float64) for leaf in leaves[:5])
+    query, key, value, merge = (leaf[0] for leaf in attention)
+    tokens = np.array([3, 5])
+    h = table[tokens]
+    x = rms_divide(h)
+    turn = [np.array([[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]]) for t in range(2)]
+    heads = []
+    for j in (0, 2):
+        q, k, v = ((x @ w.T)[:, j : j + 2] for w in (query, key, value))
+        q, k = (np.stack([turn[t] @ a[t] for t in range(2)]) for a in (q, k))
+        scores = np.exp(q @ k.T / np.sqrt(2)) * np.tri(2)
+        heads.append(scores / scores.sum(axis=1, keepdims=True) @ v)
+    h = h + np.concatenate(heads, axis=1) @ merge.T / np.sqrt(2)
+    expected = rms_divide(h) @ np.asarray(leaves[-1], np.float64).T
+    found = jax.jit(network.apply)(structure.unflatten(leaves), jnp.asarray(tokens))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert table.std() == pytest.approx(1, rel=0.4)
+
+
+def test_training_is_a_plain_loop():
+    """Adam over three steps by hand; a rate of zero moves nothing."""
+    task, method = Pictures(batch=8), METHODS["Adam"]
+    network = method.network(Perceptron(width=6, depth=2), task.inputs, task.classes)
+    descent = Descent(method, network, task, steps=3, early=2, multiplier=1.5)
+    trained = descent.train([0.0, 0.25], seed=3)
+    still, moved = (np.asarray(descent.changes(trained, 3)["2"])[k] for k in (0, 1))
+    assert still == 0 < moved
+    images, labels = task.parts().train
+    tx = optax.inject_hyperparams(optax.adam)(0.25)
+
+    @jax.jit
+    def step(weights, state, x, y, k):
+        def loss(weights):
+            scores = jax.nn.log_softmax(1.5 * network.apply(weights, x))
+            return -jnp.mean(jnp.take_along_axis(scores, y[:, None], axis=1))
+
+        value, grads = jax.value_and_grad(loss)(weights)
+        state.hyperparams["learning_rate"] = 0.25 * (1 - k / 3)
+        updates, state = tx.update(grads, state, weights)
+        return optax.apply_updates(weights, updates), state, value
+
+    weights = descent.start(3)
+    state = tx.init(weights)
+    for k, chosen in enumerate(task.order(3, 3)):
+        weights, state, value = step(weights, state, images[chosen], labels[chosen], k)
+        np.testing.assert_allclose(trained.loss[1, k], value, rtol=2e-3)
+    for ours, theirs in zip(jax.tree.leaves(trained.final), jax.tree.leaves(weights), strict=True):
+        np.testing.assert_allclose(ours[1], theirs, atol=2e-3)
+    loss, error = descent.judge(trained)
+    assert loss.shape == (2,)
+    assert np.all((error >= 0) & (error <= 1))
+
+
+def test_labels_are_the_next_characters():
+    task = Characters(batch=4, context=9)
+    tokens = jnp.asarray(task.parts().train)
+    order = task.order(2, 0)
+    x, y = task.batch_of(tokens, jnp.asarray(order[0]))
+    np.testing.assert_array_equal(np.asarray(x)[:, 1:], np.asarray(y)[:, :-1])
+    np.testing.assert_array_equal(x[:, 0], tokens[order[0]])
+    assert tokens.max() < task.classes
+    assert len(np.unique(order)) == 8

@@ -1,0 +1,79 @@
+"""The programs beside the package: who imports from whom, and public names of the package only."""
+
+import ast
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+# Each may import from those before it.
+PROGRAMS = ("studies", "examples", "benchmarks")
+
+# Modules of the package that have no public name for what is needed there.
+PRIVATE = {"studies/newton_schulz.py imports manifoldmuon.linalg._polynomials"}
+
+
+def imports(root: Path, program: str) -> Iterator[tuple[str, str]]:
+    """The files of a program, each with the modules that it imports."""
+    for path in sorted((root / program).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{path} imports relatively"
+                # A module in a package is named like any other name in it.
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            else:
+                continue
+            yield from ((path.relative_to(root).as_posix(), name) for name in names)
+
+
+def private(root: Path, program: str) -> set[str]:
+    """Imports of modules that the package or the studies keep for themselves."""
+    found = set()
+    for file, name in imports(root, program):
+        top, *inner = name.split(".")
+        hidden = [k for k, part in enumerate(inner) if part[0] == "_" and part[:2] != "__"]
+        if top in {"manifoldmuon", "studies"} - {program} and hidden:
+            found.add(f"{file} imports {'.'.join([top, *inner[: hidden[0] + 1]])}")
+    return found
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_only_public_names_are_imported(program):
+    assert private(ROOT, program) == {line for line in PRIVATE if line.startswith(program)}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_import_from_those_before_them(program):
+    later = {*PROGRAMS[PROGRAMS.index(program) + 1 :], "tests", "docs"}
+    found = list(imports(ROOT, program))
+    assert len(found) > 10  # the search itself has found something
+    assert [line for line in found if line[1].split(".")[0] in later] == []
+
+
+def test_the_wheel_has_no_programs():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    targets = project["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["packages"] == ["manifoldmuon"]
+    assert set(PROGRAMS) <= set(targets["sdist"]["include"])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from manifoldmuon.linalg._svd import SVD",
+        "from manifoldmuon.linalg import _svd",
+        "import manifoldmuon.linalg._svd",
+        "def f():\n    from studies import _private",
+    ],
+)
+def test_a_private_import_is_found(tmp_path, line):
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / "a.py").write_text(line, encoding="utf-8")
+    (found,) = private(tmp_path, "examples")
+    assert found.startswith("examples/a.py imports ")
+    assert "._" in found
