@@ -179,9 +179,11 @@ def inherited_by_workers() -> Iterator[None]:
     flags = os.environ.get("XLA_FLAGS", "")
     changes = {**_THREADS, "XLA_FLAGS": f"{flags} {_XLA_FLAGS}".strip()}
     before = {name: os.environ.get(name) for name in changes}
-    # Python sets signals in its main thread only.
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    handler = signal.getsignal(signal.SIGINT)
+    # Python sets signals in its main thread only, and can put back no handler but its own.
+    ignored = threading.current_thread() is threading.main_thread() and handler is not None
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.update(changes)
     try:
         yield
@@ -191,8 +193,8 @@ def inherited_by_workers() -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-        if main:
-            signal.signal(signal.SIGINT, handler or signal.SIG_DFL)
+        if ignored:
+            signal.signal(signal.SIGINT, handler)
 
 
 def _start(pickled: bytes, number: int) -> _Worker:

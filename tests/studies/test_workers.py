@@ -1,5 +1,6 @@
-"""Studies in several processes: the same record, every cell saved at once, no one left behind."""
+"""Studies in several processes: the same record, every cell saved at once, none left running."""
 
+import contextlib
 import dataclasses
 import json
 import multiprocessing
@@ -19,7 +20,7 @@ from studies.command import command
 from studies.datasets import DatasetError
 from studies.run import partial_path
 from studies.study import groups_of
-from studies.workers import Failure, serve
+from studies.workers import Failure, inherited_by_workers, serve
 
 
 class Twofold(Exception):
@@ -40,7 +41,8 @@ ERRORS = {
 class Errands(Study):
     """How long do errands take?
 
-    The first cell of the baker waits for the last one of the cobbler.
+    The first cell of the baker waits for the last one of the cobbler. In a shop that is shut the
+    parent is interrupted, as by Ctrl-C, once the baker's cell of this seed is saved.
     """
 
     name: ClassVar[str] = "errands"
@@ -63,6 +65,10 @@ class Errands(Study):
             raise ERRORS[shop]
         if in_worker and seed == 13:
             os.kill(os.getpid(), signal.SIGKILL)
+        if in_worker and shop == "shut":
+            self._wait_until_saved({"seed": seed, "shop": "baker"})
+            os.kill(os.getppid(), signal.SIGINT)
+            time.sleep(60)  # until the parent ends this worker
         if in_worker and self.folder is not None:
             if (shop, seed) == ("cobbler", 2):
                 self._wait_until_saved({"seed": 0, "shop": "cobbler"})
@@ -74,7 +80,7 @@ class Errands(Study):
                 "before": sum(1 for _ in self.folder.glob("*.note")),
                 "flags": os.environ["XLA_FLAGS"],
                 "threads": os.environ.get("OPENBLAS_NUM_THREADS"),
-                "deaf": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+                "ignores_sigint": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
             }
             (self.folder / f"{shop}-{seed}.note").write_text(json.dumps(note), encoding="utf-8")
         return {"minutes": np.random.default_rng([seed, len(shop)]).random(), "cost": np.inf}
@@ -96,6 +102,16 @@ class Errands(Study):
         return None
 
 
+@pytest.fixture
+def interruptible():
+    """Ctrl-C raises `KeyboardInterrupt`, also where the suite was started in the background: a
+    shell makes programs ignore it there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_two_workers_make_the_record_of_one_process(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
     before = dict(os.environ), signal.getsignal(signal.SIGINT)
@@ -111,12 +127,37 @@ def test_two_workers_make_the_record_of_one_process(tmp_path, monkeypatch):
 
     notes = {p.stem: json.loads(p.read_text(encoding="utf-8")) for p in tmp_path.glob("*.note")}
     clock = notes.pop("clock-0")
-    assert (clock["pid"], clock["before"], clock["deaf"]) == (os.getpid(), 6, False)
+    assert (clock["pid"], clock["before"], clock["ignores_sigint"]) == (os.getpid(), 6, False)
     whose = {shop: {n["pid"] for k, n in notes.items() if shop in k} for shop in Errands().shops}
     assert [len(pids) for pids in whose.values()] == [1, 1]
     assert len({os.getpid()}.union(*whose.values())) == 3
     flags = os.environ["XLA_FLAGS"] + " --xla_cpu_multi_thread_eigen=false"
-    assert all((n["flags"], n["threads"], n["deaf"]) == (flags, "1", True) for n in notes.values())
+    for note in notes.values():
+        assert (note["flags"], note["threads"], note["ignores_sigint"]) == (flags, "1", True)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interruption_ends_the_workers_and_finished_cells_are_kept(tmp_path, capsys):
+    out = tmp_path / "errands.json"
+    argv = ["--shops", "baker", "shut", "--seeds", "1", "--jobs", "2", "--out", str(out)]
+    assert command(Errands, [*argv, "--folder", str(tmp_path)]) == 130
+    assert f"kept in {partial_path(out)}" in capsys.readouterr().err
+    kept = [json.loads(line) for line in partial_path(out).read_text("utf-8").splitlines()[1:]]
+    assert [(entry["row"]["shop"], entry["row"]["seed"]) for entry in kept] == [("baker", 1)]
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("interruptible")
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
+def test_what_workers_inherit_is_taken_back(handler):
+    """Whatever was there before, SIGINT ignored included: as in a shell's background."""
+    signal.signal(signal.SIGINT, handler)
+    before = dict(os.environ)
+    with contextlib.suppress(KeyError), inherited_by_workers():
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+        raise KeyError
+    assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == (before, handler)
 
 
 def test_a_dead_worker_is_told_and_finished_cells_are_kept(tmp_path, capsys):
@@ -207,6 +248,7 @@ def test_cells_that_share_programs_stay_together():
 
 
 def test_what_is_timed_in_the_studies():
-    timed = [(name, cell) for name, kind in STUDIES.items() for cell in kind().cells()
-             if kind().timed(cell)]  # fmt: skip
+    studies = {name: kind() for name, kind in STUDIES.items()}
+    timed = [(name, cell) for name, study in studies.items() for cell in study.cells()
+             if study.timed(cell)]  # fmt: skip
     assert {(name, cell.get("part")) for name, cell in timed} == {("retractions", "cost")}
