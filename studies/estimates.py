@@ -52,8 +52,8 @@ def at_best_rate(
 ) -> tuple[Float[np.ndarray, " seeds"], int]:
     """Each seed's loss at the rate that is best for the other seeds, and the best rate for all.
 
-    Rate and loss come from different seeds, so that nobody profits from the noise of a large
-    grid. A single seed has no others and takes its own best. Losses that are not finite are worse
+    Rate and loss come from different seeds, so that no arm profits from the noise of a large grid.
+    A single seed has no others and takes its own best. Losses that are not finite count as worse
     than all others.
     """
     worst = np.max(losses, initial=1.0, where=np.isfinite(losses))

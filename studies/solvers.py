@@ -43,7 +43,7 @@ from studies.study import Cell, Record, Row, Study, option
 class NoProjection(StiefelSolver):
     """`msign(G)`: the unconstrained direction, not tangent; the retraction alone keeps the set.
 
-    The negative control. Its residual is honest, its gap is not known to it (NaN).
+    The negative control. Its residual is right; its gap it does not know (NaN).
     """
 
     def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:

@@ -50,7 +50,7 @@ def test_other_seeds_choose_the_rate():
         assert found[seed] == losses[seed, others.argmin()]
 
 
-def test_a_lucky_seed_does_not_flatter_itself():
+def test_a_seed_does_not_choose_its_own_rate():
     losses = np.array([[1.0, -9.0], [1.0, 2.0], [1.0, 2.0]])
     found, _ = at_best_rate(losses)
     np.testing.assert_array_equal(found[0], 1.0)
