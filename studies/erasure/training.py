@@ -19,7 +19,7 @@ from manifoldmuon.manifolds import FanRatio, Manifold, Stiefel
 from manifoldmuon.optim import init_tree
 from studies.classification import Weights, accuracy, logits, shapes_of
 from studies.datasets import load_cifar10, load_digits, load_mnist
-from studies.erasure.methods import MIDDLE, SIX_STEPS, method_of
+from studies.erasure.methods import MIDDLE, SIX_STEPS, Update, method_of
 
 PUBLISHED_IMAGES = 3072
 """As published: the sampler takes the number of pixels for the number of images."""
@@ -117,7 +117,7 @@ def curves(name: str, problem: Problem, protocol: Protocol, masked: bool = True)
     weights = start(problem, method.start, protocol.rounds, protocol.seed, masked)
     state: Any = method.update.transformation(1.0).init(weights)
     carry = (weights, state, jnp.zeros_like(weights[MIDDLE]))
-    advance = _compiled(name, problem.shapes, protocol.batch)
+    advance = _compiled(method.update, protocol.batch)
     key = jax.random.fold_in(jax.random.key(protocol.seed), 1)
     rows = [_measure(carry, problem, method.constraint)]
     steps = [0, *moments(protocol.steps)]
@@ -170,9 +170,9 @@ def _grad(weights: Weights, key: Array, train: Part, batch: int) -> Weights:
 
 
 @functools.lru_cache(maxsize=2)
-def _compiled(name: str, shapes: tuple[tuple[int, int], ...], batch: int) -> Any:
-    """From one step to another; compiled once for all rates, seeds and lengths."""
-    update = method_of(name, shapes).update
+def _compiled(update: Update, batch: int) -> Any:
+    """From one step to another; compiled once for all rates, seeds and lengths, and for methods
+    that differ in nothing but their start."""
 
     @jax.jit
     def advance(carry, rate, key, train, begin, end):
