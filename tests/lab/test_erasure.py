@@ -1,5 +1,6 @@
 """Weight erasure in numbers: against scikit-learn, closed forms and NumPy's singular values."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ def test_the_stable_rank():
     matrix = ((left * values) @ right.T).astype(np.float32)
     stack = np.stack([matrix, 1e-20 * matrix, left @ right.T, np.zeros((9, 6))]).astype(np.float32)
     expected = [np.sum(values**2) / 9, np.sum(values**2) / 9, 4.0, 0.0]
-    np.testing.assert_allclose(stable_rank(jnp.asarray(stack)), expected, rtol=1e-5)
+    found = jax.jit(stable_rank)(jnp.asarray(stack))
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
     column = np.outer(np.arange(5.0), np.ones(3)).astype(np.float32)
-    assert float(stable_rank(jnp.asarray(column))) == pytest.approx(1.0, abs=1e-5)
+    assert float(jax.jit(stable_rank)(jnp.asarray(column))) == pytest.approx(1.0, abs=1e-5)

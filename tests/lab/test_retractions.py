@@ -21,11 +21,12 @@ SHAPES = {Stiefel: (16, 4), EmbeddingRows: (8, 16)}
         (EmbeddingRows, NoRetraction(), 2),
         (EmbeddingRows, Geodesic(), None),
     ],
+    ids=str,
 )
 def test_the_slope_is_one_more_than_the_order(kind, retraction, slope):
-    exact = Exponential() if kind is Stiefel else Geodesic()
-    pair = kind(retraction=retraction), kind(retraction=exact)
-    found = retraction_order(*pair, SHAPES[kind], jax.random.key(1))
+    exact = {Stiefel: Exponential(), EmbeddingRows: Geodesic()}[kind]
+    manifold, geodesic = (kind(retraction=which) for which in (retraction, exact))
+    found = retraction_order(manifold, geodesic, SHAPES[kind], jax.random.key(1))
     if slope is None:
         assert found.slope is None
         assert max(found.errors) < 1e-12

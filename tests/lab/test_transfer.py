@@ -106,16 +106,16 @@ def test_the_price_of_a_rate(at):
 
 
 def test_features_move_as_far_as_the_weights_say():
-    network = MLP(3, 4, 5, 2)
+    network, changes = MLP(3, 4, 5, 2), jax.jit(feature_changes, static_argnums=0)
     before = network.init(jax.random.key(0))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
-    still = feature_changes(network, before, before, x)
+    still = changes(network, before, before, x)
     assert all(float(change) == 0 for change in still.values())
     assert list(still) == ["1", "2"]
     after = (2 * before[0], before[1], before[2])
-    moved = feature_changes(network, before, after, x)
+    moved = changes(network, before, after, x)
     hidden = np.asarray(x) @ np.asarray(before[0]).T
     np.testing.assert_allclose(moved["1"], np.sqrt(np.mean(hidden**2)), rtol=1e-5)
     out = np.maximum(hidden, 0) @ np.asarray(before[2]).T
     np.testing.assert_allclose(moved["2"], np.sqrt(np.mean(out**2)), rtol=1e-5)
-    assert list(feature_changes(Linear(2, 4), jnp.eye(2, 4), jnp.eye(2, 4), x)) == ["1"]
+    assert list(changes(Linear(2, 4), jnp.eye(2, 4), jnp.eye(2, 4), x)) == ["1"]

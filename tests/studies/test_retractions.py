@@ -1,5 +1,7 @@
 """The retraction laboratory: distances, baselines, the whole at a small size, refusals."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -41,7 +43,8 @@ def test_the_first_retraction_is_the_default():
         assert retraction == space.retractions[name]
 
 
-def test_the_whole_on_one_manifold(tmp_path):
+def test_the_whole_on_one_manifold(tmp_path, monkeypatch):
+    monkeypatch.setitem(SPACES, "rows", dataclasses.replace(SPACES["rows"], widths=()))
     study = RetractionLaboratory(
         manifolds=("rows",), retractions=("normalize", "none"), dtypes=("float32",),
         parts=("walk", "training"), rates=(0.5,), walk_steps=3, train_steps=3, seeds=(0, 1),
