@@ -21,7 +21,7 @@ SHAPES = {Stiefel: (16, 4), EmbeddingRows: (8, 16)}
         (EmbeddingRows, NoRetraction(), 2),
         (EmbeddingRows, Geodesic(), None),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_the_slope_is_one_more_than_the_order(kind, retraction, slope):
     exact = {Stiefel: Exponential(), EmbeddingRows: Geodesic()}[kind]
