@@ -17,7 +17,7 @@ import optax
 from benchmarks._command import command
 from examples._command import parse
 from manifoldmuon.linalg import power_iteration, spectral_norm
-from manifoldmuon.norms import Effort
+from manifoldmuon.norms import PowerIterations
 from studies.datasets import load_digits
 from studies.records import environment, write_record
 
@@ -38,7 +38,7 @@ def warm(base: optax.GradientTransformation, images, labels, steps: int) -> np.n
     keys = jax.random.split(jax.random.key(0), len(SIZES))
     pairs = zip(keys, SIZES, strict=True)
     weights = [jax.random.normal(key, size) / np.sqrt(size[1]) for key, size in pairs]
-    cold = Effort().cold_steps
+    cold = PowerIterations().cold
 
     def loss(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
         for weight in weights[:-1]:
@@ -118,7 +118,7 @@ def main(argv: list[str] | None = None) -> None:
     record = {
         "what": "estimate / spectral norm, by power iteration from carried vectors",
         "training_steps": options.steps,
-        "cold_steps_in_training": Effort().cold_steps,
+        "cold_steps_in_training": PowerIterations().cold,
         "learning_rate": RATE,
         "seed": options.seed,
         "environment": environment(),

@@ -31,8 +31,8 @@ from manifoldmuon.linalg import (
     InverseRoot,
     MsignMethod,
     NewtonSchulz,
+    PolarExpress,
     msign,
-    polar_express,
 )
 from studies.command import Parser
 
@@ -48,7 +48,7 @@ METHODS: dict[str, MsignMethod] = {
     "quintic, 30 steps": NewtonSchulz(QUINTIC.with_steps(30)),
     "Polar Express as published, 8 steps": NewtonSchulz(POLAR_EXPRESS),
     "Polar Express, bfloat16 products": NewtonSchulz(
-        polar_express(1e-3, safety=1.01, cushion=0.05), operands=jnp.bfloat16
+        PolarExpress(1e-3, safety=1.01, cushion=0.05), operands=jnp.bfloat16
     ),
     "Muon, 5 steps": NewtonSchulz(MUON, frobenius=True),
     "Modula, 6 steps": NewtonSchulz(MODULA_SIX_STEP, frobenius=True),

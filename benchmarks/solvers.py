@@ -19,7 +19,7 @@ from benchmarks._published import dual_ascent
 from examples._command import parse
 from examples._gradients import record_gradients
 from manifoldmuon.lab import interleaved_seconds
-from manifoldmuon.linalg import DEFAULT_MSIGN, NewtonSchulz, msign, polar_express
+from manifoldmuon.linalg import DEFAULT_MSIGN, NewtonSchulz, PolarExpress, msign
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
     ADMM,
@@ -29,7 +29,7 @@ from manifoldmuon.manifolds.solvers import (
     FixedPoint,
     StiefelSolver,
 )
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_problem, stiefel_worth
+from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.records import environment, write_record
 
 SHAPES = ((3072, 128), (128, 64), (64, 10))
@@ -48,7 +48,7 @@ SOLVERS: dict[str, StiefelSolver] = {
 UNCONSTRAINED = {
     "unconstrained, default msign": DEFAULT_MSIGN,
     "unconstrained, Polar Express 7": NewtonSchulz(
-        polar_express(1e-3, steps=7, safety=1.0001, cushion=0.05)
+        PolarExpress(1e-3, steps=7, safety=1.0001, cushion=0.05)
     ),
 }
 
@@ -64,17 +64,17 @@ def accuracy(name: str, solver: StiefelSolver, problems: dict) -> list[dict]:
     rows = []
     for label, (point, grad) in problems.items():
         answer = solve(solver, point, grad)
-        worth = stiefel_worth(point, grad, answer.direction)
+        errors = stiefel_errors(point, grad, answer.direction)
         rows.append(
             {
                 "solver": name,
                 "gradient": label,
                 "shape": list(point.shape),
-                "gap": worth.gap,
+                "gap": errors.gap,
                 "reported gap": float(answer.gap),
                 "raw residual": float(answer.residual),
-                "residual": worth.residual,
-                "norm": worth.norm,
+                "residual": errors.residual,
+                "norm": errors.norm,
             }
         )
     return rows
@@ -84,9 +84,9 @@ def published_accuracy(problems: dict) -> list[dict]:
     """The same row for the published loop."""
     rows = []
     for label, (point, grad) in problems.items():
-        worth = stiefel_worth(point, grad, dual_ascent(point, grad))
+        errors = stiefel_errors(point, grad, dual_ascent(point, grad))
         row = {"solver": "published dual ascent", "gradient": label, "shape": list(point.shape)}
-        rows.append(row | {"gap": worth.gap, "residual": worth.residual, "norm": worth.norm})
+        rows.append(row | {"gap": errors.gap, "residual": errors.residual, "norm": errors.norm})
     return rows
 
 

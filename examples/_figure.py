@@ -86,13 +86,13 @@ def _singular_values(panel: Axes, runs: Mapping[str, Sequence[Run]]) -> None:
 
 
 def _certificates(panel: Axes, runs: Mapping[str, Sequence[Run]]) -> None:
-    curved = [name for name in ("stiefel", "sphere") if name in runs]
-    if not curved:
-        panel.text(0.5, 0.5, "no weights on a curved manifold", ha="center", va="center",
+    constrained = [name for name in ("stiefel", "sphere") if name in runs]
+    if not constrained:
+        panel.text(0.5, 0.5, "no constrained weights", ha="center", va="center",
                    transform=panel.transAxes, color="#767676")  # fmt: skip
         panel.set_yticks([])
         return
-    found = runs[curved[0]]
+    found = runs[constrained[0]]
     for what, colour in _CERTIFICATES.items():
         worst = np.array([getattr(run, what) for run in found]).max(axis=0)
         if (worst > 0).any():  # a closed form has no gap, and a logarithm no zero
@@ -106,7 +106,9 @@ def _certificates(panel: Axes, runs: Mapping[str, Sequence[Run]]) -> None:
     panel.legend(loc="upper right", frameon=False, ncols=3, fontsize=9)
     low, high = panel.get_ylim()
     panel.set_ylim(low, high * 4)
-    _title(panel, f"Certificates of {METHODS[curved[0]].label}", "the worst step of each stretch")
+    _title(
+        panel, f"Certificates of {METHODS[constrained[0]].label}", "the worst step of each stretch"
+    )
 
 
 def _mean(panel: Axes, name: str, found: Sequence[Run], curves: np.ndarray) -> None:

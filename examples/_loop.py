@@ -98,7 +98,7 @@ class Trainer:
         schedule = optax.linear_schedule(settings.learning_rate(optimizer), 0.0, settings.steps)
         self._tx = method.build(schedule, geometry)
         self._evaluate = jax.jit(_evaluation(settings.multiplier))
-        self._distance = jax.jit(_largest_distance(geometry)) if method.curved else None
+        self._distance = jax.jit(_largest_distance(geometry)) if method.constrained else None
         self._chunk = jax.jit(chunk_of_steps(self._tx, settings.multiplier, geometry is not None))
         self._lengths = chunk_lengths(settings.steps, sum(a * b for a, b in self.shapes))
         self.compile_seconds = self._compile(example)

@@ -26,14 +26,14 @@ class Method:
       learning_rate: the peak rate; see METHODS for how it was found.
       build: from a learning rate (a number or a schedule) and a geometry to the transformation.
       geometry: from the weights' shapes and the solver to their manifolds; None for AdamW.
-      curved: whether the manifolds constrain the weights, so that there is a distance from them.
+      constrained: whether there is a distance of the weights from their manifolds.
     """
 
     label: str
     learning_rate: float
     build: Callable[[optax.ScalarOrSchedule, Any], optax.GradientTransformation]
     geometry: Callable[[Shapes, StiefelSolver], Any] | None = None
-    curved: bool = False
+    constrained: bool = False
 
 
 def build_adamw(
@@ -76,6 +76,8 @@ def stiefel(shapes: Shapes, solver: StiefelSolver) -> Any:
 METHODS = {
     "adamw": Method("AdamW", 3e-3, build_adamw),
     "muon": Method("Muon", 5e-3, mm.optim.muon, flat),
-    "sphere": Method("hypersphere descent", 1e-2, mm.optim.manifold_muon, spheres, curved=True),
-    "stiefel": Method("manifold Muon", 1e-1, mm.optim.manifold_muon, stiefel, curved=True),
+    "sphere": Method(
+        "hypersphere descent", 1e-2, mm.optim.manifold_muon, spheres, constrained=True
+    ),
+    "stiefel": Method("manifold Muon", 1e-1, mm.optim.manifold_muon, stiefel, True),
 }

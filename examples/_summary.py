@@ -45,7 +45,7 @@ class Row:
             test_accuracy=Mean.of([100 * run.test_accuracy[-1] for run in runs]),
             train_loss=Mean.of([run.train_loss[-1] for run in runs]),
             distance=_largest([run.distance for run in runs]),
-            residual=_largest([run.residual for run in runs]) if method.curved else None,
+            residual=_largest([run.residual for run in runs]) if method.constrained else None,
             gap=_largest([run.gap for run in runs]),
             milliseconds=statistics.median(run.pace for run in runs),
             lipschitz=Mean.of([multiplier * run.spectral_product for run in runs]),

@@ -1,9 +1,9 @@
-"""Certificates of a constrained and an unconstrained network, and attacks on both.
+"""Bounds of a constrained and an unconstrained network, and attacks on both.
 
     python -m examples.certify
 
 Two networks of the same shape learn the handwritten digits: one on Stiefel manifolds, one in flat
-space, both by steepest descent in the modular norm. Then their certificates are compared with
+space, both by steepest descent in the modular norm. Then their bounds are compared with
 what attacks find: the largest slopes in inputs and weights, and the accuracy on test images that
 may be moved by a given distance, certified from below and attacked from above.
 """
@@ -21,7 +21,7 @@ import optax
 
 import manifoldmuon as mm
 from examples._command import command, interrupted, parse, progress, save
-from manifoldmuon.certificates import Certificate, certified_radius, certify
+from manifoldmuon.bounds import Bounds, bound, certified_radius
 from manifoldmuon.modules import MLP, Module
 from studies.datasets import load_digits
 
@@ -32,7 +32,7 @@ RADII = (0.05, 0.1, 0.2, 0.3, 0.4)
 # the seeds 1 and 2: 81.6, 84.1, 76.9, 1.3 % constrained, and 0, 6.8, 14.5, 0 % unconstrained.
 NETWORKS: dict[str, Module] = {
     "constrained": 3.0 * MLP(10, 64, 128, 3).constrained(),
-    "unconstrained": 10.0 * MLP(10, 64, 128, 3).flat(),
+    "unconstrained": 10.0 * MLP(10, 64, 128, 3).unconstrained(),
 }
 
 Images = tuple[jax.Array, jax.Array]
@@ -103,7 +103,13 @@ def largest_slope(net: Module, params: Any, x: jax.Array) -> float:
 
 def largest_weight_slope(net: Module, params: Any, x: jax.Array) -> float:
     """The largest movement of an output found, per step of modular norm 1: alternating ascent."""
-    flat = net.flat()
+    flat = net.unconstrained()
+    steepest = optax.chain(
+        mm.optim.scale_by_steepest(flat.geometry()), mm.optim.scale_by_budget(flat.budgets())
+    )
+
+    def dualize(grads):
+        return steepest.update(grads, steepest.init(params), params)[0]
 
     def movement(step, x):
         moved = jax.jvp(lambda w: net.apply(w, x), (params,), (step,))[1]
@@ -113,9 +119,9 @@ def largest_weight_slope(net: Module, params: Any, x: jax.Array) -> float:
     def climb(x):
         def up(step, _):
             size, grads = jax.value_and_grad(movement)(step, x)
-            return flat.dualize(grads), size
+            return dualize(grads), size
 
-        start = flat.dualize(jax.grad(lambda w: net.apply(w, x)[0])(params))
+        start = dualize(jax.grad(lambda w: net.apply(w, x)[0])(params))
         return jax.lax.scan(up, start, length=10)[1].max()
 
     return float(jnp.max(jax.lax.map(climb, x)))
@@ -149,13 +155,13 @@ def margins(logits: jax.Array, y: jax.Array) -> jax.Array:
     return own[:, 0] - others.max(axis=1)
 
 
-def measure(net: Module, params: Any, images: Images) -> tuple[Certificate, dict[str, Any]]:
+def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str, Any]]:
     """Bounds beside what attacks find."""
     x, y = images
     sizes = float(jnp.sqrt(jnp.mean(x**2, axis=-1)).max())
-    here, anywhere = certify(net, params, input_norm=sizes), certify(net, input_norm=sizes)
+    here, anywhere = bound(net, params, input_norm=sizes), bound(net, input_norm=sizes)
     sets = None if anywhere.assumptions else anywhere  # flat space constrains nothing
-    everywhere = certify(net, params, input_norm=math.inf)
+    everywhere = bound(net, params, input_norm=math.inf)
     logits = net.apply(params, x)
     right = np.asarray(jnp.argmax(logits, axis=-1) == y)
     radius = np.where(right, certified_radius(everywhere, logits), -1.0)
@@ -186,7 +192,7 @@ def measure(net: Module, params: Any, images: Images) -> tuple[Certificate, dict
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the comparison; returns the exit status."""
-    p = command("certify", "Certificates of a constrained and an unconstrained network.")
+    p = command("certify", "Bounds of a constrained and an unconstrained network.")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     given = parse(p, argv)
     training, test = digits(given.seed)

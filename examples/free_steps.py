@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--networks", choices=list(NETWORKS), nargs="+", default=list(NETWORKS),
                    metavar="NAME", help=f"which of {', '.join(NETWORKS)} (default: all)")
     p.add_argument("--constrained", action="store_true",
-                   help="weights on their curved manifolds instead of flat space")
+                   help="weights on their manifolds instead of flat space")
     p.add_argument("--steps", type=integer(1), default=300, metavar="N",
                    help="updates (default: %(default)s)")
     p.add_argument("--batch-size", type=integer(1), default=128, metavar="N",

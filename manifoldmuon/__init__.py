@@ -2,11 +2,11 @@
 
 import importlib.metadata
 
-from manifoldmuon import certificates, linalg, manifolds, modules, norms, optim
+from manifoldmuon import bounds, linalg, manifolds, modules, norms, optim
 
 try:
     __version__ = importlib.metadata.version("manifoldmuon")
 except importlib.metadata.PackageNotFoundError:  # used from a source tree that is not installed
     __version__ = "0+unknown"
 
-__all__ = ["linalg", "norms", "manifolds", "optim", "modules", "certificates", "__version__"]
+__all__ = ["linalg", "norms", "manifolds", "optim", "modules", "bounds", "__version__"]

@@ -14,10 +14,11 @@ from manifoldmuon.linalg import (
     MUON,
     POLAR_EXPRESS,
     QUINTIC,
+    FixedSchedule,
+    PolarExpress,
     Schedule,
-    polar_express,
+    factor_products,
 )
-from manifoldmuon.linalg._polynomials import factor_products
 from studies.display import COLOURS, dress, panels, short, text_table
 from studies.study import Cell, Record, Row, Study, option
 
@@ -30,7 +31,7 @@ NAMED = {
 }
 DESIGN = "the design"
 
-# By how much rounding may lift a value above the interval, as `polar_express` advises.
+# By how much rounding may lift a value above the interval, as `PolarExpress` advises.
 SAFETY = {"float64": 1.000001, "float32": 1.001, "float16": 1.01, "bfloat16": 1.01}
 
 
@@ -70,11 +71,11 @@ class NewtonSchulzDesigner(Study):
           ValueError: if there is none for these settings.
         """
         safety = SAFETY[self.dtype] if self.safety is None else self.safety
-        design = polar_express(self.lower, self.degree, self.steps, safety, self.cushion)
+        design = PolarExpress(self.lower, self.degree, self.steps, safety, self.cushion)
         if self.steps is not None:
             return design
         goal = float(jnp.finfo(self.dtype).eps)
-        lengths = range(1, len(design.head) + 3)
+        lengths = range(1, design.length + 3)
         errors = [polynomial_error(design.with_steps(k), self.lower) for k in lengths]
         enough = next((k for k, e in zip(lengths, errors, strict=True) if e <= goal), lengths[-1])
         # And one more: it removes what rounding has left in the steep steps before.
@@ -87,7 +88,7 @@ class NewtonSchulzDesigner(Study):
         schedule = NAMED.get(cell["schedule"]) or self.schedule()
         bounds = sorted({*self.bounds, self.lower}, reverse=True)
         lengths = range(1, schedule.length + 1)
-        prefixes = [Schedule(schedule.coefficients, steps=k) for k in lengths]
+        prefixes = [FixedSchedule(schedule.coefficients, steps=k) for k in lengths]
         return {
             "coefficients": schedule.coefficients,
             "products": products(schedule),
@@ -148,7 +149,7 @@ class NewtonSchulzDesigner(Study):
         _iterates(iterates, x, record["rows"][0]["coefficients"], self.lower)
         for row, colour in zip(record["rows"], COLOURS, strict=False):
             style = {"color": colour, "linewidth": 2.2 if row["schedule"] == DESIGN else 1.3}
-            error = np.abs(Schedule(_tuples(row["coefficients"])).apply(x) - 1)
+            error = np.abs(FixedSchedule(_tuples(row["coefficients"])).apply(x) - 1)
             errors.plot(x, np.maximum(error, 1e-16), label=row["schedule"], **style)
             costs.plot(row["products_after"], row["error_after"], marker="o", markersize=4, **style)
         for panel in (errors, costs):
@@ -212,7 +213,9 @@ def _iterates(panel: Any, x: np.ndarray, coefficients: Any, lower: float) -> Non
     steps = _tuples(coefficients)
     for k in range(1, len(steps) + 1):
         shade = colormaps["Blues"](0.25 + 0.75 * k / len(steps))
-        panel.plot(x, Schedule(steps, steps=k).apply(x), color=shade, label=str(k), linewidth=1.2)
+        panel.plot(
+            x, FixedSchedule(steps, steps=k).apply(x), color=shade, label=str(k), linewidth=1.2
+        )
     panel.axvline(lower, color="#444444", linewidth=1, linestyle=(0, (4, 3)))
     panel.set_xscale("log")
     panel.set_yscale("log")

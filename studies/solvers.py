@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.lab import half_width, mean_estimate, solver_gaps
 from manifoldmuon.linalg import DEFAULT_MSIGN, msign, sym
-from manifoldmuon.manifolds import Steepest, Stiefel
+from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
     ADMM,
@@ -21,6 +21,7 @@ from manifoldmuon.manifolds.solvers import (
     AlternatingProjection,
     DualAscent,
     FixedPoint,
+    Steepest,
     StiefelSolver,
 )
 from studies.classification import (

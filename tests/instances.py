@@ -4,26 +4,24 @@ from typing import NamedTuple
 
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
-    Axes,
     EmbeddingRows,
     Euclidean,
-    FanRatio,
     Hypersphere,
     Manifold,
     Orthogonal,
-    RootDim,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import (
-    Geodesic,
-)
+from manifoldmuon.manifolds.retractions import Geodesic
+from manifoldmuon.manifolds.solvers import SkewLift
 from manifoldmuon.norms import (
     ConvRMSToRMS,
+    FanRatio,
     Frobenius,
     Infinity,
     L1ToRMS,
     Norm,
     RMSToRMS,
+    RootDim,
     Spectral,
 )
 
@@ -73,7 +71,7 @@ FLAT = [
     ManifoldCase("flat sign", Euclidean(Infinity()), (4, 3)),
     ManifoldCase("flat muon", Euclidean(RMSToRMS()), (2, 6, 4), thorough=True),
     ManifoldCase("flat embedding", Euclidean(L1ToRMS()), (7, 4)),
-    ManifoldCase("flat convolution", Axes(Euclidean(ConvRMSToRMS()), -2, -1), (3, 2, 4, 6)),
+    ManifoldCase("flat convolution", Euclidean(ConvRMSToRMS()), (3, 2, 4, 6)),
 ]
 
 SPHERES = [
@@ -81,12 +79,12 @@ SPHERES = [
     ManifoldCase("spheres of radius 3", Hypersphere(3.0), (2, 5), thorough=True),
     ManifoldCase("sphere by great circles", Hypersphere(2.0, retraction=Geodesic()), (5,)),
     ManifoldCase("embedding rows", EmbeddingRows(), (7, 4)),
-    ManifoldCase("embedding columns", Axes.transposed(EmbeddingRows(2.0)), (4, 7)),
+    ManifoldCase("embedding rows of length 2", EmbeddingRows(2.0), (7, 4)),
 ]
 
 SQUARE = [
     ManifoldCase("orthogonal odd stack", Orthogonal(2.0), (2, 5, 5)),
-    ManifoldCase("orthogonal by svd", Orthogonal(msign=SVD()), (4, 4)),
+    ManifoldCase("orthogonal by svd", Orthogonal(solver=SkewLift(SVD())), (4, 4)),
     ManifoldCase("orthogonal 1x1", Orthogonal(), (1, 1)),
 ]
 
@@ -95,7 +93,8 @@ STIEFEL = [
     ManifoldCase("stiefel wide, scaled", Stiefel(FanRatio()), (3, 9), thorough=True),
     ManifoldCase("stiefel square", Stiefel(1.5), (4, 4)),
     ManifoldCase("stiefel column", Stiefel(), (6, 1)),
-    ManifoldCase("stiefel taps", Axes(Stiefel(), in_axes=2, out_axes=3), (2, 1, 3, 8)),
+    ManifoldCase("stiefel taps", Stiefel(), (2, 1, 8, 3)),
+    ManifoldCase("stiefel by Frobenius steps", Stiefel(2.0, step_norm=Frobenius()), (8, 3)),
 ]
 
 MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL]

@@ -1,6 +1,7 @@
 """Imports go down only: the floors of the package, read from its source."""
 
 import ast
+import re
 import sys
 import textwrap
 import tomllib
@@ -14,25 +15,21 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "manifoldmuon"
 
-# A module imports from lower floors and from its own part of the package. `optim` and `modules`
-# share a floor, and so do `lab` and `testing`: they never meet. The package's own `__init__`
-# lies above everything that it exposes.
+# A module imports from lower floors and from its own part of the package, and from another part
+# what that makes public. `optim` and `modules` share a floor: they never meet. The package's own
+# `__init__` lies above everything that it exposes. docs/design.md has the same table.
 FLOORS = {
     "linalg": 1,
     "norms": 2,
-    "manifolds": 3,
-    "optim": 4,
-    "modules": 4,
-    "certificates": 5,
-    "": 6,
-    "lab": 7,
-    "testing": 7,
-}
-
-# What lies inside `manifolds` and below it, and the modules of `manifolds` that it may know.
-CELLARS = {
-    f"{PACKAGE}.manifolds.retractions": (),
-    f"{PACKAGE}.manifolds.solvers": (f"{PACKAGE}.manifolds._manifold",),
+    "manifolds.retractions": 3,
+    "manifolds.solvers": 3,
+    "manifolds": 4,
+    "optim": 5,
+    "modules": 5,
+    "bounds": 6,
+    "": 7,
+    "testing": 8,
+    "lab": 9,
 }
 
 # What a function may import by itself: packages that not everyone has.
@@ -98,14 +95,13 @@ def inside(name: str, package: str) -> bool:
 
 
 def part(module: str) -> str:
-    """The first name below the package: `manifolds` for `manifoldmuon.manifolds._stiefel`."""
-    return ".".join(module.split(".")[1:2])
+    """The part of the package: `manifolds` for `manifoldmuon.manifolds._stiefel`."""
+    name = module.removeprefix(PACKAGE).removeprefix(".")
+    found = [key for key in FLOORS if key and inside(name, key)]
+    return max(found, key=len) if found else ".".join(name.split(".")[:1])
 
 
 def is_allowed(module: str, target: str) -> bool:
-    for cellar, known in CELLARS.items():
-        if inside(module, cellar) and part(target) == part(module):
-            return inside(target, cellar) or target in known
     own, other = part(module), part(target)
     return own == other or FLOORS[other] < FLOORS[own]
 
@@ -115,6 +111,17 @@ def upward(root: Path) -> list[str]:
         str(found)
         for found in imports(root)
         if inside(found.target, PACKAGE) and not is_allowed(found.module, found.target)
+    ]
+
+
+def private(root: Path) -> list[str]:
+    """Imports of what another part of the package keeps for itself."""
+    return [
+        str(found)
+        for found in imports(root)
+        if inside(found.target, PACKAGE)
+        and part(found.module) != part(found.target)
+        and any(name.startswith("_") for name in found.target.split("."))
     ]
 
 
@@ -140,9 +147,18 @@ def cycle(root: Path) -> list[str]:
 
 
 def test_every_part_has_a_floor():
-    parts = {part(name) for name in modules(ROOT)}
-    assert parts <= set(FLOORS)
-    assert {"", "lab"} <= parts  # the search itself has found something
+    assert {part(name) for name in modules(ROOT)} == set(FLOORS)
+
+
+def test_the_documentation_has_the_same_floors():
+    text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| (`[^|]*) \|", text, re.MULTILINE)
+    told = {name: int(floor) for floor, names in rows for name in re.findall(r"`([\w.]+)`", names)}
+    assert told == {name or PACKAGE: floor for name, floor in FLOORS.items()}
+
+
+def test_nothing_enters_by_a_private_door():
+    assert private(ROOT) == []
 
 
 def test_imports_go_down():
@@ -173,6 +189,9 @@ def write(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
+PACKAGES = {f"{name.replace('.', '/')}/__init__.py": "" for name in FLOORS if name}
+
+
 @pytest.mark.parametrize(
     ("name", "source"),
     [
@@ -184,20 +203,19 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ("norms/_a.py", "if True:\n    from manifoldmuon.manifolds import Stiefel"),
         ("optim/_a.py", "from manifoldmuon.modules import Linear"),
         ("modules/_a.py", "def f():\n    from manifoldmuon.optim import muon"),
-        ("modules/_a.py", "from manifoldmuon.certificates import certify"),
+        ("modules/_a.py", "from manifoldmuon.bounds import bound"),
         ("optim/_a.py", "from manifoldmuon.lab import stable_rank"),
-        ("lab/_a.py", "from manifoldmuon import testing"),
-        ("testing.py", "import manifoldmuon.lab as lab"),
+        ("testing/_a.py", "import manifoldmuon.lab as lab"),
         ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds import Stiefel"),
         ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds._stiefel import Stiefel"),
+        ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds.retractions import Polar"),
         ("manifolds/solvers/_a.py", "from manifoldmuon.optim import muon"),
         ("manifolds/retractions/_a.py", "from manifoldmuon.manifolds._stiefel import Stiefel"),
     ],
 )
 def test_an_import_upwards_or_sideways_is_found(tmp_path, name, source):
-    packages = {f"{p}/__init__.py": "" for p in FLOORS if p not in ("", "testing")}
-    extra = {"testing.py": "", "manifolds/_stiefel.py": "", "norms/_norm.py": ""}
-    assert len(upward(write(tmp_path, packages | extra | {name: source}))) == 1
+    extra = {"manifolds/_stiefel.py": "", "norms/_norm.py": "", name: source}
+    assert len(upward(write(tmp_path, PACKAGES | extra))) == 1
 
 
 @pytest.mark.parametrize(
@@ -205,15 +223,30 @@ def test_an_import_upwards_or_sideways_is_found(tmp_path, name, source):
     [
         ("norms/_a.py", "from manifoldmuon.linalg import msign"),
         ("manifolds/_a.py", "from .solvers import ADMM\nfrom ._manifold import Manifold"),
-        ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds._manifold import Steepest"),
         ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds.solvers._b import B"),
-        ("lab/_a.py", "import jax\nfrom manifoldmuon import optim, __version__"),
+        ("lab/_a.py", "import jax\nfrom manifoldmuon import optim, testing, __version__"),
     ],
 )
 def test_an_import_downwards_is_allowed(tmp_path, name, source):
-    packages = {f"{p}/__init__.py": "" for p in FLOORS if p not in ("", "testing")}
-    extra = {"manifolds/_manifold.py": "", "manifolds/solvers/_b.py": ""}
-    assert upward(write(tmp_path, packages | extra | {name: source})) == []
+    extra = {"manifolds/_manifold.py": "", "manifolds/solvers/_b.py": "", name: source}
+    root = write(tmp_path, PACKAGES | extra)
+    assert upward(root) == []
+    assert private(root) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("norms/_a.py", "from manifoldmuon.linalg._b import b"),
+        ("norms/_a.py", "from manifoldmuon.linalg import _b"),
+        ("norms/_a.py", "import manifoldmuon.linalg._b"),
+        ("manifolds/_a.py", "from .solvers._b import B"),
+        ("lab/_a.py", "from ..linalg import _b"),
+    ],
+)
+def test_a_private_door_is_found(tmp_path, name, source):
+    extra = {"linalg/_b.py": "", "manifolds/solvers/_b.py": "", name: source}
+    assert len(private(write(tmp_path, PACKAGES | extra))) == 1
 
 
 def test_a_cycle_is_found(tmp_path):

@@ -13,10 +13,10 @@ from examples._published import SIX_STEPS, TEN_QUINTICS
 from examples.gpt._network import bounded_gpt
 from examples.gpt._settings import Settings
 from manifoldmuon.linalg import MsignMethod
-from manifoldmuon.manifolds import Euclidean, FanRatio, Stiefel
+from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import FAST, StiefelSolver
 from manifoldmuon.modules import GPT, Embed, Linear, Module
-from manifoldmuon.norms import L1ToRMS, RMSToRMS
+from manifoldmuon.norms import FanRatio, L1ToRMS, RMSToRMS
 
 
 class Job(NamedTuple):
@@ -25,12 +25,12 @@ class Job(NamedTuple):
     Attributes:
       network: of which weights.
       tx: the optimizer.
-      curved: whether the weights are to stay on the manifolds of `network.geometry()`.
+      constrained: whether the weights are to stay on the manifolds of `network.geometry()`.
     """
 
     network: Module
     tx: optax.GradientTransformation
-    curved: bool = False
+    constrained: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +42,14 @@ class Method:
       learning_rate: the peak.
       network: from the settings and the number of characters.
       build: from a learning rate (a schedule) and the network.
-      curved: see `Job`.
+      constrained: see `Job`.
     """
 
     label: str
     learning_rate: float
     network: Callable[[Settings, int], Module]
     build: Callable[[optax.ScalarOrSchedule, Module], optax.GradientTransformation]
-    curved: bool = False
+    constrained: bool = False
 
     def rate(self, settings: Settings) -> float:
         """The peak learning rate: the method's own unless another was asked for."""
@@ -59,7 +59,7 @@ class Method:
         """The network and its optimizer, with the rate falling linearly to zero."""
         network = self.network(settings, vocabulary)
         schedule = optax.linear_schedule(self.rate(settings), 0.0, settings.steps)
-        return Job(network, self.build(schedule, network), self.curved)
+        return Job(network, self.build(schedule, network), self.constrained)
 
 
 def flat(settings: Settings, vocabulary: int) -> Module:
@@ -148,7 +148,7 @@ METHODS = {
         "Published protocol, ten quintics", 0.1, published(TEN_QUINTICS), build_published
     ),
     "modular": Method("Modular norm, unconstrained", 0.1, flat, build_modular),
-    "constrained": Method("Manifold Muon", 0.03, constrained, build_equal, curved=True),
+    "constrained": Method("Manifold Muon", 0.03, constrained, build_equal, constrained=True),
     "bounded": Method("The same network, unconstrained", 0.03, bounded, build_equal),
     "muon": Method("optax.contrib.muon", 0.02, flat, build_muon),
     "adamw": Method("AdamW", 3e-3, flat, build_adamw),

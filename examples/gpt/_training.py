@@ -39,7 +39,7 @@ class Run:
       validation_curve: on the first 240 windows, at these steps.
       validation_first_windows: the same at the end.
       validation_whole: on windows side by side, which cover the validation part, at the end.
-      distance: the largest from any manifold after any step; None without curved manifolds.
+      distance: the largest from any manifold after any step; None without constrained manifolds.
       milliseconds_per_step: the median over the chunks.
       sample: text drawn from the trained network.
     """
@@ -122,7 +122,7 @@ class Trainer:
         run.validation_curve.append(self.loss_of(weights, first))
 
     def _watch(self, run: Run, passed: Any) -> None:
-        if self.job.curved:
+        if self.job.constrained:
             found = largest_distance(self.job.network.geometry(), passed)
             run.distance = found if run.distance is None else float(np.maximum(run.distance, found))
 
@@ -160,7 +160,7 @@ def chunk_of_steps(job: Job, context: int) -> Callable[..., tuple[Any, Steps]]:
             loss, grads = loss_and_grads(weights, tokens, starts)
             updates, state = job.tx.update(grads, state, weights)
             weights = optax.apply_updates(weights, updates)
-            return (weights, state), Steps(loss, weights if job.curved else None)
+            return (weights, state), Steps(loss, weights if job.constrained else None)
 
         return jax.lax.scan(step, carry, order)
 

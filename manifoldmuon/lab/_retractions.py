@@ -53,10 +53,10 @@ def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, int], key: An
     point_key, key = jax.random.split(key)
     point = manifold.random_point(point_key, shape, jnp.float64)
     vector = manifold.tangent(point, jax.random.normal(key, shape, jnp.float64))
-    vector = jnp.array(TIMES)[:, None, None] * (vector / manifold.norm(vector))
+    vector = jnp.array(TIMES)[:, None, None] * (vector / manifold.norm.norm(vector))
     points = jnp.broadcast_to(point, vector.shape)
     missed = manifold.retract(points, vector) - exact.retract(points, vector)
-    return jax.vmap(manifold.norm)(missed)
+    return jax.vmap(manifold.norm.norm)(missed)
 
 
 class RandomWalk(NamedTuple):
@@ -109,7 +109,7 @@ def random_walk(
         visited.append(_advance(manifold)(visited[-1], lengths, key, done, stop))
     with jax.enable_x64(True):
         first = np.asarray(visited[1], np.float64) - np.asarray(points, np.float64)
-        effective = np.asarray(jax.vmap(manifold.norm)(jnp.asarray(first))) / np.asarray(rates)
+        effective = np.asarray(jax.vmap(manifold.norm.norm)(jnp.asarray(first))) / np.asarray(rates)
     return RandomWalk(at, np.stack([np.asarray(p) for p in visited[1:]]), effective)
 
 

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.manifolds import Steepest
-from manifoldmuon.manifolds.solvers import StiefelSolver
-from manifoldmuon.manifolds.solvers._worth import stiefel_worth
+from manifoldmuon.manifolds.solvers import Steepest, StiefelSolver
+from manifoldmuon.testing import stiefel_errors
 
 
 class SolverGaps(NamedTuple):
@@ -49,7 +48,7 @@ def solver_gaps(
     cold, warm = _cold_and_warm(solver, jnp.asarray(points), jnp.asarray(grads))
     gaps = [
         [
-            max(stiefel_worth(point, grad, direction).gap, 0.0)
+            max(stiefel_errors(point, grad, direction).gap, 0.0)
             for point, grad, direction in zip(
                 points[-1], grads[-1], np.asarray(answer.direction), strict=True
             )

@@ -1,26 +1,51 @@
-"""Functions of matrices: msign and its methods, schedules and their designer, power iteration."""
+"""Functions of matrices: msign and its methods, schedules and their designer, power iteration.
 
-from manifoldmuon.linalg._gram_eigh import GramEigh
-from manifoldmuon.linalg._inverse_root import InverseRoot, inverse_root
-from manifoldmuon.linalg._inverse_sqrt import DEFAULT_INVERSE_SQRT, inverse_sqrt
-from manifoldmuon.linalg._matrix import mT, product, skew, sym, upcast
-from manifoldmuon.linalg._method import MsignMethod
+What the layers above share is public here as well: parts of matrices, products that accelerators do
+not round, and powers of two that keep squares in range.
+"""
+
+from manifoldmuon.linalg._decompositions import QDWH, SVD, GramEigh, Sketch
+from manifoldmuon.linalg._inverse_roots import (
+    DEFAULT_INVERSE_SQRT,
+    InverseRoot,
+    inverse_root,
+    inverse_sqrt,
+)
+from manifoldmuon.linalg._matrix import (
+    frobenius_norm,
+    inner_product,
+    mT,
+    normalize,
+    over,
+    prescale,
+    product,
+    skew,
+    sym,
+    tall,
+    times_power_of_two,
+    trailing,
+    upcast,
+)
+from manifoldmuon.linalg._matrix_norms import (
+    nuclear_norm,
+    nuclear_parts,
+    power_iteration,
+    spectral_norm,
+)
 from manifoldmuon.linalg._msign import DEFAULT_MSIGN, msign
-from manifoldmuon.linalg._newton_schulz import NewtonSchulz
-from manifoldmuon.linalg._polar_express import polar_express
-from manifoldmuon.linalg._power_iteration import power_iteration, spectral_norm
-from manifoldmuon.linalg._qdwh import QDWH
-from manifoldmuon.linalg._scaling import prescale, times_power_of_two
-from manifoldmuon.linalg._schedule import (
+from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
+from manifoldmuon.linalg._polar_express import PolarExpress
+from manifoldmuon.linalg._polynomials import factor_products
+from manifoldmuon.linalg._schedules import (
     CUBIC,
     MODULA_SIX_STEP,
     MUON,
     POLAR_EXPRESS,
     QUINTIC,
+    FixedSchedule,
     Schedule,
+    check_schedule,
 )
-from manifoldmuon.linalg._sketch import Sketch
-from manifoldmuon.linalg._svd import SVD
 
 __all__ = [
     "CUBIC",
@@ -32,23 +57,35 @@ __all__ = [
     "QDWH",
     "QUINTIC",
     "SVD",
+    "FixedSchedule",
     "GramEigh",
     "InverseRoot",
     "MsignMethod",
     "NewtonSchulz",
+    "PolarExpress",
     "Schedule",
     "Sketch",
+    "check_method",
+    "check_schedule",
+    "factor_products",
+    "frobenius_norm",
+    "inner_product",
     "inverse_root",
     "inverse_sqrt",
     "mT",
     "msign",
-    "polar_express",
+    "normalize",
+    "nuclear_norm",
+    "nuclear_parts",
+    "over",
     "power_iteration",
     "prescale",
     "product",
     "skew",
     "spectral_norm",
     "sym",
+    "tall",
     "times_power_of_two",
+    "trailing",
     "upcast",
 ]

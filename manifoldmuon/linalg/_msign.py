@@ -1,4 +1,4 @@
-"""msign: the orthogonal polar factor of a matrix, for every shape, scale and dtype."""
+"""msign, the orthogonal polar factor of a matrix: every shape, scale and dtype, differentiable."""
 
 import functools
 
@@ -6,14 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._derivative import polar_derivative
-from manifoldmuon.linalg._matrix import mT
-from manifoldmuon.linalg._method import MsignMethod
-from manifoldmuon.linalg._newton_schulz import NewtonSchulz
-from manifoldmuon.linalg._polar_express import polar_express
-from manifoldmuon.linalg._scaling import prescale
+from manifoldmuon.linalg._matrix import mT, prescale, product, sym
+from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
+from manifoldmuon.linalg._polar_express import PolarExpress
 
-DEFAULT_MSIGN = NewtonSchulz(polar_express(3e-7, steps=13, safety=1.001, cushion=0.05))
+DEFAULT_MSIGN = NewtonSchulz(PolarExpress(3e-7, steps=13, safety=1.001, cushion=0.05))
 """Thirteen steps of Polar Express: matrix products only.
 
 Orthogonal to a few units of float32 rounding up to a condition number of 1e6; singular values
@@ -56,8 +53,7 @@ def msign(
       TypeError: `x` is not of a floating dtype, or `method` is not a `MsignMethod`.
     """
     method = DEFAULT_MSIGN if method is None else method
-    if not isinstance(method, MsignMethod):
-        raise TypeError(f"method must be a MsignMethod such as SVD(); got {method!r}")
+    check_method("method", method)
     if x.ndim < 2:
         raise ValueError(
             f"msign takes matrices in the trailing two axes; got an array of shape {x.shape}"
@@ -89,3 +85,53 @@ def _polar_jvp(method, primals, tangents):
     # is used, which costs nothing more where it is the method itself.
     factor = _polar(x, DEFAULT_MSIGN)
     return _polar(x, method), polar_derivative(x, factor, tangent)
+
+
+def polar_derivative(
+    x: Float[Array, "*batch m n"],
+    factor: Float[Array, "*batch m n"],
+    tangent: Float[Array, "*batch m n"],
+) -> Float[Array, "*batch m n"]:
+    """The derivative of the polar factor at `x = Q H` in the direction `E`.
+
+    `Q A + (I - Q Q^T) E H^-1` with the skew A that solves `H A + A H = Q^T E - E^T Q` (Higham,
+    Functions of Matrices, 2008, sec. 8.1, by differentiating `x = Q H`). Both equations are
+    solved in the eigenbasis of H, but are told to JAX as linear equations: their own derivative
+    needs no derivative of the eigenvectors, so that higher derivatives are right as well.
+
+    Args:
+      x: tall or square.
+      factor: Q, its polar factor.
+      tangent: E.
+
+    Returns:
+      The derivative. Where H is singular to rounding the pseudo-inverse stands in: what would
+      be infinite contributes zero.
+    """
+    h = sym(product(mT(factor), x))
+    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(h))
+    floor = values[..., -1:] * x.shape[-2] * jnp.finfo(x.dtype).eps
+    over_values = _inverse(values, floor)[..., None, :]
+    over_sums = _inverse(values[..., :, None] + values[..., None, :], floor[..., None])
+
+    def solve_turn(right):
+        inside = product(product(mT(vectors), right), vectors)
+        return product(product(vectors, inside * over_sums), mT(vectors))
+
+    def solve_leave(right):
+        return product(product(right, vectors) * over_values, mT(vectors))
+
+    along = product(mT(factor), tangent)
+    turn = _linear_solve(lambda a: product(h, a) + product(a, h), solve_turn, along - mT(along))
+    leave = _linear_solve(lambda a: product(a, h), solve_leave, tangent - product(factor, along))
+    return product(factor, turn) + leave
+
+
+def _linear_solve(operator, solve, right):
+    return jax.lax.custom_linear_solve(operator, right, lambda _, b: solve(b), symmetric=True)
+
+
+def _inverse(values, floor):
+    """One over what exceeds the floor, zero for the rest; NaN stays NaN."""
+    keep = ~(values <= floor)
+    return jnp.where(keep, 1 / jnp.where(keep, values, 1), 0)

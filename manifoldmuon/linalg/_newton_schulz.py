@@ -1,5 +1,9 @@
-"""msign by matrix products alone: odd polynomials, in the direct or in the Gram form."""
+"""The interface of a method for msign, and the one by matrix products alone.
 
+`NewtonSchulz` applies odd polynomials, in the direct or in the Gram form.
+"""
+
+import abc
 import dataclasses
 from typing import Any
 
@@ -8,7 +12,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._matrix import mT, product
-from manifoldmuon.linalg._method import MsignMethod
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
     factor_products,
@@ -16,12 +19,36 @@ from manifoldmuon.linalg._polynomials import (
     scan_runs,
     schatten_bound,
 )
-from manifoldmuon.linalg._schedule import Coefficients, Schedule
+from manifoldmuon.linalg._schedules import Coefficients, Schedule, check_schedule
 
 # Steps that are taken on a fresh Gram matrix at the end of a schedule: they remove what rounding
 # has left in the blocks before, which grows with the size and the length of a block.
 _LAST_BLOCK = 1
 _MARGIN = 1e-4
+
+
+class MsignMethod(abc.ABC):
+    """A way to compute the orthogonal polar factor, as a frozen, hashable value.
+
+    The matrices that a method is given are tall or square, not empty, in float32 or wider, and
+    each has its largest magnitude between eps and 1/eps (of its dtype), or is zero, or is NaN
+    throughout: `msign` scales what it is given. A method answers with matrices of the same shape
+    and dtype; a zero matrix gives zero, a NaN matrix NaN, and matrices in a batch do not touch
+    each other. It must work under `jax.jit`, `jax.vmap` and `jax.lax.scan`; it need not be
+    differentiable.
+    """
+
+    @abc.abstractmethod
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        """`U V^T` for each `x = U S V^T` with `m >= n >= 1`."""
+
+
+def check_method(name: str, method: object) -> None:
+    """Raises `TypeError`, naming the argument, for what is not a `MsignMethod`."""
+    if isinstance(method, Schedule):
+        raise TypeError(f"{name} must be a MsignMethod: write NewtonSchulz({method!r})")
+    if not isinstance(method, MsignMethod):
+        raise TypeError(f"{name} must be a MsignMethod such as SVD(); got {method!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +83,9 @@ class NewtonSchulz(MsignMethod):
     operands: Any = None
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
     skew: bool = False
+
+    def __post_init__(self):
+        check_schedule("NewtonSchulz.schedule", self.schedule)
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         steps = self.schedule.coefficients

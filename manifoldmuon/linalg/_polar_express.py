@@ -1,33 +1,32 @@
-"""Polar Express: the composition of odd polynomials that maps `[lower, 1]` closest to 1."""
+"""Polar Express: the composition of odd polynomials that maps `[lower, 1]` closest to 1.
 
+Each of them is the best approximation of 1 on an interval, found by the Remez exchange.
+"""
+
+import dataclasses
 import functools
 import math
 import operator
 
 import numpy as np
+from numpy.polynomial import chebyshev, polynomial
 
-from manifoldmuon.linalg._remez import minimax_odd
-from manifoldmuon.linalg._schedule import Coefficients, Schedule
+from manifoldmuon.linalg._schedules import Coefficients, Schedule
 
 _ENOUGH = 200  # steps that no design reaches
+_EXCHANGES = 100
 
 
-@functools.lru_cache(maxsize=256)
-def polar_express(
-    lower: float = 1e-3,
-    degree: int = 5,
-    steps: int | None = None,
-    safety: float = 1.0,
-    cushion: float = 0.0,
-) -> Schedule:
-    """Designs the schedule that brings singular values in `[lower, 1]` to 1 the fastest.
+@dataclasses.dataclass(frozen=True)
+class PolarExpress(Schedule):
+    """The schedule that brings singular values in `[lower, 1]` to 1 the fastest.
 
     Among all compositions of that many odd polynomials of that degree it has the smallest
     largest error, and the greedy choice achieves it: each step is the best approximation of 1
     on the interval that the steps before it have reached (Amsel, Persson, Musco, Gower, Polar
-    Express, arXiv:2505.16932, theorem 3.1).
+    Express, arXiv:2505.16932, theorem 3.1). The polynomials are computed on first use, and kept.
 
-    Args:
+    Attributes:
       lower: the smallest singular value to be brought to 1, relative to the upper bound by
         which the matrix is divided. Smaller ones grow, but do not arrive.
       degree: odd, 3 or more: 5 is the usual choice; 9 does as much per product.
@@ -40,25 +39,51 @@ def polar_express(
         also map some large singular values to tiny ones; a cushion lifts the valleys for a
         little speed. The published coefficients have 0.02407327424182761.
 
-    Returns:
-      The schedule, its tail the Taylor polynomial of that degree. Cached.
-
     Raises:
-      ValueError: an argument out of range.
+      ValueError: a field out of range.
     """
-    _check(lower, degree, steps, safety, cushion)
+
+    lower: float = 1e-3
+    degree: int = 5
+    steps: int | None = None
+    safety: float = 1.0
+    cushion: float = 0.0
+
+    def __post_init__(self):
+        if not 1e-12 <= self.lower < 1:
+            raise ValueError(f"lower must be at least 1e-12 and below 1; got {self.lower!r}")
+        if operator.index(self.degree) < 3 or self.degree % 2 == 0:
+            raise ValueError(f"degree must be odd and at least 3; got {self.degree!r}")
+        if self.steps is not None and operator.index(self.steps) < 1:
+            raise ValueError(f"steps must be at least 1; got {self.steps!r}")
+        if not (1 <= self.safety <= 1.1 and math.isfinite(self.safety)):
+            raise ValueError(f"safety must be between 1 and 1.1; got {self.safety!r}")
+        if not 0 <= self.cushion < 0.5:
+            raise ValueError(f"cushion must be at least 0 and below 0.5; got {self.cushion!r}")
+
+    @property
+    def coefficients(self) -> tuple[Coefficients, ...]:
+        return _design(self)
+
+    def with_steps(self, steps: int) -> "PolarExpress":
+        return dataclasses.replace(self, steps=steps)
+
+
+@functools.lru_cache(maxsize=256)
+def _design(wanted: PolarExpress) -> tuple[Coefficients, ...]:
     head: list[Coefficients] = []
-    low, high = float(lower), 1.0
-    for _ in range(_ENOUGH if steps is None else steps):
-        step, top = _best(max(low, cushion * high), high * safety, degree)
+    low, high = float(wanted.lower), 1.0
+    for _ in range(_ENOUGH if wanted.steps is None else wanted.steps):
+        covered = max(low, wanted.cushion * high), high * wanted.safety
+        step, top = _best(*covered, wanted.degree)
         # With a cushion the step is centred on the wrong interval: centre it on the true one.
         centre = (_value(step, low) + top) / 2
         head.append(tuple(float(c / centre) for c in step))
         low = _value(step, low) / centre
         high = 2 - low
-        if steps is None and high - 1 < 1e-7:
+        if wanted.steps is None and high - 1 < 1e-7:
             break
-    return Schedule(tuple(head), _taylor(degree))
+    return tuple(head)
 
 
 def _best(low: float, high: float, degree: int) -> tuple[np.ndarray, float]:
@@ -87,14 +112,61 @@ def _value(step: np.ndarray, x: float) -> float:
     return float(x * np.polynomial.polynomial.polyval(x * x, step))
 
 
-def _check(lower, degree, steps, safety, cushion):
-    if not 1e-12 <= lower < 1:
-        raise ValueError(f"lower must be at least 1e-12 and below 1; got {lower!r}")
-    if operator.index(degree) < 3 or degree % 2 == 0:
-        raise ValueError(f"degree must be odd and at least 3; got {degree!r}")
-    if steps is not None and operator.index(steps) < 1:
-        raise ValueError(f"steps must be at least 1; got {steps!r}")
-    if not (1 <= safety <= 1.1 and math.isfinite(safety)):
-        raise ValueError(f"safety must be between 1 and 1.1; got {safety!r}")
-    if not 0 <= cushion < 0.5:
-        raise ValueError(f"cushion must be at least 0 and below 0.5; got {cushion!r}")
+def minimax_odd(lower: float, upper: float, degree: int) -> tuple[np.ndarray, float]:
+    """The odd polynomial of this degree that is closest to 1 on `[lower, upper]`.
+
+    With `degree = 2 d - 1` there are d coefficients, and the best polynomial is the one whose
+    error takes its largest size with alternating signs at d + 1 points (Chebyshev). Both ends
+    are among them and the other d - 1 are all the stationary points that an odd polynomial of
+    this degree has, so each exchange finds them as the roots of the derivative.
+
+    Written as `x q(x^2)` with q in the Chebyshev basis of `[lower^2, upper^2]`: the linear
+    systems stay well conditioned for narrow intervals and for tiny `lower`.
+
+    Args:
+      lower: left end, positive.
+      upper: right end, larger than `lower`.
+      degree: odd, 3 or more.
+
+    Returns:
+      `(coefficients, error)`: those of `x, x^3, ...` in float64, and the largest `|1 - f|`.
+    """
+    d = (degree + 1) // 2
+    middle, half = (upper**2 + lower**2) / 2, (upper**2 - lower**2) / 2
+    points = (lower + upper) / 2 - (upper - lower) / 2 * np.cos(np.pi * np.arange(d + 1) / d)
+    signs = (-1.0) ** np.arange(d + 1)
+    error = np.inf
+    for _ in range(_EXCHANGES):
+        q, new_error = _interpolate(points, signs, middle, half)
+        if abs(new_error - error) <= 1e-15:
+            break
+        error = new_error
+        points = np.concatenate([[lower], _stationary(q, middle, half), [upper]])
+    return _monomials(q, middle, half), abs(new_error)
+
+
+def _interpolate(points, signs, middle, half):
+    """The polynomial with `f(x_i) + (-1)^i E = 1` at every point, and that E."""
+    basis = chebyshev.chebvander((points**2 - middle) / half, len(points) - 2)
+    solution = np.linalg.solve(
+        np.concatenate([points[:, None] * basis, signs[:, None]], axis=1), np.ones(len(points))
+    )
+    return solution[:-1], solution[-1]
+
+
+def _stationary(q, middle, half):
+    """Where `d/dx x q(x^2) = q + 2 t q'` is zero, t = x^2 = middle + half * s."""
+    q = chebyshev.cheb2poly(q)
+    slope = polynomial.polyadd(
+        q, polynomial.polymul([middle, half], 2 * polynomial.polyder(q) / half)
+    )
+    return np.sqrt(middle + half * np.sort(polynomial.polyroots(slope).real))
+
+
+def _monomials(q, middle, half):
+    """The coefficients in powers of t."""
+    total, power = np.zeros(len(q)), np.ones(1)
+    for coefficient in chebyshev.cheb2poly(q):
+        total[: len(power)] += coefficient * power
+        power = polynomial.polymul(power, [-middle / half, 1 / half])
+    return total

@@ -2,26 +2,20 @@
 
 from manifoldmuon.manifolds import retractions as retractions
 from manifoldmuon.manifolds import solvers as solvers
-from manifoldmuon.manifolds._axes import Axes
-from manifoldmuon.manifolds._embedding_rows import EmbeddingRows
 from manifoldmuon.manifolds._euclidean import Euclidean
-from manifoldmuon.manifolds._hypersphere import Hypersphere
-from manifoldmuon.manifolds._manifold import Manifold, Steepest
-from manifoldmuon.manifolds._orthogonal import Orthogonal
-from manifoldmuon.manifolds._scale import FanRatio, RootDim, ScaleRule
-from manifoldmuon.manifolds._stiefel import Stiefel
+from manifoldmuon.manifolds._layout import Layout
+from manifoldmuon.manifolds._manifold import LaidOut, Manifold
+from manifoldmuon.manifolds._spheres import EmbeddingRows, Hypersphere
+from manifoldmuon.manifolds._stiefel import Orthogonal, Stiefel
 
 __all__ = [
-    "Axes",
     "EmbeddingRows",
     "Euclidean",
-    "FanRatio",
     "Hypersphere",
+    "LaidOut",
+    "Layout",
     "Manifold",
     "Orthogonal",
-    "RootDim",
-    "ScaleRule",
-    "Steepest",
     "Stiefel",
     "retractions",
     "solvers",

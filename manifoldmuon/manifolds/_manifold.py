@@ -1,55 +1,40 @@
 """The interface of a weight space: what every manifold supplies, and the laws it keeps."""
 
 import abc
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Callable
+from typing import Any
 
-import chex
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import upcast
-from manifoldmuon.norms import Effort
-
-
-class Steepest(NamedTuple):
-    """A steepest direction and its certificate.
-
-    Attributes:
-      direction: `A`, tangent at the point, of norm at most 1 in the manifold's own norm; it
-        ascends, so a descent step subtracts it. Shape and dtype of the gradient.
-      dual: what a later, nearby problem can start from: an array, or `()` where the direction
-        has a closed form. float32 or wider.
-      residual: how far the solver's raw direction was from tangent before the last tangent
-        projection, `||W^T A + A^T W||_F / n` for a Stiefel point of unit scale. Leading axes.
-      gap: the relative duality gap, an upper bound on `1 - <G, A> / optimum` that needs no
-        reference solution (0 for a zero gradient). Leading axes.
-    """
-
-    direction: Float[Array, "..."]
-    dual: chex.ArrayTree
-    residual: Float[Array, "..."]
-    gap: Float[Array, "..."]
+from manifoldmuon.linalg import frobenius_norm, normalize, over, prescale
+from manifoldmuon.manifolds._layout import AxisNumbers, Layout
+from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.norms import Norm
 
 
 class Manifold(abc.ABC):
-    """A space of weights, as a frozen, hashable value without arrays; not a pytree node.
+    """A space of weights and the norm of its steps, as a frozen, hashable value without arrays.
 
     The trailing `ndim` axes of an array are one point; all leading axes are independent copies.
     Methods take the point first. Dtype in = dtype out; arithmetic is done in float32 or wider.
+    A manifold is not a pytree node.
 
-    The norm of a direction is measured relative to the manifold's own scale, so that a learning
-    rate is an angle on every curved manifold: a direction on a sphere of radius r has Euclidean
-    norm r, a direction on the Stiefel manifold of scale s has spectral norm at most s.
+    The norm of a direction is by default relative to the manifold's own scale, so that a learning
+    rate is an angle to first order: a direction on a sphere of radius r has Euclidean norm r, a
+    direction on the Stiefel manifold of scale s has spectral norm at most s. (A retraction that
+    projects turns by arctan(lr): at rate 1 by an eighth of a turn.)
 
     Laws (checked by `manifoldmuon.testing.check_manifold`):
 
     * `project` is idempotent and lands on the set; `distance` is zero there;
     * `tangent(p, .)` is linear and idempotent;
-    * `steepest` is tangent, `norm(direction) <= 1`, it is the same for G and c*G with c > 0,
+    * `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
       a zero gradient gives a zero direction, and its gap is a true bound;
     * `retract(p, 0) == p`, d/dt retract(p, t*v) at 0 is v, and the result is on the set;
     * a stack of points gives what a loop over them gives;
-    * on a `flat` manifold `project` and `tangent` change nothing, and `retract` is addition.
+    * unless `constrained`, `project` and `tangent` change nothing, and `retract` is addition.
     """
 
     @property
@@ -58,21 +43,18 @@ class Manifold(abc.ABC):
         """How many trailing axes make one point."""
 
     @property
-    def flat(self) -> bool:
-        """Whether the set is all of space, so that no answer depends on the point.
+    @abc.abstractmethod
+    def norm(self) -> Norm:
+        """The norm, scale included, in which directions are steepest."""
 
-        False unless a manifold says otherwise. Optimizers decay the weights of flat leaves, and
-        add to them instead of retracting.
+    @property
+    def constrained(self) -> bool:
+        """Whether the set is less than all of space.
+
+        Optimizers decay the weights of unconstrained leaves, and add to them instead of
+        retracting.
         """
-        return False
-
-    def inner(self, first: Float[Array, "..."], second: Float[Array, "..."]) -> Float[Array, "..."]:
-        """`<first, second>` of each point, in float32 or wider."""
-        return jnp.sum(upcast(first) * upcast(second), axis=tuple(range(-self.ndim, 0)))
-
-    def spread(self, numbers: Shaped[Array, "..."], shape: tuple[int, ...]) -> Shaped[Array, "..."]:
-        """One number for each point, laid out to multiply an array of this shape."""
-        return jnp.expand_dims(numbers, tuple(range(-self.ndim, 0)))
+        return True
 
     @abc.abstractmethod
     def check_shape(self, shape: tuple[int, ...]) -> None:
@@ -88,27 +70,13 @@ class Manifold(abc.ABC):
     ) -> Float[Array, "..."]:
         """The orthogonal projection of `vector` onto the tangent space at `point`."""
 
-    @abc.abstractmethod
-    def norm(self, vector: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The norm, relative to the manifold's scale, in which directions are steepest."""
-
-    def init_carried(self, shape: tuple[int, ...]) -> chex.ArrayTree:
-        """The cold start of `carried_norm` for points of this shape; see `Norm.init_carried`."""
-        return ()
-
-    def carried_norm(
-        self, vector: Float[Array, "..."], carried: chex.ArrayTree, effort: Effort
-    ) -> tuple[Float[Array, "..."], chex.ArrayTree]:
-        """`norm` at the price of a training step; see `Norm.carried_norm`."""
-        return self.norm(vector), carried
-
-    @abc.abstractmethod
-    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
         """The cold start of `steepest` for points of this shape; `()` for a closed form."""
+        return ()
 
     @abc.abstractmethod
     def steepest(
-        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: chex.ArrayTree
+        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
     ) -> Steepest:
         """The tangent direction of norm at most 1 with the largest `<grad, direction>`."""
 
@@ -129,3 +97,117 @@ class Manifold(abc.ABC):
         For matrices the largest `|sigma_i / scale - 1|`, for vectors `|norm / scale - 1|`,
         for flat space 0.
         """
+
+    def with_axes(
+        self, in_axes: AxisNumbers, out_axes: AxisNumbers, taps: AxisNumbers = (), ndim: int = 0
+    ) -> "LaidOut":
+        """This manifold for arrays of another layout; see `Layout` for the arguments."""
+        return LaidOut(self, Layout(in_axes, out_axes, taps, ndim))
+
+    def transposed(self) -> "LaidOut":
+        """The trailing two axes swapped: Flax kernels (in, out), tables (d, vocabulary)."""
+        return self.with_axes(in_axes=-2, out_axes=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class LaidOut:
+    """A manifold for arrays of another layout: an entry of a geometry, not itself a manifold.
+
+    Made by `Manifold.with_axes` and `Manifold.transposed`. Optimizers bring the array into the
+    manifold's layout, once, and the results back.
+
+    Attributes:
+      manifold: what the rearranged array belongs to; its points have at least two axes.
+      layout: how the array is laid out.
+    """
+
+    manifold: Manifold
+    layout: Layout
+
+    def __post_init__(self):
+        if self.manifold.ndim < 2:
+            raise ValueError(
+                f"a layout arranges matrices, but a point of {type(self.manifold).__name__} has "
+                f"{self.manifold.ndim} axes; use that manifold without one"
+            )
+
+    @property
+    def ndim(self) -> int:
+        """How many trailing axes of the array make one weight."""
+        return max(self.layout.ndim, self.manifold.ndim)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Raises `ValueError` where no point fits an array of this shape."""
+        self.layout.check_shape(shape)
+        inner = self.layout.inner_shape(shape)
+        try:
+            self.manifold.check_shape(inner)
+        except ValueError as error:
+            raise ValueError(
+                f"{error} ({self.layout} made that of the shape {tuple(shape)})"
+            ) from None
+
+
+def require_axes(manifold: Manifold, shape: tuple[int, ...]) -> None:
+    """Raises `ValueError` where `shape` has too few axes for one point of `manifold`."""
+    if len(shape) < manifold.ndim:
+        raise ValueError(
+            f"{type(manifold).__name__} takes the trailing {manifold.ndim} axes of an array as one "
+            f"point, but the shape {tuple(shape)} has {len(shape)}; use a manifold for fewer axes, "
+            f"such as Euclidean(Frobenius(ndim={len(shape)}))"
+        )
+
+
+def require_norm(manifold: Manifold, *kinds: type[Norm]) -> None:
+    """Raises `ValueError` where steps are to be measured in a norm that has no solver here."""
+    if not isinstance(manifold.norm, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise ValueError(
+            f"{type(manifold).__name__}.step_norm must be {names}; got {manifold.norm!r}"
+        )
+
+
+def stay_if_still(
+    point: Float[Array, "..."],
+    vector: Float[Array, "..."],
+    moved: Float[Array, "..."],
+    ndim: int,
+) -> Float[Array, "..."]:
+    """`moved`, except that a point whose step is zero is returned untouched.
+
+    Rounding would move it by some 1e-8, and a point that cannot be normalised (all zeros) would
+    become NaN: a zero update must leave both alone. A NaN in the step is not a zero.
+    """
+    axes = tuple(range(-ndim, 0))
+    still = jnp.all(vector == 0, axis=axes, keepdims=True)
+    return jnp.where(still, point, moved.astype(point.dtype))
+
+
+def euclidean_direction(
+    grad: Float[Array, "..."], tangent: Callable[[Any], Any], ndim: int
+) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    """The direction of the tangent part of each gradient: steepest in the Euclidean norm.
+
+    A gradient that is normal to the set has a tangent part made of rounding errors alone; dividing
+    it by its own length would turn noise into a full step. Below a few units of rounding, relative
+    to the gradient, the direction is therefore zero.
+
+    Args:
+      grad: gradients at any scale.
+      tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
+      ndim: how many trailing axes make one gradient.
+
+    Returns:
+      `(direction, length, residual)`: unit or zero arrays; the length of the tangent part of the
+      prescaled gradient; and how much of the direction, before a second projection, was normal.
+    """
+    scaled, _ = prescale(grad, ndim)
+    part = tangent(scaled)
+    length = frobenius_norm(part, ndim)
+    heard = ~(length <= 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, ndim))
+    # Once more: where the tangent part is small, the first pass left relatively much behind.
+    direction = normalize(part, ndim)
+    again = tangent(direction)
+    residual = jnp.where(heard, frobenius_norm(direction - again, ndim), 0)
+    # Not where the length is above the noise: a NaN has to stay.
+    return jnp.where(over(heard, ndim), normalize(again, ndim), 0), length, residual

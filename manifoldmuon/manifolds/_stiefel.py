@@ -1,50 +1,188 @@
-"""Matrices with orthonormal columns (or rows): the manifold of manifold Muon."""
+"""Matrices with orthonormal columns or rows: the Stiefel manifold, and the orthogonal one."""
 
 import dataclasses
+from typing import Any
 
-import chex
-from jaxtyping import Array, Float
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.manifolds import _matrices
-from manifoldmuon.manifolds._manifold import Steepest
-from manifoldmuon.manifolds._orthonormal import Orthonormal
-from manifoldmuon.manifolds._points import require_axes
-from manifoldmuon.manifolds._scale import ScaleRule
-from manifoldmuon.manifolds.retractions import Polar, Retraction
-from manifoldmuon.manifolds.solvers import ACCURATE, StiefelSolver
+from manifoldmuon.linalg import msign, mT, product, sym, tall, upcast
+from manifoldmuon.manifolds._manifold import (
+    Manifold,
+    euclidean_direction,
+    require_axes,
+    require_norm,
+    stay_if_still,
+)
+from manifoldmuon.manifolds.retractions import Polar, Retraction, positive_qr
+from manifoldmuon.manifolds.solvers import ACCURATE, Steepest, StiefelSolver
+from manifoldmuon.norms import Frobenius, ScaleRule, Spectral, check_scale, scale_of
+
+
+class _Orthonormal(Manifold):
+    """Matrices whose singular values all equal `scale`; which shapes is the subclass's to say.
+
+    A subclass is a dataclass with these fields. Inside, points are tall and of unit scale.
+    """
+
+    scale: float | ScaleRule
+    solver: StiefelSolver
+    retraction: Retraction
+    step_norm: Spectral | Frobenius | None
+
+    def __post_init__(self):
+        check_scale(f"{type(self).__name__}.scale", self.scale)
+        require_norm(self, Spectral, Frobenius)
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def norm(self) -> Spectral | Frobenius:
+        return Spectral(scale=self.scale) if self.step_norm is None else self.step_norm
+
+    def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        return (self._scale(point) * msign(upcast(point))).astype(point.dtype)
+
+    def tangent(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        return _like(_tangent_part(self._unit(point), tall(upcast(vector))), vector, 1.0)
+
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
+        *batch, m, n = shape
+        if isinstance(self.norm, Frobenius):
+            return ()
+        return self.solver.init_dual((*batch, max(m, n), min(m, n)))
+
+    def steepest(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+    ) -> Steepest:
+        size = scale_of(self.norm.scale, grad.shape[-2:])
+        unit, high = self._unit(point), tall(upcast(grad))
+        if isinstance(self.norm, Frobenius):
+            direction, length, residual = euclidean_direction(
+                high, lambda vector: _tangent_part(unit, vector), 2
+            )
+            missed = (length > 0) & jnp.all(direction == 0, axis=(-2, -1))
+            answer = Steepest(direction, dual, residual, jnp.where(missed, 1.0, 0 * length))
+        else:
+            # Accelerators round float32 factors to fewer bits unless told otherwise.
+            with jax.default_matmul_precision("highest"):
+                answer = self.solver.solve(unit, high, dual)
+        return answer._replace(direction=_like(answer.direction, grad, size))
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        scale = self._scale(point)
+        moved = self.retraction.retract(self._unit(point), tall(upcast(vector) / scale))
+        return stay_if_still(point, vector, _like(moved, point, scale), 2)
+
+    def random_point(
+        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
+    ) -> Float[Array, "*batch m n"]:
+        """Uniformly distributed (Haar) over the set."""
+        self.check_shape(shape)
+        *batch, m, n = shape
+        wide = jnp.promote_types(dtype, jnp.float32)
+        gaussian = jax.random.normal(key, (*batch, max(m, n), min(m, n)), wide)
+        example = jnp.zeros(shape, dtype)
+        return _like(positive_qr(gaussian), example, self._scale(example))
+
+    def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        """The largest `|sigma_i / scale - 1|`, accurate to a few units of rounding.
+
+        From the eigenvalues `l` of the small matrix `W^T W / s^2 - I`, since `l = sigma^2 - 1`
+        means `sigma - 1 = l / (1 + sqrt(1 + l))`. An eigenvalue routine is at home here: this is a
+        monitor, not a part of a training step.
+        """
+        unit = self._unit(point)
+        if 0 in unit.shape:
+            return jnp.zeros(unit.shape[:-2], unit.dtype)
+        excess = product(mT(unit), unit) - jnp.eye(unit.shape[-1], dtype=unit.dtype)
+        values = jnp.linalg.eigvalsh(excess, symmetrize_input=False)
+        return jnp.max(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), axis=-1)
+
+    def _scale(self, point: Float[Array, "*batch m n"]) -> float:
+        return scale_of(self.scale, point.shape[-2:])
+
+    def _unit(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
+        """The point or its transpose, tall, divided by the scale, in float32 or wider."""
+        return tall(upcast(point) / self._scale(point))
 
 
 @dataclasses.dataclass(frozen=True)
-class Stiefel(Orthonormal):
+class Stiefel(_Orthonormal):
     """Matrices whose singular values all equal `scale`: `W^T W = s^2 I`, or `W W^T` if wide.
 
     At unit scale the tangent space is `sym(W^T A) = 0`. The direction that maximises `<G, A>`
     over tangent `A` of spectral norm at most 1 is what a solver finds, and certifies how close it
     came ("Modular Manifolds", Thinking Machines 2025; Modula documentation, Stiefel page). The
-    default solver is a closed form, `msign(G W^T - W G^T) W`.
+    default solver is a closed form, `msign(G W^T - W G^T) W` (Solonko, Molozhavenko, Rakhuba,
+    arXiv:2608.06218, found independently here). In the Frobenius norm the steepest direction is
+    the normalised Riemannian gradient.
 
     Attributes:
       scale: the common singular value, a positive number or a rule such as `FanRatio()`
         (unit RMS-to-RMS norm).
-      solver: what finds the steepest direction; see `manifolds.solvers`.
+      solver: what finds the steepest direction in the spectral norm; see `manifolds.solvers`.
       retraction: how a step returns to the set.
+      step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
+        norm relative to the scale.
     """
 
     scale: float | ScaleRule = 1.0
     solver: StiefelSolver = ACCURATE
     retraction: Retraction = Polar()
+    step_norm: Spectral | Frobenius | None = None
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)
 
-    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
-        *batch, m, n = shape
-        return self.solver.init_dual((*batch, max(m, n), min(m, n)))
 
-    def steepest(
-        self,
-        point: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: chex.ArrayTree,
-    ) -> Steepest:
-        return _matrices.steepest(self.solver, point, grad, dual, self._scale(point))
+@dataclasses.dataclass(frozen=True)
+class Orthogonal(_Orthonormal):
+    """Square matrices `W^T W = s^2 I`: `Stiefel`, and an error for any other shape.
+
+    Tangent vectors at unit scale are `W X` with `X` skew, and under the spectral norm the
+    steepest is `W msign(W^T G - G^T W)` (Modula documentation, orthogonal page), which equals
+    the closed form of `Stiefel`.
+
+    Attributes:
+      scale: see `Stiefel`.
+      solver: see `Stiefel`. Odd polynomials keep skew symmetry exactly; what another method of
+        msign breaks is repaired, and reported as residual.
+      retraction: see `Stiefel`.
+      step_norm: see `Stiefel`.
+    """
+
+    scale: float | ScaleRule = 1.0
+    solver: StiefelSolver = ACCURATE
+    retraction: Retraction = Polar()
+    step_norm: Spectral | Frobenius | None = None
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        require_axes(self, shape)
+        if shape[-2] != shape[-1]:
+            raise ValueError(
+                f"Orthogonal takes square matrices in the trailing two axes; got the shape "
+                f"{tuple(shape)}. Use Stiefel() for rectangular ones"
+            )
+
+
+def _like(
+    result: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"], scale: float
+) -> Float[Array, "*batch m n"]:
+    """A tall result of unit scale in the scale, orientation and dtype of `example`."""
+    wide = example.shape[-2] < example.shape[-1]
+    return (scale * (mT(result) if wide else result)).astype(example.dtype)
+
+
+def _tangent_part(
+    point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+) -> Float[Array, "*batch m n"]:
+    """`V - W sym(W^T V)`: the orthogonal projection onto the tangent space at `W^T W = I`."""
+    return vector - product(point, sym(product(mT(point), vector)))

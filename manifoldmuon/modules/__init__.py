@@ -14,37 +14,42 @@ from manifoldmuon.modules._algebra import (
     Mul,
     Stack,
 )
-from manifoldmuon.modules._atom import Atom
+from manifoldmuon.modules._atoms import Atom, Conv2D, Embed, Linear, Unembed
 from manifoldmuon.modules._attention import (
+    GPT,
     AttendValues,
+    Attention,
     CausalMask,
     FunctionalAttention,
     QueryKey,
     RoPE,
 )
-from manifoldmuon.modules._conv import Conv2D
-from manifoldmuon.modules._embed import Embed, Unembed
-from manifoldmuon.modules._leaf import Leaf
-from manifoldmuon.modules._linear import Linear
-from manifoldmuon.modules._networks import MLP, ResCNN, ResMLP, residual
-from manifoldmuon.modules._normalization import LayerNorm, MeanSubtract, RMSDivide
-from manifoldmuon.modules._pointwise import GELU, Abs, ReLU, ScaledReLU, Softmax
-from manifoldmuon.modules._reshaping import (
+from manifoldmuon.modules._bonds import (
+    BALANCED,
+    GELU,
+    Abs,
     AveragePool,
     Flatten,
+    LayerNorm,
+    MeanSubtract,
     MergeHeads,
     Positions,
+    ReLU,
+    RMSDivide,
+    ScaledReLU,
+    Softmax,
     SplitHeads,
 )
-from manifoldmuon.modules._sharpness import Sharpness
+from manifoldmuon.modules._networks import MLP, ResCNN, ResMLP, residual
+from manifoldmuon.modules._plan import Sharpness, WeightSpec, map_weights
 from manifoldmuon.modules._slot import Declared, Slot, declare
 from manifoldmuon.modules._tied import Tied, tie
-from manifoldmuon.modules._transformer import GPT, Attention
 
 __all__ = [
     "Module",
     "Sharpness",
-    "Leaf",
+    "WeightSpec",
+    "map_weights",
     "Compose",
     "Concatenate",
     "Stack",
@@ -62,6 +67,7 @@ __all__ = [
     "Identity",
     "Add",
     "Mul",
+    "BALANCED",
     "Abs",
     "ReLU",
     "ScaledReLU",

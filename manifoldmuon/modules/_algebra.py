@@ -1,5 +1,6 @@
-"""The algebra: composition, concatenation, sums, scalar multiples and powers of modules."""
+"""The algebra: modules that know their norm, and how they combine into modules."""
 
+import abc
 import dataclasses
 import functools
 import numbers
@@ -12,9 +13,8 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.modules._interface import ModuleInterface
-from manifoldmuon.modules._leaf import check_number
-from manifoldmuon.modules._printing import tree_text
-from manifoldmuon.modules._rules import (
+from manifoldmuon.modules._plan import (
+    Sharpness,
     plan_copies,
     plan_in_sequence,
     plan_side_by_side,
@@ -22,9 +22,7 @@ from manifoldmuon.modules._rules import (
     sharpness_of_copies,
     sharpness_side_by_side,
 )
-from manifoldmuon.modules._several import Several
-from manifoldmuon.modules._sharpness import Sharpness
-from manifoldmuon.modules._weightless import Weightless
+from manifoldmuon.norms import check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,12 +77,11 @@ class Module(ModuleInterface):
         return self * (1 / divisor) if isinstance(divisor, numbers.Real) else NotImplemented
 
     def __pow__(self, copies: Any) -> "Module":
-        if isinstance(copies, bool) or not isinstance(copies, numbers.Integral) or copies < 0:
+        if isinstance(copies, bool) or not isinstance(copies, numbers.Integral):
+            return NotImplemented
+        if copies < 0:
             raise ValueError(f"a power is a whole number of copies, 0 or more; got {copies!r}")
         return Stack(self, int(copies)) if copies else Identity()
-
-    def __str__(self) -> str:
-        return tree_text(self)
 
 
 def as_module(value: Any) -> Module:
@@ -117,7 +114,32 @@ def _either(build: Any, other: Any) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Compose(Several, Module):
+class _Several(Module):
+    """Several modules, apart from how they combine; see `Compose` and `Concatenate`."""
+
+    modules: tuple[Any, ...]
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.modules
+
+    @property
+    def mass(self) -> float:
+        return float(sum(part.mass for part in self.modules))
+
+    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> tuple[Any, ...]:
+        keys = jax.random.split(key, len(self.modules))
+        return tuple(part.init(k, dtype) for part, k in zip(self.modules, keys, strict=True))
+
+    def map_atoms(self, function: Any) -> Any:
+        return type(self)(tuple(part.map_atoms(function) for part in self.modules))
+
+    def describe(self) -> str:
+        return type(self).__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Compose(_Several):
     """Modules one after the other; made by `@`.
 
     Attributes:
@@ -142,7 +164,7 @@ class Compose(Several, Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Concatenate(Several, Module):
+class Concatenate(_Several):
     """Modules side by side, each on the same input; written as a tuple.
 
     The output is the tuple of their outputs, and its norm the sum of their norms.
@@ -234,8 +256,48 @@ class Stack(Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Bond(Weightless, Module):
+class Bond(Module):
     """A module without weights: mass 0. A new one gives `sensitivity`, `gamma` and `forward`."""
+
+    @property
+    @abc.abstractmethod
+    def sensitivity(self) -> float: ...
+
+    @property
+    @abc.abstractmethod
+    def gamma(self) -> float:
+        """The bound on the second derivative, where there is one; 0 for piecewise linear maps."""
+
+    @abc.abstractmethod
+    def forward(self, x: Any) -> Any:
+        """The output."""
+
+    @property
+    def mass(self) -> float:
+        return 0.0
+
+    @property
+    def sharpness(self) -> Sharpness:
+        return Sharpness(0.0, 0.0, self.gamma)
+
+    @property
+    def parts(self) -> tuple[Module, ...]:
+        return ()
+
+    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> tuple[()]:
+        return ()
+
+    def apply(self, params: Any, x: Any) -> Any:
+        return self.forward(x)
+
+    def plan(self, target: np.ndarray) -> tuple[()]:
+        return ()
+
+    def map_atoms(self, function: Any) -> "Bond":
+        return self
+
+    def describe(self) -> str:
+        return repr(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The interface of a module: what it declares, and what follows from that by itself."""
+"""What a module declares, and what follows from that by itself."""
 
 import abc
 import dataclasses
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.modules._leaf import Leaf, check_number, map_leaves
-from manifoldmuon.modules._sharpness import Sharpness
+from manifoldmuon.modules._plan import Sharpness, WeightSpec, map_weights
+from manifoldmuon.norms import check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +68,7 @@ class ModuleInterface(abc.ABC):
 
     @abc.abstractmethod
     def plan(self, target: np.ndarray) -> Any:
-        """A `Leaf` for every weight, when the module's own target norm is `target`.
+        """A `WeightSpec` for every weight, when the module's own target norm is `target`.
 
         Args:
           target: one number for each copy of the module; shape `()` outside of a stack.
@@ -88,25 +88,25 @@ class ModuleInterface(abc.ABC):
 
     def geometry(self) -> Any:
         """The manifold of every weight, in the structure of the parameters."""
-        return map_leaves(lambda leaf: leaf.manifold, self._compiled())
+        return map_weights(lambda spec: spec.space, self.weights())
 
     def budgets(self) -> Any:
         """The target norm of every weight, in the structure of the parameters.
 
         Target norms flow down from 1: a step whose leaves have these norms has modular norm 1,
-        and changes the output by at most 1. They are static numbers: `dualize` is these times
-        each leaf's own steepest direction.
+        and changes the output by at most 1. They are static numbers: the steepest step of modular
+        norm 1 is these times each leaf's own steepest direction (see `optim.modular`).
 
         Returns:
           A Python float for each leaf. The copies of a stack whose sensitivity is not 1 have
           different budgets: there it is a NumPy array of one number for each copy, with axes of
           length one behind, so that it broadcasts against the weight.
         """
-        return map_leaves(Leaf.plain_budget, self._compiled())
+        return map_weights(WeightSpec.plain_budget, self.weights())
 
     def masses(self) -> Any:
         """The mass of every weight, copies taken together; their sum is the module's mass."""
-        return map_leaves(lambda leaf: leaf.mass, self._compiled())
+        return map_weights(lambda spec: spec.mass, self.weights())
 
     def norm(self, weights: Any) -> Float[Array, ""]:
         """The modular norm of a tree of weights or updates.
@@ -117,50 +117,8 @@ class ModuleInterface(abc.ABC):
         Raises:
           ValueError: the tree has another structure.
         """
-        norms = jax.tree.leaves(map_leaves(Leaf.relative_norm, self._compiled(), weights))
+        norms = jax.tree.leaves(map_weights(WeightSpec.relative_norm, self.weights(), weights))
         return jnp.max(jnp.stack([jnp.zeros(()), *norms]))
-
-    def dualize(self, grads: Any, params: Any = None) -> Any:
-        """The steepest direction in the modular norm: an ascending step of norm 1.
-
-        Args:
-          grads: the gradients of a loss.
-          params: the weights; needed where a manifold is curved.
-
-        Returns:
-          A tree of the same structure, shapes and dtypes.
-
-        Raises:
-          ValueError: another structure, or a curved manifold without `params`.
-        """
-        plan = self._compiled()
-        if params is None:
-            return map_leaves(lambda leaf, grad: leaf.dualize(grad, None), plan, grads)
-        return map_leaves(Leaf.dualize, plan, grads, params)
-
-    def normalize(self, updates: Any) -> Any:
-        """Each leaf of an update of any origin, brought to its target norm.
-
-        Normed descent: what makes the learning rate of a base optimizer such as Adam transfer
-        across width and depth. Zero stays zero.
-
-        Raises:
-          ValueError: the tree has another structure.
-        """
-        return map_leaves(Leaf.normalize, self._compiled(), updates)
-
-    def project(self, params: Any) -> Any:
-        """Each weight's nearest point of its manifold; flat weights stay."""
-        return map_leaves(lambda leaf, w: leaf.manifold.project(w), self._compiled(), params)
-
-    def regularize(self, params: Any, strength: Any) -> Any:
-        """Weight decay: flat weights multiplied by `1 - strength`, curved ones left alone.
-
-        Args:
-          params: the weights.
-          strength: a number, commonly learning rate times decay; may be traced.
-        """
-        return map_leaves(lambda leaf, w: leaf.regularize(w, strength), self._compiled(), params)
 
     def tare(self, absolute: float | None = None, relative: float | None = None) -> Any:
         """A module with every mass inside multiplied by the same number.
@@ -186,12 +144,54 @@ class ModuleInterface(abc.ABC):
         return self.map_atoms(lambda atom: dataclasses.replace(atom, mass=atom.mass * factor))
 
     def constrained(self) -> Any:
-        """The same architecture with every atom on its default curved manifold."""
-        return self.map_atoms(lambda atom: atom.on(atom.curved()))
+        """The same architecture with every atom on its default constraint."""
+        return self.map_atoms(lambda atom: atom.on(atom.constraint()))
 
-    def flat(self) -> Any:
+    def unconstrained(self) -> Any:
         """The same architecture with every atom in flat space under its own norm."""
-        return self.map_atoms(lambda atom: atom.on(atom.unconstrained()))
+        return self.map_atoms(lambda atom: atom.on(atom.free_space()))
 
-    def _compiled(self) -> Any:
+    def weights(self) -> Any:
+        """What the architecture compiles to: a `WeightSpec` for every weight, as a tree."""
         return self.plan(np.ones(()))
+
+    def __str__(self) -> str:
+        """The tree of the module, the input at the top.
+
+        Atoms show their share of the total mass, and their target norm in the whole (from the first
+        copy to the last, where the copies of a stack differ).
+        """
+        rows = [_HEADER, *_rows(self, self.weights(), "", "", self.mass)]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
+        lines = (
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows
+        )
+        return "\n".join(line.rstrip() for line in lines)
+
+
+_HEADER = ("module", "mass", "sensitivity", "sharpness", "share of learning", "target norm")
+
+
+def _rows(module: Any, plan: Any, first: str, rest: str, whole: float) -> list[tuple[str, ...]]:
+    sharpness = "({:.3g}, {:.3g}, {:.3g})".format(*module.sharpness)
+    row = (first + module.describe(), f"{module.mass:.4g}", f"{module.sensitivity:.4g}", sharpness)
+    if not module.parts:
+        return [(*row, *_learning(module, plan, whole))]
+    rows = [(*row, "", "")]
+    plans = (plan,) if module.wraps else plan
+    for i, (part, inner) in enumerate(zip(module.parts, plans, strict=True)):
+        last = i == len(module.parts) - 1
+        branch, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        rows += _rows(part, inner, rest + branch, rest + below, whole)
+    return rows
+
+
+def _learning(module: Any, plan: Any, whole: float) -> tuple[str, str]:
+    leaves = jax.tree.leaves(plan)
+    if not leaves:
+        return ("", "") if not module.mass else ("tied", "")
+    mass = sum(leaf.mass for leaf in leaves)
+    if not mass:
+        return "frozen", "0"
+    ends = dict.fromkeys(f"{b:.4g}" for leaf in leaves for b in leaf.budget.flat[[0, -1]])
+    return f"{mass / whole:.1%}", " … ".join(ends)

@@ -1,17 +1,12 @@
 """Published architectures without attention: MLP, ResMLP, ResCNN."""
 
 from manifoldmuon.modules._algebra import Identity, Module
-from manifoldmuon.modules._conv import Conv2D
-from manifoldmuon.modules._leaf import check_number
-from manifoldmuon.modules._linear import Linear
-from manifoldmuon.modules._normalization import MeanSubtract, RMSDivide
-from manifoldmuon.modules._pointwise import Abs, ReLU
-from manifoldmuon.modules._reshaping import AveragePool, Flatten
+from manifoldmuon.modules._atoms import Conv2D, Linear
+from manifoldmuon.modules._bonds import Abs, AveragePool, Flatten, MeanSubtract, ReLU, RMSDivide
+from manifoldmuon.norms import check_number
 
 
-def MLP(
-    outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU(sensitivity=1.0)
-) -> Module:
+def MLP(outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU()) -> Module:
     """`depth` linear layers with nonlinearities between them.
 
     Args:
@@ -19,8 +14,8 @@ def MLP(
       inputs: entries of the input.
       width: entries of the layers between.
       depth: linear layers; at least 2. Those in the middle are one `Stack`.
-      activation: between two layers. The default declares the bound that holds for every input,
-        as the Modula package does, so that every layer has the same budget.
+      activation: between two layers. The default declares sensitivity 1, so that every layer has
+        the same budget.
     """
     check_number("MLP depth", depth, least=2.0)
     first = activation @ Linear(width, inputs)

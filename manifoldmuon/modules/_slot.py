@@ -6,22 +6,11 @@ from typing import Any, NoReturn
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon.manifolds import Manifold
+from manifoldmuon.manifolds import Euclidean, LaidOut, Manifold
 from manifoldmuon.modules._algebra import Module, as_module
-from manifoldmuon.modules._leaf import Leaf, check_number
-from manifoldmuon.modules._sharpness import Sharpness
-from manifoldmuon.modules._tied import shared_leaf
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class PlacedLeaf(Leaf):
-    """A weight that lives at a path of another tree.
-
-    Attributes:
-      path: where.
-    """
-
-    path: str
+from manifoldmuon.modules._plan import Sharpness, WeightSpec
+from manifoldmuon.modules._tied import shared_weight
+from manifoldmuon.norms import check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +29,8 @@ class Slot(Module):
     Attributes:
       path: where the weight is in the tree of parameters: keys, names and indices joined by `/`,
         as in `"params/Dense_0/kernel"` or `"layers/0/weight"` (`optim.path_string`).
-      manifold: the space of the weight; its directions are measured in its norm. `Axes` says
-        how a kernel is laid out.
+      manifold: the space of the weight; its directions are measured in its norm. A `LaidOut`
+        (`Manifold.with_axes`) says how a kernel is laid out.
       mass: the share of learning.
       sensitivity: how much the output moves per movement of the input.
       sharpness: bounds on the second derivatives.
@@ -49,7 +38,7 @@ class Slot(Module):
     """
 
     path: str
-    manifold: Manifold
+    manifold: Manifold | LaidOut
     mass: float = 1.0
     sensitivity: float = 1.0
     sharpness: Sharpness = Sharpness(0.0, 1.0, 0.0)
@@ -74,16 +63,43 @@ class Slot(Module):
     def apply(self, params: Any, x: Any) -> NoReturn:
         raise ValueError(f"{self.describe()} has no forward map: apply the model instead")
 
-    def plan(self, target: np.ndarray) -> PlacedLeaf:
+    def constraint(self) -> Manifold | LaidOut:
+        """The slot's own manifold.
+
+        Raises:
+          ValueError: it is flat space, and no constraint of the weight is known.
+        """
+        if not self._set.constrained:
+            raise ValueError(
+                f"{self.describe()} has no default constraint: declare it on the manifold that "
+                "you want, such as Stiefel()"
+            )
+        return self.manifold
+
+    def free_space(self) -> Manifold | LaidOut:
+        """Flat space under the norm of the slot's manifold."""
+        flat = Euclidean(self._set.norm)
+        given = self.manifold
+        return LaidOut(flat, given.layout) if isinstance(given, LaidOut) else flat
+
+    def on(self, manifold: Manifold | LaidOut) -> "Slot":
+        """The same slot on another manifold."""
+        return dataclasses.replace(self, manifold=manifold)
+
+    def plan(self, target: np.ndarray) -> WeightSpec:
         ndim = self.manifold.ndim if self.ndim is None else self.ndim
         budget = target if self.mass > 0 else np.zeros_like(target)
-        return PlacedLeaf(self.manifold, ndim, self.mass, budget, self.path)
+        return WeightSpec(self.manifold, ndim, self.mass, budget, self.path)
 
     def map_atoms(self, function: Any) -> Any:
         return function(self)
 
     def describe(self) -> str:
-        return f"Slot {self.path!r} on {type(self.manifold).__name__}"
+        return f"Slot {self.path!r} on {type(self._set).__name__}"
+
+    @property
+    def _set(self) -> Manifold:
+        return self.manifold.manifold if isinstance(self.manifold, LaidOut) else self.manifold
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,29 +120,29 @@ class Declared:
 
     def geometry(self) -> Any:
         """The manifold of every weight, as nested dictionaries."""
-        return _nest({path: leaf.manifold for path, leaf in self._leaves().items()})
+        return _nest({path: spec.space for path, spec in self._weights().items()})
 
     def budgets(self) -> Any:
         """The target norm of every weight, as nested dictionaries; see `Module.budgets`."""
-        return _nest({path: leaf.plain_budget() for path, leaf in self._leaves().items()})
+        return _nest({path: spec.plain_budget() for path, spec in self._weights().items()})
 
     def masses(self) -> Any:
         """The mass of every weight, all places and copies together, as nested dictionaries."""
-        return _nest({path: leaf.mass for path, leaf in self._leaves().items()})
+        return _nest({path: spec.mass for path, spec in self._weights().items()})
 
     def __str__(self) -> str:
         return str(self.module)
 
-    def _leaves(self) -> dict[str, Leaf]:
-        places: dict[str, list[Leaf]] = {}
-        for leaf in _flat(self.module.plan(np.ones(()))):
-            if not isinstance(leaf, PlacedLeaf):
+    def _weights(self) -> dict[str, WeightSpec]:
+        places: dict[str, list[WeightSpec]] = {}
+        for spec in _flat(self.module.weights()):
+            if spec.path is None:
                 raise ValueError(
                     "a declared architecture is made of slots and bonds, whose weights have paths; "
-                    f"this one holds an atom with a weight on {leaf.manifold}:\n{self.module}"
+                    f"this one holds an atom with a weight on {spec.space}:\n{self.module}"
                 )
-            places.setdefault(leaf.path, []).append(leaf)
-        return {path: shared_leaf(f"at {path!r}", leaves) for path, leaves in places.items()}
+            places.setdefault(spec.path, []).append(spec)
+        return {path: shared_weight(f"at {path!r}", specs) for path, specs in places.items()}
 
 
 def declare(tree: Any) -> Declared:

@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.modules._algebra import Module
-from manifoldmuon.modules._leaf import Leaf
-from manifoldmuon.modules._sharpness import Sharpness
+from manifoldmuon.modules._plan import Sharpness, WeightSpec
 
 Place = tuple[int, ...]
 
@@ -63,12 +62,11 @@ class Tied(Module):
     def __post_init__(self):
         if len(set(self.places)) < max(len(self.places), 2):
             raise ValueError(f"tie takes two different places at least; got {self.places}")
-        plan = self.module.plan(np.ones(()))
-        leaves = [_find(plan, place) for place in self.places]
-        for place, leaf in zip(self.places, leaves, strict=True):
-            if not isinstance(leaf, Leaf):
+        specs = self._specs(self.module.weights())
+        for place, spec in zip(self.places, specs, strict=True):
+            if not isinstance(spec, WeightSpec):
                 raise ValueError(f"there is no atom's weight at {place} in\n{self.module}")
-        shared_leaf(f"tied at {self.places}", leaves)
+        shared_weight(f"tied at {self.places}", specs)
         params = jax.eval_shape(lambda: self.module.init(jax.random.key(0)))
         shapes = [_find(params, place).shape for place in self.places]
         if len({*shapes}) > 1:
@@ -89,9 +87,9 @@ class Tied(Module):
         A step of norm 1 of the tied module is one of norm `r = max(budget / b_i)` untied.
         """
         alpha, beta, gamma = self.module.sharpness
-        leaves = self._leaves(self.module.plan(np.ones(())))
-        budget = _mean_budget(leaves)
-        places = [np.where(leaf.budget > 0, leaf.budget, np.inf) for leaf in leaves]
+        specs = self._specs(self.module.weights())
+        budget = _mean_budget(specs)
+        places = [np.where(spec.budget > 0, spec.budget, np.inf) for spec in specs]
         longest = max([1.0, *(float(np.max(budget / place)) for place in places)])
         return Sharpness(longest**2 * alpha, longest * beta, gamma)
 
@@ -103,13 +101,16 @@ class Tied(Module):
         return self._thin(self.module.init(key, dtype))
 
     def apply(self, params: Any, x: Any) -> Any:
-        weight = _find(params, self.places[0])
-        full = functools.reduce(lambda tree, p: _put(tree, p, weight), self.places[1:], params)
-        return self.module.apply(full, x)
+        return self.module.apply(self.untied(params), x)
+
+    def untied(self, params: Any) -> Any:
+        """The parameters of the untied module: the shared one in every place."""
+        shared = _find(params, self.places[0])
+        return functools.reduce(lambda tree, p: _put(tree, p, shared), self.places[1:], params)
 
     def plan(self, target: np.ndarray) -> Any:
         plan = self.module.plan(target)
-        shared = shared_leaf(f"tied at {self.places}", self._leaves(plan))
+        shared = shared_weight(f"tied at {self.places}", self._specs(plan))
         return self._thin(_put(plan, self.places[0], shared))
 
     def map_atoms(self, function: Any) -> "Tied":
@@ -118,37 +119,38 @@ class Tied(Module):
     def describe(self) -> str:
         return "Tied at " + ", ".join("/".join(map(str, place)) for place in self.places)
 
-    def _leaves(self, plan: Any) -> list[Leaf]:
+    def _specs(self, plan: Any) -> list[Any]:
+        """What is at the places: a `WeightSpec` each, if the places are those of atoms."""
         return [_find(plan, place) for place in self.places]
 
     def _thin(self, tree: Any) -> Any:
         return functools.reduce(lambda t, place: _put(t, place, ()), self.places[1:], tree)
 
 
-def shared_leaf(where: str, leaves: list[Leaf]) -> Leaf:
-    """One leaf for weights that are one; `where` is for error messages.
+def shared_weight(where: str, specs: list[WeightSpec]) -> WeightSpec:
+    """One record for weights that are one; `where` is for error messages.
 
     Raises:
       ValueError: they differ in manifold or copies, or only some are frozen.
     """
-    if len(leaves) == 1:
-        return leaves[0]
-    kinds = {(leaf.manifold, leaf.ndim, leaf.budget.shape) for leaf in leaves}
+    if len(specs) == 1:
+        return specs[0]
+    kinds = {(spec.space, spec.ndim, spec.budget.shape) for spec in specs}
     if len(kinds) > 1:
-        found = ", ".join(f"{leaf.manifold} with copies {leaf.budget.shape}" for leaf in leaves)
+        found = ", ".join(f"{spec.space} with copies {spec.budget.shape}" for spec in specs)
         raise ValueError(f"weights {where} must agree in manifold and copies; got {found}")
-    masses = [leaf.mass for leaf in leaves]
+    masses = [spec.mass for spec in specs]
     if 0 in masses and any(masses):
         raise ValueError(f"weights {where} are frozen together or not at all; masses {masses}")
-    return dataclasses.replace(leaves[0], budget=_mean_budget(leaves), mass=sum(masses))
+    return dataclasses.replace(specs[0], budget=_mean_budget(specs), mass=sum(masses))
 
 
-def _mean_budget(leaves: list[Leaf]) -> np.ndarray:
+def _mean_budget(specs: list[WeightSpec]) -> np.ndarray:
     """The harmonic mean of the budgets, weighted by mass; zero where none reaches the output."""
-    mass = sum(leaf.mass for leaf in leaves)
+    mass = sum(spec.mass for spec in specs)
     effect = sum(
-        np.where(leaf.budget > 0, leaf.mass / np.where(leaf.budget > 0, leaf.budget, 1), 0)
-        for leaf in leaves
+        np.where(spec.budget > 0, spec.mass / np.where(spec.budget > 0, spec.budget, 1), 0)
+        for spec in specs
     )
     return np.where(effect > 0, mass / np.where(effect > 0, effect, 1), 0)
 

@@ -2,27 +2,54 @@
 
 The steepest direction of a loss depends on how the size of a step is measured. Each norm here
 answers three questions: how large is a weight, how large is a gradient in the dual norm, and
-which step of norm one ascends the fastest.
+which step of norm one ascends the fastest. Combinations make one norm of those of many layers.
 """
 
-from manifoldmuon.norms._conv import ConvRMSToRMS
-from manifoldmuon.norms._frobenius import Frobenius
-from manifoldmuon.norms._infinity import Infinity
-from manifoldmuon.norms._norm import Effort, Norm
-from manifoldmuon.norms._product import product_dual_norm, product_lmo, product_norm
-from manifoldmuon.norms._rows import L1ToRMS
-from manifoldmuon.norms._spectral import RMSToRMS, Spectral
+from manifoldmuon.norms._combinations import (
+    Combination,
+    Max,
+    RootSumSquares,
+    Sum,
+    product_dual_norm,
+    product_lmo,
+    product_norm,
+)
+from manifoldmuon.norms._norm import (
+    FanRatio,
+    Norm,
+    PowerIterations,
+    RootDim,
+    ScaleRule,
+    check_number,
+    check_scale,
+    relative_gap,
+    scale_of,
+)
+from manifoldmuon.norms._spectral import ConvRMSToRMS, RMSToRMS, Spectral
+from manifoldmuon.norms._vectors import Frobenius, Infinity, L1ToRMS, LongestRow
 
 __all__ = [
+    "Combination",
     "ConvRMSToRMS",
-    "Effort",
+    "FanRatio",
     "Frobenius",
     "Infinity",
     "L1ToRMS",
+    "LongestRow",
+    "Max",
     "Norm",
+    "PowerIterations",
     "RMSToRMS",
+    "RootDim",
+    "RootSumSquares",
+    "ScaleRule",
     "Spectral",
+    "Sum",
+    "check_number",
+    "check_scale",
     "product_dual_norm",
     "product_lmo",
     "product_norm",
+    "relative_gap",
+    "scale_of",
 ]

@@ -1,31 +1,96 @@
-"""The interface of a norm on weights: the norm, its dual, and the duality map."""
+"""The interface of a norm on weights, and the scales that depend on a weight's shape."""
 
 import abc
 import dataclasses
+import math
+from typing import Any
 
-import chex
+import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import inner_product, prescale, upcast
+
+
+class ScaleRule(abc.ABC):
+    """A scale that depends on the shape of one weight, as a frozen, hashable value."""
+
+    @abc.abstractmethod
+    def of(self, shape: tuple[int, ...]) -> float:
+        """The scale of one weight of this shape (without leading axes)."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Effort:
-    """How much work goes into a norm that is computed in every training step.
+class FanRatio(ScaleRule):
+    """`gain * sqrt(fan_out / fan_in)` for a `(fan_out, fan_in)` matrix.
+
+    A matrix whose singular values all have this size maps inputs with entries of size about 1
+    to outputs with entries of size about `gain`, at every width: unit RMS-to-RMS norm.
 
     Attributes:
-      steps: of power iteration from the last step's vector (two suffice under momentum: modular
-        norm, arXiv:2405.14813, appendix A.3).
-      cold_steps: of power iteration where there is no such vector: in the first step, and in the
-        first after nothing but zeros.
+      gain: a positive factor.
     """
 
-    steps: int = 2
-    cold_steps: int = 16
+    gain: float = 1.0
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        fan_out, fan_in = shape[-2:]
+        return self.gain * math.sqrt(fan_out / fan_in) if fan_out and fan_in else self.gain
+
+
+@dataclasses.dataclass(frozen=True)
+class RootDim(ScaleRule):
+    """`gain * sqrt(d)` for a vector of `d` entries: a root-mean-square norm of `gain`.
+
+    Attributes:
+      gain: a positive factor.
+    """
+
+    gain: float = 1.0
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        return self.gain * math.sqrt(max(math.prod(shape), 1))
+
+
+def scale_of(scale: float | ScaleRule, shape: tuple[int, ...]) -> float:
+    """The number that `scale` stands for at one weight of this shape."""
+    return scale.of(shape) if isinstance(scale, ScaleRule) else float(scale)
+
+
+def check_scale(name: str, scale: float | ScaleRule) -> None:
+    """Raises `ValueError` unless `scale` is a rule or a positive, finite number."""
+    number = getattr(scale, "gain", 1.0) if isinstance(scale, ScaleRule) else scale
+    if not (isinstance(number, (int, float)) and math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be a positive, finite number or a ScaleRule; got {scale!r}")
+
+
+def check_number(name: str, value: Any, least: float = -math.inf) -> None:
+    """Raises `ValueError` unless `value` is a finite number of at least `least`."""
+    real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not real or not math.isfinite(value) or value < least:
+        bound = "" if least == -math.inf else f" >= {least:g}"
+        raise ValueError(f"{name} must be a finite number{bound}; got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class PowerIterations:
+    """How many steps of power iteration a norm takes that is estimated in every training step.
+
+    Attributes:
+      warm: from the vector of the step before (two suffice under momentum: modular norm,
+        arXiv:2405.14813, appendix A.3).
+      cold: where there is no such vector: in the first step, and in the first after nothing but
+        zeros.
+    """
+
+    warm: int = 2
+    cold: int = 16
 
     def __post_init__(self):
-        if min(self.steps, self.cold_steps) < 1:
+        if min(self.warm, self.cold) < 1:
             raise ValueError(
-                f"Effort takes at least one step; got steps={self.steps} and "
-                f"cold_steps={self.cold_steps}"
+                f"PowerIterations takes at least one step; got warm={self.warm} and "
+                f"cold={self.cold}"
             )
 
 
@@ -33,8 +98,9 @@ class Norm(abc.ABC):
     """A norm on weights, as a frozen, hashable value without arrays.
 
     The trailing `ndim` axes of an array are one weight; all leading axes are independent
-    copies. A matrix is `(fan_out, fan_in)`; `manifoldmuon.manifolds.Axes` brings other
-    layouts into this one.
+    copies. A matrix is `(fan_out, fan_in)`; `manifoldmuon.manifolds.Layout` brings other
+    layouts into this one. Every norm is relative to its `scale`: a weight of norm 1 is as large
+    as the scale says.
 
     Laws, for every gradient `g` and weight `w` (checked by `manifoldmuon.testing.check_norm`):
 
@@ -54,21 +120,6 @@ class Norm(abc.ABC):
     def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """The norm of each weight; the result has the leading axes' shape."""
 
-    def init_carried(self, shape: tuple[int, ...]) -> chex.ArrayTree:
-        """The cold start of `carried_norm` for weights of this shape; `()` where none is needed."""
-        return ()
-
-    def carried_norm(
-        self, weight: Float[Array, "..."], carried: chex.ArrayTree, effort: Effort
-    ) -> tuple[Float[Array, "..."], chex.ArrayTree]:
-        """The norm at the price of a training step, and what the next call starts from.
-
-        Where the norm itself is that cheap it is `norm`, as here; the spectral norms iterate
-        from singular vectors that are handed on, and so give a lower bound that is close where
-        the weight changes slowly from call to call.
-        """
-        return self.norm(weight), carried
-
     @abc.abstractmethod
     def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
         """max <grad, a> over norm(a) <= 1; the result has the leading axes' shape."""
@@ -77,11 +128,11 @@ class Norm(abc.ABC):
     def lmo(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
         """The duality map: an `a` of norm at most 1 that attains the dual norm."""
 
-    @abc.abstractmethod
     def gap(self, grad: Float[Array, "..."], direction: Float[Array, "..."]) -> Float[Array, "..."]:
         """A cheap upper bound on `1 - <grad, direction> / dual_norm(grad)`.
 
-        Meant for every training step, where `dual_norm` may be too dear: no decompositions.
+        Meant for every training step: no decompositions. That of the interface is the definition,
+        for norms whose dual norm is as cheap.
 
         Args:
           grad: what `lmo` was given.
@@ -90,3 +141,30 @@ class Norm(abc.ABC):
         Returns:
           Not negative, 0 for a zero gradient; float32 or wider; the leading axes' shape.
         """
+        scaled, _ = prescale(grad, self.ndim)
+        optimum = upcast(self.dual_norm(scaled))
+        value = inner_product(scaled, direction, self.ndim)
+        return relative_gap(optimum, value)
+
+    def init_vectors(self, shape: tuple[int, ...]) -> Any:
+        """What the first `estimate` for weights of this shape starts from; `()` for nothing."""
+        return ()
+
+    def estimate(
+        self, weight: Float[Array, "..."], vectors: Any, iterations: PowerIterations
+    ) -> tuple[Float[Array, "..."], Any]:
+        """The norm at the price of a training step, and what the next call starts from.
+
+        Where the norm itself is that cheap it is `norm`, as here; the spectral norms iterate
+        from singular vectors that are handed on, and so give a lower bound that is close where
+        the weight changes slowly from call to call.
+        """
+        return self.norm(weight), vectors
+
+
+def relative_gap(
+    upper: Float[Array, "*batch"], value: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """`(upper - value) / upper`; 0 where the upper bound is 0, for then zero is optimal."""
+    missed = jnp.maximum(upper - value, 0)
+    return jnp.where(upper == 0, 0.0, missed / jnp.where(upper == 0, 1.0, upper))

@@ -1,92 +1,175 @@
-"""The spectral norm and its scaled versions: the norms under which Muon is steepest descent."""
+"""The spectral norm at any scale: the norms under which Muon is steepest descent."""
 
-import abc
 import dataclasses
+import math
 from typing import Any
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import MsignMethod, power_iteration, spectral_norm, upcast
-from manifoldmuon.norms._matrix import (
-    cold_vector,
-    fan_ratio,
-    nuclear_gap,
+from manifoldmuon.linalg import (
+    MsignMethod,
+    check_method,
+    msign,
     nuclear_norm,
-    polar_factor,
+    nuclear_parts,
+    power_iteration,
+    prescale,
+    spectral_norm,
+    times_power_of_two,
+    trailing,
+    upcast,
 )
-from manifoldmuon.norms._norm import Effort, Norm
+from manifoldmuon.norms._norm import (
+    FanRatio,
+    Norm,
+    PowerIterations,
+    ScaleRule,
+    check_scale,
+    scale_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
-class _UpToScale(Norm):
-    """The spectral norm relative to a size that depends on the shape alone."""
+class Spectral(Norm):
+    """The largest singular value of a matrix: `||W||_2 / scale`.
 
-    msign: MsignMethod | None = None
+    The dual norm is the nuclear norm (the sum of the singular values) times the scale, and the
+    duality map is `scale * msign(G)`. Steepest descent under it is Muon (Jordan 2024) without
+    accumulation.
 
-    @abc.abstractmethod
-    def _unit(self, matrix: Float[Array, "*batch m n"]) -> float:
-        """The largest singular value of the matrices of this shape that have norm 1."""
+    `norm` and `dual_norm` compute singular values (no vectors): they are for measuring. `lmo`
+    and `gap`, which a training step calls, are as cheap as the method of `msign`.
+
+    Attributes:
+      method: how the duality map is computed; None is the package's default. A method that stops
+        short of convergence (Muon's own five steps) returns a direction whose singular values
+        lie around 1, with the laws of `Norm` kept as closely as that.
+      scale: the largest singular value of a weight of norm 1, a positive number or a rule.
+    """
+
+    method: MsignMethod | None = None
+    scale: float | ScaleRule = 1.0
+
+    def __post_init__(self):
+        if self.method is not None:
+            check_method("Spectral.method", self.method)
+        check_scale("Spectral.scale", self.scale)
 
     @property
     def ndim(self) -> int:
         return 2
 
     def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
-        return (spectral_norm(weight) / self._unit(weight)).astype(weight.dtype)
-
-    def init_carried(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
-        return cold_vector(shape)
-
-    def carried_norm(
-        self, weight: Float[Array, "*batch m n"], carried: Any, effort: Effort
-    ) -> tuple[Float[Array, "*batch"], Any]:
-        size, carried = power_iteration(weight, carried, effort.steps, effort.cold_steps)
-        return (size / self._unit(weight)).astype(weight.dtype), carried
+        return (spectral_norm(weight) / self._scale(weight)).astype(weight.dtype)
 
     def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
-        return (nuclear_norm(grad) * self._unit(grad)).astype(grad.dtype)
+        return (nuclear_norm(grad) * self._scale(grad)).astype(grad.dtype)
 
     def lmo(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        return (polar_factor(grad, self.msign) * self._unit(grad)).astype(grad.dtype)
+        return (self._scale(grad) * msign(upcast(grad), self.method)).astype(grad.dtype)
 
     def gap(
         self, grad: Float[Array, "*batch m n"], direction: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch"]:
-        return nuclear_gap(grad, upcast(direction) / self._unit(grad))
+        scaled, _ = prescale(grad, 2)
+        return _gap(*nuclear_parts(scaled, upcast(direction) / self._scale(grad)))
+
+    def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
+        *batch, _, n = shape
+        return jnp.zeros((*batch, n), jnp.float32)
+
+    def estimate(
+        self, weight: Float[Array, "*batch m n"], vectors: Any, iterations: PowerIterations
+    ) -> tuple[Float[Array, "*batch"], Any]:
+        size, vectors = power_iteration(weight, vectors, iterations.warm, iterations.cold)
+        return (size / self._scale(weight)).astype(weight.dtype), vectors
+
+    def _scale(self, x: Float[Array, "*batch m n"]) -> float:
+        trailing(x, 2)
+        return scale_of(self.scale, x.shape[-2:])
 
 
-@dataclasses.dataclass(frozen=True)
-class Spectral(_UpToScale):
-    """The largest singular value of a matrix: `||W||_2`.
-
-    The dual norm is the nuclear norm (the sum of the singular values) and the duality map is
-    `msign(G) = U V^T`. Steepest descent under it is Muon (Jordan 2024) without accumulation.
-
-    `norm` and `dual_norm` compute singular values (no vectors): they are for measuring. `lmo`
-    and `gap`, which a training step calls, are as cheap as the method of `msign`.
-
-    Attributes:
-      msign: how the duality map is computed; None is the package's default. A method that stops
-        short of convergence (Muon's own five steps) returns a direction whose singular values
-        lie around 1, with the laws of `Norm` kept as closely as that.
-    """
-
-    def _unit(self, matrix: Float[Array, "*batch m n"]) -> float:
-        return 1.0
-
-
-@dataclasses.dataclass(frozen=True)
-class RMSToRMS(_UpToScale):
+def RMSToRMS(method: MsignMethod | None = None) -> Spectral:
     """The operator norm between root-mean-square norms: `sqrt(d_in / d_out) * ||W||_2`.
 
     A weight `(d_out, d_in)` of norm 1 maps an input with entries of size about 1 to an output
     with entries of size at most about 1, at every width: the reason why learning rates measured
     in it transfer (modular duality, arXiv:2410.21265). The dual norm is
-    `sqrt(d_out / d_in) * ||G||_*`, the duality map `sqrt(d_out / d_in) * U V^T`.
+    `sqrt(d_out / d_in) * ||G||_*`, the duality map `sqrt(d_out / d_in) * U V^T`:
+    `Spectral(scale=FanRatio())`.
+
+    Args:
+      method: how the duality map is computed; see `Spectral`.
+    """
+    return Spectral(method, FanRatio())
+
+
+@dataclasses.dataclass(frozen=True)
+class ConvRMSToRMS(Norm):
+    """The largest RMS-to-RMS norm among the taps of a kernel, times the number of taps.
+
+    A kernel is `(k_h, k_w, d_out, d_in)`: one matrix per tap (`manifoldmuon.manifolds.Layout`
+    brings HWIO and OIHW kernels into this layout). The norm is
+    `k_h k_w max_ij sqrt(d_in / d_out) ||W_ij||_2`, an upper bound on how much the convolution
+    stretches the RMS norm of an image; the dual norm sums over the taps; the duality map is
+    `sqrt(d_out / d_in) / (k_h k_w) * U_ij V_ij^T` in each tap (modular duality,
+    arXiv:2410.21265, which writes `k**2` for square kernels).
+
+    Every tap has singular values all equal, so a tap of zero gradient alone gets zero, and a tap
+    whose gradient is far below the others' moves as far as they do.
 
     Attributes:
-      msign: how the duality map is computed, as in `Spectral`.
+      method: how the duality map is computed, as in `Spectral`.
     """
 
-    def _unit(self, matrix: Float[Array, "*batch m n"]) -> float:
-        return fan_ratio(matrix)
+    method: MsignMethod | None = None
+
+    def __post_init__(self):
+        if self.method is not None:
+            check_method("ConvRMSToRMS.method", self.method)
+
+    @property
+    def ndim(self) -> int:
+        return 4
+
+    def norm(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch"]:
+        largest = jnp.max(self._tap(weight).norm(upcast(weight)), axis=(-2, -1), initial=0)
+        return largest.astype(weight.dtype)
+
+    def dual_norm(self, grad: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch"]:
+        tap = self._tap(grad)
+        scaled, exponent = prescale(grad, 4)
+        total = jnp.sum(tap.dual_norm(scaled), axis=(-2, -1))
+        return times_power_of_two(total, exponent).astype(grad.dtype)
+
+    def lmo(self, grad: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
+        return self._tap(grad).lmo(grad)
+
+    def gap(
+        self, grad: Float[Array, "*batch h w m n"], direction: Float[Array, "*batch h w m n"]
+    ) -> Float[Array, "*batch"]:
+        unit = upcast(direction) / scale_of(self._tap(grad).scale, grad.shape[-2:])
+        gained, missed = nuclear_parts(prescale(grad, 4)[0], unit)
+        return _gap(jnp.sum(gained, axis=(-2, -1)), jnp.sum(missed, axis=(-2, -1)))
+
+    def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*batch h w n"]:
+        return Spectral().init_vectors(shape)
+
+    def estimate(
+        self, weight: Float[Array, "*batch h w m n"], vectors: Any, iterations: PowerIterations
+    ) -> tuple[Float[Array, "*batch"], Any]:
+        sizes, vectors = self._tap(weight).estimate(upcast(weight), vectors, iterations)
+        return jnp.max(sizes, axis=(-2, -1), initial=0).astype(weight.dtype), vectors
+
+    def _tap(self, kernel: Float[Array, "*batch h w m n"]) -> Spectral:
+        """The norm of one tap, of which a kernel of norm 1 has 1 in each."""
+        trailing(kernel, 4)
+        taps = max(math.prod(kernel.shape[-4:-2]), 1)
+        return Spectral(self.method, FanRatio(1 / taps))
+
+
+def _gap(gained: Float[Array, "*batch"], missed: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """`missed / (gained + missed)`, and 0 where both are 0."""
+    bound = gained + missed
+    return missed / jnp.where(bound == 0, 1.0, bound)

@@ -1,16 +1,23 @@
 """Automatic gradient descent: a step whose length follows from the depth and the gradient."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import prescale, times_power_of_two
-from manifoldmuon.optim._chain import chain
-from manifoldmuon.optim._fans import Fans, FansTree, lay_out_fans
-from manifoldmuon.optim._updates import is_placeholder
+from manifoldmuon.linalg import upcast
+from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
+from manifoldmuon.norms import FanRatio, Frobenius
+from manifoldmuon.optim._geometry import Places, find_places
+from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder
+from manifoldmuon.optim._retract import chain
+from manifoldmuon.optim._trees import random_leaf
+
+Layouts = Any
+"""A prefix tree of `Layout`, a `by_path` object, or a function `(path, leaf) -> Layout`."""
 
 
 class ScaleByAGDState(NamedTuple):
@@ -27,7 +34,7 @@ class ScaleByAGDState(NamedTuple):
 
 
 def agd(
-    fans: FansTree, gain: optax.ScalarOrSchedule = 1.0
+    layouts: Layouts, gain: optax.ScalarOrSchedule = 1.0
 ) -> optax.GradientTransformationExtraArgs:
     """Automatic gradient descent (arXiv:2304.05187, theorem 2): no learning rate, no schedule.
 
@@ -41,9 +48,10 @@ def agd(
     are summed (its appendix B). Every copy of a stacked layer counts for the depth `L`.
 
     Args:
-      fans: the layout of every parameter: one `Fans` for all, a prefix tree of them (compared by
-        path), what `by_path` returns, or a function of JAX key path and leaf. Nothing is guessed
-        from a shape; biases, gains and scalars are refused.
+      layouts: the `Layout` of every parameter: one for all, a prefix tree of them (compared by
+        path), what `by_path` returns, or a function of JAX key path and leaf. Axes that it does
+        not name are stacked layers. Nothing is guessed from a shape; biases, gains and scalars
+        are refused.
       gain: multiplies the step. 1 is the published method.
 
     Returns:
@@ -53,10 +61,10 @@ def agd(
       TypeError: on use; see `scale_by_agd`.
       ValueError: on use; see `scale_by_agd`.
     """
-    return chain(scale_by_agd(fans), optax.scale_by_learning_rate(gain))
+    return chain(scale_by_agd(layouts), optax.scale_by_learning_rate(gain))
 
 
-def scale_by_agd(fans: FansTree) -> optax.GradientTransformationExtraArgs:
+def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
     """The ascending step of `agd`, of gain 1.
 
     The length of the step looks at all layers: a NaN in one gradient makes every update NaN (wrap
@@ -65,38 +73,40 @@ def scale_by_agd(fans: FansTree) -> optax.GradientTransformationExtraArgs:
     them beforehand changes the step.
 
     Args:
-      fans: the layout of every parameter; see `agd`.
+      layouts: the layout of every parameter; see `agd`.
 
     Returns:
       A transformation whose updates have the gradients' dtypes; the arithmetic is done in float32
       or wider. Its state is a `ScaleByAGDState`.
 
     Raises:
-      TypeError: on use, for an entry that is no `Fans` or a parameter that is not floating point.
+      TypeError: on use, for an entry that is not a `Layout` or a parameter that is not floating
+        point.
       ValueError: on use, for a parameter without an entry, an entry without a parameter, or a
         parameter without the axes (a bias). Every message names the path.
     """
 
     def init_fn(params: Any) -> ScaleByAGDState:
         if not is_placeholder(params):
-            lay_out_fans(fans, params, "agd")  # so that a bias is refused before training
+            _find_layouts(layouts, params)  # so that a bias is refused before training
         return ScaleByAGDState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
     def update_fn(updates, state, params=None, **extra_args):
         del state, params, extra_args
-        layout = lay_out_fans(fans, updates, "agd")
-        real = [i for i in layout.indices() if jnp.size(layout.leaves[i])]
-        shaped = [(layout.values[i], jnp.asarray(layout.leaves[i])) for i in real]
-        depth = max(sum(value.layers(grad.shape) for value, grad in shaped), 1)
-        split = [_split(value, grad) for value, grad in shaped]
-        summary = sum((norms for _, norms in split), jnp.zeros(())) / depth
+        places = _find_layouts(layouts, updates)
+        leaves = places.leaves(updates)
+        grads = {i: jnp.asarray(leaves[i]) for i in places.real if jnp.size(leaves[i])}
+        depth = max(sum(_layers(places.values[i], grad.shape) for i, grad in grads.items()), 1)
+        entries = [_matrices(places.values[i], grad.shape) for i, grad in grads.items()]
+        found = batched(_split, entries, [(LikePoint(grad),) for grad in grads.values()])
+        summary = sum((jnp.sum(sizes) for _, sizes in found), jnp.zeros(())) / depth
         eta = step_length(summary)
-        outgoing = list(layout.leaves)
-        for index, (direction, _) in zip(real, split, strict=True):
-            step = (eta / depth).astype(direction.dtype) * direction
-            outgoing[index] = step.astype(layout.leaves[index].dtype)
+        steps = {
+            place: ((eta / depth).astype(unit.dtype) * unit).astype(grads[place].dtype)
+            for place, (unit, _) in zip(grads, found, strict=True)
+        }
         state = ScaleByAGDState(eta.astype(jnp.float32), summary.astype(jnp.float32))
-        return layout.rebuild(outgoing), state
+        return places.fill(updates, steps), state
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
@@ -109,13 +119,80 @@ def step_length(summary: Float[Array, ""]) -> Float[Array, ""]:
     return jnp.log1p(2 * summary / (1 + jnp.sqrt(1 + 4 * summary)))
 
 
-def _split(fans: Fans, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Scaled unit matrices in the layout of the gradient, and the sum of the scaled norms."""
-    last = tuple(range(-len(fans.matrix_axes), 0))
-    scaled, exponent = prescale(jnp.moveaxis(grad, fans.matrix_axes, last), len(last))
-    length = jnp.sqrt(jnp.sum(scaled**2, axis=last, keepdims=True))
-    size = fans.scale(grad.shape)
-    # A prescaled matrix has length 0 or at least 1. Not `> 0`: that would hide a NaN.
-    unit = scaled * (size / jnp.where(length == 0, 1.0, length))
-    norms = times_power_of_two(jnp.squeeze(length, last), exponent)
-    return jnp.moveaxis(unit, last, fans.matrix_axes), size * jnp.sum(norms)
+def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> Any:
+    """Random weights for automatic gradient descent: semi-orthogonal, of unit RMS-to-RMS norm.
+
+    Every matrix has all its singular values equal to `sqrt(d_out / d_in)`, those of a convolution
+    (one for each tap) to `sqrt(d_out / (d_in * taps))` (arXiv:2304.05187, appendix B; the factor
+    in the text of its section 3.3 is upside down). The randomness of a leaf comes from `key`
+    and its path alone.
+
+    Args:
+      layouts: the layout of every parameter; see `agd`.
+      key: a JAX random key.
+      params: arrays or `jax.ShapeDtypeStruct` that give structure, shapes and dtypes.
+
+    Returns:
+      A tree of the same structure, shapes and dtypes.
+
+    Raises:
+      TypeError: an entry is not a `Layout`, or a parameter is not floating point.
+      ValueError: a parameter has no entry or not the axes, or an entry no parameter.
+    """
+    places = _find_layouts(layouts, params)
+    leaves, filled = places.leaves(params), {}
+    for place in places.real:
+        layout, leaf = places.values[place], leaves[place]
+        manifold = Stiefel(_size(layout, jnp.shape(leaf)))
+        filled[place] = random_leaf(LaidOut(manifold, layout), key, places.paths[place], leaf)
+    return places.fill(params, filled)
+
+
+def _size(layout: Layout, shape: tuple[int, ...]) -> FanRatio:
+    """`sqrt(d_out / (d_in * taps))`: the size of a layer's matrices, one for each tap."""
+    return FanRatio(1 / math.sqrt(max(math.prod(_taps(layout, shape)), 1)))
+
+
+def _matrices(layout: Layout, shape: tuple[int, ...]) -> LaidOut:
+    """Flat space, in the norm of which a matrix of norm 1 has that Frobenius norm."""
+    return LaidOut(Euclidean(Frobenius(2, _size(layout, shape))), layout)
+
+
+def _layers(layout: Layout, shape: tuple[int, ...]) -> int:
+    """How many layers an array of this shape holds."""
+    copies = layout.inner_shape(shape)[:-2]
+    return math.prod(copies[: len(copies) - len(_taps(layout, shape))])
+
+
+def _taps(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
+    axes = (layout.taps,) if isinstance(layout.taps, int) else layout.taps
+    return tuple(shape[axis] for axis in axes)
+
+
+def _split(manifold: Manifold, grad: jax.Array) -> tuple[LikePoint, jax.Array]:
+    """Scaled unit matrices, and the scaled norm of each."""
+    wide = upcast(grad)
+    return LikePoint(manifold.norm.lmo(wide)), manifold.norm.dual_norm(wide)
+
+
+def _find_layouts(layouts: Layouts, tree: Any) -> Places:
+    return find_places(layouts, tree, _check_layout)
+
+
+def _check_layout(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"automatic gradient descent: the entry of {path!r} is {layout!r}, not a Layout."
+        )
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise TypeError(
+            f"automatic gradient descent: {path!r} has dtype {leaf.dtype}, not real floating point."
+        )
+    try:
+        layout.check_shape(leaf.shape)
+    except ValueError as error:
+        raise ValueError(
+            f"{path!r}: {error}. Biases, gains and scalars have no fan-in, and automatic gradient"
+            " descent gives no step for them: leave them out of the network, or hand them to"
+            " another optimizer with optax.partition."
+        ) from None

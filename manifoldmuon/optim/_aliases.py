@@ -1,18 +1,17 @@
 """Whole optimizers: chains of the links, and nothing else."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from manifoldmuon.norms import Combination, Max, PowerIterations
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._chain import chain
-from manifoldmuon.optim._combination import Combination, Max
-from manifoldmuon.optim._duality import scale_by_duality
-from manifoldmuon.optim._geometry import Geometry, lay_out_geometry
-from manifoldmuon.optim._retract import retract
-from manifoldmuon.optim._steepest import scale_by_steepest
-from manifoldmuon.optim._updates import is_placeholder
+from manifoldmuon.optim._geometry import Geometry, find_manifolds, manifold_of
+from manifoldmuon.optim._leaves import is_placeholder
+from manifoldmuon.optim._normalize import normalize
+from manifoldmuon.optim._retract import chain, retract
+from manifoldmuon.optim._steepest import scale_by_duality, scale_by_steepest
 
 
 def manifold_muon(
@@ -30,22 +29,23 @@ def manifold_muon(
     """Steepest descent on manifolds, with momentum: manifold Muon and its kin.
 
     The chain is: clipping, `optax.trace`, `scale_by_steepest`, `scale_by_budget`, weight decay
-    (flat leaves), `optax.scale_by_learning_rate`, `retract`. On `Stiefel` leaves this is
+    (unconstrained leaves), `optax.scale_by_learning_rate`, `retract`. On `Stiefel` leaves this is
     manifold Muon ("Modular Manifolds", Thinking Machines 2025); every other geometry works the
     same way.
 
     Args:
-      learning_rate: a number or an Optax schedule. On a curved manifold it is an angle.
+      learning_rate: a number or an Optax schedule. On a constrained manifold it is an angle, to
+        first order.
       geometry: which manifold each parameter lives on; see `resolve`.
       momentum: decay of the momentum, or None for none. Directions do not depend on the
         gradient's scale, so a sum and an average of past gradients are the same.
       nesterov: whether to look ahead along the momentum.
       accumulator_dtype: dtype of the momentum, whatever the parameters' and gradients' are
         (float32 keeps what bfloat16 would round away); None for that of `optax.trace`.
-      clip: what tames gradients before they enter the momentum, where alone it has an effect:
+      clip: applied to gradients before they enter the momentum, where alone it has an effect:
         a largest global norm, or a transformation such as `optax.adaptive_grad_clip(0.01)`.
-      weight_decay: decay rate of the flat (`Euclidean`) leaves, multiplied by the learning rate.
-        Curved manifolds bound their weights by themselves.
+      weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, multiplied by the
+        learning rate. Constrained manifolds bound their weights by themselves.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
       combination: how the norms of the layers combine; `Max()` treats each leaf by itself. See
         `scale_by_duality`, which takes the place of its two links for any other.
@@ -71,7 +71,7 @@ def manifold_muon(
         if budgets is not None:
             links.append(scale_by_budget(budgets))
     if weight_decay is not None:
-        links.append(decay_flat(weight_decay, geometry))
+        links.append(_decay(weight_decay, geometry))
     links.append(optax.scale_by_learning_rate(learning_rate))
     links.append(retract(geometry))
     return chain(*links)
@@ -87,6 +87,7 @@ def muon(
     clip: ArrayLike | optax.GradientTransformation | None = None,
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
+    combination: Combination = Max(),
 ) -> optax.GradientTransformationExtraArgs:
     """Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
 
@@ -104,13 +105,14 @@ def muon(
       clip: see `manifold_muon`.
       weight_decay: see `manifold_muon`.
       budgets: see `manifold_muon`.
+      combination: see `manifold_muon`.
 
     Returns:
       The chain. `update` needs `params`.
 
     Raises:
       TypeError: on use; see `resolve`.
-      ValueError: on use, for a leaf that is not flat; see `resolve`.
+      ValueError: on use, for a leaf on a constrained manifold; see `resolve`.
     """
     descent = manifold_muon(
         learning_rate,
@@ -121,35 +123,140 @@ def muon(
         clip=clip,
         weight_decay=weight_decay,
         budgets=budgets,
+        combination=combination,
     )
-    return chain(_require_flat(geometry), descent)
+    return chain(_require_unconstrained(geometry), descent)
 
 
-def decay_flat(
+@runtime_checkable
+class Architecture(Protocol):
+    """What an optimizer needs to know of a network: two trees of plain data.
+
+    Every `manifoldmuon.modules.Module` is one. Neither needs the structure of the parameters: it
+    is enough that they are prefix trees, compared by path.
+    """
+
+    def geometry(self) -> Any:
+        """Which manifold each parameter lives on; see `resolve`."""
+        ...
+
+    def budgets(self) -> Any:
+        """The target norm of each parameter; see `scale_by_budget`."""
+        ...
+
+
+def modular(
+    learning_rate: optax.ScalarOrSchedule,
+    architecture: Architecture,
+    momentum: ArrayLike | None = 0.95,
+    *,
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
+    clip: ArrayLike | optax.GradientTransformation | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
+    combination: Combination = Max(),
+) -> optax.GradientTransformationExtraArgs:
+    """Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
+
+    The chain is that of `manifold_muon`: momentum, each leaf's steepest direction, the
+    architecture's budgets, weight decay (unconstrained leaves), learning rate, retraction. An
+    update of learning rate 1 has modular norm 1, and moves the output of the network by at most 1
+    to first order. Where a hand-written tree says the same as an architecture, pass it to
+    `manifold_muon(learning_rate, geometry, budgets=budgets)`.
+
+    Args:
+      learning_rate: a number or an Optax schedule.
+      architecture: anything with `geometry()` and `budgets()`.
+      momentum: see `manifold_muon`.
+      nesterov: see `manifold_muon`.
+      accumulator_dtype: see `manifold_muon`.
+      clip: see `manifold_muon`.
+      weight_decay: see `manifold_muon`.
+      combination: see `manifold_muon`; the modular norm is `Max()`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: on use; see `resolve` and `scale_by_budget`.
+      ValueError: on use; see `resolve` and `scale_by_budget`.
+    """
+    return manifold_muon(
+        learning_rate,
+        architecture.geometry(),
+        momentum,
+        nesterov=nesterov,
+        accumulator_dtype=accumulator_dtype,
+        clip=clip,
+        weight_decay=weight_decay,
+        budgets=architecture.budgets(),
+        combination=combination,
+    )
+
+
+def normed(
+    learning_rate: optax.ScalarOrSchedule,
+    base: optax.GradientTransformation,
+    architecture: Architecture,
+    *,
+    weight_decay: optax.ScalarOrSchedule | None = None,
+    iterations: PowerIterations = PowerIterations(),
+) -> optax.GradientTransformationExtraArgs:
+    """Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
+
+    The chain is: `normalize` around the base, weight decay (unconstrained leaves), learning rate,
+    retraction. For hand-written trees put the same chain together from its links.
+
+    Args:
+      learning_rate: a number or an Optax schedule.
+      base: what makes the updates; it must ascend (`optax.scale_by_adam()`); see `normalize`.
+      architecture: anything with `geometry()` and `budgets()`.
+      weight_decay: see `manifold_muon`.
+      iterations: see `normalize`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: on use; see `resolve` and `scale_by_budget`.
+      ValueError: on use; see `resolve` and `scale_by_budget`.
+    """
+    geometry = architecture.geometry()
+    return chain(
+        normalize(base, geometry, architecture.budgets(), iterations=iterations),
+        _decay(weight_decay, geometry),
+        optax.scale_by_learning_rate(learning_rate),
+        retract(geometry),
+    )
+
+
+def _decay(
     weight_decay: optax.ScalarOrSchedule | None, geometry: Geometry
 ) -> optax.GradientTransformation:
-    """Weight decay of the flat leaves; None decays nothing."""
+    """Weight decay of the unconstrained leaves; None decays nothing."""
     if weight_decay is None:
         return optax.identity()
 
     def mask(tree: Any) -> Any:
-        layout = lay_out_geometry(geometry, tree)
-        marks = list(layout.leaves)
-        for index in layout.indices():
-            marks[index] = layout.values[index].flat
-        return layout.rebuild(marks)
+        places = find_manifolds(geometry, tree)
+        marks = {place: not manifold_of(places.values[place]).constrained for place in places.real}
+        return places.fill(tree, marks)
 
     return optax.add_decayed_weights(weight_decay, mask=mask)
 
 
-def _require_flat(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
+def _require_unconstrained(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
     def init_fn(params: Any) -> optax.EmptyState:
         if not is_placeholder(params):
-            layout = lay_out_geometry(geometry, params)
-            curved = [layout.paths[i] for i in layout.indices() if not layout.values[i].flat]
-            if curved:
+            places = find_manifolds(geometry, params)
+            found = [
+                places.paths[place]
+                for place in places.real
+                if manifold_of(places.values[place]).constrained
+            ]
+            if found:
                 raise ValueError(
-                    f"muon is for flat space, but {curved} lie on curved manifolds; use"
+                    f"muon is for flat space, but {found} lie on constrained manifolds; use"
                     " manifold_muon, or Euclidean with a norm."
                 )
         return optax.EmptyState()

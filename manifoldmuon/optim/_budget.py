@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manifoldmuon.optim._geometry import lay_out
-from manifoldmuon.optim._paths import is_hole
+from manifoldmuon.optim._geometry import find_places
 
 Budgets = Any
 """Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""
@@ -38,47 +37,35 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
 
     def update_fn(updates, state, params=None, **extra_args):
         del params, extra_args
-        layout = lay_out(budgets, updates, lambda node: False)
-        scaled = [
-            leaf if is_hole(leaf) else _scaled(path, leaf, budget)
-            for path, leaf, budget in zip(layout.paths, layout.leaves, layout.values, strict=True)
-        ]
-        return layout.rebuild(scaled), state
+        places = find_places(budgets, updates, _check_budget)
+        leaves = places.leaves(updates)
+        moving = {place: jnp.asarray(leaves[place]) for place in places.real}
+        scaled = {i: x * jnp.asarray(places.values[i], x.dtype) for i, x in moving.items()}
+        return places.fill(updates, scaled), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
 
 
-def _scaled(path: str, update: jax.Array, budget: Any) -> jax.Array:
-    update = jnp.asarray(update)
-    if not jnp.issubdtype(update.dtype, jnp.floating):
-        raise TypeError(f"the update of {path!r} has dtype {update.dtype}, not floating point.")
-    return update * jnp.asarray(checked_budget(path, budget, update.shape), update.dtype)
-
-
-def checked_budget(path: str, budget: Any, shape: tuple[int, ...]) -> Any:
-    """The budget of one leaf, a number or an array of at most the leaf's axes.
-
-    Raises:
-      TypeError: not a number, nor an array of numbers.
-      ValueError: negative or not finite, or not of a shape that broadcasts against the leaf.
-    """
+def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:
+    """Raises where a budget is not a number or an array of at most the leaf's axes."""
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        raise TypeError(f"the update of {path!r} has dtype {leaf.dtype}, not floating point.")
     dtype = getattr(budget, "dtype", None)
     if isinstance(budget, bool) or (dtype is None and not isinstance(budget, int | float)):
         raise TypeError(f"the budget of {path!r} is {budget!r}, not a number.")
     if dtype is not None and not _is_real(dtype):
         raise TypeError(f"the budget of {path!r} has dtype {dtype}, not real numbers.")
-    if not _broadcasts(jnp.shape(budget), shape):
+    if not _broadcasts(jnp.shape(budget), leaf.shape):
         raise ValueError(
             f"the budget of {path!r} has shape {jnp.shape(budget)}, which does not broadcast"
-            f" against the shape {shape}; give one number, or one for each copy in a stack with"
-            " axes of length 1 behind."
+            f" against the shape {leaf.shape}; give one number, or one for each copy in a stack"
+            " with axes of length 1 behind."
         )
     # optax.inject_hyperparams makes numbers into traced arrays, whose values nobody knows.
     if not isinstance(budget, jax.Array):
         values = np.asarray(budget)
         if not np.all(np.isfinite(values) & (values >= 0)):
             raise ValueError(f"the budget of {path!r} is {budget}; it must be finite and >= 0.")
-    return budget
 
 
 def _is_real(dtype: Any) -> bool:

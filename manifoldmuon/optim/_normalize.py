@@ -6,13 +6,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import prescale
+from manifoldmuon.linalg import frobenius_norm, over, prescale, upcast
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.norms import Effort
+from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._geometry import Geometry, lay_out_geometry
-from manifoldmuon.optim._grouping import replicated_like, together
-from manifoldmuon.optim._updates import is_placeholder, pair_up, wide
+from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
+from manifoldmuon.optim._leaves import (
+    LikePoint,
+    batched,
+    is_placeholder,
+    pair_up,
+    replicated_like,
+)
 
 
 class NormalizeState(NamedTuple):
@@ -20,12 +25,12 @@ class NormalizeState(NamedTuple):
 
     Attributes:
       base: whatever the base optimizer keeps.
-      carried: by path (see `path_string`), for the leaves whose norm is found by iteration: one
+      vectors: by path (see `path_string`), for the leaves whose norm is found by iteration: one
         singular vector for each matrix, float32. None of them has the shape of a parameter.
     """
 
     base: Any
-    carried: dict[str, Any]
+    vectors: dict[str, Any]
 
 
 def normalize(
@@ -33,7 +38,7 @@ def normalize(
     geometry: Geometry,
     budgets: Budgets = 1.0,
     *,
-    effort: Effort = Effort(),
+    iterations: PowerIterations = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
     """Brings each leaf of an optimizer's updates to its target norm: normed descent.
 
@@ -41,10 +46,10 @@ def normalize(
     point of the manifold (modular norm, arXiv:2405.14813, section 2 and appendix A.3). With
     the budgets of an architecture the learning rate of Adam transfers across width and depth.
     Spectral norms are found by power iteration from the last step's singular vector, all others
-    exactly. They are lower bounds, so that an update may be larger than its budget; see `Effort`
-    and "Transformations" in the documentation for by how much.
+    exactly. They are lower bounds, so that an update may be larger than its budget; see
+    "Transformations" in the documentation for by how much.
 
-    On a curved manifold the tangent part of the base update is taken first, and is zero where
+    On a constrained manifold the tangent part of the base update is taken first, and is zero where
     that part is rounding.
 
     Args:
@@ -54,12 +59,12 @@ def normalize(
         would climb.
       geometry: which manifold, and so which norm, each parameter has; see `resolve`.
       budgets: target norms; see `scale_by_budget`.
-      effort: how many steps of power iteration to take.
+      iterations: how many steps of power iteration to take.
 
     Returns:
       A transformation whose updates have the parameters' dtypes; norms are computed in float32 or
       wider. Its state is a `NormalizeState`. `update` needs `params`. Zero stays zero, a NaN
-      stays in its leaf and enters no carried vector.
+      stays in its leaf and enters no vector.
 
     Raises:
       TypeError: on use; see `resolve` and `scale_by_budget`.
@@ -71,58 +76,63 @@ def normalize(
     def init_fn(params: Any) -> NormalizeState:
         if is_placeholder(params):  # a leaf that is no parameter
             return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
-        layout = lay_out_geometry(geometry, params)
-        carried = {}
-        for index in layout.indices():
-            leaf = layout.leaves[index]
-            cold = layout.values[index].init_carried(jnp.shape(leaf))
+        places = find_manifolds(geometry, params)
+        leaves, vectors = places.leaves(params), {}
+        for place in places.real:
+            cold = _cold_vectors(places.values[place], jnp.shape(leaves[place]))
             if jax.tree.leaves(cold):
-                carried[layout.paths[index]] = replicated_like(cold, leaf)
-        return NormalizeState(base.init(params), carried)
+                vectors[places.paths[place]] = replicated_like(cold, leaves[place])
+        return NormalizeState(base.init(params), vectors)
 
     def update_fn(updates, state, params=None, **extra_args):
         updates, base_state = base.update(updates, state.base, params, **extra_args)
-        layout, outgoing, pairs = pair_up(geometry, updates, params, "normalize")
-        problems = []
-        for pair in pairs:
-            cold = pair.manifold.init_carried(pair.param.shape)
-            if jax.tree.leaves(cold) and pair.path not in state.carried:
+        paired = pair_up(geometry, updates, params, "normalize")
+        arguments = []
+        for leaf in paired.leaves:
+            cold = _cold_vectors(leaf.entry, leaf.param.shape)
+            if jax.tree.leaves(cold) and leaf.path not in state.vectors:
                 raise ValueError(
-                    f"normalize: the state knows no parameter {pair.path!r}; it was made for"
+                    f"normalize: the state knows no parameter {leaf.path!r}; it was made for"
                     " another tree. Call tx.init(params) again."
                 )
-            problems.append((pair.param, pair.update, state.carried.get(pair.path, cold)))
+            vectors = state.vectors.get(leaf.path, cold)
+            arguments.append((LikePoint(leaf.param), LikePoint(leaf.update), vectors))
 
-        def unit(manifold: Manifold, point: jax.Array, update: jax.Array, carried: Any):
-            return _unit(manifold, point, update, carried, effort)
+        def unit(manifold: Manifold, point: jax.Array, update: jax.Array, vectors: Any) -> Any:
+            return _unit(manifold, point, update, vectors, iterations)
 
-        carried = dict(state.carried)
-        found = together(unit, [pair.manifold for pair in pairs], problems)
-        for pair, (update, (vectors,)) in zip(pairs, found, strict=True):
-            outgoing[pair.index] = update
-            if pair.path in carried:
-                carried[pair.path] = vectors
-        scaled, _ = shares.update(layout.rebuild(outgoing), optax.EmptyState())
-        return scaled, NormalizeState(base_state, carried)
+        found = batched(unit, [leaf.entry for leaf in paired.leaves], arguments)
+        pairs = zip(paired.leaves, found, strict=True)
+        kept = {leaf.path: v for leaf, (_, v) in pairs if leaf.path in state.vectors}
+        scaled, _ = shares.update(paired.filled([u for u, _ in found]), optax.EmptyState())
+        return scaled, NormalizeState(base_state, state.vectors | kept)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
+def _cold_vectors(entry: Any, shape: tuple[int, ...]) -> Any:
+    return manifold_of(entry).norm.init_vectors(inner_shape(entry, shape))
+
+
 def _unit(
-    manifold: Manifold, point: jax.Array, update: jax.Array, carried: Any, effort: Effort
-) -> tuple[jax.Array, tuple[Any]]:
+    manifold: Manifold,
+    point: jax.Array,
+    update: jax.Array,
+    vectors: Any,
+    iterations: PowerIterations,
+) -> tuple[LikePoint, Any]:
     """The tangent part of an update, divided by its norm."""
     vector, _ = prescale(update, manifold.ndim)
-    if not manifold.flat:
-        vector = _tangent(manifold, wide(point).astype(vector.dtype), vector)
-    size, carried = manifold.carried_norm(vector, carried, effort)
-    size = manifold.spread(jnp.where(size == 0, 1, size), vector.shape)
-    return (vector / size).astype(point.dtype), (carried,)
+    if manifold.constrained:
+        vector = _tangent(manifold, upcast(point).astype(vector.dtype), vector)
+    size, vectors = manifold.norm.estimate(vector, vectors, iterations)
+    size = over(jnp.where(size == 0, 1, size), manifold.ndim)
+    return LikePoint((vector / size).astype(point.dtype)), vectors
 
 
 def _tangent(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
     """The tangent part; zero where it is what rounding leaves of a vector normal to the set."""
     tangent = manifold.tangent(point, vector)
-    square, whole = manifold.inner(tangent, tangent), manifold.inner(vector, vector)
-    noise = square <= (8 * jnp.finfo(vector.dtype).eps) ** 2 * whole
-    return jnp.where(manifold.spread(noise, vector.shape), 0, tangent)
+    part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
+    noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole
+    return jnp.where(over(noise, manifold.ndim), 0, tangent)

@@ -1,15 +1,25 @@
-"""From a gradient to the steepest direction of its manifold, leaf by leaf."""
+"""From gradients to steepest directions, of each leaf by itself or of the whole tree."""
 
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+from manifoldmuon.linalg import inner_product, over, prescale, times_power_of_two, upcast
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._geometry import Geometry, lay_out_geometry
-from manifoldmuon.optim._grouping import replicated_like, together
-from manifoldmuon.optim._updates import is_placeholder, pair_up, wide
+from manifoldmuon.norms import Combination, Max
+from manifoldmuon.optim._budget import Budgets, scale_by_budget
+from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
+from manifoldmuon.optim._leaves import (
+    Leaf,
+    LikePoint,
+    batched,
+    is_placeholder,
+    pair_up,
+    replicated_like,
+)
 
 
 class ScaleBySteepestState(NamedTuple):
@@ -33,7 +43,7 @@ class ScaleBySteepestState(NamedTuple):
 def scale_by_steepest(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
     """Replaces each gradient by the steepest tangent direction at its parameter.
 
-    The direction ascends and has norm at most 1 in the manifold's own norm, whatever the
+    The direction ascends and has norm at most 1 in the manifold's norm, whatever the
     gradient's scale, so momentum goes before this link and the learning rate after it.
     Leaves of one manifold, shape, dtype and sharding are solved in one batched call.
 
@@ -54,15 +64,16 @@ def scale_by_steepest(geometry: Geometry) -> optax.GradientTransformationExtraAr
     def init_fn(params: Any) -> ScaleBySteepestState:
         if is_placeholder(params):  # three leaves, none of them a parameter
             return ScaleBySteepestState(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))  # type: ignore
-        layout = lay_out_geometry(geometry, params)
+        places = find_manifolds(geometry, params)
+        leaves = places.leaves(params)
         state = ScaleBySteepestState({}, {}, {})
-        for index in layout.indices():
-            path, leaf, manifold = layout.paths[index], layout.leaves[index], layout.values[index]
-            shape = jnp.shape(leaf)
+        for place in places.real:
+            path, entry, leaf = places.paths[place], places.values[place], leaves[place]
+            manifold, shape = manifold_of(entry), inner_shape(entry, jnp.shape(leaf))
             dual = manifold.init_dual(shape)
             if jax.tree.leaves(dual):
                 state.dual[path] = replicated_like(dual, leaf)
-            points = jax.eval_shape(manifold.norm, jax.ShapeDtypeStruct(shape, jnp.float32)).shape
+            points = shape[: len(shape) - manifold.ndim]
             # Two arrays, not one twice: a buffer cannot be donated twice.
             state.residual[path] = replicated_like(jnp.zeros(points, jnp.float32), leaf)
             state.gap[path] = replicated_like(jnp.zeros(points, jnp.float32), leaf)
@@ -70,38 +81,143 @@ def scale_by_steepest(geometry: Geometry) -> optax.GradientTransformationExtraAr
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        layout, outgoing, pairs = pair_up(geometry, updates, params, "scale_by_steepest")
-        strangers = [pair.path for pair in pairs if pair.path not in state.residual]
-        if strangers:
+        paired = pair_up(geometry, updates, params, "scale_by_steepest")
+        unknown = [leaf.path for leaf in paired.leaves if leaf.path not in state.residual]
+        if unknown:
             raise ValueError(
-                f"scale_by_steepest: the state knows no parameters {strangers}; it was made for"
+                f"scale_by_steepest: the state knows no parameters {unknown}; it was made for"
                 " another tree. Call tx.init(params) again."
             )
-        duals = [
-            state.dual.get(pair.path, pair.manifold.init_dual(pair.param.shape)) for pair in pairs
+        arguments = [
+            (LikePoint(leaf.param), LikePoint(leaf.update), _dual_of(state, leaf))
+            for leaf in paired.leaves
         ]
-        problems = [
-            (pair.param, pair.update, dual) for pair, dual in zip(pairs, duals, strict=True)
-        ]
-        solved = together(_direction, [pair.manifold for pair in pairs], problems)
-        dual, residual, gap = (dict(field) for field in state)
-        for pair, (direction, (next_dual, next_residual, next_gap)) in zip(
-            pairs, solved, strict=True
-        ):
-            outgoing[pair.index] = direction
-            residual[pair.path], gap[pair.path] = next_residual, next_gap
-            if pair.path in dual:
-                dual[pair.path] = next_dual
-        return layout.rebuild(outgoing), ScaleBySteepestState(dual, residual, gap)
+        found = batched(_direction, [leaf.entry for leaf in paired.leaves], arguments)
+        by_path = dict(zip([leaf.path for leaf in paired.leaves], found, strict=True))
+        dual = {path: by_path[path].dual for path in by_path.keys() & state.dual.keys()}
+        residual = {path: answer.residual for path, answer in by_path.items()}
+        gap = {path: answer.gap for path, answer in by_path.items()}
+        after = ScaleBySteepestState(state.dual | dual, state.residual | residual, state.gap | gap)
+        return paired.filled([answer.direction for answer in found]), after
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
-def _direction(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any):
-    start = wide(point)  # the gradient follows: its dtype must not decide the state's
+def _dual_of(state: ScaleBySteepestState, leaf: Leaf) -> Any:
+    """What the last step has left, or the structure of nothing."""
+    if leaf.path in state.dual:
+        return state.dual[leaf.path]
+    return manifold_of(leaf.entry).init_dual(inner_shape(leaf.entry, leaf.param.shape))
+
+
+def _direction(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any) -> Any:
+    start = upcast(point)  # the gradient follows: its dtype must not decide the state's
     found = manifold.steepest(start, grad.astype(start.dtype), dual)
     next_dual = jax.tree.map(
         lambda new, old: jnp.where(jnp.isfinite(new), new, old).astype(old.dtype), found.dual, dual
     )
-    certificate = found.residual.astype(jnp.float32), found.gap.astype(jnp.float32)
-    return found.direction.astype(point.dtype), (next_dual, *certificate)
+    return found._replace(
+        direction=LikePoint(found.direction.astype(point.dtype)),
+        dual=next_dual,
+        residual=found.residual.astype(jnp.float32),
+        gap=found.gap.astype(jnp.float32),
+    )
+
+
+def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
+    """The last step's certificates, wherever in an optimizer state they are.
+
+    Works on the state of any composition (chains, `optax.masked`, `optax.partition`,
+    `optax.MultiSteps`, ...), and under `jax.jit`. See `monitor_distance` for the distance of the
+    parameters from their manifolds.
+
+    Args:
+      state: an optimizer state with one `scale_by_steepest` in it, or several that share out
+        the parameters.
+
+    Returns:
+      `{"residual": {path: array}, "gap": {path: array}}`: float32, one number per point; see
+      `manifoldmuon.manifolds.solvers.Steepest`.
+
+    Raises:
+      ValueError: if there is no `ScaleBySteepestState`, or two speak of the same parameter.
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, ScaleBySteepestState))
+    found = [node for node in nodes if isinstance(node, ScaleBySteepestState)]
+    if not found:
+        raise ValueError("there is no scale_by_steepest in the transformation of this state.")
+    report: dict[str, dict[str, jax.Array]] = {"residual": {}, "gap": {}}
+    for part in found:
+        twice = report["gap"].keys() & part.gap.keys()
+        if twice:
+            raise ValueError(f"two scale_by_steepest report on {sorted(twice)}; ask each state.")
+        report["residual"].update(part.residual)
+        report["gap"].update(part.gap)
+    return report
+
+
+def scale_by_duality(
+    geometry: Geometry, budgets: Budgets = 1.0, combination: Combination = Max()
+) -> optax.GradientTransformationExtraArgs:
+    """Replaces gradients by the steepest step of norm 1 in the norm of the whole tree.
+
+    That norm is `combine_k ||w_k|| / b_k` over the layers. A layer is one point of its manifold:
+    each copy in a stack counts by itself, and so does each tap of a kernel whose taps are the
+    points (`Stiefel`; under `Euclidean(ConvRMSToRMS())` the kernel is one point). The dual norm
+    of a layer is `<gradient, steepest direction>`, on constrained manifolds over tangent
+    directions. With `Max()` this is `scale_by_steepest` followed by `scale_by_budget`.
+
+    Args:
+      geometry: which manifold each parameter lives on; see `resolve`.
+      budgets: the `b_k`; see `scale_by_budget`. A layer of budget 0 is frozen.
+      combination: how norms combine: `Max()`, `Sum()` or `RootSumSquares()`.
+
+    Returns:
+      A transformation with the state and the dtypes of `scale_by_steepest`; `update` needs
+      `params`. Zeros give zeros. Where layers depend on one another, so do their NaNs.
+
+    Raises:
+      TypeError: on use; see `resolve` and `scale_by_budget`.
+      ValueError: on use; see `resolve` and `scale_by_budget`.
+    """
+    steepest, shares = scale_by_steepest(geometry), scale_by_budget(budgets)
+
+    def update_fn(updates, state, params=None, **extra_args):
+        directions, state = steepest.update(updates, state, params, **extra_args)
+        directions, _ = shares.update(directions, optax.EmptyState())
+        grads = pair_up(geometry, updates, params, "scale_by_duality").leaves
+        steps = pair_up(geometry, directions, params, "scale_by_duality")
+        if not steps.leaves:
+            return directions, state
+        entries = [leaf.entry for leaf in steps.leaves]
+        pairs = zip(steps.leaves, grads, strict=True)
+        marked = [(LikePoint(step.update), LikePoint(grad.update)) for step, grad in pairs]
+        given = _combine(combination, batched(_gain, entries, marked))
+        pairs = zip(steps.leaves, given, strict=True)
+        shared = [(LikePoint(step.update), numbers) for step, numbers in pairs]
+        moved = batched(_multiply, entries, shared)
+        return steps.filled(moved), state
+
+    return optax.GradientTransformationExtraArgs(steepest.init, update_fn)
+
+
+def _gain(manifold: Manifold, step: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`<grad, step>` of every point, as numbers of moderate size and powers of two."""
+    scaled, exponent = prescale(grad, manifold.ndim)
+    return jnp.maximum(inner_product(scaled, step, manifold.ndim), 0), exponent
+
+
+def _combine(combination: Combination, gains: list[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
+    """What every point is given, from the gains of all points on one scale."""
+    scales = [jnp.where(size > 0, power, -(2**20)).ravel() for size, power in gains]
+    largest = jnp.max(jnp.concatenate(scales))
+    # Not above 0: the exponent of a leaf of zeros means nothing.
+    sizes = [times_power_of_two(d, jnp.minimum(power - largest, 0)) for d, power in gains]
+    given = combination.lmo(jnp.concatenate([size.ravel() for size in sizes]))
+    ends = np.cumsum([size.size for size in sizes])[:-1]
+    parts = jnp.split(given, ends)
+    return [part.reshape(size.shape) for part, size in zip(parts, sizes, strict=True)]
+
+
+def _multiply(manifold: Manifold, step: jax.Array, given: jax.Array) -> LikePoint:
+    return LikePoint(step * over(given, manifold.ndim).astype(step.dtype))

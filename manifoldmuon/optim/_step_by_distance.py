@@ -9,9 +9,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._chain import chain
-from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._paths import is_hole
+from manifoldmuon.optim._geometry import Geometry, is_hole
+from manifoldmuon.optim._retract import chain
 from manifoldmuon.optim._steepest import scale_by_steepest
 from manifoldmuon.optim._step_by_rule import inner, require, scaled
 

@@ -39,8 +39,9 @@ def step_by_line_search(
 
     The step `eta` is accepted when `loss(R(W, -eta A)) <= loss(W) - share * eta * <G, A>`. The
     first trial is `growth` times the last step, each next one `shrink` times the one before. A
-    loss of NaN is no decrease. If no trial succeeds the weights stay where they are, so that the
-    loss that is searched never increases.
+    loss of NaN does not count as a decrease. If no trial succeeds the weights stay where they are,
+    so that the loss that is searched never increases. Where `value` or the gradient is NaN nothing
+    is searched, and the next search begins where this one would have.
 
     `update` takes what Optax's line searches take: `tx.update(grads, state, params, value=loss,
     grad=grads, value_fn=f)`, where `f(params)` is the loss, on the batch of the step. It flips the
@@ -90,9 +91,12 @@ def step_by_line_search(
             loss = value_fn(optax.apply_updates(params, step))
             return jnp.asarray(loss, jnp.float32) <= now - rate * promised
 
+        # Where nothing can be compared there is nothing to search, and the rate stays.
+        comparable = jnp.isfinite(slope) & ~jnp.isnan(now)
+
         def goes_on(carry):
             _, trials, found = carry
-            return ~found & (trials < max_trials)
+            return comparable & ~found & (trials < max_trials)
 
         def tries(carry):
             rate, trials, _ = carry
@@ -101,8 +105,9 @@ def step_by_line_search(
 
         begin = growth * state.learning_rate, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
         rate, trials, found = jax.lax.while_loop(goes_on, tries, begin)
-        # A NaN in the gradient has to stay visible; a search that fails is no NaN.
+        # A NaN in the gradient has to stay visible; a search that fails is not one.
         taken = jnp.where(found, rate, 0.0) + 0.0 * slope
-        return scaled(updates, -taken), StepByLineSearchState(rate, trials, slope)
+        kept = jnp.where(comparable, rate, state.learning_rate)
+        return scaled(updates, -taken), StepByLineSearchState(kept, trials, slope)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -1,15 +1,23 @@
 """A manifold's methods for a whole tree of parameters."""
 
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon.optim._geometry import Geometry, Layout, lay_out_geometry
-from manifoldmuon.optim._grouping import placed_like, together
-from manifoldmuon.optim._updates import wide
+from manifoldmuon.linalg import upcast
+from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon.optim._geometry import (
+    Geometry,
+    Places,
+    find_manifolds,
+    inner_shape,
+    manifold_of,
+)
+from manifoldmuon.optim._leaves import LikePoint, batched, placed_like
 
 
 def project_tree(geometry: Geometry, params: Any) -> Any:
@@ -27,11 +35,10 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
       ValueError: see `resolve`.
     """
 
-    def project(manifold, point):
-        return manifold.project(wide(point)).astype(point.dtype), ()
+    def project(manifold: Manifold, point: jax.Array) -> LikePoint:
+        return LikePoint(manifold.project(upcast(point)).astype(point.dtype))
 
-    layout = lay_out_geometry(geometry, params)
-    return _fill(layout, [point for point, _ in _map(layout, project)])
+    return _map(find_manifolds(geometry, params), project, params)
 
 
 def distance_tree(geometry: Geometry, params: Any) -> Any:
@@ -48,8 +55,7 @@ def distance_tree(geometry: Geometry, params: Any) -> Any:
       TypeError: see `resolve`.
       ValueError: see `resolve`.
     """
-    layout = lay_out_geometry(geometry, params)
-    return _fill(layout, _distances(layout))
+    return _map(find_manifolds(geometry, params), _distance, params)
 
 
 def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
@@ -66,10 +72,9 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
       TypeError: see `resolve`.
       ValueError: see `resolve`.
     """
-    layout = lay_out_geometry(geometry, params)
-    paths = [layout.paths[i] for i in layout.indices()]
-    farthest = [jnp.max(distance, initial=0.0) for distance in _distances(layout)]
-    return dict(zip(paths, farthest, strict=True))
+    places = find_manifolds(geometry, params)
+    distances = places.leaves(_map(places, _distance, params))
+    return {places.paths[i]: jnp.max(distances[i], initial=0.0) for i in places.real}
 
 
 def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
@@ -90,32 +95,34 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
       TypeError: see `resolve`.
       ValueError: see `resolve`.
     """
-    layout = lay_out_geometry(geometry, params)
-    points = []
-    for index in layout.indices():
-        leaf, manifold = layout.leaves[index], layout.values[index]
-        own_key = jax.random.fold_in(key, zlib.crc32(layout.paths[index].encode()))
-        point = manifold.random_point(own_key, jnp.shape(leaf), jnp.result_type(leaf))
-        points.append(placed_like(point, leaf))
-    return _fill(layout, points)
+    places = find_manifolds(geometry, params)
+    leaves = places.leaves(params)
+    points = {
+        place: random_leaf(places.values[place], key, places.paths[place], leaves[place])
+        for place in places.real
+    }
+    return places.fill(params, points)
 
 
-def _distances(layout: Layout) -> list[jax.Array]:
-    def distance(manifold, point):
-        return None, manifold.distance(wide(point)).astype(jnp.float32)
-
-    return [found for _, found in _map(layout, distance)]
-
-
-def _map(layout: Layout, method) -> list[tuple[Any, Any]]:
-    real = layout.indices()
-    problems = [(jnp.asarray(layout.leaves[i]),) for i in real]
-    return together(method, [layout.values[i] for i in real], problems)
+def random_leaf(entry: Manifold | LaidOut, key: PRNGKeyArray, path: str, leaf: Any) -> jax.Array:
+    """A random point like `leaf`, from the key and the path alone."""
+    own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
+    shape = jnp.shape(leaf)
+    dtype = jnp.result_type(leaf)
+    point = manifold_of(entry).random_point(own_key, inner_shape(entry, shape), dtype)
+    if isinstance(entry, LaidOut):
+        point = entry.layout.outward(point, shape)
+    return placed_like(point, leaf)
 
 
-def _fill(layout: Layout, leaves: list[Any]) -> Any:
-    """The layout's tree with new leaves in the places that hold a parameter."""
-    filled = list(layout.leaves)
-    for index, leaf in zip(layout.indices(), leaves, strict=True):
-        filled[index] = leaf
-    return layout.rebuild(filled)
+def _distance(manifold: Manifold, point: jax.Array) -> jax.Array:
+    return manifold.distance(upcast(point)).astype(jnp.float32)
+
+
+def _map(places: Places, function: Callable[[Manifold, jax.Array], Any], params: Any) -> Any:
+    """The tree of what a function says of every parameter."""
+    leaves = places.leaves(params)
+    entries = [places.values[place] for place in places.real]
+    points = [(LikePoint(jnp.asarray(leaves[place])),) for place in places.real]
+    answers = batched(function, entries, points)
+    return places.fill(params, dict(zip(places.real, answers, strict=True)))

@@ -1,15 +1,14 @@
 """What makes a gradient transformation a good Optax citizen, as checks anyone can run."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+import chex
 import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
-
-from manifoldmuon.testing._transformation_basics import BASICS, check_scale, check_still
-from manifoldmuon.testing._transformation_case import Case
-from manifoldmuon.testing._transformation_wrappers import WRAPPERS, check_injected
 
 
 def check_transformation(
@@ -55,8 +54,8 @@ def check_transformation(
     injected = optax.inject_hyperparams(make_tx, static_args)(**(hyperparams or {}))
     checks = [
         *BASICS,
-        *([check_scale] if scale_free else []),
-        *([check_still] if still else []),
+        *([_scale] if scale_free else []),
+        *([_still] if still else []),
         *([functools.partial(check_injected, injected), *WRAPPERS] if wrappers else []),
     ]
     for check in checks:
@@ -65,3 +64,294 @@ def check_transformation(
         except Exception as error:
             name = getattr(check, "__name__", "inject_hyperparams").strip("_")
             raise AssertionError(f"the check {name!r} failed: {error}") from error
+
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class Case(NamedTuple):
+    """A transformation under test: its `update` is compiled once and shared by the checks."""
+
+    tx: optax.GradientTransformationExtraArgs
+    params: Any
+    grads: Any
+    needs_params: bool
+
+
+def take_step(case: Case, grads: Any, params: Any = None) -> tuple[Any, Any]:
+    """Updates and state after the first step, from `case.params` or other parameters."""
+    params = case.params if params is None else params
+    state = case.tx.init(params)
+    return case.tx.update(grads, state, params)
+
+
+def punch(tree: Any, hole: Any) -> Any:
+    """`tree` with its first leaf replaced by `None` or `MaskedNode`."""
+    leaves, treedef = jax.tree.flatten(tree)
+    return jax.tree.unflatten(treedef, [hole, *leaves[1:]])
+
+
+def _init_abstract(case: Case) -> None:
+    state = case.tx.init(case.params)
+    kinds = {type(x) for x in jax.tree.leaves(state) if not isinstance(x, jax.Array | np.ndarray)}
+    assert not kinds, f"the state holds more than arrays: {kinds}"
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), case.params)
+    for other in (jax.jit(case.tx.init)(case.params), case.tx.init(shapes)):
+        chex.assert_trees_all_equal_shapes_and_dtypes(state, other)
+
+
+def _empty_trees(case: Case) -> None:
+    nothing: list[Any] = [{}, [], optax.MaskedNode(), {"nothing": None}]
+    for empty in nothing:
+        updates, _ = case.tx.update(empty, case.tx.init(empty), empty)
+        chex.assert_trees_all_equal_structs(updates, empty)
+    for empty in (*nothing, None):
+        jax.eval_shape(case.tx.init, empty)
+
+
+def _holes(case: Case) -> None:
+    wanted, _ = take_step(case, case.grads)
+    masked = punch(case.grads, optax.MaskedNode()), punch(case.params, optax.MaskedNode())
+    found, _ = take_step(case, *masked)
+    chex.assert_trees_all_close(found, punch(wanted, optax.MaskedNode()), **CLOSE)
+    missing = punch(case.grads, None), punch(case.params, None)
+    shapes = jax.eval_shape(lambda grads, params: take_step(case, grads, params)[0], *missing)
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, punch(wanted, None))
+
+
+def _dtypes(case: Case) -> None:
+    def cast(tree, dtype):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), tree)
+
+    for dtype in (jnp.float32, jnp.bfloat16, jnp.float16):
+        params = cast(case.params, dtype)
+        state = jax.eval_shape(case.tx.init, params)
+        for grad_dtype in (jnp.float32, jnp.bfloat16):
+            grads = cast(case.grads, grad_dtype)
+            updates, next_state = jax.eval_shape(case.tx.update, grads, state, params)
+            if case.needs_params:
+                chex.assert_trees_all_equal_dtypes(updates, params)
+            else:
+                chex.assert_trees_all_equal_dtypes(updates, grads)
+            chex.assert_trees_all_equal_shapes_and_dtypes(next_state, state)
+
+
+def _tree_map_params(case: Case) -> None:
+    state = case.tx.init(case.params)
+    same = optax.tree_utils.tree_map_params(case.tx, lambda x: x, state)
+    chex.assert_trees_all_equal(same, state)
+    # What a user does with it: the parameters' own layout for every copy of their tree.
+    marks = jax.tree.map(lambda x: x.shape, case.params, is_leaf=lambda x: x is None)
+    marked = optax.tree_utils.tree_map_params(
+        case.tx, lambda x, mark: _assert_shape(x, mark), state, marks
+    )
+    chex.assert_trees_all_equal(marked, state)
+
+
+def _assert_shape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    assert x.shape == shape, f"{x.shape} is given for a parameter of shape {shape}"
+    return x
+
+
+def _degenerate(case: Case) -> None:
+    zeros = jax.tree.map(jnp.zeros_like, case.params)
+    # From zero, and with the gradient of the squared norm, which is normal to many manifolds.
+    for grads, params in ((case.grads, zeros), (case.params, case.params)):
+        chex.assert_tree_all_finite(take_step(case, grads, params))
+
+
+def _nan_in_one_leaf(case: Case) -> None:
+    clean, _ = take_step(case, case.grads)
+    leaves, treedef = jax.tree.flatten(case.grads)
+    for index in range(len(leaves)):
+        if not leaves[index].size:
+            continue
+        bad = list(leaves)
+        bad[index] = bad[index].ravel().at[-1].set(jnp.nan).reshape(bad[index].shape)
+        updates, _ = take_step(case, jax.tree.unflatten(treedef, bad))
+        found = jax.tree.leaves(updates)
+        assert bool(jnp.isnan(found[index]).any()), "a NaN in the gradient has disappeared"
+        del found[index]
+        others = [x for i, x in enumerate(jax.tree.leaves(clean)) if i != index]
+        chex.assert_trees_all_close(found, others, **CLOSE)
+
+
+def _errors(case: Case) -> None:
+    state = case.tx.init(case.params)
+    leaves, treedef = jax.tree.flatten(case.params)
+    integers = jax.tree.unflatten(treedef, [jnp.ones_like(leaves[0], jnp.int32), *leaves[1:]])
+    wrong: list[tuple[Any, Any]] = [(integers, integers)]
+    if case.needs_params:
+        wrong += [(case.grads, None), ({"another": jnp.ones(3)}, case.params)]
+    for grads, params in wrong:
+        try:
+            case.tx.update(grads, state, params)
+        except (TypeError, ValueError):
+            continue
+        raise AssertionError(f"no error for {grads=} {params=}")
+
+
+def _scale(case: Case) -> None:
+    wanted, _ = take_step(case, case.grads)
+    for power in (100, -100):  # powers of two, so that the scaled gradient is the same number
+        grads = jax.tree.map(lambda g, c=2.0**power: g * c, case.grads)
+        found, _ = take_step(case, grads)
+        chex.assert_trees_all_close(found, wanted, **CLOSE)
+
+
+def _still(case: Case) -> None:
+    zeros = jax.tree.map(jnp.zeros_like, case.grads)
+    for params in (case.params, jax.tree.map(jnp.zeros_like, case.params)):
+        updates, state = take_step(case, zeros, params)
+        chex.assert_trees_all_equal(updates, zeros)
+        chex.assert_tree_all_finite(state)
+
+
+BASICS = (
+    _init_abstract,
+    _empty_trees,
+    _holes,
+    _dtypes,
+    _tree_map_params,
+    _degenerate,
+    _nan_in_one_leaf,
+    _errors,
+)
+
+
+def check_injected(injected: optax.GradientTransformation, case: Case) -> None:
+    """`inject_hyperparams` makes the transformation anew in every call, from traced numbers."""
+    update = jax.jit(injected.update)
+    state, injected_state = case.tx.init(case.params), jax.jit(injected.init)(case.params)
+    for _ in range(2):
+        wanted, state = case.tx.update(case.grads, state, case.params)
+        found, injected_state = update(case.grads, injected_state, case.params)
+        chex.assert_trees_all_close(found, wanted, **CLOSE)
+
+
+def _masked_partition_and_chain(case: Case) -> None:
+    wanted, _ = take_step(case, case.grads)
+    mask = punch(jax.tree.map(lambda _: True, case.params), False)
+    outside = jax.tree.map(lambda m, u, g: u if m else g, mask, wanted, case.grads)
+    frozen = jax.tree.map(lambda m, u: u if m else jnp.zeros_like(u), mask, wanted)
+    labels = jax.tree.map(lambda m: "moving" if m else "frozen", mask)
+    parts: dict[Hashable, Any] = {"moving": case.tx, "frozen": optax.set_to_zero()}
+    for wrapped, expected in (
+        (optax.masked(case.tx, mask), outside),
+        (optax.partition(parts, labels), frozen),
+        (optax.chain(optax.identity(), case.tx), wanted),
+    ):
+        state = wrapped.init(case.params)
+        optax.tree_utils.tree_map_params(wrapped, lambda x: x, state)
+        found, _ = wrapped.update(case.grads, state, case.params)
+        chex.assert_trees_all_close(found, expected, **CLOSE)
+
+
+def _multi_steps_and_apply_if_finite(case: Case) -> None:
+    wrapped = optax.apply_if_finite(
+        optax.MultiSteps(case.tx, every_k_schedule=2).gradient_transformation(), 2
+    )
+    update = jax.jit(wrapped.update)
+    state = wrapped.init(case.params)
+    still = jax.tree.map(jnp.zeros_like, case.params)
+    nothing = jax.tree.map(jnp.zeros_like, case.grads)
+    # A mini-step: the inner update runs on what there is, and its result is multiplied by zero.
+    found, state = update(nothing, state, case.params)
+    chex.assert_trees_all_equal(found, still)
+    found, state = update(
+        jax.tree.map(lambda g: jnp.full_like(g, jnp.nan), case.grads), state, case.params
+    )
+    chex.assert_trees_all_equal(found, still)
+    wanted, _ = take_step(case, case.grads)
+    found, _ = update(jax.tree.map(lambda g: 2 * g, case.grads), state, case.params)
+    chex.assert_trees_all_close(found, wanted, **CLOSE)
+
+
+def _compiles_once_donated_and_scanned(case: Case) -> None:
+    traces = []
+
+    def step(carry, grads):
+        traces.append(None)
+        params, state = carry
+        updates, state = case.tx.update(grads, state, params, unexpected=jnp.ones(()))
+        return (optax.apply_updates(params, updates), state), None
+
+    start = case.params, case.tx.init(case.params)
+    several = jax.tree.map(lambda g: jnp.stack([g, -2 * g, g * g]), case.grads)
+    donating = jax.jit(step, donate_argnums=0)
+    carry = jax.tree.map(jnp.copy, start)
+    for index in range(3):
+        carry, _ = donating(carry, jax.tree.map(lambda g, i=index: g[i], several))
+    assert len(traces) == 1, f"{len(traces)} compilations in three steps"
+    scanned, _ = jax.jit(lambda carry: jax.lax.scan(step, carry, several))(start)
+    chex.assert_trees_all_close(carry[0], scanned[0], rtol=1e-4, atol=1e-5)
+
+
+def _vmap(case: Case) -> None:
+    def once(params, grads):
+        return case.tx.update(grads, case.tx.init(params), params)[0]
+
+    others = jax.tree.map(lambda g: -g * g, case.grads)
+    both = jax.tree.map(lambda a, b: jnp.stack([a, b]), case.grads, others)
+    twins = jax.tree.map(lambda p: jnp.stack([p, p]), case.params)
+    found = jax.jit(jax.vmap(once))(twins, both)
+    for index, grads in enumerate((case.grads, others)):
+        wanted, _ = take_step(case, grads)
+        one = jax.tree.map(lambda x, i=index: x[i], found)
+        chex.assert_trees_all_close(one, wanted, rtol=1e-4, atol=1e-5)
+
+
+WRAPPERS = (
+    _masked_partition_and_chain,
+    _multi_steps_and_apply_if_finite,
+    _compiles_once_donated_and_scanned,
+    _vmap,
+)
+
+
+def check_sharding(
+    tx: optax.GradientTransformation,
+    params: Any,
+    grads: Any,
+    shardings: Any,
+) -> None:
+    """Checks that sharded parameters give what unsharded ones give.
+
+    Args:
+      tx: the transformation.
+      params: parameters on one device.
+      grads: gradients of the same tree.
+      shardings: one `jax.sharding.NamedSharding` per parameter, on a mesh whose axes may be
+        automatic or explicit.
+
+    Raises:
+      AssertionError: if two steps differ from those on one device, or if updates or states
+        change their sharding types, so that the second step compiles again.
+    """
+    traces = []
+
+    @jax.jit
+    def step(params, state, grads):
+        traces.append(None)
+        updates, state = tx.update(grads, state, params)
+        return updates, optax.apply_updates(params, updates), state
+
+    wanted, state = [], tx.init(params)
+    sharded, sharded_grads = jax.device_put((params, grads), (shardings, shardings))
+    for _ in range(2):
+        updates, params, state = step(params, state, grads)
+        wanted.append(updates)
+    state = tx.init(sharded)
+    with jax.set_mesh(jax.tree.leaves(shardings)[0].mesh):
+        chex.assert_trees_all_equal(_types(jax.jit(tx.init)(sharded)), _types(state))
+    types = _types((sharded, sharded, state))
+    traces.clear()
+    for expected in wanted:
+        updates, sharded, state = step(sharded, state, sharded_grads)
+        chex.assert_trees_all_equal(_types((updates, sharded, state)), types)
+        chex.assert_trees_all_close(jax.device_get(updates), expected, rtol=1e-4, atol=1e-5)
+    assert len(traces) == 1, f"{len(traces)} compilations in two steps"
+
+
+def _types(tree: Any) -> Any:
+    return jax.tree.map(lambda x: str(jax.typeof(x)), tree)

@@ -11,13 +11,12 @@ from manifoldmuon.linalg import MODULA_SIX_STEP, MsignMethod, NewtonSchulz
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
-    FanRatio,
     Hypersphere,
     Manifold,
     Orthogonal,
     Stiefel,
 )
-from manifoldmuon.norms import Frobenius, L1ToRMS, Norm, RMSToRMS
+from manifoldmuon.norms import FanRatio, Frobenius, L1ToRMS, Norm, RMSToRMS
 from manifoldmuon.optim import chain, manifold_muon, normalize
 from studies.retractions.spaces import MATRIX, SPHERE
 

@@ -15,7 +15,8 @@ from jaxtyping import Array, Float, Int
 
 from manifoldmuon.lab import erasure_auc, erasure_ratio, letter_mask, stable_rank
 from manifoldmuon.linalg import msign
-from manifoldmuon.manifolds import FanRatio, Manifold, Stiefel
+from manifoldmuon.manifolds import Manifold, Stiefel
+from manifoldmuon.norms import FanRatio
 from manifoldmuon.optim import init_tree
 from studies.classification import Weights, accuracy, logits, shapes_of
 from studies.datasets import load_cifar10, load_digits, load_mnist

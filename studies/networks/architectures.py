@@ -15,6 +15,7 @@ from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.modules import (
+    BALANCED,
     GELU,
     GPT,
     MLP,
@@ -32,7 +33,7 @@ from manifoldmuon.modules import (
     RoPE,
     SplitHeads,
 )
-from manifoldmuon.norms import L1ToRMS
+from manifoldmuon.norms import LongestRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +83,7 @@ class Funnel(Architecture):
     def modular(self, inputs: int, outputs: int) -> Module:
         network: Module = Linear(self.hidden[0], inputs)
         for before, after in itertools.pairwise((*self.hidden, outputs)):
-            network = Linear(after, before) @ ReLU() @ network
+            network = Linear(after, before) @ ReLU(BALANCED) @ network
         return network
 
     def standard(self, inputs: int, outputs: int) -> Module:
@@ -157,5 +158,5 @@ def gaussian_weights(network: Module, key: PRNGKeyArray) -> Any:
 
 
 def _deviation(manifold: Any, shape: tuple[int, ...]) -> float:
-    table = isinstance(manifold, Euclidean) and isinstance(manifold.weight_norm, L1ToRMS)
+    table = isinstance(manifold, Euclidean) and isinstance(manifold.norm, LongestRow)
     return 1.0 if table else 1 / math.sqrt(shape[-1])

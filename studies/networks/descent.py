@@ -48,18 +48,20 @@ class Descent(NamedTuple):
     def start(self, seed: int) -> Any:
         """The weights of a seed: the same in flat space and on manifolds."""
         # Neither constraints nor masses matter here: without them more methods share a program.
-        plain = self.network.flat().map_atoms(lambda atom: dataclasses.replace(atom, mass=1.0))
+        plain = self.network.unconstrained().map_atoms(
+            lambda atom: dataclasses.replace(atom, mass=1.0)
+        )
         return _start(self.method.starts_gaussian, plain)(jax.random.key(seed))
 
     def changes(self, trained: "Trained", seed: int) -> dict[str, np.ndarray]:
         """By layer, how far features moved in the early steps, for each rate."""
         x = self.task.parts().held_out[0][:PROBE]
-        moved = _changes(self.network.flat())(self.start(seed), trained.early, x)
+        moved = _changes(self.network.unconstrained())(self.start(seed), trained.early, x)
         return {layer: np.asarray(values, np.float64) for layer, values in moved.items()}
 
     def judge(self, trained: "Trained") -> tuple[np.ndarray, np.ndarray]:
         """The held-out loss and error of the final weights, for each rate."""
-        judged = _judged(self.network.flat(), self.multiplier)
+        judged = _judged(self.network.unconstrained(), self.multiplier)
         loss, error = judged(trained.final, *self.task.parts().held_out)
         return np.asarray(loss, np.float64), np.asarray(error, np.float64)
 

@@ -18,8 +18,8 @@ from manifoldmuon.linalg import (
     InverseRoot,
     MsignMethod,
     NewtonSchulz,
+    PolarExpress,
     Sketch,
-    polar_express,
 )
 
 
@@ -38,9 +38,9 @@ ACCURATE = [
     MethodCase("default", DEFAULT_MSIGN),
     MethodCase("direct form", NewtonSchulz(DEFAULT_MSIGN.schedule, gram=False)),
     MethodCase("gram form", NewtonSchulz(DEFAULT_MSIGN.schedule, gram=True)),
-    MethodCase("degree 7", NewtonSchulz(polar_express(3e-7, 7, safety=1.0001, cushion=0.05))),
-    MethodCase("degree 9", NewtonSchulz(polar_express(3e-7, 9, safety=1.001, cushion=0.05))),
-    MethodCase("degree 3", NewtonSchulz(polar_express(3e-7, 3, safety=1.0001, cushion=0.05))),
+    MethodCase("degree 7", NewtonSchulz(PolarExpress(3e-7, 7, safety=1.0001, cushion=0.05))),
+    MethodCase("degree 9", NewtonSchulz(PolarExpress(3e-7, 9, safety=1.001, cushion=0.05))),
+    MethodCase("degree 3", NewtonSchulz(PolarExpress(3e-7, 3, safety=1.0001, cushion=0.05))),
     MethodCase("cubic", NewtonSchulz(CUBIC.with_steps(42))),
     MethodCase("svd", SVD()),
     MethodCase("qdwh", QDWH()),

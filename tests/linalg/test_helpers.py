@@ -41,7 +41,7 @@ def test_prescale_of_nothing_and_of_too_few_axes():
     scaled, exponent = prescale(jnp.zeros((2, 0, 3)), 2)
     assert scaled.shape == (2, 0, 3)
     np.testing.assert_array_equal(exponent, [0, 0])
-    with pytest.raises(ValueError, match="at least 2 axes"):
+    with pytest.raises(ValueError, match="takes the trailing 2"):
         prescale(jnp.ones(3), 2)
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import CUBIC, inverse_root, inverse_sqrt, polar_express
+from manifoldmuon.linalg import CUBIC, PolarExpress, inverse_root, inverse_sqrt
 from tests.linalg.instances import conditioned, polar
 
 EPS = float(np.finfo(np.float32).eps)
@@ -40,7 +40,7 @@ def test_inverse_sqrt_near_the_identity_in_two_steps(bound):
     v *= 0.5 / np.linalg.norm(v, 2, axis=(-2, -1), keepdims=True)
     s = np.eye(5) + np.swapaxes(v, -1, -2) @ v
     limit = jnp.full(3, 1.25) if bound == "array" else bound
-    schedule = polar_express(1 / np.sqrt(1.25), steps=2)
+    schedule = PolarExpress(1 / np.sqrt(1.25), steps=2)
     found = inverse_sqrt(jnp.asarray(s, jnp.float32), schedule, limit)
     np.testing.assert_allclose(found, [root_of(one, -0.5) for one in s], atol=4 * EPS)
 

@@ -13,8 +13,8 @@ from manifoldmuon.linalg import (
     POLAR_EXPRESS,
     QUINTIC,
     NewtonSchulz,
+    PolarExpress,
     msign,
-    polar_express,
 )
 from manifoldmuon.linalg._newton_schulz import block_flops, gram_blocks
 from tests.linalg.instances import conditioned
@@ -25,7 +25,7 @@ SCHEDULES = {
     "muon": MUON,
     "six steps": MODULA_SIX_STEP,
     "polar express": POLAR_EXPRESS,
-    "degree 7": polar_express(1e-2, 7, cushion=0.05),
+    "degree 7": PolarExpress(1e-2, 7, cushion=0.05),
 }
 
 
@@ -95,7 +95,7 @@ def test_blocks_keep_the_steps_and_shorten_with_the_precision():
 @pytest.mark.parametrize("gram", [False, True])
 def test_products_in_bfloat16(gram):
     """Orthogonal to bfloat16's own rounding, and not better: the operands are rounded."""
-    schedule = polar_express(1e-3, safety=1.01, cushion=0.05)
+    schedule = PolarExpress(1e-3, safety=1.01, cushion=0.05)
     method = NewtonSchulz(schedule, gram, operands=jnp.bfloat16)
     q = np.asarray(msign(jnp.asarray(conditioned((32, 12), 50.0), jnp.float32), method), np.float64)
     error = np.linalg.norm(q.T @ q - np.eye(12)) / np.sqrt(12)

@@ -7,13 +7,11 @@ import pytest
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
-    FanRatio,
     Hypersphere,
     Orthogonal,
-    RootDim,
     Stiefel,
 )
-from manifoldmuon.norms import Spectral
+from manifoldmuon.norms import FanRatio, Frobenius, RootDim, Spectral
 
 
 @pytest.mark.parametrize(
@@ -40,9 +38,13 @@ def test_shapes(manifold, shape, message):
         (lambda: Stiefel(0.0), "Stiefel.scale must be a positive, finite number .* got 0.0"),
         (lambda: Stiefel(FanRatio(-1.0)), "Stiefel.scale .* FanRatio"),
         (lambda: Orthogonal(float("nan")), "Orthogonal.scale .* got nan"),
-        (lambda: Hypersphere(-2.0), "Hypersphere.radius"),
-        (lambda: EmbeddingRows(RootDim(float("inf"))), "EmbeddingRows.radius"),
+        (lambda: Hypersphere(-2.0), "Hypersphere.scale"),
+        (lambda: EmbeddingRows(RootDim(float("inf"))), "EmbeddingRows.scale"),
         (lambda: Hypersphere(ndim=0), "Hypersphere.ndim must be at least 1; got 0"),
+        (
+            lambda: Hypersphere(ndim=2, step_norm=Frobenius(1)),
+            "Hypersphere.step_norm is for 1 axes, and ndim is 2",
+        ),
     ],
 )
 def test_scales(make, message):

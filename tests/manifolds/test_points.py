@@ -10,14 +10,13 @@ from manifoldmuon.linalg import MUON, NewtonSchulz
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
-    FanRatio,
     Hypersphere,
     Manifold,
     Orthogonal,
-    RootDim,
     Stiefel,
 )
-from manifoldmuon.norms import Frobenius, Infinity, Spectral
+from manifoldmuon.manifolds.solvers import SkewLift
+from manifoldmuon.norms import FanRatio, Frobenius, Infinity, LongestRow, RootDim, Spectral
 
 RNG = np.random.default_rng(1)
 
@@ -70,7 +69,7 @@ def test_matrices(manifold, shape, scale):
     for y in (x, point, 1.0001 * point, np.zeros_like(x)):
         distance = ask(manifold.distance, y)
         np.testing.assert_allclose(distance, largest_deviation(y, scale), atol=5e-7, rtol=1e-5)
-    np.testing.assert_allclose(ask(manifold.norm, x), np.linalg.norm(x, 2) / scale, rtol=1e-6)
+    np.testing.assert_allclose(ask(manifold.norm.norm, x), np.linalg.norm(x, 2) / scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +121,7 @@ def test_the_closed_form_on_square_matrices():
 
 def test_muon_on_the_orthogonal_group_has_an_honest_gap():
     """Five steps of Muon's polynomial miss the optimum, and the certificate says so."""
-    manifold = Orthogonal(msign=NewtonSchulz(MUON))
+    manifold = Orthogonal(solver=SkewLift(NewtonSchulz(MUON)))
     w, g = point_of(manifold, (6, 6)), normal(6, 6)
     answer = steepest(manifold, w, g)
     inner = w.astype(np.float64).T @ g.astype(np.float64)
@@ -138,6 +137,33 @@ def test_one_column_is_a_sphere():
     answer = steepest(Stiefel(), w[None], g[None])
     np.testing.assert_allclose(answer.direction[0], sphere, atol=1e-4)
     assert answer.gap < 1e-4
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4)], ids=str)
+def test_the_riemannian_gradient_is_steepest_in_the_frobenius_norm(shape):
+    """The tangent part, by least squares over a basis of the tangent space, of the norm's size."""
+    manifold = Stiefel(2.0, step_norm=Frobenius(scale=5.0))
+    w, g = point_of(manifold, shape).astype(np.float64), normal(*shape)
+    tall, high = (w, g) if shape[0] >= shape[1] else (w.T, g.T)
+    # All A with W^T A + A^T W = 0, as the kernel of that map.
+    basis = np.eye(w.size).reshape(-1, *tall.shape)
+    rows = np.stack([(tall.T @ a + a.T @ tall).ravel() for a in basis], axis=1)
+    kernel = scipy.linalg.null_space(rows)
+    part = (kernel @ (kernel.T @ high.ravel())).reshape(tall.shape)
+    expected = 5 * part / np.linalg.norm(part)
+    answer = steepest(manifold, np.float32(w), g)
+    expected = expected if shape[0] >= shape[1] else expected.T
+    np.testing.assert_allclose(answer.direction, expected, atol=5e-6)
+    assert answer.dual == ()
+    np.testing.assert_array_equal(answer.gap, 0)
+
+
+def test_a_spectral_norm_of_ones_own_is_taken_as_it_is():
+    """Its scale is the size of a direction, whatever the set's."""
+    w, g = point_of(Stiefel(2.0), (6, 3)), normal(6, 3)
+    plain = steepest(Stiefel(2.0), w, g).direction
+    other = steepest(Stiefel(2.0, step_norm=Spectral(scale=0.5)), w, g).direction
+    np.testing.assert_allclose(4 * other, plain, rtol=1e-6)
 
 
 def test_wide_is_tall_transposed():
@@ -169,7 +195,7 @@ def test_stale_rows_stay():
 
 @pytest.mark.parametrize(
     "manifold",
-    [Hypersphere(), EmbeddingRows(threshold=0.0), Orthogonal()],
+    [Hypersphere(), EmbeddingRows(step_norm=LongestRow(RootDim(), threshold=0.0)), Orthogonal()],
     ids=name,
 )
 def test_a_normal_gradient_has_no_direction(manifold):
@@ -227,7 +253,7 @@ def test_a_learning_rate_is_an_angle(scale):
     for manifold, shape in ((Hypersphere(scale), (5,)), (Stiefel(scale), (4, 4))):
         w, g = point_of(manifold, shape), normal(*shape)
         direction = steepest(manifold, w, g).direction
-        np.testing.assert_allclose(ask(manifold.norm, direction), 1, rtol=1e-4)
+        np.testing.assert_allclose(ask(manifold.norm.norm, direction), 1, rtol=1e-4)
         moved = ask(manifold.retract, w, -0.1 * direction)
         turned = np.linalg.norm(moved / scale - w / scale, 2)
         np.testing.assert_allclose(turned, 2 * np.sin(np.arctan(0.1) / 2), rtol=2e-3)
@@ -243,4 +269,4 @@ def test_random_points_have_no_preferred_direction():
 def test_flat_random_points_have_norm_one():
     for norm, shape in ((Spectral(), (3, 6, 4)), (Infinity(), (4, 3)), (Frobenius(ndim=0), (5,))):
         manifold = Euclidean(norm)
-        np.testing.assert_allclose(ask(manifold.norm, point_of(manifold, shape)), 1, rtol=1e-5)
+        np.testing.assert_allclose(ask(manifold.norm.norm, point_of(manifold, shape)), 1, rtol=1e-5)

@@ -8,6 +8,7 @@ import scipy.special
 
 from manifoldmuon.manifolds import EmbeddingRows, Stiefel
 from manifoldmuon.modules import (
+    BALANCED,
     GPT,
     MLP,
     Attention,
@@ -19,7 +20,16 @@ from manifoldmuon.modules import (
     ResMLP,
     residual,
 )
-from tests.modules.measure import gaussian, largest, push_twice, tokens, unit_tokens
+from tests.modules.measure import (
+    gaussian,
+    largest,
+    push_twice,
+    random_like,
+    shapes_of,
+    steepest_step,
+    tokens,
+    unit_tokens,
+)
 
 TEXT = jnp.array([[2, 0, 5, 2, 1], [1, 1, 6, 3, 0]], jnp.int32)
 
@@ -37,7 +47,7 @@ def test_the_constants_of_the_character_gpt():
     assert [embed, head] == pytest.approx([1 / 7] * 2)
     assert [exit_, up, down] == pytest.approx([0.2381] * 3, abs=5e-5)
     assert [query, key, value] == pytest.approx([0.7143] * 3, abs=5e-5)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(jax.eval_shape(net.init, jax.random.key(0)))]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(shapes_of(net))]
     square = (4, 128, 128)
     assert shapes == [(65, 128), *[square] * 4, (4, 512, 128), (4, 128, 512), (65, 128)]
 
@@ -65,14 +75,25 @@ def test_masses_and_sensitivities(net, mass, shares):
 
 def test_mlp_has_equal_budgets():
     assert budgets(MLP(10, 784, 256, 3)) == pytest.approx([1 / 3] * 3)
-    published = budgets(MLP(10, 784, 256, 3, ReLU()))
+    published = budgets(MLP(10, 784, 256, 3, ReLU(BALANCED)))
     assert published == pytest.approx([2 / 3, 2**0.5 / 3, 1 / 3])
+
+
+def test_a_relu_in_an_mlp_is_a_relu_by_hand():
+    """One default for both: the sensitivity that holds for every input."""
+    assert ReLU().sensitivity == 1
+    assert ReLU(BALANCED).sensitivity == pytest.approx(1 / np.sqrt(2), rel=1e-15)
+    pairs = (ReLU(), MLP(3, 5, 6, 3)), (ReLU(BALANCED), MLP(3, 5, 6, 3, ReLU(BALANCED)))
+    for relu, mlp in pairs:
+        by_hand = Linear(3, 6) @ relu @ Linear(6, 6) @ relu @ Linear(6, 5)
+        assert budgets(mlp) == pytest.approx(budgets(by_hand), rel=1e-12)
+        assert (mlp.mass, mlp.sensitivity) == pytest.approx((3, by_hand.sensitivity), rel=1e-12)
 
 
 def test_attention_has_mass_four_and_sensitivity_one():
     module = Attention(8, 2, key_dim=3, value_dim=5)
     assert (module.mass, module.sensitivity) == pytest.approx((4, 1))
-    shapes = jax.tree.leaves(jax.eval_shape(module.init, jax.random.key(0)))
+    shapes = jax.tree.leaves(shapes_of(module))
     assert [leaf.shape for leaf in shapes] == [(6, 8), (6, 8), (10, 8), (8, 10)]
     assert budgets(module) == pytest.approx([3 / 4, 3 / 4, 3 / 4, 1 / 4])
 
@@ -81,13 +102,11 @@ def test_the_same_architecture_on_manifolds():
     net = GPT(7, 6, 2, 3).constrained()
     kinds = [type(m) for m in jax.tree.leaves(net.geometry())]
     assert kinds == [EmbeddingRows] + [Stiefel] * 7
-    assert net.flat() == GPT(7, 6, 2, 3)
+    assert net.unconstrained() == GPT(7, 6, 2, 3)
 
 
 def params_of(net: Module, seed: int = 0):
-    shapes = jax.eval_shape(net.init, jax.random.key(0))
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda s: jnp.asarray(rng.standard_normal(s.shape), s.dtype), shapes)
+    return random_like(shapes_of(net), seed)
 
 
 def flat(params) -> list[np.ndarray]:
@@ -198,7 +217,7 @@ def test_later_tokens_do_not_change_earlier_scores():
 def test_the_whole_is_well_normed(name):
     """A step of modular norm 1 moves the output by at most 1, and the input by its sensitivity."""
     if name == "residual":
-        block = ReLU(sensitivity=1.0) @ Linear(6, 6)
+        block = ReLU() @ Linear(6, 6)
         net = Linear(6, 6) @ residual(block, 3)
         x, size = unit_tokens(0, 6), tokens
     else:
@@ -209,7 +228,7 @@ def test_the_whole_is_well_normed(name):
         """The steepest step for a direction of the output, and how far the output moves."""
         y, pull = jax.vjp(net.apply, w, x)
         grads, up = pull(aim)
-        step = net.dualize(grads)
+        step = steepest_step(net, grads, w)
         by_weights = jax.jvp(lambda w: net.apply(w, x), (w,), (step,))[1]
         by_input = jax.jvp(lambda x: net.apply(w, x), (x,), (up,))[1]
         return y, by_weights, by_input, up
@@ -231,7 +250,7 @@ def test_the_sharpness_of_two_layers_is_attained():
     assert net.sharpness == pytest.approx((0.5, 1, 0))
     w, x = (jnp.eye(4),) * 2, unit_tokens(0, 4)
     step = (0.5 * jnp.eye(4),) * 2
-    assert float(net.norm(step)) == pytest.approx(1)
+    assert float(jax.jit(net.norm)(step)) == pytest.approx(1)
     by_weights = push_twice(lambda w: net.apply(w, x), w, step, step)
     assert tokens(by_weights) == pytest.approx(net.sharpness.alpha, rel=1e-5)
     still = (jax.tree.map(jnp.zeros_like, w), x)

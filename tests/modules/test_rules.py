@@ -2,30 +2,47 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from manifoldmuon import optim
 from manifoldmuon.modules import (
+    BALANCED,
+    GPT,
+    MLP,
     Abs,
     Add,
-    Bond,
     Compose,
     Concatenate,
-    Embed,
     FunctionalAttention,
     Identity,
     Linear,
     Module,
     Mul,
     ReLU,
+    ResCNN,
+    ResMLP,
     RMSDivide,
     Sharpness,
     Stack,
+    Unembed,
+    WeightSpec,
+    map_weights,
     residual,
     tie,
+)
+from tests.modules import paper
+from tests.modules.measure import (
+    assert_steps_agree,
+    normalized,
+    random_like,
+    shapes_of,
+    steepest_step,
 )
 
 A = Linear(3, 5)
@@ -37,45 +54,8 @@ Q, K, V = Linear(4, 4), Linear(4, 4, mass=3.0), Linear(4, 4)
 ATTENTION = FunctionalAttention() @ (Q, K, V)
 
 
-def random_like(tree, seed=0):
-    rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), tree)
-
-
-def weights(module: Module, seed: int = 0):
-    shapes = jax.eval_shape(lambda: module.init(jax.random.key(0)))
-    return random_like(shapes, seed)
-
-
-def norm_by_the_table(module: Module, w) -> float:
-    """The recursion of the paper's table 1, in float64, from the tree of modules."""
-    if isinstance(module, Linear):
-        top = np.linalg.norm(np.asarray(w, np.float64), 2)
-        return math.sqrt(module.fan_in / module.fan_out) * float(top)
-    if isinstance(module, Embed):
-        rows = np.linalg.norm(np.asarray(w, np.float64), axis=1)
-        return float(np.max(rows)) / math.sqrt(module.dim)
-    if isinstance(module, Bond):
-        return 0.0
-    if isinstance(module, Stack):
-        return norm_by_the_table(module.unroll(), module.unstack(w))
-    if isinstance(module, Concatenate):
-        return max(
-            module.mass / part.mass * norm_by_the_table(part, v)
-            for part, v in zip(module.modules, w, strict=True)
-            if part.mass
-        )
-    assert isinstance(module, Compose)
-    *before, last = module.modules
-    first = Compose(tuple(before)) if len(before) > 1 else before[0]
-    inner = tuple(w[:-1]) if len(before) > 1 else w[0]
-    norms = [0.0]
-    if first.mass:
-        share = module.mass / first.mass
-        norms.append(last.sensitivity * share * norm_by_the_table(first, inner))
-    if last.mass:
-        norms.append(module.mass / last.mass * norm_by_the_table(last, w[-1]))
-    return max(norms)
+def weights(module: Module, seed: int = 0) -> Any:
+    return random_like(shapes_of(module), seed)
 
 
 # module, mass, sensitivity, budgets in the order of the leaves
@@ -83,7 +63,7 @@ ROWS = {
     "atom": (A, 1.0, 1.0, [1.0]),
     "composition": (B @ A, 3.0, 1.0, [1 / 3, 2 / 3]),
     "composition over a sensitivity": (
-        B @ ReLU() @ A,
+        B @ ReLU(BALANCED) @ A,
         3.0,
         math.sqrt(0.5),
         [math.sqrt(2) / 3, 2 / 3],
@@ -133,19 +113,66 @@ def test_mass_sensitivity_and_budgets(name):
     assert sum(jax.tree.leaves(module.masses())) == pytest.approx(mass)
 
 
-def test_norm_is_that_of_the_recursion():
-    ws = {name: weights(row[0]) for name, row in ROWS.items()}
-    found = jax.jit(lambda ws: {name: ROWS[name][0].norm(w) for name, w in ws.items()})(ws)
-    expected = {name: norm_by_the_table(ROWS[name][0], w) for name, w in ws.items()}
+# Of few different shapes: the optimizer stacks what is alike into one call to compile.
+NETWORKS = {
+    "MLP": MLP(4, 4, 4, 4, ReLU(BALANCED)),
+    "ResMLP": ResMLP(4, 4, 4, 2, mass=2.0),
+    "ResCNN": ResCNN(4, 4, 4, 2),
+    "sums of sums": B @ (A + 2 * (A - 3 * FROZEN)) @ residual(D + C @ C, 3) @ Linear(5, 4) @ C,
+    "GPT with a head of rows": Unembed(5, 4, mass=0.5) @ GPT(4, 4, 2, 2, context=5),
+}
+MODULES = {name: row[0] for name, row in ROWS.items()} | NETWORKS
+
+
+class AllModules:
+    """All rows and networks as one architecture, whose optimizer is that of each."""
+
+    def geometry(self) -> Any:
+        return {name: module.geometry() for name, module in MODULES.items()}
+
+    def budgets(self) -> Any:
+        return {name: module.budgets() for name, module in MODULES.items()}
+
+
+# One program each, not one for every row: most of the time would go to compiling them.
+
+
+def test_norms_are_those_of_the_recursion():
+    ws = {name: weights(module) for name, module in MODULES.items()}
+    found = jax.jit(lambda ws: {name: MODULES[name].norm(w) for name, w in ws.items()})(ws)
+    expected = {name: paper.norm(module, ws[name]) for name, module in MODULES.items()}
     assert {name: float(norm) for name, norm in found.items()} == pytest.approx(expected, rel=2e-6)
 
 
+def test_steps_are_those_of_the_recursion():
+    """Budgets that flow down, against duality maps that are put together on the way up."""
+    grads = {name: weights(module) for name, module in MODULES.items()}
+    tx = optim.modular(1.0, AllModules(), momentum=None)
+    updates = jax.device_get(jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])(grads))
+    still = []
+    for name, module in MODULES.items():
+        step = jax.tree.map(np.negative, updates[name])
+        assert_steps_agree(step, paper.dualize(module, grads[name]), name)
+        if any(np.any(leaf) for leaf in jax.tree.leaves(step)):
+            assert paper.norm(module, step) == pytest.approx(1, rel=1e-4), name
+        else:
+            still.append(name)
+    assert still == ["zero scalar", "power zero", "zero mass everywhere", "bond"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_masses_and_sensitivities_are_those_of_the_recursion(name):
+    module = MODULES[name]
+    expected = paper.mass(module), paper.sensitivity(module)
+    assert (module.mass, module.sensitivity) == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("name", ["composition over a sensitivity", "power", "zero mass"])
-def test_dualize_solves_its_problem(name):
+def test_the_step_solves_its_problem(name):
     """Norm 1, and no step of norm 1 gains more: the gain is the dual norm, by an SVD."""
     module = ROWS[name][0]
     grads = weights(module, seed=1)
-    step, size = jax.jit(lambda g: (d := module.dualize(g), module.norm(d)))(grads)
+    step, size = jax.jit(lambda g: (d := steepest_step(module, g, g), module.norm(d)))(grads)
     assert size == pytest.approx(1, rel=1e-4)
     gain, dual = 0.0, 0.0
     shape = jax.tree.map(
@@ -163,7 +190,7 @@ def test_normalize_gives_every_leaf_its_target_norm_at_any_scale():
     module = ROWS["power"][0] @ B
     updates = weights(module, seed=2)
     scaled = jax.tree.map(lambda u: u * 1e-30, updates)
-    normalize = jax.jit(module.normalize)
+    normalize = jax.jit(lambda u: normalized(module, u, u))
     found = normalize(scaled)
     for u, f, b in zip(*map(jax.tree.leaves, (updates, found, module.budgets())), strict=True):
         u = np.asarray(u, np.float64)
@@ -177,23 +204,47 @@ def test_normalize_gives_every_leaf_its_target_norm_at_any_scale():
 def test_a_frozen_leaf_does_not_move_or_count():
     module = ROWS["zero mass"][0]
     w = weights(module)
-    dual, normal = jax.jit(lambda w: (module.dualize(w), module.normalize(w)))(w)
-    assert not np.any(dual[0])
+    steps = jax.jit(lambda w: (steepest_step(module, w, w), normalized(module, w, w)))
+    steepest, normal = steps(w)
+    assert not np.any(steepest[0])
     assert not np.any(normal[0])
     norm = jax.jit(module.norm)
     assert norm((1e3 * w[0], w[1])) == norm(w)
 
 
-def test_regularize_shrinks_flat_weights_and_project_returns_curved_ones():
-    mixed = (B @ A.on(A.curved())) @ Linear(5, 6)
+def test_decay_shrinks_unconstrained_weights_and_projection_returns_constrained_ones():
+    """Of an architecture that is constrained in part; a zero gradient leaves the decay alone."""
+    mixed = (B @ A.on(A.constraint())) @ Linear(5, 6)
     w = weights(mixed)
-    shrunk = mixed.regularize(w, 0.25)
+    tx = optim.modular(1.0, mixed, weight_decay=0.25)
+    still = jax.tree.map(jnp.zeros_like, w)
+    shrunk: Any = jax.jit(lambda w: optax.apply_updates(w, tx.update(still, tx.init(w), w)[0]))(w)
     np.testing.assert_allclose(shrunk[0], 0.75 * w[0])
     np.testing.assert_array_equal(shrunk[1], w[1])
-    projected = jax.jit(mixed.project)(w)
+    np.testing.assert_allclose(shrunk[2], 0.75 * w[2])
+    projected = jax.jit(lambda w: optim.project_tree(mixed.geometry(), w))(w)
     np.testing.assert_array_equal(projected[0], w[0])
     singular = np.linalg.svd(projected[1], compute_uv=False)
     np.testing.assert_allclose(singular, math.sqrt(3 / 5), rtol=1e-5)
+
+
+TIED = tie(Q @ (2 * Q) ** 2 @ GPT(4, 4, 2, 2), 2, 4)
+
+
+@pytest.mark.parametrize("name", [*MODULES, "tied"])
+def test_the_tree_of_weights_has_the_structure_of_init(name):
+    module = TIED if name == "tied" else MODULES[name]
+    shapes, specs = shapes_of(module), module.weights()
+    structure = jax.tree.structure(shapes)
+    pairs = zip(jax.tree.leaves(specs), jax.tree.leaves(shapes), strict=True)
+    for spec, shape in pairs:
+        assert isinstance(spec, WeightSpec)
+        assert shape.shape[: len(shape.shape) - spec.ndim] == spec.budget.shape
+    sizes = map_weights(lambda spec, shape: shape.size * spec.mass, specs, shapes)
+    trees = specs, sizes, module.geometry(), module.budgets(), module.masses()
+    assert all(jax.tree.structure(tree) == structure for tree in trees)
+    with pytest.raises(ValueError, match="expected a tree of the structure that init returns"):
+        map_weights(lambda spec, shape: shape, specs, (shapes, shapes))
 
 
 # Sharpness ------------------------------------------------------------------------------------
@@ -297,8 +348,11 @@ def test_residual_networks_stay_below_their_limit(blocks):
         (lambda: A @ (), TypeError, "non-empty tuple"),
         (lambda: A * "2", TypeError, "multiply|unsupported"),
         (lambda: float("nan") * A, ValueError, "Mul.factor must be a finite number; got nan"),
-        (lambda: A**-1, ValueError, "whole number of copies"),
-        (lambda: A**1.5, ValueError, "whole number of copies"),
+        (lambda: A**-1, ValueError, "whole number of copies, 0 or more; got -1"),
+        (lambda: A**2.5, TypeError, "unsupported operand"),
+        (lambda: A ** "a", TypeError, "unsupported operand"),
+        (lambda: A**True, TypeError, "unsupported operand"),
+        (lambda: A ** np.float64(2), TypeError, "unsupported operand|does not support"),
         (lambda: A / 0, ZeroDivisionError, "division"),
         (lambda: A.tare(1.0, 2.0), ValueError, "absolute or relative, not both"),
         (lambda: A.tare(-1.0), ValueError, "finite number >= 0; got -1.0"),
@@ -307,9 +361,9 @@ def test_residual_networks_stay_below_their_limit(blocks):
         (lambda: Linear(2, 3, mass=-1.0), ValueError, "Linear.mass must be"),
         (lambda: A.norm((jnp.ones((3, 5)),)), ValueError, "expected a tree of the structure"),
         (
-            lambda: A.on(A.curved()).dualize(jnp.ones((3, 5))),
+            lambda: steepest_step(A.constrained(), jnp.ones((3, 5)), None),
             ValueError,
-            r"dualize\(grads, params\)",
+            "needs the current parameters",
         ),
         (lambda: tie(Q @ Q, 0), ValueError, "two different places"),
         (lambda: tie(Q @ Abs() @ Q, 0, 1), ValueError, r"no atom's weight at \(1,\)"),

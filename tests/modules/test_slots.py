@@ -11,8 +11,17 @@ import pytest
 from flax import nnx
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Axes, Euclidean, Stiefel
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    Hypersphere,
+    LaidOut,
+    Layout,
+    Manifold,
+    Stiefel,
+)
 from manifoldmuon.modules import (
+    BALANCED,
     Embed,
     Identity,
     Linear,
@@ -24,19 +33,30 @@ from manifoldmuon.modules import (
     residual,
     tie,
 )
-from manifoldmuon.norms import Infinity, L1ToRMS, RMSToRMS
+from manifoldmuon.norms import (
+    FanRatio,
+    Frobenius,
+    Infinity,
+    L1ToRMS,
+    LongestRow,
+    RMSToRMS,
+    RootDim,
+    Spectral,
+)
+from tests.modules.measure import gaussian
 
 MATRIX = Euclidean(RMSToRMS())
-KERNEL = Axes.transposed(MATRIX)
+KERNEL = MATRIX.transposed()
 # 4 -> 6 -> 6 -> 3, the second layer three times as heavy, ReLUs of sensitivity 1 / sqrt(2).
-MODULE = Linear(3, 6) @ ReLU() @ Linear(6, 6, mass=3.0) @ ReLU() @ Linear(6, 4)
+RELU = ReLU(BALANCED)
+MODULE = Linear(3, 6) @ RELU @ Linear(6, 6, mass=3.0) @ RELU @ Linear(6, 4)
 
 
 def mlp(paths: list[str], manifold: Any) -> Any:
     first, second, third = (
         Slot(path, manifold, mass=mass) for path, mass in zip(paths, (1.0, 3.0, 1.0), strict=True)
     )
-    return declare(third @ ReLU() @ second @ ReLU() @ first)
+    return declare(third @ RELU @ second @ RELU @ first)
 
 
 class Linen(nn.Module):
@@ -77,26 +97,28 @@ def equinox() -> tuple[Any, Any, Any]:
     return params, lambda p, x: jax.vmap(eqx.combine(p, rest))(x), declared
 
 
+X = gaussian(1, 5, 4)
+
+
+def take_step(architecture: Any, forward: Any, weights: Any) -> Any:
+    tx = optim.modular(0.1, architecture)
+    grads = jax.grad(lambda w: jnp.sum(forward(w, X) ** 3))(weights)
+    return tx.update(grads, tx.init(weights), weights)[0]
+
+
+# Compiled once for the models that are compared with it.
+step_of_the_module = jax.jit(lambda weights: take_step(MODULE, MODULE.apply, weights))
+
+
 @pytest.mark.parametrize("make", [linen, flax_nnx, equinox])
 def test_a_training_step_is_that_of_the_module(make):
     params, apply, declared = make()
     mine = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
     turn = (lambda w: w.T) if make is not equinox else (lambda w: w)
     theirs = (turn(mine[0]), (), turn(mine[1]), (), turn(mine[2]))
-    x = jax.random.normal(jax.random.key(1), (5, 4))
-
-    @jax.jit
-    def step(params, theirs):
-        updates = []
-        pairs = (declared, apply, params), (MODULE, MODULE.apply, theirs)
-        for architecture, forward, weights in pairs:
-            tx = optim.modular(0.1, architecture)
-            grads = jax.grad(lambda w, f=forward: jnp.sum(f(w, x) ** 3))(weights)
-            updates.append(tx.update(grads, tx.init(weights), weights)[0])
-        return updates
-
-    found, wanted = map(jax.tree.leaves, step(params, theirs))
-    for mine, expected in zip(found, wanted, strict=True):
+    found = jax.jit(lambda weights: take_step(declared, apply, weights))(params)
+    wanted = step_of_the_module(theirs)
+    for mine, expected in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(turn(mine), expected, atol=1e-6)
 
 
@@ -164,6 +186,62 @@ def test_a_single_array():
 def test_errors(tree, message):
     with pytest.raises(ValueError, match=message):
         declare(tree())
+
+
+FREE = {
+    "of the Stiefel manifold": (Stiefel(FanRatio()), Spectral(scale=FanRatio())),
+    "of steps in another norm": (Stiefel(2.0, step_norm=Frobenius()), Frobenius()),
+    "of rows": (EmbeddingRows(), LongestRow(RootDim())),
+    "of a vector": (Hypersphere(3.0), Frobenius(ndim=1, scale=3.0)),
+    "of flat space": (MATRIX, RMSToRMS()),
+}
+
+
+@pytest.mark.parametrize("name", FREE)
+def test_an_unconstrained_slot_is_in_flat_space_under_its_own_norm(name):
+    manifold, norm = FREE[name]
+    slot = Slot("a/b", manifold, mass=2.0, sensitivity=3.0, ndim=4)
+    free = slot.unconstrained()
+    assert free == Slot("a/b", Euclidean(norm), mass=2.0, sensitivity=3.0, ndim=4)
+    assert free.unconstrained() == free
+    assert declare(free).geometry() == {"a": {"b": Euclidean(norm)}}
+    if manifold.ndim == 2:
+        assert Slot("a", manifold.transposed()).unconstrained().manifold == LaidOut(
+            Euclidean(norm), Layout(in_axes=-2, out_axes=-1)
+        )
+
+
+def test_a_constrained_slot_keeps_its_manifold():
+    laid_out = Stiefel(FanRatio()).with_axes(in_axes=-3, out_axes=-4, taps=(-2, -1))
+    for manifold in (Stiefel(), EmbeddingRows(), Hypersphere(), laid_out):
+        slot = Slot("a", manifold, mass=2.0)
+        assert slot.constrained() == slot
+        assert declare(slot.constrained()).geometry() == {"a": manifold}
+
+
+@pytest.mark.parametrize("manifold", [MATRIX, KERNEL])
+def test_a_flat_slot_has_no_default_constraint(manifold):
+    flat = Slot("layers/1/kernel", manifold)
+    for tree in (flat, Slot("a", Stiefel()) @ ReLU() @ flat, flat**2):
+        with pytest.raises(ValueError, match="Slot 'layers/1/kernel' .* no default constraint"):
+            tree.constrained()
+
+
+def test_a_step_of_an_unconstrained_architecture():
+    """Constraints of the whole come off at once, and the layouts stay."""
+    manifold: Manifold = Stiefel(FanRatio())
+    net = Slot("b", manifold) @ ReLU() @ Slot("a", manifold.transposed(), mass=3.0)
+    assert net.constrained() == net
+    free = declare(net.unconstrained())
+    assert free.budgets() == declare(net).budgets() == {"a": 0.75, "b": 0.25}
+    rng = np.random.default_rng(0)
+    grads = {name: rng.standard_normal((4, 6)).astype(np.float32) for name in ("a", "b")}
+    tx = optim.modular(1.0, free, momentum=None)
+    updates = jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])(grads)
+    for name, fan_out, fan_in in (("a", 6, 4), ("b", 4, 6)):
+        u, _, vt = np.linalg.svd(grads[name].astype(float), full_matrices=False)
+        expected = -free.budgets()[name] * np.sqrt(fan_out / fan_in) * u @ vt
+        np.testing.assert_allclose(updates[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_slot_has_no_forward_map():

@@ -59,7 +59,7 @@ def test_a_broken_norm_is_found(broken, law):
         check_norm(broken(), (4, 3), jax.random.key(0), thorough=False)
 
 
-def test_a_gap_that_is_no_bound_is_found():
+def test_a_gap_that_is_not_a_bound_is_found():
     """The looseness allowed to a method must be in its certificate."""
     with pytest.raises(AssertionError, match=r"law broken: gap bounds 1 - <g, lmo\(g\)>"):
         check_norm(OverConfident(), (4, 3), jax.random.key(0), loss=0.2, thorough=False)

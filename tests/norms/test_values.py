@@ -10,11 +10,17 @@ import pytest
 from manifoldmuon.linalg import MUON, NewtonSchulz
 from manifoldmuon.norms import (
     ConvRMSToRMS,
+    FanRatio,
     Frobenius,
     Infinity,
     L1ToRMS,
+    LongestRow,
+    Max,
     RMSToRMS,
+    RootDim,
+    RootSumSquares,
     Spectral,
+    Sum,
     product_dual_norm,
     product_lmo,
     product_norm,
@@ -187,3 +193,36 @@ def test_product_space_of_nothing():
 
 def test_norms_are_values():
     assert len({Frobenius(), Frobenius(ndim=2), Spectral(), Spectral(None), RMSToRMS()}) == 3
+
+
+@pytest.mark.parametrize(
+    ("norm", "plain", "scale"),
+    [
+        (Spectral(scale=3.0), Spectral(), 3.0),
+        (Spectral(scale=FanRatio(0.5)), Spectral(), 0.5 * np.sqrt(6 / 4)),
+        (Frobenius(scale=0.25), Frobenius(), 0.25),
+        (Frobenius(1, RootDim()), Frobenius(1), 2.0),
+        (LongestRow(2.0), LongestRow(), 2.0),
+    ],
+    ids=str,
+)
+def test_a_scale_is_the_size_of_norm_one(norm, plain, scale):
+    """The norm is divided by it, dual norm and duality map are multiplied."""
+    g = normal(6, 4)
+    np.testing.assert_allclose(ask(norm.norm, g), ask(plain.norm, g) / scale, rtol=1e-6)
+    np.testing.assert_allclose(ask(norm.dual_norm, g), ask(plain.dual_norm, g) * scale, rtol=1e-6)
+    np.testing.assert_allclose(ask(norm.lmo, g), scale * ask(plain.lmo, g), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("combination", [Max(), Sum(), RootSumSquares()], ids=str)
+def test_combinations_of_layers(combination):
+    """Norm and dual norm of a product space, against NumPy's norms of the vector of layers."""
+    order = {Max: (np.inf, 1), Sum: (1, np.inf), RootSumSquares: (2, 2)}[type(combination)]
+    norms = {"a": Spectral(), "b": Frobenius(ndim=1)}
+    w = {"a": normal(2, 4, 3), "b": normal(6)}  # two copies of a matrix are two layers
+    tops = [*(singular_values(x).max() for x in w["a"]), np.linalg.norm(w["b"])]
+    sums = [*(singular_values(x).sum() for x in w["a"]), np.linalg.norm(w["b"])]
+    found = ask(partial(product_norm, norms, combination=combination), w)
+    np.testing.assert_allclose(found, np.linalg.norm(tops, order[0]), rtol=1e-6)
+    found = ask(partial(product_dual_norm, norms, combination=combination), w)
+    np.testing.assert_allclose(found, np.linalg.norm(sums, order[1]), rtol=1e-6)

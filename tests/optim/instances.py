@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Axes, EmbeddingRows, Euclidean, Hypersphere, Orthogonal, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Orthogonal, Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
 
@@ -61,9 +61,9 @@ FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euc
 CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
 STIEFEL = Stiefel(solver=FAST)
 CURVED_GEOMETRY = {
-    "a": Axes.transposed(STIEFEL),
-    "b": Axes.transposed(STIEFEL),
-    "vectors": Hypersphere(radius=2.0),
+    "a": STIEFEL.transposed(),
+    "b": STIEFEL.transposed(),
+    "vectors": Hypersphere(scale=2.0),
     "gain": Euclidean(Infinity(ndim=1)),
 }
 EDGES = {"empty": (0, 4), "none": (4, 0), "row": (1, 4), "column": (4, 1), "one": (1, 1)}

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Axes, Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import RMSToRMS
 from tests.optim.instances import abstract
@@ -56,7 +56,7 @@ def test_the_alias_is_the_chain_one_would_write():
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-6)
 
 
-def test_weight_decay_leaves_curved_leaves_alone():
+def test_weight_decay_leaves_constrained_leaves_alone():
     geometry = {"w": Hypersphere(), "b": Euclidean()}
     params = {"w": jnp.array([0.6, 0.8]), "b": jnp.array([1.0, 2.0])}
     for decay in (0.3, lambda count: 0.3):
@@ -69,7 +69,7 @@ def test_weight_decay_leaves_curved_leaves_alone():
 
 def test_muon_is_momentum_orthogonalised():
     shapes = abstract({"w": (4, 6)})
-    geometry = Axes.transposed(Euclidean(RMSToRMS()))
+    geometry = Euclidean(RMSToRMS()).transposed()
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
     tx = optim.muon(0.1, geometry, 0.5, nesterov=True)
     moved, _ = steps(tx, params, count=2)
@@ -82,7 +82,7 @@ def test_muon_is_momentum_orthogonalised():
     np.testing.assert_allclose(moved["w"], wanted, atol=2e-4)
 
 
-def test_muon_refuses_curved_leaves():
+def test_muon_refuses_constrained_leaves():
     with pytest.raises(ValueError, match="muon is for flat space, but \\['w'\\]"):
         optim.muon(0.1, GEOMETRY).init(start())
 

@@ -9,9 +9,17 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Axes, EmbeddingRows, Euclidean, Hypersphere, Stiefel
-from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
-from manifoldmuon.optim import Combination, Max, RootSumSquares, Sum
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Manifold, Stiefel
+from manifoldmuon.norms import (
+    Combination,
+    Frobenius,
+    Infinity,
+    L1ToRMS,
+    Max,
+    RMSToRMS,
+    RootSumSquares,
+    Sum,
+)
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import Instance
 from tests.optim.test_sharding import MESHES, shardings
@@ -23,9 +31,9 @@ COMBINATIONS: dict[Combination, tuple[Any, Any]] = {
     Sum(): (1, np.inf),
     RootSumSquares(): (2, 2),
 }
-GEOMETRY = {
+GEOMETRY: dict[str, Any] = {
     "stack": Euclidean(RMSToRMS()),
-    "kernel": Axes.transposed(Euclidean(RMSToRMS())),
+    "kernel": Euclidean(RMSToRMS()).transposed(),
     "table": Euclidean(L1ToRMS()),
     "stiefel": Stiefel(2.0),
     "sphere": Hypersphere(3.0),
@@ -66,11 +74,19 @@ def setting() -> tuple[Any, Any]:
     return optim.init_tree(GEOMETRY, jax.random.key(0), shapes), drawn(1)
 
 
+def manifold_at(name: str) -> Manifold:
+    return Euclidean(RMSToRMS()) if name == "kernel" else GEOMETRY[name]
+
+
+def inward(name: str, w: Any) -> Any:
+    return w.T if name == "kernel" else w
+
+
 @jax.jit
 def sizes(step: Any) -> Any:
     """Norms of all points in units of their budgets; frozen ones do not count."""
     found = [
-        (GEOMETRY[k].norm(w) / jnp.squeeze(jnp.asarray(BUDGETS[k]))).ravel()
+        (manifold_at(k).norm.norm(inward(k, w)) / jnp.squeeze(jnp.asarray(BUDGETS[k]))).ravel()
         for k, w in step.items()
         if k != "frozen"
     ]
@@ -79,7 +95,9 @@ def sizes(step: Any) -> Any:
 
 @jax.jit
 def tangents(params: Any, step: Any) -> Any:
-    return {k: GEOMETRY[k].tangent(params[k], w) for k, w in step.items()}
+    return {
+        k: w if k == "kernel" else manifold_at(k).tangent(params[k], w) for k, w in step.items()
+    }
 
 
 def inner(first: Any, second: Any) -> float:
@@ -201,6 +219,20 @@ def test_the_alias_takes_the_combination(problem):
         )(grads, params)
         for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
             np.testing.assert_allclose(x, y, atol=1e-6)
+
+
+@pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
+def test_muon_takes_the_combination(combination):
+    geometry = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
+    params = {"w": jnp.zeros((4, 3)), "b": jnp.zeros(3)}
+    grads = {"w": drawn(1)["stack"][0], "b": drawn(1)["frozen"]}
+    flat = optim.muon(0.1, geometry, None, combination=combination)
+    by_hand = optax.chain(
+        optim.scale_by_duality(geometry, 1.0, combination), optax.scale_by_learning_rate(0.1)
+    )
+    found, wanted = (tx.update(grads, tx.init(params), params)[0] for tx in (flat, by_hand))
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-6)
 
 
 def test_on_a_mesh():

@@ -13,9 +13,7 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.optim import DeepTrust, SquareLossSmoothness
-from manifoldmuon.testing._transformation_basics import BASICS
-from manifoldmuon.testing._transformation_case import Case
-from manifoldmuon.testing._transformation_wrappers import WRAPPERS, check_injected
+from manifoldmuon.testing._transformations import BASICS, WRAPPERS, Case, check_injected
 
 
 @pytest.mark.parametrize("slope", [0.01, 0.3, 2.0, 50.0])
@@ -84,6 +82,24 @@ def test_the_smoothness_step_decreases_as_promised():
         assert np.all(losses[1:] <= losses[:-1] - slope[:-1] ** 2 / 2 + 1e-6 * losses[0])
         np.testing.assert_allclose(state.learning_rate, state.slope, rtol=1e-6)
         assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.parametrize("spoilt", ["value", "grad"])
+def test_a_nan_does_not_collapse_the_line_search(spoilt):
+    """One bad batch: no step is searched, and the next search begins where this one would have."""
+    tx = optim.step_by_line_search(GEOMETRY)
+    params = {"w": jnp.asarray(RNG.normal(size=(3, 5)), jnp.float32)}
+    value, grads = jax.value_and_grad(convex)(params)
+    bad = {"value": value, "grad": grads}
+    bad[spoilt] = jax.tree.map(lambda x: x * jnp.nan, bad[spoilt])
+    update = jax.jit(lambda g, s, p, **extra: tx.update(g, s, p, value_fn=convex, **extra))
+    _, before = update(grads, tx.init(params), params, value=value, grad=grads)
+    updates, after = update(bad["grad"], before, params, **bad)
+    assert before.learning_rate > 0
+    assert after.learning_rate == before.learning_rate
+    assert after.trials == 0
+    hidden = spoilt == "value"  # there is no step then; a NaN in the gradient stays visible
+    assert np.all(updates["w"] == 0 if hidden else np.isnan(updates["w"]))
 
 
 def test_the_slope_is_the_dual_norm():

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Axes, Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Stiefel
 from tests.optim.instances import abstract
 
 W, B = Stiefel(), Euclidean()
@@ -76,7 +76,8 @@ def test_patterns_for_a_masked_branch_may_go_unused():
         (optim.by_path({"**": W, "**/b": B}), ValueError, "the patterns ['**/b'] decide"),
         (optim.by_path({"*": W, "blocks/*": B}), ValueError, "no pattern .*'blocks/0/b'"),
         (W, ValueError, "'blocks/0/b': .*"),
-        (WANTED | {"head": Axes(W, 0, (1, 2))}, ValueError, "'head': .*"),
+        (WANTED | {"head": W.with_axes(0, (1, 2))}, ValueError, "'head': .*"),
+        (WANTED | {"head": Layout()}, TypeError, "not a Manifold; write Manifold.with_axes"),
     ],
 )
 def test_errors_name_the_path(geometry, error, message):

@@ -9,15 +9,15 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Axes, Euclidean, Hypersphere, Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Manifold, Orthogonal, Stiefel
 from manifoldmuon.modules import Embed, Linear, ReLU
 from manifoldmuon.norms import (
     ConvRMSToRMS,
-    Effort,
     Frobenius,
     Infinity,
     L1ToRMS,
     Norm,
+    PowerIterations,
     RMSToRMS,
     Spectral,
 )
@@ -28,10 +28,10 @@ from tests.optim.test_sharding import SHAPES as SHARDED
 
 GEOMETRY = {
     "layers": Euclidean(RMSToRMS()),
-    "flax": Axes.transposed(Euclidean(RMSToRMS())),
-    "hwio": Axes(Euclidean(ConvRMSToRMS()), in_axes=-2, out_axes=-1),
-    "oihw": Axes(Euclidean(Spectral()), in_axes=-3, out_axes=-4),
-    "heads": Axes(Euclidean(Spectral()), in_axes=0, out_axes=2),
+    "flax": Euclidean(RMSToRMS()).transposed(),
+    "hwio": Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1),
+    "oihw": Euclidean(Spectral()).with_axes(in_axes=-3, out_axes=-4),
+    "heads": Euclidean(Spectral()).with_axes(in_axes=0, out_axes=2),
     "table": Euclidean(L1ToRMS()),
     "bias": Euclidean(),
     "sign": Euclidean(Infinity(ndim=1)),
@@ -82,7 +82,7 @@ def drawn(shapes: Any, seed: int = 0) -> Any:
 
 @pytest.mark.parametrize("base", [optax.identity(), optax.scale_by_adam()], ids=["sgd", "adam"])
 def test_every_point_has_its_budget_for_a_norm(base):
-    tx = optim.normalize(base, GEOMETRY, BUDGETS, effort=Effort(2, 1000))
+    tx = optim.normalize(base, GEOMETRY, BUDGETS, iterations=PowerIterations(2, 1000))
     params, grads = drawn(SHAPES), drawn(SHAPES, 1)
 
     @jax.jit
@@ -107,15 +107,15 @@ def test_the_first_step_is_within_a_few_percent():
     geometry = Euclidean(Spectral())
     missed = {}
     for cold in (2, 16):
-        tx = optim.normalize(optax.identity(), geometry, effort=Effort(cold_steps=cold))
+        tx = optim.normalize(optax.identity(), geometry, iterations=PowerIterations(cold=cold))
         updates: Any = jax.jit(tx.update)(params, tx.init(params), params)[0]
         missed[cold] = max(float(top(u)) - 1 for u in updates.values())
     assert 0 <= missed[16] < 0.06 < missed[2]
 
 
-def test_vectors_are_carried():
+def test_singular_vectors_are_handed_on():
     params = drawn({"w": (8, 5)})
-    tx = optim.normalize(optax.identity(), Euclidean(Spectral()), effort=Effort(1, 1))
+    tx = optim.normalize(optax.identity(), Euclidean(Spectral()), iterations=PowerIterations(1, 1))
     state: Any = tx.init(params)
     update: Any = jax.jit(tx.update)
     missed = []
@@ -125,21 +125,21 @@ def test_vectors_are_carried():
     assert missed[0] > 0.01
     assert abs(missed[-1]) < 1e-5
     right = np.linalg.svd(np.asarray(params["w"], np.float64))[2][0]
-    np.testing.assert_allclose(np.abs(state.carried["w"] @ right), 1, rtol=1e-4)
+    np.testing.assert_allclose(np.abs(state.vectors["w"] @ right), 1, rtol=1e-4)
     bad = {"w": params["w"].at[0, 0].set(jnp.nan)}
     spoilt, after = update(bad, state, params)
     assert np.isnan(spoilt["w"]).all()
-    np.testing.assert_array_equal(after.carried["w"], state.carried["w"])
+    np.testing.assert_array_equal(after.vectors["w"], state.vectors["w"])
     still, after = update({"w": jnp.zeros((8, 5))}, state, params)
     assert not np.any(still["w"])
-    np.testing.assert_array_equal(after.carried["w"], state.carried["w"])
+    np.testing.assert_array_equal(after.vectors["w"], state.vectors["w"])
 
 
-CURVED = [Stiefel(2.0), Orthogonal(), Hypersphere(3.0, ndim=2)]
+CONSTRAINED = [Stiefel(2.0), Orthogonal(), Hypersphere(3.0, ndim=2)]
 
 
-@pytest.mark.parametrize("manifold", CURVED, ids=lambda manifold: type(manifold).__name__)
-def test_on_curved_manifolds_the_tangent_part_is_normalised(manifold: Manifold):
+@pytest.mark.parametrize("manifold", CONSTRAINED, ids=lambda manifold: type(manifold).__name__)
+def test_on_constrained_manifolds_the_tangent_part_is_normalised(manifold: Manifold):
     shape = (5, 5)
     point = manifold.random_point(jax.random.key(0), shape, jnp.float32)
     tx = optim.normalize(optax.identity(), manifold, 0.5)
@@ -147,7 +147,7 @@ def test_on_curved_manifolds_the_tangent_part_is_normalised(manifold: Manifold):
     @jax.jit
     def ask(grad, point):
         found: Any = tx.update(grad, tx.init(point), point)[0]
-        return found, manifold.tangent(point, found), manifold.norm(found)
+        return found, manifold.tangent(point, found), manifold.norm.norm(found)
 
     found, tangent, norm = ask(drawn({"w": shape})["w"], point)
     np.testing.assert_allclose(tangent, found, atol=1e-5)
@@ -156,43 +156,45 @@ def test_on_curved_manifolds_the_tangent_part_is_normalised(manifold: Manifold):
     assert not np.any(ask(7.0 * point, point)[0])
 
 
-CARRIES = (Spectral(), RMSToRMS(), ConvRMSToRMS())
+ITERATED = (Spectral(), RMSToRMS(), ConvRMSToRMS())
 
 
-@pytest.mark.parametrize("norm", [*CARRIES, L1ToRMS(), Frobenius(), Infinity()], ids=str)
-def test_a_carried_norm_becomes_the_norm(norm: Norm):
+@pytest.mark.parametrize("norm", [*ITERATED, L1ToRMS(), Frobenius(), Infinity()], ids=str)
+def test_an_estimate_becomes_the_norm(norm: Norm):
     shape = (2, *(2, 2, 3, 5)[-norm.ndim :])
     weight = drawn({"w": shape})["w"]
-    assert (jax.tree.leaves(norm.init_carried(shape)) == []) == (norm not in CARRIES)
-    effort = Effort(2, 200)
+    assert (jax.tree.leaves(norm.init_vectors(shape)) == []) == (norm not in ITERATED)
+    iterations = PowerIterations(2, 200)
 
     @jax.jit
     def ask(weight):
-        return norm.norm(weight), norm.carried_norm(weight, norm.init_carried(shape), effort)[0]
+        return norm.norm(weight), norm.estimate(weight, norm.init_vectors(shape), iterations)[0]
 
     exact, found = ask(weight)
     assert exact.shape == (2,)
     np.testing.assert_allclose(found, exact, rtol=1e-5)
 
 
-def test_a_normed_step_is_that_of_the_module():
+def test_a_normed_step_is_the_update_at_its_target_norms():
+    """Leaf by leaf in NumPy: divided by its norm, times the budget that the module declares."""
     module = Linear(3, 8) @ (2 * Linear(8, 8)) ** 2 @ ReLU() @ Linear(8, 4, mass=2.0) @ Embed(4, 5)
     params = module.init(jax.random.key(0))
     grads = jax.tree.map(lambda x: jax.random.normal(jax.random.key(x.size), x.shape), params)
-    tx = optim.normed(0.5, optax.identity(), module, effort=Effort(2, 300))
+    tx = optim.normed(0.5, optax.identity(), module, iterations=PowerIterations(2, 300))
+    updates = jax.jit(lambda g, w: tx.update(g, tx.init(w), w)[0])(grads, params)
+    leaves = [jax.tree.leaves(tree) for tree in (updates, grads, module.budgets())]
+    for index, (found, grad, budget) in enumerate(zip(*leaves, strict=True)):
+        g = np.asarray(grad, np.float64)
+        if index == 0:
+            size = np.max(np.sqrt(np.mean(g**2, axis=-1)))
+        else:
+            size = (np.sqrt(g.shape[-1] / g.shape[-2]) * top(g))[..., None, None]
+        np.testing.assert_allclose(found, -0.5 * budget * g / size, rtol=1e-4, atol=1e-6)
 
-    @jax.jit
-    def both(grads, params):
-        return tx.update(grads, tx.init(params), params)[0], module.normalize(grads)
 
-    updates, wanted = both(grads, params)
-    for found, expected in zip(jax.tree.leaves(updates), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(found, -0.5 * expected, rtol=1e-4, atol=1e-6)
-
-
-def test_effort_takes_a_step_at_least():
-    with pytest.raises(ValueError, match="at least one step; got steps=0"):
-        Effort(steps=0)
+def test_power_iteration_takes_a_step_at_least():
+    with pytest.raises(ValueError, match="at least one step; got warm=0"):
+        PowerIterations(warm=0)
 
 
 def test_a_state_of_another_tree_is_refused():

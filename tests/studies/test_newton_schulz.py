@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import CUBIC, MODULA_SIX_STEP, MUON, QUINTIC, Schedule
+from manifoldmuon.linalg import CUBIC, MODULA_SIX_STEP, MUON, QUINTIC, FixedSchedule
 from studies import NewtonSchulzDesigner, run_study
 from studies.newton_schulz import DESIGN, matrix_error, polynomial_error, products
 
@@ -34,7 +34,7 @@ def test_no_named_schedule_beats_the_design(record):
 
 def test_matrices_do_what_the_polynomials_say():
     """In float64 rounding hides nothing: the two errors differ by the spacing of the values."""
-    for schedule in (MUON, MODULA_SIX_STEP, Schedule(tail=(1.5, -0.5), steps=4)):
+    for schedule in (MUON, MODULA_SIX_STEP, FixedSchedule(tail=(1.5, -0.5), steps=4)):
         values = np.geomspace(0.05, 1, 24)
         exact = np.abs(schedule.apply(values) - 1).max()
         measured = matrix_error(schedule, 0.05, "float64", 24, 0)
@@ -45,7 +45,7 @@ def test_matrices_do_what_the_polynomials_say():
 def test_fewer_digits_leave_larger_errors():
     errors = [matrix_error(CUBIC, 0.1, d, 24, 0) for d in ("float64", "float32", "bfloat16")]
     assert errors[0] < 1e-13 < errors[1] < 1e-5 < 1e-4 < errors[2] < 0.05
-    escaping = Schedule(tail=(3.0, 1.0), steps=30)
+    escaping = FixedSchedule(tail=(3.0, 1.0), steps=30)
     assert matrix_error(escaping, 0.1, "float32", 24, 0) == np.inf
 
 
@@ -63,7 +63,7 @@ def test_what_a_schedule_costs():
     assert products(CUBIC.with_steps(1)) == 2
     assert products(QUINTIC.with_steps(1)) == 3
     assert products(MUON) == 15
-    assert products(Schedule(((2.0, -1.0, 0.5, -0.1, 0.01),))) == 4
+    assert products(FixedSchedule(((2.0, -1.0, 0.5, -0.1, 0.01),))) == 4
 
 
 def test_the_record_has_every_interval(record):

@@ -1,11 +1,34 @@
-"""The interface of a solver for the steepest direction on the Stiefel manifold."""
+"""The interface of a solver for the steepest direction on the Stiefel manifold, and its answer."""
 
 import abc
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
-import chex
-from jaxtyping import Array, Float
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.manifolds._manifold import Steepest
+from manifoldmuon.linalg import frobenius_norm, nuclear_parts, sym
+
+
+class Steepest(NamedTuple):
+    """A steepest direction and its certificate.
+
+    Attributes:
+      direction: `A`, tangent at the point, of norm at most 1 in the manifold's norm; it
+        ascends, so a descent step subtracts it. Shape and dtype of the gradient.
+      dual: what a later, nearby problem can start from: arrays with the leading axes first, or
+        `()` where the direction has a closed form. float32 or wider.
+      residual: how far the solver's raw direction was from tangent before the last tangent
+        projection, `||W^T A + A^T W||_F / n` for a Stiefel point of unit scale. Leading axes.
+      gap: the relative duality gap, an upper bound on `1 - <G, A> / optimum` that needs no
+        reference solution (0 for a zero gradient). Leading axes.
+    """
+
+    direction: Float[Array, "..."]
+    dual: Any
+    residual: Float[Array, "..."]
+    gap: Float[Array, "..."]
 
 
 class StiefelSolver(abc.ABC):
@@ -18,15 +41,12 @@ class StiefelSolver(abc.ABC):
     """
 
     @abc.abstractmethod
-    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
         """The cold start for points of shape `(..., m, n)`."""
 
     @abc.abstractmethod
     def solve(
-        self,
-        point: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: chex.ArrayTree,
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
         """The direction with its certificate (see `Steepest`)."""
 
@@ -34,6 +54,77 @@ class StiefelSolver(abc.ABC):
 class MemorylessSolver(StiefelSolver):
     """A solver that hands nothing on to the next problem."""
 
-    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
-        del shape
+    def init_dual(self, shape: tuple[int, ...]) -> tuple[()]:
         return ()
+
+
+def nuclear_bound(
+    x: Float[Array, "*batch m n"],
+    polar: Float[Array, "*batch m n"],
+    gram: Float[Array, "*batch n n"] | None = None,
+) -> Float[Array, "*batch"]:
+    """An upper bound on the nuclear norm of a tall `x`, from an approximation of its polar factor.
+
+    Matrix products only; see `manifoldmuon.linalg.nuclear_parts` for the proof. It is tight
+    where the polar factor has converged; singular values too small for that cost at most their
+    own size times `sqrt(n)`. `gram` is `polar^T polar`, where it is at hand.
+    """
+    gained, missed = nuclear_parts(x, polar, gram)
+    return gained + missed
+
+
+def tangent_residual(inner: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
+    """`||W^T A + A^T W||_F / n`, given `W^T A`."""
+    return 2 * frobenius_norm(sym(inner)) / max(inner.shape[-1], 1)
+
+
+def is_noise(
+    length: Float[Array, "*batch"], grad: Float[Array, "*batch m n"]
+) -> Bool[Array, "*batch"]:
+    """Whether a tangent part of this Frobenius norm is what rounding leaves of a normal gradient.
+
+    At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
+    """
+    return length <= 8 * jnp.finfo(grad.dtype).eps * frobenius_norm(grad)
+
+
+State = TypeVar("State")
+
+
+def iterate(
+    step: Callable[[Any, State], tuple[State, Float[Array, "..."]]],
+    state: State,
+    steps: int,
+    tolerance: float,
+) -> State:
+    """Applies `step` up to `steps` times: the same under `jax.jit` and without.
+
+    Args:
+      step: `(k, state) -> (state, error)`; `error` has the leading axes' shape.
+      state: where to start; any pytree of arrays.
+      steps: the budget.
+      tolerance: 0 always takes all steps, so that nothing about the cost of a training step
+        depends on the data. Above 0 the loop ends as soon as every problem of the batch reports
+        an error of at most this.
+    """
+
+    def taken(k, before):
+        # Under jax_enable_x64 the count k is what would widen a float32 state.
+        after, error = step(k, before)
+        return jax.tree.map(lambda new, old: new.astype(old.dtype), after, before), error
+
+    if tolerance == 0:
+        return jax.lax.fori_loop(0, steps, lambda k, s: taken(k, s)[0], state)
+
+    def unfinished(carry):
+        k, _, error = carry
+        # Not `error > tolerance`, or a NaN would count as finished and hide.
+        return (k < steps) & ~jnp.all(error <= tolerance)
+
+    def advance(carry):
+        k, before, _ = carry
+        return (k + 1, *taken(k, before))
+
+    error = jax.eval_shape(lambda s: step(0, s)[1], state)
+    start = (jnp.int32(0), state, jnp.full(error.shape, jnp.inf, error.dtype))
+    return jax.lax.while_loop(unfinished, advance, start)[1]

@@ -5,16 +5,17 @@ direction worth considering is `A = W X + Q Y`: from here on a solver meets only
 whatever the number of rows (Z = G + 2 W Lambda has the singular values of [B + 2 Lambda; R]).
 """
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import Schedule, inverse_sqrt, mT, polar_express, sym
+from manifoldmuon.linalg import PolarExpress, Schedule, frobenius_norm, inverse_sqrt, mT, sym
 
 # For singular values down to 2e-3 of the bound. Rounding spoils some digits of the result; the
 # polishing step brings them back.
-SPLIT_SCHEDULE = polar_express(2e-3, steps=6, safety=1.0001, cushion=0.03)
+SPLIT_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03)
 
 
 class Split(NamedTuple):
@@ -73,5 +74,5 @@ def split(
     polish = 15 / 8 * identity - 10 / 8 * gram + 3 / 8 * gram @ gram
     normal = polish @ (mT(rough) @ outer)
     missing = outer - rough @ (polish @ normal)
-    defect = jnp.sqrt(missing.shape[-1] * jnp.sum(missing**2, axis=(-2, -1)))
+    defect = math.sqrt(missing.shape[-1]) * frobenius_norm(missing)
     return Split(point, inner, normal, rough, overlap, polish, defect)

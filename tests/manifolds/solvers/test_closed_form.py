@@ -8,9 +8,9 @@ from manifoldmuon.manifolds.solvers import SkewLift
 from manifoldmuon.testing import (
     STIEFEL_FAMILIES,
     orthonormal,
+    stiefel_errors,
     stiefel_optimum,
     stiefel_problem,
-    stiefel_worth,
 )
 from tests.manifolds.solvers.reference import dual_value
 
@@ -27,9 +27,9 @@ def lifted(point, grad):
 def test_closed_form_attains_the_dual_optimum(family, shape):
     point, grad = stiefel_problem(family, *shape)
     direction = lifted(point, grad)
-    worth = stiefel_worth(point, grad, direction)
-    assert worth.residual < 1e-12
-    assert worth.norm < 1 + 1e-12
+    errors = stiefel_errors(point, grad, direction)
+    assert errors.residual < 1e-12
+    assert errors.norm < 1 + 1e-12
     value = (grad * direction).sum()
     assert value == pytest.approx(stiefel_optimum(point, grad), rel=1e-12)
     # Weak duality: no feasible direction exceeds any dual value, so equality proves both.
@@ -43,7 +43,7 @@ def test_no_random_feasible_direction_does_better(family):
     for _ in range(200):
         tilted = grad + 0.3 * rng.standard_normal() * rng.standard_normal(grad.shape)
         u, _, vt = np.linalg.svd(tilted, full_matrices=False)
-        assert stiefel_worth(point, grad, u @ vt).gap >= -1e-12
+        assert stiefel_errors(point, grad, u @ vt).gap >= -1e-12
 
 
 def solve(point, grad):

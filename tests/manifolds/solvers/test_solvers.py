@@ -17,7 +17,7 @@ from manifoldmuon.manifolds.solvers import (
     OneStep,
     SkewLift,
 )
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_problem, stiefel_worth
+from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 SOLVERS = {
     "skew lift": SkewLift(),
@@ -28,7 +28,7 @@ SOLVERS = {
     "admm": ADMM(),
 }
 # The largest gap on the four families: what each solver is good for.
-REACH = {
+LARGEST_GAP = {
     "skew lift": 1e-3,
     "one step": 0.2,
     "alternating": 0.3,
@@ -54,15 +54,15 @@ def problems(shape, seed=0):
     return tuple(jnp.float32(np.stack(x)) for x in zip(*pairs, strict=True))
 
 
-def worths(points, grads, answer):
+def errors(points, grads, answer):
     """The gap, the tangent residual and the norm of each direction of a stack, as columns."""
     return np.array(
-        [stiefel_worth(*x) for x in zip(points, grads, answer.direction, strict=True)]
+        [stiefel_errors(*x) for x in zip(points, grads, answer.direction, strict=True)]
     ).T
 
 
 def gaps(points, grads, answer):
-    return worths(points, grads, answer)[0]
+    return errors(points, grads, answer)[0]
 
 
 @pytest.mark.parametrize("name", SOLVERS)
@@ -70,12 +70,12 @@ def gaps(points, grads, answer):
 def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
     points, grads = problems(shape)
     answer = solve(SOLVERS[name], points, grads)
-    true, residuals, norms = worths(points, grads, answer)
+    true, residuals, norms = errors(points, grads, answer)
     assert residuals.max() < 1e-5
     # The power iteration of the one-step preset may fall short by a percent.
     slack = 0.02 if isinstance(SOLVERS[name], OneStep) else 2e-5
     assert norms.max() < 1 + slack
-    assert true.max() < REACH[name]
+    assert true.max() < LARGEST_GAP[name]
     assert np.all(answer.gap >= true - slack)
 
 
@@ -83,7 +83,7 @@ def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
 def test_the_default_solver_is_accurate_on_every_family(shape):
     points, grads = problems(shape)
     answer = solve(ACCURATE, points, grads)
-    true, residuals, _ = worths(points, grads, answer)
+    true, residuals, _ = errors(points, grads, answer)
     assert true.max() < 1e-3
     assert residuals.max() < 1e-5
     assert np.max(answer.gap) < 3e-3
@@ -119,7 +119,7 @@ def test_zero_stays_zero_and_nan_stays_in_its_own_problem(name, shape):
 
 
 @pytest.mark.parametrize("name", ["fixed point", "admm"])
-def test_a_warm_start_is_worth_many_iterations(name):
+def test_a_warm_start_saves_many_iterations(name):
     few, many = type(SOLVERS[name])(steps=3), type(SOLVERS[name])(steps=100)
     points, grads = problems((20, 16))
     dual = solve(many, points, grads).dual
@@ -164,4 +164,4 @@ def test_a_gradient_that_is_almost_normal_to_the_manifold(name, shape):
     assert np.isfinite(answer.direction).all()
     if name in ("skew lift", "one step"):
         assert np.abs(answer.direction[0]).max() < 1e-3
-    assert stiefel_worth(points[1], normal[1] + 1e-3 * grads[0], answer.direction[1]).gap < 0.35
+    assert stiefel_errors(points[1], normal[1] + 1e-3 * grads[0], answer.direction[1]).gap < 0.35

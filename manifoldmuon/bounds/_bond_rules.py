@@ -1,0 +1,278 @@
+"""Rules of the bonds."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from manifoldmuon.bounds._network import rule
+from manifoldmuon.bounds._sizes import (
+    RMS,
+    Heads,
+    Kept,
+    Largest,
+    OneHot,
+    Size,
+    Total,
+    times,
+)
+from manifoldmuon.bounds._transfer import (
+    Sizes,
+    Transfer,
+    identity,
+    leaves,
+    map_sizes,
+    read,
+)
+from manifoldmuon.modules import (
+    GELU,
+    Abs,
+    Add,
+    AttendValues,
+    AveragePool,
+    CausalMask,
+    Flatten,
+    FunctionalAttention,
+    Identity,
+    MeanSubtract,
+    MergeHeads,
+    Mul,
+    Positions,
+    QueryKey,
+    ReLU,
+    RMSDivide,
+    RoPE,
+    ScaledReLU,
+    Softmax,
+    SplitHeads,
+)
+
+
+@rule.register
+def _(bond: Identity, weights: Any, x: Sizes) -> Transfer:
+    return identity(x)
+
+
+@rule.register
+def _(bond: Mul, weights: Any, x: Sizes) -> Transfer:
+    factor = abs(bond.factor)
+    _refuse(x, OneHot, Kept)
+    same = identity(map_sizes(lambda size: size.scaled(factor), x))
+    return dataclasses.replace(same, slopes=factor * same.slopes)
+
+
+@rule.register
+def _(bond: Add, weights: Any, x: Sizes) -> Transfer:
+    """The norm of a sum is at most the sum of norms, and at least one of them less the others."""
+    if isinstance(x, Size):
+        raise ValueError(f"expected a tuple of terms; got the size {x}")
+    terms = [leaves(term) for term in x]
+    columns = list(zip(*terms, strict=True))
+    norms = [_common([size.measure for size in column]) for column in columns]
+    _, converted = read(x, *(norms * len(terms)))
+    read_terms = leaves(converted.outputs)
+    width = len(columns)
+    sums = [_sum(read_terms[k::width]) for k in range(width)]
+    flat = iter(sums)
+    adds = np.tile(np.eye(width), len(terms))
+    count = adds.shape[1]
+    empty = np.zeros(width), np.zeros(width), np.zeros((width, count))
+    outputs = map_sizes(lambda size: next(flat), x[0])
+    return converted.then(Transfer(outputs, adds, *empty, np.zeros((width, count, count))))
+
+
+@rule.register
+def _(bond: Abs, weights: Any, x: Size) -> Transfer:
+    _refuse(x, OneHot, Kept)
+    return Transfer.of(x, 1.0, gamma=math.inf, reasons=(_KINK.format("Abs"),))
+
+
+@rule.register
+def _(bond: ReLU, weights: Any, x: Size) -> Transfer:
+    """Not the declared sensitivity: where all entries are positive, nothing shrinks."""
+    _refuse(x, OneHot, Kept)
+    return Transfer.of(x.within(), 1.0, gamma=math.inf, reasons=(_KINK.format("ReLU"),))
+
+
+@rule.register
+def _(bond: ScaledReLU, weights: Any, x: Size) -> Transfer:
+    _refuse(x, OneHot, Kept)
+    root, reason = math.sqrt(2), _KINK.format("ScaledReLU")
+    return Transfer.of(x.within(root), root, gamma=math.inf, reasons=(reason,))
+
+
+@rule.register
+def _(bond: GELU, weights: Any, x: Size) -> Transfer:
+    """The second derivative of one entry is at most `gamma`: in the RMS norm, that of a spike.
+
+    `RMS(a b) <= max|a| RMS(b)`, and `max|a| <= sqrt(d) RMS(a)`.
+    """
+    _refuse(x, OneHot, Kept)
+    if isinstance(x.measure, Largest | Total):
+        return Transfer.of(x.within(), bond.LIPSCHITZ, gamma=bond.gamma)
+    heads = x.measure.count if isinstance(x.measure, Heads) else 1
+    spike = math.inf if x.features is None else math.sqrt(heads * x.features)
+    reasons = ("the length of GELU's last axis is not known",) if spike == math.inf else ()
+    return Transfer.of(x.within(), bond.LIPSCHITZ, gamma=spike * bond.gamma, reasons=reasons)
+
+
+@rule.register
+def _(bond: Softmax, weights: Any, x: Size) -> Transfer:
+    kept = x if x.measure == Kept() else None
+    size, converted = (kept, identity(kept)) if kept else read(x, Largest())
+    out = Size(1.0, 1.0, Total(), size.features)
+    return converted.then(Transfer.of(out, bond.scale, gamma=bond.scale**2))
+
+
+@rule.register
+def _(bond: MeanSubtract, weights: Any, x: Size) -> Transfer:
+    """A projection over the last axis; over others an outlier among pixels may nearly double."""
+    _refuse(x, OneHot, Kept)
+    orthogonal = bond.axis in (-1, (-1,)) and isinstance(x.measure, RMS | Heads)
+    slope = 1.0 if orthogonal else 2.0
+    return Transfer.of(x.within(slope), slope)
+
+
+@rule.register
+def _(bond: RMSDivide, weights: Any, x: Size) -> Transfer:
+    """As steep as the smallest input is small."""
+    size, converted = read(x, RMS())
+    if bond.axis not in (-1, (-1,)):
+        reason = f"{bond!r} divides by the norm over other axes than the last"
+        out, least = Size(math.inf, features=size.features), 0.0
+    elif size.least == 0:
+        reason = "RMSDivide may get inputs near zero, where it has no largest slope"
+        out, least = Size(1.0, features=size.features), 0.0
+    else:
+        reason, least = "", size.least
+        out = Size(1.0, 1.0, features=size.features)
+    slope = 1 / least if least else math.inf
+    gamma = times(bond.gamma, slope) * slope
+    reasons = (reason,) if reason else ()
+    return converted.then(Transfer.of(out, slope, gamma=gamma, reasons=reasons))
+
+
+@rule.register
+def _(bond: SplitHeads, weights: Any, x: Size) -> Transfer:
+    """An isometry, if the norm is taken over all heads; see `Heads`."""
+    size, converted = read(x, RMS())
+    features = None if size.features is None else size.features // bond.heads
+    out = dataclasses.replace(size, measure=Heads(bond.heads), features=features)
+    return converted.then(Transfer.of(out, 1.0))
+
+
+@rule.register
+def _(bond: MergeHeads, weights: Any, x: Size) -> Transfer:
+    """Undoes `SplitHeads`; of heads that were measured one by one, the largest."""
+    if isinstance(x.measure, Heads):
+        features = None if x.features is None else x.measure.count * x.features
+        return Transfer.of(dataclasses.replace(x, measure=RMS(), features=features), 1.0)
+    size, converted = read(x, RMS())
+    return converted.then(Transfer.of(dataclasses.replace(size, features=None), 1.0))
+
+
+@rule.register
+def _(bond: AveragePool, weights: Any, x: Size) -> Transfer:
+    size, converted = read(x, RMS())
+    return converted.then(Transfer.of(size.within(), 1.0))
+
+
+@rule.register
+def _(bond: Flatten, weights: Any, x: Size) -> Transfer:
+    """The root mean square of all is between the least and the largest of the parts."""
+    size, converted = read(x, RMS())
+    return converted.then(Transfer.of(dataclasses.replace(size, features=None), 1.0))
+
+
+@rule.register
+def _(bond: Positions, weights: Any, x: Size) -> Transfer:
+    """Places are whole numbers that do not depend on the tokens."""
+    size, converted = read(x, OneHot())
+    return converted.then(Transfer.of(size, 0.0))
+
+
+@rule.register
+def _(bond: RoPE, weights: Any, x: Size) -> Transfer:
+    """Planes turn: an isometry of every head."""
+    if isinstance(x.measure, Heads):
+        return Transfer.of(x, 1.0)
+    size, converted = read(x, RMS())
+    return converted.then(Transfer.of(size, 1.0))
+
+
+@rule.register
+def _(bond: QueryKey, weights: Any, x: Sizes) -> Transfer:
+    """A product: as steep in each factor as the other is large."""
+    (q, k), converted = read(x, RMS(), RMS())
+    out = Size(times(q.most, k.most), measure=Largest())
+    return converted.then(Transfer.of(out, [k.most, q.most], gamma=_CROSS))
+
+
+@rule.register
+def _(bond: CausalMask, weights: Any, x: Size) -> Transfer:
+    size, converted = read(x, Largest())
+    return converted.then(Transfer.of(size.within(measure=Kept()), 1.0))
+
+
+@rule.register
+def _(bond: AttendValues, weights: Any, x: Sizes) -> Transfer:
+    (p, v), converted = read(x, Total(), RMS())
+    out = v.within(p.most)
+    return converted.then(Transfer.of(out, [v.most, p.most], gamma=_CROSS))
+
+
+@rule.register
+def _(bond: FunctionalAttention, weights: Any, x: Sizes) -> Transfer:
+    """Scores, probabilities and values: the product of their bounds, with one gain of its own.
+
+    The output of a token is an average of values: it moves at most as much as they do. In the
+    norm over heads, a query moves the output of its own token only, head by head, so that the
+    norms over heads of query and of output compare without a factor. Keys and values may be large
+    in one head for one token, in another for the next: that costs sqrt(heads).
+    """
+    measures = {size.measure for size in leaves(x)}
+    norm = measures.pop() if len(measures) == 1 else RMS()
+    norm = norm if isinstance(norm, Heads) else RMS()
+    (q, k, v), converted = read(x, norm, norm, norm)
+    heads = norm.count if isinstance(norm, Heads) else 1
+    spread = math.sqrt(heads)
+    kv, qv = (times(size.most, v.most) for size in (k, q))
+    slopes = [heads * kv, heads * qv, spread]
+    # Second derivatives head by head: every norm of one head is `spread` times as large at most.
+    q1, k1, v1 = (spread * size.most for size in (q, k, v))
+    cross = times(1 + times(q1, k1), v1)
+    gamma = heads * np.array(
+        [
+            [times(v1, times(k1, k1)), cross, k1],
+            [cross, times(v1, times(q1, q1)), q1],
+            [k1, q1, 0.0],
+        ]
+    )
+    return converted.then(Transfer.of(v.within(spread), slopes, gamma=gamma))
+
+
+_CROSS = np.array([[0.0, 1.0], [1.0, 0.0]])
+
+
+_KINK = "{} has a kink, and no second derivative there"
+
+
+def _common(measures: list[Any]) -> Any:
+    """The norm to add in: the terms' own, or RMS, which every norm bounds."""
+    return measures[0] if len(set(measures)) == 1 else RMS()
+
+
+def _sum(terms: list[Size]) -> Size:
+    most = float(sum(term.most for term in terms))
+    ahead = [term.least - (most - term.most) for term in terms] if math.isfinite(most) else []
+    least = max([0.0, *ahead])
+    known = [term.features for term in terms if term.features is not None]
+    return Size(most, least, terms[0].measure, known[0] if known else None)
+
+
+def _refuse(x: Sizes, *measures: type) -> None:
+    """Raises `ValueError` where numbers of this kind cannot be computed with."""
+    for size in leaves(x):
+        if isinstance(size.measure, measures):
+            raise ValueError(f"values measured as '{size.measure}' cannot be computed with here")

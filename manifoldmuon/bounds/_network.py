@@ -1,0 +1,287 @@
+"""Bounds of whole architectures: the answer, and how it is found module by module."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from manifoldmuon.bounds._sizes import RMS, Largest, Measure, OneHot, Size
+from manifoldmuon.bounds._transfer import Sizes, Transfer, leaves
+from manifoldmuon.bounds._weights import weight_of
+from manifoldmuon.modules import (
+    CausalMask,
+    Compose,
+    Concatenate,
+    Embed,
+    Module,
+    Positions,
+    Sharpness,
+    Softmax,
+    Stack,
+    Tied,
+    map_weights,
+)
+from manifoldmuon.norms import check_number
+
+_HEADER = ("module", "input", "output", "Lipschitz: input", "weights", "sharpness")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Bounds:
+    """Bounds that hold for every input and all weights that it was asked for; see `bound`.
+
+    Movements of the input are measured in the norms of `inputs`, movements of the weights in the
+    modular norm of the whole network, for those of parts as well: there
+    `lipschitz_weights` says what the part's own weights do to its own output. The norm of a tuple
+    is the sum of its parts' norms.
+
+    A bound that does not exist is infinite, and `reasons` says why. `print` shows the tree.
+
+    Attributes:
+      module: what the bounds are for.
+      inputs: the size of the input, or a tuple of them.
+      transfer: the bounds, one for each pair of an output array and an input array.
+      assumptions: what no constraint ensures, and the bounds need: one line each.
+    """
+
+    module: Module
+    inputs: Sizes
+    transfer: Transfer
+    assumptions: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> Sizes:
+        """The size of the output, or a tuple of them."""
+        return self.transfer.outputs
+
+    @property
+    def input_norm(self) -> float:
+        """The largest norm of an input that the bounds hold for."""
+        return _sum(self.inputs)
+
+    @property
+    def output_norm(self) -> float:
+        """The output is not larger than this."""
+        return _sum(self.outputs)
+
+    @property
+    def lipschitz_inputs(self) -> float:
+        """The norm of the derivative in the input is at most this.
+
+        Between two inputs, `||f(x') - f(x)|| <= L ||x' - x||` if all inputs between them are
+        among those that the bounds are for: always, unless a least size was declared.
+        """
+        return float(self.transfer.slopes.sum(axis=0).max())
+
+    @property
+    def lipschitz_weights(self) -> float:
+        """The norm of the derivative in the weights is at most this.
+
+        For a step within the radius of the bounds, `||f(w + dw) - f(w)|| <= L ||dw||` in
+        the modular norm.
+        """
+        return float(self.transfer.weights.sum())
+
+    @property
+    def sharpness(self) -> Sharpness:
+        """Bounds on the second derivatives; infinite where a bond has a kink."""
+        t = self.transfer
+        return Sharpness(
+            float(t.alpha.sum()), float(t.beta.sum(axis=0).max()), float(t.gamma.sum(axis=0).max())
+        )
+
+    @property
+    def parts(self) -> tuple["Bounds", ...]:
+        """The bounds of the module's parts; of a stack, those of its copies."""
+        return self.transfer.parts
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why bounds are infinite: one line for each cause."""
+        return tuple(dict.fromkeys(self.transfer.reasons))
+
+    def __str__(self) -> str:
+        rows = [_HEADER, *_rows(self, "", "")]
+        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
+        lines = (
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+        notes = [f"infinite: {reason}" for reason in self.reasons]
+        notes += [f"assumed: {assumption}" for assumption in self.assumptions]
+        return "\n".join([*lines, *notes])
+
+
+def _sum(x: Sizes) -> float:
+    return float(np.sum([size.most for size in leaves(x)]))
+
+
+def _rows(bounds: Bounds, first: str, rest: str) -> list[tuple[str, ...]]:
+    inner, outer = (_text(x) for x in (bounds.inputs, bounds.outputs))
+    sharpness = "({:.3g}, {:.3g}, {:.3g})".format(*bounds.sharpness)
+    slopes = f"{bounds.lipschitz_inputs:.4g}", f"{bounds.lipschitz_weights:.4g}"
+    rows = [(first + bounds.module.describe(), inner, outer, *slopes, sharpness)]
+    if isinstance(bounds.module, Stack):
+        # One tree for all copies: what the first and the last of them have in common.
+        ends = (_rows(bounds.parts[i], rest + "└─ ", rest + "   ") for i in (0, -1))
+        return rows + [tuple(map(_span, *pair)) for pair in zip(*ends, strict=True)]
+    for i, part in enumerate(bounds.parts):
+        last = i == len(bounds.parts) - 1
+        branch, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        rows += _rows(part, rest + branch, rest + below)
+    return rows
+
+
+def _text(x: Sizes) -> str:
+    return str(x) if isinstance(x, Size) else "(" + ", ".join(_text(part) for part in x) + ")"
+
+
+def _span(first: str, last: str) -> str:
+    return first if first == last else f"{first} → {last}"
+
+
+@functools.singledispatch
+def rule(module: Module, weights: Any, x: Sizes) -> Transfer:
+    """What a module does to sizes and perturbations, whatever the input of these sizes.
+
+    A generic function with one implementation for each type of module. The bounds of a bond of
+    your own are a function `(bond, weights, x) -> Transfer` decorated with
+    `bounds.rule.register`; `read` and `Transfer.of` make it a few lines:
+
+        @bounds.rule.register
+        def _(bond: Tanh, weights, x):
+            x, converted = bounds.read(x, bounds.RMS())
+            return converted.then(bounds.Transfer.of(x.within(), 1.0, gamma=math.inf))
+
+    Declared sensitivities are not looked at: they are figures for typical inputs.
+
+    Args:
+      module: a module of the type that the implementation is for.
+      weights: what is known of its weights, in the structure of its parameters; `()` for bonds.
+      x: the size of the input, or a tuple of sizes where the input is a tuple.
+
+    Raises:
+      TypeError: the type has no implementation.
+      ValueError: an input of these sizes does not fit.
+    """
+    name = type(module).__name__
+    raise TypeError(
+        f"there is no sound bound for {name}, and its declared sensitivity may not hold for every "
+        f"input: decorate a function (bond: {name}, weights, x) -> bounds.Transfer with "
+        "@bounds.rule.register"
+    )
+
+
+def bound_part(module: Module, weights: Any, x: Sizes) -> Bounds:
+    """The bounds of a part, for what is known of its weights and its input."""
+    try:
+        return Bounds(module, x, rule(module, weights, x))
+    except ValueError as error:
+        if "\nat " in str(error):  # said where it happened already
+            raise
+        raise ValueError(f"{error}\nat {module.describe()}") from error
+
+
+def bound(
+    module: Module,
+    params: Any = None,
+    *,
+    input_norm: Any = 1.0,
+    radius: float = 0.0,
+    drift: float = 0.0,
+) -> Bounds:
+    """Sound bounds on an architecture's output and derivatives, module by module.
+
+    The bounds hold for every input of the declared size, and
+
+    * without `params`, for all weights on their manifolds. Flat space is no constraint: a weight
+      in flat space is taken to have norm at most 1 in its own norm, and `assumptions` says so;
+    * with `params`, for these weights and all others within `radius` of them.
+
+    They are about exact arithmetic: what is computed in float32 differs by its rounding. The
+    bounds themselves are computed in float64, with the singular values of weights rounded up, and
+    are right to about twelve digits.
+
+    Args:
+      module: the architecture.
+      params: the weights, as `module.init` returns them; None for all on the manifolds.
+      input_norm: the largest norm of an input, in the norm that the first module reads (RMS of a
+        vector, token or pixel; the largest score). Infinity asks for what holds everywhere. A
+        `Size` says more, such as a least norm; a tuple of these is for a tuple of inputs. Whole
+        numbers, read by `Embed`, have norm 1, whatever is said.
+      radius: in the modular norm; only with `params`.
+      drift: how far weights may be from their manifolds, relative to the manifold's scale (see
+        `Manifold.distance`); only without `params`.
+
+    Returns:
+      The bounds; `print` shows it as a tree.
+
+    Raises:
+      TypeError: a module or a manifold of a type without a rule; the message says how to add one.
+      ValueError: sizes or weights that do not fit.
+    """
+    check_number("bound(radius)", radius, least=0.0)
+    check_number("bound(drift)", drift, least=0.0)
+    if (radius and params is None) or (drift and params is not None):
+        raise ValueError("radius goes with params: a ball around them; drift goes without")
+    known = functools.partial(weight_of, radius=float(radius), drift=float(drift))
+    specs = module.weights()
+    if params is None:
+        weights = map_weights(lambda spec: known(spec, None), specs)
+    else:
+        weights = map_weights(known, specs, params)
+    found = bound_part(module, weights, _declared(input_norm, reads(module)))
+    free = params is None and any(not s.manifold.constrained for s in jax.tree.leaves(specs))
+    return dataclasses.replace(found, assumptions=(_NORM_ONE,) if free else ())
+
+
+_NORM_ONE = "weights in flat space have norm at most 1 in its norm, which nothing constrains"
+
+
+def _declared(norm: Any, measure: Measure) -> Sizes:
+    if isinstance(norm, tuple):
+        return tuple(_declared(part, RMS()) for part in norm)
+    if isinstance(norm, Size):
+        return norm
+    if measure == OneHot():
+        return Size(1.0, 1.0, measure)
+    if isinstance(norm, bool) or not norm >= 0:
+        raise ValueError(f"bound(input_norm) must be a number >= 0 or a Size; got {norm!r}")
+    return Size(float(norm), measure=measure)
+
+
+@functools.singledispatch
+def reads(module: Module) -> Measure:
+    """The norm in which a module reads its input: `RMS()` unless its type says otherwise.
+
+    It is what a plain number for `input_norm` means. A bond of your own that reads another norm
+    says so with a function `(bond) -> Measure` decorated with `bounds.reads.register`.
+    """
+    return RMS()
+
+
+@reads.register(Compose)
+@reads.register(Stack)
+@reads.register(Tied)
+def _(module: Module) -> Measure:
+    return reads(module.parts[0])
+
+
+@reads.register
+def _(module: Concatenate) -> Measure:
+    found = {reads(part) for part in module.parts}
+    return found.pop() if len(found) == 1 else RMS()
+
+
+@reads.register(Embed)
+@reads.register(Positions)
+def _(module: Module) -> Measure:
+    return OneHot()
+
+
+@reads.register(Softmax)
+@reads.register(CausalMask)
+def _(module: Module) -> Measure:
+    return Largest()

@@ -1,0 +1,121 @@
+"""msign by decompositions: the definition, and the references for everything else."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg._matrix import mT, product
+from manifoldmuon.linalg._newton_schulz import MsignMethod
+from manifoldmuon.linalg._polynomials import polish
+
+
+@dataclasses.dataclass(frozen=True)
+class SVD(MsignMethod):
+    """`U V^T` from `x = U S V^T`: the definition.
+
+    LAPACK's singular vectors are orthogonal to some ten units of rounding only, which one
+    Newton-Schulz step repairs.
+
+    Attributes:
+      cutoff: singular values at most `cutoff * eps` times the largest count as zero, and zero
+        stays zero. Below `eps` the matrix does not determine its singular vectors.
+    """
+
+    cutoff: float = 1.0
+
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        left, values, right = jnp.linalg.svd(x, full_matrices=False)
+        floor = self.cutoff * jnp.finfo(x.dtype).eps * values[..., :1]
+        # Not >=, or this fails with a matrix of zeros.
+        return polish(product(left * (values > floor)[..., None, :], right))
+
+
+@dataclasses.dataclass(frozen=True)
+class QDWH(MsignMethod):
+    """JAX's `jax.lax.linalg.qdwh` (Nakatsukasa and Higham 2013), matrix by matrix.
+
+    Rational instead of polynomial steps: five or six of them cover a condition number of
+    1/eps, but each takes a QR or a Cholesky factorisation. The most orthogonal of the methods.
+    Directions in which the matrix is singular to rounding come out of arbitrary size.
+    """
+
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        flat = x.reshape((-1, *x.shape[-2:]))
+        return jax.vmap(lambda one: jax.lax.linalg.qdwh(one)[0])(flat).reshape(x.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class GramEigh(MsignMethod):
+    """`X V S^(-1/2) V^T` from `X^T X = V S V^T`, in a few passes.
+
+    The Gram matrix has the squared condition number, so one pass in float32 is right only up
+    to a condition number of a thousand or so. Eigenvalues below rounding are lifted to it, so
+    that a pass divides the condition number by `eps**(-1/2)` and the next one starts from there
+    (the idea of shifted Cholesky QR, Fukaya et al. 2020). A Newton-Schulz step at the end removes
+    the rounding errors of the eigenvectors.
+
+    Attributes:
+      passes: three reach a condition number of 1e6 in float32.
+    """
+
+    passes: int = 3
+
+    def __post_init__(self):
+        if self.passes < 1:
+            raise ValueError(f"passes must be at least 1; got {self.passes!r}")
+
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        for _ in range(self.passes):
+            values, vectors = jnp.linalg.eigh(product(mT(x), x), symmetrize_input=False)
+            floor = 4 * jnp.finfo(x.dtype).eps * values[..., -1:]
+            lifted = jnp.maximum(values, jnp.where(floor == 0, 1, floor))
+            scaled = product(x, vectors) / jnp.sqrt(lifted)[..., None, :]
+            x = product(scaled, mT(vectors))
+        return polish(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sketch(MsignMethod):
+    """`U_r V_r^T` for the `rank` largest singular values; the other directions become zero.
+
+    A randomised range finder with power iterations and a small SVD (Halko, Martinsson, Tropp
+    2011, algorithms 4.4 and 5.1). Right to rounding where the singular values fall off behind
+    the rank, an approximation where they do not. Its cost is linear in the rank.
+
+    Attributes:
+      rank: how many singular directions; at most those of the matrix are returned.
+      oversample: further random directions, dropped at the end.
+      power_iterations: how often the range is refined by `x x^T`.
+      seed: of the random test matrix, which is the same for every matrix of a shape.
+    """
+
+    rank: int
+    oversample: int = 8
+    power_iterations: int = 2
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.rank < 1 or self.oversample < 0 or self.power_iterations < 0:
+            raise ValueError(
+                "rank must be at least 1, oversample and power_iterations not negative; got "
+                f"{self.rank!r}, {self.oversample!r} and {self.power_iterations!r}"
+            )
+
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        n = x.shape[-1]
+        kept, width = min(self.rank, n), min(self.rank + self.oversample, n)
+        test = jax.random.normal(jax.random.key(self.seed), (n, width), x.dtype)
+        basis = _orthonormal(product(x, test))
+        for _ in range(self.power_iterations):
+            basis = _orthonormal(product(x, _orthonormal(product(mT(x), basis))))
+        left, values, right = jnp.linalg.svd(product(mT(basis), x), full_matrices=False)
+        # As in SVD: what is below rounding of the largest value, and zero, stays zero.
+        sign = values[..., :kept] > jnp.finfo(x.dtype).eps * values[..., :1]
+        left = left[..., :, :kept] * sign[..., None, :]
+        return product(product(basis, left), right[..., :kept, :])
+
+
+def _orthonormal(x):
+    return jnp.linalg.qr(x)[0]

@@ -1,0 +1,153 @@
+"""Schedules of odd polynomials that drive the singular values of a matrix to one, as data."""
+
+import abc
+import dataclasses
+
+import numpy as np
+
+Coefficients = tuple[float, ...]
+
+
+class Schedule(abc.ABC):
+    """Odd polynomials, applied one after the other, as a frozen, hashable value.
+
+    A step `(a, b, c)` acts on every singular value in [0, 1] as `a s + b s^3 + c s^5`; a step
+    of two numbers has degree 3, of four 7, of k numbers degree 2k - 1.
+    """
+
+    @property
+    @abc.abstractmethod
+    def coefficients(self) -> tuple[Coefficients, ...]:
+        """The steps, in the order in which they are taken; at least one."""
+
+    @abc.abstractmethod
+    def with_steps(self, steps: int) -> "Schedule":
+        """The same schedule, cut short or prolonged."""
+
+    @property
+    def length(self) -> int:
+        """How many steps are taken."""
+        return len(self.coefficients)
+
+    def apply(self, values) -> np.ndarray:
+        """What the schedule makes of singular values, in float64: for plots and for tests."""
+        x = np.asarray(values, np.float64)
+        for step in self.coefficients:
+            x = x * np.polynomial.polynomial.polyval(x * x, step)
+        return np.asarray(x)
+
+
+def check_schedule(name: str, schedule: object) -> None:
+    """Raises `TypeError`, naming the argument, for what is not a `Schedule`."""
+    if not isinstance(schedule, Schedule):
+        raise TypeError(f"{name} must be a Schedule such as PolarExpress(1e-3); got {schedule!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedSchedule(Schedule):
+    """A schedule written out.
+
+    Attributes:
+      head: the steps, in order.
+      tail: the step that is repeated once `head` has run out; None: there is no such step.
+      steps: how many steps are taken; None: those of `head`.
+
+    Raises:
+      ValueError: a step of fewer than two coefficients, a step count below 1, or one that
+        exceeds `head` where there is no `tail`.
+    """
+
+    head: tuple[Coefficients, ...] = ()
+    tail: Coefficients | None = None
+    steps: int | None = None
+
+    def __post_init__(self):
+        every = self.head if self.tail is None else (*self.head, self.tail)
+        for step in every:
+            if len(step) < 2:
+                raise ValueError(f"a step has two coefficients (degree 3) or more; got {step!r}")
+        count = len(self.head) if self.steps is None else self.steps
+        if count < 1:
+            raise ValueError(
+                f"a schedule needs at least one step; got steps={self.steps!r} "
+                f"and a head of {len(self.head)}"
+            )
+        if self.tail is None and count > len(self.head):
+            raise ValueError(
+                f"steps={self.steps} exceeds the {len(self.head)} polynomials of a schedule "
+                "without tail; ask for fewer steps or give it a tail"
+            )
+
+    @property
+    def coefficients(self) -> tuple[Coefficients, ...]:
+        count = len(self.head) if self.steps is None else self.steps
+        tail = () if self.tail is None else (self.tail,) * count
+        return (self.head + tail)[:count]
+
+    def with_steps(self, steps: int) -> "FixedSchedule":
+        return dataclasses.replace(self, steps=steps)
+
+
+def _over_1024(*steps: tuple[int, int, int]) -> tuple[Coefficients, ...]:
+    return tuple((a / 1024, b / 1024, c / 1024) for a, b, c in steps)
+
+
+def _divided_argument(by: float, *steps: Coefficients) -> tuple[Coefficients, ...]:
+    """The coefficients of `f(x / by)`."""
+    return tuple(tuple(c / by ** (2 * k + 1) for k, c in enumerate(step)) for step in steps)
+
+
+CUBIC = FixedSchedule(tail=(1.5, -0.5), steps=30)
+"""The classical Newton-Schulz iteration (Higham, Functions of Matrices, 2008, eq. 8.20).
+
+The cubic that is 1 with a flat tangent at 1: quadratic convergence there, while small singular
+values grow by 3/2 a step.
+"""
+
+QUINTIC = FixedSchedule(tail=(3.0, -16 / 5, 6 / 5), steps=15)
+"""The quintic of the Modula library (docs.modula.systems).
+
+f(1) = 1 with slope -3/5, so it converges linearly in the end.
+"""
+
+MUON = FixedSchedule(tail=(3.4445, -4.7750, 2.0315), steps=5)
+"""Muon's quintic (Jordan 2024).
+
+As steep at 0 as the values may be without leaving about [0.7, 1.2]. It does not converge:
+f(1) = 0.701.
+"""
+
+MODULA_SIX_STEP = FixedSchedule(
+    head=_over_1024(
+        (3955, -8306, 5008),
+        (3735, -6681, 3463),
+        (3799, -6499, 3211),
+        (4019, -6385, 2906),
+        (2677, -3029, 1162),
+        (2172, -1833, 682),
+    )
+)
+"""Six steps with one quintic each, found by optimisation (the Modula library).
+
+The published numbers are whole multiples of 1/1024.
+"""
+
+POLAR_EXPRESS = FixedSchedule(
+    head=_divided_argument(
+        1.01,
+        (8.28721, -23.59589, 17.30039),
+        (4.10706, -2.94785, 0.54484),
+        (3.94869, -2.90890, 0.55182),
+        (3.31842, -2.48849, 0.51005),
+        (2.30065, -1.66890, 0.41881),
+        (1.89130, -1.26800, 0.37681),
+    ),
+    tail=(1.875, -1.25, 0.375),
+    steps=8,
+)
+"""Polar Express as published (arXiv:2505.16932): minimax for singular values in [1e-3, 1].
+
+The argument of each step is divided by 1.01, since a value that rounding has lifted above 1
+would escape in bfloat16; the Taylor step at the end needs no such care. `PolarExpress` designs
+the like for any range.
+"""

@@ -1,0 +1,207 @@
+"""Spheres of vectors: one sphere for a whole weight, or one for each row of a table."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from manifoldmuon.linalg import frobenius_norm, normalize, over, prescale, upcast
+from manifoldmuon.manifolds._manifold import (
+    Manifold,
+    euclidean_direction,
+    require_axes,
+    require_norm,
+    stay_if_still,
+)
+from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
+from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.norms import (
+    Frobenius,
+    LongestRow,
+    RootDim,
+    ScaleRule,
+    check_scale,
+    scale_of,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Hypersphere(Manifold):
+    """Weights of Euclidean norm `scale`: `||w||_2 = r`.
+
+    The tangent space at `w` is what is orthogonal to it, `a - w <w, a> / ||w||^2`; the steepest
+    direction is the tangent part of the gradient at length `r`, so that a learning rate is an
+    angle to first order. The all-zero point has no direction: it stays where it is, and `distance`
+    is 1.
+
+    Attributes:
+      scale: the radius, a positive number or a rule such as `RootDim()` (unit root-mean-square
+        norm).
+      ndim: how many trailing axes make one point; with more than one the entries are taken
+        together, as one long vector.
+      retraction: how a step returns to the sphere.
+      step_norm: the norm of steps, a `Frobenius` for as many axes, taken as it is; None: the
+        Euclidean norm relative to the scale.
+    """
+
+    scale: float | ScaleRule = 1.0
+    ndim: int = 1
+    retraction: SphereRetraction = Normalize()
+    step_norm: Frobenius | None = None
+
+    def __post_init__(self):
+        check_scale("Hypersphere.scale", self.scale)
+        if self.ndim < 1:
+            raise ValueError(f"Hypersphere.ndim must be at least 1; got {self.ndim}")
+        require_norm(self, Frobenius)
+        if self.norm.ndim != self.ndim:
+            raise ValueError(
+                f"Hypersphere.step_norm is for {self.norm.ndim} axes, and ndim is {self.ndim}"
+            )
+
+    @property
+    def norm(self) -> Frobenius:
+        return Frobenius(self.ndim, self.scale) if self.step_norm is None else self.step_norm
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        require_axes(self, shape)
+
+    def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
+        return (self._radius(point) * normalize(point, self.ndim)).astype(point.dtype)
+
+    def tangent(
+        self, point: Float[Array, "..."], vector: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        unit = normalize(self._flat(point), 1)
+        scaled, exponent = prescale(self._flat(vector), 1)
+        back = over(jnp.ldexp(jnp.ones((), scaled.dtype), exponent), 1)
+        tangent = _without_radial(unit, scaled) * back
+        return tangent.astype(vector.dtype).reshape(vector.shape)
+
+    def steepest(
+        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
+    ) -> Steepest:
+        flat, unit = upcast(self._flat(grad)), normalize(upcast(self._flat(point)), 1)
+        direction, _, residual = euclidean_direction(flat, lambda v: _without_radial(unit, v), 1)
+        # Exact to rounding, or no direction at all: then the gradient was all radial.
+        missed = jnp.any(flat != 0, axis=-1) & jnp.all(direction == 0, axis=-1)
+        size = scale_of(self.norm.scale, self._point_shape(grad))
+        direction = (size * direction).astype(grad.dtype).reshape(grad.shape)
+        return Steepest(direction, (), residual, jnp.where(missed, 1.0, 0 * residual))
+
+    def retract(
+        self, point: Float[Array, "..."], vector: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        radius = self._radius(point)
+        unit, step = (upcast(self._flat(x)) / radius for x in (point, vector))
+        moved = radius * self.retraction.retract(unit, step)
+        return stay_if_still(point, vector, moved.reshape(point.shape), self.ndim)
+
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Float[Array, "..."]:
+        self.check_shape(shape)
+        gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
+        return self.project(gaussian).astype(dtype)
+
+    def distance(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.abs(Frobenius(self.ndim, self.scale).norm(upcast(point)) - 1)
+
+    def _radius(self, point: Float[Array, "..."]) -> float:
+        return scale_of(self.scale, self._point_shape(point))
+
+    def _point_shape(self, x: Float[Array, "..."]) -> tuple[int, ...]:
+        return x.shape[x.ndim - self.ndim :]
+
+    def _flat(self, x: Float[Array, "..."]) -> Float[Array, "*batch d"]:
+        """The point's axes as one."""
+        return x.reshape(*x.shape[: x.ndim - self.ndim], math.prod(self._point_shape(x)))
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingRows(Manifold):
+    """Tables `(vocabulary, d)` whose rows lie on the sphere of length `scale`.
+
+    The norm of a direction is the largest among its rows, relative to the scale, so the
+    steepest direction turns every row by the same angle: the l1-to-RMS geometry of an embedding
+    (modular duality, arXiv:2410.21265). A table stored `(d, vocabulary)` goes through
+    `EmbeddingRows().transposed()`.
+
+    A row whose tangent gradient is below the norm's `threshold` times the longest one of its table
+    is stale (a token not seen for hundreds of steps, its momentum decayed to 1e-30) and gets zero
+    instead of a full step along rounding errors; see `manifoldmuon.norms.LongestRow`. Rows that
+    are all zeros (a padding token) stay.
+
+    Attributes:
+      scale: a positive number or a rule; the default `RootDim()` is sqrt(d), unit
+        root-mean-square norm.
+      retraction: how a step returns to the spheres.
+      step_norm: the norm of steps, a `LongestRow`, taken as it is; None: relative to the scale.
+    """
+
+    scale: float | ScaleRule = RootDim()
+    retraction: SphereRetraction = Normalize()
+    step_norm: LongestRow | None = None
+
+    def __post_init__(self):
+        check_scale("EmbeddingRows.scale", self.scale)
+        require_norm(self, LongestRow)
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def norm(self) -> LongestRow:
+        return LongestRow(self.scale) if self.step_norm is None else self.step_norm
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        require_axes(self, shape)
+
+    def project(self, point: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
+        return self._row.project(point)
+
+    def tangent(
+        self, point: Float[Array, "*batch v d"], vector: Float[Array, "*batch v d"]
+    ) -> Float[Array, "*batch v d"]:
+        return self._row.tangent(point, vector)
+
+    def steepest(
+        self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
+    ) -> Steepest:
+        exact, unit = upcast(grad), normalize(upcast(point), 1)
+        direction, _, residual = euclidean_direction(exact, lambda v: _without_radial(unit, v), 1)
+        scaled, _ = prescale(exact, 2)  # one scale for the table: rows are compared
+        gains = frobenius_norm(_without_radial(unit, scaled), 1)
+        direction = jnp.where(over(self.norm.stale(gains), 1), 0, direction)
+        total = jnp.sum(gains, axis=-1)
+        missed = jnp.sum(jnp.where(jnp.all(direction == 0, axis=-1), gains, 0), axis=-1)
+        gap = jnp.where(total == 0, 0.0, missed / jnp.where(total == 0, 1.0, total))
+        direction = (scale_of(self.norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)
+        return Steepest(direction, (), jnp.max(residual, axis=-1, initial=0), gap)
+
+    def retract(
+        self, point: Float[Array, "*batch v d"], vector: Float[Array, "*batch v d"]
+    ) -> Float[Array, "*batch v d"]:
+        return self._row.retract(point, vector)
+
+    def random_point(
+        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
+    ) -> Float[Array, "*batch v d"]:
+        self.check_shape(shape)
+        return self._row.random_point(key, shape, dtype)
+
+    def distance(self, point: Float[Array, "*batch v d"]) -> Float[Array, "*batch"]:
+        return jnp.max(self._row.distance(point), axis=-1, initial=0)
+
+    @property
+    def _row(self) -> Hypersphere:
+        return Hypersphere(self.scale, retraction=self.retraction)
+
+
+def _without_radial(
+    unit: Float[Array, "*batch d"], vectors: Float[Array, "*batch d"]
+) -> Float[Array, "*batch d"]:
+    """`v - w <w, v>` for unit (or zero) `w`: the orthogonal projection onto the tangent space."""
+    return vectors - unit * jnp.sum(unit * vectors, axis=-1, keepdims=True)

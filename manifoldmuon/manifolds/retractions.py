@@ -1,0 +1,282 @@
+"""Retractions: how a step along a tangent vector ends on the set again.
+
+Those of matrices with orthonormal columns (`Retraction`): `Polar`, `QR`, `Analytic`, `Cayley`,
+`Exponential`. Those of spheres (`SphereRetraction`): `Normalize`, `Geodesic`.
+"""
+
+import abc
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    mT,
+    normalize,
+    over,
+    product,
+    skew,
+    spectral_norm,
+    sym,
+)
+
+__all__ = [
+    "QR",
+    "Analytic",
+    "Cayley",
+    "Exponential",
+    "Geodesic",
+    "Normalize",
+    "Polar",
+    "Retraction",
+    "SphereRetraction",
+    "positive_qr",
+]
+
+
+class Retraction(abc.ABC):
+    """Moves an orthonormal matrix along a tangent vector, and back onto the set.
+
+    A frozen, hashable value without arrays. Points are tall or square with `W^T W = I` and
+    vectors tangent, `sym(W^T V) = 0`; the manifolds transpose wide matrices, divide by their
+    scale, and make the dtype float32 or wider. Leading axes are independent.
+
+    Laws: `R(W, 0) = W`; `R(W, t V) = W + t V + O(t**2)`.
+
+    Attributes:
+      order: `R(W, t V)` differs by O(t**(order + 1)) from the geodesic of the embedded metric,
+        the path that a point free of forces would take on the set.
+    """
+
+    order: ClassVar[float]
+
+    @abc.abstractmethod
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        """An orthonormal matrix near `point + vector`, for a tangent `vector`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Polar(Retraction):
+    """`(W + V) ((W + V)^T (W + V))^{-1/2}`, the orthonormal matrix nearest to `W + V`.
+
+    Second order (Absil, Mahony and Sepulchre 2008, section 4.1). For a tangent `V` the Gram
+    matrix is `I + V^T V`, at least the identity and close to it for a small step, so that a few
+    `n x n` products find its inverse root: one iteration for a learning rate of 0.1, three for
+    1, up to ten for 100. The Gram matrix is formed anew from `W + V`, so whatever distance from
+    the set rounding has left in `W` is undone rather than handed on.
+
+    The iteration stops by itself and is therefore not reverse-differentiable.
+
+    Attributes:
+      max_iterations: where the iteration gives up, as it does at a rank-deficient `W + V`.
+    """
+
+    max_iterations: int = 20
+
+    order: ClassVar[float] = 2
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        moved = point + vector
+        gram = product(mT(moved), moved)
+        # 1 <= eigenvalues <= largest row sum: the middle goes to 1, where the iteration
+        # converges fastest; it converges from (0, 7/3), and this leaves nothing above 2.
+        middle = (1 + _row_sum(gram)) / 2
+        excess = gram / middle - jnp.eye(gram.shape[-1], dtype=gram.dtype)
+        root = _inverse_sqrt_minus_one(excess, self.max_iterations)
+        return (moved + product(moved, root)) / jnp.sqrt(middle)
+
+
+def _row_sum(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
+    """The largest absolute row sum: an upper bound on the spectral norm."""
+    return jnp.max(jnp.sum(jnp.abs(x), axis=-1), axis=-1, initial=0)[..., None, None]
+
+
+def _inverse_sqrt_minus_one(
+    excess: Float[Array, "*batch n n"], max_iterations: int
+) -> Float[Array, "*batch n n"]:
+    """`(I + E)^{-1/2} - I` for a symmetric `E`, with an error relative to its own size.
+
+    The quintic Newton-Schulz step multiplies `S = I + E` on both sides by the Taylor polynomial
+    `p = I - E/2 + 3/8 E^2` of its inverse root and collects the product of the `p`. Carrying
+    `E`, `p - I` and `D = root - I` in place of `S`, `p` and the root keeps the identity out of
+    the rounding errors: near it the result is three times as accurate.
+    """
+    # The last step below takes E to 3/8 E^2, which is 4e-9 at this tolerance.
+    tolerance = 1e-4 if excess.dtype == jnp.float32 else 1e-8
+
+    def unfinished(carry):
+        count, excess, _ = carry
+        # A NaN compares false and ends the loop for its own matrix, not for the others.
+        return (count < max_iterations) & jnp.any(_row_sum(excess) > tolerance)
+
+    def step(carry):
+        count, excess, root = carry
+        p = 0.375 * product(excess, excess) - 0.5 * excess
+        root = root + p + product(root, p)
+        square = 2 * p + product(p, p)
+        excess = excess + square + product(excess, square)
+        return count + 1, sym(excess), root
+
+    start = (jnp.zeros((), jnp.int32), excess, jnp.zeros_like(excess))
+    _, excess, root = jax.lax.while_loop(unfinished, step, start)
+    return root - 0.5 * (excess + product(root, excess))
+
+
+@dataclasses.dataclass(frozen=True)
+class QR(Retraction):
+    """The orthonormal factor of `W + V = Q R`, with a positive diagonal in `R`.
+
+    First order: unlike the polar factor it depends on the order of the columns, and it turns
+    the first one least (Absil, Mahony and Sepulchre 2008, example 4.1.3). Undoes the distance
+    that `W` has from the set.
+    """
+
+    order: ClassVar[float] = 1
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        return positive_qr(point + vector)
+
+
+def positive_qr(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    """The Q of the QR decomposition whose R has a positive diagonal: a unique, smooth choice."""
+    q, r = jnp.linalg.qr(matrix)
+    diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
+    return q * jnp.where(diagonal < 0, -1, 1).astype(q.dtype)[..., None, :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Analytic(Retraction):
+    """`(W + V)(I - A^T A + A^T A / sqrt(1 + eta^2))` with `V = eta A` and `eta = ||V||_2`.
+
+    Two products and the spectral norm of an `n x n` matrix (Modula documentation, orthogonal and
+    Stiefel pages). It equals the polar retraction where `A` is a partial isometry, its singular
+    values all 0 or 1, as a steepest direction on a square manifold is; otherwise the result misses
+    the set by O(eta^4), and every distance that `W` already has is handed on. For long runs and
+    for directions with other singular values use `Polar`.
+    """
+
+    order: ClassVar[float] = 2
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        gram = product(mT(vector), vector)  # eta^2 A^T A
+        root = over(jnp.sqrt(1 + spectral_norm(gram)), 2)
+        moved = point + vector
+        # (1 - 1/r) / eta^2 = 1 / (r (r + 1)) with r^2 = 1 + eta^2: finite at eta = 0.
+        return moved - product(moved, gram) / (root * (root + 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Cayley(Retraction):
+    """`(I - K/2)^{-1} (I + K/2) W` for the skew `K` with `K W = V`.
+
+    `K = P V W^T - W V^T P` with `P = I - W W^T / 2` has rank at most 2n, so one linear system
+    of size 2n suffices (Wen and Yin 2013). A rotation of the whole space: it keeps the distance
+    that `W` has from the set. First order for the embedded metric on a non-square manifold,
+    second order for the canonical one.
+    """
+
+    order: ClassVar[float] = 1
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        inner = product(mT(point), vector)
+        half = vector - product(point, inner) / 2  # P V
+        left = jnp.concatenate([half, point], axis=-1)  # K = left right^T
+        right = jnp.concatenate([point, -half], axis=-1)
+        small = product(mT(right), left) / 2
+        system = jnp.eye(small.shape[-1], dtype=small.dtype) - small
+        return point + product(left, jnp.linalg.solve(system, product(mT(right), point)))
+
+
+@dataclasses.dataclass(frozen=True)
+class Exponential(Retraction):
+    """The geodesic of the embedded (Euclidean) metric, followed for time 1.
+
+    `[W V] exp([[K, -S], [I, K]]) [I; 0] exp(-K)` with `K = W^T V` and `S = V^T V`: one matrix
+    exponential of size 2n and one of size n (Edelman, Arias and Smith 1998, section 2.2.2).
+    Not the geodesic of the canonical metric, which differs from it unless `K = 0` or `W` is
+    square. The dearest of the retractions, and the one to compare the others with; it keeps
+    the distance that `W` has from the set.
+    """
+
+    order: ClassVar[float] = math.inf
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        n = point.shape[-1]
+        inner = product(mT(point), vector)
+        inner = skew(inner)
+        gram = product(mT(vector), vector)
+        one = jnp.broadcast_to(jnp.eye(n, dtype=point.dtype), gram.shape)
+        block = jnp.block([[inner, -gram], [one, inner]])
+        # Square W: W^T V is skew and S = -K^2; the formula stays valid, nothing is special.
+        columns = jax.scipy.linalg.expm(block)[..., :, :n]
+        basis = jnp.concatenate([point, vector], axis=-1)
+        return product(product(basis, columns), jax.scipy.linalg.expm(-inner))
+
+
+class SphereRetraction(abc.ABC):
+    """Moves unit vectors along tangent vectors, on the sphere of radius 1.
+
+    A frozen, hashable value. Vectors lie in the last axis; arithmetic is done in the dtype of
+    the arguments, which the manifolds make float32 or wider.
+
+    Attributes:
+      order: `R(w, t v)` differs from the great circle by O(t**(order + 1)).
+    """
+
+    order: ClassVar[float]
+
+    @abc.abstractmethod
+    def retract(
+        self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
+    ) -> Float[Array, "*batch d"]:
+        """A unit vector near `point + vector`, for a tangent `vector`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Normalize(SphereRetraction):
+    """`(w + v) / ||w + v||`: the nearest point of the sphere, second order.
+
+    For a tangent step of length eta the divisor is `sqrt(1 + eta**2)`; computing the true
+    length instead undoes whatever distance rounding has left in `w`.
+    """
+
+    order: ClassVar[float] = 2
+
+    def retract(
+        self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
+    ) -> Float[Array, "*batch d"]:
+        return normalize(point + vector, 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Geodesic(SphereRetraction):
+    """The great circle: `cos(eta) w + sin(eta) v / eta` with `eta = ||v||`.
+
+    Exact, so a step of length pi arrives at the antipode. It keeps the distance that a point
+    already has from the sphere; rounding accumulates over many steps.
+    """
+
+    order: ClassVar[float] = math.inf
+
+    def retract(
+        self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
+    ) -> Float[Array, "*batch d"]:
+        angle = frobenius_norm(vector, 1)[..., None]
+        # jnp.sinc is sin(pi x) / (pi x), finite at zero and with a derivative there.
+        return jnp.cos(angle) * point + jnp.sinc(angle / jnp.pi) * vector

@@ -1,0 +1,182 @@
+"""The closed form: the steepest direction on the Stiefel manifold as one polar factor.
+
+    A = msign(G W^T - W G^T) W,        <G, A> = || G W^T - W G^T ||_* / 2.
+
+Why it is optimal. Write a feasible direction in an orthonormal basis [W, V] of the whole space:
+`A = W X + V Y` with `X` skew and `[X; Y]` a contraction. Then `[X, -Y^T] = -[X; Y]^T` is one too,
+and Parrott's theorem completes the two to a contraction `[X, -Y^T; Y, Z]`. Negating and
+transposing such a completion gives another, and so does their average, whose `Z` is skew. So every
+feasible `A` is `S W` for a skew contraction `S`, every skew contraction gives a feasible `S W`, and
+`<G, S W> = <G W^T - W G^T, S> / 2` is largest, over skew contractions, at the polar factor.
+
+For square `W` this is Bernstein's `W msign(W^T G - G^T W)`; for one column it is the normalised
+tangent part of the gradient. No dual variable is needed, neither for the direction nor for the
+certificate: the optimum itself is known, half the nuclear norm of `G W^T - W G^T`.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import (
+    MsignMethod,
+    NewtonSchulz,
+    PolarExpress,
+    Schedule,
+    check_method,
+    check_schedule,
+    frobenius_norm,
+    inner_product,
+    inverse_sqrt,
+    mT,
+    power_iteration,
+    prescale,
+    skew,
+)
+from manifoldmuon.manifolds.solvers._solver import (
+    MemorylessSolver,
+    Steepest,
+    is_noise,
+    nuclear_bound,
+    tangent_residual,
+)
+from manifoldmuon.manifolds.solvers._split import SPLIT_SCHEDULE, split
+from manifoldmuon.norms import relative_gap
+
+# Six quintic steps: an error of 1e-5 on singular values down to 2e-3 of the Schatten norm.
+SIGN_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03)
+
+# The Gram matrix is never formed anew, so its rounding errors, 1e-7 of its largest entry, must not
+# be magnified to order 1: singular values below 6e-3 of the largest are left short.
+COARSE_SCHEDULE = PolarExpress(6e-3, safety=1.0001, cushion=0.05, steps=5)
+
+
+@dataclasses.dataclass(frozen=True)
+class SkewLift(MemorylessSolver):
+    """The closed form `A = msign(G W^T - W G^T) W`: exact, without a dual variable, products only.
+
+    For `m <= 2 n` the polar factor is taken of the `m x m` matrix itself, for taller points of its
+    `2n x 2n` representation `[W^T G - G^T W, -R^T; R, 0] / 2` in the basis of `split`. Its gap is
+    what float32 and the schedule leave: singular values smaller than about 2e-3 of the largest
+    are not resolved, and count in full against the certificate.
+
+    Attributes:
+      method: the polar factor of the lifted matrix.
+      schedule: drives the inverse root inside `split`.
+    """
+
+    method: MsignMethod = NewtonSchulz(SIGN_SCHEDULE, gram=False, skew=True)
+    schedule: Schedule = SPLIT_SCHEDULE
+
+    def __post_init__(self):
+        check_method("SkewLift.method", self.method)
+        check_schedule("SkewLift.schedule", self.schedule)
+
+    def solve(
+        self,
+        point: Float[Array, "*batch m n"],
+        grad: Float[Array, "*batch m n"],
+        dual: Any,
+    ) -> Steepest:
+        m, n = point.shape[-2:]
+        lifted = self._square if m <= 2 * n else self._tall
+        direction, residual, gap = lifted(point, prescale(grad, ndim=2)[0])
+        return Steepest(direction, dual, residual, gap)
+
+    def _square(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
+        lift = 2 * skew(grad @ mT(point))
+        sign = self._sign(lift, grad)
+        upper, value = nuclear_bound(lift, sign, -sign @ sign), inner_product(lift, sign)
+        turn = skew(sign)
+        # ||W^T sym(sign) W|| <= ||sym(sign)||, which saves two products.
+        residual = 2 * frobenius_norm(sign - turn) / max(point.shape[-1], 1)
+        return turn @ point, residual, relative_gap(upper, value)
+
+    def _tall(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
+        n = point.shape[-1]
+        parts = split(point, grad, self.schedule)
+        top = jnp.concatenate([skew(parts.inner), -mT(parts.normal) / 2], axis=-1)
+        bottom = jnp.concatenate([parts.normal / 2, jnp.zeros_like(parts.normal)], axis=-1)
+        lift = jnp.concatenate([top, bottom], axis=-2)
+        sign = self._sign(lift, grad)
+        upper = nuclear_bound(lift, sign, -sign @ sign) + parts.defect
+        value = inner_product(lift, sign)
+        inner, normal = sign[..., :n, :n], sign[..., n:, :n]
+        direction = parts.assemble(skew(inner), normal)
+        return direction, tangent_residual(inner), relative_gap(upper, value)
+
+    def _sign(
+        self, lift: Float[Array, "*batch k k"], grad: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch k k"]:
+        """The polar factor, but zero where the lift is nothing but rounding."""
+        still = is_noise(frobenius_norm(lift), grad)[..., None, None]
+        # Not `msign`: the gradient has been scaled already, and another pass over it takes time.
+        return jnp.where(still, 0, self.method.polar(lift))
+
+
+@dataclasses.dataclass(frozen=True)
+class OneStep(MemorylessSolver):
+    """`msign(G - W sym(W^T G))`, projected and shortened to norm 1 where that is needed.
+
+    The cheap preset: three tall products more than an unconstrained direction, everything else
+    in `n x n`. It is exact for square points and where `Q^T G` is so well conditioned that the sign
+    stays tangent; on ill-conditioned gradients it leaves several percent of the optimum.
+
+    Attributes:
+      schedule: drives the inverse root of the Gram matrix.
+    """
+
+    schedule: Schedule = COARSE_SCHEDULE
+
+    def __post_init__(self):
+        check_schedule("OneStep.schedule", self.schedule)
+
+    def solve(
+        self,
+        point: Float[Array, "*batch m n"],
+        grad: Float[Array, "*batch m n"],
+        dual: Any,
+    ) -> Steepest:
+        grad, _ = prescale(grad, ndim=2)
+        inner = mT(point) @ grad
+        # The tangent part is W along + outer. A Gram matrix of G minus one of W B would be cheaper
+        # by a product, and nothing but rounding where the tangent part is a small part of G.
+        along, outer = skew(inner), grad - point @ inner
+        normal = mT(outer) @ outer
+        gram = mT(along) @ along + normal
+        still = is_noise(jnp.sqrt(jnp.trace(gram, axis1=-2, axis2=-1)), grad)[..., None, None]
+        root = inverse_sqrt(jnp.where(still, jnp.eye(gram.shape[-1]), gram), self.schedule)
+        root = jnp.where(still, 0, root)
+        upper = _trace_bound(gram, root)
+        turned = along @ root
+        residual, turned = tangent_residual(turned), skew(turned)
+        length = _length(mT(turned) @ turned + mT(root) @ (normal @ root))
+        value = inner_product(along, turned / length) + inner_product(normal, root / length)
+        direction = outer @ (root / length) + point @ (turned / length)
+        return Steepest(direction, dual, residual, relative_gap(upper, value))
+
+
+def _trace_bound(
+    gram: Float[Array, "*batch n n"], root: Float[Array, "*batch n n"]
+) -> Float[Array, "*batch"]:
+    """`nuclear_bound` of a matrix x that is known by its Gram matrix and the inverse root of it."""
+    n = gram.shape[-1]
+    slack = jnp.eye(n, dtype=gram.dtype) - root @ gram @ root
+    # ||x slack||_F^2 = tr(slack x^T x slack); rounding may leave a small negative number.
+    square = jnp.maximum(inner_product(slack, gram @ slack), 0)
+    return inner_product(gram, root) + jnp.sqrt(n * square)
+
+
+def _length(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
+    """`max(1, ||A||_2)` from `A^T A`, by power iteration.
+
+    Squaring the Gram matrix twice first makes each of the eight steps count for four: the answer
+    falls short by a percent or so where many singular values lie near the largest.
+    """
+    size = jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None]
+    size = jnp.where(size == 0, 1, size)
+    squared = (gram / size) @ (gram / size)
+    largest, _ = power_iteration(squared @ squared, jnp.zeros(gram.shape[:-1], gram.dtype), 8)
+    return jnp.maximum(1, jnp.sqrt(size * largest[..., None, None] ** 0.25))

@@ -1,0 +1,150 @@
+"""Norms of vectors and of tables of vectors: Euclidean length, largest entry, longest row."""
+
+import dataclasses
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from manifoldmuon.linalg import frobenius_norm, normalize, prescale, times_power_of_two, trailing
+from manifoldmuon.norms._norm import Norm, RootDim, ScaleRule, check_scale, scale_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Frobenius(Norm):
+    """The Euclidean norm of all the entries of one weight: `sqrt(sum w_i**2) / scale`.
+
+    Its own dual, up to scale; the duality map is `scale * g / ||g||`. Steepest descent under it is
+    normalised gradient descent.
+
+    Attributes:
+      ndim: how many trailing axes make one weight: 2 for matrices (the default), 1 for biases
+        and gains, 0 for scalars.
+      scale: the length of a weight of norm 1, a positive number or a rule such as `RootDim()`.
+    """
+
+    ndim: int = 2
+    scale: float | ScaleRule = 1.0
+
+    def __post_init__(self):
+        check_scale("Frobenius.scale", self.scale)
+
+    def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self._length(weight, 1 / self._scale(weight))
+
+    def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self._length(grad, self._scale(grad))
+
+    def lmo(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+        return (self._scale(grad) * normalize(grad, self.ndim)).astype(grad.dtype)
+
+    def _length(self, x: Float[Array, "..."], factor: float) -> Float[Array, "..."]:
+        scaled, exponent = prescale(x, self.ndim)
+        length = factor * frobenius_norm(scaled, self.ndim)
+        return times_power_of_two(length, exponent).astype(x.dtype)
+
+    def _scale(self, x: Float[Array, "..."]) -> float:
+        trailing(x, self.ndim)
+        return scale_of(self.scale, x.shape[x.ndim - self.ndim :])
+
+
+@dataclasses.dataclass(frozen=True)
+class Infinity(Norm):
+    """The largest magnitude among the entries of one weight: `max |w_i|`.
+
+    The dual norm is `sum |g_i|` and the duality map is the entrywise sign, with `sign(0) = 0`.
+    Steepest descent under it is sign descent (Lion and Adam without accumulation).
+
+    Attributes:
+      ndim: how many trailing axes make one weight: 2 for matrices (the default), 1 for biases
+        and gains, 0 for scalars.
+    """
+
+    ndim: int = 2
+
+    def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.max(jnp.abs(weight), axis=trailing(weight, self.ndim), initial=0)
+
+    def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+        scaled, exponent = prescale(grad, self.ndim)
+        total = jnp.sum(jnp.abs(scaled), axis=trailing(grad, self.ndim))
+        return times_power_of_two(total, exponent).astype(grad.dtype)
+
+    def lmo(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+        trailing(grad, self.ndim)
+        # Entry by entry (ndim=0): beside an entry of 1e30, one of 1e-30 keeps its sign.
+        scaled, _ = prescale(grad, 0)
+        return jnp.sign(scaled).astype(grad.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class LongestRow(Norm):
+    """The largest Euclidean norm among the rows of a matrix: `max_i ||w_i|| / scale`.
+
+    The operator norm from l1 to l2 of the transpose, and the norm of embedding tables
+    `(vocabulary, d)`, one vector per row; see `L1ToRMS`. The dual norm is `scale * sum_i ||g_i||`
+    and the duality map divides every row by its own length.
+
+    Division by its own length moves *every* row a full step, so that a token not seen for
+    hundreds of steps, whose momentum has decayed to 1e-30, would be dragged along its last
+    gradient for ever. A row shorter than `threshold` times the longest one of its table
+    therefore gets zero.
+
+    Attributes:
+      scale: the length of the rows of a weight of norm 1, a number or a rule for one row.
+      threshold: the relative length below which a row counts as stale. The default 1e-6 lets
+        a token that occurs once in a batch move beside one that occurs a million times, and
+        stops a token after 270 steps of momentum 0.95 (130 of 0.9). The law
+        `<g, lmo(g)> == dual_norm(g)` holds to `rows * threshold` at worst. 0 disables it.
+    """
+
+    scale: float | ScaleRule = 1.0
+    threshold: float = 1e-6
+
+    def __post_init__(self):
+        check_scale("LongestRow.scale", self.scale)
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    def norm(self, weight: Float[Array, "*batch v d"]) -> Float[Array, "*batch"]:
+        lengths, exponent = _row_lengths(weight)
+        longest = jnp.max(lengths, axis=-1, initial=0) / self._scale(weight)
+        return times_power_of_two(longest, exponent).astype(weight.dtype)
+
+    def dual_norm(self, grad: Float[Array, "*batch v d"]) -> Float[Array, "*batch"]:
+        lengths, exponent = _row_lengths(grad)
+        total = self._scale(grad) * jnp.sum(lengths, axis=-1)
+        return times_power_of_two(total, exponent).astype(grad.dtype)
+
+    def lmo(self, grad: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
+        lengths, _ = _row_lengths(grad)
+        unit = self._scale(grad) * normalize(grad, 1)
+        return jnp.where(self.stale(lengths)[..., None], 0, unit).astype(grad.dtype)
+
+    def stale(self, lengths: Float[Array, "*batch v"]) -> Bool[Array, "*batch v"]:
+        """Which rows are less than `threshold` times as long as the longest of their table."""
+        # A NaN compares false: it counts as fresh, or it would vanish.
+        return lengths < self.threshold * jnp.max(lengths, axis=-1, keepdims=True, initial=0)
+
+    def _scale(self, x: Float[Array, "*batch v d"]) -> float:
+        trailing(x, 2)
+        return scale_of(self.scale, x.shape[-1:])
+
+
+def L1ToRMS(threshold: float = 1e-6) -> LongestRow:
+    """The largest root-mean-square norm among the vectors of an embedding table.
+
+    The operator norm from l1 (tokens as one-hot vectors) to RMS (modular duality,
+    arXiv:2410.21265): `LongestRow(RootDim())`.
+
+    Args:
+      threshold: see `LongestRow`.
+    """
+    return LongestRow(RootDim(), threshold)
+
+
+def _row_lengths(table: Float[Array, "*batch v d"]):
+    """The length of each row of the prescaled table, with the table's exponent."""
+    scaled, exponent = prescale(table, 2)
+    return frobenius_norm(scaled, 1), exponent

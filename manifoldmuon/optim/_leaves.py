@@ -1,0 +1,300 @@
+"""The leaf engine: every link's way from a tree of parameters to its manifolds and back.
+
+A link pairs updates with parameters (`pair_up`), asks for something at every leaf (`batched`) and
+puts the answers back (`Places.fill`). Layouts are applied here and nowhere else.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.core import Tracer
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon.optim._geometry import (
+    Geometry,
+    Places,
+    find_manifolds,
+    inner_shape,
+    is_hole,
+    manifold_of,
+    path_string,
+)
+
+Entry = Manifold | LaidOut
+
+
+class LikePoint(NamedTuple):
+    """Marks an array as one of the parameter's shape, for `batched`, which moves its axes."""
+
+    array: Any
+
+
+class Leaf(NamedTuple):
+    """One parameter that is being updated; `place` is its place in the tree."""
+
+    place: int
+    path: str
+    entry: Entry
+    param: jax.Array
+    update: jax.Array
+
+
+class Paired(NamedTuple):
+    """Updates and their parameters.
+
+    Attributes:
+      places: of the tree.
+      updates: the tree of updates; those of arrays without entries are in the parameter's dtype.
+      leaves: what there is to work on. Places without a parameter or without an update, and arrays
+        without entries, are not among them: their update passes through.
+    """
+
+    places: Places
+    updates: Any
+    leaves: list[Leaf]
+
+    def filled(self, updates: Sequence[Any]) -> Any:
+        """The tree of updates, with new ones for the leaves."""
+        pairs = zip(self.leaves, updates, strict=True)
+        return self.places.fill(self.updates, {leaf.place: update for leaf, update in pairs})
+
+
+def pair_up(geometry: Geometry, updates: Any, params: Any, name: str) -> Paired:
+    """Pairs every update with its parameter and manifold.
+
+    Args:
+      geometry: see `resolve`.
+      updates: the incoming updates.
+      params: the current parameters.
+      name: the transformation's name for error messages.
+
+    Raises:
+      ValueError: if `params` is None, or the trees or shapes differ.
+      TypeError: if an update is not floating point.
+    """
+    if params is None:
+        raise ValueError(
+            f"{name} needs the current parameters: call tx.update(updates, state, params)."
+        )
+    places = find_manifolds(geometry, params)
+    if (found := jax.tree.structure(updates, is_leaf=is_hole)) != places.treedef:
+        raise ValueError(f"{name}: {_difference(places, updates, found)}")
+    pairs = zip(places.leaves(params), places.leaves(updates), strict=True)
+    leaves, empty = [], {}
+    for place, (param, update) in enumerate(pairs):
+        if is_hole(param) or is_hole(update):
+            continue
+        path = places.paths[place]
+        if jnp.shape(update) != jnp.shape(param):
+            raise ValueError(
+                f"{name}: the update of {path!r} has shape {jnp.shape(update)}, the parameter"
+                f" {jnp.shape(param)}."
+            )
+        if not jnp.issubdtype(jnp.result_type(update), jnp.floating):
+            raise TypeError(
+                f"{name}: the update of {path!r} has dtype {jnp.result_type(update)}; give the"
+                " gradient of a real floating point parameter."
+            )
+        if jnp.size(update):
+            arrays = jnp.asarray(param), jnp.asarray(update)
+            leaves.append(Leaf(place, path, places.values[place], *arrays))
+        else:
+            empty[place] = jnp.zeros_like(param)
+    return Paired(places, places.fill(updates, empty) if empty else updates, leaves)
+
+
+def _difference(places: Places, updates: Any, found: Any) -> str:
+    pairs, _ = jax.tree_util.tree_flatten_with_path(updates, is_leaf=is_hole)
+    names = [path_string(path) for path, _ in pairs]
+    missing = [path for path in places.paths if path not in names]
+    extra = [path for path in names if path not in places.paths]
+    if missing or extra:
+        return (
+            "updates and parameters are different trees: parameters without an update"
+            f" {missing}, updates without a parameter {extra}."
+        )
+    return (
+        f"updates and parameters are trees of different containers: {found} against"
+        f" {places.treedef}."
+    )
+
+
+def batched(
+    function: Callable[..., Any], entries: Sequence[Entry], arguments: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """Calls a function for many leaves; those of one kind are stacked into one call.
+
+    Leaves are of one kind when manifold, shapes, dtypes and shardings agree, so the number of
+    compiled solvers does not grow with depth, and an accelerator gets one large batch.
+
+    Args:
+      function: `function(manifold, *arguments)` returns any tree of arrays. It treats leading axes
+        as independent copies, and all of its arrays have them first.
+      entries: the manifold of each leaf, or a `LaidOut`.
+      arguments: trees of arrays for each leaf. A `LikePoint` has the parameter's shape, and
+        arrives as an array in the manifold's layout.
+
+    Returns:
+      What the function gives for each leaf, in order, where a `LikePoint` stands for an array that
+      is brought back into the parameter's layout. On a mesh with explicit axes such an array
+      has the sharding of the leaf's first argument and all others are replicated.
+    """
+    kinds: dict[Any, list[int]] = {}
+    for index, (entry, given) in enumerate(zip(entries, arguments, strict=True)):
+        kinds.setdefault(_kind(entry, given), []).append(index)
+    results: list[Any] = [None] * len(arguments)
+    for members in kinds.values():
+        chosen = [entries[i] for i in members], [arguments[i] for i in members]
+        mesh = explicit_mesh(_first(chosen[1][0]))
+        solved = _stacked(function, *chosen) if mesh is None else _on_mesh(mesh, function, *chosen)
+        for index, result in zip(members, solved, strict=True):
+            results[index] = jax.tree.map(_unmarked, result, is_leaf=_is_marked)
+    return results
+
+
+def _kind(entry: Entry, given: tuple[Any, ...]) -> Any:
+    """The same for leaves that can be stacked."""
+    leaves, treedef = jax.tree.flatten(given, is_leaf=_is_marked)
+    return manifold_of(entry), treedef, tuple(_describe(entry, x) for x in leaves)
+
+
+def _describe(entry: Entry, x: Any) -> Any:
+    array = _unmarked(x)
+    # Inside jit only explicit shardings are known; outside, where the array really lies.
+    where = jax.typeof(array) if isinstance(array, Tracer) else array
+    sharding = getattr(where, "sharding", None)  # NumPy arrays have none
+    shape = inner_shape(entry, array.shape) if _is_marked(x) else array.shape
+    # On an explicit mesh the layout decides which axes of the stack are divided.
+    layout = None if explicit_mesh(array) is None else entry
+    return _is_marked(x), shape, jnp.dtype(array.dtype), sharding, layout
+
+
+def _stacked(
+    function: Callable[..., Any], entries: Sequence[Entry], arguments: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """The function at leaves of one kind, with what it marks in their layouts."""
+    shapes = [_first(given).shape for given in arguments]
+    given = [
+        jax.tree.map(lambda x, e=entry: _inward(e, x), argument, is_leaf=_is_marked)
+        for entry, argument in zip(entries, arguments, strict=True)
+    ]
+    if len(given) == 1:
+        results = [function(manifold_of(entries[0]), *given[0])]
+    else:
+        stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
+        answer = function(manifold_of(entries[0]), *stack)
+        results = [
+            jax.tree.map(lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), answer)
+            for i in range(len(given))
+        ]
+    return [
+        jax.tree.map(lambda x, e=e, s=shape: _outward(e, x, s), result, is_leaf=_is_marked)
+        for e, shape, result in zip(entries, shapes, results, strict=True)
+    ]
+
+
+def _on_mesh(
+    mesh: Any,
+    function: Callable[..., Any],
+    entries: Sequence[Entry],
+    arguments: Sequence[tuple[Any, ...]],
+) -> list[Any]:
+    """`_stacked` where shardings are explicit.
+
+    Products of explicitly sharded operands want the sharding of every result spelled out, which
+    no manifold can know; inside, the compiler chooses, as on an automatic mesh.
+    """
+    structure: list[Any] = []
+
+    def inside(arguments):
+        results = _stacked(function, entries, arguments)
+        leaves, treedef = jax.tree.flatten(results, is_leaf=_is_marked)
+        structure[:] = treedef, [_is_marked(leaf) for leaf in leaves]
+        marked = [leaf.array for leaf in leaves if _is_marked(leaf)]
+        return marked, [leaf for leaf in leaves if not _is_marked(leaf)]
+
+    sharding = jax.typeof(_first(arguments[0])).sharding
+    outside = sharding, NamedSharding(mesh, PartitionSpec())
+    solve: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
+    marked, others = (iter(leaves) for leaves in solve(arguments))
+    treedef, marks = structure
+    return jax.tree.unflatten(treedef, [next(marked if mark else others) for mark in marks])
+
+
+def _is_marked(node: Any) -> bool:
+    return isinstance(node, LikePoint)
+
+
+def _unmarked(node: Any) -> Any:
+    return node.array if isinstance(node, LikePoint) else node
+
+
+def _first(given: Any) -> Any:
+    """The first array of a leaf's arguments: its parameter or its update."""
+    return jax.tree.leaves(given)[0]
+
+
+def _inward(entry: Entry, x: Any) -> Any:
+    if isinstance(x, LikePoint):
+        return entry.layout.inward(x.array) if isinstance(entry, LaidOut) else x.array
+    return x
+
+
+def _outward(entry: Entry, x: Any, shape: tuple[int, ...]) -> Any:
+    if isinstance(x, LikePoint) and isinstance(entry, LaidOut):
+        return LikePoint(entry.layout.outward(x.array, shape))
+    return x
+
+
+def explicit_mesh(x: Any) -> Any:
+    """The mesh of an array whose sharding is part of its type; None for every other array."""
+    if not isinstance(x, jax.Array):
+        return None
+    mesh = jax.typeof(x).sharding.mesh
+    return mesh if AxisType.Explicit in mesh.axis_types else None
+
+
+def replicated_like(tree: Any, like: Any) -> Any:
+    """`tree` replicated over the mesh of `like`, so that its type is what a step will return.
+
+    Inside jit only an explicit mesh is known (and needed); outside, every mesh.
+    """
+    if isinstance(like, Tracer):
+        mesh = explicit_mesh(like)
+        place = jax.sharding.reshard
+    else:
+        mesh = getattr(getattr(like, "sharding", None), "mesh", None)
+        place = jax.device_put
+    return tree if mesh is None else place(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def placed_like(x: jax.Array, like: Any) -> jax.Array:
+    """`x` with the sharding of `like`, as far as it has one."""
+    if isinstance(like, Tracer):
+        explicit = explicit_mesh(like) is not None
+        return jax.sharding.reshard(x, jax.typeof(like).sharding) if explicit else x
+    return jax.device_put(x, like.sharding) if isinstance(like, jax.Array) else x
+
+
+def _placeholder_type() -> type:
+    """The stand-in for parameters with which optax finds them in a state."""
+    seen = []
+
+    def init(params):
+        seen.append(type(params))
+        return params
+
+    optax.tree_utils.tree_map_params(init, lambda leaf: leaf, {})
+    return seen[0]
+
+
+_Placeholder = _placeholder_type()
+
+
+def is_placeholder(params: Any) -> bool:
+    """True where `optax.tree_utils.tree_map_params` asks for a state to look at."""
+    return isinstance(params, _Placeholder)

@@ -1,0 +1,282 @@
+"""Attacks on bounds: climb to the inputs, weights and directions that move outputs most.
+
+What counts is measured by norms in NumPy, in float64, of derivatives that JAX computes; nothing
+here uses the package's bounds.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manifoldmuon.bounds import RMS, Heads, Kept, Largest, OneHot, Size, Total
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
+from manifoldmuon.modules import Embed, Module
+from manifoldmuon.norms import LongestRow
+from tests.modules.measure import shapes_of
+
+STEPS = 12
+
+
+def norm(size: Any, y: Any) -> Any:
+    """The norm that a size is measured in; of a tuple, the sum."""
+    if isinstance(size, tuple):
+        return sum(norm(s, part) for s, part in zip(size, y, strict=True))
+    match size.measure:
+        case RMS():
+            return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=-1) + 1e-30))
+        case Heads():
+            return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=(-3, -1)) + 1e-30))
+        case Largest():
+            return jnp.max(jnp.abs(y))
+        case Kept():
+            return jnp.max(jnp.where(jnp.isfinite(y), jnp.abs(y), 0))
+        case Total():
+            return jnp.max(jnp.sum(jnp.abs(y), axis=-1))
+    raise NotImplementedError(size)
+
+
+def toward(size: Any, g: Any) -> Any:
+    """The direction of norm 1 with the largest product with g; of a tuple, all in one part."""
+    if isinstance(size, tuple):
+        ways = [toward(s, part) for s, part in zip(size, g, strict=True)]
+        gains = [float(np.sum(w * np.asarray(p))) for w, p in zip(ways, g, strict=True)]
+        best = int(np.argmax(gains))
+        return tuple(w if i == best else 0 * w for i, w in enumerate(ways))
+    g = np.asarray(g, np.float64)
+    match size.measure:
+        case RMS() | Heads():
+            axes = (-3, -1) if isinstance(size.measure, Heads) else -1
+            length = np.sqrt(np.mean(g**2, axis=axes, keepdims=True))
+            return g / np.where(length == 0, 1, length)
+        case Largest() | Kept():
+            return np.sign(g)
+        case Total():
+            top = np.argmax(np.abs(g), axis=-1)[..., None]
+            return np.where(np.arange(g.shape[-1]) == top, np.sign(g), 0)
+    raise NotImplementedError(size)
+
+
+def inside(size: Any, x: Any) -> Any:
+    """The input, scaled token by token until it is as large as it may be."""
+    if isinstance(size, tuple):
+        return tuple(inside(s, part) for s, part in zip(size, x, strict=True))
+    x = np.asarray(x, np.float64)
+    match size.measure:
+        case RMS() | Heads():
+            axes = (-3, -1) if isinstance(size.measure, Heads) else -1
+            length = np.sqrt(np.mean(x**2, axis=axes, keepdims=True))
+            return x * (size.most / np.where(length == 0, 1, length))
+        case Largest() | Kept():
+            return np.clip(x, -size.most, size.most)
+        case Total():
+            return x * (size.most / np.sum(np.abs(x), axis=-1, keepdims=True))
+    raise NotImplementedError(size)
+
+
+def starts(seed: int, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """Random, positive, equal, spiked, and with all weight in the first half of the entries."""
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal(shape)
+    spike = np.zeros(shape)
+    # In different entries for different tokens: heads then disagree on which token is large.
+    flat = spike.reshape(-1, shape[-1])
+    flat[np.arange(len(flat)), np.arange(len(flat)) % shape[-1]] = 1
+    half = x * (np.arange(shape[-1]) < max(shape[-1] // 2, 1))
+    return [x, np.abs(x) + 0.1, np.ones(shape), spike, half]
+
+
+def build(size: Any, shapes: Any, seed: int, kind: int) -> Any:
+    if isinstance(size, tuple):
+        pairs = zip(size, shapes, strict=True)
+        return tuple(build(s, shape, seed + i, kind) for i, (s, shape) in enumerate(pairs))
+    return starts(seed, shapes)[kind]
+
+
+def to_jax(tree: Any) -> Any:
+    return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), tree)
+
+
+def input_slope(
+    function: Callable[[Any], Any], inputs: Any, outputs: Any, shapes: Any, seeds: int = 1
+) -> float:
+    """The largest derivative found, over inputs of the sizes and directions."""
+    climb = jax.jit(
+        jax.value_and_grad(
+            lambda x, dx: norm(outputs, jax.jvp(function, (x,), (dx,))[1]), argnums=(0, 1)
+        )
+    )
+    worst = 0.0
+    for seed in range(seeds):
+        for kind in range(5):
+            x = inside(inputs, build(inputs, shapes, 10 * seed, kind))
+            dx = toward(inputs, build(inputs, shapes, 10 * seed + 5, (kind + seed) % 5))
+            for step in range(STEPS):
+                value, (gx, gdx) = climb(to_jax(x), to_jax(dx))
+                worst = max(worst, float(value))
+                dx = toward(inputs, gdx)
+                way = toward(inputs, gx)
+                x = inside(inputs, jax.tree.map(lambda a, b, s=step: a + b / (2 + s), x, way))
+    return worst
+
+
+def atoms(module: Module) -> list[Any]:
+    """The atoms, in the order of the leaves of the parameters."""
+    found: list[Any] = []
+    module.map_atoms(lambda atom: found.append(atom) or atom)
+    return found
+
+
+def steepest(atom: Any, g: np.ndarray) -> np.ndarray:
+    """The direction of norm 1 in the atom's own norm with the largest product with g."""
+    g = np.asarray(g, np.float64)
+    if isinstance(atom.free_space().norm, LongestRow):
+        length = np.sqrt(np.mean(g**2, axis=-1, keepdims=True))
+        return g / np.where(length == 0, 1, length)
+    u, _, vt = np.linalg.svd(g, full_matrices=False)
+    taps = atom.kernel**2 if hasattr(atom, "kernel") else 1
+    return u @ vt * np.sqrt(g.shape[-2] / g.shape[-1]) / taps
+
+
+def project(atom: Any, w: np.ndarray) -> np.ndarray:
+    """The nearest weight of the atom's manifold; of flat space, of norm at most 1."""
+    if isinstance(atom.manifold, Stiefel | EmbeddingRows):
+        return steepest(atom, w)
+    assert isinstance(atom.manifold, Euclidean)
+    if isinstance(atom.free_space().norm, LongestRow):
+        length = np.sqrt(np.mean(w**2, axis=-1, keepdims=True))
+        return w / np.maximum(length, 1)
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    taps = atom.kernel**2 if hasattr(atom, "kernel") else 1
+    most = np.sqrt(w.shape[-2] / w.shape[-1]) / taps
+    return (u * np.minimum(s, most)[..., None, :]) @ vt
+
+
+def weights_of(net: Module, seed: int = 0) -> Any:
+    """Random weights on the manifolds, by NumPy: compiling `init` takes longer than an attack."""
+    rng = np.random.default_rng(seed)
+    leaves, structure = jax.tree.flatten(shapes_of(net))
+    pairs = zip(atoms(net), leaves, strict=True)
+    points = [project(atom, rng.standard_normal(leaf.shape)) for atom, leaf in pairs]
+    return to_jax(jax.tree.unflatten(structure, points))
+
+
+@dataclasses.dataclass
+class Attack:
+    """Climbs over weights, inputs and directions of a network; compiled once.
+
+    Attributes:
+      net: the network.
+      inputs: the size of its input.
+      outputs: how its output is measured.
+      x: an example, for the shape; whole numbers stay as they are.
+    """
+
+    net: Module
+    inputs: Any
+    outputs: Any
+    x: Any
+
+    def __post_init__(self):
+        self.whole = isinstance(self.inputs, Size) and self.inputs.measure == OneHot()
+        self.atoms = atoms(self.net)
+        self.budgets = self.net.budgets()
+
+        def apply(w, x):
+            return self.net.apply(w, self.x if self.whole else x)
+
+        def first(w, x, dw, dx):
+            return norm(self.outputs, jax.jvp(apply, (w, x), (dw, dx))[1])
+
+        def second(w, x, a, b):
+            def once(w, x):
+                return jax.jvp(apply, (w, x), a)[1]
+
+            return norm(self.outputs, jax.jvp(once, (w, x), b)[1])
+
+        self.first = jax.jit(jax.value_and_grad(first, argnums=(0, 1, 2, 3)))
+        self.second = jax.jit(jax.value_and_grad(second, argnums=(2, 3)))
+
+    def random(self, seed: int) -> tuple[Any, Any, Any, Any]:
+        rng = np.random.default_rng(seed)
+        w = jax.tree.map(lambda a: rng.standard_normal(a.shape), shapes_of(self.net))
+        kind = seed % 5
+        start = np.zeros(()) if self.whole else starts(seed, self.x.shape)[kind]
+        x = start if self.whole else inside(self.inputs, start)
+        dx = x if self.whole else toward(self.inputs, starts(seed + 1, self.x.shape)[0])
+        return self.on_manifolds(w), x, self.step(w), dx
+
+    def on_manifolds(self, w: Any) -> Any:
+        return self._leaves(lambda atom, leaf, _: project(atom, np.asarray(leaf, float)), w)
+
+    def step(self, g: Any) -> Any:
+        """The steepest step of modular norm 1."""
+        return self._leaves(lambda atom, leaf, b: b * steepest(atom, leaf), g)
+
+    def _leaves(self, function: Any, tree: Any) -> Any:
+        leaves, structure = jax.tree.flatten(tree)
+        budgets = jax.tree.leaves(self.budgets)
+        mapped = [function(*each) for each in zip(self.atoms, leaves, budgets, strict=True)]
+        return jax.tree.unflatten(structure, mapped)
+
+    def climb(self, seeds: int, *, weights: bool, free: bool, params: Any = None) -> float:
+        """The largest slope found, in the weights or else in the input.
+
+        Args:
+          seeds: how many starts.
+          weights: whether weights move, or the input.
+          free: whether the weights are sought too, on their manifolds; else `params` stay.
+          params: the weights to start from.
+        """
+        worst = 0.0
+        for seed in range(seeds):
+            w, x, dw, dx = self.random(seed)
+            w = w if params is None else params
+            for step in range(2 * STEPS):
+                dw = dw if weights else jax.tree.map(np.zeros_like, dw)
+                dx = np.zeros_like(dx) if weights else dx
+                value, (gw, gx, gdw, gdx) = self.first(*map(to_jax, (w, x, dw, dx)))
+                worst = max(worst, float(value))
+                dw, rate = self.step(gdw), 1 / (1 + 0.3 * step)
+                if not self.whole:
+                    dx = toward(self.inputs, gdx)
+                    x = inside(self.inputs, x + rate * toward(self.inputs, gx))
+                if free:
+                    way = self._leaves(lambda atom, g, _: steepest(atom, g), gw)
+                    moved = jax.tree.map(lambda a, b, r=rate: np.asarray(a) + r * b, w, way)
+                    w = self.on_manifolds(moved)
+        return worst
+
+    def climb_twice(self, seeds: int, *, first: str, second: str, params: Any = None) -> float:
+        """The largest second derivative found; `first` and `second` say what moves: w or x."""
+        worst = 0.0
+        for seed in range(seeds):
+            w, x, aw, ax = self.random(seed)
+            _, _, bw, bx = self.random(seed + 100)
+            w = w if params is None else params
+            a, b = (aw, ax), (bw, bx)
+            for _ in range(STEPS):
+                a, b = (self._only(which, d) for which, d in ((first, a), (second, b)))
+                value, (ga, gb) = self.second(*map(to_jax, (w, x, a, b)))
+                worst = max(worst, float(value))
+                a, b = (self._steepest(g) for g in (ga, gb))
+        return worst
+
+    def _only(self, which: str, direction: Any) -> Any:
+        dw, dx = direction
+        if which == "w":
+            return dw, np.zeros_like(dx)
+        return jax.tree.map(np.zeros_like, dw), dx
+
+    def _steepest(self, g: Any) -> Any:
+        gw, gx = g
+        return self.step(gw), gx if self.whole else toward(self.inputs, gx)
+
+
+def tokens(seed: int, net: Module, *shape: int) -> jax.Array:
+    """Whole numbers for a network that starts with an embedding."""
+    vocabulary = next(atom.vocabulary for atom in atoms(net) if isinstance(atom, Embed))
+    return jnp.asarray(np.random.default_rng(seed).integers(vocabulary, size=shape))

@@ -1,0 +1,333 @@
+"""Bounds of whole networks, attacked; and cases in which they are attained."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.bounds import Size, bound
+from manifoldmuon.manifolds import EmbeddingRows, Hypersphere, Orthogonal, Stiefel
+from manifoldmuon.modules import (
+    GELU,
+    GPT,
+    MLP,
+    Abs,
+    Attention,
+    AveragePool,
+    Compose,
+    Conv2D,
+    Embed,
+    Flatten,
+    Linear,
+    Mul,
+    Positions,
+    ReLU,
+    ResCNN,
+    ResMLP,
+    Stack,
+    Unembed,
+    residual,
+    tie,
+)
+from manifoldmuon.norms import FanRatio, Frobenius, LongestRow, Spectral
+from tests.bounds.attack import Attack, project, to_jax, tokens, weights_of
+from tests.modules import paper
+
+NEAR = 1 + 1e-4
+
+
+def small_cnn():
+    block = Abs() @ Conv2D(4, 4)
+    head = Linear(3, 16) @ Flatten(3) @ AveragePool(2, 2)
+    return head @ residual(block, 2) @ Conv2D(4, 2, stride=2)
+
+
+def body(net):
+    """A constrained network without its first part."""
+    return Compose(net.constrained().parts[1:])
+
+
+# network, an input, its size, and how much of each bound is found at least: in inputs and weights
+# over all weights on the manifolds, then at the weights of a random start.
+NETWORKS = {
+    "MLP": (MLP(4, 9, 9, 3).constrained(), (2, 9), 1.0, (0.99, 0.99, 0.75, 0.75)),
+    "wide MLP in flat space": (MLP(4, 6, 12, 2), (2, 6), 2.0, (0.99, 0.99, 0.6, 0.6)),
+    "smooth MLP": (Linear(4, 9) @ GELU() @ Linear(9, 6), (2, 6), 2.0, (0.9, 0.9, 0.8, 0.8)),
+    "ResMLP": (
+        ResMLP(4, 6, 6, 2, block_depth=1).constrained(),
+        (2, 6),
+        Size(4.0, 4.0),
+        (0.7, 0.7, 0.4, 0.5),
+    ),
+    "CNN": (small_cnn().constrained(), (1, 4, 4, 2), 1.0, (0.2, 0.2, 0.1, 0.1)),
+    "attention": (Attention(6, 2).constrained(), (1, 4, 6), 3.0, (0.2, 0.2, 0.1, 0.1)),
+    "GPT behind its embedding": (body(GPT(7, 8, 2, 2)), (1, 5, 8), 1.0, (0.4, 0.4, 0.1, 0.1)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_no_attack_exceeds_the_bounds(name):
+    net, shape, size, shares = NETWORKS[name]
+    anywhere = bound(net, input_norm=size)
+    params = weights_of(net)
+    here = bound(net, params, input_norm=size)
+    attack = Attack(net, anywhere.inputs, anywhere.outputs, jnp.zeros(shape))
+    found = [
+        attack.climb(2, weights=False, free=True) / anywhere.lipschitz_inputs,
+        attack.climb(2, weights=True, free=True) / anywhere.lipschitz_weights,
+        attack.climb(2, weights=False, free=False, params=params) / here.lipschitz_inputs,
+        attack.climb(2, weights=True, free=False, params=params) / here.lipschitz_weights,
+    ]
+    print(f"{name}:", *(f"{share:.3f}" for share in found))
+    assert max(found) <= NEAR
+    assert all(np.array(found) >= shares)
+    assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
+
+
+GPTS = {
+    "GPT": GPT(7, 8, 2, 2).constrained(),
+    "GPT with positions": GPT(7, 8, 2, 1, context=6),
+}
+
+
+@pytest.mark.parametrize("name", GPTS)
+def test_no_exchange_of_tokens_exceeds_the_bounds_of_a_gpt(name):
+    """To replace a token is a step of norm 2."""
+    net = GPTS[name]
+    anywhere, params = bound(net), weights_of(net)
+    here = bound(net, params)
+    x = tokens(0, net, 64, 5)
+    y = np.asarray(jax.jit(net.apply)(params, x))
+    changed = np.sqrt(np.mean((y[1:] - y[:1]) ** 2, axis=-1)).max() / 2
+    print(f"{name}: {changed / here.lipschitz_inputs:.3f}")
+    assert 0.05 * here.lipschitz_inputs < changed <= here.lipschitz_inputs
+    assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
+    assert np.sqrt(np.mean(y**2, axis=-1)).max() <= here.output_norm
+
+
+def test_finite_steps_within_the_radius():
+    """||f(w + dw) - f(w)|| <= L ||dw||, for steps as long as the radius."""
+    net = MLP(4, 6, 6, 3, activation=GELU())
+    params = weights_of(net)
+    attack = Attack(net, Size(1.0), Size(1.0), jnp.zeros((4, 6)))
+    apply = jax.jit(net.apply)
+    for radius in (0.1, 1.0, 3.0):
+        most = bound(net, params, radius=radius).lipschitz_weights
+        assert most > bound(net, params).lipschitz_weights
+        worst = 0.0
+        for seed in range(20):
+            _, x, dw, _ = attack.random(seed)
+            moved = jax.tree.map(lambda w, d, r=radius: w + r * jnp.float32(d), params, dw)
+            change = apply(moved, x) - apply(params, x)
+            worst = max(worst, float(jnp.sqrt(jnp.mean(change**2, axis=-1)).max()))
+        assert 0.05 * most * radius < worst <= most * radius
+
+
+def test_the_bounds_of_one_linear_layer_are_exact():
+    w = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
+    exact = math.sqrt(5 / 3) * np.linalg.svd(w.astype(float), compute_uv=False)[0]
+    found = bound(Linear(3, 5), w, input_norm=2.0)
+    assert found.lipschitz_inputs == pytest.approx(exact, rel=1e-9)
+    assert found.output_norm == pytest.approx(2 * exact, rel=1e-9)
+    assert found.lipschitz_weights == pytest.approx(2)
+    anywhere = bound(Linear(3, 5, manifold=Stiefel(2.0)))
+    assert anywhere.lipschitz_inputs == pytest.approx(2 * math.sqrt(5 / 3))
+
+
+def test_aligned_layers_attain_the_product():
+    """Each layer's output along the next one's strongest input."""
+    rng = np.random.default_rng(0)
+    u = [np.linalg.qr(rng.standard_normal((6, 6)))[0] for _ in range(4)]
+    gains = [np.array([3.0, 1, 1, 1, 1, 1]), np.array([2.0, 1, 1, 1, 1, 0.5]), np.ones(6)]
+    params = tuple(
+        jnp.asarray(u[i + 1] @ np.diag(gains[i]) @ u[i].T, jnp.float32) for i in range(3)
+    )
+    net = Linear(6, 6) @ Linear(6, 6) @ Linear(6, 6)
+    found = bound(net, params)
+    assert found.lipschitz_inputs == pytest.approx(6, rel=1e-6)
+    x = math.sqrt(6) * u[0][:, 0]
+    y = np.asarray(net.apply(params, jnp.asarray(x, jnp.float32)))
+    assert math.sqrt(np.mean(y**2)) == pytest.approx(6, rel=1e-5)
+
+
+def test_a_stack_has_the_bounds_of_its_copies():
+    net = Stack(ReLU() @ Linear(5, 5), 3)
+    rng = np.random.default_rng(0)
+    params = weights_of(net)
+    params = jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape), a.dtype), params)
+    stacked, plain = bound(net, params), bound(net.unroll(), net.unstack(params))
+    assert stacked.lipschitz_inputs == pytest.approx(plain.lipschitz_inputs, rel=1e-12)
+    assert stacked.lipschitz_weights == pytest.approx(plain.lipschitz_weights, rel=1e-12)
+    assert len(stacked.parts) == 3
+    nested, flat = bound((net**2) ** 2), bound(net**4)
+    assert nested.lipschitz_weights == pytest.approx(flat.lipschitz_weights, rel=1e-12)
+
+
+def test_a_tied_weight_counts_in_every_place():
+    """In the modular norm of the tied network, whose budget takes care of both places."""
+    net = tie(Unembed(5, 4) @ Linear(4, 4) @ Embed(4, 5), 0, 2).constrained()
+    assert bound(net).lipschitz_weights == pytest.approx(1)
+    x = jnp.arange(5)[None]
+    params = jax.jit(net.init)(jax.random.key(0))
+    rng, worst = np.random.default_rng(0), 0.0
+    push = jax.jit(lambda w, dw: (jax.jvp(lambda w: net.apply(w, x), (w,), (dw,))[1], net.norm(dw)))
+    for _ in range(50):
+        dw = jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape), a.dtype), params)
+        moved, size = push(params, dw)
+        worst = max(worst, float(np.abs(moved).max() / size))
+    assert 0.3 < worst <= bound(net, params).lipschitz_weights
+
+
+def test_frozen_weights_do_not_move_the_output():
+    net = Linear(4, 4) @ Linear(4, 4).tare(absolute=0.0)
+    parts = bound(net).parts
+    assert [part.lipschitz_weights for part in parts] == [0, 1]
+
+
+def test_positions_do_not_depend_on_tokens():
+    net = 0.5 * Embed(4, 7) + 0.5 * (Embed(4, 6) @ Positions())
+    assert bound(net).lipschitz_inputs == 0.5
+    assert net.sensitivity == 1
+
+
+def test_a_zero_multiple_stops_everything():
+    net = Mul(0.0) @ ResMLP(3, 3, 3, 2)
+    assert bound(net, input_norm=math.inf).lipschitz_inputs == 0
+
+
+def test_a_global_bound_of_a_homogeneous_network():
+    net = MLP(4, 9, 9, 3).constrained()
+    everywhere = bound(net, input_norm=math.inf)
+    assert everywhere.lipschitz_inputs == pytest.approx(1)
+    assert everywhere.output_norm == everywhere.lipschitz_weights == math.inf
+    assert bound(Attention(4, 2), input_norm=math.inf).lipschitz_inputs == math.inf
+
+
+@pytest.mark.parametrize(
+    "net", [ResMLP(3, 6, 6, 2), ResCNN(3, 2, 4, 1), GPT(5, 4, 1, 1, layer_norm=True)]
+)
+def test_division_by_the_norm_has_no_bound(net):
+    found = bound(net)
+    assert found.lipschitz_inputs == math.inf
+    assert any("RMSDivide may get inputs near zero" in reason for reason in found.reasons)
+    assert "infinite: RMSDivide" in str(found)
+
+
+def test_and_rightly_so():
+    """The slope of a residual network grows without end as its input shrinks."""
+    net = ResMLP(3, 6, 6, 2, block_depth=1)
+    params = weights_of(net)
+    x, dx = np.random.default_rng(0).standard_normal((2, 6))
+    push = jax.jit(lambda x: jax.jvp(lambda x: net.apply(params, x), (x,), (jnp.asarray(dx),))[1])
+    slopes = [float(jnp.linalg.norm(push(jnp.float32(s * x)))) for s in (1e-1, 1e-2, 1e-3)]
+    assert slopes[1] > 5 * slopes[0]
+    assert slopes[2] > 5 * slopes[1]
+
+
+def test_no_least_input_helps_behind_a_subtracted_mean():
+    """`MeanSubtract` maps equal entries to zero, however large, and the next layer divides."""
+    size = Size(8.0, 8.0)
+    assert bound(ResMLP(3, 6, 6, 2, block_depth=1), input_norm=size).reasons
+    constrained = [ResMLP(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
+    slopes = [bound(net, input_norm=size).lipschitz_inputs for net in constrained]
+    assert slopes[0] < 1
+    assert slopes[1] == math.inf
+
+
+MANIFOLDS = [
+    (Linear(4, 6), Hypersphere(FanRatio(), ndim=2)),
+    (Linear(4, 6), Hypersphere(0.5)),
+    (Linear(4, 4), Orthogonal(1.5)),
+    (Linear(4, 6), Stiefel(2.0)),
+    (Linear(4, 6), EmbeddingRows(0.7)),
+    (Embed(4, 6), Hypersphere(2.0, ndim=2)),
+    (Embed(4, 6), Stiefel(2.0)),
+    (Conv2D(4, 6, 3), Hypersphere(1.0, ndim=4)),
+    (Conv2D(4, 6, 3), Stiefel(0.1)),
+    # Steps in another norm than that of the points.
+    (Linear(4, 6), Stiefel(0.5, step_norm=Frobenius(scale=3.0))),
+    (Linear(4, 4), Orthogonal(1.5, step_norm=Spectral(scale=4.0))),
+    (Linear(4, 6), Hypersphere(1.0, ndim=2, step_norm=Frobenius(scale=3.0))),
+    (Conv2D(4, 6, 3), Stiefel(0.1, step_norm=Spectral(scale=0.7))),
+    (Embed(4, 6), EmbeddingRows(1.0, step_norm=LongestRow(3.0))),
+]
+
+
+def random_steps(atom):
+    return np.random.default_rng(0).standard_normal((10, *atom.shape)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """Of every manifold ten random points, and the norms of ten random steps; in one program."""
+
+    @jax.jit
+    def all_of_them(key):
+        shapes = [(manifold, (10, *atom.shape)) for atom, manifold in MANIFOLDS]
+        points = [manifold.random_point(key, shape, jnp.float32) for manifold, shape in shapes]
+        return points, [m.norm.norm(jnp.asarray(random_steps(atom))) for atom, m in MANIFOLDS]
+
+    return list(zip(*jax.device_get(all_of_them(jax.random.key(0))), strict=True))
+
+
+@pytest.mark.parametrize("row", range(len(MANIFOLDS)), ids=lambda i: type(MANIFOLDS[i][1]).__name__)
+def test_points_of_a_manifold_are_within_its_bounds(row, drawn):
+    """Random points, by their singular values; and steps of norm 1, in the atom's own norm."""
+    atom = MANIFOLDS[row][0].on(MANIFOLDS[row][1])
+    points, theirs = drawn[row]
+    anywhere = bound(atom)
+    own = np.array([paper.norm(atom, step) for step in random_steps(atom)])
+    norms = own / theirs.reshape(10, -1).max(axis=1)
+    assert 0.1 * anywhere.lipschitz_weights < np.max(norms) <= anywhere.lipschitz_weights * NEAR
+    for point in points:
+        here = bound(atom, point)
+        assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
+        assert here.outputs.least >= anywhere.outputs.least / NEAR
+
+
+def test_weights_that_drifted_are_covered():
+    net = Linear(6, 4).constrained()
+    w = np.asarray(weights_of(net)) * 1.01
+    found = bound(net, drift=0.011, input_norm=Size(1.0, 1.0))
+    here = bound(net, w, input_norm=Size(1.0, 1.0))
+    assert here.lipschitz_inputs <= found.lipschitz_inputs == pytest.approx(1.011)
+    assert found.outputs.least == pytest.approx(0.989)
+
+
+def test_the_published_gpt_has_finite_bounds():
+    """65 characters, width 128, 4 heads, 4 blocks: finite, without any input declared."""
+    found = bound(GPT(65, 128, 4, 4).constrained())
+    assert 1 <= found.lipschitz_inputs < 2.4
+    assert 1 <= found.lipschitz_weights < 2.3
+    assert found.inputs.most == 1
+    deep = bound(GPT(65, 128, 4, 16).constrained())
+    assert found.lipschitz_weights < deep.lipschitz_weights < 2.5
+
+
+def test_printing_shows_the_tree():
+    text = str(bound(MLP(4, 6, 8, 4).constrained()))
+    head, *lines = text.splitlines()
+    assert head.split() == [
+        "module",
+        "input",
+        "output",
+        "Lipschitz:",
+        "input",
+        "weights",
+        "sharpness",
+    ]
+    assert any(line.startswith("│     ├─ Linear(8, 8) on Stiefel") for line in lines)
+    assert lines[-1] == "infinite: ReLU has a kink, and no second derivative there"
+
+
+def test_the_attack_projects_to_the_manifolds():
+    """What it calls a weight on a manifold is one by the manifold's own account."""
+    rng = np.random.default_rng(0)
+    atoms = [atom.constrained() for atom in (Linear(4, 6), Conv2D(4, 6), Embed(4, 6))]
+    points = [to_jax(project(atom, rng.standard_normal(atom.shape))) for atom in atoms]
+    distances = jax.jit(
+        lambda ws: [atom.manifold.distance(w) for atom, w in zip(atoms, ws, strict=True)]
+    )
+    assert [float(np.max(distance)) < 1e-5 for distance in distances(points)] == [True] * 3

@@ -1,0 +1,374 @@
+"""The rule of every bond under attack, and wrong rules that the attack must catch."""
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon import bounds
+from manifoldmuon.bounds import RMS, Heads, Largest, Size, Total, Transfer, bound
+from manifoldmuon.bounds._sizes import factor_between
+from manifoldmuon.bounds._transfer import total
+from manifoldmuon.manifolds import Manifold, Stiefel
+from manifoldmuon.modules import (
+    BALANCED,
+    GELU,
+    Abs,
+    Add,
+    AttendValues,
+    AveragePool,
+    Bond,
+    CausalMask,
+    Flatten,
+    FunctionalAttention,
+    Identity,
+    Linear,
+    MeanSubtract,
+    MergeHeads,
+    Mul,
+    Positions,
+    QueryKey,
+    ReLU,
+    RMSDivide,
+    RoPE,
+    ScaledReLU,
+    Softmax,
+    SplitHeads,
+)
+from manifoldmuon.norms import Spectral
+from tests.bounds.attack import build, input_slope, inside, norm, to_jax, weights_of
+
+UNIT, BIG = Size(1.0, features=6), Size(3.0, features=6)
+HEADS = Size(2.0, measure=Heads(2), features=3)
+SCORES = Size(2.0, measure=Largest(), features=4)
+ROWS = Size(1.0, measure=Total(), features=4)
+T, S, P, H = (2, 4, 6), (2, 4, 4), (2, 4, 6, 3), (2, 4, 3)
+
+# bond, sizes, shapes, and how much of the bound the attack finds at least.
+RULES = {
+    "Identity": (Identity(), UNIT, T, 0.999),
+    "Mul": (Mul(-2.5), UNIT, T, 0.999),
+    "Mul of heads": (Mul(3.0), HEADS, H, 0.999),
+    "Add": (Add(), (UNIT, BIG), (T, T), 0.999),
+    "Add of two norms": (Add(), (SCORES, Size(1.0, features=4)), (S, S), 0.999),
+    "Abs": (Abs(), UNIT, T, 0.999),
+    "ReLU": (ReLU(), UNIT, T, 0.999),
+    "ReLU of balanced signs": (ReLU(BALANCED), UNIT, T, 0.999),
+    "ScaledReLU": (ScaledReLU(), UNIT, T, 0.999),
+    "GELU": (GELU(), BIG, T, 0.99),
+    "GELU of heads": (GELU(), HEADS, H, 0.99),
+    "Softmax": (Softmax(3.0), SCORES, S, 0.98),
+    "Softmax of vectors": (Softmax(2.0), Size(1.0, features=4), S, 0.6),
+    "MeanSubtract": (MeanSubtract(), UNIT, T, 0.999),
+    "MeanSubtract over pixels": (MeanSubtract((-3, -2)), Size(1.0), P, 0.5),
+    "MeanSubtract of scores": (MeanSubtract(), SCORES, S, 0.7),
+    "RMSDivide": (RMSDivide(), Size(1.0, 1.0), T, 0.999),
+    "RMSDivide of large": (RMSDivide(), Size(3.0, 3.0), T, 0.999),
+    "MeanSubtract of RMSDivide": (MeanSubtract() @ RMSDivide(), Size(2.0, 2.0), T, 0.99),
+    "SplitHeads": (SplitHeads(3), UNIT, T, 0.999),
+    "MergeHeads": (MergeHeads(), Size(1.0), (2, 3, 4, 2), 0.999),
+    "MergeHeads @ SplitHeads": (MergeHeads() @ SplitHeads(3), UNIT, T, 0.999),
+    "AveragePool": (AveragePool(2, 3), Size(1.0), P, 0.99),
+    "Flatten": (Flatten(3), Size(1.0), P, 0.99),
+    "RoPE": (RoPE(), UNIT, T, 0.999),
+    "QueryKey": (QueryKey(), (UNIT, BIG), (T, T), 0.999),
+    "CausalMask": (CausalMask(), SCORES, S, 0.999),
+    "AttendValues": (AttendValues(), (ROWS, BIG), (S, T), 0.99),
+    "attention": (FunctionalAttention(), (UNIT, UNIT, UNIT), (T, T, T), 0.9),
+    "attention of large": (FunctionalAttention(False), (BIG, UNIT, BIG), (T, T, T), 0.9),
+    "attention of heads": (FunctionalAttention(False), (HEADS,) * 3, (H, H, H), 0.75),
+    "causal attention of heads": (FunctionalAttention(), (HEADS,) * 3, (H, H, H), 0.6),
+}
+
+
+def attacked(name):
+    """What the attack finds, and the bound."""
+    bond, sizes, shapes, _ = RULES[name]
+    found = bound(bond, input_norm=sizes)
+    params = weights_of(bond)
+    worst = input_slope(lambda x: bond.apply(params, x), sizes, found.outputs, shapes)
+    return worst, found.lipschitz_inputs
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_no_attack_exceeds_the_bound(name):
+    worst, most = attacked(name)
+    assert RULES[name][3] * most <= worst <= most * (1 + 1e-4)
+
+
+@pytest.fixture
+def replace():
+    """Replaces rules by wrong ones, until the test ends."""
+    right = {}
+
+    def replaced(kind, wrong):
+        right.setdefault(kind, bounds.rule.dispatch(kind))
+        bounds.rule.register(kind, wrong)
+
+    yield replaced
+    for kind, rule in right.items():
+        bounds.rule.register(kind, rule)
+
+
+def declared(bond, weights, x):
+    return Transfer.of(x.within(bond.sensitivity), bond.sensitivity)
+
+
+ATTENTION = bounds.rule.dispatch(FunctionalAttention)
+
+
+def without_heads(bond, weights, x):
+    """As if the largest head were as large as the mean over the heads."""
+    plain = tuple(Size(part.most) for part in x)
+    right = ATTENTION(bond, weights, plain)
+    return dataclasses.replace(right, outputs=x[2])
+
+
+def without_norms(bond, weights, x):
+    return Transfer.of(Size(x[0].most * x[1].most, measure=Largest()), [1.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("ReLU of balanced signs", declared),
+        ("ScaledReLU", declared),
+        ("GELU", declared),
+        ("MeanSubtract over pixels", declared),
+        ("MeanSubtract of scores", declared),
+        ("QueryKey", without_norms),
+        ("attention of heads", without_heads),
+        ("attention of large", lambda *args: Transfer.of(Size(3.0), [1.0, 1.0, 1.0])),
+    ],
+)
+def test_the_attack_catches_wrong_rules(replace, name, wrong):
+    """Declared sensitivities, a forgotten factor for the heads, norms taken for 1."""
+    replace(type(RULES[name][0]), wrong)
+    worst, most = attacked(name)
+    assert worst > 1.05 * most
+
+
+def test_outputs_are_as_large_as_said():
+    """Random inputs of the largest size; all rules in one program."""
+    found = {name: bound(row[0], input_norm=row[1]) for name, row in RULES.items()}
+
+    @jax.jit
+    def measured(inputs):
+        outputs = {
+            name: RULES[name][0].apply(weights_of(RULES[name][0]), inputs[name]) for name in RULES
+        }
+        return {name: norm(found[name].outputs, y) for name, y in outputs.items()}
+
+    for kind in range(5):
+        inputs = {
+            name: to_jax(inside(sizes, build(sizes, shapes, kind, kind)))
+            for name, (_, sizes, shapes, _) in RULES.items()
+        }
+        for name, size in measured(inputs).items():
+            assert float(size) <= found[name].output_norm * (1 + 1e-5), name
+
+
+def test_a_least_size_is_never_undercut():
+    """Tokens of norms between 1 and 2, through everything that keeps a least size."""
+    nets = [
+        2.0 * Identity(),
+        Abs(),
+        RMSDivide(),
+        RoPE(),
+        MergeHeads() @ SplitHeads(3),
+        0.9 * Identity() + 0.1 * ReLU(),
+        Flatten(2),
+        (Linear(9, 6) @ Abs()).constrained(),
+        Linear(4, 6).constrained(),
+    ]
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((500, 5, 6))
+    x *= rng.uniform(1, 2, (500, 5, 1)) / np.sqrt(np.mean(x**2, axis=-1, keepdims=True))
+    weights = [weights_of(net) for net in nets]
+    apply = jax.jit(lambda ws, x: [net.apply(w, x) for net, w in zip(nets, ws, strict=True)])
+    for net, y in zip(nets, apply(weights, to_jax(x)), strict=True):
+        found = bound(net, input_norm=Size(2.0, 1.0)).outputs
+        lengths = np.sqrt(np.mean(np.asarray(y) ** 2, axis=-1))
+        assert lengths.min() >= found.least * (1 - 1e-5), str(net)
+        assert lengths.max() <= found.most * (1 + 1e-5), str(net)
+        assert found.least > 0 or isinstance(net, Linear)
+
+
+def test_composed_bounds_are_those_of_the_chain_rule():
+    """Against `np.einsum`, which knows no infinity; and zero times infinity is zero."""
+    rng = np.random.default_rng(0)
+    a, b, c = rng.random((2, 3, 4)), rng.random(3), rng.random((4, 5))
+    np.testing.assert_allclose(
+        total("ojk,j,ki->oi", a, b, c), np.einsum("ojk,j,ki->oi", a, b, c), rtol=1e-12
+    )
+    infinite = np.array([[math.inf, 0.0]])
+    assert total("oj,ji->oi", infinite, np.array([[0.0], [math.inf]])) == 0
+    assert total("oj,ji->oi", infinite, np.array([[1.0], [1.0]])) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(a, b) for a in (RMS(), Largest(), Total(), Heads(2)) for b in (RMS(), Largest(), Total())],
+)
+def test_norms_bound_each_other(source, target):
+    """On random, equal and spiked vectors; attained by one of them."""
+    size = Size(1.0, measure=source, features=3 if isinstance(source, Heads) else 4)
+    shape = (2, 4, 3) if isinstance(source, Heads) else (5, 4)
+    ratios = []
+    for kind in range(5):
+        x = inside(size, build(size, shape, 0, kind))
+        ratios.append(float(norm(Size(1.0, measure=target), x)))
+    assert max(ratios) <= factor_between(size, target) * (1 + 1e-6)
+    if source != Total():
+        assert max(ratios) >= 0.5 * factor_between(size, target)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tanh(Bond):
+    """A bond that the package does not know."""
+
+    sensitivity: ClassVar[float] = 1.0
+    gamma: ClassVar[float] = 0.0
+
+    def forward(self, x):
+        return jnp.tanh(x)
+
+
+def test_a_bond_without_a_rule_says_how_to_add_one():
+    net = Linear(3, 4) @ Tanh() @ Linear(4, 4)
+    with pytest.raises(TypeError, match="no sound bound for Tanh.*bounds.rule.register"):
+        bound(net)
+
+    @bounds.rule.register
+    def _(bond: Tanh, weights, x):
+        x, converted = bounds.read(x, RMS())
+        return converted.then(Transfer.of(x.within(), 1.0, gamma=math.inf))
+
+    assert bound(net).lipschitz_inputs == pytest.approx(1)
+
+
+def test_a_bond_says_in_which_norm_it_reads_the_input():
+    """A number for the input is RMS, until `bounds.reads` knows better."""
+
+    @dataclasses.dataclass(frozen=True)
+    class Square(Bond):
+        """Half the square of every score: as steep as the largest of them."""
+
+        sensitivity: ClassVar[float] = 1.0
+        gamma: ClassVar[float] = 1.0
+
+        def forward(self, x):
+            return x**2 / 2
+
+    @bounds.rule.register
+    def _(bond: Square, weights, x):
+        x, converted = bounds.read(x, Largest())
+        return converted.then(Transfer.of(x.within(x.most / 2), x.most, gamma=1.0))
+
+    net = Linear(3, 4).constrained() @ Square()
+    params = weights_of(net)
+
+    def slope(found):
+        return input_slope(lambda x: net.apply(params, x), found.inputs, found.outputs, (2, 4))
+
+    # An RMS norm of 2 may be all in one of four scores: that is 4, and so is the slope there; to
+    # read a movement by its largest score costs another factor of 2.
+    assert bounds.reads(net) == bounds.reads(Square()) == RMS()
+    with pytest.raises(ValueError, match="takes the length of the last axis"):
+        bound(net, input_norm=2.0)
+    spread = bound(net, input_norm=Size(2.0, features=4))
+    assert spread.lipschitz_inputs == pytest.approx(8)
+    assert 0.4 * spread.lipschitz_inputs < slope(spread) <= spread.lipschitz_inputs
+
+    @bounds.reads.register
+    def _(bond: Square):
+        return Largest()
+
+    found = bound(net, input_norm=2.0)
+    assert found.inputs == Size(2.0, measure=Largest())
+    assert found.lipschitz_inputs == pytest.approx(2)
+    assert found.output_norm == pytest.approx(2)
+    assert 0.8 * found.lipschitz_inputs < slope(found) <= found.lipschitz_inputs * (1 + 1e-4)
+    alone = bound(Square(), input_norm=3.0)
+    assert alone.lipschitz_inputs == 3
+    worst = input_slope(Square().forward, alone.inputs, alone.outputs, (2, 4))
+    assert worst == pytest.approx(3, rel=1e-4)
+    # Wherever it comes first, it is what reads the input.
+    for first in (net, Square() ** 2, (Square(), 2.0 * Identity() @ Square()) @ Identity()):
+        assert bounds.reads(first) == Largest()
+    assert bounds.reads((Square(), Abs()) @ Identity()) == RMS()
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign(Manifold):
+    """A manifold that the package does not know, although another one does all the work."""
+
+    inner: ClassVar[Stiefel] = Stiefel(2.0)
+    ndim: ClassVar[int] = 2
+    norm: ClassVar[Spectral] = Spectral(scale=2.0)
+
+    def check_shape(self, shape):
+        self.inner.check_shape(shape)
+
+    def project(self, point):
+        return self.inner.project(point)
+
+    def tangent(self, point, vector):
+        return self.inner.tangent(point, vector)
+
+    def steepest(self, point, grad, dual):
+        return self.inner.steepest(point, grad, dual)
+
+    def retract(self, point, vector):
+        return self.inner.retract(point, vector)
+
+    def random_point(self, key, shape, dtype):
+        return self.inner.random_point(key, shape, dtype)
+
+    def distance(self, point):
+        return self.inner.distance(point)
+
+
+def test_a_manifold_without_a_rule_says_how_to_add_one():
+    atom = Linear(3, 4, manifold=Foreign())
+    with pytest.raises(TypeError, match="points of Foreign.*bounds.matrix_bounds.register"):
+        bound(atom)
+
+    @bounds.matrix_bounds.register
+    def _(space: Foreign, shape):
+        return bounds.MatrixBounds(spectral=2.0, row=2.0, least_singular=2.0)
+
+    assert bound(atom).lipschitz_inputs == pytest.approx(2 * math.sqrt(4 / 3))
+    assert bound(atom).lipschitz_weights == pytest.approx(2 * math.sqrt(4 / 3))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: bound(FunctionalAttention()), "expected a tuple of 3 arrays"),
+        (lambda: bound(Softmax() @ Flatten(2)), "takes the length of the last axis"),
+        (lambda: bound(Abs() @ CausalMask()), "cannot be computed with"),
+        (lambda: bound(Abs() @ Positions()), "cannot be computed with"),
+        (lambda: bound(Add()), "expected a tuple of terms"),
+        (lambda: bound(Abs(), input_norm=-1.0), "input_norm"),
+        (lambda: bound(Abs(), input_norm=math.nan), "input_norm"),
+        (lambda: bound(Linear(3, 3), radius=0.1), "radius goes with params"),
+        (lambda: bound(Linear(3, 3), np.eye(3), drift=0.1), "drift goes without"),
+        (lambda: bound(Linear(3, 3), np.full((3, 3), np.nan)), "not finite"),
+        (lambda: bound(Linear(3, 3), (np.eye(3),)), "structure that init returns"),
+        (lambda: Size(1.0, 2.0), "0 <= least <= most"),
+    ],
+)
+def test_errors_say_what_does_not_fit(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_an_error_says_where():
+    net = Linear(2, 3) @ (0.5 * (Softmax() @ Flatten(2))) @ Linear(3, 3)
+    with pytest.raises(ValueError, match=r"at Softmax"):
+        bound(net)

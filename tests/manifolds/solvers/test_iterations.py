@@ -1,0 +1,59 @@
+"""Fixed counts by default; an early stop where a tolerance asks for it, compiled or not."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.manifolds.solvers import ADMM, DualAscent, FixedPoint
+from manifoldmuon.manifolds.solvers._solver import iterate
+from manifoldmuon.testing import stiefel_problem
+
+
+def halve(k, state):
+    value, count = state
+    return (value / 2, count + 1), value
+
+
+def run(value, tolerance):
+    return iterate(halve, (value, jnp.int32(0)), 20, tolerance)[1]
+
+
+@pytest.mark.parametrize("compile", [jax.jit, lambda f, **_: f], ids=["jit", "eager"])
+def test_a_tolerance_ends_the_loop_and_zero_does_not(compile):
+    value = jnp.float32([1.0, 0.25])
+    count = compile(run, static_argnums=1)
+    assert count(value, 0.1) == 5  # errors 1, 1/2, 1/4, 1/8, 1/16: the worse of the two decides
+    assert count(value, 0.0) == 20
+
+
+def test_a_nan_never_counts_as_finished():
+    assert run(jnp.float32([jnp.nan, 0.0]), 0.1) == 20
+
+
+@pytest.mark.parametrize("solver", [FixedPoint(steps=60), ADMM(steps=60)], ids=["fixed", "admm"])
+def test_a_solver_stops_early_near_the_answer_of_its_full_budget(solver):
+    point, grad = (jnp.float32(x) for x in stiefel_problem("gaussian", 30, 6))
+    early = dataclasses.replace(solver, tolerance=1e-3)
+    dual = solver.init_dual(point.shape)
+    full = jax.jit(solver.solve)(point, grad, dual)
+    compiled, eager = jax.jit(early.solve)(point, grad, dual), early.solve(point, grad, dual)
+    np.testing.assert_allclose(compiled.direction, eager.direction, atol=1e-5)
+    np.testing.assert_allclose(compiled.direction, full.direction, atol=1e-2)
+    assert not np.array_equal(compiled.direction, full.direction)
+    assert compiled.gap < 1e-3
+
+
+@pytest.mark.parametrize(
+    "solver", [DualAscent(steps=3), FixedPoint(steps=3), ADMM(steps=3)], ids=type
+)
+def test_float64(solver):
+    """Under jax_enable_x64 the count of the steps must not widen, nor narrow, the state."""
+    with jax.enable_x64(True):
+        for dtype in (jnp.float32, jnp.float64):
+            point, grad = (jnp.asarray(x, dtype) for x in stiefel_problem("gaussian", 12, 5))
+            answer = jax.jit(solver.solve)(point, grad, solver.init_dual(point.shape))
+            assert answer.direction.dtype == dtype
+            assert np.isfinite(answer.direction).all()

@@ -1,0 +1,243 @@
+"""Layouts, and the leaf engine that applies them, against rearrangements written out by hand."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from optax.contrib import MuonDimensionNumbers
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Hypersphere, LaidOut, Layout, Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.norms import FanRatio, Frobenius
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe(Manifold):
+    """No geometry, but every method weighs each entry by its place: a wrong one shows."""
+
+    ndim: int = 2
+
+    @property
+    def norm(self):
+        return Frobenius(self.ndim)
+
+    def check_shape(self, shape):
+        if len(shape) < self.ndim:
+            raise ValueError("too few axes")
+
+    def project(self, point):
+        return point * self._weights(point)
+
+    def tangent(self, point, vector):
+        return point - 2 * self.project(vector)
+
+    def init_dual(self, shape):
+        return jnp.zeros(shape[:-1])
+
+    def steepest(self, point, grad, dual):
+        # The cold start of the rearranged shape, not of the array's own.
+        assert jax.tree.leaves(dual)[0].shape == point.shape[:-1]
+        direction = 3 * point - self.project(grad)
+        return Steepest(direction, dual + 1, self._sum(grad), self._sum(point))
+
+    def retract(self, point, vector):
+        return point + 5 * self.project(vector)
+
+    def random_point(self, key, shape, dtype):
+        return jax.random.normal(key, shape, dtype)
+
+    def distance(self, point):
+        return -self._sum(point)
+
+    def _sum(self, array):
+        return jnp.sum(self.project(array), axis=tuple(range(-self.ndim, 0)))
+
+    def _weights(self, point):
+        shape = point.shape[-self.ndim :]
+        return jnp.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+
+
+INNER, KERNEL = Probe(), Probe(ndim=4)
+
+# The entry, the shape of the array, how its entries reach the inner manifold, and the shape
+# that they take there.
+LAYOUTS = {
+    "flax kernel": (INNER.with_axes(0, 1), (3, 5), "io->oi", None),
+    "stack of flax kernels": (INNER.with_axes(-2, -1), (2, 3, 5), "lio->loi", None),
+    "torch matrix": (INNER.with_axes(1, 0), (5, 3), "oi->oi", None),
+    "fused heads": (INNER.with_axes(0, (1, 2)), (3, 2, 4), "ihd->hdi", (8, 3)),
+    "heads apart": (INNER.with_axes(0, 2), (3, 2, 4), "ihd->hdi", None),
+    "output projection": (INNER.with_axes((0, 1), 2), (2, 4, 3), "hdo->ohd", (3, 8)),
+    "order of the axes named": (INNER.with_axes((1, 0), 2), (2, 4, 3), "hdo->odh", (3, 8)),
+    "hwio flattened": (INNER.with_axes((0, 1, 2), 3), (3, 2, 2, 5), "hwio->ohwi", (5, 12)),
+    "hwio by taps": (INNER.with_axes(2, 3), (3, 2, 2, 5), "hwio->hwoi", None),
+    "hwio, taps named": (INNER.with_axes(-2, -1, taps=(-4, -3)), (3, 2, 2, 5), "hwio->hwoi", None),
+    "oihw flattened": (INNER.with_axes((1, 2, 3), 0), (5, 2, 3, 2), "oihw->oihw", (5, 12)),
+    "oihw by taps": (INNER.with_axes(-3, -4), (5, 2, 3, 2), "oihw->hwoi", None),
+    "oihw by taps, ndim said": (INNER.with_axes(1, 0, ndim=4), (5, 2, 3, 2), "oihw->hwoi", None),
+    "conv norm": (KERNEL.with_axes(2, 3), (3, 2, 2, 5), "hwio->hwoi", None),
+    "conv norm, a stack": (KERNEL.with_axes(-2, -1), (4, 3, 2, 2, 5), "lhwio->lhwoi", None),
+    "conv norm, oihw": (KERNEL.with_axes(1, 0, taps=(2, 3)), (5, 2, 3, 2), "oihw->hwoi", None),
+    "conv norm, taps behind a stack": (
+        KERNEL.with_axes(-2, -1, taps=(-5, -3)),
+        (3, 4, 2, 2, 5),
+        "hlwio->lhwoi",
+        None,
+    ),
+    "the middle apart": (INNER.with_axes(-1, -3), (5, 2, 3), "ohi->hoi", None),
+    "transposed": (INNER.transposed(), (4, 7), "dv->vd", None),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
+def test_layouts(layout):
+    entry, shape, moves, flat = layout
+    entry.check_shape(shape)
+    inner = entry.manifold
+
+    def inward(x):
+        moved = jnp.einsum(moves, x)
+        return moved if flat is None else moved.reshape(flat)
+
+    inner_shape = jax.eval_shape(inward, jax.ShapeDtypeStruct(shape, "float32")).shape
+    assert entry.layout.inner_shape(shape) == inner_shape
+    vector = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    geometry: Any = {"w": entry}
+    steepest, retract = optim.scale_by_steepest(geometry), optim.retract(geometry)
+
+    @jax.jit
+    def compare(vector):
+        example = {"w": vector}
+        params = optim.init_tree(geometry, jax.random.key(0), example)
+        state = steepest.init(params)
+        directions: Any
+        directions, after = steepest.update(example, state, params)
+        found: Any = after
+        moved: Any
+        moved, _ = retract.update(example, retract.init(params), params)
+        p, v = inward(params["w"]), inward(vector)
+        expected = inner.steepest(p, v, inner.init_dual(inner_shape))
+        return [
+            (entry.layout.outward(p, shape), params["w"]),
+            (inward(directions["w"]), expected.direction),
+            (found.dual["w"], expected.dual),
+            (found.gap["w"], expected.gap),
+            (found.residual["w"], expected.residual),
+            (inward(optim.project_tree(geometry, example)["w"]), inner.project(v)),
+            (inward(moved["w"]), inner.retract(p, v) - p),
+            (optim.distance_tree(geometry, params)["w"], inner.distance(p)),
+        ]
+
+    for actual, expected in compare(vector):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-5)
+
+
+def test_leaves_of_one_shape_inside_are_solved_together_whatever_their_layout():
+    calls = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Counted(Probe):
+        def project(self, point):
+            calls.append(point.shape)
+            return super().project(point)
+
+    manifold = Counted()
+    geometry = {"a": manifold, "b": manifold.transposed(), "c": manifold.with_axes(0, (1, 2))}
+    params = {"a": jnp.ones((6, 5)), "b": jnp.ones((5, 6)), "c": jnp.ones((5, 2, 3))}
+    projected = optim.project_tree(geometry, params)
+    assert calls == [(3, 6, 5)]
+    weights = np.arange(1.0, 31).reshape(6, 5)
+    np.testing.assert_array_equal(projected["a"], weights)
+    np.testing.assert_array_equal(projected["b"], weights.T)
+    np.testing.assert_array_equal(projected["c"], weights.T.reshape(5, 2, 3))
+
+
+def test_fan_in_and_fan_out_of_a_convolution():
+    """Flattened, the fan-in counts the taps; tap by tap it does not."""
+    shape = (3, 3, 4, 16)
+
+    def draw(entry):
+        example = jax.ShapeDtypeStruct(shape, jnp.float32)
+        random_point = jax.jit(lambda key: optim.init_tree(entry, key, example))
+        return np.asarray(random_point(jax.random.key(0)))
+
+    whole = draw(Stiefel(FanRatio()).with_axes((0, 1, 2), 3)).reshape(36, 16)
+    np.testing.assert_allclose(np.linalg.norm(whole, 2), np.sqrt(16 / 36), rtol=1e-5)
+    taps = draw(Stiefel(FanRatio()).with_axes(2, 3))
+    np.testing.assert_allclose(np.linalg.norm(taps, 2, axis=(2, 3)), np.sqrt(16 / 4), rtol=1e-5)
+
+
+def test_equal_layouts_are_equal():
+    """However they are written: leaves with equal manifolds and shapes are solved together."""
+    layouts = [Layout(0, 1), Layout((0,), (1,)), Layout(-2, -1), INNER.transposed().layout]
+    layouts += [INNER.with_axes(0, 1).layout, Layout.from_muon(MuonDimensionNumbers())]
+    assert len(set(layouts)) == 1
+    assert Layout(1, 0) != Layout(0, 1)
+    assert Layout() == Layout(-1, -2) == Layout(1, 0)
+
+
+@pytest.mark.parametrize(
+    ("dims", "ndim", "expected"),
+    [
+        (MuonDimensionNumbers(), 0, Layout(0, 1)),
+        (MuonDimensionNumbers(1, 0), 0, Layout(1, 0)),
+        (MuonDimensionNumbers((0, 1, 2), 3), 0, Layout((0, 1, 2), 3)),
+        (MuonDimensionNumbers([0], [1, 2]), 0, Layout(0, (1, 2))),
+        (MuonDimensionNumbers(1, 0), 4, Layout(-3, -4, ndim=4)),
+    ],
+)
+def test_dimension_numbers_of_optax(dims, ndim, expected):
+    assert Layout.from_muon(dims, ndim) == expected
+
+
+def test_a_parameter_that_muon_leaves_to_adam():
+    with pytest.raises(TypeError, match=r"None.* Adam.* Euclidean\(\)"):
+        Layout.from_muon(None)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Layout(0, 0), "in_axes=0, out_axes=0 name the same axis twice"),
+        (lambda: Layout((0, 1), 1), "name the same axis twice in an array of 3 axes"),
+        (lambda: Layout(0, 1, taps=(1, 2)), "name the same axis twice in an array of 4 axes"),
+        (lambda: Layout(0, -1), "count from both ends; use one sign, or say ndim"),
+        (lambda: Layout(0, 3, ndim=3), "ndim=3 is too small: .* need 4"),
+        (lambda: Layout((), 1), r"in_axes must be an axis number or several; got \(\)"),
+        (lambda: Hypersphere().with_axes(0, 1), "a point of Hypersphere has 1 axes; use that"),
+    ],
+)
+def test_wrong_axes(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("entry", "shape", "message"),
+    [
+        (INNER.with_axes(0, (1, 2)), (4, 5), r"at least 3 axes; got the shape \(4, 5\)"),
+        # OIHW: are the first axes a stack of layers, or the last ones taps?
+        (
+            INNER.with_axes(1, 0),
+            (8, 4, 3, 3),
+            r"reach 2 axes from .* has 4: .* or say ndim",
+        ),
+        (Orthogonal().with_axes(0, (1, 2)), (4, 2, 3), r"square .* \(6, 4\).*Layout.* made that"),
+    ],
+)
+def test_wrong_shapes(entry, shape, message):
+    with pytest.raises(ValueError, match=message):
+        entry.check_shape(shape)
+
+
+def test_both_signs_where_ndim_is_said():
+    assert Layout(0, -1, ndim=3) == Layout(-3, -1)
+
+
+def test_an_entry_knows_how_many_axes_make_a_weight():
+    assert INNER.with_axes(0, (1, 2)).ndim == 3
+    assert LaidOut(KERNEL, Layout(-2, -1)).ndim == 4

@@ -1,0 +1,187 @@
+"""The paper's recursive definitions (modular norm, arXiv:2405.14813), in float64 by NumPy.
+
+Another route to what the package computes: here no budgets flow down. Norm and steepest step of a
+whole are those of its two parts, weighed against each other, down to the atoms, whose duality maps
+are found by an SVD. Masses and sensitivities are added up here as well: only what atoms and bonds
+declare is taken from the package.
+
+`Tied` and `Slot` are left out: the paper's modules share no weights, and run.
+"""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
+from manifoldmuon.modules import (
+    Atom,
+    Bond,
+    Compose,
+    Concatenate,
+    Conv2D,
+    Embed,
+    Linear,
+    Module,
+    Stack,
+    Unembed,
+)
+
+
+def mass(module: Module) -> float:
+    """The sum over the parts; that of the copies of a stack counts for each."""
+    match module:
+        case Compose() | Concatenate():
+            return sum(mass(part) for part in module.modules)
+        case Stack():
+            return module.copies * mass(module.module)
+        case Atom() | Bond():
+            return module.mass
+    raise NotImplementedError(type(module))
+
+
+def sensitivity(module: Module) -> float:
+    """The product one after the other, the sum side by side."""
+    match module:
+        case Compose():
+            return math.prod(sensitivity(part) for part in module.modules)
+        case Concatenate():
+            return sum(sensitivity(part) for part in module.modules)
+        case Stack():
+            return sensitivity(module.module) ** module.copies
+        case Atom() | Bond():
+            return module.sensitivity
+    raise NotImplementedError(type(module))
+
+
+def norm(module: Module, weights: Any) -> float:
+    """The modular norm; what has a mass of zero does not count.
+
+    * of M2 after M1: `max(mu2 (m / m1) norm1, (m / m2) norm2)`;
+    * of a tuple: `max((m / m1) norm1, (m / m2) norm2)`.
+    """
+    if mass(module) == 0:
+        return 0.0
+    match module:
+        case Compose() if len(module.modules) == 1:
+            return norm(module.modules[0], weights[0])
+        case Compose():
+            *before, second = module.modules
+            pair = (Compose(tuple(before)), weights[:-1]), (second, weights[-1])
+            return _heaviest(pair, (sensitivity(second), 1.0))
+        case Concatenate():
+            pairs = tuple(zip(module.modules, weights, strict=True))
+            return _heaviest(pairs, (1.0,) * len(pairs))
+        case Stack():
+            return norm(module.unroll(), _unstack(weights, module.copies))
+        case Atom():
+            return _atom_norm(module, np.asarray(weights, np.float64))
+    raise NotImplementedError(type(module))
+
+
+def _heaviest(parts: tuple[Any, ...], factors: tuple[float, ...]) -> float:
+    whole = sum(mass(part) for part, _ in parts)
+    return max(
+        factor * whole / mass(part) * norm(part, weights)
+        for (part, weights), factor in zip(parts, factors, strict=True)
+        if mass(part)
+    )
+
+
+def dualize(module: Module, grads: Any, weights: Any = None) -> Any:
+    """The step of modular norm 1 that ascends the fastest; a mass of zero freezes.
+
+    * of M2 after M1: `(1/mu2 (m1/m) dualize1, (m2/m) dualize2)`; where M2 does not look at its
+      input, M1 has no reason to move;
+    * of a tuple: `((m1/m) dualize1, (m2/m) dualize2)`.
+
+    Args:
+      module: atoms are in flat space under their own norm, or on their default constraint.
+      grads: the gradients.
+      weights: where they were taken; needed on constraints, where steps are tangent.
+    """
+    if mass(module) == 0:
+        return jax.tree.map(lambda grad: np.zeros(np.shape(grad)), grads)
+    match module:
+        case Compose() if len(module.modules) == 1:
+            return (dualize(module.modules[0], grads[0], _at(weights, 0)),)
+        case Compose():
+            *before, second = module.modules
+            first, mu = Compose(tuple(before)), sensitivity(second)
+            rest = None if weights is None else weights[:-1]
+            share = mass(first) / mass(module) / mu if mu else 0.0
+            moved = _times(share, dualize(first, grads[:-1], rest))
+            last = dualize(second, grads[-1], _at(weights, -1))
+            return (*moved, _times(mass(second) / mass(module), last))
+        case Concatenate():
+            return tuple(
+                _times(mass(part) / mass(module), dualize(part, grads[i], _at(weights, i)))
+                for i, part in enumerate(module.modules)
+            )
+        case Stack():
+            pieces = _unstack(grads, module.copies)
+            points = None if weights is None else _unstack(weights, module.copies)
+            found = dualize(module.unroll(), pieces, points)
+            return jax.tree.map(lambda *copies: np.stack(copies), *found)
+        case Atom():
+            point = None if weights is None else np.asarray(weights, np.float64)
+            return _atom_step(module, np.asarray(grads, np.float64), point)
+    raise NotImplementedError(type(module))
+
+
+def _at(weights: Any, index: int) -> Any:
+    return None if weights is None else weights[index]
+
+
+def _times(factor: float, tree: Any) -> Any:
+    return jax.tree.map(lambda step: factor * step, tree)
+
+
+def _unstack(tree: Any, copies: int) -> tuple[Any, ...]:
+    return tuple(jax.tree.map(lambda x, i=i: np.asarray(x)[i], tree) for i in range(copies))
+
+
+def _atom_norm(atom: Atom, weight: np.ndarray) -> float:
+    if isinstance(atom, Embed | Unembed):  # the largest RMS norm of a row
+        return float(np.sqrt(np.mean(weight**2, axis=-1)).max())
+    return float((np.linalg.norm(weight, 2, axis=(-2, -1)) / _scale(atom)).max())
+
+
+def _atom_step(atom: Atom, grad: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+    if isinstance(atom, Embed | Unembed):
+        if isinstance(atom.manifold, EmbeddingRows):
+            assert weight is not None
+            unit = weight / np.linalg.norm(weight, axis=-1, keepdims=True)
+            grad = grad - unit * np.sum(unit * grad, axis=-1, keepdims=True)
+        size = np.sqrt(np.mean(grad**2, axis=-1, keepdims=True))
+        return grad / np.where(size == 0, 1, size)
+    if isinstance(atom.manifold, Stiefel):
+        assert weight is not None
+        return _scale(atom) * _tangent_step(grad, weight)
+    assert isinstance(atom.manifold, Euclidean)
+    return _scale(atom) * _polar(grad)
+
+
+def _scale(atom: Atom) -> float:
+    """The singular values of a matrix, or of each tap of a kernel, of norm 1."""
+    match atom:
+        case Linear():
+            return math.sqrt(atom.fan_out / atom.fan_in)
+        case Conv2D():
+            return math.sqrt(atom.out_channels / atom.in_channels) / atom.kernel**2
+    raise NotImplementedError(type(atom))
+
+
+def _polar(matrix: np.ndarray) -> np.ndarray:
+    """`U V^T`, with zero for singular values that are zero but for the rounding of float32."""
+    u, s, vt = np.linalg.svd(matrix, full_matrices=False)
+    return (u * (s > 1e-6 * s[..., :1])[..., None, :]) @ vt
+
+
+def _tangent_step(grad: np.ndarray, point: np.ndarray) -> np.ndarray:
+    """`msign(G W^T - W G^T) W` for orthonormal columns W; wide matrices are turned."""
+    if point.shape[-2] < point.shape[-1]:
+        return _tangent_step(grad.swapaxes(-2, -1), point.swapaxes(-2, -1)).swapaxes(-2, -1)
+    w = _polar(point)
+    return _polar(grad @ w.swapaxes(-2, -1) - w @ grad.swapaxes(-2, -1)) @ w

@@ -1,0 +1,58 @@
+"""Arguments of a wrong kind are refused where they are given, not in the first training step.
+
+In an interpreter of its own: in the suite the annotations are checked before the package's own
+checks are reached.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+CASES = {
+    "Spectral(MUON)": "Spectral.method must be a MsignMethod: write NewtonSchulz(FixedSchedule(",
+    "ConvRMSToRMS('svd')": "ConvRMSToRMS.method must be a MsignMethod such as SVD(); got 'svd'",
+    "SkewLift(MUON)": "SkewLift.method must be a MsignMethod: write NewtonSchulz(",
+    "SkewLift(schedule=SVD())": "SkewLift.schedule must be a Schedule such as",
+    "OneStep(SVD())": "OneStep.schedule must be a Schedule such as",
+    "DualAscent(method=MUON)": "DualAscent.method must be a MsignMethod: write NewtonSchulz(",
+    "AlternatingProjection(method=1)": "AlternatingProjection.method must be a MsignMethod",
+    "NewtonSchulz(SVD())": "NewtonSchulz.schedule must be a Schedule such as",
+    "msign(jnp.ones((2, 2)), MUON)": "method must be a MsignMethod: write NewtonSchulz(",
+    "inverse_sqrt(jnp.eye(2), SVD())": "schedule must be a Schedule such as",
+    "Stiefel(step_norm=Infinity())": "Stiefel.step_norm must be Spectral or Frobenius; got Infin",
+    "EmbeddingRows(step_norm=Spectral())": "EmbeddingRows.step_norm must be LongestRow; got Spec",
+    "Linear(3, 4, Stiefel().transposed())": "Linear.manifold must be a Manifold; got LaidOut(",
+    "Layout(0, 1, taps='ab')": "taps must be an axis number or several; got 'ab'",
+}
+
+CODE = """
+import json, sys
+import jax.numpy as jnp
+from manifoldmuon.linalg import *
+from manifoldmuon.manifolds import *
+from manifoldmuon.manifolds.solvers import *
+from manifoldmuon.modules import *
+from manifoldmuon.norms import *
+
+def message(case):
+    try:
+        return repr(eval(case))
+    except (TypeError, ValueError) as error:
+        return str(error)
+
+json.dump({case: message(case) for case in json.load(sys.stdin)}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def messages() -> dict[str, str]:
+    command, asked = [sys.executable, "-c", CODE], json.dumps(list(CASES))
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wrong_kinds_are_refused(case, messages):
+    assert messages[case].startswith(CASES[case])
