@@ -1,8 +1,18 @@
-"""Typed weight manifolds, spectral steepest descent and modular norms for JAX and Optax."""
+"""Typed weight manifolds, spectral steepest descent and modular norms for JAX and Optax.
 
+The parts are loaded when they are first used: who needs the optimizers alone does not wait for the
+architectures and their bounds.
+"""
+
+from __future__ import annotations
+
+import importlib
 import importlib.metadata
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-from manifoldmuon import bounds, linalg, manifolds, modules, norms, optim
+if TYPE_CHECKING:
+    from manifoldmuon import bounds, linalg, manifolds, modules, norms, optim
 
 try:
     __version__ = importlib.metadata.version("manifoldmuon")
@@ -10,3 +20,13 @@ except importlib.metadata.PackageNotFoundError:  # used from a source tree that 
     __version__ = "0+unknown"
 
 __all__ = ["linalg", "norms", "manifolds", "optim", "modules", "bounds", "__version__"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__doc__", "__name__"]

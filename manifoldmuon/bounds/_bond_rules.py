@@ -1,5 +1,7 @@
 """Rules of the bonds."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Any

@@ -1,5 +1,7 @@
 """Bounds of whole architectures: the answer, and how it is found module by module."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from typing import Any
@@ -196,7 +198,7 @@ def bound(
 
     The bounds hold for every input of the declared size, and
 
-    * without `params`, for all weights on their manifolds. Flat space is no constraint: a weight
+    * without `params`, for all weights on their manifolds. Flat space is not a constraint: a weight
       in flat space is taken to have norm at most 1 in its own norm, and `assumptions` says so;
     * with `params`, for these weights and all others within `radius` of them.
 

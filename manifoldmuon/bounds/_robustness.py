@@ -1,5 +1,7 @@
 """What the bounds of a network are good for: smoothness of its losses, robustness of its labels."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import math

@@ -1,5 +1,7 @@
 """In which norm a value is bounded, and how norms bound each other."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import math

@@ -1,5 +1,7 @@
 """What a module does to sizes and to perturbations: bounds that compose."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,5 +1,7 @@
 """Rules of what has weights: the atoms, and the combinations of modules."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Iterable

@@ -1,5 +1,7 @@
 """How large a weight may be: what its manifold says, or its value."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math

@@ -6,6 +6,8 @@ have a high stable rank writes over all of it; one whose updates have rank one l
 take the place of the reader's eye.
 """
 
+from __future__ import annotations
+
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float

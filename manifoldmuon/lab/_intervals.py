@@ -1,5 +1,7 @@
 """Means, differences and slopes with 95 % intervals of Student's distribution."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,5 +1,7 @@
 """What a retraction does to a point: its order, its drift, the length of its steps, its price."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """Timing on a noisy machine: several functions in turn, so that their ratios can be trusted."""
 
+from __future__ import annotations
+
 import statistics
 import time
 from collections.abc import Callable, Mapping

@@ -9,6 +9,8 @@ sizes of updates suit the architecture, they move equally far at every width: th
 log2(change) against log2(width) is zero.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

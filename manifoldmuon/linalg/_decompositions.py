@@ -1,5 +1,7 @@
 """msign by decompositions: the definition, and the references for everything else."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import jax

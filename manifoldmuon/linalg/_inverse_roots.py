@@ -1,5 +1,7 @@
 """Inverse roots of symmetric positive matrices by products alone, and msign from them."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 

@@ -3,6 +3,8 @@
 Matrices lie in the trailing two axes; leading axes are independent.
 """
 
+from __future__ import annotations
+
 import functools
 
 import jax

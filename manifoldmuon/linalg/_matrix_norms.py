@@ -1,5 +1,7 @@
 """Spectral and nuclear norms: to full accuracy, or for the price of a training step."""
 
+from __future__ import annotations
+
 import math
 
 import jax

@@ -1,5 +1,7 @@
 """msign, the orthogonal polar factor of a matrix: every shape, scale and dtype, differentiable."""
 
+from __future__ import annotations
+
 import functools
 
 import jax

@@ -3,6 +3,8 @@
 `NewtonSchulz` applies odd polynomials, in the direct or in the Gram form.
 """
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from typing import Any

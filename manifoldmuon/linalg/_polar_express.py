@@ -3,6 +3,8 @@
 Each of them is the best approximation of 1 on an interval, found by the Remez exchange.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math

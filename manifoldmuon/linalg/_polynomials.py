@@ -1,5 +1,7 @@
 """Odd polynomials of a matrix, taken on its Gram matrix: what the iterations share."""
 
+from __future__ import annotations
+
 import functools
 import itertools
 

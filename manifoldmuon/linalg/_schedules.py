@@ -1,5 +1,7 @@
 """Schedules of odd polynomials that drive the singular values of a matrix to one, as data."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 

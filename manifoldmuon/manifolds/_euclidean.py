@@ -1,5 +1,7 @@
 """Flat space with any norm: normalised gradient descent, sign descent, Muon and its kin."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

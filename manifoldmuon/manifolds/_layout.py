@@ -1,5 +1,7 @@
 """The layout language: which axes of an array are the fan-in and the fan-out of a matrix."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Any

@@ -1,5 +1,7 @@
 """The interface of a weight space: what every manifold supplies, and the laws it keeps."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Spheres of vectors: one sphere for a whole weight, or one for each row of a table."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Any

@@ -1,5 +1,7 @@
 """Matrices with orthonormal columns or rows: the Stiefel manifold, and the orthogonal one."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

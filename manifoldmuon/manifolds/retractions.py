@@ -4,6 +4,8 @@ Those of matrices with orthonormal columns (`Retraction`): `Polar`, `QR`, `Analy
 `Exponential`. Those of spheres (`SphereRetraction`): `Normalize`, `Geodesic`.
 """
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import math

@@ -1,5 +1,7 @@
 """The algebra: modules that know their norm, and how they combine into modules."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import functools

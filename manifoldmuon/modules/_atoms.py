@@ -1,5 +1,7 @@
 """Atoms: modules with one weight. The linear layer, embedding tables and the convolution."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from typing import Any, ClassVar
@@ -19,7 +21,7 @@ from manifoldmuon.norms import ConvRMSToRMS, FanRatio, L1ToRMS, RMSToRMS, check_
 class Atom(Module):
     """A module with one weight, on a manifold of choice.
 
-    The scale is carried by the weight: the forward map is plain (`W x`), and a weight of norm 1
+    The scale is part of the weight: the forward map is plain (`W x`), and a weight of norm 1
     in the manifold's norm maps inputs with entries of size about 1 to outputs of such entries.
     A manifold fits if a direction of its norm 1 has at most norm 1 in the atom's own norm (that
     of `free_space()`); that makes the atom well-normed, for inputs of norm at most 1, with

@@ -1,5 +1,7 @@
 """Attention as a bond, in one piece and in its pieces; rotary positions; and the GPT."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import ClassVar
 

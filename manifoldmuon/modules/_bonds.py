@@ -1,5 +1,7 @@
 """Bonds: modules without weights. Nonlinearities, normalisation, and moving entries about."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Any, ClassVar

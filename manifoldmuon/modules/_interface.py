@@ -1,5 +1,7 @@
 """What a module declares, and what follows from that by itself."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 from collections.abc import Callable

@@ -1,5 +1,7 @@
 """Published architectures without attention: MLP, ResMLP, ResCNN."""
 
+from __future__ import annotations
+
 from manifoldmuon.modules._algebra import Identity, Module
 from manifoldmuon.modules._atoms import Conv2D, Linear
 from manifoldmuon.modules._bonds import Abs, AveragePool, Flatten, MeanSubtract, ReLU, RMSDivide

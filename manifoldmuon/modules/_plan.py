@@ -4,6 +4,8 @@ Budgets flow down from the whole to the weights, sharpness flows up from the par
 (modular norm, arXiv:2405.14813, section 3).
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple

@@ -1,5 +1,7 @@
 """Architectures built elsewhere: their weights declared by path, for the same algebra."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NoReturn
 
@@ -157,8 +159,8 @@ def declare(tree: Any) -> Declared:
 
     Raises:
       TypeError: not a module.
-      ValueError: an atom that is no `Slot`; paths of which one lies inside the other; or slots of
-        one path that differ in manifold or copies, or of which some are frozen and others not.
+      ValueError: an atom that is not a `Slot`; paths of which one lies inside the other; or slots
+        of one path that differ in manifold or copies, or of which some are frozen and others not.
 
     Example:
       `declare(Slot("layers/1/weight", m) @ ReLU() @ Slot("layers/0/weight", m))`

@@ -1,5 +1,7 @@
 """Weight sharing: one leaf in several places, with a budget that counts them all."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from typing import Any, ClassVar

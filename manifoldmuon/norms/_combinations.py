@@ -1,5 +1,7 @@
 """Ways to combine the norms of layers into one norm, and the duality maps of the wholes."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 

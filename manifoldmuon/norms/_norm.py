@@ -1,5 +1,7 @@
 """The interface of a norm on weights, and the scales that depend on a weight's shape."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import math

@@ -1,5 +1,7 @@
 """The spectral norm at any scale: the norms under which Muon is steepest descent."""
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from typing import Any

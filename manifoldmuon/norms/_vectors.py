@@ -1,5 +1,7 @@
 """Norms of vectors and of tables of vectors: Euclidean length, largest entry, longest row."""
 
+from __future__ import annotations
+
 import dataclasses
 
 import jax.numpy as jnp

@@ -1,5 +1,7 @@
 """Automatic gradient descent: a step whose length follows from the depth and the gradient."""
 
+from __future__ import annotations
+
 import math
 from typing import Any, NamedTuple
 

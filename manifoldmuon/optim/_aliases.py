@@ -1,5 +1,7 @@
 """Whole optimizers: chains of the links, and nothing else."""
 
+from __future__ import annotations
+
 from typing import Any, Protocol, runtime_checkable
 
 import optax

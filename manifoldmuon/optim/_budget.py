@@ -1,5 +1,7 @@
 """Static shares of the learning rate, one per leaf."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

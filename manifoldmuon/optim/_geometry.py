@@ -4,6 +4,8 @@ A specification (of manifolds, layouts or budgets) is a prefix tree, what `by_pa
 function of path and leaf. It is held against a tree of parameters once for each structure.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import re

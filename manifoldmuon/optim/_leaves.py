@@ -4,6 +4,8 @@ A link pairs updates with parameters (`pair_up`), asks for something at every le
 puts the answers back (`Places.fill`). Layouts are applied here and nowhere else.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 

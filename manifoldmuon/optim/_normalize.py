@@ -1,5 +1,7 @@
 """Normed descent: the update of any optimizer, with every leaf brought to its target norm."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax
@@ -74,7 +76,7 @@ def normalize(
     shares = scale_by_budget(budgets)
 
     def init_fn(params: Any) -> NormalizeState:
-        if is_placeholder(params):  # a leaf that is no parameter
+        if is_placeholder(params):  # a leaf that is not a parameter
             return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
         places = find_manifolds(geometry, params)
         leaves, vectors = places.leaves(params), {}

@@ -1,5 +1,7 @@
 """The last link, from a tangent step to a step between points, and its place in a chain."""
 
+from __future__ import annotations
+
 from typing import Any
 
 import jax

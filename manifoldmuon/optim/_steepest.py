@@ -1,5 +1,7 @@
 """From gradients to steepest directions, of each leaf by itself or of the whole tree."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax

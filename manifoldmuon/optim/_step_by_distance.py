@@ -1,5 +1,7 @@
 """A learning rate from a lower bound on the distance to the optimum."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax
@@ -51,7 +53,7 @@ def step_by_distance(
     `D >= sum_i h_i <g_i, w_0 - w_i> / |sum_i h_i g_i|_dual`.
 
     Here the norm is the modular one of `geometry` and `budgets`, whose dual norm is the slope
-    along its own steepest direction. On curved manifolds and for other losses the bound is a
+    along its own steepest direction. On constrained manifolds and for other losses the bound is a
     heuristic.
 
     Every step costs one more steepest direction for each leaf, and the state holds two more

@@ -1,5 +1,7 @@
 """A learning rate found by trying: backtracking along the curve of the retraction."""
 
+from __future__ import annotations
+
 from typing import Any, NamedTuple
 
 import jax

@@ -1,5 +1,7 @@
 """A learning rate computed in every step from the loss and its slope, by a rule."""
 
+from __future__ import annotations
+
 import abc
 import dataclasses
 import math

@@ -1,5 +1,7 @@
 """A manifold's methods for a whole tree of parameters."""
 
+from __future__ import annotations
+
 import zlib
 from collections.abc import Callable
 from typing import Any

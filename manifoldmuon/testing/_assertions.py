@@ -1,5 +1,7 @@
 """Comparisons that name the law they check."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Hashable
 

@@ -1,5 +1,7 @@
 """The laws of a manifold, as a check for any implementation."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -45,8 +47,8 @@ def check_manifold(
       tolerance: for float32 results, relative to their size.
       gap: how large the certified gap of a direction may be; the budget of a solver decides.
       on_set: how far from the set a projected, retracted or random point may be.
-      overshoot: how far above 1 the norm of a direction may be: what an approximation of the
-        matrix sign leaves.
+      overshoot: how far above 1 the norm of a direction may be: what an approximation of
+        msign leaves.
       thorough: whether to run the slow checks too, each of which compiles everything once more:
         without `jax.jit`, under `jax.vmap`, and in bfloat16.
 

@@ -1,5 +1,7 @@
 """The laws of a method for msign, as a check for any implementation."""
 
+from __future__ import annotations
+
 import math
 
 import jax

@@ -1,5 +1,7 @@
 """The laws of a norm, as a check for any implementation."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import NamedTuple
 

@@ -1,5 +1,7 @@
 """The Stiefel problem in float64 NumPy: problems to solve, and the errors of a solution."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
 import numpy as np

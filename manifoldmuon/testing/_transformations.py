@@ -1,5 +1,7 @@
 """What makes a gradient transformation a good Optax citizen, as checks anyone can run."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, NamedTuple

@@ -14,6 +14,8 @@ tangent part of the gradient. No dual variable is needed, neither for the direct
 certificate: the optimum itself is known, half the nuclear norm of `G W^T - W G^T`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any
 

@@ -9,6 +9,8 @@ hands on is `T / unit_of(parts)`: the same for G and c*G.
 Each takes a fixed number of steps, unless a `tolerance` above 0 says when to stop.
 """
 
+from __future__ import annotations
+
 import dataclasses
 from typing import Any, NamedTuple
 

@@ -1,5 +1,7 @@
 """The interface of a solver for the steepest direction on the Stiefel manifold, and its answer."""
 
+from __future__ import annotations
+
 import abc
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar

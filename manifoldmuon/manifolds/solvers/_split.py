@@ -5,6 +5,8 @@ direction worth considering is `A = W X + Q Y`: from here on a solver meets only
 whatever the number of rows (Z = G + 2 W Lambda has the singular values of [B + 2 Lambda; R]).
 """
 
+from __future__ import annotations
+
 import math
 from typing import NamedTuple
 
