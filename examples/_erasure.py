@@ -95,8 +95,8 @@ def _masked(params: Any, mask: Float[Array, "n n"]) -> Any:
 def scale_by_spectral_norm() -> optax.GradientTransformation:
     """Brings gradients to RMS-to-RMS norm 1 and leaves their singular vectors alone.
 
-    By power iteration with a carried vector; the gradients are nearly of rank one, for which one
-    step is exact.
+    By power iteration, warm-started; the gradients are nearly of rank one, for which one step is
+    exact.
     """
 
     def init_fn(params: Any) -> list[jax.Array]:

@@ -1,8 +1,8 @@
 """Steps without a learning rate beside modular descent with the best rate of a grid.
 
-`python -m examples.free_steps --help`: handwritten digits, an MLP and a residual MLP, flat and
-constrained. Everything but the length of the steps is the same. What the numbers say is on
-docs/math/agd.md.
+`python -m examples.free_steps --help`: handwritten digits, an MLP and a residual MLP,
+unconstrained and constrained. Everything but the length of the steps is the same. What the numbers
+say is on docs/math/agd.md.
 """
 
 import sys

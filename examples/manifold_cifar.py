@@ -35,7 +35,7 @@ Schedule = optax.Schedule
 
 
 def without_projection(learning_rate: Schedule) -> optax.GradientTransformation:
-    """The matrix sign of the gradient itself, and the retraction alone to stay on the manifold."""
+    """msign of the gradient itself, and the retraction alone to stay on the manifold."""
     return mm.optim.chain(
         mm.optim.scale_by_steepest(Euclidean(Spectral())),
         optax.scale_by_learning_rate(learning_rate),

@@ -63,7 +63,7 @@ class Method:
 
 
 def flat(settings: Settings, vocabulary: int) -> Module:
-    """The GPT of the Modula package, dualized with this package's converged matrix sign."""
+    """The GPT of the Modula package, dualized with this package's converged msign."""
     return GPT(vocabulary, settings.width, settings.heads, settings.blocks)
 
 
