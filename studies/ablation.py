@@ -35,10 +35,10 @@ class Ablation(Study):
     """Constraint, direction, mass: which of the three buys what?
 
     Trains a character GPT and an image classifier with every combination of: weights on their
-    manifolds or flat; the steepest direction, the gradient, or Adam's direction, all brought to
-    the same norm; budgets that follow from the masses, or equal ones. Beside them, plain Adam on
-    the standard parametrisation. Each arm counts at its own best learning rate, chosen for each
-    seed by the other seeds; differences are paired by seed.
+    manifolds or unconstrained; the steepest direction, the gradient, or Adam's direction, all
+    brought to the same norm; budgets that follow from the masses, or equal ones. Beside them, plain
+    Adam on the standard parametrisation. Each arm counts at its own best learning rate, chosen for
+    each seed by the other seeds; differences are paired by seed.
     """
 
     name: ClassVar[str] = "ablation"

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-import chex
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -47,7 +46,7 @@ class NoProjection(StiefelSolver):
     The negative control. Its residual is right; its gap it does not know (NaN).
     """
 
-    def init_dual(self, shape: tuple[int, ...]) -> chex.ArrayTree:
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
         del shape
         return ()  # it hands nothing on to the next problem
 
@@ -55,7 +54,7 @@ class NoProjection(StiefelSolver):
         self,
         point: Float[Array, "*batch m n"],
         grad: Float[Array, "*batch m n"],
-        dual: chex.ArrayTree,
+        dual: Any,
     ) -> Steepest:
         direction = msign(grad, DEFAULT_MSIGN)
         along = 2 * sym(point.mT @ direction)

@@ -150,7 +150,7 @@ def half_life(steps: Sequence[int], auc: Sequence[float | None]) -> float | None
 
 def ranks(problem: Problem, batch: int, seed: int) -> dict[str, float]:
     """The stable rank of the first gradient of the middle matrix, and of what dualizing makes of
-    it: the published iteration, and the matrix sign."""
+    it: the published iteration, and msign."""
     weights = start(problem, None, 1, seed)
     key = jax.random.fold_in(jax.random.key(seed), 1)
     grad = jax.jit(_grad, static_argnums=3)(weights, key, problem.train, batch)[MIDDLE]

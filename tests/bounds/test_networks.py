@@ -49,6 +49,10 @@ def body(net):
     return Compose(net.constrained().parts[1:])
 
 
+# Climbing is chaotic: rounding alone, which differs between versions of XLA, leads one start to a
+# slope half as large. The best of several is the same everywhere to a few per cent.
+STARTS = 6
+
 # network, an input, its size, and how much of each bound is found at least: in inputs and weights
 # over all weights on the manifolds, then at the weights of a random start.
 NETWORKS = {
@@ -75,10 +79,10 @@ def test_no_attack_exceeds_the_bounds(name):
     here = bound(net, params, input_norm=size)
     attack = Attack(net, anywhere.inputs, anywhere.outputs, jnp.zeros(shape))
     found = [
-        attack.climb(2, weights=False, free=True) / anywhere.lipschitz_inputs,
-        attack.climb(2, weights=True, free=True) / anywhere.lipschitz_weights,
-        attack.climb(2, weights=False, free=False, params=params) / here.lipschitz_inputs,
-        attack.climb(2, weights=True, free=False, params=params) / here.lipschitz_weights,
+        attack.climb(STARTS, weights=False, free=True) / anywhere.lipschitz_inputs,
+        attack.climb(STARTS, weights=True, free=True) / anywhere.lipschitz_weights,
+        attack.climb(STARTS, weights=False, free=False, params=params) / here.lipschitz_inputs,
+        attack.climb(STARTS, weights=True, free=False, params=params) / here.lipschitz_weights,
     ]
     print(f"{name}:", *(f"{share:.3f}" for share in found))
     assert max(found) <= NEAR
