@@ -1,4 +1,4 @@
-"""The example of certificates, on a few steps: bounds on their sides of what attacks find."""
+"""The example of bounds, on a few steps: bounds on their sides of what attacks find."""
 
 import json
 
@@ -20,5 +20,5 @@ def test_attacks_stay_below_the_certificates(tmp_path, monkeypatch):
             assert row[kind]["found"] <= row[kind]["certified at the weights"] * (1 + 1e-4)
         for line in row["accuracy"]:
             assert line["certified"] <= line["attacked"] <= row["test accuracy"]
-        # Flat space is no constraint: nothing is certified without the weights.
+        # Flat space is not a constraint: nothing is certified without the weights.
         assert row["input slope"]["certified on the sets"] is None

@@ -151,7 +151,7 @@ def test_options_reach_the_training(tmp_path, capsys):
     assert record["summary"]["stiefel"]["lipschitz"]["mean"] == pytest.approx(8, rel=1e-5)
     assert record["summary"]["stiefel"]["test_accuracy"]["error"] is None
     assert [run["seed"] for run in record["runs"]["stiefel"]] == [5]
-    # The end of the loss curve is the end of training, though 7 is no multiple of anything.
+    # The end of the loss curve is the end of training, though 7 is not a multiple of anything.
     assert record["runs"]["stiefel"][0]["step"][-1] == 7
     with np.load(tmp_path / "g.npz") as recorded:
         names = sorted({key.split("/")[0] for key in recorded})

@@ -1,4 +1,4 @@
-"""The spectral norm: carried power iteration and the accurate one."""
+"""The spectral norm: warm-started power iteration and the accurate one."""
 
 import jax
 import jax.numpy as jnp
