@@ -1,5 +1,6 @@
 # Every target does its own set-up in .venv: all it needs is Python >= 3.11 and make.
 #   make train ARGS="--help"     make test PYTEST_ARGS="tests/linalg -x"     make test WORKERS=0
+#   make test VENV=.venv-13 PYTHON=python3.13
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,11 +11,16 @@ WORKERS ?= 2
 # The first interpreter that is new enough.
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+# What `make ends` takes for the oldest and the newest Python.
+OLDEST ?= python3.11
+NEWEST ?= python3.13
+# How versions are chosen, for uv; empty: by pip, the newest.
+RESOLUTION ?=
 CODE := $(wildcard manifoldmuon studies examples benchmarks tests docs)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train reproduce test lint types unit docs bench format clean
+.PHONY: help train reproduce test lint types unit ends docs bench format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -32,10 +38,14 @@ lint: $(VENV)/.dev
 	@$(BIN)/ruff format --check $(CODE) || { echo "Run 'make format'." >&2; exit 1; }
 
 types: $(VENV)/.dev
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+
+ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
+	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct
+	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
 
 docs: $(VENV)/.dev  ## Build the documentation strictly into site/
 	@# Not --quiet: it hides the warnings from --strict, too.
@@ -49,8 +59,8 @@ format: $(VENV)/.dev  ## Sort the imports and format the code
 	@$(BIN)/ruff check --quiet --fix $(CODE) || true
 	@$(BIN)/ruff format --quiet $(CODE)
 
-clean:  ## Remove .venv and everything that is built
-	@rm -rf $(VENV) site dist build .pytest_cache .ruff_cache
+clean:  ## Remove the environments and everything that is built
+	@rm -rf $(VENV) .venv-oldest .venv-newest site dist build .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: set-up runs again only when pyproject.toml has changed, and an interrupted one is
@@ -71,5 +81,7 @@ $(VENV)/.examples: $(VENV)/.python pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.python pyproject.toml
 	@echo "Setting up .venv for development (only once; a minute or two) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(RESOLUTION),uv,--editable '.[dev]')
+	@$(if $(RESOLUTION),$(BIN)/uv pip install --quiet --python $(BIN)/python \
+		--resolution $(RESOLUTION) --editable '.[tests]')
 	@touch $@ $(VENV)/.examples
