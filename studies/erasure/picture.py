@@ -236,7 +236,9 @@ def _with_bars(
 ) -> None:
     """Means with their intervals as bars; one seed has none."""
     means, low, high = _limits(found)
-    panel.errorbar(x, means, [means - low, high - means], color=colour, marker="o", markersize=4,
+    # As lists: Matplotlib tests arrays of one element in a way that NumPy 2.0 deprecates.
+    bars = [(means - low).tolist(), (high - means).tolist()]
+    panel.errorbar(x, means, bars, color=colour, marker="o", markersize=4,
                    linewidth=1.4, elinewidth=1.1, capsize=2.5, label=label)  # fmt: skip
 
 
