@@ -4,7 +4,15 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-NAMES = ("msign_accuracy", "solvers", "drift", "tuning", "carried_norms", "gpt_throughput")
+NAMES = (
+    "steps",
+    "msign_accuracy",
+    "solvers",
+    "drift",
+    "tuning",
+    "power_iteration",
+    "gpt_throughput",
+)
 
 
 def main() -> int:

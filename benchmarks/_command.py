@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from examples import _command
+import examples.command
 from studies.command import Parser
 
 
 def command(name: str, description: str) -> Parser:
-    """`--out`, `--overwrite`, and room for more; `examples._command.parse` reads them."""
-    return _command.command(
+    """`--out`, `--overwrite`, and room for more; `examples.command.parse` reads them."""
+    return examples.command.command(
         name, description, package="benchmarks", folder=Path("benchmarks/results")
     )

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command
-from examples._command import parse
+from examples.command import parse
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from studies.records import environment, write_record

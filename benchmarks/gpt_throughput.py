@@ -22,10 +22,10 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command
-from examples._command import parse
-from examples.gpt._methods import METHODS, Job, build_equal, build_muon, constrained
-from examples.gpt._settings import Settings
-from examples.gpt._training import chunk_of_steps, mean_loss
+from examples.command import parse
+from examples.gpt.methods import METHODS, Job, build_equal, build_muon, constrained
+from examples.gpt.settings import Settings
+from examples.gpt.training import chunk_of_steps, mean_loss
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.modules import Module

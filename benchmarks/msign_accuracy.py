@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._command import command
-from examples._command import parse, save
+from examples.command import parse, save
 from manifoldmuon.linalg import (
     CUBIC,
     DEFAULT_MSIGN,

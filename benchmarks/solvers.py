@@ -3,7 +3,7 @@
     python -m benchmarks.solvers            # a few minutes; writes benchmarks/results/solvers.*
 
 Times are ratios within one run to 100 iterations of the published dual ascent with a ten-step
-Polar Express matrix sign on the full matrices, and to the unconstrained direction; gaps and
+Polar Express msign of the full matrices, and to the unconstrained direction; gaps and
 residuals are measured in float64 by singular value decompositions. Gradients are the four
 families of `manifoldmuon.testing` and those recorded from the main job.
 """
@@ -16,8 +16,8 @@ import numpy as np
 
 from benchmarks._command import command
 from benchmarks._published import dual_ascent
-from examples._command import parse
-from examples._gradients import record_gradients
+from examples.command import parse
+from examples.digits.gradients import record_gradients
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN, NewtonSchulz, PolarExpress, msign
 from manifoldmuon.manifolds.solvers import (

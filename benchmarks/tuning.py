@@ -19,10 +19,10 @@ import optax
 from tqdm import tqdm
 
 from benchmarks._command import command
-from examples._command import parse
 from examples._mean import Mean
-from examples._methods import METHODS, PRESETS, build_adamw
-from examples._settings import Settings
+from examples.command import parse
+from examples.digits.methods import METHODS, PRESETS, build_adamw
+from examples.digits.settings import Settings
 from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import batches
 from studies.records import environment, write_record

@@ -34,7 +34,7 @@ def problems(root: Path = ROOT) -> list[str]:
                 found.append(f"{path} has no docstring")
     listed = _listed(root)
     found += [f"{path} is on no page of docs/api" for path in sorted(public - set(listed))]
-    found += [f"{listed[path]} lists {path}, no public name" for path in set(listed) - public]
+    found += [f"{listed[path]} lists {path}, not a public name" for path in set(listed) - public]
     return found
 
 

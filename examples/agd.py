@@ -13,10 +13,10 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from examples._agd import AGDRun, AGDSettings, methods, scale_images, train
-from examples._arguments import Parser, integer, positive, refuse_twice
-from examples._command import command, interrupted, load, parse, progress
-from examples._command import save as save_record
-from examples._figure import save as save_figure
+from examples.command import command, interrupted, load, parse, progress
+from examples.command import save as save_record
+from examples.digits.arguments import Parser, integer, positive, refuse_twice
+from examples.digits.figure import save as save_figure
 from studies import datasets
 
 Runs = Mapping[int, Mapping[str, AGDRun]]

@@ -20,7 +20,7 @@ import numpy as np
 import optax
 
 import manifoldmuon as mm
-from examples._command import command, interrupted, parse, progress, save
+from examples.command import command, interrupted, parse, progress, save
 from manifoldmuon.bounds import Bounds, bound, certified_radius
 from manifoldmuon.modules import MLP, Module
 from studies.datasets import load_digits
@@ -103,9 +103,10 @@ def largest_slope(net: Module, params: Any, x: jax.Array) -> float:
 
 def largest_weight_slope(net: Module, params: Any, x: jax.Array) -> float:
     """The largest movement of an output found, per step of modular norm 1: alternating ascent."""
-    flat = net.unconstrained()
+    free = net.unconstrained()
     steepest = optax.chain(
-        mm.optim.scale_by_steepest(flat.geometry()), mm.optim.scale_by_budget(flat.budgets())
+        mm.optim.scale_by_steepest(free.geometry()),
+        mm.optim.scale_by_budget(free.budgets()),
     )
 
     def dualize(grads):
@@ -204,8 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bar.set_description(name)
                 weights[name] = train(net, given.seed, training, bar.update)
         for name, net in NETWORKS.items():
-            certificate, found[name] = measure(net, weights[name], test)
-            print(f"\n{name}, at its weights:\n{certificate}")
+            bound, found[name] = measure(net, weights[name], test)
+            print(f"\n{name}, at its weights:\n{bound}")
     except KeyboardInterrupt:
         return interrupted()
     for name, row in found.items():

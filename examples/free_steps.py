@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from examples._arguments import integer, positive, refuse_twice
-from examples._command import command, interrupted, parse, progress, save
 from examples._free import NETWORKS, FreeRun, free_links, train_once, trainer, tuned_links
 from examples._mean import Mean
+from examples.command import command, interrupted, parse, progress, save
+from examples.digits.arguments import integer, positive, refuse_twice
 
 Runs = Mapping[str, Mapping[str, Sequence[FreeRun]]]
 

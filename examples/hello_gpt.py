@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from examples import _figure
-from examples._arguments import Parser, integer, positive, refuse_twice
-from examples._command import command, interrupted, parse, progress, save
-from examples.gpt import _report, _text
-from examples.gpt._methods import METHODS
-from examples.gpt._sampling import sample
-from examples.gpt._settings import Settings
-from examples.gpt._training import Run, Trainer
+from examples.command import command, interrupted, parse, progress, save
+from examples.digits import figure
+from examples.digits.arguments import Parser, integer, positive, refuse_twice
+from examples.gpt import report, texts
+from examples.gpt.methods import METHODS
+from examples.gpt.sampling import sample
+from examples.gpt.settings import Settings
+from examples.gpt.training import Run, Trainer
 from studies.datasets import DatasetError
 
 
@@ -43,14 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parse(p, argv, resumes=True)
     refuse_twice(p, given, "seeds")
     if given.width % (2 * given.heads):
-        p.error(f"argument --width: {given.width} is no even multiple of the {given.heads} heads")
+        p.error(
+            f"argument --width: {given.width} is not an even multiple of the {given.heads} heads"
+        )
     chosen: dict[str, Any] = {
         field.name: getattr(given, field.name) for field in dataclasses.fields(Settings)
     }
     chosen["seeds"] = tuple(given.seeds)
     settings = Settings(**chosen)
     try:
-        text = _text.load(given.data_dir)
+        text = texts.load(given.data_dir)
     except DatasetError as error:
         p.error(str(error))
     if min(len(text.train), len(text.validation)) <= settings.context:
@@ -60,13 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         train_all(given, settings, text, runs)
     except KeyboardInterrupt:
         return interrupted(f"{len(runs)} of {len(settings.seeds)} runs are in {given.out}")
-    print(_report.table(settings, text, runs))
+    print(report.table(settings, text, runs))
     print(f"\n{runs[0].sample}\n")
     write(given, settings, text, runs)
     return 0
 
 
-def earlier_runs(p: Parser, path: Path, settings: Settings, text: _text.Text) -> list[Run]:
+def earlier_runs(p: Parser, path: Path, settings: Settings, text: texts.Text) -> list[Run]:
     """The runs of a record that is there already, if it is of the same protocol."""
     if not path.exists():
         return []
@@ -74,16 +76,16 @@ def earlier_runs(p: Parser, path: Path, settings: Settings, text: _text.Text) ->
     same = settings.as_record() | {"seeds": record.get("settings", {}).get("seeds")}
     if record.get("settings") != same or record.get("text") != text.name:
         p.error(f"{path} is of another protocol; pass --overwrite, or another --out")
-    return [run for run in _report.from_record(record) if run.seed in settings.seeds]
+    return [run for run in report.from_record(record) if run.seed in settings.seeds]
 
 
 def write(
-    given: argparse.Namespace, settings: Settings, text: _text.Text, runs: Sequence[Run]
+    given: argparse.Namespace, settings: Settings, text: texts.Text, runs: Sequence[Run]
 ) -> None:
     """Writes the record, and beside it the picture and the samples."""
     picture, samples = (given.out.with_suffix(suffix) for suffix in (".png", ".txt"))
-    save(given, _report.as_record(settings, text, runs), replace=True)
-    _figure.save(_report.picture(settings, text, runs), picture)
+    save(given, report.as_record(settings, text, runs), replace=True)
+    figure.save(report.picture(settings, text, runs), picture)
     samples.write_text("\n\n".join(run.sample for run in runs) + "\n", encoding="utf-8")
 
 
@@ -121,7 +123,7 @@ def options() -> Parser:
 
 
 def train_all(
-    given: argparse.Namespace, settings: Settings, text: _text.Text, runs: list[Run]
+    given: argparse.Namespace, settings: Settings, text: texts.Text, runs: list[Run]
 ) -> None:
     """Adds the run of every seed that is missing, and writes the record after each."""
     trainer = Trainer(settings, text)

@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from examples import _published
-from examples._command import command, interrupted, load, parse, progress, save
 from examples._mean import Mean
+from examples.command import command, interrupted, load, parse, progress, save
 from studies.datasets import Dataset, load_mnist
 
 STEPS, CHUNK, BATCH = 1000, 20, 128

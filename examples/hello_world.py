@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from examples import _published
-from examples._command import command, interrupted, parse, progress, save
+from examples.command import command, interrupted, parse, progress, save
 from manifoldmuon.modules import Linear, Module, ReLU
 
 STEPS, CHUNK = 1000, 20

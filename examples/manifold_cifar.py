@@ -20,8 +20,8 @@ import optax
 from tqdm import tqdm
 
 import manifoldmuon as mm
-from examples._command import command, interrupted, load, parse, progress, save
 from examples._mean import Mean
+from examples.command import command, interrupted, load, parse, progress, save
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import Spectral

@@ -21,8 +21,8 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 import manifoldmuon as mm
-from examples import _figure
-from examples._command import command, interrupted, parse, progress, save
+from examples.command import command, interrupted, parse, progress, save
+from examples.digits import figure
 from manifoldmuon.modules import GELU, Bond, Identity, LayerNorm, Linear, Module
 from studies.datasets import load_digits
 
@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 save(given, as_record(curves), replace=True)
     except KeyboardInterrupt:
         return interrupted(f"{len(curves)} of {len(sizes)} sizes are in {given.out}")
-    _figure.save(draw(curves), picture)
+    figure.save(draw(curves), picture)
     table_of.write_text(table(curves) + "\n", encoding="utf-8")
     print(table(curves))
     print("written:", given.out, picture, table_of)

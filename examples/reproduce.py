@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from examples._arguments import Parser
-from examples._command import INTERRUPTED
 from examples._reproduction import CHAPTERS, NARROW, SHORT, Record, markdown, text
+from examples.command import INTERRUPTED
+from examples.digits.arguments import Parser
 
 RESULTS = Path(__file__).parent / "results"
 TABLE = "reproduction.md"

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from examples import _figure
-from examples._arguments import SUFFIXES, Arguments, parse, parser
-from examples._command import interrupted
-from examples._gradients import record_gradients, save_gradients
-from examples._loop import Run, Trainer
-from examples._methods import METHODS
-from examples._settings import Settings
-from examples._summary import as_record, leads_over_adamw, summarise
-from examples._table import table
+from examples.command import interrupted
+from examples.digits import figure
+from examples.digits.arguments import SUFFIXES, Arguments, parse, parser
+from examples.digits.gradients import record_gradients, save_gradients
+from examples.digits.loop import Run, Trainer
+from examples.digits.methods import METHODS
+from examples.digits.settings import Settings
+from examples.digits.summary import as_record, leads_over_adamw, summarise
+from examples.digits.table import table
 from studies.datasets import DatasetError, FlatImages
 from studies.records import write_record
 
@@ -107,7 +107,7 @@ def write(
     """Writes the record and, beside it, the picture; returns where."""
     paths = [arguments.out / f"{name_of(arguments)}{suffix}" for suffix in SUFFIXES]
     write_record(paths[0], record, overwrite=arguments.overwrite)
-    _figure.save(_figure.picture(arguments.settings, runs), paths[1])
+    figure.save(figure.picture(arguments.settings, runs), paths[1])
     return paths
 
 

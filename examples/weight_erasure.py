@@ -21,10 +21,10 @@ import numpy as np
 import optax
 
 from examples import _published
-from examples._arguments import integer as whole
-from examples._arguments import positive
-from examples._command import command, interrupted, load, parse, progress, save
 from examples._erasure import BATCH, METHODS, MIDDLE, SAMPLED, Problem, stable_ranks
+from examples.command import command, interrupted, load, parse, progress, save
+from examples.digits.arguments import integer as whole
+from examples.digits.arguments import positive
 from studies.datasets import Dataset, load_cifar10
 
 RUNS = ("dualized:0.5", "gradient:0.5", "dualized:2")

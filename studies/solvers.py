@@ -1,4 +1,4 @@
-"""The solver shoot-out: gaps along real training runs, and whether the exact direction pays."""
+"""Solvers compared: gaps along real training runs, and whether the exact direction pays."""
 
 import dataclasses
 import functools

@@ -37,7 +37,7 @@ def test_all_benchmarks_run_though_one_ends_in_its_middle(monkeypatch, capsys):
 
 def test_an_unknown_benchmark_is_one_line(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "speed"])
-    with pytest.raises(SystemExit, match="no benchmark 'speed'; there are msign_accuracy, "):
+    with pytest.raises(SystemExit, match="no benchmark 'speed'; there are steps, "):
         runner.main()
 
 

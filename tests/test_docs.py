@@ -48,7 +48,7 @@ def test_gaps_are_found(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
     assert sorted(coverage.problems(tmp_path)) == [
-        "linalg.md lists manifoldmuon.linalg._a.gone, no public name",
+        "linalg.md lists manifoldmuon.linalg._a.gone, not a public name",
         "manifoldmuon.linalg.silent has no docstring",
         "manifoldmuon.linalg.unlisted is on no page of docs/api",
         "manifoldmuon.testing has no __all__",

@@ -25,7 +25,7 @@ def power_iteration(
     steps: int = 2,
     cold_steps: int | None = None,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"]]:
-    """A lower bound of `||x||_2` that sharpens from call to call with a carried vector.
+    """A lower bound of `||x||_2` that sharpens from call to call with a vector kept from it.
 
     Two steps per call suffice where x changes slowly, as an update under momentum does
     (modular norm, arXiv:2405.14813, appendix A.3).
@@ -73,8 +73,8 @@ def power_iteration(
         v = jax.lax.fori_loop(0, jnp.where(cold, cold_steps, steps), step, v)
     sigma = jnp.linalg.norm(_apply(scaled, v), axis=-1)
     found = jnp.isfinite(sigma) & (sigma != 0)
-    carried = jnp.where(found[..., None], v.astype(vector.dtype), vector)
-    return times_power_of_two(sigma, exponent), carried
+    kept = jnp.where(found[..., None], v.astype(vector.dtype), vector)
+    return times_power_of_two(sigma, exponent), kept
 
 
 def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:

@@ -124,7 +124,7 @@ class Stiefel(_Orthonormal):
     over tangent `A` of spectral norm at most 1 is what a solver finds, and certifies how close it
     came ("Modular Manifolds", Thinking Machines 2025; Modula documentation, Stiefel page). The
     default solver is a closed form, `msign(G W^T - W G^T) W` (Solonko, Molozhavenko, Rakhuba,
-    arXiv:2608.06218, found independently here). In the Frobenius norm the steepest direction is
+    arXiv:2608.06218). In the Frobenius norm the steepest direction is
     the normalised Riemannian gradient.
 
     Attributes:

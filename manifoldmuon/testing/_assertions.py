@@ -76,7 +76,7 @@ def check_value_object(strategy: object) -> None:
     twin = dataclasses.replace(strategy)  # type: ignore[type-var]
     require(f"{name} equals its copy", twin == strategy and hash(twin) == hash(strategy))
     require(f"{name} is not callable", not callable(strategy))
-    require(f"{name} is no pytree node", jax.tree.leaves(strategy) == [strategy])
+    require(f"{name} is not one leaf of a pytree", jax.tree.leaves(strategy) == [strategy])
 
 
 def same_tree_of_shapes(law: str, actual: PyTree, expected: PyTree) -> None:

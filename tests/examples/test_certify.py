@@ -6,7 +6,7 @@ from examples import certify
 from manifoldmuon.modules import MLP
 
 
-def test_attacks_stay_below_the_certificates(tmp_path, monkeypatch):
+def test_attacks_stay_below_the_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr(certify, "STEPS", 50)
     monkeypatch.setattr(certify, "RATE", 1.0)
     monkeypatch.setattr(certify, "RADII", (0.02,))

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from examples.gpt._methods import METHODS
-from examples.gpt._sampling import sample
-from examples.gpt._settings import Settings
-from examples.gpt._text import load
-from examples.gpt._training import Trainer, mean_loss
+from examples.gpt.methods import METHODS
+from examples.gpt.sampling import sample
+from examples.gpt.settings import Settings
+from examples.gpt.texts import load
+from examples.gpt.training import Trainer, mean_loss
 from examples.hello_gpt import main
 from manifoldmuon.linalg import MODULA_SIX_STEP
 from manifoldmuon.modules import Bond
@@ -210,7 +210,7 @@ def test_every_optimizer_has_an_update(name):
         (["--optimizer", "sgd"], "invalid choice: 'sgd'"),
         (["--learning-rate", "-1"], "'-1' is not a positive number"),
         (["--temperature", "0"], "'0' is not a positive number"),
-        (["--width", "10", "--heads", "4"], "10 is no even multiple of the 4 heads"),
+        (["--width", "10", "--heads", "4"], "10 is not an even multiple of the 4 heads"),
         (["--data-dir", "no/such"], "there is no folder no/such"),
         (["--data-dir", "empty"], "Shakespeare: found no"),
         (["--data-dir", "short"], "the text is too short"),

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from examples._gradients import record_gradients, save_gradients
-from examples._settings import Settings
+from examples.digits.gradients import record_gradients, save_gradients
+from examples.digits.settings import Settings
 
 # Without hidden layers: one wide matrix.
 TINY = Settings(widths=(), batch_size=64, preset="fast")

@@ -7,9 +7,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from examples._loop import chunk_lengths
-from examples._methods import METHODS
-from examples._settings import Settings
+from examples.digits.loop import chunk_lengths
+from examples.digits.methods import METHODS
+from examples.digits.settings import Settings
 from examples.train import main
 
 # The tuned rates are for 500 steps: Muon, in flat space, would not get anywhere in so few.

@@ -1,4 +1,4 @@
-"""The solver shoot-out: paired differences, the whole on one layer, refusals."""
+"""Solvers compared: paired differences, the whole on one layer, refusals."""
 
 from pathlib import Path
 

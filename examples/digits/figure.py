@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-from examples._loop import Run
-from examples._methods import METHODS
-from examples._settings import Settings
+from examples.digits.loop import Run
+from examples.digits.methods import METHODS
+from examples.digits.settings import Settings
 
 # Okabe and Ito's colours, which people with colour blindness can tell apart.
 _COLOURS = {"adamw": "#767676", "muon": "#E69F00", "sphere": "#009E73", "stiefel": "#0072B2"}

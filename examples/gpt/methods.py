@@ -10,8 +10,8 @@ from optax.contrib import MuonDimensionNumbers
 
 import manifoldmuon as mm
 from examples._published import SIX_STEPS, TEN_QUINTICS
-from examples.gpt._network import bounded_gpt
-from examples.gpt._settings import Settings
+from examples.gpt.network import bounded_gpt
+from examples.gpt.settings import Settings
 from manifoldmuon.linalg import MsignMethod
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import FAST, StiefelSolver
@@ -62,7 +62,7 @@ class Method:
         return Job(network, self.build(schedule, network), self.constrained)
 
 
-def flat(settings: Settings, vocabulary: int) -> Module:
+def unconstrained(settings: Settings, vocabulary: int) -> Module:
     """The GPT of the Modula package, dualized with this package's converged msign."""
     return GPT(vocabulary, settings.width, settings.heads, settings.blocks)
 
@@ -72,7 +72,7 @@ def published(method: MsignMethod) -> Callable[[Settings, int], Module]:
     matrix, table = Euclidean(RMSToRMS(method)), Euclidean(L1ToRMS(threshold=0.0))
 
     def network(settings: Settings, vocabulary: int) -> Module:
-        return flat(settings, vocabulary).map_atoms(
+        return unconstrained(settings, vocabulary).map_atoms(
             lambda atom: atom.on(table if isinstance(atom, Embed) else matrix)
         )
 
@@ -147,9 +147,9 @@ METHODS = {
     "quintics": Method(
         "Published protocol, ten quintics", 0.1, published(TEN_QUINTICS), build_published
     ),
-    "modular": Method("Modular norm, unconstrained", 0.1, flat, build_modular),
+    "modular": Method("Modular norm, unconstrained", 0.1, unconstrained, build_modular),
     "constrained": Method("Manifold Muon", 0.03, constrained, build_equal, constrained=True),
     "bounded": Method("The same network, unconstrained", 0.03, bounded, build_equal),
-    "muon": Method("optax.contrib.muon", 0.02, flat, build_muon),
-    "adamw": Method("AdamW", 3e-3, flat, build_adamw),
+    "muon": Method("optax.contrib.muon", 0.02, unconstrained, build_muon),
+    "adamw": Method("AdamW", 3e-3, unconstrained, build_adamw),
 }

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from examples._settings import Settings
-from examples._summary import Row
+from examples.digits.settings import Settings
+from examples.digits.summary import Row
 from studies.display import text_table
 
 _LEGEND = """\

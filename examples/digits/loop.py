@@ -13,8 +13,8 @@ import optax
 from jaxtyping import Array, Float
 
 import manifoldmuon as mm
-from examples._methods import METHODS, PRESETS
-from examples._settings import Settings
+from examples.digits.methods import METHODS, PRESETS
+from examples.digits.settings import Settings
 from studies.classification import Weights, accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import FlatImages, batches
 

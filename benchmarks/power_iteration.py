@@ -1,6 +1,6 @@
-"""How close power iteration with carried vectors comes to the spectral norms of real updates.
+"""How close power iteration with vectors kept comes to the spectral norms of real updates.
 
-    python -m benchmarks.carried_norms      # two minutes; benchmarks/results/carried_norms.json
+    python -m benchmarks.power_iteration      # two minutes; benchmarks/results/power_iteration.json
 
 Warm: a 64-128-128-10 ReLU network learns the digits of scikit-learn with batches of 64, each
 layer's update divided by its exact norm; every update of every layer is estimated on the way, from
@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from benchmarks._command import command
-from examples._command import parse
+from examples.command import parse
 from manifoldmuon.linalg import power_iteration, spectral_norm
 from manifoldmuon.norms import PowerIterations
 from studies.datasets import load_digits
@@ -53,8 +53,8 @@ def warm(base: optax.GradientTransformation, images, labels, steps: int) -> np.n
         updates, state = _update(base, grads, state, weights)
         exact = [spectral_norm(update) for update in updates]
         found = [
-            [power_iteration(u, v, n, cold) for n, v in zip(WARM, carried, strict=True)]
-            for u, carried in zip(updates, vectors, strict=True)
+            [power_iteration(u, v, n, cold) for n, v in zip(WARM, kept, strict=True)]
+            for u, kept in zip(updates, vectors, strict=True)
         ]
         sizes = jnp.array([[size for size, _ in layer] for layer in found])
         ratios = sizes / jnp.array(exact)[:, None]
@@ -89,7 +89,7 @@ def cold(rows: int, decay: bool, seed: int, trials: int = 20) -> list[float]:
 
 def main(argv: list[str] | None = None) -> None:
     """Measures, prints both tables and writes the record."""
-    parser = command("carried_norms", "Spectral norms by carried power iteration.")
+    parser = command("power_iteration", "Spectral norms by power iteration from kept vectors.")
     parser.add_argument("--steps", type=int, default=400, help="training steps")
     parser.add_argument("--seed", type=int, default=0, help="of the random matrices")
     options = parse(parser, argv)
@@ -116,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
         found = "  ".join(f"{n}: {x:.3f}" for n, x in zip(COLD, start["worst"], strict=True))
         print(f"cold, {start['rows']:3} rows, {kind}: {found}")
     record = {
-        "what": "estimate / spectral norm, by power iteration from carried vectors",
+        "what": "estimate / spectral norm, by power iteration from vectors kept",
         "training_steps": options.steps,
         "cold_steps_in_training": PowerIterations().cold,
         "learning_rate": RATE,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
-from examples._methods import PRESETS, stiefel
-from examples._settings import Settings
+from examples.digits.methods import PRESETS, stiefel
+from examples.digits.settings import Settings
 from studies.classification import shapes_of, trajectory
 
 Recorded = tuple[str, np.ndarray, np.ndarray]

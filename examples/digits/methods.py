@@ -44,7 +44,7 @@ def build_adamw(
     return optax.adamw(learning_rate, weight_decay=weight_decay)
 
 
-def flat(shapes: Shapes, solver: StiefelSolver) -> Any:
+def unconstrained(shapes: Shapes, solver: StiefelSolver) -> Any:
     """Muon's geometry: all of space, in the norm whose learning rates transfer across widths."""
     del shapes, solver
     return Euclidean(RMSToRMS())
@@ -75,7 +75,7 @@ def stiefel(shapes: Shapes, solver: StiefelSolver) -> Any:
 # `studies.classification`.
 METHODS = {
     "adamw": Method("AdamW", 3e-3, build_adamw),
-    "muon": Method("Muon", 5e-3, mm.optim.muon, flat),
+    "muon": Method("Muon", 5e-3, mm.optim.muon, unconstrained),
     "sphere": Method(
         "hypersphere descent", 1e-2, mm.optim.manifold_muon, spheres, constrained=True
     ),

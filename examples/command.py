@@ -8,7 +8,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from examples._arguments import Parser
+from examples.digits.arguments import Parser
 from studies.datasets import Dataset, DatasetError
 from studies.records import environment, write_record
 

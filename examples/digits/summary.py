@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from examples._loop import Run
 from examples._mean import Mean
-from examples._methods import METHODS
-from examples._settings import Settings
+from examples.digits.loop import Run
+from examples.digits.methods import METHODS
+from examples.digits.settings import Settings
 from studies.records import environment
 
 

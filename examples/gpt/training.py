@@ -12,8 +12,8 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from examples.gpt._methods import METHODS, Job
-from examples.gpt._settings import Settings
+from examples.gpt.methods import METHODS, Job
+from examples.gpt.settings import Settings
 from manifoldmuon.manifolds import EmbeddingRows
 from manifoldmuon.modules import Module
 from studies.datasets import Text, batches, windows

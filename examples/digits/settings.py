@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from examples._methods import METHODS
+from examples.digits.methods import METHODS
 from studies import datasets
 
 

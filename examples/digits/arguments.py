@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from examples._methods import METHODS, PRESETS
-from examples._settings import Settings
+from examples.digits.methods import METHODS, PRESETS
+from examples.digits.settings import Settings
 from studies.command import Parser
 
 

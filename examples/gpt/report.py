@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from examples._mean import Mean
-from examples.gpt._methods import METHODS
-from examples.gpt._settings import Settings
-from examples.gpt._training import PUBLISHED_WINDOWS, Run
+from examples.gpt.methods import METHODS
+from examples.gpt.settings import Settings
+from examples.gpt.training import PUBLISHED_WINDOWS, Run
 from studies.datasets import Text
 from studies.display import text_table
 

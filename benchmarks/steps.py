@@ -1,0 +1,156 @@
+"""One optimizer step on transformer weights: against `optax.contrib.muon`, and Adam against Adam.
+
+    python -m benchmarks steps              # minutes; writes benchmarks/results/steps.*
+
+A tree holds the matrices q, k, v, o, up and down of every layer, each layer by itself or the layers
+stacked as `jax.lax.scan` wants them. A step is `update` and `apply_updates`, compiled as one
+program. Times are medians of rounds in which everything is measured in turn; what counts are the
+ratios within a tree. Compile times are of the first call, tracing included.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import tqdm
+
+import manifoldmuon as mm
+from benchmarks._command import command
+from examples.command import parse
+from manifoldmuon.lab import interleaved_seconds
+from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
+from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from manifoldmuon.norms import RMSToRMS
+from studies.records import environment, write_record
+
+RATE = 0.02
+# layers, width, whether the layers are stacked
+TREES: tuple[tuple[int, int, bool], ...] = (
+    (12, 256, False),
+    (12, 256, True),
+    (48, 128, False),
+    (4, 768, False),
+)
+MUON, ADAM = "optax.contrib.muon", "optax.adam"
+
+Step = Callable[[Any, Any, Any], Any]
+
+
+def tree(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, Any]:
+    """Orthonormal matrices in the shapes of a transformer's."""
+    rng = np.random.default_rng(seed)
+    shapes = dict.fromkeys("qkvo", (width, width))
+    shapes |= {"up": (4 * width, width), "down": (width, 4 * width)}
+
+    def one(shape: tuple[int, int]) -> np.ndarray:
+        tall = np.linalg.qr(rng.standard_normal((max(shape), min(shape))))[0]
+        return (tall if shape[0] >= shape[1] else tall.T).astype(np.float32)
+
+    made = [{name: one(shape) for name, shape in shapes.items()} for _ in range(layers)]
+    if stacked:
+        return {name: jnp.stack([layer[name] for layer in made]) for name in shapes}
+    return {f"layer{i}": jax.tree.map(jnp.asarray, layer) for i, layer in enumerate(made)}
+
+
+def optimizers() -> dict[str, optax.GradientTransformation]:
+    """By name; the first of each pair that is compared comes from Optax."""
+
+    def muon(method=None):
+        return mm.optim.muon(RATE, Euclidean(RMSToRMS(method)))
+
+    def matrices(params):
+        # Muon takes arrays of two axes only, unless it is told which axes are a matrix's.
+        return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), params)
+
+    return {
+        MUON: optax.contrib.muon(RATE, muon_weight_dimension_numbers=matrices),
+        "muon": muon(),
+        "muon, exact": muon(EXACT),
+        "manifold_muon, FAST": mm.optim.manifold_muon(RATE, Stiefel(solver=FAST)),
+        "manifold_muon, ACCURATE": mm.optim.manifold_muon(RATE, Stiefel(solver=ACCURATE)),
+        ADAM: optax.adam(RATE),
+        "normed Adam": optax.chain(
+            mm.optim.normalize(optax.scale_by_adam(), Euclidean(RMSToRMS())),
+            optax.scale_by_learning_rate(RATE),
+        ),
+    }
+
+
+def step_of(tx: optax.GradientTransformation) -> Step:
+    """A whole step as one program."""
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str]) -> dict:
+    """One tree: seconds of a step and of its compilation, by optimizer."""
+    params, grads = tree(layers, width, stacked), tree(layers, width, stacked, seed=1)
+    compiled, functions = {}, {}
+    for name, tx in optimizers().items():
+        if name not in names:
+            continue
+        state, step = tx.init(params), step_of(tx)
+        start = time.perf_counter()
+        jax.block_until_ready(step(params, state, grads))
+        compiled[name] = time.perf_counter() - start
+        functions[name] = functools.partial(step, params, state, grads)
+    return {
+        "layers": layers,
+        "width": width,
+        "stacked": stacked,
+        "seconds": interleaved_seconds(functions, rounds),
+        "compile_seconds": compiled,
+    }
+
+
+def table(rows: list[dict]) -> str:
+    """The rows as Markdown: ratios to the optimizer of Optax."""
+    names = [name for name in rows[0]["seconds"] if name not in (MUON, ADAM)]
+    lines = ["| tree | " + " | ".join(names) + " | trace and compile: | "]
+    lines[0] += " | ".join(names[:-1]) + " |"
+    lines.append("|---" * (2 * len(names) + 1) + "|")
+    for row in rows:
+        seconds, compiled = row["seconds"], row["compile_seconds"]
+        kind = "stacked" if row["stacked"] else "unstacked"
+        cells = [f"{row['layers']} of {row['width']}, {kind}"]
+        for name in names:
+            against = ADAM if name == "normed Adam" else MUON
+            cells.append(f"{seconds[name] / seconds[against]:.2f}" if against in seconds else "")
+        cells.append(f"{compiled[MUON]:.1f} s")
+        cells += [f"{compiled[name] / compiled[MUON]:.2f}" for name in names if name[0] == "m"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark."""
+    p = command("steps", "One optimizer step against optax.contrib.muon and optax.adam.")
+    p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
+    p.add_argument("--trees", type=int, nargs="+", default=range(len(TREES)), metavar="I",
+                   help="which of the trees (default: all)")  # fmt: skip
+    p.add_argument("--only", nargs="+", default=list(optimizers()), metavar="NAME")
+    options = parse(p, argv, beside=(".md",))
+    rows = [
+        measure(*TREES[i], rounds=options.rounds, names=options.only)
+        for i in tqdm(options.trees, unit="tree")
+    ]
+    text = table(rows)
+    print(text)
+    record = {"environment": environment(), "rounds": options.rounds, "rows": rows}
+    write_record(options.out, record, overwrite=options.overwrite)
+    options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
