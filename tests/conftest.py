@@ -4,10 +4,12 @@ import os
 from pathlib import Path
 
 # Both before JAX and the package are imported: eight host devices, for the tests of sharding, and
-# no optimising in LLVM, since the suite compiles for much longer than it computes; ...
+# whatever compiles faster, since the suite compiles for much longer than it computes: no optimising
+# in LLVM, no MLIR between XLA and LLVM, and no splitting of small programs into smaller ones; ...
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    + " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 ).strip()
 # ... on the CPU, so that a run means the same on every machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
