@@ -1,13 +1,16 @@
 """Set-up of the whole suite: eight devices, checked shapes, and the optional data folder."""
 
 import os
+import tempfile
 from pathlib import Path
 
 # Both before JAX and the package are imported: eight host devices, for the tests of sharding, and
-# no optimising in LLVM, since the suite compiles for much longer than it computes; ...
+# whatever compiles faster, since the suite compiles for much longer than it computes: no optimising
+# in LLVM, no MLIR between XLA and LLVM, and no splitting of small programs into smaller ones; ...
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+    + " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 ).strip()
 # ... on the CPU, so that a run means the same on every machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -26,6 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
             f"the suite needs 8 devices and found {jax.device_count()}; run it with "
             "JAX_PLATFORMS=cpu"
         )
+    # Most small programs are the same in many modules: compile them once. Each worker has a folder
+    # of its own, because JAX writes into it without a lock.
+    folder = tempfile.TemporaryDirectory(prefix="manifoldmuon-")
+    config.add_cleanup(folder.cleanup)
+    jax.config.update("jax_compilation_cache_dir", folder.name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(autouse=True, scope="module")
