@@ -1,4 +1,7 @@
-"""The published dual ascent as a user would run it: the yardstick of the solver benchmark."""
+"""Published ways to the steepest direction on the Stiefel manifold, as their users run them.
+
+The dual ascent of "Modular manifolds", and two other implementations of the closed form.
+"""
 
 import functools
 
@@ -6,13 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import POLAR_EXPRESS
+from manifoldmuon.linalg import MUON, POLAR_EXPRESS, FixedSchedule, skew
 
 
-def _msign(x: Float[Array, "m n"], steps: int) -> Float[Array, "m n"]:
+def _msign(
+    x: Float[Array, "m n"], steps: int, schedule: FixedSchedule = POLAR_EXPRESS
+) -> Float[Array, "m n"]:
     x = x / (jnp.linalg.norm(x) + 1e-7)
     identity = jnp.eye(x.shape[1], dtype=x.dtype)
-    for a, b, c in POLAR_EXPRESS.with_steps(steps).coefficients:
+    for a, b, c in schedule.with_steps(steps).coefficients:
         gram = x.T @ x
         x = x @ (a * identity + b * gram + c * gram @ gram)
     return x
@@ -36,3 +41,23 @@ def dual_ascent(
     start = -(point.T @ grad + grad.T @ point) / 4
     dual = jax.lax.fori_loop(0, iterations - 1, ascend, start)
     return _msign(grad + 2 * point @ dual, steps)
+
+
+@jax.jit
+def closed_form_by_qr(point: Float[Array, "m n"], grad: Float[Array, "m n"]) -> Float[Array, "m n"]:
+    """The closed form in the 2n x 2n basis of `qr([W G])`, eight steps of Polar Express.
+
+    Solonko, Molozhavenko and Rakhuba, arXiv:2608.06218.
+    """
+    basis, factor = jnp.linalg.qr(jnp.concatenate([point, grad], axis=1))
+    n = point.shape[1]
+    here, there = factor[:, :n], factor[:, n:]  # W and G in the basis
+    return basis @ (_msign(2 * skew(there @ here.T), 8) @ here)
+
+
+@jax.jit
+def closed_form_by_rows(
+    point: Float[Array, "m n"], grad: Float[Array, "m n"]
+) -> Float[Array, "m n"]:
+    """The closed form by five of Muon's steps on the m x m matrix itself."""
+    return _msign(2 * skew(grad @ point.T), 5, MUON) @ point

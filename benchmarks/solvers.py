@@ -2,10 +2,10 @@
 
     python -m benchmarks.solvers            # a few minutes; writes benchmarks/results/solvers.*
 
-Times are ratios within one run to 100 iterations of the published dual ascent with a ten-step
-Polar Express msign of the full matrices, and to the unconstrained direction; gaps and
-residuals are measured in float64 by singular value decompositions. Gradients are the four
-families of `manifoldmuon.testing` and those recorded from the main job.
+Times are ratios within one run to Muon's five steps in `optax.contrib` and to the published closed
+form (QR of [W G], eight steps of Polar Express of a 2n x 2n matrix); gaps and residuals are
+measured in float64 by singular value decompositions. Gradients are the four families of
+`manifoldmuon.testing` and those recorded from the main job.
 """
 
 import functools
@@ -13,13 +13,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from benchmarks._command import command
-from benchmarks._published import dual_ascent
+from benchmarks._published import closed_form_by_qr, closed_form_by_rows, dual_ascent
 from examples.command import parse
 from examples.digits.gradients import record_gradients
 from manifoldmuon.lab import interleaved_seconds
-from manifoldmuon.linalg import DEFAULT_MSIGN, NewtonSchulz, PolarExpress, msign
+from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
     ADMM,
@@ -27,15 +28,26 @@ from manifoldmuon.manifolds.solvers import (
     AlternatingProjection,
     DualAscent,
     FixedPoint,
+    Resolvents,
+    SkewLift,
     StiefelSolver,
 )
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.records import environment, write_record
 
-SHAPES = ((3072, 128), (128, 64), (64, 10))
+SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))
+# Iterative solvers take long and gaps need singular values in float64: not for the largest.
+SMALL = ((3072, 128), (128, 64), (64, 10))
+PUBLISHED = {
+    "published dual ascent": dual_ascent,
+    "published closed form, QR": closed_form_by_qr,
+    "m x m, five steps of Muon": closed_form_by_rows,
+}
 SOLVERS: dict[str, StiefelSolver] = {
     "accurate": ACCURATE,
     "fast": FAST,
+    "products": SkewLift(),
+    "resolvents": Resolvents(),
     "alternating projection, 10": AlternatingProjection(steps=10),
     "dual ascent, 30": DualAscent(steps=30),
     "dual ascent, 100": DualAscent(steps=100),
@@ -46,11 +58,11 @@ SOLVERS: dict[str, StiefelSolver] = {
 }
 # The direction that a user of Muon would take without a constraint: a published, fast schedule.
 UNCONSTRAINED = {
-    "unconstrained, default msign": DEFAULT_MSIGN,
-    "unconstrained, Polar Express 7": NewtonSchulz(
-        PolarExpress(1e-3, steps=7, safety=1.0001, cushion=0.05)
-    ),
+    "unconstrained, converged msign": DEFAULT_MSIGN,
+    "unconstrained, training msign": TRAINING_MSIGN,
 }
+MUON = "optax.contrib.muon, five steps"
+DIRECT = ("accurate", "fast", "products", "resolvents")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -80,12 +92,12 @@ def accuracy(name: str, solver: StiefelSolver, problems: dict) -> list[dict]:
     return rows
 
 
-def published_accuracy(problems: dict) -> list[dict]:
-    """The same row for the published loop."""
+def published_accuracy(name: str, problems: dict) -> list[dict]:
+    """The same row for what others have published."""
     rows = []
     for label, (point, grad) in problems.items():
-        errors = stiefel_errors(point, grad, dual_ascent(point, grad))
-        row = {"solver": "published dual ascent", "gradient": label, "shape": list(point.shape)}
+        errors = stiefel_errors(point, grad, PUBLISHED[name](point, grad))
+        row = {"solver": name, "gradient": label, "shape": list(point.shape)}
         rows.append(row | {"gap": errors.gap, "residual": errors.residual, "norm": errors.norm})
     return rows
 
@@ -108,13 +120,27 @@ def recorded_problems(steps: int) -> dict:
 
 def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
     """Median seconds per direction on a Gaussian gradient."""
-    point, grad = family_problems(shape, 0)["gaussian"]
-    functions = {"published dual ascent": functools.partial(dual_ascent, point, grad)}
+    rng = np.random.default_rng(0)
+    point = jnp.float32(np.linalg.qr(rng.standard_normal(shape))[0])
+    grad = jnp.float32(rng.standard_normal(shape))
+    functions: dict = {MUON: functools.partial(_muon_direction, grad)}
+    for name, function in PUBLISHED.items():
+        if shape in SMALL or name == "published closed form, QR":
+            functions[name] = functools.partial(function, point, grad)
     for name, solver in SOLVERS.items():
-        functions[name] = functools.partial(solve, solver, point, grad)
+        if shape in SMALL or name in DIRECT:
+            functions[name] = functools.partial(solve, solver, point, grad)
     for name, method in UNCONSTRAINED.items():
         functions[name] = functools.partial(msign, grad, method)
     return interleaved_seconds(functions, rounds)
+
+
+@jax.jit
+def _muon_direction(grad):
+    """What the peer's step does to a gradient."""
+    return optax.contrib.scale_by_muon(beta=0.0).update(
+        grad, optax.contrib.scale_by_muon(beta=0.0).init(grad)
+    )[0]
 
 
 def growth(rounds: int) -> list[dict]:
@@ -130,9 +156,7 @@ def growth(rounds: int) -> list[dict]:
             name: functools.partial(solve, SOLVERS[name], point, grad)
             for name in ("accurate", "fast")
         }
-        functions["unconstrained"] = functools.partial(
-            msign, grad, UNCONSTRAINED["unconstrained, Polar Express 7"]
-        )
+        functions["unconstrained"] = functools.partial(msign, grad, TRAINING_MSIGN)
         rows.append({"shape": [m, n]} | interleaved_seconds(functions, rounds))
     return rows
 
@@ -142,14 +166,13 @@ def markdown(record: dict) -> str:
     lines = ["# Stiefel solvers", "", "Times are medians in one run. Gaps are true gaps.", ""]
     for shape in record["timings"]:
         seconds, rows = shape["seconds"], record["accuracy"]
-        baseline = seconds["published dual ascent"]
-        plain = seconds["unconstrained, Polar Express 7"]
+        muon, published = seconds[MUON], seconds["published closed form, QR"]
         here = [row for row in rows if row["shape"] == shape["shape"]]
         labels = list(dict.fromkeys(row["gradient"] for row in here))
         lines += [
             f"## {shape['shape'][0]} x {shape['shape'][1]}",
             "",
-            "| solver | microseconds | times faster than published | times unconstrained |"
+            "| solver | microseconds | time of Muon's five steps | of the closed form by QR |"
             + "".join(f" gap, {label} |" for label in labels),
             "|---|---|---|---|" + "---|" * len(labels),
         ]
@@ -157,7 +180,7 @@ def markdown(record: dict) -> str:
             gaps = {row["gradient"]: row["gap"] for row in here if row["solver"] == name}
             cells = [f" {gaps[label]:.1e} |" if label in gaps else " |" for label in labels]
             lines.append(
-                f"| {name} | {value * 1e6:.0f} | {baseline / value:.1f} | {value / plain:.2f} |"
+                f"| {name} | {value * 1e6:.0f} | {value / muon:.2f} | {value / published:.2f} |"
                 + "".join(cells)
             )
         lines.append("")
@@ -188,11 +211,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=200, help="steps of the recorded main job")
     options = parse(parser, argv, beside=(".md",))
     record: dict = {"environment": environment(), "accuracy": [], "timings": []}
-    groups = [family_problems(shape, 0) for shape in SHAPES]
+    groups = [family_problems(shape, 0) for shape in SMALL]
     groups += [family_problems(shape, 0) for shape in ((256, 64), (80, 64))]
     groups.append(recorded_problems(options.steps))
     for problems in groups:
-        record["accuracy"] += published_accuracy(problems)
+        for name in PUBLISHED:
+            record["accuracy"] += published_accuracy(name, problems)
         for name, solver in SOLVERS.items():
             print(f"accuracy: {name}, {next(iter(problems))}", flush=True)
             record["accuracy"] += accuracy(name, solver, problems)

@@ -24,6 +24,7 @@ CASES = {
     "Stiefel(step_norm=Infinity())": "Stiefel.step_norm must be Spectral or Frobenius; got Infin",
     "EmbeddingRows(step_norm=Spectral())": "EmbeddingRows.step_norm must be LongestRow; got Spec",
     "Linear(3, 4, Stiefel().transposed())": "Linear.manifold must be a Manifold; got LaidOut(",
+    "muon(0.1, Euclidean(), method=MUON)": "method must be a MsignMethod: write NewtonSchulz(",
     "Layout(0, 1, taps='ab')": "taps must be an axis number or several; got 'ab'",
 }
 
@@ -35,6 +36,7 @@ from manifoldmuon.manifolds import *
 from manifoldmuon.manifolds.solvers import *
 from manifoldmuon.modules import *
 from manifoldmuon.norms import *
+from manifoldmuon.optim import *
 
 def message(case):
     try:

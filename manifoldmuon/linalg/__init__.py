@@ -32,10 +32,11 @@ from manifoldmuon.linalg._matrix_norms import (
     power_iteration,
     spectral_norm,
 )
-from manifoldmuon.linalg._msign import DEFAULT_MSIGN, msign
+from manifoldmuon.linalg._msign import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import factor_products
+from manifoldmuon.linalg._rational import in_chunks, inverse, zolotarev
 from manifoldmuon.linalg._schedules import (
     CUBIC,
     MODULA_SIX_STEP,
@@ -57,6 +58,7 @@ __all__ = [
     "QDWH",
     "QUINTIC",
     "SVD",
+    "TRAINING_MSIGN",
     "FixedSchedule",
     "GramEigh",
     "InverseRoot",
@@ -69,7 +71,9 @@ __all__ = [
     "check_schedule",
     "factor_products",
     "frobenius_norm",
+    "in_chunks",
     "inner_product",
+    "inverse",
     "inverse_root",
     "inverse_sqrt",
     "mT",
@@ -88,4 +92,5 @@ __all__ = [
     "times_power_of_two",
     "trailing",
     "upcast",
+    "zolotarev",
 ]

@@ -21,6 +21,13 @@ the Schatten norm by which the matrix is divided can exceed the spectral norm by
 is 2.4 at n = 1000.
 """
 
+TRAINING_MSIGN = NewtonSchulz(PolarExpress(1e-2, steps=4, safety=1.001, cushion=0.03))
+"""Four steps of Polar Express, for directions of descent: the price of Muon's five, or less.
+
+Singular values down to 1e-2 of the Schatten norm come out within 0.014 of 1, where Muon's five
+steps leave them within 0.3; smaller ones come out between 0 and 1.
+"""
+
 
 def msign(
     x: Float[Array, "*batch m n"], method: MsignMethod | None = None

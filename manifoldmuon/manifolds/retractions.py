@@ -69,7 +69,7 @@ class Polar(Retraction):
 
     Second order (Absil, Mahony and Sepulchre 2008, section 4.1). For a tangent `V` the Gram
     matrix is `I + V^T V`, at least the identity and close to it for a small step, so that a few
-    `n x n` products find its inverse root: one iteration for a learning rate of 0.1, three for
+    `n x n` products find its inverse root: no iteration for a learning rate of 0.1, two for
     1, up to ten for 100. The Gram matrix is formed anew from `W + V`, so whatever distance from
     the set rounding has left in `W` is undone rather than handed on.
 
@@ -111,8 +111,8 @@ def _inverse_sqrt_minus_one(
     `E`, `p - I` and `D = root - I` in place of `S`, `p` and the root keeps the identity out of
     the rounding errors: near it the result is three times as accurate.
     """
-    # The last step below takes E to 3/8 E^2, which is 4e-9 at this tolerance.
-    tolerance = 1e-4 if excess.dtype == jnp.float32 else 1e-8
+    # The series below leaves 63/256 E^5: 3e-9 and 2e-17 at these tolerances.
+    tolerance = 0.025 if excess.dtype == jnp.float32 else 6e-4
 
     def unfinished(carry):
         count, excess, _ = carry
@@ -129,7 +129,10 @@ def _inverse_sqrt_minus_one(
 
     start = (jnp.zeros((), jnp.int32), excess, jnp.zeros_like(excess))
     _, excess, root = jax.lax.while_loop(unfinished, step, start)
-    return root - 0.5 * (excess + product(root, excess))
+    square = product(excess, excess)
+    last = 0.375 * square - 0.5 * excess
+    last = last + product(square, 35 / 128 * square - 5 / 16 * excess)
+    return root + last + product(root, last)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -325,6 +325,21 @@ def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
         raise ValueError(f"the parameter {path!r}: {error}") from error
 
 
+def map_geometry(function: Callable[[Manifold], Manifold], geometry: Geometry) -> Geometry:
+    """The geometry with another manifold for each of its own; what is none stays as it is."""
+
+    def mapped(entry: Any) -> Any:
+        if isinstance(entry, LaidOut):
+            return dataclasses.replace(entry, manifold=function(entry.manifold))
+        return function(entry) if isinstance(entry, Manifold) else entry
+
+    if isinstance(geometry, ByPath):
+        return ByPath(tuple((pattern, mapped(value)) for pattern, value in geometry.rules))
+    if callable(geometry) and not isinstance(geometry, type):
+        return lambda path, leaf: mapped(geometry(path, leaf))
+    return jax.tree.map(mapped, geometry)
+
+
 def manifold_of(entry: Manifold | LaidOut) -> Manifold:
     """The manifold of an entry of a geometry, in its own layout."""
     return entry.manifold if isinstance(entry, LaidOut) else entry

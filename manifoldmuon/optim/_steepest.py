@@ -33,8 +33,9 @@ class ScaleBySteepestState(NamedTuple):
 
     Attributes:
       dual: warm starts of the solvers, for the leaves that have no closed form.
-      residual: float32, one number per point: `Steepest.residual` of the last step.
-      gap: float32, one number per point: `Steepest.gap` of the last step.
+      residual: float32, one number per point: `Steepest.residual` of the last step; empty without
+        `certify`.
+      gap: float32, one number per point: `Steepest.gap` of the last step; likewise.
     """
 
     dual: dict[str, Any]
@@ -42,7 +43,9 @@ class ScaleBySteepestState(NamedTuple):
     gap: dict[str, jax.Array]
 
 
-def scale_by_steepest(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
+def scale_by_steepest(
+    geometry: Geometry, certify: bool = True
+) -> optax.GradientTransformationExtraArgs:
     """Replaces each gradient by the steepest tangent direction at its parameter.
 
     The direction ascends and has norm at most 1 in the manifold's norm, whatever the
@@ -51,6 +54,8 @@ def scale_by_steepest(geometry: Geometry) -> optax.GradientTransformationExtraAr
 
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.
+      certify: whether residuals and gaps are kept in the state, for `monitor`. What is not kept is
+        not computed under `jax.jit`: on unconstrained leaves that saves two large products.
 
     Returns:
       A transformation whose updates have the parameters' dtypes; the arithmetic is done in
@@ -76,6 +81,8 @@ def scale_by_steepest(geometry: Geometry) -> optax.GradientTransformationExtraAr
             if jax.tree.leaves(dual):
                 state.dual[path] = replicated_like(dual, leaf)
             points = shape[: len(shape) - manifold.ndim]
+            if not certify:
+                continue
             # Two arrays, not one twice: a buffer cannot be donated twice.
             state.residual[path] = replicated_like(jnp.zeros(points, jnp.float32), leaf)
             state.gap[path] = replicated_like(jnp.zeros(points, jnp.float32), leaf)
@@ -85,7 +92,7 @@ def scale_by_steepest(geometry: Geometry) -> optax.GradientTransformationExtraAr
         del extra_args
         paired = pair_up(geometry, updates, params, "scale_by_steepest")
         unknown = [leaf.path for leaf in paired.leaves if leaf.path not in state.residual]
-        if unknown:
+        if certify and unknown:
             raise ValueError(
                 f"scale_by_steepest: the state knows no parameters {unknown}; it was made for"
                 " another tree. Call tx.init(params) again."
@@ -97,8 +104,9 @@ def scale_by_steepest(geometry: Geometry) -> optax.GradientTransformationExtraAr
         found = batched(_direction, [leaf.entry for leaf in paired.leaves], arguments)
         by_path = dict(zip([leaf.path for leaf in paired.leaves], found, strict=True))
         dual = {path: by_path[path].dual for path in by_path.keys() & state.dual.keys()}
-        residual = {path: answer.residual for path, answer in by_path.items()}
-        gap = {path: answer.gap for path, answer in by_path.items()}
+        shown = by_path if certify else {}
+        residual = {path: answer.residual for path, answer in shown.items()}
+        gap = {path: answer.gap for path, answer in shown.items()}
         after = ScaleBySteepestState(state.dual | dual, state.residual | residual, state.gap | gap)
         return paired.filled([answer.direction for answer in found]), after
 
@@ -139,7 +147,7 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
 
     Returns:
       `{"residual": {path: array}, "gap": {path: array}}`: float32, one number per point; see
-      `manifoldmuon.manifolds.solvers.Steepest`.
+      `manifoldmuon.manifolds.solvers.Steepest`. Empty where nothing is certified, as in `muon`.
 
     Raises:
       ValueError: if there is no `ScaleBySteepestState`, or two speak of the same parameter.
@@ -159,7 +167,10 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
 
 
 def scale_by_duality(
-    geometry: Geometry, budgets: Budgets = 1.0, combination: Combination = Max()
+    geometry: Geometry,
+    budgets: Budgets = 1.0,
+    combination: Combination = Max(),
+    certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Replaces gradients by the steepest step of norm 1 in the norm of the whole tree.
 
@@ -173,6 +184,7 @@ def scale_by_duality(
       geometry: which manifold each parameter lives on; see `resolve`.
       budgets: the `b_k`; see `scale_by_budget`. A layer of budget 0 is frozen.
       combination: how norms combine: `Max()`, `Sum()` or `RootSumSquares()`.
+      certify: see `scale_by_steepest`.
 
     Returns:
       A transformation with the state and the dtypes of `scale_by_steepest`; `update` needs
@@ -182,7 +194,7 @@ def scale_by_duality(
       TypeError: on use; see `resolve` and `scale_by_budget`.
       ValueError: on use; see `resolve` and `scale_by_budget`.
     """
-    steepest, shares = scale_by_steepest(geometry), scale_by_budget(budgets)
+    steepest, shares = scale_by_steepest(geometry, certify), scale_by_budget(budgets)
 
     def update_fn(updates, state, params=None, **extra_args):
         directions, state = steepest.update(updates, state, params, **extra_args)

@@ -226,7 +226,7 @@ def test_muon_takes_the_combination(combination):
     geometry = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
     params = {"w": jnp.zeros((4, 3)), "b": jnp.zeros(3)}
     grads = {"w": drawn(1)["stack"][0], "b": drawn(1)["frozen"]}
-    flat = optim.muon(0.1, geometry, None, combination=combination)
+    flat = optim.muon(0.1, geometry, None, method=None, combination=combination)
     by_hand = optax.chain(
         optim.scale_by_duality(geometry, 1.0, combination), optax.scale_by_learning_rate(0.1)
     )

@@ -192,7 +192,8 @@ def test_errors_of_update():
 def test_monitor_reads_any_composition():
     params = drawn({"a": (4, 3), "b": (4, 3)})
     geometry = Euclidean(RMSToRMS())
-    links: dict[Any, Any] = {"x": optim.muon(0.1, geometry), "y": optim.scale_by_steepest(geometry)}
+    muon = optim.muon(0.1, geometry, certify=True)
+    links: dict[Any, Any] = {"x": muon, "y": optim.scale_by_steepest(geometry)}
     tx = optax.MultiSteps(optax.partition(links, {"a": "x", "b": "y"}), 2)
     report = optim.monitor(tx.init(params))
     assert {name: set(found) for name, found in report.items()} == {

@@ -7,13 +7,14 @@ from manifoldmuon.manifolds.solvers._iterative import (
     DualAscent,
     FixedPoint,
 )
+from manifoldmuon.manifolds.solvers._resolvents import ClosedForm, Resolvents
 from manifoldmuon.manifolds.solvers._solver import MemorylessSolver, Steepest, StiefelSolver
 
-ACCURATE = SkewLift()
-"""The default preset: the closed form, up to the singular values that its schedule resolves.
+ACCURATE = ClosedForm()
+"""The default preset: the closed form, up to the singular values that its functions resolve.
 
-Those below about 2e-3 of the largest are left short, which costs up to 6e-4 of the optimum on
-ill-conditioned gradients; the gap says how much."""
+Those below about 3e-3 of the largest are left short, which costs about 1e-3 of the optimum on
+ill-conditioned gradients; the gap says how much. By products or by resolvents, see `ClosedForm`."""
 
 FAST = OneStep()
 """The cheap preset: the polar factor of the tangent part, made tangent."""
@@ -23,10 +24,12 @@ __all__ = [
     "ADMM",
     "FAST",
     "AlternatingProjection",
+    "ClosedForm",
     "DualAscent",
     "FixedPoint",
     "MemorylessSolver",
     "OneStep",
+    "Resolvents",
     "SkewLift",
     "Steepest",
     "StiefelSolver",

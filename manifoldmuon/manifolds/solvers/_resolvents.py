@@ -1,0 +1,217 @@
+"""The closed form by rational functions: n x n inverses in place of 2n x 2n products.
+
+With `B = W^T G`, `E = G - W B`, `S = E^T E` and `Omega = skew(B)` the lift `Gamma = skew(G W^T)`
+maps `W x + E z` to `W (Omega x - S z / 2) + E (x / 2)`. A resolvent of it is therefore solved for
+in n x n: for real s
+
+    (Gamma - i s)^-1 W   needs only   N = (S / 4 + s^2 I + s Omega)^-1,
+
+and an odd rational function of `Gamma` is a sum of them. With Zolotarev's weights `a_j` and
+`s_j = sqrt(c_j)`
+
+    A = f(Gamma) W = W X + E P,   X = -sum_j a_j s_j skew(N_j),   P = sum_j a_j sym(N_j) / 2.
+
+X is skew to the bit, so the direction is tangent. The symmetric part of every matrix to be inverted
+is positive definite, so no pivots are needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    in_chunks,
+    inner_product,
+    inverse,
+    mT,
+    over,
+    prescale,
+    product,
+    skew,
+    sym,
+    zolotarev,
+)
+from manifoldmuon.manifolds.solvers._closed_form import SkewLift
+from manifoldmuon.manifolds.solvers._solver import MemorylessSolver, Steepest, is_noise
+from manifoldmuon.norms import relative_gap
+
+_POWER_STEPS = 6
+_SMALL = 64  # columns
+
+
+@dataclasses.dataclass(frozen=True)
+class Resolvents(MemorylessSolver):
+    """The closed form `A = f(G W^T - W G^T) W` with Zolotarev's function f in place of the sign.
+
+    Everything is n x n but eight products with tall matrices, two of them for the gap: for points
+    with many rows it is the cheapest way to the direction on a CPU, where an inverse costs as much
+    as two or three products. Accelerators prefer `SkewLift`, which has products alone.
+
+    Squared singular values below rounding are noise, so those of the direction may exceed 1 by up
+    to 1e-3 in float32.
+
+    Attributes:
+      poles: how many pole pairs, each an inverse.
+      lower: the smallest singular value of the lift that is brought to 1, relative to the largest.
+        Eight poles leave 1.4e-4 at 3e-3, four leave 1.1e-2 at 1e-2.
+
+    Raises:
+      ValueError: a field out of range (see `zolotarev`).
+    """
+
+    poles: int = 8
+    lower: float = 3e-3
+
+    def __post_init__(self):
+        zolotarev(self.poles, self.lower)
+
+    def solve(
+        self,
+        point: Float[Array, "*batch m n"],
+        grad: Float[Array, "*batch m n"],
+        dual: Any,
+    ) -> Steepest:
+        entries = self.poles * point.shape[-1] ** 2
+        grad, _ = prescale(grad, ndim=2)
+        direction, residual, gap = in_chunks(self._solve, entries, point, grad)
+        return Steepest(direction, dual, residual, gap)
+
+    def _solve(self, point, grad):
+        inner = product(mT(point), grad)
+        along, outer = skew(inner), grad - product(point, inner)
+        # What rounding leaves of W in `outer` would otherwise make the direction less tangent.
+        overlap = product(mT(point), outer)
+        normal = sym(product(mT(outer), outer) - product(mT(overlap), overlap))
+        size = _norm(along, normal)
+        still = is_noise(size[..., 0, 0], grad)[..., None, None]
+        size = jnp.where(still, 1, size)
+        along, normal = along / size, normal / size**2
+        turn, leave = self._blocks(along, normal)
+        turn, leave = jnp.where(still, 0, turn), jnp.where(still, 0, leave)
+        # [along; outer] and [turn; away] are the gradient and the direction in [W, rest].
+        outer, overlap = outer / size, overlap / size
+        away, slip = product(outer, leave), product(overlap, leave)
+        bound = _bound(along, outer, turn, away, leave)
+        value = inner_product(along, turn) + inner_product(outer, away)
+        direction = product(point, turn - slip) + away
+        residual = 2 * frobenius_norm(sym(slip)) / max(point.shape[-1], 1)
+        gap = jnp.where(still[..., 0, 0], 0, relative_gap(bound, value))
+        return direction, residual, gap
+
+    def _blocks(self, along, normal):
+        """X and P."""
+        weights, shifts, _ = zolotarev(self.poles, self.lower)
+        weights, shifts = (jnp.asarray(c, along.dtype) for c in (weights, shifts))
+        roots = jnp.sqrt(shifts)
+        identity = jnp.eye(along.shape[-1], dtype=along.dtype)
+        along, normal = along[..., None, :, :], normal[..., None, :, :]
+        resolvents = inverse(normal / 4 + over(shifts, 2) * identity + over(roots, 2) * along)
+        turn = -skew(_mix(weights * roots, resolvents))
+        return turn, sym(_mix(weights, resolvents)) / 2
+
+
+@dataclasses.dataclass(frozen=True)
+class ClosedForm(MemorylessSolver):
+    """The closed form by whichever of its two algorithms is cheaper: where, and for which shape.
+
+    On CPUs points with more than 64 columns and clearly more rows than columns take `resolvents`,
+    everything else takes `products`, as do all points on accelerators. The choice is made when the
+    program is compiled for its platform, so that a program may be compiled for one that is absent.
+
+    Attributes:
+      products: matrix products alone.
+      resolvents: a few inverses.
+    """
+
+    products: SkewLift = SkewLift()
+    resolvents: Resolvents = Resolvents()
+
+    def solve(
+        self,
+        point: Float[Array, "*batch m n"],
+        grad: Float[Array, "*batch m n"],
+        dual: Any,
+    ) -> Steepest:
+        m, n = point.shape[-2:]
+        if n <= _SMALL or 3 * m < 4 * n:
+            return self.products.solve(point, grad, dual)
+        return jax.lax.platform_dependent(
+            point, grad, dual, cpu=self.resolvents.solve, default=self.products.solve
+        )
+
+
+def _mix(
+    weights: Float[Array, " poles"], matrices: Float[Array, "*batch poles n n"]
+) -> Float[Array, "*batch n n"]:
+    """The weighted sum, as a product: XLA's sum over an axis of large strides is slow on CPUs."""
+    return jnp.einsum("p,...pij->...ij", weights, matrices, precision="highest")
+
+
+def _norm(
+    along: Float[Array, "*batch n n"], normal: Float[Array, "*batch n n"]
+) -> Float[Array, "*batch 1 1"]:
+    """The spectral norm of the lift to a few percent, by power iteration in its own inner product.
+
+    `W u + E w` has the length `|u|^2 + w^T S w`. The largest column is never a null vector, unless
+    the lift is zero.
+    """
+
+    def length(u, w):
+        squares = jnp.sum(u * u, -2, keepdims=True) + jnp.sum(
+            w * product(normal, w), -2, keepdims=True
+        )
+        return jnp.sqrt(jnp.maximum(squares, 0))
+
+    columns = (
+        jnp.sum(along**2, -2, keepdims=True)
+        + jnp.diagonal(normal, axis1=-2, axis2=-1)[..., None, :] / 4
+    )
+    index = jnp.argmax(columns, axis=-1, keepdims=True)
+    u = jnp.take_along_axis(along, index, axis=-1)
+    w = (jnp.arange(along.shape[-1])[:, None] == index).astype(along.dtype) / 2
+    for _ in range(_POWER_STEPS):
+        size = length(u, w)
+        size = jnp.where(size == 0, 1, size)
+        u, w = u / size, w / size
+        u, w = product(along, u) - product(normal, w) / 2, u / 2
+    return 1.02 * length(u, w)
+
+
+def _bound(
+    along: Float[Array, "*batch n n"],
+    outer: Float[Array, "*batch m n"],
+    turn: Float[Array, "*batch n n"],
+    away: Float[Array, "*batch m n"],
+    leave: Float[Array, "*batch n n"],
+) -> Float[Array, "*batch"]:
+    """An upper bound on the optimum, `min over symmetric T of || W (Omega + T) + E ||_*`.
+
+    `T = sym(X P^-1)` makes `M = [Omega + T; E]` nearly `A H` with the direction `A = [X; E P]`,
+    whose norm is at most 1. So `||M||_* <= ||H||_* + ||M - A H||_*` for every symmetric H, of which
+    two are tried: `P^-1`, positive definite whatever happens, which leaves
+    `M - A H = Omega - skew(X P^-1)` and counts what f leaves short in full; and `sym(A^T M)`, whose
+    trace is its nuclear norm if its pivots are positive. Formed from E and E P themselves: in `S`
+    singular values below `eps**(1/2)` of the largest are noise.
+    """
+    n = along.shape[-1]
+    root = sym(inverse(leave))
+    ratio = product(turn, root)
+    missed = frobenius_norm(along - skew(ratio))
+    simple = jnp.trace(root, axis1=-2, axis2=-1) + math.sqrt(n) * missed
+    top = sym(ratio) + along
+    size = sym(product(mT(turn), top) + product(mT(away), outer))
+    # Of the norm, which is 1: what rounding may make of an eigenvalue that is zero.
+    lift = 128 * float(jnp.finfo(along.dtype).eps)
+    lifted = size + lift * jnp.eye(n, dtype=along.dtype)
+    definite = jnp.all(jnp.isfinite(inverse(lifted)), axis=(-2, -1))
+    squares = frobenius_norm(top - product(turn, size)) ** 2
+    squares = squares + frobenius_norm(outer - product(away, size)) ** 2
+    sharp = jnp.trace(size, axis1=-2, axis2=-1) + 2 * n * lift + jnp.sqrt(n * squares)
+    return jnp.where(definite, jnp.minimum(sharp, simple), simple)

@@ -1,0 +1,68 @@
+"""Zolotarev's functions against SciPy and the theory of best approximation; inverses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from manifoldmuon.linalg import in_chunks, inverse, zolotarev
+
+
+@pytest.mark.parametrize(("poles", "lower"), [(1, 0.5), (2, 2e-3), (4, 1e-2), (8, 3e-3)])
+def test_zolotarev_is_the_best(poles, lower):
+    found = zolotarev(poles, lower)
+    x = np.geomspace(lower, 1, 200001)
+    values = x * (found.weights / (x[:, None] ** 2 + found.shifts)).sum(axis=1)
+    assert values.max() == pytest.approx(1, abs=1e-8)
+    assert 1 - values.min() == pytest.approx(found.error, rel=1e-3)
+    # The error takes its largest size, with alternating signs, once more than there are numbers
+    # to choose: what no better function could do (Chebyshev).
+    middle = 1 - found.error / 2
+    high, low = np.abs(values - 1) < 1e-3 * found.error, values < 1 - (1 - 1e-3) * found.error
+    signs = np.sign(values - middle)[high | low]
+    assert 1 + np.count_nonzero(np.diff(signs)) == 2 * poles + 1
+
+
+@pytest.mark.parametrize(("poles", "lower"), [(1, 0.5), (3, 1e-5), (8, 3e-3)])
+def test_the_poles_are_those_of_elliptic_functions(poles, lower):
+    quarter = scipy.special.ellipkm1(lower**2)
+    u = np.arange(1, 2 * poles, 2) * quarter / (2 * poles)
+    sn, cn, _, _ = scipy.special.ellipj(u, 1 - lower**2)
+    np.testing.assert_allclose(zolotarev(poles, lower).shifts, (lower * sn / cn) ** 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("poles", "lower"), [(0, 0.1), (2, 1.0), (2, 0.0), (2, 1e-6)])
+def test_zolotarev_refuses(poles, lower):
+    with pytest.raises(ValueError, match="poles must be at least 1 and lower in"):
+        zolotarev(poles, lower)
+
+
+@pytest.mark.parametrize("n", [1, 5, 16, 40, 64, 100, 192])
+def test_inverse(n):
+    rng = np.random.default_rng(n)
+    x = rng.standard_normal((2, n, n)) / np.sqrt(n)
+    matrices = x @ x.swapaxes(1, 2) + 1e-3 * np.eye(n) + 0.5 * (x - x.swapaxes(1, 2))
+    found = np.asarray(jax.jit(inverse)(jnp.float32(matrices)), np.float64)
+    exact = np.linalg.inv(matrices)
+    size = np.linalg.norm(exact, 2, axis=(1, 2)) * np.linalg.cond(matrices)
+    assert np.all(np.linalg.norm(found - exact, 2, axis=(1, 2)) < 2e-6 * size)
+
+
+def test_an_inverse_without_positive_pivots_is_nan():
+    turned = np.linalg.qr(np.random.default_rng(0).standard_normal((80, 80)))[0]
+    values = np.linspace(0.1, 1, 80)
+    values[0] = -0.1
+    good, bad = ((turned * v) @ turned.T for v in (np.abs(values), values))
+    found = inverse(jnp.float32([good, bad]))
+    assert np.isfinite(found[0]).all()
+    assert np.isnan(found[1]).any()
+
+
+@pytest.mark.parametrize("entries", [1, 2**21, 2**22])
+def test_chunks_change_nothing(entries):
+    x = jax.random.normal(jax.random.key(0), (3, 2, 4, 3))
+    y = jax.random.normal(jax.random.key(1), (3, 2, 4, 4))
+    product, size = in_chunks(lambda a, b: (b @ a, (a * a).sum((-2, -1))), entries, x, y)
+    np.testing.assert_allclose(product, y @ x, atol=1e-5)
+    np.testing.assert_allclose(size, (x * x).sum((-2, -1)), rtol=1e-6)
