@@ -6,6 +6,7 @@ puts the answers back (`Places.fill`). Layouts are applied here and nowhere else
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ from manifoldmuon.optim._geometry import (
     manifold_of,
     path_string,
 )
+from manifoldmuon.optim._owners import solve_by_owners, working_mesh
 
 Entry = Manifold | LaidOut
 
@@ -184,11 +186,19 @@ def _stacked(
         jax.tree.map(lambda x, e=entry: _inward(e, x), argument, is_leaf=_is_marked)
         for entry, argument in zip(entries, arguments, strict=True)
     ]
-    if len(given) == 1:
-        results = [function(manifold_of(entries[0]), *given[0])]
+    manifold, mesh = manifold_of(entries[0]), working_mesh(_first(given))
+    leading = _first(given[0]).ndim - manifold.ndim
+    divided = mesh is not None and manifold.ndim > 1 and len(given) + leading > 1
+    if len(given) == 1 and not divided:
+        results = [function(manifold, *given[0])]
     else:
         stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
-        answer = function(manifold_of(entries[0]), *stack)
+        if divided:
+            answer = solve_by_owners(
+                mesh, functools.partial(function, manifold), 1 + leading, stack
+            )
+        else:
+            answer = function(manifold, *stack)
         results = [
             jax.tree.map(lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), answer)
             for i in range(len(given))

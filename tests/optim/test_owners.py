@@ -1,0 +1,135 @@
+"""Owner-computed stacks on eight devices: what the compiled step computes, moves, and returns."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.norms import RMSToRMS
+
+SPECS = {
+    "replicated": PartitionSpec(),
+    "rows": PartitionSpec("x"),
+    "columns": PartitionSpec(None, "x"),
+}
+OPTIMIZERS = {
+    "muon": optim.muon(0.02, Euclidean(RMSToRMS())),
+    "manifold_muon": optim.manifold_muon(0.02, Stiefel(solver=FAST)),
+}
+# Sixteen squares, eight tall and eight wide matrices: two and one for each of eight devices.
+LAYERS, WIDTH = 8, 32
+
+
+def tree(seed: int, layers: int = LAYERS, stacked: bool = False) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    shapes = {"q": (WIDTH, WIDTH), "o": (WIDTH, WIDTH)}
+    shapes |= {"up": (4 * WIDTH, WIDTH), "down": (WIDTH, 4 * WIDTH)}
+    made: dict[str, Any] = {}
+    for name, (m, n) in shapes.items():
+        gaussian = rng.standard_normal((layers, max(m, n), min(m, n)))
+        stack = np.float32(np.linalg.qr(gaussian)[0])
+        stack = stack if m >= n else stack.swapaxes(1, 2)
+        made |= {name: stack} if stacked else {f"{name}{i}": x for i, x in enumerate(stack)}
+    return jax.tree.map(jnp.asarray, made)
+
+
+def step_of(tx):
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    return step
+
+
+def compiled(tx, params, grads, mesh, spec):
+    """The step for parameters of this sharding and its arguments; the state lies anywhere."""
+    place = NamedSharding(mesh, spec)
+    params, grads = (jax.device_put(x, place) for x in (params, grads))
+    state = tx.init(params)
+    outside = jax.tree.map(lambda _: place, params), None
+    with jax.set_mesh(mesh):
+        program = jax.jit(step_of(tx), out_shardings=outside).lower(params, state, grads).compile()
+    return program, (params, state, grads)
+
+
+def flops(program) -> float:
+    return program.cost_analysis()["flops"]
+
+
+def collectives(text: str) -> dict[str, int]:
+    """Bytes that each computation of a program receives by collectives, by its name."""
+    found: dict[str, int] = {}
+    name = ""
+    for line in text.splitlines():
+        if header := re.match(r"(?:ENTRY )?%?([\w.\-]+) .*\{$", line):
+            name = header[1]
+        kinds = r"= (.*?) (?:all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)"
+        if call := re.search(kinds + r"(?:-start)?\(", line):
+            shapes = re.findall(r"(?:f32|s32|pred)\[([\d,]*)\]", call[1])
+            entries = sum(int(np.prod([int(d) for d in s.split(",") if d])) for s in shapes)
+            found[name] = found.get(name, 0) + 4 * entries
+    return found
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((8,), ("x",), (AxisType.Auto,))
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_device_does_its_share(name, spec, mesh):
+    params, grads, tx = tree(0), tree(1), OPTIMIZERS[name]
+    program, given = compiled(tx, params, grads, mesh, SPECS[spec])
+    alone = jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
+    assert flops(program) < 1.15 * flops(alone) / 8
+    moved = collectives(program.as_text())
+    entry = re.search(r"ENTRY %?([\w.\-]+)", program.as_text())
+    assert entry is not None
+    assert set(moved) <= {entry[1]}  # none inside an iteration
+    size = sum(x.nbytes for x in jax.tree.leaves(params))
+    assert sum(moved.values()) < 2 * size
+    found, _ = program(*given)
+    wanted, _ = jax.jit(step_of(tx))(params, tx.init(params), grads)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(jax.device_get(x), y, atol=2e-6)
+
+
+@pytest.mark.parametrize("layers", [1, 3, 9])
+def test_counts_that_do_not_divide(layers, mesh):
+    params, grads, tx = tree(0, layers), tree(1, layers), OPTIMIZERS["manifold_muon"]
+    program, given = compiled(tx, params, grads, mesh, PartitionSpec())
+    found, _ = program(*given)
+    wanted, _ = jax.jit(step_of(tx))(params, tx.init(params), grads)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(jax.device_get(x), y, atol=2e-6)
+
+
+def test_scan_stacked_layers_on_two_axes():
+    mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))
+    params, grads, tx = tree(0, stacked=True), tree(1, stacked=True), OPTIMIZERS["manifold_muon"]
+    program, given = compiled(tx, params, grads, mesh, PartitionSpec(None, "data", "model"))
+    alone = jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
+    assert flops(program) < 1.15 * flops(alone) / 8
+    found, state = program(*given)
+    wanted, plain = jax.jit(step_of(tx))(params, tx.init(params), grads)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(jax.device_get(x), y, atol=2e-6)
+    found, wanted = optim.monitor(state), optim.monitor(plain)
+    for name in params:
+        np.testing.assert_allclose(found["gap"][name], wanted["gap"][name], atol=1e-5)
+
+
+def test_without_a_mesh_nothing_is_divided():
+    params, tx = tree(0), OPTIMIZERS["muon"]
+    lowered = jax.jit(step_of(tx)).lower(params, tx.init(params), params).as_text()
+    assert "manual_computation" not in lowered
+    assert "shmap" not in lowered
