@@ -57,15 +57,14 @@ def solve_by_owners(
 
     owned = PartitionSpec(mesh.axis_names)
     solve = jax.shard_map(function, mesh=mesh, in_specs=owned, out_specs=owned, check_vma=False)
-    return jax.tree.map(
-        restore, solve(*jax.tree.map(lambda x: _spread(mesh, flatten(x)), arguments))
-    )
+    stacks = jax.tree.map(lambda x: _spread(mesh, flatten(x)), arguments)
+    return jax.tree.map(restore, solve(*stacks))
 
 
 def _spread(mesh: Any, x: jax.Array) -> jax.Array:
     """The stack divided by the first axis that the devices divide, its own aside."""
     axes = [i for i in range(1, x.ndim) if x.shape[i] % mesh.size == 0]
-    spec = [None] * x.ndim
+    spec: list[Any] = [None] * x.ndim
     if axes:
         spec[axes[0]] = mesh.axis_names
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))

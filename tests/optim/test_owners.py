@@ -35,7 +35,7 @@ def tree(seed: int, layers: int = LAYERS, stacked: bool = False) -> dict[str, An
     made: dict[str, Any] = {}
     for name, (m, n) in shapes.items():
         gaussian = rng.standard_normal((layers, max(m, n), min(m, n)))
-        stack = np.float32(np.linalg.qr(gaussian)[0])
+        stack = np.linalg.qr(gaussian)[0].astype(np.float32)
         stack = stack if m >= n else stack.swapaxes(1, 2)
         made |= {name: stack} if stacked else {f"{name}{i}": x for i, x in enumerate(stack)}
     return jax.tree.map(jnp.asarray, made)
@@ -91,8 +91,9 @@ def test_every_device_does_its_share(name, spec, mesh):
     program, given = compiled(tx, params, grads, mesh, SPECS[spec])
     alone = jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
     assert flops(program) < 1.15 * flops(alone) / 8
-    moved = collectives(program.as_text())
-    entry = re.search(r"ENTRY %?([\w.\-]+)", program.as_text())
+    text = program.as_text()
+    assert text is not None
+    moved, entry = collectives(text), re.search(r"ENTRY %?([\w.\-]+)", text)
     assert entry is not None
     assert set(moved) <= {entry[1]}  # none inside an iteration
     size = sum(x.nbytes for x in jax.tree.leaves(params))
@@ -126,6 +127,37 @@ def test_scan_stacked_layers_on_two_axes():
     found, wanted = optim.monitor(state), optim.monitor(plain)
     for name in params:
         np.testing.assert_allclose(found["gap"][name], wanted["gap"][name], atol=1e-5)
+
+
+def test_explicit_axes():
+    mesh = jax.make_mesh((8,), ("x",), (AxisType.Explicit,))
+    params, grads, tx = tree(0), tree(1), OPTIMIZERS["manifold_muon"]
+    program, given = compiled(tx, params, grads, mesh, PartitionSpec("x"))
+    alone = jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
+    assert flops(program) < 1.15 * flops(alone) / 8
+    found, _ = program(*given)
+    wanted, _ = jax.jit(step_of(tx))(params, tx.init(params), grads)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(jax.device_get(x), y, atol=2e-6)
+
+
+def test_steps_are_scanned_and_accumulated(mesh):
+    """`optax.MultiSteps` inside `jax.lax.scan`, as on one device."""
+    tx = optax.MultiSteps(OPTIMIZERS["manifold_muon"], 2)
+    params, grads = tree(0, 2), tree(1, 2)
+
+    @jax.jit
+    def train(params, grads):
+        def step(carry, _):
+            return step_of(tx)(*carry, grads), None
+
+        return jax.lax.scan(step, (params, tx.init(params)), None, 4)[0][0]
+
+    with jax.set_mesh(mesh):
+        found = train(params, grads)
+    wanted = train(params, grads)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(jax.device_get(x), y, atol=5e-6)
 
 
 def test_without_a_mesh_nothing_is_divided():
