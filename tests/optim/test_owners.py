@@ -1,5 +1,6 @@
 """Owner-computed stacks on eight devices: what the compiled step computes, moves, and returns."""
 
+import functools
 import re
 from typing import Any
 
@@ -79,6 +80,20 @@ def collectives(text: str) -> dict[str, int]:
     return found
 
 
+@functools.cache
+def alone(name: str, layers: int = LAYERS, stacked: bool = False) -> tuple[Any, Any, float]:
+    """Parameters and state after a step on one device, and its floating-point operations."""
+    params, grads, tx = tree(0, layers, stacked), tree(1, layers, stacked), OPTIMIZERS[name]
+    state = tx.init(params)
+    program = jax.jit(step_of(tx)).lower(params, state, grads).compile()
+    return *program(params, state, grads), flops(program)
+
+
+def assert_close(found: Any, wanted: Any) -> None:
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(jax.device_get(x), y, atol=5e-6)
+
+
 @pytest.fixture(scope="module")
 def mesh():
     return jax.make_mesh((8,), ("x",), (AxisType.Auto,))
@@ -89,8 +104,8 @@ def mesh():
 def test_every_device_does_its_share(name, spec, mesh):
     params, grads, tx = tree(0), tree(1), OPTIMIZERS[name]
     program, given = compiled(tx, params, grads, mesh, SPECS[spec])
-    alone = jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
-    assert flops(program) < 1.15 * flops(alone) / 8
+    wanted, _, work = alone(name)
+    assert flops(program) < 1.15 * work / 8
     text = program.as_text()
     assert text is not None
     moved, entry = collectives(text), re.search(r"ENTRY %?([\w.\-]+)", text)
@@ -98,32 +113,24 @@ def test_every_device_does_its_share(name, spec, mesh):
     assert set(moved) <= {entry[1]}  # none inside an iteration
     size = sum(x.nbytes for x in jax.tree.leaves(params))
     assert sum(moved.values()) < 2 * size
-    found, _ = program(*given)
-    wanted, _ = jax.jit(step_of(tx))(params, tx.init(params), grads)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(jax.device_get(x), y, atol=2e-6)
+    assert_close(program(*given)[0], wanted)
 
 
 @pytest.mark.parametrize("layers", [1, 3, 9])
 def test_counts_that_do_not_divide(layers, mesh):
     params, grads, tx = tree(0, layers), tree(1, layers), OPTIMIZERS["manifold_muon"]
     program, given = compiled(tx, params, grads, mesh, PartitionSpec())
-    found, _ = program(*given)
-    wanted, _ = jax.jit(step_of(tx))(params, tx.init(params), grads)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(jax.device_get(x), y, atol=2e-6)
+    assert_close(program(*given)[0], alone("manifold_muon", layers)[0])
 
 
 def test_scan_stacked_layers_on_two_axes():
     mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))
     params, grads, tx = tree(0, stacked=True), tree(1, stacked=True), OPTIMIZERS["manifold_muon"]
     program, given = compiled(tx, params, grads, mesh, PartitionSpec(None, "data", "model"))
-    alone = jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
-    assert flops(program) < 1.15 * flops(alone) / 8
+    wanted, plain, work = alone("manifold_muon", stacked=True)
+    assert flops(program) < 1.15 * work / 8
     found, state = program(*given)
-    wanted, plain = jax.jit(step_of(tx))(params, tx.init(params), grads)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(jax.device_get(x), y, atol=2e-6)
+    assert_close(found, wanted)
     found, wanted = optim.monitor(state), optim.monitor(plain)
     for name in params:
         np.testing.assert_allclose(found["gap"][name], wanted["gap"][name], atol=1e-5)
@@ -133,12 +140,9 @@ def test_explicit_axes():
     mesh = jax.make_mesh((8,), ("x",), (AxisType.Explicit,))
     params, grads, tx = tree(0), tree(1), OPTIMIZERS["manifold_muon"]
     program, given = compiled(tx, params, grads, mesh, PartitionSpec("x"))
-    alone = jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
-    assert flops(program) < 1.15 * flops(alone) / 8
-    found, _ = program(*given)
-    wanted, _ = jax.jit(step_of(tx))(params, tx.init(params), grads)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(jax.device_get(x), y, atol=2e-6)
+    wanted, _, work = alone("manifold_muon")
+    assert flops(program) < 1.15 * work / 8
+    assert_close(program(*given)[0], wanted)
 
 
 def test_steps_are_scanned_and_accumulated(mesh):
@@ -149,15 +153,15 @@ def test_steps_are_scanned_and_accumulated(mesh):
     @jax.jit
     def train(params, grads):
         def step(carry, _):
-            return step_of(tx)(*carry, grads), None
+            params, state = carry
+            return step_of(tx)(params, state, grads), None
 
         return jax.lax.scan(step, (params, tx.init(params)), None, 4)[0][0]
 
     with jax.set_mesh(mesh):
         found = train(params, grads)
     wanted = train(params, grads)
-    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(jax.device_get(x), y, atol=5e-6)
+    assert_close(found, wanted)
 
 
 def test_without_a_mesh_nothing_is_divided():
