@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def working_mesh(example: Any) -> Any:
@@ -67,4 +67,4 @@ def _spread(mesh: Any, x: jax.Array) -> jax.Array:
     spec: list[Any] = [None] * x.ndim
     if axes:
         spec[axes[0]] = mesh.axis_names
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
