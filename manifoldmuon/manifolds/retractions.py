@@ -69,9 +69,9 @@ class Polar(Retraction):
 
     Second order (Absil, Mahony and Sepulchre 2008, section 4.1). For a tangent `V` the Gram
     matrix is `I + V^T V`, at least the identity and close to it for a small step, so that a few
-    `n x n` products find its inverse root: no iteration for a learning rate of 0.05, at
-    most one up to 0.3, two for 1, up to ten for 100. The Gram matrix is formed anew from `W + V`, so whatever distance from
-    the set rounding has left in `W` is undone rather than handed on.
+    `n x n` products find its inverse root: no iteration for a learning rate of 0.05, at most one
+    up to 0.3, two for 1, up to ten for 100. The Gram matrix is formed anew from `W + V`, so
+    whatever distance from the set rounding has left in `W` is undone rather than handed on.
 
     The iteration stops by itself and is therefore not reverse-differentiable.
 
