@@ -36,7 +36,7 @@ from manifoldmuon.linalg._msign import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import factor_products
-from manifoldmuon.linalg._rational import in_chunks, inverse, zolotarev
+from manifoldmuon.linalg._rational import check_poles, inverse, zolotarev
 from manifoldmuon.linalg._schedules import (
     CUBIC,
     MODULA_SIX_STEP,
@@ -68,10 +68,10 @@ __all__ = [
     "Schedule",
     "Sketch",
     "check_method",
+    "check_poles",
     "check_schedule",
     "factor_products",
     "frobenius_norm",
-    "in_chunks",
     "inner_product",
     "inverse",
     "inverse_root",

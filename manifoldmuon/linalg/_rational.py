@@ -18,7 +18,6 @@ from manifoldmuon.linalg._matrix import mT, product
 
 _LEAF = 16  # eliminated entry by entry
 _BLOCK = 64  # eliminated at once
-_ENTRIES = 2**22  # of the matrices that are inverted at once
 
 
 class Poles(NamedTuple):
@@ -49,10 +48,7 @@ def zolotarev(poles: int, lower: float) -> Poles:
     Raises:
       ValueError: out of range.
     """
-    if poles < 1 or not 1e-5 <= lower < 1:
-        raise ValueError(
-            f"poles must be at least 1 and lower in [1e-5, 1); got {poles!r} and {lower!r}"
-        )
+    check_poles(poles, lower)
     sn, cn = _jacobi(np.arange(1, 2 * poles) / (2 * poles), lower)
     squares = (lower * sn / cn) ** 2
     odd, even = squares[0::2], squares[1::2]
@@ -63,6 +59,14 @@ def zolotarev(poles: int, lower: float) -> Poles:
     x = np.geomspace(lower, 1, 20001)
     values = x * np.sum(weights / (x[:, None] ** 2 + odd), axis=1)
     return Poles(weights / values.max(), odd, float(1 - values.min() / values.max()))
+
+
+def check_poles(poles: int, lower: float) -> None:
+    """Raises `ValueError` where `zolotarev` would, and computes nothing."""
+    if poles < 1 or not 1e-5 <= lower < 1:
+        raise ValueError(
+            f"poles must be at least 1 and lower in [1e-5, 1); got {poles!r} and {lower!r}"
+        )
 
 
 def _jacobi(part: np.ndarray, complement: float) -> tuple[np.ndarray, np.ndarray]:
@@ -167,20 +171,3 @@ def _inverse_factors_by_entry(x):
     table = jax.lax.fori_loop(0, n, eliminate, table)
     root = jax.lax.rsqrt(jnp.diagonal(table[..., :n, :n], axis1=-2, axis2=-1))
     return root[..., :, None] * table[..., :n, n:], table[..., n:, :n] * root[..., None, :]
-
-
-def in_chunks(function, entries: int, *arrays):
-    """`function` of stacks of matrices, so many at once that `entries` for each stay in memory.
-
-    All arrays have the same leading axes, and so has every result.
-    """
-    batch = arrays[0].shape[:-2]
-    if not batch:
-        return function(*arrays)
-    flat = [x.reshape((-1, *x.shape[-2:])) for x in arrays]
-    size = max(1, _ENTRIES // entries)
-    if flat[0].shape[0] <= size:
-        result = function(*flat)
-    else:
-        result = jax.lax.map(lambda given: function(*given), tuple(flat), batch_size=size)
-    return jax.tree.map(lambda x: x.reshape(batch + x.shape[1:]), result)

@@ -26,8 +26,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
+    check_poles,
     frobenius_norm,
-    in_chunks,
     inner_product,
     inverse,
     mT,
@@ -44,6 +44,7 @@ from manifoldmuon.norms import relative_gap
 
 _POWER_STEPS = 6
 _SMALL = 64  # columns
+_ENTRIES = 2**22  # of the matrices that are inverted at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +71,7 @@ class Resolvents(MemorylessSolver):
     lower: float = 3e-3
 
     def __post_init__(self):
-        zolotarev(self.poles, self.lower)
+        check_poles(self.poles, self.lower)
 
     def solve(
         self,
@@ -80,7 +81,7 @@ class Resolvents(MemorylessSolver):
     ) -> Steepest:
         entries = self.poles * point.shape[-1] ** 2
         grad, _ = prescale(grad, ndim=2)
-        direction, residual, gap = in_chunks(self._solve, entries, point, grad)
+        direction, residual, gap = _in_chunks(self._solve, entries, point, grad)
         return Steepest(direction, dual, residual, gap)
 
     def _solve(self, point, grad):
@@ -215,3 +216,20 @@ def _bound(
     squares = squares + frobenius_norm(outer - product(away, size)) ** 2
     sharp = jnp.trace(size, axis1=-2, axis2=-1) + 2 * n * lift + jnp.sqrt(n * squares)
     return jnp.where(definite, jnp.minimum(sharp, simple), simple)
+
+
+def _in_chunks(function, entries: int, *arrays):
+    """`function` of stacks of matrices, so many at once that `entries` for each stay in memory.
+
+    All arrays have the same leading axes, and so has every result.
+    """
+    batch = arrays[0].shape[:-2]
+    if not batch:
+        return function(*arrays)
+    flat = [x.reshape((-1, *x.shape[-2:])) for x in arrays]
+    size = max(1, _ENTRIES // entries)
+    if flat[0].shape[0] <= size:
+        result = function(*flat)
+    else:
+        result = jax.lax.map(lambda given: function(*given), tuple(flat), batch_size=size)
+    return jax.tree.map(lambda x: x.reshape(batch + x.shape[1:]), result)

@@ -16,6 +16,7 @@ from manifoldmuon.manifolds.solvers import (
     FixedPoint,
     Resolvents,
     SkewLift,
+    _resolvents,
 )
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
@@ -104,6 +105,18 @@ def test_resolvents_of_several_blocks(shape):
     assert norms.max() < 1 + 2e-3
     assert np.all(answer.gap >= true - 2e-5)
     assert np.max(answer.gap) < 0.02
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_stacks_are_solved_in_parts(at_once, monkeypatch):
+    gaussian = np.random.default_rng(0).standard_normal((2, 3, 2, 12, 6)).astype(np.float32)
+    points, grads = jnp.asarray(np.linalg.qr(gaussian[0])[0]), jnp.asarray(gaussian[1])
+    solver = Resolvents()
+    wanted = solver.solve(points, grads, ())
+    monkeypatch.setattr(_resolvents, "_ENTRIES", at_once * solver.poles * 6**2)
+    found = solver.solve(points, grads, ())
+    np.testing.assert_allclose(found.direction, wanted.direction, atol=1e-5)
+    np.testing.assert_allclose(found.gap, wanted.gap, atol=1e-5)
 
 
 def test_fewer_poles_leave_more():
