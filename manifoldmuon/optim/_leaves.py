@@ -128,7 +128,11 @@ def _difference(places: Places, updates: Any, found: Any) -> str:
 
 
 def batched(
-    function: Callable[..., Any], entries: Sequence[Entry], arguments: Sequence[tuple[Any, ...]]
+    function: Callable[..., Any],
+    entries: Sequence[Entry],
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    divide: bool = False,
 ) -> list[Any]:
     """Calls a function for many leaves; those of one kind are stacked into one call.
 
@@ -141,6 +145,8 @@ def batched(
       entries: the manifold of each leaf, or a `LaidOut`.
       arguments: trees of arrays for each leaf. A `LikePoint` has the parameter's shape, and
         arrives as an array in the manifold's layout.
+      divide: whether the work is worth moving matrices for: on a mesh of `jax.set_mesh` each
+        device then solves its own share of the stacks.
 
     Returns:
       What the function gives for each leaf, in order, where a `LikePoint` stands for an array that
@@ -152,9 +158,10 @@ def batched(
         kinds.setdefault(_kind(entry, given), []).append(index)
     results: list[Any] = [None] * len(arguments)
     for members in kinds.values():
-        chosen = [entries[i] for i in members], [arguments[i] for i in members]
-        mesh = explicit_mesh(_first(chosen[1][0]))
-        solved = _stacked(function, *chosen) if mesh is None else _on_mesh(mesh, function, *chosen)
+        solve = functools.partial(_stacked, function, [entries[i] for i in members], divide)
+        given = [arguments[i] for i in members]
+        mesh = explicit_mesh(_first(given[0]))
+        solved = solve(given) if mesh is None else _on_mesh(mesh, solve, given)
         for index, result in zip(members, solved, strict=True):
             results[index] = jax.tree.map(_unmarked, result, is_leaf=_is_marked)
     return results
@@ -178,7 +185,10 @@ def _describe(entry: Entry, x: Any) -> Any:
 
 
 def _stacked(
-    function: Callable[..., Any], entries: Sequence[Entry], arguments: Sequence[tuple[Any, ...]]
+    function: Callable[..., Any],
+    entries: Sequence[Entry],
+    divide: bool,
+    arguments: Sequence[tuple[Any, ...]],
 ) -> list[Any]:
     """The function at leaves of one kind, with what it marks in their layouts."""
     shapes = [_first(given).shape for given in arguments]
@@ -186,7 +196,8 @@ def _stacked(
         jax.tree.map(lambda x, e=entry: _inward(e, x), argument, is_leaf=_is_marked)
         for entry, argument in zip(entries, arguments, strict=True)
     ]
-    manifold, mesh = manifold_of(entries[0]), working_mesh(_first(given))
+    manifold = manifold_of(entries[0])
+    mesh = working_mesh(_first(given)) if divide else None
     leading = _first(given[0]).ndim - manifold.ndim
     divided = mesh is not None and manifold.ndim > 1 and len(given) + leading > 1
     if len(given) == 1 and not divided:
@@ -211,11 +222,10 @@ def _stacked(
 
 def _on_mesh(
     mesh: Any,
-    function: Callable[..., Any],
-    entries: Sequence[Entry],
+    solve: Callable[[Sequence[tuple[Any, ...]]], list[Any]],
     arguments: Sequence[tuple[Any, ...]],
 ) -> list[Any]:
-    """`_stacked` where shardings are explicit.
+    """`solve(arguments)` where shardings are explicit.
 
     Products of explicitly sharded operands want the sharding of every result spelled out, which
     no manifold can know; inside, the compiler chooses, as on an automatic mesh.
@@ -223,7 +233,7 @@ def _on_mesh(
     structure: list[Any] = []
 
     def inside(arguments):
-        results = _stacked(function, entries, arguments)
+        results = solve(arguments)
         leaves, treedef = jax.tree.flatten(results, is_leaf=_is_marked)
         structure[:] = treedef, [_is_marked(leaf) for leaf in leaves]
         marked = [leaf.array for leaf in leaves if _is_marked(leaf)]
@@ -231,8 +241,8 @@ def _on_mesh(
 
     sharding = jax.typeof(_first(arguments[0])).sharding
     outside = sharding, NamedSharding(mesh, PartitionSpec())
-    solve: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
-    marked, others = (iter(leaves) for leaves in solve(arguments))
+    automatic: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
+    marked, others = (iter(leaves) for leaves in automatic(arguments))
     treedef, marks = structure
     return jax.tree.unflatten(treedef, [next(marked if mark else others) for mark in marks])
 

@@ -50,7 +50,7 @@ def retract(geometry: Geometry) -> LastLink:
         paired = pair_up(geometry, updates, params, "retract")
         moving = [leaf for leaf in paired.leaves if manifold_of(leaf.entry).constrained]
         marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
-        steps = batched(_step, [leaf.entry for leaf in moving], marked)
+        steps = batched(_step, [leaf.entry for leaf in moving], marked, divide=True)
         by_place = {leaf.place: step for leaf, step in zip(moving, steps, strict=True)}
         emitted = [
             by_place.get(leaf.place, leaf.update.astype(leaf.param.dtype)) for leaf in paired.leaves

@@ -91,17 +91,24 @@ def scale_by_steepest(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         paired = pair_up(geometry, updates, params, "scale_by_steepest")
-        unknown = [leaf.path for leaf in paired.leaves if leaf.path not in state.residual]
-        if certify and unknown:
+        duals = [_dual_of(state, leaf) for leaf in paired.leaves]
+        unknown = [
+            leaf.path
+            for leaf, dual in zip(paired.leaves, duals, strict=True)
+            if (certify and leaf.path not in state.residual)
+            or (jax.tree.leaves(dual) and leaf.path not in state.dual)
+        ]
+        if unknown:
             raise ValueError(
                 f"scale_by_steepest: the state knows no parameters {unknown}; it was made for"
                 " another tree. Call tx.init(params) again."
             )
         arguments = [
-            (LikePoint(leaf.param), LikePoint(leaf.update), _dual_of(state, leaf))
-            for leaf in paired.leaves
+            (LikePoint(leaf.param), LikePoint(leaf.update), dual)
+            for leaf, dual in zip(paired.leaves, duals, strict=True)
         ]
-        found = batched(_direction, [leaf.entry for leaf in paired.leaves], arguments)
+        entries = [leaf.entry for leaf in paired.leaves]
+        found = batched(_direction, entries, arguments, divide=True)
         by_path = dict(zip([leaf.path for leaf in paired.leaves], found, strict=True))
         dual = {path: by_path[path].dual for path in by_path.keys() & state.dual.keys()}
         shown = by_path if certify else {}
@@ -114,7 +121,7 @@ def scale_by_steepest(
 
 
 def _dual_of(state: ScaleBySteepestState, leaf: Leaf) -> Any:
-    """What the last step has left, or the structure of nothing."""
+    """What the last step has left, or what a first step starts from."""
     if leaf.path in state.dual:
         return state.dual[leaf.path]
     return manifold_of(leaf.entry).init_dual(inner_shape(leaf.entry, leaf.param.shape))

@@ -11,7 +11,7 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import FAST, DualAscent
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.optim._retract import difference
 from tests.optim.instances import INSTANCES, abstract
@@ -187,6 +187,10 @@ def test_errors_of_update():
     other = tx.init({"a": jnp.ones(3)})
     with pytest.raises(ValueError, match="knows no parameters \\['b'\\]"):
         tx.update(params, other, params)
+    params = {"b": jnp.eye(3, 2)}
+    tx = optim.scale_by_steepest(Stiefel(solver=DualAscent()), certify=False)
+    with pytest.raises(ValueError, match="knows no parameters \\['b'\\]"):
+        tx.update(params, tx.init({"a": params["b"]}), params)
 
 
 def test_monitor_reads_any_composition():
