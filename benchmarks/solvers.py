@@ -56,7 +56,7 @@ SOLVERS: dict[str, StiefelSolver] = {
     "ADMM, 10": ADMM(steps=10),
     "ADMM, 30": ADMM(steps=30),
 }
-# The direction that a user of Muon would take without a constraint: a published, fast schedule.
+# The direction without a constraint.
 UNCONSTRAINED = {
     "unconstrained, converged msign": DEFAULT_MSIGN,
     "unconstrained, training msign": TRAINING_MSIGN,
@@ -138,9 +138,8 @@ def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
 @jax.jit
 def _muon_direction(grad):
     """What the peer's step does to a gradient."""
-    return optax.contrib.scale_by_muon(beta=0.0).update(
-        grad, optax.contrib.scale_by_muon(beta=0.0).init(grad)
-    )[0]
+    tx = optax.contrib.scale_by_muon(beta=0.0)
+    return tx.update(grad, tx.init(grad))[0]
 
 
 def growth(rounds: int) -> list[dict]:
