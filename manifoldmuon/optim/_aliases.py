@@ -149,11 +149,13 @@ def muon(
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:
     """The manifold with this method in its norm, where that names none."""
     norm = manifold.norm
-    if isinstance(manifold, Euclidean) and isinstance(norm, Spectral | ConvRMSToRMS):
-        if norm.method is None:
-            step_norm = dataclasses.replace(norm, method=method)
-            return dataclasses.replace(manifold, step_norm=step_norm)
-    return manifold
+    if (
+        not isinstance(manifold, Euclidean)
+        or not isinstance(norm, Spectral | ConvRMSToRMS)
+        or norm.method is not None
+    ):
+        return manifold
+    return dataclasses.replace(manifold, step_norm=dataclasses.replace(norm, method=method))
 
 
 @runtime_checkable

@@ -115,8 +115,8 @@ def test_stacks_are_solved_in_parts(at_once, monkeypatch):
     wanted = solver.solve(points, grads, ())
     monkeypatch.setattr(_resolvents, "_ENTRIES", at_once * solver.poles * 6**2)
     found = solver.solve(points, grads, ())
-    np.testing.assert_allclose(found.direction, wanted.direction, atol=1e-5)
-    np.testing.assert_allclose(found.gap, wanted.gap, atol=1e-5)
+    np.testing.assert_allclose(found.direction, wanted.direction, atol=1e-3)
+    np.testing.assert_allclose(found.gap, wanted.gap, atol=1e-3)
 
 
 def test_fewer_poles_leave_more():
