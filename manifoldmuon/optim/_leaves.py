@@ -197,19 +197,14 @@ def _stacked(
         for entry, argument in zip(entries, arguments, strict=True)
     ]
     manifold = manifold_of(entries[0])
-    mesh = working_mesh(_first(given)) if divide else None
+    mesh = working_mesh(_first(given)) if divide and manifold.ndim > 1 else None
     leading = _first(given[0]).ndim - manifold.ndim
-    divided = mesh is not None and manifold.ndim > 1 and len(given) + leading > 1
-    if len(given) == 1 and not divided:
-        results = [function(manifold, *given[0])]
+    solve = functools.partial(function, manifold)
+    if len(given) == 1 and mesh is None:
+        results = [solve(*given[0])]
     else:
         stack = jax.tree.map(lambda *leaves: jnp.stack(leaves), *given)
-        if divided:
-            answer = solve_by_owners(
-                mesh, functools.partial(function, manifold), 1 + leading, stack
-            )
-        else:
-            answer = function(manifold, *stack)
+        answer = solve(*stack) if mesh is None else solve_by_owners(mesh, solve, 1 + leading, stack)
         results = [
             jax.tree.map(lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), answer)
             for i in range(len(given))

@@ -6,6 +6,7 @@ communicates, or it divides nothing, and then every device does all the work.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+_LARGE = 2**24  # entries of a matrix whose products are worth dividing
 
 
 def working_mesh(example: Any) -> Any:
@@ -28,43 +32,81 @@ def working_mesh(example: Any) -> Any:
     return mesh if all(kind == AxisType.Auto for kind in mesh.axis_types) else None
 
 
+def divided_alike(x: jax.Array, like: jax.Array) -> jax.Array:
+    """`x`, divided as `like` is, where the compiler would otherwise choose: on a working mesh."""
+    return x if working_mesh(like) is None else shard_alike(x, like)[0]
+
+
 def solve_by_owners(
     mesh: Any, function: Callable[..., Any], batch_ndim: int, arguments: tuple[Any, ...]
 ) -> Any:
-    """`function(*arguments)`, with the leading axes divided over all devices of the mesh.
+    """`function(*arguments)`, with the leading axes divided over the devices of the mesh.
 
     A number of problems that the devices do not divide is filled up with zeros. On their way to the
     owners and back the matrices are divided by rows: then they move all to all, once, whether the
     parameters are sharded or replicated.
+
+    Matrices of `_LARGE` entries or more that are too few for all devices are given to groups of
+    them (those that differ along some axes of the mesh), and each group divides the products.
 
     Args:
       mesh: from `working_mesh`.
       function: treats the leading `batch_ndim` axes as independent problems; all its arguments and
         results have them first.
       batch_ndim: how many leading axes there are, at least 1.
-      arguments: trees of arrays.
+      arguments: trees of arrays; the first is an array of points.
     """
-    batch = jax.tree.leaves(arguments)[0].shape[:batch_ndim]
+    point = arguments[0]
+    batch, names = point.shape[:batch_ndim], mesh.axis_names
     count = math.prod(batch)
-    padding = -count % mesh.size
+    owners = names if point.size // count < _LARGE else _owning_axes(dict(mesh.shape), count)
+    group = tuple(name for name in names if name not in owners)
+    padding = -count % math.prod(mesh.shape[name] for name in owners)
 
     def flatten(x):
         flat = x.reshape((count, *x.shape[batch_ndim:]))
-        return jnp.pad(flat, [(0, padding)] + [(0, 0)] * (flat.ndim - 1)) if padding else flat
+        flat = jnp.pad(flat, [(0, padding)] + [(0, 0)] * (flat.ndim - 1)) if padding else flat
+        return _spread(flat, names, (1, 2))
 
     def restore(x):
-        return _spread(mesh, x[:count]).reshape((*batch, *x.shape[1:]))
+        return _spread(x[:count], names, (1, 2)).reshape((*batch, *x.shape[1:]))
 
-    owned = PartitionSpec(mesh.axis_names)
-    solve = jax.shard_map(function, mesh=mesh, in_specs=owned, out_specs=owned, check_vma=False)
-    stacks = jax.tree.map(lambda x: _spread(mesh, flatten(x)), arguments)
+    def solve(point, *others):
+        # Of the ways to divide the operands the one in which the compiler repeats the least work.
+        point = _spread(point, group, (2, 1))
+        others = jax.tree.map(lambda x: _spread(x, group, (1, 2)), others)
+        return jax.tree.map(lambda x: _spread(x, group, (2, 1)), function(point, *others))
+
+    stacks = jax.tree.map(flatten, arguments)
+    if owners:
+        solve = jax.shard_map(
+            solve,
+            mesh=mesh,
+            in_specs=PartitionSpec(owners),
+            out_specs=PartitionSpec(owners),
+            axis_names=set(owners),
+            check_vma=False,
+        )
     return jax.tree.map(restore, solve(*stacks))
 
 
-def _spread(mesh: Any, x: jax.Array) -> jax.Array:
-    """The stack divided by the first axis that the devices divide, its own aside."""
-    axes = [i for i in range(1, x.ndim) if x.shape[i] % mesh.size == 0]
+def _owning_axes(sizes: dict[str, int], count: int) -> tuple[str, ...]:
+    """The axes with the most devices of which `count` problems keep half or more busy."""
+    some = [s for k in range(len(sizes) + 1) for s in itertools.combinations(sizes, k)]
+    owners = {axes: math.prod(sizes[name] for name in axes) for axes in some}
+    busy = [axes for axes, n in owners.items() if 2 * count >= -(-count // n) * n]
+    return max(busy, key=lambda axes: owners[axes])
+
+
+def _spread(x: jax.Array, names: tuple[str, ...], axes: tuple[int, ...]) -> jax.Array:
+    """The stack divided over the mesh's axes of these names, by the first axis that they divide."""
+    if not names:
+        return x
+    mesh = jax.sharding.get_abstract_mesh()
+    size = math.prod(mesh.shape[name] for name in names)
     spec: list[Any] = [None] * x.ndim
-    if axes:
-        spec[axes[0]] = mesh.axis_names
+    for axis in axes:
+        if axis < x.ndim and x.shape[axis] % size == 0:
+            spec[axis] = names
+            break
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))

@@ -12,6 +12,7 @@ from manifoldmuon.linalg import upcast
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, manifold_of
 from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
+from manifoldmuon.optim._owners import divided_alike
 from manifoldmuon.optim._trees import distance_tree, init_tree
 
 
@@ -55,7 +56,8 @@ def retract(geometry: Geometry) -> LastLink:
         emitted = [
             by_place.get(leaf.place, leaf.update.astype(leaf.param.dtype)) for leaf in paired.leaves
         ]
-        return paired.filled(emitted), state
+        pairs = zip(emitted, paired.leaves, strict=True)
+        return paired.filled([divided_alike(u, leaf.param) for u, leaf in pairs]), state
 
     return LastLink(lambda params: optax.EmptyState(), update_fn)
 

@@ -22,6 +22,7 @@ from manifoldmuon.optim._leaves import (
     pair_up,
     replicated_like,
 )
+from manifoldmuon.optim._owners import divided_alike
 
 
 class ScaleBySteepestState(NamedTuple):
@@ -104,7 +105,8 @@ def scale_by_steepest(
                 " another tree. Call tx.init(params) again."
             )
         arguments = [
-            (LikePoint(leaf.param), LikePoint(leaf.update), dual)
+            # Otherwise what comes before this link would be divided as it suits the solvers.
+            (LikePoint(leaf.param), LikePoint(divided_alike(leaf.update, leaf.param)), dual)
             for leaf, dual in zip(paired.leaves, duals, strict=True)
         ]
         entries = [leaf.entry for leaf in paired.leaves]
