@@ -1,0 +1,244 @@
+"""What a program that was compiled for TPUs does on one chip, read from its text.
+
+`cost_analysis` counts the body of a loop once, whatever its length, and a float32 product of the
+highest precision like one of the lowest. Here a body counts as often as it runs, and products are
+kept apart by how often they pass through the multiplier, which takes bfloat16 alone.
+"""
+
+import dataclasses
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+
+PASSES = {"default": 1, "high": 3, "highest": 6}
+"""Of bfloat16 in one float32 product; the compiler's own estimate of cycles is 1 : 3.1 : 6.1."""
+
+_COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) \(.*\{$")
+_INSTRUCTION = re.compile(
+    r"\s+(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<kind>[a-z][a-z0-9\-]*)\((?P<rest>.*)"
+)
+_ARRAY = re.compile(r"([a-z]+[0-9]*)\[([\d,]*)\]")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|called_computations|branch_computations)="
+    r"(?:\{([^}]*)\}|%([\w.\-]+))"
+)
+_COLLECTIVE = re.compile(
+    r"(all-gather|all-to-all|all-reduce|reduce-scatter|collective-permute)(?:-start)?"
+)
+_BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8}
+
+
+@dataclasses.dataclass
+class Work:
+    """Of one chip.
+
+    Attributes:
+      flops: of the matrix products, two for each multiplication, by passes.
+      flops_once: the same with every loop's body once.
+      cycles: the compiler's estimate for everything but collectives.
+      collectives: number and received bytes of each kind.
+      collectives_in_loops: how many are in the body of a loop.
+      unknown_loops: loops whose length depends on data; their bodies count once.
+    """
+
+    flops: dict[int, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
+    flops_once: float = 0.0
+    cycles: float = 0.0
+    collectives: dict[str, list[float]] = dataclasses.field(
+        default_factory=lambda: defaultdict(lambda: [0, 0.0])
+    )
+    collectives_in_loops: int = 0
+    unknown_loops: int = 0
+
+    @property
+    def multiplier_flops(self) -> float:
+        """The flops weighted with their passes."""
+        return sum(passes * flops for passes, flops in self.flops.items())
+
+    @property
+    def moved(self) -> float:
+        """Bytes that all collectives receive."""
+        return sum(size for _, size in self.collectives.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Instruction:
+    name: str
+    kind: str
+    shape: str
+    rest: str
+    root: bool
+
+    @property
+    def operands(self) -> list[str]:
+        return re.findall(r"%([\w.\-]+)", self.rest.split(")", 1)[0])
+
+    def attribute(self, name: str, default: str = "") -> str:
+        found = re.search(rf"\b{name}=(\{{[^}}]*\}}|[^,\s]+)", self.rest)
+        return found[1].strip("{}%") if found else default
+
+
+_Computation = dict[str, _Instruction]
+
+
+def read(text: str) -> Work:
+    """The work of a compiled program.
+
+    Args:
+      text: `compiled.as_text()`, of a program compiled for TPUs.
+
+    Raises:
+      ValueError: it is no such text.
+    """
+    computations, entry = _parse(text)
+    if entry is None:
+        raise ValueError("this is not the text of a compiled program: it has no ENTRY")
+    work, seen = Work(), set()
+    for computation, times, depth, fused in _executed(computations, entry, work):
+        for x in computation.values():
+            if x.kind == "dot":
+                raise ValueError(f"{x.name} is a dot: this program was not compiled for TPUs")
+            if x.kind == "convolution":
+                flops, passes = _product(x, computation)
+                work.flops[passes] += times * flops
+                work.flops_once += flops
+            elif kind := _COLLECTIVE.fullmatch(x.kind):
+                # One that overlaps with products is written several times, with one channel.
+                channel = x.attribute("channel_id", x.name)
+                if channel not in seen:
+                    seen.add(channel)
+                    number_and_size = work.collectives[kind[1]]
+                    number_and_size[0] += times
+                    number_and_size[1] += times * _received(kind[1], x)
+                    work.collectives_in_loops += depth > 0
+            if not fused and (cycles := re.search(r'"estimated_cycles":"(\d+)"', x.rest)):
+                work.cycles += times * int(cycles[1])
+    return work
+
+
+def _parse(text: str) -> tuple[dict[str, _Computation], str | None]:
+    computations: dict[str, _Computation] = {}
+    entry, inside = None, {}
+    for line in text.splitlines():
+        if header := _COMPUTATION.match(line):
+            inside = computations.setdefault(header["name"], {})
+            entry = header["name"] if header["entry"] else entry
+        elif found := _INSTRUCTION.match(line):
+            root = line.lstrip().startswith("ROOT")
+            inside[found["name"]] = _Instruction(**found.groupdict(), root=root)
+    return computations, entry
+
+
+def _executed(
+    computations: dict[str, _Computation], entry: str, work: Work
+) -> Iterator[tuple[_Computation, float, int, bool]]:
+    """Each call of a computation: how often it runs, in how many loops, whether in a fusion."""
+    waiting = [(entry, 1.0, 0, False)]
+    while waiting:
+        name, times, depth, fused = waiting.pop()
+        computation = computations[name]
+        yield computation, times, depth, fused
+        for x in computation.values():
+            called = _CALLED.findall(x.rest)
+            names = [n for many, one in called for n in re.findall(r"[\w.\-]+", many or one)]
+            if x.kind != "while":
+                waiting += [(n, times, depth, fused or x.kind == "fusion") for n in names]
+                continue
+            length = _length(x, computation, computations[x.attribute("condition")])
+            work.unknown_loops += length is None
+            waiting.append((x.attribute("body"), times * (length or 1), depth + 1, fused))
+
+
+def _length(loop: _Instruction, around: _Computation, condition: _Computation) -> int | None:
+    """How often a loop runs that counts up by ones; None where that is not seen."""
+    end = next(x for x in condition.values() if x.root)
+    if end.kind != "compare" or end.attribute("direction") != "LT":
+        return None
+    counter, limit = (condition[name] for name in end.operands)
+    begin = around[loop.operands[0]]
+    if counter.kind != "get-tuple-element" or begin.kind != "tuple":
+        return None
+    start = around[begin.operands[int(counter.attribute("index"))]]
+    values = _constant(start, around), _constant(limit, condition)
+    return None if None in values else values[1] - values[0]
+
+
+def _constant(x: _Instruction, around: _Computation) -> int | None:
+    while x.kind == "copy":
+        x = around[x.operands[0]]
+    return int(x.rest.split(")", 1)[0]) if x.kind == "constant" else None
+
+
+def _arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
+    return [
+        (dtype, tuple(int(n) for n in sizes.split(",") if n))
+        for dtype, sizes in _ARRAY.findall(shape)
+    ]
+
+
+def _product(x: _Instruction, around: _Computation) -> tuple[float, int]:
+    """Flops and passes of a convolution, in which form the compiler has every product.
+
+    The axes of a stack are spatial ones, with a window that meets one matrix at a time: what
+    it meets besides is filling, and is not counted.
+    """
+    (left_dtype, left), (right_dtype, right) = (
+        _arrays(around[name].shape)[0] for name in x.operands[:2]
+    )
+    ((_, out),) = _arrays(x.shape)
+    labels = re.fullmatch(r"(\w+)_(\w+)->(\w+)", x.attribute("dim_labels"))
+    assert labels is not None
+    of = {
+        (which, label): size
+        for which, sizes, written in zip("lro", (left, right, out), labels.groups(), strict=True)
+        for label, size in zip(written, sizes, strict=True)
+    }
+    window = dict(part.split("=") for part in x.attribute("window").split())
+    flops = 2.0 * of["o", "b"] * of["o", "f"] * of["r", "i"]
+    for axis in (label for label in labels[1] if label.isdigit()):
+        i = int(axis)
+        stride, low, spread, apart = (
+            _entry(window, key, i, default)
+            for key, default in (
+                ("stride", "1"), ("pad", "0_0"), ("lhs_dilate", "1"), ("rhs_dilate", "1"),
+            )
+        )  # fmt: skip
+        last = (of["l", axis] - 1) * spread
+        flops *= sum(
+            0 <= (at := o * stride + k * apart - low) <= last and at % spread == 0
+            for o in range(of["o", axis])
+            for k in range(of["r", axis])
+        )
+    precision = x.attribute("operand_precision", "default").split(",")[0]
+    wide = "f32" in (left_dtype, right_dtype)
+    return flops / int(x.attribute("batch_group_count", "1")), PASSES[precision] if wide else 1
+
+
+def _entry(window: dict[str, str], key: str, axis: int, default: str) -> int:
+    entries = window[key].split("x") if key in window else None
+    return int((entries[axis] if entries else default).split("_")[0])
+
+
+def _received(kind: str, x: _Instruction) -> float:
+    """Bytes that one chip receives, in a ring where all chips of a group share the work."""
+    arrays = _arrays(x.shape)
+    if x.kind.endswith("-start"):  # a tuple of what goes in, what comes out, and bookkeeping
+        arrays = arrays[len(arrays) // 2 : 2 * (len(arrays) // 2)] if len(arrays) > 1 else arrays
+    size = sum(_BYTES.get(dtype, 4) * math.prod(sizes) for dtype, sizes in arrays)
+    others = 1 - 1 / _group(x)
+    if kind == "collective-permute":
+        return size
+    return size * {"all-reduce": 2 * others, "reduce-scatter": others * _group(x)}.get(kind, others)
+
+
+def _group(x: _Instruction) -> int:
+    """How many chips take part in one collective."""
+    if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", x.rest):
+        sizes = dict(part.split("=") for part in mesh[1].replace("'", "").split(","))
+        return math.prod(int(sizes[name.strip(" '")]) for name in mesh[2].split(","))
+    if groups := re.search(r"replica_groups=\[\d+,(\d+)\]", x.rest):
+        return int(groups[1])
+    if groups := re.search(r"replica_groups=\{\{([\d,]+)\}", x.rest):
+        return len(groups[1].split(","))
+    return 2
