@@ -12,6 +12,7 @@ NAMES = (
     "tuning",
     "power_iteration",
     "gpt_throughput",
+    "scale",
 )
 
 

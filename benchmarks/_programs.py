@@ -94,8 +94,12 @@ def read(text: str) -> Work:
     computations, entry = _parse(text)
     if entry is None:
         raise ValueError("this is not the text of a compiled program: it has no ENTRY")
-    work, seen = Work(), set()
-    for computation, times, depth, fused in _executed(computations, entry, work):
+    work = Work()
+    for name, times, depth, fused in _executed(computations, entry, work):
+        computation = computations[name]
+        again = name.startswith("async_collective_fusion") or any(
+            "AsyncCollectiveDone" in x.rest for x in computation.values()
+        )
         for x in computation.values():
             if x.kind == "dot":
                 raise ValueError(f"{x.name} is a dot: this program was not compiled for TPUs")
@@ -103,15 +107,14 @@ def read(text: str) -> Work:
                 flops, passes = _product(x, computation)
                 work.flops[passes] += times * flops
                 work.flops_once += flops
-            elif kind := _COLLECTIVE.fullmatch(x.kind):
-                # One that overlaps with products is written several times, with one channel.
-                channel = x.attribute("channel_id", x.name)
-                if channel not in seen:
-                    seen.add(channel)
-                    number_and_size = work.collectives[kind[1]]
-                    number_and_size[0] += times
-                    number_and_size[1] += times * _received(kind[1], x)
-                    work.collectives_in_loops += depth > 0
+            # One that overlaps with products is written again wherever it goes on.
+            elif (kind := _COLLECTIVE.fullmatch(x.kind)) and not again:
+                # A fusion that reduces is one that keeps a share of the result, and slices it.
+                name = "reduce-scatter" if fused and kind[1] == "all-reduce" else kind[1]
+                number_and_size = work.collectives[name]
+                number_and_size[0] += times
+                number_and_size[1] += times * _received(kind[1], x) / (1 + (name != kind[1]))
+                work.collectives_in_loops += depth > 0
             if not fused and (cycles := re.search(r'"estimated_cycles":"(\d+)"', x.rest)):
                 work.cycles += times * int(cycles[1])
     return work
@@ -132,13 +135,13 @@ def _parse(text: str) -> tuple[dict[str, _Computation], str | None]:
 
 def _executed(
     computations: dict[str, _Computation], entry: str, work: Work
-) -> Iterator[tuple[_Computation, float, int, bool]]:
+) -> Iterator[tuple[str, float, int, bool]]:
     """Each call of a computation: how often it runs, in how many loops, whether in a fusion."""
     waiting = [(entry, 1.0, 0, False)]
     while waiting:
         name, times, depth, fused = waiting.pop()
+        yield name, times, depth, fused
         computation = computations[name]
-        yield computation, times, depth, fused
         for x in computation.values():
             called = _CALLED.findall(x.rest)
             names = [n for many, one in called for n in re.findall(r"[\w.\-]+", many or one)]

@@ -9,8 +9,11 @@ rows are divided over all chips, as in FSDP. Every program is written to the rec
 compiled; the same command goes on from there.
 """
 
+import argparse
 import dataclasses
 import importlib.metadata
+import importlib.util
+import itertools
 import json
 import os
 import time
@@ -29,23 +32,35 @@ from benchmarks.steps import optimizers
 from examples.command import parse, save
 from studies.records import plain
 
-EFFORT = -0.9
-NAMES = (
-    "optax.adam", "optax.contrib.muon", "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE",
-)  # fmt: skip
+ADAM, MUON = "optax.adam", "optax.contrib.muon"
+NAMES = (ADAM, MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
 DTYPES = ("float32", "bfloat16")
+# At the full effort programs compile for minutes, most of it in a search for the fastest tiling of
+# each product. The reduced effort leaves that out, and overlaps no collectives with products.
+EFFORTS = {"reduced": -0.5, "full": 0.0}
+BFLOAT16 = ("1B-8", "7B-64", "70B-256")
+TOKENS = 16384
+UTILISATION = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Of one chip: bfloat16 FLOP/s, clock, bytes/s of a link in one direction."""
+    """Of one chip: bfloat16 FLOP/s, bytes/s of the memory and of a link in one direction, clock.
+
+    The sides of a slice close to rings where they are a multiple of `ring`.
+    """
 
     peak: float
-    clock: float
+    memory: float
     link: float
+    clock: float
+    ring: int
 
 
-CHIPS = {"v5e": Chip(197e12, 1.5e9, 4.5e10), "v5p": Chip(459e12, 1.75e9, 9e10)}
+CHIPS = {
+    "v5e": Chip(197e12, 8.19e11, 4.5e10, 1.5e9, 16),
+    "v5p": Chip(459e12, 2.765e12, 9e10, 1.75e9, 4),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +87,11 @@ class Row:
     def chips(self) -> int:
         return int(np.prod(self.sides))
 
+    @property
+    def training_seconds(self) -> float:
+        """Of the forward and the backward pass, on `TOKENS` tokens a chip."""
+        return 6 * self.parameters * TOKENS / (UTILISATION * self.chip.peak)
+
 
 ROWS = {
     "0.1B-8": Row(12, 768, "v5e:2x4"),
@@ -83,9 +103,10 @@ ROWS = {
 }
 
 
-def compiled(row: Row, dtype: str, tx: optax.GradientTransformation, effort: float) -> Any:
+def compiled(
+    row: Row, topology: Any, dtype: str, tx: optax.GradientTransformation, effort: float
+) -> Any:
     """The step, `update` and `apply_updates`, with parameters and state donated."""
-    topology = topologies.get_topology_desc(row.topology, "tpu")
     mesh = Mesh(np.array(topology.devices), ("fsdp",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -116,9 +137,10 @@ def compiled(row: Row, dtype: str, tx: optax.GradientTransformation, effort: flo
 
 def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: float) -> dict:
     """What one chip does in a step, or why the compiler refuses."""
+    topology = topologies.get_topology_desc(row.topology, "tpu")
     start, busy = time.perf_counter(), time.process_time()
     try:
-        program = compiled(row, dtype, tx, effort)
+        program = compiled(row, topology, dtype, tx, effort)
     except jax.errors.JaxRuntimeError as error:
         return {"error": str(error).splitlines()[0]}
     seconds = {
@@ -130,6 +152,7 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
     return seconds | {
         "cost_analysis": {"flops": cost["flops"], "bytes": cost["bytes accessed"]},
         "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
         "temporary": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
         "flops": {str(passes): flops for passes, flops in work.flops.items()},
@@ -141,3 +164,147 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
         "collectives_in_loops": work.collectives_in_loops,
         "unknown_loops": work.unknown_loops,
     }
+
+
+def link_seconds(row: Row, collectives: dict[str, list[float]]) -> float:
+    """A lower bound for all collectives, one after the other and none beside a product.
+
+    Gathers and reductions keep every link of a chip busy. What moves all to all is held up at the
+    middle of the longest side: half of a line's chips send half of what they have across it.
+    """
+    chip, sides = row.chip, [side for side in row.sides if side > 1]
+    ways = [2 if side % chip.ring == 0 else 1 for side in sides]
+    across = max(side / (4 * way) for side, way in zip(sides, ways, strict=True))
+    return sum(
+        size / chip.link * (across if kind == "all-to-all" else 1 / sum(ways))
+        for kind, (_, size) in collectives.items()
+    )
+
+
+def least_seconds(row: Row, cell: dict) -> dict[str, float]:
+    """Products at the peak, every array read and written once, collectives at full bandwidth."""
+    return {
+        "products": cell["multiplier_flops"] / row.chip.peak,
+        "memory": (cell["arguments"] + cell["outputs"]) / row.chip.memory,
+        "links": link_seconds(row, cell["collectives"]),
+    }
+
+
+def table(cells: list[dict]) -> str:
+    """What one chip does, a line for each program."""
+    lines = [
+        "| model, slice | parameters | optimizer | TFLOP | times passes | moved |"
+        " collectives | in loops | temporary | compile |",
+        "|---" * 10 + "|",
+    ]
+    for cell in cells:
+        row = ROWS[cell["row"]]
+        effort = ", full effort" if cell["effort"] == "full" else ""
+        head = f"| {label(row)} | {cell['dtype']}{effort} | {cell['optimizer']} | "
+        if "error" in cell:
+            lines.append(f"{head}{cell['error'].replace('|', '/')} |" + " |" * 6)
+            continue
+        flops, moved = sum(cell["flops"].values()), cell["moved"]
+        kinds = ", ".join(f"{n:.0f} {kind}" for kind, (n, _) in cell["collectives"].items())
+        loops = cell["collectives_in_loops"] if kinds else ""
+        busy = cell["compile_cpu_seconds"]
+        lines.append(
+            f"{head}{flops / 1e12:.3g} | {cell['multiplier_flops'] / 1e12:.3g} | "
+            f"{moved / 1e6:.3g} MB | {kinds} | {loops} | "
+            f"{cell['temporary'] / 1e6:.0f} MB | {busy:.0f} s |"
+        )
+    return "\n".join(lines)
+
+
+def overheads(cells: list[dict]) -> str:
+    """The least that a step adds to the training step, in percent of its passes."""
+    done = [cell for cell in cells if "error" not in cell and cell["effort"] == "reduced"]
+    lines = [
+        "| model, slice | parameters | training step | " + " | ".join(NAMES) + " |",
+        "|---" * (3 + len(NAMES)) + "|",
+    ]
+    for key, dtype in itertools.product(ROWS, DTYPES):
+        row, found = ROWS[key], {}
+        for cell in done:
+            if (cell["row"], cell["dtype"]) == (key, dtype):
+                parts = {
+                    k: 100 * s / row.training_seconds for k, s in least_seconds(row, cell).items()
+                }
+                found[cell["optimizer"]] = (
+                    f"{sum(parts.values()):.2g} % ({parts['products']:.2g} + {parts['links']:.2g})"
+                )
+        if found:
+            cells_ = " | ".join(found.get(name, "") for name in NAMES)
+            lines.append(
+                f"| {label(row)} | {dtype} | {1e3 * row.training_seconds:.3g} ms | {cells_} |"
+            )
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark."""
+    p = command("scale", "One optimizer step of large transformers, compiled for TPU slices.")
+    p.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW",
+                   help=f"of {', '.join(ROWS)} (default: all)")  # fmt: skip
+    p.add_argument("--full", nargs="*", choices=ROWS, default=["0.1B-8"], metavar="ROW",
+                   help="compiled at full effort too, in float32 (default: 0.1B-8)")  # fmt: skip
+    p.add_argument("--bfloat16", nargs="*", choices=ROWS, default=BFLOAT16, metavar="ROW",
+                   help=f"in bfloat16, too (default: {' '.join(BFLOAT16)})")  # fmt: skip
+    p.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
+    given = parse(p, argv, resumes=True)
+    if importlib.util.find_spec("libtpu") is None:
+        print("scale: skipped, for want of the TPU's compiler; pip install 'manifoldmuon[tpu]'")
+        return
+    compile_without_tpus()
+    measure_all(given)
+
+
+def measure_all(given: argparse.Namespace) -> None:
+    """Fills the record and writes the tables beside it."""
+    cells: list[dict] = []
+    if given.out.exists() and not given.overwrite:
+        cells = json.loads(given.out.read_text(encoding="utf-8"))["cells"]
+    programs = (
+        ("float32", "reduced", given.rows),
+        ("bfloat16", "reduced", [row for row in given.bfloat16 if row in given.rows]),
+        ("float32", "full", given.full),
+    )
+    wanted = [
+        {"row": row, "dtype": dtype, "effort": effort, "optimizer": name}
+        for dtype, effort, rows in programs
+        for row, name in itertools.product(rows, given.only)
+    ]
+    done = [{key: cell[key] for key in wanted[0]} for cell in cells]
+    for what in tqdm([w for w in wanted if w not in done], unit="program"):
+        tx = optimizers()[what["optimizer"]]
+        found = measure(ROWS[what["row"]], what["dtype"], tx, EFFORTS[what["effort"]])
+        cells.append(plain(what | found))
+        record = {"libtpu": importlib.metadata.version("libtpu"), "cells": cells}
+        save(given, record, replace=True)
+    cells.sort(key=order)
+    for ending, text in ((".md", table(cells)), (".overheads.md", overheads(cells))):
+        print(text)
+        given.out.with_suffix(ending).write_text(f"{text}\n", encoding="utf-8")
+
+
+def order(cell: dict) -> tuple[int, ...]:
+    """As the tables have it."""
+    ranks = (ROWS, "row"), (DTYPES, "dtype"), (EFFORTS, "effort"), (NAMES, "optimizer")
+    return tuple(list(values).index(cell[key]) for values, key in ranks)
+
+
+def label(row: Row) -> str:
+    """A row's place in a table."""
+    return f"{row.parameters / 1e9:.2g} B, {row.topology.replace(':', ' ')}"
+
+
+def compile_without_tpus() -> None:
+    """Before JAX starts: the host is the backend, and nobody asks a cloud for TPUs."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # another process may compile, too
+    jax.config.update("jax_platforms", "cpu")
+
+
+if __name__ == "__main__":
+    main()

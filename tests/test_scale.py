@@ -1,0 +1,201 @@
+"""The benchmark of large models: what it reads from programs, with the TPU's compiler and without.
+
+The compiler is not among what the tests need; `pip install manifoldmuon[tpu]` adds it. It works in
+a process of its own, away from the suite's devices.
+"""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+import textwrap
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.extend.core import ClosedJaxpr, Jaxpr
+
+from benchmarks._programs import read
+from benchmarks.scale import ROWS, Row, least_seconds, link_seconds, order, overheads, table
+from manifoldmuon.linalg import TRAINING_MSIGN, msign
+
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU's compiler"
+)
+
+# Two matrices, 8 x 16 by 16 x 4: five products of highest precision in a loop, each with a gather
+# of 64 x 4 by four chips, and one in a loop of unknown length; outside an all-to-all by eight, and
+# a gather that is written twice because it overlaps with the product of bfloat16 beside it.
+PROGRAM = """
+HloModule jit_step, is_scheduled=true
+
+%fused (p.0: f32[2,8,16], p.1: f32[2,16,4]) -> f32[2,8,4] {
+  %p.0 = f32[2,8,16]{2,1,0:T(8,128)} parameter(0)
+  %p.1 = f32[2,16,4]{2,1,0:T(8,128)S(1)} parameter(1)
+  ROOT %c.0 = f32[2,8,4]{2,1,0:T(8,128)S(1)} convolution(%p.0, %p.1), window={size=2 stride=1 lhs_dilate=2}, dim_labels=0bf_0io->0bf, operand_precision={highest,highest}
+}
+
+%body.1 (carry: (s32[], f32[2,8,16], f32[2,16,4])) -> (s32[], f32[2,8,16], f32[2,16,4]) {
+  %carry = (s32[], f32[2,8,16], f32[2,16,4]) parameter(0)
+  %i = s32[] get-tuple-element(%carry), index=0
+  %a = f32[2,8,16] get-tuple-element(%carry), index=1
+  %b = f32[2,16,4] get-tuple-element(%carry), index=2
+  %f.0 = f32[2,8,4] fusion(%a, %b), kind=kOutput, calls=%fused, backend_config={"estimated_cycles":"100"}
+  %g.0 = f32[64,4] all-gather(%x), channel_id=1, replica_groups=[2,4]<=[8], dimensions={0}
+  ROOT %t = (s32[], f32[2,8,16], f32[2,16,4]) tuple(%i, %a, %b)
+}
+
+%condition.1 (carry.1: (s32[], f32[2,8,16], f32[2,16,4])) -> pred[] {
+  %carry.1 = (s32[], f32[2,8,16], f32[2,16,4]) parameter(0)
+  %i.1 = s32[] get-tuple-element(%carry.1), index=0
+  %six = s32[] constant(6)
+  ROOT %lt = pred[] compare(%i.1, %six), direction=LT
+}
+
+%condition.2 (carry.2: (s32[], f32[2,8,16], f32[2,16,4])) -> pred[] {
+  %carry.2 = (s32[], f32[2,8,16], f32[2,16,4]) parameter(0)
+  %i.2 = s32[] get-tuple-element(%carry.2), index=0
+  ROOT %some = pred[] and(%i.2, %i.2)
+}
+
+%start (q.0: bf16[8,8]) -> (bf16[8,8], bf16[32,8]) {
+  %q.0 = bf16[8,8] parameter(0)
+  %g.1 = bf16[32,8] all-gather(%q.0), channel_id=2, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+  ROOT %s.0 = (bf16[8,8], bf16[32,8]) custom-call(%g.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%async_collective_fusion.1 (q.1: bf16[8,8]) -> bf16[8,8] {
+  %q.1 = bf16[8,8] parameter(0)
+  %g.2 = bf16[32,8] all-gather(%q.1), channel_id=2, replica_groups={{0,1,2,3},{4,5,6,7}}, dimensions={0}
+  ROOT %c.1 = bf16[8,8] convolution(%q.1, %q.1), dim_labels=bf_io->bf, operand_precision={highest,highest}
+}
+
+ENTRY %main (x.0: f32[2,8,16], x.1: f32[2,16,4]) -> f32[8,32] {
+  %x.0 = f32[2,8,16] parameter(0)
+  %x.1 = f32[2,16,4] parameter(1)
+  %one = s32[] constant(1)
+  %first = s32[] copy(%one)
+  %init = (s32[], f32[2,8,16], f32[2,16,4]) tuple(%first, %x.0, %x.1)
+  %w.1 = (s32[], f32[2,8,16], f32[2,16,4]) while(%init), condition=%condition.1, body=%body.1
+  %w.2 = (s32[], f32[2,8,16], f32[2,16,4]) while(%init), condition=%condition.2, body=%body.1
+  %f.1 = (bf16[8,8], bf16[32,8]) fusion(%x.0), kind=kCustom, calls=%start
+  %f.2 = bf16[8,8] fusion(%x.0), kind=kCustom, calls=%async_collective_fusion.1, backend_config={"estimated_cycles":"7"}
+  ROOT %a2a = f32[8,32] all-to-all(%x.0), channel_id=3, replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}, dimensions={0}
+}
+"""  # noqa: E501
+
+
+def test_a_program_is_read():
+    work = read(PROGRAM)
+    product, other = 2 * 2 * 8 * 16 * 4, 2 * 8 * 8 * 8
+    assert work.flops == {6: (5 + 1) * product, 1: other}
+    assert work.flops_once == 2 * product + other
+    assert work.multiplier_flops == 36 * product + other
+    assert work.cycles == 6 * 100 + 7
+    in_loop, beside, all_to_all = 64 * 4 * 4 * 3 / 4, 32 * 8 * 2 * 3 / 4, 8 * 32 * 4 * 7 / 8
+    assert work.collectives == {
+        "all-gather": [7, 6 * in_loop + beside],
+        "all-to-all": [1, all_to_all],
+    }
+    assert work.moved == 6 * in_loop + beside + all_to_all
+    assert (work.collectives_in_loops, work.unknown_loops) == (2, 1)
+
+
+def test_a_program_for_another_machine_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        read("")
+    text = jax.jit(jnp.matmul).lower(jnp.ones((64, 64)), jnp.ones((64, 64))).compile().as_text()
+    assert text is not None
+    with pytest.raises(ValueError, match="not compiled for TPUs"):
+        read(text)
+
+
+def test_what_goes_all_to_all_waits_at_the_middle_of_a_slice():
+    all_to_all, gather = {"all-to-all": [1.0, 9e9]}, {"all-gather": [1.0, 9e9]}
+    # An open line of eight: four chips send half of 9 GB each over one link of 45 GB/s.
+    assert link_seconds(Row(1, 1, "v5e:8x8"), all_to_all) == pytest.approx(4 * 4.5 / 45)
+    # A ring of sixteen: eight chips, and two places to cross.
+    assert link_seconds(Row(1, 1, "v5e:16x16"), all_to_all) == pytest.approx(8 * 4.5 / 45 / 2)
+    # Six links of 90 GB/s, in three rings.
+    assert link_seconds(Row(1, 1, "v5p:4x4x4"), gather) == pytest.approx(9 / (6 * 90))
+    both = link_seconds(Row(1, 1, "v5e:8x8"), all_to_all | gather)
+    assert both == pytest.approx(0.4 + 9 / 90)
+
+
+def test_the_tables():
+    key, row = next(iter(ROWS.items()))
+    cell = {
+        "row": key, "dtype": "float32", "effort": "reduced", "optimizer": "muon",
+        "flops": {"6": 1e12}, "multiplier_flops": 6e12, "arguments": 3e8, "outputs": 1e8,
+        "collectives": {"all-to-all": [6.0, 9e7]}, "moved": 9e7, "collectives_in_loops": 0,
+        "temporary": 5e7, "compile_cpu_seconds": 11.7,
+    }  # fmt: skip
+    refused = {k: cell[k] for k in ("row", "dtype", "effort")} | {
+        "optimizer": "optax.contrib.muon", "error": "RESOURCE_EXHAUSTED: no | room",
+    }  # fmt: skip
+    lines = table([refused, cell]).splitlines()
+    assert "RESOURCE_EXHAUSTED: no / room" in lines[2]
+    assert lines[3].endswith("| muon | 1 | 6 | 90 MB | 6 all-to-all | 0 | 50 MB | 12 s |")
+    assert len({line.count("|") for line in lines}) == 1
+    parts = least_seconds(row, cell)
+    assert parts == {
+        "products": pytest.approx(6e12 / 197e12),
+        "memory": pytest.approx(4e8 / 8.19e11),
+        "links": pytest.approx(9e7 / 4.5e10),
+    }
+    line = overheads([refused, cell]).splitlines()[2]
+    training = 6 * 12 * 12 * 768**2 * 16384 / (0.5 * 197e12)
+    assert f"{100 * sum(parts.values()) / training:.2g} %" in line
+    assert sorted([cell, refused], key=order) == [refused, cell]
+
+
+def flops_of(jaxpr: Jaxpr) -> float:
+    """Of the products of a traced function, as often as its loops run."""
+    total = 0.0
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            (summed, _), _ = eqn.params["dimension_numbers"]
+            lengths = [eqn.invars[0].aval.shape[axis] for axis in summed]
+            total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lengths)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        for inner in eqn.params.values():
+            if isinstance(inner, Jaxpr | ClosedJaxpr):
+                total += times * flops_of(getattr(inner, "jaxpr", inner))
+    return total
+
+
+@needs_compiler
+def test_steps_are_compiled_for_eight_chips(tmp_path):
+    script = """
+        from benchmarks import scale
+        scale.ROWS.clear()
+        scale.ROWS["small"] = scale.Row(8, 128, "v5e:2x4")
+        only = "--only", "optax.adam", "muon", "--bfloat16", "--full"
+        scale.main(["--rows", "small", "--out", "scale.json", *only])
+    """
+    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": path}
+    subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=240,
+    )  # fmt: skip
+    record = json.loads((tmp_path / "scale.json").read_text())
+    adam, muon = record["cells"]
+    shapes = dict.fromkeys("qkvo", (8, 128, 128)) | {"up": (8, 512, 128), "down": (8, 128, 512)}
+    weights = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
+    size = 4 * sum(math.prod(s) for s in shapes.values())
+    # Parameters, gradients and two moments; parameters, gradients and momentum: an eighth of each.
+    assert adam["arguments"] == pytest.approx(4 * size / 8, rel=0.01)
+    assert muon["arguments"] == pytest.approx(3 * size / 8, rel=0.01)
+    assert adam["flops"] == adam["collectives"] == {}
+    # To the owners and back, seven eighths of an eighth.
+    assert muon["moved"] == pytest.approx(2 * size / 8 * 7 / 8, rel=0.01)
+    assert muon["collectives_in_loops"] == muon["unknown_loops"] == 0
+    # Every chip has an eighth of the directions to compute, and no other products.
+    directions = jax.make_jaxpr(lambda w: jax.tree.map(lambda x: msign(x, TRAINING_MSIGN), w))
+    assert muon["flops"] == {"6": flops_of(directions(weights).jaxpr) / 8}
+    # The compiler's own count has a loop's body once, and sums besides products.
+    assert muon["flops_once"] == pytest.approx(muon["cost_analysis"]["flops"], rel=0.05)
+    assert (tmp_path / "scale.overheads.md").exists()
