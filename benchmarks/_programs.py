@@ -163,8 +163,8 @@ def _length(loop: _Instruction, around: _Computation, condition: _Computation) -
     if counter.kind != "get-tuple-element" or begin.kind != "tuple":
         return None
     start = around[begin.operands[int(counter.attribute("index"))]]
-    values = _constant(start, around), _constant(limit, condition)
-    return None if None in values else values[1] - values[0]
+    first, last = _constant(start, around), _constant(limit, condition)
+    return None if first is None or last is None else last - first
 
 
 def _constant(x: _Instruction, around: _Computation) -> int | None:

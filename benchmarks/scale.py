@@ -16,6 +16,7 @@ import importlib.util
 import itertools
 import json
 import os
+import sys
 import time
 from typing import Any
 
@@ -29,7 +30,7 @@ from tqdm import tqdm
 from benchmarks._command import command
 from benchmarks._programs import read
 from benchmarks.steps import optimizers
-from examples.command import parse, save
+from examples.command import interrupted, parse, save
 from studies.records import plain
 
 ADAM, MUON = "optax.adam", "optax.contrib.muon"
@@ -39,6 +40,7 @@ DTYPES = ("float32", "bfloat16")
 # each product. The reduced effort leaves that out, and overlaps no collectives with products.
 EFFORTS = {"reduced": -0.5, "full": 0.0}
 BFLOAT16 = ("1B-8", "7B-64", "70B-256")
+KEYS = ("row", "dtype", "effort", "optimizer")
 TOKENS = 16384
 UTILISATION = 0.5
 
@@ -256,7 +258,10 @@ def main(argv: list[str] | None = None) -> None:
         print("scale: skipped, for want of the TPU's compiler; pip install 'manifoldmuon[tpu]'")
         return
     compile_without_tpus()
-    measure_all(given)
+    try:
+        measure_all(given)
+    except KeyboardInterrupt:
+        sys.exit(interrupted(f"what was compiled is kept in {given.out}"))
 
 
 def measure_all(given: argparse.Namespace) -> None:
@@ -274,7 +279,7 @@ def measure_all(given: argparse.Namespace) -> None:
         for dtype, effort, rows in programs
         for row, name in itertools.product(rows, given.only)
     ]
-    done = [{key: cell[key] for key in wanted[0]} for cell in cells]
+    done = [{key: cell[key] for key in KEYS} for cell in cells]
     for what in tqdm([w for w in wanted if w not in done], unit="program"):
         tx = optimizers()[what["optimizer"]]
         found = measure(ROWS[what["row"]], what["dtype"], tx, EFFORTS[what["effort"]])
