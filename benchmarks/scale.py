@@ -209,12 +209,12 @@ def table(cells: list[dict]) -> str:
         flops, moved = sum(cell["flops"].values()), cell["moved"]
         kinds = ", ".join(f"{n:.0f} {kind}" for kind, (n, _) in cell["collectives"].items())
         loops = cell["collectives_in_loops"] if kinds else ""
-        busy = cell["compile_cpu_seconds"]
-        lines.append(
-            f"{head}{flops / 1e12:.3g} | {cell['multiplier_flops'] / 1e12:.3g} | "
-            f"{moved / 1e6:.3g} MB | {kinds} | {loops} | "
-            f"{cell['temporary'] / 1e6:.0f} MB | {busy:.0f} s |"
-        )
+        entries = (
+            short(flops / 1e12), short(cell["multiplier_flops"] / 1e12), f"{short(moved / 1e9)} GB",
+            kinds, loops, f"{short(cell['temporary'] / 1e9)} GB",
+            f"{cell['compile_cpu_seconds']:.0f} s",
+        )  # fmt: skip
+        lines.append(f"{head}{' | '.join(map(str, entries))} |")
     return "\n".join(lines)
 
 
@@ -237,9 +237,7 @@ def overheads(cells: list[dict]) -> str:
                 )
         if found:
             cells_ = " | ".join(found.get(name, "") for name in NAMES)
-            lines.append(
-                f"| {label(row)} | {dtype} | {1e3 * row.training_seconds:.3g} ms | {cells_} |"
-            )
+            lines.append(f"| {label(row)} | {dtype} | {row.training_seconds:.3g} s | {cells_} |")
     return "\n".join(lines)
 
 
@@ -296,6 +294,11 @@ def order(cell: dict) -> tuple[int, ...]:
     """As the tables have it."""
     ranks = (ROWS, "row"), (DTYPES, "dtype"), (EFFORTS, "effort"), (NAMES, "optimizer")
     return tuple(list(values).index(cell[key]) for values, key in ranks)
+
+
+def short(x: float) -> str:
+    """Three digits or all before the point."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def label(row: Row) -> str:

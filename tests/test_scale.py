@@ -138,7 +138,7 @@ def test_the_tables():
     }  # fmt: skip
     lines = table([refused, cell]).splitlines()
     assert "RESOURCE_EXHAUSTED: no / room" in lines[2]
-    assert lines[3].endswith("| muon | 1 | 6 | 90 MB | 6 all-to-all | 0 | 50 MB | 12 s |")
+    assert lines[3].endswith("| muon | 1 | 6 | 0.09 GB | 6 all-to-all | 0 | 0.05 GB | 12 s |")
     assert len({line.count("|") for line in lines}) == 1
     parts = least_seconds(row, cell)
     assert parts == {
