@@ -95,8 +95,7 @@ def product(
     return jnp.matmul(left, right, precision=precision, preferred_element_type=out).astype(out)
 
 
-_LIFT = 100  # binary places by which a float32 block of tiny entries is raised beforehand
-_TINY = -50  # ... tiny being below 2**_TINY
+_LIFT = 100  # binary places by which float32 numbers are raised that may be denormal
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -120,49 +119,68 @@ def prescale(x: Float[Array, "..."], ndim: int) -> tuple[Float[Array, "..."], In
     Raises:
       ValueError: `x` has fewer than `ndim` axes.
     """
-    axes = trailing(x, ndim)
     y = upcast(x)
-    lifted = jnp.zeros(x.shape[: x.ndim - ndim], jnp.int32)
-    if y.dtype == jnp.float32:
-        y, lifted = _lift(y, axes)
-    top = jnp.max(jnp.abs(y), axis=axes, initial=0.0)
-    finite = jnp.isfinite(top)
-    exponent = jnp.where(finite & (top > 0), jnp.frexp(top)[1] - 1, 0)
-    visible = jnp.where(finite, jnp.ones((), y.dtype), jnp.nan)
-    scaled = times_power_of_two(y, -exponent, ndim) * jnp.expand_dims(visible, axes)
-    return scaled, exponent - lifted
+    exponent, finite = _exponent(y, trailing(x, ndim))
+    visible = over(jnp.where(finite, jnp.ones((), y.dtype), jnp.nan), ndim)
+    return times_power_of_two(y, -exponent, ndim) * visible, exponent
 
 
 @prescale.defjvp
 def _prescale_jvp(ndim, primals, tangents):
     scaled, exponent = prescale(primals[0], ndim)
-    tangent = times_power_of_two(upcast(tangents[0]), -exponent, ndim)
+    tangent = _shifted(upcast(tangents[0]), -exponent, ndim)
     return (scaled, exponent), (tangent, np.zeros(exponent.shape, jax.dtypes.float0))
 
 
 def times_power_of_two(
     x: Float[Array, "..."], exponent: Int[Array, "..."], ndim: int = 0
 ) -> Float[Array, "..."]:
-    """`x * 2**exponent`, with one exponent for each block of `ndim` trailing axes."""
+    """`x * 2**exponent`, with one exponent for each block of `ndim` trailing axes.
+
+    Denormal entries are read exactly where they become normal numbers.
+    """
+    if x.dtype == jnp.float32:
+        raises = exponent > _LIFT
+        x = jnp.where(over(raises, ndim), _raised(x), x)
+        exponent = jnp.where(raises, exponent - _LIFT, exponent)
+    return _shifted(x, exponent, ndim)
+
+
+def _shifted(x, exponent, ndim):
     half = exponent // 2  # 2**exponent itself may not be representable
     for part in (half, exponent - half):
-        x = x * jnp.expand_dims(jnp.ldexp(jnp.ones((), x.dtype), part), tuple(range(-ndim, 0)))
+        x = x * over(jnp.ldexp(jnp.ones((), x.dtype), part), ndim)
     return x
 
 
-def _lift(x: Float[Array, "..."], axes) -> tuple[Float[Array, "..."], Int[Array, "..."]]:
-    """Multiplies float32 blocks whose entries are all tiny by `2**_LIFT`, denormals included.
+def _exponent(x: Float[Array, "..."], axes: tuple[int, ...]):
+    """The binary exponent of the largest magnitude of each block, 0 for none, and if it is finite.
 
-    XLA may flush denormal operands to zero in arithmetic and in comparisons, so they are read
-    as the integers that they are: the bits of a denormal count units of 2**-149.
+    XLA may flush denormal numbers to zero in comparisons, so those of float32 are compared as the
+    integers that they are.
     """
-    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
-    magnitude = bits & 0x7FFFFFFF
-    most = jnp.max(magnitude, axis=axes, initial=0)
-    tiny = (most > 0) & (most < (127 + _TINY) << 23)
-    units = jnp.where(bits < 0, -magnitude, magnitude).astype(x.dtype)
-    raised = jnp.where(magnitude < 1 << 23, units * 2.0 ** (_LIFT - 149), x * 2.0**_LIFT)
-    return jnp.where(jnp.expand_dims(tiny, axes), raised, x), jnp.where(tiny, _LIFT, 0)
+    if x.dtype == jnp.float32:
+        most = jnp.max(_magnitude(x), axis=axes, initial=0)
+        top = jax.lax.bitcast_convert_type(most, jnp.float32)
+        tiny = most < 1 << 23
+        top, lifted = jnp.where(tiny, _raised(top), top), jnp.where(tiny, _LIFT, 0)
+    else:
+        top, lifted = jnp.max(jnp.abs(x), axis=axes, initial=0.0), 0
+    finite = jnp.isfinite(top)
+    return jnp.where(finite & (top > 0), jnp.frexp(top)[1] - 1 - lifted, 0), finite
+
+
+def _magnitude(x: Float[Array, "..."]) -> Int[Array, "..."]:
+    """The bits of float32 numbers but their sign: ordered as the magnitudes are, NaN last."""
+    return jax.lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
+
+
+def _raised(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """`x * 2**_LIFT` in float32: the bits of a denormal number count units of 2**-149."""
+    bits = _magnitude(x)
+    negative = jax.lax.bitcast_convert_type(x, jnp.int32) < 0
+    units = jnp.where(negative, -bits, bits).astype(x.dtype)
+    return jnp.where(bits < 1 << 23, units * 2.0 ** (_LIFT - 149), x * 2.0**_LIFT)
 
 
 def normalize(x: Float[Array, "..."], ndim: int) -> Float[Array, "..."]:

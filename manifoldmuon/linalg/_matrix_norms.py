@@ -12,10 +12,12 @@ from manifoldmuon.linalg._matrix import (
     frobenius_norm,
     inner_product,
     mT,
+    normalize,
     prescale,
     product,
     tall,
     times_power_of_two,
+    upcast,
 )
 
 
@@ -31,7 +33,8 @@ def power_iteration(
     (modular norm, arXiv:2405.14813, appendix A.3).
 
     Args:
-      x: matrices in the trailing two axes; leading axes are independent. Any scale.
+      x: matrices in the trailing two axes; leading axes are independent. Any scale at which the
+        norm is a normal number.
       vector: the right singular vector that the last call returned. Zeros are a cold start:
         a vector that x maps to zero is replaced by the largest row of x.
       steps: how many times `x^T x` is applied; static.
@@ -56,22 +59,27 @@ def power_iteration(
         )
     if x.size == 0:
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)), vector
-    scaled, exponent = prescale(x, 2)
-    v = _unit(prescale(vector, 1)[0].astype(scaled.dtype))
-    image = _apply(scaled, v)
-    lost = jnp.all(image == 0, axis=-1, keepdims=True)
-    v = jnp.where(lost, _largest_row(scaled), v)
+    x = upcast(x)
 
-    def step(_, v):
-        return _unit(_apply(mT(scaled), _unit(_apply(scaled, v))))
+    def step(_, pair):
+        v = normalize(_apply(mT(x), normalize(pair[1], 1)), 1)
+        return v, _apply(x, v)
 
-    if steps == cold_steps:
-        for index in range(steps):
-            v = step(index, v)
-    else:
-        cold = jnp.any(lost & jnp.any(scaled != 0, axis=(-2, -1))[..., None])
-        v = jax.lax.fori_loop(0, jnp.where(cold, cold_steps, steps), step, v)
-    sigma = jnp.linalg.norm(_apply(scaled, v), axis=-1)
+    def restart(pair):
+        lost = jnp.all(pair[1] == 0, axis=-1, keepdims=True)
+        v = jnp.where(lost, _largest_row(x), pair[0])
+        pair = v, _apply(x, v)
+        first = max(cold_steps - steps, 0)
+        found = jnp.any(lost & (v != 0))  # not in a matrix of zeros
+        return jax.lax.cond(found, lambda p: jax.lax.fori_loop(0, first, step, p), _same, pair)
+
+    # What a cold start takes stands in a branch, not to be paid in every step.
+    v = normalize(vector.astype(x.dtype), 1)
+    image = _apply(x, v)
+    pair = jax.lax.cond(jnp.any(jnp.all(image == 0, axis=-1)), restart, _same, (v, image))
+    v, image = jax.lax.fori_loop(0, steps, step, pair, unroll=True)
+    scaled, exponent = prescale(image, 1)
+    sigma = jnp.linalg.norm(scaled, axis=-1)
     found = jnp.isfinite(sigma) & (sigma != 0)
     kept = jnp.where(found[..., None], v.astype(vector.dtype), vector)
     return times_power_of_two(sigma, exponent), kept
@@ -147,13 +155,12 @@ def _apply(matrix, vector):
     return jnp.matmul(matrix, vector[..., None], precision=jax.lax.Precision.HIGHEST)[..., 0]
 
 
-def _unit(vector):
-    norm = jnp.linalg.norm(vector, axis=-1, keepdims=True)
-    return vector / jnp.where(norm == 0, 1, norm)
-
-
 def _largest_row(matrix):
     """The row of largest norm, as a unit vector: only a zero matrix maps it to zero."""
-    norms = jnp.sum(matrix**2, axis=-1)
-    index = jnp.argmax(norms, axis=-1)[..., None, None]
-    return _unit(jnp.take_along_axis(matrix, index, axis=-2)[..., 0, :])
+    matrix, _ = prescale(matrix, 2)
+    index = jnp.argmax(jnp.sum(matrix**2, axis=-1), axis=-1)[..., None, None]
+    return normalize(jnp.take_along_axis(matrix, index, axis=-2)[..., 0, :], 1)
+
+
+def _same(x):
+    return x

@@ -133,6 +133,7 @@ def batched(
     arguments: Sequence[tuple[Any, ...]],
     *,
     divide: bool = False,
+    stack: bool = True,
 ) -> list[Any]:
     """Calls a function for many leaves; those of one kind are stacked into one call.
 
@@ -147,6 +148,8 @@ def batched(
         arrives as an array in the manifold's layout.
       divide: whether the work is worth moving matrices for: on a mesh of `jax.set_mesh` each
         device then solves its own share of the stacks.
+      stack: not for a few operations by entry, which the compiler fuses with what is around them:
+        a stack would have to be written, and read again.
 
     Returns:
       What the function gives for each leaf, in order, where a `LikePoint` stands for an array that
@@ -155,7 +158,7 @@ def batched(
     """
     kinds: dict[Any, list[int]] = {}
     for index, (entry, given) in enumerate(zip(entries, arguments, strict=True)):
-        kinds.setdefault(_kind(entry, given), []).append(index)
+        kinds.setdefault(_kind(entry, given) if stack else index, []).append(index)
     results: list[Any] = [None] * len(arguments)
     for members in kinds.values():
         solve = functools.partial(_stacked, function, [entries[i] for i in members], divide)

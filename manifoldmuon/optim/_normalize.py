@@ -8,18 +8,28 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import frobenius_norm, over, prescale, upcast
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    inner_product,
+    over,
+    prescale,
+    times_power_of_two,
+    upcast,
+)
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import (
+    Leaf,
     LikePoint,
     batched,
     is_placeholder,
     pair_up,
     replicated_like,
 )
+
+_ORDINARY = 80  # binary places of the square of a norm, far from both ends
 
 
 class NormalizeState(NamedTuple):
@@ -89,24 +99,29 @@ def normalize(
     def update_fn(updates, state, params=None, **extra_args):
         updates, base_state = base.update(updates, state.base, params, **extra_args)
         paired = pair_up(geometry, updates, params, "normalize")
+        entries, tangents = [leaf.entry for leaf in paired.leaves], _tangents(paired.leaves)
         arguments = []
-        for leaf in paired.leaves:
+        for leaf, tangent in zip(paired.leaves, tangents, strict=True):
             cold = _cold_vectors(leaf.entry, leaf.param.shape)
             if jax.tree.leaves(cold) and leaf.path not in state.vectors:
                 raise ValueError(
                     f"normalize: the state knows no parameter {leaf.path!r}; it was made for"
                     " another tree. Call tx.init(params) again."
                 )
-            vectors = state.vectors.get(leaf.path, cold)
-            arguments.append((LikePoint(leaf.param), LikePoint(leaf.update), vectors))
+            arguments.append((LikePoint(tangent), state.vectors.get(leaf.path, cold)))
 
-        def unit(manifold: Manifold, point: jax.Array, update: jax.Array, vectors: Any) -> Any:
-            return _unit(manifold, point, update, vectors, iterations)
+        def size(manifold: Manifold, update: jax.Array, vectors: Any) -> Any:
+            return _size(manifold, update, vectors, iterations)
 
-        found = batched(unit, [leaf.entry for leaf in paired.leaves], arguments)
+        found = batched(size, entries, arguments)
         pairs = zip(paired.leaves, found, strict=True)
         kept = {leaf.path: v for leaf, (_, v) in pairs if leaf.path in state.vectors}
-        scaled, _ = shares.update(paired.filled([u for u, _ in found]), optax.EmptyState())
+        arguments = [
+            (LikePoint(tangent), size) for tangent, (size, _) in zip(tangents, found, strict=True)
+        ]
+        units = batched(_divide, entries, arguments, stack=False)
+        units = [u.astype(leaf.param.dtype) for u, leaf in zip(units, paired.leaves, strict=True)]
+        scaled, _ = shares.update(paired.filled(units), optax.EmptyState())
         return scaled, NormalizeState(base_state, state.vectors | kept)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
@@ -116,25 +131,49 @@ def _cold_vectors(entry: Any, shape: tuple[int, ...]) -> Any:
     return manifold_of(entry).norm.init_vectors(inner_shape(entry, shape))
 
 
-def _unit(
-    manifold: Manifold,
-    point: jax.Array,
-    update: jax.Array,
-    vectors: Any,
-    iterations: PowerIterations,
-) -> tuple[LikePoint, Any]:
-    """The tangent part of an update, divided by its norm."""
-    vector, _ = prescale(update, manifold.ndim)
-    if manifold.constrained:
-        vector = _tangent(manifold, upcast(point).astype(vector.dtype), vector)
-    size, vectors = manifold.norm.estimate(vector, vectors, iterations)
-    size = over(jnp.where(size == 0, 1, size), manifold.ndim)
-    return LikePoint((vector / size).astype(point.dtype)), vectors
+def _tangents(leaves: list[Leaf]) -> list[jax.Array]:
+    """The updates' tangent parts, of moderate size; on unconstrained leaves the updates."""
+    moving = [leaf for leaf in leaves if manifold_of(leaf.entry).constrained]
+    marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
+    parts = batched(_tangent, [leaf.entry for leaf in moving], marked)
+    found = {leaf.place: part for leaf, part in zip(moving, parts, strict=True)}
+    return [found.get(leaf.place, leaf.update) for leaf in leaves]
 
 
-def _tangent(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
+def _tangent(manifold: Manifold, point: jax.Array, update: jax.Array) -> LikePoint:
     """The tangent part; zero where it is what rounding leaves of a vector normal to the set."""
-    tangent = manifold.tangent(point, vector)
+    vector, _ = prescale(update, manifold.ndim)
+    tangent = manifold.tangent(upcast(point).astype(vector.dtype), vector)
     part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
     noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole
-    return jnp.where(over(noise, manifold.ndim), 0, tangent)
+    return LikePoint(jnp.where(over(noise, manifold.ndim), 0, tangent))
+
+
+def _size(
+    manifold: Manifold, update: jax.Array, vectors: Any, iterations: PowerIterations
+) -> tuple[tuple[jax.Array, jax.Array], Any]:
+    """The norm of an update as a number and a power of two, and what the next one starts from.
+
+    An update of ordinary size is read as it is: on CPUs its largest entry, and a scaled copy, would
+    take longer than all else.
+    """
+
+    def as_it_is(update):
+        size, after = manifold.norm.estimate(update, vectors, iterations)
+        return (size, jnp.zeros(size.shape, jnp.int32)), after
+
+    def scaled(update):
+        vector, exponent = prescale(update, manifold.ndim)
+        size, after = manifold.norm.estimate(vector, vectors, iterations)
+        return (size, exponent), after
+
+    update = upcast(update)
+    square = inner_product(update, update, manifold.ndim)
+    ordinary = jnp.all((square > 2.0**-_ORDINARY) & (square < 2.0**_ORDINARY))
+    return jax.lax.cond(ordinary, as_it_is, scaled, update)
+
+
+def _divide(manifold: Manifold, update: jax.Array, size: tuple[jax.Array, jax.Array]) -> LikePoint:
+    number, exponent = size
+    scaled = times_power_of_two(upcast(update), -exponent, manifold.ndim)
+    return LikePoint(scaled / over(jnp.where(number == 0, 1, number), manifold.ndim))
