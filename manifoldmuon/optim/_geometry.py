@@ -6,6 +6,7 @@ function of path and leaf. It is held against a tree of parameters once for each
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import re
@@ -32,7 +33,8 @@ def resolve(geometry: Geometry, params: Any) -> Any:
       geometry: a prefix tree of `Manifold` (or `LaidOut`, for another layout) over `params`,
         compared by path, so nested dictionaries describe any container; or what `by_path` returns;
         or a function `(path, leaf) -> Manifold` of the JAX key path (see `path_string`) and a
-        `jax.ShapeDtypeStruct`.
+        `jax.ShapeDtypeStruct`. Boxes are no part of a path: a parameter has the same path bare and
+        within a node whose one child is its attribute `value`, such as an `nnx.Variable`.
       params: the parameters: arrays or `jax.ShapeDtypeStruct`, in any registered pytree. `None`
         and `optax.MaskedNode` pass through.
 
@@ -59,6 +61,27 @@ def path_string(path: tuple[Any, ...]) -> str:
       string for a tree that is a single array.
     """
     return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def flatten_with_path(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[tuple[tuple[Any, ...], Any]], Any]:
+    """`jax.tree_util.tree_flatten_with_path`, with paths that leave boxes out.
+
+    A box is a node whose one child is its attribute `value`, as those of Flax are (`nnx.Variable`,
+    `nn.Partitioned`). `nnx.Optimizer` initialises with boxes and updates without, and a state that
+    is keyed by path has to find its parameters again. A module with other fields is no box.
+    """
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    boxed = {path[:-1] for path, _ in pairs if path and path[-1] == _VALUE}
+    if not boxed:
+        return pairs, treedef
+    below = collections.Counter(path[:n] for path, _ in pairs for n in range(len(path)))
+    boxed = {path for path in boxed if below[path] == 1}
+    return [(path[:-1] if path[:-1] in boxed else path, leaf) for path, leaf in pairs], treedef
+
+
+_VALUE = jax.tree_util.GetAttrKey("value")
 
 
 def is_hole(node: Any) -> bool:
@@ -166,7 +189,7 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Sequence[tuple[str, Any
     Raises:
       ValueError: if a path has no entry or two, or an entry stands above no path.
     """
-    pairs, _ = jax.tree_util.tree_flatten_with_path(spec)
+    pairs, _ = flatten_with_path(spec)
     entries = [(path_string(path), value) for path, value in pairs]
     found = [[value for entry, value in entries if _above(entry, path)] for path in paths]
     for path, values in zip(paths, found, strict=True):
@@ -238,7 +261,7 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
       ValueError: for a leaf without a value, an entry without a leaf, or two leaves whose paths
         read the same.
     """
-    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_hole)
+    pairs, treedef = flatten_with_path(tree, is_leaf=is_hole)
     key_paths = tuple(path for path, _ in pairs)
     leaves = tuple(leaf if leaf is None else _abstract(leaf) for _, leaf in pairs)
     arguments = _Spec(spec), key_paths, leaves, treedef, check

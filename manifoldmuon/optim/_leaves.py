@@ -21,6 +21,7 @@ from manifoldmuon.optim._geometry import (
     Geometry,
     Places,
     find_manifolds,
+    flatten_with_path,
     inner_shape,
     is_hole,
     manifold_of,
@@ -112,7 +113,7 @@ def pair_up(geometry: Geometry, updates: Any, params: Any, name: str) -> Paired:
 
 
 def _difference(places: Places, updates: Any, found: Any) -> str:
-    pairs, _ = jax.tree_util.tree_flatten_with_path(updates, is_leaf=is_hole)
+    pairs, _ = flatten_with_path(updates, is_leaf=is_hole)
     names = [path_string(path) for path, _ in pairs]
     missing = [path for path in places.paths if path not in names]
     extra = [path for path in names if path not in places.paths]

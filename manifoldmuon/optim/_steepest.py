@@ -152,7 +152,7 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
 
     Args:
       state: an optimizer state with one `scale_by_steepest` in it, or several that share out
-        the parameters.
+        the parameters; of Flax, the `opt_state` of an `nnx.Optimizer`.
 
     Returns:
       `{"residual": {path: array}, "gap": {path: array}}`: float32, one number per point; see
@@ -170,8 +170,10 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
         twice = report["gap"].keys() & part.gap.keys()
         if twice:
             raise ValueError(f"two scale_by_steepest report on {sorted(twice)}; ask each state.")
-        report["residual"].update(part.residual)
-        report["gap"].update(part.gap)
+        # Flax keeps every array of an optimizer's state in a box.
+        for name in report:
+            pairs = getattr(part, name).items()
+            report[name].update({path: jax.tree.leaves(boxed)[0] for path, boxed in pairs})
     return report
 
 

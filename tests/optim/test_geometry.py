@@ -111,7 +111,7 @@ def equinox_params():
     return equinox.filter(equinox.nn.Linear(3, 4, key=jax.random.key(0)), equinox.is_array)
 
 
-KERNELS = {"**/kernel/**": W, "**/bias/**": B}
+KERNELS = {"**/kernel": W, "**/bias": B}
 
 
 @pytest.mark.parametrize(

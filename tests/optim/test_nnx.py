@@ -1,0 +1,181 @@
+"""`nnx.Optimizer`, which initialises with boxed parameters and updates with bare ones."""
+
+from typing import Any
+
+import chex
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from flax import nnx
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.norms import RMSToRMS, Sum
+
+KERNEL = Stiefel(solver=FAST).transposed()
+GEOMETRY = optim.by_path({"**/kernel": KERNEL, "**/bias": Euclidean()})
+PATHS = {f"{layer}/{leaf}" for layer in ("first", "list/0", "stack") for leaf in ("kernel", "bias")}
+KERNELS = {path for path in PATHS if path.endswith("kernel")}
+
+
+class Net(nnx.Module):
+    """A layer, a layer in a list, and a stack of layers made by `nnx.vmap`."""
+
+    def __init__(self, rngs: nnx.Rngs):
+        self.first = nnx.Linear(4, 4, rngs=rngs)
+        self.list = nnx.List([nnx.Linear(4, 4, rngs=rngs)])
+        self.norm = nnx.BatchNorm(4, use_bias=False, use_scale=False, rngs=rngs)
+
+        @nnx.split_rngs(splits=2)
+        @nnx.vmap
+        def stacked(rngs):
+            return nnx.Linear(4, 4, rngs=rngs)
+
+        self.stack = stacked(rngs)
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        def through(layer, x):
+            return jnp.tanh(layer(x))
+
+        return through(self.stack, self.norm(self.list[0](self.first(x))))
+
+
+X = jax.random.normal(jax.random.key(0), (8, 4))
+
+
+def loss(model):
+    return jnp.mean((model(X) - 1) ** 2)
+
+
+def of_kernels(params: Any, kernel: Any, other: Any) -> Any:
+    def chosen(path, _):
+        return kernel if "kernel" in optim.path_string(path) else other
+
+    return jax.tree_util.tree_map_with_path(chosen, params)
+
+
+MUON = optim.manifold_muon(0.1, GEOMETRY, weight_decay=0.1)
+FLAT = optim.by_path({"**/kernel": Euclidean(RMSToRMS()).transposed(), "**/bias": Euclidean()})
+EVERY_TX = {
+    "manifold_muon": MUON,
+    "function": optim.manifold_muon(
+        0.1,
+        lambda path, _: KERNEL if path[-1].key == "kernel" else Euclidean(),
+        combination=Sum(),
+    ),
+    "normalize": optim.chain(
+        optim.normalize(optax.scale_by_adam(), FLAT), optax.scale_by_learning_rate(0.1)
+    ),
+    "distance": optim.chain(
+        optim.scale_by_steepest(GEOMETRY),
+        optim.step_by_distance(GEOMETRY),
+        optim.retract(GEOMETRY),
+    ),
+    "wrapped": optax.MultiSteps(
+        optax.partition(
+            {"muon": MUON, "adam": optax.adam(0.01)}, lambda p: of_kernels(p, "muon", "adam")
+        ),
+        every_k_schedule=2,
+    ).gradient_transformation(),
+}
+
+
+@pytest.mark.parametrize("name", EVERY_TX)
+def test_it_takes_the_steps_of_an_optax_loop(name):
+    """Against the same transformation, given the same gradients as nested dictionaries."""
+    tx: Any = EVERY_TX[name]
+    model = Net(nnx.Rngs(0))
+    nnx.update(model, optim.project_tree(GEOMETRY, nnx.state(model, nnx.Param)))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    params = plain(nnx.state(model, nnx.Param))
+
+    @nnx.jit
+    def step(model, optimizer):
+        grads = nnx.grad(loss)(model)
+        optimizer.update(model, grads, **({"grad": grads} if name == "distance" else {}))
+        return grads
+
+    @jax.jit
+    def plain_step(params, state, grads):
+        updates, state = optax.with_extra_args_support(tx).update(grads, state, params, grad=grads)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for _ in range(4):
+        grads = step(model, optimizer)
+        params, state = plain_step(params, state, plain(grads))
+    found = nnx.state(model, nnx.Param)
+    chex.assert_trees_all_close(plain(found), params, atol=2e-5)
+    assert max(optim.monitor_distance(GEOMETRY, found).values()) < 1e-5 or name == "normalize"
+    if name in ("manifold_muon", "wrapped"):
+        report = optim.monitor(optimizer.opt_state)
+        assert set(report["gap"]) == (PATHS if name == "manifold_muon" else KERNELS)
+        chex.assert_trees_all_close(report, optim.monitor(state), atol=1e-3)
+
+
+def plain(state: Any) -> Any:
+    return jax.tree.map(jnp.copy, nnx.to_pure_dict(state))
+
+
+def test_split_and_merge_keep_it_going():
+    model = Net(nnx.Rngs(0))
+    both = model, nnx.Optimizer(model, MUON, wrt=nnx.Param)
+    step = nnx.jit(lambda model, optimizer: optimizer.update(model, nnx.grad(loss)(model)))
+    step(*both)
+    copied = nnx.clone(both)  # splits and merges
+    step(*both)
+    found, kept = (plain(nnx.state(model, nnx.Param)) for model, _ in (both, copied))
+    assert jnp.any(found["first"]["kernel"] != kept["first"]["kernel"])
+    step(*copied)
+    chex.assert_trees_all_equal(found, plain(nnx.state(copied[0], nnx.Param)))
+
+
+def test_what_the_filter_leaves_out_is_frozen():
+    model = Net(nnx.Rngs(0))
+    before = plain(nnx.state(model))
+    trained = nnx.All(nnx.Param, nnx.PathContains("stack"))
+    geometry = {"stack": {"kernel": KERNEL, "bias": Euclidean()}}
+    optimizer = nnx.Optimizer(model, optim.manifold_muon(0.1, geometry), wrt=trained)
+    grads = nnx.grad(loss, argnums=nnx.DiffState(0, trained))(model)
+    optimizer.update(model, grads)
+    after = plain(nnx.state(model))
+    assert jnp.any(after["stack"]["kernel"] != before["stack"]["kernel"])
+    for name in ("first", "list"):
+        chex.assert_trees_all_equal(after[name], before[name])
+
+
+def test_a_box_is_no_part_of_a_path():
+    variables = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
+    assert set(optim.monitor_distance(GEOMETRY, variables)) == PATHS
+    # A geometry may come in boxes itself.
+    geometry = of_kernels(variables, KERNEL, Euclidean())
+    for params in (variables, nnx.to_pure_dict(variables)):
+        assert set(optim.monitor_distance(geometry, params)) == PATHS
+    shapes = jax.eval_shape(lambda: plain(variables))
+    boxed, bare = (optim.init_tree(GEOMETRY, jax.random.key(0), t) for t in (variables, shapes))
+    chex.assert_trees_all_equal(nnx.to_pure_dict(boxed), bare)
+
+
+def test_partitioned_parameters_of_linen_are_boxes():
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, None))
+    variables = nn.Dense(4, kernel_init=init).init(jax.random.key(0), X)
+    assert optim.resolve(GEOMETRY, variables)["params"]["kernel"].value == KERNEL
+    distances = optim.monitor_distance(GEOMETRY, variables)
+    assert set(distances) == {"params/kernel", "params/bias"}
+
+
+class Heads(eqx.Module):
+    query: Any
+    value: Any
+
+
+def test_a_field_named_value_beside_others_is_no_box():
+    w = jnp.ones((3, 2))
+    for tree in (Heads(w, w), Heads(None, w), Heads(optax.MaskedNode(), w)):
+        paths = set(optim.monitor_distance(Euclidean(), {"heads": tree}))
+        assert paths == ({"heads/query"} if tree.query is w else set()) | {"heads/value"}
