@@ -24,6 +24,7 @@ from manifoldmuon.optim._step_by_rule import (
     StepRule,
     step_by_rule,
 )
+from manifoldmuon.optim._tabulate import Table, TableRow, tabulate
 from manifoldmuon.optim._trees import distance_tree, init_tree, monitor_distance, project_tree
 
 __all__ = [
@@ -38,6 +39,8 @@ __all__ = [
     "StepByLineSearchState",
     "StepByRuleState",
     "StepRule",
+    "Table",
+    "TableRow",
     "agd",
     "by_path",
     "chain",
@@ -63,4 +66,5 @@ __all__ = [
     "step_by_distance",
     "step_by_line_search",
     "step_by_rule",
+    "tabulate",
 ]

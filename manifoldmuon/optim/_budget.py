@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manifoldmuon.optim._geometry import find_places
+from manifoldmuon.optim._geometry import Places, find_places
 
 Budgets = Any
 """Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""
@@ -39,13 +39,18 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
 
     def update_fn(updates, state, params=None, **extra_args):
         del params, extra_args
-        places = find_places(budgets, updates, _check_budget)
+        places = find_budgets(budgets, updates)
         leaves = places.leaves(updates)
         moving = {place: jnp.asarray(leaves[place]) for place in places.real}
         scaled = {i: x * jnp.asarray(places.values[i], x.dtype) for i, x in moving.items()}
         return places.fill(updates, scaled), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def find_budgets(budgets: Budgets, tree: Any) -> Places:
+    """`find_places` for budgets, with every number checked; see `scale_by_budget`."""
+    return find_places(budgets, tree, _check_budget)
 
 
 def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:
