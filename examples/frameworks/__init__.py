@@ -1,0 +1,1 @@
+"""One short training program for each framework: `python -m examples.frameworks.nnx`."""

@@ -1,0 +1,87 @@
+"""Nested dictionaries: stacked layers under `lax.scan`, `optax.masked` with Adam for the rest, and
+gradients accumulated over several batches.
+
+python -m examples.frameworks.plain
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import manifoldmuon as mm
+from examples.frameworks.digits import Trained, cross_entropy, minibatches
+from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.norms import RMSToRMS
+
+WIDTH, DEPTH, EVERY = 64, 4, 2
+
+MATRIX = Stiefel(solver=FAST)
+GEOMETRY = {
+    "first": {"w": Euclidean(RMSToRMS())},  # (fan_out, fan_in): the layout of the manifolds
+    "stack": {"w": MATRIX, "gain": Euclidean(), "bias": Euclidean()},
+    "head": {"w": MATRIX.transposed()},
+}
+
+
+@jax.jit
+def init(key: jax.Array) -> Any:
+    """Random weights; those of the matrices on their manifolds."""
+    shapes: Any = {
+        "first": {"w": (WIDTH, 64)},
+        "stack": {"w": (DEPTH, WIDTH, WIDTH), "gain": (DEPTH, WIDTH), "bias": (DEPTH, WIDTH)},
+        "head": {"w": (WIDTH, 10)},
+    }
+    zeros = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda node: isinstance(node, tuple))
+    params = mm.optim.init_tree(GEOMETRY, key, zeros)
+    stack = zeros["stack"] | {"w": params["stack"]["w"], "gain": jnp.ones((DEPTH, WIDTH))}
+    return params | {"stack": stack}
+
+
+def apply(params: Any, images: jax.Array) -> jax.Array:
+    """Scores `(batch, 10)`."""
+
+    def layer(x, p):
+        return x + p["gain"] * jax.nn.relu(x @ p["w"].T + p["bias"]), None
+
+    x = images.reshape(len(images), -1) @ params["first"]["w"].T
+    x, _ = jax.lax.scan(layer, x, params["stack"])
+    return x @ params["head"]["w"]
+
+
+def matrices(params: Any) -> Any:
+    """True for what has a norm of matrices."""
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "w", params)
+
+
+def others(params: Any) -> Any:
+    """True for gains and biases."""
+    return jax.tree.map(lambda chosen: not chosen, matrices(params))
+
+
+def train(steps: int = 100) -> Trained:
+    """Trains on the digits; an update every second batch."""
+    params = init(jax.random.key(0))
+    table = mm.optim.tabulate(GEOMETRY, params)
+    muon = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps // EVERY), GEOMETRY)
+    # Each masked link passes on what it masks out: the steps of the other one.
+    both = optax.chain(optax.masked(muon, matrices), optax.masked(optax.adam(0.01), others))
+    tx = optax.MultiSteps(both, every_k_schedule=EVERY).gradient_transformation()
+
+    @jax.jit
+    def step(params, state, images, labels):
+        value, grads = jax.value_and_grad(lambda p: cross_entropy(apply(p, images), labels))(params)
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, value
+
+    state, losses = jax.jit(tx.init)(params), []
+    for batch in minibatches(steps):
+        params, state, loss = step(params, state, *batch)
+        losses.append(float(loss))
+    return Trained(losses, mm.optim.monitor_distance(GEOMETRY, params), table)
+
+
+if __name__ == "__main__":
+    print(train())
