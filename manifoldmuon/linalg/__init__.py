@@ -13,6 +13,7 @@ from manifoldmuon.linalg._inverse_roots import (
 )
 from manifoldmuon.linalg._matrix import (
     frobenius_norm,
+    identity_like,
     inner_product,
     mT,
     normalize,
@@ -32,7 +33,7 @@ from manifoldmuon.linalg._matrix_norms import (
     power_iteration,
     spectral_norm,
 )
-from manifoldmuon.linalg._msign import DEFAULT_MSIGN, TRAINING_MSIGN, msign
+from manifoldmuon.linalg._msign import DEFAULT_MSIGN, TRAINING_MSIGN, msign, polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import factor_products
@@ -72,6 +73,7 @@ __all__ = [
     "check_schedule",
     "factor_products",
     "frobenius_norm",
+    "identity_like",
     "inner_product",
     "inverse",
     "inverse_root",
@@ -82,6 +84,7 @@ __all__ = [
     "nuclear_norm",
     "nuclear_parts",
     "over",
+    "polar_derivative",
     "power_iteration",
     "prescale",
     "product",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._matrix import mT, product, sym
+from manifoldmuon.linalg._matrix import identity_like, mT, product, sym
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import coupled_factor, one_for_zero, polish, schatten_bound
@@ -49,7 +49,7 @@ def inverse_root(
             f"got root={root!r}, steps={steps!r}, ridge={ridge!r}"
         )
     s = sym(gram)
-    eye = jnp.eye(s.shape[-1], dtype=s.dtype)
+    eye = identity_like(s)
     trace = one_for_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
     s = s / trace
     bound = one_for_zero(schatten_bound(product(s, s), 2))

@@ -54,6 +54,11 @@ def over(numbers: Shaped[Array, "..."], ndim: int) -> Shaped[Array, "..."]:
     return jnp.expand_dims(numbers, tuple(range(-ndim, 0)))
 
 
+def identity_like(x: Float[Array, "*batch n n"]) -> Float[Array, "*ones n n"]:
+    """The identity for every matrix of `x`: as many axes, the leading ones of length one."""
+    return jnp.expand_dims(jnp.eye(x.shape[-1], dtype=x.dtype), tuple(range(x.ndim - 2)))
+
+
 def inner_product(
     x: Float[Array, "..."], y: Float[Array, "..."], ndim: int = 2
 ) -> Float[Array, "..."]:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._matrix import mT, product, sym
+from manifoldmuon.linalg._matrix import identity_like, mT, product, sym
 
 
 def factor_products(terms: int) -> int:
@@ -34,7 +34,7 @@ def odd_factor(
     """
     terms = len(coefficients)
     block = _block_length(terms)
-    powers = [jnp.eye(gram.shape[-1], dtype=gram.dtype), gram]
+    powers = [identity_like(gram), gram]
     for k in range(2, block + 1):
         powers.append(square if k == 2 and square is not None else multiply(powers[-1], gram))
     count = _blocks(terms, block)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._matrix import mT, product
+from manifoldmuon.linalg._matrix import identity_like, mT, product
 
 _LEAF = 16  # eliminated entry by entry
 _BLOCK = 64  # eliminated at once
@@ -110,7 +110,7 @@ def inverse(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
     if padding:
         x = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, padding), (0, padding)])
         x = x + jnp.diag(jnp.arange(count * block) >= n).astype(x.dtype)
-    identity = jnp.eye(count * block, dtype=x.dtype)
+    identity = identity_like(x)
 
     def eliminate(k, x):
         start = k * block
@@ -157,7 +157,7 @@ def _inverse_factors_by_entry(x):
     """Gaussian elimination of `[[x, 1], [1, 0]]`, which leaves both factors beside the pivots."""
     n = x.shape[-1]
     index = jnp.arange(2 * n)
-    eye = jnp.broadcast_to(jnp.eye(n, dtype=x.dtype), x.shape)
+    eye = jnp.broadcast_to(identity_like(x), x.shape)
     top = jnp.concatenate([x, eye], -1)
     table = jnp.concatenate([top, jnp.concatenate([eye, jnp.zeros_like(x)], -1)], -2)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
 from typing import ClassVar
 
@@ -17,9 +18,11 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
     frobenius_norm,
+    identity_like,
     mT,
     normalize,
     over,
+    polar_derivative,
     product,
     skew,
     spectral_norm,
@@ -73,7 +76,7 @@ class Polar(Retraction):
     up to 0.3, two for 1, up to ten for 100. The Gram matrix is formed anew from `W + V`, so
     whatever distance from the set rounding has left in `W` is undone rather than handed on.
 
-    The iteration stops by itself and is therefore not reverse-differentiable.
+    The iteration stops by itself; the derivative, in either mode, is that of the exact factor.
 
     Attributes:
       max_iterations: where the iteration gives up, as it does at a rank-deficient `W + V`.
@@ -86,14 +89,27 @@ class Polar(Retraction):
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        moved = point + vector
-        gram = product(mT(moved), moved)
-        # 1 <= eigenvalues <= largest row sum: the middle goes to 1, where the iteration
-        # converges fastest; it converges from (0, 7/3), and this leaves nothing above 2.
-        middle = (1 + _row_sum(gram)) / 2
-        excess = gram / middle - jnp.eye(gram.shape[-1], dtype=gram.dtype)
-        root = _inverse_sqrt_minus_one(excess, self.max_iterations)
-        return (moved + product(moved, root)) / jnp.sqrt(middle)
+        return _polar_factor(point + vector, self.max_iterations)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _polar_factor(
+    moved: Float[Array, "*batch m n"], max_iterations: int
+) -> Float[Array, "*batch m n"]:
+    gram = product(mT(moved), moved)
+    # 1 <= eigenvalues <= largest row sum: the middle goes to 1, where the iteration
+    # converges fastest; it converges from (0, 7/3), and this leaves nothing above 2.
+    middle = (1 + _row_sum(gram)) / 2
+    excess = gram / middle - identity_like(gram)
+    root = _inverse_sqrt_minus_one(excess, max_iterations)
+    return (moved + product(moved, root)) / jnp.sqrt(middle)
+
+
+@_polar_factor.defjvp
+def _polar_factor_jvp(max_iterations, primals, tangents):
+    (moved,), (tangent,) = primals, tangents
+    factor = _polar_factor(moved, max_iterations)
+    return factor, polar_derivative(moved, factor, tangent)
 
 
 def _row_sum(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
@@ -202,7 +218,7 @@ class Cayley(Retraction):
         left = jnp.concatenate([half, point], axis=-1)  # K = left right^T
         right = jnp.concatenate([point, -half], axis=-1)
         small = product(mT(right), left) / 2
-        system = jnp.eye(small.shape[-1], dtype=small.dtype) - small
+        system = identity_like(small) - small
         return point + product(left, jnp.linalg.solve(system, product(mT(right), point)))
 
 
@@ -226,7 +242,7 @@ class Exponential(Retraction):
         inner = product(mT(point), vector)
         inner = skew(inner)
         gram = product(mT(vector), vector)
-        one = jnp.broadcast_to(jnp.eye(n, dtype=point.dtype), gram.shape)
+        one = jnp.broadcast_to(identity_like(gram), gram.shape)
         block = jnp.block([[inner, -gram], [one, inner]])
         # Square W: W^T V is skew and S = -K^2; the formula stays valid, nothing is special.
         columns = jax.scipy.linalg.expm(block)[..., :, :n]

@@ -6,7 +6,7 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 from manifoldmuon.optim._agd import ScaleByAGDState, agd, init_semi_orthogonal, scale_by_agd
 from manifoldmuon.optim._aliases import Architecture, manifold_muon, modular, muon, normed
 from manifoldmuon.optim._budget import scale_by_budget
-from manifoldmuon.optim._geometry import ByPath, by_path, path_string, resolve
+from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_string, resolve
 from manifoldmuon.optim._normalize import NormalizeState, normalize
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._steepest import (
@@ -29,6 +29,7 @@ from manifoldmuon.optim._trees import distance_tree, init_tree, monitor_distance
 
 __all__ = [
     "Architecture",
+    "ByFunction",
     "ByPath",
     "DeepTrust",
     "NormalizeState",

@@ -58,8 +58,8 @@ def manifold_muon(
       certify: whether residuals and gaps are kept for `monitor`; see `scale_by_steepest`.
 
     Returns:
-      The chain. `update` needs `params`. With `optax.inject_hyperparams`, name a geometry,
-      budgets or `accumulator_dtype` that are callable in `static_args`.
+      The chain. `update` needs `params`. For `optax.inject_hyperparams`, wrap a geometry or budgets
+      that are functions in `ByFunction`.
 
     Raises:
       TypeError: on use; see `resolve`.

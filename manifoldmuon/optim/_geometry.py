@@ -142,6 +142,23 @@ class ByPath:
         return None
 
 
+@dataclasses.dataclass(frozen=True)
+class ByFunction:
+    """Values chosen by a function, for `optax.inject_hyperparams`, which calls what is callable.
+
+    Everywhere else the function itself will do.
+
+    Attributes:
+      function: `(path, leaf) -> value` of the JAX key path and a `jax.ShapeDtypeStruct`, as in
+        `resolve`.
+
+    Example:
+      `optax.inject_hyperparams(manifold_muon)(0.1, ByFunction(geometry))`
+    """
+
+    function: Callable[[tuple[Any, ...], jax.ShapeDtypeStruct], Any]
+
+
 def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
     """Chooses a value (a manifold, a budget) for each parameter by its path.
 
@@ -262,6 +279,7 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
         read the same.
     """
     pairs, treedef = flatten_with_path(tree, is_leaf=is_hole)
+    spec = spec.function if isinstance(spec, ByFunction) else spec
     key_paths = tuple(path for path, _ in pairs)
     leaves = tuple(leaf if leaf is None else _abstract(leaf) for _, leaf in pairs)
     arguments = _Spec(spec), key_paths, leaves, treedef, check
@@ -358,6 +376,7 @@ def map_geometry(function: Callable[[Manifold], Manifold], geometry: Geometry) -
 
     if isinstance(geometry, ByPath):
         return ByPath(tuple((pattern, mapped(value)) for pattern, value in geometry.rules))
+    geometry = geometry.function if isinstance(geometry, ByFunction) else geometry
     if callable(geometry) and not isinstance(geometry, type):
         return lambda path, leaf: mapped(geometry(path, leaf))
     return jax.tree.map(mapped, geometry)

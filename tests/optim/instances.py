@@ -26,7 +26,6 @@ class Instance:
     still: bool = True
     needs_params: bool = True
     wrappers: bool = True
-    static_args: tuple[str, ...] = ()
 
     def hyperparams(self) -> dict[str, Any]:
         takes_geometry = self.make_tx is not optim.scale_by_budget
@@ -135,10 +134,9 @@ INSTANCES = {
     ),
     "manifold_muon": Instance(
         optim.manifold_muon,
-        small_geometry,
+        optim.ByFunction(small_geometry),
         SMALL,
         {"learning_rate": optax.linear_schedule(0.1, 0.0, 10), "momentum": 0.9},
-        static_args=("geometry",),
     ),
     "manifold_muon-lr0": Instance(
         optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False

@@ -13,7 +13,6 @@ def test_is_a_good_citizen(name):
         instance.make_tx,
         instance.params(),
         instance.hyperparams(),
-        static_args=instance.static_args,
         scale_free=instance.scale_free,
         still=instance.still,
         needs_params=instance.needs_params,

@@ -30,6 +30,7 @@ from manifoldmuon.linalg import (
     check_method,
     check_schedule,
     frobenius_norm,
+    identity_like,
     inner_product,
     inverse_sqrt,
     mT,
@@ -151,7 +152,7 @@ class OneStep(MemorylessSolver):
         normal = mT(outer) @ outer
         gram = mT(along) @ along + normal
         still = is_noise(jnp.sqrt(jnp.trace(gram, axis1=-2, axis2=-1)), grad)[..., None, None]
-        root = inverse_sqrt(jnp.where(still, jnp.eye(gram.shape[-1]), gram), self.schedule)
+        root = inverse_sqrt(jnp.where(still, identity_like(gram), gram), self.schedule)
         root = jnp.where(still, 0, root)
         upper = _trace_bound(gram, root)
         turned = along @ root
@@ -173,7 +174,7 @@ def _trace_bound(
 ) -> Float[Array, "*batch"]:
     """`nuclear_bound` of a matrix x that is known by its Gram matrix and the inverse root of it."""
     n = gram.shape[-1]
-    slack = jnp.eye(n, dtype=gram.dtype) - root @ gram @ root
+    slack = identity_like(gram) - root @ gram @ root
     # ||x slack||_F^2 = tr(slack x^T x slack); rounding may leave a small negative number.
     square = jnp.maximum(inner_product(slack, gram @ slack), 0)
     return inner_product(gram, root) + jnp.sqrt(n * square)

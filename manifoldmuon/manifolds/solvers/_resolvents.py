@@ -28,6 +28,7 @@ from jaxtyping import Array, Float
 from manifoldmuon.linalg import (
     check_poles,
     frobenius_norm,
+    identity_like,
     inner_product,
     inverse,
     mT,
@@ -111,7 +112,7 @@ class Resolvents(MemorylessSolver):
         weights, shifts, _ = zolotarev(self.poles, self.lower)
         weights, shifts = (jnp.asarray(c, along.dtype) for c in (weights, shifts))
         roots = jnp.sqrt(shifts)
-        identity = jnp.eye(along.shape[-1], dtype=along.dtype)
+        identity = identity_like(along)
         along, normal = along[..., None, :, :], normal[..., None, :, :]
         resolvents = inverse(normal / 4 + over(shifts, 2) * identity + over(roots, 2) * along)
         turn = -skew(_mix(weights * roots, resolvents))
@@ -210,7 +211,7 @@ def _bound(
     size = sym(product(mT(turn), top) + product(mT(away), outer))
     # Of the norm, which is 1: what rounding may make of an eigenvalue that is zero.
     lift = 128 * float(jnp.finfo(along.dtype).eps)
-    lifted = size + lift * jnp.eye(n, dtype=along.dtype)
+    lifted = size + lift * identity_like(along)
     definite = jnp.all(jnp.isfinite(inverse(lifted)), axis=(-2, -1))
     squares = frobenius_norm(top - product(turn, size)) ** 2
     squares = squares + frobenius_norm(outer - product(away, size)) ** 2

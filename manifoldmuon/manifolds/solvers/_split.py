@@ -10,10 +10,17 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import PolarExpress, Schedule, frobenius_norm, inverse_sqrt, mT, sym
+from manifoldmuon.linalg import (
+    PolarExpress,
+    Schedule,
+    frobenius_norm,
+    identity_like,
+    inverse_sqrt,
+    mT,
+    sym,
+)
 
 # For singular values down to 2e-3 of the bound. Rounding spoils some digits of the result; the
 # polishing step brings them back.
@@ -72,7 +79,7 @@ def split(
     rough = outer @ root
     overlap = mT(point) @ rough
     gram = sym(mT(rough) @ rough - mT(overlap) @ overlap)
-    identity = jnp.eye(gram.shape[-1], dtype=gram.dtype)
+    identity = identity_like(gram)
     polish = 15 / 8 * identity - 10 / 8 * gram + 3 / 8 * gram @ gram
     normal = polish @ (mT(rough) @ outer)
     missing = outer - rough @ (polish @ normal)

@@ -1,0 +1,98 @@
+"""JAX's strict modes, and derivatives of updates in their hyperparameters."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.norms import RMSToRMS
+from tests.optim.instances import INSTANCES, abstract
+
+
+@pytest.mark.parametrize("name", ["steepest-others", "retract", "normalize", "muon"])
+def test_strict_modes_do_not_trip_us(name):
+    instance = INSTANCES[name]
+    tx, params, grads = instance.tx(), instance.params(), instance.grads()
+    with strict():
+        state, update = tx.init(params), jax.jit(tx.update)
+        update(grads, state, params)
+        update(jax.tree.map(jnp.zeros_like, grads), state, params)
+        if name == "retract":  # every operation by itself
+            tx.update(grads, state, params)
+
+
+def strict() -> contextlib.ExitStack:
+    stack = contextlib.ExitStack()
+    stack.enter_context(jax.numpy_rank_promotion("raise"))
+    stack.enter_context(jax.debug_nans(True))
+    return stack
+
+
+SHAPES = {"w": (6, 3), "stack": (2, 4, 4), "bias": (4,)}
+
+
+def on(matrix: Any) -> dict[str, Any]:
+    return {"w": matrix, "stack": matrix, "bias": Euclidean()}
+
+
+def normed(rate, decay):
+    return optim.chain(
+        optim.normalize(optax.trace(decay), on(Stiefel())),
+        optax.scale_by_learning_rate(rate),
+        optim.retract(on(Stiefel())),
+    )
+
+
+PRESETS: dict[str, Callable[..., Any]] = {
+    "accurate": lambda rate, decay: optim.manifold_muon(rate, on(Stiefel()), decay),
+    "fast": lambda rate, decay: optim.manifold_muon(rate, on(Stiefel(solver=FAST)), decay),
+    "sphere": lambda rate, decay: optim.manifold_muon(rate, on(Hypersphere(ndim=2)), decay),
+    # Converged: msign has the derivative of the exact polar factor, whatever the method.
+    "muon": lambda rate, decay: optim.muon(rate, on(Euclidean(RMSToRMS())), decay, method=None),
+    "normalize": normed,
+}
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_learning_rate_and_momentum_can_be_learned(name):
+    """The derivative of three steps in both numbers, by reverse mode and by differences."""
+    shapes = abstract(SHAPES)
+    params = jax.jit(lambda: optim.init_tree(on(Stiefel()), jax.random.key(0), shapes))()
+    with jax.enable_x64(True), strict():
+        found, wanted = derivatives(PRESETS[name], params)
+    # What differs by more than rounding: singular vectors of a power iteration count as constants.
+    np.testing.assert_allclose(found, wanted, atol=1e-3 * float(np.linalg.norm(wanted)))
+
+
+def derivatives(make: Callable[..., Any], params: Any) -> tuple[Any, Any]:
+    params = jax.tree.map(lambda x: x.astype(jnp.float64), params)
+    leaves, treedef = jax.tree.flatten(params)
+    keys = jax.random.split(jax.random.key(1), len(leaves))
+    drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+    target = jax.tree.unflatten(treedef, drawn)
+
+    def after(numbers):
+        tx: Any = make(numbers[0], numbers[1])
+
+        def step(carry, sign):
+            params, state = carry
+            grads = jax.tree.map(lambda x, y: sign * jnp.sin(3 * x - y), params, target)
+            updates, state = tx.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        (last, _), _ = jax.lax.scan(step, (params, tx.init(params)), jnp.array([1.0, -0.5, 2.0]))
+        return optax.tree.vdot(last, target)
+
+    at, width = jnp.array([0.13, 0.8]), 1e-5
+    value = jax.jit(after)
+    steps = [width * e for e in jnp.eye(2)]
+    wanted = [(value(at + e) - value(at - e)) / (2 * width) for e in steps]
+    return jax.jit(jax.grad(after))(at), wanted
