@@ -7,6 +7,7 @@ from manifoldmuon.optim._agd import ScaleByAGDState, agd, init_semi_orthogonal, 
 from manifoldmuon.optim._aliases import Architecture, manifold_muon, modular, muon, normed
 from manifoldmuon.optim._budget import scale_by_budget
 from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_string, resolve
+from manifoldmuon.optim._master_copies import MasterCopiesState, with_master_copies
 from manifoldmuon.optim._normalize import NormalizeState, normalize
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._steepest import (
@@ -32,6 +33,7 @@ __all__ = [
     "ByFunction",
     "ByPath",
     "DeepTrust",
+    "MasterCopiesState",
     "NormalizeState",
     "ScaleByAGDState",
     "ScaleBySteepestState",
@@ -68,4 +70,5 @@ __all__ = [
     "step_by_line_search",
     "step_by_rule",
     "tabulate",
+    "with_master_copies",
 ]

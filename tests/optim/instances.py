@@ -84,6 +84,10 @@ def small_geometry(path: Any, leaf: Any) -> Any:
     return CURVED_GEOMETRY[optim.path_string(path)]
 
 
+def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
+    return optim.with_master_copies(optim.manifold_muon(learning_rate, geometry))
+
+
 INSTANCES = {
     "steepest": Instance(optim.scale_by_steepest, CURVED_GEOMETRY, CURVED),
     "steepest-accurate": Instance(
@@ -137,6 +141,9 @@ INSTANCES = {
         optim.ByFunction(small_geometry),
         SMALL,
         {"learning_rate": optax.linear_schedule(0.1, 0.0, 10), "momentum": 0.9},
+    ),
+    "master copies": Instance(
+        with_copies, small_geometry, SMALL, {"learning_rate": 0.1}, static_args=("geometry",)
     ),
     "manifold_muon-lr0": Instance(
         optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False

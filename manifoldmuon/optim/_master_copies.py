@@ -1,0 +1,96 @@
+"""Steps on float32 copies of parameters that are kept in fewer bits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import DTypeLike
+
+from manifoldmuon.optim._geometry import is_hole
+from manifoldmuon.optim._retract import LastLink, difference
+
+
+class MasterCopiesState(NamedTuple):
+    """The copies that steps are taken on, and the state of what takes them.
+
+    Attributes:
+      copies: a tree like the parameters, with their shardings.
+      inner: the wrapped transformation's state.
+    """
+
+    copies: Any
+    inner: Any
+
+
+def with_master_copies(
+    inner: optax.GradientTransformation, dtype: DTypeLike = jnp.float32
+) -> optax.GradientTransformationExtraArgs:
+    """Keeps a copy of the parameters in float32 and takes every step on it.
+
+    For parameters in bfloat16, whose spacing of 1/256 swallows small steps and keeps a point as far
+    from its manifold as one rounding does. The copies stay on their manifolds to rounding of
+    their own dtype, and every step leaves the parameters as the rounded copies (Micikevicius et
+    al., Mixed precision training, arXiv:1710.03740, sec. 3.1).
+
+    It wraps a whole optimizer and is the last link: `with_master_copies(manifold_muon(0.02, g))`.
+    What else changes the parameters is undone by the next step, since copies are not read from them
+    again; call `init` anew, or replace the copies in the state.
+
+    Args:
+      inner: the optimizer; it sees copies in place of parameters, and gradients in their dtype.
+      dtype: of the copies.
+
+    Returns:
+      A transformation whose updates have the parameters' dtypes, rounded so that `W + u` is next to
+      the rounded copy: it is that copy wherever the entry changes by less than a factor of two. Its
+      state is a `MasterCopiesState`; `monitor_distance(geometry, state.copies)` measures the
+      copies. `update` needs `params`.
+
+    Raises:
+      TypeError: `dtype` is not floating; on use, for what the inner transformation refuses.
+      ValueError: on use, without `params`, and for what the inner transformation refuses.
+    """
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dtype must be a floating dtype such as float32; got {dtype!r}")
+    inner = optax.with_extra_args_support(inner)
+
+    def init_fn(params: Any) -> MasterCopiesState:
+        copies = jax.tree.map(lambda x: _copy(x, dtype), params)
+        return MasterCopiesState(copies, inner.init(copies))
+
+    def update_fn(updates, state, params=None, **extra_args):
+        if params is None:
+            raise ValueError(
+                "with_master_copies needs params: call tx.update(grads, state, params)."
+            )
+        grads = jax.tree.map(lambda x: _cast(x, dtype), updates)
+        steps, inner_state = inner.update(grads, state.inner, state.copies, **extra_args)
+        copies = jax.tree.map(
+            lambda u, x: x if is_hole(u) else (x + u).astype(x.dtype),
+            steps,
+            state.copies,
+            is_leaf=is_hole,
+        )
+        moved = jax.tree.map(
+            lambda u, x, p: u if is_hole(u) else difference(x, p),
+            steps,
+            copies,
+            params,
+            is_leaf=is_hole,
+        )
+        return moved, MasterCopiesState(copies, inner_state)
+
+    return LastLink(init_fn, update_fn)
+
+
+def _copy(x: Any, dtype: DTypeLike) -> Any:
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
+    return jnp.copy(x).astype(dtype)  # a copy: a buffer cannot be donated twice
+
+
+def _cast(x: Any, dtype: DTypeLike) -> Any:
+    return x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x

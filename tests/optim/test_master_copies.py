@@ -1,0 +1,56 @@
+"""Parameters in bfloat16 with float32 copies: what the copies keep, and what the parameters are."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean
+from manifoldmuon.norms import Infinity
+
+
+def walk(tx: Any, params: Any, steps: int) -> tuple[Any, Any]:
+    state, update = tx.init(params), jax.jit(tx.update)
+    for _ in range(steps):
+        updates, state = update(jax.tree.map(jnp.ones_like, params), state, params)
+        params = optax.apply_updates(params, updates)
+    return params, state
+
+
+def test_small_steps_add_up():
+    params = {"w": jnp.full((3,), 2.0, jnp.bfloat16)}
+    descent = optim.manifold_muon(1e-3, Euclidean(Infinity(ndim=1)), momentum=None)
+    lost, _ = walk(descent, params, 100)
+    np.testing.assert_array_equal(lost["w"], 2)  # a step is a fifteenth of the spacing at 2
+    kept, state = walk(optim.with_master_copies(descent), params, 100)
+    np.testing.assert_allclose(state.copies["w"], 1.9, rtol=1e-5)
+    np.testing.assert_array_equal(kept["w"], state.copies["w"].astype(jnp.bfloat16))
+    assert kept["w"].dtype == jnp.bfloat16
+
+
+def test_copies_are_the_run_in_float32():
+    """With gradients that do not read the parameters, exactly what the optimizer does by itself."""
+    params = {"a": jnp.linspace(-1, 1, 12).reshape(4, 3).astype(jnp.bfloat16), "hole": None}
+    adam = optax.adamw(3e-2)
+    params_after, state = walk(optim.with_master_copies(adam), params, 5)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), params)
+    wide_after, _ = walk(adam, wide, 5)
+    np.testing.assert_array_equal(state.copies["a"], wide_after["a"])
+    miss = np.abs(np.float32(params_after["a"]) - np.float32(wide_after["a"]))
+    assert miss.max() <= 2.0**-8
+
+
+def test_params_are_needed_and_nothing_may_follow():
+    tx: Any = optim.with_master_copies(optax.sgd(0.1))
+    params = {"w": jnp.ones(2, jnp.bfloat16)}
+    with pytest.raises(ValueError, match="needs params"):
+        tx.update(params, tx.init(params))
+    with pytest.raises(ValueError, match="it must be last"):
+        optim.chain(tx, optax.scale(0.5))
+    # What has only a shape gives a state that has only shapes.
+    shapes = jax.eval_shape(lambda: params)
+    assert tx.init(shapes).copies["w"] == jax.ShapeDtypeStruct((2,), jnp.float32)
