@@ -12,6 +12,7 @@ from manifoldmuon.linalg._inverse_roots import (
     inverse_sqrt,
 )
 from manifoldmuon.linalg._matrix import (
+    check_precision,
     frobenius_norm,
     identity_like,
     inner_product,
@@ -20,6 +21,7 @@ from manifoldmuon.linalg._matrix import (
     over,
     prescale,
     product,
+    rounding,
     skew,
     sym,
     tall,
@@ -70,6 +72,7 @@ __all__ = [
     "Sketch",
     "check_method",
     "check_poles",
+    "check_precision",
     "check_schedule",
     "factor_products",
     "frobenius_norm",
@@ -88,6 +91,7 @@ __all__ = [
     "power_iteration",
     "prescale",
     "product",
+    "rounding",
     "skew",
     "spectral_norm",
     "sym",

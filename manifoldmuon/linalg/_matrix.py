@@ -100,6 +100,24 @@ def product(
     return jnp.matmul(left, right, precision=precision, preferred_element_type=out).astype(out)
 
 
+def check_precision(name: str, precision: object) -> None:
+    """Raises `TypeError`, naming the argument, for what is not a `jax.lax.Precision`."""
+    if not isinstance(precision, jax.lax.Precision):
+        raise TypeError(
+            f"{name} must be a jax.lax.Precision such as Precision.HIGHEST; got {precision!r}"
+        )
+
+
+def rounding(precision: jax.lax.Precision, dtype) -> float:
+    """What accelerators round factors of this dtype to, as `finfo.eps` counts it.
+
+    Float32 factors become a bfloat16 number, or the sum of two: 8 bits each, and a sign between.
+    """
+    own = float(jnp.finfo(dtype).eps)
+    rounded = {jax.lax.Precision.DEFAULT: 2.0**-7, jax.lax.Precision.HIGH: 2.0**-16}
+    return rounded.get(precision, own) if dtype == jnp.float32 else own
+
+
 _LIFT = 100  # binary places by which float32 numbers are raised that may be denormal
 
 

@@ -126,6 +126,7 @@ def nuclear_parts(
     x: Float[Array, "*batch m n"],
     polar: Float[Array, "*batch m n"],
     gram: Float[Array, "*batch k k"] | None = None,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     """Two numbers with `||X||_* <= gained + missed`, from an approximation of the polar factor.
 
@@ -142,12 +143,14 @@ def nuclear_parts(
       x: matrices of moderate size (see `prescale`).
       polar: what a method of msign made of them.
       gram: the Gram matrix of the smaller side of `polar`, where it is at hand.
+      precision: of float32 products on accelerators.
 
     Returns:
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
     """
     high, factor = tall(x), tall(polar)
-    left = high - product(high, product(mT(factor), factor) if gram is None else gram)
+    gram = product(mT(factor), factor, precision) if gram is None else gram
+    left = high - product(high, gram, precision)
     return inner_product(high, factor), math.sqrt(high.shape[-1]) * frobenius_norm(left)
 
 

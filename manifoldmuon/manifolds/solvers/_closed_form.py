@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -28,6 +29,7 @@ from manifoldmuon.linalg import (
     PolarExpress,
     Schedule,
     check_method,
+    check_precision,
     check_schedule,
     frobenius_norm,
     identity_like,
@@ -36,6 +38,7 @@ from manifoldmuon.linalg import (
     mT,
     power_iteration,
     prescale,
+    product,
     skew,
 )
 from manifoldmuon.manifolds.solvers._solver import (
@@ -43,6 +46,7 @@ from manifoldmuon.manifolds.solvers._solver import (
     Steepest,
     is_noise,
     nuclear_bound,
+    tangent_precision,
     tangent_residual,
 )
 from manifoldmuon.manifolds.solvers._split import SPLIT_SCHEDULE, split
@@ -54,6 +58,11 @@ SIGN_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03)
 # The Gram matrix is never formed anew, so its rounding errors, 1e-7 of its largest entry, must not
 # be magnified to order 1: singular values below 6e-3 of the largest are left short.
 COARSE_SCHEDULE = PolarExpress(6e-3, safety=1.0001, cushion=0.05, steps=5)
+
+# Products in one pass of bfloat16: more steps gain nothing, and each has to keep back what rounding
+# has lifted above its interval.
+ROUNDED_SCHEDULE = PolarExpress(1e-2, steps=4, safety=1.01, cushion=0.03)
+ROUNDED_SIGN_SCHEDULE = PolarExpress(5e-3, steps=5, safety=1.01, cushion=0.03)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,14 +77,18 @@ class SkewLift(MemorylessSolver):
     Attributes:
       method: the polar factor of the lifted matrix.
       schedule: drives the inverse root inside `split`.
+      precision: of float32 products on accelerators, other than those of the method. Below
+        `HIGHEST` the basis is iterated directly; the method must be one for rounded products, too.
     """
 
     method: MsignMethod = NewtonSchulz(SIGN_SCHEDULE, gram=False, skew=True)
     schedule: Schedule = SPLIT_SCHEDULE
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 
     def __post_init__(self):
         check_method("SkewLift.method", self.method)
         check_schedule("SkewLift.schedule", self.schedule)
+        check_precision("SkewLift.precision", self.precision)
 
     def solve(
         self,
@@ -85,13 +98,14 @@ class SkewLift(MemorylessSolver):
     ) -> Steepest:
         m, n = point.shape[-2:]
         lifted = self._square if m <= 2 * n else self._tall
-        direction, residual, gap = lifted(point, prescale(grad, ndim=2)[0])
+        with jax.default_matmul_precision(self.precision.name.lower()):
+            direction, residual, gap = lifted(point, prescale(grad, ndim=2)[0])
         return Steepest(direction, dual, residual, gap)
 
     def _square(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
-        lift = 2 * skew(grad @ mT(point))
+        lift = 2 * skew(product(grad, mT(point), tangent_precision(self.precision)))
         sign = self._sign(lift, grad)
-        upper, value = nuclear_bound(lift, sign, -sign @ sign), inner_product(lift, sign)
+        upper, value = self._bound(lift, sign), inner_product(lift, sign)
         turn = skew(sign)
         # ||W^T sym(sign) W|| <= ||sym(sign)||, which saves two products.
         residual = 2 * frobenius_norm(sign - turn) / max(point.shape[-1], 1)
@@ -99,12 +113,12 @@ class SkewLift(MemorylessSolver):
 
     def _tall(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
         n = point.shape[-1]
-        parts = split(point, grad, self.schedule)
+        parts = split(point, grad, self.schedule, self.precision)
         top = jnp.concatenate([skew(parts.inner), -mT(parts.normal) / 2], axis=-1)
         bottom = jnp.concatenate([parts.normal / 2, jnp.zeros_like(parts.normal)], axis=-1)
         lift = jnp.concatenate([top, bottom], axis=-2)
         sign = self._sign(lift, grad)
-        upper = nuclear_bound(lift, sign, -sign @ sign) + parts.defect
+        upper = self._bound(lift, sign) + parts.defect
         value = inner_product(lift, sign)
         inner, normal = sign[..., :n, :n], sign[..., n:, :n]
         direction = parts.assemble(skew(inner), normal)
@@ -114,9 +128,16 @@ class SkewLift(MemorylessSolver):
         self, lift: Float[Array, "*batch k k"], grad: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch k k"]:
         """The polar factor, but zero where the lift is nothing but rounding."""
-        still = is_noise(frobenius_norm(lift), grad)[..., None, None]
+        still = is_noise(frobenius_norm(lift), grad, self.precision)[..., None, None]
         # Not `msign`: the gradient has been scaled already, and another pass over it takes time.
         return jnp.where(still, 0, self.method.polar(lift))
+
+    def _bound(
+        self, lift: Float[Array, "*batch k k"], sign: Float[Array, "*batch k k"]
+    ) -> Float[Array, "*batch"]:
+        # Rounded products leave the sign less than skew.
+        exact = self.precision == jax.lax.Precision.HIGHEST
+        return nuclear_bound(lift, sign, -sign @ sign if exact else None, self.precision)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,12 +150,17 @@ class OneStep(MemorylessSolver):
 
     Attributes:
       schedule: drives the inverse root of the Gram matrix.
+      precision: of float32 products on accelerators. Below `HIGHEST` the schedule is applied to the
+        tangent part itself, in some more products: its Gram matrix would know singular values down
+        to a tenth of the largest only.
     """
 
     schedule: Schedule = COARSE_SCHEDULE
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 
     def __post_init__(self):
         check_schedule("OneStep.schedule", self.schedule)
+        check_precision("OneStep.precision", self.precision)
 
     def solve(
         self,
@@ -142,9 +168,16 @@ class OneStep(MemorylessSolver):
         grad: Float[Array, "*batch m n"],
         dual: Any,
     ) -> Steepest:
+        exact = self.precision == jax.lax.Precision.HIGHEST
         if point.shape[-2] == point.shape[-1]:
-            return _SQUARE.solve(point, grad, dual)
-        grad, _ = prescale(grad, ndim=2)
+            square = _SQUARE if exact else SkewLift(self._rounded(), precision=self.precision)
+            return square.solve(point, grad, dual)
+        with jax.default_matmul_precision(self.precision.name.lower()):
+            answer = (self._coupled if exact else self._direct)(point, prescale(grad, ndim=2)[0])
+        return answer._replace(dual=dual)
+
+    def _coupled(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
+        """`[along; outer] root`, with the inverse root of the Gram matrix."""
         inner = mT(point) @ grad
         # The tangent part is W along + outer. A Gram matrix of G minus one of W B would be cheaper
         # by a product, and nothing but rounding where the tangent part is a small part of G.
@@ -160,7 +193,26 @@ class OneStep(MemorylessSolver):
         length = _length(mT(turned) @ turned + mT(root) @ (normal @ root))
         value = inner_product(along, turned / length) + inner_product(normal, root / length)
         direction = outer @ (root / length) + point @ (turned / length)
-        return Steepest(direction, dual, residual, relative_gap(upper, value))
+        return Steepest(direction, (), residual, relative_gap(upper, value))
+
+    def _direct(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
+        """The schedule on `[along; outer]`, whose Gram matrix is formed anew in every step."""
+        n = point.shape[-1]
+        precise = tangent_precision(self.precision)
+        inner = product(mT(point), grad, precise)
+        tangent = jnp.concatenate([skew(inner), grad - product(point, inner, precise)], axis=-2)
+        still = is_noise(frobenius_norm(tangent), grad, self.precision)[..., None, None]
+        sign = jnp.where(still, 0, self._rounded().polar(tangent))
+        upper = nuclear_bound(tangent, sign, precision=self.precision)
+        turned, away = skew(sign[..., :n, :]), sign[..., n:, :]
+        length = _length(mT(turned) @ turned + mT(away) @ away)
+        turned, away = turned / length, away / length
+        value = inner_product(tangent, jnp.concatenate([turned, away], axis=-2))
+        residual = tangent_residual(sign[..., :n, :])
+        return Steepest(point @ turned + away, (), residual, relative_gap(upper, value))
+
+    def _rounded(self) -> NewtonSchulz:
+        return NewtonSchulz(self.schedule, gram=False, precision=self.precision)
 
 
 # What square points take: within 0.014 of 1 for singular values down to 1e-2 of the Schatten norm.

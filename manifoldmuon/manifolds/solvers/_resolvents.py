@@ -121,11 +121,10 @@ class Resolvents(MemorylessSolver):
 
 @dataclasses.dataclass(frozen=True)
 class ClosedForm(MemorylessSolver):
-    """The closed form by whichever of its two algorithms is cheaper: where, and for which shape.
+    """The closed form in float32 by whichever of its two algorithms is cheaper on CPUs.
 
-    On CPUs points with more than 64 columns and clearly more rows than columns take `resolvents`,
-    everything else takes `products`, as do all points on accelerators. The choice is made when the
-    program is compiled for its platform, so that a program may be compiled for one that is absent.
+    Points with more than 64 columns and clearly more rows than columns take `resolvents`, all
+    others `products`. Accelerators prefer products for every shape.
 
     Attributes:
       products: matrix products alone.
@@ -142,11 +141,8 @@ class ClosedForm(MemorylessSolver):
         dual: Any,
     ) -> Steepest:
         m, n = point.shape[-2:]
-        if n <= _SMALL or 3 * m < 4 * n:
-            return self.products.solve(point, grad, dual)
-        return jax.lax.platform_dependent(
-            point, grad, dual, cpu=self.resolvents.solve, default=self.products.solve
-        )
+        small = n <= _SMALL or 3 * m < 4 * n
+        return (self.products if small else self.resolvents).solve(point, grad, dual)
 
 
 def _mix(

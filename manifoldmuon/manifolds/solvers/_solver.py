@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import frobenius_norm, nuclear_parts, sym
+from manifoldmuon.linalg import frobenius_norm, nuclear_parts, rounding, sym
 
 
 class Steepest(NamedTuple):
@@ -60,10 +61,45 @@ class MemorylessSolver(StiefelSolver):
         return ()
 
 
+@dataclasses.dataclass(frozen=True)
+class ByPlatform(MemorylessSolver):
+    """One solver on CPUs, another one on accelerators.
+
+    The choice is made when the program is compiled for its platform, so that a program may be
+    compiled for one that is absent.
+
+    Attributes:
+      cpu: on CPUs, which multiply float32 numbers as they are.
+      accelerator: elsewhere, where products of float32 numbers take several passes.
+
+    Raises:
+      TypeError: a field is not a `MemorylessSolver`.
+    """
+
+    cpu: MemorylessSolver
+    accelerator: MemorylessSolver
+
+    def __post_init__(self):
+        for name, solver in (("cpu", self.cpu), ("accelerator", self.accelerator)):
+            if not isinstance(solver, MemorylessSolver):
+                raise TypeError(
+                    f"ByPlatform.{name} must be a MemorylessSolver such as SkewLift(); "
+                    f"got {solver!r}"
+                )
+
+    def solve(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+    ) -> Steepest:
+        return jax.lax.platform_dependent(
+            point, grad, dual, cpu=self.cpu.solve, default=self.accelerator.solve
+        )
+
+
 def nuclear_bound(
     x: Float[Array, "*batch m n"],
     polar: Float[Array, "*batch m n"],
     gram: Float[Array, "*batch n n"] | None = None,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Float[Array, "*batch"]:
     """An upper bound on the nuclear norm of a tall `x`, from an approximation of its polar factor.
 
@@ -71,7 +107,7 @@ def nuclear_bound(
     where the polar factor has converged; singular values too small for that cost at most their
     own size times `sqrt(n)`. `gram` is `polar^T polar`, where it is at hand.
     """
-    gained, missed = nuclear_parts(x, polar, gram)
+    gained, missed = nuclear_parts(x, polar, gram, precision)
     return gained + missed
 
 
@@ -80,14 +116,26 @@ def tangent_residual(inner: Float[Array, "*batch n n"]) -> Float[Array, "*batch"
     return 2 * frobenius_norm(sym(inner)) / max(inner.shape[-1], 1)
 
 
+def tangent_precision(precision: jax.lax.Precision) -> jax.lax.Precision:
+    """What the tangent part of a gradient takes where everything else takes `precision`.
+
+    It is a difference, and a small one near a critical point: in one pass of bfloat16 a tangent
+    part of a hundredth of the gradient would be noise.
+    """
+    low = precision == jax.lax.Precision.DEFAULT
+    return jax.lax.Precision.HIGH if low else precision
+
+
 def is_noise(
-    length: Float[Array, "*batch"], grad: Float[Array, "*batch m n"]
+    length: Float[Array, "*batch"],
+    grad: Float[Array, "*batch m n"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Bool[Array, "*batch"]:
     """Whether a tangent part of this Frobenius norm is what rounding leaves of a normal gradient.
 
     At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
     """
-    return length <= 8 * jnp.finfo(grad.dtype).eps * frobenius_norm(grad)
+    return length <= 8 * rounding(tangent_precision(precision), grad.dtype) * frobenius_norm(grad)
 
 
 State = TypeVar("State")

@@ -10,17 +10,21 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import jax
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
+    NewtonSchulz,
     PolarExpress,
     Schedule,
     frobenius_norm,
     identity_like,
     inverse_sqrt,
     mT,
+    product,
     sym,
 )
+from manifoldmuon.manifolds.solvers._solver import tangent_precision
 
 # For singular values down to 2e-3 of the bound. Rounding spoils some digits of the result; the
 # polishing step brings them back.
@@ -61,6 +65,7 @@ def split(
     point: Float[Array, "*batch m n"],
     grad: Float[Array, "*batch m n"],
     schedule: Schedule = SPLIT_SCHEDULE,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Split:
     """Splits `grad` at `point` by matrix products only.
 
@@ -72,11 +77,15 @@ def split(
       point: `W`, tall or square, `W^T W = I`.
       grad: `G`, of the same shape, with entries of moderate size (see `linalg.prescale`).
       schedule: what drives the inverse root of `K`.
+      precision: of float32 products on accelerators. Below `HIGHEST` a Gram matrix knows too few of
+        the singular values, and `Q_1` is iterated on `E` itself.
     """
-    inner = mT(point) @ grad
-    outer = grad - point @ inner
-    root = inverse_sqrt(mT(outer) @ outer, schedule)
-    rough = outer @ root
+    inner = product(mT(point), grad, tangent_precision(precision))
+    outer = grad - product(point, inner, tangent_precision(precision))
+    if precision == jax.lax.Precision.HIGHEST:
+        rough = outer @ inverse_sqrt(mT(outer) @ outer, schedule)
+    else:
+        rough = NewtonSchulz(schedule, gram=False, precision=precision).polar(outer)
     overlap = mT(point) @ rough
     gram = sym(mT(rough) @ rough - mT(overlap) @ overlap)
     identity = identity_like(gram)

@@ -24,6 +24,8 @@ SOLVERS = {
     "skew lift": SkewLift(),
     "resolvents": Resolvents(),
     "one step": FAST,
+    "skew lift of accelerators": ACCURATE.accelerator,
+    "one step of accelerators": FAST.accelerator,
     "alternating": AlternatingProjection(),
     "dual ascent": DualAscent(steps=40),
     "fixed point": FixedPoint(),
@@ -34,6 +36,8 @@ LARGEST_GAP = {
     "skew lift": 1e-3,
     "resolvents": 2e-3,
     "one step": 0.2,
+    "skew lift of accelerators": 0.01,
+    "one step of accelerators": 0.2,
     "alternating": 0.3,
     "dual ascent": 0.2,
     "fixed point": 0.05,
@@ -78,6 +82,7 @@ def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
     # The power iteration of the one-step preset may fall short by a percent; a Gram matrix does not
     # know singular values near the square root of rounding.
     slack = {"one step": 0.02, "resolvents": 2e-3}.get(name, 2e-5)
+    slack = 0.02 if name.endswith("of accelerators") else slack  # their schedules end within 0.01
     assert norms.max() < 1 + slack
     assert true.max() < LARGEST_GAP[name]
     assert np.all(answer.gap >= true - slack)

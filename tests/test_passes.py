@@ -1,0 +1,119 @@
+"""What a TPU makes of the defaults, emulated: products in one, three or six passes of bfloat16."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.lax import Precision
+
+from benchmarks._passes import multiplications, on_tpu
+from manifoldmuon import optim
+from manifoldmuon.linalg import TRAINING_MSIGN, msign, mT, product, rounding
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+
+PASSES = {Precision.DEFAULT: 1, Precision.HIGH: 3, Precision.HIGHEST: 6}
+
+
+def drawn(shape, seed=0):
+    return jnp.float32(np.random.default_rng(seed).standard_normal(shape))
+
+
+def test_one_pass_is_a_product_of_rounded_factors():
+    x = drawn((40, 30))
+    one = on_tpu(lambda x: product(mT(x), x, Precision.DEFAULT))(x)
+    rounded = np.asarray(x.astype(jnp.bfloat16), np.float64)
+    np.testing.assert_allclose(one, rounded.T @ rounded, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", PASSES)
+def test_passes_round_as_much_as_they_say_and_are_counted(precision):
+    def twice(x):  # in a loop, in a call, and once where it is not needed
+        product(x, x)
+        body = jax.jit(lambda x: product(x, x, precision) / 40)
+        return jax.lax.fori_loop(0, 2, lambda _, x: body(x), x)
+
+    x = drawn((40, 40))
+    exact = np.asarray(x, np.float64)
+    for _ in range(2):
+        exact = exact @ exact / 40
+    miss = np.linalg.norm(on_tpu(twice)(x) - exact) / np.linalg.norm(exact)
+    eps = rounding(precision, jnp.float32)
+    assert eps / 50 < miss < eps
+    assert multiplications(twice, x) == 2 * 40**3 * PASSES[precision]
+
+
+def test_muon_takes_fewer_passes_than_its_peer_and_leaves_less():
+    def peer(grad):
+        tx = optax.contrib.scale_by_muon(beta=0.0)
+        return tx.update(grad, tx.init(grad))[0]
+
+    def ours(grad):
+        return msign(grad, TRAINING_MSIGN)
+
+    for shape in ((256, 64), (96, 96)):
+        like = jax.ShapeDtypeStruct(shape, jnp.float32)
+        assert multiplications(ours, like) <= 0.8 * multiplications(peer, like)
+    left, _, right = np.linalg.svd(drawn((96, 32)), full_matrices=False)
+    for values in (np.geomspace(1, 0.05, 32), np.linspace(1, 0.5, 32), np.repeat([1, 0.1], 16)):
+        x = jnp.float32(left * values @ right)
+        reached, theirs = (
+            np.abs(np.diag(left.T @ jax.jit(on_tpu(f))(x) @ right.T) - 1).max()
+            for f in (ours, peer)
+        )
+        assert reached < 0.03
+        assert reached < theirs / 5
+
+
+@pytest.mark.parametrize(
+    ("solver", "shape", "largest"),
+    [
+        (FAST, (48, 16), 0.2),
+        (FAST, (16, 16), 0.03),
+        (ACCURATE, (48, 16), 0.015),
+        (ACCURATE, (20, 16), 0.015),
+    ],
+)
+def test_directions_in_one_pass_are_certified(solver, shape, largest):
+    pairs = [stiefel_problem(family, *shape) for family in STIEFEL_FAMILIES]
+    points, grads = (jnp.float32(np.stack(x)) for x in zip(*pairs, strict=True))
+    normal = points @ (points.mT @ grads)  # nothing is left but rounding
+    solve = jax.jit(on_tpu(lambda p, g: Stiefel(solver=solver).steepest(p, g, ())))
+    answer = solve(points, grads.at[0].multiply(2.0**60))
+    for point, grad, direction, gap in zip(
+        points, grads, answer.direction, answer.gap, strict=True
+    ):
+        errors = stiefel_errors(point, grad, direction)
+        assert errors.gap < largest
+        assert errors.gap < gap + 2e-3
+        assert errors.residual < 0.02
+        assert errors.norm < 1.03
+    symmetric = points @ (normal.mT @ normal)
+    answer = solve(points, symmetric.at[1].set(0).at[2, 0, 0].set(jnp.nan))
+    np.testing.assert_array_equal(answer.direction[:2], 0)
+    assert np.isnan(answer.direction[2]).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_walk_stays_on_the_manifold_to_float32(dtype):
+    """Parameters, or their master copies."""
+    geometry = Stiefel(solver=FAST)
+    tx = optim.manifold_muon(0.05, geometry, certify=False)
+    tx = optim.with_master_copies(tx) if dtype == jnp.bfloat16 else tx
+    start = geometry.random_point(jax.random.key(0), (24, 8), jnp.float32).astype(dtype)
+    update = on_tpu(tx.update)
+
+    def step(carry, key):
+        weight, state = carry
+        updates, state = update(jax.random.normal(key, weight.shape), state, weight)
+        weight: Any = optax.apply_updates(weight, updates)
+        copy = state.copies if dtype == jnp.bfloat16 else weight
+        return (weight, state), geometry.distance(copy)
+
+    keys = jax.random.split(jax.random.key(1), 200)
+    walk = jax.jit(lambda carry: jax.lax.scan(step, carry, keys))
+    assert np.max(walk((start, tx.init(start)))[1]) < 1e-6
