@@ -9,6 +9,7 @@ NAMES = (
     "msign_accuracy",
     "solvers",
     "drift",
+    "precision",
     "tuning",
     "power_iteration",
     "gpt_throughput",
