@@ -217,10 +217,10 @@ def scale_by_duality(
         entries = [leaf.entry for leaf in steps.leaves]
         pairs = zip(steps.leaves, grads, strict=True)
         marked = [(LikePoint(step.update), LikePoint(grad.update)) for step, grad in pairs]
-        given = _combine(combination, batched(_gain, entries, marked, stack=False))
+        given = _combine(combination, batched(_gain, entries, marked))
         pairs = zip(steps.leaves, given, strict=True)
         shared = [(LikePoint(step.update), numbers) for step, numbers in pairs]
-        moved = batched(_multiply, entries, shared, stack=False)
+        moved = batched(_multiply, entries, shared)
         return steps.filled(moved), state
 
     return optax.GradientTransformationExtraArgs(steepest.init, update_fn)

@@ -10,6 +10,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from manifoldmuon.manifolds import LaidOut, Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds.solvers import ByPlatform
 from manifoldmuon.norms import ConvRMSToRMS, LongestRow, Spectral
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
@@ -270,6 +271,8 @@ _VECTORS = ("bias", "b", "scale", "offset", "gain", "gains", "gamma", "beta", "s
 
 def brief(value: Any, without: tuple[str, ...] = ()) -> str:
     """A frozen value as text: its fields that are not at their defaults."""
+    if isinstance(value, ByPlatform):  # the presets; the other solver has fewer passes
+        return brief(value.cpu)
     if not dataclasses.is_dataclass(value):
         return repr(value)
     shown = []

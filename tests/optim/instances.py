@@ -143,7 +143,7 @@ INSTANCES = {
         {"learning_rate": optax.linear_schedule(0.1, 0.0, 10), "momentum": 0.9},
     ),
     "master copies": Instance(
-        with_copies, optim.ByFunction(small_geometry), SMALL, {"learning_rate": 0.1}
+        with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, {"learning_rate": 0.1}
     ),
     "manifold_muon-lr0": Instance(
         optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False

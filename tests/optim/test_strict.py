@@ -11,7 +11,7 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import RMSToRMS
 from tests.optim.instances import INSTANCES, abstract
@@ -52,9 +52,7 @@ def normed(rate, decay):
 
 
 PRESETS: dict[str, Callable[..., Any]] = {
-    "accurate": lambda rate, decay: optim.manifold_muon(rate, on(Stiefel()), decay),
     "fast": lambda rate, decay: optim.manifold_muon(rate, on(Stiefel(solver=FAST)), decay),
-    "sphere": lambda rate, decay: optim.manifold_muon(rate, on(Hypersphere(ndim=2)), decay),
     # Converged: msign has the derivative of the exact polar factor, whatever the method.
     "muon": lambda rate, decay: optim.muon(rate, on(Euclidean(RMSToRMS())), decay, method=None),
     "normalize": normed,
@@ -68,7 +66,6 @@ def test_learning_rate_and_momentum_can_be_learned(name):
     params = jax.jit(lambda: optim.init_tree(on(Stiefel()), jax.random.key(0), shapes))()
     with jax.enable_x64(True), strict():
         found, wanted = derivatives(PRESETS[name], params)
-    # What differs by more than rounding: singular vectors of a power iteration count as constants.
     np.testing.assert_allclose(found, wanted, atol=1e-3 * float(np.linalg.norm(wanted)))
 
 
