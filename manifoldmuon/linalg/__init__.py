@@ -11,6 +11,7 @@ from manifoldmuon.linalg._inverse_roots import (
     inverse_root,
     inverse_sqrt,
 )
+from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import (
     check_precision,
     frobenius_norm,
@@ -86,6 +87,7 @@ __all__ = [
     "normalize",
     "nuclear_norm",
     "nuclear_parts",
+    "one_by_one",
     "over",
     "polar_derivative",
     "power_iteration",

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import mT, product
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._polynomials import polish
@@ -28,7 +29,7 @@ class SVD(MsignMethod):
     cutoff: float = 1.0
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        left, values, right = jnp.linalg.svd(x, full_matrices=False)
+        left, values, right = one_by_one(_svd, x)
         floor = self.cutoff * jnp.finfo(x.dtype).eps * values[..., :1]
         # Not >=, or this fails with a matrix of zeros.
         return polish(product(left * (values > floor)[..., None, :], right))
@@ -70,7 +71,7 @@ class GramEigh(MsignMethod):
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         for _ in range(self.passes):
-            values, vectors = jnp.linalg.eigh(product(mT(x), x), symmetrize_input=False)
+            values, vectors = one_by_one(_eigh, product(mT(x), x))
             floor = 4 * jnp.finfo(x.dtype).eps * values[..., -1:]
             lifted = jnp.maximum(values, jnp.where(floor == 0, 1, floor))
             scaled = product(x, vectors) / jnp.sqrt(lifted)[..., None, :]
@@ -112,7 +113,7 @@ class Sketch(MsignMethod):
         basis = _orthonormal(product(x, test))
         for _ in range(self.power_iterations):
             basis = _orthonormal(product(x, _orthonormal(product(mT(x), basis))))
-        left, values, right = jnp.linalg.svd(product(mT(basis), x), full_matrices=False)
+        left, values, right = one_by_one(_svd, product(mT(basis), x))
         # As in SVD: what is below rounding of the largest value, and zero, stays zero.
         sign = values[..., :kept] > jnp.finfo(x.dtype).eps * values[..., :1]
         left = left[..., :, :kept] * sign[..., None, :]
@@ -120,4 +121,12 @@ class Sketch(MsignMethod):
 
 
 def _orthonormal(x):
-    return jnp.linalg.qr(x)[0]
+    return one_by_one(jnp.linalg.qr, x)[0]
+
+
+def _svd(x):
+    return jnp.linalg.svd(x, full_matrices=False)
+
+
+def _eigh(x):
+    return jnp.linalg.eigh(x, symmetrize_input=False)

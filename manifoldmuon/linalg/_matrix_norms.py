@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import (
     frobenius_norm,
     inner_product,
@@ -102,7 +103,7 @@ def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32))
     scaled, exponent = prescale(x, 2)
     high = tall(scaled)
-    squares = jnp.linalg.eigvalsh(product(mT(high), high), symmetrize_input=False)
+    squares = one_by_one(jnp.linalg.eigvalsh, product(mT(high), high))
     return times_power_of_two(jnp.sqrt(jnp.maximum(squares[..., -1], 0)), exponent)
 
 
@@ -118,7 +119,7 @@ def nuclear_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
     scaled, exponent = prescale(x, 2)
     if 0 in scaled.shape:
         return jnp.zeros(scaled.shape[:-2], scaled.dtype)
-    values = jnp.linalg.svd(scaled, compute_uv=False)
+    values = one_by_one(_singular_values, scaled)
     return times_power_of_two(jnp.sum(values, axis=-1), exponent)
 
 
@@ -163,6 +164,10 @@ def _largest_row(matrix):
     matrix, _ = prescale(matrix, 2)
     index = jnp.argmax(jnp.sum(matrix**2, axis=-1), axis=-1)[..., None, None]
     return normalize(jnp.take_along_axis(matrix, index, axis=-2)[..., 0, :], 1)
+
+
+def _singular_values(x):
+    return jnp.linalg.svd(x, compute_uv=False)
 
 
 def _same(x):

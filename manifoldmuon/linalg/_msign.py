@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import mT, prescale, product, sym
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
@@ -122,7 +123,7 @@ def polar_derivative(
       be infinite contributes zero.
     """
     h = sym(product(mT(factor), x))
-    values, vectors = jnp.linalg.eigh(jax.lax.stop_gradient(h))
+    values, vectors = one_by_one(jnp.linalg.eigh, jax.lax.stop_gradient(h))
     floor = values[..., -1:] * x.shape[-2] * jnp.finfo(x.dtype).eps
     over_values = _inverse(values, floor)[..., None, :]
     over_sums = _inverse(values[..., :, None] + values[..., None, :], floor[..., None])

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import identity_like, msign, mT, product, sym, tall, upcast
+from manifoldmuon.linalg import identity_like, msign, mT, one_by_one, product, sym, tall, upcast
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
@@ -105,7 +105,7 @@ class _Orthonormal(Manifold):
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         gram = product(mT(unit), unit)
-        values = jnp.linalg.eigvalsh(gram - identity_like(gram), symmetrize_input=False)
+        values = one_by_one(jnp.linalg.eigvalsh, gram - identity_like(gram))
         return jnp.max(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), axis=-1)
 
     def _scale(self, point: Float[Array, "*batch m n"]) -> float:

@@ -21,6 +21,7 @@ from manifoldmuon.linalg import (
     identity_like,
     mT,
     normalize,
+    one_by_one,
     over,
     polar_derivative,
     product,
@@ -177,7 +178,7 @@ class QR(Retraction):
 
 def positive_qr(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     """The Q of the QR decomposition whose R has a positive diagonal: a unique, smooth choice."""
-    q, r = jnp.linalg.qr(matrix)
+    q, r = one_by_one(jnp.linalg.qr, matrix)
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
     return q * jnp.where(diagonal < 0, -1, 1).astype(q.dtype)[..., None, :]
 

@@ -230,7 +230,7 @@ class Stack(Module):
 
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Any:
         one = functools.partial(self.module.init, dtype=dtype)
-        return jax.vmap(one)(jax.random.split(key, self.copies))
+        return jax.lax.map(one, jax.random.split(key, self.copies))
 
     def apply(self, params: Any, x: Any) -> Any:
         def step(carried, weights):

@@ -26,6 +26,7 @@ from manifoldmuon.linalg import (
     msign,
     mT,
     nuclear_norm,
+    one_by_one,
     prescale,
     skew,
     sym,
@@ -184,7 +185,7 @@ class FixedPoint(_DualSolver):
 
         def reweight(k, shift):
             stacked = stack(parts, shift, scale)
-            values, basis = jnp.linalg.eigh(sym(mT(stacked) @ stacked))
+            values, basis = one_by_one(jnp.linalg.eigh, sym(mT(stacked) @ stacked))
             smoothing = jnp.maximum(first * 0.6**k, self.floor)
             floor = smoothing**2 * values[..., -1:]
             roots = jnp.sqrt(jnp.maximum(values, 0) + jnp.where(floor == 0, 1, floor))[..., None]
@@ -217,7 +218,7 @@ class Dual(NamedTuple):
 
 def _clip(x: Float[Array, "*batch m n"], bound: Float[Array, "*batch 1 1"]):
     """`x` with its singular values cut off at `bound`: what soft-thresholding removes."""
-    values, basis = jnp.linalg.eigh(sym(mT(x) @ x))
+    values, basis = one_by_one(jnp.linalg.eigh, sym(mT(x) @ x))
     lengths = jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
     factors = jnp.where(lengths > bound, bound / jnp.where(lengths > bound, lengths, 1), 1)
     return x @ (basis * factors) @ mT(basis)

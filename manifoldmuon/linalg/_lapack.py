@@ -1,0 +1,35 @@
+"""LAPACK on CPUs, kept clear of a deadlock.
+
+jaxlib 0.10 hands the matrices of a batch to the thread pool that runs the program, and waits for
+them on a thread of that pool: once every thread waits, none is left to do the work. A single matrix
+is done where it is, so matrices go one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+from jaxtyping import Array, Float
+
+_Result = TypeVar("_Result")
+
+
+def one_by_one(function: Callable[[jax.Array], _Result], x: Float[Array, "*batch m n"]) -> _Result:
+    """`function` of matrices that runs a LAPACK routine, on CPUs of one matrix after the other.
+
+    Args:
+      function: takes `(*batch, m, n)` and returns arrays with the same leading axes.
+      x: matrices in the trailing two axes; leading axes are independent.
+
+    Returns:
+      `function(x)`. A `jax.vmap` around it adds a batch that is not kept apart.
+    """
+
+    def mapped(x):
+        return function(x) if x.ndim == 2 else jax.lax.map(mapped, x)
+
+    if x.ndim == 2:
+        return function(x)
+    return jax.lax.platform_dependent(x, cpu=mapped, default=function)

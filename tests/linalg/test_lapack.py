@@ -1,0 +1,41 @@
+"""LAPACK on CPUs, of one matrix after the other."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manifoldmuon import linalg
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.manifolds.retractions import positive_qr
+from manifoldmuon.modules import Linear
+
+
+def lapack_calls(function, *args) -> set[tuple[int, ...]]:
+    """The shape of the first operand of every call of LAPACK in a program for CPUs."""
+    text = jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
+    found = re.findall(r"custom_call @lapack\w+\(.*: \(tensor<([0-9x]+)xf32>", text)
+    assert len(found) == text.count("stablehlo.custom_call @lapack")
+    return {tuple(map(int, shape.split("x"))) for shape in found}
+
+
+def test_no_batch_reaches_lapack():
+    x = jnp.zeros((2, 3, 5, 4))
+    assert lapack_calls(jnp.linalg.eigvalsh, x.mT @ x) == {(2, 3, 4, 4)}
+    assert lapack_calls(positive_qr, x) == {(5, 4)}
+    assert lapack_calls(Stiefel().distance, x) == {(4, 4)}
+    assert lapack_calls(linalg.spectral_norm, x) == {(4, 4)}
+    assert lapack_calls(linalg.nuclear_norm, x) == {(5, 4)}
+    for method in (linalg.SVD(), linalg.GramEigh(), linalg.Sketch(2)):
+        assert {len(shape) for shape in lapack_calls(method.polar, x)} == {2}
+    assert lapack_calls((Linear(5, 5) ** 6).init, jax.random.key(0)) == {(5, 5)}
+
+
+def test_one_by_one_is_the_batch():
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)
+    found = jax.jit(lambda x: linalg.one_by_one(jnp.linalg.qr, x))(x)
+    for ours, theirs in zip(found, np.linalg.qr(x), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    empty = jax.jit(lambda x: linalg.one_by_one(jnp.linalg.qr, x))(x[:, :0])
+    assert [part.shape for part in empty] == [(2, 0, 5, 4), (2, 0, 4, 4)]
