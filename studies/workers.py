@@ -225,8 +225,8 @@ def _work(
 
 
 def _stay_on_one_processor(number: int) -> None:
-    """Before JAX starts its threads: with pools of two threads XLA has been seen to wait for
-    itself forever in a training loop of many small operations, with one it has not."""
+    """Before JAX starts its threads: a pool of one thread cannot wait for itself, see "Known
+    limits" in the documentation."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if hasattr(os, "sched_setaffinity"):
         processors = sorted(os.sched_getaffinity(0))

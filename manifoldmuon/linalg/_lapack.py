@@ -1,8 +1,8 @@
 """LAPACK on CPUs, kept clear of a deadlock.
 
-jaxlib 0.10 hands the matrices of a batch to the thread pool that runs the program, and waits for
-them on a thread of that pool: once every thread waits, none is left to do the work. A single matrix
-is done where it is, so matrices go one by one.
+jaxlib 0.10.0 to 0.11.0 hands the matrices of a batch to the thread pool that runs the program, and
+waits for them on a thread of that pool: once every thread waits, none is left to do the work. A
+single matrix is done where it is, so matrices go one by one: see "Known limits" in the docs.
 """
 
 from __future__ import annotations
