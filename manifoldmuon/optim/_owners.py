@@ -17,10 +17,10 @@ from jax.core import Tracer
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-# Entries of a matrix whose products are worth dividing. An owner takes a product of m x n by n x n
-# in 2 m n^2 / (2e14 FLOP/s) on a TPU v5e, its m n entries take 4 m n / (2e11 B/s) to be gathered:
-# the same at n = 2000. At 2**24 a step of 24 matrices on 64 chips moved 78 times as many bytes.
-_LARGE = 2**28
+# Entries of a matrix whose products are worth dividing, against gathers that cost about as much as
+# products. Compiled for TPUs, steps of 24 matrices of 2**24 entries on 64 chips moved 78 times as many
+# bytes divided, and those of 80 of 2**28 on 256 no longer fitted.
+_LARGE = 2**30
 
 
 def working_mesh(example: Any) -> Any:
