@@ -18,8 +18,8 @@ from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 # Entries of a matrix whose products are worth dividing, against gathers that cost about as much as
-# products. Compiled for TPUs, steps of 24 matrices of 2**24 entries on 64 chips moved 78 times as many
-# bytes divided, and those of 80 of 2**28 on 256 no longer fitted.
+# products. Compiled for TPUs, a step of 24 matrices of 2**24 entries on 64 chips moved 78 times as
+# many bytes divided, and one of 80 of 2**28 on 256 chips no longer fitted.
 _LARGE = 2**30
 
 
