@@ -19,15 +19,16 @@ from jax.extend.core import Literal
 from jax.interpreters import partial_eval
 
 # By JAX's own names: https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
-_PASSES = {"DEFAULT": 1, "HIGH": 3, "HIGHEST": 6}
-_PASSES |= {"BF16_BF16_F32": 1, "BF16_BF16_F32_X3": 3, "BF16_BF16_F32_X6": 6}
+PASSES = {"DEFAULT": 1, "HIGH": 3, "HIGHEST": 6}
+PASSES |= {"BF16_BF16_F32": 1, "BF16_BF16_F32_X3": 3, "BF16_BF16_F32_X6": 6}
+"""Of bfloat16 in one float32 product; the TPU compiler's estimate of cycles is 1 : 3.1 : 6.1."""
 
 
 def passes_of(precision: Any) -> int:
     """How many passes a float32 product of this (canonical) precision takes."""
     if isinstance(precision, tuple):
         return max(map(passes_of, precision))
-    return 1 if precision is None else _PASSES[precision.name]
+    return 1 if precision is None else PASSES[precision.name]
 
 
 def on_tpu(function: Callable, passes: int | None = None) -> Callable:

@@ -11,8 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
-PASSES = {"default": 1, "high": 3, "highest": 6}
-"""Of bfloat16 in one float32 product; the compiler's own estimate of cycles is 1 : 3.1 : 6.1."""
+from benchmarks._passes import PASSES
 
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(
@@ -215,7 +214,8 @@ def _product(x: _Instruction, around: _Computation) -> tuple[float, int]:
         )
     precision = x.attribute("operand_precision", "default").split(",")[0]
     wide = "f32" in (left_dtype, right_dtype)
-    return flops / int(x.attribute("batch_group_count", "1")), PASSES[precision] if wide else 1
+    passes = PASSES[precision.upper()] if wide else 1
+    return flops / int(x.attribute("batch_group_count", "1")), passes
 
 
 def _entry(window: dict[str, str], key: str, axis: int, default: str) -> int:

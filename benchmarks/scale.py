@@ -29,7 +29,7 @@ from tqdm import tqdm
 
 from benchmarks._command import command
 from benchmarks._programs import read
-from benchmarks.steps import optimizers
+from benchmarks.steps import optimizers, shapes_of, step_of
 from examples.command import interrupted, parse, save
 from studies.records import plain
 
@@ -112,23 +112,16 @@ def compiled(
     mesh = Mesh(np.array(topology.devices), ("fsdp",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
     everywhere = NamedSharding(mesh, PartitionSpec())
-    width = row.width
-    inner = dict.fromkeys("qkvo", (width, width))
-    inner |= {"up": (4 * width, width), "down": (width, 4 * width)}
-    shapes = {name: (row.layers, *shape) for name, shape in inner.items()}
+    shapes = {name: (row.layers, *shape) for name, shape in shapes_of(row.width).items()}
 
     def placed(x):
         sharding = rows if x.shape in shapes.values() else everywhere
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    def step(params, state, grads):
-        updates, state = tx.update(grads, state, params)
-        return optax.apply_updates(params, updates), state
-
     params = {name: placed(jax.ShapeDtypeStruct(s, dtype)) for name, s in shapes.items()}
     state = jax.tree.map(placed, jax.eval_shape(tx.init, params))
     program = jax.jit(
-        step,
+        step_of(tx),
         donate_argnums=(0, 1),
         out_shardings=jax.tree.map(lambda x: x.sharding, (params, state)),
         compiler_options={"exec_time_optimization_effort": effort},

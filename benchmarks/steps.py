@@ -42,11 +42,15 @@ MUON, ADAM = "optax.contrib.muon", "optax.adam"
 Step = Callable[[Any, Any, Any], Any]
 
 
+def shapes_of(width: int) -> dict[str, tuple[int, int]]:
+    """The matrices of one layer."""
+    shapes = dict.fromkeys("qkvo", (width, width))
+    return shapes | {"up": (4 * width, width), "down": (width, 4 * width)}
+
+
 def tree(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, Any]:
     """Orthonormal matrices in the shapes of a transformer's."""
-    rng = np.random.default_rng(seed)
-    shapes = dict.fromkeys("qkvo", (width, width))
-    shapes |= {"up": (4 * width, width), "down": (width, 4 * width)}
+    rng, shapes = np.random.default_rng(seed), shapes_of(width)
 
     def one(shape: tuple[int, int]) -> np.ndarray:
         tall = np.linalg.qr(rng.standard_normal((max(shape), min(shape))))[0]
@@ -83,9 +87,8 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
 
 
 def step_of(tx: optax.GradientTransformation) -> Step:
-    """A whole step as one program."""
+    """A whole step, to be compiled as one program."""
 
-    @jax.jit
     def step(params, state, grads):
         updates, state = tx.update(grads, state, params)
         return optax.apply_updates(params, updates), state
@@ -100,7 +103,7 @@ def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str
     for name, tx in optimizers().items():
         if name not in names:
             continue
-        state, step = tx.init(params), step_of(tx)
+        state, step = tx.init(params), jax.jit(step_of(tx))
         start = time.perf_counter()
         jax.block_until_ready(step(params, state, grads))
         compiled[name] = time.perf_counter() - start

@@ -4,6 +4,7 @@ The compiler is not among what the tests need; `pip install manifoldmuon[tpu]` a
 a process of its own, away from the suite's devices.
 """
 
+import functools
 import importlib.util
 import json
 import math
@@ -11,13 +12,12 @@ import os
 import subprocess
 import sys
 import textwrap
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.extend.core import ClosedJaxpr, Jaxpr
 
+from benchmarks._passes import multiplications
 from benchmarks._programs import read
 from benchmarks.scale import ROWS, Row, least_seconds, link_seconds, order, overheads, table
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
@@ -152,21 +152,6 @@ def test_the_tables():
     assert sorted([cell, refused], key=order) == [refused, cell]
 
 
-def flops_of(jaxpr: Any) -> float:
-    """Of the products of a traced function, as often as its loops run."""
-    total = 0.0
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "dot_general":
-            (summed, _), _ = eqn.params["dimension_numbers"]
-            lengths = [eqn.invars[0].aval.shape[axis] for axis in summed]
-            total += 2 * math.prod(eqn.outvars[0].aval.shape) * math.prod(lengths)
-        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for inner in eqn.params.values():
-            if isinstance(inner, Jaxpr | ClosedJaxpr):
-                total += times * flops_of(getattr(inner, "jaxpr", inner))
-    return total
-
-
 @needs_compiler
 def test_steps_are_compiled_for_eight_chips(tmp_path):
     script = """
@@ -195,8 +180,8 @@ def test_steps_are_compiled_for_eight_chips(tmp_path):
     assert muon["moved"] == pytest.approx(2 * size / 8 * 7 / 8, rel=0.01)
     assert muon["collectives_in_loops"] == muon["unknown_loops"] == 0
     # Every chip has an eighth of the directions to compute, and no other products.
-    directions = jax.make_jaxpr(lambda w: jax.tree.map(lambda x: msign(x, TRAINING_MSIGN), w))
-    assert muon["flops"] == {"6": flops_of(directions(weights).jaxpr) / 8}
+    directions = functools.partial(jax.tree.map, lambda x: msign(x, TRAINING_MSIGN))
+    assert muon["flops"] == {"1": 2 * multiplications(directions, weights) / 8}
     # The compiler's own count has a loop's body once, and sums besides products.
     assert muon["flops_once"] == pytest.approx(muon["cost_analysis"]["flops"], rel=0.05)
     assert (tmp_path / "scale.overheads.md").exists()

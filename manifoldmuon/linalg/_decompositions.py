@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -45,8 +46,7 @@ class QDWH(MsignMethod):
     """
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        flat = x.reshape((-1, *x.shape[-2:]))
-        return jax.vmap(lambda one: jax.lax.linalg.qdwh(one)[0])(flat).reshape(x.shape)
+        return one_by_one(_qdwh, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,6 +122,11 @@ class Sketch(MsignMethod):
 
 def _orthonormal(x):
     return one_by_one(jnp.linalg.qr, x)[0]
+
+
+@functools.partial(jnp.vectorize, signature="(m,n)->(m,n)")
+def _qdwh(x):
+    return jax.lax.linalg.qdwh(x)[0]
 
 
 def _svd(x):

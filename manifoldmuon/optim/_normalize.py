@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -110,10 +111,7 @@ def normalize(
                 )
             arguments.append((LikePoint(tangent), state.vectors.get(leaf.path, cold)))
 
-        def size(manifold: Manifold, update: jax.Array, vectors: Any) -> Any:
-            return _size(manifold, update, vectors, iterations)
-
-        found = batched(size, entries, arguments)
+        found = batched(functools.partial(_size, iterations), entries, arguments)
         pairs = zip(paired.leaves, found, strict=True)
         kept = {leaf.path: v for leaf, (_, v) in pairs if leaf.path in state.vectors}
         arguments = [
@@ -150,7 +148,7 @@ def _tangent(manifold: Manifold, point: jax.Array, update: jax.Array) -> LikePoi
 
 
 def _size(
-    manifold: Manifold, update: jax.Array, vectors: Any, iterations: PowerIterations
+    iterations: PowerIterations, manifold: Manifold, update: jax.Array, vectors: Any
 ) -> tuple[tuple[jax.Array, jax.Array], Any]:
     """The norm of an update as a number and a power of two, and what the next one starts from.
 
