@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 NAMES = (
     "steps",
+    "growth",
     "msign_accuracy",
     "solvers",
     "drift",
