@@ -224,8 +224,10 @@ def _in_chunks(function, entries: int, *arrays):
     if not batch:
         return function(*arrays)
     flat = [x.reshape((-1, *x.shape[-2:])) for x in arrays]
-    size = max(1, _ENTRIES // entries)
-    if flat[0].shape[0] <= size:
+    count, size = flat[0].shape[0], max(1, _ENTRIES // entries)
+    # A remainder would be a program of its own, as long to compile as the rest.
+    size = max((d for d in range(-(-size // 2), size + 1) if count % d == 0), default=size)
+    if count <= size:
         result = function(*flat)
     else:
         result = jax.lax.map(lambda given: function(*given), tuple(flat), batch_size=size)
