@@ -15,6 +15,7 @@ NAMES = (
     "power_iteration",
     "gpt_throughput",
     "scale",
+    "accelerator",
 )
 
 

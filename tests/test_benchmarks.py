@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import growth
+from benchmarks import accelerator, growth
 from benchmarks.gpt_throughput import MUON, table
 
 
@@ -73,3 +73,15 @@ def test_growth_is_measured_along_its_axes(tmp_path, monkeypatch, capsys):
     assert line.startswith("| width | 1 of 16 | ")
     assert line.split(" | ")[3] == f"{ratio:.2f}"
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_accelerator_is_measured_against_its_own_products(tmp_path, capsys):
+    out = tmp_path / "accelerator.json"
+    accelerator.main(["--out", str(out)])
+    assert not out.exists()
+    assert "skipped" in capsys.readouterr().out
+    [row, *_] = accelerator.sign_rates((2, 16, 32), rounds=1)
+    # In one pass each of the four steps forms X^T X, its square, and X p(X^T X), of two matrices.
+    counted = row["flops_per_second"] * row["seconds"]
+    assert counted == pytest.approx(2 * 2 * 4 * (2 * 16 * 16 * 32 + 16**3))
+    assert row["product_flops_per_second"] > 0
