@@ -35,6 +35,7 @@ from manifoldmuon.linalg._matrix_norms import (
     nuclear_parts,
     power_iteration,
     spectral_norm,
+    top_eigenvector,
 )
 from manifoldmuon.linalg._msign import DEFAULT_MSIGN, TRAINING_MSIGN, msign, polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
@@ -99,6 +100,7 @@ __all__ = [
     "sym",
     "tall",
     "times_power_of_two",
+    "top_eigenvector",
     "trailing",
     "upcast",
     "zolotarev",

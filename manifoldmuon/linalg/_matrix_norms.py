@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._lapack import one_by_one
@@ -85,6 +86,43 @@ def power_iteration(
     found = jnp.isfinite(sigma) & (sigma != 0)
     kept = jnp.where(found[..., None], v.astype(vector.dtype), vector)
     return times_power_of_two(sigma, exponent), kept
+
+
+def top_eigenvector(gram: Float[Array, "*batch n n"], steps: int) -> Float[Array, "*batch n"]:
+    """A unit vector v whose `v^T S v` comes close to the largest eigenvalue, from below.
+
+    Lanczos' method from one random vector, always the same; its error falls with the square of the
+    number of steps at least, where power iteration's falls with the number (Kuczynski and
+    Wozniakowski, SIAM J. Matrix Anal. Appl. 13, 1992). Nothing is orthogonalised again, which the
+    largest eigenvalue does not need.
+
+    Args:
+      gram: S, symmetric, float32 or wider, of moderate size; leading axes are independent.
+      steps: products of S and a vector, at least 1; never more than n are taken.
+    """
+    n = gram.shape[-1]
+    start = np.random.default_rng(0).standard_normal(n)
+    start = jnp.asarray(start / np.linalg.norm(start), gram.dtype)
+
+    def step(carry, _):
+        before, vector, length = carry
+        image = _apply(gram, vector) - length[..., None] * before
+        value = jnp.sum(vector * image, axis=-1)
+        image = image - value[..., None] * vector
+        after = frobenius_norm(image, 1)
+        following = image / jnp.where(after == 0, 1, after)[..., None]
+        return (vector, following, after), (vector, value, after)
+
+    first = jnp.broadcast_to(start, gram.shape[:-1])
+    carry = jnp.zeros_like(first), first, jnp.zeros(gram.shape[:-2], gram.dtype)
+    _, (basis, values, lengths) = jax.lax.scan(step, carry, length=min(steps, n))
+    basis, values, lengths = (jnp.moveaxis(x, 0, gram.ndim - 2) for x in (basis, values, lengths))
+    identity = jnp.eye(values.shape[-1], dtype=gram.dtype)
+    identity = jnp.expand_dims(identity, tuple(range(values.ndim - 1)))
+    across = jnp.roll(identity, 1, axis=-2).at[..., 0, :].set(0) * lengths[..., None, :]
+    tridiagonal = identity * values[..., None] + across + mT(across)
+    _, weights = one_by_one(jnp.linalg.eigh, tridiagonal)
+    return normalize(_apply(mT(basis), weights[..., -1]), 1)
 
 
 def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
