@@ -31,11 +31,11 @@ from manifoldmuon.linalg._matrix import (
     upcast,
 )
 from manifoldmuon.linalg._matrix_norms import (
+    largest_eigenvalue,
     nuclear_norm,
     nuclear_parts,
     power_iteration,
     spectral_norm,
-    top_eigenvector,
 )
 from manifoldmuon.linalg._msign import DEFAULT_MSIGN, TRAINING_MSIGN, msign, polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
@@ -83,6 +83,7 @@ __all__ = [
     "inverse",
     "inverse_root",
     "inverse_sqrt",
+    "largest_eigenvalue",
     "mT",
     "msign",
     "normalize",
@@ -100,7 +101,6 @@ __all__ = [
     "sym",
     "tall",
     "times_power_of_two",
-    "top_eigenvector",
     "trailing",
     "upcast",
     "zolotarev",

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import (
     frobenius_norm,
+    identity_like,
     inner_product,
     mT,
     normalize,
@@ -88,16 +89,17 @@ def power_iteration(
     return times_power_of_two(sigma, exponent), kept
 
 
-def top_eigenvector(gram: Float[Array, "*batch n n"], steps: int) -> Float[Array, "*batch n"]:
-    """A unit vector v whose `v^T S v` comes close to the largest eigenvalue, from below.
+def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Array, "*batch"]:
+    """A lower bound of the largest eigenvalue of S, close to it after a few steps of Lanczos.
 
-    Lanczos' method from one random vector, always the same; its error falls with the square of the
-    number of steps at least, where power iteration's falls with the number (Kuczynski and
-    Wozniakowski, SIAM J. Matrix Anal. Appl. 13, 1992). Nothing is orthogonalised again, which the
-    largest eigenvalue does not need.
+    The error falls with the square of the number of steps at least, where power iteration's falls
+    with the number (Kuczynski and Wozniakowski, SIAM J. Matrix Anal. Appl. 13, 1992). The start is
+    one random vector, always the same. Nothing is orthogonalised again, which the largest
+    eigenvalue does not need. Products alone.
 
     Args:
-      gram: S, symmetric, float32 or wider, of moderate size; leading axes are independent.
+      gram: S, symmetric, positive semi-definite, float32 or wider, of moderate size; leading axes
+        are independent.
       steps: products of S and a vector, at least 1; never more than n are taken.
     """
     n = gram.shape[-1]
@@ -110,19 +112,24 @@ def top_eigenvector(gram: Float[Array, "*batch n n"], steps: int) -> Float[Array
         value = jnp.sum(vector * image, axis=-1)
         image = image - value[..., None] * vector
         after = frobenius_norm(image, 1)
-        following = image / jnp.where(after == 0, 1, after)[..., None]
-        return (vector, following, after), (vector, value, after)
+        return (vector, image / one_for_zero(after)[..., None], after), (value, after)
 
     first = jnp.broadcast_to(start, gram.shape[:-1])
     carry = jnp.zeros_like(first), first, jnp.zeros(gram.shape[:-2], gram.dtype)
-    _, (basis, values, lengths) = jax.lax.scan(step, carry, length=min(steps, n))
-    basis, values, lengths = (jnp.moveaxis(x, 0, gram.ndim - 2) for x in (basis, values, lengths))
-    identity = jnp.eye(values.shape[-1], dtype=gram.dtype)
-    identity = jnp.expand_dims(identity, tuple(range(values.ndim - 1)))
-    across = jnp.roll(identity, 1, axis=-2).at[..., 0, :].set(0) * lengths[..., None, :]
-    tridiagonal = identity * values[..., None] + across + mT(across)
-    _, weights = one_by_one(jnp.linalg.eigh, tridiagonal)
-    return normalize(_apply(mT(basis), weights[..., -1]), 1)
+    _, (values, lengths) = jax.lax.scan(step, carry, length=min(steps, n))
+    values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
+    above = jnp.eye(values.shape[-1], k=1, dtype=gram.dtype) * lengths[..., :, None]
+    small = identity_like(above) * values[..., None] + above + mT(above)
+
+    def square(_, power):
+        trace = one_for_zero(jnp.trace(power, axis1=-2, axis2=-1))
+        power = power / trace[..., None, None]
+        return product(power, power)
+
+    # A high power of the small matrix: the projection onto its last eigenvector, but for a factor.
+    power = jax.lax.fori_loop(0, 10, square, small)
+    trace = one_for_zero(jnp.trace(power, axis1=-2, axis2=-1))
+    return inner_product(small, power) / trace
 
 
 def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
