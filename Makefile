@@ -48,9 +48,7 @@ ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
 	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
 
 docs: $(VENV)/.dev  ## Build the documentation strictly into site/
-	@# Not --quiet: it hides the warnings from --strict, too.
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "docs: site/index.html"
+	@$(BIN)/python -m docs.build
 
 bench: $(VENV)/.dev  ## Run the benchmarks and write their records (options: ARGS="--help")
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -1,20 +1,17 @@
 """The documentation: every public name is on a page, and the code that it shows runs."""
 
-import importlib.util
+import json
 import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+from docs import coverage, references
 
-_spec = importlib.util.spec_from_file_location("coverage_hook", ROOT / "docs" / "coverage.py")
-assert _spec is not None
-assert _spec.loader is not None
-coverage = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(coverage)
+ROOT = Path(__file__).parents[1]
+_CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_every_public_name_is_documented():
@@ -53,6 +50,39 @@ def test_gaps_are_found(tmp_path):
         "manifoldmuon.linalg.unlisted is on no page of docs/api",
         "manifoldmuon.testing has no __all__",
         "manifoldmuon.testing has no docstring",
+    ]
+
+
+def test_every_page_is_in_the_navigation():
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    assert set(re.findall(r"[\w/-]+\.md$", _CONFIGURATION, re.MULTILINE)) == pages
+
+
+def test_the_configuration_names_no_other_host():
+    assert "//" not in _CONFIGURATION
+    assert "\n  font: false\n" in _CONFIGURATION  # else the theme asks a server for its fonts
+    lock = json.loads((ROOT / "docs" / "node" / "package-lock.json").read_text(encoding="utf-8"))
+    assert all("integrity" in entry for name, entry in lock["packages"].items() if name)
+
+
+def test_a_page_that_is_not_whole_is_found(tmp_path):
+    (tmp_path / "math").mkdir()
+    (tmp_path / "math" / "index.html").write_text("", encoding="utf-8")
+    (tmp_path / "own.js").write_text("", encoding="utf-8")
+    (tmp_path / "index.html").write_text(
+        """
+        <script src="own.js"></script> <a href="math/#a">in</a> <a href="https://host.org">out</a>
+        <img src="data:image/png;base64,"> <script src="https://host.org/a.js"></script>
+        <link rel="stylesheet" href="//host.org/a.css"> <img src="gone.png"> <a href="gone/">x</a>
+        """,
+        encoding="utf-8",
+    )
+    assert references.problems(tmp_path) == [
+        "index.html loads https://host.org/a.js",
+        "index.html loads //host.org/a.css",
+        "index.html names gone.png, which is not there",
+        "index.html names gone/, which is not there",
     ]
 
 
