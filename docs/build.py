@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from docs import bundle, coverage, references
+from docs import bundle, coverage, notebooks, references
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "site"
@@ -15,10 +15,12 @@ def build() -> None:
     """Makes the site anew.
 
     Raises:
-        SystemExit: On a public name without documentation, a warning of the generator, a formula
-            that cannot be set, and a page that needs another host or names what is not there.
+        SystemExit: On a public name without documentation, a warning of the generator, and a page
+            that needs another host or names what is not there.
+        Exception: On a tutorial that does not run, and on a formula that cannot be set.
     """
     _stop_on("undocumented public names:", coverage.problems(ROOT))
+    notebooks.write_all()
     shutil.rmtree(SITE, ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:

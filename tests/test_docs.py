@@ -2,15 +2,20 @@
 
 import json
 import re
+import runpy
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
+from matplotlib.figure import Figure
 
 from docs import coverage, references
 
 ROOT = Path(__file__).parents[1]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+_TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -56,6 +61,7 @@ def test_gaps_are_found(tmp_path):
 def test_every_page_is_in_the_navigation():
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    pages |= {f"tutorials/{path.stem}.md" for path in _TUTORIALS}  # the build writes them
     assert set(re.findall(r"[\w/-]+\.md$", _CONFIGURATION, re.MULTILINE)) == pages
 
 
@@ -86,8 +92,20 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/migration.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/migration.md"])
 def test_the_code_on_a_page_runs(page):
     blocks = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
     assert blocks
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("tutorial", _TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(tutorial, monkeypatch):
+    monkeypatch.setattr(plt, "subplots", lambda *args, **options: _subplots(*args, **options))
+    runpy.run_path(str(tutorial))
+
+
+def _subplots(*args: Any, figsize: Any, layout: str, **options: Any) -> tuple[Figure, Any]:
+    """What pyplot's does, without a screen."""
+    figure = Figure(figsize=figsize, layout=layout)
+    return figure, figure.subplots(*args, **options)
