@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from docs import bundle, coverage, notebooks, references
+from docs import bundle, coverage, landing, notebooks, references
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "site"
@@ -20,6 +20,7 @@ def build() -> None:
         Exception: On a tutorial that does not run, and on a formula that cannot be set.
     """
     _stop_on("undocumented public names:", coverage.problems(ROOT))
+    landing.draw(ROOT / "docs" / "landing.svg")
     notebooks.write_all()
     shutil.rmtree(SITE, ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]

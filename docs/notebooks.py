@@ -41,7 +41,10 @@ def write(source: Path) -> None:
         timeout=_SECONDS,
         kernel_name="python3",
         resources={"metadata": {"path": str(source.parent)}},
-        extra_arguments=["--InlineBackend.figure_formats=svg"],
+        extra_arguments=[
+            "--InlineBackend.figure_formats=svg",
+            "--InteractiveShell.ast_node_interactivity=none",  # what is not printed is not shown
+        ],
     )
     flags = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
     client.execute(env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags})
@@ -58,11 +61,10 @@ def _blocks(notebook: NotebookNode, source: Path) -> Iterator[str]:
             yield from cell.source.split("\n\n", 1)
             continue
         yield f"```python\n{cell.source}\n```"
+        if text := "".join(output.get("text", "") for output in cell.outputs):
+            yield f"```{{ .text .shown }}\n{text.rstrip()}\n```"
         for output in cell.outputs:
-            data = output.get("data", {})
-            if "image/svg+xml" in data:
+            if output.output_type == "display_data":
                 picture = source.with_name(f"{source.stem}-{number}.svg")
-                picture.write_text(data["image/svg+xml"], encoding="utf-8")
+                picture.write_text(output.data["image/svg+xml"], encoding="utf-8")
                 yield f"![{cell.metadata['alt']}]({picture.name})"
-            elif text := output.get("text") or data.get("text/plain"):
-                yield f"```{{ .text .shown }}\n{text.rstrip()}\n```"

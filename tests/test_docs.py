@@ -92,7 +92,9 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/migration.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/index.md", "docs/getting-started.md", "docs/migration.md"]
+)
 def test_the_code_on_a_page_runs(page):
     blocks = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
     assert blocks

@@ -95,8 +95,8 @@ panels[0].set_ylabel("training loss after 100 steps")
 panels[0].legend(frameon=False)
 
 # %% [markdown]
-# Adam's best rate falls as the network grows, `modular`'s stays. How far this goes, over widths
-# and depths, for transformers too and over many seeds, is a
+# Adam's best rate falls by a factor of four, `modular`'s stays within one step of the grid. How
+# far this goes, over widths and depths, for transformers too and over many seeds, is a
 # [study](../lab/learning-rate-transfer.md).
 #
 # ## What the architecture promises

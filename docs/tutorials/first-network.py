@@ -106,8 +106,10 @@ for name, params in {"free": free, "kept": kept}.items():
 # steepest one might have been at most. And the weights are where they were put, to rounding.
 
 # %%
-print("gaps: ", jax.tree.map(lambda gap: f"{gap:.0e}", mm.optim.monitor(state)["gap"]))
-print("distance from the manifold:", mm.optim.monitor_distance(geometry, kept))
+for path, gap in mm.optim.monitor(state)["gap"].items():
+    print(f"{path:8} {gap:.0e}")
+distances = mm.optim.monitor_distance(geometry, kept)
+print(f"distance from the manifolds: {max(distances.values()):.0e} at most")
 
 # %% [markdown]
 # ## What was gained
