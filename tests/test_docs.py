@@ -107,7 +107,7 @@ def test_a_tutorial_runs(tutorial, monkeypatch):
     runpy.run_path(str(tutorial))
 
 
-def _subplots(*args: Any, figsize: Any, layout: str, **options: Any) -> tuple[Figure, Any]:
+def _subplots(*args: Any, figsize: Any, layout: Any, **options: Any) -> tuple[Figure, Any]:
     """What pyplot's does, without a screen."""
     figure = Figure(figsize=figsize, layout=layout)
     return figure, figure.subplots(*args, **options)

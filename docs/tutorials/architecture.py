@@ -53,9 +53,9 @@ print(f"length of a step: {net.norm(updates):.4f}")
 # once with Adam from the same weights. All rates train at once, under `jax.vmap`.
 
 # %%
-data = load_digits()
-pixels = (data.data - data.data.mean()) / data.data.std()
-images, labels = jnp.asarray(pixels, jnp.float32), jnp.asarray(data.target)
+pixels, digits = load_digits(return_X_y=True)
+images = jnp.asarray((pixels - pixels.mean()) / pixels.std(), jnp.float32)
+labels = jnp.asarray(digits)
 batches = jax.random.randint(jax.random.key(2), (100, 128), 0, len(labels))
 
 

@@ -18,11 +18,10 @@ from sklearn.datasets import load_digits
 import manifoldmuon as mm
 from manifoldmuon.manifolds import Euclidean, Stiefel
 
-data = load_digits()  # 1,797 images of 8 x 8 pixels
-order = np.random.default_rng(0).permutation(len(data.target))
-pixels = (data.data[order] - data.data.mean()) / data.data.std()
-images = jnp.asarray(pixels, jnp.float32)
-labels = jnp.asarray(data.target[order])
+pixels, digits = load_digits(return_X_y=True)  # 1,797 images of 8 x 8 pixels
+order = np.random.default_rng(0).permutation(len(digits))
+images = jnp.asarray((pixels - pixels.mean()) / pixels.std(), jnp.float32)[order]
+labels = jnp.asarray(digits)[order]
 train, test = slice(0, 1440), slice(1440, None)
 
 # %% [markdown]

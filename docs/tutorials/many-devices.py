@@ -71,10 +71,15 @@ print(
 # The compiler counts the operations of one device. Without the mesh it divides the matrices as
 # well as it can; the bars show both, as a share of what a single device would do.
 
+
 # %% alt="Work of one of eight devices: an eighth, where the mesh is named."
+def operations(compiled):
+    return compiled.cost_analysis()["flops"]
+
+
 unnamed = jax.jit(tx.update).lower(grads, tx.init(params), params).compile()
 work = {"one device": once, "eight, mesh not named": unnamed, "eight, under set_mesh": step}
-share = {k: c.cost_analysis()["flops"] / once.cost_analysis()["flops"] for k, c in work.items()}
+share = {name: operations(compiled) / operations(once) for name, compiled in work.items()}
 figure, panel = plt.subplots(figsize=(6, 1.9), layout="constrained")
 bars = panel.barh(list(share), list(share.values()), color=["#767676", "#E69F00", "#0072B2"])
 panel.bar_label(bars, fmt="%.2f", padding=3)

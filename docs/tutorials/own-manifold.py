@@ -113,10 +113,10 @@ except AssertionError as broken:
 # the first layer are standardized, in the other it lives on the Stiefel manifold.
 
 # %%
-data = load_digits()
-order = np.random.default_rng(0).permutation(len(data.target))
-pixels = (data.data[order] - data.data.mean()) / data.data.std()
-images, labels = jnp.asarray(pixels, jnp.float32), jnp.asarray(data.target[order])
+pixels, digits = load_digits(return_X_y=True)
+order = np.random.default_rng(0).permutation(len(digits))
+images = jnp.asarray((pixels - pixels.mean()) / pixels.std(), jnp.float32)[order]
+labels = jnp.asarray(digits)[order]
 train, test = slice(0, 1440), slice(1440, None)
 shapes = {"in": jnp.zeros((64, 64)), "bias": jnp.zeros(64), "out": jnp.zeros((10, 64))}
 
