@@ -5,6 +5,7 @@ A tutorial is one program, `docs/tutorials/name.py`, in Jupytext's percent forma
 """
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,9 @@ TUTORIALS = Path(__file__).parent / "tutorials"
 _SECONDS = 300  # for a cell, on a busy machine
 # Much is compiled and little computed: compile fast.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=8"
+
+# A link to another page, which the notebook alone does not have.
+_BETWEEN_PAGES = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")
 
 
 def write_all() -> None:
@@ -31,9 +35,8 @@ def write(source: Path) -> None:
     Raises:
         nbclient.exceptions.CellExecutionError: If its code raises.
     """
-    for old in source.parent.glob(f"{source.stem}[.-]*"):
-        if old != source:
-            old.unlink()
+    for old in source.parent.glob(f"{source.stem}-*.svg"):
+        old.unlink()
     notebook = jupytext.read(source)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
     client = NotebookClient(
@@ -42,16 +45,20 @@ def write(source: Path) -> None:
         kernel_name="python3",
         resources={"metadata": {"path": str(source.parent)}},
         extra_arguments=[
+            "--log-level=ERROR",
             "--InlineBackend.figure_formats=svg",
             "--InteractiveShell.ast_node_interactivity=none",  # what is not printed is not shown
         ],
     )
     flags = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
     client.execute(env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags})
-    nbformat.write(notebook, source.with_suffix(".ipynb"))
     title, *rest = _blocks(notebook, source)
     note = f"This page is a notebook, too: [{source.stem}.ipynb]({source.stem}.ipynb)."
     source.with_suffix(".md").write_text("\n\n".join([title, note, *rest]) + "\n", encoding="utf-8")
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = _BETWEEN_PAGES.sub(r"\1", cell.source)
+    nbformat.write(notebook, source.with_suffix(".ipynb"))
 
 
 def _blocks(notebook: NotebookNode, source: Path) -> Iterator[str]:
