@@ -47,10 +47,8 @@ ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
 	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct
 	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
 
-docs: $(VENV)/.dev  ## Build the documentation strictly into site/
-	@# Not --quiet: it hides the warnings from --strict, too.
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
-	@echo "docs: site/index.html"
+docs: $(VENV)/.dev  ## Build the documentation strictly into site/ (a minute or two: the tutorials run)
+	@$(BIN)/python -m docs.build
 
 bench: $(VENV)/.dev  ## Run the benchmarks and write their records (options: ARGS="--help")
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -61,6 +59,7 @@ format: $(VENV)/.dev  ## Sort the imports and format the code
 
 clean:  ## Remove the environments and everything that is built
 	@rm -rf $(VENV) .venv-oldest .venv-newest site dist build .pytest_cache .ruff_cache
+	@rm -rf .cache docs/landing.svg docs/tutorials/*.md docs/tutorials/*.ipynb docs/tutorials/*.svg
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: set-up runs again only when pyproject.toml has changed, and an interrupted one is

@@ -1,20 +1,22 @@
 """The documentation: every public name is on a page, and the code that it shows runs."""
 
-import importlib.util
+import json
 import re
+import runpy
 import textwrap
 from pathlib import Path
+from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
+from matplotlib.figure import Figure
+
+from docs import coverage, references
 
 ROOT = Path(__file__).parents[1]
+_CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+_TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-_spec = importlib.util.spec_from_file_location("coverage_hook", ROOT / "docs" / "coverage.py")
-assert _spec is not None
-assert _spec.loader is not None
-coverage = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(coverage)
 
 
 def test_every_public_name_is_documented():
@@ -56,8 +58,56 @@ def test_gaps_are_found(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/migration.md"])
+def test_every_page_is_in_the_navigation():
+    docs = ROOT / "docs"
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    pages |= {f"tutorials/{path.stem}.md" for path in _TUTORIALS}  # the build writes them
+    assert set(re.findall(r"[\w/-]+\.md$", _CONFIGURATION, re.MULTILINE)) == pages
+
+
+def test_the_configuration_names_no_other_host():
+    assert "//" not in _CONFIGURATION
+    assert "\n  font: false\n" in _CONFIGURATION  # else the theme asks a server for its fonts
+    lock = json.loads((ROOT / "docs" / "node" / "package-lock.json").read_text(encoding="utf-8"))
+    assert all("integrity" in entry for name, entry in lock["packages"].items() if name)
+
+
+def test_a_page_that_is_not_whole_is_found(tmp_path):
+    (tmp_path / "math").mkdir()
+    (tmp_path / "math" / "index.html").write_text("", encoding="utf-8")
+    (tmp_path / "own.js").write_text("", encoding="utf-8")
+    (tmp_path / "index.html").write_text(
+        """
+        <script src="own.js"></script> <a href="math/#a">in</a> <a href="https://host.org">out</a>
+        <img src="data:image/png;base64,"> <script src="https://host.org/a.js"></script>
+        <link rel="stylesheet" href="//host.org/a.css"> <img src="gone.png"> <a href="gone/">x</a>
+        """,
+        encoding="utf-8",
+    )
+    assert references.problems(tmp_path) == [
+        "index.html loads https://host.org/a.js",
+        "index.html loads //host.org/a.css",
+        "index.html names gone.png, which is not there",
+        "index.html names gone/, which is not there",
+    ]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/index.md", "docs/getting-started.md", "docs/migration.md"]
+)
 def test_the_code_on_a_page_runs(page):
     blocks = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
     assert blocks
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("tutorial", _TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_runs(tutorial, monkeypatch):
+    monkeypatch.setattr(plt, "subplots", lambda *args, **options: _subplots(*args, **options))
+    runpy.run_path(str(tutorial))
+
+
+def _subplots(*args: Any, figsize: Any, layout: Any, **options: Any) -> tuple[Figure, Any]:
+    """What pyplot's does, without a screen."""
+    figure = Figure(figsize=figsize, layout=layout)
+    return figure, figure.subplots(*args, **options)

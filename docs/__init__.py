@@ -1,0 +1,1 @@
+"""The documentation's pages, and the programs that build and check them (`make docs`)."""

@@ -1,0 +1,40 @@
+"""Builds the documentation into site/ and checks it: `make docs`."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from docs import bundle, coverage, landing, notebooks, references
+
+ROOT = Path(__file__).parents[1]
+SITE = ROOT / "site"
+
+
+def build() -> None:
+    """Makes the site anew.
+
+    Raises:
+        SystemExit: On a public name without documentation, a warning of the generator, and a page
+            that needs another host or names what is not there.
+        Exception: On a tutorial that does not run, and on a formula that cannot be set.
+    """
+    _stop_on("undocumented public names:", coverage.problems(ROOT))
+    landing.draw(ROOT / "docs" / "landing.svg")
+    notebooks.write_all()
+    shutil.rmtree(SITE, ignore_errors=True)
+    command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
+    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+        raise SystemExit("docs: the build has failed")
+    count = bundle.bundle(SITE)
+    _stop_on("pages that are not whole:", references.problems(SITE))
+    print(f"docs: site/index.html ({count} formulas)")
+
+
+def _stop_on(title: str, lines: list[str]) -> None:
+    if lines:
+        raise SystemExit("\n".join([f"docs: {title}", *lines]))
+
+
+if __name__ == "__main__":
+    build()

@@ -1,0 +1,46 @@
+"""Checks that a built site's pages load nothing from elsewhere and name nothing that is gone."""
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+# What a browser fetches by itself, and what a reader follows.
+_LOADED = {
+    "audio": "src", "embed": "src", "iframe": "src", "img": "src", "link": "href", "object": "data",
+    "script": "src", "source": "src", "video": "src",
+}  # fmt: skip
+_FOLLOWED = {"a": "href"}
+
+
+def problems(site: Path) -> list[str]:
+    """One line for each thing that a page would load from another host, or that is not there."""
+    found = []
+    for page in sorted(site.rglob("*.html")):
+        name = page.relative_to(site).as_posix()
+        for tag, address in _addresses(page.read_text(encoding="utf-8")):
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc:
+                if tag in _LOADED and parts.scheme != "data":
+                    found.append(f"{name} loads {address}")
+            elif parts.path and not _target(site, page, unquote(parts.path)).is_file():
+                found.append(f"{name} names {address}, which is not there")
+    return found
+
+
+def _target(site: Path, page: Path, path: str) -> Path:
+    target = site / path.lstrip("/") if path.startswith("/") else page.parent / path
+    return target / "index.html" if target.is_dir() else target
+
+
+def _addresses(text: str) -> Iterator[tuple[str, str]]:
+    """Each tag that names an address, and the address."""
+    found: list[tuple[str, str]] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            key = (_LOADED | _FOLLOWED).get(tag)
+            found.extend((tag, value) for name, value in attrs if name == key and value)
+
+    Reader().feed(text)
+    yield from found
