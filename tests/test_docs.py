@@ -56,7 +56,10 @@ def test_gaps_are_found(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md", "docs/migration.md"])
+@pytest.mark.parametrize(
+    "page",
+    ["README.md", "docs/checkpoints.md", "docs/getting-started.md", "docs/migration.md"],
+)
 def test_the_code_on_a_page_runs(page):
     blocks = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
     assert blocks
