@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -162,18 +162,22 @@ class Checkpoints:
             whole), or was saved with another layout of the state, another geometry, or arrays of
             other paths, shapes or dtypes.
         """
-        self.wait()
-        if step is None:
-            step = self.manager.latest_step()
-        if step is None:
-            return None
-        if step not in self.manager.all_steps():
-            steps = ", ".join(map(str, self.manager.all_steps()))
-            raise CheckpointError(f"{self._directory} holds no step {step}, but {steps or 'none'}")
-        try:
-            return self._restore(step, target, table)
-        except _DamagedError as error:
-            raise CheckpointError(f"{error}; {self._way_out(step, target, table)}") from error
+        return self._checked(step, lambda step: self._restore(step, target, table))
+
+    def read_extra(self, step: int | None = None) -> Any:
+        """What was saved beside the arrays, for whoever needs it to make the target.
+
+        Args:
+          step: another than the newest.
+
+        Returns:
+          The extra of the step; None if it has none, or the folder holds no step.
+
+        Raises:
+          CheckpointError: if its record is damaged.
+        """
+        found = self._checked(step, self._record)
+        return None if found is None else found["extra"]
 
     def wait(self) -> None:
         """Waits for a save that goes on in the background.
@@ -199,11 +203,36 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _restore(self, step: int, target: Any, table: Table | None) -> Restored:
-        place = f"step {step} in {self._directory}"
+    def _checked(self, step: int | None, read: Callable[[int], Any]) -> Any:
+        """What is read of a step; if that is damaged, an error with the newest that is whole."""
+        self.wait()
+        steps = sorted(self.manager.all_steps())
+        if step is None and not steps:
+            return None
+        step = steps[-1] if step is None else step
+        if step not in steps:
+            known = ", ".join(map(str, steps)) or "none"
+            raise CheckpointError(f"{self._directory} holds no step {step}, but {known}")
+        try:
+            return read(step)
+        except _DamagedError as error:
+            older = next((s for s in reversed(steps) if s < step and _reads(read, s)), None)
+            hint = "no older step is whole: move it away to begin again"
+            if older is not None:
+                hint = f"move it away to go on from step {older}, which is whole"
+            raise CheckpointError(f"{error}; {hint}") from error
+
+    def _record(self, step: int) -> dict[str, Any]:
         record = self._item(step, "record", ocp.args.JsonRestore())
         if not isinstance(record, dict) or record.pop("sha256", None) != _sha256(record):
-            raise _DamagedError(f"{place} is damaged: its record is not the one that was saved")
+            raise _DamagedError(
+                f"step {step} in {self._directory} is damaged: its record is not the one that was"
+                " saved"
+            )
+        return record
+
+    def _restore(self, step: int, target: Any, table: Table | None) -> Restored:
+        place, record = f"step {step} in {self._directory}", self._record(step)
         _check_layout(place, record)
         if table is not None:
             _check_geometry(place, record["geometry"], _pairing(table))
@@ -225,14 +254,6 @@ class Checkpoints:
                 f" ({_brief(error)})"
             ) from error
 
-    def _way_out(self, step: int, target: Any, table: Table | None) -> str:
-        away = "move it away"
-        for older in sorted((s for s in self.manager.all_steps() if s < step), reverse=True):
-            with contextlib.suppress(CheckpointError):
-                self._restore(older, target, table)
-                return f"{away} to go on from step {older}, which is whole"
-        return f"no older step is whole: {away} to begin again"
-
     @contextlib.contextmanager
     def _told(self, what: str) -> Iterator[None]:
         """Turns what Orbax and the file system raise into one line."""
@@ -247,6 +268,14 @@ class Checkpoints:
 
 class _DamagedError(CheckpointError):
     """A step whose bytes are not those that were saved."""
+
+
+def _reads(read: Callable[[int], Any], step: int) -> bool:
+    try:
+        read(step)
+    except CheckpointError:
+        return False
+    return True
 
 
 def _check_layout(place: str, record: Mapping[str, Any]) -> None:

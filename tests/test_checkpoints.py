@@ -1,7 +1,6 @@
 """Checkpoints: training goes on to the same bits; what is damaged or does not fit is refused."""
 
 import functools
-import gc
 import re
 import resource
 import shutil
@@ -24,8 +23,10 @@ from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ADMM
 from manifoldmuon.norms import Frobenius, RMSToRMS
 
-# Orbax leaves futures behind for what it could not read or write.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("no_futures_left"),
+]
 
 ROOT = Path(__file__).parents[1]
 GEOMETRY = {"w": Stiefel(solver=ADMM(steps=2)), "b": Euclidean()}  # a warm start is in the state
@@ -111,13 +112,6 @@ def refusal(folder, target, table=None, step=None):
     assert "\n" not in line
     assert str(folder) in line
     return line
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_futures_left():
-    """For the modules that come after."""
-    yield
-    gc.collect()
 
 
 # --- What comes back ---------------------------------------------------------------------------
