@@ -1,6 +1,6 @@
 """Kills `make train` again and again, and compares what it ends with to an undisturbed run.
 
-    python -m benchmarks.kills      # four minutes; benchmarks/results/kills.json
+    python -m benchmarks.kills      # five minutes; benchmarks/results/kills.json
 
 Every other kill comes while a checkpoint is written, the others at some time after one was. The
 same command goes on each time, with a checkpoint after every chunk of steps.
@@ -23,7 +23,10 @@ from benchmarks._command import command
 from examples.command import parse, save
 from examples.digits.arguments import integer
 
-JOB = ("--widths", "64", "--steps", "300", "--seeds", "0", "1")
+JOB = (
+    *("--widths", "64", "--steps", "300", "--seeds", "0", "1", "2"),
+    *("--optimizers", "stiefel", "muon"),
+)
 _TEMPORARY = ".orbax-checkpoint-tmp"
 
 

@@ -410,7 +410,7 @@ def _unless_empty(leaf: Any) -> Any:
 def _abstract(leaf: Any) -> Any:
     """The target of a leaf as Orbax takes it: with a sharding, so that none is guessed."""
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
-        return leaf
+        return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
@@ -419,6 +419,8 @@ def _as_committed(target: Any, leaf: Any) -> Any:
     """A leaf, free to follow other arrays to their devices where its target is."""
     if leaf is None:
         return jnp.zeros(target.shape, target.dtype, device=target.sharding)
+    if isinstance(target, np.generic):
+        return leaf[()]
     bound = getattr(target, "committed", getattr(target, "sharding", None) is not None)
     if bound or not isinstance(leaf, jax.Array):
         return leaf

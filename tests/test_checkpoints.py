@@ -22,6 +22,8 @@ from manifoldmuon.checkpoints import CheckpointError, Checkpoints
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ADMM
 from manifoldmuon.norms import Frobenius, RMSToRMS
+from tests.optim.test_processes import JOINED
+from tests.optim.test_processes import run as run_processes
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
@@ -134,6 +136,7 @@ def test_the_newest_step_comes_with_its_extra(run):
         assert (found.step, found.extra) == (3, EXTRA)
         assert bits(found.tree) == bits(tree)
         assert jax.tree.structure(found.tree) == jax.tree.structure(tree)
+        assert saved.read_extra() == EXTRA
         older = restored(saved, start(tx), table, step=2)
         assert (older.step, older.extra) == (2, None)
 
@@ -152,6 +155,7 @@ def test_leaves_of_all_kinds(tmp_path):
         "empty": jnp.zeros((0, 3)),
         "legacy key": jax.random.PRNGKey(1),
         "host": np.linspace(0, 1, 5),  # float64, which JAX does not take here
+        "scalar": np.float64(0.1),
         "number": 7,
     }
     with Checkpoints(tmp_path) as saved:
@@ -195,6 +199,45 @@ def test_sharded_parameters_go_on_to_the_same_bits(tmp_path):
     assert bits(trained(tx, found, 2)) == undisturbed
     assert bits(trained(tx, fresh, 2)) == undisturbed
     assert len(alone["params"]["w"].devices()) == 1
+
+
+SHARED = (
+    JOINED
+    + """
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from manifoldmuon import optim
+from manifoldmuon.checkpoints import Checkpoints
+from manifoldmuon.manifolds import Hypersphere
+
+mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
+place = NamedSharding(mesh, PartitionSpec("x"))
+whole = np.arange(32, dtype=np.float32).reshape(8, 4)
+tx = optim.manifold_muon(0.1, Hypersphere())
+with jax.set_mesh(mesh):
+    params = jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
+    begin = params, jax.jit(tx.init)(params)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(jnp.sin(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    later = step(*step(*begin))
+    with Checkpoints(sys.argv[4]) as saved:
+        saved.save(2, later)
+        found = saved.restore(begin).tree
+    pairs = zip(jax.tree.leaves(step(*later)), jax.tree.leaves(step(*found)), strict=True)
+    same = [np.array_equal(a.data, b.data) for x, y in pairs
+            for a, b in zip(x.addressable_shards, y.addressable_shards, strict=True)]
+json.dump({"same": all(same), "shards": len(found[0].addressable_shards)}, sys.stdout)
+"""
+)
+
+
+def test_two_processes_save_one_checkpoint(tmp_path):
+    assert run_processes(2, SHARED, str(tmp_path)) == [{"same": True, "shards": 2}] * 2
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 # --- What is refused ---------------------------------------------------------------------------
