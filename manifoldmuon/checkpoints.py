@@ -11,7 +11,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -81,14 +80,15 @@ class Checkpoints:
         """Opens a folder, and makes it if there is none.
 
         Args:
-          directory: for the steps of one run.
+          directory: for the steps of one run; a path or, where Orbax can, a URL such as `gs://...`.
           options: of Orbax's manager, for instance how many steps are kept; by default all are, and
             what killed processes have left unfinished is removed.
 
         Raises:
           CheckpointError: if the folder cannot be opened.
         """
-        self._directory = Path(directory).absolute()
+        place = os.fspath(directory)
+        self._directory = place if "://" in place else os.path.abspath(place)
         options = options or ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)
         with self._told("cannot be opened"):
             self.manager = ocp.CheckpointManager(self._directory, options=options)
@@ -116,6 +116,7 @@ class Checkpoints:
             they were.
           TypeError: if a leaf of the tree is neither an array nor a number, or JSON cannot hold
             `extra`.
+          ValueError: if the paths of two leaves read the same.
         """
         newest = self.manager.latest_step()
         if newest is not None and step <= newest:
@@ -411,7 +412,7 @@ def _abstract(leaf: Any) -> Any:
     """The target of a leaf as Orbax takes it: with a sharding, so that none is guessed."""
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
-    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
