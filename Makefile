@@ -69,7 +69,7 @@ format: $(VENV)/.dev  ## Sort the imports and format the code
 	@$(BIN)/ruff format --quiet $(CODE)
 
 clean:  ## Remove the environments and everything that is built
-	@rm -rf $(VENV) .venv-oldest .venv-newest site dist build .pytest_cache .ruff_cache
+	@rm -rf $(VENV) .venv-oldest .venv-newest site dist build .coverage .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: set-up runs again only when pyproject.toml has changed, and an interrupted one is

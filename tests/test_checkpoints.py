@@ -141,6 +141,15 @@ def test_the_newest_step_comes_with_its_extra(run):
         assert (older.step, older.extra) == (2, None)
 
 
+def test_the_options_of_orbax_decide_what_is_saved(tmp_path):
+    options = ocp.CheckpointManagerOptions(save_interval_steps=2, max_to_keep=1)
+    with Checkpoints(tmp_path, options) as saved:
+        tree = {"w": jnp.ones(2)}
+        assert [saved.save(step, tree) for step in range(5)] == [True, False] * 2 + [True]
+        saved.wait()
+        assert [path.name for path in tmp_path.iterdir()] == ["4"]
+
+
 def test_an_empty_folder_has_nothing(tmp_path):
     with Checkpoints(tmp_path / "new" / "folder") as saved:
         assert saved.restore({"w": jnp.ones(2)}) is None
@@ -172,6 +181,8 @@ def test_what_is_no_array_is_named(tmp_path):
             saved.save(0, {"name": "run 1"})
         with pytest.raises(TypeError, match="not JSON serializable"):
             saved.save(0, {"w": jnp.ones(2)}, extra={1j})
+        with pytest.raises(ValueError, match="paths that read the same: rename a key"):
+            saved.save(0, {"a": {"b": jnp.ones(2)}, "a/b": jnp.ones(2)})
         assert saved.restore({"w": jnp.ones(2)}) is None
 
 
@@ -263,7 +274,8 @@ def test_damage_is_refused_and_the_step_before_is_named(how, run, copy):
     shutil.move(copy / "3", copy.parent / "3")
     with Checkpoints(copy) as saved:
         assert restored(saved, start(tx), table).step == 2
-        damage(copy, 2, how)
+    damage(copy, 2, how)
+    shutil.move(copy.parent / "3", copy / "3")
     assert refusal(copy, start(tx)).endswith("no older step is whole: move it away to begin again")
 
 
