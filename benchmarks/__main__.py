@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 NAMES = (
     "steps",
+    "growth",
     "msign_accuracy",
     "solvers",
     "drift",
@@ -14,6 +15,7 @@ NAMES = (
     "power_iteration",
     "gpt_throughput",
     "scale",
+    "accelerator",
     "kills",
 )
 

@@ -9,5 +9,5 @@ from studies.command import Parser
 def command(name: str, description: str) -> Parser:
     """`--out`, `--overwrite`, and room for more; `examples.command.parse` reads them."""
     return examples.command.command(
-        name, description, package="benchmarks", folder=Path("benchmarks/results")
+        name, description, package="benchmarks", folder=Path("docs/benchmarks/results")
     )

@@ -1,6 +1,6 @@
 """How far the weights drift from the Stiefel manifold in very long runs of manifold Muon.
 
-    python -m benchmarks.drift              # a few minutes; writes benchmarks/results/drift.json
+    python -m benchmarks.drift    # a few minutes; docs/benchmarks/results/drift.json
 
 Every step has a fresh Gaussian gradient, momentum 0.95 and a learning rate that falls from 0.1
 to 0.001, in float32; nothing ever puts the weights back but the retraction of each step. After

@@ -1,6 +1,6 @@
 """Tokens per second of the character GPT: weights on manifolds against unconstrained Muon.
 
-    python -m benchmarks.gpt_throughput     # minutes; writes benchmarks/results/gpt_throughput.*
+    python -m benchmarks.gpt_throughput    # minutes; docs/benchmarks/results/gpt_throughput.*
 
 The network of the constrained run of `examples.hello_gpt` is trained with manifold Muon, by either
 preset of the solver, and with `optax.contrib.muon` at its defaults, from the same weights on the

@@ -1,6 +1,6 @@
 """Kills `make train` again and again, and compares what it ends with to an undisturbed run.
 
-    python -m benchmarks.kills      # five minutes; benchmarks/results/kills.json
+    python -m benchmarks.kills      # five minutes; docs/benchmarks/results/kills.json
 
 Every other kill comes while a checkpoint is written, the others at some time after one was. The
 same command goes on each time, with a checkpoint after every chunk of steps.

@@ -1,6 +1,6 @@
 """How accurate each method of msign is: method x shape x condition number x dtype.
 
-    python -m benchmarks.msign_accuracy     # a minute or two; writes to benchmarks/results
+    python -m benchmarks.msign_accuracy    # a minute or two; docs/benchmarks/results
 
 Two errors, both of the answer in the dtype of the input and both against float64:
 

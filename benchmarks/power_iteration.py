@@ -1,6 +1,6 @@
 """How close power iteration with vectors kept comes to the spectral norms of real updates.
 
-    python -m benchmarks.power_iteration      # two minutes; benchmarks/results/power_iteration.json
+    python -m benchmarks.power_iteration    # two minutes; writes power_iteration.json
 
 Warm: a 64-128-128-10 ReLU network learns the digits of scikit-learn with batches of 64, each
 layer's update divided by its exact norm; every update of every layer is estimated on the way, from

@@ -1,6 +1,6 @@
 """What products in few passes cost and leave: method x passes, emulated on a CPU.
 
-    python -m benchmarks.precision          # ten minutes; writes benchmarks/results/precision.*
+    python -m benchmarks.precision    # ten minutes; docs/benchmarks/results/precision.*
 
 A float32 product takes a TPU one pass of bfloat16, three or six. Methods are run with every product
 in one, three or six passes, and as delivered, where each product says how many itself;

@@ -1,7 +1,7 @@
 """One optimizer step of large transformers, compiled for TPU slices by the TPU's own compiler.
 
     pip install "manifoldmuon[tpu]"        # the compiler; no TPU is needed
-    python -m benchmarks scale              # writes benchmarks/results/scale.*
+    python -m benchmarks scale    # docs/benchmarks/results/scale.*
 
 Nothing runs: what a chip computes, holds and moves is read from the compiled programs. The
 matrices q, k, v, o, up and down of all layers are stacked as `jax.lax.scan` wants them, and their

@@ -1,6 +1,6 @@
 """Solver x gradient x budget: what each Stiefel solver reaches and what it costs.
 
-    python -m benchmarks.solvers            # a few minutes; writes benchmarks/results/solvers.*
+    python -m benchmarks.solvers    # a few minutes; docs/benchmarks/results/solvers.*
 
 Times are ratios within one run to Muon's five steps in `optax.contrib` and to the published closed
 form (QR of [W G], eight steps of Polar Express of a 2n x 2n matrix); gaps and residuals are
@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from matplotlib.figure import Figure
 
 from benchmarks._command import command
 from benchmarks._published import closed_form_by_qr, closed_form_by_rows, dual_ascent
@@ -33,6 +34,7 @@ from manifoldmuon.manifolds.solvers import (
     StiefelSolver,
 )
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from studies.display import COLOURS, dress, panels
 from studies.records import environment, write_record
 
 SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))
@@ -204,11 +206,32 @@ def markdown(record: dict) -> str:
     return "\n".join(lines) + "\n"
 
 
+def plot(record: dict) -> Figure:
+    """Gap against time, a panel for each shape: the families' largest, and their smallest."""
+    figure, grid = panels(1, len(SMALL), width=6.0, height=4.6)
+    timed = {tuple(shape["shape"]): shape["seconds"] for shape in record["timings"]}
+    for panel, shape in zip(grid[0], SMALL, strict=True):
+        seconds = timed[shape]
+        gaps: dict[str, list[float]] = {}
+        for row in record["accuracy"]:
+            if tuple(row["shape"]) == shape and row["gradient"] in STIEFEL_FAMILIES:
+                gaps.setdefault(row["solver"], []).append(max(row["gap"], 1e-8))
+        for index, (name, found) in enumerate(gaps.items()):
+            style = {"color": COLOURS[index % 8], "marker": "ods^"[index // 8]}
+            across = seconds[name] / seconds[MUON]
+            panel.plot([across] * 2, [min(found), max(found)], label=name, **style)
+        panel.set(xscale="log", yscale="log", xlim=(0.1, 300), ylim=(3e-8, 1))
+        title = f"{shape[0]} x {shape[1]}"
+        dress(panel, title, "families of gradients: best to worst", "time, Muon's five = 1", "gap")
+    grid[0, -1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = command("solvers", "Solver x gradient x budget: gap, residual, time.")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
     parser.add_argument("--steps", type=int, default=200, help="steps of the recorded main job")
-    options = parse(parser, argv, beside=(".md",))
+    options = parse(parser, argv, beside=(".md", ".png"))
     record: dict = {"environment": environment(), "accuracy": [], "timings": []}
     groups = [family_problems(shape, 0) for shape in SMALL]
     groups += [family_problems(shape, 0) for shape in ((256, 64), (80, 64))]
@@ -226,6 +249,7 @@ def main(argv: list[str] | None = None) -> None:
     write_record(options.out, record, overwrite=options.overwrite)
     table = markdown(record)
     options.out.with_suffix(".md").write_text(table, encoding="utf-8")
+    plot(record).savefig(options.out.with_suffix(".png"))
     print(table)
 
 

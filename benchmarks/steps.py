@@ -1,6 +1,6 @@
 """One optimizer step on transformer weights: against `optax.contrib.muon`, and Adam against Adam.
 
-    python -m benchmarks steps              # minutes; writes benchmarks/results/steps.*
+    python -m benchmarks steps    # minutes; docs/benchmarks/results/steps.*
 
 A tree holds the matrices q, k, v, o, up and down of every layer, each layer by itself or the layers
 stacked as `jax.lax.scan` wants them. A step is `update` and `apply_updates`, compiled as one

@@ -1,6 +1,6 @@
 """The grids behind the default learning rates of `examples.train`, on held-out training images.
 
-    python -m benchmarks.tuning             # some minutes; writes benchmarks/results/tuning.json
+    python -m benchmarks.tuning    # some minutes; docs/benchmarks/results/tuning.json
 
 For each seed a fifth of the training part is held out and the rest is trained on; the test part
 is not looked at, and the seeds (hence the splits) are not those of the job. Every optimizer has

@@ -1,11 +1,13 @@
 """The runner of the benchmarks, and the table of throughput."""
 
 import importlib.util
+import json
 import sys
 
 import pytest
 
 from benchmarks import __main__ as runner
+from benchmarks import accelerator, growth
 from benchmarks.gpt_throughput import MUON, table
 
 
@@ -54,3 +56,32 @@ def test_the_table_of_throughput():
     assert lines[5] == f"| 96 | {MUON} | 76.8 | 10,000 | 100 % |"
     assert lines[-1] == "| momentum | 1.23 | 1.23 |"
     assert all(line.count("|") == 4 for line in lines[-3:])
+
+
+def test_growth_is_measured_along_its_axes(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(growth, "AXES", {"width": (((1, 8, False), (1, 16, False)), "width")})
+    out = tmp_path / "growth.json"
+    growth.main(["--rounds", "1", "--axes", "width", "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["layers"], row["width"]) for row in rows] == [(1, 8), (1, 16)]
+    for row in rows:
+        for key in ("seconds", "compile_seconds"):
+            assert set(row[key]) == set(growth.OPTIMIZERS)
+            assert all(seconds > 0 for seconds in row[key].values())
+    line = capsys.readouterr().out.splitlines()[-1]
+    ratio = rows[1]["seconds"]["muon"] / rows[1]["seconds"][MUON]
+    assert line.startswith("| width | 1 of 16 | ")
+    assert line.split(" | ")[3] == f"{ratio:.2f}"
+    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_accelerator_is_measured_against_its_own_products(tmp_path, capsys):
+    out = tmp_path / "accelerator.json"
+    accelerator.main(["--out", str(out)])
+    assert not out.exists()
+    assert "skipped" in capsys.readouterr().out
+    [row, *_] = accelerator.sign_rates((2, 16, 32), rounds=1)
+    # In one pass each of the four steps forms X^T X, its square, and X p(X^T X), of two matrices.
+    counted = row["flops_per_second"] * row["seconds"]
+    assert counted == pytest.approx(2 * 2 * 4 * (2 * 16 * 16 * 32 + 16**3))
+    assert row["product_flops_per_second"] > 0

@@ -31,6 +31,7 @@ from manifoldmuon.linalg._matrix import (
     upcast,
 )
 from manifoldmuon.linalg._matrix_norms import (
+    largest_eigenvalue,
     nuclear_norm,
     nuclear_parts,
     power_iteration,
@@ -82,6 +83,7 @@ __all__ = [
     "inverse",
     "inverse_root",
     "inverse_sqrt",
+    "largest_eigenvalue",
     "mT",
     "msign",
     "normalize",

@@ -40,6 +40,8 @@ class PolarExpress(Schedule):
         upper end. The optimal first steps have valleys as low as their lowest value, so they
         also map some large singular values to tiny ones; a cushion lifts the valleys for a
         little speed. The published coefficients have 0.02407327424182761.
+      contract: divide the last step by its largest value: values end at 1 or below it instead of
+        around it.
 
     Raises:
       ValueError: a field out of range.
@@ -50,6 +52,7 @@ class PolarExpress(Schedule):
     steps: int | None = None
     safety: float = 1.0
     cushion: float = 0.0
+    contract: bool = False
 
     def __post_init__(self):
         if not 1e-12 <= self.lower < 1:
@@ -85,6 +88,8 @@ def _design(wanted: PolarExpress) -> tuple[Coefficients, ...]:
         high = 2 - low
         if wanted.steps is None and high - 1 < 1e-7:
             break
+    if wanted.contract:
+        head[-1] = tuple(c / high for c in head[-1])
     return tuple(head)
 
 

@@ -195,21 +195,32 @@ def euclidean_direction(
     to the gradient, the direction is therefore zero.
 
     Args:
-      grad: gradients at any scale.
+      grad: gradients at any scale, in their own dtype: it says what they are rounded to.
       tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
       ndim: how many trailing axes make one gradient.
 
     Returns:
-      `(direction, length, residual)`: unit or zero arrays; the length of the tangent part of the
-      prescaled gradient; and how much of the direction, before a second projection, was normal.
+      `(direction, gap, residual)`: unit or zero arrays, float32 or wider; the gap of each, with
+      what rounding may have turned it by; and how much of it, before a second projection, was
+      normal.
     """
     scaled, _ = prescale(grad, ndim)
     part = tangent(scaled)
-    length = frobenius_norm(part, ndim)
-    heard = ~(length <= 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, ndim))
+    length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
+    unit = float(jnp.finfo(scaled.dtype).eps)
+    noise = 8 * unit * whole
+    heard = ~(length <= jnp.maximum(noise, rounding_loss(grad.dtype) * whole))
     # Once more: where the tangent part is small, the first pass left relatively much behind.
     direction = normalize(part, ndim)
     again = tangent(direction)
     residual = jnp.where(heard, frobenius_norm(direction - again, ndim), 0)
+    turned = (noise / jnp.where(length == 0, 1, length)) ** 2
+    gap = jnp.where(whole == 0, 0, jnp.where(heard, turned + 4 * unit, 1))
     # Not where the length is above the noise: a NaN has to stay.
-    return jnp.where(over(heard, ndim), normalize(again, ndim), 0), length, residual
+    return jnp.where(over(heard, ndim), normalize(again, ndim), 0), gap, residual
+
+
+def rounding_loss(dtype) -> float:
+    """What rounding to this dtype costs a direction, relative to the optimum; 0 for float32."""
+    eps = float(jnp.finfo(dtype).eps)
+    return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0

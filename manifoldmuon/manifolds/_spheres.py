@@ -16,6 +16,7 @@ from manifoldmuon.manifolds._manifold import (
     euclidean_direction,
     require_axes,
     require_norm,
+    rounding_loss,
     stay_if_still,
 )
 from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
@@ -86,13 +87,13 @@ class Hypersphere(Manifold):
     def steepest(
         self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
     ) -> Steepest:
-        flat, unit = upcast(self._flat(grad)), normalize(upcast(self._flat(point)), 1)
-        direction, _, residual = euclidean_direction(flat, lambda v: _without_radial(unit, v), 1)
-        # Exact to rounding, or no direction at all: then the gradient was all radial.
-        missed = jnp.any(flat != 0, axis=-1) & jnp.all(direction == 0, axis=-1)
+        unit = normalize(self._flat(point), 1)
+        direction, gap, residual = euclidean_direction(
+            self._flat(grad), lambda v: _without_radial(unit, v), 1
+        )
         size = scale_of(self.norm.scale, self._point_shape(grad))
         direction = (size * direction).astype(grad.dtype).reshape(grad.shape)
-        return Steepest(direction, (), residual, jnp.where(missed, 1.0, 0 * residual))
+        return Steepest(direction, (), residual, gap + rounding_loss(grad.dtype) * (gap > 0))
 
     def retract(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
@@ -172,14 +173,18 @@ class EmbeddingRows(Manifold):
     def steepest(
         self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
     ) -> Steepest:
-        exact, unit = upcast(grad), normalize(upcast(point), 1)
-        direction, _, residual = euclidean_direction(exact, lambda v: _without_radial(unit, v), 1)
-        scaled, _ = prescale(exact, 2)  # one scale for the table: rows are compared
+        unit = normalize(point, 1)
+        direction, gaps, residual = euclidean_direction(grad, lambda v: _without_radial(unit, v), 1)
+        scaled, _ = prescale(grad, 2)  # one scale for the table: rows are compared
         gains = frobenius_norm(_without_radial(unit, scaled), 1)
         direction = jnp.where(over(self.norm.stale(gains), 1), 0, direction)
-        total = jnp.sum(gains, axis=-1)
-        missed = jnp.sum(jnp.where(jnp.all(direction == 0, axis=-1), gains, 0), axis=-1)
-        gap = jnp.where(total == 0, 0.0, missed / jnp.where(total == 0, 1.0, total))
+        # What rounding may have added to a row's gain, or hidden.
+        hidden = 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, 1)
+        gaps = jnp.where(jnp.all(direction == 0, axis=-1), 1, gaps)
+        total, missed = jnp.sum(gains, axis=-1), jnp.sum(gaps * gains + hidden, axis=-1)
+        gap = missed / jnp.where(total == 0, 1.0, total) + rounding_loss(grad.dtype)
+        gap = jnp.where(jnp.all(direction == 0, axis=(-2, -1)), 1, gap)
+        gap = jnp.where(jnp.all(scaled == 0, axis=(-2, -1)), 0, gap)
         direction = (scale_of(self.norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)
         return Steepest(direction, (), jnp.max(residual, axis=-1, initial=0), gap)
 

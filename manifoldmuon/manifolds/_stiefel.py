@@ -9,12 +9,27 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import identity_like, msign, mT, one_by_one, product, sym, tall, upcast
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    identity_like,
+    inner_product,
+    msign,
+    mT,
+    one_by_one,
+    over,
+    prescale,
+    product,
+    sym,
+    tall,
+    times_power_of_two,
+    upcast,
+)
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
     require_axes,
     require_norm,
+    rounding_loss,
     stay_if_still,
 )
 from manifoldmuon.manifolds.retractions import Polar, Retraction, positive_qr
@@ -51,7 +66,9 @@ class _Orthonormal(Manifold):
     def tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        return _like(_tangent_part(self._unit(point), tall(upcast(vector))), vector, 1.0)
+        scaled, exponent = prescale(vector, 2)  # a product of huge numbers would overflow
+        part = times_power_of_two(_tangent_part(self._unit(point), tall(scaled)), exponent, 2)
+        return _like(part, vector, 1.0)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         *batch, m, n = shape
@@ -62,19 +79,27 @@ class _Orthonormal(Manifold):
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
-        size = scale_of(self.norm.scale, grad.shape[-2:])
-        unit, high = self._unit(point), tall(upcast(grad))
+        size, loss = scale_of(self.norm.scale, grad.shape[-2:]), rounding_loss(grad.dtype)
+        unit, high = self._unit(point), tall(grad)
+        if rounding_loss(point.dtype):
+            # As far from the set as rounding leaves it, a gradient normal to the set would have a
+            # tangent part of that size.
+            unit = product(unit, _polish(product(mT(unit), unit)))
         if isinstance(self.norm, Frobenius):
-            direction, length, residual = euclidean_direction(
+            direction, gap, residual = euclidean_direction(
                 high, lambda vector: _tangent_part(unit, vector), 2
             )
-            missed = (length > 0) & jnp.all(direction == 0, axis=(-2, -1))
-            answer = Steepest(direction, dual, residual, jnp.where(missed, 1.0, 0 * length))
+            answer = Steepest(direction, dual, residual, gap)
         else:
             # Accelerators round float32 factors to fewer bits unless told otherwise.
             with jax.default_matmul_precision("highest"):
-                answer = self.solver.solve(unit, high, dual)
-        return answer._replace(direction=_like(answer.direction, grad, size))
+                answer = self.solver.solve(unit, upcast(high), dual)
+            if loss:
+                answer = _silence(answer, high, loss)
+        gap = answer.gap + loss * (answer.gap > 0)
+        if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
+            gap = 0 * gap
+        return answer._replace(direction=_like(answer.direction, grad, size), gap=gap)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -181,6 +206,20 @@ def _like(
     """A tall result of unit scale in the scale, orientation and dtype of `example`."""
     wide = example.shape[-2] < example.shape[-1]
     return (scale * (mT(result) if wide else result)).astype(example.dtype)
+
+
+def _polish(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """What brings a nearly orthonormal `W` with this Gram matrix to the nearest orthonormal one."""
+    return 15 / 8 * identity_like(gram) - 10 / 8 * gram + 3 / 8 * product(gram, gram)
+
+
+def _silence(answer: Steepest, grad: Float[Array, "*batch m n"], noise: float) -> Steepest:
+    """No direction where the tangent part is below the rounding of the gradient itself."""
+    scaled, _ = prescale(grad, 2)
+    value = inner_product(scaled, answer.direction)
+    still = value <= noise * frobenius_norm(scaled)
+    gap = jnp.where(still & jnp.any(scaled != 0, axis=(-2, -1)), 1, answer.gap)
+    return answer._replace(direction=jnp.where(over(still, 2), 0, answer.direction), gap=gap)
 
 
 def _tangent_part(

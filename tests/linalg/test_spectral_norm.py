@@ -69,3 +69,21 @@ def test_empty(shape):
 def test_steps_must_not_be_negative():
     with pytest.raises(ValueError, match="steps must not be negative"):
         power_iteration(jnp.ones((2, 2)), jnp.ones(2), steps=-1)
+
+
+@pytest.mark.parametrize("family", ["one large", "crowded at the top", "all equal", "rank 1"])
+def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
+    n, rng = 128, np.random.default_rng(3)
+    basis = np.linalg.qr(rng.standard_normal((3, n, n)))[0]
+    values = {
+        "one large": np.append(rng.uniform(0, 1, n - 1), 1.1),
+        "crowded at the top": rng.uniform(0.9, 1, n),
+        "all equal": np.ones(n),
+        "rank 1": np.append(np.zeros(n - 1), 3.0),
+    }[family]
+    gram = jnp.float32((basis * values) @ np.swapaxes(basis, 1, 2))
+    found = np.asarray(linalg.largest_eigenvalue(gram, 24))
+    assert found.shape == (3,)
+    assert np.all(found <= values.max() * (1 + 1e-6))
+    assert np.all(found >= values.max() * (1 - 1e-3))
+    assert np.all(linalg.largest_eigenvalue(jnp.zeros((2, 4, 4)), 24) == 0)

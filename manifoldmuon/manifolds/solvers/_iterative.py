@@ -35,12 +35,13 @@ from manifoldmuon.manifolds.solvers._solver import (
     MemorylessSolver,
     Steepest,
     StiefelSolver,
+    certify,
+    is_noise,
     iterate,
     nuclear_bound,
     tangent_residual,
 )
 from manifoldmuon.manifolds.solvers._split import Split, split
-from manifoldmuon.norms import relative_gap
 
 
 def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
@@ -89,8 +90,12 @@ def finish(
     feasible = jnp.concatenate([skew(inner), normal], axis=-2)
     length = jnp.linalg.norm(feasible, ord=2, axis=(-2, -1), keepdims=True)
     feasible = feasible / jnp.maximum(length, 1)
-    value = inner_product(stack(parts, jnp.zeros_like(inner)), feasible)
-    gap = relative_gap(upper + parts.defect, value)
+    tangent = stack(parts, jnp.zeros_like(inner))
+    # The sizes of both parts are the gradient's.
+    grad = jnp.concatenate([parts.inner, parts.normal], axis=-2)
+    still = is_noise(frobenius_norm(tangent), grad)[..., None, None]
+    feasible = jnp.where(still, 0, feasible)
+    gap = certify(upper + parts.defect, inner_product(tangent, feasible), grad)
     return Steepest(parts.assemble(*halves(feasible)), dual, tangent_residual(inner), gap)
 
 

@@ -40,8 +40,14 @@ from manifoldmuon.linalg import (
     zolotarev,
 )
 from manifoldmuon.manifolds.solvers._closed_form import SkewLift
-from manifoldmuon.manifolds.solvers._solver import MemorylessSolver, Steepest, is_noise
-from manifoldmuon.norms import relative_gap
+from manifoldmuon.manifolds.solvers._solver import (
+    MemorylessSolver,
+    Steepest,
+    certify,
+    is_noise,
+    raise_of,
+    tangent_parts,
+)
 
 _POWER_STEPS = 6
 _SMALL = 64  # columns
@@ -56,8 +62,7 @@ class Resolvents(MemorylessSolver):
     with many rows it is the cheapest way to the direction on a CPU, where an inverse costs as much
     as two or three products. Accelerators prefer `SkewLift`, which has products alone.
 
-    Squared singular values below rounding are noise, so those of the direction may exceed 1 by up
-    to 1e-3 in float32.
+    Singular values whose squares are below rounding come out short.
 
     Attributes:
       poles: how many pole pairs, each an inverse.
@@ -86,11 +91,13 @@ class Resolvents(MemorylessSolver):
         return Steepest(direction, dual, residual, gap)
 
     def _solve(self, point, grad):
-        inner = product(mT(point), grad)
-        along, outer = skew(inner), grad - product(point, inner)
+        along, outer = tangent_parts(point, grad)
         # What rounding leaves of W in `outer` would otherwise make the direction less tangent.
         overlap = product(mT(point), outer)
-        normal = sym(product(mT(outer), outer) - product(mT(overlap), overlap))
+        normal = product(mT(outer), outer)
+        # Raised by what rounding may have taken: the direction must not be too long for `outer`.
+        raised = raise_of(normal) * identity_like(normal)
+        normal = sym(normal - product(mT(overlap), overlap)) + raised
         size = _norm(along, normal)
         still = is_noise(size[..., 0, 0], grad)[..., None, None]
         size = jnp.where(still, 1, size)
@@ -104,12 +111,14 @@ class Resolvents(MemorylessSolver):
         value = inner_product(along, turn) + inner_product(outer, away)
         direction = product(point, turn - slip) + away
         residual = 2 * frobenius_norm(sym(slip)) / max(point.shape[-1], 1)
-        gap = jnp.where(still[..., 0, 0], 0, relative_gap(bound, value))
+        gap = certify(bound, value, grad / size)
         return direction, residual, gap
 
     def _blocks(self, along, normal):
         """X and P."""
         weights, shifts, _ = zolotarev(self.poles, self.lower)
+        # Rounding is magnified by up to 1 / lower, and must not lift anything above 1.
+        weights = weights / (1 + 4 * float(jnp.finfo(along.dtype).eps) / self.lower)
         weights, shifts = (jnp.asarray(c, along.dtype) for c in (weights, shifts))
         roots = jnp.sqrt(shifts)
         identity = identity_like(along)
@@ -224,8 +233,10 @@ def _in_chunks(function, entries: int, *arrays):
     if not batch:
         return function(*arrays)
     flat = [x.reshape((-1, *x.shape[-2:])) for x in arrays]
-    size = max(1, _ENTRIES // entries)
-    if flat[0].shape[0] <= size:
+    count, size = flat[0].shape[0], max(1, _ENTRIES // entries)
+    # A remainder would be a program of its own, as long to compile as the rest.
+    size = max((d for d in range(-(-size // 2), size + 1) if count % d == 0), default=size)
+    if count <= size:
         result = function(*flat)
     else:
         result = jax.lax.map(lambda given: function(*given), tuple(flat), batch_size=size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -11,7 +12,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import frobenius_norm, nuclear_parts, rounding, sym
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    mT,
+    nuclear_parts,
+    product,
+    rounding,
+    skew,
+    sym,
+)
+from manifoldmuon.norms import relative_gap
+
+_SMALL_PART = 0.1  # of a gradient: below it the tangent part is projected twice
 
 
 class Steepest(NamedTuple):
@@ -25,7 +37,8 @@ class Steepest(NamedTuple):
       residual: how far the solver's raw direction was from tangent before the last tangent
         projection, `||W^T A + A^T W||_F / n` for a Stiefel point of unit scale. Leading axes.
       gap: the relative duality gap, an upper bound on `1 - <G, A> / optimum` that needs no
-        reference solution (0 for a zero gradient). Leading axes.
+        reference solution and includes rounding (0 for a zero gradient, and 1 for a zero
+        direction otherwise). Leading axes.
     """
 
     direction: Float[Array, "..."]
@@ -136,6 +149,61 @@ def is_noise(
     At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
     """
     return length <= 8 * rounding(tangent_precision(precision), grad.dtype) * frobenius_norm(grad)
+
+
+def certify(
+    upper: Float[Array, "*batch"],
+    value: Float[Array, "*batch"],
+    grad: Float[Array, "*batch m n"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Float[Array, "*batch"]:
+    """The relative duality gap, with what rounding may hide in the tangent part of `grad`.
+
+    An entry of `W^T G` is off by less than a unit of rounding of the length of a column of `G`, so
+    the nuclear norm of the error is at most `n` such units: little, unless the gradient is nearly
+    normal to the set.
+
+    Args:
+      upper: an upper bound on the optimum, in exact arithmetic.
+      value: what the direction attains, in exact arithmetic.
+      grad: what both were computed from, of moderate size.
+      precision: of float32 products on accelerators.
+    """
+    size = frobenius_norm(grad)
+    unit = rounding(tangent_precision(precision), grad.dtype)
+    noise = (grad.shape[-1] + 4) * unit * size
+    gap = relative_gap(upper + noise, value - noise)
+    return jnp.where(size == 0, 0, jnp.where(value == 0, 1, gap))
+
+
+def raise_of(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
+    """What rounding may have taken from the eigenvalues of `gram = x^T x`.
+
+    An entry is off by less than a unit of rounding of the product of the lengths of two columns.
+    """
+    trace = jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None]
+    return jnp.finfo(gram.dtype).eps * trace
+
+
+def tangent_parts(
+    point: Float[Array, "*batch m n"],
+    grad: Float[Array, "*batch m n"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> tuple[Float[Array, "*batch n n"], Float[Array, "*batch m n"]]:
+    """`(Omega, E)` with the tangent part `W Omega + E` of a gradient: Omega skew, `W^T E = 0`.
+
+    What rounding leaves of W in E counts where E is a small part of the gradient. It is taken out
+    there, by two products more.
+    """
+    multiply = functools.partial(product, precision=tangent_precision(precision))
+    inner = multiply(mT(point), grad)
+    along, outer = skew(inner), grad - multiply(point, inner)
+
+    def again(outer):
+        return outer - multiply(point, multiply(mT(point), outer))
+
+    small = frobenius_norm(outer) < _SMALL_PART * frobenius_norm(grad)
+    return along, jax.lax.cond(jnp.any(small), again, lambda outer: outer, outer)
 
 
 State = TypeVar("State")

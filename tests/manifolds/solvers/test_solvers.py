@@ -79,13 +79,10 @@ def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
     answer = solve(SOLVERS[name], points, grads)
     true, residuals, norms = errors(points, grads, answer)
     assert residuals.max() < 1e-5
-    # The power iteration of the one-step preset may fall short by a percent; a Gram matrix does not
-    # know singular values near the square root of rounding.
-    slack = {"one step": 0.02, "resolvents": 2e-3}.get(name, 2e-5)
-    slack = 0.02 if name.endswith("of accelerators") else slack  # their schedules end within 0.01
-    assert norms.max() < 1 + slack
+    # In rounded products power iteration may still fall short, though not often.
+    assert norms.max() < 1 + (2e-3 if name == "one step of accelerators" else 1e-5)
     assert true.max() < LARGEST_GAP[name]
-    assert np.all(answer.gap >= true - slack)
+    assert np.all(answer.gap >= true - 1e-6)
 
 
 @pytest.mark.parametrize("shape", [(256, 64), (128, 64), (80, 64), (300, 10), (15, 10)])
@@ -107,8 +104,8 @@ def test_resolvents_of_several_blocks(shape):
     true, residuals, norms = errors(points, grads, answer)
     assert true.max() < 2e-3
     assert residuals.max() < 1e-5
-    assert norms.max() < 1 + 2e-3
-    assert np.all(answer.gap >= true - 2e-5)
+    assert norms.max() < 1 + 1e-5
+    assert np.all(answer.gap >= true)
     assert np.max(answer.gap) < 0.02
 
 
@@ -206,14 +203,28 @@ def test_the_published_dual_ascent_depends_on_the_scale_of_the_gradient():
     assert free.min() > 0.999
 
 
+# The tangent part as a share of the gradient: the last ones are rounding.
+PARTS = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0]
+
+
 @pytest.mark.parametrize("name", SOLVERS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [*SHAPES, (16, 16)])
 def test_a_gradient_that_is_almost_normal_to_the_manifold(name, shape):
-    points, grads = problems(shape)
-    # G = W S has no tangent part; one with a thousandth of it is still solved to a few percent.
-    normal = points @ jnp.float32(np.eye(16) + 0.5)
-    answer = solve(SOLVERS[name], points, normal.at[1].add(1e-3 * grads[0]))
-    assert np.isfinite(answer.direction).all()
-    if name in ("skew lift", "resolvents", "one step"):
-        assert np.abs(answer.direction[0]).max() < 1e-3
-    assert stiefel_errors(points[1], normal[1] + 1e-3 * grads[0], answer.direction[1]).gap < 0.35
+    """Measured in float64 at the orthonormal matrix nearest to the float32 point."""
+    rng = np.random.default_rng(0)
+    points, tangents = (
+        np.asarray(x, np.float64)[[1, 3]].repeat(len(PARTS), 0) for x in problems(shape)
+    )
+    mirrored = rng.standard_normal((16, 16))
+    normal = points @ (mirrored + mirrored.T) / np.linalg.norm(mirrored + mirrored.T, 2)
+    grads = np.float32(normal + np.tile(PARTS, 2)[:, None, None] * tangents)
+    answer = solve(SOLVERS[name], jnp.float32(points), grads)
+    nearest = [u @ v for u, _, v in (np.linalg.svd(np.float32(x), False) for x in points)]
+    true, residuals, norms = errors(nearest, grads, answer)
+    assert residuals.max() < 1e-5
+    assert norms.max() < 1 + (2e-3 if name == "one step of accelerators" else 1e-5)
+    assert np.all(answer.gap >= true - 1e-6)
+    assert np.all(np.sum(np.float64(grads) * answer.direction, axis=(-2, -1)) >= 0)
+    np.testing.assert_array_equal(answer.direction[len(PARTS) - 1 :: len(PARTS)], 0)
+    np.testing.assert_array_equal(answer.gap[len(PARTS) - 1 :: len(PARTS)], 1)
+    assert true[0] < LARGEST_GAP[name]

@@ -1,0 +1,137 @@
+"""msign, steps and directions on a GPU or TPU: against its own product rate, and how close.
+
+    python -m benchmarks accelerator    # minutes; docs/benchmarks/results/accelerator.*
+
+The rate of the device is measured: a product of the stack's own shape, in the same precision and in
+the same rounds. Floating-point operations are those of products, counted in the traced function as
+an accelerator runs it. Directions are judged in float64, on the host. Without an accelerator there
+is nothing to measure, and the command says so.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+from benchmarks._command import command
+from benchmarks._passes import multiplications
+from benchmarks.steps import ADAM, MUON, measure
+from examples.command import parse, save
+from manifoldmuon.lab import interleaved_seconds
+from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign, mT, product
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+
+METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
+SOLVERS = {"manifold_muon, FAST": FAST, "manifold_muon, ACCURATE": ACCURATE}
+NAMES = [MUON, "muon", *SOLVERS, ADAM, "normed Adam"]
+
+
+def sign_rates(shape: tuple[int, ...], rounds: int) -> list[dict]:
+    """One row for each method of msign and dtype: flops a second, and those of a bare product."""
+    rows = []
+    for dtype in (jnp.float32, jnp.bfloat16):
+        stack = jax.random.normal(jax.random.key(0), shape, dtype)
+        for name, method in METHODS.items():
+            functions = {
+                "sign": functools.partial(msign, method=method),
+                "product": functools.partial(_gram, precision=method.precision),
+            }
+            # Of float32 products in fewer passes each counts as one product.
+            flops = {k: 2 * multiplications(f, stack, passes=1) for k, f in functions.items()}
+            calls = {k: functools.partial(jax.jit(f), stack) for k, f in functions.items()}
+            seconds = interleaved_seconds(calls, rounds)
+            rate = {k: flops[k] / seconds[k] for k in calls}
+            rows.append(
+                {
+                    "method": name,
+                    "dtype": jnp.dtype(dtype).name,
+                    "shape": list(shape),
+                    "seconds": seconds["sign"],
+                    "flops_per_second": rate["sign"],
+                    "product_flops_per_second": rate["product"],
+                }
+            )
+    return rows
+
+
+def _gram(stack: jax.Array, precision: jax.lax.Precision) -> jax.Array:
+    return product(stack, mT(stack), precision)
+
+
+def accuracy(shape: tuple[int, int]) -> list[dict]:
+    """Gap, residual and norm of the presets' directions, by family of gradients."""
+    rows = []
+    for family in STIEFEL_FAMILIES:
+        point, grad = (jnp.float32(x) for x in stiefel_problem(family, *shape, 0))
+        for name, solver in SOLVERS.items():
+            solve: Callable[..., Any] = jax.jit(solver.solve)
+            answer = solve(point, grad, solver.init_dual(shape))
+            errors = stiefel_errors(point, grad, answer.direction)
+            row = {"solver": name, "gradient": family, "shape": list(shape)}
+            row |= {"gap": errors.gap, "residual": errors.residual, "norm": errors.norm}
+            rows.append(row | {"reported gap": float(answer.gap)})
+    return rows
+
+
+def table(record: dict) -> str:
+    """The record as Markdown."""
+    lines = ["| msign | dtype | ms | Tflop/s | of the product's rate |", "|---" * 5 + "|"]
+    for row in record["signs"]:
+        rate, bare = row["flops_per_second"], row["product_flops_per_second"]
+        lines.append(
+            f"| {row['method']} | {row['dtype']} | {row['seconds'] * 1e3:.2f} | {rate / 1e12:.3g} "
+            f"| {rate / bare:.0%} |"
+        )
+    lines += [
+        "",
+        "| layers of width | " + " | ".join(NAMES) + " |",
+        "|---" * (1 + len(NAMES)) + "|",
+    ]
+    for row in record["steps"]:
+        peers = {name: ADAM if "dam" in name else MUON for name in NAMES}
+        cells = [f"{row['seconds'][n] / row['seconds'][peers[n]]:.2f}" for n in NAMES]
+        lines.append(f"| {row['layers']} of {row['width']} | " + " | ".join(cells) + " |")
+    lines += ["", "| solver | gradient | gap | reported | residual | norm |", "|---" * 6 + "|"]
+    for row in record["accuracy"]:
+        lines.append(
+            f"| {row['solver']} | {row['gradient']} | {row['gap']:.1e} | {row['reported gap']:.1e} "
+            f"| {row['residual']:.1e} | {row['norm']:.5f} |"
+        )
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark."""
+    p = command("accelerator", "msign, steps and directions on a GPU or TPU.")
+    p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
+    p.add_argument("--stack", type=int, nargs=3, default=(24, 1024, 4096), metavar="N")
+    p.add_argument("--trees", type=int, nargs="+", default=(256, 1024), metavar="WIDTH",
+                   help="12 stacked layers of each width")  # fmt: skip
+    p.add_argument("--cpu", action="store_true", help="on a CPU, too: to try the command")
+    options = parse(p, argv, beside=(".md",))
+    if jax.default_backend() == "cpu" and not options.cpu:
+        print("accelerator: skipped, JAX finds a CPU only; --cpu tries the command there")
+        return
+    rows = [
+        measure(12, width, True, options.rounds, NAMES)
+        for width in tqdm(options.trees, unit="tree")
+    ]
+    record: dict[str, Any] = {
+        "device": jax.devices()[0].device_kind,
+        "rounds": options.rounds,
+        "signs": sign_rates(tuple(options.stack), options.rounds),
+        "steps": rows,
+        "accuracy": accuracy((512, 128)),
+    }
+    text = table(record)
+    print(text)
+    save(options, record)
+    options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
