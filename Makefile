@@ -20,7 +20,7 @@ CODE := $(wildcard manifoldmuon studies examples benchmarks tests docs)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train reproduce test lint types unit ends docs bench format clean
+.PHONY: help train reproduce test lint types unit coverage ends wheel docs bench format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -47,6 +47,15 @@ ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
 	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct
 	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
 
+coverage: $(VENV)/.dev  ## Run the tests, and report the lines and branches of the package that none takes
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --cov --cov-report=term $(PYTEST_ARGS)
+
+wheel: $(VENV)/.dev  ## Build wheel and sdist into dist/, and check them in an environment of their own
+	@rm -rf dist
+	@$(BIN)/python -m build --outdir dist . >/dev/null
+	@$(BIN)/python -m twine check --strict dist/*
+	@$(BIN)/python tests/check_wheel.py dist
+
 docs: $(VENV)/.dev  ## Build the documentation strictly into site/ (a minute or two: the tutorials run)
 	@$(BIN)/python -m docs.build
 
@@ -58,7 +67,7 @@ format: $(VENV)/.dev  ## Sort the imports and format the code
 	@$(BIN)/ruff format --quiet $(CODE)
 
 clean:  ## Remove the environments and everything that is built
-	@rm -rf $(VENV) .venv-oldest .venv-newest site dist build .pytest_cache .ruff_cache
+	@rm -rf $(VENV) .venv-oldest .venv-newest site dist build .coverage .pytest_cache .ruff_cache
 	@rm -rf .cache docs/landing.svg docs/tutorials/*.md docs/tutorials/*.ipynb docs/tutorials/*.svg
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

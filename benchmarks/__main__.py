@@ -16,6 +16,7 @@ NAMES = (
     "gpt_throughput",
     "scale",
     "accelerator",
+    "kills",
 )
 
 

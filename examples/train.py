@@ -4,6 +4,7 @@
 record. The optimizers start from the same weights and see the same batches in the same order.
 """
 
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,13 +13,15 @@ from tqdm import tqdm
 
 from examples.command import interrupted
 from examples.digits import figure
-from examples.digits.arguments import SUFFIXES, Arguments, parse, parser
+from examples.digits.arguments import SUFFIXES, Arguments, Parser, parse, parser
+from examples.digits.checkpoint import JobCheckpoints
 from examples.digits.gradients import record_gradients, save_gradients
-from examples.digits.loop import Run, Trainer
+from examples.digits.loop import Carry, Run, Trainer
 from examples.digits.methods import METHODS
 from examples.digits.settings import Settings
 from examples.digits.summary import as_record, leads_over_adamw, summarise
 from examples.digits.table import table
+from manifoldmuon.checkpoints import CheckpointError
 from studies.datasets import DatasetError, FlatImages
 from studies.records import write_record
 
@@ -45,10 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"argument --batch-size: {settings.batch_size} is more than the {len(first.train_y)} "
             f"training images of {settings.data}"
         )
+    kept = None if arguments.checkpoint is None else checkpoints(arguments, p)
     try:
-        runs, compile_seconds = train_all(settings, data)
+        runs, compile_seconds = train_all(settings, data, kept)
     except KeyboardInterrupt:
-        return interrupted()
+        return interrupted(*([] if kept is None else [f"{kept}; the same command goes on"]))
+    except CheckpointError as error:
+        p.error(str(error))
     print(table(settings, summarise(settings, runs)))
     for name, ahead in leads_over_adamw(runs).items():
         print(f"{METHODS[name].label} against AdamW, seed by seed: {ahead.text('+.2f')} points")
@@ -62,6 +68,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def checkpoints(arguments: Arguments, p: Parser) -> JobCheckpoints:
+    """What the folder of `--checkpoint` holds of this job, or an end with one line."""
+    assert arguments.checkpoint is not None
+    try:
+        kept = JobCheckpoints(arguments.checkpoint, arguments.seconds, arguments.settings)
+    except CheckpointError as error:
+        p.error(str(error))
+    if kept.step == kept.total:
+        print(f"{kept}: nothing is left to train")
+    elif kept.step:
+        print(f"{kept}: going on from there")
+    return kept
+
+
 def load_all(settings: Settings) -> dict[int, FlatImages]:
     """The data of every seed; those that have one split are loaded once."""
     if settings.data == "digits":
@@ -70,32 +90,50 @@ def load_all(settings: Settings) -> dict[int, FlatImages]:
 
 
 def train_all(
-    settings: Settings, data: Mapping[int, FlatImages]
+    settings: Settings, data: Mapping[int, FlatImages], kept: JobCheckpoints | None = None
 ) -> tuple[dict[str, list[Run]], dict[str, float]]:
-    """Every optimizer with every seed, under one progress bar; and what compiling took."""
-    runs: dict[str, list[Run]] = {}
-    compile_seconds = {}
+    """Every optimizer with every seed, under one progress bar; and what compiling took.
+
+    Raises:
+      CheckpointError: if what is kept is damaged, or does not fit.
+    """
+    runs = {} if kept is None else kept.runs
+    compile_seconds = {} if kept is None else kept.compile_seconds
     total = len(settings.optimizers) * len(settings.seeds) * settings.steps
+    done = 0 if kept is None else kept.step
     # In a file a bar is one line after another: seldom, there.
     pause = 0.1 if sys.stderr.isatty() else 10.0
-    with tqdm(total=total, unit="step", dynamic_ncols=True, mininterval=pause) as bar:
+    with tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, mininterval=pause) as bar:
 
-        def report(run: Run, steps: int) -> None:
+        def report(trainer: Trainer, run: Run, steps: int, carry: Carry) -> None:
             bar.set_postfix_str(
                 f"loss {run.train_loss[-1]:.4f}, test {100 * run.test_accuracy[-1]:.1f} %",
                 refresh=False,
             )
             bar.update(steps)
+            if kept is not None:
+                kept.save(trainer, carry)
 
         for name in settings.optimizers:
+            begun = runs.setdefault(name, [])
+            if len(begun) == len(settings.seeds) and begun[-1].finished:
+                continue
             label = METHODS[name].label
             bar.set_description(f"{label}, compiling")
             trainer = Trainer(settings, name, data[settings.seeds[0]])
             compile_seconds[name] = trainer.compile_seconds
-            runs[name] = []
-            for seed in settings.seeds:
+            for place, seed in enumerate(settings.seeds):
                 bar.set_description(f"{label}, seed {seed}", refresh=False)
-                runs[name].append(trainer.train(data[seed], seed, report))
+                carry = None
+                if place == len(begun):
+                    begun.append(Run())
+                elif begun[place].finished:
+                    continue
+                elif kept is not None:
+                    carry = kept.restore(trainer, seed)
+                run = begun[place]
+                told = functools.partial(report, trainer, run)
+                trainer.train(data[seed], seed, told, run, carry)
         bar.set_description("trained", refresh=False)
         bar.set_postfix_str("", refresh=False)
     return runs, compile_seconds

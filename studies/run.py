@@ -115,9 +115,9 @@ def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
     """The rows that are kept for this head, and a file that more can be appended to."""
     lines = kept.read_bytes().splitlines(keepends=True) if kept.exists() else []
     lines = [line for line in lines if line.endswith(b"\n")]  # the last may have been cut short
-    if lines and (differences := _differences(json.loads(lines[0]), head)):
+    if lines and (found := differences(json.loads(lines[0]), head)):
         raise ValueError(
-            f"{kept} holds cells of another run ({'; '.join(differences)}); delete it or choose "
+            f"{kept} holds cells of another run ({'; '.join(found)}); delete it or choose "
             "another name"
         )
     lines = lines or [(json.dumps(head) + "\n").encode()]
@@ -128,13 +128,13 @@ def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
     return {entry["cell"]: entry["row"] for entry in map(json.loads, lines[1:])}
 
 
-def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs, as `lower: 0.001 there, 0.01 here`."""
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """What differs between two heads of records, as `lower: 0.001 there, 0.01 here`."""
     found = []
     for key in sorted(old.keys() | new.keys()):
         there, here = old.get(key), new.get(key)
         if isinstance(there, dict) and isinstance(here, dict):
-            found += _differences(there, here)
+            found += differences(there, here)
         elif there != here:
             found.append(f"{key}: {there} there, {here} here")
     return found

@@ -7,12 +7,14 @@ import pkgutil
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 import manifoldmuon
+from tests import check_wheel
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,6 +63,29 @@ def test_public_names_exist_once_and_are_explained(name):
         assert isinstance(value, str | ModuleType) or value.__doc__, f"{name}.{public}"
 
 
+def test_the_wheel_and_the_sdist_hold_what_they_should(tmp_path):
+    pytest.importorskip("hatchling", reason="builds the wheel; in the extra `tests`")
+    code = (
+        "import os, sys; os.chdir(sys.argv[1]); from hatchling import build\n"
+        "print(build.build_wheel(sys.argv[2]), build.build_sdist(sys.argv[2]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, ROOT, tmp_path], capture_output=True, text=True, check=True
+    )
+    wheel, sdist = (tmp_path / name for name in done.stdout.split())
+    assert check_wheel.problems(wheel, sdist) == []
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(tmp_path / "part.whl", "w") as part:
+        for name in whole.namelist():
+            if not name.endswith(("py.typed", "LICENSE")):
+                part.writestr(name, whole.read(name))
+        part.writestr("tests/test_package.py", "")
+    assert check_wheel.problems(tmp_path / "part.whl", sdist) == [
+        "the wheel has no manifoldmuon/py.typed",
+        "the wheel has tests/test_package.py",
+        "the wheel has no licence",
+    ]
+
+
 def test_importing_touches_no_device():
     # A platform that does not exist is an error as soon as anything is computed.
     code = "import manifoldmuon; print(manifoldmuon.__version__)"
@@ -69,6 +94,9 @@ def test_importing_touches_no_device():
 
 def test_importing_leaves_the_laboratory_and_the_extras_alone():
     loaded = run("import manifoldmuon, sys; print(*sys.modules)").split()
-    lazy = ["manifoldmuon.lab", "manifoldmuon.testing", "matplotlib", "sklearn", "pooch", "tqdm"]
+    lazy = [
+        *(f"manifoldmuon.{part}" for part in ("checkpoints", "lab", "testing")),
+        *("matplotlib", "orbax", "pooch", "sklearn", "tqdm"),
+    ]
     assert "manifoldmuon" in loaded
     assert [name for name in lazy if name in loaded] == []

@@ -20,6 +20,8 @@ class Arguments(NamedTuple):
       name: of the two files; None for the next free number.
       overwrite: whether files of that name may be replaced.
       gradients: where recorded gradients go; None for nowhere.
+      checkpoint: the folder that the job saves itself into; None for nowhere.
+      seconds: between two checkpoints.
     """
 
     settings: Settings
@@ -27,6 +29,8 @@ class Arguments(NamedTuple):
     name: str | None
     overwrite: bool
     gradients: Path | None
+    checkpoint: Path | None
+    seconds: float
 
 
 def parser() -> Parser:
@@ -70,6 +74,10 @@ def parser() -> Parser:
                    help="of the two files (default: the data set and the next free number)")
     p.add_argument("--overwrite", action="store_true",
                    help="replace files that exist under that name")
+    p.add_argument("--checkpoint", type=Path, metavar="DIR",
+                   help="save the job into this folder, and go on with what it holds")
+    p.add_argument("--checkpoint-every", type=_seconds, default=10.0, metavar="SECONDS",
+                   help="between two checkpoints, at least (default: %(default)g)")
     p.add_argument("--record-gradients", type=Path, metavar="FILE.npz",
                    help="also write weights and gradients of manifold Muon, for benchmarks")
     # fmt: on
@@ -93,7 +101,15 @@ def parse(argv: Sequence[str] | None, p: Parser) -> Arguments:
         multiplier=given.multiplier,
     )
     _check_paths(given, p)
-    return Arguments(settings, given.out, given.name, given.overwrite, given.record_gradients)
+    return Arguments(
+        settings,
+        given.out,
+        given.name,
+        given.overwrite,
+        given.record_gradients,
+        given.checkpoint,
+        given.checkpoint_every,
+    )
 
 
 def _check_paths(given: argparse.Namespace, p: Parser) -> None:
@@ -159,6 +175,10 @@ def positive(text: str) -> float:
     if not (number > 0 and math.isfinite(number)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
     return number
+
+
+def _seconds(text: str) -> float:
+    return 0.0 if text == "0" else positive(text)
 
 
 def integer(least: int) -> Callable[[str], int]:

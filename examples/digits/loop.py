@@ -1,6 +1,7 @@
 """Training: compiled chunks of steps, timed; between them, untimed, the measurements."""
 
 import dataclasses
+import itertools
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +21,9 @@ from studies.datasets import FlatImages, batches
 
 # Chunks keep the weights of every step for the measurements: at most this many numbers.
 _KEPT = 2**26
+
+Carry = tuple[Weights, Any]
+"""Weights and state of the optimizer."""
 
 CHUNKS = 20
 """Into how many chunks a run is cut: the points of its curves."""
@@ -73,6 +77,11 @@ class Run:
     frobenius_norms: list[float] = dataclasses.field(default_factory=list)
 
     @property
+    def finished(self) -> bool:
+        """Whether the last step was taken."""
+        return bool(self.spectral_norms)
+
+    @property
     def spectral_product(self) -> float:
         """The product of the layers' spectral norms at the end."""
         return float(np.prod(self.spectral_norms))
@@ -88,6 +97,7 @@ class Trainer:
 
     Attributes:
       compile_seconds: what compiling took.
+      table: what the weights are paired with; None for AdamW, which knows no geometry.
     """
 
     def __init__(self, settings: Settings, optimizer: str, example: FlatImages):
@@ -101,11 +111,14 @@ class Trainer:
         self._distance = jax.jit(_largest_distance(geometry)) if method.constrained else None
         self._chunk = jax.jit(chunk_of_steps(self._tx, settings.multiplier, geometry is not None))
         self._lengths = chunk_lengths(settings.steps, sum(a * b for a, b in self.shapes))
+        self._ends = [0, *itertools.accumulate(self._lengths)]
+        weights = self.start(0)[0]
+        self.table = None if geometry is None else mm.optim.tabulate(geometry, weights)
         self.compile_seconds = self._compile(example)
 
     def _compile(self, data: FlatImages) -> float:
         start = time.perf_counter()
-        carry = self._start(0)
+        carry = self.start(0)
         order = np.zeros((self.settings.steps, self.settings.batch_size), np.int32)
         self._compiled = {
             length: self._chunk.lower(carry, data.train_x, data.train_y, order[:length]).compile()
@@ -113,36 +126,48 @@ class Trainer:
         }
         return time.perf_counter() - start
 
-    def _start(self, seed: int) -> tuple[Weights, Any]:
+    def start(self, seed: int) -> Carry:
+        """The weights and the state that training begins with."""
         weights = init_weights(seed, self.shapes)
         return weights, self._tx.init(weights)
 
-    def train(self, data: FlatImages, seed: int, report: Callable[[Run, int], None]) -> Run:
-        """Trains once.
+    def train(
+        self,
+        data: FlatImages,
+        seed: int,
+        report: Callable[[int, Carry], None],
+        run: Run,
+        carry: Carry | None = None,
+    ) -> None:
+        """Trains once, or goes on.
 
         Args:
           data: of this seed.
           seed: of the initial weights and of the order of the data.
-          report: called after every chunk with the run so far and the chunk's length.
+          report: called after every chunk with its length, weights and state.
+          run: what is noted; new, or that of an unfinished run.
+          carry: weights and state of the unfinished run.
         """
         order = batches(seed, len(data.train_y), self.settings.steps, self.settings.batch_size)
         arrays = tuple(jnp.asarray(part) for part in data[:4])
-        run, carry, done = Run(), self._start(seed), 0
-        self._note(run, done, carry[0], arrays)
-        for length in self._lengths:
+        weights, state = carry or self.start(seed)
+        if carry is None:
+            self._note(run, 0, weights, arrays)
+        done = run.step[-1]
+        for length in self._lengths[self._ends.index(done) :]:
             batch = jnp.asarray(order[done : done + length])
             start = time.perf_counter()
-            carry, steps = self._compiled[length](carry, *arrays[:2], batch)
+            (weights, state), steps = self._compiled[length]((weights, state), *arrays[:2], batch)
             jax.block_until_ready(steps)
             run.milliseconds.append(1e3 * (time.perf_counter() - start) / length)
             done += length
-            self._note(run, done, carry[0], arrays)
+            self._note(run, done, weights, arrays)
             self._certify(run, steps)
-            report(run, length)
-        for values in singular_values(carry[0]):
-            run.spectral_norms.append(float(values[0]))
-            run.frobenius_norms.append(float(np.linalg.norm(values)))
-        return run
+            if done == self.settings.steps:
+                for values in singular_values(weights):
+                    run.spectral_norms.append(float(values[0]))
+                    run.frobenius_norms.append(float(np.linalg.norm(values)))
+            report(length, (weights, state))
 
     def _note(self, run: Run, step: int, weights: Weights, arrays: tuple[Any, ...]) -> None:
         loss, correct = self._evaluate(weights, *arrays)

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from manifoldmuon.manifolds import LaidOut, Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds import LaidOut, Layout, Manifold, Orthogonal, Stiefel
 from manifoldmuon.manifolds.solvers import ByPlatform
 from manifoldmuon.norms import ConvRMSToRMS, LongestRow, Spectral
 from manifoldmuon.optim._budget import Budgets, find_budgets
@@ -29,6 +29,7 @@ class TableRow:
       fan_out: of one point.
       manifold: where each point lives, in the manifold's own layout.
       budget: its share of the learning rate: a number, or an array over the stack.
+      layout: which axes of the parameter are whose; None where they are in the manifold's order.
       warnings: sentences about what looks wrong.
     """
 
@@ -39,6 +40,7 @@ class TableRow:
     fan_out: int | None
     manifold: Manifold
     budget: Any
+    layout: Layout | None = None
     warnings: tuple[str, ...] = ()
 
     def cells(self) -> tuple[str, ...]:
@@ -144,7 +146,8 @@ def _row(path: str, entry: Any, shape: tuple[int, ...], budget: Any) -> TableRow
     elif len(point) == 2 or isinstance(manifold.norm, ConvRMSToRMS):
         *taps, fan_out, last = point
         fan_in = last * math.prod(taps)
-    return TableRow(path, shape, math.prod(leading), fan_in, fan_out, manifold, budget)
+    layout = entry.layout if isinstance(entry, LaidOut) else None
+    return TableRow(path, shape, math.prod(leading), fan_in, fan_out, manifold, budget, layout)
 
 
 def _warnings(

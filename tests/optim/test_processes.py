@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-CODE = """
+JOINED = """
 import json, os, sys
 rank, count, port = (int(x) for x in sys.argv[1:4])
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -16,6 +16,10 @@ import jax, jax.numpy as jnp, numpy as np, optax
 if count > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"127.0.0.1:{port}", count, rank)
+"""
+CODE = (
+    JOINED
+    + """
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Stiefel
@@ -46,15 +50,19 @@ with jax.set_mesh(mesh):
     found = train(spread(start), spread(target))
 json.dump({k: float(x.addressable_data(0)) for k, x in found.items()}, sys.stdout)
 """
+)
 
 
-def run(count: int) -> list[dict[str, float]]:
+def run(count: int, code: str = CODE, *arguments: str) -> list[dict[str, float]]:
+    """What `code`, which begins with `JOINED`, writes in each of so many processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     started = [
-        subprocess.Popen([sys.executable, "-c", CODE, str(rank), str(count), str(port)], **pipes)
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(rank), str(count), str(port), *arguments], **pipes
+        )
         for rank in range(count)
     ]
     answers = []

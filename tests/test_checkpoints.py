@@ -1,0 +1,475 @@
+"""Checkpoints: training goes on to the same bits; what is damaged or does not fit is refused."""
+
+import functools
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from manifoldmuon import checkpoints, optim
+from manifoldmuon.checkpoints import CheckpointError, Checkpoints
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds.solvers import ADMM
+from manifoldmuon.norms import Frobenius, RMSToRMS
+from tests.optim.test_processes import JOINED
+from tests.optim.test_processes import run as run_processes
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("no_futures_left"),
+]
+
+ROOT = Path(__file__).parents[1]
+GEOMETRY = {"w": Stiefel(solver=ADMM(steps=2)), "b": Euclidean()}  # a warm start is in the state
+EXTRA = {"epoch": 2, "loss": 0.1, "worst": float("inf")}
+
+
+FLAT = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
+
+TRANSFORMATIONS = {
+    "manifold_muon": optim.manifold_muon(0.1, GEOMETRY),
+    "muon": optim.muon(optax.linear_schedule(0.1, 0.0, 9), FLAT),
+    "adam": optax.chain(
+        optim.normalize(optax.scale_by_adam(), FLAT), optax.scale_by_learning_rate(0.1)
+    ),
+}
+
+
+def start(tx):
+    """What a run begins from: parameters, state and a random key."""
+    params = {"w": jnp.eye(16, 8), "b": jnp.zeros(16)}
+    return {"params": params, "state": tx.init(params), "key": jax.random.key(0)}
+
+
+def trained(tx, tree, steps):
+    """After some steps on gradients that are drawn with the key."""
+    for _ in range(steps):
+        tree = _step(tx, tree)
+    return tree
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _step(tx, tree):
+    key, *draws = jax.random.split(tree["key"], 3)
+    params, state = tree["params"], tree["state"]
+    grads = {k: jax.random.normal(d, params[k].shape) for k, d in zip("wb", draws, strict=True)}
+    updates, state = tx.update(grads, state, params)
+    return {"params": optax.apply_updates(params, updates), "state": state, "key": key}
+
+
+def bits(tree):
+    """The bytes of every leaf, by path, by another route than the digest's."""
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+    found = {}
+    for path, x in pairs:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.random.key_data(x)
+        found[optim.path_string(path)] = (str(x.dtype), x.shape, np.asarray(x).tobytes())
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A folder with the steps 2 and 3, the transformation, the table and the tree of step 3."""
+    folder = tmp_path_factory.mktemp("run")
+    tx = TRANSFORMATIONS["manifold_muon"]
+    table = optim.tabulate(GEOMETRY, start(tx)["params"])
+    with Checkpoints(folder) as saved:
+        tree = trained(tx, start(tx), 2)
+        assert saved.save(2, tree, table)
+        tree = trained(tx, tree, 1)
+        assert saved.save(3, tree, table, EXTRA)
+    return folder, tx, table, tree
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    return shutil.copytree(run[0], tmp_path / "copy")
+
+
+def restored(saved, target, table=None, step=None):
+    found = saved.restore(target, table, step)
+    assert found is not None
+    return found
+
+
+def refusal(folder, target, table=None, step=None):
+    """The one line with which a folder is refused; it is left as it was."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with Checkpoints(folder) as saved, pytest.raises(CheckpointError) as error:
+        saved.restore(target, table, step)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    line = str(error.value)
+    assert "\n" not in line
+    assert str(folder) in line
+    return line
+
+
+# --- What comes back ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
+def test_training_goes_on_to_the_same_bits(tx, tmp_path):
+    tree = trained(tx, start(tx), 2)
+    with Checkpoints(tmp_path) as saved:
+        saved.save(2, tree)
+        found = restored(saved, start(tx))
+    assert bits(found.tree) == bits(tree)
+    assert bits(trained(tx, found.tree, 2)) == bits(trained(tx, start(tx), 4))
+
+
+def test_the_newest_step_comes_with_its_extra(run):
+    folder, tx, table, tree = run
+    with Checkpoints(folder) as saved:
+        found = restored(saved, jax.eval_shape(lambda: start(tx)), table)
+        assert (found.step, found.extra) == (3, EXTRA)
+        assert bits(found.tree) == bits(tree)
+        assert jax.tree.structure(found.tree) == jax.tree.structure(tree)
+        assert saved.read_extra() == EXTRA
+        older = restored(saved, start(tx), table, step=2)
+        assert (older.step, older.extra) == (2, None)
+
+
+def test_the_options_of_orbax_decide_what_is_saved(tmp_path):
+    options = ocp.CheckpointManagerOptions(save_interval_steps=2, max_to_keep=1)
+    with Checkpoints(tmp_path, options) as saved:
+        tree = {"w": jnp.ones(2)}
+        assert [saved.save(step, tree) for step in range(5)] == [True, False] * 2 + [True]
+        saved.wait()
+        assert [path.name for path in tmp_path.iterdir()] == ["4"]
+
+
+def test_an_empty_folder_has_nothing(tmp_path):
+    with Checkpoints(tmp_path / "new" / "folder") as saved:
+        assert saved.restore({"w": jnp.ones(2)}) is None
+
+
+def test_leaves_of_all_kinds(tmp_path):
+    x = jnp.array([0.0, -0.0, jnp.nan, 1e-40])
+    tree = {
+        **{str(dtype): x.astype(dtype) for dtype in ("float16", "bfloat16", "float32", "bool")},
+        "int8": jnp.arange(-3, 3, dtype=jnp.int8),
+        "complex64": jnp.array([1 + 2j, 3j]),
+        "empty": jnp.zeros((0, 3)),
+        "legacy key": jax.random.PRNGKey(1),
+        "host": np.linspace(0, 1, 5),  # float64, which JAX does not take here
+        "scalar": np.float64(0.1),
+        "number": 7,
+    }
+    with Checkpoints(tmp_path) as saved:
+        saved.save(0, tree)
+        found = restored(saved, tree).tree
+    assert found.pop("number") == tree.pop("number")
+    assert bits(found) == bits(tree)
+    assert {k: type(x) for k, x in found.items()} == {k: type(x) for k, x in tree.items()}
+
+
+def test_what_is_no_array_is_named(tmp_path):
+    with Checkpoints(tmp_path) as saved:
+        with pytest.raises(TypeError, match="'name' is a str, neither an array nor a number"):
+            saved.save(0, {"name": "run 1"})
+        with pytest.raises(TypeError, match="not JSON serializable"):
+            saved.save(0, {"w": jnp.ones(2)}, extra={1j})
+        with pytest.raises(ValueError, match="paths that read the same: rename a key"):
+            saved.save(0, {"a": {"b": jnp.ones(2)}, "a/b": jnp.ones(2)})
+        assert saved.restore({"w": jnp.ones(2)}) is None
+
+
+# --- Devices -----------------------------------------------------------------------------------
+
+
+def test_sharded_parameters_go_on_to_the_same_bits(tmp_path):
+    mesh = jax.make_mesh((4, 2), ("x", "y"), (AxisType.Explicit, AxisType.Auto))
+    both, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("x", "y"), ()))
+    tx = optim.manifold_muon(0.1, {"w": Hypersphere(), "b": Euclidean()})
+    begin = start(tx)
+    params = jax.tree.map(jax.device_put, begin["params"], {"w": both, "b": whole})
+    begin |= {"params": params, "state": tx.init(params)}
+    tree = trained(tx, begin, 2)
+    with Checkpoints(tmp_path) as saved:
+        saved.save(2, tree)
+        found = restored(saved, tree).tree
+        # Fresh, as in a new process: its key is on one device and free to follow the others.
+        fresh = restored(saved, begin).tree
+        alone = restored(saved, start(tx)).tree
+    assert jax.tree.map(lambda x: x.sharding, found) == jax.tree.map(lambda x: x.sharding, tree)
+    assert fresh["params"]["w"].sharding == both
+    assert bits(found) == bits(fresh) == bits(alone) == bits(tree)
+    undisturbed = bits(trained(tx, begin, 4))
+    assert bits(trained(tx, found, 2)) == undisturbed
+    assert bits(trained(tx, fresh, 2)) == undisturbed
+    assert len(alone["params"]["w"].devices()) == 1
+
+
+SHARED = (
+    JOINED
+    + """
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from manifoldmuon import optim
+from manifoldmuon.checkpoints import Checkpoints
+from manifoldmuon.manifolds import Hypersphere
+
+mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
+place = NamedSharding(mesh, PartitionSpec("x"))
+whole = np.arange(32, dtype=np.float32).reshape(8, 4)
+tx = optim.manifold_muon(0.1, Hypersphere())
+with jax.set_mesh(mesh):
+    params = jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
+    begin = params, jax.jit(tx.init)(params)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(jnp.sin(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    later = step(*step(*begin))
+    with Checkpoints(sys.argv[4]) as saved:
+        saved.save(2, later)
+        found = saved.restore(begin).tree
+    pairs = zip(jax.tree.leaves(step(*later)), jax.tree.leaves(step(*found)), strict=True)
+    same = [np.array_equal(a.data, b.data) for x, y in pairs
+            for a, b in zip(x.addressable_shards, y.addressable_shards, strict=True)]
+json.dump({"same": all(same), "shards": len(found[0].addressable_shards)}, sys.stdout)
+"""
+)
+
+
+def test_two_processes_save_one_checkpoint(tmp_path):
+    assert run_processes(2, SHARED, str(tmp_path)) == [{"same": True, "shards": 2}] * 2
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+# --- What is refused ---------------------------------------------------------------------------
+
+
+def damage(folder, step, how):
+    """Damages the largest file of the arrays of a step."""
+    files = [path for path in (folder / str(step) / "tree").rglob("*") if path.is_file()]
+    file = max(files, key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    if how == "flipped":
+        content[len(content) // 2] ^= 1
+    file.write_bytes(content[: len(content) // 2] if how == "truncated" else content)
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated"])
+def test_damage_is_refused_and_the_step_before_is_named(how, run, copy):
+    _, tx, table, _ = run
+    damage(copy, 3, how)
+    line = refusal(copy, start(tx), table)
+    assert line.startswith(f"step 3 in {copy} is damaged: ")
+    assert line.endswith("; move it away to go on from step 2, which is whole")
+    shutil.move(copy / "3", copy.parent / "3")
+    with Checkpoints(copy) as saved:
+        assert restored(saved, start(tx), table).step == 2
+    damage(copy, 2, how)
+    shutil.move(copy.parent / "3", copy / "3")
+    assert refusal(copy, start(tx)).endswith("no older step is whole: move it away to begin again")
+
+
+def test_every_file_is_read_right_or_refused(run, copy):
+    """A byte in the middle of each file: what comes back is what was saved, or nothing does."""
+    _, tx, _, tree = run
+    files = [path for path in (copy / "3").rglob("*") if path.is_file()]
+    outcomes = set()
+    with Checkpoints(copy) as saved:
+        for file in files:
+            content = file.read_bytes()
+            middle = len(content) // 2
+            file.write_bytes(
+                content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
+            )
+            try:
+                found = restored(saved, start(tx), step=3)
+                assert (bits(found.tree), found.extra) == (bits(tree), EXTRA), file
+                outcomes.add("right")
+            except CheckpointError:
+                outcomes.add("refused")
+            file.write_bytes(content)
+    assert outcomes == {"right", "refused"}
+
+
+def test_another_array_is_noticed(tmp_path):
+    """Whole files of another step, which Orbax reads without complaint."""
+    with Checkpoints(tmp_path) as saved:
+        for step, value in enumerate([0.0, -0.0]):
+            saved.save(step, {"w": jnp.full(3, value)})
+        saved.wait()
+        shutil.rmtree(tmp_path / "1" / "tree")
+        shutil.copytree(tmp_path / "0" / "tree", tmp_path / "1" / "tree")
+    assert "is damaged: 'w' is not the array that was saved; " in refusal(
+        tmp_path, {"w": jnp.ones(3)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("geometry", "budgets", "reason"),
+    [
+        (GEOMETRY | {"w": Stiefel()}, 1.0, "the manifold of 'w' was Stiefel(solver=ADMM(steps=2))"),
+        (
+            GEOMETRY | {"b": Euclidean(Frobenius(ndim=1, scale=2.0))},
+            1.0,
+            "the norm of 'b' was Frobenius",
+        ),
+        (GEOMETRY, {"w": 0.5, "b": 1.0}, "the budget of 'w' was 1.0 and is 0.5; go on with that"),
+        (
+            GEOMETRY | {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
+            1.0,
+            "the layout of 'w' was None and is Layout(",
+        ),
+    ],
+)
+def test_another_geometry_is_refused(geometry, budgets, reason, run):
+    folder, tx, _, tree = run
+    table = optim.tabulate(geometry, tree["params"], budgets)
+    line = refusal(folder, start(tx), table)
+    assert line.startswith(f"step 3 in {folder} was saved with another geometry: {reason}")
+    assert line.endswith("or restore without a table if the change is meant")
+    with Checkpoints(folder) as saved:
+        assert restored(saved, start(tx)).step == 3
+
+
+def test_more_or_fewer_parameters_are_another_geometry(run):
+    folder, tx, _, tree = run
+    params = tree["params"]
+    for given, reason in [
+        ({"w": params["w"]}, "there is no 'b' now"),
+        (params | {"c": params["b"]}, "there is no 'c' then"),
+    ]:
+        table = optim.tabulate({k: GEOMETRY.get(k, Euclidean()) for k in given}, given)
+        assert reason in refusal(folder, start(tx), table)
+
+
+def test_a_step_without_geometry_has_none_to_compare(run, tmp_path):
+    _, tx, table, tree = run
+    with Checkpoints(tmp_path) as saved:
+        saved.save(1, tree)
+    assert "was saved without a geometry: restore without a table" in refusal(
+        tmp_path, start(tx), table
+    )
+
+
+def test_another_layout_of_the_state_is_refused(run, monkeypatch):
+    folder, tx, table, _ = run
+    monkeypatch.setattr(checkpoints, "STATE_LAYOUT", checkpoints.STATE_LAYOUT + 1)
+    line = refusal(folder, start(tx), table)
+    assert "has the state's layout 1, of manifoldmuon" in line
+    assert "go on with that version, or restore the parameters alone with Orbax" in line
+
+
+def test_another_tree_is_refused(run):
+    folder, _, table, tree = run
+    for target, reason in [
+        (start(TRANSFORMATIONS["muon"]), "'state/0/trace/b' was float32[16] and is nothing; "),
+        (tree | {"key": jax.random.PRNGKey(0)}, "'key' was key<fry>[] and is uint32[2]; "),
+        ({"params": tree["params"]}, "'key' was key<fry>[] and is nothing; "),
+    ]:
+        line = refusal(folder, target, table)
+        assert line.startswith(f"step 3 in {folder} holds another tree: {reason}")
+
+
+def test_a_step_that_is_not_there(run):
+    assert refusal(run[0], start(run[1]), step=7).endswith(" holds no step 7, but 2, 3")
+
+
+def test_nothing_is_overwritten(run, copy):
+    _, tx, _, tree = run
+    with Checkpoints(copy) as saved:
+        for step in (1, 2, 3):
+            with pytest.raises(CheckpointError, match=f"step {step} is not after step 3"):
+                saved.save(step, tree)
+        assert restored(saved, start(tx)).step == 3
+
+
+# --- Disks -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_full_disk_is_one_line_and_loses_nothing(background, tmp_path, caplog):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    tree = {"w": jax.random.normal(jax.random.key(0), (256, 256))}
+    options = ocp.CheckpointManagerOptions(
+        enable_async_checkpointing=background, cleanup_tmp_directories=True
+    )
+    with Checkpoints(tmp_path, options) as saved:
+        saved.save(1, tree)
+        saved.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, before[1]))
+        try:
+            with pytest.raises(CheckpointError) as error:  # noqa: PT012 - which, is Orbax's choice
+                saved.save(2, tree)
+                saved.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        line = str(error.value)
+        assert re.match(r"/\S+ cannot hold (step 2|the last step) \(.*File too large\): ", line)
+        assert line.endswith("; make it writable or free space, or choose another folder")
+        assert restored(saved, tree).step == 1
+        assert saved.save(2, tree)
+    with Checkpoints(tmp_path) as saved:
+        assert bits(restored(saved, tree).tree) == bits(tree)
+        assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        CheckpointError, match="file/run cannot be opened .*: nothing that it holds"
+    ):
+        Checkpoints(tmp_path / "file" / "run")
+
+
+# --- Without this module -----------------------------------------------------------------------
+
+
+def test_orbax_alone_reads_what_was_saved(run):
+    folder, tx, _, tree = run
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, start(tx))
+    with ocp.CheckpointManager(folder) as manager:
+        items = ocp.args.Composite(
+            tree=ocp.args.StandardRestore(target), record=ocp.args.JsonRestore()
+        )
+        found = manager.restore(3, args=items)
+    assert bits(found["tree"]) == bits(tree)
+    assert found["record"]["arrays"]["params/w"] == "float32[16,8]"
+    assert found["record"]["geometry"]["w"]["norm"] == "Spectral"
+
+
+@pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
+def test_states_are_arrays_that_others_can_save(tx, tmp_path):
+    """No static parts: Orbax and Flax save and restore the state by themselves."""
+    begin = {k: start(tx)[k] for k in ("params", "state")}
+    tree = {k: trained(tx, start(tx), 2)[k] for k in ("params", "state")}
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
+    with ocp.StandardCheckpointer() as plain:
+        plain.save(tmp_path / "plain", tree)
+        plain.wait_until_finished()
+        assert bits(plain.restore(tmp_path / "plain", begin)) == bits(tree)
+    found = flax.serialization.from_bytes(begin, flax.serialization.to_bytes(tree))
+    assert bits(found) == bits(tree)
+    assert jax.tree.structure(found) == jax.tree.structure(tree)
+
+
+def test_without_orbax_the_extra_is_named():
+    code = (
+        "import sys; sys.modules['orbax'] = None\n"
+        "import manifoldmuon.optim\n"
+        "try:\n    import manifoldmuon.checkpoints\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.strip() == (
+        "manifoldmuon.checkpoints needs Orbax: pip install 'manifoldmuon[checkpoints]'"
+    ), done.stderr
