@@ -14,6 +14,7 @@ NAMES = (
     "power_iteration",
     "gpt_throughput",
     "scale",
+    "reliability",
 )
 
 
