@@ -17,6 +17,7 @@ NAMES = (
     "scale",
     "accelerator",
     "kills",
+    "reliability",
 )
 
 

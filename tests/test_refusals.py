@@ -31,6 +31,16 @@ CASES = {
     "Linear(3, 4, Stiefel().transposed())": "Linear.manifold must be a Manifold; got LaidOut(",
     "muon(0.1, Euclidean(), method=MUON)": "method must be a MsignMethod: write NewtonSchulz(",
     "Layout(0, 1, taps='ab')": "taps must be an axis number or several; got 'ab'",
+    "msign(COMPLEX)": "got complex64; only real numbers are known here. Keep the real and the im",
+    "Stiefel().project(COMPLEX)": "got complex64; only real numbers",
+    "Stiefel().tangent(COMPLEX, COMPLEX)": "got complex64; only real numbers",
+    "Stiefel().steepest(COMPLEX, COMPLEX, ())": "got complex64; only real numbers",
+    "Stiefel().retract(COMPLEX, COMPLEX)": "got complex64; only real numbers",
+    "Hypersphere(ndim=2).steepest(COMPLEX, COMPLEX, ())": "got complex64; only real numbers",
+    "EmbeddingRows().project(COMPLEX)": "got complex64; only real numbers",
+    "Euclidean(Spectral()).steepest(COMPLEX, COMPLEX, ())": "got complex64; only real numbers",
+    "muon(0.1, Euclidean()).init({'w': COMPLEX})": "the parameter 'w' has dtype complex64; only",
+    "scale_by_budget(2.0).update({'w': COMPLEX}, EmptyState())": "the update of 'w' has dtype comp",
 }
 
 CODE = """
@@ -42,6 +52,9 @@ from manifoldmuon.manifolds.solvers import *
 from manifoldmuon.modules import *
 from manifoldmuon.norms import *
 from manifoldmuon.optim import *
+from optax import EmptyState
+
+COMPLEX = jnp.ones((3, 2), jnp.complex64)
 
 def message(case):
     try:

@@ -72,7 +72,16 @@ def frobenius_norm(x: Float[Array, "..."], ndim: int = 2) -> Float[Array, "..."]
 
 
 def upcast(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`x` in float32, or in its own dtype where that is wider."""
+    """`x` in float32, or in its own dtype where that is wider.
+
+    Raises:
+      TypeError: `x` is complex. Everything here passes it through this function.
+    """
+    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+        raise TypeError(
+            f"got {x.dtype}; only real numbers are known here. Keep the real and the imaginary part"
+            " as two parameters, as optax.contrib.split_real_and_imaginary does"
+        )
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 

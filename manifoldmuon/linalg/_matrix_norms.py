@@ -40,7 +40,8 @@ def power_iteration(
       x: matrices in the trailing two axes; leading axes are independent. Any scale at which the
         norm is a normal number.
       vector: the right singular vector that the last call returned. Zeros are a cold start:
-        a vector that x maps to zero is replaced by the largest row of x.
+        a vector that x maps to zero is replaced by a random one, always the same, so that nothing
+        depends on how sums are ordered (the largest row of x would: Adam's first rows are equal).
       steps: how many times `x^T x` is applied; static.
       cold_steps: how many times where a start is cold; static. None: `steps`. All matrices of
         the call take as many as the one that needs most.
@@ -71,10 +72,10 @@ def power_iteration(
 
     def restart(pair):
         lost = jnp.all(pair[1] == 0, axis=-1, keepdims=True)
-        v = jnp.where(lost, _largest_row(x), pair[0])
+        v = jnp.where(lost, _start(x), pair[0])
         pair = v, _apply(x, v)
         first = max(cold_steps - steps, 0)
-        found = jnp.any(lost & (v != 0))  # not in a matrix of zeros
+        found = jnp.any(lost & jnp.any(x != 0, axis=(-2, -1))[..., None])
         return jax.lax.cond(found, lambda p: jax.lax.fori_loop(0, first, step, p), _same, pair)
 
     # What a cold start takes stands in a branch, not to be paid in every step.
@@ -101,9 +102,6 @@ def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Ar
         are independent.
       steps: products of S and a vector, at least 1; never more than n are taken.
     """
-    n = gram.shape[-1]
-    start = np.random.default_rng(0).standard_normal(n)
-    start = jnp.asarray(start / np.linalg.norm(start), gram.dtype)
 
     def step(carry, index):
         basis, vector = carry
@@ -115,9 +113,9 @@ def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Ar
         after = frobenius_norm(image, 1)
         return (basis, image / one_for_zero(after)[..., None]), (value, after)
 
-    steps = min(steps, n)
-    basis = jnp.zeros((*gram.shape[:-2], steps, n), gram.dtype)
-    carry = basis, jnp.broadcast_to(start, gram.shape[:-1])
+    steps = min(steps, gram.shape[-1])
+    basis = jnp.zeros((*gram.shape[:-2], steps, gram.shape[-1]), gram.dtype)
+    carry = basis, _start(gram)
     _, (values, lengths) = jax.lax.scan(step, carry, jnp.arange(steps))
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
     above = jnp.eye(values.shape[-1], k=1, dtype=gram.dtype) * lengths[..., :, None]
@@ -213,11 +211,11 @@ def _apply(matrix, vector):
     return jnp.matmul(matrix, vector[..., None], precision=jax.lax.Precision.HIGHEST)[..., 0]
 
 
-def _largest_row(matrix):
-    """The row of largest norm, as a unit vector: only a zero matrix maps it to zero."""
-    matrix, _ = prescale(matrix, 2)
-    index = jnp.argmax(jnp.sum(matrix**2, axis=-1), axis=-1)[..., None, None]
-    return normalize(jnp.take_along_axis(matrix, index, axis=-2)[..., 0, :], 1)
+def _start(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch n"]:
+    """A random unit vector for every matrix, the same for all of a width."""
+    vector = np.random.default_rng(0).standard_normal(matrix.shape[-1])
+    vector = jnp.asarray(vector / np.linalg.norm(vector), matrix.dtype)
+    return jnp.broadcast_to(vector, (*matrix.shape[:-2], matrix.shape[-1]))
 
 
 def _singular_values(x):

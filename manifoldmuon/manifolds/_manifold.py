@@ -30,7 +30,7 @@ class Manifold(abc.ABC):
 
     Laws (checked by `manifoldmuon.testing.check_manifold`):
 
-    * `project` is idempotent and lands on the set; `distance` is zero there;
+    * `project` is idempotent and lands on the set, also from zero; `distance` is zero there;
     * `tangent(p, .)` is linear and idempotent;
     * `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
       a zero gradient gives a zero direction, and its gap is a true bound;
@@ -64,7 +64,11 @@ class Manifold(abc.ABC):
 
     @abc.abstractmethod
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The nearest point of the set, in the Frobenius norm."""
+        """The nearest point of the set, in the Frobenius norm.
+
+        Where several are equally near, at a rank-deficient matrix or a zero vector, it is one of
+        them, always the same: the manifold says which.
+        """
 
     @abc.abstractmethod
     def tangent(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import frobenius_norm, normalize, over, prescale, upcast
+from manifoldmuon.linalg import frobenius_norm, normalize, over, prescale, trailing, upcast
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
@@ -37,8 +37,8 @@ class Hypersphere(Manifold):
 
     The tangent space at `w` is what is orthogonal to it, `a - w <w, a> / ||w||^2`; the steepest
     direction is the tangent part of the gradient at length `r`, so that a learning rate is an
-    angle to first order. The all-zero point has no direction: it stays where it is, and `distance`
-    is 1.
+    angle to first order. The all-zero point has no direction: steps of zero leave it where it is,
+    its `distance` is 1, and `project` makes all of its entries equal.
 
     Attributes:
       scale: the radius, a positive number or a rule such as `RootDim()` (unit root-mean-square
@@ -73,7 +73,10 @@ class Hypersphere(Manifold):
         require_axes(self, shape)
 
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
-        return (self._radius(point) * normalize(point, self.ndim)).astype(point.dtype)
+        unit = normalize(point, self.ndim)
+        equal = 1 / math.sqrt(max(math.prod(self._point_shape(point)), 1))
+        nowhere = jnp.all(unit == 0, axis=trailing(unit, self.ndim), keepdims=True)
+        return (self._radius(point) * jnp.where(nowhere, equal, unit)).astype(point.dtype)
 
     def tangent(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
@@ -134,7 +137,7 @@ class EmbeddingRows(Manifold):
     A row whose tangent gradient is below the norm's `threshold` times the longest one of its table
     is stale (a token not seen for hundreds of steps, its momentum decayed to 1e-30) and gets zero
     instead of a full step along rounding errors; see `manifoldmuon.norms.LongestRow`. Rows that
-    are all zeros (a padding token) stay.
+    are all zeros (a padding token) stay, but not under `project`, which makes their entries equal.
 
     Attributes:
       scale: a positive number or a rule; the default `RootDim()` is sqrt(d), unit

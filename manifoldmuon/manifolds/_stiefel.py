@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
+    SVD,
     frobenius_norm,
     identity_like,
     inner_product,
@@ -61,7 +62,15 @@ class _Orthonormal(Manifold):
         return Spectral(scale=self.scale) if self.step_norm is None else self.step_norm
 
     def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        return (self._scale(point) * msign(upcast(point))).astype(point.dtype)
+        """The orthogonal polar factor.
+
+        A matrix without full rank has several: LAPACK's singular vectors choose, for a zero matrix
+        the first columns (or rows) of the identity.
+        """
+        if 0 in point.shape:
+            return point
+        scaled, _ = prescale(point, 2)
+        return _like(_nearest(tall(scaled)), point, self._scale(point))
 
     def tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -206,6 +215,26 @@ def _like(
     """A tall result of unit scale in the scale, orientation and dtype of `example`."""
     wide = example.shape[-2] < example.shape[-1]
     return (scale * (mT(result) if wide else result)).astype(example.dtype)
+
+
+def _nearest(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    """The orthonormal matrix nearest to a tall `x`.
+
+    From its singular vectors where it is too close to rank-deficient for products alone, and in
+    float64, for which the default schedule is not made.
+    """
+    factor = msign(x, SVD() if x.dtype == jnp.float64 else None)
+    gram = product(mT(factor), factor)
+    error = jnp.max(jnp.abs(gram - identity_like(gram)), axis=(-2, -1), keepdims=True)
+    lost = error > 1000 * jnp.finfo(x.dtype).eps
+
+    def decomposed(x):
+        left, _, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
+        found = product(left, right)
+        return product(found, _polish(product(mT(found), found)))
+
+    whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: factor, jax.lax.stop_gradient(x))
+    return jnp.where(lost, whole, factor)
 
 
 def _polish(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:

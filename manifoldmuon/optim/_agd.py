@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from manifoldmuon.linalg import upcast
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
-from manifoldmuon.optim._geometry import Places, find_places
+from manifoldmuon.optim._geometry import Places, find_places, if_complex
 from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder
 from manifoldmuon.optim._retract import chain
 from manifoldmuon.optim._trees import random_leaf
@@ -189,6 +189,7 @@ def _check_layout(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
             f"automatic gradient descent: {path!r} has dtype {leaf.dtype}, not real floating point."
+            f" Take it out with optax.masked or optax.partition{if_complex(leaf.dtype)}."
         )
     try:
         layout.check_shape(leaf.shape)

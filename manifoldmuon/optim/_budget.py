@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manifoldmuon.optim._geometry import Places, find_places
+from manifoldmuon.optim._geometry import Places, find_places, if_complex
 
 Budgets = Any
 """Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""
@@ -56,7 +56,10 @@ def find_budgets(budgets: Budgets, tree: Any) -> Places:
 def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:
     """Raises where a budget is not a number or an array of at most the leaf's axes."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        raise TypeError(f"the update of {path!r} has dtype {leaf.dtype}, not floating point.")
+        raise TypeError(
+            f"the update of {path!r} has dtype {leaf.dtype}, not real floating point. Take it out"
+            f" with optax.masked or optax.partition{if_complex(leaf.dtype)}."
+        )
     dtype = getattr(budget, "dtype", None)
     if isinstance(budget, bool) or (dtype is None and not isinstance(budget, int | float)):
         raise TypeError(f"the budget of {path!r} is {budget!r}, not a number.")

@@ -349,6 +349,12 @@ def find_manifolds(geometry: Geometry, params: Any) -> Places:
     return find_places(geometry, params, _check_manifold)
 
 
+def if_complex(dtype: Any) -> str:
+    """What else to do about a complex parameter."""
+    split = ", or keep its two parts as parameters (optax.contrib.split_real_and_imaginary)"
+    return split if jnp.issubdtype(dtype, jnp.complexfloating) else ""
+
+
 def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
     if not isinstance(entry, Manifold | LaidOut):
         hint = "; write an instance, with parentheses" if isinstance(entry, type) else ""
@@ -358,7 +364,8 @@ def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
             f"the parameter {path!r} has dtype {leaf.dtype}; only real floating point"
-            " parameters live on a manifold. Take it out with optax.masked or optax.partition."
+            " parameters live on a manifold. Take it out with optax.masked or optax.partition"
+            f"{if_complex(leaf.dtype)}."
         )
     try:
         entry.check_shape(leaf.shape)

@@ -23,6 +23,7 @@ from manifoldmuon.optim._geometry import (
     Places,
     find_manifolds,
     flatten_with_path,
+    if_complex,
     inner_shape,
     is_hole,
     manifold_of,
@@ -107,7 +108,8 @@ def pair_up(geometry: Geometry, updates: Any, params: Any, name: str) -> Paired:
         if not jnp.issubdtype(jnp.result_type(update), jnp.floating):
             raise TypeError(
                 f"{name}: the update of {path!r} has dtype {jnp.result_type(update)}; give the"
-                " gradient of a real floating point parameter."
+                " gradient of a real floating point parameter"
+                f"{if_complex(jnp.result_type(update))}."
             )
         if jnp.size(update):
             arrays = jnp.asarray(param), jnp.asarray(update)

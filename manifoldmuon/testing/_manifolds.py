@@ -37,6 +37,7 @@ def check_manifold(
     on_set: float = 2e-6,
     overshoot: float = 1e-4,
     thorough: bool = True,
+    dtype=jnp.float32,
 ) -> None:
     """Checks every law that `Manifold` states, at a random point with random gradients.
 
@@ -51,13 +52,14 @@ def check_manifold(
         msign leaves.
       thorough: whether to run the slow checks too, each of which compiles everything once more:
         without `jax.jit`, under `jax.vmap`, and in bfloat16.
+      dtype: float32, or float64 under `jax.enable_x64(True)`.
 
     Raises:
       AssertionError: a law is broken; the message names it and the size of the violation.
     """
     check_value_object(manifold)
-    grad, vector, other = normal(key, shape, 3)
-    draw = jitted(lambda k: manifold.random_point(k, shape, jnp.float32))
+    grad, vector, other = (x.astype(dtype) for x in normal(key, shape, 3))
+    draw = jitted(lambda k: manifold.random_point(k, shape, dtype))
     point = draw(key)
     ask = jitted(lambda *arrays: ask_manifold(manifold, *arrays))
     case = Case(manifold, shape, point, grad, vector, other, tolerance, gap, overshoot, ask)
@@ -66,7 +68,7 @@ def check_manifold(
     _check_the_set(case, draw(key), on_set)
     _check_tangent_space(case)
     _check_steepest(case)
-    _check_zero(case)
+    _check_zero(case, on_set)
     _check_scale(case)
     _check_retraction(case, on_set)
     _check_unconstrained(case)
@@ -226,9 +228,9 @@ def _check_stays_near(law: str, case: Case, vector: Numbers) -> None:
     at_most(f"{law}: the set is left to second order only", away, t**2)
 
 
-def _largest(size: Numbers) -> np.float32:
+def _largest(size: Numbers) -> Any:
     """The largest of the sizes, where one array holds several points."""
-    return np.float32(np.max(size, initial=0))
+    return np.max(size, initial=0)
 
 
 def _check_steepest(case: Case) -> None:
@@ -254,8 +256,8 @@ def _check_steepest(case: Case) -> None:
         at_most("the gap is a true bound", rival_value, bound, case.tolerance * length)
 
 
-def _check_zero(case: Case) -> None:
-    zero = np.zeros(case.shape, np.float32)
+def _check_zero(case: Case, on_set: float) -> None:
+    zero = np.zeros_like(case.point)
     answers = case.ask(case.point, zero, zero)
     require("a zero gradient gives a zero direction", bool(np.all(answers.direction == 0)))
     require("a zero gradient has gap 0", bool(np.all(answers.gap == 0)))
@@ -264,6 +266,7 @@ def _check_zero(case: Case) -> None:
     nowhere = case.ask(zero, zero, zero)
     require("a zero point stays where it is", bool(np.all(nowhere.moved == 0)))
     require("a zero point has a zero direction", bool(np.all(nowhere.direction == 0)))
+    at_most("project takes zero to the set", case.distance(nowhere.projected), on_set)
 
 
 def _check_scale(case: Case) -> None:

@@ -1,6 +1,7 @@
 """Every manifold of the table keeps every law of the interface."""
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from manifoldmuon.testing import check_manifold
@@ -11,3 +12,23 @@ from tests.instances import MANIFOLDS, ManifoldCase
 def test_manifold_laws(case: ManifoldCase):
     key = jax.random.key(0)
     check_manifold(case.manifold, case.shape, key, gap=case.gap, thorough=case.thorough)
+
+
+DOUBLE = ["spheres of radius 3", "embedding rows", "orthogonal odd stack", "stiefel wide, scaled"]
+
+
+@pytest.mark.parametrize("case", [c for c in MANIFOLDS if c.name in DOUBLE], ids=lambda c: c.name)
+def test_manifold_laws_in_float64(case: ManifoldCase):
+    """One of each kind; `python -m benchmarks reliability` takes all."""
+    with jax.enable_x64(True):
+        check_manifold(
+            case.manifold,
+            case.shape,
+            jax.random.key(0),
+            tolerance=1e-11,
+            gap=case.gap,
+            on_set=1e-13,
+            overshoot=1e-13,
+            thorough=False,
+            dtype=jnp.float64,
+        )

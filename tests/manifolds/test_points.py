@@ -232,6 +232,38 @@ def test_a_short_dtype_costs_a_direction_its_own_rounding(manifold, dtype):
         assert np.sum(np.float64(g) * np.float64(a)) >= 0
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+def test_projecting_what_has_no_single_nearest_point(dtype):
+    """Zero, rank-deficient, and nearly so: a point of the set, none further than another."""
+    eps = float(jnp.finfo(dtype).eps)
+    low = normal(6, 1) @ normal(1, 4)
+    close = np.diag(np.float32([1, 1e-3, 1e-9, 0])) @ normal(4, 4)
+    rows = np.concatenate([close, np.zeros((2, 4), np.float32)])
+    given = jnp.asarray(np.stack([np.zeros((6, 4)), low, rows, normal(6, 4)]), dtype)
+    found = np.float64(ask(Stiefel(2.0).project, given))
+    for x, point in zip(np.float64(given), found, strict=True):
+        assert largest_deviation(point, 2.0) < 8 * eps
+        values = np.linalg.svd(x, compute_uv=False)
+        nearest = np.sum((values - 2) ** 2)  # Eckart and Young
+        np.testing.assert_allclose(np.sum((x - point) ** 2), nearest, rtol=8 * eps)
+    np.testing.assert_array_equal(found[0], 2 * np.eye(6, 4))
+    square = ask(Orthogonal().project, jnp.zeros((3, 3), dtype))
+    np.testing.assert_array_equal(np.abs(np.float64(square)), np.eye(3))
+    table = ask(EmbeddingRows(2.0).project, given[2])
+    np.testing.assert_allclose(np.float64(table[-1]), 1.0)
+    assert np.max(EmbeddingRows(2.0).distance(jnp.asarray(table))) < 4 * eps
+    sphere = ask(Hypersphere(ndim=2).project, jnp.zeros((2, 2), dtype))
+    np.testing.assert_allclose(np.float64(sphere), 0.5)
+
+
+def test_float64_points_to_their_last_digits():
+    with jax.enable_x64(True):
+        for shape in ((20, 16), (16, 16)):
+            x = np.random.default_rng(0).standard_normal(shape)
+            u, _, v = np.linalg.svd(x, full_matrices=False)
+            np.testing.assert_allclose(Stiefel().project(jnp.asarray(x)), u @ v, atol=1e-13)
+
+
 @pytest.mark.parametrize("manifold", [Stiefel(), Hypersphere(ndim=2), EmbeddingRows()], ids=name)
 def test_tangent_parts_of_huge_vectors(manifold):
     w, v = point_of(manifold, (6, 4)), normal(6, 4)

@@ -192,6 +192,38 @@ def test_a_normed_step_is_the_update_at_its_target_norms():
         np.testing.assert_allclose(found, -0.5 * budget * g / size, rtol=1e-4, atol=1e-6)
 
 
+def test_rounding_in_the_gradient_does_not_grow():
+    """Adam's first update has rows of equal lengths: nothing may depend on which is the largest.
+
+    Programs that sum in another order, compiled or not, divided or not, differ by no more.
+    """
+    geometry = {"free": Euclidean(Spectral()), "curved": Stiefel()}
+    tx = optim.normalize(optax.scale_by_adam(), geometry)
+    rng = np.random.default_rng(0)
+    params = {"free": jnp.zeros((24, 16)), "curved": jnp.eye(16, 12)}
+    grads = [jax.tree.map(lambda x: np.float32(rng.normal(size=x.shape)), params) for _ in "abc"]
+    update = jax.jit(tx.update)
+
+    def run(change):
+        state = tx.init(params)
+        for grad in grads:
+            updates, state = update(jax.tree.map(change, grad), state, params)
+        return updates, state.vectors
+
+    nudged = run(lambda g: g * (1 + 1e-7 * np.sign(rng.normal(size=g.shape))).astype(np.float32))
+    for found, wanted in zip(*map(jax.tree.leaves, (nudged, run(lambda g: g))), strict=True):
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * float(np.max(np.abs(wanted))))
+
+    steps = optax.MultiSteps(tx, 3)
+    accumulated, accumulate = steps.init(params), jax.jit(steps.update)
+    for grad in grads:
+        updates, accumulated = accumulate(grad, accumulated, params)
+    mean = jax.tree.map(lambda *g: sum(g) / np.float32(3), *grads)
+    wanted, _ = update(mean, tx.init(params), params)
+    for found, target in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
+        np.testing.assert_allclose(found, target, atol=1e-5 * float(np.max(np.abs(target))))
+
+
 def test_power_iteration_takes_a_step_at_least():
     with pytest.raises(ValueError, match="at least one step; got warm=0"):
         PowerIterations(warm=0)

@@ -36,6 +36,7 @@ from manifoldmuon.manifolds.solvers._solver import (
     Steepest,
     StiefelSolver,
     certify,
+    in_dtypes_of,
     is_noise,
     iterate,
     nuclear_bound,
@@ -146,7 +147,7 @@ class DualAscent(_DualSolver):
         reduced = stack(parts, shift, scale)
         candidate = msign(reduced, self.method)
         upper = nuclear_bound(reduced, candidate) * jnp.squeeze(scale, (-2, -1))
-        return finish(parts, candidate, upper, shift)
+        return finish(parts, candidate, upper, in_dtypes_of(dual, shift))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +212,8 @@ class FixedPoint(_DualSolver):
         upper = jnp.minimum(
             nuclear_norm(stack(parts, shift, scale)), nuclear_norm(stack(parts, target, scale))
         )
-        return finish(parts, candidate, upper * jnp.squeeze(scale, (-2, -1)), target)
+        upper = upper * jnp.squeeze(scale, (-2, -1))
+        return finish(parts, candidate, upper, in_dtypes_of(dual, target))
 
 
 class Dual(NamedTuple):
@@ -252,7 +254,8 @@ class ADMM(StiefelSolver):
 
     def init_dual(self, shape: tuple[int, ...]) -> Dual:
         *batch, _, n = shape
-        return Dual(jnp.zeros((*batch, n, n)), jnp.zeros((*batch, 2 * n, n)))
+        shapes = (*batch, n, n), (*batch, 2 * n, n)
+        return Dual(*(jnp.zeros(shape, jnp.float32) for shape in shapes))
 
     def solve(
         self,
@@ -291,7 +294,7 @@ class ADMM(StiefelSolver):
         state = (shift, start, direction, jnp.full_like(scale, self.threshold))
         shift, _, direction, _ = iterate(step, state, self.steps, self.tolerance)
         upper = nuclear_norm(stack(parts, shift, scale)) * jnp.squeeze(scale, (-2, -1))
-        return finish(parts, direction, upper, Dual(shift, direction))
+        return finish(parts, direction, upper, in_dtypes_of(dual, Dual(shift, direction)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,8 +32,8 @@ class Steepest(NamedTuple):
     Attributes:
       direction: `A`, tangent at the point, of norm at most 1 in the manifold's norm; it
         ascends, so a descent step subtracts it. Shape and dtype of the gradient.
-      dual: what a later, nearby problem can start from: arrays with the leading axes first, or
-        `()` where the direction has a closed form. float32 or wider.
+      dual: what a later, nearby problem can start from: arrays with the leading axes first, in
+        the dtypes of what was given, or `()` where the direction has a closed form.
       residual: how far the solver's raw direction was from tangent before the last tangent
         projection, `||W^T A + A^T W||_F / n` for a Stiefel point of unit scale. Leading axes.
       gap: the relative duality gap, an upper bound on `1 - <G, A> / optimum` that needs no
@@ -58,7 +58,7 @@ class StiefelSolver(abc.ABC):
 
     @abc.abstractmethod
     def init_dual(self, shape: tuple[int, ...]) -> Any:
-        """The cold start for points of shape `(..., m, n)`."""
+        """The cold start for points of shape `(..., m, n)`: float32 arrays, for every dtype."""
 
     @abc.abstractmethod
     def solve(
@@ -206,6 +206,11 @@ def tangent_parts(
     return along, jax.lax.cond(jnp.any(small), again, lambda outer: outer, outer)
 
 
+def in_dtypes_of(example: Any, tree: Any) -> Any:
+    """The arrays of `tree` in the dtypes of those of `example`: what a loop or a state carries."""
+    return jax.tree.map(lambda old, new: new.astype(old.dtype), example, tree)
+
+
 State = TypeVar("State")
 
 
@@ -229,7 +234,7 @@ def iterate(
     def taken(k, before):
         # Under jax_enable_x64 the count k is what would widen a float32 state.
         after, error = step(k, before)
-        return jax.tree.map(lambda new, old: new.astype(old.dtype), after, before), error
+        return in_dtypes_of(before, after), error
 
     if tolerance == 0:
         return jax.lax.fori_loop(0, steps, lambda k, s: taken(k, s)[0], state)
@@ -240,8 +245,9 @@ def iterate(
         return (k < steps) & ~jnp.all(error <= tolerance)
 
     def advance(carry):
-        k, before, _ = carry
-        return (k + 1, *taken(k, before))
+        k, before, worst = carry
+        after, error = taken(k, before)
+        return k + 1, after, error.astype(worst.dtype)
 
     error = jax.eval_shape(lambda s: step(0, s)[1], state)
     start = (jnp.int32(0), state, jnp.full(error.shape, jnp.inf, error.dtype))

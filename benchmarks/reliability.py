@@ -1,0 +1,291 @@
+"""Random cases for manifolds, solvers and links, drawn by Hypothesis, and what was worst.
+
+    python -m benchmarks reliability --examples 5000   # writes benchmarks/results/reliability.json
+
+Every answer is measured in float64 by decompositions, at the point of the set that is nearest to
+the point given. A case that breaks a bound of `LIMITS` is shrunk by Hypothesis and printed.
+"""
+
+import functools
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from benchmarks._command import command
+from examples.command import parse
+from manifoldmuon import optim
+from manifoldmuon.manifolds import EmbeddingRows, Hypersphere, Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds.solvers import (
+    FAST,
+    FixedPoint,
+    Resolvents,
+)
+from manifoldmuon.norms import FanRatio, Frobenius
+from manifoldmuon.testing import stiefel_optimum
+from studies.records import environment, write_record
+
+MATRICES = {
+    "Stiefel": Stiefel(),
+    "Stiefel, FAST": Stiefel(solver=FAST),
+    "Stiefel, Resolvents": Stiefel(FanRatio(), solver=Resolvents()),
+    "Stiefel, FixedPoint": Stiefel(solver=FixedPoint(steps=5)),
+    "Stiefel, Frobenius steps": Stiefel(2.0, step_norm=Frobenius(scale=2.0)),
+    "Orthogonal": Orthogonal(3.0),
+}
+ROWS = {"Hypersphere": Hypersphere(2.0), "EmbeddingRows": EmbeddingRows()}
+# Of a batch: tall, wide, square, one row.
+SHAPES = ((3, 7, 4), (2, 3, 9), (2, 5, 5), (2, 1, 6))
+DTYPES = ("float32", "bfloat16", "float16")
+# What float32 has to keep; for a short dtype its eps where that is larger.
+LIMITS = {
+    "gap under the true one": 1e-6,
+    "norm above 1": 1e-5,
+    "residual": 1e-5,
+    "descent": 1e-7,
+    "distance from the set": 4e-6,
+}
+
+
+class Case(NamedTuple):
+    """A stack of problems; `scale` and `share`, of the tangent part, are powers of two."""
+
+    manifold: str
+    shape: tuple[int, ...]
+    dtype: str
+    scale: int
+    share: int
+    decay: float
+    kind: str
+    seed: int
+
+
+def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.SearchStrategy[Case]:
+    """The strategy; fewer of each compile fewer programs."""
+
+    def square(case: Case) -> Case:
+        n = case.shape[-1]
+        wanted = (*case.shape[:-2], n, n) if case.manifold == "Orthogonal" else case.shape
+        return case._replace(shape=wanted)
+
+    kinds = st.sampled_from(("normal", "normal", "normal", "zero", "NaN", "infinite", "low rank"))
+    return st.builds(
+        Case,
+        manifold=st.sampled_from(manifolds),
+        shape=st.sampled_from(shapes),
+        dtype=st.sampled_from(dtypes),
+        scale=st.integers(-140, 120),
+        share=st.integers(-24, 0),
+        decay=st.floats(0, 6),
+        kind=kinds,
+        seed=st.integers(0, 2**31),
+    ).map(square)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def draw(manifold: Manifold, gaussian: Any) -> Any:
+    """A point of the set, in the dtype of what it is drawn from."""
+    return manifold.project(gaussian)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def ask(manifold: Manifold, point: Any, grad: Any) -> tuple[Any, ...]:
+    """The direction and its gap, the point after a step, and its distance from the set."""
+    answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
+    moved = manifold.retract(point, -0.1 * answer.direction)
+    return answer.direction, answer.gap, moved, manifold.distance(moved.astype(jnp.float32))
+
+
+def check(case: Case) -> dict[str, float]:
+    """The figures of a case, the worst of its stack.
+
+    Raises:
+      AssertionError: one of them is beyond its limit, or zero or NaN did not stay what it was.
+    """
+    manifold, dtype = (MATRICES | ROWS)[case.manifold], jnp.dtype(case.dtype)
+    rng = np.random.default_rng(case.seed)
+    point = draw(manifold, rng.standard_normal(case.shape).astype(np.float32).astype(dtype))
+    grad = _gradient(case, np.float64(point), rng).astype(dtype)
+    answers = (np.asarray(x, np.float64) for x in ask(manifold, point, grad))
+    direction, gap, moved, distance = answers
+    found = dict.fromkeys(LIMITS, 0.0)
+    exact = np.float64(grad)
+    if not np.isfinite(exact).all():
+        assert np.isnan(direction).any()
+        return found
+    if not exact.any():
+        assert not direction.any()
+        assert not gap.any()
+        assert np.array_equal(moved, np.float64(point))
+        return found
+    for w, g, a, reported in zip(np.float64(point), exact, direction, gap, strict=True):
+        figures = (
+            _measure(manifold, w, g / np.abs(g).max(), a, reported) if g.any() else (0, 0, 0, 0)
+        )
+        for name, figure in zip(LIMITS, (*figures, np.max(distance)), strict=True):
+            found[name] = max(found[name], float(figure))
+    for name, figure in found.items():
+        limit = max(LIMITS[name], float(jnp.finfo(dtype).eps) * (dtype != np.float32))
+        assert figure <= limit, f"{name}: {figure:.2g} > {limit:.2g} in {case}"
+    return found
+
+
+def _gradient(case: Case, point: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A part normal to the set, and 2**share of one that is not."""
+    *batch, m, n = case.shape
+    if case.kind in ("zero", "NaN", "infinite"):
+        grad = np.zeros(case.shape)
+        grad[..., 0, 0] = {"zero": 0, "NaN": np.nan, "infinite": np.inf}[case.kind]
+        return grad
+    free = rng.standard_normal(case.shape) * np.logspace(0, -case.decay, n)
+    if case.kind == "low rank":
+        free = rng.standard_normal((*batch, m, 1)) @ rng.standard_normal((*batch, 1, n))
+    if case.manifold in ROWS:
+        normal = point * rng.standard_normal((*batch, m, 1))
+    else:
+        mirrored = rng.standard_normal((*batch, min(m, n), min(m, n)))
+        mirrored = mirrored + np.swapaxes(mirrored, -1, -2)
+        normal = point @ mirrored if m >= n else mirrored @ point
+    grad = normal / np.abs(normal).max() * (case.share < 0) + 2.0**case.share * free
+    # float16 holds numbers from 2**-24 to 2**16.
+    return grad * 2.0 ** (np.clip(case.scale, -4, 10) if case.dtype == "float16" else case.scale)
+
+
+def _measure(manifold, point, grad, direction, reported) -> tuple[float, ...]:
+    """How far the gap lies under the true one, norm, residual and descent of one direction."""
+    if isinstance(manifold, Hypersphere | EmbeddingRows):
+        length = np.linalg.norm(point, axis=-1, keepdims=True)
+        w, a = point / length, direction / np.median(length)
+        tangent, feasible = (x - w * np.sum(w * x, -1, keepdims=True) for x in (grad, a))
+        best, size = np.linalg.norm(tangent, axis=-1), np.linalg.norm(a, axis=-1)
+        value = np.sum(grad * feasible, -1) / np.maximum(size, 1)
+        if isinstance(manifold, EmbeddingRows):
+            best, value = best.sum(), value.sum()
+        residual, norm = np.abs(np.sum(w * a, -1)).max(), size.max()
+    else:
+        tall = point.shape[0] >= point.shape[1]
+        w, g, a = (x if tall else x.T for x in (point, grad, direction))
+        u, scales, v = np.linalg.svd(w, full_matrices=False)
+        w, a = u @ v, a / np.median(scales)
+        feasible = a - w @ (w.T @ a + a.T @ w) / 2
+        if isinstance(manifold.norm, Frobenius):
+            norm, best = np.linalg.norm(a), np.linalg.norm(g - w @ (w.T @ g + g.T @ w) / 2)
+        else:
+            norm, best = np.linalg.norm(a, 2), stiefel_optimum(w, g)
+        value = np.sum(g * feasible) / max(norm, 1)
+        residual = np.linalg.norm(w.T @ a + a.T @ w) / w.shape[1]
+    # Where nothing is tangent, nothing is missed: as on a sphere of no dimensions.
+    some = best > 1e-12 * np.abs(grad).max()
+    under = np.where(some, 1 - value / np.where(some, best, 1) - reported, 0)
+    descent = -np.sum(grad * direction) / np.linalg.norm(grad) / max(np.linalg.norm(direction), 1)
+    return float(np.max(under)), float(norm) - 1, float(residual), float(descent)
+
+
+GEOMETRY = {"w": Stiefel(), "stack": Orthogonal(2.0), "rows": EmbeddingRows(), "v": Hypersphere()}
+TREE = {"w": (6, 3), "stack": (2, 4, 4), "rows": (5, 3), "v": (4,)}
+LINKS = {
+    "manifold_muon": lambda: optim.manifold_muon(0.1, GEOMETRY),
+    "normalized Adam": lambda: optim.chain(
+        optim.normalize(optax.scale_by_adam(), GEOMETRY),
+        optax.scale_by_learning_rate(0.1),
+        optim.retract(GEOMETRY),
+    ),
+}
+
+
+@functools.cache
+def _training(name: str) -> tuple[Any, Any, Any]:
+    tx = optax.apply_if_finite(LINKS[name](), 100)
+    shapes = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in TREE.items()}
+    params = jax.jit(lambda: optim.init_tree(GEOMETRY, jax.random.key(0), shapes))()
+
+    @jax.jit
+    def step(grads, state, params):
+        updates, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        return params, state, optim.monitor_distance(GEOMETRY, params)
+
+    return step, tx.init(params), params
+
+
+def check_training(name: str, scales: list[int | None], draws: int) -> float:
+    """The largest distance from the set in a run whose gradients have these powers of two.
+
+    None is a gradient that is NaN, which `optax.apply_if_finite` leaves out.
+    """
+    rng, worst = np.random.default_rng(draws), 0.0
+    step, state, params = _training(name)
+    for scale in scales:
+        factor = np.nan if scale is None else 2.0**scale
+        grads = {k: np.float32(factor * rng.standard_normal(v)) for k, v in TREE.items()}
+        before = params
+        params, state, distance = step(grads, state, params)
+        if scale is None:
+            assert all(np.array_equal(params[k], before[k]) for k in TREE)
+        worst = max(worst, *map(float, distance.values()))
+    assert worst <= LIMITS["distance from the set"], f"{name}, {scales}: {worst:.2g}"
+    return worst
+
+
+runs = st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_size=6)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Draws the cases and writes what was worst; a broken bound ends it with the case."""
+    parser = command("reliability", "Random cases, and the worst that they found.")
+    parser.add_argument("--examples", type=int, default=5000, help="cases of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parse(parser, argv)
+    worst: dict[str, dict[str, float]] = {}
+    counts = dict.fromkeys(("directions", "runs"), 0)
+    profile = settings(
+        max_examples=options.examples,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+
+    @seed(options.seed)
+    @profile
+    @given(cases())
+    def directions(case):
+        counts["directions"] += 1
+        table = worst.setdefault(f"{case.manifold}, {case.dtype}", dict.fromkeys(LIMITS, 0.0))
+        for name, figure in check(case).items():
+            table[name] = max(table[name], figure)
+
+    @seed(options.seed)
+    @profile
+    @given(st.sampled_from(sorted(LINKS)), runs, st.integers(0, 2**31))
+    def trainings(name, scales, draws):
+        counts["runs"] += 1
+        figure = check_training(name, scales, draws)
+        table = worst.setdefault(name, {"distance from the set": 0.0})
+        table["distance from the set"] = max(table["distance from the set"], figure)
+
+    directions()
+    trainings()
+    for name, table in sorted(worst.items()):
+        print(f"{name:45}", *(f"{figure:9.1e}" for figure in table.values()))
+    record = {
+        "what": "the worst figures of random cases, measured in float64",
+        "limits": LIMITS,
+        "short_dtypes": "their eps, where that is larger",
+        "seed": options.seed,
+        "cases": counts,
+        "worst": dict(sorted(worst.items())),
+        "environment": environment(),
+    }
+    print("written:", write_record(options.out, record, overwrite=options.overwrite))
+    return 0
+
+
+if __name__ == "__main__" and (status := main()):
+    sys.exit(status)
