@@ -42,13 +42,15 @@ ROWS = {"Hypersphere": Hypersphere(2.0), "EmbeddingRows": EmbeddingRows()}
 # Of a batch: tall, wide, square, one row.
 SHAPES = ((3, 7, 4), (2, 3, 9), (2, 5, 5), (2, 1, 6))
 DTYPES = ("float32", "bfloat16", "float16")
-# What float32 has to keep; for a short dtype its eps where that is larger.
+# What float32 has to keep; for a short dtype its eps where that is larger. Of a tangent part that is
+# a thousandth of the gradient XLA may make two in one program, rounded differently: on
+# spheres that is 5e-6 in a length and 1.4e-5 in a residual.
 LIMITS = {
     "gap under the true one": 1e-6,
-    "norm above 1": 1e-5,
-    "residual": 1e-5,
+    "norm above 1": 2e-5,
+    "residual": 3e-5,
     "descent": 1e-7,
-    "distance from the set": 4e-6,
+    "distance from the set": 1e-5,
 }
 
 
@@ -111,8 +113,7 @@ def check(case: Case) -> dict[str, float]:
     rng = np.random.default_rng(case.seed)
     point = draw(manifold, rng.standard_normal(case.shape).astype(np.float32).astype(dtype))
     grad = _gradient(case, np.float64(point), rng).astype(dtype)
-    answers = (np.asarray(x, np.float64) for x in ask(manifold, point, grad))
-    direction, gap, moved, distance = answers
+    direction, gap, moved, distance = jax.tree.map(np.float64, ask(manifold, point, grad))
     found = dict.fromkeys(LIMITS, 0.0)
     exact = np.float64(grad)
     if not np.isfinite(exact).all():
@@ -249,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
         database=None,
         derandomize=False,
         phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
 
     @seed(options.seed)

@@ -61,7 +61,10 @@ class Standardized(Manifold):
             raise ValueError(f"a row needs two entries to add up to zero; got the shape {shape}")
 
     def project(self, point):
-        return self.sphere.project(centred(point))
+        rest = centred(point)
+        # Of a row of equal entries every point of the set is equally far: it gets one of them.
+        first = centred((jnp.arange(point.shape[-1]) == 0).astype(point.dtype))
+        return self.sphere.project(jnp.where((rest == 0).all(-1, keepdims=True), first, rest))
 
     def tangent(self, point, vector):
         return self.sphere.tangent(point, centred(vector))

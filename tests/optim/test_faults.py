@@ -1,0 +1,142 @@
+"""What a run makes of faulty gradients and odd leaves: the answers of docs/reliability.md."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Stiefel
+from manifoldmuon.norms import Frobenius, RMSToRMS
+
+GEOMETRY = {
+    "tall": Stiefel(),
+    "row": Stiefel(),
+    "column": Stiefel(),
+    "empty": Stiefel(),
+    "rows": EmbeddingRows(),
+    "bias": Hypersphere(),
+    "gain": Euclidean(Frobenius(ndim=0)),
+}
+SHAPES = {
+    "tall": (6, 3),
+    "row": (1, 5),
+    "column": (5, 1),
+    "empty": (0, 3),
+    "rows": (4, 3),
+    "bias": (4,),
+    "gain": (),
+}
+PARAMS = optim.init_tree(
+    GEOMETRY,
+    jax.random.key(0),
+    {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in SHAPES.items()},
+)
+TX = optim.manifold_muon(0.1, GEOMETRY)
+
+
+def drawn(seed: int, scale: float = 1.0) -> dict[str, Any]:
+    rng = np.random.default_rng(seed)
+    return {k: np.float32(scale * rng.standard_normal(s)) for k, s in SHAPES.items()}
+
+
+@jax.jit
+def step(grads, state, params):
+    updates, state = TX.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+SAFE = optax.apply_if_finite(TX, 10)
+
+
+@jax.jit
+def safe_step(grads, state, params):
+    updates, state = SAFE.update(grads, state, params)
+    return optax.apply_updates(params, updates), state
+
+
+def distances(params) -> dict[str, float]:
+    return {k: float(d) for k, d in optim.monitor_distance(GEOMETRY, params).items()}
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-30, 1.0, 1e30], ids=str)
+def test_gradients_of_any_size_keep_every_leaf_on_its_set(scale):
+    params, state = PARAMS, TX.init(PARAMS)
+    for seed in range(3):
+        params, state = step(drawn(seed, scale), state, params)
+    assert max(distances(params).values()) < 4e-6
+    for name, before in PARAMS.items():
+        assert np.isfinite(params[name]).all()
+        if scale != 1e-42:  # XLA may flush the sums of momentum to zero
+            moved = not np.array_equal(params[name], before)
+            assert moved == (scale > 0 and name != "empty")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite(value):
+    """It stays in its own leaf, and in the momentum, unless `apply_if_finite` leaves it out."""
+    bad = drawn(1) | {"tall": np.full((6, 3), value, np.float32)}
+    params, state = step(bad, TX.init(PARAMS), PARAMS)
+    assert np.isnan(params["tall"]).all()
+    assert np.isfinite(params["rows"]).all()
+    params, state = PARAMS, SAFE.init(PARAMS)
+    for grads in (drawn(0), bad, drawn(2)):
+        params, state = safe_step(grads, state, params)
+    wanted, clean = PARAMS, TX.init(PARAMS)
+    for grads in (drawn(0), drawn(2)):
+        wanted, clean = step(grads, clean, wanted)
+    for name in SHAPES:
+        np.testing.assert_allclose(params[name], wanted[name], atol=1e-6)
+
+
+def test_one_batch_of_1e20_with_and_without_clipping():
+    """Momentum keeps it for hundreds of steps; clipped before the momentum it is one batch."""
+    geometry, target = Stiefel(), np.float32(np.eye(6, 3)[::-1])
+    spike = 1e20 * np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
+    start = Stiefel().random_point(jax.random.key(0), (6, 3), jnp.float32)
+
+    def loss_after(tx):
+        @jax.jit
+        def advance(carry, number):
+            params, state = carry
+            grad = jnp.where(number == 20, spike, params - target)
+            updates, state = tx.update(grad, state, params)
+            return (optax.apply_updates(params, updates), state), jnp.sum((params - target) ** 2)
+
+        return jax.lax.scan(advance, (start, tx.init(start)), jnp.arange(80))[1]
+
+    rate = optax.linear_schedule(0.1, 0.01, 80)
+    with_clip = loss_after(optim.manifold_muon(rate, geometry, momentum=0.9, clip=1.0))
+    without = loss_after(optim.manifold_muon(rate, geometry, momentum=0.9))
+    assert with_clip[-1] < 0.05
+    assert without[-1] > 0.5
+
+
+def test_weights_far_off_their_set_come_back():
+    """A step of the polar retraction, of a sphere or of rows returns to the set from anywhere."""
+    far = jax.tree.map(lambda x: 1.5 * x, PARAMS) | {"gain": PARAMS["gain"]}
+    params, _ = step(drawn(0), TX.init(far), far)
+    assert max(distances(params).values()) < 4e-6
+
+
+def test_averaging_leaves_the_set_and_projecting_returns():
+    params, state, seen = PARAMS, TX.init(PARAMS), []
+    for seed in range(4):
+        params, state = step(drawn(seed), state, params)
+        seen.append(params)
+    mean = jax.tree.map(lambda *leaves: sum(leaves) / 4, *seen)
+    assert distances(mean)["tall"] > 1e-3
+    assert max(distances(optim.project_tree(GEOMETRY, mean)).values()) < 4e-6
+
+
+def test_rank_deficient_gradients_have_directions():
+    grads = drawn(0)
+    grads["tall"] = np.outer(np.ones(6), np.arange(3.0)).astype(np.float32)
+    tx = optim.muon(0.1, Euclidean(RMSToRMS()))
+    update = jax.jit(tx.update)(grads["tall"], tx.init(grads["tall"]), grads["tall"])[0]
+    assert np.linalg.matrix_rank(update, tol=1e-3) == 1
+    params, _ = step(grads, TX.init(PARAMS), PARAMS)
+    assert max(distances(params).values()) < 4e-6
