@@ -1,6 +1,6 @@
 """Random cases for manifolds, solvers and links, drawn by Hypothesis, and what was worst.
 
-    python -m benchmarks reliability --examples 5000   # writes benchmarks/results/reliability.json
+    python -m benchmarks reliability    # some minutes; docs/benchmarks/results/reliability.json
 
 Every answer is measured in float64 by decompositions, at the point of the set that is nearest to
 the point given. A case that breaks a bound of `LIMITS` is shrunk by Hypothesis and printed.
@@ -112,19 +112,19 @@ def check(case: Case) -> dict[str, float]:
     manifold, dtype = (MATRICES | ROWS)[case.manifold], jnp.dtype(case.dtype)
     rng = np.random.default_rng(case.seed)
     point = draw(manifold, rng.standard_normal(case.shape).astype(np.float32).astype(dtype))
-    grad = _gradient(case, np.float64(point), rng).astype(dtype)
+    grad = _gradient(case, np.asarray(point, np.float64), rng).astype(dtype)
     direction, gap, moved, distance = jax.tree.map(np.float64, ask(manifold, point, grad))
     found = dict.fromkeys(LIMITS, 0.0)
-    exact = np.float64(grad)
+    exact = np.asarray(grad, np.float64)
     if not np.isfinite(exact).all():
         assert np.isnan(direction).any()
         return found
     if not exact.any():
         assert not direction.any()
         assert not gap.any()
-        assert np.array_equal(moved, np.float64(point))
+        assert np.array_equal(moved, np.asarray(point, np.float64))
         return found
-    for w, g, a, reported in zip(np.float64(point), exact, direction, gap, strict=True):
+    for w, g, a, reported in zip(np.asarray(point, np.float64), exact, direction, gap, strict=True):
         figures = (
             _measure(manifold, w, g / np.abs(g).max(), a, reported) if g.any() else (0, 0, 0, 0)
         )

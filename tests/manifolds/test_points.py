@@ -229,7 +229,7 @@ def test_a_short_dtype_costs_a_direction_its_own_rounding(manifold, dtype):
         assert errors.residual < eps
         assert errors.norm < 1 + eps
         assert errors.gap <= gap
-        assert np.sum(np.float64(g) * np.float64(a)) >= 0
+        assert np.sum(np.asarray(g, np.float64) * np.asarray(a, np.float64)) >= 0
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -237,23 +237,23 @@ def test_projecting_what_has_no_single_nearest_point(dtype):
     """Zero, rank-deficient, and nearly so: a point of the set, none further than another."""
     eps = float(jnp.finfo(dtype).eps)
     low = normal(6, 1) @ normal(1, 4)
-    close = np.diag(np.float32([1, 1e-3, 1e-9, 0])) @ normal(4, 4)
+    close = np.diag([1, 1e-3, 1e-9, 0]).astype(np.float32) @ normal(4, 4)
     rows = np.concatenate([close, np.zeros((2, 4), np.float32)])
     given = jnp.asarray(np.stack([np.zeros((6, 4)), low, rows, normal(6, 4)]), dtype)
-    found = np.float64(ask(Stiefel(2.0).project, given))
-    for x, point in zip(np.float64(given), found, strict=True):
+    found = np.asarray(ask(Stiefel(2.0).project, given), np.float64)
+    for x, point in zip(np.asarray(given, np.float64), found, strict=True):
         assert largest_deviation(point, 2.0) < 8 * eps
         values = np.linalg.svd(x, compute_uv=False)
         nearest = np.sum((values - 2) ** 2)  # Eckart and Young
         np.testing.assert_allclose(np.sum((x - point) ** 2), nearest, rtol=8 * eps)
     np.testing.assert_array_equal(found[0], 2 * np.eye(6, 4))
     square = ask(Orthogonal().project, jnp.zeros((3, 3), dtype))
-    np.testing.assert_array_equal(np.abs(np.float64(square)), np.eye(3))
+    np.testing.assert_array_equal(np.abs(np.asarray(square, np.float64)), np.eye(3))
     table = ask(EmbeddingRows(2.0).project, given[2])
-    np.testing.assert_allclose(np.float64(table[-1]), 1.0)
+    np.testing.assert_allclose(np.asarray(table[-1], np.float64), 1.0)
     assert np.max(EmbeddingRows(2.0).distance(jnp.asarray(table))) < 4 * eps
     sphere = ask(Hypersphere(ndim=2).project, jnp.zeros((2, 2), dtype))
-    np.testing.assert_allclose(np.float64(sphere), 0.5)
+    np.testing.assert_allclose(np.asarray(sphere, np.float64), 0.5)
 
 
 def test_float64_points_to_their_last_digits():

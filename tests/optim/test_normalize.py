@@ -205,7 +205,7 @@ def test_rounding_in_the_gradient_does_not_grow():
     update = jax.jit(tx.update)
 
     def run(change):
-        state = tx.init(params)
+        state: Any = tx.init(params)
         for grad in grads:
             updates, state = update(jax.tree.map(change, grad), state, params)
         return updates, state.vectors
