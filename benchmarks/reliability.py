@@ -42,9 +42,9 @@ ROWS = {"Hypersphere": Hypersphere(2.0), "EmbeddingRows": EmbeddingRows()}
 # Of a batch: tall, wide, square, one row.
 SHAPES = ((3, 7, 4), (2, 3, 9), (2, 5, 5), (2, 1, 6))
 DTYPES = ("float32", "bfloat16", "float16")
-# What float32 has to keep; for a short dtype its eps where that is larger. Of a tangent part that is
-# a thousandth of the gradient XLA may make two in one program, rounded differently: on
-# spheres that is 5e-6 in a length and 1.4e-5 in a residual.
+# What float32 has to keep; for a short dtype its eps where that is larger. XLA may take a tangent
+# part twice in one program and round it differently: where it is a thousandth of the gradient, that
+# is 5e-6 in a length and 1.4e-5 in a residual on spheres.
 LIMITS = {
     "gap under the true one": 1e-6,
     "norm above 1": 2e-5,
