@@ -102,11 +102,12 @@ def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Ar
         are independent.
       steps: products of S and a vector, at least 1; never more than n are taken.
     """
+    still = jax.lax.stop_gradient(gram)
 
     def step(carry, index):
         basis, vector = carry
         basis = jax.lax.dynamic_update_index_in_dim(basis, vector, index, -2)
-        image = _apply(gram, vector)
+        image = _apply(still, vector)
         value = jnp.sum(vector * image, axis=-1)
         for _ in range(2):  # without it, rounding would decide the last digits
             image = image - _apply(mT(basis), _apply(basis, image))
@@ -116,7 +117,7 @@ def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Ar
     steps = min(steps, gram.shape[-1])
     basis = jnp.zeros((*gram.shape[:-2], steps, gram.shape[-1]), gram.dtype)
     carry = basis, _start(gram)
-    _, (values, lengths) = jax.lax.scan(step, carry, jnp.arange(steps))
+    (basis, _), (values, lengths) = jax.lax.scan(step, carry, jnp.arange(steps))
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
     above = jnp.eye(values.shape[-1], k=1, dtype=gram.dtype) * lengths[..., :, None]
     small = identity_like(above) * values[..., None] + above + mT(above)
@@ -128,8 +129,11 @@ def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Ar
 
     # A high power of the small matrix: the projection onto its last eigenvector, but for a factor.
     power = jax.lax.fori_loop(0, 10, square, small)
-    trace = one_for_zero(jnp.trace(power, axis1=-2, axis2=-1))
-    return inner_product(small, power) / trace
+    column = jnp.argmax(jnp.diagonal(power, axis1=-2, axis2=-1), axis=-1)[..., None, None]
+    weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
+    vector = normalize(_apply(mT(basis), weights), 1)
+    # The derivative of an eigenvalue, too, as if its vector did not change.
+    return inner_product(vector, _apply(gram, vector), 1)
 
 
 def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:

@@ -87,3 +87,10 @@ def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
     assert np.all(found <= values.max() * (1 + 1e-6))
     assert np.all(found >= values.max() * (1 - 1e-3))
     assert np.all(linalg.largest_eigenvalue(jnp.zeros((2, 4, 4)), 24) == 0)
+
+
+def test_the_derivative_of_the_largest_eigenvalue():
+    vector = jnp.array([0.6, 0.0, 0.8])
+    gram = jnp.eye(3) + 2 * jnp.outer(vector, vector)
+    found = jax.grad(linalg.largest_eigenvalue)(gram, 24)
+    np.testing.assert_allclose(found, np.outer(vector, vector), atol=1e-6)
