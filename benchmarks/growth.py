@@ -54,6 +54,8 @@ def plot(rows: list[dict]) -> Figure:
             for name in OPTIMIZERS:
                 across = [row[counted] for row in grown]
                 panel.loglog(across, [row[key][name] for row in grown], "o-", label=name)
+            panel.set_xticks([row[counted] for row in grown], [str(row[counted]) for row in grown])
+            panel.minorticks_off()
             dress(panel, axis, TITLES[axis], counted, label)
     grid[0, 0].legend(frameon=False)
     return figure
