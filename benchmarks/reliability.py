@@ -7,7 +7,6 @@ the point given. A case that breaks a bound of `LIMITS` is shrunk by Hypothesis 
 """
 
 import functools
-import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -18,17 +17,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from benchmarks._command import command
-from examples.command import parse
+from examples.command import parse, save
 from manifoldmuon import optim
 from manifoldmuon.manifolds import EmbeddingRows, Hypersphere, Manifold, Orthogonal, Stiefel
-from manifoldmuon.manifolds.solvers import (
-    FAST,
-    FixedPoint,
-    Resolvents,
-)
+from manifoldmuon.manifolds.solvers import FAST, FixedPoint, Resolvents
 from manifoldmuon.norms import FanRatio, Frobenius
 from manifoldmuon.testing import stiefel_optimum
-from studies.records import environment, write_record
 
 MATRICES = {
     "Stiefel": Stiefel(),
@@ -234,7 +228,7 @@ def check_training(name: str, scales: list[int | None], draws: int) -> float:
 runs = st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_size=6)
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> None:
     """Draws the cases and writes what was worst; a broken bound ends it with the case."""
     parser = command("reliability", "Random cases, and the worst that they found.")
     parser.add_argument("--examples", type=int, default=5000, help="cases of each kind")
@@ -246,7 +240,6 @@ def main(argv: list[str] | None = None) -> int:
         max_examples=options.examples,
         deadline=None,
         database=None,
-        derandomize=False,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
@@ -280,11 +273,10 @@ def main(argv: list[str] | None = None) -> int:
         "seed": options.seed,
         "cases": counts,
         "worst": dict(sorted(worst.items())),
-        "environment": environment(),
     }
-    print("written:", write_record(options.out, record, overwrite=options.overwrite))
-    return 0
+    save(options, record)
+    print("written:", options.out)
 
 
-if __name__ == "__main__" and (status := main()):
-    sys.exit(status)
+if __name__ == "__main__":
+    main()

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from benchmarks._command import command
 from benchmarks._published import closed_form_by_qr, closed_form_by_rows, dual_ascent
-from examples.command import parse
+from examples.command import parse, save
 from examples.digits.gradients import record_gradients
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
@@ -35,7 +35,6 @@ from manifoldmuon.manifolds.solvers import (
 )
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.display import COLOURS, dress, panels
-from studies.records import environment, write_record
 
 SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))
 # Iterative solvers take long and gaps need singular values in float64: not for the largest.
@@ -232,7 +231,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
     parser.add_argument("--steps", type=int, default=200, help="steps of the recorded main job")
     options = parse(parser, argv, beside=(".md", ".png"))
-    record: dict = {"environment": environment(), "accuracy": [], "timings": []}
+    record: dict = {"accuracy": [], "timings": []}
     groups = [family_problems(shape, 0) for shape in SMALL]
     groups += [family_problems(shape, 0) for shape in ((256, 64), (80, 64))]
     groups.append(recorded_problems(options.steps))
@@ -246,7 +245,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"timing: {shape[0]}x{shape[1]}", flush=True)
         record["timings"].append({"shape": list(shape), "seconds": timings(shape, options.rounds)})
     record["growth"] = growth(options.rounds)
-    write_record(options.out, record, overwrite=options.overwrite)
+    save(options, record)
     table = markdown(record)
     options.out.with_suffix(".md").write_text(table, encoding="utf-8")
     plot(record).savefig(options.out.with_suffix(".png"))

@@ -21,13 +21,12 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command
-from examples.command import parse
+from examples.command import parse, save
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.norms import RMSToRMS
-from studies.records import environment, write_record
 
 RATE = 0.02
 # layers, width, whether the layers are stacked
@@ -150,8 +149,7 @@ def main(argv: list[str] | None = None) -> None:
     ]
     text = table(rows)
     print(text)
-    record = {"environment": environment(), "rounds": options.rounds, "rows": rows}
-    write_record(options.out, record, overwrite=options.overwrite)
+    save(options, {"rounds": options.rounds, "rows": rows})
     options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
 
 
