@@ -203,7 +203,8 @@ def _apart(
     """The leaves of one kind in the groups in which they are stacked: all together, or each."""
     entry, first = entries[members[0]], _first(arguments[members[0]])
     copies = math.prod(first.shape[: first.ndim - entry.ndim])
-    divided = divide and working_mesh(first) is not None
+    # On an explicit mesh, too, the stacks are divided: one large one leaves fewer devices idle.
+    divided = divide and {working_mesh(first), explicit_mesh(first)} != {None}
     if copies == 1 or len(members) > _FEW or divided or jax.default_backend() != "cpu":
         return [members]
     return [[index] for index in members]
