@@ -1,0 +1,42 @@
+"""The optimum of a steepest direction by convex optimisation: a route that shares nothing with ours.
+
+Small matrices, float64, one problem at a time.
+"""
+
+from collections.abc import Callable, Sequence
+
+import cvxpy as cp
+import numpy as np
+
+from manifoldmuon.norms import Frobenius, Infinity, LongestRow, Norm, Spectral, scale_of
+
+
+def optimum(
+    grad: np.ndarray, norm: Norm, tangent: Callable[[cp.Variable], Sequence[cp.Constraint]]
+) -> float:
+    """The largest `<grad, a>` over directions of norm at most 1 that meet the constraints.
+
+    Args:
+      grad: a matrix.
+      norm: one of `_SIZES`.
+      tangent: the constraints on a direction, for instance `lambda a: [point.T @ a == 0]`.
+    """
+    grad = np.asarray(grad, np.float64)
+    axes = 1 if isinstance(norm, LongestRow) else 2  # its scale is that of a row
+    size = scale_of(getattr(norm, "scale", 1.0), grad.shape[-axes:])
+    direction = cp.Variable(grad.shape)
+    inside = _SIZES[type(norm)](direction) <= size
+    problem = cp.Problem(
+        cp.Maximize(cp.sum(cp.multiply(grad, direction))), [inside, *tangent(direction)]
+    )
+    problem.solve(solver=cp.CLARABEL)
+    assert problem.status == cp.OPTIMAL, problem.status
+    return float(problem.value)
+
+
+_SIZES = {
+    Spectral: cp.sigma_max,
+    Frobenius: lambda a: cp.norm(a, "fro"),
+    Infinity: lambda a: cp.max(cp.abs(a)),
+    LongestRow: lambda a: cp.max(cp.norm(a, 2, axis=1)),
+}
