@@ -1,4 +1,4 @@
-"""The optimum of a steepest direction by convex optimisation: a route that shares nothing with ours.
+"""The optimum of a steepest direction by convex optimisation, which shares nothing with ours.
 
 Small matrices, float64, one problem at a time.
 """
