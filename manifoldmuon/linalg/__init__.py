@@ -4,6 +4,7 @@ What the layers above share is public here as well: parts of matrices, products 
 not round, and powers of two that keep squares in range.
 """
 
+from manifoldmuon.linalg._clip import clip_singular_values, positive_part
 from manifoldmuon.linalg._decompositions import QDWH, SVD, GramEigh, Sketch
 from manifoldmuon.linalg._inverse_roots import (
     DEFAULT_INVERSE_SQRT,
@@ -31,10 +32,11 @@ from manifoldmuon.linalg._matrix import (
     upcast,
 )
 from manifoldmuon.linalg._matrix_norms import (
-    largest_eigenvalue,
+    largest_eigenpair,
     nuclear_norm,
     nuclear_parts,
     power_iteration,
+    spectral_bound,
     spectral_norm,
 )
 from manifoldmuon.linalg._msign import DEFAULT_MSIGN, TRAINING_MSIGN, msign, polar_derivative
@@ -76,6 +78,7 @@ __all__ = [
     "check_poles",
     "check_precision",
     "check_schedule",
+    "clip_singular_values",
     "factor_products",
     "frobenius_norm",
     "identity_like",
@@ -83,7 +86,7 @@ __all__ = [
     "inverse",
     "inverse_root",
     "inverse_sqrt",
-    "largest_eigenvalue",
+    "largest_eigenpair",
     "mT",
     "msign",
     "normalize",
@@ -91,12 +94,14 @@ __all__ = [
     "nuclear_parts",
     "one_by_one",
     "over",
+    "positive_part",
     "polar_derivative",
     "power_iteration",
     "prescale",
     "product",
     "rounding",
     "skew",
+    "spectral_bound",
     "spectral_norm",
     "sym",
     "tall",

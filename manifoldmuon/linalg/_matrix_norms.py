@@ -90,8 +90,10 @@ def power_iteration(
     return times_power_of_two(sigma, exponent), kept
 
 
-def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Array, "*batch"]:
-    """A lower bound of the largest eigenvalue of S, close to it after a few steps of Lanczos.
+def largest_eigenpair(
+    gram: Float[Array, "*batch n n"], steps: int
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"]]:
+    """A lower bound of the largest eigenvalue of S and its unit vector, by a few steps of Lanczos.
 
     The error falls with the square of the number of steps at least, where power iteration's falls
     with the number (Kuczynski and Wozniakowski, SIAM J. Matrix Anal. Appl. 13, 1992). The start is
@@ -101,6 +103,10 @@ def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Ar
       gram: S, symmetric, positive semi-definite, float32 or wider, of moderate size; leading axes
         are independent.
       steps: products of S and a vector, at least 1; never more than n are taken.
+
+    Returns:
+      `(<v, S v>, v)`. The derivative of the value is that of a simple eigenvalue; the vector counts
+      as constant.
     """
     still = jax.lax.stop_gradient(gram)
 
@@ -133,7 +139,21 @@ def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Ar
     weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
     vector = normalize(_apply(mT(basis), weights), 1)
     # The derivative of an eigenvalue, too, as if its vector did not change.
-    return inner_product(vector, _apply(gram, vector), 1)
+    return inner_product(vector, _apply(gram, vector), 1), vector
+
+
+def spectral_bound(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    """`||x||_2` and a little more, for the price of a product: what a step is shortened by.
+
+    The largest eigenvalue of the Gram matrix by 32 steps of Lanczos, and 0.3 % more, which is what
+    they miss where eigenvalues lie evenly in [0, 1] (they come closer where one stands out).
+
+    Args:
+      x: matrices of moderate size, float32 or wider; leading axes are independent.
+    """
+    high = tall(x)
+    value, _ = largest_eigenpair(product(mT(high), high), 32)
+    return jnp.sqrt(1.003 * value)
 
 
 def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:

@@ -20,10 +20,17 @@ from manifoldmuon.manifolds._manifold import (
     stay_if_still,
 )
 from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
-from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.manifolds.solvers import (
+    BarzilaiBorwein,
+    Bracket,
+    DouglasRachford,
+    SpaceDual,
+    Steepest,
+)
 from manifoldmuon.norms import (
     Frobenius,
     LongestRow,
+    Norm,
     RootDim,
     ScaleRule,
     check_scale,
@@ -35,10 +42,15 @@ from manifoldmuon.norms import (
 class Hypersphere(Manifold):
     """Weights of Euclidean norm `scale`: `||w||_2 = r`.
 
-    The tangent space at `w` is what is orthogonal to it, `a - w <w, a> / ||w||^2`; the steepest
-    direction is the tangent part of the gradient at length `r`, so that a learning rate is an
-    angle to first order. The all-zero point has no direction: steps of zero leave it where it is,
-    its `distance` is 1, and `project` makes all of its entries equal.
+    The tangent space at `w` is what is orthogonal to it, `a - w <w, a> / ||w||^2`; by default the
+    steepest direction is the tangent part of the gradient at length `r`, so that a learning rate is
+    an angle to first order. In any other norm it is `lmo(g - t w)` with the multiplier t for which
+    that is tangent: `Hypersphere(RootRank(), ndim=2, step_norm=Spectral())` is a matrix of fixed
+    Frobenius norm that moves by its spectral norm, as Muon on a hypersphere does (arXiv:2603.28743,
+    2606.16899; they leave the multiplier out).
+
+    The all-zero point has no direction: steps of zero leave it where it is, its `distance` is 1,
+    and `project` makes all of its entries equal.
 
     Attributes:
       scale: the radius, a positive number or a rule such as `RootDim()` (unit root-mean-square
@@ -46,27 +58,29 @@ class Hypersphere(Manifold):
       ndim: how many trailing axes make one point; with more than one the entries are taken
         together, as one long vector.
       retraction: how a step returns to the sphere.
-      step_norm: the norm of steps, a `Frobenius` for as many axes, taken as it is; None: the
-        Euclidean norm relative to the scale.
+      step_norm: the norm of steps, any norm for as many axes, taken as it is; None: the Euclidean
+        norm relative to the scale.
+      solver: finds the multiplier where the norm is not Euclidean.
     """
 
     scale: float | ScaleRule = 1.0
     ndim: int = 1
     retraction: SphereRetraction = Normalize()
-    step_norm: Frobenius | None = None
+    step_norm: Norm | None = None
+    solver: Bracket = Bracket()
 
     def __post_init__(self):
         check_scale("Hypersphere.scale", self.scale)
         if self.ndim < 1:
             raise ValueError(f"Hypersphere.ndim must be at least 1; got {self.ndim}")
-        require_norm(self, Frobenius)
+        require_norm(self, Norm)
         if self.norm.ndim != self.ndim:
             raise ValueError(
                 f"Hypersphere.step_norm is for {self.norm.ndim} axes, and ndim is {self.ndim}"
             )
 
     @property
-    def norm(self) -> Frobenius:
+    def norm(self) -> Norm:
         return Frobenius(self.ndim, self.scale) if self.step_norm is None else self.step_norm
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
@@ -87,16 +101,25 @@ class Hypersphere(Manifold):
         tangent = _without_radial(unit, scaled) * back
         return tangent.astype(vector.dtype).reshape(vector.shape)
 
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
+        closed = isinstance(self.norm, Frobenius)
+        return () if closed else self.solver.init_dual(shape[: len(shape) - self.ndim])
+
     def steepest(
         self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
     ) -> Steepest:
+        loss = rounding_loss(grad.dtype)
+        if not isinstance(self.norm, Frobenius):
+            answer = self.solver.solve(self.norm, normalize(point, self.ndim), grad, dual)
+            gap = answer.gap + loss * (answer.gap > 0)
+            return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)
         unit = normalize(self._flat(point), 1)
         direction, gap, residual = euclidean_direction(
             self._flat(grad), lambda v: _without_radial(unit, v), 1
         )
         size = scale_of(self.norm.scale, self._point_shape(grad))
         direction = (size * direction).astype(grad.dtype).reshape(grad.shape)
-        return Steepest(direction, (), residual, gap + rounding_loss(grad.dtype) * (gap > 0))
+        return Steepest(direction, (), residual, gap + loss * (gap > 0))
 
     def retract(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
@@ -129,10 +152,13 @@ class Hypersphere(Manifold):
 class EmbeddingRows(Manifold):
     """Tables `(vocabulary, d)` whose rows lie on the sphere of length `scale`.
 
-    The norm of a direction is the largest among its rows, relative to the scale, so the
+    The norm of a direction is by default the largest among its rows, relative to the scale, so the
     steepest direction turns every row by the same angle: the l1-to-RMS geometry of an embedding
-    (modular duality, arXiv:2410.21265). A table stored `(d, vocabulary)` goes through
-    `EmbeddingRows().transposed()`.
+    (modular duality, arXiv:2410.21265). A table stored `(d, vocabulary)`, or a matrix with columns
+    of fixed length, goes through `EmbeddingRows().transposed()`.
+
+    In the spectral norm, for a matrix whose neurons keep their length (the oblique manifold), the
+    direction is `msign(G - diag(t) W)` with a multiplier for each row.
 
     A row whose tangent gradient is below the norm's `threshold` times the longest one of its table
     is stale (a token not seen for hundreds of steps, its momentum decayed to 1e-30) and gets zero
@@ -143,23 +169,30 @@ class EmbeddingRows(Manifold):
       scale: a positive number or a rule; the default `RootDim()` is sqrt(d), unit
         root-mean-square norm.
       retraction: how a step returns to the spheres.
-      step_norm: the norm of steps, a `LongestRow`, taken as it is; None: relative to the scale.
+      step_norm: the norm of steps, any norm of matrices, taken as it is; None: `LongestRow`
+        relative to the scale.
+      solver: finds the multipliers where the norm is neither `LongestRow` nor `Frobenius`. In
+        training `BarzilaiBorwein()` is cheaper, with a duality map that is smooth, such as
+        `Spectral(TRAINING_MSIGN)`.
     """
 
     scale: float | ScaleRule = RootDim()
     retraction: SphereRetraction = Normalize()
-    step_norm: LongestRow | None = None
+    step_norm: Norm | None = None
+    solver: BarzilaiBorwein | DouglasRachford = DouglasRachford()
 
     def __post_init__(self):
         check_scale("EmbeddingRows.scale", self.scale)
-        require_norm(self, LongestRow)
+        require_norm(self, Norm)
+        if self.norm.ndim != 2:
+            raise ValueError(f"EmbeddingRows.step_norm must be for 2 axes; got {self.norm!r}")
 
     @property
     def ndim(self) -> int:
         return 2
 
     @property
-    def norm(self) -> LongestRow:
+    def norm(self) -> Norm:
         return LongestRow(self.scale) if self.step_norm is None else self.step_norm
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
@@ -173,10 +206,52 @@ class EmbeddingRows(Manifold):
     ) -> Float[Array, "*batch v d"]:
         return self._row.tangent(point, vector)
 
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
+        if not isinstance(self.solver, BarzilaiBorwein) or self._closed:
+            return ()
+        return SpaceDual(jnp.zeros(shape[:-1], jnp.float32), jnp.zeros(shape[:-2], jnp.float32))
+
+    @property
+    def _closed(self) -> bool:
+        """Whether the direction has a closed form."""
+        return isinstance(self.norm, LongestRow | Frobenius)
+
     def steepest(
         self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
     ) -> Steepest:
-        unit = normalize(point, 1)
+        unit, loss = normalize(point, 1), rounding_loss(grad.dtype)
+        if isinstance(self.norm, LongestRow):
+            return self._by_row(unit, grad)
+        if isinstance(self.norm, Frobenius):
+            direction, gap, residual = euclidean_direction(
+                grad, lambda v: _without_radial(unit, v), 2
+            )
+            direction = scale_of(self.norm.scale, grad.shape[-2:]) * direction
+            answer = Steepest(direction, (), residual, gap)
+        else:
+            answer = self._by_multipliers(unit, grad, dual)
+        gap = answer.gap + loss * (answer.gap > 0)
+        return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)
+
+    def _by_multipliers(
+        self, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
+    ) -> Steepest:
+        def radial(vectors):
+            return jnp.sum(unit * vectors, axis=-1)
+
+        def normal(vectors):
+            return unit * radial(vectors)[..., None]
+
+        if isinstance(self.solver, DouglasRachford):
+            return self.solver.solve(self.norm, normal, grad)
+        start = SpaceDual(unit * dual.shift[..., None], dual.step)
+        answer = self.solver.solve(self.norm, normal, grad, start)
+        after = SpaceDual(radial(answer.dual.shift).astype(dual.shift.dtype), answer.dual.step)
+        return answer._replace(dual=after)
+
+    def _by_row(
+        self, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"]
+    ) -> Steepest:
         direction, gaps, residual = euclidean_direction(grad, lambda v: _without_radial(unit, v), 1)
         scaled, _ = prescale(grad, 2)  # one scale for the table: rows are compared
         gains = frobenius_norm(_without_radial(unit, scaled), 1)

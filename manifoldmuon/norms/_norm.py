@@ -54,6 +54,26 @@ class RootDim(ScaleRule):
         return self.gain * math.sqrt(max(math.prod(shape), 1))
 
 
+@dataclasses.dataclass(frozen=True)
+class RootRank(ScaleRule):
+    """`sqrt(min(m, n))` times the scale of singular values: a Frobenius norm for a matrix.
+
+    It is that of a matrix whose singular values all equal `each`, so that on the sphere of this
+    radius a direction of spectral norm `each` turns by an angle of 1 to first order.
+
+    Attributes:
+      each: the root-mean-square singular value, a positive number or a rule such as `FanRatio()`.
+    """
+
+    each: float | ScaleRule = 1.0
+
+    def __post_init__(self):
+        check_scale("RootRank.each", self.each)
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        return scale_of(self.each, shape) * math.sqrt(max(min(shape[-2:]), 1))
+
+
 def scale_of(scale: float | ScaleRule, shape: tuple[int, ...]) -> float:
     """The number that `scale` stands for at one weight of this shape."""
     return scale.of(shape) if isinstance(scale, ScaleRule) else float(scale)
@@ -147,6 +167,20 @@ class Norm(abc.ABC):
         optimum = upcast(self.dual_norm(scaled))
         value = inner_product(scaled, direction, self.ndim)
         return relative_gap(optimum, value)
+
+    def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The nearest weight of norm at most 1, in the Frobenius norm.
+
+        What `DouglasRachford` asks of a norm, and nothing else.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no projection onto its ball: define `project`, or choose a "
+            "solver that asks for the duality map alone"
+        )
+
+    def bound(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The norm, or slightly more where that is cheaper: by this a step is shortened."""
+        return upcast(self.norm(weight))
 
     def init_vectors(self, shape: tuple[int, ...]) -> Any:
         """What the first `estimate` for weights of this shape starts from; `()` for nothing."""

@@ -12,11 +12,13 @@ from jaxtyping import Array, Float
 from manifoldmuon.linalg import (
     MsignMethod,
     check_method,
+    clip_singular_values,
     msign,
     nuclear_norm,
     nuclear_parts,
     power_iteration,
     prescale,
+    spectral_bound,
     spectral_norm,
     times_power_of_two,
     trailing,
@@ -76,6 +78,12 @@ class Spectral(Norm):
     ) -> Float[Array, "*batch"]:
         scaled, _ = prescale(grad, 2)
         return _gap(*nuclear_parts(scaled, upcast(direction) / self._scale(grad)))
+
+    def project(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        return clip_singular_values(weight, self._scale(weight), self.method)
+
+    def bound(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        return spectral_bound(upcast(weight)) / self._scale(weight)
 
     def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
         *batch, _, n = shape
@@ -154,6 +162,12 @@ class ConvRMSToRMS(Norm):
         unit = upcast(direction) / scale_of(self._tap(grad).scale, grad.shape[-2:])
         gained, missed = nuclear_parts(prescale(grad, 4)[0], unit)
         return _gap(jnp.sum(gained, axis=(-2, -1)), jnp.sum(missed, axis=(-2, -1)))
+
+    def project(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
+        return self._tap(weight).project(weight)
+
+    def bound(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch"]:
+        return jnp.max(self._tap(weight).bound(weight), axis=(-2, -1), initial=0)
 
     def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*batch h w n"]:
         return Spectral().init_vectors(shape)

@@ -7,7 +7,14 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import frobenius_norm, normalize, prescale, times_power_of_two, trailing
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    normalize,
+    over,
+    prescale,
+    times_power_of_two,
+    trailing,
+)
 from manifoldmuon.norms._norm import Norm, RootDim, ScaleRule, check_scale, scale_of
 
 
@@ -38,6 +45,9 @@ class Frobenius(Norm):
 
     def lmo(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
         return (self._scale(grad) * normalize(grad, self.ndim)).astype(grad.dtype)
+
+    def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        return weight / over(jnp.maximum(self.norm(weight), 1), self.ndim)
 
     def _length(self, x: Float[Array, "..."], factor: float) -> Float[Array, "..."]:
         scaled, exponent = prescale(x, self.ndim)
@@ -76,6 +86,9 @@ class Infinity(Norm):
         # Entry by entry (ndim=0): beside an entry of 1e30, one of 1e-30 keeps its sign.
         scaled, _ = prescale(grad, 0)
         return jnp.sign(scaled).astype(grad.dtype)
+
+    def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.clip(weight, -1, 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +136,9 @@ class LongestRow(Norm):
         lengths, _ = _row_lengths(grad)
         unit = self._scale(grad) * normalize(grad, 1)
         return jnp.where(self.stale(lengths)[..., None], 0, unit).astype(grad.dtype)
+
+    def project(self, weight: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
+        return Frobenius(1, self.scale).project(weight)
 
     def stale(self, lengths: Float[Array, "*batch v"]) -> Bool[Array, "*batch v"]:
         """Which rows are less than `threshold` times as long as the longest of their table."""

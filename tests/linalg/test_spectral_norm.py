@@ -82,15 +82,20 @@ def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
         "rank 1": np.append(np.zeros(n - 1), 3.0),
     }[family]
     gram = jnp.float32((basis * values) @ np.swapaxes(basis, 1, 2))
-    found = np.asarray(linalg.largest_eigenvalue(gram, 24))
+    found, vectors = (np.asarray(x) for x in linalg.largest_eigenpair(gram, 24))
     assert found.shape == (3,)
     assert np.all(found <= values.max() * (1 + 1e-6))
     assert np.all(found >= values.max() * (1 - 1e-3))
-    assert np.all(linalg.largest_eigenvalue(jnp.zeros((2, 4, 4)), 24) == 0)
+    images = np.einsum("bij,bj->bi", gram, vectors)
+    np.testing.assert_allclose(np.sum(vectors * images, axis=-1), found, rtol=1e-5)
+    assert np.all(linalg.largest_eigenpair(jnp.zeros((2, 4, 4)), 24)[0] == 0)
+    bound = linalg.spectral_bound(jnp.linalg.cholesky(gram + 1e-6 * jnp.eye(n)))
+    assert np.all(bound**2 >= values.max())
+    assert np.all(bound**2 <= values.max() * 1.0031 + 2e-6)
 
 
 def test_the_derivative_of_the_largest_eigenvalue():
     vector = jnp.array([0.6, 0.0, 0.8])
     gram = jnp.eye(3) + 2 * jnp.outer(vector, vector)
-    found = jax.grad(linalg.largest_eigenvalue)(gram, 24)
+    found = jax.grad(lambda s: linalg.largest_eigenpair(s, 24)[0])(gram)
     np.testing.assert_allclose(found, np.outer(vector, vector), atol=1e-6)

@@ -3,6 +3,13 @@
 from jax.lax import Precision
 
 from manifoldmuon.linalg import NewtonSchulz
+from manifoldmuon.manifolds.solvers._any_norm import (
+    BarzilaiBorwein,
+    Bracket,
+    DouglasRachford,
+    LineDual,
+    SpaceDual,
+)
 from manifoldmuon.manifolds.solvers._closed_form import (
     ROUNDED_SCHEDULE,
     ROUNDED_SIGN_SCHEDULE,
@@ -47,14 +54,19 @@ __all__ = [
     "ADMM",
     "FAST",
     "AlternatingProjection",
+    "BarzilaiBorwein",
+    "Bracket",
     "ByPlatform",
     "ClosedForm",
+    "DouglasRachford",
     "DualAscent",
     "FixedPoint",
+    "LineDual",
     "MemorylessSolver",
     "OneStep",
     "Resolvents",
     "SkewLift",
+    "SpaceDual",
     "Steepest",
     "StiefelSolver",
 ]

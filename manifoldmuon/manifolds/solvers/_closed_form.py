@@ -35,7 +35,7 @@ from manifoldmuon.linalg import (
     identity_like,
     inner_product,
     inverse_sqrt,
-    largest_eigenvalue,
+    largest_eigenpair,
     mT,
     prescale,
     product,
@@ -249,5 +249,5 @@ def _length(gram: Float[Array, "*batch n n"], margin: float) -> Float[Array, "*b
     After 24 steps Lanczos is 0.3 % below the largest eigenvalue where they lie evenly in [0, 1],
     and closer where one stands out.
     """
-    found = (1 + margin) * largest_eigenvalue(gram, 24)[..., None, None]
+    found = (1 + margin) * largest_eigenpair(gram, 24)[0][..., None, None]
     return jnp.sqrt(jnp.maximum(found, 1))

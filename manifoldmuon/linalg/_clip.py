@@ -1,0 +1,47 @@
+"""Bounds on the singular values of a matrix, by products alone."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg._matrix import identity_like, mT, product, sym, tall, upcast
+from manifoldmuon.linalg._msign import msign
+from manifoldmuon.linalg._newton_schulz import MsignMethod
+
+
+def positive_part(
+    x: Float[Array, "*batch n n"], method: MsignMethod | None = None
+) -> Float[Array, "*batch n n"]:
+    """The nearest positive semi-definite matrix, `(S + |S|) / 2` with `|S| = S sign(S)`.
+
+    Args:
+      x: S, symmetric, float32 or wider; leading axes are independent.
+      method: of the sign; eigenvalues that it does not resolve are halved. None: the default.
+    """
+    return sym(x + product(x, msign(x, method))) / 2
+
+
+def clip_singular_values(
+    x: Float[Array, "*batch m n"], upper: float, method: MsignMethod | None = None
+) -> Float[Array, "*batch m n"]:
+    """`U min(S, upper) V^T` for each `x = U S V^T`: the nearest matrix of that spectral norm.
+
+    With the polar factor Q and `H = Q^T X` it is `Q (H - (H - upper I)_+)`: two signs. Its error is
+    some units of rounding of the largest singular value of x, not of `upper`.
+
+    Args:
+      x: matrices in the trailing two axes; leading axes are independent.
+      upper: positive.
+      method: of both signs; None: the default.
+
+    Returns:
+      Shape and dtype of `x`; the arithmetic is done in float32 or wider.
+    """
+    if x.size == 0:
+        return x
+    high = tall(upcast(x))
+    factor = msign(high, method)
+    length = sym(product(mT(factor), high))
+    excess = positive_part(length - upper * identity_like(length), method)
+    clipped = high - product(factor, excess)
+    return (clipped if high.shape == x.shape else mT(clipped)).astype(x.dtype)

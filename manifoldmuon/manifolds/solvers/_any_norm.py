@@ -1,0 +1,382 @@
+"""Steepest directions for any set and any norm: the multipliers of the normal space.
+
+At a point the steepest direction is `max <G, A>` over `||A|| <= 1` with A tangent. Its dual is
+`min ||G - N||_dual` over the normal space (or cone): each N bounds the optimum, and the best one
+gives `A = lmo(G - N)`. The solvers here ask a norm for its duality map and its gap, and a set for
+the projection onto its normal space. What they hand on is the normal part `T` that is left in
+`X = G - N`, relative to the tangent part of G: it changes less from step to step than N does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from manifoldmuon.linalg import frobenius_norm, inner_product, normalize, over, prescale
+from manifoldmuon.manifolds.solvers._solver import Steepest, in_dtypes_of
+from manifoldmuon.norms import Norm, relative_gap
+
+Normal = Callable[[Float[Array, "..."]], Float[Array, "..."]]
+"""The projection onto the normal space, or the normal cone, at a point: the nearest element."""
+
+
+class Problem(NamedTuple):
+    """A gradient without its normal part.
+
+    Attributes:
+      part: the tangent part, of Frobenius norm 1, or zero.
+      size: what its Frobenius norm was, in the units of `normal_part`.
+      normal_part: the rest of the gradient, at a moderate scale.
+      noise: what rounding may hide in `part`.
+      still: whether the tangent part is no more than rounding.
+      zero: whether the gradient is zero.
+    """
+
+    part: Float[Array, "..."]
+    size: Float[Array, "*batch"]
+    normal_part: Float[Array, "..."]
+    noise: Float[Array, "*batch"]
+    still: Bool[Array, "*batch"]
+    zero: Bool[Array, "*batch"]
+
+
+def without_normal(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Problem:
+    """Takes the normal part out of a gradient, twice: the rest may be small beside rounding."""
+    scaled, _ = prescale(grad, ndim)
+    part = scaled - normal(scaled)
+    part = part - normal(part)
+    size, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
+    noise = 8 * jnp.finfo(scaled.dtype).eps * whole
+    # What a short dtype rounds a gradient by is no direction either. False for a NaN.
+    still = size <= jnp.maximum(noise, jnp.finfo(grad.dtype).eps / 2 * whole)
+    unit = jnp.where(over(still, ndim), 0, normalize(part, ndim))
+    return Problem(unit, size, scaled - part, noise / _or_one(size), still, whole == 0)
+
+
+def certified(
+    norm: Norm,
+    problem: Problem,
+    reduced: Float[Array, "..."],
+    attained: Float[Array, "..."],
+    direction: Float[Array, "..."],
+    dual: Any,
+    residual: Float[Array, "*batch"],
+) -> Steepest:
+    """`direction` with the bound that `attained`, the duality map of `reduced = G - N`, gives."""
+    ndim = norm.ndim
+    upper = inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
+    value = inner_product(problem.part, direction, ndim)
+    noise = problem.noise * frobenius_norm(attained, ndim)
+    gap = relative_gap(upper + noise, value - noise)
+    gap = jnp.where(problem.still, jnp.where(problem.zero, 0, 1), gap)
+    direction = jnp.where(over(problem.still, ndim), 0, direction)
+    return Steepest(direction, dual, jnp.where(problem.still, 0, residual), gap)
+
+
+class LineDual(NamedTuple):
+    """The multiplier of a normal line, and how much of it changes the slope by one."""
+
+    shift: Float[Array, "*batch"]
+    step: Float[Array, "*batch"]
+
+
+class Side(NamedTuple):
+    """A multiplier, its duality map A, and the slope `<U, A>`."""
+
+    shift: Float[Array, "*batch"]
+    slope: Float[Array, "*batch"]
+    direction: Float[Array, "..."]
+
+
+class Search(NamedTuple):
+    """Where to look next, and what has been found.
+
+    A lower side has a slope below zero, a higher one has none below: `low.slope = 0` and
+    `high.slope = -1` stand for sides that are not known.
+    """
+
+    dual: LineDual
+    low: Side
+    high: Side
+
+    @property
+    def closed(self) -> Bool[Array, "*batch"]:
+        """Whether the root lies between two sides."""
+        return (self.low.slope < 0) & (self.high.slope >= 0)
+
+    @property
+    def secant(self) -> Float[Array, "*batch"]:
+        """The change of the multiplier per change of the slope, where it is closed."""
+        return (self.high.shift - self.low.shift) / _or_one(self.high.slope - self.low.slope)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bracket:
+    """For sets whose normal space is a line: two multipliers, one on each side of the root.
+
+    With the unit normal U, the slope `<U, lmo(G + t U)>` never falls with t. From the last
+    multiplier the search goes half as far again as Newton's method would, so that two duality maps
+    lie on both sides of the root. Their mixture of slope zero is tangent and of norm at most 1, for
+    any norm, and it misses the optimum by the product of the two distances. Where both lie on one
+    side, U itself is mixed in, which costs what the slope is.
+
+    Attributes:
+      steps: duality maps for each direction; two keep up with training.
+      cold: how many more a first one takes.
+    """
+
+    steps: int = 2
+    cold: int = 6
+
+    def __post_init__(self):
+        _check_steps(self, self.steps, self.cold)
+
+    def init_dual(self, batch: tuple[int, ...]) -> LineDual:
+        """The cold start for points with these leading axes."""
+        return LineDual(jnp.zeros(batch, jnp.float32), jnp.zeros(batch, jnp.float32))
+
+    def solve(
+        self, norm: Norm, unit: Float[Array, "..."], grad: Float[Array, "..."], dual: LineDual
+    ) -> Steepest:
+        """The direction with its certificate.
+
+        Args:
+          norm: in which it is steepest.
+          unit: U at every point, of Frobenius norm 1, float32 or wider.
+          grad: the gradient.
+          dual: from `init_dual`, or what the last call returned.
+        """
+        ndim = norm.ndim
+
+        def along(vector):
+            return inner_product(unit, vector, ndim)
+
+        problem = without_normal(grad, lambda v: unit * over(along(v), ndim), ndim)
+
+        def look(search: Search) -> Search:
+            (shift, step), low, high = search
+            reduced = problem.part + over(shift, ndim) * unit
+            direction = norm.lmo(reduced)
+            found = Side(shift, along(direction), direction)
+            known = (low.slope < 0) | (high.slope >= 0)
+            below = found.slope < 0
+            search = Search(search.dual, _pick(below, found, low), _pick(~below, found, high))
+            # A length l curves by 1 / l, in as many directions as the square of A counts.
+            length = inner_product(reduced, direction, ndim)
+            curved = length / _or_one(inner_product(direction, direction, ndim))
+            step = jnp.where(step > 0, jnp.where(known, 2 * step, step), curved)
+            step = jnp.where(search.closed, search.secant, step)
+            reach = jnp.where(search.closed, 1.1, 1.5) * step * found.slope
+            target = jnp.where(
+                search.closed,
+                jnp.clip(shift - reach, search.low.shift, search.high.shift),
+                shift - reach,
+            )
+            return search._replace(dual=LineDual(target, step))
+
+        unknown = Side(*(jnp.zeros_like(problem.size),) * 2, jnp.zeros_like(problem.part))
+        start = LineDual(*(x.astype(problem.size.dtype) for x in dual))
+        search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
+        search = _repeat(look, search, self.steps, self.cold, start.step > 0)
+        low, high, closed = search.low, search.high, search.closed
+        near = _pick((low.slope < 0) & ~(closed & (high.slope < -low.slope)), low, high)
+
+        def with_normal(_):
+            size = norm.norm(unit)
+            share = jnp.abs(near.slope) * size
+            share = share / (1 + share)
+            back = jnp.sign(near.slope) * share / _or_one(size)
+            return near.direction - over(share, ndim) * near.direction - over(back, ndim) * unit
+
+        share = over(high.slope / _or_one(high.slope - low.slope), ndim)
+        mixed = share * low.direction + (1 - share) * high.direction
+        open_sided = jax.lax.cond(jnp.all(closed), lambda d: d, with_normal, near.direction)
+        direction = jnp.where(over(closed, ndim), mixed, open_sided)
+        root = jnp.where(closed, low.shift - low.slope * search.secant, search.dual.shift)
+        after = in_dtypes_of(dual, LineDual(root, search.dual.step))
+        reduced = problem.part + over(near.shift, ndim) * unit
+        residual = jnp.abs(near.slope)
+        return certified(norm, problem, reduced, near.direction, direction, after, residual)
+
+
+class SpaceDual(NamedTuple):
+    """The normal part that is left, relative to the tangent part, and the last step length."""
+
+    shift: Float[Array, "..."]
+    step: Float[Array, "*batch"]
+
+
+class Descent(NamedTuple):
+    """The next multiplier, and the last one with its duality map and the normal part of that."""
+
+    dual: SpaceDual
+    before: Float[Array, "..."]
+    direction: Float[Array, "..."]
+    residual: Float[Array, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class BarzilaiBorwein:
+    """For any linear tangent space: dual descent with step lengths by Barzilai and Borwein.
+
+    The dual's gradient in the normal part T is the normal part R of `lmo(G + T)`. A step length
+    `<dT, dR> / <dR, dR>` from the last two (IMA J. Numer. Anal. 8, 1988) needs no constant. The
+    last duality map is made tangent and, where that takes it above norm 1, shortened. For norms
+    with a smooth duality map, such as `Spectral(TRAINING_MSIGN)`: at a kink of the dual it stalls.
+
+    Attributes:
+      steps: duality maps for each direction; three keep up with training.
+      cold: how many more a first one takes.
+    """
+
+    steps: int = 3
+    cold: int = 9
+
+    def __post_init__(self):
+        _check_steps(self, self.steps, self.cold)
+
+    def init_dual(self, shape: tuple[int, ...], ndim: int) -> SpaceDual:
+        """The cold start for points of this shape."""
+        batch = shape[: len(shape) - ndim]
+        return SpaceDual(jnp.zeros(shape, jnp.float32), jnp.zeros(batch, jnp.float32))
+
+    def solve(
+        self, norm: Norm, normal: Normal, grad: Float[Array, "..."], dual: SpaceDual
+    ) -> Steepest:
+        """The direction with its certificate.
+
+        Args:
+          norm: in which it is steepest.
+          normal: the orthogonal projection onto the normal space at every point.
+          grad: the gradient.
+          dual: from `init_dual`, or what the last call returned.
+        """
+        ndim = norm.ndim
+        problem = without_normal(grad, normal, ndim)
+
+        def inner(x, y):
+            return inner_product(x, y, ndim)
+
+        def descend(descent: Descent) -> Descent:
+            (shift, step), before, _, residual_before = descent
+            reduced = problem.part + shift
+            direction = norm.lmo(reduced)
+            residual = normal(direction)
+            moved, turned = shift - before, residual - residual_before
+            curved = inner(moved, turned)
+            length = inner(reduced, direction) / _or_one(inner(direction, direction))
+            step = jnp.where(step > 0, step, length)
+            step = jnp.where(curved > 0, curved / _or_one(inner(turned, turned)), step)
+            after = SpaceDual(shift - over(step, ndim) * residual, step)
+            return Descent(after, shift, direction, residual)
+
+        start = SpaceDual(*(x.astype(problem.size.dtype) for x in dual))
+        start = start._replace(shift=normal(start.shift))  # the point has moved since
+        nothing = jnp.zeros_like(problem.part)
+        descent = Descent(start, start.shift, nothing, nothing)
+        descent = _repeat(descend, descent, self.steps, self.cold, start.step > 0)
+        direction = descent.direction - descent.residual
+        # The second bound is tight where little had to be taken out.
+        size = jnp.minimum(norm.bound(direction), 1 + norm.bound(descent.residual))
+        direction = direction / over(jnp.maximum(size, 1), ndim)
+        reduced = problem.part + descent.before
+        after = in_dtypes_of(dual, SpaceDual(descent.before, descent.dual.step))
+        residual = frobenius_norm(descent.residual, ndim)
+        return certified(norm, problem, reduced, descent.direction, direction, after, residual)
+
+
+@dataclasses.dataclass(frozen=True)
+class DouglasRachford:
+    """For any set, also with boundary, and any norm: two projections in turn.
+
+    One onto the ball of the norm (`Norm.project`), pushed along the gradient, one onto the tangent
+    space or cone; what the second takes away adds up to the multiplier (Lions and Mercier, SIAM J.
+    Numer. Anal. 16, 1979; as ADMM in Boyd et al. 2011). It needs no warm start.
+
+    Attributes:
+      steps: pairs of projections.
+      penalty: how far they may disagree, relative to the mean curvature of the problem.
+      relaxation: over-relaxation, between 1 and 2.
+    """
+
+    steps: int = 12
+    penalty: float = 3.0
+    relaxation: float = 1.6
+
+    def __post_init__(self):
+        _check_steps(self, self.steps, 0)
+        if not (self.penalty > 0 and 1 <= self.relaxation < 2):
+            raise ValueError(
+                "DouglasRachford takes penalty > 0 and 1 <= relaxation < 2; got "
+                f"{self.penalty} and {self.relaxation}"
+            )
+
+    def solve(self, norm: Norm, normal: Normal, grad: Float[Array, "..."]) -> Steepest:
+        """The direction with its certificate, and no dual variable.
+
+        Args:
+          norm: in which it is steepest.
+          normal: the projection of ascending directions onto the normal space, or the cone of what
+            may not be descended.
+          grad: the gradient.
+        """
+        ndim = norm.ndim
+        problem = without_normal(grad, normal, ndim)
+        first = norm.lmo(problem.part)
+        length = inner_product(problem.part, first, ndim)
+        unit = over(length / _or_one(inner_product(first, first, ndim)), ndim)
+        whole = problem.part + problem.normal_part / over(_or_one(problem.size), ndim)
+        push = whole / (self.penalty * _or_one(unit))
+
+        def step(_, pair):
+            tangent, multiplier = pair
+            inside = norm.project(tangent - multiplier + push)
+            target = self.relaxation * inside + (1 - self.relaxation) * tangent + multiplier
+            multiplier = normal(target)
+            return target - multiplier, multiplier
+
+        start = first - normal(first), normal(push)
+        direction, multiplier = jax.lax.fori_loop(0, self.steps, step, start)
+        direction = direction / over(jnp.maximum(norm.bound(direction), 1), ndim)
+        reduced = (push - multiplier) * self.penalty * _or_one(unit)
+        attained = norm.lmo(reduced)
+        residual = frobenius_norm(normal(attained), ndim)
+        return certified(norm, problem, reduced, attained, direction, (), residual)
+
+
+def _repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"]):
+    """`steps` times, and `cold` times more before for problems that are not `warm`."""
+
+    def once(k, state):
+        def move(state):
+            return _pick((k >= cold) | ~warm, step(state), state)
+
+        # Not two loops: the program would hold the duality map twice.
+        return jax.lax.cond((k >= cold) | ~jnp.all(warm), move, lambda s: s, state)
+
+    return jax.lax.fori_loop(0, cold + steps, once, state)
+
+
+def _pick(choice: Bool[Array, "*batch"], new: Any, old: Any) -> Any:
+    """For each problem one of two trees, whose arrays have the problems' axes first."""
+
+    def one(new, old):
+        return jnp.where(over(choice, new.ndim - choice.ndim), new, old)
+
+    return jax.tree.map(one, new, old)
+
+
+def _or_one(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    return jnp.where(x == 0, 1, x)
+
+
+def _check_steps(solver: Any, steps: int, cold: int) -> None:
+    if steps < 1 or cold < 0:
+        raise ValueError(
+            f"{type(solver).__name__} takes steps >= 1 and cold >= 0; got {steps} and {cold}"
+        )
