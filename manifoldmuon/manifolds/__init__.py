@@ -5,6 +5,7 @@ from manifoldmuon.manifolds import solvers as solvers
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._layout import Layout
 from manifoldmuon.manifolds._manifold import LaidOut, Manifold
+from manifoldmuon.manifolds._spectral_sets import SpectralBall, SpectralBand, SpectralSphere
 from manifoldmuon.manifolds._spheres import EmbeddingRows, Hypersphere
 from manifoldmuon.manifolds._stiefel import Orthogonal, Stiefel
 
@@ -16,6 +17,9 @@ __all__ = [
     "Layout",
     "Manifold",
     "Orthogonal",
+    "SpectralBall",
+    "SpectralBand",
+    "SpectralSphere",
     "Stiefel",
     "retractions",
     "solvers",

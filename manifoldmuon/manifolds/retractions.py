@@ -1,7 +1,8 @@
 """Retractions: how a step along a tangent vector ends on the set again.
 
 Those of matrices with orthonormal columns (`Retraction`): `Polar`, `QR`, `Analytic`, `Cayley`,
-`Exponential`. Those of spheres (`SphereRetraction`): `Normalize`, `Geodesic`.
+`Exponential`. That of bounded singular values: `Clip`. Those of spheres (`SphereRetraction`):
+`Normalize`, `Geodesic`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
+    MsignMethod,
+    check_method,
     frobenius_norm,
     identity_like,
     mT,
@@ -24,6 +27,7 @@ from manifoldmuon.linalg import (
     one_by_one,
     over,
     polar_derivative,
+    positive_part,
     product,
     skew,
     spectral_norm,
@@ -34,6 +38,7 @@ __all__ = [
     "QR",
     "Analytic",
     "Cayley",
+    "Clip",
     "Exponential",
     "Geodesic",
     "Normalize",
@@ -256,6 +261,50 @@ class Exponential(Retraction):
         columns = jax.scipy.linalg.expm(block)[..., :, :n]
         basis = jnp.concatenate([point, vector], axis=-1)
         return product(product(basis, columns), jax.scipy.linalg.expm(-inner))
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip:
+    """Brings the singular values of a matrix between two edges: the nearest such matrix.
+
+    With `C = X^T X / high^2` it is `X (I + (C - I)_+)^(-1/2)` at the upper edge, and likewise at
+    the lower one: a sign and a few more products of small matrices, two tall ones. A singular value
+    that would have to grow more than a thousandfold stays short.
+
+    Attributes:
+      method: of the sign; None: `DEFAULT_MSIGN`. One that resolves eigenvalues down to a fraction f
+        of the largest leaves points within about f / 4 of the set.
+      max_iterations: of the inverse root, as in `Polar`; each one doubles a small singular value.
+    """
+
+    method: MsignMethod | None = None
+    max_iterations: int = 40
+
+    def __post_init__(self):
+        if self.method is not None:
+            check_method("Clip.method", self.method)
+
+    def clip(
+        self, matrix: Float[Array, "*batch m n"], low: float, high: float
+    ) -> Float[Array, "*batch m n"]:
+        """Singular values below `low` become `low`, those above `high` become `high`.
+
+        Args:
+          matrix: tall, float32 or wider; leading axes are independent.
+          low: 0 for no lower edge.
+          high: positive.
+        """
+        matrix = self._shortened(matrix / high, 1.0) * high
+        return matrix if low == 0 else self._shortened(matrix / low, -1.0) * low
+
+    def _shortened(self, x: Float[Array, "*batch m n"], side: float) -> Float[Array, "*batch m n"]:
+        gram = product(mT(x), x)
+        identity = identity_like(gram)
+        target = identity + side * positive_part(side * (gram - identity), self.method)
+        # See `_polar_factor`: the middle goes to 1, where the iteration converges fastest.
+        middle = (1 + _row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
+        root = _inverse_sqrt_minus_one(target / middle - identity, self.max_iterations)
+        return (x + product(x, root)) / jnp.sqrt(middle)
 
 
 class SphereRetraction(abc.ABC):

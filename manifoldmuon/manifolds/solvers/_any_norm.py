@@ -21,6 +21,8 @@ from manifoldmuon.linalg import frobenius_norm, inner_product, normalize, over, 
 from manifoldmuon.manifolds.solvers._solver import Steepest, in_dtypes_of
 from manifoldmuon.norms import Norm, relative_gap
 
+_START = 100  # what is below the mean by this factor starts short of norm 1
+
 Normal = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 """The projection onto the normal space, or the normal cone, at a point: the nearest element."""
 
@@ -61,16 +63,20 @@ def without_normal(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Prob
 def certified(
     norm: Norm,
     problem: Problem,
+    grad: Float[Array, "..."],
     reduced: Float[Array, "..."],
     attained: Float[Array, "..."],
     direction: Float[Array, "..."],
     dual: Any,
     residual: Float[Array, "*batch"],
 ) -> Steepest:
-    """`direction` with the bound that `attained`, the duality map of `reduced = G - N`, gives."""
+    """`direction` with the bound that `attained`, the duality map of `reduced = G - N`, gives.
+
+    `grad` is G, with as much of its normal part as matters to a tangent direction.
+    """
     ndim = norm.ndim
     upper = inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
-    value = inner_product(problem.part, direction, ndim)
+    value = inner_product(grad, direction, ndim)
     noise = problem.noise * frobenius_norm(attained, ndim)
     gap = relative_gap(upper + noise, value - noise)
     gap = jnp.where(problem.still, jnp.where(problem.zero, 0, 1), gap)
@@ -201,7 +207,9 @@ class Bracket:
         after = in_dtypes_of(dual, LineDual(root, search.dual.step))
         reduced = problem.part + over(near.shift, ndim) * unit
         residual = jnp.abs(near.slope)
-        return certified(norm, problem, reduced, near.direction, direction, after, residual)
+        return certified(
+            norm, problem, problem.part, reduced, near.direction, direction, after, residual
+        )
 
 
 class SpaceDual(NamedTuple):
@@ -287,7 +295,9 @@ class BarzilaiBorwein:
         reduced = problem.part + descent.before
         after = in_dtypes_of(dual, SpaceDual(descent.before, descent.dual.step))
         residual = frobenius_norm(descent.residual, ndim)
-        return certified(norm, problem, reduced, descent.direction, direction, after, residual)
+        return certified(
+            norm, problem, problem.part, reduced, descent.direction, direction, after, residual
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,11 +337,13 @@ class DouglasRachford:
         """
         ndim = norm.ndim
         problem = without_normal(grad, normal, ndim)
-        first = norm.lmo(problem.part)
-        length = inner_product(problem.part, first, ndim)
-        unit = over(length / _or_one(inner_product(first, first, ndim)), ndim)
+        free = norm.lmo(problem.part)
+        length = inner_product(problem.part, free, ndim)
+        unit = _or_one(over(length / _or_one(inner_product(free, free, ndim)), ndim))
         whole = problem.part + problem.normal_part / over(_or_one(problem.size), ndim)
-        push = whole / (self.penalty * _or_one(unit))
+        push = whole / (self.penalty * unit)
+        # Not `free`, which takes full steps along what rounding leaves of a normal part.
+        first = norm.project(_START / unit * problem.part)
 
         def step(_, pair):
             tangent, multiplier = pair
@@ -343,10 +355,10 @@ class DouglasRachford:
         start = first - normal(first), normal(push)
         direction, multiplier = jax.lax.fori_loop(0, self.steps, step, start)
         direction = direction / over(jnp.maximum(norm.bound(direction), 1), ndim)
-        reduced = (push - multiplier) * self.penalty * _or_one(unit)
+        reduced = (push - multiplier) * self.penalty * unit
         attained = norm.lmo(reduced)
         residual = frobenius_norm(normal(attained), ndim)
-        return certified(norm, problem, reduced, attained, direction, (), residual)
+        return certified(norm, problem, whole, reduced, attained, direction, (), residual)
 
 
 def _repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"]):

@@ -1,0 +1,384 @@
+"""Matrices with bounded singular values: the spectral sphere, the spectral ball, the spectral band.
+
+Inside, points are tall and of unit scale; norms see arrays as they came.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from manifoldmuon.linalg import (
+    identity_like,
+    inner_product,
+    largest_eigenpair,
+    msign,
+    mT,
+    normalize,
+    one_by_one,
+    over,
+    positive_part,
+    prescale,
+    product,
+    spectral_norm,
+    sym,
+    tall,
+    upcast,
+)
+from manifoldmuon.manifolds._manifold import (
+    Manifold,
+    euclidean_direction,
+    require_axes,
+    require_norm,
+    rounding_loss,
+    stay_if_still,
+)
+from manifoldmuon.manifolds.retractions import Clip, positive_qr
+from manifoldmuon.manifolds.solvers import Bracket, DouglasRachford, Steepest
+from manifoldmuon.norms import (
+    Frobenius,
+    Norm,
+    ScaleRule,
+    Spectral,
+    check_number,
+    check_scale,
+    scale_of,
+)
+
+_LANCZOS = 32
+
+
+class _Bounded(Manifold):
+    """What the sets share; a subclass is a dataclass with these fields."""
+
+    scale: float | ScaleRule
+    step_norm: Norm | None
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def norm(self) -> Norm:
+        return Spectral(scale=self.scale) if self.step_norm is None else self.step_norm
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        require_axes(self, shape)
+
+    def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        """The nearest point, from singular vectors: for setting up, not for training."""
+        if 0 in point.shape:
+            return point
+        scaled, exponent = prescale(point, 2)
+        lifted = over(jnp.ldexp(jnp.ones((), scaled.dtype), exponent), 1) / self._scale(point)
+        left, values, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), scaled)
+        moved = self._nearest(values * lifted)
+        return (self._scale(point) * product(left * moved[..., None, :], right)).astype(point.dtype)
+
+    def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        """The largest `|sigma_i - its nearest allowed value| / scale`, from singular values."""
+        unit = self._unit(point)
+        if 0 in unit.shape:
+            return jnp.zeros(unit.shape[:-2], unit.dtype)
+        values = one_by_one(lambda x: jnp.linalg.svd(x, compute_uv=False), unit)
+        return jnp.max(jnp.abs(values - self._nearest(values)), axis=-1)
+
+    @abc.abstractmethod
+    def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        """The nearest allowed singular values, given some in descending order."""
+
+    def _scale(self, point: Float[Array, "*batch m n"]) -> float:
+        return scale_of(self.scale, point.shape[-2:])
+
+    def _unit(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
+        return tall(upcast(point) / self._scale(point))
+
+
+@dataclasses.dataclass(frozen=True)
+class SpectralSphere(_Bounded):
+    """Matrices of spectral norm `scale`: `||W||_2 = s`, all other singular values are free.
+
+    Where the largest singular value is simple, with vectors u and v, the tangent space is
+    `u^T A v = 0` and the steepest direction in the spectral norm is `msign(G - t u v^T)` with the
+    multiplier t for which that is tangent (spectral sphere optimizer, arXiv:2601.08393). Where it
+    is not simple the set has a corner, and the line of the singular pair that Lanczos' method
+    finds stands for the normal cone.
+
+    Attributes:
+      scale: the spectral norm, a positive number or a rule such as `FanRatio()`.
+      step_norm: the norm of steps, any norm of matrices, taken as it is; None: the spectral norm
+        relative to the scale.
+      solver: finds the multiplier.
+    """
+
+    scale: float | ScaleRule = 1.0
+    step_norm: Norm | None = None
+    solver: Bracket = Bracket()
+
+    def __post_init__(self):
+        check_scale("SpectralSphere.scale", self.scale)
+        _require_matrix_norm(self)
+
+    def tangent(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        unit = self._normal(point)
+        scaled, exponent = prescale(vector, 2)
+        part = scaled - unit * over(inner_product(unit, scaled), 2)
+        back = over(jnp.ldexp(jnp.ones((), scaled.dtype), exponent), 2)
+        return (part * back).astype(vector.dtype)
+
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
+        return () if isinstance(self.norm, Frobenius) else self.solver.init_dual(shape[:-2])
+
+    def steepest(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+    ) -> Steepest:
+        unit = self._normal(point)
+        if isinstance(self.norm, Frobenius):
+            return _euclidean(self.norm, grad, lambda v: v - unit * over(inner_product(unit, v), 2))
+        return _rounded(self.solver.solve(self.norm, unit, grad, dual), grad)
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        """`(W + V) s / ||W + V||_2`, with the norm by 32 steps of Lanczos."""
+        moved = upcast(point) + upcast(vector)
+        high = tall(moved)
+        square, _ = largest_eigenpair(product(mT(high), high), _LANCZOS)
+        size = over(jnp.sqrt(square), 2)
+        moved = self._scale(point) * moved / jnp.where(size == 0, 1, size)
+        return stay_if_still(point, vector, moved, 2)
+
+    def random_point(
+        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
+    ) -> Float[Array, "*batch m n"]:
+        """A Gaussian matrix, divided by its norm."""
+        self.check_shape(shape)
+        gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
+        size = over(spectral_norm(gaussian), 2)
+        return (self._scale(gaussian) * gaussian / jnp.where(size == 0, 1, size)).astype(dtype)
+
+    def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        return jnp.minimum(values, 1).at[..., 0].set(1)
+
+    def _normal(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        """`u v^T` of the largest singular value."""
+        unit = self._unit(point)
+        _, right = largest_eigenpair(product(mT(unit), unit), _LANCZOS)
+        left = normalize(product(unit, right[..., None])[..., 0], 1)
+        pair = left[..., :, None] * right[..., None, :]
+        return mT(pair) if point.shape[-2] < point.shape[-1] else pair
+
+
+class _WithBoundary(_Bounded):
+    """Sets of matrices with `low <= sigma_i / scale <= high`: closed, with an inside."""
+
+    solver: DouglasRachford | None
+    retraction: Clip
+    touching: float
+
+    @property
+    @abc.abstractmethod
+    def _edges(self) -> tuple[float, float]:
+        """The smallest and the largest singular value, relative to the scale."""
+
+    def tangent(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        """The nearest displacement that does not leave the set: onto a cone, at the boundary."""
+        scaled, exponent = prescale(vector, 2)
+        part = scaled + self._normal(point)(-scaled)
+        back = over(jnp.ldexp(jnp.ones((), scaled.dtype), exponent), 2)
+        return (part * back).astype(vector.dtype)
+
+    def steepest(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+    ) -> Steepest:
+        if self.solver is None:
+            exact = upcast(grad)
+            direction = self.norm.lmo(exact)
+            gap = self.norm.gap(exact, direction)
+            return _rounded(Steepest(direction, (), jnp.zeros_like(gap), gap), grad)
+        normal = self._normal(point)
+        if isinstance(self.norm, Frobenius):
+            return _euclidean(self.norm, grad, lambda v: v - normal(v))
+        return _rounded(self.solver.solve(self.norm, normal, grad), grad)
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        scale = self._scale(point)
+        moved = self.retraction.clip(tall((upcast(point) + upcast(vector)) / scale), *self._edges)
+        moved = scale * (mT(moved) if point.shape[-2] < point.shape[-1] else moved)
+        return stay_if_still(point, vector, moved, 2)
+
+    def random_point(
+        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
+    ) -> Float[Array, "*batch m n"]:
+        """Uniformly distributed singular vectors, and singular values between the edges."""
+        self.check_shape(shape)
+        *batch, m, n = shape
+        wide = jnp.promote_types(dtype, jnp.float32)
+        keys = jax.random.split(key, 3)
+        rank = min(m, n)
+        sides = [
+            positive_qr(jax.random.normal(k, (*batch, size, rank), wide))
+            for k, size in zip(keys[:2], (m, n), strict=True)
+        ]
+        low, high = self._edges
+        values = jax.random.uniform(keys[2], (*batch, 1, rank), wide, low, high)
+        weight = product(sides[0] * values, mT(sides[1]))
+        return (self._scale(weight) * weight).astype(dtype)
+
+    def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+        return jnp.clip(values, *self._edges)
+
+    def _normal(self, point: Float[Array, "*batch m n"]):
+        """The projection of ascending directions onto the cone of those that may not be descended.
+
+        With the polar factors M of the touching singular vectors these are `-M S` at the upper
+        edge and `M S` at the lower one, S positive semi-definite.
+        """
+        low, high = self._edges
+        unit = self._unit(point)
+        gram = product(mT(unit), unit)
+        cones = [(-1.0, unit / high, _above(gram, (high - self.touching) ** 2))]
+        if low > 0:
+            cones.append((1.0, unit / low, _above(-gram, -((low + self.touching) ** 2))))
+        wide = point.shape[-2] < point.shape[-1]
+
+        def normal(vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+            vector = tall(vector)
+            inner = product(mT(unit), vector)
+            found = jnp.zeros_like(vector)
+            for sign, factor, touching in cones:
+                edge = high if sign < 0 else low
+                parts = product(touching, product(sym(inner / edge), touching))
+                parts = positive_part(sign * sym(parts))
+                found = found + sign * product(factor, parts)
+            return mT(found) if wide else found
+
+        return normal
+
+
+@dataclasses.dataclass(frozen=True)
+class SpectralBall(_WithBoundary):
+    """Matrices of spectral norm at most `scale`: a bound on how much a layer can stretch.
+
+    Inside, every direction is tangent and the steepest one is `msign(G)`. Where singular values
+    touch the boundary, a descent step may not push them out: the direction is
+    `msign(G + U S V^T)` with the touching singular vectors U, V and a positive semi-definite
+    multiplier S. What goes beyond in a finite step the retraction clips.
+
+    Attributes:
+      scale: the largest singular value, a positive number or a rule such as `FanRatio()`.
+      solver: finds the multiplier; None leaves the boundary to the retraction alone. Then
+        directions are those of flat space, which is projected steepest descent: cheaper, and
+        neither tangent nor steepest at the boundary.
+      retraction: how a step returns to the set.
+      step_norm: the norm of steps, any norm of matrices, taken as it is; None: the spectral norm
+        relative to the scale.
+      touching: how close a singular value is to the boundary that counts as touching, relative to
+        the scale.
+    """
+
+    scale: float | ScaleRule = 1.0
+    solver: DouglasRachford | None = DouglasRachford()
+    retraction: Clip = Clip()
+    step_norm: Norm | None = None
+    touching: float = 1e-3
+
+    def __post_init__(self):
+        check_scale("SpectralBall.scale", self.scale)
+        _require_matrix_norm(self)
+        _check_touching(self)
+
+    @property
+    def _edges(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class SpectralBand(_WithBoundary):
+    """Matrices with singular values between `low` and `high` times the scale.
+
+    `SpectralBand(1 / k, k)` bounds the condition number of a weight by `k**2`: from nearly
+    orthonormal matrices (k slightly above 1; `Stiefel` is k = 1) to flat space (k large). The
+    direction is that of `SpectralBall`, with a multiplier for each edge.
+
+    Attributes:
+      low: the smallest singular value, relative to the scale; positive.
+      high: the largest one, by more than `4 * touching` above `low`.
+      scale: see `SpectralBall`.
+      solver: see `SpectralBall`.
+      retraction: see `SpectralBall`.
+      step_norm: see `SpectralBall`.
+      touching: see `SpectralBall`.
+    """
+
+    low: float = 0.5
+    high: float = 2.0
+    scale: float | ScaleRule = 1.0
+    solver: DouglasRachford | None = DouglasRachford()
+    retraction: Clip = Clip()
+    step_norm: Norm | None = None
+    touching: float = 1e-3
+
+    def __post_init__(self):
+        check_scale("SpectralBand.scale", self.scale)
+        for name in ("low", "high"):
+            check_number(f"SpectralBand.{name}", getattr(self, name), 0.0)
+        _require_matrix_norm(self)
+        _check_touching(self)
+        if self.low == 0:
+            raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
+        if not self.low + 4 * self.touching < self.high:
+            raise ValueError(
+                "SpectralBand takes low + 4 * touching < high; got "
+                f"{self.low!r}, {self.high!r} and {self.touching!r}. For equal singular values "
+                "take Stiefel(scale)"
+            )
+
+    @property
+    def _edges(self) -> tuple[float, float]:
+        return self.low, self.high
+
+
+def _above(gram: Float[Array, "*batch n n"], edge: float) -> Float[Array, "*batch n n"]:
+    """The projection onto the eigenvectors with eigenvalues above `edge`."""
+    identity = identity_like(gram)
+    return (identity + sym(msign(gram - edge * identity))) / 2
+
+
+def _euclidean(norm: Frobenius, grad: Float[Array, "*batch m n"], tangent) -> Steepest:
+    direction, gap, residual = euclidean_direction(grad, tangent, 2)
+    size = scale_of(norm.scale, grad.shape[-2:])
+    return _rounded(Steepest(size * direction, (), residual, gap), grad)
+
+
+def _rounded(answer: Steepest, grad: Float[Array, "*batch m n"]) -> Steepest:
+    """In the dtype of the gradient, with what that costs."""
+    gap = answer.gap + rounding_loss(grad.dtype) * (answer.gap > 0)
+    return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)
+
+
+def _require_matrix_norm(manifold: _Bounded) -> None:
+    require_norm(manifold, Norm)
+    if manifold.norm.ndim != 2:
+        name = type(manifold).__name__
+        raise ValueError(f"{name}.step_norm must be for 2 axes; got {manifold.norm!r}")
+
+
+def _check_touching(manifold: _WithBoundary) -> None:
+    if not 0 < manifold.touching < 0.1 or not math.isfinite(manifold.touching):
+        raise ValueError(
+            f"{type(manifold).__name__}.touching must be between 0 and 0.1; "
+            f"got {manifold.touching!r}"
+        )
