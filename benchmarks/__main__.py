@@ -9,6 +9,7 @@ NAMES = (
     "growth",
     "msign_accuracy",
     "solvers",
+    "sets",
     "drift",
     "precision",
     "tuning",

@@ -1,0 +1,150 @@
+"""One optimizer step for each weight space beside `optax.contrib.muon`: time, gap and distance.
+
+    python -m benchmarks sets    # minutes; docs/benchmarks/results/sets.*
+
+The trees, steps and times are those of `python -m benchmarks steps`. Each optimizer is warmed up
+with steps along gradients of a linear regression before it is timed: multipliers are carried from
+step to step. The largest gap and distance of the last of these steps stand in the table.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from tqdm import tqdm
+
+import manifoldmuon as mm
+from benchmarks._command import command
+from benchmarks.steps import MUON, RATE, TREES, optimizers, step_of, tree
+from examples.command import parse, save
+from manifoldmuon.lab import interleaved_seconds
+from manifoldmuon.linalg import TRAINING_MSIGN
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    Hypersphere,
+    Manifold,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.manifolds.retractions import Clip
+from manifoldmuon.manifolds.solvers import FAST, BarzilaiBorwein, Bracket, DouglasRachford
+from manifoldmuon.norms import RootRank, Spectral
+
+WARM_UP = 20
+_QUICK = Spectral(TRAINING_MSIGN)
+
+
+def weight_spaces() -> dict[str, Manifold]:
+    """By name, at training prices; all of singular values about 1."""
+    few = DouglasRachford(steps=2)
+    return {
+        "flat": Euclidean(_QUICK),
+        "fixed Frobenius": Hypersphere(RootRank(), ndim=2, step_norm=_QUICK),
+        "fixed Frobenius, one sign": Hypersphere(
+            RootRank(), ndim=2, step_norm=_QUICK, solver=Bracket(steps=1)
+        ),
+        "rows": EmbeddingRows(1.0, step_norm=_QUICK, solver=BarzilaiBorwein()),
+        "spectral sphere": SpectralSphere(step_norm=_QUICK),
+        "ball, clipped alone": SpectralBall(
+            solver=None, step_norm=_QUICK, retraction=Clip(TRAINING_MSIGN)
+        ),
+        "ball": SpectralBall(solver=few, step_norm=_QUICK),
+        "band 1/2 to 2": SpectralBand(0.5, 2.0, solver=few, step_norm=_QUICK),
+        "Stiefel, FAST": Stiefel(solver=FAST),
+        "Stiefel, ACCURATE": Stiefel(),
+    }
+
+
+def regression(layers: int, width: int, stacked: bool):
+    """The gradient of a linear regression for every matrix, with inputs of decaying variance."""
+    target = tree(layers, width, stacked, seed=2)
+
+    def one(key, weight, goal):
+        first, second = jax.random.split(key)
+        decay = jnp.arange(1, weight.shape[-1] + 1) ** -0.5
+        shape = (*weight.shape[:-2], 64, weight.shape[-1])
+        inputs = jax.random.normal(first, shape) * decay
+        missed = inputs @ jnp.swapaxes(weight - goal, -1, -2)
+        missed += 0.3 * jax.random.normal(second, missed.shape)
+        return jnp.swapaxes(missed, -1, -2) @ inputs
+
+    def grads(params, key):
+        leaves, treedef = jax.tree.flatten(params)
+        keys = jax.tree.unflatten(treedef, jax.random.split(key, len(leaves)))
+        return jax.tree.map(one, keys, params, target)
+
+    return jax.jit(grads)
+
+
+def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str]) -> dict:
+    """One tree: seconds of a step, and what the warm-up ended with, by weight space."""
+    start, grads_of = tree(layers, width, stacked), regression(layers, width, stacked)
+    spaces = {name: space for name, space in weight_spaces().items() if name in names}
+    functions, ended = {}, {}
+    for name, tx in {MUON: optimizers()[MUON]}.items() | spaces.items():
+        if isinstance(tx, Manifold):
+            geometry, tx = tx, mm.optim.manifold_muon(RATE, tx)
+            params = jax.jit(functools.partial(mm.optim.project_tree, geometry))(start)
+        else:
+            geometry, params = None, start
+        step = jax.jit(step_of(tx))
+        state = tx.init(params)
+        for key in jax.random.split(jax.random.key(0), WARM_UP):
+            grads = grads_of(params, key)
+            params, state = step(params, state, grads)
+        functions[name] = functools.partial(step, params, state, grads)
+        if geometry is not None:
+            gaps = jax.tree.leaves(mm.optim.monitor(state)["gap"])
+            far = jax.jit(functools.partial(mm.optim.distance_tree, geometry))
+            away = jax.tree.leaves(far(params))
+            ended[name] = {
+                "gap": float(max(jnp.max(gap) for gap in gaps)),
+                "distance": float(max(jnp.max(d) for d in away)),
+            }
+    return {
+        "layers": layers,
+        "width": width,
+        "stacked": stacked,
+        "seconds": interleaved_seconds(functions, rounds),
+        "ended": ended,
+    }
+
+
+def table(rows: list[dict]) -> str:
+    """The rows as Markdown: ratios to the optimizer of Optax, with gap and distance."""
+    names = [name for name in rows[0]["seconds"] if name != MUON]
+    lines = ["| tree | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for row in rows:
+        kind = "stacked" if row["stacked"] else "unstacked"
+        tree_name = f"{row['layers']} of {row['width']}, {kind}"
+        ratios = [f"{row['seconds'][name] / row['seconds'][MUON]:.2f}" for name in names]
+        gaps = [f"{row['ended'][name]['gap']:.0e}" for name in names]
+        distances = [f"{row['ended'][name]['distance']:.0e}" for name in names]
+        for title, cells in ((tree_name, ratios), ("gap", gaps), ("distance", distances)):
+            lines.append("| " + " | ".join([title, *cells]) + " |")
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark."""
+    p = command("sets", "One step on each weight space against optax.contrib.muon.")
+    p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
+    p.add_argument("--trees", type=int, nargs="+", default=(0, 3), metavar="I",
+                   help="which trees of the steps (default: 12 of 256 and 4 of 768)")  # fmt: skip
+    p.add_argument("--only", nargs="+", default=list(weight_spaces()), metavar="NAME")
+    options = parse(p, argv, beside=(".md",))
+    rows = [
+        measure(*TREES[i], rounds=options.rounds, names=options.only)
+        for i in tqdm(options.trees, unit="tree")
+    ]
+    text = table(rows)
+    print(text)
+    save(options, {"rounds": options.rounds, "rows": rows})
+    options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""Every pair of a set and a norm against the optimum of convex optimisation, at float64."""
+
+from collections.abc import Callable
+
+import cvxpy as cp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import SVD, TRAINING_MSIGN
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Hypersphere,
+    Manifold,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+)
+from manifoldmuon.manifolds.solvers import BarzilaiBorwein, Bracket, DouglasRachford
+from manifoldmuon.norms import Frobenius, Infinity, LongestRow, Norm, RMSToRMS, Spectral
+from tests.manifolds.optima import optimum
+
+EXACT = Spectral(SVD())
+LONG = DouglasRachford(steps=60)
+Tangent = Callable[[cp.Variable], list[cp.Constraint]]
+
+
+def sphere(point: np.ndarray) -> Tangent:
+    return lambda a: [cp.sum(cp.multiply(point, a)) == 0]
+
+
+def rows(point: np.ndarray) -> Tangent:
+    return lambda a: [cp.sum(cp.multiply(point, a), axis=1) == 0]
+
+
+def largest(point: np.ndarray) -> Tangent:
+    left, _, right = np.linalg.svd(point)
+    return lambda a: [left[:, 0] @ a @ right[0] == 0]
+
+
+def edges(low: float, high: float) -> Callable[[np.ndarray], Tangent]:
+    """Descending may not push touching singular values further out."""
+
+    def at(point: np.ndarray) -> Tangent:
+        left, values, right = np.linalg.svd(point, full_matrices=False)
+
+        def tangent(a: cp.Variable) -> list[cp.Constraint]:
+            found = []
+            for touching, sign in ((values > high - 1e-4, 1), (values < low + 1e-4, -1)):
+                if np.any(touching):
+                    inner = left[:, touching].T @ a @ right[touching].T
+                    found.append(sign * (inner + inner.T) >> 0)
+            return found
+
+        return tangent
+
+    return at
+
+
+NORMS: dict[str, Norm] = {
+    "spectral": EXACT,
+    "frobenius": Frobenius(),
+    "infinity": Infinity(),
+    "longest row": LongestRow(threshold=0.0),
+}
+SETS: dict[str, tuple[Callable[[Norm], Manifold], Callable[[np.ndarray], Tangent]]] = {
+    "fixed Frobenius": (lambda n: Hypersphere(2.0, ndim=2, step_norm=n), sphere),
+    "fixed rows": (lambda n: EmbeddingRows(1.0, step_norm=n, solver=LONG), rows),
+    "spectral sphere": (lambda n: SpectralSphere(step_norm=n), largest),
+    "ball": (lambda n: SpectralBall(step_norm=n, solver=LONG), edges(0, 1)),
+    "band": (lambda n: SpectralBand(0.7, 1.4, step_norm=n, solver=LONG), edges(0.7, 1.4)),
+}
+
+
+PAIRS = [(kind, norm, (6, 4)) for kind in SETS for norm in NORMS]
+PAIRS += [(kind, "spectral", (3, 5)) for kind in SETS]
+
+
+@pytest.mark.parametrize(("kind", "norm", "shape"), PAIRS, ids=str)
+def test_optimum(kind, norm, shape):
+    """The direction comes within its gap of the optimum, the gap is small, and it is a bound."""
+    make, tangent = SETS[kind]
+    manifold = make(NORMS[norm])
+    rng = np.random.default_rng([*shape, len(kind), len(norm)])
+    with jax.enable_x64(True):
+        # Singular values well apart, some of them beyond each edge.
+        left, _, right = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
+        values = np.array([2.5, 1.7, 1.1, 0.3])[: min(shape)]
+        if kind == "spectral sphere":  # no corner: one of them alone at the top
+            values = values / values[0]
+        point = np.asarray(manifold.project(jnp.asarray(left * values @ right)))
+        solve = _solver(manifold)
+        for push in (-2.0, 0.0, 2.0):
+            grad = rng.standard_normal(shape) + push * point
+            answer = solve(jnp.asarray(point), jnp.asarray(grad))
+            best = optimum(grad, manifold.norm, tangent(point))
+            missed = 1 - np.sum(grad * np.asarray(answer.direction)) / best
+            assert manifold.norm.norm(answer.direction) <= 1 + 1e-9
+            descended = -answer.direction
+            moved = manifold.tangent(jnp.asarray(point), descended)
+            np.testing.assert_allclose(moved, descended, atol=1e-6)
+            assert -1e-6 <= missed <= answer.gap + 1e-6
+            assert answer.gap <= 0.03
+
+
+def _solver(manifold: Manifold):
+    return jax.jit(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)))
+
+
+def test_two_signs_a_step_keep_up_with_training():
+    """A run on the sphere: from the second step on, the gap is of second order in the turn."""
+    manifold = Hypersphere(4.0, ndim=2, step_norm=EXACT, solver=Bracket(steps=2))
+    rng = np.random.default_rng(0)
+    point = manifold.project(jnp.asarray(rng.standard_normal((24, 16)), jnp.float32))
+    goal = manifold.project(jnp.asarray(rng.standard_normal((24, 16)), jnp.float32))
+    inputs = jnp.asarray(rng.standard_normal((40, 64, 16)) / np.arange(1, 17), jnp.float32)
+
+    def step(carry, x):
+        point, momentum, dual = carry
+        momentum = 0.9 * momentum + (x @ (point - goal).T).T @ x
+        answer = manifold.steepest(point, momentum, dual)
+        return (
+            manifold.retract(point, -0.05 * answer.direction),
+            momentum,
+            answer.dual,
+        ), answer.gap
+
+    start = point, jnp.zeros_like(point), manifold.init_dual(point.shape)
+    (point, _, _), gaps = jax.jit(lambda c: jax.lax.scan(step, c, inputs))(start)
+    assert np.median(gaps) <= 3e-3
+    assert np.max(gaps) <= 0.02
+    assert manifold.distance(point) <= 1e-6
+
+
+def test_rows_at_training_prices():
+    manifold = EmbeddingRows(1.0, step_norm=Spectral(TRAINING_MSIGN), solver=BarzilaiBorwein())
+    keys = jax.random.split(jax.random.key(0), 2)
+    point = manifold.random_point(keys[0], (48, 16), jnp.float32)
+    grad = jax.random.normal(keys[1], point.shape) + 2 * point
+    answer = _solver(manifold)(point, grad)
+    best = optimum(np.asarray(grad), Spectral(), rows(np.asarray(point, np.float64)))
+    missed = 1 - np.sum(np.asarray(grad) * np.asarray(answer.direction)) / best
+    assert -1e-6 <= missed <= answer.gap <= 0.05
+    assert missed <= 0.01
+
+
+def test_a_tangent_constraint_of_ones_own():
+    """The projection onto the normal space is all that a solver asks of a set."""
+    rng = np.random.default_rng(1)
+    grad = rng.standard_normal((6, 5))
+
+    def normal(vector):  # the sums of columns are kept
+        return jnp.mean(vector, axis=-2, keepdims=True) * jnp.ones_like(vector)
+
+    with jax.enable_x64(True):
+        given = jnp.asarray(grad + 3)
+        answers = [
+            DouglasRachford(steps=200).solve(EXACT, normal, given),
+            BarzilaiBorwein(steps=30).solve(
+                RMSToRMS(SVD()), normal, given, BarzilaiBorwein().init_dual((6, 5), 2)
+            ),
+        ]
+    for answer, norm in zip(answers, (EXACT, RMSToRMS()), strict=True):
+        best = optimum(np.asarray(given), norm, lambda a: [cp.sum(a, axis=0) == 0])
+        direction = np.asarray(answer.direction)
+        missed = 1 - np.sum(np.asarray(given) * direction) / best
+        assert -1e-6 <= missed <= float(answer.gap) + 1e-9 <= 0.01
+        np.testing.assert_allclose(np.sum(direction, axis=0), 0, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", SETS)
+@pytest.mark.parametrize("bad", [0.0, np.nan, "normal"])
+def test_gradients_without_a_direction(kind, bad):
+    """Zero gives zero with gap 0, NaN stays, a normal gradient gives zero with gap 1."""
+    manifold = SETS[kind][0](EXACT)
+    rng = np.random.default_rng(3)
+    point = manifold.project(jnp.asarray(3 * rng.standard_normal((4, 3)), jnp.float32))
+    if bad == "normal":
+        grad = jnp.asarray(rng.standard_normal((4, 3)), jnp.float32)
+        # Of sets with a boundary: what may not be descended, since it would leave them.
+        grad = grad - 100 * point if kind in ("ball", "band") else grad
+        grad = -(-grad - manifold.tangent(point, -grad))
+    else:
+        grad = jnp.full((4, 3), bad, jnp.float32)
+    answer = _solver(manifold)(point, grad)
+    if np.isnan(bad if bad != "normal" else 0):
+        assert np.all(np.isnan(answer.direction))
+    else:
+        assert np.all(answer.direction == 0)
+        assert answer.gap == (1 if bad == "normal" else 0)
+
+
+def test_points_off_the_set_and_at_its_corners():
+    """Off the set a direction is that of the nearest scale; tied values are clipped together."""
+    ball = SpectralBall(2.0)
+    point = jnp.diag(jnp.array([5.0, 5.0, 1.0]))
+    np.testing.assert_allclose(ball.project(point), np.diag([2, 2, 1.0]), atol=1e-6)
+    np.testing.assert_allclose(ball.distance(point), 1.5, atol=1e-6)
+    moved = ball.retract(ball.project(point), jnp.diag(jnp.array([1.0, -1.0, 0.5])))
+    np.testing.assert_allclose(moved, np.diag([2, 1, 1.5]), atol=1e-6)
+    sphere_ = SpectralSphere(2.0)
+    np.testing.assert_allclose(sphere_.project(point), np.diag([2, 2, 1.0]), atol=1e-6)
+    np.testing.assert_allclose(
+        sphere_.project(jnp.diag(jnp.array([1.0, 0.5, 0.1]))), np.diag([2, 0.5, 0.1]), atol=1e-6
+    )
+    band = SpectralBand(0.5, 2.0)
+    np.testing.assert_allclose(band.project(point), np.diag([2, 2, 1.0]), atol=1e-6)
+    assert band.distance(band.project(jnp.zeros((4, 3)))) <= 1e-6
+
+
+def test_the_boundary_is_not_crossed():
+    """From the boundary, a descent step changes touching singular values inwards or not at all."""
+    ball = SpectralBall(step_norm=EXACT, solver=LONG)
+    rng = np.random.default_rng(5)
+    point = ball.project(jnp.asarray(2 * rng.standard_normal((8, 5)), jnp.float32))
+    assert np.all(np.linalg.svd(point)[1] > 1 - 1e-5)  # all of them touch
+    grad = jnp.asarray(rng.standard_normal((8, 5)), jnp.float32) - 2 * point
+    direction = _solver(ball)(point, grad).direction
+    size = 1e-2
+    assert np.linalg.norm(point - size * direction, ord=2) <= 1 + size**2
+    assert np.linalg.norm(point - size * ball.norm.lmo(grad), ord=2) >= 1 + size / 4
+    free = SpectralBall(step_norm=EXACT, solver=None)
+    np.testing.assert_array_equal(_solver(free)(point, grad).direction, ball.norm.lmo(grad))
