@@ -6,12 +6,13 @@ from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
+    Grassmann,
     Hypersphere,
     Manifold,
     Orthogonal,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import Geodesic
+from manifoldmuon.manifolds.retractions import QR, Geodesic
 from manifoldmuon.manifolds.solvers import SkewLift
 from manifoldmuon.norms import (
     ConvRMSToRMS,
@@ -97,4 +98,12 @@ STIEFEL = [
     ManifoldCase("stiefel by Frobenius steps", Stiefel(2.0, step_norm=Frobenius()), (8, 3)),
 ]
 
-MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL]
+GRASSMANN = [
+    ManifoldCase("grassmann tall", Grassmann(), (10, 4), thorough=True),
+    ManifoldCase("grassmann wide stack, scaled", Grassmann(FanRatio()), (2, 4, 6)),
+    ManifoldCase("grassmann by svd", Grassmann(step_norm=Spectral(SVD())), (7, 4)),
+    ManifoldCase("grassmann lines by QR", Grassmann(2.0, QR()), (5, 1)),
+    ManifoldCase("grassmann by Frobenius steps", Grassmann(step_norm=Frobenius()), (6, 4)),
+]
+
+MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL, *GRASSMANN]

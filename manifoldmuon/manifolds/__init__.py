@@ -6,11 +6,12 @@ from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._layout import Layout
 from manifoldmuon.manifolds._manifold import LaidOut, Manifold
 from manifoldmuon.manifolds._spheres import EmbeddingRows, Hypersphere
-from manifoldmuon.manifolds._stiefel import Orthogonal, Stiefel
+from manifoldmuon.manifolds._stiefel import Grassmann, Orthogonal, Stiefel
 
 __all__ = [
     "EmbeddingRows",
     "Euclidean",
+    "Grassmann",
     "Hypersphere",
     "LaidOut",
     "Layout",

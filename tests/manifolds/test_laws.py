@@ -14,7 +14,13 @@ def test_manifold_laws(case: ManifoldCase):
     check_manifold(case.manifold, case.shape, key, gap=case.gap, thorough=case.thorough)
 
 
-DOUBLE = ["spheres of radius 3", "embedding rows", "orthogonal odd stack", "stiefel wide, scaled"]
+DOUBLE = [
+    "spheres of radius 3",
+    "embedding rows",
+    "orthogonal odd stack",
+    "stiefel wide, scaled",
+    "grassmann by svd",
+]
 
 
 @pytest.mark.parametrize("case", [c for c in MANIFOLDS if c.name in DOUBLE], ids=lambda c: c.name)
