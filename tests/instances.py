@@ -1,18 +1,21 @@
 """One table of norms and manifolds: a new one is a row here, and every law is checked for it."""
 
+import dataclasses
 from typing import NamedTuple
 
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
+    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
     Grassmann,
     Hypersphere,
+    Isospectral,
     Manifold,
     Orthogonal,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import QR, Geodesic
+from manifoldmuon.manifolds.retractions import QR, Geodesic, Sinkhorn
 from manifoldmuon.manifolds.solvers import SkewLift
 from manifoldmuon.norms import (
     ConvRMSToRMS,
@@ -43,7 +46,7 @@ class NormCase(NamedTuple):
 class ManifoldCase(NamedTuple):
     """A manifold and the shape of a point; `gap` is what its method may leave of the optimum.
 
-    One row of each kind is checked thoroughly; see `check_manifold`.
+    One row of each kind is checked thoroughly; see `check_manifold`, also for `convex`.
     """
 
     name: str
@@ -51,6 +54,7 @@ class ManifoldCase(NamedTuple):
     shape: tuple[int, ...]
     gap: float = 1e-3
     thorough: bool = False
+    convex: bool = False
 
 
 NORMS = [
@@ -106,4 +110,48 @@ GRASSMANN = [
     ManifoldCase("grassmann by Frobenius steps", Grassmann(step_norm=Frobenius()), (6, 4)),
 ]
 
-MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL, *GRASSMANN]
+STOCHASTIC = [
+    ManifoldCase("doubly stochastic", DoublyStochastic(), (5, 5), thorough=True, convex=True),
+    ManifoldCase("fixed sums, wide stack", DoublyStochastic(3.0), (2, 3, 6), convex=True),
+    ManifoldCase(
+        "doubly stochastic by Sinkhorn",
+        DoublyStochastic(retraction=Sinkhorn()),
+        (4, 4),
+        convex=True,
+    ),
+    ManifoldCase(
+        "fixed sums by Frobenius steps",
+        DoublyStochastic(0.5, step_norm=Frobenius()),
+        (6, 4),
+        convex=True,
+    ),
+    ManifoldCase(
+        "doubly stochastic by svd", DoublyStochastic(step_norm=Spectral(SVD())), (5, 5), convex=True
+    ),
+]
+
+# Steps a third as long: where singular values are close, the set is curved.
+DISTINCT = Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=1.0))
+ISOSPECTRAL = [
+    ManifoldCase("isospectral tall", DISTINCT, (6, 4), gap=0.2, thorough=True),
+    ManifoldCase("isospectral wide stack", Isospectral((1.0, 1.0)), (2, 2, 5), gap=0.2),
+    ManifoldCase(
+        "isospectral, ties and zeros", Isospectral((2.0, 2.0, 1.0, 0.0, 0.0)), (5, 5), 0.3
+    ),
+    ManifoldCase(
+        "isospectral by rotations", dataclasses.replace(DISTINCT, rotations=True), (9, 4), gap=0.8
+    ),
+    ManifoldCase(
+        "isospectral by Frobenius steps",
+        dataclasses.replace(DISTINCT, step_norm=Frobenius()),
+        (4, 4),
+    ),
+    ManifoldCase(
+        "isospectral by svd",
+        dataclasses.replace(DISTINCT, step_norm=Spectral(SVD())),
+        (6, 4),
+        gap=0.2,
+    ),
+]
+
+MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL, *GRASSMANN, *STOCHASTIC, *ISOSPECTRAL]

@@ -52,6 +52,7 @@ from manifoldmuon.linalg._schedules import (
     Schedule,
     check_schedule,
 )
+from manifoldmuon.linalg._sums import center, nearest_with_sums, sinkhorn
 
 __all__ = [
     "CUBIC",
@@ -72,6 +73,7 @@ __all__ = [
     "PolarExpress",
     "Schedule",
     "Sketch",
+    "center",
     "check_method",
     "check_poles",
     "check_precision",
@@ -86,6 +88,7 @@ __all__ = [
     "largest_eigenvalue",
     "mT",
     "msign",
+    "nearest_with_sums",
     "normalize",
     "nuclear_norm",
     "nuclear_parts",
@@ -96,6 +99,7 @@ __all__ = [
     "prescale",
     "product",
     "rounding",
+    "sinkhorn",
     "skew",
     "spectral_norm",
     "sym",

@@ -11,7 +11,14 @@ from tests.instances import MANIFOLDS, ManifoldCase
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_manifold_laws(case: ManifoldCase):
     key = jax.random.key(0)
-    check_manifold(case.manifold, case.shape, key, gap=case.gap, thorough=case.thorough)
+    check_manifold(
+        case.manifold,
+        case.shape,
+        key,
+        gap=case.gap,
+        thorough=case.thorough,
+        convex=case.convex,
+    )
 
 
 DOUBLE = [
@@ -20,6 +27,8 @@ DOUBLE = [
     "orthogonal odd stack",
     "stiefel wide, scaled",
     "grassmann by svd",
+    "doubly stochastic by svd",
+    "isospectral by svd",
 ]
 
 
@@ -37,4 +46,5 @@ def test_manifold_laws_in_float64(case: ManifoldCase):
             overshoot=1e-13,
             thorough=False,
             dtype=jnp.float64,
+            convex=case.convex,
         )
