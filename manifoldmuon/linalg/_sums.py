@@ -45,8 +45,7 @@ def nearest_with_sums(
     if x.size == 0:
         return x
     flat = jnp.clip(x / mean, -_LARGEST, _LARGEST).reshape(-1, *x.shape[-2:])
-    find = functools.partial(_nearest, max_iterations=max_iterations)
-    return mean * jax.vmap(find)(flat).reshape(x.shape)
+    return mean * _nearest(flat, max_iterations).reshape(x.shape)
 
 
 def sinkhorn(
@@ -86,23 +85,24 @@ def sinkhorn(
     return mean * _filled(x)
 
 
+@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.vmap, in_axes=(0, None))
 def _nearest(x: Float[Array, "m n"], max_iterations: int) -> Float[Array, "m n"]:
     """For a mean entry of 1."""
     y = center(x) + 1
     m, n = y.shape
-    tolerance = _tolerance(y)
-    rounding = tolerance * (1 + jnp.max(jnp.abs(y)))
+    tolerance = _tolerance(y) * (1 + jnp.max(jnp.abs(y)))
 
     def at(u, v):
         found = jnp.maximum(y + u[:, None] + v, 0)
         return found, n - jnp.sum(found, axis=1), m - jnp.sum(found, axis=0)
 
     def unfinished(carry):
-        count, _, _, error, stalled = carry
-        return (count < max_iterations) & (error > tolerance) & ~stalled
+        count, _, _, error = carry
+        return (count < max_iterations) & (error > tolerance)
 
     def step(carry):
-        count, u, v, error, _ = carry
+        count, u, v, error = carry
         found, right, below = at(u, v)
         active = (found > 0).astype(y.dtype)
         # Where the active entries fall apart into blocks, their Laplacian is singular.
@@ -126,13 +126,11 @@ def _nearest(x: Float[Array, "m n"], max_iterations: int) -> Float[Array, "m n"]
 
         t = jax.lax.while_loop(too_long, lambda t: t / 2, jnp.ones((), y.dtype))
         u, v = u + t * du, v + t * dv
-        after = _error(at(u, v)[0])
-        stalled = (after > error / 2) & (after < rounding)
-        return count + 1, u, v, after, stalled
+        return count + 1, u, v, _error(at(u, v)[0])
 
     u, v = jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype)
-    start = (0, u, v, _error(jnp.maximum(y, 0)), jnp.zeros((), bool))
-    _, u, v, _, _ = jax.lax.while_loop(unfinished, step, start)
+    start = (0, u, v, _error(jnp.maximum(y, 0)))
+    _, u, v, _ = jax.lax.while_loop(unfinished, step, start)
     return _filled(at(u, v)[0])
 
 

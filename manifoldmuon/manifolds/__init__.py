@@ -5,6 +5,7 @@ from manifoldmuon.manifolds import solvers as solvers
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._isospectral import Isospectral
 from manifoldmuon.manifolds._layout import Layout
+from manifoldmuon.manifolds._low_rank import low_rank
 from manifoldmuon.manifolds._manifold import LaidOut, Manifold
 from manifoldmuon.manifolds._spheres import EmbeddingRows, Hypersphere
 from manifoldmuon.manifolds._stiefel import Grassmann, Orthogonal, Stiefel
@@ -22,6 +23,7 @@ __all__ = [
     "Manifold",
     "Orthogonal",
     "Stiefel",
+    "low_rank",
     "retractions",
     "solvers",
 ]

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
@@ -61,21 +62,14 @@ class Isospectral(Manifold):
     to norm 1. Its gap is a true bound, and says what that misses: 0 where all are equal and W is
     square, some 2 to 20 % otherwise.
 
-    The two rotations by `X = msign(skew(G W^T))` and `Y = msign(skew(W^T G))` are steepest in
-    another norm, that of the pair, the larger of `||X||_2` and `||Y||_2`. With `rotations` the
-    direction is `(X W + W Y) / 2`, so that a learning rate of eta turns by eta/2 on each side. Its
-    gap is that in the spectral norm as well, where it often misses half.
-
     Attributes:
       singular_values: from the largest, which is positive, to the smallest; one for each row or
         column of the smaller side.
-      rotations: whether to take the two rotations, with steps in the spectral norm.
       step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
         norm relative to the largest singular value.
     """
 
     singular_values: tuple[float, ...]
-    rotations: bool = False
     step_norm: Spectral | Frobenius | None = None
 
     def __post_init__(self):
@@ -99,19 +93,14 @@ class Isospectral(Manifold):
                 f"{values!r}. The zero matrix is alone on its set"
             )
         require_norm(self, Spectral, Frobenius)
-        if self.rotations and isinstance(self.norm, Frobenius):
-            raise ValueError(
-                "Isospectral.rotations is for steps in the spectral norm; got the step_norm "
-                f"{self.norm!r}"
-            )
 
     @classmethod
-    def of(cls, weight: Float[Array, "m n"], **fields: Any) -> "Isospectral":
+    def of(cls, weight: ArrayLike, step_norm: Spectral | Frobenius | None = None) -> "Isospectral":
         """The set that a given matrix lies on: training then keeps the spectrum that it has.
 
         Args:
           weight: one matrix, of numbers, outside of `jax.jit`.
-          fields: `rotations` and `step_norm`.
+          step_norm: see the field.
         """
         if np.ndim(weight) != 2:
             raise ValueError(
@@ -119,7 +108,7 @@ class Isospectral(Manifold):
                 "a stack have one tuple of singular values together"
             )
         values = np.linalg.svd(np.asarray(weight, np.float64), compute_uv=False)
-        return cls(tuple(float(x) for x in values), **fields)
+        return cls(tuple(float(x) for x in values), step_norm)
 
     @property
     def ndim(self) -> int:
@@ -165,7 +154,7 @@ class Isospectral(Manifold):
         if isinstance(self.norm, Frobenius):
             direction, gap, residual = euclidean_direction(high, tangent, 2)
         else:
-            direction, gap, residual = self._spectral(unit, high, tangent)
+            direction, gap, residual = self._spectral(high, tangent)
         gap = gap + rounding_loss(grad.dtype) * (gap > 0)
         if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             gap = 0 * gap
@@ -245,40 +234,25 @@ class Isospectral(Manifold):
         outer = jnp.where(gone, 0, outer)
         return product(product(left, inner) + outer, mT(right))
 
-    def _spectral(self, unit, grad, tangent):
+    def _spectral(self, grad, tangent):
         scaled, _ = prescale(grad, 2)
         part = tangent(scaled)
         length, whole = frobenius_norm(part), frobenius_norm(scaled)
         rounding, side = float(jnp.finfo(scaled.dtype).eps), grad.shape[-1]
         heard = ~(length <= max(16 * rounding, rounding_loss(grad.dtype)) * whole)
         sign = msign(part, self.norm.method)
-        raw = self._rotated(unit, part) if self.rotations else sign
-        direction = tangent(raw)
-        residual = frobenius_norm(raw - direction) / max(side, 1)
+        direction = tangent(sign)
+        lost = frobenius_norm(sign - direction)
         # 24 steps of Lanczos miss at most 0.3 % of the square where eigenvalues lie evenly.
         square = 1.01 * largest_eigenvalue(product(mT(direction), direction), 24)
-        direction = direction / over(jnp.sqrt(jnp.maximum(square, 1)), 2)
+        most = jnp.minimum(jnp.sqrt(jnp.maximum(square, 1)), 1 + lost)
+        direction, residual = direction / over(most, 2), lost / max(side, 1)
         gained, missed = nuclear_parts(part, sign)
         noise = (side + 4) * 2 * rounding * whole
         gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
         gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
         residual = jnp.where(heard, residual, 0)
         return jnp.where(over(heard, 2), direction, 0), gap, residual
-
-    def _rotated(self, unit, part):
-        """Half of both rotations, of a tall point; the left one among 2q dimensions at most."""
-        basis = one_by_one(jnp.linalg.qr, jnp.concatenate([unit, part], axis=-1))[0]
-        point, grad = (product(mT(basis), x) for x in (unit, part))
-        turns = skew(product(grad, mT(point))), skew(product(mT(point), grad))
-        whole = frobenius_norm(part)
-        eps = 16 * float(jnp.finfo(part.dtype).eps)
-        left, right = (
-            jnp.where(
-                over(frobenius_norm(x) <= eps * whole, 2), 0, skew(msign(x, self.norm.method))
-            )
-            for x in turns
-        )
-        return product(basis, product(left, point) + product(point, right)) / 2
 
 
 def _turned(

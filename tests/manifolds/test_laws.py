@@ -26,9 +26,9 @@ DOUBLE = [
     "embedding rows",
     "orthogonal odd stack",
     "stiefel wide, scaled",
-    "grassmann by svd",
-    "doubly stochastic by svd",
-    "isospectral by svd",
+    "grassmann wide stack, by svd",
+    "fixed sums, wide stack, by svd",
+    "isospectral, ties and zeros, by svd",
 ]
 
 
