@@ -9,6 +9,7 @@ NAMES = (
     "growth",
     "msign_accuracy",
     "solvers",
+    "closed_forms",
     "drift",
     "precision",
     "tuning",

@@ -155,7 +155,9 @@ def _filled(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     Sums nearly right are divided by; otherwise what exceeds is scaled down and what lacks is filled
     by a matrix of rank one (Altschuler, Weed and Rigollet, arXiv:1705.09634, algorithm 2).
     """
-    x = less = _divided(_divided(x, -2), -1)
+    for axis in (-2, -1, -2, -1):
+        x = _divided(x, axis)
+    less = x
     for axis in (-1, -2):
         less = less / jnp.maximum(jnp.mean(less, axis=axis, keepdims=True), 1)
     right = 1 - jnp.mean(less, axis=-1, keepdims=True)
@@ -163,5 +165,5 @@ def _filled(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     right, below = jnp.maximum(right, 0), jnp.maximum(below, 0)
     total = jnp.mean(right, axis=-2, keepdims=True)
     whole = less + right * below / jnp.where(total == 0, 1, total)
-    done = _error(x) <= 2 * _tolerance(x)
+    done = _error(x) <= _tolerance(x)
     return jnp.where(done[..., None, None], x, whole)
