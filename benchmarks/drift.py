@@ -30,13 +30,13 @@ from manifoldmuon.manifolds.retractions import Sinkhorn
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from studies.records import environment, write_record
 
+PRESETS = {"accurate": ACCURATE, "fast": FAST}
 SMALL, LARGE = (64, 10), (128, 64)
 SETS: dict[str, tuple[Manifold, tuple[tuple[int, int], ...]]] = {
-    "Stiefel, accurate": (Stiefel(solver=ACCURATE), (SMALL, LARGE)),
-    "Stiefel, fast": (Stiefel(solver=FAST), (SMALL, LARGE)),
+    **{f"Stiefel, {name}": (Stiefel(solver=s), (SMALL, LARGE)) for name, s in PRESETS.items()},
     "Grassmann": (Grassmann(), (SMALL,)),
-    "fixed sums, nearest": (DoublyStochastic(), (SMALL, (32, 32))),
-    "fixed sums, Sinkhorn": (DoublyStochastic(retraction=Sinkhorn()), (SMALL, (32, 32))),
+    "fixed sums, nearest": (DoublyStochastic(), (SMALL,)),
+    "fixed sums, Sinkhorn": (DoublyStochastic(retraction=Sinkhorn()), (SMALL,)),
     "fixed singular values": (Isospectral(tuple(np.linspace(1, 0.1, 10).tolist())), (SMALL,)),
 }
 RATES = (1e-1, 1e-3)

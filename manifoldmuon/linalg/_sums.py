@@ -70,7 +70,7 @@ def sinkhorn(
         return logits
     top = jnp.max(logits, axis=(-2, -1), keepdims=True)
     start = jnp.exp(logits - jnp.where(jnp.isneginf(top), 0, top))
-    tolerance = _tolerance(start)
+    tolerance = 4 * _tolerance(start)
 
     def unfinished(carry):
         count, _, error = carry

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
+    MsignMethod,
     frobenius_norm,
     identity_like,
     inner_product,
@@ -154,7 +156,7 @@ class Isospectral(Manifold):
         if isinstance(self.norm, Frobenius):
             direction, gap, residual = euclidean_direction(high, tangent, 2)
         else:
-            direction, gap, residual = self._spectral(high, tangent)
+            direction, gap, residual = _spectral(high, tangent, self.norm.method)
         gap = gap + rounding_loss(grad.dtype) * (gap > 0)
         if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             gap = 0 * gap
@@ -234,25 +236,29 @@ class Isospectral(Manifold):
         outer = jnp.where(gone, 0, outer)
         return product(product(left, inner) + outer, mT(right))
 
-    def _spectral(self, grad, tangent):
-        scaled, _ = prescale(grad, 2)
-        part = tangent(scaled)
-        length, whole = frobenius_norm(part), frobenius_norm(scaled)
-        rounding, side = float(jnp.finfo(scaled.dtype).eps), grad.shape[-1]
-        heard = ~(length <= max(16 * rounding, rounding_loss(grad.dtype)) * whole)
-        sign = msign(part, self.norm.method)
-        direction = tangent(sign)
-        lost = frobenius_norm(sign - direction)
-        # 24 steps of Lanczos miss at most 0.3 % of the square where eigenvalues lie evenly.
-        square = 1.01 * largest_eigenvalue(product(mT(direction), direction), 24)
-        most = jnp.minimum(jnp.sqrt(jnp.maximum(square, 1)), 1 + lost)
-        direction, residual = direction / over(most, 2), lost / max(side, 1)
-        gained, missed = nuclear_parts(part, sign)
-        noise = (side + 4) * 2 * rounding * whole
-        gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
-        gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
-        residual = jnp.where(heard, residual, 0)
-        return jnp.where(over(heard, 2), direction, 0), gap, residual
+
+def _spectral(
+    grad: Float[Array, "*batch p q"], tangent: Callable[[Any], Any], method: MsignMethod | None
+) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """`(direction, gap, residual)` at unit scale: the polar factor of the tangent part, made so."""
+    scaled, _ = prescale(grad, 2)
+    part = tangent(scaled)
+    length, whole = frobenius_norm(part), frobenius_norm(scaled)
+    rounding, side = float(jnp.finfo(scaled.dtype).eps), grad.shape[-1]
+    heard = ~(length <= max(16 * rounding, rounding_loss(grad.dtype)) * whole)
+    sign = msign(part, method)
+    direction = tangent(sign)
+    lost = frobenius_norm(sign - direction)
+    # 24 steps of Lanczos miss at most 0.3 % of the square where eigenvalues lie evenly.
+    square = 1.01 * largest_eigenvalue(product(mT(direction), direction), 24)
+    most = jnp.minimum(jnp.sqrt(jnp.maximum(square, 1)), 1 + lost)
+    direction, residual = direction / over(most, 2), lost / max(side, 1)
+    gained, missed = nuclear_parts(part, sign)
+    noise = (side + 4) * 2 * rounding * whole
+    gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
+    gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
+    residual = jnp.where(heard, residual, 0)
+    return jnp.where(over(heard, 2), direction, 0), gap, residual
 
 
 def _turned(

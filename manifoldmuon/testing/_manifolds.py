@@ -200,7 +200,7 @@ def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> N
         for point in (case.point, case.project(case.other)):
             angle = case.inner(away, point - projected)
             law = "x - project(x) leads away from all of a convex set"
-            at_most(law, angle, 0, 10 * case.tolerance * np.linalg.norm(wide(away)))
+            at_most(law, angle, 0, 10 * case.tolerance * float(np.linalg.norm(wide(away))))
     else:
         rest = case.tangent(projected, away)
         law = "x - project(x) is normal to the set"

@@ -98,7 +98,7 @@ def test_two_rotations_are_steepest_for_the_pair_and_not_in_the_spectral_norm():
     shares = []
     for seed in range(4):
         manifold = Isospectral(DISTINCT)
-        w, g = np.float64(point_of(manifold, (4, 4), seed)), np.float64(normal(4, 4))
+        w, g = (x.astype(np.float64) for x in (point_of(manifold, (4, 4), seed), normal(4, 4)))
         turns = [(x - x.T) / 2 for x in (g @ w.T, w.T @ g)]
         left, right = (scipy.linalg.polar(x)[0] for x in turns)
         pair = left @ w + w @ right
@@ -107,7 +107,7 @@ def test_two_rotations_are_steepest_for_the_pair_and_not_in_the_spectral_norm():
         gain = cp.sum(cp.multiply(g, x @ w + w @ y))
         problem = cp.Problem(cp.Maximize(gain), [*contractions, x + x.T == 0, y + y.T == 0])
         problem.solve(solver=cp.CLARABEL)
-        np.testing.assert_allclose(inner(g, pair), problem.value, rtol=1e-6)
+        assert problem.value == pytest.approx(inner(g, pair), rel=1e-6)
         nuclear = sum(np.linalg.svd(turn, compute_uv=False).sum() for turn in turns)
         np.testing.assert_allclose(inner(g, pair), nuclear, rtol=1e-9)
         ours = steepest(manifold, np.float32(w), np.float32(g)).direction
@@ -163,7 +163,7 @@ def test_steps_of_a_subspace_do_not_depend_on_its_basis():
     np.testing.assert_allclose(other, one @ turn, atol=1e-5)
     ends = []
     for retraction in (Polar(), QR()):
-        moved = np.float64(ask(Grassmann(2.0, retraction).retract, w, -0.3 * one)) / 2
+        moved = ask(Grassmann(2.0, retraction).retract, w, -0.3 * one).astype(np.float64) / 2
         ends.append(moved @ moved.T)
     np.testing.assert_allclose(ends[0], ends[1], atol=2e-6)
 
@@ -179,7 +179,7 @@ def test_the_nearest_matrix_of_given_sums(shape, size):
     digits = {f"tol_{name}": 1e-13 for name in ("gap_abs", "gap_rel", "feas")}
     cp.Problem(cp.Minimize(cp.sum_squares(y - x)), sums).solve(solver=cp.CLARABEL, **digits)
     found = np.float64(ask(lambda x: nearest_with_sums(x, 2.0), x))
-    np.testing.assert_allclose(found, y.value, atol=1e-5 * max(size, 1))
+    np.testing.assert_allclose(found, np.asarray(y.value), atol=1e-5 * max(size, 1))
     for given in (found, np.float64(ask(lambda x: nearest_with_sums(x, 2.0, 1), x))):
         assert given.min() >= 0
         np.testing.assert_allclose(given.sum(1), 2, rtol=2e-6)
