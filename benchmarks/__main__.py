@@ -10,6 +10,7 @@ NAMES = (
     "msign_accuracy",
     "solvers",
     "sets",
+    "closed_forms",
     "drift",
     "precision",
     "tuning",

@@ -165,7 +165,7 @@ def walk(
     keys = jax.random.split(jax.random.key(1), steps)
     for first in range(0, steps, CHUNK):
         carry, passed = chunk(carry, keys[first : first + CHUNK])
-        curve.append([float(distances(np.asarray(x, np.float64)).max()) for x in passed])
+        curve.append([float(distances(geometry, np.asarray(x, np.float64)).max()) for x in passed])
         bar.update(len(passed[0]))
     last = np.max(curve[-max(1, len(curve) // 10) :], axis=0)
     row = {"preset": preset, "passes": passes, "shape": list(shape), "parameters": kind}

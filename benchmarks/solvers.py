@@ -124,7 +124,7 @@ def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
     rng = np.random.default_rng(0)
     point = jnp.float32(np.linalg.qr(rng.standard_normal(shape))[0])
     grad = jnp.float32(rng.standard_normal(shape))
-    functions: dict = {MUON: functools.partial(_muon_direction, grad)}
+    functions: dict = {MUON: functools.partial(muon_direction, grad)}
     for name, function in PUBLISHED.items():
         if shape in SMALL or name == "published closed form, QR":
             functions[name] = functools.partial(function, point, grad)
@@ -137,7 +137,7 @@ def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
 
 
 @jax.jit
-def _muon_direction(grad):
+def muon_direction(grad):
     """What the peer's step does to a gradient."""
     tx = optax.contrib.scale_by_muon(beta=0.0)
     return tx.update(grad, tx.init(grad))[0]

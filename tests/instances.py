@@ -4,14 +4,20 @@ from typing import NamedTuple
 
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
+    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
+    Grassmann,
     Hypersphere,
+    Isospectral,
     Manifold,
     Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import Geodesic
+from manifoldmuon.manifolds.retractions import QR, Geodesic, Sinkhorn
 from manifoldmuon.manifolds.solvers import SkewLift
 from manifoldmuon.norms import (
     ConvRMSToRMS,
@@ -22,6 +28,7 @@ from manifoldmuon.norms import (
     Norm,
     RMSToRMS,
     RootDim,
+    RootRank,
     Spectral,
 )
 
@@ -42,7 +49,7 @@ class NormCase(NamedTuple):
 class ManifoldCase(NamedTuple):
     """A manifold and the shape of a point; `gap` is what its method may leave of the optimum.
 
-    One row of each kind is checked thoroughly; see `check_manifold`.
+    One row of each kind is checked thoroughly; see `check_manifold`, also for `convex`.
     """
 
     name: str
@@ -50,6 +57,7 @@ class ManifoldCase(NamedTuple):
     shape: tuple[int, ...]
     gap: float = 1e-3
     thorough: bool = False
+    convex: bool = False
 
 
 NORMS = [
@@ -97,4 +105,82 @@ STIEFEL = [
     ManifoldCase("stiefel by Frobenius steps", Stiefel(2.0, step_norm=Frobenius()), (8, 3)),
 ]
 
-MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL]
+GRASSMANN = [
+    ManifoldCase("grassmann tall", Grassmann(), (10, 4), thorough=True),
+    ManifoldCase(
+        "grassmann wide stack, by svd",
+        Grassmann(FanRatio(), QR(), Spectral(SVD(), FanRatio())),
+        (2, 4, 6),
+    ),
+    ManifoldCase("grassmann by Frobenius steps", Grassmann(step_norm=Frobenius()), (5, 1)),
+]
+
+STOCHASTIC = [
+    ManifoldCase("doubly stochastic", DoublyStochastic(), (5, 5), thorough=True, convex=True),
+    ManifoldCase(
+        "fixed sums, wide stack, by svd",
+        DoublyStochastic(3.0, step_norm=Spectral(SVD(), FanRatio(3.0))),
+        (2, 3, 6),
+        convex=True,
+    ),
+    ManifoldCase(
+        "fixed sums by Sinkhorn and Frobenius steps",
+        DoublyStochastic(0.5, retraction=Sinkhorn(), step_norm=Frobenius(scale=0.5)),
+        (5, 4),
+        convex=True,
+    ),
+]
+
+# Steps of a third of the largest: where singular values are close, the set is curved.
+DISTINCT = Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=1.0))
+ISOSPECTRAL = [
+    ManifoldCase("isospectral tall", DISTINCT, (6, 4), gap=0.2, thorough=True),
+    ManifoldCase(
+        "isospectral, ties and zeros, by svd",
+        Isospectral((2.0, 2.0, 1.0, 0.0, 0.0), step_norm=Spectral(SVD(), scale=1.0)),
+        (5, 5),
+        gap=0.3,
+    ),
+    ManifoldCase(
+        "isospectral wide stack by Frobenius steps",
+        Isospectral((1.0, 0.6), step_norm=Frobenius(scale=0.4)),
+        (2, 2, 5),
+    ),
+]
+
+# By singular vectors: iterations of products make large programs, and have tests of their own.
+BY_SVD = Spectral(SVD())
+ANY_NORM = [
+    ManifoldCase(
+        "fixed Frobenius norm by spectral steps",
+        Hypersphere(RootRank(FanRatio()), ndim=2, step_norm=RMSToRMS(SVD())),
+        (2, 5, 3),
+        thorough=True,
+    ),
+    ManifoldCase(
+        "sphere by sign steps", Hypersphere(RootDim(), ndim=2, step_norm=Infinity()), (4, 3)
+    ),
+    ManifoldCase("rows by spectral steps", EmbeddingRows(step_norm=BY_SVD), (6, 4), gap=0.02),
+    ManifoldCase("spectral sphere", SpectralSphere(4.0), (5, 3)),
+    ManifoldCase(
+        "spectral sphere, wide stack, by svd", SpectralSphere(5.0, step_norm=BY_SVD), (2, 3, 4)
+    ),
+    ManifoldCase(
+        "spectral ball", SpectralBall(FanRatio(), step_norm=RMSToRMS(SVD())), (6, 4), gap=0.01
+    ),
+    ManifoldCase(
+        "spectral band, wide stack", SpectralBand(0.7, 1.4, 2.0, step_norm=BY_SVD), (2, 3, 5), 0.02
+    ),
+    ManifoldCase("spectral band by Frobenius steps", SpectralBand(step_norm=Frobenius()), (4, 4)),
+]
+
+MANIFOLDS = [
+    *FLAT,
+    *SPHERES,
+    *SQUARE,
+    *STIEFEL,
+    *GRASSMANN,
+    *STOCHASTIC,
+    *ISOSPECTRAL,
+    *ANY_NORM,
+]

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon.manifolds import (
+    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
+    Grassmann,
     Hypersphere,
+    Isospectral,
     LaidOut,
     Orthogonal,
     Stiefel,
@@ -68,8 +71,9 @@ def matrix_bounds(space: object, shape: tuple[int, ...]) -> MatrixBounds:
     )
 
 
-@matrix_bounds.register
-def _(space: Stiefel, shape: tuple[int, ...]) -> MatrixBounds:
+@matrix_bounds.register(Stiefel)
+@matrix_bounds.register(Grassmann)
+def _(space: Stiefel | Grassmann, shape: tuple[int, ...]) -> MatrixBounds:
     scale = scale_of(space.scale, shape[-2:])
     return MatrixBounds(scale, scale, scale, scale if shape[-2] <= shape[-1] else 0.0)
 
@@ -78,6 +82,21 @@ def _(space: Stiefel, shape: tuple[int, ...]) -> MatrixBounds:
 def _(space: Orthogonal, shape: tuple[int, ...]) -> MatrixBounds:
     scale = scale_of(space.scale, shape[-2:])
     return MatrixBounds(scale, scale, scale, scale)
+
+
+@matrix_bounds.register
+def _(space: Isospectral, shape: tuple[int, ...]) -> MatrixBounds:
+    most, least = space.singular_values[0], space.singular_values[-1]
+    return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
+
+
+@matrix_bounds.register
+def _(space: DoublyStochastic, shape: tuple[int, ...]) -> MatrixBounds:
+    (m, n), total = shape[-2:], space.row_sum
+    largest = min(total, total * m / n)  # of an entry
+    return MatrixBounds(
+        total * math.sqrt(m / n), math.sqrt(total * largest), 0.0, total / math.sqrt(n)
+    )
 
 
 @matrix_bounds.register

@@ -54,6 +54,7 @@ from manifoldmuon.linalg._schedules import (
     Schedule,
     check_schedule,
 )
+from manifoldmuon.linalg._sums import center, nearest_with_sums, sinkhorn
 
 __all__ = [
     "CUBIC",
@@ -74,6 +75,7 @@ __all__ = [
     "PolarExpress",
     "Schedule",
     "Sketch",
+    "center",
     "check_method",
     "check_poles",
     "check_precision",
@@ -89,6 +91,7 @@ __all__ = [
     "largest_eigenpair",
     "mT",
     "msign",
+    "nearest_with_sums",
     "normalize",
     "nuclear_norm",
     "nuclear_parts",
@@ -100,6 +103,7 @@ __all__ = [
     "prescale",
     "product",
     "rounding",
+    "sinkhorn",
     "skew",
     "spectral_bound",
     "spectral_norm",

@@ -1,7 +1,8 @@
-"""Matrices with orthonormal columns or rows: the Stiefel manifold, and the orthogonal one."""
+"""Matrices with orthonormal columns or rows: the Stiefel manifold, and its square and quotient."""
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any
 
@@ -33,6 +34,7 @@ from manifoldmuon.manifolds._manifold import (
     rounding_loss,
     stay_if_still,
 )
+from manifoldmuon.manifolds._projected import projected_direction
 from manifoldmuon.manifolds.retractions import Polar, Retraction, positive_qr
 from manifoldmuon.manifolds.solvers import ACCURATE, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, ScaleRule, Spectral, check_scale, scale_of
@@ -45,7 +47,6 @@ class _Orthonormal(Manifold):
     """
 
     scale: float | ScaleRule
-    solver: StiefelSolver
     retraction: Retraction
     step_norm: Spectral | Frobenius | None
 
@@ -76,14 +77,8 @@ class _Orthonormal(Manifold):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         scaled, exponent = prescale(vector, 2)  # a product of huge numbers would overflow
-        part = times_power_of_two(_tangent_part(self._unit(point), tall(scaled)), exponent, 2)
+        part = times_power_of_two(self._tangent_part(self._unit(point), tall(scaled)), exponent, 2)
         return _like(part, vector, 1.0)
-
-    def init_dual(self, shape: tuple[int, ...]) -> Any:
-        *batch, m, n = shape
-        if isinstance(self.norm, Frobenius):
-            return ()
-        return self.solver.init_dual((*batch, max(m, n), min(m, n)))
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -94,17 +89,7 @@ class _Orthonormal(Manifold):
             # As far from the set as rounding leaves it, a gradient normal to the set would have a
             # tangent part of that size.
             unit = product(unit, _polish(product(mT(unit), unit)))
-        if isinstance(self.norm, Frobenius):
-            direction, gap, residual = euclidean_direction(
-                high, lambda vector: _tangent_part(unit, vector), 2
-            )
-            answer = Steepest(direction, dual, residual, gap)
-        else:
-            # Accelerators round float32 factors to fewer bits unless told otherwise.
-            with jax.default_matmul_precision("highest"):
-                answer = self.solver.solve(unit, upcast(high), dual)
-            if loss:
-                answer = _silence(answer, high, loss)
+        answer = self._solve(unit, high, dual)
         gap = answer.gap + loss * (answer.gap > 0)
         if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             gap = 0 * gap
@@ -142,6 +127,18 @@ class _Orthonormal(Manifold):
         values = one_by_one(jnp.linalg.eigvalsh, gram - identity_like(gram))
         return jnp.max(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), axis=-1)
 
+    @abc.abstractmethod
+    def _tangent_part(
+        self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
+    ) -> Float[Array, "*batch p q"]:
+        """The orthogonal projection onto the tangent space at a tall point of unit scale."""
+
+    @abc.abstractmethod
+    def _solve(
+        self, unit: Float[Array, "*batch p q"], grad: Float[Array, "*batch p q"], dual: Any
+    ) -> Steepest:
+        """The direction at a tall point of unit scale, for a gradient in its own dtype."""
+
     def _scale(self, point: Float[Array, "*batch m n"]) -> float:
         return scale_of(self.scale, point.shape[-2:])
 
@@ -150,8 +147,39 @@ class _Orthonormal(Manifold):
         return tall(upcast(point) / self._scale(point))
 
 
+class _Frames(_Orthonormal):
+    """Points are the matrices themselves: at unit scale `sym(W^T A) = 0` for tangent `A`."""
+
+    solver: StiefelSolver
+
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
+        *batch, m, n = shape
+        if isinstance(self.norm, Frobenius):
+            return ()
+        return self.solver.init_dual((*batch, max(m, n), min(m, n)))
+
+    def _tangent_part(
+        self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
+    ) -> Float[Array, "*batch p q"]:
+        return vector - product(unit, sym(product(mT(unit), vector)))
+
+    def _solve(
+        self, unit: Float[Array, "*batch p q"], grad: Float[Array, "*batch p q"], dual: Any
+    ) -> Steepest:
+        if isinstance(self.norm, Frobenius):
+            direction, gap, residual = euclidean_direction(
+                grad, lambda vector: self._tangent_part(unit, vector), 2
+            )
+            return Steepest(direction, dual, residual, gap)
+        # Accelerators round float32 factors to fewer bits unless told otherwise.
+        with jax.default_matmul_precision("highest"):
+            answer = self.solver.solve(unit, upcast(grad), dual)
+        loss = rounding_loss(grad.dtype)
+        return _silence(answer, grad, loss) if loss else answer
+
+
 @dataclasses.dataclass(frozen=True)
-class Stiefel(_Orthonormal):
+class Stiefel(_Frames):
     """Matrices whose singular values all equal `scale`: `W^T W = s^2 I`, or `W W^T` if wide.
 
     At unit scale the tangent space is `sym(W^T A) = 0`. The direction that maximises `<G, A>`
@@ -180,7 +208,7 @@ class Stiefel(_Orthonormal):
 
 
 @dataclasses.dataclass(frozen=True)
-class Orthogonal(_Orthonormal):
+class Orthogonal(_Frames):
     """Square matrices `W^T W = s^2 I`: `Stiefel`, and an error for any other shape.
 
     Tangent vectors at unit scale are `W X` with `X` skew, and under the spectral norm the
@@ -207,6 +235,50 @@ class Orthogonal(_Orthonormal):
                 f"Orthogonal takes square matrices in the trailing two axes; got the shape "
                 f"{tuple(shape)}. Use Stiefel() for rectangular ones"
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class Grassmann(_Orthonormal):
+    """Subspaces, each by a matrix of orthonormal columns (or rows, if wide) that spans it.
+
+    `W` and `W Q` with orthogonal `Q` are one subspace. Steps are horizontal, `W^T A = 0` at unit
+    scale: none of them turns the columns within the subspace. Under the spectral norm the steepest
+    is `msign((I - W W^T) G)`, a closed form: the polar factor has the columns of its matrix. In the
+    Frobenius norm it is the normalised horizontal part. For a loss that sees more of `W` than the
+    subspace take `Stiefel`, whose steps are free to turn.
+
+    Attributes:
+      scale: the common singular value, a positive number or a rule such as `FanRatio()`.
+      retraction: how a step returns to the set; see `manifolds.retractions`. All of them move the
+        subspace alike, to second order.
+      step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; the method of msign
+        is that of `Spectral`. None: the spectral norm relative to the scale, converged.
+    """
+
+    scale: float | ScaleRule = 1.0
+    retraction: Retraction = Polar()
+    step_norm: Spectral | Frobenius | None = None
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        require_axes(self, shape)
+        if shape[-2] == shape[-1]:
+            raise ValueError(
+                f"Grassmann takes rectangular matrices; got the shape {tuple(shape)}. Columns that "
+                "span the whole space have nowhere to move: use Orthogonal() for square matrices"
+            )
+
+    def _tangent_part(
+        self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
+    ) -> Float[Array, "*batch p q"]:
+        return vector - product(unit, product(mT(unit), vector))
+
+    def _solve(
+        self, unit: Float[Array, "*batch p q"], grad: Float[Array, "*batch p q"], dual: Any
+    ) -> Steepest:
+        direction, gap, residual = projected_direction(
+            grad, lambda vector: self._tangent_part(unit, vector), self.norm
+        )
+        return Steepest(direction, dual, residual, gap)
 
 
 def _like(
@@ -249,10 +321,3 @@ def _silence(answer: Steepest, grad: Float[Array, "*batch m n"], noise: float) -
     still = value <= noise * frobenius_norm(scaled)
     gap = jnp.where(still & jnp.any(scaled != 0, axis=(-2, -1)), 1, answer.gap)
     return answer._replace(direction=jnp.where(over(still, 2), 0, answer.direction), gap=gap)
-
-
-def _tangent_part(
-    point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-) -> Float[Array, "*batch m n"]:
-    """`V - W sym(W^T V)`: the orthogonal projection onto the tangent space at `W^T W = I`."""
-    return vector - product(point, sym(product(mT(point), vector)))

@@ -38,6 +38,7 @@ def check_manifold(
     overshoot: float = 1e-4,
     thorough: bool = True,
     dtype=jnp.float32,
+    convex: bool = False,
 ) -> None:
     """Checks every law that `Manifold` states, at a random point with random gradients.
 
@@ -53,6 +54,8 @@ def check_manifold(
       thorough: whether to run the slow checks too, each of which compiles everything once more:
         without `jax.jit`, under `jax.vmap`, and in bfloat16.
       dtype: float32, or float64 under `jax.enable_x64(True)`.
+      convex: the set is convex and has a boundary, where the projection of a random array may lie:
+        `x - project(x)` then has an obtuse angle to all of the set, and need not be normal.
 
     Raises:
       AssertionError: a law is broken; the message names it and the size of the violation.
@@ -65,7 +68,7 @@ def check_manifold(
     case = Case(manifold, shape, point, grad, vector, other, tolerance, gap, overshoot, ask)
 
     _check_shapes(case)
-    _check_the_set(case, draw(key), on_set)
+    _check_the_set(case, draw(key), on_set, convex)
     _check_tangent_space(case)
     _check_steepest(case)
     _check_zero(case, on_set)
@@ -185,15 +188,23 @@ def _check_shapes(case: Case) -> None:
     same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)
 
 
-def _check_the_set(case: Case, again: Numbers, on_set: float) -> None:
+def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> None:
     answers = case.ask(case.point, case.grad, case.vector)
     at_most("a random point is on the set", answers.distance, on_set)
     require("random_point depends on its key alone", bool(np.all(again == case.point)))
     projected = answers.projected
     at_most("project lands on the set", case.distance(projected), on_set)
     agree("project is idempotent", case.project(projected), projected, case.tolerance)
-    rest = case.tangent(projected, case.vector - projected)
-    agree("x - project(x) is normal to the set", rest, np.zeros(case.shape), 10 * case.tolerance)
+    away = case.vector - projected
+    if convex:
+        for point in (case.point, case.project(case.other)):
+            angle = case.inner(away, point - projected)
+            law = "x - project(x) leads away from all of a convex set"
+            at_most(law, angle, 0, 10 * case.tolerance * float(np.linalg.norm(wide(away))))
+    else:
+        rest = case.tangent(projected, away)
+        law = "x - project(x) is normal to the set"
+        agree(law, rest, np.zeros(case.shape), 10 * case.tolerance)
     near = np.sum((wide(case.vector) - wide(projected)) ** 2)
     far = np.sum((wide(case.vector) - wide(case.point)) ** 2)
     at_most("project finds the nearest point", near, far)

@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from manifoldmuon.bounds import Size, bound
-from manifoldmuon.manifolds import EmbeddingRows, Hypersphere, Orthogonal, Stiefel
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    EmbeddingRows,
+    Grassmann,
+    Hypersphere,
+    Isospectral,
+    Orthogonal,
+    Stiefel,
+)
 from manifoldmuon.modules import (
     GELU,
     GPT,
@@ -246,6 +254,10 @@ MANIFOLDS = [
     (Linear(4, 4), Orthogonal(1.5)),
     (Linear(4, 6), Stiefel(2.0)),
     (Linear(4, 6), EmbeddingRows(0.7)),
+    (Linear(4, 6), Grassmann(2.0)),
+    (Linear(4, 6), Isospectral((3.0, 1.0, 0.5, 0.2))),
+    (Linear(6, 4), Isospectral((3.0, 1.0, 0.5, 0.2))),
+    (Linear(4, 6), DoublyStochastic(2.0)),
     (Embed(4, 6), Hypersphere(2.0, ndim=2)),
     (Embed(4, 6), Stiefel(2.0)),
     (Conv2D(4, 6, 3), Hypersphere(1.0, ndim=4)),

@@ -11,10 +11,30 @@ from tests.instances import MANIFOLDS, ManifoldCase
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_manifold_laws(case: ManifoldCase):
     key = jax.random.key(0)
-    check_manifold(case.manifold, case.shape, key, gap=case.gap, thorough=case.thorough)
+    check_manifold(
+        case.manifold,
+        case.shape,
+        key,
+        gap=case.gap,
+        thorough=case.thorough,
+        convex=case.convex,
+    )
 
 
-DOUBLE = ["spheres of radius 3", "embedding rows", "orthogonal odd stack", "stiefel wide, scaled"]
+DOUBLE = [
+    "spheres of radius 3",
+    "embedding rows",
+    "orthogonal odd stack",
+    "stiefel wide, scaled",
+    "grassmann wide stack, by svd",
+    "fixed sums, wide stack, by svd",
+    "isospectral, ties and zeros, by svd",
+    "fixed Frobenius norm by spectral steps",
+    "rows by spectral steps",
+    "spectral sphere, wide stack, by svd",
+    "spectral ball",
+    "spectral band, wide stack",
+]
 
 
 @pytest.mark.parametrize("case", [c for c in MANIFOLDS if c.name in DOUBLE], ids=lambda c: c.name)
@@ -31,4 +51,5 @@ def test_manifold_laws_in_float64(case: ManifoldCase):
             overshoot=1e-13,
             thorough=False,
             dtype=jnp.float64,
+            convex=case.convex,
         )

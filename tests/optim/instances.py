@@ -9,7 +9,16 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Orthogonal, Stiefel
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    EmbeddingRows,
+    Euclidean,
+    Grassmann,
+    Hypersphere,
+    Isospectral,
+    Orthogonal,
+    Stiefel,
+)
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
 
@@ -72,6 +81,12 @@ OTHER_GEOMETRY = {
     "square": Orthogonal(),
     "code": Euclidean(L1ToRMS()),
     "scalar": Euclidean(Frobenius(ndim=0)),
+}
+SETS = {"space": (6, 2), "mixing": (4, 4), "spectrum": (4, 2)}
+SET_GEOMETRY = {
+    "space": Grassmann(),
+    "mixing": DoublyStochastic(),
+    "spectrum": Isospectral((2.0, 0.5)),
 }
 
 
@@ -141,6 +156,9 @@ INSTANCES = {
         optim.ByFunction(small_geometry),
         SMALL,
         {"learning_rate": optax.linear_schedule(0.1, 0.0, 10), "momentum": 0.9},
+    ),
+    "manifold_muon-sets": Instance(
+        optim.manifold_muon, SET_GEOMETRY, SETS, {"learning_rate": 0.1}, wrappers=False
     ),
     "master copies": Instance(
         with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, {"learning_rate": 0.1}

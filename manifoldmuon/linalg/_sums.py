@@ -1,0 +1,169 @@
+"""Non-negative matrices of given row and column sums: the nearest one, and scaling to one."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.sparse.linalg import cg
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg._matrix import upcast
+
+_SHORTEST = 2.0**-12  # of a Newton step
+_LARGEST = 1e4  # of an entry, in units of the mean one: beyond, float32 would lose the sums
+
+
+def center(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    """`P X P` with `P = I - 1 1^T / n` on each side: all rows and all columns sum to zero."""
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+    return x - jnp.mean(x, axis=-2, keepdims=True)
+
+
+def nearest_with_sums(
+    x: Float[Array, "*batch m n"], row_sum: float, max_iterations: int = 50
+) -> Float[Array, "*batch m n"]:
+    """The nearest non-negative matrix with rows of sum r and columns of sum `r m / n`.
+
+    It is `max(X + u 1^T + 1 v^T, 0)`, and a semismooth Newton method finds u and v: the dual is
+    concave and piecewise quadratic (Li, Sun and Toh, arXiv:1702.05934, sections 2 and 3). Where no
+    entry is negative once the sums are right, nothing is iterated; from afar it takes some five to
+    fifteen steps, each of them products of a matrix and a vector. Should it stop early, what is
+    missing is spread over the rows and columns that lack it, so that the result has the sums
+    anyway. Entries beyond 1e4 times the mean of the result are cut there first.
+
+    Args:
+      x: matrices in the trailing two axes; leading axes are independent.
+      row_sum: r, positive.
+      max_iterations: where the iteration gives up.
+
+    Returns:
+      In float32 or wider; a NaN spreads over its own matrix.
+    """
+    x, mean = upcast(x), row_sum / max(x.shape[-1], 1)
+    if x.size == 0:
+        return x
+    flat = jnp.clip(x / mean, -_LARGEST, _LARGEST).reshape(-1, *x.shape[-2:])
+    return mean * _nearest(flat, max_iterations).reshape(x.shape)
+
+
+def sinkhorn(
+    logits: Float[Array, "*batch m n"], row_sum: float, max_iterations: int = 200
+) -> Float[Array, "*batch m n"]:
+    """`diag(a) exp(L) diag(b)` with rows of sum r and columns of sum `r m / n`.
+
+    Rows and columns are divided by their sums in turn (Sinkhorn and Knopp 1967), until the rows
+    are right to rounding. What a slow case lacks in the end, one close to a permutation, is spread
+    as in `nearest_with_sums`.
+
+    Args:
+      logits: L; minus infinity is an entry of zero. Leading axes are independent.
+      row_sum: r, positive.
+      max_iterations: where the iteration gives up.
+
+    Returns:
+      In float32 or wider; a NaN spreads over its own matrix.
+    """
+    logits, mean = upcast(logits), row_sum / max(logits.shape[-1], 1)
+    if logits.size == 0:
+        return logits
+    top = jnp.max(logits, axis=(-2, -1), keepdims=True)
+    start = jnp.exp(logits - jnp.where(jnp.isneginf(top), 0, top))
+    tolerance = 4 * _tolerance(start)
+
+    def unfinished(carry):
+        count, _, error = carry
+        return (count < max_iterations) & jnp.any(error > tolerance)
+
+    def step(carry):
+        count, x, _ = carry
+        x = _divided(_divided(x, -2), -1)
+        return count + 1, x, _error(x)
+
+    _, x, _ = jax.lax.while_loop(unfinished, step, (0, start, jnp.full_like(top[..., 0, 0], 1)))
+    return mean * _filled(x)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+@functools.partial(jax.vmap, in_axes=(0, None))
+def _nearest(x: Float[Array, "m n"], max_iterations: int) -> Float[Array, "m n"]:
+    """For a mean entry of 1."""
+    y = center(x) + 1
+    m, n = y.shape
+    tolerance = _tolerance(y) * (1 + jnp.max(jnp.abs(y)))
+
+    def at(u, v):
+        found = jnp.maximum(y + u[:, None] + v, 0)
+        return found, n - jnp.sum(found, axis=1), m - jnp.sum(found, axis=0)
+
+    def unfinished(carry):
+        count, _, _, error = carry
+        return (count < max_iterations) & (error > tolerance)
+
+    def step(carry):
+        count, u, v, error = carry
+        found, right, below = at(u, v)
+        active = (found > 0).astype(y.dtype)
+        # Where the active entries fall apart into blocks, their Laplacian is singular.
+        damping = 1e-3 * jnp.minimum(error, 1) + 10 * jnp.finfo(y.dtype).eps
+        rows, columns = (jnp.sum(active, axis=k) + damping for k in (1, 0))
+
+        def schur(d):
+            return columns * d - active.T @ ((active @ d) / rows)
+
+        start = below - active.T @ (right / rows)
+        dv, _ = cg(schur, start, maxiter=2 * n, tol=1e-3, M=lambda d: d / columns)
+        du = (right - active @ dv) / rows
+        slope = right @ du + below @ dv
+        value = jnp.sum(found**2) / 2 - n * jnp.sum(u) - m * jnp.sum(v)
+        slack = 10 * jnp.finfo(y.dtype).eps * (jnp.abs(value) + m * n)
+
+        def too_long(t):
+            moved, _, _ = at(u + t * du, v + t * dv)
+            now = jnp.sum(moved**2) / 2 - n * jnp.sum(u + t * du) - m * jnp.sum(v + t * dv)
+            return (t > _SHORTEST) & (now > value - 1e-4 * t * slope + slack)
+
+        t = jax.lax.while_loop(too_long, lambda t: t / 2, jnp.ones((), y.dtype))
+        u, v = u + t * du, v + t * dv
+        return count + 1, u, v, _error(at(u, v)[0])
+
+    u, v = jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype)
+    start = (0, u, v, _error(jnp.maximum(y, 0)))
+    _, u, v, _ = jax.lax.while_loop(unfinished, step, start)
+    return _filled(at(u, v)[0])
+
+
+def _tolerance(x: Float[Array, "*batch m n"]) -> float:
+    return 4 * float(jnp.finfo(x.dtype).eps)
+
+
+def _error(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    """The largest relative error of a sum, for a mean entry of 1."""
+    away = [jnp.max(jnp.abs(jnp.mean(x, axis=k) - 1), axis=-1) for k in (-2, -1)]
+    return jnp.maximum(*away)
+
+
+def _divided(x: Float[Array, "*batch m n"], axis: int) -> Float[Array, "*batch m n"]:
+    mean = jnp.mean(x, axis=axis, keepdims=True)
+    return x / jnp.where(mean == 0, 1, mean)
+
+
+def _filled(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    """The sums made right, in any case.
+
+    Sums nearly right are divided by; otherwise what exceeds is scaled down and what lacks is filled
+    by a matrix of rank one (Altschuler, Weed and Rigollet, arXiv:1705.09634, algorithm 2).
+    """
+    for axis in (-2, -1, -2, -1):
+        x = _divided(x, axis)
+    less = x
+    for axis in (-1, -2):
+        less = less / jnp.maximum(jnp.mean(less, axis=axis, keepdims=True), 1)
+    right = 1 - jnp.mean(less, axis=-1, keepdims=True)
+    below = 1 - jnp.mean(less, axis=-2, keepdims=True)
+    right, below = jnp.maximum(right, 0), jnp.maximum(below, 0)
+    total = jnp.mean(right, axis=-2, keepdims=True)
+    whole = less + right * below / jnp.where(total == 0, 1, total)
+    done = _error(x) <= _tolerance(x)
+    return jnp.where(done[..., None, None], x, whole)

@@ -1,0 +1,282 @@
+"""Matrices of given singular values, between which steps rotate."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from manifoldmuon.linalg import (
+    MsignMethod,
+    frobenius_norm,
+    identity_like,
+    inner_product,
+    largest_eigenvalue,
+    msign,
+    mT,
+    nuclear_parts,
+    one_by_one,
+    over,
+    prescale,
+    product,
+    skew,
+    tall,
+    times_power_of_two,
+    upcast,
+)
+from manifoldmuon.manifolds._manifold import (
+    Manifold,
+    euclidean_direction,
+    require_axes,
+    require_norm,
+    rounding_loss,
+    stay_if_still,
+)
+from manifoldmuon.manifolds.retractions import positive_qr
+from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.norms import Frobenius, Spectral, relative_gap, scale_of
+
+# Singular values closer than this, relative to the largest, count as equal: float32 could not tell
+# their singular vectors apart.
+_TIED = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Isospectral(Manifold):
+    """Matrices `U diag(s) V^T` with given singular values s, of whatever singular vectors.
+
+    Steps are two infinitesimal rotations, `A = X W + W Y` with skew X and Y, as in training by
+    orthogonal equivalence (POET, arXiv:2506.08001). The normal space at W is, in its singular
+    vectors, symmetric within each group of equal singular values, free where they are zero, and
+    zero elsewhere; so the tangent projection takes one SVD of W.
+
+    In the spectral norm no closed form of the steepest direction is known: where all singular
+    values differ it is the problem of the largest `<G, A>` over contractions with a diagonal of
+    zeros. The direction is `msign` of the tangent part of the gradient, made tangent and shortened
+    to norm 1. Its gap is a true bound, and says what that misses: 0 where all are equal and W is
+    square, some 2 to 20 % otherwise.
+
+    Attributes:
+      singular_values: from the largest, which is positive, to the smallest; one for each row or
+        column of the smaller side.
+      step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
+        norm relative to the largest singular value.
+    """
+
+    singular_values: tuple[float, ...]
+    step_norm: Spectral | Frobenius | None = None
+
+    def __post_init__(self):
+        values = self.singular_values
+        real = isinstance(values, tuple) and all(
+            isinstance(x, (int, float)) and math.isfinite(x) and x >= 0 for x in values
+        )
+        if not real:
+            raise ValueError(
+                "Isospectral.singular_values must be a tuple of finite numbers, none negative; got "
+                f"{values!r}"
+            )
+        if any(x < y for x, y in itertools.pairwise(values)):
+            raise ValueError(
+                f"Isospectral.singular_values must fall from the largest on; got {values!r}: "
+                "sort them, they stand for a set of matrices and for no order of columns"
+            )
+        if not values or values[0] == 0:
+            raise ValueError(
+                "Isospectral.singular_values must begin with a positive number; got "
+                f"{values!r}. The zero matrix is alone on its set"
+            )
+        require_norm(self, Spectral, Frobenius)
+
+    @classmethod
+    def of(cls, weight: ArrayLike, step_norm: Spectral | Frobenius | None = None) -> "Isospectral":
+        """The set that a given matrix lies on: training then keeps the spectrum that it has.
+
+        Args:
+          weight: one matrix, of numbers, outside of `jax.jit`.
+          step_norm: see the field.
+        """
+        if np.ndim(weight) != 2:
+            raise ValueError(
+                f"Isospectral.of takes one matrix; got the shape {np.shape(weight)}. The copies of "
+                "a stack have one tuple of singular values together"
+            )
+        values = np.linalg.svd(np.asarray(weight, np.float64), compute_uv=False)
+        return cls(tuple(float(x) for x in values), step_norm)
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def norm(self) -> Spectral | Frobenius:
+        return Spectral(scale=self._largest) if self.step_norm is None else self.step_norm
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        require_axes(self, shape)
+        if min(shape[-2:]) != len(self.singular_values):
+            raise ValueError(
+                f"a matrix of shape {tuple(shape[-2:])} has {min(shape[-2:])} singular values, and "
+                f"Isospectral.singular_values are {len(self.singular_values)}"
+            )
+
+    def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        """The singular values replaced, largest by largest (Mirsky 1960).
+
+        Where those of the matrix are equal its singular vectors are LAPACK's choice.
+        """
+        scaled, _ = prescale(point, 2)
+        return self._like(self._nearest(tall(scaled)), point)
+
+    def tangent(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        scaled, exponent = prescale(vector, 2)
+        part = self._tangent_part(*_singular_vectors(self._unit(point)), tall(scaled))
+        part = times_power_of_two(part, exponent, 2)
+        return _turned(part, vector).astype(vector.dtype)
+
+    def steepest(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+    ) -> Steepest:
+        unit, high = self._unit(point), tall(grad)
+        left, right = _singular_vectors(unit)
+
+        def tangent(vector):
+            return self._tangent_part(left, right, vector)
+
+        if isinstance(self.norm, Frobenius):
+            direction, gap, residual = euclidean_direction(high, tangent, 2)
+        else:
+            direction, gap, residual = _spectral(high, tangent, self.norm.method)
+        gap = gap + rounding_loss(grad.dtype) * (gap > 0)
+        if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
+            gap = 0 * gap
+        size = scale_of(self.norm.scale, grad.shape[-2:])
+        direction = _turned(size * direction, grad).astype(grad.dtype)
+        return Steepest(direction, (), residual, gap)
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        """The point of the set nearest to `W + V`: of second order, and without any drift.
+
+        An SVD; its singular vectors are orthogonal factors on both sides.
+        """
+        moved = self._unit(point) + tall(upcast(vector) / self._largest)
+        return stay_if_still(point, vector, self._like(self._nearest(moved), point), 2)
+
+    def random_point(
+        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
+    ) -> Float[Array, "*batch m n"]:
+        """Singular vectors on both sides uniform (Haar)."""
+        self.check_shape(shape)
+        *batch, m, n = shape
+        wide = jnp.promote_types(dtype, jnp.float32)
+        large, small = max(m, n), min(m, n)
+        keys = jax.random.split(key)
+        left = positive_qr(jax.random.normal(keys[0], (*batch, large, small), wide))
+        right = positive_qr(jax.random.normal(keys[1], (*batch, small, small), wide))
+        return self._like(self._assembled(left, mT(right)), jnp.zeros(shape, dtype))
+
+    def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        """The largest error of a singular value, relative to the largest of them all."""
+        values = one_by_one(lambda x: jnp.linalg.svd(x, compute_uv=False), self._unit(point))
+        return jnp.max(jnp.abs(values - self._values(values)), axis=-1)
+
+    @property
+    def _largest(self) -> float:
+        return float(self.singular_values[0])
+
+    def _values(self, example: Float[Array, "..."]) -> Float[Array, "k"]:
+        """The singular values relative to the largest."""
+        return jnp.asarray(np.asarray(self.singular_values) / self._largest, example.dtype)
+
+    def _unit(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
+        """The point or its transpose, tall, divided by the largest singular value."""
+        return tall(upcast(point) / self._largest)
+
+    def _like(
+        self, unit: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        return (self._largest * _turned(unit, example)).astype(example.dtype)
+
+    def _assembled(
+        self, left: Float[Array, "*batch p q"], right: Float[Array, "*batch q q"]
+    ) -> Float[Array, "*batch p q"]:
+        return product(left * self._values(left), right)
+
+    def _nearest(self, moved: Float[Array, "*batch p q"]) -> Float[Array, "*batch p q"]:
+        left, right = _singular_vectors(moved)
+        return self._assembled(_polished(left), mT(_polished(right)))
+
+    def _tangent_part(
+        self,
+        left: Float[Array, "*batch p q"],
+        right: Float[Array, "*batch q q"],
+        vector: Float[Array, "*batch p q"],
+    ) -> Float[Array, "*batch p q"]:
+        """The orthogonal projection, given the singular vectors of a tall point."""
+        values = np.asarray(self.singular_values) / self._largest
+        tied = np.abs(values[:, None] - values) <= _TIED
+        gone = values <= _TIED
+        turned = product(vector, right)
+        inner = product(mT(left), turned)
+        outer = turned - product(left, inner)
+        inner = jnp.where(tied, skew(inner), inner)
+        inner = jnp.where(gone[:, None] & gone, 0, inner)
+        outer = jnp.where(gone, 0, outer)
+        return product(product(left, inner) + outer, mT(right))
+
+
+def _spectral(
+    grad: Float[Array, "*batch p q"], tangent: Callable[[Any], Any], method: MsignMethod | None
+) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """`(direction, gap, residual)` at unit scale: the polar factor of the tangent part, made so."""
+    scaled, _ = prescale(grad, 2)
+    part = tangent(scaled)
+    length, whole = frobenius_norm(part), frobenius_norm(scaled)
+    rounding, side = float(jnp.finfo(scaled.dtype).eps), grad.shape[-1]
+    heard = ~(length <= max(16 * rounding, rounding_loss(grad.dtype)) * whole)
+    sign = msign(part, method)
+    direction = tangent(sign)
+    lost = frobenius_norm(sign - direction)
+    # 24 steps of Lanczos miss at most 0.3 % of the square where eigenvalues lie evenly.
+    square = 1.01 * largest_eigenvalue(product(mT(direction), direction), 24)
+    most = jnp.minimum(jnp.sqrt(jnp.maximum(square, 1)), 1 + lost)
+    direction, residual = direction / over(most, 2), lost / max(side, 1)
+    gained, missed = nuclear_parts(part, sign)
+    noise = (side + 4) * 2 * rounding * whole
+    gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
+    gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
+    residual = jnp.where(heard, residual, 0)
+    return jnp.where(over(heard, 2), direction, 0), gap, residual
+
+
+def _turned(
+    high: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
+) -> Float[Array, "*batch m n"]:
+    """A tall result in the orientation of `example`."""
+    return mT(high) if example.shape[-2] < example.shape[-1] else high
+
+
+def _singular_vectors(
+    x: Float[Array, "*batch p q"],
+) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch q q"]]:
+    """`(U, V)`, by columns from the largest singular value on."""
+    left, _, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
+    return left, mT(right)
+
+
+def _polished(x: Float[Array, "*batch p q"]) -> Float[Array, "*batch p q"]:
+    """Columns orthonormal to rounding, from those that LAPACK leaves a little less so."""
+    gram = product(mT(x), x)
+    return product(x, 1.5 * identity_like(gram) - gram / 2)

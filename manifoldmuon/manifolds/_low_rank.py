@@ -1,0 +1,36 @@
+"""Matrices of low rank as a product of two factors."""
+
+from __future__ import annotations
+
+from manifoldmuon.manifolds._euclidean import Euclidean
+from manifoldmuon.manifolds._manifold import Manifold
+from manifoldmuon.manifolds._stiefel import Stiefel
+from manifoldmuon.norms import FanRatio, RMSToRMS
+
+
+def low_rank(shape: tuple[int, int], rank: int) -> dict[str, Manifold]:
+    """The geometry of `W = B A`, of at most a given rank, as that of its factors (LoRA).
+
+    The columns of B are orthonormal up to its scale, as in arXiv:2508.17901, so that no factor can
+    grow while the other one shrinks and all of the rank is in use; A is free. Steps of both are
+    measured in the RMS-to-RMS norm, in which B is 1: that of W is that of A, and a step of norm
+    eta in each changes W by at most `eta (1 + ||A||)`. An adapter that begins with `W = 0` has
+    `A = 0`, and B at a random point.
+
+    Args:
+      shape: `(fan_out, fan_in)` of W.
+      rank: from 1 to the smaller side.
+
+    Returns:
+      `{"B": Stiefel(FanRatio()), "A": Euclidean(RMSToRMS())}`, for factors of shapes
+      `(fan_out, rank)` and `(rank, fan_in)`.
+
+    Raises:
+      ValueError: the rank does not fit the shape.
+    """
+    if len(shape) != 2 or not 1 <= rank <= min(shape):
+        raise ValueError(
+            f"low_rank takes the shape of one matrix and a rank from 1 to its smaller side; got "
+            f"the shape {tuple(shape)} and the rank {rank}"
+        )
+    return {"B": Stiefel(FanRatio()), "A": Euclidean(RMSToRMS())}

@@ -1,0 +1,60 @@
+"""Directions where the duality map of a norm keeps to the tangent space: project, then map."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    inner_product,
+    msign,
+    nuclear_parts,
+    over,
+    prescale,
+)
+from manifoldmuon.manifolds._manifold import euclidean_direction, rounding_loss
+from manifoldmuon.norms import Frobenius, Spectral, relative_gap
+
+
+def projected_direction(
+    grad: Float[Array, "*batch m n"], tangent: Callable[[Any], Any], norm: Spectral | Frobenius
+) -> tuple[Float[Array, "*batch m n"], Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """The duality map of the tangent part of each gradient.
+
+    It is steepest where that map leaves the tangent space as it is. For the Frobenius norm this
+    holds always, for the spectral norm where the projection is `X -> P X Q` with orthogonal
+    projections P and Q: the polar factor has the row and column space of its matrix. What a method
+    of msign makes of rounding errors outside of them is projected out again, and is the residual.
+    Where the tangent part is nothing but rounding the direction is zero and the gap 1.
+
+    Args:
+      grad: gradients at any scale, in their own dtype: it says what they are rounded to.
+      tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
+      norm: the norm of steps, whose scale is left to the caller.
+
+    Returns:
+      `(direction, gap, residual)`: directions of norm at most 1 at unit scale, float32 or wider;
+      a bound, rounding included, on the share of the optimum that each misses; and
+      `||A - P A Q||_F / k` of the raw direction A, with k the smaller side.
+    """
+    if isinstance(norm, Frobenius):
+        return euclidean_direction(grad, tangent, 2)
+    scaled, _ = prescale(grad, 2)
+    part = tangent(scaled)
+    length, whole = frobenius_norm(part), frobenius_norm(scaled)
+    unit, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
+    heard = ~(length <= max(8 * unit, rounding_loss(grad.dtype)) * whole)
+    sign = msign(part, norm.method)
+    direction = tangent(sign)
+    residual = frobenius_norm(sign - direction) / max(side, 1)
+    gained, missed = nuclear_parts(part, sign)
+    # The nuclear norm of what rounding may have done to the tangent part.
+    noise = (side + 4) * unit * whole
+    gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
+    gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
+    residual = jnp.where(heard, residual, 0)
+    return jnp.where(over(heard, 2), direction, 0), gap, residual

@@ -1,0 +1,141 @@
+"""Non-negative matrices of fixed row and column sums: doubly stochastic ones, and rectangles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from manifoldmuon.linalg import (
+    center,
+    nearest_with_sums,
+    prescale,
+    sinkhorn,
+    times_power_of_two,
+    upcast,
+)
+from manifoldmuon.manifolds._manifold import (
+    Manifold,
+    require_axes,
+    require_norm,
+    rounding_loss,
+    stay_if_still,
+)
+from manifoldmuon.manifolds._projected import projected_direction
+from manifoldmuon.manifolds.retractions import Nearest, StochasticRetraction
+from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.norms import FanRatio, Frobenius, Spectral, scale_of
+
+
+@dataclasses.dataclass(frozen=True)
+class DoublyStochastic(Manifold):
+    """Matrices without negative entries whose rows sum to r and whose columns sum to `r m / n`.
+
+    Square ones with r = 1 are doubly stochastic, the Birkhoff polytope: averages of permutations,
+    the mixing matrices of hyper-connections (arXiv:2512.24880). Of other shapes they are a
+    transportation polytope of equal sums. The spectral norm of a point is `r sqrt(m / n)`, its
+    RMS-to-RMS norm r: it never amplifies.
+
+    The tangent space is that of all matrices with these sums: rows and columns of A sum to zero.
+    Under the spectral norm the steepest direction is `msign(P G P)` with `P = I - 1 1^T / n` on
+    each side, a closed form, the same at every point. An entry of zero may not fall, which this
+    direction does not know: there the retraction takes out what would leave the set, and the
+    certificate is still a bound, since the steepest of the feasible directions gains no more.
+
+    Attributes:
+      row_sum: r, a positive number.
+      column_sum: for a check of shapes: what the columns sum to; None: what follows from the shape.
+      retraction: how a step ends on the set: at its `Nearest` point, or by `Sinkhorn`.
+      step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
+        norm relative to that of the points.
+    """
+
+    row_sum: float = 1.0
+    column_sum: float | None = None
+    retraction: StochasticRetraction = Nearest()
+    step_norm: Spectral | Frobenius | None = None
+
+    def __post_init__(self):
+        for name in ("row_sum", "column_sum"):
+            value = getattr(self, name)
+            number = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
+            if not number and (value is not None or name == "row_sum"):
+                raise ValueError(
+                    f"DoublyStochastic.{name} must be a positive, finite number; got {value!r}"
+                )
+        require_norm(self, Spectral, Frobenius)
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def norm(self) -> Spectral | Frobenius:
+        return Spectral(scale=FanRatio(self.row_sum)) if self.step_norm is None else self.step_norm
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        require_axes(self, shape)
+        m, n = shape[-2:]
+        if self.column_sum is None:
+            return
+        if not math.isclose(m * self.row_sum, n * self.column_sum, rel_tol=1e-6):
+            raise ValueError(
+                f"no matrix of shape {(m, n)} has rows of sum {self.row_sum} and columns of sum "
+                f"{self.column_sum}: its entries would sum to {m * self.row_sum:g} and to "
+                f"{n * self.column_sum:g}; leave DoublyStochastic.column_sum out, or set it to "
+                f"{self.row_sum * m / max(n, 1):g}"
+            )
+
+    def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        return nearest_with_sums(point, self.row_sum).astype(point.dtype)
+
+    def tangent(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        scaled, exponent = prescale(vector, 2)
+        return times_power_of_two(_centered(scaled), exponent, 2).astype(vector.dtype)
+
+    def steepest(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+    ) -> Steepest:
+        direction, gap, residual = projected_direction(grad, _centered, self.norm)
+        size = scale_of(self.norm.scale, grad.shape[-2:])
+        gap = gap + rounding_loss(grad.dtype) * (gap > 0)
+        if 1 in grad.shape[-2:]:  # a single point: zero is optimal
+            gap = 0 * gap
+        return Steepest((size * direction).astype(grad.dtype), (), residual, gap)
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        unit, step = (upcast(x) / self.row_sum for x in (point, vector))
+        moved = self.row_sum * self.retraction.retract(unit, step)
+        return stay_if_still(point, vector, moved, 2)
+
+    def random_point(
+        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
+    ) -> Float[Array, "*batch m n"]:
+        """Positive entries, log-normal with deviation 1/2 before they are balanced."""
+        self.check_shape(shape)
+        logits = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32)) / 2
+        return sinkhorn(logits, self.row_sum).astype(dtype)
+
+    def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+        """The largest relative error of a sum, or the most negative entry as a share of r."""
+        unit, (m, n) = upcast(point) / self.row_sum, point.shape[-2:]
+        rows = jnp.abs(jnp.sum(unit, axis=-1) - 1)
+        columns = jnp.abs(jnp.sum(unit, axis=-2) * (n / max(m, 1)) - 1)
+        below = jnp.max(-unit, axis=(-2, -1), initial=0)
+        return jnp.maximum(
+            jnp.maximum(jnp.max(rows, axis=-1, initial=0), jnp.max(columns, axis=-1, initial=0)),
+            below,
+        )
+
+
+def _centered(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    """`center`, twice: where what is left is small, the first leaves relatively much behind."""
+    return center(center(x))

@@ -1,0 +1,347 @@
+"""Sets with a direction in closed form: their optima by convex optimisation, and their edges."""
+
+import cvxpy as cp
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.linalg
+
+from manifoldmuon import optim
+from manifoldmuon.linalg import nearest_with_sums, sinkhorn
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    Euclidean,
+    Grassmann,
+    Isospectral,
+    Manifold,
+    Orthogonal,
+    Stiefel,
+    low_rank,
+)
+from manifoldmuon.manifolds.retractions import QR, Nearest, Polar, Sinkhorn
+from manifoldmuon.norms import FanRatio, Frobenius, Spectral
+from tests.manifolds.optima import optimum
+
+RNG = np.random.default_rng(3)
+DISTINCT = (3.0, 2.0, 1.0, 0.4)
+TIED = (2.0, 1.0, 1.0, 0.0)
+
+
+def normal(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32)
+
+
+def ask(method, *arrays):
+    return jax.tree.map(np.asarray, jax.jit(method)(*arrays))
+
+
+def point_of(manifold: Manifold, shape, seed: int = 0) -> np.ndarray:
+    return ask(lambda k: manifold.random_point(k, shape, jnp.float32), jax.random.key(seed))
+
+
+def steepest(manifold: Manifold, point, grad):
+    return ask(lambda p, g: manifold.steepest(p, g, ()), point, grad)
+
+
+def inner(x, y) -> float:
+    return float(np.sum(np.float64(x) * np.float64(y)))
+
+
+def horizontal(point):
+    return lambda a: [point.T @ a == 0] if point.shape[0] > point.shape[1] else [a @ point.T == 0]
+
+
+def without_sums(point):
+    return lambda a: [cp.sum(a, axis=0) == 0, cp.sum(a, axis=1) == 0]
+
+
+def rotated(point):
+    """`A = X W + W Y` with skew X and Y: by its definition, without singular vectors."""
+
+    def constraints(a):
+        left, right = (cp.Variable((k, k)) for k in point.shape)
+        # Rounding has left equal singular values a little apart, for huge rotations to use.
+        bounded = [cp.norm(x, "fro") <= 100 for x in (left, right)]
+        skew = [x + x.T == 0 for x in (left, right)]
+        return [*bounded, *skew, a == left @ point + point @ right]
+
+    return constraints
+
+
+CASES = [
+    (Grassmann(2.0), (6, 3), horizontal, 1e-4),
+    (Grassmann(FanRatio()), (3, 5), horizontal, 1e-4),
+    (DoublyStochastic(), (4, 4), without_sums, 1e-4),
+    (DoublyStochastic(2.0), (3, 5), without_sums, 1e-4),
+    (Isospectral((1.5,) * 4), (4, 4), rotated, 1e-4),
+    (Isospectral(DISTINCT), (7, 4), rotated, 0.3),
+    (Isospectral(TIED), (4, 6), rotated, 0.3),
+    (Isospectral(TIED, step_norm=Frobenius()), (6, 4), rotated, 1e-5),
+]
+
+
+@pytest.mark.parametrize(("manifold", "shape", "constraints", "loss"), CASES, ids=str)
+def test_directions_against_convex_optimisation(manifold, shape, constraints, loss):
+    """What is lost is what the certificate allows, and no more than is promised."""
+    w, g = point_of(manifold, shape), normal(*shape)
+    answer = steepest(manifold, w, g)
+    best = optimum(g, manifold.norm, constraints(np.float64(w)))
+    lost = 1 - inner(g, answer.direction) / best
+    assert -1e-5 < lost <= min(float(answer.gap) + 1e-6, loss)
+    assert float(answer.gap) <= 2 * loss
+
+
+def test_two_rotations_are_steepest_for_the_pair_and_not_in_the_spectral_norm():
+    """msign of both skew parts is the optimum over pairs; `Isospectral` is ahead of it."""
+    shares = []
+    for seed in range(4):
+        manifold = Isospectral(DISTINCT)
+        w, g = (x.astype(np.float64) for x in (point_of(manifold, (4, 4), seed), normal(4, 4)))
+        turns = [(x - x.T) / 2 for x in (g @ w.T, w.T @ g)]
+        left, right = (scipy.linalg.polar(x)[0] for x in turns)
+        pair = left @ w + w @ right
+        x, y = cp.Variable((4, 4)), cp.Variable((4, 4))
+        contractions = [cp.sigma_max(x) <= 1, cp.sigma_max(y) <= 1]
+        gain = cp.sum(cp.multiply(g, x @ w + w @ y))
+        problem = cp.Problem(cp.Maximize(gain), [*contractions, x + x.T == 0, y + y.T == 0])
+        problem.solve(solver=cp.CLARABEL)
+        assert problem.value == pytest.approx(inner(g, pair), rel=1e-6)
+        nuclear = sum(np.linalg.svd(turn, compute_uv=False).sum() for turn in turns)
+        np.testing.assert_allclose(inner(g, pair), nuclear, rtol=1e-9)
+        ours = steepest(manifold, np.float32(w), np.float32(g)).direction
+        shares.append(inner(g, DISTINCT[0] * pair / np.linalg.norm(pair, 2)) / inner(g, ours))
+    assert 0.3 < np.mean(shares) < 0.9
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (6, 4), (4, 6)], ids=str)
+@pytest.mark.parametrize("values", [DISTINCT, TIED, (1.0,) * 4], ids=str)
+def test_the_tangent_space_of_fixed_singular_values(values, shape):
+    """Against a basis of it, from all skew pairs."""
+    with jax.enable_x64(True):
+        manifold = Isospectral(values)
+        w = np.asarray(manifold.random_point(jax.random.key(1), shape, jnp.float64))
+        v = RNG.normal(size=shape)
+        rows = []
+        for k, side in enumerate(shape):
+            for i in range(side):
+                for j in range(i):
+                    turn = np.zeros((side, side))
+                    turn[i, j], turn[j, i] = 1, -1
+                    rows.append((turn @ w if k == 0 else w @ turn).ravel())
+        basis = scipy.linalg.orth(np.stack(rows, axis=1))
+        expected = (basis @ (basis.T @ v.ravel())).reshape(shape)
+        found = manifold.tangent(jnp.asarray(w), jnp.asarray(v))
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_equal_singular_values_are_a_stiefel_manifold():
+    w, g = point_of(Orthogonal(1.5), (4, 4)), normal(4, 4)
+    found = steepest(Isospectral((1.5,) * 4), w, g)
+    expected = steepest(Orthogonal(1.5), w, g)
+    np.testing.assert_allclose(found.direction, expected.direction, atol=1e-4)
+    w, v = point_of(Stiefel(), (6, 3)), normal(6, 3)
+    values = Isospectral((1.0,) * 3)
+    np.testing.assert_allclose(ask(values.tangent, w, v), ask(Stiefel().tangent, w, v), atol=1e-6)
+    np.testing.assert_allclose(ask(values.project, v), ask(Stiefel().project, v), atol=2e-6)
+
+
+def test_the_set_that_a_matrix_lies_on():
+    w = normal(3, 5)
+    manifold = Isospectral.of(w)
+    np.testing.assert_allclose(ask(manifold.project, w), w, atol=2e-6)
+    assert manifold.distance(jnp.asarray(w)) < 1e-6
+    assert manifold.distance(jnp.asarray(1.01 * w)) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_steps_of_a_subspace_do_not_depend_on_its_basis():
+    manifold = Grassmann(2.0)
+    w, g = point_of(manifold, (7, 3)), normal(7, 3)
+    turn = np.linalg.qr(normal(3, 3))[0]
+    one, other = (steepest(manifold, w @ q, g @ q).direction for q in (np.eye(3, dtype="f"), turn))
+    np.testing.assert_allclose(other, one @ turn, atol=1e-5)
+    ends = []
+    for retraction in (Polar(), QR()):
+        moved = ask(Grassmann(2.0, retraction).retract, w, -0.3 * one).astype(np.float64) / 2
+        ends.append(moved @ moved.T)
+    np.testing.assert_allclose(ends[0], ends[1], atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (4, 7), (6, 3)], ids=str)
+@pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
+def test_the_nearest_matrix_of_given_sums(shape, size):
+    """Against a quadratic program; the sums hold to rounding in any case."""
+    x = np.float32(size) * normal(*shape)
+    y = cp.Variable(shape)
+    sums = [cp.sum(y, axis=1) == 2, cp.sum(y, axis=0) == 2 * shape[0] / shape[1], y >= 0]
+    # An entry is as good as the root of the gap.
+    digits = {f"tol_{name}": 1e-13 for name in ("gap_abs", "gap_rel", "feas")}
+    cp.Problem(cp.Minimize(cp.sum_squares(y - x)), sums).solve(solver=cp.CLARABEL, **digits)
+    found = np.float64(ask(lambda x: nearest_with_sums(x, 2.0), x))
+    np.testing.assert_allclose(found, np.asarray(y.value), atol=1e-5 * max(size, 1))
+    for given in (found, np.float64(ask(lambda x: nearest_with_sums(x, 2.0, 1), x))):
+        assert given.min() >= 0
+        np.testing.assert_allclose(given.sum(1), 2, rtol=2e-6)
+        np.testing.assert_allclose(given.sum(0), 2 * shape[0] / shape[1], rtol=2e-6)
+
+
+def test_balancing_keeps_the_ratios():
+    """`diag(a) exp(L) diag(b)`: the cross-ratios are those of exp(L)."""
+    logits = normal(4, 5)
+    found = np.log(np.float64(ask(lambda x: sinkhorn(x, 1.0), logits)))
+    rest = found - logits
+    rest = rest - rest[:, :1] - rest[:1] + rest[0, 0]
+    np.testing.assert_allclose(rest, 0, atol=1e-5)
+    hopeless = np.where(np.eye(4) > 0, 40, 0).astype(np.float32)[::-1] + normal(4, 4)
+    given = np.float64(ask(lambda x: sinkhorn(x, 1.0, 3), hopeless))
+    np.testing.assert_allclose(given.sum(1), 1, rtol=2e-6)
+    np.testing.assert_allclose(given.sum(0), 1, rtol=2e-6)
+
+
+def test_the_orders_of_both_retractions_of_fixed_sums():
+    """Where entries are positive a geodesic is a straight line."""
+    with jax.enable_x64(True):
+        manifold = DoublyStochastic()
+        x = manifold.random_point(jax.random.key(0), (4, 4), jnp.float64)
+        v = manifold.tangent(x, jnp.asarray(RNG.normal(size=(4, 4))))
+        v = v / jnp.max(jnp.abs(v / x))
+        np.testing.assert_allclose(Nearest().retract(x, 0.5 * v), x + 0.5 * v, atol=1e-14)
+        errors = [np.abs(Sinkhorn().retract(x, t * v) - x - t * v).max() for t in (1e-2, 1e-3)]
+        assert 1.9 < np.log10(errors[0] / errors[1]) < 2.1
+
+
+def test_entries_of_zero():
+    """They may grow again at the nearest point, and stay zero under Sinkhorn's iteration."""
+    w = np.eye(4, dtype=np.float32)
+    spread = ask(DoublyStochastic().tangent, w, np.ones((4, 4), np.float32) - 2 * w)
+    assert (ask(DoublyStochastic().retract, w, 0.1 * spread) > 0).all()
+    out = ask(DoublyStochastic().retract, w, -0.1 * spread)
+    np.testing.assert_allclose(out, w, atol=1e-6)
+    by_sinkhorn = DoublyStochastic(retraction=Sinkhorn())
+    np.testing.assert_allclose(ask(by_sinkhorn.retract, w, 0.1 * spread), w, atol=1e-6)
+    small = point_of(by_sinkhorn, (4, 4))
+    far = ask(by_sinkhorn.retract, small, -100 * ask(by_sinkhorn.tangent, small, normal(4, 4)))
+    assert by_sinkhorn.distance(jnp.asarray(far)) < 2e-6
+    assert (far > 0).all()
+    np.testing.assert_allclose(ask(DoublyStochastic(2.0).project, 0 * w), 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("manifold", "grad"),
+    [
+        (Grassmann(), lambda w: w @ normal(3, 3)),
+        (DoublyStochastic(), lambda w: np.outer(np.ones(5), normal(3)).astype(np.float32) + 7),
+        (Isospectral((2.0, 1.0, 0.5)), lambda w: w @ (w.T @ w)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_normal_gradient_has_no_direction(manifold, grad):
+    """What rounding leaves of it must not become a full step; nothing is certified."""
+    w = point_of(manifold, (5, 3))
+    answer = steepest(manifold, w, np.float32(grad(w)))
+    np.testing.assert_array_equal(answer.direction, 0)
+    assert answer.gap == 1
+
+
+def test_a_single_point_has_nothing_tangent():
+    for manifold in (DoublyStochastic(), Isospectral((2.0,))):
+        answer = steepest(manifold, point_of(manifold, (1, 1)), normal(1, 1))
+        np.testing.assert_array_equal(answer.direction, 0)
+        assert answer.gap == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Grassmann().check_shape((4, 4)), "rectangular .* Orthogonal"),
+        (lambda: Grassmann(-1.0), "Grassmann.scale must be a positive"),
+        (lambda: DoublyStochastic(0.0), "DoublyStochastic.row_sum must be a positive"),
+        (lambda: DoublyStochastic(float("nan")), "DoublyStochastic.row_sum .* got nan"),
+        (lambda: DoublyStochastic(1.0, -1.0), "DoublyStochastic.column_sum must be a positive"),
+        (
+            lambda: DoublyStochastic(1.0, 1.0).check_shape((2, 4)),
+            r"no matrix of shape \(2, 4\) .* sum to 2 and to 4; leave .* or set it to 0.5",
+        ),
+        (lambda: Sinkhorn(limit=0.0), "fields of Sinkhorn must be positive"),
+        (lambda: Isospectral(()), "must begin with a positive number"),
+        (lambda: Isospectral((0.0, 0.0)), "must begin with a positive number"),
+        (lambda: Isospectral((1.0, -0.5)), "none negative"),
+        (lambda: Isospectral((1.0, float("nan"))), "finite numbers"),
+        (lambda: Isospectral((1.0, 2.0)), "must fall from the largest on"),
+        (lambda: Isospectral((2.0, 1.0)).check_shape((3, 4)), "3 singular values, and .* are 2"),
+        (lambda: Isospectral.of(np.ones((2, 3, 4))), "takes one matrix; got the shape"),
+        (lambda: low_rank((4, 6), 5), "rank from 1 to its smaller side; got .* the rank 5"),
+        (lambda: low_rank((4, 6), 0), "the rank 0"),
+    ],
+)
+def test_what_is_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def train(geometry, shapes, loss, steps=200, rate=0.3):
+    tx = optim.manifold_muon(optax.linear_schedule(rate, 0.0, steps), geometry, momentum=0.5)
+
+    @jax.jit
+    def run(key):
+        params = optim.init_tree(geometry, key, shapes)
+
+        def step(carry, _):
+            params, state = carry
+            value, grads = jax.value_and_grad(loss)(params)
+            updates, state = tx.update(grads, state, params)
+            return (optax.apply_updates(params, updates), state), value
+
+        start = params, tx.init(params)
+        (params, _), values = jax.lax.scan(step, start, length=steps)
+        return params, values, optim.monitor_distance(geometry, params)
+
+    return jax.device_get(run(jax.random.key(0)))
+
+
+def test_training_on_each_set():
+    """Every loss has its minimum on the set, and training finds it there."""
+    shape = jax.ShapeDtypeStruct((6, 3), jnp.float32)
+    square = jax.ShapeDtypeStruct((4, 4), jnp.float32)
+    spread = np.diag([4, 3, 2, 0.1, 0.1, 0.1]).astype(np.float32)
+    permutation = np.eye(4, dtype=np.float32)[[2, 0, 3, 1]]
+    spectrum = Isospectral(DISTINCT)
+    target = point_of(spectrum, (4, 4), 5)
+    mixing = DoublyStochastic()
+    geometry = {"space": Grassmann(), "mixing": mixing, "positive": mixing, "spectrum": spectrum}
+    geometry["positive"] = DoublyStochastic(retraction=Sinkhorn())
+    shapes = {"space": shape, "mixing": square, "positive": square, "spectrum": square}
+    inside = point_of(mixing, (4, 4), 7)
+
+    def loss(params):
+        # The leading subspace, a vertex, an interior point, a point with the same spectrum.
+        space = 9 - jnp.sum(params["space"] * (spread @ params["space"]))
+        vertex = 4 - jnp.sum(permutation * params["mixing"])
+        interior = jnp.sum((params["positive"] - inside) ** 2)
+        return space + vertex + interior + jnp.sum((params["spectrum"] - target) ** 2)
+
+    params, values, distances = train(geometry, shapes, loss)
+    assert values[-1] < 2e-3 * values[0]
+    np.testing.assert_allclose(params["mixing"], permutation, atol=1e-5)
+    assert max(jax.tree.leaves(distances)) < 2e-6
+
+
+def test_training_an_adapter_of_low_rank():
+    """A matrix of rank 2 and RMS-to-RMS norm near 1, found as B A from A = 0."""
+    geometry = low_rank((8, 5), 2)
+    assert geometry == {"B": Stiefel(FanRatio()), "A": Euclidean(Spectral(scale=FanRatio()))}
+    target = np.float32(0.3) * normal(8, 2) @ normal(2, 5)
+    shapes = {"B": jax.ShapeDtypeStruct((8, 2), jnp.float32)}
+    shapes["A"] = jax.ShapeDtypeStruct((2, 5), jnp.float32)
+
+    def loss(params):
+        return jnp.sum((params["B"] @ params["A"] - target) ** 2)
+
+    params, values, distances = train(geometry, shapes, loss)
+    assert values[-1] < 1e-3 * np.sum(target**2)
+    assert max(jax.tree.leaves(distances)) < 2e-6
+    sizes = [np.linalg.norm(params["B"], 2) / 2, np.linalg.norm(params["A"], 2) / np.sqrt(2 / 5)]
+    size = np.linalg.norm(params["B"] @ params["A"], 2) / np.sqrt(8 / 5)
+    np.testing.assert_allclose(sizes[0], 1, rtol=1e-6)
+    np.testing.assert_allclose(size, sizes[1], rtol=1e-5)
