@@ -4,7 +4,7 @@ What the layers above share is public here as well: parts of matrices, products 
 not round, and powers of two that keep squares in range.
 """
 
-from manifoldmuon.linalg._clip import clip_singular_values, positive_part
+from manifoldmuon.linalg._clip import above, clip_singular_values, positive_part
 from manifoldmuon.linalg._decompositions import QDWH, SVD, GramEigh, Sketch
 from manifoldmuon.linalg._inverse_roots import (
     DEFAULT_INVERSE_SQRT,
@@ -76,6 +76,7 @@ __all__ = [
     "Schedule",
     "Sketch",
     "center",
+    "above",
     "check_method",
     "check_poles",
     "check_precision",

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg._decompositions import SVD
 from manifoldmuon.linalg._matrix import identity_like, mT, product, sym, tall, upcast
 from manifoldmuon.linalg._msign import msign
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 
 
-def positive_part(
-    x: Float[Array, "*batch n n"], method: MsignMethod | None = None
+def above(
+    x: Float[Array, "*batch n n"], edge: float = 0.0, method: MsignMethod | None = None
 ) -> Float[Array, "*batch n n"]:
-    """The nearest positive semi-definite matrix, `(S + |S|) / 2` with `|S| = S sign(S)`.
+    """The projection onto the eigenvectors of S with eigenvalues above `edge`: `(I + sign) / 2`.
 
     Args:
       x: S, symmetric, float32 or wider; leading axes are independent.
-      method: of the sign; eigenvalues that it does not resolve are halved. None: the default.
+      edge: eigenvalues that the method does not tell from it come out between 0 and 1.
+      method: of the sign; None: the default, and in float64 by decomposition, for all digits.
     """
-    return sym(x + product(x, msign(x, method))) / 2
+    identity = identity_like(x)
+    if method is None and x.dtype == jnp.float64:
+        method = SVD()
+    return (identity + sym(msign(x - edge * identity, method))) / 2
+
+
+def positive_part(
+    x: Float[Array, "*batch n n"], method: MsignMethod | None = None
+) -> Float[Array, "*batch n n"]:
+    """The nearest positive semi-definite matrix, `(S + |S|) / 2`.
+
+    Args:
+      x: S, symmetric, float32 or wider; leading axes are independent.
+      method: see `above`; eigenvalues that it does not resolve are halved.
+    """
+    return sym(product(x, above(x, 0.0, method)))
 
 
 def clip_singular_values(

@@ -19,7 +19,6 @@ from manifoldmuon.linalg import (
     frobenius_norm,
     identity_like,
     inner_product,
-    largest_eigenvalue,
     msign,
     mT,
     nuclear_parts,
@@ -28,6 +27,7 @@ from manifoldmuon.linalg import (
     prescale,
     product,
     skew,
+    spectral_bound,
     tall,
     times_power_of_two,
     upcast,
@@ -249,9 +249,7 @@ def _spectral(
     sign = msign(part, method)
     direction = tangent(sign)
     lost = frobenius_norm(sign - direction)
-    # 24 steps of Lanczos miss at most 0.3 % of the square where eigenvalues lie evenly.
-    square = 1.01 * largest_eigenvalue(product(mT(direction), direction), 24)
-    most = jnp.minimum(jnp.sqrt(jnp.maximum(square, 1)), 1 + lost)
+    most = jnp.minimum(jnp.maximum(spectral_bound(direction), 1), 1 + lost)
     direction, residual = direction / over(most, 2), lost / max(side, 1)
     gained, missed = nuclear_parts(part, sign)
     noise = (side + 4) * 2 * rounding * whole

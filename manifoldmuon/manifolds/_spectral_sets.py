@@ -15,10 +15,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
-    identity_like,
+    above,
     inner_product,
     largest_eigenpair,
-    msign,
     mT,
     normalize,
     one_by_one,
@@ -249,9 +248,9 @@ class _WithBoundary(_Bounded):
         low, high = self._edges
         unit = self._unit(point)
         gram = product(mT(unit), unit)
-        cones = [(-1.0, unit / high, _above(gram, (high - self.touching) ** 2))]
+        cones = [(-1.0, unit / high, above(gram, (high - self.touching) ** 2))]
         if low > 0:
-            cones.append((1.0, unit / low, _above(-gram, -((low + self.touching) ** 2))))
+            cones.append((1.0, unit / low, above(-gram, -((low + self.touching) ** 2))))
         wide = point.shape[-2] < point.shape[-1]
 
         def normal(vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
@@ -349,12 +348,6 @@ class SpectralBand(_WithBoundary):
     @property
     def _edges(self) -> tuple[float, float]:
         return self.low, self.high
-
-
-def _above(gram: Float[Array, "*batch n n"], edge: float) -> Float[Array, "*batch n n"]:
-    """The projection onto the eigenvectors with eigenvalues above `edge`."""
-    identity = identity_like(gram)
-    return (identity + sym(msign(gram - edge * identity))) / 2
 
 
 def _euclidean(norm: Frobenius, grad: Float[Array, "*batch m n"], tangent) -> Steepest:
