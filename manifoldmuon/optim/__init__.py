@@ -4,11 +4,12 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 """
 
 from manifoldmuon.optim._agd import ScaleByAGDState, agd, init_semi_orthogonal, scale_by_agd
-from manifoldmuon.optim._aliases import Architecture, manifold_muon, modular, muon, normed
+from manifoldmuon.optim._aliases import Architecture, manifold_muon, modular, muon, normed, normuon
 from manifoldmuon.optim._budget import scale_by_budget
 from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_string, resolve
 from manifoldmuon.optim._master_copies import MasterCopiesState, with_master_copies
 from manifoldmuon.optim._normalize import NormalizeState, normalize
+from manifoldmuon.optim._normuon import ScaleByNeuronRMSState, scale_by_neuron_rms
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._steepest import (
     ScaleBySteepestState,
@@ -36,6 +37,7 @@ __all__ = [
     "MasterCopiesState",
     "NormalizeState",
     "ScaleByAGDState",
+    "ScaleByNeuronRMSState",
     "ScaleBySteepestState",
     "SquareLossSmoothness",
     "StepByDistanceState",
@@ -58,6 +60,7 @@ __all__ = [
     "muon",
     "normalize",
     "normed",
+    "normuon",
     "path_string",
     "project_tree",
     "resolve",
@@ -65,6 +68,7 @@ __all__ = [
     "scale_by_agd",
     "scale_by_budget",
     "scale_by_duality",
+    "scale_by_neuron_rms",
     "scale_by_steepest",
     "step_by_distance",
     "step_by_line_search",

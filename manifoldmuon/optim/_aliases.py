@@ -15,6 +15,7 @@ from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, manifold_of, map_geometry
 from manifoldmuon.optim._leaves import is_placeholder
 from manifoldmuon.optim._normalize import normalize
+from manifoldmuon.optim._normuon import scale_by_neuron_rms
 from manifoldmuon.optim._retract import chain, retract
 from manifoldmuon.optim._steepest import scale_by_duality, scale_by_steepest
 
@@ -30,12 +31,14 @@ def manifold_muon(
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
     combination: Combination = Max(),
+    neuron_decay: ArrayLike | None = None,
     certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Steepest descent on manifolds, with momentum: manifold Muon and its kin.
 
-    The chain is: clipping, `optax.trace`, `scale_by_steepest`, `scale_by_budget`, weight decay
-    (unconstrained leaves), `optax.scale_by_learning_rate`, `retract`. On `Stiefel` leaves this is
+    The chain is: clipping, `optax.trace`, `scale_by_steepest`, `scale_by_neuron_rms` if asked for,
+    `scale_by_budget`, weight decay (unconstrained leaves), `optax.scale_by_learning_rate`,
+    `retract`. On `Stiefel` leaves this is
     manifold Muon ("Modular Manifolds", Thinking Machines 2025); every other geometry works the
     same way.
 
@@ -55,6 +58,8 @@ def manifold_muon(
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
       combination: how the norms of the layers combine; `Max()` treats each leaf by itself. See
         `scale_by_duality`, which takes the place of its two links for any other.
+      neuron_decay: of the running mean squares by neuron of `scale_by_neuron_rms`, which goes
+        behind the directions then; None for none.
       certify: whether residuals and gaps are kept for `monitor`; see `scale_by_steepest`.
 
     Returns:
@@ -76,8 +81,10 @@ def manifold_muon(
         links.append(scale_by_duality(geometry, shares, combination, certify))
     else:
         links.append(scale_by_steepest(geometry, certify))
-        if budgets is not None:
-            links.append(scale_by_budget(budgets))
+    if neuron_decay is not None:
+        links.append(scale_by_neuron_rms(geometry, neuron_decay))
+    if combination == Max() and budgets is not None:
+        links.append(scale_by_budget(budgets))
     if weight_decay is not None:
         links.append(_decay(weight_decay, geometry))
     links.append(optax.scale_by_learning_rate(learning_rate))
@@ -97,6 +104,7 @@ def muon(
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
     combination: Combination = Max(),
+    neuron_decay: ArrayLike | None = None,
     certify: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
@@ -119,6 +127,7 @@ def muon(
       weight_decay: see `manifold_muon`.
       budgets: see `manifold_muon`.
       combination: see `manifold_muon`.
+      neuron_decay: see `manifold_muon`; `normuon` is this optimizer with 0.95.
       certify: see `manifold_muon`; gaps take a third of this optimizer's time.
 
     Returns:
@@ -141,9 +150,61 @@ def muon(
         weight_decay=weight_decay,
         budgets=budgets,
         combination=combination,
+        neuron_decay=neuron_decay,
         certify=certify,
     )
     return chain(_require_unconstrained(geometry), descent)
+
+
+def normuon(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    momentum: ArrayLike | None = 0.95,
+    neuron_decay: ArrayLike = 0.95,
+    *,
+    method: MsignMethod | None = TRAINING_MSIGN,
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
+    clip: ArrayLike | optax.GradientTransformation | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
+    budgets: Budgets | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
+
+    `muon` with `scale_by_neuron_rms` behind its directions. The defaults are those of the paper.
+    On constrained manifolds take `manifold_muon(..., neuron_decay=0.95)`.
+
+    Args:
+      learning_rate: a number or an Optax schedule; that of Muon.
+      geometry: see `muon`. Leaves whose norm is not spectral get the step of `muon`.
+      momentum: see `manifold_muon`.
+      neuron_decay: see `scale_by_neuron_rms`.
+      method: see `muon`.
+      nesterov: see `manifold_muon`.
+      accumulator_dtype: see `manifold_muon`.
+      clip: see `manifold_muon`.
+      weight_decay: see `manifold_muon`.
+      budgets: see `manifold_muon`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: see `muon`.
+      ValueError: see `muon` and `scale_by_neuron_rms`.
+    """
+    return muon(
+        learning_rate,
+        geometry,
+        momentum,
+        method=method,
+        nesterov=nesterov,
+        accumulator_dtype=accumulator_dtype,
+        clip=clip,
+        weight_decay=weight_decay,
+        budgets=budgets,
+        neuron_decay=neuron_decay,
+    )
 
 
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:

@@ -114,6 +114,12 @@ INSTANCES = {
         CURVED,
         {"budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0}},
     ),
+    "neurons": Instance(
+        optim.scale_by_neuron_rms,
+        {"a": STIEFEL.transposed(), "b": Euclidean(RMSToRMS())},
+        {"a": (6, 3), "b": (6, 3)},
+        scale_free=False,
+    ),
     "normalize": Instance(
         optim.normalize,
         CURVED_GEOMETRY,
@@ -135,6 +141,13 @@ INSTANCES = {
         FLAT,
         {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": optim.by_path({"**": 0.5})},
         still=False,
+    ),
+    "normuon": Instance(
+        optim.normuon,
+        FLAT_GEOMETRY,
+        FLAT,
+        {"learning_rate": 0.1, "budgets": 0.5},
+        wrappers=False,
     ),
     "manifold_muon": Instance(
         optim.manifold_muon,
