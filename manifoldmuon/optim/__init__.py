@@ -6,6 +6,7 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 from manifoldmuon.optim._agd import ScaleByAGDState, agd, init_semi_orthogonal, scale_by_agd
 from manifoldmuon.optim._aliases import Architecture, manifold_muon, modular, muon, normed, normuon
 from manifoldmuon.optim._budget import scale_by_budget
+from manifoldmuon.optim._decay import add_cautious_weight_decay
 from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_string, resolve
 from manifoldmuon.optim._master_copies import MasterCopiesState, with_master_copies
 from manifoldmuon.optim._normalize import NormalizeState, normalize
@@ -46,6 +47,7 @@ __all__ = [
     "StepRule",
     "Table",
     "TableRow",
+    "add_cautious_weight_decay",
     "agd",
     "by_path",
     "chain",

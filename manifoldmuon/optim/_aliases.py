@@ -12,12 +12,15 @@ from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod, check_method
 from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, PowerIterations, Spectral
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
+from manifoldmuon.optim._decay import add_weight_decay
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, manifold_of, map_geometry
 from manifoldmuon.optim._leaves import is_placeholder
 from manifoldmuon.optim._normalize import normalize
 from manifoldmuon.optim._normuon import scale_by_neuron_rms
 from manifoldmuon.optim._retract import chain, retract
 from manifoldmuon.optim._steepest import scale_by_duality, scale_by_steepest
+
+Decay = optax.ScalarOrSchedule | optax.GradientTransformation
 
 
 def manifold_muon(
@@ -28,7 +31,7 @@ def manifold_muon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
     combination: Combination = Max(),
     neuron_decay: ArrayLike | None = None,
@@ -54,7 +57,8 @@ def manifold_muon(
       clip: applied to gradients before they enter the momentum, where alone it has an effect:
         a largest global norm, or a transformation such as `optax.adaptive_grad_clip(0.01)`.
       weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, multiplied by the
-        learning rate. Constrained manifolds bound their weights by themselves.
+        learning rate, or a link such as `add_cautious_weight_decay(0.1, geometry)`. Constrained
+        manifolds bound their weights by themselves.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
       combination: how the norms of the layers combine; `Max()` treats each leaf by itself. See
         `scale_by_duality`, which takes the place of its two links for any other.
@@ -101,7 +105,7 @@ def muon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
     combination: Combination = Max(),
     neuron_decay: ArrayLike | None = None,
@@ -166,7 +170,7 @@ def normuon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
@@ -244,7 +248,7 @@ def modular(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    weight_decay: Decay | None = None,
     combination: Combination = Max(),
 ) -> optax.GradientTransformationExtraArgs:
     """Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
@@ -290,7 +294,7 @@ def normed(
     base: optax.GradientTransformation,
     architecture: Architecture,
     *,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    weight_decay: Decay | None = None,
     iterations: PowerIterations = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
     """Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
@@ -321,19 +325,12 @@ def normed(
     )
 
 
-def _decay(
-    weight_decay: optax.ScalarOrSchedule | None, geometry: Geometry
-) -> optax.GradientTransformation:
+def _decay(weight_decay: Decay | None, geometry: Geometry) -> optax.GradientTransformation:
     """Weight decay of the unconstrained leaves; None decays nothing."""
     if weight_decay is None:
         return optax.identity()
-
-    def mask(tree: Any) -> Any:
-        places = find_manifolds(geometry, tree)
-        marks = {place: not manifold_of(places.values[place]).constrained for place in places.real}
-        return places.fill(tree, marks)
-
-    return optax.add_decayed_weights(weight_decay, mask=mask)
+    is_link = isinstance(weight_decay, optax.GradientTransformation)
+    return weight_decay if is_link else add_weight_decay(weight_decay, geometry)
 
 
 def _require_unconstrained(geometry: Geometry) -> optax.GradientTransformationExtraArgs:

@@ -120,6 +120,14 @@ INSTANCES = {
         {"a": (6, 3), "b": (6, 3)},
         scale_free=False,
     ),
+    "cautious decay": Instance(
+        optim.add_cautious_weight_decay,
+        {"vectors": Hypersphere(), "gain": Euclidean()},
+        {"vectors": (2, 5), "gain": (4,)},
+        {"weight_decay": 0.1},
+        scale_free=False,
+        still=False,
+    ),
     "normalize": Instance(
         optim.normalize,
         CURVED_GEOMETRY,
