@@ -11,6 +11,7 @@ from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_strin
 from manifoldmuon.optim._master_copies import MasterCopiesState, with_master_copies
 from manifoldmuon.optim._normalize import NormalizeState, normalize
 from manifoldmuon.optim._normuon import ScaleByNeuronRMSState, scale_by_neuron_rms
+from manifoldmuon.optim._qk_clip import with_qk_clip
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._steepest import (
     ScaleBySteepestState,
@@ -77,4 +78,5 @@ __all__ = [
     "step_by_rule",
     "tabulate",
     "with_master_copies",
+    "with_qk_clip",
 ]

@@ -9,7 +9,14 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Orthogonal, Stiefel
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    Hypersphere,
+    Layout,
+    Orthogonal,
+    Stiefel,
+)
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
 
@@ -86,6 +93,18 @@ def small_geometry(path: Any, leaf: Any) -> Any:
 
 def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
     return optim.with_master_copies(optim.manifold_muon(learning_rate, geometry))
+
+
+def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
+    """Clips three heads of a fused kernel, and supplies their logits: one of them is too large."""
+    heads = optim.by_path({"q": Layout(out_blocks=3), "**": None})
+    tx = optim.with_qk_clip(optim.muon(learning_rate, geometry), geometry, heads)
+
+    def update(updates, state, params=None, **extra_args):
+        logits = {"q": jnp.array([50.0, 400.0, 100.0])} if updates else 0.0
+        return tx.update(updates, state, params, max_logits=logits, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
 INSTANCES = {
@@ -165,6 +184,13 @@ INSTANCES = {
     ),
     "master copies": Instance(
         with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, {"learning_rate": 0.1}
+    ),
+    "qk clip": Instance(
+        with_clipped_heads,
+        {"q": Euclidean(RMSToRMS()), "o": Euclidean(RMSToRMS())},
+        {"q": (6, 4), "o": (4, 6)},
+        {"learning_rate": 0.1},
+        still=False,
     ),
     "manifold_muon-lr0": Instance(
         optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False
