@@ -4,7 +4,15 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 """
 
 from manifoldmuon.optim._agd import ScaleByAGDState, agd, init_semi_orthogonal, scale_by_agd
-from manifoldmuon.optim._aliases import Architecture, manifold_muon, modular, muon, normed, normuon
+from manifoldmuon.optim._aliases import (
+    Architecture,
+    manifold_muon,
+    modular,
+    muon,
+    normed,
+    normuon,
+    scion,
+)
 from manifoldmuon.optim._budget import scale_by_budget
 from manifoldmuon.optim._decay import add_cautious_weight_decay
 from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_string, resolve
@@ -73,6 +81,7 @@ __all__ = [
     "scale_by_duality",
     "scale_by_neuron_rms",
     "scale_by_steepest",
+    "scion",
     "step_by_distance",
     "step_by_line_search",
     "step_by_rule",

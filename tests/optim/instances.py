@@ -64,6 +64,8 @@ def abstract(shapes: Any) -> Any:
 # Two leaves of one kind, which are solved together, among leaves of other kinds.
 FLAT = {"first": {"kernel": (8, 3), "bias": (8,)}, "second": {"kernel": (8, 3), "bias": (8,)}}
 FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euclidean()})
+PAIR = FLAT["first"]
+PAIR_GEOMETRY = {"kernel": Euclidean(RMSToRMS()), "bias": Euclidean()}
 CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
 STIEFEL = Stiefel(solver=FAST)
 CURVED_GEOMETRY = {
@@ -171,9 +173,17 @@ INSTANCES = {
     ),
     "normuon": Instance(
         optim.normuon,
-        FLAT_GEOMETRY,
-        FLAT,
+        PAIR_GEOMETRY,
+        PAIR,
         {"learning_rate": 0.1, "budgets": 0.5},
+        wrappers=False,
+    ),
+    "scion": Instance(
+        optim.scion,
+        PAIR_GEOMETRY,
+        PAIR,
+        {"learning_rate": 0.1, "radius": {"kernel": 3.0, "bias": 0.5}},
+        still=False,
         wrappers=False,
     ),
     "manifold_muon": Instance(
