@@ -149,6 +149,14 @@ INSTANCES = {
         scale_free=False,
         still=False,
     ),
+    "decay towards a set": Instance(
+        optim.add_decay_towards,
+        {"table": Euclidean(L1ToRMS()), "vectors": Hypersphere()},
+        {"table": (6, 3), "vectors": (2, 5)},
+        {"weight_decay": 0.1, "sets": {"table": EmbeddingRows(), "vectors": Euclidean()}},
+        scale_free=False,
+        still=False,
+    ),
     "normalize": Instance(
         optim.normalize,
         CURVED_GEOMETRY,
