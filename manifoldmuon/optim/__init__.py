@@ -14,6 +14,7 @@ from manifoldmuon.optim._aliases import (
     scion,
 )
 from manifoldmuon.optim._budget import scale_by_budget
+from manifoldmuon.optim._cautious import cautious
 from manifoldmuon.optim._decay import add_cautious_weight_decay, add_decay_towards
 from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_string, resolve
 from manifoldmuon.optim._master_copies import MasterCopiesState, with_master_copies
@@ -60,6 +61,7 @@ __all__ = [
     "add_decay_towards",
     "agd",
     "by_path",
+    "cautious",
     "chain",
     "check_chain",
     "distance_tree",

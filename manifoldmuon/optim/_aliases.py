@@ -21,6 +21,7 @@ from manifoldmuon.optim._retract import chain, retract
 from manifoldmuon.optim._steepest import scale_by_duality, scale_by_steepest
 
 Decay = optax.ScalarOrSchedule | optax.GradientTransformation
+"""A rate of weight decay, or a link that adds it, such as `add_cautious_weight_decay(...)`."""
 
 
 def manifold_muon(

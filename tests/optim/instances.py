@@ -141,6 +141,13 @@ INSTANCES = {
         {"a": (6, 3), "b": (6, 3)},
         scale_free=False,
     ),
+    "cautious": Instance(
+        optim.cautious,
+        {"vectors": Hypersphere(), "gain": Euclidean()},
+        {"vectors": (2, 5), "gain": (4,)},
+        {"base": optax.trace(0.9, accumulator_dtype=jnp.float32)},
+        scale_free=False,
+    ),
     "cautious decay": Instance(
         optim.add_cautious_weight_decay,
         {"vectors": Hypersphere(), "gain": Euclidean()},
