@@ -176,8 +176,8 @@ def normuon(
 ) -> optax.GradientTransformationExtraArgs:
     """NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
 
-    `muon` with `scale_by_neuron_rms` behind its directions. The defaults are those of the paper.
-    On constrained manifolds take `manifold_muon(..., neuron_decay=0.95)`.
+    `muon` with `scale_by_neuron_rms` behind its directions. The rates of decay are the authors'. On
+    constrained manifolds take `manifold_muon(..., neuron_decay=0.95)`.
 
     Args:
       learning_rate: a number or an Optax schedule; that of Muon.

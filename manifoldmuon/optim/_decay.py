@@ -80,8 +80,8 @@ def add_decay_towards(
     `u <- u + weight_decay * (w - project(w))`, with the projection of the leaf's entry in `sets`.
     It goes where weight decay goes, before the learning rate: every step shortens the distance from
     the set by the share `learning_rate * weight_decay`. Steps stay those of flat space, and the
-    set is where the weights would come to rest without gradients. The projection onto `Stiefel` is
-    one more msign in each step.
+    set is where the weights would come to rest without gradients. Every step projects: onto
+    `Stiefel` that is a converged msign, which takes more time than the step of `muon`.
 
     Args:
       weight_decay: a number, 0 or more, or an Optax schedule of such.
