@@ -56,6 +56,7 @@ def with_qk_clip(
     * Multi-head latent attention scales rotary queries, whose key is shared, by `threshold / S`:
       wrap twice, the second time with these weights and `power=1.0`.
     * Biases are not scaled. With a bias in q or k the logits shrink by less.
+    * Under `optax.MultiSteps` the logits of the last batch count: give a running maximum.
 
     It wraps the whole optimizer and is the last link; only `with_master_copies` goes around it. On
     a constrained manifold the set says how large a weight is: such weights are refused.
