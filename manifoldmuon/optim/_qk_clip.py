@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import ArrayLike
 
 from manifoldmuon.linalg import over, upcast
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
@@ -17,7 +18,6 @@ from manifoldmuon.optim._geometry import (
     Places,
     find_manifolds,
     find_places,
-    is_hole,
     manifold_of,
     match_prefix,
 )
@@ -26,15 +26,15 @@ from manifoldmuon.optim._retract import LastLink, difference
 from manifoldmuon.optim._step_by_rule import require
 
 Heads = Any
-"""A `by_path` object, or a function of path and leaf: `Layout` where there are heads, else None."""
+"""A prefix tree, a `by_path` object, or a function of path and leaf: a `Layout`, or None."""
 
 
 def with_qk_clip(
     inner: optax.GradientTransformation,
     geometry: Geometry,
     heads: Heads,
-    threshold: float = 100.0,
-    power: float = 0.5,
+    threshold: ArrayLike = 100.0,
+    power: ArrayLike = 0.5,
 ) -> optax.GradientTransformationExtraArgs:
     """Keeps attention logits below a threshold, by the weights that make them: QK-Clip.
 
@@ -103,7 +103,7 @@ def with_qk_clip(
         factors = [
             _factors(leaf, layout, logits, threshold, power)
             for leaf, layout, logits in zip(
-                clipped, layouts, _logits(max_logits, clipped, places, params), strict=True
+                clipped, layouts, _logits(max_logits, clipped, places), strict=True
             )
         ]
         entries = [LaidOut(Euclidean(Frobenius(2)), layout) for layout in layouts]
@@ -148,19 +148,21 @@ def _check_heads(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
         raise ValueError(f"with_qk_clip: the parameter {path!r}: {error}") from error
 
 
-def _logits(max_logits: Any, clipped: list[Leaf], places: Places, params: Any) -> list[Any]:
+def _logits(max_logits: Any, clipped: list[Leaf], places: Places) -> list[Any]:
     """The entry of `max_logits` above each clipped parameter."""
     if not clipped:
         return []
-    pairs = zip(places.paths, places.leaves(params), strict=True)
-    holes = [(path, leaf) for path, leaf in pairs if is_hole(leaf)]
+    paths = [leaf.path for leaf in clipped]
+    others = [(path, None) for path in places.paths if path not in paths]
     try:
-        return match_prefix(max_logits, [leaf.path for leaf in clipped], holes)
+        return match_prefix(max_logits, paths, others)
     except ValueError as error:
         raise ValueError(f"with_qk_clip: max_logits: {error}") from error
 
 
-def _factors(leaf: Leaf, layout: Layout, logits: Any, threshold: float, power: float) -> jax.Array:
+def _factors(
+    leaf: Leaf, layout: Layout, logits: Any, threshold: ArrayLike, power: ArrayLike
+) -> jax.Array:
     """What each head is multiplied by."""
     heads = layout.inner_shape(leaf.param.shape)[:-2]
     logits = jnp.asarray(logits, jnp.float32)

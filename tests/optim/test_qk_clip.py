@@ -131,6 +131,25 @@ def test_stacked_layers_and_a_prefix_for_the_layer():
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+def test_shared_rotary_keys():
+    """Multi-head latent attention: two wrappers, which read one tree."""
+    before, logits = weights(), np.array([50.0, 400.0, 100.0, 1600.0])
+    inner = optim.with_qk_clip(
+        optax.sgd(0.0), FLAT, optim.by_path({"k": FUSED, "**": None}), power=0.5
+    )
+    tx = optim.with_qk_clip(inner, FLAT, optim.by_path({"q": APART, "**": None}), power=1.0)
+    updates: Any = jax.jit(tx.update)(
+        before, tx.init(before), before, max_logits={"q": logits, "k": logits}
+    )[0]
+    for name, cut, factor in (
+        ("q", query, [1, 1 / 4, 1, 1 / 16]),
+        ("k", key, [1, 1 / 2, 1, 1 / 4]),
+    ):
+        after = {name: before[name] + np.asarray(updates[name])}
+        wanted = np.array(factor)[:, None, None] * cut(before)
+        np.testing.assert_allclose(cut(after), wanted, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf, 0.0, -400.0])
 def test_what_is_no_large_logit_clips_nothing(logit):
     before = weights()
@@ -161,7 +180,7 @@ def test_master_copies_go_around_it():
             r"logits of 'q' have shape \(3,\), and its heads \(4,\)",
         ),
         ({"max_logits": {"v": 1.0}}, "max_logits: the parameter 'q' has no entries above it"),
-        ({"max_logits": {"q": 1.0, "v": 1.0}}, r"the entries \['v'\] describe no parameter"),
+        ({"max_logits": {"q": 1.0, "w": 1.0}}, r"the entries \['w'\] describe no parameter"),
         ({"geometry": {"q": Stiefel().with_axes(0, (1, 2)), "v": FLAT}}, r"but \['q'\] lie on con"),
         ({"heads": optim.by_path({"q": 4, "v": None})}, "the entry of 'q' is 4; give a Layout"),
         ({"heads": {"q": Layout(in_blocks=2), "v": FUSED}}, "parameter 'q': .* does not divide"),
