@@ -4,20 +4,13 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 """
 
 from manifoldmuon.optim._agd import ScaleByAGDState, agd, init_semi_orthogonal, scale_by_agd
-from manifoldmuon.optim._aliases import (
-    Architecture,
-    manifold_muon,
-    modular,
-    muon,
-    normed,
-    normuon,
-    scion,
-)
+from manifoldmuon.optim._aliases import manifold_muon, muon, normuon, scion
 from manifoldmuon.optim._budget import scale_by_budget
 from manifoldmuon.optim._cautious import cautious
 from manifoldmuon.optim._decay import add_cautious_weight_decay, add_decay_towards
 from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_string, resolve
 from manifoldmuon.optim._master_copies import MasterCopiesState, with_master_copies
+from manifoldmuon.optim._modular import Architecture, modular, normed
 from manifoldmuon.optim._normalize import NormalizeState, normalize
 from manifoldmuon.optim._normuon import ScaleByNeuronRMSState, scale_by_neuron_rms
 from manifoldmuon.optim._qk_clip import with_qk_clip

@@ -13,11 +13,16 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._geometry import Geometry, Places, find_manifolds, manifold_of
 from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder, pair_up
 
+Decay = optax.ScalarOrSchedule | optax.GradientTransformation
+"""A rate of weight decay, or a link that adds it, such as `add_cautious_weight_decay(...)`."""
 
-def add_weight_decay(
-    weight_decay: optax.ScalarOrSchedule, geometry: Geometry
-) -> optax.GradientTransformation:
-    """`optax.add_decayed_weights` of the unconstrained leaves."""
+
+def decay_link(weight_decay: Decay | None, geometry: Geometry) -> optax.GradientTransformation:
+    """Weight decay of the unconstrained leaves; None decays nothing, and a link is that link."""
+    if weight_decay is None:
+        return optax.identity()
+    if isinstance(weight_decay, optax.GradientTransformation):
+        return weight_decay
 
     def mask(tree: Any) -> Any:
         places = find_manifolds(geometry, tree)
@@ -54,7 +59,7 @@ def add_cautious_weight_decay(
       `muon(0.02, geometry, weight_decay=add_cautious_weight_decay(0.1, geometry))`
     """
     _check_decay("add_cautious_weight_decay", weight_decay)
-    decay = add_weight_decay(weight_decay, geometry)
+    decay = decay_link(weight_decay, geometry)
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
