@@ -31,6 +31,8 @@ CASES = {
     "Linear(3, 4, Stiefel().transposed())": "Linear.manifold must be a Manifold; got LaidOut(",
     "muon(0.1, Euclidean(), method=MUON)": "method must be a MsignMethod: write NewtonSchulz(",
     "Layout(0, 1, taps='ab')": "taps must be an axis number or several; got 'ab'",
+    "Layout(in_blocks=2.0)": "in_blocks must be a whole number, 1 or more; got 2.0",
+    "Layout(out_blocks=True)": "out_blocks must be a whole number, 1 or more; got True",
     "msign(COMPLEX)": "got complex64; only real numbers are known here. Keep the real and the im",
     "Stiefel().project(COMPLEX)": "got complex64; only real numbers",
     "Stiefel().tangent(COMPLEX, COMPLEX)": "got complex64; only real numbers",

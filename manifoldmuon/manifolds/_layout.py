@@ -18,7 +18,9 @@ class Layout:
     The array is rearranged to `(..., taps, fan_out, fan_in)`, several axes of one kind flattened
     into one (but for the taps, which stay apart), and results are moved back. All axes that are
     not named keep their order and come first: to a manifold of matrices they are independent
-    copies.
+    copies. So are the blocks into which one axis that holds several matrices is cut: heads that are
+    fused into one axis, or the gate and the input of a gated unit. Experts, like heads and layers
+    on an axis of their own, are left unnamed.
 
     | array | layout |
     |---|---|
@@ -26,6 +28,9 @@ class Layout:
     | Flax kernel (in, out) | `Layout(in_axes=-2, out_axes=-1)` |
     | fused heads (d_model, heads, head_dim) as one matrix | `Layout(in_axes=0, out_axes=(1, 2))` |
     | the same, one matrix per head | `Layout(in_axes=0, out_axes=2)` |
+    | fused q, k, v (3 heads head_dim, d_model), by heads | `Layout(out_blocks=3 * heads)` |
+    | output projection (d_model, heads head_dim), by heads | `Layout(in_blocks=heads)` |
+    | experts (experts, in, out), one matrix each | `Layout(in_axes=-2, out_axes=-1)` |
     | HWIO kernel as one matrix | `Layout(in_axes=(0, 1, 2), out_axes=3)` |
     | HWIO kernel, tap by tap | `Layout(in_axes=-2, out_axes=-1, taps=(-4, -3))` |
     | OIHW kernel as one matrix | `Layout(in_axes=(1, 2, 3), out_axes=0)` |
@@ -35,6 +40,11 @@ class Layout:
     (so that naming them or not makes no difference to it), a manifold of kernels, such as
     `Euclidean(ConvRMSToRMS())`, one point with the taps in front, and automatic gradient descent
     one layer.
+
+    Blocks are consecutive: the fan-out, its axes flattened in the order in which they are named, is
+    cut into `out_blocks` equal parts, the fan-in into `in_blocks`. The rearranged array is then
+    `(..., out_blocks, in_blocks, taps, fan_out, fan_in)`, without those of the two that are 1, and
+    the fans are those of one block.
 
     The numbers are positions within the trailing `ndim` axes, from the front where they are
     positive and from the back where they are negative. All axes before those are leading axes.
@@ -47,16 +57,20 @@ class Layout:
         many as the numbers reach. Positive numbers alone do not tell leading axes (a stack of
         layers) from trailing ones (the taps of OIHW), so that an array of more axes than they
         reach is refused unless `ndim` is said or the numbers are negative.
+      in_blocks: how many matrices lie side by side along the fan-in.
+      out_blocks: how many matrices lie one below the other along the fan-out.
 
     Raises:
-      ValueError: no axis, the same axis twice, numbers of both signs without `ndim`, or an
-        `ndim` that does not reach them.
+      ValueError: no axis, the same axis twice, numbers of both signs without `ndim`, an `ndim`
+        that does not reach them, or less than one block.
     """
 
     in_axes: AxisNumbers = -1
     out_axes: AxisNumbers = -2
     taps: AxisNumbers = ()
     ndim: int = 0
+    in_blocks: int = 1
+    out_blocks: int = 1
     # Whether the array has to have `ndim` axes, neither more nor less.
     _whole: bool = dataclasses.field(init=False, repr=False, compare=False)
 
@@ -74,6 +88,8 @@ class Layout:
             raise ValueError(f"ndim={ndim} is too small: {self._words()} need {reach}")
         if len({axis % ndim for axis in every}) < len(every):
             raise ValueError(f"{self._words()} name the same axis twice in an array of {ndim} axes")
+        for name in ("in_blocks", "out_blocks"):
+            _check_blocks(name, getattr(self, name))
         object.__setattr__(self, "_whole", self.ndim == 0 and min(every) >= 0)
         # Equal layouts compare equal, however they were written.
         for name, axes in named.items():
@@ -116,22 +132,63 @@ class Layout:
                 "say ndim"
             )
 
+        *_, fan_out, fan_in = self._matrix_shape(shape)
+        for name, blocks, fan in (
+            ("in_blocks", self.in_blocks, fan_in),
+            ("out_blocks", self.out_blocks, fan_out),
+        ):
+            if fan % blocks:
+                raise ValueError(
+                    f"{name}={blocks} does not divide the fan of {fan} that {self._words()} make"
+                    f" of the shape {tuple(shape)}"
+                )
+
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the rearranged array."""
+        *copies, fan_out, fan_in = self._matrix_shape(shape)
+        before = len(copies) - len(_axes(self.taps))
+        blocks = (n for n in (self.out_blocks, self.in_blocks) if n > 1)
+        matrix = fan_out // self.out_blocks, fan_in // self.in_blocks
+        return (*copies[:before], *blocks, *copies[before:], *matrix)
+
+    def inward(self, x: Any) -> Any:
+        """A JAX or NumPy array as `(..., blocks, taps, fan_out, fan_in)`."""
+        matrices = x.transpose(self._order(x.ndim))
+        if self._blocked:
+            matrices = matrices.reshape(self._cut_shape(x.shape)).transpose(self._moves(x.shape))
+        return matrices.reshape(self.inner_shape(x.shape))
+
+    def outward(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """Undoes `inward` of an array of this shape."""
+        if self._blocked:
+            cut, moves = self._cut_shape(shape), self._moves(shape)
+            x = x.reshape(tuple(cut[axis] for axis in moves)).transpose(_inverse(moves))
+        order = self._order(len(shape))
+        return x.reshape(tuple(shape[axis] for axis in order)).transpose(_inverse(order))
+
+    @property
+    def _blocked(self) -> bool:
+        return self.in_blocks * self.out_blocks > 1
+
+    def _matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """`(..., taps, fan_out, fan_in)`, with blocks still side by side."""
         moved = tuple(shape[axis] for axis in self._order(len(shape)))
         ins, outs = len(_axes(self.in_axes)), len(_axes(self.out_axes))
         cut = len(shape) - ins
         return (*moved[: cut - outs], math.prod(moved[cut - outs : cut]), math.prod(moved[cut:]))
 
-    def inward(self, x: Any) -> Any:
-        """A JAX or NumPy array as `(..., taps, fan_out, fan_in)`."""
-        return x.transpose(self._order(x.ndim)).reshape(self.inner_shape(x.shape))
+    def _cut_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """`(..., taps, out_blocks, fan_out, in_blocks, fan_in)`."""
+        *copies, fan_out, fan_in = self._matrix_shape(shape)
+        outs = self.out_blocks, fan_out // self.out_blocks
+        return (*copies, *outs, self.in_blocks, fan_in // self.in_blocks)
 
-    def outward(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """Undoes `inward` of an array of this shape."""
-        order = self._order(len(shape))
-        back = sorted(range(len(order)), key=order.__getitem__)
-        return x.reshape(tuple(shape[axis] for axis in order)).transpose(back)
+    def _moves(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The permutation of the cut shape that brings blocks before taps and matrices."""
+        copies = len(self._matrix_shape(shape)) - 2
+        before = copies - len(_axes(self.taps))
+        taps = range(before, copies)
+        return (*range(before), copies, copies + 2, *taps, copies + 1, copies + 3)
 
     def _order(self, rank: int) -> tuple[int, ...]:
         """The permutation that brings an array of `rank` axes into the inner order."""
@@ -149,6 +206,15 @@ _KINDS = ("in_axes", "out_axes", "taps")
 
 def _axes(numbers: AxisNumbers) -> tuple[int, ...]:
     return (numbers,) if isinstance(numbers, int) else numbers
+
+
+def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+
+def _check_blocks(name: str, blocks: Any) -> None:
+    if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1:
+        raise ValueError(f"{name} must be a whole number, 1 or more; got {blocks!r}")
 
 
 def _as_tuple(name: str, axes: AxisNumbers) -> tuple[int, ...]:

@@ -4,11 +4,16 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 """
 
 from manifoldmuon.optim._agd import ScaleByAGDState, agd, init_semi_orthogonal, scale_by_agd
-from manifoldmuon.optim._aliases import Architecture, manifold_muon, modular, muon, normed
+from manifoldmuon.optim._aliases import manifold_muon, muon, normuon, scion
 from manifoldmuon.optim._budget import scale_by_budget
+from manifoldmuon.optim._cautious import cautious
+from manifoldmuon.optim._decay import add_cautious_weight_decay, add_decay_towards
 from manifoldmuon.optim._geometry import ByFunction, ByPath, by_path, path_string, resolve
 from manifoldmuon.optim._master_copies import MasterCopiesState, with_master_copies
+from manifoldmuon.optim._modular import Architecture, modular, normed
 from manifoldmuon.optim._normalize import NormalizeState, normalize
+from manifoldmuon.optim._normuon import ScaleByNeuronRMSState, scale_by_neuron_rms
+from manifoldmuon.optim._qk_clip import with_qk_clip
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._steepest import (
     ScaleBySteepestState,
@@ -36,6 +41,7 @@ __all__ = [
     "MasterCopiesState",
     "NormalizeState",
     "ScaleByAGDState",
+    "ScaleByNeuronRMSState",
     "ScaleBySteepestState",
     "SquareLossSmoothness",
     "StepByDistanceState",
@@ -44,8 +50,11 @@ __all__ = [
     "StepRule",
     "Table",
     "TableRow",
+    "add_cautious_weight_decay",
+    "add_decay_towards",
     "agd",
     "by_path",
+    "cautious",
     "chain",
     "check_chain",
     "distance_tree",
@@ -58,6 +67,7 @@ __all__ = [
     "muon",
     "normalize",
     "normed",
+    "normuon",
     "path_string",
     "project_tree",
     "resolve",
@@ -65,10 +75,13 @@ __all__ = [
     "scale_by_agd",
     "scale_by_budget",
     "scale_by_duality",
+    "scale_by_neuron_rms",
     "scale_by_steepest",
+    "scion",
     "step_by_distance",
     "step_by_line_search",
     "step_by_rule",
     "tabulate",
     "with_master_copies",
+    "with_qk_clip",
 ]

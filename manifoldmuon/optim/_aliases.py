@@ -1,20 +1,21 @@
-"""Whole optimizers: chains of the links, and nothing else."""
+"""Whole optimizers for a geometry: chains of the links, and nothing else."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod, check_method
 from manifoldmuon.manifolds import Euclidean, Manifold
-from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, PowerIterations, Spectral
+from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, Spectral
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
+from manifoldmuon.optim._decay import Decay, decay_link
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, manifold_of, map_geometry
 from manifoldmuon.optim._leaves import is_placeholder
-from manifoldmuon.optim._normalize import normalize
+from manifoldmuon.optim._normuon import scale_by_neuron_rms
 from manifoldmuon.optim._retract import chain, retract
 from manifoldmuon.optim._steepest import scale_by_duality, scale_by_steepest
 
@@ -27,15 +28,17 @@ def manifold_muon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
     combination: Combination = Max(),
+    neuron_decay: ArrayLike | None = None,
     certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     """Steepest descent on manifolds, with momentum: manifold Muon and its kin.
 
-    The chain is: clipping, `optax.trace`, `scale_by_steepest`, `scale_by_budget`, weight decay
-    (unconstrained leaves), `optax.scale_by_learning_rate`, `retract`. On `Stiefel` leaves this is
+    The chain is: clipping, `optax.trace`, `scale_by_steepest`, `scale_by_neuron_rms` if asked for,
+    `scale_by_budget`, weight decay (unconstrained leaves), `optax.scale_by_learning_rate`,
+    `retract`. On `Stiefel` leaves this is
     manifold Muon ("Modular Manifolds", Thinking Machines 2025); every other geometry works the
     same way.
 
@@ -51,10 +54,13 @@ def manifold_muon(
       clip: applied to gradients before they enter the momentum, where alone it has an effect:
         a largest global norm, or a transformation such as `optax.adaptive_grad_clip(0.01)`.
       weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, multiplied by the
-        learning rate. Constrained manifolds bound their weights by themselves.
+        learning rate, or a link such as `add_cautious_weight_decay(0.1, geometry)`. Constrained
+        manifolds bound their weights by themselves.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
       combination: how the norms of the layers combine; `Max()` treats each leaf by itself. See
         `scale_by_duality`, which takes the place of its two links for any other.
+      neuron_decay: of the running mean squares by neuron of `scale_by_neuron_rms`, which goes
+        behind the directions then; None for none.
       certify: whether residuals and gaps are kept for `monitor`; see `scale_by_steepest`.
 
     Returns:
@@ -76,10 +82,12 @@ def manifold_muon(
         links.append(scale_by_duality(geometry, shares, combination, certify))
     else:
         links.append(scale_by_steepest(geometry, certify))
-        if budgets is not None:
-            links.append(scale_by_budget(budgets))
+    if neuron_decay is not None:
+        links.append(scale_by_neuron_rms(geometry, neuron_decay))
+    if combination == Max() and budgets is not None:
+        links.append(scale_by_budget(budgets))
     if weight_decay is not None:
-        links.append(_decay(weight_decay, geometry))
+        links.append(decay_link(weight_decay, geometry))
     links.append(optax.scale_by_learning_rate(learning_rate))
     links.append(retract(geometry))
     return chain(*links)
@@ -94,9 +102,10 @@ def muon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
     combination: Combination = Max(),
+    neuron_decay: ArrayLike | None = None,
     certify: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
@@ -119,6 +128,7 @@ def muon(
       weight_decay: see `manifold_muon`.
       budgets: see `manifold_muon`.
       combination: see `manifold_muon`.
+      neuron_decay: see `manifold_muon`; `normuon` is this optimizer with 0.95.
       certify: see `manifold_muon`; gaps take a third of this optimizer's time.
 
     Returns:
@@ -141,9 +151,119 @@ def muon(
         weight_decay=weight_decay,
         budgets=budgets,
         combination=combination,
+        neuron_decay=neuron_decay,
         certify=certify,
     )
     return chain(_require_unconstrained(geometry), descent)
+
+
+def normuon(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    momentum: ArrayLike | None = 0.95,
+    neuron_decay: ArrayLike = 0.95,
+    *,
+    method: MsignMethod | None = TRAINING_MSIGN,
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
+    clip: ArrayLike | optax.GradientTransformation | None = None,
+    weight_decay: Decay | None = None,
+    budgets: Budgets | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
+
+    `muon` with `scale_by_neuron_rms` behind its directions. The rates of decay are the authors'. On
+    constrained manifolds take `manifold_muon(..., neuron_decay=0.95)`.
+
+    Args:
+      learning_rate: a number or an Optax schedule; that of Muon.
+      geometry: see `muon`. Leaves whose norm is not spectral get the step of `muon`.
+      momentum: see `manifold_muon`.
+      neuron_decay: see `scale_by_neuron_rms`.
+      method: see `muon`.
+      nesterov: see `manifold_muon`.
+      accumulator_dtype: see `manifold_muon`.
+      clip: see `manifold_muon`.
+      weight_decay: see `manifold_muon`.
+      budgets: see `manifold_muon`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: see `muon`.
+      ValueError: see `muon` and `scale_by_neuron_rms`.
+    """
+    return muon(
+        learning_rate,
+        geometry,
+        momentum,
+        method=method,
+        nesterov=nesterov,
+        accumulator_dtype=accumulator_dtype,
+        clip=clip,
+        weight_decay=weight_decay,
+        budgets=budgets,
+        neuron_decay=neuron_decay,
+    )
+
+
+def scion(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    radius: Budgets = 1.0,
+    momentum: ArrayLike | None = 0.9,
+    *,
+    constrained: bool = True,
+    method: MsignMethod | None = TRAINING_MSIGN,
+    accumulator_dtype: DTypeLike | None = "float32",
+    clip: ArrayLike | optax.GradientTransformation | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Scion: conditional gradients in the ball of each leaf's norm (arXiv:2502.07529, alg. 1, 2).
+
+    `w <- (1 - learning_rate) w - learning_rate * radius * a`, where `a` is the steepest direction
+    of the averaged gradient in the leaf's norm: a Frank-Wolfe step. It is `muon` without lookahead
+    whose weight decay is 1 and whose budgets are the radii. Weights that start in the ball
+    `norm(w) <= radius` stay in it, as closely as the method of msign is exact (1.014 radii for the
+    default), and others come in; `init_tree` draws weights of norm 1, to be multiplied by the
+    radius.
+
+    Args:
+      learning_rate: a number in [0, 1], or an Optax schedule of such.
+      geometry: `Euclidean` with a norm for every parameter, the paper's choice of which is
+        `RMSToRMS()` for matrices, `L1ToRMS()` or `Infinity()` for tables and the last layer,
+        `Frobenius(1, RootDim())` for biases; see `resolve`.
+      radius: of the ball of each leaf, in its norm; see `scale_by_budget`. The paper takes 50 in
+        the body of a language model and `3000 / fan_in`, under `Infinity()`, for its last layer.
+      momentum: 1 minus the weight of the newest gradient in the average (the paper's `alpha`).
+      constrained: whether there is a ball. False is its unconstrained variant, without decay.
+      method: see `muon`.
+      accumulator_dtype: see `manifold_muon`.
+      clip: see `manifold_muon`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: see `muon`.
+      ValueError: a learning rate outside of [0, 1] where there is a ball; see `muon`.
+    """
+    if constrained and isinstance(learning_rate, int | float) and not 0 <= learning_rate <= 1:
+        raise ValueError(
+            "scion: learning_rate must be in [0, 1], the share of the way to the edge of the ball;"
+            f" got {learning_rate!r}"
+        )
+    return muon(
+        learning_rate,
+        geometry,
+        momentum,
+        method=method,
+        nesterov=False,
+        accumulator_dtype=accumulator_dtype,
+        clip=clip,
+        weight_decay=1.0 if constrained else None,
+        budgets=radius,
+    )
 
 
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:
@@ -156,123 +276,6 @@ def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:
     ):
         return manifold
     return dataclasses.replace(manifold, step_norm=dataclasses.replace(norm, method=method))
-
-
-@runtime_checkable
-class Architecture(Protocol):
-    """What an optimizer needs to know of a network: two trees of plain data.
-
-    Every `manifoldmuon.modules.Module` is one. Neither needs the structure of the parameters: it
-    is enough that they are prefix trees, compared by path.
-    """
-
-    def geometry(self) -> Any:
-        """Which manifold each parameter lives on; see `resolve`."""
-        ...
-
-    def budgets(self) -> Any:
-        """The target norm of each parameter; see `scale_by_budget`."""
-        ...
-
-
-def modular(
-    learning_rate: optax.ScalarOrSchedule,
-    architecture: Architecture,
-    momentum: ArrayLike | None = 0.95,
-    *,
-    nesterov: bool = True,
-    accumulator_dtype: DTypeLike | None = "float32",
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
-    combination: Combination = Max(),
-) -> optax.GradientTransformationExtraArgs:
-    """Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
-
-    The chain is that of `manifold_muon`: momentum, each leaf's steepest direction, the
-    architecture's budgets, weight decay (unconstrained leaves), learning rate, retraction. An
-    update of learning rate 1 has modular norm 1, and moves the output of the network by at most 1
-    to first order. Where a hand-written tree says the same as an architecture, pass it to
-    `manifold_muon(learning_rate, geometry, budgets=budgets)`.
-
-    Args:
-      learning_rate: a number or an Optax schedule.
-      architecture: anything with `geometry()` and `budgets()`.
-      momentum: see `manifold_muon`.
-      nesterov: see `manifold_muon`.
-      accumulator_dtype: see `manifold_muon`.
-      clip: see `manifold_muon`.
-      weight_decay: see `manifold_muon`.
-      combination: see `manifold_muon`; the modular norm is `Max()`.
-
-    Returns:
-      The chain. `update` needs `params`.
-
-    Raises:
-      TypeError: on use; see `resolve` and `scale_by_budget`.
-      ValueError: on use; see `resolve` and `scale_by_budget`.
-    """
-    return manifold_muon(
-        learning_rate,
-        architecture.geometry(),
-        momentum,
-        nesterov=nesterov,
-        accumulator_dtype=accumulator_dtype,
-        clip=clip,
-        weight_decay=weight_decay,
-        budgets=architecture.budgets(),
-        combination=combination,
-    )
-
-
-def normed(
-    learning_rate: optax.ScalarOrSchedule,
-    base: optax.GradientTransformation,
-    architecture: Architecture,
-    *,
-    weight_decay: optax.ScalarOrSchedule | None = None,
-    iterations: PowerIterations = PowerIterations(),
-) -> optax.GradientTransformationExtraArgs:
-    """Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
-
-    The chain is: `normalize` around the base, weight decay (unconstrained leaves), learning rate,
-    retraction. For hand-written trees put the same chain together from its links.
-
-    Args:
-      learning_rate: a number or an Optax schedule.
-      base: what makes the updates; it must ascend (`optax.scale_by_adam()`); see `normalize`.
-      architecture: anything with `geometry()` and `budgets()`.
-      weight_decay: see `manifold_muon`.
-      iterations: see `normalize`.
-
-    Returns:
-      The chain. `update` needs `params`.
-
-    Raises:
-      TypeError: on use; see `resolve` and `scale_by_budget`.
-      ValueError: on use; see `resolve` and `scale_by_budget`.
-    """
-    geometry = architecture.geometry()
-    return chain(
-        normalize(base, geometry, architecture.budgets(), iterations=iterations),
-        _decay(weight_decay, geometry),
-        optax.scale_by_learning_rate(learning_rate),
-        retract(geometry),
-    )
-
-
-def _decay(
-    weight_decay: optax.ScalarOrSchedule | None, geometry: Geometry
-) -> optax.GradientTransformation:
-    """Weight decay of the unconstrained leaves; None decays nothing."""
-    if weight_decay is None:
-        return optax.identity()
-
-    def mask(tree: Any) -> Any:
-        places = find_manifolds(geometry, tree)
-        marks = {place: not manifold_of(places.values[place]).constrained for place in places.real}
-        return places.fill(tree, marks)
-
-    return optax.add_decayed_weights(weight_decay, mask=mask)
 
 
 def _require_unconstrained(geometry: Geometry) -> optax.GradientTransformationExtraArgs:

@@ -133,18 +133,22 @@ def _tangents(leaves: list[Leaf]) -> list[jax.Array]:
     """The updates' tangent parts, of moderate size; on unconstrained leaves the updates."""
     moving = [leaf for leaf in leaves if manifold_of(leaf.entry).constrained]
     marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
-    parts = batched(_tangent, [leaf.entry for leaf in moving], marked)
+
+    def part(manifold: Manifold, point: jax.Array, update: jax.Array) -> LikePoint:
+        return LikePoint(tangent_part(manifold, point, update))
+
+    parts = batched(part, [leaf.entry for leaf in moving], marked)
     found = {leaf.place: part for leaf, part in zip(moving, parts, strict=True)}
     return [found.get(leaf.place, leaf.update) for leaf in leaves]
 
 
-def _tangent(manifold: Manifold, point: jax.Array, update: jax.Array) -> LikePoint:
-    """The tangent part; zero where it is what rounding leaves of a vector normal to the set."""
+def tangent_part(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
+    """The tangent part, of moderate size; zero where it is rounding of a normal vector."""
     vector, _ = prescale(update, manifold.ndim)
     tangent = manifold.tangent(upcast(point).astype(vector.dtype), vector)
     part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
     noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole
-    return LikePoint(jnp.where(over(noise, manifold.ndim), 0, tangent))
+    return jnp.where(over(noise, manifold.ndim), 0, tangent)
 
 
 def _size(

@@ -23,7 +23,7 @@ class TableRow:
     Attributes:
       path: see `path_string`.
       shape: of the parameter, in its own layout.
-      copies: how many points of the manifold it holds: stacked layers, heads, taps.
+      copies: how many points of the manifold it holds: stacked layers, heads, blocks, taps.
       fan_in: of one point; taps that are part of the point count. None for vectors. A table of
         vectors, one per row, has its rows as fan-in.
       fan_out: of one point.
@@ -155,6 +155,7 @@ def _warnings(
 ) -> Iterator[str]:
     manifold, norm = row.manifold, row.manifold.norm
     leading = _leading_axes(entry, row.shape)
+    blocks = entry.layout.out_blocks if isinstance(entry, LaidOut) else 1
     inside = bool(row.shape) and 0 not in leading
     orthonormal = isinstance(manifold, Stiefel | Orthogonal)
     if _is_table(row.path) and (orthonormal or isinstance(norm, Spectral)):
@@ -178,7 +179,9 @@ def _warnings(
                 f" {row.fan_out}: the axis of length {longest} looks like a fan that was taken for"
                 " a batch axis, and a batch axis taken for a fan. Name the axes: with_axes(...)."
             )
-        elif bias is not None and not _fits(bias, [row.shape[i] for i in leading], row.fan_out):
+        elif bias is not None and not _fits(
+            bias, [*(row.shape[i] for i in leading), blocks], row.fan_out
+        ):
             yield (
                 f"the fan-out is {row.fan_out}, but the bias beside it has shape {bias}: fan-in"
                 " and fan-out may have changed places, or a batch axis was taken for one of them."
@@ -250,7 +253,7 @@ def _bias(path: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...] | No
 
 
 def _fits(bias: tuple[int, ...], leading: list[int], fan_out: int) -> bool:
-    """Whether a bias is one vector of the fan-out, or one for each copy of a stack."""
+    """Whether a bias is one vector of the fan-out, or one for each copy of a stack or block."""
     sizes = [fan_out * math.prod(leading[:n]) for n in range(len(leading) + 1)]
     return math.prod(bias) in sizes
 

@@ -3,16 +3,26 @@
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Hypersphere, LaidOut, Layout, Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds import (
+    Euclidean,
+    Hypersphere,
+    LaidOut,
+    Layout,
+    Manifold,
+    Orthogonal,
+    Stiefel,
+)
 from manifoldmuon.manifolds.solvers import Steepest
-from manifoldmuon.norms import FanRatio, Frobenius
+from manifoldmuon.norms import FanRatio, Frobenius, RMSToRMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +166,93 @@ def test_leaves_of_one_shape_inside_are_solved_together_whatever_their_layout():
     np.testing.assert_array_equal(projected["c"], weights.T.reshape(5, 2, 3))
 
 
+def pieces(x, count, axis):
+    """Consecutive equal parts along an axis, on a new axis before the last two."""
+    return np.stack(np.split(x, count, axis), -3)
+
+
+# Blocks of one array, cut by hand.
+BLOCKS = {
+    "fused q, k, v": (Layout(out_blocks=6), (12, 5), lambda x: pieces(x, 6, -2)),
+    "a stack of them, as Flax has it": (
+        Layout(-2, -1, out_blocks=3),
+        (2, 5, 12),
+        lambda x: pieces(x.swapaxes(-1, -2), 3, -2),
+    ),
+    "output projection": (Layout(in_blocks=2), (5, 8), lambda x: pieces(x, 2, -1)),
+    "a grid": (
+        Layout(in_blocks=2, out_blocks=3),
+        (6, 8),
+        lambda x: np.stack([pieces(rows, 2, -1) for rows in np.split(x, 3, 0)]),
+    ),
+    "heads on an axis, in pairs": (
+        Layout(0, (1, 2), out_blocks=2),
+        (5, 4, 3),
+        lambda x: pieces(x.reshape(5, 12).T, 2, -2),
+    ),
+    "tap by tap": (
+        Layout(-2, -1, taps=(-4, -3), out_blocks=2),
+        (3, 3, 4, 6),
+        lambda x: np.stack(np.split(x.swapaxes(-1, -2), 2, -2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BLOCKS.values(), ids=BLOCKS.keys())
+def test_blocks_of_one_array(case):
+    layout, shape, by_hand = case
+    array = np.random.default_rng(0).normal(size=shape)
+    layout.check_shape(shape)
+    cut = layout.inward(array)
+    assert cut.shape == layout.inner_shape(shape)
+    np.testing.assert_array_equal(cut, by_hand(array))
+    np.testing.assert_array_equal(layout.outward(cut, shape), array)
+
+
+def test_a_fused_array_gets_what_its_parts_would_get():
+    """Stiefel and a sphere of matrices by head, flat space by expert: a whole optimizer."""
+    whole = {
+        "qkv": LaidOut(Stiefel(FanRatio()), Layout(-2, -1, out_blocks=6)),
+        "out": LaidOut(Hypersphere(ndim=2), Layout(in_blocks=2)),
+        "experts": Euclidean(RMSToRMS()).transposed(),
+    }
+    parts: Any = {
+        "qkv": Stiefel(FanRatio()),
+        "out": Hypersphere(ndim=2),
+        "experts": [Euclidean(RMSToRMS())] * 3,
+    }
+    shapes = {"qkv": (5, 12), "out": (5, 8), "experts": (3, 4, 7)}
+
+    def cut(tree):
+        return {
+            "qkv": jnp.stack(jnp.split(tree["qkv"].T, 6)),
+            "out": jnp.stack(jnp.split(tree["out"], 2, axis=1)),
+            "experts": [expert.T for expert in tree["experts"]],
+        }
+
+    def moved(geometry, params, grads):
+        tx = optim.manifold_muon(0.3, geometry)
+        updates, state = tx.update(grads, tx.init(params), params)
+        return updates, optim.monitor(state)["gap"]
+
+    @jax.jit
+    def compare(grads):
+        params = optim.init_tree(whole, jax.random.key(0), grads)
+        (found, gaps), (wanted, others) = (
+            moved(whole, params, grads),
+            moved(parts, cut(params), cut(grads)),
+        )
+        assert gaps["qkv"].shape == others["qkv"].shape == (6,)
+        assert gaps["out"].shape == others["out"].shape == (2,)
+        return cut(found), wanted, optim.distance_tree(whole, optax.apply_updates(params, found))
+
+    rng = np.random.default_rng(1)
+    grads = {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
+    found, wanted, distances = compare(grads)
+    chex.assert_trees_all_close(found, wanted, rtol=1e-5, atol=1e-6)
+    assert max(float(jnp.max(d)) for d in distances.values()) < 1e-5
+
+
 def test_fan_in_and_fan_out_of_a_convolution():
     """Flattened, the fan-in counts the taps; tap by tap it does not."""
     shape = (3, 3, 4, 16)
@@ -208,6 +305,7 @@ def test_a_parameter_that_muon_leaves_to_adam():
         (lambda: Layout(0, -1), "count from both ends; use one sign, or say ndim"),
         (lambda: Layout(0, 3, ndim=3), "ndim=3 is too small: .* need 4"),
         (lambda: Layout((), 1), r"in_axes must be an axis number or several; got \(\)"),
+        (lambda: Layout(out_blocks=0), "out_blocks must be a whole number, 1 or more; got 0"),
         (lambda: Hypersphere().with_axes(0, 1), "a point of Hypersphere has 1 axes; use that"),
     ],
 )
@@ -226,6 +324,12 @@ def test_wrong_axes(make, message):
             (8, 4, 3, 3),
             r"reach 2 axes from .* has 4: .* or say ndim",
         ),
+        (
+            LaidOut(INNER, Layout(out_blocks=5)),
+            (12, 4),
+            "out_blocks=5 does not divide the fan",
+        ),
+        (LaidOut(INNER, Layout(in_blocks=3)), (12, 4), r"in_blocks=3 .* of 4 .*shape \(12, 4\)"),
         (Orthogonal().with_axes(0, (1, 2)), (4, 2, 3), r"square .* \(6, 4\).*Layout.* made that"),
     ],
 )

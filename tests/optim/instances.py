@@ -16,6 +16,7 @@ from manifoldmuon.manifolds import (
     Grassmann,
     Hypersphere,
     Isospectral,
+    Layout,
     Orthogonal,
     Stiefel,
 )
@@ -66,6 +67,8 @@ def abstract(shapes: Any) -> Any:
 # Two leaves of one kind, which are solved together, among leaves of other kinds.
 FLAT = {"first": {"kernel": (8, 3), "bias": (8,)}, "second": {"kernel": (8, 3), "bias": (8,)}}
 FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euclidean()})
+PAIR = FLAT["first"]
+PAIR_GEOMETRY = {"kernel": Euclidean(RMSToRMS()), "bias": Euclidean()}
 CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
 STIEFEL = Stiefel(solver=FAST)
 CURVED_GEOMETRY = {
@@ -103,6 +106,18 @@ def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformati
     return optim.with_master_copies(optim.manifold_muon(learning_rate, geometry))
 
 
+def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
+    """Clips three heads of a fused kernel, and supplies their logits: one of them is too large."""
+    heads = optim.by_path({"q": Layout(out_blocks=3), "**": None})
+    tx = optim.with_qk_clip(optim.muon(learning_rate, geometry), geometry, heads)
+
+    def update(updates, state, params=None, **extra_args):
+        logits = {"q": jnp.array([50.0, 400.0, 100.0])} if updates else 0.0
+        return tx.update(updates, state, params, max_logits=logits, **extra_args)
+
+    return optax.GradientTransformationExtraArgs(tx.init, update)
+
+
 INSTANCES = {
     "steepest": Instance(optim.scale_by_steepest, CURVED_GEOMETRY, CURVED),
     "steepest-accurate": Instance(
@@ -129,6 +144,35 @@ INSTANCES = {
         CURVED,
         {"budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0}},
     ),
+    "neurons": Instance(
+        optim.scale_by_neuron_rms,
+        {"a": STIEFEL.transposed(), "b": Euclidean(RMSToRMS())},
+        {"a": (6, 3), "b": (6, 3)},
+        scale_free=False,
+    ),
+    "cautious": Instance(
+        optim.cautious,
+        {"vectors": Hypersphere(), "gain": Euclidean()},
+        {"vectors": (2, 5), "gain": (4,)},
+        {"base": optax.trace(0.9, accumulator_dtype=jnp.float32)},
+        scale_free=False,
+    ),
+    "cautious decay": Instance(
+        optim.add_cautious_weight_decay,
+        {"vectors": Hypersphere(), "gain": Euclidean()},
+        {"vectors": (2, 5), "gain": (4,)},
+        {"weight_decay": 0.1},
+        scale_free=False,
+        still=False,
+    ),
+    "decay towards a set": Instance(
+        optim.add_decay_towards,
+        {"table": Euclidean(L1ToRMS()), "vectors": Hypersphere()},
+        {"table": (6, 3), "vectors": (2, 5)},
+        {"weight_decay": 0.1, "sets": {"table": EmbeddingRows(), "vectors": Euclidean()}},
+        scale_free=False,
+        still=False,
+    ),
     "normalize": Instance(
         optim.normalize,
         CURVED_GEOMETRY,
@@ -151,6 +195,21 @@ INSTANCES = {
         {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": optim.by_path({"**": 0.5})},
         still=False,
     ),
+    "normuon": Instance(
+        optim.normuon,
+        PAIR_GEOMETRY,
+        PAIR,
+        {"learning_rate": 0.1, "budgets": 0.5},
+        wrappers=False,
+    ),
+    "scion": Instance(
+        optim.scion,
+        PAIR_GEOMETRY,
+        PAIR,
+        {"learning_rate": 0.1, "radius": {"kernel": 3.0, "bias": 0.5}},
+        still=False,
+        wrappers=False,
+    ),
     "manifold_muon": Instance(
         optim.manifold_muon,
         optim.ByFunction(small_geometry),
@@ -162,6 +221,13 @@ INSTANCES = {
     ),
     "master copies": Instance(
         with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, {"learning_rate": 0.1}
+    ),
+    "qk clip": Instance(
+        with_clipped_heads,
+        {"q": Euclidean(RMSToRMS()), "o": Euclidean(RMSToRMS())},
+        {"q": (6, 4), "o": (4, 6)},
+        {"learning_rate": 0.1},
+        still=False,
     ),
     "manifold_muon-lr0": Instance(
         optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False

@@ -6,8 +6,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ADMM
+from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import Instance
 
@@ -45,6 +46,17 @@ def test_sharded_parameters_take_the_same_steps(mesh):
         {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": 0.5},
     )
     check_sharding(instance.tx(), instance.params(), instance.grads(), shardings(mesh))
+
+
+@pytest.mark.parametrize("mesh", ["automatic", "explicit"])
+def test_blocks_and_neurons_where_their_array_is_sharded(mesh):
+    """An axis that is cut into two blocks is divided among eight devices."""
+    muon = Euclidean(RMSToRMS())
+    geometry = {"fused": LaidOut(muon, Layout(out_blocks=2)), "kernel": muon.transposed()}
+    instance = Instance(optim.scale_by_neuron_rms, geometry, {"fused": (16, 8), "kernel": (8, 5)})
+    spec = NamedSharding(jax.make_mesh(*MESHES[mesh]), PartitionSpec("x", None))
+    placed = jax.tree.map(lambda _: spec, instance.params())
+    check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
 
 
 def test_trees_on_an_explicit_mesh():

@@ -17,7 +17,9 @@ from manifoldmuon.norms import RMSToRMS
 from tests.optim.instances import INSTANCES, abstract
 
 
-@pytest.mark.parametrize("name", ["steepest-others", "retract", "normalize", "muon"])
+@pytest.mark.parametrize(
+    "name", ["steepest-others", "retract", "normalize", "muon", "neurons", "qk clip"]
+)
 def test_strict_modes_do_not_trip_us(name):
     instance = INSTANCES[name]
     tx, params, grads = instance.tx(), instance.params(), instance.grads()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.modules import GPT, MLP
 from manifoldmuon.norms import ConvRMSToRMS, Frobenius, L1ToRMS, RMSToRMS
@@ -32,6 +32,8 @@ def only(entry: Any, shape: tuple[int, ...], path: str = "layer/kernel") -> opti
         (FLAX, (2, 3, 6), 2, 3, 6),
         (W.with_axes(0, (1, 2)), (8, 2, 4), 1, 8, 8),
         (W.with_axes(-3, -1), (8, 2, 4), 2, 8, 4),
+        (LaidOut(W, Layout(-2, -1, out_blocks=6)), (2, 8, 24), 12, 8, 4),
+        (LaidOut(W, Layout(in_blocks=2)), (8, 8), 2, 4, 8),
         (W.with_axes((0, 1, 2), 3), (3, 3, 4, 8), 1, 36, 8),
         (W.with_axes(-2, -1, (-4, -3)), (3, 3, 4, 8), 9, 4, 8),
         (Euclidean(ConvRMSToRMS()).with_axes(-2, -1, (-4, -3)), (3, 3, 4, 8), 1, 36, 8),
@@ -120,6 +122,15 @@ def test_nothing_is_wrong_with_a_sound_geometry():
     copies = {row.path.rpartition("ScanLayer_0/")[2]: row.copies for row in table.rows}
     assert copies["Dense_0/kernel"] == copies["LayerNorm_0/scale"] == 3
     assert copies["MultiHeadDotProductAttention_0/query/kernel"] == 3
+
+
+def test_the_bias_of_a_fused_projection_fits():
+    """One vector for all blocks of a layer; a stack of layers has one for each."""
+    shapes = {"kernel": (8, 24), "bias": (24,)}
+    geometry = {"kernel": LaidOut(W, Layout(-2, -1, out_blocks=6)), "bias": VECTOR}
+    stack = {name: (3, *shape) for name, shape in shapes.items()}
+    for params in (shapes, stack):
+        assert optim.tabulate(geometry, abstract(params)).warnings == []
 
 
 @pytest.mark.parametrize("network", [MLP(10, 64, 32, 3), GPT(256, 32, 2, 2)])

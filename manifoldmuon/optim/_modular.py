@@ -1,0 +1,116 @@
+"""Whole optimizers for an architecture: its geometry and budgets in chains of the links."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from manifoldmuon.norms import Combination, Max, PowerIterations
+from manifoldmuon.optim._aliases import manifold_muon
+from manifoldmuon.optim._decay import Decay, decay_link
+from manifoldmuon.optim._normalize import normalize
+from manifoldmuon.optim._retract import chain, retract
+
+
+@runtime_checkable
+class Architecture(Protocol):
+    """What an optimizer needs to know of a network: two trees of plain data.
+
+    Every `manifoldmuon.modules.Module` is one. Neither needs the structure of the parameters: it
+    is enough that they are prefix trees, compared by path.
+    """
+
+    def geometry(self) -> Any:
+        """Which manifold each parameter lives on; see `resolve`."""
+        ...
+
+    def budgets(self) -> Any:
+        """The target norm of each parameter; see `scale_by_budget`."""
+        ...
+
+
+def modular(
+    learning_rate: optax.ScalarOrSchedule,
+    architecture: Architecture,
+    momentum: ArrayLike | None = 0.95,
+    *,
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
+    clip: ArrayLike | optax.GradientTransformation | None = None,
+    weight_decay: Decay | None = None,
+    combination: Combination = Max(),
+) -> optax.GradientTransformationExtraArgs:
+    """Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
+
+    The chain is that of `manifold_muon`: momentum, each leaf's steepest direction, the
+    architecture's budgets, weight decay (unconstrained leaves), learning rate, retraction. An
+    update of learning rate 1 has modular norm 1, and moves the output of the network by at most 1
+    to first order. Where a hand-written tree says the same as an architecture, pass it to
+    `manifold_muon(learning_rate, geometry, budgets=budgets)`.
+
+    Args:
+      learning_rate: a number or an Optax schedule.
+      architecture: anything with `geometry()` and `budgets()`.
+      momentum: see `manifold_muon`.
+      nesterov: see `manifold_muon`.
+      accumulator_dtype: see `manifold_muon`.
+      clip: see `manifold_muon`.
+      weight_decay: see `manifold_muon`.
+      combination: see `manifold_muon`; the modular norm is `Max()`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: on use; see `resolve` and `scale_by_budget`.
+      ValueError: on use; see `resolve` and `scale_by_budget`.
+    """
+    return manifold_muon(
+        learning_rate,
+        architecture.geometry(),
+        momentum,
+        nesterov=nesterov,
+        accumulator_dtype=accumulator_dtype,
+        clip=clip,
+        weight_decay=weight_decay,
+        budgets=architecture.budgets(),
+        combination=combination,
+    )
+
+
+def normed(
+    learning_rate: optax.ScalarOrSchedule,
+    base: optax.GradientTransformation,
+    architecture: Architecture,
+    *,
+    weight_decay: Decay | None = None,
+    iterations: PowerIterations = PowerIterations(),
+) -> optax.GradientTransformationExtraArgs:
+    """Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
+
+    The chain is: `normalize` around the base, weight decay (unconstrained leaves), learning rate,
+    retraction. For hand-written trees put the same chain together from its links.
+
+    Args:
+      learning_rate: a number or an Optax schedule.
+      base: what makes the updates; it must ascend (`optax.scale_by_adam()`); see `normalize`.
+      architecture: anything with `geometry()` and `budgets()`.
+      weight_decay: see `manifold_muon`.
+      iterations: see `normalize`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: on use; see `resolve` and `scale_by_budget`.
+      ValueError: on use; see `resolve` and `scale_by_budget`.
+    """
+    geometry = architecture.geometry()
+    return chain(
+        normalize(base, geometry, architecture.budgets(), iterations=iterations),
+        decay_link(weight_decay, geometry),
+        optax.scale_by_learning_rate(learning_rate),
+        retract(geometry),
+    )

@@ -1,0 +1,183 @@
+"""QK-Clip: queries and keys of a head are scaled down when its attention logits grow too large."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from manifoldmuon.linalg import over, upcast
+from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
+from manifoldmuon.norms import Frobenius
+from manifoldmuon.optim._geometry import (
+    Geometry,
+    Places,
+    find_manifolds,
+    find_places,
+    manifold_of,
+    match_prefix,
+)
+from manifoldmuon.optim._leaves import Leaf, LikePoint, batched, is_placeholder, pair_up
+from manifoldmuon.optim._retract import LastLink, difference
+from manifoldmuon.optim._step_by_rule import require
+
+Heads = Any
+"""A prefix tree, a `by_path` object, or a function of path and leaf: a `Layout`, or None."""
+
+
+def with_qk_clip(
+    inner: optax.GradientTransformation,
+    geometry: Geometry,
+    heads: Heads,
+    threshold: ArrayLike = 100.0,
+    power: ArrayLike = 0.5,
+) -> optax.GradientTransformationExtraArgs:
+    """Keeps attention logits below a threshold, by the weights that make them: QK-Clip.
+
+    After the step of `inner`, the query and key weights of every head whose largest logit `S` in
+    this batch was above `threshold` are multiplied by `(threshold / S)**power`: with the power 1/2
+    for both, the logits of that head by `threshold / S` (Kimi K2, arXiv:2507.20534, section 2.1 and
+    algorithm 1). All other heads get the step as it is. `with_qk_clip(muon(...), ...)` is MuonClip.
+
+    `update` takes the logits from the forward pass that made the gradient:
+    `tx.update(grads, state, params, max_logits=...)`. They are a prefix tree over the parameters,
+    compared by path: one array for an attention layer, `{"layers/0/attention": s}`, or one for each
+    of its weights. An array has one number for each head, for a stack of layers one row for each
+    layer; a scalar is for all heads. It is the largest logit over batch and positions, with the
+    scale (`1 / sqrt(head_dim)`) that the softmax sees.
+
+    * Where queries share a key (grouped queries), give the key the largest of its group:
+      `{".../query": s, ".../key": s.reshape(key_heads, -1).max(-1)}`.
+    * In a fused array of q, k and v, 0 leaves a head as it is: `concatenate([s, s, 0 * s])`.
+    * Multi-head latent attention scales rotary queries, whose key is shared, by `threshold / S`:
+      wrap twice, the second time with these weights and `power=1.0`.
+    * Biases are not scaled. With a bias in q or k the logits shrink by less.
+    * Under `optax.MultiSteps` the logits of the last batch count: give a running maximum.
+
+    It wraps the whole optimizer and is the last link; only `with_master_copies` goes around it. On
+    a constrained manifold the set says how large a weight is: such weights are refused.
+
+    Args:
+      inner: the optimizer.
+      geometry: which manifold each parameter lives on; see `resolve`.
+      heads: for each parameter how its heads lie: a `Layout` that makes one matrix of each head,
+        such as `Layout(0, 2)` for (d_model, heads, head_dim) or `Layout(out_blocks=heads)` for
+        (heads head_dim, d_model), or None for what is not clipped. It need not be the layout in
+        which directions are taken.
+      threshold: the largest logit allowed; 100 in the report.
+      power: of the factor, for each of these weights.
+
+    Returns:
+      A transformation with the state of `inner`, whose updates have the parameters' dtypes, rounded
+      so that `W + u` is next to the scaled weight. A logit that is NaN or infinite clips nothing.
+
+    Raises:
+      TypeError: on use, for an entry of `heads` that is neither a `Layout` nor None; see `resolve`.
+      ValueError: a threshold or a power that is not positive; on use, without `max_logits`, for
+        logits of the wrong shape or at no path, and for clipped weights on a constrained manifold.
+
+    Example:
+      `with_qk_clip(muon(0.02, g), g, by_path({"**/query": h, "**/key": h, "**": None}))`
+    """
+    for name, number in (("threshold", threshold), ("power", power)):
+        if isinstance(number, int | float) and not (number > 0 and math.isfinite(number)):
+            raise ValueError(f"with_qk_clip: {name} must be positive and finite; got {number!r}")
+    inner = optax.with_extra_args_support(inner)
+
+    def init_fn(params: Any) -> Any:
+        if not is_placeholder(params):
+            _find_heads(heads, geometry, params)
+        return inner.init(params)
+
+    def update_fn(updates, state, params=None, *, max_logits=None, **extra_args):
+        require("with_qk_clip", max_logits=max_logits)
+        steps, state = inner.update(updates, state, params, max_logits=max_logits, **extra_args)
+        paired = pair_up(geometry, steps, params, "with_qk_clip")
+        places = _find_heads(heads, geometry, params)
+        clipped = [leaf for leaf in paired.leaves if places.values[leaf.place] is not None]
+        layouts = [places.values[leaf.place] for leaf in clipped]
+        factors = [
+            _factors(leaf, layout, logits, threshold, power)
+            for leaf, layout, logits in zip(
+                clipped, layouts, _logits(max_logits, clipped, places), strict=True
+            )
+        ]
+        entries = [LaidOut(Euclidean(Frobenius(2)), layout) for layout in layouts]
+        arguments = [
+            (LikePoint(leaf.param), LikePoint(leaf.update), factor)
+            for leaf, factor in zip(clipped, factors, strict=True)
+        ]
+        found = batched(_clip, entries, arguments, stack=False)
+        by_place = {leaf.place: step for leaf, step in zip(clipped, found, strict=True)}
+        return paired.filled([by_place.get(x.place, x.update) for x in paired.leaves]), state
+
+    return LastLink(init_fn, update_fn)
+
+
+def _find_heads(heads: Heads, geometry: Geometry, params: Any) -> Places:
+    """The layout of every clipped parameter, None for the others."""
+    places, manifolds = find_places(heads, params, _check_heads), find_manifolds(geometry, params)
+    constrained = [
+        places.paths[place]
+        for place in places.real
+        if places.values[place] is not None and manifold_of(manifolds.values[place]).constrained
+    ]
+    if constrained:
+        raise ValueError(
+            f"with_qk_clip scales weights, but {constrained} lie on constrained manifolds, which"
+            " say how large they are; leave them out (None), or choose Euclidean with a norm"
+        )
+    return places
+
+
+def _check_heads(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
+    if layout is None:
+        return
+    if not isinstance(layout, Layout):
+        raise TypeError(
+            f"with_qk_clip: the entry of {path!r} is {layout!r}; give a Layout of its heads, or"
+            " None for a parameter that is not clipped"
+        )
+    try:
+        layout.check_shape(leaf.shape)
+    except ValueError as error:
+        raise ValueError(f"with_qk_clip: the parameter {path!r}: {error}") from error
+
+
+def _logits(max_logits: Any, clipped: list[Leaf], places: Places) -> list[Any]:
+    """The entry of `max_logits` above each clipped parameter."""
+    if not clipped:
+        return []
+    paths = [leaf.path for leaf in clipped]
+    others = [(path, None) for path in places.paths if path not in paths]
+    try:
+        return match_prefix(max_logits, paths, others)
+    except ValueError as error:
+        raise ValueError(f"with_qk_clip: max_logits: {error}") from error
+
+
+def _factors(
+    leaf: Leaf, layout: Layout, logits: Any, threshold: ArrayLike, power: ArrayLike
+) -> jax.Array:
+    """What each head is multiplied by."""
+    heads = layout.inner_shape(leaf.param.shape)[:-2]
+    logits = jnp.asarray(logits, jnp.float32)
+    if logits.shape not in ((), heads):
+        raise ValueError(
+            f"with_qk_clip: the largest logits of {leaf.path!r} have shape {logits.shape}, and its"
+            f" heads {heads}: give one number for each head (where queries share a key, the key"
+            " gets the largest of its group), or one for all"
+        )
+    logits = jnp.broadcast_to(logits, heads)
+    above = jnp.isfinite(logits) & (logits > threshold)
+    return jnp.where(above, (threshold / jnp.where(above, logits, threshold)) ** power, 1.0)
+
+
+def _clip(manifold: Manifold, point: jax.Array, update: jax.Array, factor: jax.Array) -> LikePoint:
+    factor = over(factor, manifold.ndim)
+    scaled = difference(factor * (upcast(point) + upcast(update)), point)
+    return LikePoint(jnp.where(factor == 1, update.astype(point.dtype), scaled))

@@ -1,0 +1,150 @@
+"""Second moments by neuron, against the algorithm in NumPy's float64."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS, Spectral
+
+MUON = Euclidean(Spectral())
+SHAPES = {"w": (6, 4), "kernel": (3, 5), "stack": (2, 3, 4), "fused": (6, 3), "bias": (4,)}
+GEOMETRY = {
+    "w": MUON,
+    "kernel": MUON.transposed(),
+    "stack": MUON,
+    "fused": LaidOut(MUON, Layout(out_blocks=2)),
+    "bias": Euclidean(),
+}
+# The same arrays as stacks of matrices (copies, fan out, fan in), and back.
+MATRICES = {
+    "w": lambda x: x[None],
+    "kernel": lambda x: x.T[None],
+    "stack": lambda x: x,
+    "fused": lambda x: x.reshape(2, 3, 3),
+}
+
+
+def msign(x: np.ndarray) -> np.ndarray:
+    u, _, vt = np.linalg.svd(x, full_matrices=False)
+    return u @ vt
+
+
+def published(grads: list[np.ndarray], rate: float, b1: float, b2: float, decay: float, start):
+    """Algorithm 1 of arXiv:2510.05491 for one matrix, with the norm that the direction had."""
+    weight, momentum, v = start, np.zeros_like(start), np.zeros(len(start))
+    for grad in grads:
+        momentum = b1 * momentum + (1 - b1) * grad
+        direction = msign(momentum)
+        v = b2 * v + (1 - b2) * np.mean(direction**2, axis=1)
+        scaled = direction / np.sqrt(v)[:, None]
+        scaled *= np.linalg.norm(direction) / np.linalg.norm(scaled)
+        weight = weight - rate * (scaled + decay * weight)
+    return weight
+
+
+def drawn(seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    # Rows of very different sizes, or the second moments would change little.
+    sizes = {k: 10.0 ** rng.uniform(-2, 1, size=s[:-1])[..., None] for k, s in SHAPES.items()}
+    return {k: (sizes[k] * rng.standard_normal(s)).astype(np.float32) for k, s in SHAPES.items()}
+
+
+def train(tx: Any, params: Any, batches: list[Any]) -> tuple[Any, Any]:
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for grads in batches:
+        params, state = step(params, state, grads)
+    return params, state
+
+
+def test_four_steps_of_the_published_algorithm():
+    start, batches = drawn(0), [drawn(seed) for seed in range(1, 5)]
+    tx = optim.normuon(
+        0.1, GEOMETRY, 0.9, 0.8, method=None, nesterov=False, weight_decay=0.3
+    )  # an average and a sum of gradients have the same direction
+    found, _ = train(tx, start, batches)
+    for name, cut in MATRICES.items():
+        each = zip(cut(start[name]), *(cut(batch[name]) for batch in batches), strict=True)
+        wanted = [
+            published([g.astype(float) for g in grads], 0.1, 0.9, 0.8, 0.3, weight.astype(float))
+            for weight, *grads in each
+        ]
+        np.testing.assert_allclose(cut(found[name]), wanted, rtol=1e-4, atol=1e-4)
+    muon, _ = train(
+        optim.muon(0.1, GEOMETRY, 0.9, nesterov=False, weight_decay=0.3), start, batches
+    )
+    np.testing.assert_array_equal(found["bias"], muon["bias"])
+
+
+def once(tx: Any, update: Any, params: Any) -> tuple[Any, Any]:
+    return jax.jit(tx.update)(update, tx.init(params), params)
+
+
+def test_a_channel_is_one_neuron_over_all_taps():
+    kernel = Euclidean(ConvRMSToRMS()).with_axes(-2, -1, (-4, -3))
+    rng = np.random.default_rng(0)
+    update = np.float32(rng.standard_normal((3, 3, 2, 4)) * [1, 10, 0, 0.1])
+    tx = optim.scale_by_neuron_rms(kernel)
+    found, state = once(tx, update, update)
+    squares = np.mean(np.float64(update) ** 2, axis=(0, 1, 2))
+    np.testing.assert_allclose(state.nu[""], 0.05 * squares, rtol=1e-5)
+    sizes = np.sqrt(np.mean(np.float64(found) ** 2, axis=(0, 1, 2)))
+    np.testing.assert_allclose(sizes / sizes[0], [1, 1, 0, 1], rtol=1e-5)
+    np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(update), rtol=1e-5)
+
+
+def test_on_a_constrained_manifold_the_step_stays_tangent():
+    """The tangent part of the scaled rows, at the direction's length, in float64 by hand."""
+    manifold = Stiefel(solver=FAST)
+    w = np.float64(manifold.random_point(jax.random.key(0), (6, 3), jnp.float32))
+    ambient = np.random.default_rng(0).standard_normal((6, 3))
+    direction = ambient - w @ (w.T @ ambient + ambient.T @ w) / 2
+    scaled = direction / np.sqrt(0.05 * np.mean(direction**2, axis=1))[:, None]
+    wanted = scaled - w @ (w.T @ scaled + scaled.T @ w) / 2
+    wanted *= np.linalg.norm(direction) / np.linalg.norm(wanted)
+    tx = optim.scale_by_neuron_rms(manifold)
+    point = np.float32(w)
+    found, _ = once(tx, np.float32(direction), point)
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+    inside = w.T @ np.asarray(found, float)
+    assert np.abs(inside + inside.T).max() < 1e-5
+    trained, _ = train(
+        optim.manifold_muon(0.1, manifold, neuron_decay=0.9), point, [np.float32(ambient)] * 3
+    )
+    assert float(manifold.distance(trained)) < 1e-5
+
+
+def test_a_nan_does_not_enter_the_second_moments():
+    geometry = Euclidean(RMSToRMS())
+    good = np.ones((3, 2), np.float32)
+    bad = good * np.array([[1], [np.nan], [1]], np.float32)
+    tx: Any = optim.scale_by_neuron_rms(geometry)
+    update = jax.jit(tx.update)
+    _, before = update(good, tx.init(good), good)
+    found, after = update(bad, before, good)
+    assert np.isnan(found).any()
+    np.testing.assert_array_equal(after.nu[""][1], before.nu[""][1])
+    assert np.isfinite(after.nu[""]).all()
+
+
+@pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
+def test_a_decay_that_is_none(decay):
+    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\); got"):
+        optim.normuon(0.1, MUON, neuron_decay=decay)
+
+
+def test_the_state_of_another_tree():
+    tx, params = optim.scale_by_neuron_rms(MUON), {"w": jnp.ones((2, 2))}
+    with pytest.raises(ValueError, match=r"the state knows no parameters \['w'\]"):
+        tx.update(params, tx.init({}), params)
