@@ -219,14 +219,14 @@ class EmbeddingRows(Manifold):
     def steepest(
         self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
     ) -> Steepest:
-        unit, loss = normalize(point, 1), rounding_loss(grad.dtype)
-        if isinstance(self.norm, LongestRow):
-            return self._by_row(unit, grad)
-        if isinstance(self.norm, Frobenius):
+        unit, norm, loss = normalize(point, 1), self.norm, rounding_loss(grad.dtype)
+        if isinstance(norm, LongestRow):
+            return self._by_row(norm, unit, grad)
+        if isinstance(norm, Frobenius):
             direction, gap, residual = euclidean_direction(
                 grad, lambda v: _without_radial(unit, v), 2
             )
-            direction = scale_of(self.norm.scale, grad.shape[-2:]) * direction
+            direction = scale_of(norm.scale, grad.shape[-2:]) * direction
             answer = Steepest(direction, (), residual, gap)
         else:
             answer = self._by_multipliers(unit, grad, dual)
@@ -250,12 +250,12 @@ class EmbeddingRows(Manifold):
         return answer._replace(dual=after)
 
     def _by_row(
-        self, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"]
+        self, norm: LongestRow, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"]
     ) -> Steepest:
         direction, gaps, residual = euclidean_direction(grad, lambda v: _without_radial(unit, v), 1)
         scaled, _ = prescale(grad, 2)  # one scale for the table: rows are compared
         gains = frobenius_norm(_without_radial(unit, scaled), 1)
-        direction = jnp.where(over(self.norm.stale(gains), 1), 0, direction)
+        direction = jnp.where(over(norm.stale(gains), 1), 0, direction)
         # What rounding may have added to a row's gain, or hidden.
         hidden = 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, 1)
         gaps = jnp.where(jnp.all(direction == 0, axis=-1), 1, gaps)
@@ -263,7 +263,7 @@ class EmbeddingRows(Manifold):
         gap = missed / jnp.where(total == 0, 1.0, total) + rounding_loss(grad.dtype)
         gap = jnp.where(jnp.all(direction == 0, axis=(-2, -1)), 1, gap)
         gap = jnp.where(jnp.all(scaled == 0, axis=(-2, -1)), 0, gap)
-        direction = (scale_of(self.norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)
+        direction = (scale_of(norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)
         return Steepest(direction, (), jnp.max(residual, axis=-1, initial=0), gap)
 
     def retract(

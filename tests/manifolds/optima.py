@@ -4,6 +4,7 @@ Small matrices, float64, one problem at a time.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import cvxpy as cp
 import numpy as np
@@ -11,9 +12,7 @@ import numpy as np
 from manifoldmuon.norms import Frobenius, Infinity, LongestRow, Norm, Spectral, scale_of
 
 
-def optimum(
-    grad: np.ndarray, norm: Norm, tangent: Callable[[cp.Variable], Sequence[cp.Constraint]]
-) -> float:
+def optimum(grad: np.ndarray, norm: Norm, tangent: Callable[[Any], Sequence[Any]]) -> float:
     """The largest `<grad, a>` over directions of norm at most 1 that meet the constraints.
 
     Args:
@@ -31,7 +30,8 @@ def optimum(
     )
     problem.solve(solver=cp.CLARABEL)
     assert problem.status == cp.OPTIMAL, problem.status
-    return float(problem.value)
+    value: Any = problem.value
+    return float(value)
 
 
 _SIZES = {

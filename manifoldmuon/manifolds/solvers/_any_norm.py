@@ -185,7 +185,8 @@ class Bracket:
             )
             return search._replace(dual=LineDual(target, step))
 
-        unknown = Side(*(jnp.zeros_like(problem.size),) * 2, jnp.zeros_like(problem.part))
+        none = jnp.zeros_like(problem.size)
+        unknown = Side(none, none, jnp.zeros_like(problem.part))
         start = LineDual(*(x.astype(problem.size.dtype) for x in dual))
         search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
         search = _repeat(look, search, self.steps, self.cold, start.step > 0)
