@@ -18,6 +18,9 @@ from manifoldmuon.manifolds import (
     Isospectral,
     LaidOut,
     Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
     Stiefel,
 )
 from manifoldmuon.modules import WeightSpec
@@ -87,6 +90,20 @@ def _(space: Orthogonal, shape: tuple[int, ...]) -> MatrixBounds:
 @matrix_bounds.register
 def _(space: Isospectral, shape: tuple[int, ...]) -> MatrixBounds:
     most, least = space.singular_values[0], space.singular_values[-1]
+    return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
+
+
+@matrix_bounds.register(SpectralSphere)
+@matrix_bounds.register(SpectralBall)
+def _(space: SpectralSphere | SpectralBall, shape: tuple[int, ...]) -> MatrixBounds:
+    scale = scale_of(space.scale, shape[-2:])
+    return MatrixBounds(scale, scale)
+
+
+@matrix_bounds.register
+def _(space: SpectralBand, shape: tuple[int, ...]) -> MatrixBounds:
+    scale = scale_of(space.scale, shape[-2:])
+    most, least = space.high * scale, space.low * scale
     return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
 
 

@@ -15,6 +15,9 @@ from manifoldmuon.manifolds import (
     Hypersphere,
     Isospectral,
     Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
     Stiefel,
 )
 from manifoldmuon.modules import (
@@ -258,6 +261,9 @@ MANIFOLDS = [
     (Linear(4, 6), Isospectral((3.0, 1.0, 0.5, 0.2))),
     (Linear(6, 4), Isospectral((3.0, 1.0, 0.5, 0.2))),
     (Linear(4, 6), DoublyStochastic(2.0)),
+    (Linear(4, 6), SpectralSphere(2.0)),
+    (Linear(4, 6), SpectralBall(0.5)),
+    (Linear(6, 4), SpectralBand(0.5, 1.5, 2.0)),
     (Embed(4, 6), Hypersphere(2.0, ndim=2)),
     (Embed(4, 6), Stiefel(2.0)),
     (Conv2D(4, 6, 3), Hypersphere(1.0, ndim=4)),

@@ -9,9 +9,13 @@ from manifoldmuon.manifolds import (
     Euclidean,
     Hypersphere,
     Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.norms import FanRatio, Frobenius, RootDim, Spectral
+from manifoldmuon.manifolds.solvers import BarzilaiBorwein, Bracket, DouglasRachford
+from manifoldmuon.norms import FanRatio, Frobenius, RootDim, RootRank, Spectral
 
 
 @pytest.mark.parametrize(
@@ -45,6 +49,18 @@ def test_shapes(manifold, shape, message):
             lambda: Hypersphere(ndim=2, step_norm=Frobenius(1)),
             "Hypersphere.step_norm is for 1 axes, and ndim is 2",
         ),
+        (lambda: EmbeddingRows(step_norm=Frobenius(1)), "EmbeddingRows.step_norm .* 2 axes"),
+        (lambda: SpectralSphere(step_norm=Frobenius(1)), "SpectralSphere.step_norm .* 2 axes"),
+        (lambda: SpectralSphere(-1.0), "SpectralSphere.scale"),
+        (lambda: SpectralBall(touching=0.0), "SpectralBall.touching .* got 0.0"),
+        (lambda: SpectralBand(2.0, 0.5), r"low \+ 4 \* touching < high; got 2.0, 0.5"),
+        (lambda: SpectralBand(1.0, 1.0), "take Stiefel"),
+        (lambda: SpectralBand(0.0, 1.0), "SpectralBand.low must be positive; .* SpectralBall"),
+        (lambda: SpectralBand(float("nan"), 1.0), "SpectralBand.low must be a finite number"),
+        (lambda: Bracket(steps=0), "Bracket takes steps >= 1 and cold >= 0; got 0 and 6"),
+        (lambda: BarzilaiBorwein(cold=-1), "BarzilaiBorwein takes"),
+        (lambda: DouglasRachford(relaxation=2.0), "1 <= relaxation < 2; got 3.0 and 2.0"),
+        (lambda: RootRank(-1.0), "RootRank.each must be a positive, finite number"),
     ],
 )
 def test_scales(make, message):

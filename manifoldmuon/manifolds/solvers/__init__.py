@@ -1,4 +1,4 @@
-"""Solvers for the steepest direction on the Stiefel manifold, each with a certificate."""
+"""Solvers for steepest directions, each with a certificate: on Stiefel, and on any set."""
 
 from jax.lax import Precision
 
