@@ -145,7 +145,8 @@ def _tangents(leaves: list[Leaf]) -> list[jax.Array]:
 def tangent_part(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
     """The tangent part, of moderate size; zero where it is rounding of a normal vector."""
     vector, _ = prescale(update, manifold.ndim)
-    tangent = manifold.tangent(upcast(point).astype(vector.dtype), vector)
+    # Updates ascend. At the edge of a convex set it matters which way the point will move.
+    tangent = -manifold.tangent(upcast(point).astype(vector.dtype), -vector)
     part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
     noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole
     return jnp.where(over(noise, manifold.ndim), 0, tangent)

@@ -9,7 +9,14 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds import (
+    Euclidean,
+    Hypersphere,
+    Manifold,
+    Orthogonal,
+    SpectralBall,
+    Stiefel,
+)
 from manifoldmuon.modules import Embed, Linear, ReLU
 from manifoldmuon.norms import (
     ConvRMSToRMS,
@@ -157,6 +164,22 @@ def test_on_constrained_manifolds_the_tangent_part_is_normalised(manifold: Manif
 
 
 ITERATED = (Spectral(), RMSToRMS(), ConvRMSToRMS())
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_at_the_edge_of_a_convex_set_a_step_may_go_in_but_not_out(sign):
+    """Updates ascend: the point moves against them, so that what points in moves it out."""
+    ball = SpectralBall()
+    point = np.zeros((4, 2), np.float32)
+    point[0, 0], point[1, 1] = 1.0, 0.5
+    update = sign * point * [1, 0]
+    update[2, 1] = 1.0
+    wanted = update if sign > 0 else update * [0, 1]
+    for link in (optim.normalize(optax.identity(), ball), optim.scale_by_neuron_rms(ball)):
+        tx: Any = link
+        found = jax.jit(tx.update)(update.astype(np.float32), tx.init(point), point)[0]
+        moved = np.abs(np.asarray(found)) > 1e-6
+        np.testing.assert_array_equal(moved, wanted != 0)
 
 
 @pytest.mark.parametrize("norm", [*ITERATED, L1ToRMS(), Frobenius(), Infinity()], ids=str)
