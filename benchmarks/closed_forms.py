@@ -20,7 +20,7 @@ from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import DoublyStochastic, Grassmann, Isospectral, Manifold
 from manifoldmuon.norms import FanRatio, Spectral
 
-SHAPES = ((3072, 128), (768, 256), (256, 255), (128, 64), (64, 10))
+SHAPES = ((3072, 128), (768, 256), (256, 192), (128, 64), (64, 10))
 RATE = 0.02
 
 
