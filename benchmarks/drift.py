@@ -19,24 +19,37 @@ from tqdm import tqdm
 import manifoldmuon as mm
 from benchmarks._command import command
 from examples.command import parse
+from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import (
     DoublyStochastic,
+    EmbeddingRows,
     Grassmann,
+    Hypersphere,
     Isospectral,
     Manifold,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
     Stiefel,
 )
 from manifoldmuon.manifolds.retractions import Sinkhorn
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST, BarzilaiBorwein, DouglasRachford
+from manifoldmuon.norms import RootRank, Spectral
 from studies.records import environment, write_record
 
 PRESETS = {"accurate": ACCURATE, "fast": FAST}
 SMALL, LARGE = (64, 10), (128, 64)
+QUICK = Spectral(TRAINING_MSIGN)
 SETS: dict[str, tuple[Manifold, tuple[tuple[int, int], ...]]] = {
     **{f"Stiefel, {name}": (Stiefel(solver=s), (SMALL, LARGE)) for name, s in PRESETS.items()},
     "Grassmann": (Grassmann(), (SMALL,)),
     "fixed sums, nearest": (DoublyStochastic(), (SMALL,)),
     "fixed sums, Sinkhorn": (DoublyStochastic(retraction=Sinkhorn()), (SMALL,)),
+    "fixed Frobenius norm": (Hypersphere(RootRank(), ndim=2, step_norm=QUICK), (SMALL,)),
+    "fixed rows": (EmbeddingRows(1.0, step_norm=QUICK, solver=BarzilaiBorwein()), (SMALL,)),
+    "spectral sphere": (SpectralSphere(step_norm=QUICK), (SMALL,)),
+    "spectral ball": (SpectralBall(step_norm=QUICK, solver=DouglasRachford(2)), (SMALL,)),
+    "spectral band": (SpectralBand(0.5, 2, step_norm=QUICK, solver=DouglasRachford(2)), (SMALL,)),
     "fixed singular values": (Isospectral(tuple(np.linspace(1, 0.1, 10).tolist())), (SMALL,)),
 }
 RATES = (1e-1, 1e-3)

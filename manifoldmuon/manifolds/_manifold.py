@@ -105,10 +105,17 @@ class Manifold(abc.ABC):
         """
 
     def with_axes(
-        self, in_axes: AxisNumbers, out_axes: AxisNumbers, taps: AxisNumbers = (), ndim: int = 0
+        self,
+        in_axes: AxisNumbers = -1,
+        out_axes: AxisNumbers = -2,
+        taps: AxisNumbers = (),
+        ndim: int = 0,
+        *,
+        in_blocks: int = 1,
+        out_blocks: int = 1,
     ) -> "LaidOut":
         """This manifold for arrays of another layout; see `Layout` for the arguments."""
-        return LaidOut(self, Layout(in_axes, out_axes, taps, ndim))
+        return LaidOut(self, Layout(in_axes, out_axes, taps, ndim, in_blocks, out_blocks))
 
     def transposed(self) -> "LaidOut":
         """The trailing two axes swapped: Flax kernels (in, out), tables (d, vocabulary)."""

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import RMSToRMS
 
 FLAT, MUON = Euclidean(), Euclidean(RMSToRMS())
@@ -56,7 +56,7 @@ def test_constrained_leaves_are_not_decayed_and_the_aliases_take_the_link():
 
 SETS = {
     "w": Stiefel(2.0).with_axes(-2, -1),
-    "heads": LaidOut(Stiefel(), Layout(out_blocks=2)),
+    "heads": Stiefel().with_axes(out_blocks=2),
     "ball": Hypersphere(3.0),
     "free": FLAT,
 }
