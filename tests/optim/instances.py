@@ -10,7 +10,7 @@ import optax
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Orthogonal, Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import FAST, OneStep
 from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
 
 
@@ -58,7 +58,8 @@ def abstract(shapes: Any) -> Any:
 FLAT = {"first": {"kernel": (8, 3), "bias": (8,)}, "second": {"kernel": (8, 3), "bias": (8,)}}
 FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euclidean()})
 CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
-STIEFEL = Stiefel(solver=FAST)
+# One solver for all platforms: a preset is traced for each. `small_geometry` has a preset.
+STIEFEL = Stiefel(solver=OneStep())
 CURVED_GEOMETRY = {
     "a": STIEFEL.transposed(),
     "b": STIEFEL.transposed(),
@@ -81,7 +82,8 @@ SMALL = {"a": (6, 3), "b": (6, 3), "gain": (4,)}
 def small_geometry(path: Any, leaf: Any) -> Any:
     """A function of the path, as a user may write it."""
     del leaf
-    return CURVED_GEOMETRY[optim.path_string(path)]
+    fast = Stiefel(solver=FAST).transposed()
+    return CURVED_GEOMETRY["gain"] if optim.path_string(path) == "gain" else fast
 
 
 def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
