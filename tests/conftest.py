@@ -21,9 +21,6 @@ os.environ["XLA_FLAGS"] = (
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Two workers on two cores: the threads of NumPy's linear algebra would only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Tracing makes garbage by the million objects, and looking for cycles in it after every 700 takes a
-# twentieth of the time.
-gc.set_threshold(50_000, 20, 50)
 
 import jax
 import jaxtyping
@@ -33,7 +30,11 @@ import pytest
 jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
+    # Tracing makes millions of objects: looking for cycles after every 700 takes a twentieth of the
+    # time.
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
     if jax.device_count() < 8:
         raise pytest.UsageError(
             f"the suite needs 8 devices and found {jax.device_count()}; run it with "
