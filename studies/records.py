@@ -53,7 +53,7 @@ def check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(4096))
+            file.write(bytes(256))
     except OSError as error:
         raise not_written(folder, error) from error
 

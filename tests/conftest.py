@@ -47,9 +47,9 @@ MODULES = itertools.count(1)
 
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory():
-    """Keeps compiled programs for eight modules of tests: over the suite they are gigabytes."""
+    """Keeps compiled programs for four modules of tests: over the suite they are gigabytes."""
     yield
-    if next(MODULES) % 8 == 0:
+    if next(MODULES) % 4 == 0:
         jax.clear_caches()
 
 

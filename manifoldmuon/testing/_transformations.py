@@ -50,7 +50,10 @@ def check_transformation(
         raise AssertionError(f"not a GradientTransformationExtraArgs: {type(made)}")
     rng = np.random.default_rng(7)
     grads = jax.tree.map(lambda x: np.asarray(rng.standard_normal(x.shape), np.float32), params)
-    case = make_case(made, params, grads, needs_params)
+    try:
+        case = make_case(made, params, grads, needs_params)
+    except Exception as error:
+        raise AssertionError(f"the check 'first_step' failed: {error}") from error
     injected = optax.inject_hyperparams(make_tx, static_args)(**(hyperparams or {}))
     checks = [
         *BASICS,
@@ -296,9 +299,10 @@ def _masked_partition_and_chain(case: Case) -> None:
 
 def _wrapped_donated_and_scanned(case: Case) -> None:
     """`MultiSteps` in `apply_if_finite` in `jax.lax.scan`, on buffers that are given away."""
-    wrapped = optax.apply_if_finite(
-        optax.MultiSteps(case.tx, every_k_schedule=2).gradient_transformation(), 2
-    )
+    several = optax.MultiSteps(case.tx, every_k_schedule=2)
+    # Not its gradient_transformation(), which keeps extra arguments to itself.
+    inner = optax.GradientTransformationExtraArgs(several.init, several.update)
+    wrapped: Any = optax.apply_if_finite(inner, 2)
 
     def step(carry, grads):
         params, state = carry
@@ -311,10 +315,10 @@ def _wrapped_donated_and_scanned(case: Case) -> None:
     twice, nothing = jax.tree.map(lambda g: np.asarray(2 * g), case.grads), zeros_like(case.grads)
     # Two mini-steps, with a NaN that does not count between them, and two more.
     steps = (nothing, bad, twice, other, other)
-    several = jax.tree.map(lambda *g: np.stack(g), *steps)
+    batches = jax.tree.map(lambda *g: np.stack(g), *steps)
     run = jax.jit(lambda carry, grads: jax.lax.scan(step, carry, grads), donate_argnums=0)
     carry = jax.tree.map(jnp.array, (case.params, wrapped.init(case.params)))
-    _, found = run(carry, several)
+    _, found = run(carry, batches)
     for index in (0, 1, 3):
         one = jax.tree.map(lambda u, i=index: u[i], jax.device_get(found))
         chex.assert_trees_all_equal(one, zeros_like(case.params))
