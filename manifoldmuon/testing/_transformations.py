@@ -299,7 +299,7 @@ def _masked_partition_and_chain(case: Case) -> None:
 
 def _wrapped_donated_and_scanned(case: Case) -> None:
     """`MultiSteps` in `apply_if_finite` in `jax.lax.scan`, on buffers that are given away."""
-    several = optax.MultiSteps(case.tx, every_k_schedule=2)
+    several: Any = optax.MultiSteps(case.tx, every_k_schedule=2)
     # Not its gradient_transformation(), which keeps extra arguments to itself.
     inner = optax.GradientTransformationExtraArgs(several.init, several.update)
     wrapped: Any = optax.apply_if_finite(inner, 2)

@@ -10,7 +10,7 @@ import pytest
 
 from manifoldmuon.testing import check_transformation
 
-PARAMS = {"a": np.float32([1.0, -2.0, 0.5]), "b": np.float32([[0.25, 3.0]])}
+PARAMS = {"a": np.array([1.0, -2.0, 0.5], "f4"), "b": np.array([[0.25, 3.0]], "f4")}
 
 
 def sound(rate: Any = 1.0, **changes: Any) -> optax.GradientTransformationExtraArgs:
