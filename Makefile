@@ -41,14 +41,14 @@ types: $(VENV)/.dev
 	@$(BIN)/pyright --pythonpath $(BIN)/python
 
 unit: $(VENV)/.dev
-	@$(BIN)/python -m pytest -q -n $(WORKERS) $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
 	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct
 	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
 
 coverage: $(VENV)/.dev  ## Run the tests, and report the lines and branches of the package that none takes
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --cov --cov-report=term $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --cov --cov-report=term $(PYTEST_ARGS)
 
 wheel: $(VENV)/.dev  ## Build wheel and sdist into dist/, and check them in an environment of their own
 	@rm -rf dist

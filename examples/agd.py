@@ -13,7 +13,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from examples._agd import AGDRun, AGDSettings, methods, scale_images, train
-from examples.command import command, interrupted, load, parse, progress
+from examples.command import command, interrupted, load, parse, progress, told
 from examples.command import save as save_record
 from examples.digits.arguments import Parser, integer, positive, refuse_twice
 from examples.digits.figure import save as save_figure
@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return interrupted()
     print(table(settings, runs))
     save_record(given, as_record(settings, runs))
-    save_figure(picture(runs), given.out.with_suffix(".png"))
+    with told():
+        save_figure(picture(runs), given.out.with_suffix(".png"))
     print("written:", given.out, given.out.with_suffix(".png"))
     return 0
 

@@ -1,8 +1,9 @@
 """What the command lines share: a record, its folder, a progress bar."""
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from tqdm import tqdm
 
 from examples.digits.arguments import Parser
 from studies.datasets import Dataset, DatasetError
-from studies.records import environment, write_record
+from studies.records import WriteError, check_writable, environment, write_record
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as of a shell."""
@@ -64,9 +65,9 @@ def parse(
     if folder is not None and not folder.exists():
         p.error(f"argument --data-dir: there is no folder {folder}")
     try:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        p.error(f"cannot make the folder {given.out.parent} ({error.strerror})")
+        check_writable(given.out.parent)
+    except WriteError as error:
+        p.error(str(error))
     return given
 
 
@@ -85,9 +86,22 @@ def progress(total: int) -> tqdm:
 
 
 def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = False) -> None:
-    """Writes the record with what it ran on; `replace` if this run has written it before."""
+    """Writes the record with what it ran on; `replace` if this run has written it before.
+
+    A disk that is full or read-only ends the program with one line.
+    """
     whole = {"environment": environment(), **record}
-    write_record(given.out, whole, overwrite=given.overwrite or replace)
+    with told():
+        write_record(given.out, whole, overwrite=given.overwrite or replace)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Ends the program with one line where a file cannot be written."""
+    try:
+        yield
+    except WriteError as error:
+        sys.exit(f"error: {error}")
 
 
 def interrupted(kept: str = "nothing was written") -> int:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from examples.command import command, interrupted, parse, progress, save
+from examples.command import command, interrupted, parse, progress, save, told
 from examples.digits import figure
 from examples.digits.arguments import Parser, integer, positive, refuse_twice
 from examples.gpt import report, texts
@@ -28,6 +28,7 @@ from examples.gpt.sampling import sample
 from examples.gpt.settings import Settings
 from examples.gpt.training import Run, Trainer
 from studies.datasets import DatasetError
+from studies.records import whole
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,8 +86,10 @@ def write(
     """Writes the record, and beside it the picture and the samples."""
     picture, samples = (given.out.with_suffix(suffix) for suffix in (".png", ".txt"))
     save(given, report.as_record(settings, text, runs), replace=True)
-    figure.save(report.picture(settings, text, runs), picture)
-    samples.write_text("\n\n".join(run.sample for run in runs) + "\n", encoding="utf-8")
+    with told():
+        figure.save(report.picture(settings, text, runs), picture)
+        with whole(samples) as temporary:
+            temporary.write_text("\n\n".join(run.sample for run in runs) + "\n", encoding="utf-8")
 
 
 def options() -> Parser:

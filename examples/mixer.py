@@ -21,10 +21,11 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 import manifoldmuon as mm
-from examples.command import command, interrupted, parse, progress, save
+from examples.command import command, interrupted, parse, progress, save, told
 from examples.digits import figure
 from manifoldmuon.modules import GELU, Bond, Identity, LayerNorm, Linear, Module
 from studies.datasets import load_digits
+from studies.records import whole
 
 # --- the architecture, from here ... -------------------------------------------------------------
 
@@ -130,9 +131,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 save(given, as_record(curves), replace=True)
     except KeyboardInterrupt:
         return interrupted(f"{len(curves)} of {len(sizes)} sizes are in {given.out}")
-    figure.save(draw(curves), picture)
-    table_of.write_text(table(curves) + "\n", encoding="utf-8")
     print(table(curves))
+    with told():
+        figure.save(draw(curves), picture)
+        with whole(table_of) as temporary:
+            temporary.write_text(table(curves) + "\n", encoding="utf-8")
     print("written:", given.out, picture, table_of)
     return 0
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from examples._reproduction import CHAPTERS, NARROW, SHORT, Record, markdown, text
-from examples.command import INTERRUPTED
+from examples.command import INTERRUPTED, told
 from examples.digits.arguments import Parser
+from studies.records import WriteError, check_writable, whole
 
 RESULTS = Path(__file__).parent / "results"
 TABLE = "reproduction.md"
@@ -69,9 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.data_dir is not None and not given.data_dir.is_dir():
         p.error(f"argument --data-dir: there is no folder {given.data_dir}")
     try:
-        given.results.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        p.error(f"cannot make the folder {given.results} ({error.strerror})")
+        check_writable(given.results)
+    except WriteError as error:
+        p.error(str(error))
     status = 0
     for name in () if given.table else given.only:
         status = max(status, make(name, given.results, given.data_dir, given.rerun))
@@ -80,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     records = read_all(given.results)
     print(text(records))
     table = given.results / TABLE
-    table.write_text(markdown(records), encoding="utf-8")
+    with told(), whole(table) as temporary:
+        temporary.write_text(markdown(records), encoding="utf-8")
     print("written:", table)
     return status
 

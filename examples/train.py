@@ -6,7 +6,7 @@ record. The optimizers start from the same weights and see the same batches in t
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -23,7 +23,7 @@ from examples.digits.summary import as_record, leads_over_adamw, summarise
 from examples.digits.table import table
 from manifoldmuon.checkpoints import CheckpointError
 from studies.datasets import DatasetError, FlatImages
-from studies.records import write_record
+from studies.records import WriteError, write_record
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,12 +59,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, ahead in leads_over_adamw(runs).items():
         print(f"{METHODS[name].label} against AdamW, seed by seed: {ahead.text('+.2f')} points")
     record = as_record(settings, first.widths(settings.widths), runs, compile_seconds)
-    written = write(arguments, record, runs)
-    if arguments.gradients is not None:
-        recorded = record_gradients(settings.steps, settings.seeds[0], settings=settings)
-        save_gradients(arguments.gradients, recorded)
-        written.append(arguments.gradients)
-    print("written:", *written)
+    written: list[Path] = []
+    try:
+        for path in write(arguments, record, runs):
+            written.append(path)
+        if arguments.gradients is not None:
+            recorded = record_gradients(settings.steps, settings.seeds[0], settings=settings)
+            save_gradients(arguments.gradients, recorded)
+            written.append(arguments.gradients)
+    except WriteError as error:
+        kept_too = "" if kept is None else f"; {kept}, and the same command writes the rest"
+        print(f"error: {error}{kept_too}", file=sys.stderr)
+        return 1
+    finally:
+        if written:
+            print("written:", *written)
     return 0
 
 
@@ -141,12 +150,12 @@ def train_all(
 
 def write(
     arguments: Arguments, record: Mapping[str, object], runs: Mapping[str, Sequence[Run]]
-) -> list[Path]:
-    """Writes the record and, beside it, the picture; returns where."""
+) -> Iterator[Path]:
+    """Writes the record and, beside it, the picture; yields each as soon as it is there."""
     paths = [arguments.out / f"{name_of(arguments)}{suffix}" for suffix in SUFFIXES]
-    write_record(paths[0], record, overwrite=arguments.overwrite)
+    yield write_record(paths[0], record, overwrite=arguments.overwrite)
     figure.save(figure.picture(arguments.settings, runs), paths[1])
-    return paths
+    yield paths[1]
 
 
 def name_of(arguments: Arguments) -> str:

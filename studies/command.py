@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import jax
 
 from studies.datasets import DatasetError
-from studies.records import read_record
+from studies.records import WriteError, read_record, whole
 from studies.run import partial_path, run_study
 from studies.study import Record, Study, fields_of, types_of
 
@@ -73,8 +73,8 @@ def _measure(study: Study, out: Path, overwrite: bool, jobs: int | None) -> int:
     except KeyboardInterrupt:
         print(f"\ninterrupted; {kept}", file=sys.stderr)
         return 130
-    except ChildProcessError as error:
-        raise ChildProcessError(f"{error}; {kept}") from error
+    except (ChildProcessError, WriteError) as error:
+        raise type(error)(f"{error}; {kept}") from error
     print("written:", out)
     _show(study, record, picture)
     return 0
@@ -95,13 +95,8 @@ def _show(study: Study, record: Record, picture: Path) -> None:
 
 def save_figure(figure: Any, path: Path) -> None:
     """Writes a matplotlib figure as PNG, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
+    with whole(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def default_jobs() -> int:

@@ -1,11 +1,13 @@
 """Records: what a measurement found and on what, as strict JSON that is never half written."""
 
+import contextlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,53 @@ import jax.numpy as jnp
 import numpy as np
 
 _PACKAGES = ("manifoldmuon", "jax", "jaxlib", "optax", "numpy")
+
+
+class WriteError(OSError):
+    """A disk that is full or read-only, in one line that says what to do."""
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A name to write a file under, which then takes its place: whole or not at all.
+
+    Beside its destination, because a file moves at once within one file system only. Missing
+    folders are made.
+
+    Raises:
+      WriteError: if it cannot be written; what was at `path` is as it was.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise not_written(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def check_writable(folder: Path) -> None:
+    """Makes the folder and writes to it, before any work of which the results go there.
+
+    Raises:
+      WriteError: if that fails.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(256))
+    except OSError as error:
+        raise not_written(folder, error) from error
+
+
+def not_written(path: Path, error: OSError) -> WriteError:
+    return WriteError(
+        f"cannot write {path} ({error.strerror or error}); what was saved before is unchanged: "
+        "make room or choose another folder"
+    )
 
 
 def write_record(
@@ -36,19 +85,14 @@ def write_record(
     Raises:
       FileExistsError: if `path` exists and `overwrite` is false.
       TypeError: if a value has no form in JSON; the message names its place in the record.
+      WriteError: if the disk is full or read-only.
     """
     path = Path(path)
     text = json.dumps(_plain(record, "record"), indent=2, allow_nan=False, ensure_ascii=False)
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; choose another name or pass overwrite=True")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its destination, because os.replace is atomic only within one file system.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with whole(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
     return path
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from studies.records import environment, plain, write_record
+from studies.records import environment, not_written, plain, whole, write_record
 from studies.study import Cell, Record, Row, Study, check_choices, groups_of, measured
 from studies.workers import check_jobs, in_workers
 
@@ -52,6 +52,8 @@ def run_study(
         environment, if a setting is not among its choices, or if `jobs` is less than 1; before
         any work. If the study cannot go to another process.
       ChildProcessError: if a process has died, such as for want of memory.
+      WriteError: if the disk is full or read-only: before any work if it is so then; what was
+        measured and kept before is unchanged.
     """
     check_choices(study)
     check_jobs(jobs)
@@ -121,10 +123,8 @@ def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
             "another name"
         )
     lines = lines or [(json.dumps(head) + "\n").encode()]
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    temporary = kept.with_name(f".{kept.name}.{os.getpid()}.tmp")
-    temporary.write_bytes(b"".join(lines))
-    temporary.replace(kept)
+    with whole(kept) as temporary:
+        temporary.write_bytes(b"".join(lines))
     return {entry["cell"]: entry["row"] for entry in map(json.loads, lines[1:])}
 
 
@@ -141,8 +141,11 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _append(kept: Path, row: Row, key: str) -> None:
-    with kept.open("a", encoding="utf-8") as file:
-        file.write(json.dumps({"cell": key, "row": row}) + "\n")
+    try:
+        with kept.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"cell": key, "row": row}) + "\n")
+    except OSError as error:
+        raise not_written(kept, error) from error
 
 
 def _bar(total: int, progress: bool) -> Any:

@@ -66,6 +66,14 @@ def test_every_page_is_in_the_navigation():
     assert set(re.findall(r"[\w/-]+\.md$", _CONFIGURATION, re.MULTILINE)) == pages
 
 
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
+def test_files_that_are_linked_to_are_there(page):
+    """The pages of docs are checked by the build; these are read where the code is."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert links or page == "CONTRIBUTING.md"
+    assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
+
+
 def test_the_configuration_names_no_other_host():
     assert "//" not in _CONFIGURATION
     assert "\n  font: false\n" in _CONFIGURATION  # else the theme asks a server for its fonts

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from examples.digits.methods import METHODS, PRESETS
 from examples.digits.settings import Settings
 from studies.command import Parser
+from studies.records import WriteError, check_writable
 
 
 class Arguments(NamedTuple):
@@ -128,9 +129,9 @@ def _check_paths(given: argparse.Namespace, p: Parser) -> None:
             p.error(f"{path} exists; pass --overwrite, or choose another name")
     for folder in [given.out, *([] if gradients is None else [gradients.parent])]:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            p.error(f"cannot make the folder {folder} ({error.strerror})")
+            check_writable(folder)
+        except WriteError as error:
+            p.error(str(error))
 
 
 SUFFIXES = (".json", ".png")

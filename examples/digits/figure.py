@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 from examples.digits.loop import Run
 from examples.digits.methods import METHODS
 from examples.digits.settings import Settings
+from studies.records import whole
 
 # Okabe and Ito's colours, which people with colour blindness can tell apart.
 _COLOURS = {"adamw": "#767676", "muon": "#E69F00", "sphere": "#009E73", "stiefel": "#0072B2"}
@@ -38,12 +39,8 @@ def picture(settings: Settings, runs: Mapping[str, Sequence[Run]]) -> Figure:
 
 def save(figure: Figure, path: Path) -> None:
     """Writes the picture, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
+    with whole(path) as temporary:
         figure.savefig(temporary, format="png")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _losses(panel: Axes, runs: Mapping[str, Sequence[Run]]) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from examples.digits.methods import PRESETS, stiefel
 from examples.digits.settings import Settings
 from studies.classification import shapes_of, trajectory
+from studies.records import whole
 
 Recorded = tuple[str, np.ndarray, np.ndarray]
 
@@ -62,5 +63,5 @@ def save_gradients(path: Path, recorded: Sequence[Recorded]) -> None:
     arrays = {}
     for name, weight, gradient in recorded:
         arrays[f"{name}/weight"], arrays[f"{name}/gradient"] = weight, gradient
-    with path.open("wb") as file:
+    with whole(path) as temporary, temporary.open("wb") as file:
         np.savez_compressed(file, **arrays)

@@ -51,7 +51,8 @@ def train(steps: int = 100) -> Trained:
     for batch in minibatches(steps):
         params, state, loss = step(params, state, *batch)
         losses.append(float(loss))
-    return Trained(losses, mm.optim.monitor_distance(GEOMETRY, params), table)
+    measure = jax.jit(lambda params: mm.optim.monitor_distance(GEOMETRY, params))
+    return Trained(losses, measure(params), table)
 
 
 if __name__ == "__main__":

@@ -73,7 +73,8 @@ def train(steps: int = 100) -> Trained:
     for batch in data:
         params, state, loss = step(params, state, *batch)
         losses.append(float(loss))
-    return Trained(losses, mm.optim.monitor_distance(GEOMETRY, without_adam(params)), table)
+    measure = jax.jit(lambda params: mm.optim.monitor_distance(GEOMETRY, params))
+    return Trained(losses, measure(without_adam(params)), table)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,8 @@ def train(steps: int = 60) -> Trained:
     for chosen in batches(0, len(tokens), steps, 32):
         params, state, loss = step(params, state, tokens[chosen])
         losses.append(float(loss))
-    return Trained(losses, mm.optim.monitor_distance(GEOMETRY, params), table)
+    measure = jax.jit(lambda params: mm.optim.monitor_distance(GEOMETRY, params))
+    return Trained(losses, measure(params), table)
 
 
 if __name__ == "__main__":

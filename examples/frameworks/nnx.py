@@ -3,6 +3,7 @@
 python -m examples.frameworks.nnx
 """
 
+import jax
 import optax
 from flax import nnx
 
@@ -80,7 +81,8 @@ def train(steps: int = 100) -> Trained:
         return loss
 
     losses = [float(step(model, optimizer, *batch)) for batch in minibatches(steps)]
-    return Trained(losses, mm.optim.monitor_distance(GEOMETRY, nnx.state(model, nnx.Param)), table)
+    measure = jax.jit(lambda params: mm.optim.monitor_distance(GEOMETRY, params))
+    return Trained(losses, measure(nnx.state(model, nnx.Param)), table)
 
 
 if __name__ == "__main__":

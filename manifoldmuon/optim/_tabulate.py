@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold, Orthogonal, Stiefel
 from manifoldmuon.manifolds.solvers import ByPlatform
 from manifoldmuon.norms import ConvRMSToRMS, LongestRow, Spectral
@@ -126,12 +127,16 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
     leaves = places.leaves(params)
     entries = {places.paths[i]: places.values[i] for i in places.real}
     shapes = {places.paths[i]: tuple(jnp.shape(leaves[i])) for i in places.real}
-    stacks = _find_stacks(shapes)
+    stacks, bare = _find_stacks(shapes), _find_bare_stacks(shapes)
     rows = []
     for place in places.real:
         path = places.paths[place]
-        row = _row(path, entries[path], shapes[path], shares.values[place])
-        found = tuple(_warnings(row, entries[path], stacks.get(path), _bias(path, shapes)))
+        entry = entries[path]
+        row = _row(path, entry, shapes[path], shares.values[place])
+        stack = stacks.get(path)
+        if stack is None and _kind_of_first(entry, row.shape):
+            stack = bare.get(path)
+        found = tuple(_warnings(row, entry, stack, _bias(path, shapes)))
         rows.append(dataclasses.replace(row, warnings=found))
     return Table(tuple(rows))
 
@@ -231,18 +236,46 @@ def _find_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
     All parameters of a scanned module begin with the same axis, its biases and gains included,
     which then have two axes or more.
     """
-    members: dict[str, list[str]] = {}
-    for path in shapes:
-        parts = path.split("/")
-        for n in range(len(parts)):
-            members.setdefault("/".join(parts[:n]), []).append(path)
     found = {}
-    for paths in members.values():
+    for paths in _by_module(shapes).values():
         lengths = {shapes[path][0] if len(shapes[path]) > 1 else None for path in paths}
         alike = len(lengths) == 1 and None not in lengths and len(paths) > 1
         if alike and any(_is_vector(path) for path in paths):
             found.update(dict.fromkeys(paths, lengths.pop()))
     return found
+
+
+def _find_bare_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """The parameters that look like stacked layers without biases or gains, by path.
+
+    All of a module have three axes or more, the first of one length, which is shorter than all
+    others; and those others tell layers of several kinds, or square ones, from a fan that several
+    layers share, such as that of fused heads. The taps of a convolution look the same: it is told
+    by its name.
+    """
+    found = {}
+    for paths in _by_module(shapes).values():
+        if len(paths) < 2 or any("conv" in path.lower() for path in paths):
+            continue
+        rests = {shapes[path][1:] for path in paths}
+        firsts = {shapes[path][:1] for path in paths}
+        if len(firsts) > 1 or any(len(rest) < 2 for rest in rests):
+            continue
+        (length,) = firsts.pop()
+        square = all(len(set(rest)) == 1 for rest in rests)
+        if length < min(map(min, rests)) and (len(rests) > 1 or square):
+            found.update(dict.fromkeys(paths, length))
+    return found
+
+
+def _by_module(shapes: dict[str, tuple[int, ...]]) -> dict[str, list[str]]:
+    """The parameters of every subtree, by its path."""
+    members: dict[str, list[str]] = {}
+    for path in shapes:
+        parts = path.split("/")
+        for n in range(len(parts)):
+            members.setdefault("/".join(parts[:n]), []).append(path)
+    return members
 
 
 def _bias(path: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -279,6 +312,8 @@ def brief(value: Any, without: tuple[str, ...] = ()) -> str:
     """A frozen value as text: its fields that are not at their defaults."""
     if isinstance(value, ByPlatform):  # the presets; the other solver has fewer passes
         return brief(value.cpu)
+    if value == TRAINING_MSIGN:
+        return "TRAINING_MSIGN"
     if not dataclasses.is_dataclass(value):
         return repr(value)
     shown = []

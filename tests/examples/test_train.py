@@ -210,7 +210,7 @@ def test_mnist_from_a_folder(tmp_path, shared_data, capsys):
         (["--data", "mnist", "--data-dir", "empty"], "MNIST: found no train-images"),
         (["--data", "cifar10", "--data-dir", "empty"], "CIFAR-10: found no"),
         (["--name", "a/b"], "'a/b' is not a file name"),
-        (["--out", "file"], "cannot make the folder file"),
+        (["--out", "file"], "cannot write file (File exists)"),
         (["--record-gradients", "file"], "file does not end in .npz"),
         (["--record-gradients", "old.npz"], "old.npz exists; pass --overwrite"),
         (["--stepps", "3"], "unrecognized arguments: --stepps 3"),

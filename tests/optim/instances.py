@@ -20,7 +20,7 @@ from manifoldmuon.manifolds import (
     Orthogonal,
     Stiefel,
 )
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import FAST, OneStep
 from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
 
 
@@ -70,7 +70,8 @@ FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euc
 PAIR = FLAT["first"]
 PAIR_GEOMETRY = {"kernel": Euclidean(RMSToRMS()), "bias": Euclidean()}
 CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
-STIEFEL = Stiefel(solver=FAST)
+# One solver for all platforms: a preset is traced for each. `small_geometry` has a preset.
+STIEFEL = Stiefel(solver=OneStep())
 CURVED_GEOMETRY = {
     "a": STIEFEL.transposed(),
     "b": STIEFEL.transposed(),
@@ -85,11 +86,12 @@ OTHER_GEOMETRY = {
     "code": Euclidean(L1ToRMS()),
     "scalar": Euclidean(Frobenius(ndim=0)),
 }
-SETS = {"space": (6, 2), "mixing": (4, 4), "spectrum": (4, 2)}
+SETS = {"space": (6, 2), "mixing": (4, 4), "spectrum": (4, 2), "fixed": (2, 4, 2)}
 SET_GEOMETRY = {
     "space": Grassmann(),
     "mixing": DoublyStochastic(),
     "spectrum": Isospectral((2.0, 0.5)),
+    "fixed": Hypersphere(3.0, ndim=2, step_norm=Infinity()),  # multipliers are carried
 }
 
 
@@ -99,7 +101,8 @@ SMALL = {"a": (6, 3), "b": (6, 3), "gain": (4,)}
 def small_geometry(path: Any, leaf: Any) -> Any:
     """A function of the path, as a user may write it."""
     del leaf
-    return CURVED_GEOMETRY[optim.path_string(path)]
+    fast = Stiefel(solver=FAST).transposed()
+    return CURVED_GEOMETRY["gain"] if optim.path_string(path) == "gain" else fast
 
 
 def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:

@@ -11,7 +11,7 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Layout
-from manifoldmuon.testing._transformations import BASICS, WRAPPERS, Case, check_injected
+from manifoldmuon.testing._transformations import BASICS, WRAPPERS, Case, check_injected, make_case
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "matrix": (5, 3),
@@ -254,11 +254,10 @@ PAIR = {"a": (5, 3), "b": (2, 4, 4)}
 
 
 def case() -> Case:
-    made = optim.scale_by_agd(Layout())
-    tx = optax.GradientTransformationExtraArgs(made.init, jax.jit(made.update))
+    tx = optax.with_extra_args_support(optim.scale_by_agd(Layout()))
     rng = np.random.default_rng(0)
     params, grads = (single({n: rng.normal(size=s) for n, s in PAIR.items()}) for _ in range(2))
-    return Case(tx, params, grads, needs_params=False)
+    return make_case(tx, params, grads, needs_params=False)
 
 
 # The step looks at all layers: what presupposes leaves that do not know of each other is left out.

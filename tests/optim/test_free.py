@@ -13,7 +13,7 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.optim import DeepTrust, SquareLossSmoothness
-from manifoldmuon.testing._transformations import BASICS, WRAPPERS, Case, check_injected
+from manifoldmuon.testing._transformations import BASICS, WRAPPERS, check_injected, make_case
 
 
 @pytest.mark.parametrize("slope", [0.01, 0.3, 2.0, 50.0])
@@ -218,11 +218,8 @@ def test_is_a_good_citizen(name):
     make, arguments = LINKS[name]
     tx = supplied(make(**arguments))
     rng = np.random.default_rng(0)
-    params, grads = (
-        {n: jnp.asarray(rng.normal(size=(4, 3)), jnp.float32) for n in "ab"} for _ in range(2)
-    )
-    compiled = optax.GradientTransformationExtraArgs(tx.init, jax.jit(tx.update))
-    case = Case(compiled, params, grads, needs_params=False)
+    params, grads = ({n: np.float32(rng.normal(size=(4, 3))) for n in "ab"} for _ in range(2))
+    case = make_case(tx, params, grads, needs_params=False)
     for check in (*BASICS, *WRAPPERS):
         if check.__name__ not in COUPLED:
             check(case)

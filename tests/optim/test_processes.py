@@ -11,7 +11,7 @@ JOINED = """
 import json, os, sys
 rank, count, port = (int(x) for x in sys.argv[1:4])
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={4 // count}"
+os.environ["XLA_FLAGS"] += f" --xla_force_host_platform_device_count={4 // count}"
 import jax, jax.numpy as jnp, numpy as np, optax
 if count > 1:
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -23,7 +23,7 @@ CODE = (
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import OneStep
 
 mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
 rng = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def spread(tree):
     return {k: jax.make_array_from_callback(x.shape, place, lambda i, x=x: x[i])
             for k, x in tree.items()}
 
-tx = optim.manifold_muon(0.1, Stiefel(solver=FAST))
+tx = optim.manifold_muon(0.1, Stiefel(solver=OneStep()))
 
 @jax.jit
 def train(params, target):

@@ -197,3 +197,27 @@ def test_what_looks_wrong_is_said_in_one_sentence(name):
     pattern = message if ".*" in message else re.escape(message)
     assert re.search(pattern, table.warnings[0])
     assert table.warnings[0] in str(table)
+
+
+BARE = {
+    "layers of two shapes": ({"up": (3, 8, 16), "down": (3, 16, 8)}, True),
+    "square layers": ({"a": (3, 8, 8), "c": (3, 8, 8)}, True),
+    "of PyTorch's images": ({"a": (16, 3, 5, 5), "c": (16, 8, 5, 5)}, False),
+    "taps by name": ({"conv1": (3, 8, 16), "conv2": (3, 16, 16)}, False),
+    "taps by their number": ({"a": (3, 3, 8, 16), "c": (3, 3, 16, 8)}, False),
+    "fused heads": ({"query": (16, 2, 8), "key": (16, 2, 8), "out": (2, 8, 16)}, False),
+    "fused heads of one shape": ({"query": (16, 4, 4), "key": (16, 4, 4)}, False),
+}
+
+
+@pytest.mark.parametrize("name", BARE)
+def test_a_stack_without_biases_that_is_seen_as_one_matrix(name):
+    kernels, stacked = BARE[name]
+    shapes = abstract({"layers": kernels})
+    rank = len(next(iter(kernels.values())))
+    whole = W.with_axes(tuple(range(rank - 1)), rank - 1)
+    warnings = optim.tabulate(whole, shapes).warnings
+    assert len(warnings) == (2 if stacked else 0)
+    assert all("axis 0 looks like a stack of 3 layers" in warning for warning in warnings)
+    # Seen as layers it is sound.
+    assert not stacked or optim.tabulate(FLAX, shapes).warnings == []

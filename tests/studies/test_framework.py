@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import resource
 from pathlib import Path
 from typing import ClassVar
 
@@ -225,3 +226,43 @@ def test_every_study_has_help_and_settings_that_come_back(name, capsys):
     study = STUDIES[name]()
     assert study.from_settings(study.settings()) == study
     assert len({json.dumps(cell) for cell in study.cells()}) == len(study.cells()) > 0
+
+
+def test_a_disk_that_becomes_full_keeps_the_finished_cells(tmp_path, capsys, monkeypatch):
+    """As on a full disk, the kernel refuses a file that grows beyond a limit."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "coins.json"
+    whole = run_study(Coins(), tmp_path / "whole.json")
+
+    def run(self, cell):
+        if cell["seed"] == 2:
+            size = partial_path(path).stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+        return Coins.run(self, cell)
+
+    filling = dataclasses.make_dataclass("Filling", [], bases=(Coins,), frozen=True)
+    monkeypatch.setattr(filling, "run", run, raising=False)
+    try:
+        with pytest.raises(SystemExit, match="2"):
+            command(filling, ["--out", str(path), "--jobs", "1"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: cannot write {partial_path(path)} (")
+    assert "make room or choose another folder" in error
+    assert "the same command goes on from there" in error
+    CALLS.clear()
+    assert command(Coins, ["--out", str(path), "--jobs", "1"]) == 0
+    assert CALLS == [2]
+    assert json.loads(path.read_text(encoding="utf-8")) == whole
+    assert not [x.name for x in tmp_path.iterdir() if x.name.startswith(".")]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux")
+def test_a_folder_that_cannot_be_written_is_refused_before_any_work(capsys):
+    CALLS.clear()
+    with pytest.raises(SystemExit, match="2"):
+        command(Coins, ["--out", "/proc/self/task/coins.json", "--jobs", "1"])
+    (error,) = capsys.readouterr().err.splitlines()
+    assert "cannot write /proc/self/task/coins.json.partial (" in error
+    assert CALLS == []

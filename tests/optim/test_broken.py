@@ -1,0 +1,96 @@
+"""`check_transformation` finds what is wrong, and says which check did."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon.testing import check_transformation
+
+PARAMS = {"a": np.array([1.0, -2.0, 0.5], "f4"), "b": np.array([[0.25, 3.0]], "f4")}
+
+
+def sound(rate: Any = 1.0, **changes: Any) -> optax.GradientTransformationExtraArgs:
+    """Steps of a given length for every leaf, but for the changes."""
+    leaf = changes.get("leaf", lambda g, w: -rate * g / size(g))
+
+    def init(params):
+        return changes.get("state", lambda params: {"count": jnp.zeros((), jnp.int32)})(params)
+
+    def update(updates, state, params=None, **extra):
+        changes.get("before", lambda *_: None)(updates, params, extra)
+        if params is None and not changes.get("lax"):
+            raise ValueError("no parameters")
+        given = updates if params is None else params
+        stepped = jax.tree.map(leaf, updates, given)
+        number = max(len(jax.tree.leaves(updates)), 1) if changes.get("counts") else 1
+        stepped = jax.tree.map(
+            lambda u, w: (u / number).astype(jnp.float32 if changes.get("wide") else w.dtype),
+            stepped,
+            given,
+        )
+        return stepped, changes.get("after", lambda s: jax.tree.map(jnp.asarray, s))(state)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def size(g: jax.Array) -> jax.Array:
+    largest = jnp.max(jnp.abs(g), initial=0)
+    if jnp.issubdtype(g.dtype, jnp.integer):
+        raise TypeError("integers")
+    safe = jnp.where(largest == 0, 1, largest)
+    return safe * jnp.maximum(jnp.linalg.norm(g / safe), 1e-6)
+
+
+def complain(wrong: bool) -> None:
+    if wrong:
+        raise ValueError("of no use")
+
+
+def on_the_host(g, _):
+    shape = jax.ShapeDtypeStruct(g.shape, g.dtype)
+    return jax.pure_callback(lambda x: x, shape, -g / size(g))
+
+
+BROKEN: dict[str, dict[str, Any]] = {
+    "compiles_once": {"after": lambda s: {"count": s["count"] + 1.0}},
+    "first_step": {"state": lambda params: {"count": jnp.int32(0), "name": "a name"}},
+    "init_abstract": {
+        "state": lambda params: {"count": jnp.zeros(isinstance(params["a"], jax.ShapeDtypeStruct))}
+    },
+    "empty_trees": {"before": lambda updates, *_: complain(not jax.tree.leaves(updates))},
+    "holes": {"counts": True},
+    "dtypes": {"wide": True},
+    "tree_map_params": {
+        "state": lambda params: {"kept": jax.tree.map(lambda w: jnp.zeros(1), params)}
+    },
+    "degenerate": {"leaf": lambda g, w: -g / size(g) / jnp.sum(jnp.abs(w)) * jnp.sum(jnp.abs(w))},
+    "nan_in_one_leaf": {"leaf": lambda g, w: -jnp.nan_to_num(g) / size(jnp.nan_to_num(g))},
+    "errors": {"lax": True},
+    "scale": {"leaf": lambda g, w: -g + 0 * size(g)},
+    "still": {"leaf": lambda g, w: -g / size(g) - 1},
+    "inject_hyperparams": {"rate": True},
+    "wrapped_donated_and_scanned": {"before": lambda *x: complain("unexpected" in x[-1])},
+    "vmap": {"leaf": on_the_host},
+}
+
+
+def test_a_sound_transformation_passes():
+    check_transformation(sound, PARAMS, {"rate": 0.5})
+
+
+@pytest.mark.parametrize("check", BROKEN)
+def test_a_broken_one_is_named(check):
+    changes = dict(BROKEN[check])
+    careful = changes.pop("rate", False)
+
+    def make(rate):
+        if careful:
+            complain(rate < 0.1)
+        return sound(rate, **changes)
+
+    with pytest.raises(AssertionError, match=f"the check '{check}' failed"):
+        check_transformation(make, PARAMS, {"rate": 0.5})
