@@ -134,7 +134,7 @@ def largest_eigenpair(
         return product(power, power)
 
     # A high power of the small matrix: the projection onto its last eigenvector, but for a factor.
-    power = jax.lax.fori_loop(0, 10, square, small)
+    power = jax.lax.fori_loop(0, 20, square, small)
     column = jnp.argmax(jnp.diagonal(power, axis1=-2, axis2=-1), axis=-1)[..., None, None]
     weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
     vector = normalize(_apply(mT(basis), weights), 1)
@@ -145,15 +145,15 @@ def largest_eigenpair(
 def spectral_bound(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
     """`||x||_2` and a little more, for the price of a product: what a step is shortened by.
 
-    The largest eigenvalue of the Gram matrix by 32 steps of Lanczos, and 0.3 % more, which is what
-    they miss where eigenvalues lie evenly in [0, 1] (they come closer where one stands out).
+    The largest eigenvalue of the Gram matrix by 24 steps of Lanczos, and 1 % more. They miss 0.3 %
+    where eigenvalues lie evenly in [0, 1], and up to 0.9 % where one stands out by as much.
 
     Args:
       x: matrices of moderate size, float32 or wider; leading axes are independent.
     """
     high = tall(x)
-    value, _ = largest_eigenpair(product(mT(high), high), 32)
-    return jnp.sqrt(1.003 * value)
+    value, _ = largest_eigenpair(product(mT(high), high), 24)
+    return jnp.sqrt(1.01 * value)
 
 
 def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:

@@ -50,7 +50,8 @@ from manifoldmuon.norms import (
     scale_of,
 )
 
-_LANCZOS = 32
+# Singular values that nearly tie, to a part of 1e-3, are told apart no further.
+_LANCZOS = 64
 
 
 class _Bounded(Manifold):
@@ -147,7 +148,11 @@ class SpectralSphere(_Bounded):
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        """`(W + V) s / ||W + V||_2`, with the norm by 32 steps of Lanczos."""
+        """`(W + V) s / ||W + V||_2`, with the norm by 64 steps of Lanczos.
+
+        Of matrices with more than 64 columns whose largest singular values nearly tie, these miss
+        up to 1e-3 of it.
+        """
         moved = upcast(point) + upcast(vector)
         high = tall(moved)
         square, _ = largest_eigenpair(product(mT(high), high), _LANCZOS)

@@ -194,7 +194,7 @@ class Bracket:
         near = _pick((low.slope < 0) & ~(closed & (high.slope < -low.slope)), low, high)
 
         def with_normal(_):
-            size = norm.norm(unit)
+            size = norm.bound(unit)
             share = jnp.abs(near.slope) * size
             share = share / (1 + share)
             back = jnp.sign(near.slope) * share / _or_one(size)
@@ -290,9 +290,7 @@ class BarzilaiBorwein:
         descent = Descent(start, start.shift, nothing, nothing)
         descent = _repeat(descend, descent, self.steps, self.cold, start.step > 0)
         direction = descent.direction - descent.residual
-        # The second bound is tight where little had to be taken out.
-        size = jnp.minimum(norm.bound(direction), 1 + norm.bound(descent.residual))
-        direction = direction / over(jnp.maximum(size, 1), ndim)
+        direction = _shortened(norm, direction, descent.residual)
         reduced = problem.part + descent.before
         after = in_dtypes_of(dual, SpaceDual(descent.before, descent.dual.step))
         residual = frobenius_norm(descent.residual, ndim)
@@ -346,20 +344,29 @@ class DouglasRachford:
         # Not `free`, which takes full steps along what rounding leaves of a normal part.
         first = norm.project(_START / unit * problem.part)
 
-        def step(_, pair):
-            tangent, multiplier = pair
+        def step(_, state):
+            tangent, multiplier, _ = state
             inside = norm.project(tangent - multiplier + push)
             target = self.relaxation * inside + (1 - self.relaxation) * tangent + multiplier
             multiplier = normal(target)
-            return target - multiplier, multiplier
+            return target - multiplier, multiplier, inside
 
-        start = first - normal(first), normal(push)
-        direction, multiplier = jax.lax.fori_loop(0, self.steps, step, start)
-        direction = direction / over(jnp.maximum(norm.bound(direction), 1), ndim)
+        start = first - normal(first), normal(push), first
+        direction, multiplier, inside = jax.lax.fori_loop(0, self.steps, step, start)
+        direction = _shortened(norm, direction, direction - inside)
         reduced = (push - multiplier) * self.penalty * unit
         attained = norm.lmo(reduced)
         residual = frobenius_norm(normal(attained), ndim)
         return certified(norm, problem, whole, reduced, attained, direction, (), residual)
+
+
+def _shortened(
+    norm: Norm, direction: Float[Array, "..."], change: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """To norm 1 at most, for a direction that differs by `change` from one of norm 1."""
+    # The second bound is the tighter one where the change is small.
+    size = jnp.minimum(norm.bound(direction), 1 + norm.bound(change))
+    return direction / over(jnp.maximum(size, 1), norm.ndim)
 
 
 def _repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"]):
