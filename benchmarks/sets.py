@@ -33,7 +33,7 @@ from manifoldmuon.manifolds.retractions import Clip
 from manifoldmuon.manifolds.solvers import FAST, BarzilaiBorwein, Bracket, DouglasRachford
 from manifoldmuon.norms import RootRank, Spectral
 
-WARM_UP = 20
+WARM_UP = 10
 _QUICK = Spectral(TRAINING_MSIGN)
 
 

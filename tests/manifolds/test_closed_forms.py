@@ -82,7 +82,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("manifold", "shape", "constraints", "loss"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("manifold", "shape", "constraints", "loss"),
+    CASES,
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_directions_against_convex_optimisation(manifold, shape, constraints, loss):
     """What is lost is what the certificate allows, and no more than is promised."""
     w, g = point_of(manifold, shape), normal(*shape)
