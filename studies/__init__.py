@@ -13,6 +13,7 @@ from studies.run import run_study
 from studies.solvers import SolverShootOut
 from studies.study import Study, option
 from studies.transfer.study import LearningRateTransfer
+from studies.weight_spaces import WeightSpaces
 
 _ALL: tuple[type[Study], ...] = (
     RetractionLaboratory,
@@ -20,6 +21,7 @@ _ALL: tuple[type[Study], ...] = (
     LearningRateTransfer,
     SolverShootOut,
     Ablation,
+    WeightSpaces,
     NewtonSchulzDesigner,
 )
 
@@ -35,6 +37,7 @@ __all__ = [
     "SolverShootOut",
     "Study",
     "WeightErasure",
+    "WeightSpaces",
     "option",
     "run_study",
 ]
