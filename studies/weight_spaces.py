@@ -25,7 +25,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.retractions import Clip
 from manifoldmuon.manifolds.solvers import FAST, DouglasRachford
 from manifoldmuon.modules import Linear, Module
-from manifoldmuon.norms import FanRatio, RMSToRMS, RootRank, scale_of
+from manifoldmuon.norms import FanRatio, RMSToRMS, RootRank, Spectral, scale_of
 from manifoldmuon.optim import manifold_muon
 from studies.display import COLOURS, dress, panels, short, text_table
 from studies.estimates import at_best_rate, estimate, shown
@@ -35,32 +35,36 @@ from studies.networks.methods import MOMENTUM, Method
 from studies.networks.tasks import IMAGES, TEXTS, Characters, Pictures, Task
 from studies.study import Cell, Record, Row, Study, option
 
-NORM = RMSToRMS(TRAINING_MSIGN)
-"""Of every step, whatever the set."""
-
-
-def _band(high: float) -> SpectralBand:
-    return SpectralBand(1 / high, high, FanRatio(), None, Clip(TRAINING_MSIGN), NORM)
-
-
-def _ball(solver: DouglasRachford | None) -> SpectralBall:
-    return SpectralBall(FanRatio(), solver, Clip(TRAINING_MSIGN), NORM)
-
-
 MUON, FROBENIUS, STIEFEL = "Muon", "Frobenius", "Stiefel"
 
-SETS: dict[str, Manifold] = {
-    MUON: Euclidean(NORM),
-    FROBENIUS: Hypersphere(RootRank(FanRatio()), ndim=2, step_norm=NORM),
-    "spectral sphere": SpectralSphere(FanRatio(), NORM),
-    "spectral ball": _ball(None),
-    "band 3": _band(3.0),
-    "band 1.5": _band(1.5),
-    "band 1.1": _band(1.1),
-    STIEFEL: Stiefel(FanRatio(), solver=FAST),
-    "ball, tangent steps": _ball(DouglasRachford(steps=2)),
-}
-"""The sets of the hidden matrices, by name; semi-orthogonal matrices lie in all of them."""
+
+@functools.lru_cache(maxsize=4)
+def sets_of(scale: float) -> dict[str, Manifold]:
+    """The sets of the hidden matrices by name: semi-orthogonal matrices lie in all of them.
+
+    Steps are measured in the spectral norm relative to the scale, whatever the set.
+
+    Args:
+      scale: of singular values, beside the square root of fan-out by fan-in.
+    """
+    ratio = FanRatio(scale)
+    norm, clip = Spectral(TRAINING_MSIGN, ratio), Clip(TRAINING_MSIGN)
+    bands = {
+        f"band {high:g}": SpectralBand(1 / high, high, ratio, None, clip, norm)
+        for high in (3.0, 1.5, 1.1)
+    }
+    return {
+        MUON: Euclidean(norm),
+        FROBENIUS: Hypersphere(RootRank(ratio), ndim=2, step_norm=norm),
+        "spectral sphere": SpectralSphere(ratio, norm),
+        "spectral ball": SpectralBall(ratio, None, clip, norm),
+        **bands,
+        STIEFEL: Stiefel(ratio, solver=FAST),
+        "ball, tangent steps": SpectralBall(ratio, DouglasRachford(steps=2), clip, norm),
+    }
+
+
+SETS = tuple(sets_of(1.0))
 
 EXPONENTS = {"gpt": (-4, 0), "images": (-6, -2)}
 """The grids of learning rates in powers of two."""
@@ -78,10 +82,12 @@ class Hidden(Method):
     Attributes:
       manifold: of the hidden matrices.
       ends: of the grid of learning rates, in powers of two.
+      scale: of the first hidden matrices.
     """
 
     manifold: Manifold
     ends: tuple[int, int]
+    scale: float = 1.0
 
     @property
     def exponents(self) -> tuple[int, int]:
@@ -95,13 +101,19 @@ class Hidden(Method):
                 return atom.on(atom.free_space())
             if atom.fan_out == outputs:
                 heads.append(atom)
-                return atom.on(Euclidean(NORM))
+                return atom.on(Euclidean(RMSToRMS(TRAINING_MSIGN)))
             return atom.on(self.manifold)
 
         network = architecture.modular(inputs, outputs).map_atoms(place)
         if len(heads) != 1:
             raise ValueError(f"{outputs}, the number of classes, is the width of a hidden layer")
         return network
+
+    def first(self, weights: Any, network: Module) -> Any:
+        def scaled(weight: Any, manifold: Manifold) -> Any:
+            return self.scale * weight if manifold == self.manifold else weight
+
+        return jax.tree.map(scaled, weights, network.geometry())
 
     def optimizer(self, rate: Any, network: Module) -> optax.GradientTransformation:
         return manifold_muon(
@@ -129,7 +141,8 @@ class WeightSpaces(Study):
     networks: tuple[str, ...] = option(
         ("gpt", "images"), "what is trained", choices=tuple(EXPONENTS))
     sets: tuple[str, ...] = option(
-        tuple(SETS)[:-1], "of the hidden matrices, Muon among them", choices=tuple(SETS))
+        SETS[:-1], "of the hidden matrices, Muon among them", choices=SETS)
+    scale: float = option(1.0, "of the hidden matrices, first and last")
     width: int = option(32, "of the GPT, of two heads")
     blocks: int = option(2, "of the GPT")
     context: int = option(32, "characters of a window")
@@ -171,10 +184,10 @@ class WeightSpaces(Study):
             raise ValueError(
                 f"wide_seeds must be among the seeds; got {self.wide_seeds} and {self.seeds}"
             )
-        if self.widen < 0 or self.multiplier <= 0:
+        if self.widen < 0 or min(self.multiplier, self.scale) <= 0:
             raise ValueError(
-                f"widen must be at least 0 and multiplier positive; got {self.widen}, "
-                f"{self.multiplier}"
+                "widen must be at least 0, multiplier and scale positive; got "
+                f"{self.widen}, {self.multiplier}, {self.scale}"
             )
 
     def cells(self) -> Sequence[Cell]:
@@ -230,7 +243,7 @@ class WeightSpaces(Study):
 
     def _descent(self, part: str, network: str, name: str) -> Descent:
         architecture, task = self._problem(network, 2 if part == "wide" else 1)
-        method = Hidden(SETS[name], EXPONENTS[network])
+        method = Hidden(sets_of(self.scale)[name], EXPONENTS[network], self.scale)
         module = method.network(architecture, task.inputs, task.classes)
         steps = self.fewer if part == "fewer" else self.steps
         return Descent(method, module, task, steps, 1, self.multiplier)
@@ -244,8 +257,8 @@ class WeightSpaces(Study):
         values, conditions = [], []
         for weight, manifold in zip(weights, manifolds, strict=True):
             if isinstance(manifold, Stiefel):
-                matrices = np.asarray(weight, np.float64) / scale_of(FanRatio(), weight.shape[-2:])
-                found = _singular_values(matrices)
+                size = scale_of(manifold.scale, weight.shape[-2:])
+                found = _singular_values(np.asarray(weight, np.float64) / size)
                 conditions.append((found[..., 0] / found[..., -1]).reshape(len(found), -1))
                 values.append(found.reshape(len(found), -1))
         every, condition = np.concatenate(values, axis=1), np.concatenate(conditions, axis=1)

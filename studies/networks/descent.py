@@ -51,7 +51,8 @@ class Descent(NamedTuple):
         plain = self.network.unconstrained().map_atoms(
             lambda atom: dataclasses.replace(atom, mass=1.0)
         )
-        return _start(self.method.starts_gaussian, plain)(jax.random.key(seed))
+        weights = _start(self.method.starts_gaussian, plain)(jax.random.key(seed))
+        return self.method.first(weights, self.network)
 
     def loss(self, weights: Any, x: Any, y: Any) -> Float[Array, ""]:
         """The cross-entropy of a batch."""

@@ -1,44 +1,54 @@
 """Weight spaces: one start for all sets, effects with known answers, a training inside its set."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
+from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.norms import FanRatio
+from manifoldmuon.norms import FanRatio, RMSToRMS
 from studies import WeightSpaces
 from studies.networks.architectures import Funnel, Transformer
-from studies.weight_spaces import MUON, NORM, SETS, STIEFEL, Hidden, _singular_values
+from studies.weight_spaces import MUON, SETS, STIEFEL, Hidden, _singular_values, sets_of
 
 TINY = WeightSpaces(
     networks=("images",), sets=(MUON, "band 1.1"), hidden=(8,), steps=12, fewer=1, rounds=1
 )
 
 
-@pytest.mark.parametrize("shape", [(8, 4), (4, 8), (6, 6)])
-def test_the_first_weights_lie_in_every_set(shape):
-    start = Stiefel(FanRatio()).random_point(jax.random.key(0), shape, np.float32)
-    for name, manifold in SETS.items():
-        assert manifold.distance(start) < 1e-5, name
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_the_first_weights_lie_in_every_set(scale):
+    study = dataclasses.replace(TINY, scale=scale)
+    start = study._descent("base", "images", MUON).start(0)
+    for name in SETS:
+        descent = study._descent("base", "images", name)
+        same = jax.tree.map(np.array_equal, descent.start(0), start)
+        assert jax.tree.all(same), name
+        distances = jax.tree.map(lambda m, w: m.distance(w), descent.network.geometry(), start)
+        assert max(jax.tree.leaves(distances)) < 1e-5, name
+    hidden = Stiefel(FanRatio(scale))
+    assert max(map(hidden.distance, jax.tree.leaves(start)[:-1])) < 1e-5
 
 
 @pytest.mark.parametrize("architecture", [Transformer(16, 1), Funnel((8, 6))])
 def test_only_the_hidden_matrices_differ(architecture):
     def spaces(name):
-        network = Hidden(SETS[name], (-1, 0)).network(architecture, 11, 11)
+        network = Hidden(sets_of(1.0)[name], (-1, 0)).network(architecture, 11, 11)
         return jax.tree.leaves(network.geometry()), network.budgets()
 
     (free, budgets), (rigid, others) = spaces(MUON), spaces(STIEFEL)
     assert jax.tree.all(jax.tree.map(np.array_equal, budgets, others))
-    hidden = [b == SETS[STIEFEL] for b in rigid]
+    hidden = [b == sets_of(1.0)[STIEFEL] for b in rigid]
     assert [a == b for a, b in zip(free, rigid, strict=True)] == [not h for h in hidden]
     assert hidden.count(True) == (6 if isinstance(architecture, Transformer) else 2)
-    assert rigid[-1] == Euclidean(NORM)
+    assert rigid[-1] == Euclidean(RMSToRMS(TRAINING_MSIGN))
 
 
 def test_a_hidden_layer_as_wide_as_the_head_is_refused():
     with pytest.raises(ValueError, match="the width of a hidden layer"):
-        Hidden(SETS[MUON], (-1, 0)).network(Funnel((10,)), 7, 10)
+        Hidden(sets_of(1.0)[MUON], (-1, 0)).network(Funnel((10,)), 7, 10)
 
 
 def test_a_training_stays_in_its_band_and_every_rate_is_judged():
@@ -64,7 +74,7 @@ def test_singular_values_of_a_breakdown_are_unknown():
 
 def test_the_summary_and_the_picture():
     """Curves that are parabolas: known distances from Muon, rates and prices."""
-    study = WeightSpaces(networks=("images",), sets=tuple(SETS)[:3], wide_seeds=(0, 1))
+    study = WeightSpaces(networks=("images",), sets=SETS[:3], wide_seeds=(0, 1))
     exponents = [-6, -5, -4, -3, -2]
     rows = []
     for cell in study.cells():
@@ -104,7 +114,8 @@ def test_the_summary_and_the_picture():
         ({"networks": ()}, "there must be a network"),
         ({"seeds": (1, 1)}, "seeds must differ"),
         ({"wide_seeds": (9,)}, "wide_seeds must be among"),
-        ({"multiplier": 0.0}, "multiplier positive"),
+        ({"scale": 0.0}, "multiplier and scale positive"),
+        ({"multiplier": 0.0}, "multiplier and scale positive"),
     ],
 )
 def test_refusals(settings, message):
