@@ -48,7 +48,9 @@ def sets_of(scale: float) -> dict[str, Manifold]:
       scale: of singular values, beside the square root of fan-out by fan-in.
     """
     ratio = FanRatio(scale)
-    norm, clip = Spectral(TRAINING_MSIGN, ratio), Clip(TRAINING_MSIGN)
+    norm = Spectral(TRAINING_MSIGN, ratio)
+    # By a sign that converges: four steps of it move what lies inside a wide band.
+    clip = Clip()
     bands = {
         f"band {high:g}": SpectralBand(1 / high, high, ratio, None, clip, norm)
         for high in (3.0, 1.5, 1.1)
@@ -349,7 +351,7 @@ def _at_best_rates(rows: Sequence[Row]) -> dict[str, Any]:
         "edge": "below" if at == 0 else "above" if at == len(exponents) - 1 else "",
         "best": best_rate(exponents, curves.tolist())._asdict(),
         "spectra": {
-            key: float(np.mean([row["spectra"][key][at] for row in rows]))
+            key: estimate([row["spectra"][key][at] for row in rows])["mean"]
             for key in rows[0]["spectra"]
         },
     }
@@ -430,6 +432,7 @@ def picture(record: Record) -> Any:
                         linewidth=1.4, label=name)  # fmt: skip
         best = min(s["held_out_losses"]["mean"] for s in sets.values())
         curves.set_ylim(best - 0.05, best + 0.75)
+        curves.set_xticks(rows[0]["log2_rates"])
         curves.legend(frameon=False, fontsize=7)
         dress(curves, "Sensitivity to the rate", "means over seeds", "log2 of the learning rate",
               "held-out loss")  # fmt: skip
@@ -452,9 +455,16 @@ def _beyond(panel: Any, sets: Mapping[str, Any], colours: Mapping[str, str]) -> 
 def _ranges(panel: Any, sets: Mapping[str, Any], colours: Mapping[str, str]) -> None:
     for y, (name, found) in enumerate(sets.items()):
         spectra = found["spectra"]
+        if None in spectra.values():  # a training broke down
+            continue
         panel.plot([max(spectra["smallest"], 1e-3), spectra["largest"]], [y, y], "|-",
                    color=colours[name], linewidth=1.6, markersize=9)  # fmt: skip
         panel.plot([spectra["median"]], [y], "o", color=colours[name], markersize=5)
     panel.set_xscale("log")
+    lowest = min(max(found["spectra"]["smallest"] or 1, 1e-3) for found in sets.values())
+    highest = max(found["spectra"]["largest"] or 1 for found in sets.values())
+    ticks = [x for x in (1e-3, 0.01, 0.1, 0.3, 1, 3, 10, 30) if lowest / 2 < x < 2 * highest]
+    panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    panel.minorticks_off()
     panel.set_yticks(range(len(sets)), list(sets))
     panel.invert_yaxis()
