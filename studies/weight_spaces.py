@@ -420,7 +420,8 @@ def picture(record: Record) -> Any:
     for (beyond, curves, values), (network, found) in zip(grid, summary.items(), strict=True):
         data = record["settings"]["text" if network == "gpt" else "images"]
         sets = found["sets"]
-        colours = dict(zip(sets, [COLOURS[-1], *COLOURS[:-1], "#999933"], strict=False))
+        palette = dict(zip(SETS, [COLOURS[-1], *COLOURS[:-1], "#999933"], strict=True))
+        colours = {name: palette[name] for name in sets}
         _beyond(beyond, sets, colours)
         dress(beyond, f"{network}, {data}", "each set at its best rate, paired by seed, 95 %",
               "held-out loss beyond Muon's (nats)", "")  # fmt: skip
@@ -437,8 +438,8 @@ def picture(record: Record) -> Any:
         dress(curves, "Sensitivity to the rate", "means over seeds", "log2 of the learning rate",
               "held-out loss")  # fmt: skip
         _ranges(values, sets, colours)
-        dress(values, "Singular values at the end", "smallest, median and largest of all hidden "
-              "matrices", "relative to the scale", "")  # fmt: skip
+        dress(values, "Singular values at the end", "smallest (from 0.001), median and largest of "
+              "all hidden matrices", "relative to the scale", "")  # fmt: skip
     return figure
 
 
