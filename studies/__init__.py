@@ -11,9 +11,9 @@ from studies.newton_schulz import NewtonSchulzDesigner
 from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
 from studies.solvers import SolverShootOut
+from studies.spaces.study import WeightSpaces
 from studies.study import Study, option
 from studies.transfer.study import LearningRateTransfer
-from studies.weight_spaces import WeightSpaces
 
 _ALL: tuple[type[Study], ...] = (
     RetractionLaboratory,

@@ -11,7 +11,8 @@ from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.norms import FanRatio, RMSToRMS
 from studies import WeightSpaces
 from studies.networks.architectures import Funnel, Transformer
-from studies.weight_spaces import MUON, SETS, STIEFEL, Hidden, _singular_values, sets_of
+from studies.spaces.sets import MUON, SETS, STIEFEL, Hidden, sets_of
+from studies.spaces.study import _singular_values
 
 TINY = WeightSpaces(
     networks=("images",), sets=(MUON, "band 1.1"), hidden=(8,), steps=12, fewer=1, rounds=1
