@@ -11,6 +11,7 @@ from studies.newton_schulz import NewtonSchulzDesigner
 from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
 from studies.solvers import SolverShootOut
+from studies.spaces.study import WeightSpaces
 from studies.study import Study, option
 from studies.transfer.study import LearningRateTransfer
 
@@ -20,6 +21,7 @@ _ALL: tuple[type[Study], ...] = (
     LearningRateTransfer,
     SolverShootOut,
     Ablation,
+    WeightSpaces,
     NewtonSchulzDesigner,
 )
 
@@ -35,6 +37,7 @@ __all__ = [
     "SolverShootOut",
     "Study",
     "WeightErasure",
+    "WeightSpaces",
     "option",
     "run_study",
 ]

@@ -51,7 +51,12 @@ class Descent(NamedTuple):
         plain = self.network.unconstrained().map_atoms(
             lambda atom: dataclasses.replace(atom, mass=1.0)
         )
-        return _start(self.method.starts_gaussian, plain)(jax.random.key(seed))
+        weights = _start(self.method.starts_gaussian, plain)(jax.random.key(seed))
+        return self.method.first(weights, self.network)
+
+    def loss(self, weights: Any, x: Any, y: Any) -> Float[Array, ""]:
+        """The cross-entropy of a batch."""
+        return cross_entropy(self.multiplier * self.network.apply(weights, x), y)
 
     def changes(self, trained: "Trained", seed: int) -> dict[str, np.ndarray]:
         """By layer, how far features moved in the early steps, for each rate."""
@@ -98,10 +103,7 @@ def _start(gaussian: bool, network: Module) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def _training(descent: Descent) -> Any:
-    method, network, task, steps, early, multiplier = descent
-
-    def loss(weights: Any, x: Any, y: Any) -> Any:
-        return cross_entropy(multiplier * network.apply(weights, x), y)
+    method, network, task, steps, early, _ = descent
 
     def train(rate: Any, start: Any, order: Any, data: Any) -> Trained:
         tx = method.optimizer(lambda k: rate * (1 - k / steps), network)
@@ -109,7 +111,7 @@ def _training(descent: Descent) -> Any:
         def step(carry: Any, now: Any) -> Any:
             weights, state, young = carry
             k, batch = now
-            value, grads = jax.value_and_grad(loss)(weights, *task.batch_of(data, batch))
+            value, grads = jax.value_and_grad(descent.loss)(weights, *task.batch_of(data, batch))
             updates, state = tx.update(grads, state, weights)
             weights = optax.apply_updates(weights, updates)
             young = jax.tree.map(lambda a, b: jnp.where(k < early, a, b), weights, young)

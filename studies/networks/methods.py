@@ -45,6 +45,10 @@ class Method(abc.ABC):
     def network(self, architecture: Architecture, inputs: int, outputs: int) -> Module:
         """The network that is trained."""
 
+    def first(self, weights: Any, network: Module) -> Any:
+        """The first weights, given those that all methods of a parametrisation start from."""
+        return weights
+
     @abc.abstractmethod
     def optimizer(self, rate: Any, network: Module) -> optax.GradientTransformation:
         """The optimizer for a learning rate, a number or a schedule."""

@@ -15,6 +15,7 @@ from manifoldmuon.manifolds.retractions import (
     QR,
     Analytic,
     Cayley,
+    Clip,
     Exponential,
     Geodesic,
     Normalize,
@@ -226,3 +227,19 @@ def test_a_matrix_that_is_nan_does_not_spoil_the_batch():
     assert np.isnan(moved[1]).any()
     np.testing.assert_array_equal(moved[0], moved[2])
     assert deviation(moved[0]) < 1e-6
+
+
+@pytest.mark.parametrize("low", [1 / 3, 1 / 1.1])
+@pytest.mark.parametrize("least", [1e-2, 1e-4, 1e-5, 0.0])
+def test_a_lower_edge_takes_matrices_that_are_nearly_singular(least, low):
+    """All other singular values are clipped as ever; the one near zero grows as far as it can."""
+    rng = np.random.default_rng(0)
+    values = rng.uniform(0.5, 2.0, (20, 16))
+    values[:, 0] = least
+    left, right = (np.linalg.qr(rng.normal(size=(20, 16, 16)))[0] for _ in range(2))
+    clipped = Clip().clip(jnp.asarray(left * values[:, None] @ right, jnp.float32), low, 1 / low)
+    found = np.linalg.svd(np.asarray(clipped, np.float64), compute_uv=False)
+    wanted = -np.sort(-np.clip(values, low, 1 / low))
+    np.testing.assert_allclose(found[:, :-1], wanted[:, :-1], rtol=1e-4)
+    assert (found[:, -1] <= low * 1.001).all()
+    assert (found[:, -1] >= min(30 * least, 0.9 * low)).all()

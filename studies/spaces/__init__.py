@@ -1,0 +1,1 @@
+"""Weight spaces: which set of matrices suits which network."""
