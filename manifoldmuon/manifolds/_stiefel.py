@@ -80,21 +80,6 @@ class _Orthonormal(Manifold):
         part = times_power_of_two(self._tangent_part(self._unit(point), tall(scaled)), exponent, 2)
         return _like(part, vector, 1.0)
 
-    def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
-    ) -> Steepest:
-        size, loss = scale_of(self.norm.scale, grad.shape[-2:]), rounding_loss(grad.dtype)
-        unit, high = self._unit(point), tall(grad)
-        if rounding_loss(point.dtype):
-            # As far from the set as rounding leaves it, a gradient normal to the set would have a
-            # tangent part of that size.
-            unit = product(unit, _polish(product(mT(unit), unit)))
-        answer = self._solve(unit, high, dual)
-        gap = answer.gap + loss * (answer.gap > 0)
-        if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
-            gap = 0 * gap
-        return answer._replace(direction=_like(answer.direction, grad, size), gap=gap)
-
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
@@ -133,11 +118,24 @@ class _Orthonormal(Manifold):
     ) -> Float[Array, "*batch p q"]:
         """The orthogonal projection onto the tangent space at a tall point of unit scale."""
 
-    @abc.abstractmethod
-    def _solve(
-        self, unit: Float[Array, "*batch p q"], grad: Float[Array, "*batch p q"], dual: Any
-    ) -> Steepest:
-        """The direction at a tall point of unit scale, for a gradient in its own dtype."""
+    def _at(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
+        """Where a direction is asked for: a tall point of unit scale.
+
+        As far from the set as rounding leaves a short dtype, a gradient normal to the set would
+        have a tangent part of that size.
+        """
+        unit = self._unit(point)
+        if not rounding_loss(point.dtype):
+            return unit
+        return product(unit, _polish(product(mT(unit), unit)))
+
+    def _answered(self, answer: Steepest, grad: Float[Array, "*batch m n"]) -> Steepest:
+        """An answer for a tall point of unit scale, as one to the question that was asked."""
+        gap = answer.gap + rounding_loss(grad.dtype) * (answer.gap > 0)
+        if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
+            gap = 0 * gap
+        size = scale_of(self.norm.scale, grad.shape[-2:])
+        return answer._replace(direction=_like(answer.direction, grad, size), gap=gap)
 
     def _scale(self, point: Float[Array, "*batch m n"]) -> float:
         return scale_of(self.scale, point.shape[-2:])
@@ -163,19 +161,19 @@ class _Frames(_Orthonormal):
     ) -> Float[Array, "*batch p q"]:
         return vector - product(unit, sym(product(mT(unit), vector)))
 
-    def _solve(
-        self, unit: Float[Array, "*batch p q"], grad: Float[Array, "*batch p q"], dual: Any
+    def steepest(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
+        unit, high, loss = self._at(point), tall(grad), rounding_loss(grad.dtype)
         if isinstance(self.norm, Frobenius):
             direction, gap, residual = euclidean_direction(
-                grad, lambda vector: self._tangent_part(unit, vector), 2
+                high, lambda vector: self._tangent_part(unit, vector), 2
             )
-            return Steepest(direction, dual, residual, gap)
+            return self._answered(Steepest(direction, dual, residual, gap), grad)
         # Accelerators round float32 factors to fewer bits unless told otherwise.
         with jax.default_matmul_precision("highest"):
-            answer = self.solver.solve(unit, upcast(grad), dual)
-        loss = rounding_loss(grad.dtype)
-        return _silence(answer, grad, loss) if loss else answer
+            answer = self.solver.solve(unit, upcast(high), dual)
+        return self._answered(_silence(answer, high, loss) if loss else answer, grad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,13 +270,14 @@ class Grassmann(_Orthonormal):
     ) -> Float[Array, "*batch p q"]:
         return vector - product(unit, product(mT(unit), vector))
 
-    def _solve(
-        self, unit: Float[Array, "*batch p q"], grad: Float[Array, "*batch p q"], dual: Any
+    def steepest(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
+        unit = self._at(point)
         direction, gap, residual = projected_direction(
-            grad, lambda vector: self._tangent_part(unit, vector), self.norm
+            tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
         )
-        return Steepest(direction, dual, residual, gap)
+        return self._answered(Steepest(direction, dual, residual, gap), grad)
 
 
 def _like(

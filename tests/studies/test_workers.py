@@ -251,4 +251,5 @@ def test_what_is_timed_in_the_studies():
     studies = {name: kind() for name, kind in STUDIES.items()}
     timed = [(name, cell) for name, study in studies.items() for cell in study.cells()
              if study.timed(cell)]  # fmt: skip
-    assert {(name, cell.get("part")) for name, cell in timed} == {("retractions", "cost")}
+    costs = {("retractions", "cost"), ("weight-spaces", "cost")}
+    assert {(name, cell.get("part")) for name, cell in timed} == costs
