@@ -84,7 +84,7 @@ def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str
     start, grads_of = tree(layers, width, stacked), regression(layers, width, stacked)
     spaces = {name: space for name, space in weight_spaces().items() if name in names}
     functions, ended = {}, {}
-    for name, tx in {MUON: optimizers()[MUON]}.items() | spaces.items():
+    for name, tx in ({MUON: optimizers()[MUON]} | spaces).items():
         if isinstance(tx, Manifold):
             geometry, tx = tx, mm.optim.manifold_muon(RATE, tx)
             params = jax.jit(functools.partial(mm.optim.project_tree, geometry))(start)
