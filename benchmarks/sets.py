@@ -79,14 +79,16 @@ def regression(layers: int, width: int, stacked: bool):
     return jax.jit(grads)
 
 
-def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str]) -> dict:
+def measure(
+    layers: int, width: int, stacked: bool, rounds: int, names: list[str], certify: bool
+) -> dict:
     """One tree: seconds of a step, and what the warm-up ended with, by weight space."""
     start, grads_of = tree(layers, width, stacked), regression(layers, width, stacked)
     spaces = {name: space for name, space in weight_spaces().items() if name in names}
     functions, ended = {}, {}
     for name, tx in ({MUON: optimizers()[MUON]} | spaces).items():
         if isinstance(tx, Manifold):
-            geometry, tx = tx, mm.optim.manifold_muon(RATE, tx)
+            geometry, tx = tx, mm.optim.manifold_muon(RATE, tx, certify=certify)
             params = jax.jit(functools.partial(mm.optim.project_tree, geometry))(start)
         else:
             geometry, params = None, start
@@ -101,13 +103,14 @@ def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str
             far = jax.jit(functools.partial(mm.optim.distance_tree, geometry))
             away = jax.tree.leaves(far(params))
             ended[name] = {
-                "gap": float(max(jnp.max(gap) for gap in gaps)),
+                "gap": float(max(jnp.max(gap) for gap in gaps)) if certify else None,
                 "distance": float(max(jnp.max(d) for d in away)),
             }
     return {
         "layers": layers,
         "width": width,
         "stacked": stacked,
+        "certify": certify,
         "seconds": interleaved_seconds(functions, rounds),
         "ended": ended,
     }
@@ -120,10 +123,13 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         kind = "stacked" if row["stacked"] else "unstacked"
         tree_name = f"{row['layers']} of {row['width']}, {kind}"
+        tree_name += "" if row["certify"] else ", no certificates"
         ratios = [f"{row['seconds'][name] / row['seconds'][MUON]:.2f}" for name in names]
-        gaps = [f"{row['ended'][name]['gap']:.0e}" for name in names]
-        distances = [f"{row['ended'][name]['distance']:.0e}" for name in names]
-        for title, cells in ((tree_name, ratios), ("gap", gaps), ("distance", distances)):
+        ended = [row["ended"][name] for name in names]
+        gaps = ["" if end["gap"] is None else f"{end['gap']:.0e}" for end in ended]
+        distances = [f"{end['distance']:.0e}" for end in ended]
+        cells_of = {tree_name: ratios, "gap": gaps, "distance": distances}
+        for title, cells in cells_of.items() if row["certify"] else [(tree_name, ratios)]:
             lines.append("| " + " | ".join([title, *cells]) + " |")
     return "\n".join(lines)
 
@@ -137,8 +143,9 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--only", nargs="+", default=list(weight_spaces()), metavar="NAME")
     options = parse(p, argv, beside=(".md",))
     rows = [
-        measure(*TREES[i], rounds=options.rounds, names=options.only)
+        measure(*TREES[i], options.rounds, options.only, certify)
         for i in tqdm(options.trees, unit="tree")
+        for certify in (True, False)
     ]
     text = table(rows)
     print(text)
