@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--only", nargs="+", default=list(weight_spaces()), metavar="NAME")
     options = parse(p, argv, beside=(".md",))
     rows = [
-        measure(*TREES[i], options.rounds, options.only, certify)
+        measure(*TREES[i], rounds=options.rounds, names=options.only, certify=certify)
         for i in tqdm(options.trees, unit="tree")
         for certify in (True, False)
     ]
