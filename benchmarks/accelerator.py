@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from benchmarks._command import command
+from benchmarks._command import command, save_with_table
 from benchmarks._passes import multiplications
 from benchmarks.steps import ADAM, MUON, measure
-from examples.command import parse, save
+from examples.command import parse
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign, mT, product
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
@@ -127,10 +127,7 @@ def main(argv: list[str] | None = None) -> None:
         "steps": rows,
         "accuracy": accuracy((512, 128)),
     }
-    text = table(record)
-    print(text)
-    save(options, record)
-    options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+    save_with_table(options, record, table(record))
 
 
 if __name__ == "__main__":

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks._command import command
+from benchmarks._command import command, save_with_table
 from benchmarks.solvers import MUON, muon_direction
-from examples.command import parse, save
+from examples.command import parse
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import DoublyStochastic, Grassmann, Isospectral, Manifold
@@ -88,10 +88,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
     options = parse(parser, argv, beside=(".md",))
     rows = [measure(shape, options.rounds) for shape in SHAPES]
-    text = table(rows)
-    print(text)
-    save(options, {"rounds": options.rounds, "rate": RATE, "rows": rows})
-    options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+    save_with_table(options, {"rounds": options.rounds, "rate": RATE, "rows": rows}, table(rows))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from benchmarks._command import command
+from benchmarks._command import command, save_with_table
 from benchmarks.steps import MUON, measure
-from examples.command import parse, save
+from examples.command import parse
 from studies.display import dress, panels
 
 OPTIMIZERS = (MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
@@ -71,10 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     for axis in options.axes:
         for tree in tqdm(AXES[axis][0], desc=axis, unit="tree"):
             rows.append({"grows": axis, **measure(*tree, options.rounds, list(OPTIMIZERS))})
-    text = table(rows)
-    print(text)
-    save(options, {"rounds": options.rounds, "rows": rows})
-    options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+    save_with_table(options, {"rounds": options.rounds, "rows": rows}, table(rows))
     plot(rows).savefig(options.out.with_suffix(".png"))
 
 

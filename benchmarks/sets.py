@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 import manifoldmuon as mm
-from benchmarks._command import command
+from benchmarks._command import command, save_with_table
 from benchmarks.steps import MUON, RATE, TREES, optimizers, step_of, tree
-from examples.command import parse, save
+from examples.command import parse
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import (
@@ -147,10 +147,7 @@ def main(argv: list[str] | None = None) -> None:
         for i in tqdm(options.trees, unit="tree")
         for certify in (True, False)
     ]
-    text = table(rows)
-    print(text)
-    save(options, {"rounds": options.rounds, "rows": rows})
-    options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+    save_with_table(options, {"rounds": options.rounds, "rows": rows}, table(rows))
 
 
 if __name__ == "__main__":

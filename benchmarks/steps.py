@@ -20,8 +20,8 @@ import optax
 from tqdm import tqdm
 
 import manifoldmuon as mm
-from benchmarks._command import command
-from examples.command import parse, save
+from benchmarks._command import command, save_with_table
+from examples.command import parse
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
 from manifoldmuon.manifolds import Euclidean, Stiefel
@@ -147,10 +147,7 @@ def main(argv: list[str] | None = None) -> None:
         measure(*TREES[i], rounds=options.rounds, names=options.only)
         for i in tqdm(options.trees, unit="tree")
     ]
-    text = table(rows)
-    print(text)
-    save(options, {"rounds": options.rounds, "rows": rows})
-    options.out.with_suffix(".md").write_text(f"{text}\n", encoding="utf-8")
+    save_with_table(options, {"rounds": options.rounds, "rows": rows}, table(rows))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from manifoldmuon.linalg._matrix import (
     tall,
     times_power_of_two,
     trailing,
+    turned_like,
     upcast,
 )
 from manifoldmuon.linalg._matrix_norms import (
@@ -75,8 +76,8 @@ __all__ = [
     "PolarExpress",
     "Schedule",
     "Sketch",
-    "center",
     "above",
+    "center",
     "check_method",
     "check_poles",
     "check_precision",
@@ -98,8 +99,8 @@ __all__ = [
     "nuclear_parts",
     "one_by_one",
     "over",
-    "positive_part",
     "polar_derivative",
+    "positive_part",
     "power_iteration",
     "prescale",
     "product",
@@ -112,6 +113,7 @@ __all__ = [
     "tall",
     "times_power_of_two",
     "trailing",
+    "turned_like",
     "upcast",
     "zolotarev",
 ]

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._decompositions import SVD
-from manifoldmuon.linalg._matrix import identity_like, mT, product, sym, tall, upcast
+from manifoldmuon.linalg._matrix import identity_like, mT, product, sym, tall, turned_like, upcast
 from manifoldmuon.linalg._msign import msign
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 
@@ -62,4 +62,4 @@ def clip_singular_values(
     length = sym(product(mT(factor), high))
     excess = positive_part(length - upper * identity_like(length), method)
     clipped = high - product(factor, excess)
-    return (clipped if high.shape == x.shape else mT(clipped)).astype(x.dtype)
+    return turned_like(clipped, x).astype(x.dtype)

@@ -35,6 +35,13 @@ def tall(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
     return mT(x) if x.shape[-2] < x.shape[-1] else x
 
 
+def turned_like(
+    x: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
+) -> Float[Array, "*batch m n"]:
+    """The way back from `tall(example)`: each tall matrix, transposed where `example` is wide."""
+    return mT(x) if example.shape[-2] < example.shape[-1] else x
+
+
 def trailing(x: Float[Array, "..."], ndim: int) -> tuple[int, ...]:
     """The trailing `ndim` axes of `x`, as negative numbers.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._lapack import one_by_one
-from manifoldmuon.linalg._matrix import mT, prescale, product, sym
+from manifoldmuon.linalg._matrix import mT, prescale, product, sym, tall, turned_like
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
 
@@ -83,9 +83,7 @@ def _msign(x, method):
     if x.size == 0:
         return x
     scaled, _ = prescale(x, 2)
-    wide = x.shape[-2] < x.shape[-1]
-    factor = _polar(mT(scaled) if wide else scaled, method)
-    return (mT(factor) if wide else factor).astype(x.dtype)
+    return turned_like(_polar(tall(scaled), method), x).astype(x.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,34 +14,28 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
-    MsignMethod,
-    frobenius_norm,
     identity_like,
-    inner_product,
-    msign,
     mT,
-    nuclear_parts,
     one_by_one,
-    over,
     prescale,
     product,
     skew,
-    spectral_bound,
     tall,
     times_power_of_two,
+    turned_like,
     upcast,
 )
 from manifoldmuon.manifolds._manifold import (
     Manifold,
-    euclidean_direction,
     require_axes,
     require_norm,
-    rounding_loss,
+    rounded,
     stay_if_still,
 )
+from manifoldmuon.manifolds._projected import projected_direction
 from manifoldmuon.manifolds.retractions import positive_qr
 from manifoldmuon.manifolds.solvers import Steepest
-from manifoldmuon.norms import Frobenius, Spectral, relative_gap, scale_of
+from manifoldmuon.norms import Frobenius, Spectral, scale_of
 
 # Singular values closer than this, relative to the largest, count as equal: float32 could not tell
 # their singular vectors apart.
@@ -142,7 +135,7 @@ class Isospectral(Manifold):
         scaled, exponent = prescale(vector, 2)
         part = self._tangent_part(*_singular_vectors(self._unit(point)), tall(scaled))
         part = times_power_of_two(part, exponent, 2)
-        return _turned(part, vector).astype(vector.dtype)
+        return turned_like(part, vector).astype(vector.dtype)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -153,16 +146,12 @@ class Isospectral(Manifold):
         def tangent(vector):
             return self._tangent_part(left, right, vector)
 
-        if isinstance(self.norm, Frobenius):
-            direction, gap, residual = euclidean_direction(high, tangent, 2)
-        else:
-            direction, gap, residual = _spectral(high, tangent, self.norm.method)
-        gap = gap + rounding_loss(grad.dtype) * (gap > 0)
+        direction, gap, residual = projected_direction(high, tangent, self.norm, shorten=True)
         if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             gap = 0 * gap
         size = scale_of(self.norm.scale, grad.shape[-2:])
-        direction = _turned(size * direction, grad).astype(grad.dtype)
-        return Steepest(direction, (), residual, gap)
+        direction = turned_like(size * direction, grad)
+        return rounded(Steepest(direction, (), residual, gap), grad)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -207,7 +196,7 @@ class Isospectral(Manifold):
     def _like(
         self, unit: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        return (self._largest * _turned(unit, example)).astype(example.dtype)
+        return (self._largest * turned_like(unit, example)).astype(example.dtype)
 
     def _assembled(
         self, left: Float[Array, "*batch p q"], right: Float[Array, "*batch q q"]
@@ -235,35 +224,6 @@ class Isospectral(Manifold):
         inner = jnp.where(gone[:, None] & gone, 0, inner)
         outer = jnp.where(gone, 0, outer)
         return product(product(left, inner) + outer, mT(right))
-
-
-def _spectral(
-    grad: Float[Array, "*batch p q"], tangent: Callable[[Any], Any], method: MsignMethod | None
-) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch"], Float[Array, "*batch"]]:
-    """`(direction, gap, residual)` at unit scale: the polar factor of the tangent part, made so."""
-    scaled, _ = prescale(grad, 2)
-    part = tangent(scaled)
-    length, whole = frobenius_norm(part), frobenius_norm(scaled)
-    rounding, side = float(jnp.finfo(scaled.dtype).eps), grad.shape[-1]
-    heard = ~(length <= max(16 * rounding, rounding_loss(grad.dtype)) * whole)
-    sign = msign(part, method)
-    direction = tangent(sign)
-    lost = frobenius_norm(sign - direction)
-    most = jnp.minimum(jnp.maximum(spectral_bound(direction), 1), 1 + lost)
-    direction, residual = direction / over(most, 2), lost / max(side, 1)
-    gained, missed = nuclear_parts(part, sign)
-    noise = (side + 4) * 2 * rounding * whole
-    gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
-    gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
-    residual = jnp.where(heard, residual, 0)
-    return jnp.where(over(heard, 2), direction, 0), gap, residual
-
-
-def _turned(
-    high: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
-) -> Float[Array, "*batch m n"]:
-    """A tall result in the orientation of `example`."""
-    return mT(high) if example.shape[-2] < example.shape[-1] else high
 
 
 def _singular_vectors(

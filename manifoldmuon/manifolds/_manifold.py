@@ -180,6 +180,14 @@ def require_norm(manifold: Manifold, *kinds: type[Norm]) -> None:
         )
 
 
+def require_matrix_norm(manifold: Manifold) -> None:
+    """Raises `ValueError` where steps are to be measured in what is no norm of matrices."""
+    require_norm(manifold, Norm)
+    if manifold.norm.ndim != 2:
+        name = type(manifold).__name__
+        raise ValueError(f"{name}.step_norm must be for 2 axes; got {manifold.norm!r}")
+
+
 def stay_if_still(
     point: Float[Array, "..."],
     vector: Float[Array, "..."],
@@ -235,3 +243,9 @@ def rounding_loss(dtype) -> float:
     """What rounding to this dtype costs a direction, relative to the optimum; 0 for float32."""
     eps = float(jnp.finfo(dtype).eps)
     return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0
+
+
+def rounded(answer: Steepest, grad: Float[Array, "..."]) -> Steepest:
+    """An answer in the dtype of the gradient, with what that costs in its gap."""
+    gap = answer.gap + rounding_loss(grad.dtype) * (answer.gap > 0)
+    return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)

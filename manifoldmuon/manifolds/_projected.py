@@ -1,4 +1,4 @@
-"""Directions where the duality map of a norm keeps to the tangent space: project, then map."""
+"""Directions by projection: the duality map of the tangent part, made tangent again."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from manifoldmuon.linalg import (
     nuclear_parts,
     over,
     prescale,
+    spectral_bound,
 )
 from manifoldmuon.manifolds._manifold import euclidean_direction, rounding_loss
 from manifoldmuon.norms import Frobenius, Spectral, relative_gap
 
 
 def projected_direction(
-    grad: Float[Array, "*batch m n"], tangent: Callable[[Any], Any], norm: Spectral | Frobenius
+    grad: Float[Array, "*batch m n"],
+    tangent: Callable[[Any], Any],
+    norm: Spectral | Frobenius,
+    shorten: bool = False,
 ) -> tuple[Float[Array, "*batch m n"], Float[Array, "*batch"], Float[Array, "*batch"]]:
     """The duality map of the tangent part of each gradient.
 
@@ -35,6 +39,8 @@ def projected_direction(
       grad: gradients at any scale, in their own dtype: it says what they are rounded to.
       tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
       norm: the norm of steps, whose scale is left to the caller.
+      shorten: for other projections, which may make the polar factor longer than 1 and round twice
+        as much; the gap then says what the direction misses.
 
     Returns:
       `(direction, gap, residual)`: directions of norm at most 1 at unit scale, float32 or wider;
@@ -47,10 +53,15 @@ def projected_direction(
     part = tangent(scaled)
     length, whole = frobenius_norm(part), frobenius_norm(scaled)
     unit, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
+    unit = 2 * unit if shorten else unit
     heard = ~(length <= max(8 * unit, rounding_loss(grad.dtype)) * whole)
     sign = msign(part, norm.method)
     direction = tangent(sign)
-    residual = frobenius_norm(sign - direction) / max(side, 1)
+    lost = frobenius_norm(sign - direction)
+    if shorten:
+        most = jnp.minimum(jnp.maximum(spectral_bound(direction), 1), 1 + lost)
+        direction = direction / over(most, 2)
+    residual = lost / max(side, 1)
     gained, missed = nuclear_parts(part, sign)
     # The nuclear norm of what rounding may have done to the tangent part.
     noise = (side + 4) * unit * whole

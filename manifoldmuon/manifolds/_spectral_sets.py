@@ -28,14 +28,17 @@ from manifoldmuon.linalg import (
     spectral_norm,
     sym,
     tall,
+    times_power_of_two,
+    turned_like,
     upcast,
 )
+from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
     require_axes,
-    require_norm,
-    rounding_loss,
+    require_matrix_norm,
+    rounded,
     stay_if_still,
 )
 from manifoldmuon.manifolds.retractions import Clip, positive_qr
@@ -76,9 +79,9 @@ class _Bounded(Manifold):
         if 0 in point.shape:
             return point
         scaled, exponent = prescale(point, 2)
-        lifted = over(jnp.ldexp(jnp.ones((), scaled.dtype), exponent), 1) / self._scale(point)
         left, values, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), scaled)
-        moved = self._nearest(values * lifted)
+        values = times_power_of_two(values, exponent, 1) / self._scale(point)
+        moved = self._nearest(values)
         return (self._scale(point) * product(left * moved[..., None, :], right)).astype(point.dtype)
 
     def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
@@ -123,16 +126,14 @@ class SpectralSphere(_Bounded):
 
     def __post_init__(self):
         check_scale("SpectralSphere.scale", self.scale)
-        _require_matrix_norm(self)
+        require_matrix_norm(self)
 
     def tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        unit = self._normal(point)
         scaled, exponent = prescale(vector, 2)
-        part = scaled - unit * over(inner_product(unit, scaled), 2)
-        back = over(jnp.ldexp(jnp.ones((), scaled.dtype), exponent), 2)
-        return (part * back).astype(vector.dtype)
+        part = _without(self._normal(point), scaled)
+        return times_power_of_two(part, exponent, 2).astype(vector.dtype)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         return () if isinstance(self.norm, Frobenius) else self.solver.init_dual(shape[:-2])
@@ -142,8 +143,8 @@ class SpectralSphere(_Bounded):
     ) -> Steepest:
         unit = self._normal(point)
         if isinstance(self.norm, Frobenius):
-            return _euclidean(self.norm, grad, lambda v: v - unit * over(inner_product(unit, v), 2))
-        return _rounded(self.solver.solve(self.norm, unit, grad, dual), grad)
+            return _euclidean(self.norm, grad, lambda v: _without(unit, v))
+        return rounded(self.solver.solve(self.norm, unit, grad, dual), grad)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -177,8 +178,7 @@ class SpectralSphere(_Bounded):
         unit = self._unit(point)
         _, right = largest_eigenpair(product(mT(unit), unit), _LANCZOS)
         left = normalize(product(unit, right[..., None])[..., 0], 1)
-        pair = left[..., :, None] * right[..., None, :]
-        return mT(pair) if point.shape[-2] < point.shape[-1] else pair
+        return turned_like(left[..., :, None] * right[..., None, :], point)
 
 
 class _WithBoundary(_Bounded):
@@ -199,29 +199,24 @@ class _WithBoundary(_Bounded):
         """The nearest displacement that does not leave the set: onto a cone, at the boundary."""
         scaled, exponent = prescale(vector, 2)
         part = scaled + self._normal(point)(-scaled)
-        back = over(jnp.ldexp(jnp.ones((), scaled.dtype), exponent), 2)
-        return (part * back).astype(vector.dtype)
+        return times_power_of_two(part, exponent, 2).astype(vector.dtype)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
         if self.solver is None:
-            exact = upcast(grad)
-            direction = self.norm.lmo(exact)
-            gap = self.norm.gap(exact, direction)
-            return _rounded(Steepest(direction, (), jnp.zeros_like(gap), gap), grad)
+            return rounded(Euclidean(self.norm).steepest(point, upcast(grad), dual), grad)
         normal = self._normal(point)
         if isinstance(self.norm, Frobenius):
             return _euclidean(self.norm, grad, lambda v: v - normal(v))
-        return _rounded(self.solver.solve(self.norm, normal, grad), grad)
+        return rounded(self.solver.solve(self.norm, normal, grad), grad)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         scale = self._scale(point)
         moved = self.retraction.clip(tall((upcast(point) + upcast(vector)) / scale), *self._edges)
-        moved = scale * (mT(moved) if point.shape[-2] < point.shape[-1] else moved)
-        return stay_if_still(point, vector, moved, 2)
+        return stay_if_still(point, vector, scale * turned_like(moved, point), 2)
 
     def random_point(
         self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
@@ -253,21 +248,17 @@ class _WithBoundary(_Bounded):
         low, high = self._edges
         unit = self._unit(point)
         gram = product(mT(unit), unit)
-        cones = [(-1.0, unit / high, above(gram, (high - self.touching) ** 2))]
+        cones = [(-1.0, high, above(gram, (high - self.touching) ** 2))]
         if low > 0:
-            cones.append((1.0, unit / low, above(-gram, -((low + self.touching) ** 2))))
-        wide = point.shape[-2] < point.shape[-1]
+            cones.append((1.0, low, above(-gram, -((low + self.touching) ** 2))))
 
         def normal(vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-            vector = tall(vector)
-            inner = product(mT(unit), vector)
-            found = jnp.zeros_like(vector)
-            for sign, factor, touching in cones:
-                edge = high if sign < 0 else low
-                parts = product(touching, product(sym(inner / edge), touching))
-                parts = positive_part(sign * sym(parts))
-                found = found + sign * product(factor, parts)
-            return mT(found) if wide else found
+            inner = sym(product(mT(unit), tall(vector)))
+            found = jnp.zeros_like(inner)
+            for sign, edge, touching in cones:
+                part = sign * sym(product(touching, product(inner, touching)))
+                found = found + sign / edge**2 * positive_part(part)  # M is W / edge, twice
+            return turned_like(product(unit, found), vector)
 
         return normal
 
@@ -301,7 +292,7 @@ class SpectralBall(_WithBoundary):
 
     def __post_init__(self):
         check_scale("SpectralBall.scale", self.scale)
-        _require_matrix_norm(self)
+        require_matrix_norm(self)
         _check_touching(self)
 
     @property
@@ -339,7 +330,7 @@ class SpectralBand(_WithBoundary):
         check_scale("SpectralBand.scale", self.scale)
         for name in ("low", "high"):
             check_number(f"SpectralBand.{name}", getattr(self, name), 0.0)
-        _require_matrix_norm(self)
+        require_matrix_norm(self)
         _check_touching(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
@@ -358,20 +349,14 @@ class SpectralBand(_WithBoundary):
 def _euclidean(norm: Frobenius, grad: Float[Array, "*batch m n"], tangent) -> Steepest:
     direction, gap, residual = euclidean_direction(grad, tangent, 2)
     size = scale_of(norm.scale, grad.shape[-2:])
-    return _rounded(Steepest(size * direction, (), residual, gap), grad)
+    return rounded(Steepest(size * direction, (), residual, gap), grad)
 
 
-def _rounded(answer: Steepest, grad: Float[Array, "*batch m n"]) -> Steepest:
-    """In the dtype of the gradient, with what that costs."""
-    gap = answer.gap + rounding_loss(grad.dtype) * (answer.gap > 0)
-    return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)
-
-
-def _require_matrix_norm(manifold: _Bounded) -> None:
-    require_norm(manifold, Norm)
-    if manifold.norm.ndim != 2:
-        name = type(manifold).__name__
-        raise ValueError(f"{name}.step_norm must be for 2 axes; got {manifold.norm!r}")
+def _without(
+    unit: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+) -> Float[Array, "*batch m n"]:
+    """`V - U <U, V>` for `U` of length 1."""
+    return vector - unit * over(inner_product(unit, vector), 2)
 
 
 def _check_touching(manifold: _WithBoundary) -> None:

@@ -15,7 +15,9 @@ from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
     require_axes,
+    require_matrix_norm,
     require_norm,
+    rounded,
     rounding_loss,
     stay_if_still,
 )
@@ -108,18 +110,16 @@ class Hypersphere(Manifold):
     def steepest(
         self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
     ) -> Steepest:
-        loss = rounding_loss(grad.dtype)
         if not isinstance(self.norm, Frobenius):
-            answer = self.solver.solve(self.norm, normalize(point, self.ndim), grad, dual)
-            gap = answer.gap + loss * (answer.gap > 0)
-            return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)
+            unit = normalize(point, self.ndim)
+            return rounded(self.solver.solve(self.norm, unit, grad, dual), grad)
         unit = normalize(self._flat(point), 1)
         direction, gap, residual = euclidean_direction(
             self._flat(grad), lambda v: _without_radial(unit, v), 1
         )
         size = scale_of(self.norm.scale, self._point_shape(grad))
-        direction = (size * direction).astype(grad.dtype).reshape(grad.shape)
-        return Steepest(direction, (), residual, gap + loss * (gap > 0))
+        direction = (size * direction).reshape(grad.shape)
+        return rounded(Steepest(direction, (), residual, gap), grad)
 
     def retract(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
@@ -183,9 +183,7 @@ class EmbeddingRows(Manifold):
 
     def __post_init__(self):
         check_scale("EmbeddingRows.scale", self.scale)
-        require_norm(self, Norm)
-        if self.norm.ndim != 2:
-            raise ValueError(f"EmbeddingRows.step_norm must be for 2 axes; got {self.norm!r}")
+        require_matrix_norm(self)
 
     @property
     def ndim(self) -> int:
@@ -219,7 +217,7 @@ class EmbeddingRows(Manifold):
     def steepest(
         self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
     ) -> Steepest:
-        unit, norm, loss = normalize(point, 1), self.norm, rounding_loss(grad.dtype)
+        unit, norm = normalize(point, 1), self.norm
         if isinstance(norm, LongestRow):
             return self._by_row(norm, unit, grad)
         if isinstance(norm, Frobenius):
@@ -227,11 +225,8 @@ class EmbeddingRows(Manifold):
                 grad, lambda v: _without_radial(unit, v), 2
             )
             direction = scale_of(norm.scale, grad.shape[-2:]) * direction
-            answer = Steepest(direction, (), residual, gap)
-        else:
-            answer = self._by_multipliers(unit, grad, dual)
-        gap = answer.gap + loss * (answer.gap > 0)
-        return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)
+            return rounded(Steepest(direction, (), residual, gap), grad)
+        return rounded(self._by_multipliers(unit, grad, dual), grad)
 
     def _by_multipliers(
         self, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any

@@ -24,6 +24,7 @@ from manifoldmuon.linalg import (
     sym,
     tall,
     times_power_of_two,
+    turned_like,
     upcast,
 )
 from manifoldmuon.manifolds._manifold import (
@@ -31,6 +32,7 @@ from manifoldmuon.manifolds._manifold import (
     euclidean_direction,
     require_axes,
     require_norm,
+    rounded,
     rounding_loss,
     stay_if_still,
 )
@@ -131,11 +133,11 @@ class _Orthonormal(Manifold):
 
     def _answered(self, answer: Steepest, grad: Float[Array, "*batch m n"]) -> Steepest:
         """An answer for a tall point of unit scale, as one to the question that was asked."""
-        gap = answer.gap + rounding_loss(grad.dtype) * (answer.gap > 0)
-        if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
-            gap = 0 * gap
         size = scale_of(self.norm.scale, grad.shape[-2:])
-        return answer._replace(direction=_like(answer.direction, grad, size), gap=gap)
+        answer = rounded(answer._replace(direction=_like(answer.direction, grad, size)), grad)
+        if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
+            answer = answer._replace(gap=0 * answer.gap)
+        return answer
 
     def _scale(self, point: Float[Array, "*batch m n"]) -> float:
         return scale_of(self.scale, point.shape[-2:])
@@ -284,8 +286,7 @@ def _like(
     result: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"], scale: float
 ) -> Float[Array, "*batch m n"]:
     """A tall result of unit scale in the scale, orientation and dtype of `example`."""
-    wide = example.shape[-2] < example.shape[-1]
-    return (scale * (mT(result) if wide else result)).astype(example.dtype)
+    return (scale * turned_like(result, example)).astype(example.dtype)
 
 
 def _nearest(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:

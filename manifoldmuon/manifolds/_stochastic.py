@@ -22,7 +22,7 @@ from manifoldmuon.manifolds._manifold import (
     Manifold,
     require_axes,
     require_norm,
-    rounding_loss,
+    rounded,
     stay_if_still,
 )
 from manifoldmuon.manifolds._projected import projected_direction
@@ -104,10 +104,9 @@ class DoublyStochastic(Manifold):
     ) -> Steepest:
         direction, gap, residual = projected_direction(grad, _centered, self.norm)
         size = scale_of(self.norm.scale, grad.shape[-2:])
-        gap = gap + rounding_loss(grad.dtype) * (gap > 0)
         if 1 in grad.shape[-2:]:  # a single point: zero is optimal
             gap = 0 * gap
-        return Steepest((size * direction).astype(grad.dtype), (), residual, gap)
+        return rounded(Steepest(size * direction, (), residual, gap), grad)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]

@@ -32,16 +32,14 @@ class Problem(NamedTuple):
 
     Attributes:
       part: the tangent part, of Frobenius norm 1, or zero.
-      size: what its Frobenius norm was, in the units of `normal_part`.
-      normal_part: the rest of the gradient, at a moderate scale.
+      whole: the gradient in the same units.
       noise: what rounding may hide in `part`.
       still: whether the tangent part is no more than rounding.
       zero: whether the gradient is zero.
     """
 
     part: Float[Array, "..."]
-    size: Float[Array, "*batch"]
-    normal_part: Float[Array, "..."]
+    whole: Float[Array, "..."]
     noise: Float[Array, "*batch"]
     still: Bool[Array, "*batch"]
     zero: Bool[Array, "*batch"]
@@ -52,12 +50,13 @@ def without_normal(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Prob
     scaled, _ = prescale(grad, ndim)
     part = scaled - normal(scaled)
     part = part - normal(part)
-    size, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
-    noise = 8 * jnp.finfo(scaled.dtype).eps * whole
+    size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
+    noise = 8 * jnp.finfo(scaled.dtype).eps * length
     # What a short dtype rounds a gradient by is no direction either. False for a NaN.
-    still = size <= jnp.maximum(noise, jnp.finfo(grad.dtype).eps / 2 * whole)
+    still = size <= jnp.maximum(noise, jnp.finfo(grad.dtype).eps / 2 * length)
     unit = jnp.where(over(still, ndim), 0, normalize(part, ndim))
-    return Problem(unit, size, scaled - part, noise / _or_one(size), still, whole == 0)
+    size = _or_one(size)
+    return Problem(unit, scaled / over(size, ndim), noise / size, still, length == 0)
 
 
 def certified(
@@ -185,9 +184,9 @@ class Bracket:
             )
             return search._replace(dual=LineDual(target, step))
 
-        none = jnp.zeros_like(problem.size)
+        none = jnp.zeros_like(problem.noise)
         unknown = Side(none, none, jnp.zeros_like(problem.part))
-        start = LineDual(*(x.astype(problem.size.dtype) for x in dual))
+        start = LineDual(*(x.astype(problem.noise.dtype) for x in dual))
         search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
         search = _repeat(look, search, self.steps, self.cold, start.step > 0)
         low, high, closed = search.low, search.high, search.closed
@@ -284,7 +283,7 @@ class BarzilaiBorwein:
             after = SpaceDual(shift - over(step, ndim) * residual, step)
             return Descent(after, shift, direction, residual)
 
-        start = SpaceDual(*(x.astype(problem.size.dtype) for x in dual))
+        start = SpaceDual(*(x.astype(problem.noise.dtype) for x in dual))
         start = start._replace(shift=normal(start.shift))  # the point has moved since
         nothing = jnp.zeros_like(problem.part)
         descent = Descent(start, start.shift, nothing, nothing)
@@ -339,8 +338,7 @@ class DouglasRachford:
         free = norm.lmo(problem.part)
         length = inner_product(problem.part, free, ndim)
         unit = _or_one(over(length / _or_one(inner_product(free, free, ndim)), ndim))
-        whole = problem.part + problem.normal_part / over(_or_one(problem.size), ndim)
-        push = whole / (self.penalty * unit)
+        push = problem.whole / (self.penalty * unit)
         # Not `free`, which takes full steps along what rounding leaves of a normal part.
         first = norm.project(_START / unit * problem.part)
 
@@ -357,7 +355,7 @@ class DouglasRachford:
         reduced = (push - multiplier) * self.penalty * unit
         attained = norm.lmo(reduced)
         residual = frobenius_norm(normal(attained), ndim)
-        return certified(norm, problem, whole, reduced, attained, direction, (), residual)
+        return certified(norm, problem, problem.whole, reduced, attained, direction, (), residual)
 
 
 def _shortened(
