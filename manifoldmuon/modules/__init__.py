@@ -40,6 +40,18 @@ from manifoldmuon.modules._bonds import (
     Softmax,
     SplitHeads,
 )
+from manifoldmuon.modules._lipschitz import (
+    Bias,
+    GroupSort,
+    Householder,
+    MaxMin,
+    NormPool,
+    OrthogonalConv2D,
+    Shift,
+    SpaceToDepth,
+    SwapAxes,
+    TwoTap,
+)
 from manifoldmuon.modules._networks import MLP, ResCNN, ResMLP, residual
 from manifoldmuon.modules._plan import Sharpness, WeightSpec, map_weights
 from manifoldmuon.modules._slot import Declared, Slot, declare
@@ -63,6 +75,9 @@ __all__ = [
     "Embed",
     "Unembed",
     "Conv2D",
+    "Bias",
+    "Householder",
+    "TwoTap",
     "Bond",
     "Identity",
     "Add",
@@ -81,6 +96,12 @@ __all__ = [
     "AveragePool",
     "Flatten",
     "Positions",
+    "GroupSort",
+    "MaxMin",
+    "SpaceToDepth",
+    "NormPool",
+    "SwapAxes",
+    "Shift",
     "RoPE",
     "QueryKey",
     "CausalMask",
@@ -90,6 +111,7 @@ __all__ = [
     "residual",
     "ResMLP",
     "ResCNN",
+    "OrthogonalConv2D",
     "Attention",
     "GPT",
 ]
