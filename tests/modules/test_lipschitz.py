@@ -125,7 +125,7 @@ def test_an_orthogonal_convolution_is_one():
 
 @pytest.mark.parametrize("atom", [Bias(6), Householder(6), TwoTap(6, 2)], ids=repr)
 def test_atoms_are_well_normed(atom):
-    """A step of norm 1 moves outputs by the input's length at most; that of a bias, by an RMS of 1."""
+    """A step of norm 1 moves outputs by the length of the input; of a bias, by an RMS of 1."""
     params = atom.init(jax.random.key(0))
     if isinstance(atom, Householder):
         params = atom.manifold.random_point(jax.random.key(2), atom.shape, jnp.float32)
