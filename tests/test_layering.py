@@ -27,10 +27,11 @@ FLOORS = {
     "optim": 5,
     "modules": 5,
     "bounds": 6,
-    "": 7,
-    "testing": 8,
-    "checkpoints": 8,
-    "lab": 9,
+    "robustness": 7,
+    "": 8,
+    "testing": 9,
+    "checkpoints": 9,
+    "lab": 10,
 }
 
 # What a function may import by itself: packages that not everyone has.
