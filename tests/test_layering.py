@@ -27,14 +27,15 @@ FLOORS = {
     "optim": 5,
     "modules": 5,
     "bounds": 6,
-    "": 7,
-    "testing": 8,
-    "checkpoints": 8,
-    "lab": 9,
+    "robustness": 7,
+    "": 8,
+    "testing": 9,
+    "checkpoints": 9,
+    "lab": 10,
 }
 
 # What a function may import by itself: packages that not everyone has.
-DELAYED = {"matplotlib"}
+DELAYED = {"matplotlib", "safetensors"}
 
 # What a part needs that is imported by name only, and that not everyone has.
 EXTRAS = {"checkpoints": {"orbax"}}
