@@ -75,9 +75,10 @@ def singular_values(matrix: np.ndarray) -> SingularValues:
         raise ArithmeticError("the singular vectors found are not orthonormal")
     least = down(np.sqrt(down(down(1 - a) * down(1 - b))))
     most = up(np.sqrt(product(up(1 + a), up(1 + b))))
-    lower = np.maximum(down(down(values * least) - r), 0.0)
-    upper = total(product(values, most), r)
-    return SingularValues(np.ldexp(lower, exponent), np.ldexp(upper, exponent))
+    lower = np.ldexp(down(down(values * least) - r), exponent)
+    upper = np.ldexp(total(product(values, most), r), exponent)
+    # Scaling back may underflow.
+    return SingularValues(np.maximum(down(lower), 0.0), up(upper))
 
 
 def residual(target: np.ndarray, first: np.ndarray, second: np.ndarray) -> float:
