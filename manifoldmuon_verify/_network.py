@@ -96,6 +96,7 @@ def _through(layer: Layer, state: State) -> State:
     deployed = None
     if state.deployed is not None:
         size = _in_range(state.size(), layer.kind)
+        _in_range(total(product(layer.gain, size), layer.offset), layer.kind)
         deployed = total(product(constant, state.deployed), layer.rounding(SINGLE, size))
     return State(values, error, product(constant, state.reach), deployed)
 

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Array, Int, Real
 
 from manifoldmuon.modules import (
     Abs,
@@ -53,9 +53,9 @@ def export(
     directory: str | os.PathLike[str],
     net: Module,
     params: Any,
-    images: Float[np.ndarray, "n ..."],
-    labels: Int[np.ndarray, " n"],
-    radii: Float[np.ndarray, " n"],
+    images: Real[np.ndarray | Array, "n ..."],
+    labels: Int[np.ndarray | Array, "..."],
+    radii: Real[np.ndarray | Array, "..."],
     *,
     shift: float | Sequence[float] = 0.0,
     scale: float = 1.0,
@@ -75,9 +75,9 @@ def export(
       net: a network of layers that the verifier knows (see `describe`).
       params: its parameters; they are written in their own dtypes.
       images: in the unit of the pixels. The network sees `(images - shift) / scale`.
-      labels: the true classes.
-      radii: how far each image may move in the Euclidean norm, in the unit of the pixels, without a
-        change of the predicted class; 0 where nothing is claimed.
+      labels: the true classes, `(n,)`.
+      radii: `(n,)`: how far each image may move in the Euclidean norm, in the unit of the pixels,
+        without a change of the predicted class; 0 where nothing is claimed.
       shift: a number, or one for each channel.
       scale: a positive number.
       at: the radii at which the certified accuracy is claimed.

@@ -18,7 +18,7 @@ from manifoldmuon_verify._rounding import up
 
 RNG = np.random.default_rng(1)
 
-# A module, the shape of its input, and how much larger than on its set the weight is made.
+# A module and the shape of its input.
 CASES = {
     "linear": (modules.Linear(5, 7), (7,)),
     "linear on tokens": (modules.Linear(5, 7), (3, 7)),
@@ -77,19 +77,23 @@ def test_the_map_is_that_of_the_module(name):
     np.testing.assert_allclose(found, wanted, atol=5e-6)
 
 
-@pytest.mark.parametrize("factor", [0.6, 1.0, 1.3])
 @pytest.mark.parametrize("name", CASES)
-def test_no_slope_exceeds_the_constant(name, factor):
-    module, params, nodes, shape = built(name, factor)
-    constant = lipschitz(nodes)
-    flat = lambda x: module.apply(params, x.reshape(shape)).reshape(-1)  # noqa: E731
+def test_no_slope_exceeds_the_constant(name):
+    module, _, _, shape = built(name)
     points = jnp.asarray(RNG.normal(size=(20, math.prod(shape))), jnp.float32)
-    slopes = jnp.linalg.norm(jax.vmap(jax.jacobian(flat))(points), ord=2, axis=(-2, -1))
-    assert jnp.max(slopes) <= constant * (1 + 1e-5)
-    # Attained, but where magnitudes of branches are added that need not work together, or where
-    # several factors do not.
-    if name not in ("difference", "residual", "orthogonal convolution"):
-        assert jnp.max(slopes) >= 0.999 * constant
+
+    @jax.jit
+    def slopes(params):
+        flat = lambda x: module.apply(params, x.reshape(shape)).reshape(-1)  # noqa: E731
+        return jax.vmap(jax.jacobian(flat))(points)
+
+    for factor in (0.6, 1.0, 1.3):  # times the weights, which are away from their sets anyway
+        _, params, nodes, _ = built(name, factor)
+        found, constant = np.max(np.linalg.norm(slopes(params), 2, (-2, -1))), lipschitz(nodes)
+        assert found <= constant * (1 + 1e-5)
+        # Attained, but where branches or factors need not be largest in one direction.
+        if name not in ("difference", "residual", "orthogonal convolution"):
+            assert found >= 0.999 * constant
 
 
 # The maps once more, on arrays of fractions; weights come as they are used.

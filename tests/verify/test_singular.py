@@ -1,5 +1,6 @@
 """Enclosures of singular values, against exact rational arithmetic and matrices that are known."""
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -32,7 +33,7 @@ def characteristic(gram):
 def positive_roots(polynomial):
     """With multiplicity, if all roots are real: Descartes' rule of signs is then an equality."""
     signs = [c > 0 for c in polynomial if c]
-    return sum(a != b for a, b in zip(signs, signs[1:], strict=False))
+    return sum(a != b for a, b in itertools.pairwise(signs))
 
 
 def shifted(polynomial, by):
@@ -94,7 +95,8 @@ def test_each_singular_value_is_in_its_interval(name):
     matrix = np.asarray(MATRICES[name], float)
     found = singular_values(matrix)
     assert contained(matrix, found)
-    assert np.all(found.lower <= found.upper) and np.all(found.lower >= 0)
+    assert np.all(found.lower <= found.upper)
+    assert np.all(found.lower >= 0)
     assert np.max(found.upper - found.lower) <= 3e-14 * found.upper[0] + 1e-150
 
 
@@ -119,14 +121,16 @@ def test_enclosures_of_large_matrices_are_narrow(shape):
     matrix = hadamard(256)[:m, :n] / 16  # dyadic, so exactly orthonormal up to a factor
     known = np.sqrt(max(m, n) / 256)
     found = singular_values(matrix)
-    assert np.all(found.lower <= known) and np.all(known <= found.upper)
+    assert np.all(found.lower <= known)
+    assert np.all(known <= found.upper)
     assert np.max(found.upper - found.lower) < 1e-12
 
 
 def test_known_singular_values_far_apart_and_together():
     values = np.concatenate([[1024, 1024, 1024, 3, 3], np.ones(50), [2.0**-20] * 9])
     found = singular_values(hadamard(64)[: len(values)].T * values / 8)
-    assert np.all(found.lower <= values) and np.all(values <= found.upper)
+    assert np.all(found.lower <= values)
+    assert np.all(values <= found.upper)
     assert np.max(found.upper - found.lower) < 1e-12 * 1024
 
 
