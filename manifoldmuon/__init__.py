@@ -12,14 +12,23 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from manifoldmuon import bounds, linalg, manifolds, modules, norms, optim
+    from manifoldmuon import bounds, linalg, manifolds, modules, norms, optim, robustness
 
 try:
     __version__ = importlib.metadata.version("manifoldmuon")
 except importlib.metadata.PackageNotFoundError:  # used from a source tree that is not installed
     __version__ = "0+unknown"
 
-__all__ = ["linalg", "norms", "manifolds", "optim", "modules", "bounds", "__version__"]
+__all__ = [
+    "linalg",
+    "norms",
+    "manifolds",
+    "optim",
+    "modules",
+    "bounds",
+    "robustness",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

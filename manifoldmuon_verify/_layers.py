@@ -88,9 +88,9 @@ Weights = Callable[[str, int], np.ndarray]
 """Gives the array that a layer names under a key, if it has so many axes."""
 
 
-def normalisation(shape: Shape, shift: np.ndarray, scale: float) -> Layer:
+def normalisation(shape: Shape, shift: np.ndarray, scale: np.ndarray) -> Layer:
     """`(pixel - shift) / scale`, which comes before the first layer."""
-    least = up(1 / scale)
+    least = float(up(1 / np.min(scale)))
     offset = product(norm(np.broadcast_to(shift, shape)), least)
     forward = lambda x: (x - shift) / scale  # noqa: E731
     return Layer("input", shape, forward, least, terms=6, gain=least, offset=offset)

@@ -177,20 +177,23 @@ def _arrays(
     return found
 
 
-def _input(told: Any) -> tuple[Shape, np.ndarray, float]:
+def _input(told: Any) -> tuple[Shape, np.ndarray, np.ndarray]:
     where = "input"
     _keys(told, {"shape", "shift", "scale"}, where)
     shape = told["shape"]
     fits = are_counts(shape) and shape and all(shape) and math.prod(shape) < 2**32
     _expect(fits, where, f"the shape {short(shape)} is not that of an image")
-    several = isinstance(told["shift"], list)
-    entries = told["shift"] if several else [told["shift"]]
-    fits = all(map(_is_number, entries)) and (not several or len(entries) == shape[-1])
-    _expect(fits, where, f"the shift {short(told['shift'])} is not a number, or one a channel")
-    fits = _is_number(told["scale"]) and 2.0**-60 <= told["scale"] <= 2.0**60
-    _expect(fits, where, f"the scale {short(told['scale'])} is not a positive number")
-    shift = np.asarray(entries, np.float64)
-    return tuple(shape), shift if several else shift[0], float(told["scale"])
+    shift, scale = (_per_channel(told[key], shape[-1], key) for key in ("shift", "scale"))
+    fits = np.all((scale >= 2.0**-60) & (scale <= 2.0**60))
+    _expect(fits, where, f"the scale {short(told['scale'])} is not positive")
+    return tuple(shape), shift, scale
+
+
+def _per_channel(told: Any, channels: int, key: str) -> np.ndarray:
+    entries = told if isinstance(told, list) else [told]
+    fits = all(map(_is_number, entries)) and len(entries) in (1, channels)
+    _expect(fits, "input", f"the {key} {short(told)} is not a number, or one a channel")
+    return np.asarray(entries, np.float64)
 
 
 def _check_uses(uses: Mapping[str, set[str]], shared: Any) -> None:

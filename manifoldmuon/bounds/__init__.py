@@ -20,13 +20,14 @@ from manifoldmuon.bounds._sizes import (
     Heads,
     Kept,
     Largest,
+    Length,
     Measure,
     OneHot,
     Size,
     Total,
 )
 from manifoldmuon.bounds._transfer import Transfer, read
-from manifoldmuon.bounds._weights import MatrixBounds, Weight, matrix_bounds
+from manifoldmuon.bounds._weights import ROUNDING, MatrixBounds, Weight, matrix_bounds
 
 __all__ = [
     "bound",
@@ -40,6 +41,7 @@ __all__ = [
     "Size",
     "Measure",
     "RMS",
+    "Length",
     "Heads",
     "Largest",
     "Kept",
@@ -52,6 +54,7 @@ __all__ = [
     "Weight",
     "matrix_bounds",
     "MatrixBounds",
+    "ROUNDING",
 ]
 
 del _bond_rules, _weight_rules

@@ -14,6 +14,7 @@ from manifoldmuon.bounds._sizes import (
     Heads,
     Kept,
     Largest,
+    Length,
     OneHot,
     Size,
     Total,
@@ -36,18 +37,23 @@ from manifoldmuon.modules import (
     CausalMask,
     Flatten,
     FunctionalAttention,
+    GroupSort,
     Identity,
     MeanSubtract,
     MergeHeads,
     Mul,
+    NormPool,
     Positions,
     QueryKey,
     ReLU,
     RMSDivide,
     RoPE,
     ScaledReLU,
+    Shift,
     Softmax,
+    SpaceToDepth,
     SplitHeads,
+    SwapAxes,
 )
 
 
@@ -111,7 +117,7 @@ def _(bond: GELU, weights: Any, x: Size) -> Transfer:
     `RMS(a b) <= max|a| RMS(b)`, and `max|a| <= sqrt(d) RMS(a)`.
     """
     _refuse(x, OneHot, Kept)
-    if isinstance(x.measure, Largest | Total):
+    if isinstance(x.measure, Largest | Total | Length):  # a square's length is at most its largest
         return Transfer.of(x.within(), bond.LIPSCHITZ, gamma=bond.gamma)
     heads = x.measure.count if isinstance(x.measure, Heads) else 1
     spike = math.inf if x.features is None else math.sqrt(heads * x.features)
@@ -132,6 +138,7 @@ def _(bond: MeanSubtract, weights: Any, x: Size) -> Transfer:
     """A projection over the last axis; over others an outlier among pixels may nearly double."""
     _refuse(x, OneHot, Kept)
     orthogonal = bond.axis in (-1, (-1,)) and isinstance(x.measure, RMS | Heads)
+    orthogonal |= isinstance(x.measure, Length) and _within(bond.axis, x.measure)
     slope = 1.0 if orthogonal else 2.0
     return Transfer.of(x.within(slope), slope)
 
@@ -176,6 +183,9 @@ def _(bond: MergeHeads, weights: Any, x: Size) -> Transfer:
 
 @rule.register
 def _(bond: AveragePool, weights: Any, x: Size) -> Transfer:
+    """Of lengths it is steeper than need be: by the root of how many pixels make a mean."""
+    if isinstance(x.measure, Length) and x.measure.axes >= 3:
+        return Transfer.of(x.within(), 1.0)
     size, converted = read(x, RMS())
     return converted.then(Transfer.of(size.within(), 1.0))
 
@@ -183,8 +193,60 @@ def _(bond: AveragePool, weights: Any, x: Size) -> Transfer:
 @rule.register
 def _(bond: Flatten, weights: Any, x: Size) -> Transfer:
     """The root mean square of all is between the least and the largest of the parts."""
+    if isinstance(x.measure, Length) and x.measure.axes >= bond.axes:
+        flat = Length(x.measure.axes - bond.axes + 1)
+        return Transfer.of(dataclasses.replace(x, measure=flat, features=None), 1.0)
     size, converted = read(x, RMS())
     return converted.then(Transfer.of(dataclasses.replace(size, features=None), 1.0))
+
+
+@rule.register
+def _(bond: GroupSort, weights: Any, x: Size) -> Transfer:
+    """A permutation of entries, which never moves two inputs apart."""
+    _refuse(x, OneHot, Kept)
+    return Transfer.of(x, 1.0, gamma=math.inf, reasons=(_KINK.format("GroupSort"),))
+
+
+@rule.register
+def _(bond: SpaceToDepth, weights: Any, x: Size) -> Transfer:
+    features = None if x.features is None else bond.side**2 * x.features
+    if isinstance(x.measure, Length) and x.measure.axes >= 3:
+        return Transfer.of(dataclasses.replace(x, features=features), 1.0)
+    size, converted = read(x, RMS())
+    return converted.then(Transfer.of(dataclasses.replace(size, features=features), 1.0))
+
+
+@rule.register
+def _(bond: NormPool, weights: Any, x: Size) -> Transfer:
+    """In the largest RMS norm of a pixel, all pixels of a block may move at once."""
+    reason = ("NormPool has a kink at a block of zeros",)
+    if isinstance(x.measure, Length) and x.measure.axes >= 3:
+        return Transfer.of(x, 1.0, gamma=math.inf, reasons=reason)
+    size, converted = read(x, RMS())
+    side = float(bond.side)
+    pooled = Transfer.of(size.within(side), side, gamma=math.inf, reasons=reason)
+    return converted.then(pooled)
+
+
+@rule.register
+def _(bond: SwapAxes, weights: Any, x: Size) -> Transfer:
+    """Of vectors measured one by one, only the entries' magnitudes are known behind it."""
+    if isinstance(x.measure, Length) and x.measure.axes >= 2:
+        return Transfer.of(dataclasses.replace(x, features=None), 1.0)
+    size, converted = read(x, Largest())
+    return converted.then(Transfer.of(dataclasses.replace(size, features=None), 1.0))
+
+
+@rule.register
+def _(bond: Shift, weights: Any, x: Size) -> Transfer:
+    """Five pixels meet in one, each with a group of channels: at most the norms of all five."""
+    if isinstance(x.measure, Length) and x.measure.axes >= 3:
+        return Transfer.of(x, 1.0)
+    if isinstance(x.measure, Largest):
+        return Transfer.of(x, 1.0)
+    size, converted = read(x, RMS())
+    root = math.sqrt(5)
+    return converted.then(Transfer.of(size.within(root), root))
 
 
 @rule.register
@@ -252,6 +314,11 @@ def _(bond: FunctionalAttention, weights: Any, x: Sizes) -> Transfer:
         ]
     )
     return converted.then(Transfer.of(v.within(spread), slopes, gamma=gamma))
+
+
+def _within(axis: int | tuple[int, ...], measure: Length) -> bool:
+    axes = (axis,) if isinstance(axis, int) else axis
+    return all(-measure.axes <= place < 0 for place in axes)
 
 
 _CROSS = np.array([[0.0, 1.0], [1.0, 0.0]])

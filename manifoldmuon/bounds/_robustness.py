@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from manifoldmuon.bounds._network import Bounds
-from manifoldmuon.bounds._sizes import RMS, Largest, Measure, Size, factor_between, times
+from manifoldmuon.bounds._sizes import RMS, Largest, Length, Measure, Size, factor_between, times
 from manifoldmuon.norms import check_number
 
 
@@ -143,11 +143,12 @@ def certified_radius(
     """A movement of the input that is shorter than this cannot change the largest logit.
 
     The margin between the two largest logits, over how much a movement of length 1 may change
-    it: `sqrt(2 d) L` for d logits measured by RMS, `2 L` for logits measured by the largest, with
-    `L = bounds.lipschitz_inputs`.
+    it: `sqrt(2 d) L` for d logits measured by RMS, `sqrt(2) L` for those measured by their length,
+    `2 L` for those measured by the largest, with `L = bounds.lipschitz_inputs`.
 
-    The radius is in the norm of the bounds' input: RMS over the last axis, in the largest
-    token or pixel. Times the root of the length of that axis it is a Euclidean distance.
+    The radius is in the norm of the bounds' input: RMS over the last axis, in the largest token or
+    pixel, or the Euclidean length where the bounds are for `Size(..., measure=Length(...))`. For
+    radii class by class, in units of pixels, see `robustness.certify`.
 
     Args:
       bounds: of the network, with one input and one output array.
@@ -168,6 +169,8 @@ def certified_radius(
     runner_up, winner = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)
     if outer.measure == Largest():
         gain = 2.0
+    elif isinstance(outer.measure, Length):
+        gain = math.sqrt(2)
     else:
         gain = math.sqrt(2 * scores.shape[-1]) * factor_between(outer, RMS())
     slope = gain * bounds.lipschitz_inputs

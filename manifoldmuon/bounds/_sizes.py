@@ -24,6 +24,27 @@ class RMS(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
+class Length(Measure):
+    """The Euclidean length over the last axes: of a vector, an image, or all tokens together.
+
+    What certified robustness is measured in. Layers that mix pixels are as steep as they are
+    orthogonal in it, where the largest RMS norm of a pixel knows only how many they mix.
+
+    Attributes:
+      axes: how many; 1 for vectors `(..., d)`, 3 for images `(..., height, width, channels)`.
+    """
+
+    axes: int = 1
+
+    def __post_init__(self):
+        if not isinstance(self.axes, int) or self.axes < 1:
+            raise ValueError(f"Length.axes must be a whole number >= 1; got {self.axes!r}")
+
+    def __str__(self) -> str:
+        return "length" if self.axes == 1 else f"length over {self.axes} axes"
+
+
+@dataclasses.dataclass(frozen=True)
 class Heads(Measure):
     """Of `(..., heads, sequence, dim)`: a token's root mean square over its heads and entries.
 
@@ -126,6 +147,14 @@ def factor_between(size: Size, target: Measure) -> float:
         return 1.0
     if isinstance(source, Kept | OneHot) or isinstance(target, Kept | OneHot):
         raise ValueError(f"a value measured as '{source}' cannot be read as '{target}'")
+    if isinstance(target, Length):
+        return _into_length(size, source, target)
+    if isinstance(source, Length):
+        if isinstance(target, Total):
+            return _root_of_features(size, target)
+        # A length is at least the magnitude of every entry.
+        known = size.features if target == RMS() else None
+        return 1.0 if known is None else 1 / math.sqrt(known)
     if isinstance(source, Heads):
         per_head = dataclasses.replace(size, measure=RMS())
         return math.sqrt(source.count) * factor_between(per_head, target)
@@ -133,11 +162,25 @@ def factor_between(size: Size, target: Measure) -> float:
         return 1.0
     if isinstance(source, Total):
         return 1.0
+    root = _root_of_features(size, target)
+    return root if isinstance(target, Largest) else root**2
+
+
+def _into_length(size: Size, source: Measure, target: Length) -> float:
+    """Lengths over fewer axes are no larger; over more of them, their number would be needed."""
+    axes = source.axes if isinstance(source, Length) else 1
+    if target.axes > axes or isinstance(source, Heads):
+        raise ValueError(
+            f"from the norm '{source}' to '{target}' takes the lengths of axes that are not known "
+            f"here: declare the input as Size(..., measure={target!r})"
+        )
+    return _root_of_features(size, target) if isinstance(source, RMS | Largest) else 1.0
+
+
+def _root_of_features(size: Size, target: Measure) -> float:
     if size.features is None:
         raise ValueError(
-            f"from the norm '{source}' to '{target}' takes the length of the last axis, which is "
-            "not known here: declare the input as Size(..., features=...)"
+            f"from the norm '{size.measure}' to '{target}' takes the length of the last axis, "
+            "which is not known here: declare the input as Size(..., features=...)"
         )
-    if isinstance(target, Largest):
-        return math.sqrt(size.features)
-    return float(size.features)
+    return math.sqrt(size.features)

@@ -8,43 +8,49 @@ from collections.abc import Iterable
 from typing import Any
 
 import jax
+import numpy as np
 
 from manifoldmuon.bounds._network import bound_part, rule
-from manifoldmuon.bounds._sizes import RMS, Largest, OneHot, Size, times
+from manifoldmuon.bounds._sizes import RMS, Largest, Length, OneHot, Size, times
 from manifoldmuon.bounds._transfer import Sizes, Transfer, identity, read, side_by_side
 from manifoldmuon.bounds._weights import Weight
 from manifoldmuon.modules import (
+    Bias,
     Compose,
     Concatenate,
     Conv2D,
     Embed,
+    Householder,
     Linear,
     Module,
     Stack,
     Tied,
+    TwoTap,
     Unembed,
 )
 
 
 @rule.register
 def _(atom: Linear, weights: Weight, x: Size) -> Transfer:
-    size, converted = read(x, RMS())
+    size, converted = _read_length(x)
     m, n = atom.shape
     most, least = weights.stretch(atom.shape)
-    ratio = math.sqrt(n / m)  # from singular values to RMS norms
+    # From singular values to RMS norms.
+    ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
     gain, step = ratio * most, ratio * weights.step_stretch(atom.shape)
     # A wide matrix has a kernel: nothing is known of how small its output may be.
     low = times(ratio * least, size.least) if m >= n else 0.0
     high = times(gain, size.most)
-    out = Size(high, min(low, high), RMS(), m)
+    out = Size(high, min(low, high), size.measure, m)
     return converted.then(Transfer.of(out, gain, weights=times(step, size.most), beta=step))
 
 
 @rule.register
 def _(atom: Conv2D, weights: Weight, x: Size) -> Transfer:
-    """A pixel of the output is a sum over the taps, at every stride and padding."""
-    size, converted = read(x, RMS())
-    ratio = math.sqrt(atom.in_channels / atom.out_channels)
+    """The output is a sum over the taps, at every stride and padding."""
+    size, converted = _read_length(x, least_axes=3)
+    rms = size.measure == RMS()
+    ratio = math.sqrt(atom.in_channels / atom.out_channels) if rms else 1.0
     gain = ratio * weights.stretch(atom.shape)[0]
     step = ratio * weights.step_stretch(atom.shape)
     out = size.within(gain, features=atom.out_channels)
@@ -72,6 +78,63 @@ def _(atom: Unembed, weights: Weight, x: Size) -> Transfer:
 
 
 @rule.register
+def _(atom: Bias, weights: Weight, x: Size) -> Transfer:
+    """In the length over several axes, it is added once for each place, whose number is open."""
+    size, converted = _read_length(x)
+    row = (1, atom.features)
+    root = math.sqrt(atom.features) if size.measure == RMS() else 1.0
+    places = math.inf if isinstance(size.measure, Length) and size.measure.axes > 1 else 1.0
+    length, step = (
+        times(places, found / root) for found in (weights.rows(row)[0], weights.step_rows(row))
+    )
+    reason = f"a bias is as long as there are places in the norm '{size.measure}'"
+    out = Size(size.most + length, max(size.least - length, 0.0), size.measure, atom.features)
+    moved = Transfer.of(out, 1.0, weights=step, reasons=(reason,) if math.isinf(step) else ())
+    return converted.then(moved)
+
+
+@rule.register
+def _(atom: Householder, weights: Weight, x: Size) -> Transfer:
+    """Each pair is kept, or sent through `I - 2 v v^T`; both agree where one becomes the other."""
+    size, converted = _read_length(x)
+    longest, shortest = weights.rows(atom.shape)
+    gain = max(1.0, 2 * longest**2 - 1)
+    out = size if longest == shortest == 1 else size.within(gain)
+    step = times(4 * longest, weights.step_rows(atom.shape))
+    turned = Transfer.of(
+        out,
+        gain,
+        weights=times(step, size.most),
+        beta=math.inf,
+        gamma=math.inf,
+        reasons=("Householder has a kink, and no second derivative there",),
+    )
+    return converted.then(dataclasses.replace(turned, alpha=np.full(1, math.inf)))
+
+
+@rule.register
+def _(atom: TwoTap, weights: Weight, x: Size) -> Transfer:
+    """An eigenvector of `U U^T`, of eigenvalue p, becomes `1 - p` of itself here and p there.
+
+    In length that is at most `|1 - p| + p`. In the largest norm of a pixel, here and there are two
+    pixels: the root of `2 ((1 - p)**2 + p**2)`. Both are convex in p, so that its ends decide.
+    """
+    size, converted = _read_length(x, least_axes=-atom.axis)
+    most = weights.stretch(atom.shape)[0]
+    p, turn = most**2, weights.step_stretch(atom.shape)
+    if size.measure == RMS():
+        gain = math.sqrt(2) * max(1.0, math.hypot(1 - p, p))
+    else:
+        gain = max(1.0, 2 * p - 1)
+    # What is moved differs from what stays: twice the movement of U U^T.
+    step = 4 * most * turn
+    out = size.within(gain, features=atom.channels)
+    moved = Transfer.of(out, gain, weights=times(step, size.most), beta=step)
+    alpha = np.full(1, times(4 * turn**2, size.most))
+    return converted.then(dataclasses.replace(moved, alpha=alpha))
+
+
+@rule.register
 def _(module: Compose, weights: Any, x: Sizes) -> Transfer:
     return _in_sequence(zip(module.parts, weights, strict=True), x)
 
@@ -93,6 +156,12 @@ def _(module: Tied, weights: Any, x: Sizes) -> Transfer:
     """Every place moves with the one budget; that the effects add up is the rule for sums."""
     part = bound_part(module.module, module.untied(weights), x)
     return dataclasses.replace(part.transfer, parts=(part,))
+
+
+def _read_length(x: Sizes, least_axes: int = 1) -> tuple[Any, Transfer]:
+    """In length, if the input has one that covers as many axes; in the RMS norm otherwise."""
+    length = isinstance(x, Size) and isinstance(x.measure, Length) and x.measure.axes >= least_axes
+    return read(x, x.measure if length else RMS())
 
 
 def _in_sequence(parts: Iterable[tuple[Module, Any]], x: Sizes) -> Transfer:

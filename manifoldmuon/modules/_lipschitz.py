@@ -246,7 +246,7 @@ class SpaceToDepth(Bond):
     def __post_init__(self):
         check_number("SpaceToDepth.side", self.side, least=1.0)
 
-    def forward(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch r s d"]:
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         blocks = _blocks("SpaceToDepth", x, self.side)
         return blocks.reshape(*blocks.shape[:-3], -1)
 
@@ -269,7 +269,7 @@ class NormPool(Bond):
     def __post_init__(self):
         check_number("NormPool.side", self.side, least=1.0)
 
-    def forward(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch r s c"]:
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         square = jnp.sum(_blocks("NormPool", x, self.side) ** 2, axis=(-3, -2))
         return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
 
@@ -281,7 +281,7 @@ class SwapAxes(Bond):
     sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 0.0
 
-    def forward(self, x: Float[Array, "*batch t c"]) -> Float[Array, "*batch c t"]:
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < 2:
             raise ValueError(f"SwapAxes takes at least two axes; got the shape {x.shape}")
         return jnp.swapaxes(x, -1, -2)
@@ -303,7 +303,7 @@ class Shift(Bond):
     sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 0.0
 
-    def forward(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch h w c"]:
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < 3:
             raise ValueError(f"Shift takes (..., height, width, channels); got {x.shape}")
         stay, *moving = jnp.array_split(x, 5, axis=-1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, NoReturn
 
+import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.manifolds import Euclidean, LaidOut, Manifold
 from manifoldmuon.modules._algebra import Module, as_module
-from manifoldmuon.modules._plan import Sharpness, WeightSpec
+from manifoldmuon.modules._atoms import Atom
+from manifoldmuon.modules._plan import Sharpness, WeightSpec, map_weights
 from manifoldmuon.modules._tied import shared_weight
 from manifoldmuon.norms import check_number
 
@@ -23,6 +25,9 @@ class Slot(Module):
     own. Slots combine with bonds and with one another by the algebra of `Module`, and `declare`
     turns the whole into a geometry and budgets by path. `Slot(...) ** n` is a weight with n copies
     along its leading axis, as a scan over layers keeps it.
+
+    With `atom`, a slot says what the model does with its weight, and `Declared.network` makes the
+    whole a module of its own, for bounds and certificates.
 
     What is declared is the user's word. The defaults are those of `Linear`: they hold where the
     layer is well-normed in the manifold's norm, as `x -> W x` is in `RMSToRMS()`. For a bias,
@@ -37,6 +42,9 @@ class Slot(Module):
       sensitivity: how much the output moves per movement of the input.
       sharpness: bounds on the second derivatives.
       ndim: how many trailing axes make one weight; None: as many as make a point of the manifold.
+      atom: the layer of this package that computes what the model does with this weight, in the
+        layout that the manifold's `with_axes` brings it to, such as `Linear(10, 256)`; None where
+        nobody asks. Its own manifold and mass do not count.
     """
 
     path: str
@@ -45,6 +53,7 @@ class Slot(Module):
     sensitivity: float = 1.0
     sharpness: Sharpness = Sharpness(0.0, 1.0, 0.0)
     ndim: int | None = None
+    atom: Atom | None = None
 
     def __post_init__(self):
         check_number("Slot.mass", self.mass, least=0.0)
@@ -128,6 +137,51 @@ class Declared:
         """The target norm of every weight, as nested dictionaries; see `Module.budgets`."""
         return _nest({path: spec.plain_budget() for path, spec in self._weights().items()})
 
+    def network(self, params: Any) -> tuple[Module, Any]:
+        """The same network as a module of this package, with the weights of a model.
+
+        Every slot becomes its `atom`, on the slot's manifold. That the two compute the same is for
+        the caller to compare: `net.apply(weights, x)` and the model on a few inputs.
+
+        Args:
+          params: the model's parameters, any tree with the declared paths; more may be in it.
+
+        Returns:
+          The module, and its weights in the structure of its `init`.
+
+        Raises:
+          ValueError: a slot without an atom, a path that is not in `params`, or a weight whose
+            shape, in the manifold's layout, is not the atom's.
+        """
+        found = {
+            jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+            for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
+        }
+
+        def weight(spec: WeightSpec) -> Any:
+            # Flax NNX keeps parameters in boxes, whose one child is their value.
+            value = found.get(spec.path or "", found.get(f"{spec.path}/value"))
+            if value is None:
+                raise ValueError(f"no weight at {spec.path!r}; there are {sorted(found)}")
+            space = spec.space
+            return space.layout.inward(value) if isinstance(space, LaidOut) else value
+
+        net = self.module.map_atoms(_atom)
+        weights = map_weights(weight, self.module.weights())
+        shapes = jax.eval_shape(net.init, jax.random.key(0))
+        for spec, expected, value in zip(
+            jax.tree.leaves(self.module.weights()),
+            jax.tree.leaves(shapes),
+            jax.tree.leaves(weights),
+            strict=True,
+        ):
+            if value.shape != expected.shape:
+                raise ValueError(
+                    f"the weight at {spec.path!r} has the shape {value.shape} in the layout of its "
+                    f"manifold, and its atom takes {expected.shape}"
+                )
+        return net, weights
+
     def masses(self) -> Any:
         """The mass of every weight, all places and copies together, as nested dictionaries."""
         return _nest({path: spec.mass for path, spec in self._weights().items()})
@@ -166,6 +220,16 @@ def declare(tree: Any) -> Declared:
       `declare(Slot("layers/1/weight", m) @ ReLU() @ Slot("layers/0/weight", m))`
     """
     return Declared(as_module(tree))
+
+
+def _atom(slot: Slot) -> Module:
+    if slot.atom is None:
+        raise ValueError(
+            f"{slot.describe()} does not say what the model does with its weight: "
+            "Slot(..., atom=Linear(fan_out, fan_in)), say"
+        )
+    space = slot.manifold.manifold if isinstance(slot.manifold, LaidOut) else slot.manifold
+    return dataclasses.replace(slot.atom.on(space), mass=slot.mass)
 
 
 def _flat(plan: Any) -> list[Any]:

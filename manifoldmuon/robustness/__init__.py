@@ -1,5 +1,11 @@
-"""Certificates of robustness that others can check."""
+"""Classifiers whose labels are proved to withstand small changes of their input.
 
-from manifoldmuon.robustness._export import add_array, describe, export
+A network of Lipschitz constant 1 keeps its label under every movement of the input that is shorter
+than its margin allows: `certify` says how short, image by image, and
+`export` writes what others need to check it.
+"""
 
-__all__ = ["export", "describe", "add_array"]
+from manifoldmuon.robustness._certificates import Certified, certified_accuracy, certify
+from manifoldmuon.robustness._export import Arrays, describe, export
+
+__all__ = ["Certified", "certified_accuracy", "certify", "export", "describe", "Arrays"]

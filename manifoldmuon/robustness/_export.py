@@ -27,6 +27,7 @@ from manifoldmuon.modules import (
     Bond,
     Compose,
     Concatenate,
+    Declared,
     Flatten,
     GroupSort,
     Householder,
@@ -42,6 +43,7 @@ from manifoldmuon.modules import (
     SpaceToDepth,
     Stack,
     SwapAxes,
+    Tied,
     TwoTap,
 )
 
@@ -49,16 +51,46 @@ FORMAT, VERSION = "manifoldmuon-certificate", 1
 _BATCH = 500
 
 
+class Arrays:
+    """The arrays of a certificate, by names of their own.
+
+    Attributes:
+      values: by name.
+      shared: the names of those that stand in several places.
+    """
+
+    def __init__(self):
+        self.values: dict[str, np.ndarray] = {}
+        self.shared: list[str] = []
+        self._given: list[tuple[Any, str]] = []
+
+    def add(self, kind: str, value: Any) -> str:
+        """Adds an array, unless this very object is there already, and returns its name.
+
+        Args:
+          kind: of the layer that it belongs to; a part of the name.
+          value: an array.
+        """
+        for given, name in self._given:
+            if given is value:
+                self.shared = [*self.shared, name] if name not in self.shared else self.shared
+                return name
+        name = f"{len(self.values)}.{kind}"
+        self.values[name] = np.asarray(value)
+        self._given.append((value, name))
+        return name
+
+
 def export(
     directory: str | os.PathLike[str],
-    net: Module,
+    net: Module | Declared,
     params: Any,
     images: Real[np.ndarray | Array, "n ..."],
     labels: Int[np.ndarray | Array, "..."],
     radii: Real[np.ndarray | Array, "..."],
     *,
     shift: float | Sequence[float] = 0.0,
-    scale: float = 1.0,
+    scale: float | Sequence[float] = 1.0,
     at: Sequence[float] = (),
     arithmetic: str = "real",
     shave: float = 1e-5,
@@ -72,14 +104,15 @@ def export(
 
     Args:
       directory: a new one, or one that is empty; it appears with all three files or not at all.
-      net: a network of layers that the verifier knows (see `describe`).
+      net: a network of layers that the verifier knows (see `describe`); a `Declared` one needs
+        slots with atoms.
       params: its parameters; they are written in their own dtypes.
       images: in the unit of the pixels. The network sees `(images - shift) / scale`.
       labels: the true classes, `(n,)`.
       radii: `(n,)`: how far each image may move in the Euclidean norm, in the unit of the pixels,
         without a change of the predicted class; 0 where nothing is claimed.
       shift: a number, or one for each channel.
-      scale: a positive number.
+      scale: the same, positive.
       at: the radii at which the certified accuracy is claimed.
       arithmetic: `"real"` claims for the network in exact arithmetic, `"float32"` for the one that
         float32 computes, with sums in any order; the latter proves smaller radii.
@@ -94,6 +127,7 @@ def export(
       TypeError: a module of a kind that the verifier does not know.
       ValueError: arguments that do not fit.
     """
+    net, params = net.network(params) if isinstance(net, Declared) else (net, params)
     place = Path(directory)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{place} holds something already; name a new directory")
@@ -106,17 +140,17 @@ def export(
         )
     if not (np.all(np.isfinite(radii)) and np.all(radii >= 0)):
         raise ValueError("radii must be finite and not negative")
-    if not scale > 0:
+    if not np.min(np.asarray(scale)) > 0:
         raise ValueError(f"scale must be positive; got {scale!r}")
     if arithmetic not in ("real", "float32"):
         raise ValueError(f"arithmetic must be 'real' or 'float32'; got {arithmetic!r}")
-    arrays: dict[str, np.ndarray] = {}
+    arrays = Arrays()
     network = describe(net, params, arrays)
-    predictions = _predictions(net, params, images, np.asarray(shift), scale)
+    predictions = _predictions(net, params, images, np.asarray(shift), np.asarray(scale))
     claimed = np.array([_floor(r) for r in radii - shave * np.max(radii, initial=0.0)])
     right = (predictions == labels) & (claimed > 0)
     files = {
-        "weights": _packed("weights.safetensors", arrays) | {"shared": []},
+        "weights": _packed("weights.safetensors", arrays.values) | {"shared": arrays.shared},
         "images": _packed(
             "images.safetensors", {"images": images, "labels": labels.astype(np.int64)}
         ),
@@ -130,7 +164,7 @@ def export(
         "input": {
             "shape": list(images.shape[1:]),
             "shift": np.asarray(shift, np.float64).tolist(),
-            "scale": float(scale),
+            "scale": np.asarray(scale, np.float64).tolist(),
         },
         "network": network,
         "claims": {
@@ -149,7 +183,7 @@ def export(
 
 
 @functools.singledispatch
-def describe(module: Module, params: Any, arrays: dict[str, Any]) -> list[dict[str, Any]]:
+def describe(module: Module, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
     """The entries of a certificate that stand for a module; the arrays that they name are added.
 
     For a module of one's own, register what it is in terms of the kinds that the verifier knows:
@@ -158,7 +192,7 @@ def describe(module: Module, params: Any, arrays: dict[str, Any]) -> list[dict[s
     Args:
       module: of a network.
       params: its parameters, with the axes of stacks in front.
-      arrays: by name; `add_array` adds one.
+      arrays: takes those that entries name.
 
     Raises:
       TypeError: no entry is known for this module.
@@ -169,15 +203,8 @@ def describe(module: Module, params: Any, arrays: dict[str, Any]) -> list[dict[s
     )
 
 
-def add_array(arrays: dict[str, Any], kind: str, value: Any) -> str:
-    """Adds an array under a name of its own, which is returned."""
-    name = f"{len(arrays)}.{kind}"
-    arrays[name] = np.asarray(value)
-    return name
-
-
 @describe.register
-def _(module: Compose, params: Any, arrays: dict[str, Any]) -> list[dict[str, Any]]:
+def _(module: Compose, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
     entries = []
     parts = list(zip(module.modules, params, strict=True))
     for i, (part, weights) in enumerate(parts):
@@ -197,21 +224,26 @@ def _(module: Compose, params: Any, arrays: dict[str, Any]) -> list[dict[str, An
 
 
 @describe.register
-def _(module: Stack, params: Any, arrays: dict[str, Any]) -> list[dict[str, Any]]:
+def _(module: Stack, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
     inner = describe(module.module, params, arrays)
     return [{"kind": "stack", "copies": module.copies, "layers": inner}]
 
 
+@describe.register
+def _(module: Tied, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
+    return describe(module.module, module.untied(params), arrays)
+
+
 def _register_atom(kind: str, atom: type[Module], *options: str) -> None:
-    def entry(module: Any, params: Any, arrays: dict[str, Any]) -> list[dict[str, Any]]:
+    def entry(module: Any, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
         told = {key: getattr(module, key) for key in options}
-        return [{"kind": kind, "weight": add_array(arrays, kind, params), **told}]
+        return [{"kind": kind, "weight": arrays.add(kind, params), **told}]
 
     describe.register(atom, entry)
 
 
 def _register_bond(kind: str, bond: type[Bond], *options: str) -> None:
-    def entry(module: Any, params: Any, arrays: dict[str, Any]) -> list[dict[str, Any]]:
+    def entry(module: Any, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
         return [{"kind": kind, **{key: getattr(module, key) for key in options}}]
 
     describe.register(bond, entry)
@@ -235,19 +267,19 @@ _register_bond("shift", Shift, "pixels")
 
 
 @describe.register
-def _(module: ScaledReLU, params: Any, arrays: dict[str, Any]) -> list[dict[str, Any]]:
+def _(module: ScaledReLU, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
     return [{"kind": "relu"}, {"kind": "scale", "factor": math.sqrt(2)}]
 
 
 @describe.register
-def _(module: MeanSubtract, params: Any, arrays: dict[str, Any]) -> list[dict[str, Any]]:
+def _(module: MeanSubtract, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
     if module.axis not in (-1, (-1,)):
         raise TypeError(f"MeanSubtract can be exported over the last axis, not {module.axis}")
     return [{"kind": "mean_subtract"}]
 
 
 def _predictions(
-    net: Module, params: Any, images: np.ndarray, shift: np.ndarray, scale: float
+    net: Module, params: Any, images: np.ndarray, shift: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
     @jax.jit
     def predict(params, x):

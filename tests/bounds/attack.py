@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manifoldmuon.bounds import RMS, Heads, Kept, Largest, OneHot, Size, Total
+from manifoldmuon.bounds import RMS, Heads, Kept, Largest, Length, OneHot, Size, Total
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
 from manifoldmuon.modules import Embed, Module
 from manifoldmuon.norms import LongestRow
@@ -30,6 +30,8 @@ def norm(size: Any, y: Any) -> Any:
             return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=-1) + 1e-30))
         case Heads():
             return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=(-3, -1)) + 1e-30))
+        case Length(axes):
+            return jnp.max(jnp.sqrt(jnp.sum(y**2, axis=tuple(range(-axes, 0))) + 1e-30))
         case Largest():
             return jnp.max(jnp.abs(y))
         case Kept():
@@ -52,6 +54,9 @@ def toward(size: Any, g: Any) -> Any:
             axes = (-3, -1) if isinstance(size.measure, Heads) else -1
             length = np.sqrt(np.mean(g**2, axis=axes, keepdims=True))
             return g / np.where(length == 0, 1, length)
+        case Length(axes):
+            length = np.sqrt(np.sum(g**2, axis=tuple(range(-axes, 0)), keepdims=True))
+            return g / np.where(length == 0, 1, length)
         case Largest() | Kept():
             return np.sign(g)
         case Total():
@@ -69,6 +74,9 @@ def inside(size: Any, x: Any) -> Any:
         case RMS() | Heads():
             axes = (-3, -1) if isinstance(size.measure, Heads) else -1
             length = np.sqrt(np.mean(x**2, axis=axes, keepdims=True))
+            return x * (size.most / np.where(length == 0, 1, length))
+        case Length(axes):
+            length = np.sqrt(np.sum(x**2, axis=tuple(range(-axes, 0)), keepdims=True))
             return x * (size.most / np.where(length == 0, 1, length))
         case Largest() | Kept():
             return np.clip(x, -size.most, size.most)

@@ -13,7 +13,7 @@ import pytest
 from manifoldmuon import modules
 from manifoldmuon.manifolds import Orthogonal, Stiefel
 from manifoldmuon.modules import Bias, Linear
-from manifoldmuon.robustness import add_array, describe, export
+from manifoldmuon.robustness import Arrays, certify, describe, export
 from manifoldmuon.robustness._export import _floor
 from manifoldmuon_verify import Refused, verify
 
@@ -159,7 +159,7 @@ def test_what_the_verifier_does_not_know_is_not_exported(module, what):
     params = jax.eval_shape(lambda: module.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
     with pytest.raises(TypeError, match=what):
-        describe(module, params, {})
+        describe(module, params, Arrays())
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ def test_a_module_of_ones_own_can_be_described(tmp_path):
             return 2 * super().apply(params, x)
 
     @describe.register
-    def _(module: Doubled, params, arrays):
-        weight = add_array(arrays, "doubled", params)
+    def doubled(module: Doubled, params, arrays):
+        weight = arrays.add("doubled", params)
         return [{"kind": "linear", "weight": weight}, {"kind": "scale", "factor": 2}]
 
     _, _, images, labels = small()
@@ -196,3 +196,39 @@ def test_a_module_of_ones_own_can_be_described(tmp_path):
     radii = margins(net, params, images, 2.0)
     report = verify(export(tmp_path / "it", net, params, images, labels, radii))
     np.testing.assert_allclose(report.radii, radii, atol=1e-5)
+
+
+def test_a_shared_weight_is_written_once(tmp_path):
+    layer = Linear(6, 6, Orthogonal()) @ modules.MaxMin()
+    net = modules.tie(Linear(3, 6, Stiefel()) @ layer @ layer @ Linear(6, 5, Stiefel()), 2, 4)
+    _, _, images, labels = small()
+    params = net.init(jax.random.key(0))
+    radii = margins(net, params, images, 1.0)
+    path = export(tmp_path / "it", net, params, images, labels, radii)
+    told = json.loads(path.read_text())["weights"]
+    assert len(told["arrays"]) == 3
+    assert told["shared"] == ["1.linear"]
+    np.testing.assert_allclose(verify(path).radii, radii, atol=1e-5)
+
+
+def test_a_declared_network_gets_the_radii_of_certify(tmp_path):
+    def slot(path, atom):
+        return modules.Slot(path, Stiefel().with_axes(0, 1), atom=atom)
+
+    frames = [np.linalg.qr(RNG.normal(size=(8, n)))[0] for n in (5, 3)]
+    model = {"a": {"kernel": frames[0].T}, "b": {"kernel": frames[1]}}
+    model = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), model)
+    net = modules.declare(
+        slot("b/kernel", Linear(3, 8)) @ modules.MaxMin() @ slot("a/kernel", Linear(8, 5))
+    )
+    _, _, images, labels = small()
+    scale = np.asarray([0.5, 1.0, 2.0, 1.0, 0.7])
+    seen = ((images - 0.1) / scale).astype(np.float32)
+    found = certify(net, model, seen, labels, scale=scale)
+    path = export(
+        tmp_path / "it", net, model, images, labels, found.radii,
+        shift=0.1, scale=scale.tolist(), at=[0.1],
+    )  # fmt: skip
+    report = verify(path)
+    np.testing.assert_allclose(report.radii, found.radii, atol=1e-5)
+    assert report.certified == ((0.1, round(8 * found.accuracy(0.1))),)

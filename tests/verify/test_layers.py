@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon import modules
-from manifoldmuon.robustness import describe
+from manifoldmuon.robustness import Arrays, describe
 from manifoldmuon_verify import Refused
 from manifoldmuon_verify._files import Stored
 from manifoldmuon_verify._layers import normalisation
@@ -56,9 +56,9 @@ def built(name, factor=1.0):
     params = module.init(jax.random.key(0))
     noise = lambda w: factor * w + 0.05 * RNG.normal(size=w.shape).astype(np.float32)  # noqa: E731
     params = jax.tree.map(noise, params)
-    arrays: dict[str, np.ndarray] = {}
+    arrays = Arrays()
     entries = describe(module, params, arrays)
-    builder = Builder({key: stored(array) for key, array in arrays.items()})
+    builder = Builder({key: stored(array) for key, array in arrays.values.items()})
     return module, params, builder.sequence(entries, shape, "network"), shape
 
 
@@ -180,17 +180,17 @@ def test_rounding_in_float32_is_within_its_bound_everywhere_in_the_ball(name):
     assert state.deployed[0] <= 1e-4 * np.linalg.norm(x)
 
 
-@pytest.mark.parametrize("shift", [33.3, [1.0, 2.0, 3.0]])
-def test_pixels_are_normalised_as_declared(shift):
-    layer = normalisation((2, 3), np.asarray(shift), 0.3)
+@pytest.mark.parametrize(("shift", "scale"), [(33.3, 0.3), ([1.0, 2.0, 3.0], [0.5, 0.3, 0.7])])
+def test_pixels_are_normalised_as_declared(shift, scale):
+    layer = normalisation((2, 3), np.asarray(shift), np.asarray(scale))
     x = RNG.integers(0, 256, size=(4, 2, 3)).astype(float)
     state = evaluate((layer,), start(x, up(1.0), single=True))
     assert state.deployed is not None
     for i, found in enumerate(state.values):
-        wanted = (exactly(x[i]) - exactly(shift)) / Fraction(0.3)
+        wanted = (exactly(x[i]) - exactly(shift)) / exactly(scale)
         gap = exactly(found) - wanted
         assert sum(e**2 for e in gap.flat) <= Fraction(float(state.error[i])) ** 2
-        single = (x[i].astype(np.float32) - np.float32(shift)) / np.float32(0.3)
+        single = (x[i].astype(np.float32) - np.float32(shift)) / np.float32(scale)
         gap = exactly(single) - wanted
         assert sum(e**2 for e in gap.flat) <= Fraction(float(state.deployed[i])) ** 2
     assert Fraction(float(state.reach[0])) >= 1 / Fraction(0.3)

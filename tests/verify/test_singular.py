@@ -2,6 +2,7 @@
 
 import itertools
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,8 @@ def characteristic(gram):
     """Coefficients of `det(x I - gram)`, the highest first (Faddeev and LeVerrier)."""
     n = len(gram)
     identity = exact(np.eye(n))
-    found, power = [Fraction(1)], identity
+    found: list[Any] = [Fraction(1)]
+    power = identity
     for k in range(1, n + 1):
         product = gram @ power
         found.append(-sum(product.diagonal()) / k)

@@ -1,0 +1,227 @@
+"""Certified radii: how far an input may move before the label can change."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float, Int
+
+from manifoldmuon.bounds import ROUNDING, Bounds, Length, Size, bound
+from manifoldmuon.modules import (
+    Bias,
+    Compose,
+    Declared,
+    Identity,
+    Linear,
+    Module,
+    Mul,
+    map_weights,
+)
+from manifoldmuon.norms import check_number
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Certified:
+    """Radii of images; made by `certify`.
+
+    Attributes:
+      radii: `(n,)` in float64: no movement of the image that is shorter, in Euclidean length and
+        in units of the image, changes the predicted label.
+      predicted: `(n,)`, the labels that are certified.
+      labels: `(n,)`, the true ones; None where they were not given.
+      bounds: of the network up to its last linear layer, at its weights. Its `lipschitz_inputs`
+        is in units of the network's input.
+    """
+
+    radii: Float[np.ndarray, " n"]
+    predicted: Int[np.ndarray, " n"]
+    labels: Int[np.ndarray, " n"] | None
+    bounds: Bounds
+
+    def accuracy(self, radius: float = 0.0) -> float:
+        """The share of images that are right, and stay so within this radius.
+
+        Args:
+          radius: in units of the image; 0 asks for the clean accuracy.
+
+        Raises:
+          ValueError: `certify` was given no labels.
+        """
+        check_number("accuracy(radius)", radius, least=0.0)
+        if self.labels is None:
+            raise ValueError("certify was not given the labels that an accuracy needs")
+        return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
+
+    def curve(self, radii: ArrayLike) -> Float[np.ndarray, " k"]:
+        """The accuracy at each of several radii."""
+        return np.array([self.accuracy(float(radius)) for radius in np.ravel(np.asarray(radii))])
+
+
+def certify(
+    net: Module | Declared,
+    params: Any,
+    images: ArrayLike,
+    labels: ArrayLike | None = None,
+    *,
+    scale: ArrayLike = 1.0,
+    tolerance: float = 1e-3,
+    batch: int = 1000,
+) -> Certified:
+    """Certified radii of a classifier's labels, in Euclidean length.
+
+    The label c of an image stands against every other class j within
+    `(z_c - z_j) / (L ||w_c - w_j||)`, where z are the logits, w the rows of the last linear layer,
+    and L bounds how much its input moves per movement of the image (Tsuzuku et al.,
+    arXiv:1802.04034; pair by pair, so that rows need not be orthonormal). Of a network that ends
+    otherwise, all pairs get `sqrt(2) L`, with the L of the whole.
+
+    L comes from the weights as they are: their singular values in float64, rounded up, and the
+    rules of `bounds`. It is about exact arithmetic on these weights; `export` writes what a
+    verifier needs to take rounding into account.
+
+    Args:
+      net: the classifier, from images without their first axis to logits `(classes,)`. A `Declared`
+        network needs slots with atoms.
+      params: its weights.
+      images: `(n, ...)`, as the network reads them. All axes but the first are measured together.
+      labels: `(n,)` whole numbers, the true classes.
+      scale: the network reads `(image - shift) / scale`, and radii are to be in units of the
+        image, such as pixels in [0, 1]. Where it is an array, one for each channel, say, its least
+        entry counts.
+      tolerance: how far a weight may be from its manifold, relative to the manifold's scale. What
+        is certified is right for any weights, but weights that are far off are not those that
+        were trained, and are refused.
+      batch: how many images are evaluated at once.
+
+    Raises:
+      ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
+        in Euclidean length, or a logit is not finite.
+    """
+    net, params = net.network(params) if isinstance(net, Declared) else (net, params)
+    _check_on_manifolds(net, params, tolerance)
+    x = np.asarray(images)
+    if x.ndim < 2 or not np.issubdtype(x.dtype, np.floating):
+        raise ValueError(
+            f"certify(images) must be floating point numbers (n, ...); got {x.dtype} of the shape "
+            f"{x.shape}"
+        )
+    unit = float(np.min(np.asarray(scale, np.float64)))
+    check_number("certify(scale)", unit, least=np.finfo(float).tiny)
+    truth = None if labels is None else _labels(labels, len(x))
+    chunks = np.array_split(x, range(batch, len(x), batch))
+    logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
+    if logits.ndim != 2 or not np.isfinite(logits).all():
+        raise ValueError(f"certify takes finite logits (n, classes); got the shape {logits.shape}")
+    found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
+    radii, predicted = _radii(logits.astype(np.float64), found.lipschitz_inputs * distances)
+    return Certified(radii * unit, predicted, truth, found)
+
+
+def certified_accuracy(
+    logits: Float[Array, "*n k"],
+    labels: Int[Array, "*n"],
+    radius: float,
+    lipschitz: float = 1.0,
+) -> Float[Array, ""]:
+    """The share of examples that are right with a margin above `sqrt(2) * lipschitz * radius`.
+
+    A number for the log while training, in JAX. It is the certified accuracy if `lipschitz` is the
+    Euclidean Lipschitz constant of the logits, as 1 is with all weights on their manifolds; what
+    is reported in the end is for `certify`, which looks at the weights.
+
+    Args:
+      logits: of k classes.
+      labels: whole numbers below k.
+      radius: in units of the network's input.
+      lipschitz: the constant.
+    """
+    own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
+    others = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], -jnp.inf, logits)
+    margin = own[..., 0] - jnp.max(others, axis=-1)
+    return jnp.mean((margin > math.sqrt(2) * lipschitz * radius).astype(jnp.float32))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(net: Module, params: Any, images: Array) -> Array:
+    with jax.default_matmul_precision("highest"):
+        return net.apply(params, images)
+
+
+def _labels(labels: ArrayLike, count: int) -> np.ndarray:
+    found = np.asarray(labels)
+    if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer):
+        raise ValueError(
+            f"certify(labels) must be whole numbers, one for each of {count} images; got "
+            f"{found.dtype} of the shape {found.shape}"
+        )
+    return found
+
+
+def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
+    def check(spec: Any, value: Any) -> None:
+        if not spec.manifold.constrained:
+            return
+        far = float(np.max(np.asarray(spec.manifold.distance(jnp.asarray(value))), initial=0.0))
+        if not far <= tolerance:
+            raise ValueError(
+                f"a weight of the shape {value.shape} is {far:.3g} from its manifold, "
+                f"{spec.manifold}: more than the tolerance {tolerance:g}. Are these the trained "
+                "weights? `spec.manifold.project` brings a weight back to its manifold"
+            )
+
+    map_weights(check, net.weights(), params)
+
+
+def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, np.ndarray]:
+    """Bounds up to the last linear layer, and the distances between its rows, rounded up."""
+    body, weights, rows = _split(net, params)
+    found = bound(body, weights, input_norm=Size(math.inf, measure=Length(axes)))
+    output = found.outputs
+    if not isinstance(output, Size) or output.measure != Length():
+        raise ValueError(
+            "the network is not bounded in Euclidean length: behind its last nonlinearity it is "
+            f"measured by {output}. Images need `Flatten` or tokens a mean before the last layer"
+        )
+    if not math.isfinite(found.lipschitz_inputs):
+        raise ValueError(f"the network has no Lipschitz constant: {'; '.join(found.reasons)}")
+    if rows is None:
+        distances = np.full((count, count), math.sqrt(2))
+    else:
+        distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
+    return found, distances * (1 + ROUNDING)
+
+
+def _split(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:
+    """What comes before the last linear layer, and the matrix that makes logits of it."""
+    parts = net.parts if isinstance(net, Compose) else (net,)
+    weights = params if isinstance(net, Compose) else (params,)
+    factor = 1.0
+    for place in reversed(range(len(parts))):
+        part = parts[place]
+        if isinstance(part, Mul):
+            factor *= part.factor
+        elif isinstance(part, Linear):
+            rows = factor * np.asarray(weights[place]).astype(np.float64)
+            before = Compose(parts[:place]) if place else Identity()
+            return before, weights[:place], rows
+        elif not isinstance(part, Bias):
+            break
+    return net, params, None
+
+
+def _radii(logits: np.ndarray, gains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The least over the other classes of margin over gain; zero where there is no winner."""
+    predicted = np.argmax(logits, axis=-1)
+    margins = np.max(logits, axis=-1, keepdims=True) - logits
+    gain = gains[predicted]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        radii = np.where(margins > 0, margins / gain, 0.0)
+    own = np.arange(logits.shape[-1]) == predicted[:, None]
+    return np.min(np.where(own, np.inf, radii), axis=-1), predicted

@@ -1,0 +1,214 @@
+"""Bounds in Euclidean length, against singular values of Jacobians."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.bounds import RMS, Heads, Largest, Length, Size, Total, bound, certified_radius
+from manifoldmuon.bounds._sizes import factor_between
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.modules import (
+    GELU,
+    Abs,
+    AveragePool,
+    Bias,
+    Conv2D,
+    Flatten,
+    GroupSort,
+    Householder,
+    Identity,
+    Linear,
+    MaxMin,
+    MeanSubtract,
+    NormPool,
+    OrthogonalConv2D,
+    ReLU,
+    ScaledReLU,
+    Shift,
+    SpaceToDepth,
+    SwapAxes,
+    TwoTap,
+    residual,
+)
+from tests.bounds.attack import build, input_slope, inside, norm, to_jax, weights_of
+from tests.modules.measure import gaussian, random_like, shapes_of
+
+IMAGE, TOKENS, VECTOR = (4, 4, 6), (5, 6), (6,)
+FREE = Linear(4, 6)
+
+# module, shape of an input, how much of the bound is found at least; weights are random.
+MODULES = {
+    "Identity": (Identity(), TOKENS, 1),
+    "Linear": (FREE, VECTOR, 1),
+    "Linear of tokens": (FREE, TOKENS, 1),
+    "Linear of images": (FREE, IMAGE, 1),
+    "Linear between tokens": (SwapAxes() @ Linear(3, 5) @ SwapAxes(), TOKENS, 1),
+    "Conv2D": (Conv2D(2, 6, 3), IMAGE, 0.3),
+    "Conv2D with stride": (Conv2D(2, 6, 2, stride=2, padding=0), IMAGE, 0.3),
+    "Bias": (Bias(6), TOKENS, 1),
+    "Householder": (Householder(6), TOKENS, 0.5),
+    "TwoTap": (TwoTap(6, 2), TOKENS, 0.5),
+    "TwoTap of rows": (TwoTap(6, 2, axis=-3), IMAGE, 0.5),
+    "orthogonal convolution": (OrthogonalConv2D(6, 2), IMAGE, 0.1),
+    "GroupSort": (GroupSort(3), TOKENS, 1),
+    "SpaceToDepth": (SpaceToDepth(2), IMAGE, 1),
+    "NormPool": (NormPool(2), IMAGE, 0.999),
+    "AveragePool": (AveragePool(2, 2), IMAGE, 0.49),
+    "Shift": (Shift(), IMAGE, 1),
+    "Flatten": (Flatten(3), IMAGE, 1),
+    "Flatten of some": (Flatten(2), IMAGE, 1),
+    "MeanSubtract": (MeanSubtract(), IMAGE, 1),
+    "MeanSubtract over pixels": (MeanSubtract((-3, -2)), IMAGE, 1),
+    "Abs": (Abs(), TOKENS, 1),
+    "ReLU": (ReLU(), TOKENS, 1),
+    "ScaledReLU": (ScaledReLU(), TOKENS, 1),
+    "GELU": (GELU(), TOKENS, 0.8),
+    "residual": (residual(MaxMin() @ Linear(6, 6), 2), VECTOR, 0.2),
+    "deep": (FREE @ Flatten(3) @ NormPool(4) @ Abs() @ Linear(6, 6) @ Bias(6), IMAGE, 0.1),
+}
+
+
+def random_weights(net):
+    """Somewhere: on no manifold, of norms about 1."""
+    return jax.tree.map(lambda w: w / np.sqrt(max(w.shape)), random_like(shapes_of(net), 3))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_no_jacobian_is_longer_than_the_bound(name):
+    net, shape, share = MODULES[name]
+    params = random_weights(net)
+    found = bound(net, params, input_norm=Size(math.inf, measure=Length(len(shape))))
+    assert isinstance(found.outputs.measure, Length)
+    slope = jax.jit(jax.jacobian(lambda x: net.apply(params, x)))
+    worst = 0.0
+    for seed in range(10):
+        x = 2 * gaussian(seed, *shape)
+        matrix = np.asarray(slope(x), np.float64).reshape(-1, x.size)
+        worst = max(worst, np.linalg.norm(matrix, 2))
+    most = found.lipschitz_inputs
+    assert share * most * (1 - 1e-5) <= worst <= most * (1 + 1e-5)
+
+
+def test_outputs_are_as_long_as_said():
+    """Inputs of the largest size; all modules in one program."""
+    found, params = {}, {}
+    for name, (net, shape, _) in MODULES.items():
+        params[name] = random_weights(net)
+        size = Size(3.0, measure=Length(len(shape)))
+        found[name] = bound(net, params[name], input_norm=size)
+
+    @jax.jit
+    def measured(inputs):
+        return {
+            name: norm(found[name].outputs, MODULES[name][0].apply(params[name], x))
+            for name, x in inputs.items()
+        }
+
+    for kind in range(5):
+        inputs = {
+            name: to_jax(inside(found[name].inputs, build(found[name].inputs, shape, kind, kind)))
+            for name, (_, shape, _) in MODULES.items()
+        }
+        for name, size in measured(inputs).items():
+            assert float(size) <= found[name].output_norm * (1 + 1e-5), name
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "sizes"),
+    [
+        (GroupSort(2), TOKENS, Size(1.0)),
+        (SpaceToDepth(2), IMAGE, Size(1.0)),
+        (NormPool(2), IMAGE, Size(1.0)),
+        (Shift(), IMAGE, Size(1.0)),
+        (Shift(), IMAGE, Size(1.0, measure=Largest())),
+        (SwapAxes(), TOKENS, Size(1.0, features=6)),
+        (TwoTap(6, 3), TOKENS, Size(1.0)),
+        (TwoTap(6, 3, axis=-3), IMAGE, Size(1.0, measure=Length(2), features=6)),
+        (Householder(6), TOKENS, Size(1.0)),
+        (Bias(6), TOKENS, Size(1.0)),
+    ],
+    ids=repr,
+)
+def test_other_norms_hold_under_attack(net, shape, sizes):
+    """In the largest RMS norm of a pixel, where moving pixels about has a price."""
+    params = random_weights(net)
+    found = bound(net, params, input_norm=sizes)
+    worst = input_slope(lambda x: net.apply(params, x), sizes, found.outputs, shape)
+    assert 0.4 * found.lipschitz_inputs <= worst <= found.lipschitz_inputs * (1 + 1e-4)
+
+
+@pytest.mark.parametrize("atom", [Bias(6), Householder(6), TwoTap(6, 2), Linear(4, 6)], ids=repr)
+def test_no_step_of_the_weights_moves_more_than_the_bound(atom):
+    """Random steps, and the steepest ones towards random outputs, at weights off the manifolds."""
+    params = random_weights(atom)
+    x = gaussian(5, 3, 6)
+    x = x / np.linalg.norm(x)
+    size = Size(1.0, measure=Length(1 if isinstance(atom, Bias) else 2))
+    found = bound(atom, params, input_norm=size)
+
+    def apply(w):
+        return atom.apply(w, x[0] if isinstance(atom, Bias) else x)
+
+    y, pull = jax.vjp(apply, params)
+    worst = 0.0
+    for seed in range(20):
+        for step in (*pull(gaussian(seed, *y.shape)), random_like(params, seed)):
+            moved = jax.jvp(apply, (params,), (step,))[1]
+            worst = max(worst, float(np.linalg.norm(moved) / atom.norm(step)))
+    assert 0.1 * found.lipschitz_weights < worst <= found.lipschitz_weights * (1 + 1e-5)
+
+
+def test_orthonormal_weights_have_slope_one():
+    net = Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ MaxMin() @ OrthogonalConv2D(8, 3)
+    net = net @ Householder(8) @ Bias(8) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
+    everywhere = bound(net, input_norm=Size(math.inf, measure=Length(3)))
+    assert everywhere.lipschitz_inputs == pytest.approx(1, abs=1e-12)
+    params = net.init(jax.random.key(0))
+    here = bound(net, params, input_norm=Size(math.inf, measure=Length(3)))
+    assert here.lipschitz_inputs == pytest.approx(1, abs=1e-5)
+    logits = np.array([[3.0, 1.0, 0.0]])
+    assert certified_radius(here, logits) == pytest.approx(math.sqrt(2), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [(a, Length()) for a in (RMS(), Largest(), Total(), Length(2))]
+    + [(a, b) for a in (Length(), Length(2)) for b in (RMS(), Largest(), Total())],
+)
+def test_lengths_bound_other_norms_and_are_bounded(source, target):
+    size = Size(1.0, measure=source, features=4)
+    ratios = []
+    for kind in range(5):
+        x = inside(size, build(size, (5, 4), 0, kind))
+        ratios.append(float(norm(Size(1.0, measure=target), x)))
+    assert max(ratios) <= factor_between(size, target) * (1 + 1e-6)
+    if source != Total() and source != Length(2):
+        assert max(ratios) >= 0.5 * factor_between(size, target)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: factor_between(Size(1.0), Length()), "length of the last axis"),
+        (lambda: factor_between(Size(1.0, measure=Length()), Length(2)), "Length\\(axes=2\\)"),
+        (lambda: factor_between(Size(1.0, measure=Heads(2)), Length()), "not known"),
+        (lambda: factor_between(Size(1.0, measure=Length()), Total()), "features="),
+        (lambda: Length(0), "axes"),
+    ],
+)
+def test_lengths_that_are_not_known_are_refused(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_a_stack_of_biases_has_no_length_over_tokens():
+    """Each place gets the bias: the output's length is open, the slope is not."""
+    net = Linear(4, 6, Stiefel()) @ Bias(6)
+    params = (jnp.ones(6), weights_of(Linear(4, 6, Stiefel())))
+    found = bound(net, params, input_norm=Size(1.0, measure=Length(2)))
+    assert found.output_norm == math.inf
+    assert found.lipschitz_inputs == pytest.approx(np.linalg.norm(params[1], 2), rel=1e-6)
+    assert any("as long as there are places" in reason for reason in found.reasons)

@@ -1,0 +1,173 @@
+"""Layers of 1-Lipschitz networks: by NumPy, by their Jacobians, and on their manifolds."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.manifolds import Orthogonal, Stiefel
+from manifoldmuon.modules import (
+    Bias,
+    Flatten,
+    GroupSort,
+    Householder,
+    Linear,
+    MaxMin,
+    NormPool,
+    OrthogonalConv2D,
+    Shift,
+    SpaceToDepth,
+    SwapAxes,
+    TwoTap,
+)
+from tests.modules.measure import gaussian, random_like, steepest_step
+
+IMAGE = gaussian(0, 2, 4, 6, 5)
+
+
+def jacobian(net, params, x):
+    """As a matrix, of one example."""
+    found = jax.jacobian(lambda x: net.apply(params, x))(x)
+    return np.asarray(found, np.float64).reshape(-1, x.size)
+
+
+def test_groups_are_sorted_with_the_largest_first():
+    x = gaussian(1, 3, 12)
+    for size in (1, 2, 3, 12):
+        found = np.asarray(GroupSort(size).forward(x))
+        groups = np.asarray(x).reshape(3, size, 12 // size)
+        np.testing.assert_array_equal(found.reshape(groups.shape), -np.sort(-groups, axis=1))
+    first, second = np.split(np.asarray(x), 2, axis=-1)
+    pair = [np.maximum(first, second), np.minimum(first, second)]
+    np.testing.assert_array_equal(MaxMin().forward(x), np.concatenate(pair, axis=-1))
+
+
+def test_reflections_against_a_loop_and_their_start():
+    atom, x = Householder(6), gaussian(2, 5, 6)
+    np.testing.assert_allclose(
+        atom.apply(atom.init(jax.random.key(0)), x), MaxMin().forward(x), atol=1e-6
+    )
+    v = atom.manifold.random_point(jax.random.key(1), atom.shape, jnp.float32)
+    found = np.asarray(atom.apply(v, x))
+    for row, i in itertools.product(range(5), range(3)):
+        z, unit = np.asarray(x)[row, [i, i + 3]], np.asarray(v)[i]
+        expected = z if z @ unit > 0 else z - 2 * (z @ unit) * unit
+        np.testing.assert_allclose(found[row, [i, i + 3]], expected, atol=1e-6)
+
+
+def test_pixels_move_as_loops_move_them():
+    x = np.asarray(IMAGE)
+    depth = np.asarray(SpaceToDepth(2).forward(IMAGE))
+    pooled = np.asarray(NormPool(2).forward(IMAGE))
+    for row, column in itertools.product(range(2), range(3)):
+        block = x[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+        np.testing.assert_array_equal(depth[:, row, column], block.reshape(2, -1))
+        length = np.sqrt((block.astype(float) ** 2).sum((1, 2)))
+        np.testing.assert_allclose(pooled[:, row, column], length, rtol=1e-6)
+    moved = np.asarray(Shift(1).forward(IMAGE))
+    for row, column in itertools.product(range(4), range(6)):
+        sources = [(row, column), (row + 1, column), (row - 1, column)]
+        sources += [(row, column + 1), (row, column - 1)]
+        for channel, (r, c) in enumerate(sources):
+            np.testing.assert_array_equal(
+                moved[:, row, column, channel], x[:, r % 4, c % 6, channel]
+            )
+    np.testing.assert_array_equal(SwapAxes().forward(IMAGE), x.swapaxes(-1, -2))
+
+
+def test_the_gradient_of_a_pool_of_zeros_is_zero():
+    grad = jax.grad(lambda x: jnp.sum(NormPool(2).forward(x)))(jnp.zeros((2, 2, 1)))
+    np.testing.assert_array_equal(grad, 0)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [
+        (OrthogonalConv2D(4, 3), (5, 6, 4)),
+        (OrthogonalConv2D(4, 2), (3, 5, 4)),
+        (OrthogonalConv2D(3, 1), (2, 2, 3)),
+        (TwoTap(5, 2, axis=-2, offset=2), (7, 5)),
+        (TwoTap(5, 3, axis=-3, offset=-1), (4, 2, 5)),
+        (SpaceToDepth(2), (4, 6, 3)),
+        (Shift(2), (5, 4, 7)),
+        (SwapAxes(), (4, 3)),
+        (Householder(6), (3, 6)),
+        (MaxMin(), (3, 6)),
+        (GroupSort(3), (9,)),
+    ],
+    ids=repr,
+)
+def test_jacobians_are_orthogonal(net, shape):
+    """At random inputs and weights, on their manifolds."""
+    params = net.init(jax.random.key(0))
+    matrix = jacobian(net, params, gaussian(3, *shape))
+    np.testing.assert_allclose(matrix.T @ matrix, np.eye(len(matrix)), atol=2e-6)
+
+
+def test_an_orthogonal_convolution_is_one():
+    """It commutes with shifts, and a pixel sees a square of `kernel` pixels around it."""
+    net, x = OrthogonalConv2D(4, 3), gaussian(4, 7, 8, 4)
+    params = net.init(jax.random.key(1))
+    y = net.apply(params, x)
+    moved = net.apply(params, jnp.roll(x, (2, -3), (0, 1)))
+    np.testing.assert_allclose(moved, jnp.roll(y, (2, -3), (0, 1)), atol=1e-6)
+    seen = jax.jacobian(lambda x: net.apply(params, x)[3, 4])(x)
+    reach = np.abs(np.asarray(seen)).max(axis=(0, -1)) > 1e-6
+    expected = np.zeros((7, 8), bool)
+    expected[2:5, 3:6] = True
+    np.testing.assert_array_equal(reach, expected)
+    # No product of rows and columns: the kernel's taps, as a matrix, have rank above one.
+    taps = np.asarray(seen)[0, 2:5, 3:6, 0]
+    assert np.linalg.svd(taps, compute_uv=False)[1] > 1e-3
+
+
+@pytest.mark.parametrize("atom", [Bias(6), Householder(6), TwoTap(6, 2)], ids=repr)
+def test_atoms_are_well_normed(atom):
+    """A step of norm 1 moves outputs by the length of the input; of a bias, by an RMS of 1."""
+    params = atom.init(jax.random.key(0))
+    if isinstance(atom, Householder):
+        params = atom.manifold.random_point(jax.random.key(2), atom.shape, jnp.float32)
+    worst = 0.0
+    for seed in range(20):
+        x, grads = gaussian(seed, 6, 6), random_like(params, seed)
+        step = steepest_step(atom, grads, params)
+        np.testing.assert_allclose(atom.norm(step), 1, rtol=1e-4)
+        moved = jax.jvp(lambda w, x=x: atom.apply(w, x), (params,), (step,))[1]
+        size = np.sqrt(6 * 6) if isinstance(atom, Bias) else np.linalg.norm(x)
+        worst = max(worst, float(np.linalg.norm(moved) / size))
+    assert 0.5 < worst <= 1 + 1e-5
+
+
+def test_training_starts_from_the_manifolds():
+    net = Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ MaxMin() @ Bias(8)
+    net = net @ OrthogonalConv2D(8, 2) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
+    params = net.init(jax.random.key(0))
+    for manifold, leaf in zip(*map(jax.tree.leaves, (net.geometry(), params)), strict=True):
+        assert np.max(manifold.distance(leaf)) < 1e-5
+    assert [type(m) for m in jax.tree.leaves(net.geometry())].count(Orthogonal) == 1
+    np.testing.assert_array_equal(net.constrained().init(jax.random.key(0))[5], np.zeros(8))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: GroupSort(0), "GroupSort.size"),
+        (lambda: GroupSort(4).forward(jnp.ones(6)), "do not fall into groups of 4"),
+        (lambda: Householder(5), "must be even"),
+        (lambda: TwoTap(4, 4), "less than the 4 channels"),
+        (lambda: TwoTap(4, 2, axis=-1), "axis must be -2 or -3"),
+        (lambda: TwoTap(4, 2, axis=-3).apply(jnp.ones((4, 2)), jnp.ones((3, 4))), "along axis -3"),
+        (lambda: SpaceToDepth(2).forward(jnp.ones((3, 4, 1))), "sides that 2 divides"),
+        (lambda: NormPool(2).forward(jnp.ones((4, 1))), "height, width, channels"),
+        (lambda: SwapAxes().forward(jnp.ones(3)), "at least two axes"),
+        (lambda: Shift().forward(jnp.ones((3, 5))), "height, width, channels"),
+        (lambda: Bias(3).apply(jnp.ones(3), jnp.ones(4)), "3 entries"),
+        (lambda: OrthogonalConv2D(4, 0), "kernel"),
+        (lambda: OrthogonalConv2D(1, 3), "less than the 1 channels"),
+    ],
+)
+def test_errors_say_what_does_not_fit(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()

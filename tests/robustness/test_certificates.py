@@ -1,0 +1,240 @@
+"""Certified radii: exact where they can be, out of an attack's reach, refused where unfounded."""
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.manifolds import EmbeddingRows, Stiefel
+from manifoldmuon.modules import (
+    Bias,
+    Flatten,
+    GroupSort,
+    Linear,
+    MaxMin,
+    Module,
+    NormPool,
+    OrthogonalConv2D,
+    RMSDivide,
+    Slot,
+    SpaceToDepth,
+    declare,
+    residual,
+)
+from manifoldmuon.robustness import certified_accuracy, certify
+
+RNG = np.random.default_rng(0)
+FULL: Module = (
+    Linear(4, 12, Stiefel()) @ MaxMin() @ Bias(12) @ Linear(12, 6, Stiefel())
+)  # fmt: skip
+
+
+def weights_of(net: Module, seed: int = 0):
+    """On the manifolds, with biases that are not zero."""
+    params = net.init(jax.random.key(seed))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda w: jnp.asarray(rng.standard_normal(w.shape) / 4, w.dtype) if w.ndim == 1 else w,
+        params,
+    )
+
+
+def images(n: int, *shape: int) -> np.ndarray:
+    return RNG.standard_normal((n, *shape)).astype(np.float32)
+
+
+@pytest.mark.parametrize("rows", [Stiefel(), EmbeddingRows(1.0), None])
+def test_radii_of_a_linear_classifier_are_distances_to_its_boundaries(rows):
+    """Any rows at all: between two classes the boundary is a plane."""
+    net = Bias(3) @ Linear(3, 6) if rows is None else Bias(3) @ Linear(3, 6, rows)
+    w, b = RNG.standard_normal((3, 6)), RNG.standard_normal(3)
+    if rows is not None:
+        w = np.asarray(rows.project(jnp.asarray(w, jnp.float32)))
+    x = images(50, 6)
+    found = certify(net, (jnp.asarray(w, jnp.float32), jnp.asarray(b, jnp.float32)), x)
+    logits = x @ w.T + b
+    winner = logits.argmax(-1)
+    np.testing.assert_array_equal(found.predicted, winner)
+    for row, c, radius in zip(logits, winner, found.radii, strict=True):
+        planes = [(row[c] - row[j]) / np.linalg.norm(w[c] - w[j]) for j in range(3) if j != c]
+        assert radius == pytest.approx(min(planes), rel=1e-4, abs=1e-5)
+
+
+def test_no_movement_within_the_radius_changes_a_label():
+    """Towards every other class, by as much as is certified, image by image."""
+    net = residual(MaxMin() @ Linear(12, 12, Stiefel()), 2) @ Bias(12) @ Linear(12, 6, Stiefel())
+    net = 2.0 * Linear(4, 12, EmbeddingRows(1.0)) @ net
+    params, x = weights_of(net), images(200, 6)
+    found = certify(net, params, x)
+
+    @jax.jit
+    def attacked(x, other, own, radius):
+        def margin(d):
+            y = net.apply(params, x + d)
+            return y[own] - y[other]
+
+        def step(d, _):
+            d = d - 0.2 * radius * jax.grad(margin)(d) / (jnp.linalg.norm(jax.grad(margin)(d)))
+            return d * jnp.minimum(1, radius / jnp.linalg.norm(d)), None
+
+        moved = jax.lax.scan(step, jnp.zeros_like(x), length=30)[0]
+        return margin(moved), margin(jnp.zeros_like(x))
+
+    left = []
+    for other in range(4):
+        run = jax.vmap(lambda x, c, r, j=other: attacked(x, j, c, r))
+        after, before = run(jnp.asarray(x), jnp.asarray(found.predicted), jnp.asarray(found.radii))
+        keep = found.predicted != other
+        assert np.all(np.asarray(after)[keep] > -1e-5)
+        left.append(np.min(np.asarray(after / before)[keep]))
+    assert min(left) < 0.6  # the attack gets a good part of the way: the radii are worth something
+
+
+def test_accuracies_and_curve():
+    params, x = weights_of(FULL), images(300, 6)
+    found = certify(FULL, params, x)
+    y = np.where(np.arange(300) % 3 == 0, (found.predicted + 1) % 4, found.predicted)
+    found = certify(FULL, params, x, y, batch=70)
+    right = np.arange(300) % 3 != 0
+    assert found.accuracy() == pytest.approx(2 / 3)
+    at = float(np.median(found.radii))
+    assert found.accuracy(at) == np.mean(right & (found.radii >= at))
+    np.testing.assert_array_equal(
+        found.curve(np.array([0, at, 100.0])), [found.accuracy(), found.accuracy(at), 0.0]
+    )
+    logits = FULL.apply(params, jnp.asarray(x))
+    # Orthonormal rows: the pairs' distances are all sqrt(2), and the log's number is the same.
+    assert float(certified_accuracy(logits, jnp.asarray(y), at)) == pytest.approx(
+        found.accuracy(at), abs=0.01
+    )
+    assert float(certified_accuracy(logits, jnp.asarray(y), at, 2.0)) == pytest.approx(
+        found.accuracy(2 * at), abs=0.01
+    )
+
+
+def test_radii_are_in_the_units_of_the_image():
+    params, pixels = weights_of(FULL), images(50, 6)
+    plain = certify(FULL, params, (pixels - 0.3) / 0.25)
+    scaled = certify(FULL, params, (pixels - 0.3) / 0.25, scale=0.25)
+    np.testing.assert_allclose(scaled.radii, 0.25 * plain.radii, rtol=1e-12)
+    by_channel = certify(FULL, params, pixels, scale=np.array([0.5, 0.25, 2.0]))
+    np.testing.assert_allclose(by_channel.radii, 0.25 * certify(FULL, params, pixels).radii)
+
+
+def test_images_and_networks_without_a_linear_head():
+    net = Flatten(3) @ NormPool(2) @ GroupSort(2) @ OrthogonalConv2D(4, 2) @ Bias(4)
+    net = net @ Linear(4, 12, Stiefel()) @ SpaceToDepth(2)
+    x = images(20, 4, 4, 3)
+    params = weights_of(net)
+    found = certify(net, params, x)
+    logits = np.sort(np.asarray(net.apply(params, jnp.asarray(x))), axis=-1)
+    np.testing.assert_allclose(
+        found.radii, (logits[:, -1] - logits[:, -2]) / np.sqrt(2), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_weights_off_their_manifolds_are_refused():
+    """Untrained, scaled or lost weights certify nothing that was trained."""
+    params, x = weights_of(FULL), images(5, 6)
+    far = jax.tree.map(lambda w: 1.5 * w, params)
+    with pytest.raises(ValueError, match=r"0.5 from its manifold, Stiefel"):
+        certify(FULL, far, x)
+    # Who insists gets what is right for these weights: each layer counts with its own norm.
+    plain, scaled = (certify(FULL, w, x, tolerance=1.0) for w in (params, far))
+    assert scaled.bounds.lipschitz_inputs == pytest.approx(1.5, rel=1e-5)
+    assert plain.bounds.lipschitz_inputs == pytest.approx(1.0, rel=1e-5)
+    with pytest.raises(ValueError, match="not finite|from its manifold"):
+        certify(FULL, jax.tree.map(lambda w: w * jnp.nan, params), x)
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(12)(x)
+        first, second = jnp.split(x, 2, axis=-1)
+        x = jnp.concatenate([jnp.maximum(first, second), jnp.minimum(first, second)], -1)
+        return nn.Dense(4, use_bias=False)(x)
+
+
+class Equinox(eqx.Module):
+    layers: list
+
+    def __init__(self, key):
+        self.layers = [eqx.nn.Linear(6, 12, key=key), eqx.nn.Linear(12, 4, False, key=key)]
+
+    def __call__(self, x):
+        x = self.layers[0](x)
+        first, second = jnp.split(x, 2)
+        pairs = [jnp.maximum(first, second), jnp.minimum(first, second)]
+        return self.layers[1](jnp.concatenate(pairs))
+
+
+def slots(paths, manifold):
+    one, bias, two = paths
+    return declare(
+        Slot(two, manifold, atom=Linear(4, 12))
+        @ MaxMin()
+        @ Slot(bias, Bias(12).manifold, atom=Bias(12))
+        @ Slot(one, manifold, atom=Linear(12, 6))
+    )
+
+
+@pytest.mark.parametrize("framework", ["flax", "equinox"])
+def test_networks_of_other_frameworks_get_the_same_certificate(framework):
+    """By `declare`: the same weights, laid out as their framework lays them out."""
+    (w1, b, _, w2), x = (weights_of(FULL)[i] for i in (0, 1, 2, 3)), images(30, 6)
+    if framework == "flax":
+        names = ("params/Dense_0/kernel", "params/Dense_0/bias", "params/Dense_1/kernel")
+        net = slots(names, Stiefel().transposed())
+        model = {"params": {"Dense_0": {"kernel": w1.T, "bias": b}, "Dense_1": {"kernel": w2.T}}}
+        logits = np.asarray(Linen().apply(model, x))
+    else:
+        net = slots(("layers/0/weight", "layers/0/bias", "layers/1/weight"), Stiefel())
+        model = eqx.tree_at(
+            lambda m: (m.layers[0].weight, m.layers[0].bias, m.layers[1].weight),
+            Equinox(jax.random.key(0)),
+            (w1, b, w2),
+        )
+        logits = jax.vmap(model)(x)
+    module, weights = net.network(model)
+    np.testing.assert_allclose(module.apply(weights, jnp.asarray(x)), logits, atol=1e-5)
+    found, expected = certify(net, model, x), certify(FULL, weights_of(FULL), x)
+    np.testing.assert_allclose(found.radii, expected.radii, rtol=1e-5)
+
+
+def test_declared_networks_say_what_is_missing():
+    net = slots(("a", "b", "c"), Stiefel())
+    w1, b, _, w2 = weights_of(FULL)
+    with pytest.raises(ValueError, match="no weight at 'c'; there are \\['a', 'b'\\]"):
+        net.network({"a": w1, "b": b})
+    with pytest.raises(ValueError, match="'a' has the shape \\(6, 12\\).*takes \\(12, 6\\)"):
+        net.network({"a": w1.T, "b": b, "c": w2})
+    with pytest.raises(ValueError, match="does not say what the model does"):
+        declare(Slot("a", Stiefel())).network({"a": w1})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": np.ones(6, np.float32)}, "certify\\(images\\)"),
+        ({"images": np.ones((2, 6), int)}, "floating point"),
+        ({"labels": np.zeros(3, int)}, "one for each of 2 images"),
+        ({"labels": np.zeros(2)}, "whole numbers"),
+        ({"scale": 0.0}, "scale"),
+        ({"images": np.full((2, 6), np.inf, np.float32)}, "finite logits"),
+    ],
+)
+def test_errors_say_what_does_not_fit(change, message):
+    given = {"images": np.ones((2, 6), np.float32)} | change
+    with pytest.raises(ValueError, match=message):
+        certify(FULL, weights_of(FULL), **given)
+
+
+def test_what_is_not_bounded_in_length_is_refused():
+    divided = Linear(4, 6, Stiefel()) @ RMSDivide()
+    with pytest.raises(ValueError, match="not bounded in Euclidean length"):
+        certify(divided, weights_of(divided), images(3, 6))
+    with pytest.raises(ValueError, match="given the labels"):
+        certify(FULL, weights_of(FULL), images(3, 6)).accuracy()
