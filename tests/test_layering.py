@@ -38,7 +38,7 @@ FLOORS = {
 APART = {("robustness", "optim")}
 
 # What a function may import by itself: packages that not everyone has.
-DELAYED = {"matplotlib"}
+DELAYED = {"matplotlib", "safetensors"}
 
 # What a part needs that is imported by name only, and that not everyone has.
 EXTRAS = {"checkpoints": {"orbax"}}
