@@ -5,6 +5,7 @@ import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def test_no_attack_moves_a_label_within_the_radius_that_is_proved(tmp_path):
     )  # fmt: skip
     params = jax.tree.map(lambda w: 1.05 * w + 0.01, net.init(jax.random.key(5)))
     images = RNG.uniform(size=(100, 12)).astype(np.float32)
-    options = {"shift": 0.4, "scale": 0.3}
+    options: Any = {"shift": 0.4, "scale": 0.3}
     labels = np.arange(100) % 3
     export(tmp_path / "it", net, params, images, labels, np.zeros(100), **options)
     radii = jnp.asarray(verify(tmp_path / "it").radii, jnp.float32)[:, None]
@@ -128,7 +129,7 @@ def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(tmp_p
         for z, i in zip(logits, labels, strict=True)
     ]
     net, params = Bias(3) @ Linear(3, 5), (jnp.asarray(weight), jnp.asarray(bias))
-    options = {"shift": 0.1, "scale": 0.7, "at": [0.1]}
+    options: Any = {"shift": 0.1, "scale": 0.7, "at": [0.1]}
     export(tmp_path / "it", net, params, images, labels, np.asarray(wanted), **options)
     report = verify(tmp_path / "it")
     np.testing.assert_allclose(report.radii, wanted, rtol=1e-9)
