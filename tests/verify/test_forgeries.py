@@ -11,7 +11,7 @@ import pytest
 from manifoldmuon.robustness import export
 from manifoldmuon_verify import Refused, verify
 from manifoldmuon_verify.__main__ import main
-from tests.verify.forge import Forgery, case, pack, sha256, with_header, write_tight
+from tests.verify.forge import Forgery, case, pack, sha256, unpack, with_header, write_tight
 
 
 @pytest.fixture(scope="module")
@@ -447,6 +447,33 @@ def test_whatever_byte_is_changed_nothing_stronger_is_accepted(tight, tmp_path):
             told = json.loads(bytes(changed))["claims"]
             assert np.all(np.asarray(told["radii"]) <= report.radii)
     assert 0 < accepted < 250
+
+
+def test_whatever_byte_of_the_weights_is_changed_nothing_false_is_accepted(tight, tmp_path):
+    """With every digest repaired; no other exception leaves the verifier."""
+    rng, whole = np.random.default_rng(1), (tight / "weights.safetensors").read_bytes()
+    told = json.loads((tight / "certificate.json").read_text())
+    header, refused = int.from_bytes(whole[:8], "little"), 0
+    (tmp_path / "images.safetensors").write_bytes((tight / "images.safetensors").read_bytes())
+    for i in range(400):
+        changed = bytearray(whole)
+        changed[rng.integers(8 + header if i % 2 else len(whole))] = rng.integers(256)
+        (tmp_path / "weights.safetensors").write_bytes(changed)
+        told["weights"]["sha256"] = sha256(changed)
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            told["weights"]["arrays"] = {
+                name: {"dtype": dtype, "shape": shape, "sha256": sha256(raw)}
+                for name, (dtype, shape, raw) in unpack(bytes(changed)).items()
+            }
+        (tmp_path / "certificate.json").write_text(json.dumps(told))
+        try:
+            report = verify(tmp_path)
+        except Refused:
+            refused += 1
+        else:
+            # Low bits of a weight: another network, for which the claims hold as well.
+            assert np.all(np.asarray(told["claims"]["radii"]) <= report.radii)
+    assert refused > 200
 
 
 def test_the_command_accepts_and_refuses(tight, tmp_path, capsys):
