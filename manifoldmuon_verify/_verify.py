@@ -37,7 +37,8 @@ from manifoldmuon_verify._rounding import check_arithmetic, down, up
 FORMAT = "manifoldmuon-certificate"
 VERSION = 1
 _PARTS = "format version norm arithmetic weights images input network claims"
-_BATCH = 256
+# How many numbers an array of the evaluation holds at most, unless one image takes more.
+_MOST_NUMBERS = 2**23
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -265,8 +266,10 @@ def _radii(nodes: Nodes, pixels: np.ndarray, claims: _Claims, single: bool) -> n
     """Radii that hold; in float32, if the claimed ones do not exceed them."""
     constants = pair_constants(nodes)
     found = []
-    for start in range(0, len(pixels), _BATCH):
-        rows = slice(start, start + _BATCH)
+    largest = max(math.prod(layer.shape) for layer in layers(nodes))
+    batch = max(1, _MOST_NUMBERS // largest)
+    for start in range(0, len(pixels), batch):
+        rows = slice(start, start + batch)
         claimed, predictions = claims.radii[rows], claims.predictions[rows]
         state = State(
             values=pixels[rows].astype(np.float64),
