@@ -144,6 +144,7 @@ def measure(
 ) -> tuple[Certified, list[dict[str, float]]]:
     """Radii of the test images, and what attacks leave of the accuracy at some of them."""
     found = certify(net, params, data.test_x, data.test_y)
+    some = first(found, settings.attacked)
     f = functools.partial(net.apply, params)
     x, y = data.test_x[: settings.attacked], data.test_y[: settings.attacked]
     rows = []
@@ -152,15 +153,14 @@ def measure(
         simple = pgd(f, x, y, **given)
         strong = auto_attack(f, x, y, steps=30, targets=3, **given)
         standing = simple.robust & strong.robust
-        kept = found.radii[: settings.attacked] >= radius
-        right = found.predicted[: settings.attacked] == y
-        if np.any(kept & right & ~standing):
+        certain = (some.predicted == y) & (some.radii >= radius)
+        if np.any(certain & ~standing):
             raise AssertionError(f"an attack broke an image that is certified at {radius}")
         rows.append(
             {
                 "radius": radius,
                 "certified": found.accuracy(radius),
-                "certified among attacked": float(np.mean(kept & right)),
+                "certified among attacked": some.accuracy(radius),
                 "pgd": simple.accuracy,
                 "all attacks": float(np.mean(standing)),
             }
@@ -169,13 +169,25 @@ def measure(
     return found, rows
 
 
-def picture(found: Certified, rows: Sequence[dict[str, float]], title: str) -> Figure:
+def first(found: Certified, count: int) -> Certified:
+    """The same for the first images alone."""
+    parts = {name: getattr(found, name)[:count] for name in ("radii", "predicted", "labels")}
+    return dataclasses.replace(found, **parts)
+
+
+def picture(
+    found: Certified, rows: Sequence[dict[str, float]], attacked: int, title: str
+) -> Figure:
     """Certified accuracy against the radius, with what attacks leave above it."""
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     panel = figure.subplots()
     radii = np.linspace(0, 1.25 * max(row["radius"] for row in rows), 300)
     panel.fill_between(radii, 100 * found.curve(radii), color="#0072B2", alpha=0.12, linewidth=0)
     panel.plot(radii, 100 * found.curve(radii), color="#0072B2", linewidth=2, label="certified")
+    if attacked < len(found.radii):
+        label = f"certified, the {attacked} attacked"
+        curve = 100 * first(found, attacked).curve(radii)
+        panel.plot(radii, curve, "--", color="#0072B2", linewidth=1, label=label)
     places = [row["radius"] for row in rows]
     for name, colour, mark in (("pgd", "#E69F00", "s"), ("all attacks", "#D55E00", "v")):
         left = [100 * row[name] for row in rows]
@@ -239,7 +251,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with told():
         clear(proof)
         export(proof, net, params, data.test_x, data.test_y, found.radii, at=settings.radii)
-        figure = picture(found, rows, f"{given.data}: certified and attacked")
+        title = f"{given.data}: certified and attacked"
+        figure = picture(found, rows, settings.attacked, title)
         with whole(given.out.with_suffix(".png")) as temporary:
             figure.savefig(temporary, format="png")
     print(table(found, rows, settings))
