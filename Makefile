@@ -16,7 +16,7 @@ OLDEST ?= python3.11
 NEWEST ?= python3.13
 # How versions are chosen, for uv; empty: by pip, the newest.
 RESOLUTION ?=
-CODE := $(wildcard manifoldmuon studies examples benchmarks tests docs)
+CODE := $(wildcard manifoldmuon manifoldmuon_verify studies examples benchmarks tests docs)
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:

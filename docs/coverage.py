@@ -11,15 +11,27 @@ from pathlib import Path
 import griffe
 
 ROOT = Path(__file__).parents[1]
-PACKAGE = "manifoldmuon"
+PACKAGES = ("manifoldmuon", "manifoldmuon_verify")
 _LISTED = re.compile(r"^::: +(\S+)", re.MULTILINE)
 
 
 def problems(root: Path = ROOT) -> list[str]:
     """One line for each public name that has no docstring or is on no page, and the reverse."""
-    package = griffe.load(
-        PACKAGE, search_paths=[root], try_relative_path=False, resolve_aliases=True
-    )
+    found, public = [], set()
+    for name in PACKAGES:
+        if (root / name).is_dir():
+            lines, names = _gaps(name, root)
+            found += lines
+            public |= names
+    listed = _listed(root)
+    found += [f"{path} is on no page of docs/api" for path in sorted(public - set(listed))]
+    found += [f"{listed[path]} lists {path}, not a public name" for path in set(listed) - public]
+    return found
+
+
+def _gaps(name: str, root: Path) -> tuple[list[str], set[str]]:
+    """What a package lacks, and its public names."""
+    package = griffe.load(name, search_paths=[root], try_relative_path=False, resolve_aliases=True)
     assert isinstance(package, griffe.Module)
     found, public = [], set()
     for module in _public_modules(package):
@@ -27,15 +39,12 @@ def problems(root: Path = ROOT) -> list[str]:
             found.append(f"{module.path} has no __all__")
         if not module.has_docstring:
             found.append(f"{module.path} has no docstring")
-        for name in _exported(module):
-            path = f"{module.path}.{name}"
+        for exported in _exported(module):
+            path = f"{module.path}.{exported}"
             public.add(path)
-            if not module[name].has_docstring:
+            if not module[exported].has_docstring:
                 found.append(f"{path} has no docstring")
-    listed = _listed(root)
-    found += [f"{path} is on no page of docs/api" for path in sorted(public - set(listed))]
-    found += [f"{listed[path]} lists {path}, not a public name" for path in set(listed) - public]
-    return found
+    return found, public
 
 
 def _public_modules(module: griffe.Module) -> Iterator[griffe.Module]:

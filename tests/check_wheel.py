@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PACKAGES = ("manifoldmuon", "manifoldmuon_verify")
 
 # Run away from the source, with warnings as errors.
 _STEP = """
@@ -27,10 +28,13 @@ import jax, jax.numpy as jnp, optax
 import manifoldmuon as mm
 from manifoldmuon.manifolds import Euclidean, Stiefel
 
-assert Path(mm.__file__).is_relative_to({site!r}), mm.__file__
 assert mm.__version__ == importlib.metadata.version("manifoldmuon") == {version!r}
-assert importlib.resources.files("manifoldmuon").joinpath("py.typed").is_file()
-for part in ("linalg", "norms", "manifolds", "optim", "modules", "bounds", "testing", "lab"):
+for package in {packages}:
+    module = importlib.import_module(package)
+    assert importlib.resources.files(package).joinpath("py.typed").is_file()
+    assert Path(module.__file__).is_relative_to({site!r}), module.__file__
+parts = "linalg", "norms", "manifolds", "optim", "modules", "bounds", "robustness", "testing", "lab"
+for part in parts:
     importlib.import_module("manifoldmuon." + part)
 geometry = {{"w": Stiefel(), "b": Euclidean()}}
 params = {{"w": jnp.eye(8, 4), "b": jnp.zeros(8)}}
@@ -60,7 +64,8 @@ def problems(wheel: Path, sdist: Path) -> list[str]:
     info = metadata.removesuffix("METADATA")
     source = {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "manifoldmuon").rglob("*")
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
     packed = {name for name in names if not name.startswith(info)}
@@ -105,7 +110,7 @@ def install_and_step(wheel: Path) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check"]
         _run([*pip, "install", "--quiet", wheel], folder)
         _run([*pip, "check"], folder)
-        code = _STEP.format(site=folder, version=project["version"])
+        code = _STEP.format(site=folder, version=project["version"], packages=PACKAGES)
         _run([python, "-I", "-W", "error", "-c", code], folder)
         extras = ",".join(project["optional-dependencies"])
         _run([*pip, "install", "--quiet", "--dry-run", f"{wheel}[{extras}]"], folder)

@@ -106,6 +106,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
     [
         "README.md",
         "docs/index.md",
+        "docs/certificates.md",
         "docs/checkpoints.md",
         "docs/getting-started.md",
         "docs/migration.md",

@@ -81,6 +81,7 @@ def test_the_wheel_and_the_sdist_hold_what_they_should(tmp_path):
         part.writestr("tests/test_package.py", "")
     assert check_wheel.problems(tmp_path / "part.whl", sdist) == [
         "the wheel has no manifoldmuon/py.typed",
+        "the wheel has no manifoldmuon_verify/py.typed",
         "the wheel has tests/test_package.py",
         "the wheel has no licence",
     ]

@@ -44,6 +44,14 @@ CASES = {
     "Euclidean(Spectral()).steepest(COMPLEX, COMPLEX, ())": "got complex64; only real numbers",
     "muon(0.1, Euclidean()).init({'w': COMPLEX})": "the parameter 'w' has dtype complex64; only",
     "scale_by_budget(2.0).update({'w': COMPLEX}, EmptyState())": "the update of 'w' has dtype comp",
+    "margin_cross_entropy(COMPLEX, LABELS, 1, 1)": "margin_cross_entropy: logits must be floating",
+    "margin_cross_entropy(LOGITS, LOGITS, 1, 1)": "margin_cross_entropy: labels must be whole numb",
+    "margin_cross_entropy(LOGITS, LABELS[:2], 1, 1)": "margin_cross_entropy: logits (..., classes)",
+    "margin_cross_entropy(LOGITS[:, :1], LABELS, 1, 1)": "margin_cross_entropy: logits (..., class",
+    "margin_cross_entropy(LOGITS, LABELS, -1, 1)": "margin_cross_entropy: offset must be a finite",
+    "margin_cross_entropy(LOGITS, LABELS, 1, 0)": "margin_cross_entropy: temperature must be above",
+    "multiclass_hinge(LOGITS, LABELS, -0.5)": "multiclass_hinge: margin must be a finite number",
+    "multiclass_hinge(LOGITS[0], LABELS, 1)": "multiclass_hinge: logits (..., classes), two class",
 }
 
 CODE = """
@@ -55,9 +63,11 @@ from manifoldmuon.manifolds.solvers import *
 from manifoldmuon.modules import *
 from manifoldmuon.norms import *
 from manifoldmuon.optim import *
+from manifoldmuon.robustness import *
 from optax import EmptyState
 
 COMPLEX = jnp.ones((3, 2), jnp.complex64)
+LOGITS, LABELS = jnp.ones((3, 4)), jnp.arange(3)
 
 def message(case):
     try:

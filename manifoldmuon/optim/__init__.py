@@ -15,6 +15,7 @@ from manifoldmuon.optim._normalize import NormalizeState, normalize
 from manifoldmuon.optim._normuon import ScaleByNeuronRMSState, scale_by_neuron_rms
 from manifoldmuon.optim._qk_clip import with_qk_clip
 from manifoldmuon.optim._retract import chain, check_chain, retract
+from manifoldmuon.optim._riemannian import riemannian_adam, riemannian_sgd
 from manifoldmuon.optim._steepest import (
     ScaleBySteepestState,
     monitor,
@@ -31,6 +32,7 @@ from manifoldmuon.optim._step_by_rule import (
     step_by_rule,
 )
 from manifoldmuon.optim._tabulate import Table, TableRow, tabulate
+from manifoldmuon.optim._tangent import tangent
 from manifoldmuon.optim._trees import distance_tree, init_tree, monitor_distance, project_tree
 
 __all__ = [
@@ -72,6 +74,8 @@ __all__ = [
     "project_tree",
     "resolve",
     "retract",
+    "riemannian_adam",
+    "riemannian_sgd",
     "scale_by_agd",
     "scale_by_budget",
     "scale_by_duality",
@@ -82,6 +86,7 @@ __all__ = [
     "step_by_line_search",
     "step_by_rule",
     "tabulate",
+    "tangent",
     "with_master_copies",
     "with_qk_clip",
 ]

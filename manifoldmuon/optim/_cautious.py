@@ -10,7 +10,7 @@ from manifoldmuon.linalg import frobenius_norm, normalize, over, upcast
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
-from manifoldmuon.optim._normalize import tangent_part
+from manifoldmuon.optim._tangent import tangent_part
 
 
 def cautious(
@@ -65,5 +65,5 @@ def _agreeing(
     kept = jnp.where(agree, vector, 0) / jnp.where(share == 0, 1, share)
     if manifold.constrained:
         length = over(frobenius_norm(vector, ndim), ndim)
-        kept = length * normalize(tangent_part(manifold, point, kept), ndim)
+        kept = length * normalize(tangent_part(manifold, point, kept)[0], ndim)
     return LikePoint(kept.astype(point.dtype))

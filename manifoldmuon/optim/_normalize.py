@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon.linalg import (
-    frobenius_norm,
     inner_product,
     over,
     prescale,
@@ -29,6 +28,7 @@ from manifoldmuon.optim._leaves import (
     pair_up,
     replicated_like,
 )
+from manifoldmuon.optim._tangent import tangent_part
 
 _ORDINARY = 80  # binary places of the square of a norm, far from both ends
 
@@ -135,21 +135,11 @@ def _tangents(leaves: list[Leaf]) -> list[jax.Array]:
     marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
 
     def part(manifold: Manifold, point: jax.Array, update: jax.Array) -> LikePoint:
-        return LikePoint(tangent_part(manifold, point, update))
+        return LikePoint(tangent_part(manifold, point, update)[0])
 
     parts = batched(part, [leaf.entry for leaf in moving], marked)
     found = {leaf.place: part for leaf, part in zip(moving, parts, strict=True)}
     return [found.get(leaf.place, leaf.update) for leaf in leaves]
-
-
-def tangent_part(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
-    """The tangent part, of moderate size; zero where it is rounding of a normal vector."""
-    vector, _ = prescale(update, manifold.ndim)
-    # Updates ascend. At the edge of a convex set it matters which way the point will move.
-    tangent = -manifold.tangent(upcast(point).astype(vector.dtype), -vector)
-    part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
-    noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole
-    return jnp.where(over(noise, manifold.ndim), 0, tangent)
 
 
 def _size(

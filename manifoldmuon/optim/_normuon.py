@@ -15,7 +15,7 @@ from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder, pair_up, replicated_like
-from manifoldmuon.optim._normalize import tangent_part
+from manifoldmuon.optim._tangent import tangent_part
 
 
 class ScaleByNeuronRMSState(NamedTuple):
@@ -123,6 +123,6 @@ def _scale(
     rms = jnp.sqrt(jnp.where(after == 0, 1, after))
     scaled = direction / jnp.expand_dims(rms, others)
     if manifold.constrained:
-        scaled = tangent_part(manifold, point, scaled)
+        scaled, _ = tangent_part(manifold, point, scaled)
     step = over(frobenius_norm(direction, ndim), ndim) * normalize(scaled, ndim)
     return LikePoint(step), jnp.where(jnp.isfinite(after), after, nu).astype(nu.dtype)

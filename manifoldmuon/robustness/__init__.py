@@ -1,9 +1,25 @@
 """Classifiers whose labels are proved to withstand small changes of their input.
 
 A network of Lipschitz constant 1 keeps its label under every movement of the input that is shorter
-than its margin allows: `certify` says how short, image by image.
+than its margin allows: `certify` says how short, image by image, and `export` writes what others
+need to check it. Losses ask for such margins, and attacks show how much is left to certify.
 """
 
+from manifoldmuon.robustness._attacks import Attacked, auto_attack, pgd
 from manifoldmuon.robustness._certificates import Certified, certified_accuracy, certify
+from manifoldmuon.robustness._export import Arrays, describe, export
+from manifoldmuon.robustness._losses import margin_cross_entropy, multiclass_hinge
 
-__all__ = ["Certified", "certified_accuracy", "certify"]
+__all__ = [
+    "Arrays",
+    "Attacked",
+    "Certified",
+    "auto_attack",
+    "certified_accuracy",
+    "certify",
+    "describe",
+    "export",
+    "margin_cross_entropy",
+    "multiclass_hinge",
+    "pgd",
+]

@@ -141,6 +141,9 @@ INSTANCES = {
     "retract-others": Instance(
         optim.retract, OTHER_GEOMETRY, OTHERS, scale_free=False, wrappers=False
     ),
+    "tangent": Instance(optim.tangent, CURVED_GEOMETRY, CURVED, scale_free=False),
+    "tangent-edges": Instance(optim.tangent, STIEFEL, EDGES, scale_free=False, wrappers=False),
+    "tangent-sets": Instance(optim.tangent, SET_GEOMETRY, SETS, scale_free=False, wrappers=False),
     "duality": Instance(
         optim.scale_by_duality,
         CURVED_GEOMETRY,
@@ -211,6 +214,25 @@ INSTANCES = {
         PAIR,
         {"learning_rate": 0.1, "radius": {"kernel": 3.0, "bias": 0.5}},
         still=False,
+        wrappers=False,
+    ),
+    "riemannian_adam": Instance(
+        optim.riemannian_adam,
+        CURVED_GEOMETRY,
+        CURVED,
+        {"learning_rate": 0.01, "b1": 0.8},
+        scale_free=False,
+    ),
+    "riemannian_sgd": Instance(
+        optim.riemannian_sgd,
+        OTHER_GEOMETRY,
+        OTHERS,
+        {
+            "learning_rate": optax.linear_schedule(0.1, 0.0, 10),
+            "momentum": 0.9,
+            "nesterov": True,
+        },
+        scale_free=False,
         wrappers=False,
     ),
     "manifold_muon": Instance(

@@ -44,8 +44,24 @@ def ours_duality(learning_rate: optax.ScalarOrSchedule):
     return optim.manifold_muon(learning_rate, Euclidean(Frobenius(ndim=1)), None)
 
 
+def ours_riemannian_adam(learning_rate: optax.ScalarOrSchedule):
+    return optim.riemannian_adam(learning_rate, LEAF)
+
+
+def ours_riemannian_sgd(learning_rate: optax.ScalarOrSchedule):
+    return optim.riemannian_sgd(learning_rate, LEAF, 0.9)
+
+
 OURS = {
-    make.__name__: make for make in (ours_muon, ours_manifold_muon, ours_normed_adam, ours_duality)
+    make.__name__: make
+    for make in (
+        ours_muon,
+        ours_manifold_muon,
+        ours_normed_adam,
+        ours_duality,
+        ours_riemannian_adam,
+        ours_riemannian_sgd,
+    )
 }
 # Steps of norm one times the rate end within the rate of the optimum: Optax asks for 0.03.
 RATE = {"learning_rate": 3e-3}

@@ -18,7 +18,8 @@ from tests.optim.instances import INSTANCES, abstract
 
 
 @pytest.mark.parametrize(
-    "name", ["steepest-others", "retract", "normalize", "muon", "neurons", "qk clip"]
+    "name",
+    ["steepest-others", "retract", "normalize", "muon", "neurons", "qk clip", "riemannian_sgd"],
 )
 def test_strict_modes_do_not_trip_us(name):
     instance = INSTANCES[name]
@@ -58,6 +59,7 @@ PRESETS: dict[str, Callable[..., Any]] = {
     # Converged: msign has the derivative of the exact polar factor, whatever the method.
     "muon": lambda rate, decay: optim.muon(rate, on(Euclidean(RMSToRMS())), decay, method=None),
     "normalize": normed,
+    "sgd": lambda rate, decay: optim.riemannian_sgd(rate, on(Stiefel()), decay),
 }
 
 

@@ -1,0 +1,95 @@
+"""Riemannian Adam and SGD: chains of Optax's own links between tangent spaces."""
+
+from __future__ import annotations
+
+import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._retract import chain, retract
+from manifoldmuon.optim._tangent import tangent
+
+
+def riemannian_adam(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    *,
+    nesterov: bool = False,
+    accumulator_dtype: DTypeLike | None = "float32",
+) -> optax.GradientTransformationExtraArgs:
+    """Adam on manifolds, entry by entry in the coordinates of the surrounding space.
+
+    The chain is: `tangent`, `optax.scale_by_adam`, `tangent`, `optax.scale_by_learning_rate`,
+    `retract`; on unconstrained leaves it is `optax.adam`. (Bécigneul and Ganea, arXiv:1810.00760,
+    have one second moment for each point, which does not depend on coordinates.)
+
+    The averages stay in the surrounding space, and what comes of them is projected when it is
+    used. Projecting the averages themselves after every step, onto the tangent space at the new
+    point, is no better at small rates and worse at large ones: see "Transformations" in the
+    documentation.
+
+    Args:
+      learning_rate: a number or an Optax schedule: about the root mean square of a step's entries,
+        as in flat space, and not an angle. Those of an m x n Stiefel matrix have the root mean
+        square `1/sqrt(m)` (m the longer side), so that the best rate falls with the width. Long
+        steps are safe: the default retractions project, and end on the set from anywhere.
+      geometry: which manifold each parameter lives on; see `resolve`. Norms play no role.
+      b1: decay of the averaged gradient.
+      b2: decay of the averaged square.
+      eps: added to the root of the averaged square.
+      nesterov: whether to look ahead along the average.
+      accumulator_dtype: see `manifold_muon`; of the average alone. That of the squares is the
+        parameters' own, in which bfloat16 forgets: see `with_master_copies`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: on use; see `resolve`.
+      ValueError: on use; see `resolve`.
+    """
+    return chain(
+        tangent(geometry),
+        optax.scale_by_adam(b1, b2, eps, mu_dtype=accumulator_dtype, nesterov=nesterov),
+        tangent(geometry),
+        optax.scale_by_learning_rate(learning_rate),
+        retract(geometry),
+    )
+
+
+def riemannian_sgd(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    momentum: ArrayLike | None = None,
+    *,
+    nesterov: bool = False,
+    accumulator_dtype: DTypeLike | None = "float32",
+) -> optax.GradientTransformationExtraArgs:
+    """Riemannian stochastic gradient descent, with momentum or without.
+
+    The chain is: `tangent`, `optax.trace` and `tangent` if there is momentum,
+    `optax.scale_by_learning_rate`, `retract`; on unconstrained leaves it is `optax.sgd`. Momentum
+    stays in the surrounding space: see `riemannian_adam`. To bound the weight of one gradient,
+    write `chain(optax.clip_by_global_norm(1.0), riemannian_sgd(...))`.
+
+    Args:
+      learning_rate: a number or an Optax schedule; steps grow with the gradient.
+      geometry: which manifold each parameter lives on; see `resolve`. Norms play no role.
+      momentum: decay of the momentum, or None for none.
+      nesterov: whether to look ahead along the momentum.
+      accumulator_dtype: see `manifold_muon`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: on use; see `resolve`.
+      ValueError: on use; see `resolve`.
+    """
+    links = [tangent(geometry)]
+    if momentum is not None:
+        links += [optax.trace(momentum, nesterov, accumulator_dtype), tangent(geometry)]
+    return chain(*links, optax.scale_by_learning_rate(learning_rate), retract(geometry))

@@ -1,0 +1,74 @@
+"""The tangent part of updates: what lets any optimizer of Optax run on a manifold."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from manifoldmuon.linalg import frobenius_norm, over, prescale, times_power_of_two, upcast
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim._geometry import Geometry, manifold_of
+from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
+
+
+def tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
+    """Projects each update onto the tangent space at its parameter.
+
+    In front of a base optimizer it makes the Riemannian gradient (of the Euclidean metric) of a
+    gradient; behind one that works entry by entry, or that remembers other points, it makes a
+    tangent step of what comes out, for `retract` to take: `riemannian_adam` and `riemannian_sgd`
+    are such chains.
+
+    Updates ascend, as in front of the learning rate: only at the edge of a convex set does it
+    matter. On unconstrained leaves they pass through, cast to the parameter's dtype.
+
+    Args:
+      geometry: which manifold each parameter lives on; see `resolve`.
+
+    Returns:
+      A transformation without state, linear up to rounding: what is left of an update normal to
+      the manifold is zero and not noise, which Adam would turn into a whole step. The arithmetic
+      is done in float32 or wider; updates have the parameters' dtypes. `update` needs `params`.
+      A NaN stays in its leaf.
+
+    Raises:
+      TypeError: on use, for parameters that are not floating point.
+      ValueError: on use, where geometry, parameters and updates do not fit, naming the path.
+
+    Example:
+      `chain(tangent(g), optax.scale_by_lion(), tangent(g), optax.scale(-1e-3), retract(g))`
+    """
+
+    def update_fn(updates, state, params=None, **extra_args):
+        del extra_args
+        paired = pair_up(geometry, updates, params, "tangent")
+        moving = [leaf for leaf in paired.leaves if manifold_of(leaf.entry).constrained]
+        marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
+        parts = batched(_projected, [leaf.entry for leaf in moving], marked)
+        by_place = {leaf.place: part for leaf, part in zip(moving, parts, strict=True)}
+        found = [by_place.get(leaf.place, leaf.update) for leaf in paired.leaves]
+        pairs = zip(found, paired.leaves, strict=True)
+        return paired.filled([part.astype(leaf.param.dtype) for part, leaf in pairs]), state
+
+    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+
+
+def _projected(manifold: Manifold, point: jax.Array, update: jax.Array) -> LikePoint:
+    part, exponent = tangent_part(manifold, point, update)
+    return LikePoint(times_power_of_two(part, exponent, manifold.ndim))
+
+
+def tangent_part(
+    manifold: Manifold, point: jax.Array, update: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The tangent part, of moderate size, and for each point the power of two that it lacks.
+
+    It is zero where it is rounding of a normal vector.
+    """
+    vector, exponent = prescale(update, manifold.ndim)
+    # Updates ascend. At the edge of a convex set it matters which way the point will move.
+    tangent = -manifold.tangent(upcast(point).astype(vector.dtype), -vector)
+    part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
+    noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole
+    return jnp.where(over(noise, manifold.ndim), 0, tangent), exponent

@@ -1,0 +1,95 @@
+"""Upper and lower bounds in float64 that hold whatever is rounded on the way.
+
+Only this is assumed of the arithmetic: every operation is rounded to nearest, so that its
+relative error is at most the unit roundoff; results below the smallest normal number may be off
+by that number (gradual underflow, or a flush to zero); a sum or a product of matrices adds its
+terms in any order, fused or not. Then a sum of n products is within `gamma(n)` times the sum of
+their magnitudes (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """A binary floating-point format.
+
+    Attributes:
+      unit: the unit roundoff.
+      tiny: the smallest normal number.
+    """
+
+    unit: float
+    tiny: float
+
+    def gamma(self, terms: int) -> float:
+        """At least `n u / (1 - n u)`: the relative error of n roundings in a row, or of n terms."""
+        part = float(up(terms * self.unit))
+        return float(up(part / down(1 - part))) if part < 1 else math.inf
+
+
+DOUBLE = Arithmetic(2.0**-53, 2.0**-1022)
+SINGLE = Arithmetic(2.0**-24, 2.0**-126)
+
+
+def up(x: Any) -> Any:
+    """The next number above: at least the exact value of the one operation that gave `x`."""
+    return np.nextafter(x, math.inf)
+
+
+def down(x: Any) -> Any:
+    """The next number below."""
+    return np.nextafter(x, -math.inf)
+
+
+def total(*terms: Any) -> Any:
+    """At least the sum of terms, each a number or an array of the same shape."""
+    result = terms[0]
+    for term in terms[1:]:
+        result = up(result + term)
+    return result
+
+
+def product(*factors: Any) -> Any:
+    """At least the product of factors that are not negative."""
+    result = factors[0]
+    for factor in factors[1:]:
+        result = up(result * factor)
+    return result
+
+
+def norm(x: np.ndarray, start: int = 0) -> Any:
+    """At least the Euclidean norm over the axes from `start` on."""
+    axes = tuple(range(start, x.ndim))
+    count = math.prod(x.shape[start:])
+    squares = total(np.sum(x * x, axis=axes), count * DOUBLE.tiny)
+    # n squares, each rounded, in a sum of n terms: the same gamma.
+    return up(np.sqrt(up(squares / down(1 - DOUBLE.gamma(count)))))
+
+
+def operator_norm(x: np.ndarray) -> float:
+    """At least the spectral norm of the matrix of magnitudes, and so of the matrix.
+
+    The smaller of the Frobenius norm and `sqrt(||x||_1 ||x||_inf)`.
+    """
+    magnitudes = np.abs(x)
+    sides = [
+        up(np.max(magnitudes.sum(axis), initial=0.0) / down(1 - DOUBLE.gamma(x.shape[axis])))
+        for axis in (0, 1)
+    ]
+    return float(min(norm(x), up(np.sqrt(product(*sides)))))
+
+
+def check_arithmetic() -> None:
+    """Raises `ArithmeticError` where float64 does not round to nearest, or flushes to zero."""
+    one, half = np.ones(3), np.full(3, 2.0**-53)
+    nearest = np.all(one + half == 1) and np.all(one + 1.5 * half == 1 + 2.0**-52)
+    toward = np.all(-one - half == -1) and np.all(one - half / 4 == 1)
+    if not (nearest and toward and np.all(np.full(3, DOUBLE.tiny) / 2 > 0)):
+        raise ArithmeticError("float64 does not round to nearest here: no bound would hold")

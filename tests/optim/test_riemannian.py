@@ -1,0 +1,223 @@
+"""Tangent projections, Riemannian Adam and SGD: against NumPy's float64 and known optima."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Stiefel
+from manifoldmuon.norms import RMSToRMS
+from tests.optim.instances import SET_GEOMETRY, SETS, Instance
+
+SHAPES = {"w": (6, 3), "kernel": (3, 6), "stack": (2, 5, 3), "sphere": (2, 4), "bias": (4,)}
+GEOMETRY = {
+    "w": Stiefel(),
+    "kernel": Stiefel().transposed(),
+    "stack": Stiefel(),
+    "sphere": Hypersphere(scale=2.0),
+    "bias": Euclidean(),
+}
+INSTANCE = Instance(optim.tangent, GEOMETRY, SHAPES)
+
+
+def projected(name: str, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
+    """The tangent part, by the formulas of textbooks (Absil et al. 2008, section 3.6)."""
+    if name == "kernel":
+        return projected("w", point.T, vector.T).T
+    if name in ("w", "stack"):
+        gram = np.swapaxes(point, -1, -2) @ vector
+        return vector - point @ (gram + np.swapaxes(gram, -1, -2)) / 2
+    if name == "sphere":
+        return vector - point * np.sum(point * vector, -1, keepdims=True) / 4
+    return vector
+
+
+def retracted(name: str, point: np.ndarray) -> np.ndarray:
+    if name in ("w", "stack", "kernel"):
+        u, _, vt = np.linalg.svd(point, full_matrices=False)
+        return u @ vt
+    if name == "sphere":
+        return 2 * point / np.linalg.norm(point, axis=-1, keepdims=True)
+    return point
+
+
+def adam_loop(params, grads, rate, b1, b2, eps):
+    points = {k: np.asarray(x, np.float64) for k, x in params.items()}
+    means = {k: np.zeros_like(x) for k, x in points.items()}
+    squares = {k: np.zeros_like(x) for k, x in points.items()}
+    for count, batch in enumerate(grads, 1):
+        for k, x in points.items():
+            g = projected(k, x, np.asarray(batch[k], np.float64))
+            means[k] = b1 * means[k] + (1 - b1) * g
+            squares[k] = b2 * squares[k] + (1 - b2) * g**2
+            scaled = np.sqrt(squares[k] / (1 - b2**count)) + eps
+            direction = means[k] / (1 - b1**count) / scaled
+            points[k] = retracted(k, x - rate * projected(k, x, direction))
+    return points
+
+
+def sgd_loop(params, grads, rate, momentum, nesterov):
+    points = {k: np.asarray(x, np.float64) for k, x in params.items()}
+    traces = {k: np.zeros_like(x) for k, x in points.items()}
+    for batch in grads:
+        for k, x in points.items():
+            g = projected(k, x, np.asarray(batch[k], np.float64))
+            traces[k] = momentum * traces[k] + g
+            direction = g + momentum * traces[k] if nesterov else traces[k]
+            points[k] = retracted(k, x - rate * projected(k, x, direction))
+    return points
+
+
+def train(tx: Any, params: Any, grads: list[Any]) -> Any:
+    update, state = jax.jit(tx.update), tx.init(params)
+    for batch in grads:
+        updates, state = update(batch, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+CASES = {
+    "adam": (
+        optim.riemannian_adam(0.1, GEOMETRY, 0.8, 0.9, 1e-3),
+        lambda p, g: adam_loop(p, g, 0.1, 0.8, 0.9, 1e-3),
+    ),
+    "sgd": (optim.riemannian_sgd(0.3, GEOMETRY), lambda p, g: sgd_loop(p, g, 0.3, 0.0, False)),
+    "nesterov": (
+        optim.riemannian_sgd(0.1, GEOMETRY, 0.7, nesterov=True),
+        lambda p, g: sgd_loop(p, g, 0.1, 0.7, True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps_are_those_of_a_loop_in_float64(name):
+    tx, loop = CASES[name]
+    params, grads = INSTANCE.params(), [INSTANCE.grads(seed) for seed in range(8)]
+    found, wanted = train(tx, params, grads), loop(params, grads)
+    for k in SHAPES:
+        np.testing.assert_allclose(found[k], wanted[k], atol=1e-5, err_msg=k)
+
+
+def test_float64_keeps_its_digits():
+    with jax.enable_x64(True):
+        params = {k: jnp.asarray(x, jnp.float64) for k, x in INSTANCE.params().items()}
+        params = optim.project_tree(GEOMETRY, params)
+        grads = [INSTANCE.grads(seed) for seed in range(4)]
+        grads = [{k: jnp.asarray(x, jnp.float64) for k, x in batch.items()} for batch in grads]
+        tx = optim.riemannian_adam(0.1, GEOMETRY, 0.8, 0.9, 1e-3, accumulator_dtype=None)
+        found = train(tx, params, grads)
+        wanted = adam_loop(params, grads, 0.1, 0.8, 0.9, 1e-3)
+        for k in SHAPES:
+            assert found[k].dtype == jnp.float64
+            np.testing.assert_allclose(found[k], wanted[k], atol=1e-12, err_msg=k)
+
+
+@pytest.mark.parametrize(
+    "instance", [INSTANCE, Instance(optim.tangent, SET_GEOMETRY, SETS)], ids=["curved", "sets"]
+)
+def test_tangent_is_the_manifolds_projection_and_idempotent(instance):
+    params, grads, tx = instance.params(), instance.grads(), instance.tx()
+    update = jax.jit(lambda u: tx.update(u, optax.EmptyState(), params)[0])
+    found = update(grads)
+    for k, entry in instance.geometry.items():
+        if k == "kernel":
+            continue  # in the loop above
+        np.testing.assert_allclose(found[k], entry.tangent(params[k], grads[k]), atol=2e-6)
+    again = update(found)
+    for k, part in again.items():
+        np.testing.assert_allclose(part, found[k], atol=2e-6)
+    if "sphere" in params:  # Adam would make a whole step of what rounding leaves
+        for k, part in update(params | {"bias": jnp.zeros(4)}).items():
+            np.testing.assert_array_equal(part, 0, err_msg=k)
+    large = update(jax.tree.map(lambda x: jnp.float32(2.0**100) * x, grads))
+    for k, part in large.items():
+        np.testing.assert_allclose(part * 2.0**-100, found[k], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_flat_leaves_pass_through_in_the_parameters_dtype(dtype):
+    geometry = {"flat": Euclidean(RMSToRMS()), "w": Stiefel()}
+    params = {"flat": jnp.ones((3, 2), dtype), "w": jnp.eye(4, 2, dtype=dtype)}
+    updates = {"flat": jnp.full((3, 2), 1 / 3), "w": jnp.ones((4, 2))}
+    found: Any = optim.tangent(geometry).update(updates, optax.EmptyState(), params)[0]
+    assert found["flat"].dtype == found["w"].dtype == dtype
+    np.testing.assert_array_equal(found["flat"], updates["flat"].astype(dtype))
+
+
+def test_blocks_are_points_by_themselves():
+    fused, layout = jnp.arange(24.0).reshape(4, 6), Layout(-2, -1, out_blocks=2)
+    points = Stiefel().random_point(jax.random.key(0), (2, 3, 4), jnp.float32)
+    params = jnp.concatenate([points[0].T, points[1].T], axis=1)
+    entry = Stiefel().with_axes(-2, -1, out_blocks=2)
+    assert entry.layout == layout
+    found: Any = optim.tangent(entry).update(fused, optax.EmptyState(), params)[0]
+    for block in range(2):
+        part = slice(3 * block, 3 * block + 3)
+        wanted = Stiefel().tangent(points[block], fused[:, part].T).T
+        np.testing.assert_allclose(found[:, part], wanted, rtol=1e-5, atol=1e-5)
+
+
+def eigenproblem(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """A symmetric matrix of eigenvalues n ... 1, and its eigenvectors."""
+    q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((n, n)))
+    return (q * np.arange(n, 0, -1)) @ q.T, q
+
+
+def minimised(tx: Any, loss: Any, start: jax.Array, steps: int) -> np.ndarray:
+    def step(carry, _):
+        point, state = carry
+        updates, state = tx.update(jax.grad(loss)(point), state, point)
+        return (optax.apply_updates(point, updates), state), None
+
+    run = jax.jit(lambda carry: jax.lax.scan(step, carry, None, steps)[0][0])
+    return np.asarray(run((start, tx.init(start))), np.float64)
+
+
+def test_sgd_on_the_sphere_finds_the_leading_eigenvector():
+    matrix, vectors = eigenproblem(8)
+    a, sphere = jnp.float32(matrix), Hypersphere()
+    start = sphere.random_point(jax.random.key(1), (8,), jnp.float32)
+    tx = optim.riemannian_sgd(0.05, sphere, 0.5)
+    found = minimised(tx, lambda x: -x @ a @ x / 2, start, 300)
+    assert abs(found @ vectors[:, 0]) > 1 - 1e-6
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optim.riemannian_sgd(0.02, Stiefel(), 0.5),
+        optim.riemannian_adam(optax.cosine_decay_schedule(0.03, 1500), Stiefel()),
+    ],
+    ids=["sgd", "adam"],
+)
+def test_the_brockett_cost_finds_the_leading_eigenvectors_in_order(tx):
+    """Brockett 1991: `-tr(W^T A W N)/2` with N = diag(3, 2, 1), columns up to sign."""
+    matrix, vectors = eigenproblem(8)
+    a, weights = jnp.float32(matrix), jnp.array([3.0, 2.0, 1.0])
+    start = Stiefel().random_point(jax.random.key(2), (8, 3), jnp.float32)
+    found = minimised(tx, lambda w: -jnp.sum(w * (a @ w) * weights) / 2, start, 1500)
+    np.testing.assert_allclose(np.abs(vectors[:, :3].T @ found), np.eye(3), atol=2e-3)
+
+
+def test_long_steps_end_on_the_manifold():
+    params, grads = INSTANCE.params(), [INSTANCE.grads(seed) for seed in range(2)]
+
+    @jax.jit
+    def distances(rate):
+        tx = optim.riemannian_adam(rate, GEOMETRY)
+
+        def step(carry, batch):
+            params, state = carry
+            updates, state = tx.update(batch, state, params)
+            return (optax.apply_updates(params, updates), state), None
+
+        batches = jax.tree.map(lambda *g: jnp.stack(g), *grads)
+        (end, _), _ = jax.lax.scan(step, (params, tx.init(params)), batches)
+        return optim.monitor_distance(GEOMETRY, end)
+
+    for rate in (0.1, 10.0, 1e4):
+        assert max(float(jnp.max(d)) for d in distances(rate).values()) < 2e-6

@@ -1,0 +1,234 @@
+"""Exported certificates: what stands in them, and that the verifier accepts them."""
+
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon import modules
+from manifoldmuon.manifolds import Orthogonal, Stiefel
+from manifoldmuon.modules import Bias, Linear
+from manifoldmuon.robustness import Arrays, certify, describe, export
+from manifoldmuon.robustness._export import _floor
+from manifoldmuon_verify import Refused, verify
+
+RNG = np.random.default_rng(2)
+
+
+def margins(net, params, x, constant):
+    """Radii by the two largest logits, for a last layer of orthonormal rows."""
+    two = jax.lax.top_k(net.apply(params, jnp.asarray(x, jnp.float32)), 2)[0]
+    return np.asarray(two[:, 0] - two[:, 1], float) / (math.sqrt(2) * constant)
+
+
+def image_network():
+    """Patches, an orthogonal convolution, shifts, residual blocks over tokens, both poolings."""
+    pixels = modules.MaxMin() @ modules.Shift() @ modules.OrthogonalConv2D(12, 2)
+    tokens = modules.SwapAxes() @ Linear(4, 4, Orthogonal()) @ modules.SwapAxes()
+    blocks = modules.residual(modules.Householder(12) @ Linear(12, 12, Orthogonal()), 2)
+    head = Bias(4) @ Linear(4, 24, Stiefel()) @ modules.GroupSort(3)
+    pool = modules.Flatten(3) @ (2**0.5 * modules.AveragePool(2, 1)) @ modules.NormPool(2)
+    return head @ pool @ tokens @ blocks @ pixels @ Bias(12) @ modules.SpaceToDepth(2)
+
+
+@pytest.mark.parametrize("arithmetic", ["real", "float32"])
+def test_a_network_of_images_is_certified(tmp_path, arithmetic):
+    net = image_network()
+    params = net.init(jax.random.key(0))
+    images = RNG.integers(0, 256, size=(30, 8, 8, 3)).astype(np.uint8)
+    shift, scale = [120.0, 110.0, 100.0], 60.0
+    labels = RNG.integers(0, 4, size=30)
+    radii = scale * margins(net, params, (images - np.asarray(shift)) / scale, 1.0)
+    radii = radii if arithmetic == "real" else np.maximum(radii - 0.1, 0)
+    path = export(
+        tmp_path / "it", net, params, images, labels, radii,
+        shift=shift, scale=scale, at=[0.5, 5.0], arithmetic=arithmetic,
+    )  # fmt: skip
+    report = verify(path)
+    told = json.loads(path.read_text())
+    x = jnp.asarray((images - np.asarray(shift)) / scale, jnp.float32)
+    predicted = np.argmax(net.apply(params, x), axis=-1)
+    assert told["claims"]["predictions"] == predicted.tolist()
+    assert report.correct == np.sum((predicted == labels) & (np.asarray(radii) > 1e-3))
+    assert abs(report.lipschitz * scale - 1) < 1e-5
+    assert np.all(np.asarray(told["claims"]["radii"]) <= radii)
+    if arithmetic == "real":
+        np.testing.assert_allclose(report.radii, radii, atol=1e-3)
+
+
+def small(width=6):
+    net = Bias(3) @ Linear(3, width, Stiefel()) @ modules.MaxMin() @ Linear(width, 5, Stiefel())
+    images = RNG.normal(size=(8, 5)).astype(np.float32)
+    return net, net.init(jax.random.key(1)), images, np.arange(8) % 3
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_weights_are_written_as_they_are(tmp_path, dtype):
+    net, params, images, labels = small()
+    params = jax.tree.map(lambda w: w.astype(dtype), params)
+    path = export(tmp_path / "it", net, params, images, labels, np.zeros(8))
+    report = verify(path)
+    assert report.matrices == 2
+    size = jnp.finfo(dtype).eps
+    assert 0.02 * size < report.most_singular - 1 < 4 * size
+    names = {entry["dtype"] for entry in json.loads(path.read_text())["weights"]["arrays"].values()}
+    assert names == {{2: {"bfloat16": "BF16"}.get(jnp.dtype(dtype).name, "F16"), 4: "F32"}[
+        jnp.dtype(dtype).itemsize
+    ]}  # fmt: skip
+
+
+def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(tmp_path):
+    weight = RNG.normal(size=(3, 5)).astype(np.float32)
+    bias = RNG.normal(size=3).astype(np.float32)
+    images = RNG.normal(size=(20, 5)).astype(np.float32)
+    logits = (images.astype(float) - 0.1) / 0.7 @ weight.T.astype(float) + bias
+    labels, wide = np.argmax(logits, axis=1), weight.astype(float)
+    wanted = [
+        min((z[i] - z[j]) / np.linalg.norm(wide[i] - wide[j]) for j in range(3) if j != i) * 0.7
+        for z, i in zip(logits, labels, strict=True)
+    ]
+    net, params = Bias(3) @ Linear(3, 5), (jnp.asarray(weight), jnp.asarray(bias))
+    options = {"shift": 0.1, "scale": 0.7, "at": [0.1]}
+    export(tmp_path / "it", net, params, images, labels, np.asarray(wanted), **options)
+    report = verify(tmp_path / "it")
+    np.testing.assert_allclose(report.radii, wanted, rtol=1e-9)
+    too_large = np.asarray(wanted) * (1 + 1e-3)
+    export(tmp_path / "more", net, params, images, labels, too_large, **options)
+    with pytest.raises(Refused, match="is not proved"):
+        verify(tmp_path / "more")
+
+
+def test_claims_lie_below_the_radii_given(tmp_path):
+    net, params, images, labels = small()
+    radii = np.abs(RNG.normal(size=8))
+    path = export(tmp_path / "it", net, params, images, labels, radii, at=[0.3], shave=1e-3)
+    claims = json.loads(path.read_text())["claims"]
+    claimed = np.asarray(claims["radii"])
+    assert np.all((claimed <= radii) & (claimed >= radii - 2e-3 * radii.max()))
+    right = np.asarray(claims["predictions"]) == labels
+    assert claims["certified"] == [{"radius": 0.3, "images": int(np.sum(right & (claimed >= 0.3)))}]
+
+
+@pytest.mark.parametrize("value", [1 / 3, 2 / 3, 0.1, 123456.789, 1e-9 / 7, 0.0, 5e-324])
+def test_digits_are_rounded_down(value):
+    found = _floor(value)
+    assert Fraction(found) <= Fraction(value)
+    assert found >= value * (1 - 1e-5)
+    assert float(f"{found:.6g}") == found
+    assert _floor(-value) == 0
+
+
+def test_nothing_is_overwritten(tmp_path, monkeypatch):
+    net, params, images, labels = small()
+    (tmp_path / "empty").mkdir()
+    export(tmp_path / "empty", net, params, images, labels, np.zeros(8))
+    whole = {path.name: path.read_bytes() for path in (tmp_path / "empty").iterdir()}
+    assert set(whole) == {"certificate.json", "weights.safetensors", "images.safetensors"}
+    (tmp_path / "file").write_text("mine")
+    for place in ("empty", "file"):
+        with pytest.raises(FileExistsError, match="name a new directory"):
+            export(tmp_path / place, net, params, images, labels, np.zeros(8))
+    assert {path.name: path.read_bytes() for path in (tmp_path / "empty").iterdir()} == whole
+
+    def full(*args):
+        raise OSError("no space")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="no space"):
+        export(tmp_path / "new", net, params, images, labels, np.zeros(8))
+    assert {path.name for path in tmp_path.iterdir()} == {"empty", "file"}
+
+
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [
+        (modules.GELU(), "nothing like GELU"),
+        (modules.Conv2D(3, 5), r"nothing like Conv2D\(3, 3, 3, 5\)"),
+        (modules.RMSDivide(), "RMSDivide"),
+        (modules.MeanSubtract(-2), "over the last axis, not -2"),
+        (modules.Mul(2.0) @ (modules.Abs(), modules.ReLU()), "Add behind them"),
+        (modules.Abs() @ modules.Add(), "behind modules side by side"),
+    ],
+)
+def test_what_the_verifier_does_not_know_is_not_exported(module, what):
+    params = jax.eval_shape(lambda: module.init(jax.random.key(0)))
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
+    with pytest.raises(TypeError, match=what):
+        describe(module, params, Arrays())
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"labels": np.zeros(3, int)}, "one for each of 8 images"),
+        ({"radii": np.full(8, np.nan)}, "radii must be finite"),
+        ({"radii": np.full(8, -1.0)}, "not negative"),
+        ({"scale": 0.0}, "scale must be positive"),
+        ({"arithmetic": "bfloat16"}, "must be 'real' or 'float32'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_errors(tmp_path, change, what):
+    net, params, images, labels = small()
+    arguments = {"images": images, "labels": labels, "radii": np.zeros(8)} | change
+    with pytest.raises(ValueError, match=what):
+        export(tmp_path / "it", net, params, **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_module_of_ones_own_can_be_described(tmp_path):
+    class Doubled(Linear):
+        def apply(self, params, x):
+            return 2 * super().apply(params, x)
+
+    @describe.register
+    def doubled(module: Doubled, params, arrays):
+        weight = arrays.add("doubled", params)
+        return [{"kind": "linear", "weight": weight}, {"kind": "scale", "factor": 2}]
+
+    _, _, images, labels = small()
+    net = Linear(3, 6, Stiefel()) @ modules.MaxMin() @ Doubled(6, 5, Stiefel())
+    params = net.init(jax.random.key(0))
+    radii = margins(net, params, images, 2.0)
+    report = verify(export(tmp_path / "it", net, params, images, labels, radii))
+    np.testing.assert_allclose(report.radii, radii, atol=1e-5)
+
+
+def test_a_shared_weight_is_written_once(tmp_path):
+    layer = Linear(6, 6, Orthogonal()) @ modules.MaxMin()
+    net = modules.tie(Linear(3, 6, Stiefel()) @ layer @ layer @ Linear(6, 5, Stiefel()), 2, 4)
+    _, _, images, labels = small()
+    params = net.init(jax.random.key(0))
+    radii = margins(net, params, images, 1.0)
+    path = export(tmp_path / "it", net, params, images, labels, radii)
+    told = json.loads(path.read_text())["weights"]
+    assert len(told["arrays"]) == 3
+    assert told["shared"] == ["1.linear"]
+    np.testing.assert_allclose(verify(path).radii, radii, atol=1e-5)
+
+
+def test_a_declared_network_gets_the_radii_of_certify(tmp_path):
+    def slot(path, atom):
+        return modules.Slot(path, Stiefel().with_axes(0, 1), atom=atom)
+
+    frames = [np.linalg.qr(RNG.normal(size=(8, n)))[0] for n in (5, 3)]
+    model = {"a": {"kernel": frames[0].T}, "b": {"kernel": frames[1]}}
+    model = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), model)
+    net = modules.declare(
+        slot("b/kernel", Linear(3, 8)) @ modules.MaxMin() @ slot("a/kernel", Linear(8, 5))
+    )
+    _, _, images, labels = small()
+    scale = np.asarray([0.5, 1.0, 2.0, 1.0, 0.7])
+    seen = ((images - 0.1) / scale).astype(np.float32)
+    found = certify(net, model, seen, labels, scale=scale)
+    path = export(
+        tmp_path / "it", net, model, images, labels, found.radii,
+        shift=0.1, scale=scale.tolist(), at=[0.1],
+    )  # fmt: skip
+    report = verify(path)
+    np.testing.assert_allclose(report.radii, found.radii, atol=1e-5)
+    assert report.certified == ((0.1, round(8 * found.accuracy(0.1))),)

@@ -1,0 +1,205 @@
+"""Each kind of layer: its map, its constant, and the bounds on what rounding does to it."""
+
+import math
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon import modules
+from manifoldmuon.robustness import Arrays, describe
+from manifoldmuon_verify import Refused
+from manifoldmuon_verify._files import Stored
+from manifoldmuon_verify._layers import normalisation
+from manifoldmuon_verify._network import Builder, State, evaluate, lipschitz
+from manifoldmuon_verify._rounding import up
+
+RNG = np.random.default_rng(1)
+
+# A module and the shape of its input.
+CASES = {
+    "linear": (modules.Linear(5, 7), (7,)),
+    "linear on tokens": (modules.Linear(5, 7), (3, 7)),
+    "bias": (modules.Bias(6), (2, 6)),
+    "scale": (modules.Mul(-1.7), (6,)),
+    "maxmin": (modules.MaxMin(), (6,)),
+    "group_sort": (modules.GroupSort(3), (12,)),
+    "householder": (modules.Householder(8), (2, 8)),
+    "abs": (modules.Abs(), (5,)),
+    "relu": (modules.ReLU(), (5,)),
+    "scaled relu": (modules.ScaledReLU(), (5,)),
+    "mean_subtract": (modules.MeanSubtract(), (5,)),
+    "flatten": (modules.Flatten(2), (2, 3, 4)),
+    "swap_axes": (modules.SwapAxes(), (3, 4)),
+    "space_to_depth": (modules.SpaceToDepth(2), (4, 6, 3)),
+    "norm_pool": (modules.NormPool(2), (4, 6, 2)),
+    "average_pool": (modules.AveragePool(2, 3), (4, 6, 2)),
+    "shift": (modules.Shift(1), (3, 4, 7)),
+    "two_tap on tokens": (modules.TwoTap(5, 2), (4, 5)),
+    "two_tap on rows": (modules.TwoTap(5, 2, -3, -1), (4, 3, 5)),
+    "orthogonal convolution": (modules.OrthogonalConv2D(4, 2), (3, 3, 4)),
+    "residual": (modules.residual(modules.MaxMin() @ modules.Linear(6, 6), 3), (6,)),
+    "difference": (modules.Linear(4, 6) - modules.Abs() @ modules.Linear(4, 6), (6,)),
+}
+
+
+def stored(array):
+    array = np.asarray(array)
+    return Stored("F32", array.shape, "", array.astype(np.float64))
+
+
+def built(name, factor=1.0):
+    """The module, parameters away from their sets, and the verifier's network of both."""
+    module, shape = CASES[name]
+    params = module.init(jax.random.key(0))
+    noise = lambda w: factor * w + 0.05 * RNG.normal(size=w.shape).astype(np.float32)  # noqa: E731
+    params = jax.tree.map(noise, params)
+    arrays = Arrays()
+    entries = describe(module, params, arrays)
+    builder = Builder({key: stored(array) for key, array in arrays.values.items()})
+    return module, params, builder.sequence(entries, shape, "network"), shape
+
+
+def start(values, reach=0.0, single=False):
+    zero = np.zeros(len(values))
+    return State(np.asarray(values, float), zero, zero + reach, zero if single else None)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_map_is_that_of_the_module(name):
+    module, params, nodes, shape = built(name)
+    x = RNG.normal(size=(4, *shape))
+    found = evaluate(nodes, start(x)).values
+    wanted = module.apply(params, jnp.asarray(x, jnp.float32))
+    assert found.shape[1:] == (nodes[-1].shape if nodes else shape)
+    np.testing.assert_allclose(found, wanted, atol=5e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_slope_exceeds_the_constant(name):
+    module, _, _, shape = built(name)
+    points = jnp.asarray(RNG.normal(size=(20, math.prod(shape))), jnp.float32)
+
+    @jax.jit
+    def slopes(params):
+        flat = lambda x: module.apply(params, x.reshape(shape)).reshape(-1)  # noqa: E731
+        return jax.vmap(jax.jacobian(flat))(points)
+
+    for factor in (0.6, 1.0, 1.3):  # times the weights, which are away from their sets anyway
+        _, params, nodes, _ = built(name, factor)
+        found, constant = np.max(np.linalg.norm(slopes(params), 2, (-2, -1))), lipschitz(nodes)
+        assert found <= constant * (1 + 1e-5)
+        # Attained, but where branches or factors need not be largest in one direction.
+        if name not in ("difference", "residual", "orthogonal convolution"):
+            assert found >= 0.999 * constant
+
+
+# The maps once more, on arrays of fractions; weights come as they are used.
+def linear(x, w):
+    return x @ w.T
+
+
+def householder(x, v):
+    first, second = np.split(x, 2, axis=-1)
+    inner = v[:, 0] * first + v[:, 1] * second
+    keep = inner > 0
+    return np.concatenate(
+        [np.where(keep, z, z - 2 * inner * v[:, i]) for i, z in enumerate((first, second))], -1
+    )
+
+
+def norm_pool(x):
+    h, w, c = x.shape
+    squares = sum((x[i::2, j::2] ** 2 for i in range(2) for j in range(2)), start=Fraction(0))
+    return np.vectorize(root, otypes=[object])(squares).reshape(h // 2, w // 2, c)
+
+
+def root(square):
+    """The square root to 60 digits."""
+    return Fraction(math.isqrt(int(square * 10**120)), 10**60)
+
+
+EXACT = {
+    "linear": linear,
+    "linear on tokens": linear,
+    "bias": lambda x, b: x + b,
+    "scale": lambda x: Fraction(-1.7) * x,
+    "householder": householder,
+    "mean_subtract": lambda x: x - sum(x) / len(x),
+    "norm_pool": norm_pool,
+    "average_pool": lambda x: x.reshape(2, 2, 3, 2, 2).sum((1, 3)) / 4,
+    "two_tap on tokens": lambda x, u: x - x @ u @ u.T + np.roll(x @ u @ u.T, 1, 0),
+    "difference": lambda x, v, w: x @ v.T - np.abs(x @ w.T),
+    "residual": lambda x, ws: _residual(x, ws),
+}
+
+
+def _residual(x, ws):
+    for w in ws:
+        y = x @ w.T
+        first, second = np.split(y, 2)
+        y = np.concatenate([np.maximum(first, second), np.minimum(first, second)])
+        x = Fraction(1 - 1 / 3) * x + Fraction(1 / 3) * y
+    return x
+
+
+def exactly(array):
+    return np.vectorize(Fraction, otypes=[object])(np.asarray(array, np.float64))
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-160, 1e30])
+@pytest.mark.parametrize("name", EXACT)
+def test_rounding_in_float64_is_within_its_bound(name, size):
+    _, params, nodes, shape = built(name)
+    weights = [exactly(w) for w in jax.tree.leaves(params)]
+    x = size * RNG.normal(size=(5, *shape)) * 10.0 ** RNG.integers(-8, 1, size=(5, *shape))
+    state = evaluate(nodes, start(x))
+    for found, error, one in zip(state.values, state.error, x, strict=True):
+        gap = exactly(found) - EXACT[name](exactly(one), *weights)
+        assert sum(entry**2 for entry in gap.flat) <= Fraction(float(error)) ** 2
+    assert np.all(state.error <= 1e-13 * np.linalg.norm(x.reshape(5, -1), axis=1) + 1e-12)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rounding_in_float32_is_within_its_bound_everywhere_in_the_ball(name):
+    module, params, nodes, shape = built(name)
+    x = (10 * RNG.normal(size=(1, *shape))).astype(np.float32)
+    reach = 0.5
+    state = evaluate(nodes, start(x, up(reach), single=True))
+    moves = RNG.normal(size=(200, *shape))
+    moves *= reach / np.linalg.norm(moves.reshape(200, -1), axis=1).reshape(-1, *[1] * len(shape))
+    moved = (x + 0.999 * moves).astype(np.float32)
+    exact = evaluate(nodes, start(moved)).values.reshape(200, -1)
+    deployed = np.asarray(module.apply(params, jnp.asarray(moved)), float).reshape(200, -1)
+    assert state.deployed is not None
+    assert np.all(np.linalg.norm(deployed - exact, axis=1) <= state.deployed[0] + 1e-12)
+    here = evaluate(nodes, start(x)).values.reshape(1, -1)
+    assert np.all(np.linalg.norm(exact - here, axis=1) <= state.reach[0])
+    assert state.deployed[0] <= 1e-4 * np.linalg.norm(x)
+
+
+@pytest.mark.parametrize(("shift", "scale"), [(33.3, 0.3), ([1.0, 2.0, 3.0], [0.5, 0.3, 0.7])])
+def test_pixels_are_normalised_as_declared(shift, scale):
+    layer = normalisation((2, 3), np.asarray(shift), np.asarray(scale))
+    x = RNG.integers(0, 256, size=(4, 2, 3)).astype(float)
+    state = evaluate((layer,), start(x, up(1.0), single=True))
+    assert state.deployed is not None
+    for i, found in enumerate(state.values):
+        wanted = (exactly(x[i]) - exactly(shift)) / exactly(scale)
+        gap = exactly(found) - wanted
+        assert sum(e**2 for e in gap.flat) <= Fraction(float(state.error[i])) ** 2
+        single = (x[i].astype(np.float32) - np.float32(shift)) / np.float32(scale)
+        gap = exactly(single) - wanted
+        assert sum(e**2 for e in gap.flat) <= Fraction(float(state.deployed[i])) ** 2
+    assert Fraction(float(state.reach[0])) >= 1 / Fraction(0.3)
+
+
+def test_overflow_is_refused():
+    _, _, nodes, shape = built("linear")
+    huge = np.full((1, *shape), 1e308)
+    with np.errstate(all="ignore"), pytest.raises(Refused, match="overflow"):
+        evaluate(nodes, start(10 * huge))
+    with pytest.raises(Refused, match="float32"):
+        evaluate(nodes, start(huge / 1e288, single=True))

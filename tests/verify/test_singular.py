@@ -1,0 +1,196 @@
+"""Enclosures of singular values, against exact rational arithmetic and matrices that are known."""
+
+import itertools
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from manifoldmuon_verify import singular_values
+from manifoldmuon_verify._rounding import DOUBLE, SINGLE, check_arithmetic, norm, operator_norm
+from manifoldmuon_verify._singular import residual
+
+RNG = np.random.default_rng(0)
+
+
+def exact(matrix):
+    """The matrix with fractions as entries."""
+    return np.vectorize(Fraction, otypes=[object])(matrix)
+
+
+def characteristic(gram):
+    """Coefficients of `det(x I - gram)`, the highest first (Faddeev and LeVerrier)."""
+    n = len(gram)
+    identity = exact(np.eye(n))
+    found: list[Any] = [Fraction(1)]
+    power = identity
+    for k in range(1, n + 1):
+        product = gram @ power
+        found.append(-sum(product.diagonal()) / k)
+        power = product + found[-1] * identity
+    return found
+
+
+def positive_roots(polynomial):
+    """With multiplicity, if all roots are real: Descartes' rule of signs is then an equality."""
+    signs = [c > 0 for c in polynomial if c]
+    return sum(a != b for a, b in itertools.pairwise(signs))
+
+
+def shifted(polynomial, by):
+    """The coefficients of `p(x + by)`, by Horner's scheme."""
+    found = list(polynomial)
+    for stop in range(len(found) - 1, 0, -1):
+        for i in range(1, stop + 1):
+            found[i] += by * found[i - 1]
+    return found
+
+
+def above(polynomial, square):
+    return positive_roots(shifted(polynomial, square))
+
+
+def below(polynomial, square):
+    flipped = [c * (-1) ** i for i, c in enumerate(shifted(polynomial, square))]
+    return positive_roots(flipped)
+
+
+def contained(matrix, found):
+    """Whether every singular value lies in its interval: exactly, by counting."""
+    tall = exact(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)
+    polynomial = characteristic(tall.T @ tall)
+    count = len(found.lower)
+    pairs = zip(found.lower.tolist(), found.upper.tolist(), strict=True)
+    return all(
+        above(polynomial, Fraction(high) ** 2) <= i
+        and below(polynomial, Fraction(low) ** 2) <= count - 1 - i
+        for i, (low, high) in enumerate(pairs)
+    )
+
+
+def orthonormal(m, n):
+    return np.linalg.qr(RNG.normal(size=(m, n)))[0]
+
+
+MATRICES = {
+    "whole numbers": RNG.integers(-9, 10, size=(5, 5)).astype(float),
+    "tall": RNG.normal(size=(9, 4)),
+    "wide": RNG.normal(size=(3, 8)),
+    "orthonormal, rounded to float32": orthonormal(6, 6).astype(np.float32).astype(float),
+    "rank one": np.outer(np.arange(1.0, 6), np.arange(2.0, 6)),
+    "rank-deficient": RNG.integers(-3, 4, size=(6, 2)) @ RNG.integers(-3, 4, size=(2, 5)) / 1.0,
+    "ill-conditioned": 1 / (np.arange(6)[:, None] + np.arange(6) + 1.0),
+    "graded": orthonormal(5, 5) * 10.0 ** -np.arange(0, 20, 4),
+    "clustered": orthonormal(5, 5) @ np.diag([1, 1 + 1e-14, 1, 1 - 1e-13, 0.5]) @ orthonormal(5, 5),
+    "tiny": 2.0**-900 * RNG.normal(size=(4, 4)),
+    "large": 2.0**200 * RNG.normal(size=(4, 3)),
+    "zero": np.zeros((4, 3)),
+    "one entry": np.array([[-3.0]]),
+    "one row": RNG.normal(size=(1, 7)),
+    "a column of zeros": RNG.normal(size=(5, 4)) * np.array([1.0, 0, 1, 1]),
+}
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_each_singular_value_is_in_its_interval(name):
+    matrix = np.asarray(MATRICES[name], float)
+    found = singular_values(matrix)
+    assert contained(matrix, found)
+    assert np.all(found.lower <= found.upper)
+    assert np.all(found.lower >= 0)
+    assert np.max(found.upper - found.lower) <= 3e-14 * found.upper[0] + 1e-150
+
+
+def test_counting_tells_an_interval_that_is_too_narrow():
+    matrix = MATRICES["whole numbers"]
+    found = singular_values(matrix)
+    middle = (found.lower + found.upper) / 2
+    for lower, upper in ((middle * (1 + 1e-9), found.upper + 1), (0 * middle, middle * (1 - 1e-9))):
+        assert not contained(matrix, found._replace(lower=lower, upper=upper))
+
+
+def hadamard(n):
+    found = np.ones((1, 1))
+    while len(found) < n:
+        found = np.block([[found, found], [found, -found]])
+    return found
+
+
+@pytest.mark.parametrize("shape", [(256, 256), (256, 64), (64, 256)])
+def test_enclosures_of_large_matrices_are_narrow(shape):
+    m, n = shape
+    matrix = hadamard(256)[:m, :n] / 16  # dyadic, so exactly orthonormal up to a factor
+    known = np.sqrt(max(m, n) / 256)
+    found = singular_values(matrix)
+    assert np.all(found.lower <= known)
+    assert np.all(known <= found.upper)
+    assert np.max(found.upper - found.lower) < 1e-12
+
+
+def test_known_singular_values_far_apart_and_together():
+    values = np.concatenate([[1024, 1024, 1024, 3, 3], np.ones(50), [2.0**-20] * 9])
+    found = singular_values(hadamard(64)[: len(values)].T * values / 8)
+    assert np.all(found.lower <= values)
+    assert np.all(values <= found.upper)
+    assert np.max(found.upper - found.lower) < 1e-12 * 1024
+
+
+@pytest.mark.parametrize(
+    ("matrix", "what"),
+    [
+        (np.array([[1.0, np.inf]]), "inf"),
+        (np.array([[1.0, np.nan]]), "nan"),
+        (np.array([[2.0**300, 1]]), "magnitude"),
+        (np.array([[2.0**200, 2.0**-1000]]), "different sizes"),
+    ],
+)
+def test_what_cannot_be_enclosed_is_an_error(matrix, what):
+    with pytest.raises(ArithmeticError, match=what):
+        singular_values(matrix)
+
+
+def test_a_wrong_decomposition_gives_wide_intervals_or_none(monkeypatch):
+    """Nothing is taken on trust from LAPACK."""
+    matrix, svd = RNG.normal(size=(5, 5)), np.linalg.svd
+
+    def wrong(x, **options):
+        left, values, right = svd(x, **options)
+        return left, values * np.array([0.9, 1, 1, 1, 1]), right
+
+    monkeypatch.setattr(np.linalg, "svd", wrong)
+    found = singular_values(matrix)
+    assert contained(matrix, found)
+    assert found.upper[0] - found.lower[0] > 0.05 * found.upper[0]
+    monkeypatch.setattr(np.linalg, "svd", lambda x, **options: (x, np.ones(5), x))
+    with pytest.raises(ArithmeticError, match="not orthonormal"):
+        singular_values(matrix)
+
+
+@pytest.mark.parametrize("terms", [1, 3, 40])
+def test_residuals_are_bounded_and_nearly_exact(terms):
+    first, second = RNG.normal(size=(6, terms)), RNG.normal(size=(terms, 5))
+    target = first @ second
+    gap = exact(target) - exact(first) @ exact(second)
+    square = sum(entry**2 for entry in gap.flat)
+    bound = Fraction(residual(target, first, second))
+    assert square <= bound**2 <= Fraction(3) * square + Fraction(1e-15) ** 2
+
+
+def test_norms_are_upper_bounds_and_near():
+    for x in (RNG.normal(size=(7, 9)), np.full((40, 40), 0.1), np.full((3, 3), 1e-200)):
+        square = sum(entry**2 for entry in exact(x).flat)
+        assert square <= Fraction(norm(x)) ** 2
+        assert norm(x) <= np.sqrt(float(square)) * (1 + 1e-12) + 1e-150
+        largest = np.linalg.norm(np.abs(x), 2)
+        assert largest <= operator_norm(x) * (1 + 1e-14)
+        assert operator_norm(x) <= norm(x)
+
+
+def test_gamma_is_an_upper_bound():
+    for arithmetic in (DOUBLE, SINGLE):
+        for terms in (0, 1, 1000):
+            part = terms * Fraction(arithmetic.unit)
+            assert Fraction(arithmetic.gamma(terms)) >= part / (1 - part)
+    assert SINGLE.gamma(2**24) == np.inf
+    check_arithmetic()
