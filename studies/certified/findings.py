@@ -12,9 +12,7 @@ from studies.study import Row
 PARTS = {"epochs": "equal epochs", "time": "equal CPU time"}
 
 
-def summary(
-    rows: Sequence[Row], networks: Sequence[str], methods: Sequence[str]
-) -> dict[str, Any]:
+def summary(rows: Sequence[Row], networks: Sequence[str], methods: Sequence[str]) -> dict[str, Any]:
     """By network and method; differences are from the first method, and from the first network."""
 
     def of(network: str, method: str) -> list[Row]:
@@ -43,7 +41,7 @@ def _found(rows: Sequence[Row], first: Sequence[Row], other: Sequence[Row]) -> d
             np.array([row[part]["accuracies"] for row in group]) for group in (rows, first, other)
         )
         found[part] = {
-            "steps": estimate([row[part]["steps"] for row in rows])["mean"],
+            "steps": float(np.mean([row[part]["steps"] for row in rows])),
             "seconds": estimate([row[part]["seconds"] for row in rows]),
             "lipschitz": max(row[part]["lipschitz"] for row in rows),
             "accuracies": _estimates(values),

@@ -148,7 +148,7 @@ class CertifiedNetworks(Study):
             "steps": trained.steps,
             "seconds": trained.seconds,
             "lipschitz": found.bounds.lipschitz_inputs,
-            "accuracies": found.curve((0.0, *training.radii)),
+            "accuracies": found.curve(_places(training)),
             "curve": found.curve(curve_radii(training.radii)),
         }
 
@@ -189,6 +189,11 @@ def curve_radii(radii: Sequence[float]) -> np.ndarray:
     return np.linspace(0, 1.5 * max(radii), POINTS)
 
 
+def _places(training: Training) -> np.ndarray:
+    """Zero, for the clean accuracy, and the radii."""
+    return np.array([0.0, *training.radii])
+
+
 def _steps(data: Dataset, epochs: float, batch: int) -> int:
     return CHUNK * max(1, round(epochs * len(data.train_y) / batch / CHUNK))
 
@@ -223,7 +228,8 @@ def _tuned(
             certified: Certified | None = certify(net, trained.weights, data.test_x, data.test_y)
         except ValueError:  # weights or logits that are not finite: the rate is too high
             certified = None
-        radii = (0.0, *training.radii)
-        found.append([0.0] * len(radii) if certified is None else certified.curve(radii).tolist())
+        places = _places(training)
+        curve = np.zeros(len(places)) if certified is None else certified.curve(places)
+        found.append(curve.tolist())
     best = int(np.argmax(np.mean(found, axis=1)))
     return Tuned(exponents, found, exponents[best], seconds)

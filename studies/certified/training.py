@@ -12,7 +12,7 @@ import optax
 from manifoldmuon.modules import Module
 from manifoldmuon.robustness import margin_cross_entropy
 from studies.certified.methods import BIASES, MOMENTUM, SQUARES, Method
-from studies.certified.networks import Perceptron, Shifting
+from studies.certified.networks import Architecture
 from studies.datasets import Dataset, batches
 
 CHUNK = 40
@@ -34,7 +34,7 @@ class Training(NamedTuple):
     """
 
     method: Method
-    architecture: Perceptron | Shifting
+    architecture: Architecture
     image: tuple[int, ...]
     classes: int
     batch: int
