@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import mT, tall, turned_like
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, StiefelSolver
-from manifoldmuon.modules import Module
 from manifoldmuon.optim import manifold_muon, riemannian_adam, riemannian_sgd
 
 MOMENTUM = 0.9

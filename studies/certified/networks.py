@@ -44,7 +44,7 @@ class Convolutional:
       widths: of the hidden layers of the perceptron.
     """
 
-    patch: int = 4
+    patch: int = 2
     kernel: int = 3
     depth: int = 1
     widths: tuple[int, ...] = (256, 256)

@@ -84,7 +84,7 @@ class Trained(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """What goes from step to step: arrays behind matrices with what methods carry, biases, states."""
+    """What goes from step to step: arrays behind matrices, what methods carry, biases, states."""
 
     free: list[Any]
     carried: list[Any]

@@ -1,4 +1,4 @@
-"""Certified networks: one start for all methods, constraints that hold, findings as they must be."""
+"""Certified networks: one start for all methods, constraints that hold, known findings."""
 
 import dataclasses
 
