@@ -161,7 +161,7 @@ def test_the_summary_and_the_picture():
     text = study.table(record)
     assert "-10.0 ± 0.0" in text
     assert "+5.0 ± 0.0" in text
-    assert len(study.plot(record).axes) == 6
+    assert len(study.plot(record).axes) == 3
 
 
 @pytest.mark.parametrize(
