@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import math
 import re
 from collections.abc import Mapping
@@ -36,7 +37,8 @@ from manifoldmuon_verify._rounding import check_arithmetic, down, up
 FORMAT = "manifoldmuon-certificate"
 VERSION = 1
 _PARTS = "format version norm arithmetic weights images input network claims"
-_BATCH = 256
+# How many numbers an array of the evaluation holds at most, unless one image takes more.
+_MOST_NUMBERS = 2**23
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -46,6 +48,7 @@ class Report:
 
     Attributes:
       arithmetic: of which network: `real` or `float32`.
+      files: the SHA-256 of weights and images.
       matrices: how many were enclosed.
       least_singular: no singular value of any of them is smaller.
       most_singular: none is larger.
@@ -57,6 +60,7 @@ class Report:
     """
 
     arithmetic: str
+    files: dict[str, str]
     matrices: int
     least_singular: float
     most_singular: float
@@ -69,9 +73,12 @@ class Report:
         count = len(self.radii)
         lines = [
             f"verified, in {self.arithmetic} arithmetic: {count} images",
+            *(f"{name} {digest}" for name, digest in self.files.items()),
             f"{self.matrices} matrices, singular values within "
-            f"[{self.least_singular:.9f}, {self.most_singular:.9f}]",
-            f"Lipschitz constant from pixels to logits at most {self.lipschitz:.9g}",
+            f"[{_digits(self.least_singular, decimal.ROUND_FLOOR)}, "
+            f"{_digits(self.most_singular, decimal.ROUND_CEILING)}]",
+            "Lipschitz constant from pixels to logits at most "
+            f"{_digits(self.lipschitz, decimal.ROUND_CEILING)}",
             f"clean accuracy {self.correct / count:.2%} ({self.correct} of {count})",
         ]
         lines += [
@@ -79,6 +86,12 @@ class Report:
             for radius, images in self.certified
         ]
         return "\n".join(lines)
+
+
+def _digits(value: float, rounding: str) -> str:
+    """Ten digits: an interval that is printed holds what it held."""
+    context = decimal.Context(prec=10, rounding=rounding)
+    return f"{context.create_decimal_from_float(value):f}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +146,8 @@ def verify(
         _check_images(pixels, labels, shape, out[0])
         claims = _claims(told["claims"], len(labels.values), out[0])
         radii = _radii(nodes, pixels.values, claims, told["arithmetic"] == "float32")
-        return _report(told["arithmetic"], nodes, radii, claims, labels.values)
+        files = {name: told[name]["sha256"] for name in ("weights", "images")}
+        return _report(told["arithmetic"], files, nodes, radii, claims, labels.values)
 
 
 def _check_heading(told: Any) -> None:
@@ -252,8 +266,10 @@ def _radii(nodes: Nodes, pixels: np.ndarray, claims: _Claims, single: bool) -> n
     """Radii that hold; in float32, if the claimed ones do not exceed them."""
     constants = pair_constants(nodes)
     found = []
-    for start in range(0, len(pixels), _BATCH):
-        rows = slice(start, start + _BATCH)
+    largest = max(math.prod(layer.shape) for layer in layers(nodes))
+    batch = max(1, _MOST_NUMBERS // largest)
+    for start in range(0, len(pixels), batch):
+        rows = slice(start, start + batch)
         claimed, predictions = claims.radii[rows], claims.predictions[rows]
         state = State(
             values=pixels[rows].astype(np.float64),
@@ -282,7 +298,12 @@ def _check_argmax(state: State, predictions: np.ndarray, start: int) -> None:
 
 
 def _report(
-    arithmetic: str, nodes: Nodes, radii: np.ndarray, claims: _Claims, labels: np.ndarray
+    arithmetic: str,
+    files: dict[str, str],
+    nodes: Nodes,
+    radii: np.ndarray,
+    claims: _Claims,
+    labels: np.ndarray,
 ) -> Report:
     # A decimal lies at most half a unit in the last place above the float64 that it is read as.
     held = (claims.radii == 0) | (up(claims.radii) <= radii)
@@ -308,8 +329,9 @@ def _report(
     spectra = [found for layer in layers(nodes) for found in layer.spectra]
     return Report(
         arithmetic,
+        files,
         len(spectra),
-        min((float(found.lower[-1]) for found in spectra), default=math.inf),
+        min((float(found.lower[-1]) for found in spectra), default=0.0),
         max((float(found.upper[0]) for found in spectra), default=0.0),
         lipschitz(nodes),
         radii,

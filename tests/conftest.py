@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,6 +20,10 @@ os.environ["XLA_FLAGS"] = (
 ).strip()
 # ... on the CPU, so that a run means the same on every machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# What one run has compiled, the other worker and the next run load: half of a whole run's time.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache/jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Two workers on two cores: the threads of NumPy's linear algebra would only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -30,7 +35,13 @@ import pytest
 jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
 
 
-def pytest_configure() -> None:
+_CACHE = Path(__file__).parents[1] / ".cache/jax"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Every change of the code leaves programs behind that nobody asks for again.
+    if not hasattr(config, "workerinput") and _size(_CACHE) > 2**30:
+        shutil.rmtree(_CACHE, ignore_errors=True)
     # Tracing makes millions of objects: looking for cycles after every 700 takes a twentieth of the
     # time.
     gc.freeze()
@@ -40,6 +51,10 @@ def pytest_configure() -> None:
             f"the suite needs 8 devices and found {jax.device_count()}; run it with "
             "JAX_PLATFORMS=cpu"
         )
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*"))
 
 
 MODULES = itertools.count(1)

@@ -109,6 +109,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
         "docs/certificates.md",
         "docs/checkpoints.md",
         "docs/getting-started.md",
+        "docs/math/lipschitz.md",
         "docs/migration.md",
     ],
 )

@@ -281,13 +281,16 @@ def _(module: MeanSubtract, params: Any, arrays: Arrays) -> list[dict[str, Any]]
 def _predictions(
     net: Module, params: Any, images: np.ndarray, shift: np.ndarray, scale: np.ndarray
 ) -> np.ndarray:
-    @jax.jit
-    def predict(params, x):
-        return jnp.argmax(net.apply(params, (x - shift) / scale), axis=-1)
-
     batches = [images[i : i + _BATCH] for i in range(0, len(images), _BATCH)]
-    found = [np.asarray(predict(params, jnp.asarray(x, jnp.float32))) for x in batches]
+    found = [np.asarray(_predict(net, params, x, shift, scale)) for x in batches]
     return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _predict(net: Module, params: Any, images: Array, shift: Array, scale: Array) -> Array:
+    x = (images.astype(jnp.float32) - shift) / scale
+    with jax.default_matmul_precision("highest"):
+        return jnp.argmax(net.apply(params, x.astype(jnp.float32)), axis=-1)
 
 
 def _floor(value: float) -> float:

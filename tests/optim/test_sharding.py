@@ -48,6 +48,14 @@ def test_sharded_parameters_take_the_same_steps(mesh):
     check_sharding(instance.tx(), instance.params(), instance.grads(), shardings(mesh))
 
 
+def test_tangent_parts_of_sharded_parameters():
+    instance = Instance(
+        optim.riemannian_sgd, GEOMETRY, SHAPES, {"learning_rate": 0.1, "momentum": 0.9}
+    )
+    placed = shardings(jax.make_mesh(*MESHES["explicit"]))
+    check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
+
+
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 def test_blocks_and_neurons_where_their_array_is_sharded(mesh):
     """An axis that is cut into two blocks is divided among eight devices."""

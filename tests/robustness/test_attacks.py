@@ -11,7 +11,7 @@ from jax.tree_util import Partial
 
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.robustness import auto_attack, pgd
-from manifoldmuon.robustness._attacks import _nearest, _windows
+from manifoldmuon.robustness._climbs import checkpoints, nearest
 
 KEY = jax.random.key(7)
 ATTACKS = {
@@ -89,6 +89,10 @@ def apply(weights, x):
     return x @ weights[-1].T
 
 
+def on_images(weights, images):
+    return apply(weights, images.reshape(len(images), -1))
+
+
 @pytest.mark.parametrize("name", ATTACKS)
 def test_nothing_breaks_within_its_certificate_and_much_beyond(name):
     weights, x = lipschitz_network()
@@ -159,8 +163,8 @@ def test_the_projection_is_the_nearest_point_of_ball_and_box():
     move, reach = 2 * rng.standard_normal((8, 6)), rng.uniform(0.1, 1.5, 8)
     with jax.enable_x64(True):
         given = jnp.asarray(x), jnp.asarray(move), jnp.asarray(reach)
-        found = _nearest(*given, (np.zeros(6), np.ones(6)))
-        free = _nearest(*given, None)
+        found = nearest(*given, (np.zeros(6), np.ones(6)))
+        free = nearest(*given, None)
     for k in range(8):
         y = cvxpy.Variable(6)
         within = [cvxpy.norm(y - x[k]) <= reach[k]]
@@ -179,6 +183,8 @@ def test_results_depend_on_the_key_alone():
     np.testing.assert_array_equal(runs[0].points, runs[1].points)
     np.testing.assert_allclose(runs[0].points, runs[2].points, atol=1e-4)
     np.testing.assert_array_equal(runs[0].robust, runs[2].robust)
+    images = ATTACKS["auto"](Partial(on_images, weights), x.reshape(-1, 2, 3, 2), labels, 0.3)
+    np.testing.assert_allclose(images.points.reshape(x.shape), runs[0].points, atol=1e-4)
     other = auto_attack(f, x, labels, 0.3, key=jax.random.key(8), steps=25)
     assert np.abs(other.points - runs[0].points).max() > 1e-3
 
@@ -223,12 +229,12 @@ def test_no_ball_is_clean_accuracy():
 
 def test_checkpoints_are_the_published_ones():
     """Croce and Hein 2020, section 3.1, in percent of the steps."""
-    windows = _windows(100)
+    windows = checkpoints(100)
     ends = np.flatnonzero(windows) + 1
     assert ends.tolist() == [22, 41, 57, 70, 80, 87, 93, 99]
     np.testing.assert_array_equal(np.cumsum(windows[ends - 1]), ends)
     for steps in (1, 2, 7):
-        assert np.sum(_windows(steps)) <= steps
+        assert np.sum(checkpoints(steps)) <= steps
 
 
 def test_a_gradient_that_is_not_finite_is_an_error():

@@ -1,9 +1,11 @@
 """Exported certificates: what stands in them, and that the verifier accepts them."""
 
+import functools
 import json
 import math
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -36,29 +38,63 @@ def image_network():
     return head @ pool @ tokens @ blocks @ pixels @ Bias(12) @ modules.SpaceToDepth(2)
 
 
-@pytest.mark.parametrize("arithmetic", ["real", "float32"])
-def test_a_network_of_images_is_certified(tmp_path, arithmetic):
+def test_a_network_of_images_is_certified(tmp_path):
     net = image_network()
     params = net.init(jax.random.key(0))
     images = RNG.integers(0, 256, size=(30, 8, 8, 3)).astype(np.uint8)
     shift, scale = [120.0, 110.0, 100.0], 60.0
     labels = RNG.integers(0, 4, size=30)
-    radii = scale * margins(net, params, (images - np.asarray(shift)) / scale, 1.0)
-    radii = radii if arithmetic == "real" else np.maximum(radii - 0.1, 0)
-    path = export(
-        tmp_path / "it", net, params, images, labels, radii,
-        shift=shift, scale=scale, at=[0.5, 5.0], arithmetic=arithmetic,
-    )  # fmt: skip
-    report = verify(path)
-    told = json.loads(path.read_text())
     x = jnp.asarray((images - np.asarray(shift)) / scale, jnp.float32)
+    true = scale * margins(net, params, x, 1.0)
     predicted = np.argmax(net.apply(params, x), axis=-1)
-    assert told["claims"]["predictions"] == predicted.tolist()
-    assert report.correct == np.sum((predicted == labels) & (np.asarray(radii) > 1e-3))
-    assert abs(report.lipschitz * scale - 1) < 1e-5
-    assert np.all(np.asarray(told["claims"]["radii"]) <= radii)
-    if arithmetic == "real":
-        np.testing.assert_allclose(report.radii, radii, atol=1e-3)
+    for arithmetic, radii in (("real", true), ("float32", np.maximum(true - 0.2, 0))):
+        path = export(
+            tmp_path / arithmetic, net, params, images, labels, radii,
+            shift=shift, scale=scale, at=[0.5, 5.0], arithmetic=arithmetic,
+        )  # fmt: skip
+        report = verify(path)
+        claims = json.loads(path.read_text())["claims"]
+        assert claims["predictions"] == predicted.tolist()
+        assert np.all(np.asarray(claims["radii"]) <= radii)
+        assert report.correct == np.sum((predicted == labels) & (report.radii > 0))
+        assert abs(report.lipschitz * scale - 1) < 1e-5
+        np.testing.assert_allclose(report.radii, true, atol=1e-3 if arithmetic == "real" else 0.2)
+
+
+def test_no_attack_moves_a_label_within_the_radius_that_is_proved(tmp_path):
+    """Ascent on the pixels, with shift and scale in between, as someone outside would do it."""
+    net = (
+        Bias(3) @ Linear(3, 16, Stiefel()) @ modules.Householder(16) @ Bias(16)
+        @ Linear(16, 16, Orthogonal()) @ modules.MaxMin() @ Linear(16, 12, Stiefel())
+    )  # fmt: skip
+    params = jax.tree.map(lambda w: 1.05 * w + 0.01, net.init(jax.random.key(5)))
+    images = RNG.uniform(size=(100, 12)).astype(np.float32)
+    options: Any = {"shift": 0.4, "scale": 0.3}
+    labels = np.arange(100) % 3
+    export(tmp_path / "it", net, params, images, labels, np.zeros(100), **options)
+    radii = jnp.asarray(verify(tmp_path / "it").radii, jnp.float32)[:, None]
+    seen = lambda x: net.apply(params, (jnp.asarray(x) - 0.4) / 0.3)  # noqa: E731
+    label = jnp.argmax(seen(images), axis=-1)[:, None]
+
+    def margin(x):
+        logits = seen(x)
+        own = jnp.take_along_axis(logits, label, axis=-1)
+        others = jnp.where(jnp.arange(3) == label, -jnp.inf, logits)
+        return own[:, 0] - jnp.max(others, axis=-1)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def attacked(factor):
+        def step(move, _):
+            g = jax.grad(lambda d: jnp.sum(margin(images + d)))(move)
+            move = move - 0.1 * radii * g / jnp.linalg.norm(g, axis=-1, keepdims=True)
+            length = jnp.linalg.norm(move, axis=-1, keepdims=True)
+            return move * jnp.minimum(1, factor * radii / jnp.maximum(length, 1e-9)), None
+
+        move, _ = jax.lax.scan(step, jnp.zeros_like(images), length=100)
+        return margin(images + move)
+
+    assert jnp.min(attacked(0.999)) > 0
+    assert jnp.min(attacked(1.5)) < 0  # the attack is able to
 
 
 def small(width=6):
@@ -93,7 +129,7 @@ def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(tmp_p
         for z, i in zip(logits, labels, strict=True)
     ]
     net, params = Bias(3) @ Linear(3, 5), (jnp.asarray(weight), jnp.asarray(bias))
-    options = {"shift": 0.1, "scale": 0.7, "at": [0.1]}
+    options: Any = {"shift": 0.1, "scale": 0.7, "at": [0.1]}
     export(tmp_path / "it", net, params, images, labels, np.asarray(wanted), **options)
     report = verify(tmp_path / "it")
     np.testing.assert_allclose(report.radii, wanted, rtol=1e-9)
@@ -232,3 +268,32 @@ def test_a_declared_network_gets_the_radii_of_certify(tmp_path):
     report = verify(path)
     np.testing.assert_allclose(report.radii, found.radii, atol=1e-5)
     assert report.certified == ((0.1, round(8 * found.accuracy(0.1))),)
+
+
+@pytest.mark.parametrize(
+    ("tail", "pairwise"),
+    [
+        (modules.Identity(), True),
+        (modules.MeanSubtract() @ (3.0 * modules.Identity()), True),
+        (-0.5 * Bias(3), True),
+        (modules.ReLU(), False),
+        (modules.GroupSort(3), False),
+    ],
+)
+def test_pairs_of_rows_count_only_behind_what_keeps_differences(tmp_path, tail, pairwise):
+    weight = np.diag([1.0, 2.0, 3.0])
+    net = tail @ Linear(3, 3)
+    values = {(3, 3): jnp.asarray(weight, jnp.float32), (3,): jnp.ones(3)}
+    params = jax.tree.map(lambda w: values[w.shape], net.init(jax.random.key(0)))
+    images = RNG.uniform(0.1, 1, size=(20, 3)).astype(np.float32)
+    logits = np.asarray(net.apply(params, jnp.asarray(images)), float)
+    order = np.argsort(logits, axis=1)[:, ::-1]
+    size = abs(net.sensitivity)
+    wanted = []
+    for z, (first, *rest) in zip(logits, order, strict=True):
+        gains = {j: np.linalg.norm(weight[first] - weight[j]) for j in rest}
+        wanted.append(min(
+            (z[first] - z[j]) / (size * gains[j] if pairwise else 3 * np.sqrt(2)) for j in rest
+        ))  # fmt: skip
+    path = export(tmp_path / "it", net, params, images, np.zeros(20, int), np.zeros(20))
+    np.testing.assert_allclose(verify(path).radii, wanted, rtol=1e-5, atol=1e-6)

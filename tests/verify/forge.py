@@ -54,7 +54,7 @@ def write_tight(folder: Path) -> Path:
     return folder / "tight"
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | bytearray) -> str:
     return hashlib.sha256(data).hexdigest()
 
 

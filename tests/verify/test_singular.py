@@ -166,6 +166,13 @@ def test_a_wrong_decomposition_gives_wide_intervals_or_none(monkeypatch):
     with pytest.raises(ArithmeticError, match="not orthonormal"):
         singular_values(matrix)
 
+    def none(x, **options):
+        raise np.linalg.LinAlgError("SVD did not converge")
+
+    monkeypatch.setattr(np.linalg, "svd", none)
+    with pytest.raises(ArithmeticError, match="did not converge"):
+        singular_values(matrix)
+
 
 @pytest.mark.parametrize("terms", [1, 3, 40])
 def test_residuals_are_bounded_and_nearly_exact(terms):
