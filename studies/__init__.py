@@ -6,6 +6,7 @@ file, or a folder with its `study.py`; `studies.study` says how to add one.
 """
 
 from studies.ablation import Ablation
+from studies.certified.study import CertifiedNetworks
 from studies.erasure.study import WeightErasure
 from studies.newton_schulz import NewtonSchulzDesigner
 from studies.retractions.study import RetractionLaboratory
@@ -22,6 +23,7 @@ _ALL: tuple[type[Study], ...] = (
     SolverShootOut,
     Ablation,
     WeightSpaces,
+    CertifiedNetworks,
     NewtonSchulzDesigner,
 )
 
@@ -31,6 +33,7 @@ STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 __all__ = [
     "STUDIES",
     "Ablation",
+    "CertifiedNetworks",
     "LearningRateTransfer",
     "NewtonSchulzDesigner",
     "RetractionLaboratory",

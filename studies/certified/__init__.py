@@ -1,0 +1,1 @@
+"""Certified networks: which way of keeping weights orthonormal proves the most."""

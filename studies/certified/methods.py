@@ -1,0 +1,199 @@
+"""The ways of keeping weights orthonormal, or of constant 1, that are compared.
+
+All of them start from the same orthonormal weights. Biases are trained alike, by Adam at a rate of
+their own; what differs is how matrices are trained: on their manifold, or as functions of free
+arrays (parametrisations), through which gradients are taken.
+"""
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import mT, tall, turned_like
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST, StiefelSolver
+from manifoldmuon.optim import manifold_muon, riemannian_adam, riemannian_sgd
+
+MOMENTUM = 0.9
+SQUARES = 0.99
+BIASES = 0.03
+"""The rate of the biases before its schedule."""
+
+POWER_ITERATIONS = 3
+BJORCK_STEPS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Method(abc.ABC):
+    """How the matrices of a network are trained.
+
+    Attributes:
+      exponents: of the learning rates that are tried, in powers of two.
+    """
+
+    exponents: tuple[int, ...]
+
+    solver: ClassVar[StiefelSolver] = FAST
+    on_manifolds: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+        """For the arrays behind matrices on these manifolds."""
+
+    def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
+        """The free array behind an orthonormal matrix, and what is carried from step to step."""
+        return weight, ()
+
+    def carried(self, free: Any, carry: Any) -> Any:
+        """What is carried, for the next step; no gradient passes through it."""
+        del free
+        return carry
+
+    def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
+        """The matrix that the network reads."""
+        del carry
+        return free
+
+
+@dataclasses.dataclass(frozen=True)
+class Muon(Method):
+    """Manifold Muon with the cheap preset."""
+
+    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+        return manifold_muon(rate, manifolds, MOMENTUM, certify=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class AccurateMuon(Muon):
+    """Manifold Muon with the default preset, the closed form."""
+
+    solver: ClassVar[StiefelSolver] = ACCURATE
+
+
+@dataclasses.dataclass(frozen=True)
+class RiemannianAdam(Method):
+    """Adam between two projections onto the tangent space."""
+
+    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+        return riemannian_adam(rate, manifolds, MOMENTUM, SQUARES)
+
+
+@dataclasses.dataclass(frozen=True)
+class RiemannianGradient(Method):
+    """The Riemannian gradient with momentum."""
+
+    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+        return riemannian_sgd(rate, manifolds, MOMENTUM)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parametrised(Method):
+    """Adam on free arrays of which the matrices are functions."""
+
+    on_manifolds: ClassVar[bool] = False
+
+    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+        del manifolds
+        return optax.adam(rate, MOMENTUM, SQUARES)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpectralNorm(Parametrised):
+    """The array over its largest singular value (Miyato et al., arXiv:1802.05957).
+
+    By power iterations that go on from the last step's vector.
+    """
+
+    def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
+        columns = min(weight.shape[-2:])
+        vector = jax.random.normal(jax.random.key(0), (*weight.shape[:-2], columns, 1))
+        return weight, vector / jnp.linalg.norm(vector, axis=-2, keepdims=True)
+
+    def carried(self, free: Any, carry: Any) -> Any:
+        frame, vector = tall(jax.lax.stop_gradient(free)), carry
+        for _ in range(POWER_ITERATIONS):
+            vector = mT(frame) @ (frame @ vector)
+            vector = vector / jnp.linalg.norm(vector, axis=-2, keepdims=True)
+        return vector
+
+    def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
+        image = tall(free) @ carry
+        left = jax.lax.stop_gradient(image / jnp.linalg.norm(image, axis=-2, keepdims=True))
+        return free / (mT(left) @ image)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bjorck(SpectralNorm):
+    """Björck's iteration behind spectral normalisation, as in Orthogonium and deel-torchlip.
+
+    `W <- W (3 I - W^T W) / 2`, twelve times behind three power iterations from the last step's
+    vector (Orthogonium's numbers; deel-torchlip iterates fifteen times). On the small Gram matrix,
+    where an iteration costs three products of its size, whatever the longer side.
+    """
+
+    def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
+        frame = tall(super().weight(free, carry))
+        gram = mT(frame) @ frame
+        one = jnp.eye(gram.shape[-1], dtype=gram.dtype)
+        factor = one
+        for step in range(BJORCK_STEPS):
+            move = 1.5 * one - 0.5 * gram
+            factor = factor @ move
+            if step < BJORCK_STEPS - 1:
+                gram = move @ gram @ move
+        return turned_like(frame @ factor, free)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cayley(Parametrised):
+    """The Cayley transform of a free array (Trockman and Kolter, arXiv:2104.07167).
+
+    A tall matrix is `[(I - A); -2 V] (I + A)^{-1}` with `A = U - U^T + V^T V`; times a fixed
+    orthogonal matrix, so that it starts well conditioned at the weights of all other methods.
+    """
+
+    def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
+        frame = tall(weight)
+        n = frame.shape[-1]
+        left, _, right = jnp.linalg.svd(frame[..., :n, :])
+        turn = left @ right
+        top, bottom = frame[..., :n, :] @ mT(turn), frame[..., n:, :] @ mT(turn)
+        one = jnp.eye(n, dtype=frame.dtype)
+        a = mT(jnp.linalg.solve(mT(one + top), mT(one - top)))
+        v = -bottom @ (one + a) / 2
+        u = (a - mT(v) @ v) / 2
+        return turned_like(jnp.concatenate([(u - mT(u)) / 2, v], axis=-2), weight), turn
+
+    def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
+        frame, n = tall(free), carry.shape[-1]
+        u, v = frame[..., :n, :], frame[..., n:, :]
+        one = jnp.eye(n, dtype=free.dtype)
+        a = u - mT(u) + mT(v) @ v
+        inverse = jnp.linalg.solve(one + a, carry)
+        found = jnp.concatenate([(one - a) @ inverse, -2 * v @ inverse], axis=-2)
+        return turned_like(found, free)
+
+
+@dataclasses.dataclass(frozen=True)
+class Free(Parametrised):
+    """AdamW on the matrices themselves: no constraint."""
+
+    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+        del manifolds
+        return optax.adamw(rate, MOMENTUM, SQUARES, weight_decay=0.01)
+
+
+METHODS: dict[str, Method] = {
+    "manifold Muon": Muon((-6, -5, -4, -3, -2)),
+    "manifold Muon, accurate": AccurateMuon((-6, -5, -4, -3, -2)),
+    "Riemannian Adam": RiemannianAdam((-8, -7, -6, -5, -4)),
+    "Riemannian gradient": RiemannianGradient((-5, -4, -3, -2, -1)),
+    "Björck + Adam": Bjorck((-8, -7, -6, -5, -4)),
+    "Cayley + Adam": Cayley((-9, -8, -7, -6, -5)),
+    "spectral norm + Adam": SpectralNorm((-11, -10, -9, -8, -7)),
+    "AdamW, free": Free((-13, -12, -11, -10, -9)),
+}

@@ -1,0 +1,113 @@
+"""Networks of Lipschitz constant 1, from the layers of the package."""
+
+import dataclasses
+import itertools
+
+from manifoldmuon.manifolds import Orthogonal, Stiefel
+from manifoldmuon.manifolds.solvers import StiefelSolver
+from manifoldmuon.modules import (
+    Bias,
+    Flatten,
+    Linear,
+    MaxMin,
+    Module,
+    OrthogonalConv2D,
+    Shift,
+    SpaceToDepth,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Perceptron:
+    """Orthonormal layers with MaxMin in between, on flattened images.
+
+    Attributes:
+      widths: of the hidden layers.
+    """
+
+    widths: tuple[int, ...] = (256, 256)
+
+    def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
+        """The network for images of this shape, steps of the weights by this solver."""
+        height, width, channels = image
+        return _head(Flatten(3), (height * width * channels, *self.widths), classes, solver)
+
+
+@dataclasses.dataclass(frozen=True)
+class Convolutional:
+    """Orthogonal convolutions of patches, which keep every length, then a perceptron.
+
+    Attributes:
+      patch: pixels along each side of a patch; its pixels are the channels.
+      kernel: patches along each side that a convolution sees.
+      depth: convolutions, each with a bias and MaxMin.
+      widths: of the hidden layers of the perceptron.
+    """
+
+    patch: int = 2
+    kernel: int = 3
+    depth: int = 1
+    widths: tuple[int, ...] = (256, 256)
+
+    def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
+        """The network for images of this shape, steps of square weights by the default solver."""
+        height, width, colours = image
+        channels = self.patch**2 * colours
+        net: Module = SpaceToDepth(self.patch)
+        for _ in range(self.depth):
+            convolution = OrthogonalConv2D(channels, self.kernel)
+            net = MaxMin() @ Bias(channels) @ convolution @ net
+        return _head(Flatten(3) @ net, (height * width * colours, *self.widths), classes, solver)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shifting:
+    """Patches, then orthogonal layers on channels between spatial shifts (LipNeXt-like).
+
+    Attributes:
+      patch: pixels along each side of a patch.
+      channels: of a patch, at least its pixels.
+      depth: layers of a shift, an orthogonal matrix, a bias and MaxMin.
+      widths: of the hidden layers behind all patches' channels.
+    """
+
+    patch: int = 4
+    channels: int = 64
+    depth: int = 3
+    widths: tuple[int, ...] = (256,)
+
+    def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
+        """The network for images of this shape, steps of the weights by this solver."""
+        height, width, colours = image
+        net = _layer(self.channels, self.patch**2 * colours, solver) @ SpaceToDepth(self.patch)
+        for _ in range(self.depth):
+            net = _layer(self.channels, self.channels, solver) @ Shift() @ net
+        patches = (height // self.patch) * (width // self.patch)
+        return _head(Flatten(3) @ net, (patches * self.channels, *self.widths), classes, solver)
+
+
+Architecture = Perceptron | Convolutional | Shifting
+
+NETWORKS: dict[str, Architecture] = {
+    "fc-256": Perceptron((256, 256)),
+    "fc-256-deep": Perceptron((256, 256, 256)),
+    "fc-1024": Perceptron((1024, 1024)),
+    "convolution": Convolutional(),
+    "shifts": Shifting(),
+}
+
+
+def _linear(fan_out: int, fan_in: int, solver: StiefelSolver) -> Linear:
+    square = fan_out == fan_in
+    manifold = Orthogonal(solver=solver) if square else Stiefel(solver=solver)
+    return Linear(fan_out, fan_in, manifold)
+
+
+def _layer(fan_out: int, fan_in: int, solver: StiefelSolver) -> Module:
+    return MaxMin() @ Bias(fan_out) @ _linear(fan_out, fan_in, solver)
+
+
+def _head(net: Module, widths: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
+    for before, after in itertools.pairwise(widths):
+        net = _layer(after, before, solver) @ net
+    return Bias(classes) @ _linear(classes, widths[-1], solver) @ net

@@ -1,0 +1,50 @@
+"""The picture of certified networks, from nothing but their record."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from manifoldmuon.lab import half_width
+from studies.certified.findings import PARTS
+from studies.display import COLOURS, dress, panels
+from studies.study import Record
+
+
+def picture(record: Record, radii: Sequence[float]) -> Any:
+    """Accuracy against radius, against CPU time, and between proof and attack."""
+    summary, settings = record["summary"], record["settings"]
+    figure, ((curves, times, attacks),) = panels(1, 3, width=5.0, height=4.2)
+    pairs = itertools.product(summary, next(iter(summary.values())))
+    for (network, method), colour in zip(pairs, itertools.cycle(COLOURS), strict=False):
+        found = summary[network][method]
+        names = [network] * (len(summary) > 1) + [method] * (len(summary[network]) > 1)
+        curve = 100 * np.array(found["epochs"]["curve"])
+        x = np.linspace(0, 1.5 * max(radii), len(curve))
+        curves.plot(x, curve, color=colour, label=", ".join(names))
+        for part, marker in zip(PARTS, "os", strict=True):
+            mine, last = found[part]["seconds"]["mean"], found[part]["accuracies"][-1]
+            times.errorbar([mine], [100 * last["mean"]], yerr=_percent(last), fmt=marker,
+                           capsize=3, color=colour, markersize=5)  # fmt: skip
+        for key, style in (("robust", "v--"), ("proved", "o-")):
+            level = [100 * estimate["mean"] for estimate in found[key]]
+            attacks.plot(radii, level, style, color=colour, linewidth=1, markersize=4)
+    for radius in radii:
+        curves.axvline(radius, color="#bbbbbb", linewidth=0.8, zorder=0)
+    if len(summary) > 1 or len(summary[next(iter(summary))]) > 1:
+        curves.legend(frameon=False, fontsize=7)
+    title = f"{', '.join(summary)}: {settings['images']}"
+    dress(curves, title, "certified accuracy after equal epochs, means over seeds",
+          "radius in pixels between 0 and 1", "% of the test images")  # fmt: skip
+    dress(times, f"At radius {max(radii):.3g}", "equal epochs (circles), equal CPU time (squares),"
+          " 95 %", "CPU seconds of training", "% certified")  # fmt: skip
+    dress(attacks, "Between proof and attack", "certified (full), withstanding PGD (dashed)",
+          "radius in pixels between 0 and 1", "% of the attacked images")  # fmt: skip
+    return figure
+
+
+def _percent(estimate: dict[str, Any]) -> float | None:
+    """Half the width of an interval, in percent."""
+    error = half_width(estimate["interval"])
+    return None if error is None else 100 * error

@@ -1,0 +1,170 @@
+"""Training of a network by a method, in chunks of steps whose CPU time is measured."""
+
+import functools
+import time
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manifoldmuon.modules import Module
+from manifoldmuon.robustness import margin_cross_entropy
+from studies.certified.methods import BIASES, MOMENTUM, SQUARES, Method
+from studies.certified.networks import Architecture
+from studies.datasets import Dataset, batches
+
+CHUNK = 40
+"""Steps of one call of the compiled program."""
+
+
+class Training(NamedTuple):
+    """What is trained, as a value: the key of the compiled program.
+
+    Attributes:
+      method: of the matrices.
+      architecture: of the network.
+      image: the shape of an image.
+      classes: how many.
+      batch: images of a step.
+      offset: of the logit of the label, in the loss.
+      temperature: of the loss.
+      radii: at which accuracies count.
+    """
+
+    method: Method
+    architecture: Architecture
+    image: tuple[int, ...]
+    classes: int
+    batch: int
+    offset: float
+    temperature: float
+    radii: tuple[float, ...]
+
+    def network(self) -> Module:
+        """The network; its weights count as free where the method keeps no manifold."""
+        net = self.architecture.network(self.image, self.classes, self.method.solver)
+        return net if self.method.on_manifolds else net.unconstrained()
+
+    def train(self, data: Dataset, rate: float, seed: int, steps: int) -> "Trained":
+        """So many steps, a multiple of `CHUNK`; the rate falls to zero like a cosine."""
+        program = _program(self)
+        images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
+        carry = program.begin(jax.random.key(seed))
+        order = batches(seed, len(data.train_y), steps, self.batch)
+        seconds = 0.0
+        for start in range(0, steps, CHUNK):
+            chosen = jnp.asarray(order[start : start + CHUNK])
+            run = program.compiled(carry, images, labels, chosen)
+            numbers = np.int32(start), np.int32(steps), np.float32(rate)
+            begun = time.process_time()
+            carry = jax.block_until_ready(run(carry, images, labels, chosen, *numbers))
+            seconds += time.process_time() - begun
+        return Trained(program.weights(carry), seconds, steps)
+
+    def seconds_per_chunk(self, data: Dataset) -> float:
+        """CPU seconds of `CHUNK` steps: the median of three trainings of one chunk each."""
+        self.train(data, 1e-3, 0, CHUNK)
+        return float(np.median([self.train(data, 1e-3, 0, CHUNK).seconds for _ in range(3)]))
+
+
+class Trained(NamedTuple):
+    """What training came to.
+
+    Attributes:
+      weights: of the network.
+      seconds: of CPU time, of all threads, without compilation.
+      steps: how many were taken.
+    """
+
+    weights: Any
+    seconds: float
+    steps: int
+
+
+class _Carry(NamedTuple):
+    """What goes from step to step: arrays behind matrices, what methods carry, biases, states."""
+
+    free: list[Any]
+    carried: list[Any]
+    biases: list[Any]
+    states: tuple[Any, Any]
+
+
+class _Program:
+    """The start, the compiled steps and the weights of one kind of training."""
+
+    def __init__(self, training: Training):
+        self.training = training
+        self.net = training.network()
+        method, image = training.method, training.image
+        rigid = training.architecture.network(image, training.classes, method.solver)
+        shapes = jax.eval_shape(rigid.init, jax.random.key(0))
+        self.structure = jax.tree.structure(shapes)
+        manifolds = self.structure.flatten_up_to(rigid.geometry())
+        self.matrix = [manifold.constrained for manifold in manifolds]
+        self.manifolds = [manifold for manifold in manifolds if manifold.constrained]
+        self.first = rigid.init
+        self.begin = jax.jit(self._begin)
+        self.weights = jax.jit(self._weights)
+        self.chunk = jax.jit(self._chunk)
+        self._compiled: dict[Any, Any] = {}
+
+    def compiled(self, *arguments: Any) -> Any:
+        """The program for arrays of these sizes, so that compilation is not timed."""
+        key = tuple(x.shape for x in arguments[1:])
+        if key not in self._compiled:
+            numbers = np.int32(0), np.int32(1), np.float32(0)
+            self._compiled[key] = self.chunk.lower(*arguments, *numbers).compile()
+        return self._compiled[key]
+
+    def _begin(self, key: Any) -> _Carry:
+        leaves = list(zip(self.structure.flatten_up_to(self.first(key)), self.matrix, strict=True))
+        pairs = [self.training.method.begin(leaf) for leaf, matrix in leaves if matrix]
+        biases = [leaf for leaf, matrix in leaves if not matrix]
+        free, carried = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        first, second = self._optimizers(0.0)
+        return _Carry(free, carried, biases, (first.init(free), second.init(biases)))
+
+    def _weights(self, carry: _Carry) -> Any:
+        pairs = zip(carry.free, carry.carried, strict=True)
+        matrices = iter([self.training.method.weight(*pair) for pair in pairs])
+        biases = iter(carry.biases)
+        return self.structure.unflatten(
+            next(matrices) if matrix else next(biases) for matrix in self.matrix
+        )
+
+    def _optimizers(self, share: Any, rate: Any = 0.0) -> tuple[Any, Any]:
+        matrices = self.training.method.optimizer(rate * share, self.manifolds)
+        return matrices, optax.adam(BIASES * share, MOMENTUM, SQUARES)
+
+    def _chunk(
+        self, carry: _Carry, images: Any, labels: Any, order: Any, start: Any, steps: Any, rate: Any
+    ) -> _Carry:
+        training, method = self.training, self.training.method
+
+        def loss(free: Any, biases: Any, carry: _Carry, x: Any, y: Any) -> Any:
+            weights = self._weights(carry._replace(free=free, biases=biases))
+            logits = self.net.apply(weights, x)
+            losses = margin_cross_entropy(logits, y, training.offset, training.temperature)
+            return jnp.mean(losses)
+
+        def step(carry: _Carry, now: Any) -> Any:
+            count, chosen = now
+            pairs = zip(carry.free, carry.carried, strict=True)
+            carry = carry._replace(carried=[method.carried(*pair) for pair in pairs])
+            free, _, biases, states = carry
+            grads = jax.grad(loss, (0, 1))(free, biases, carry, images[chosen], labels[chosen])
+            share = 0.5 * (1 + jnp.cos(jnp.pi * count / steps))
+            first, second = self._optimizers(share, rate)
+            moves, state = first.update(grads[0], states[0], free)
+            shifts, other = second.update(grads[1], states[1], biases)
+            free = optax.apply_updates(free, moves)
+            biases = optax.apply_updates(biases, shifts)
+            return carry._replace(free=free, biases=biases, states=(state, other)), None
+
+        return jax.lax.scan(step, carry, (start + jnp.arange(len(order)), order))[0]
+
+
+_program = functools.lru_cache(maxsize=2)(_Program)

@@ -1,0 +1,181 @@
+"""Certified networks: one start for all methods, constraints that hold, known findings."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.manifolds.solvers import FAST
+from studies import CertifiedNetworks
+from studies.certified import study as module
+from studies.certified.methods import BJORCK_STEPS, METHODS, Bjorck, Cayley, SpectralNorm
+from studies.certified.networks import NETWORKS, Convolutional, Perceptron, Shifting
+from studies.certified.training import CHUNK, Training, _program
+
+TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seconds=0.01, seeds=(0,))
+SHAPES = ((7, 4), (4, 7), (5, 5), (2, 6, 3))
+
+
+def frame(shape):
+    return Stiefel().random_point(jax.random.key(1), shape, jnp.float32)
+
+
+def singular_values(matrix):
+    return np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_begins_at_the_weights_it_is_given(name, shape):
+    method, weight = METHODS[name], frame(shape)
+    free, carry = method.begin(weight)
+    assert free.shape == weight.shape
+    found = method.weight(free, method.carried(free, carry))
+    np.testing.assert_allclose(found, weight, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_cayley_and_bjorck_make_is_orthonormal(shape):
+    move = 0.3 * jax.random.normal(jax.random.key(2), shape)
+    for method in (Cayley(()), Bjorck(())):
+        free, carry = method.begin(frame(shape))
+        for _ in range(20):  # the steps of a training that stands still
+            carry = method.carried(free + move, carry)
+        np.testing.assert_allclose(singular_values(method.weight(free + move, carry)), 1, atol=2e-4)
+
+
+def test_bjorck_on_the_gram_matrix_is_bjorck():
+    rng = np.random.default_rng(0)
+    free = rng.standard_normal((3, 6))
+    carry = Bjorck(()).begin(jnp.asarray(free, jnp.float32))[1]
+    for _ in range(30):
+        carry = Bjorck(()).carried(jnp.asarray(free, jnp.float32), carry)
+    expected = free / np.linalg.svd(free, compute_uv=False)[0]
+    for _ in range(BJORCK_STEPS):
+        expected = 1.5 * expected - 0.5 * expected @ expected.T @ expected
+    found = Bjorck(()).weight(jnp.asarray(free, jnp.float32), carry)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_spectral_normalisation_follows_the_largest_singular_value():
+    free = jnp.asarray(np.diag([3.0, 2.0, 0.5])[:, :2] + 0.1, jnp.float32)
+    method = SpectralNorm(())
+    carry = method.begin(free)[1]
+    for _ in range(20):
+        carry = method.carried(free, carry)
+    found = method.weight(free, carry)
+    np.testing.assert_allclose(found, free / singular_values(free)[0], rtol=1e-5)
+    # Derived through the norm: no gradient along the array itself.
+    gradient = jax.grad(lambda free: jnp.sum(method.weight(free, carry) ** 3))(free)
+    assert abs(float(jnp.sum(gradient * free))) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "architecture", [Perceptron((16, 16)), Convolutional(widths=(16,)), Shifting(4, 24, 1, (16,))]
+)
+def test_networks_keep_lengths_up_to_the_last_layers(architecture):
+    net = architecture.network((8, 8, 1), 10, FAST)
+    weights = net.init(jax.random.key(0))
+    x = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
+    logits, push = jax.vjp(lambda x: net.apply(weights, x), x)
+    assert logits.shape == (2, 10)
+    (pulled,) = push(jnp.eye(10)[:2])  # rows and reflections keep the length of a gradient
+    lengths = np.linalg.norm(np.asarray(pulled).reshape(2, -1), axis=1)
+    if isinstance(architecture, Shifting):  # but not a frame of more channels than pixels
+        assert np.all(lengths <= 1 + 1e-5)
+    else:
+        np.testing.assert_allclose(lengths, 1, atol=1e-5)
+
+
+def test_a_training_learns_on_its_manifold_and_holds_what_it_certifies(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
+    study = dataclasses.replace(TINY, epochs=3.0, attacked=100)
+    row = study.run(study.cells()[0])
+    assert row["log2_rate"] in row["log2_rates"]
+    assert len(row["tuning"]) == len(row["log2_rates"])
+    for part in (row["epochs"], row["time"]):
+        assert part["steps"] % CHUNK == 0
+        assert part["seconds"] > 0
+        assert part["lipschitz"] == pytest.approx(1, abs=1e-5)
+        accuracies = part["accuracies"]
+        assert np.all(np.diff(accuracies) <= 0)
+        np.testing.assert_allclose(part["curve"][0], accuracies[0])
+    assert row["epochs"]["accuracies"][0] > 0.7
+    assert row["epochs"]["broken"] == 0
+    assert np.all(np.array(row["epochs"]["proved"]) <= row["epochs"]["robust"])
+
+
+def test_a_rate_at_which_training_breaks_down_is_not_chosen(monkeypatch):
+    monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
+    free = dataclasses.replace(METHODS["AdamW, free"], exponents=(-6, 120))
+    monkeypatch.setitem(METHODS, "AdamW, free", free)
+    study = dataclasses.replace(TINY, methods=("AdamW, free",))
+    training = study._training("fc-256", "AdamW, free")
+    found = module._tuned("digits", None, 1 / 6, training, 0.5)
+    assert found.log2_rate == -6
+    assert found.tuning[1] == [0.0] * 4
+
+
+def test_all_methods_of_a_seed_begin_as_one_function():
+    x = jax.random.uniform(jax.random.key(3), (5, 8, 8, 1))
+    logits = []
+    for name in ("manifold Muon", "Björck + Adam", "Cayley + Adam", "AdamW, free"):
+        training = Training(
+            METHODS[name], Perceptron((16,)), (8, 8, 1), 10, 20, 1.5, 0.25, (0.25, 0.5, 1.0)
+        )
+        program = _program(training)
+        weights = program.weights(program.begin(jax.random.key(0)))
+        logits.append(training.network().apply(weights, x))
+    for other in logits[1:]:
+        np.testing.assert_allclose(other, logits[0], atol=1e-4)
+
+
+def test_the_summary_and_the_picture():
+    """Accuracies with known differences between methods and networks."""
+    study = CertifiedNetworks(
+        networks=("fc-256", "convolution"), methods=("manifold Muon", "Cayley + Adam"), seeds=(0, 1)
+    )
+    rows = []
+    for cell in study.cells():
+        level = 0.9 - 0.1 * (cell["method"] == "Cayley + Adam") + 0.01 * cell["seed"]
+        level += 0.05 * (cell["network"] == "convolution")
+        accuracies = [level, level - 0.1, level - 0.2, level - 0.3]
+        part = {"steps": 40, "seconds": 2.0, "lipschitz": 1.0, "accuracies": accuracies,
+                "curve": [level, 0.0]}  # fmt: skip
+        attack = {"proved": accuracies[1:], "robust": accuracies[:3], "broken": 1}
+        rows.append({**cell, "log2_rates": [-2, -1], "tuning": [[0.0] * 4] * 2, "log2_rate": -1,
+                     "seconds": 0.1, "epochs": part | attack, "time": part})  # fmt: skip
+    summary = study.summarise(rows)
+    cayley = summary["convolution"]["Cayley + Adam"]
+    assert (cayley["edge"], cayley["broken"]) == ("above", 2)
+    for part in ("epochs", "time"):
+        assert cayley[part]["over_first_method"][3]["mean"] == pytest.approx(-0.1)
+        assert cayley[part]["over_first_method"][3]["interval"] == pytest.approx((-0.1, -0.1))
+        assert cayley[part]["over_first_network"][0]["mean"] == pytest.approx(0.05)
+    assert cayley["epochs"]["accuracies"][0]["mean"] == pytest.approx(0.855)
+    assert cayley["robust"][0]["mean"] == pytest.approx(0.855)
+    record = {"settings": study.settings(), "summary": summary, "rows": rows}
+    text = study.table(record)
+    assert "-10.0 ± 0.0" in text
+    assert "+5.0 ± 0.0" in text
+    assert len(study.plot(record).axes) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"networks": ()}, "there must be a network"),
+        ({"methods": ()}, "and a method"),
+        ({"seeds": (1, 1)}, "seeds must differ"),
+        ({"epochs": 0.0}, "epochs and seconds"),
+        ({"batch": 0}, "batch and attacked"),
+        ({"temperature": -1.0}, "must not be negative"),
+        ({"held_out": 1.0}, "held_out between"),
+    ],
+)
+def test_refusals(settings, message):
+    with pytest.raises(ValueError, match=message):
+        CertifiedNetworks(**settings)
