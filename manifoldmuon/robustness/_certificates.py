@@ -59,7 +59,7 @@ class Certified:
             raise ValueError("certify was not given the labels that an accuracy needs")
         return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
 
-    def curve(self, radii: ArrayLike) -> Float[np.ndarray, " k"]:
+    def curve(self, radii: Any) -> Float[np.ndarray, " k"]:
         """The accuracy at each of several radii."""
         return np.array([self.accuracy(float(radius)) for radius in np.ravel(np.asarray(radii))])
 

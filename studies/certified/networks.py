@@ -93,6 +93,7 @@ NETWORKS: dict[str, Architecture] = {
     "fc-256-deep": Perceptron((256, 256, 256)),
     "fc-1024": Perceptron((1024, 1024)),
     "convolution": Convolutional(),
+    "convolution-deep": Convolutional(widths=(256, 256, 256)),
     "shifts": Shifting(),
 }
 
