@@ -184,7 +184,7 @@ def _(bond: MergeHeads, weights: Any, x: Size) -> Transfer:
 @rule.register
 def _(bond: AveragePool, weights: Any, x: Size) -> Transfer:
     """Of lengths it is steeper than need be: by the root of how many pixels make a mean."""
-    if isinstance(x.measure, Length) and x.measure.axes >= 3:
+    if x.is_length(3):
         return Transfer.of(x.within(), 1.0)
     size, converted = read(x, RMS())
     return converted.then(Transfer.of(size.within(), 1.0))
@@ -193,7 +193,7 @@ def _(bond: AveragePool, weights: Any, x: Size) -> Transfer:
 @rule.register
 def _(bond: Flatten, weights: Any, x: Size) -> Transfer:
     """The root mean square of all is between the least and the largest of the parts."""
-    if isinstance(x.measure, Length) and x.measure.axes >= bond.axes:
+    if isinstance(x.measure, Length) and x.is_length(bond.axes):
         flat = Length(x.measure.axes - bond.axes + 1)
         return Transfer.of(dataclasses.replace(x, measure=flat, features=None), 1.0)
     size, converted = read(x, RMS())
@@ -210,7 +210,7 @@ def _(bond: GroupSort, weights: Any, x: Size) -> Transfer:
 @rule.register
 def _(bond: SpaceToDepth, weights: Any, x: Size) -> Transfer:
     features = None if x.features is None else bond.side**2 * x.features
-    if isinstance(x.measure, Length) and x.measure.axes >= 3:
+    if x.is_length(3):
         return Transfer.of(dataclasses.replace(x, features=features), 1.0)
     size, converted = read(x, RMS())
     return converted.then(Transfer.of(dataclasses.replace(size, features=features), 1.0))
@@ -220,7 +220,7 @@ def _(bond: SpaceToDepth, weights: Any, x: Size) -> Transfer:
 def _(bond: NormPool, weights: Any, x: Size) -> Transfer:
     """In the largest RMS norm of a pixel, all pixels of a block may move at once."""
     reason = ("NormPool has a kink at a block of zeros",)
-    if isinstance(x.measure, Length) and x.measure.axes >= 3:
+    if x.is_length(3):
         return Transfer.of(x, 1.0, gamma=math.inf, reasons=reason)
     size, converted = read(x, RMS())
     side = float(bond.side)
@@ -231,7 +231,7 @@ def _(bond: NormPool, weights: Any, x: Size) -> Transfer:
 @rule.register
 def _(bond: SwapAxes, weights: Any, x: Size) -> Transfer:
     """Of vectors measured one by one, only the entries' magnitudes are known behind it."""
-    if isinstance(x.measure, Length) and x.measure.axes >= 2:
+    if x.is_length(2):
         return Transfer.of(dataclasses.replace(x, features=None), 1.0)
     size, converted = read(x, Largest())
     return converted.then(Transfer.of(dataclasses.replace(size, features=None), 1.0))
@@ -240,9 +240,7 @@ def _(bond: SwapAxes, weights: Any, x: Size) -> Transfer:
 @rule.register
 def _(bond: Shift, weights: Any, x: Size) -> Transfer:
     """Five pixels meet in one, each with a group of channels: at most the norms of all five."""
-    if isinstance(x.measure, Length) and x.measure.axes >= 3:
-        return Transfer.of(x, 1.0)
-    if isinstance(x.measure, Largest):
+    if x.is_length(3) or isinstance(x.measure, Largest):
         return Transfer.of(x, 1.0)
     size, converted = read(x, RMS())
     root = math.sqrt(5)

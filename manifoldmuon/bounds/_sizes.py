@@ -126,6 +126,10 @@ class Size:
         """The size of what is at most `factor` times as large."""
         return dataclasses.replace(self, most=times(factor, self.most), least=0.0, **changes)
 
+    def is_length(self, axes: int) -> bool:
+        """Whether it is the length over this many axes, or more."""
+        return isinstance(self.measure, Length) and self.measure.axes >= axes
+
     def __str__(self) -> str:
         low = f"{self.least:.4g} … " if self.least and self.least != self.most else ""
         return f"{low}{self.most:.4g}"

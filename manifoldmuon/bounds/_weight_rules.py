@@ -160,7 +160,7 @@ def _(module: Tied, weights: Any, x: Sizes) -> Transfer:
 
 def _read_length(x: Sizes, least_axes: int = 1) -> tuple[Any, Transfer]:
     """In length, if the input has one that covers as many axes; in the RMS norm otherwise."""
-    length = isinstance(x, Size) and isinstance(x.measure, Length) and x.measure.axes >= least_axes
+    length = isinstance(x, Size) and x.is_length(least_axes)
     return read(x, x.measure if length else RMS())
 
 
