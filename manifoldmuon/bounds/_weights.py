@@ -16,7 +16,6 @@ from manifoldmuon.manifolds import (
     Grassmann,
     Hypersphere,
     Isospectral,
-    LaidOut,
     Orthogonal,
     SpectralBall,
     SpectralBand,
@@ -244,9 +243,7 @@ def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> Weig
     array = np.asarray(value).astype(np.float64)
     if not np.isfinite(array).all():
         raise ValueError(f"a weight on {type(spec.manifold).__name__} is not finite")
-    if isinstance(spec.space, LaidOut):
-        array = np.asarray(spec.space.layout.inward(array))
-    return Weight(spec, array, radius, drift)
+    return Weight(spec, spec.inward(array), radius, drift)
 
 
 def _rounded(most: float, least: float) -> tuple[float, float]:

@@ -42,6 +42,10 @@ class WeightSpec:
         """The manifold in its own layout."""
         return self.space.manifold if isinstance(self.space, LaidOut) else self.space
 
+    def inward(self, value: Any) -> Any:
+        """A JAX or NumPy array of the weight, in the manifold's own layout."""
+        return self.space.layout.inward(value) if isinstance(self.space, LaidOut) else value
+
     def plain_budget(self) -> float | np.ndarray:
         """One number where all copies agree, else an array that broadcasts against the weight."""
         first = float(self.budget.flat[0])
@@ -52,8 +56,7 @@ class WeightSpec:
 
     def relative_norm(self, weight: Float[Array, "..."]) -> Float[Array, ""]:
         """The largest norm in units of the budget; frozen copies do not count."""
-        inner = self.space.layout.inward(weight) if isinstance(self.space, LaidOut) else weight
-        norms = self.manifold.norm.norm(upcast(inner))
+        norms = self.manifold.norm.norm(upcast(self.inward(weight)))
         # The largest over what the manifold sees as separate points of one weight.
         extra = tuple(range(self.budget.ndim, norms.ndim))
         norms = jnp.max(norms, axis=extra, initial=0) if extra else norms

@@ -158,29 +158,22 @@ class Declared:
             for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
         }
 
-        def weight(spec: WeightSpec) -> Any:
+        def weight(spec: WeightSpec, expected: jax.ShapeDtypeStruct) -> Any:
             # Flax NNX keeps parameters in boxes, whose one child is their value.
             value = found.get(spec.path or "", found.get(f"{spec.path}/value"))
             if value is None:
                 raise ValueError(f"no weight at {spec.path!r}; there are {sorted(found)}")
-            space = spec.space
-            return space.layout.inward(value) if isinstance(space, LaidOut) else value
-
-        net = self.module.map_atoms(_atom)
-        weights = map_weights(weight, self.module.weights())
-        shapes = jax.eval_shape(net.init, jax.random.key(0))
-        for spec, expected, value in zip(
-            jax.tree.leaves(self.module.weights()),
-            jax.tree.leaves(shapes),
-            jax.tree.leaves(weights),
-            strict=True,
-        ):
+            value = spec.inward(value)
             if value.shape != expected.shape:
                 raise ValueError(
                     f"the weight at {spec.path!r} has the shape {value.shape} in the layout of its "
                     f"manifold, and its atom takes {expected.shape}"
                 )
-        return net, weights
+            return value
+
+        net = self.module.map_atoms(_atom)
+        shapes = jax.eval_shape(net.init, jax.random.key(0))
+        return net, map_weights(weight, self.module.weights(), shapes)
 
     def masses(self) -> Any:
         """The mass of every weight, all places and copies together, as nested dictionaries."""
@@ -228,8 +221,7 @@ def _atom(slot: Slot) -> Module:
             f"{slot.describe()} does not say what the model does with its weight: "
             "Slot(..., atom=Linear(fan_out, fan_in)), say"
         )
-    space = slot.manifold.manifold if isinstance(slot.manifold, LaidOut) else slot.manifold
-    return dataclasses.replace(slot.atom.on(space), mass=slot.mass)
+    return dataclasses.replace(slot.atom.on(slot._set), mass=slot.mass)
 
 
 def _flat(plan: Any) -> list[Any]:
