@@ -144,7 +144,7 @@ def measure(
 ) -> tuple[Certified, list[dict[str, float]]]:
     """Radii of the test images, and what attacks leave of the accuracy at some of them."""
     found = certify(net, params, data.test_x, data.test_y)
-    some = first(found, settings.attacked)
+    some = found.first(settings.attacked)
     f = functools.partial(net.apply, params)
     x, y = data.test_x[: settings.attacked], data.test_y[: settings.attacked]
     rows = []
@@ -169,12 +169,6 @@ def measure(
     return found, rows
 
 
-def first(found: Certified, count: int) -> Certified:
-    """The same for the first images alone."""
-    parts = {name: getattr(found, name)[:count] for name in ("radii", "predicted", "labels")}
-    return dataclasses.replace(found, **parts)
-
-
 def picture(
     found: Certified, rows: Sequence[dict[str, float]], attacked: int, title: str
 ) -> Figure:
@@ -186,7 +180,7 @@ def picture(
     panel.plot(radii, 100 * found.curve(radii), color="#0072B2", linewidth=2, label="certified")
     if attacked < len(found.radii):
         label = f"certified, the {attacked} attacked"
-        curve = 100 * first(found, attacked).curve(radii)
+        curve = 100 * found.first(attacked).curve(radii)
         panel.plot(radii, curve, "--", color="#0072B2", linewidth=1, label=label)
     places = [row["radius"] for row in rows]
     for name, colour, mark in (("pgd", "#E69F00", "s"), ("all attacks", "#D55E00", "v")):

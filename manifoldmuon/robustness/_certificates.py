@@ -59,6 +59,13 @@ class Certified:
             raise ValueError("certify was not given the labels that an accuracy needs")
         return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
 
+    def first(self, count: int) -> "Certified":
+        """The same for the first images alone."""
+        labels = None if self.labels is None else self.labels[:count]
+        return dataclasses.replace(
+            self, radii=self.radii[:count], predicted=self.predicted[:count], labels=labels
+        )
+
     def curve(self, radii: Any) -> Float[np.ndarray, " k"]:
         """The accuracy at each of several radii."""
         return np.array([self.accuracy(float(radius)) for radius in np.ravel(np.asarray(radii))])
@@ -115,8 +122,7 @@ def certify(
     unit = float(np.min(np.asarray(scale, np.float64)))
     check_number("certify(scale)", unit, least=np.finfo(float).tiny)
     truth = None if labels is None else _labels(labels, len(x))
-    chunks = np.array_split(x, range(batch, len(x), batch))
-    logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
+    logits = logits_of(net, params, x, batch)
     if logits.ndim != 2 or not np.isfinite(logits).all():
         raise ValueError(f"certify takes finite logits (n, classes); got the shape {logits.shape}")
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
@@ -146,6 +152,12 @@ def certified_accuracy(
     others = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], -jnp.inf, logits)
     margin = own[..., 0] - jnp.max(others, axis=-1)
     return jnp.mean((margin > math.sqrt(2) * lipschitz * radius).astype(jnp.float32))
+
+
+def logits_of(net: Module, params: Any, images: np.ndarray, batch: int) -> np.ndarray:
+    """The network's outputs for all images, so many at a time."""
+    chunks = np.array_split(images, range(batch, len(images), batch))
+    return np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Real
 
@@ -46,6 +44,7 @@ from manifoldmuon.modules import (
     Tied,
     TwoTap,
 )
+from manifoldmuon.robustness._certificates import logits_of
 
 FORMAT, VERSION = "manifoldmuon-certificate", 1
 _BATCH = 500
@@ -146,7 +145,9 @@ def export(
         raise ValueError(f"arithmetic must be 'real' or 'float32'; got {arithmetic!r}")
     arrays = Arrays()
     network = describe(net, params, arrays)
-    predictions = _predictions(net, params, images, np.asarray(shift), np.asarray(scale))
+    low, unit = np.asarray(shift, np.float32), np.asarray(scale, np.float32)
+    x = (images.astype(np.float32) - low) / unit
+    predictions = np.argmax(logits_of(net, params, x, _BATCH), axis=-1)
     claimed = np.array([_floor(r) for r in radii - shave * np.max(radii, initial=0.0)])
     right = (predictions == labels) & (claimed > 0)
     files = {
@@ -276,21 +277,6 @@ def _(module: MeanSubtract, params: Any, arrays: Arrays) -> list[dict[str, Any]]
     if module.axis not in (-1, (-1,)):
         raise TypeError(f"MeanSubtract can be exported over the last axis, not {module.axis}")
     return [{"kind": "mean_subtract"}]
-
-
-def _predictions(
-    net: Module, params: Any, images: np.ndarray, shift: np.ndarray, scale: np.ndarray
-) -> np.ndarray:
-    batches = [images[i : i + _BATCH] for i in range(0, len(images), _BATCH)]
-    found = [np.asarray(_predict(net, params, x, shift, scale)) for x in batches]
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _predict(net: Module, params: Any, images: Array, shift: Array, scale: Array) -> Array:
-    x = (images.astype(jnp.float32) - shift) / scale
-    with jax.default_matmul_precision("highest"):
-        return jnp.argmax(net.apply(params, x.astype(jnp.float32)), axis=-1)
 
 
 def _floor(value: float) -> float:

@@ -117,7 +117,7 @@ class CertifiedNetworks(Study):
         by_time = training.train(data, rate, seed, chunks * CHUNK)
         return {
             **tuned._asdict(),
-            "epochs": self._judged(training, by_epochs) | self._attack(training, by_epochs),
+            "epochs": self._judged(training, by_epochs, attack=True),
             "time": self._judged(training, by_time),
         }
 
@@ -141,22 +141,24 @@ class CertifiedNetworks(Study):
             problem.radii,
         )  # fmt: skip
 
-    def _judged(self, training: Training, trained: Trained) -> dict[str, Any]:
+    def _judged(self, training: Training, trained: Trained, attack: bool = False) -> dict[str, Any]:
         data = self._data()
         found = certify(training.network(), trained.weights, data.test_x, data.test_y)
+        attacked = self._attack(training, trained, found) if attack else {}
         return {
             "steps": trained.steps,
             "seconds": trained.seconds,
             "lipschitz": found.bounds.lipschitz_inputs,
             "accuracies": found.curve(_places(training)),
             "curve": found.curve(curve_radii(training.radii)),
+            **attacked,
         }
 
-    def _attack(self, training: Training, trained: Trained) -> dict[str, Any]:
+    def _attack(self, training: Training, trained: Trained, certified: Certified) -> dict[str, Any]:
         """Of the first test images: certified, robust under attack, and both though one fails."""
         data, net = self._data(), training.network()
         x, y = data.test_x[: self.attacked], data.test_y[: self.attacked]
-        found = certify(net, trained.weights, x, y)
+        found = certified.first(self.attacked)
         logits = Partial(net.apply, trained.weights)
         proved, robust, broken = [], [], 0
         for radius in training.radii:

@@ -101,6 +101,7 @@ def test_accuracies_and_curve():
     assert found.accuracy() == pytest.approx(2 / 3)
     at = float(np.median(found.radii))
     assert found.accuracy(at) == np.mean(right & (found.radii >= at))
+    assert found.first(90).accuracy(at) == np.mean((right & (found.radii >= at))[:90])
     np.testing.assert_array_equal(
         found.curve(np.array([0, at, 100.0])), [found.accuracy(), found.accuracy(at), 0.0]
     )
