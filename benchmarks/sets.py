@@ -29,8 +29,8 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import Clip
-from manifoldmuon.manifolds.solvers import FAST, BarzilaiBorwein, Bracket, DouglasRachford
+from manifoldmuon.manifolds.retractions import Clip, SoftCap
+from manifoldmuon.manifolds.solvers import FAST, BarzilaiBorwein, Bracket
 from manifoldmuon.norms import RootRank, Spectral
 
 WARM_UP = 10
@@ -39,20 +39,20 @@ _QUICK = Spectral(TRAINING_MSIGN)
 
 def weight_spaces() -> dict[str, Manifold]:
     """By name, at training prices; all of singular values about 1."""
-    few = DouglasRachford(steps=2)
+    one = Bracket(steps=1)
     return {
         "flat": Euclidean(_QUICK),
         "fixed Frobenius": Hypersphere(RootRank(), ndim=2, step_norm=_QUICK),
-        "fixed Frobenius, one sign": Hypersphere(
-            RootRank(), ndim=2, step_norm=_QUICK, solver=Bracket(steps=1)
-        ),
+        "fixed Frobenius, one sign": Hypersphere(RootRank(), ndim=2, step_norm=_QUICK, solver=one),
         "rows": EmbeddingRows(1.0, step_norm=_QUICK, solver=BarzilaiBorwein()),
+        "rows, one sign": EmbeddingRows(1.0, step_norm=_QUICK, solver=BarzilaiBorwein(steps=1)),
         "spectral sphere": SpectralSphere(step_norm=_QUICK),
-        "ball, clipped alone": SpectralBall(
+        "spectral sphere, one sign": SpectralSphere(step_norm=_QUICK, solver=one),
+        "ball, clipped": SpectralBall(
             solver=None, step_norm=_QUICK, retraction=Clip(TRAINING_MSIGN)
         ),
-        "ball": SpectralBall(solver=few, step_norm=_QUICK),
-        "band 1/2 to 2": SpectralBand(0.5, 2.0, solver=few, step_norm=_QUICK),
+        "ball, soft cap": SpectralBall(solver=None, step_norm=_QUICK, retraction=SoftCap()),
+        "band 1/2 to 2, clipped": SpectralBand(0.5, 2.0, solver=None, step_norm=_QUICK),
         "Stiefel, FAST": Stiefel(solver=FAST),
         "Stiefel, ACCURATE": Stiefel(),
     }

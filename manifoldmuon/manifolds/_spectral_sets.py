@@ -41,7 +41,7 @@ from manifoldmuon.manifolds._manifold import (
     rounded,
     stay_if_still,
 )
-from manifoldmuon.manifolds.retractions import Clip, positive_qr
+from manifoldmuon.manifolds.retractions import Clip, SpectralRetraction, positive_qr
 from manifoldmuon.manifolds.solvers import Bracket, DouglasRachford, Steepest
 from manifoldmuon.norms import (
     Frobenius,
@@ -185,7 +185,7 @@ class _WithBoundary(_Bounded):
     """Sets of matrices with `low <= sigma_i / scale <= high`: closed, with an inside."""
 
     solver: DouglasRachford | None
-    retraction: Clip
+    retraction: SpectralRetraction
     touching: float
 
     @property
@@ -215,7 +215,8 @@ class _WithBoundary(_Bounded):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         scale = self._scale(point)
-        moved = self.retraction.clip(tall((upcast(point) + upcast(vector)) / scale), *self._edges)
+        unit, step = (tall(upcast(x) / scale) for x in (point, vector))
+        moved = self.retraction.retract(unit, step, *self._edges)
         return stay_if_still(point, vector, scale * turned_like(moved, point), 2)
 
     def random_point(
@@ -286,7 +287,7 @@ class SpectralBall(_WithBoundary):
 
     scale: float | ScaleRule = 1.0
     solver: DouglasRachford | None = DouglasRachford()
-    retraction: Clip = Clip()
+    retraction: SpectralRetraction = Clip()
     step_norm: Norm | None = None
     touching: float = 1e-3
 
@@ -322,7 +323,7 @@ class SpectralBand(_WithBoundary):
     high: float = 2.0
     scale: float | ScaleRule = 1.0
     solver: DouglasRachford | None = DouglasRachford()
-    retraction: Clip = Clip()
+    retraction: SpectralRetraction = Clip()
     step_norm: Norm | None = None
     touching: float = 1e-3
 
@@ -334,6 +335,11 @@ class SpectralBand(_WithBoundary):
         _check_touching(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
+        if not self.retraction.raises:
+            raise ValueError(
+                "SpectralBand.retraction must bring singular values up to the lower edge; got "
+                f"{self.retraction!r}. Take Clip()"
+            )
         if not self.low + 4 * self.touching < self.high:
             raise ValueError(
                 "SpectralBand takes low + 4 * touching < high; got "

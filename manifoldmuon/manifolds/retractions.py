@@ -1,9 +1,9 @@
 """Retractions: how a step along a tangent vector ends on the set again.
 
 Those of matrices with orthonormal columns (`Retraction`): `Polar`, `QR`, `Analytic`, `Cayley`,
-`Exponential`. That of bounded singular values: `Clip`. Those of spheres (`SphereRetraction`):
-`Normalize`, `Geodesic`. Those of non-negative matrices of fixed sums (`StochasticRetraction`):
-`Nearest`, `Sinkhorn`.
+`Exponential`. Those of bounded singular values (`SpectralRetraction`): `Clip`, `SoftCap`. Those of
+spheres (`SphereRetraction`): `Normalize`, `Geodesic`. Those of non-negative matrices of fixed sums
+(`StochasticRetraction`): `Nearest`, `Sinkhorn`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from manifoldmuon.linalg import (
     product,
     sinkhorn,
     skew,
+    spectral_bound,
     spectral_norm,
     sym,
 )
@@ -49,6 +50,8 @@ __all__ = [
     "Polar",
     "Retraction",
     "Sinkhorn",
+    "SoftCap",
+    "SpectralRetraction",
     "SphereRetraction",
     "StochasticRetraction",
     "positive_qr",
@@ -269,8 +272,37 @@ class Exponential(Retraction):
         return product(product(basis, columns), jax.scipy.linalg.expm(-inner))
 
 
+class SpectralRetraction(abc.ABC):
+    """Moves a matrix, and brings its singular values between two edges.
+
+    A frozen, hashable value. Matrices are tall, float32 or wider; leading axes are independent.
+
+    Attributes:
+      raises: whether singular values can be brought up to a lower edge as well.
+    """
+
+    raises: ClassVar[bool]
+
+    @abc.abstractmethod
+    def retract(
+        self,
+        point: Float[Array, "*batch m n"],
+        vector: Float[Array, "*batch m n"],
+        low: float,
+        high: float,
+    ) -> Float[Array, "*batch m n"]:
+        """A matrix near `point + vector`, with singular values between `low` and `high`.
+
+        Args:
+          point: within the edges.
+          vector: the step.
+          low: 0 for no lower edge.
+          high: positive.
+        """
+
+
 @dataclasses.dataclass(frozen=True)
-class Clip:
+class Clip(SpectralRetraction):
     """Brings the singular values of a matrix between two edges: the nearest such matrix.
 
     With `C = X^T X / high^2` it is `X (I + (C - I)_+)^(-1/2)` at the upper edge, and likewise at
@@ -285,12 +317,24 @@ class Clip:
       max_iterations: of the inverse root, as in `Polar`; each one doubles a small singular value.
     """
 
+    raises: ClassVar[bool] = True
+
     method: MsignMethod | None = None
     max_iterations: int = 40
 
     def __post_init__(self):
         if self.method is not None:
             check_method("Clip.method", self.method)
+
+    def retract(
+        self,
+        point: Float[Array, "*batch m n"],
+        vector: Float[Array, "*batch m n"],
+        low: float,
+        high: float,
+    ) -> Float[Array, "*batch m n"]:
+        """The nearest matrix to `point + vector`."""
+        return self.clip(point + vector, low, high)
 
     def clip(
         self, matrix: Float[Array, "*batch m n"], low: float, high: float
@@ -320,6 +364,71 @@ class Clip:
         middle = (1 + _row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
         root = _inverse_sqrt_minus_one(target / middle - identity, self.max_iterations)
         return (x + product(x, root)) / jnp.sqrt(middle)
+
+
+_LARGEST_CAPPED = 1.3
+
+
+def _soft_cap(largest: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """The a with `y + a y^3 = 1`, `y = x - a x^3`, for the largest singular value x up to 1.3.
+
+    Falling and concave in a: from above the root Newton's method stays above it, where the result
+    is below 1.
+    """
+    steepest = 1 / (3 * largest**2)  # monotone up to here
+    least = jnp.finfo(largest.dtype).eps
+    cubic = jnp.minimum(1.5 * jnp.sqrt(jnp.maximum(largest - 1, least) / 3), steepest)
+    for _ in range(5):
+        once = largest - cubic * largest**3
+        value = once + cubic * once**3 - 1
+        slope = once**3 - largest**3 * (1 + 3 * cubic * once**2)
+        cubic = cubic - value / slope
+    return cubic
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftCap(SpectralRetraction):
+    """Lowers the largest singular values by two cubics, so that a step cannot lift them too high.
+
+    With the step's norm e relative to the edge, singular values x up to 1 + e become
+    `y + a y^3`, `y = x - a x^3`, where a brings 1 + e to 1 (arXiv:2507.13338, there with e from the
+    learning rate). No sign and no iteration: three small products and
+    two tall ones, and some steps of Lanczos' method for e. Reverse-mode derivatives pass.
+
+    What lies inside sinks as well, by about `e x^5` in each step: a weight decay that large
+    singular values feel and small ones do not, so that weights stop short of the edge unless every
+    gradient pushes outwards. `Clip` leaves them alone.
+    """
+
+    raises: ClassVar[bool] = False
+
+    def retract(
+        self,
+        point: Float[Array, "*batch m n"],
+        vector: Float[Array, "*batch m n"],
+        low: float,
+        high: float,
+    ) -> Float[Array, "*batch m n"]:
+        """A matrix near `point + vector` of singular values up to `high`.
+
+        Raises:
+          ValueError: `low` is not 0.
+        """
+        if low != 0:
+            raise ValueError(f"SoftCap knows no lower edge; got low = {low}. Take Clip()")
+        # A norm has no derivative at zero.
+        still = jnp.all(vector == 0, axis=(-2, -1))
+        size = spectral_bound(jnp.where(over(still, 2), 1, vector / high))
+        excess = jnp.where(still, 0, jnp.maximum(size, jnp.finfo(vector.dtype).eps))
+        # Beyond, the cubics are not monotone: so long steps are shortened by a factor first.
+        largest = jnp.minimum(1 + excess, _LARGEST_CAPPED)
+        moved = (point + vector) / over(high * (1 + excess) / largest, 2)
+        cubic = over(_soft_cap(largest), 2)
+        gram = product(mT(moved), moved)
+        identity = identity_like(gram)
+        once = identity - cubic * gram
+        factor = once + cubic * product(gram, product(once, product(once, once)))
+        return high * product(moved, factor)
 
 
 class SphereRetraction(abc.ABC):

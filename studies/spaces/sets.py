@@ -17,7 +17,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import Clip
+from manifoldmuon.manifolds.retractions import Clip, SoftCap
 from manifoldmuon.manifolds.solvers import FAST, DouglasRachford
 from manifoldmuon.modules import Linear, Module
 from manifoldmuon.norms import FanRatio, RMSToRMS, RootRank, Spectral
@@ -52,7 +52,9 @@ def sets_of(scale: float) -> dict[str, Manifold]:
         "spectral ball": SpectralBall(ratio, None, clip, norm),
         **bands,
         STIEFEL: Stiefel(ratio, solver=FAST),
-        "ball, tangent steps": SpectralBall(ratio, DouglasRachford(steps=2), clip, norm),
+        "ball, soft cap": SpectralBall(ratio, None, SoftCap(), norm),
+        # The solver subtracts what signs have clipped, so that four steps of them will not do.
+        "ball, tangent steps": SpectralBall(ratio, DouglasRachford(), clip, Spectral(None, ratio)),
     }
 
 

@@ -14,6 +14,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
+from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, Bracket, DouglasRachford
 from manifoldmuon.norms import FanRatio, Frobenius, RootDim, RootRank, Spectral
 
@@ -55,6 +56,7 @@ def test_shapes(manifold, shape, message):
         (lambda: SpectralBall(touching=0.0), "SpectralBall.touching .* got 0.0"),
         (lambda: SpectralBand(2.0, 0.5), r"low \+ 4 \* touching < high; got 2.0, 0.5"),
         (lambda: SpectralBand(1.0, 1.0), "take Stiefel"),
+        (lambda: SpectralBand(retraction=SoftCap()), r"lower edge; got SoftCap\(\). Take Clip"),
         (lambda: SpectralBand(0.0, 1.0), "SpectralBand.low must be positive; .* SpectralBall"),
         (lambda: SpectralBand(float("nan"), 1.0), "SpectralBand.low must be a finite number"),
         (lambda: Bracket(steps=0), "Bracket takes steps >= 1 and cold >= 0; got 0 and 6"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from manifoldmuon.manifolds import Hypersphere, Stiefel
+from manifoldmuon.manifolds import Hypersphere, SpectralBall, Stiefel
 from manifoldmuon.manifolds.retractions import (
     QR,
     Analytic,
@@ -21,6 +21,7 @@ from manifoldmuon.manifolds.retractions import (
     Normalize,
     Polar,
     Retraction,
+    SoftCap,
 )
 
 RETRACTIONS = [Polar(), Analytic(), QR(), Cayley(), Exponential()]
@@ -243,3 +244,58 @@ def test_a_lower_edge_takes_matrices_that_are_nearly_singular(least, low):
     np.testing.assert_allclose(found[:, :-1], wanted[:, :-1], rtol=1e-4)
     assert (found[:, -1] <= low * 1.001).all()
     assert (found[:, -1] >= min(30 * least, 0.9 * low)).all()
+
+
+def capped(values: np.ndarray, excess: float) -> np.ndarray:
+    """The published cubics, with the coefficient from the roots of its quartic."""
+    k = 1 + excess
+    roots = np.roots([-(k**9), 3 * k**7, -3 * k**5, 0, k - 1])
+    a = min(root.real for root in roots if abs(root.imag) < 1e-9 and root.real > 0)
+    once = values - a * values**3
+    return once + a * once**3
+
+
+@pytest.mark.parametrize("excess", [1e-3, 0.02, 0.25])
+@pytest.mark.parametrize("shape", [(12, 8), (8, 12)])
+def test_a_soft_cap_is_the_published_one(excess, shape):
+    """Where every singular value of the step is the same, and so is the bound but for 0.5 %."""
+    rng = np.random.default_rng(0)
+    left, _, right = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
+    values = np.linspace(1.0, 0.1, 8)
+    point, vector = (2 * left * v @ right for v in (values, np.full(8, excess)))
+    ball = SpectralBall(2.0, retraction=SoftCap())
+    with jax.enable_x64(True):
+        moved = np.asarray(ball.retract(jnp.asarray(point), jnp.asarray(vector)))
+    wanted = [2 * left * capped(values + excess, e) @ right for e in (excess, 1.006 * excess)]
+    found = np.linalg.svd(moved, compute_uv=False)
+    assert found[0] <= 2
+    assert np.all(np.abs(moved - wanted[0]) <= np.max(np.abs(wanted[1] - wanted[0])) + 1e-12)
+
+
+@pytest.mark.parametrize("excess", [0.0, 1e-6, 0.1, 1.0, 30.0])
+def test_a_soft_cap_holds_for_steps_of_any_length(excess):
+    keys = jax.random.split(jax.random.key(0), 2)
+    ball = SpectralBall(retraction=SoftCap())
+    point = ball.project(2 * jax.random.normal(keys[0], (4, 20, 12)))
+    vector = jax.random.normal(keys[1], point.shape)
+    vector = excess * vector / np.linalg.norm(vector, 2, axis=(-2, -1))[:, None, None]
+    moved = np.asarray(jax.jit(ball.retract)(point, vector), np.float64)
+    assert np.linalg.norm(moved, 2, axis=(-2, -1)).max() <= 1 + 2e-6
+    inside = np.linalg.norm(moved - np.asarray(point), 2, axis=(-2, -1))
+    assert inside.max() <= 2.1 * excess  # what the step did, and what the cap took
+
+
+def test_reverse_mode_through_a_soft_cap():
+    keys = jax.random.split(jax.random.key(0), 2)
+    ball = SpectralBall(retraction=SoftCap())
+    with jax.enable_x64(True):
+        point = ball.random_point(keys[0], (7, 5), jnp.float64)
+        vector = jax.random.normal(keys[1], (7, 5), jnp.float64)
+
+        def loss(rate):
+            return jnp.sum(ball.retract(point, rate * vector) ** 3)
+
+        h = 1e-5
+        slope = (loss(0.02 + h) - loss(0.02 - h)) / (2 * h)
+        np.testing.assert_allclose(jax.grad(loss)(0.02), slope, rtol=1e-6)
+        assert np.isfinite(jax.grad(loss)(0.0))

@@ -16,6 +16,7 @@ from manifoldmuon.manifolds import (
     SpectralBand,
     SpectralSphere,
 )
+from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DouglasRachford
 from manifoldmuon.norms import RootRank, Spectral
 
@@ -24,8 +25,10 @@ QUICK = Spectral(TRAINING_MSIGN)
 SPACES: dict[str, tuple[Manifold, float, float]] = {
     "fixed Frobenius": (Hypersphere(RootRank(), ndim=2, step_norm=QUICK), 0.1, 1e-6),
     "rows": (EmbeddingRows(1.0, step_norm=QUICK, solver=BarzilaiBorwein()), 0.1, 1e-6),
+    "rows, one sign": (EmbeddingRows(1.0, step_norm=QUICK, solver=BarzilaiBorwein(1)), 0.2, 1e-6),
     "spectral sphere": (SpectralSphere(step_norm=QUICK), 0.1, 1e-6),
     "ball": (SpectralBall(step_norm=QUICK, solver=DouglasRachford(4)), 0.2, 2e-6),
+    "ball, soft cap": (SpectralBall(step_norm=QUICK, solver=None, retraction=SoftCap()), 0.1, 1e-6),
     "band": (SpectralBand(0.5, 2.0, step_norm=QUICK, solver=None), 0.1, 2e-6),
 }
 

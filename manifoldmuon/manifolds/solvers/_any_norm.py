@@ -238,7 +238,8 @@ class BarzilaiBorwein:
     with a smooth duality map, such as `Spectral(TRAINING_MSIGN)`: at a kink of the dual it stalls.
 
     Attributes:
-      steps: duality maps for each direction; three keep up with training.
+      steps: duality maps for each direction; three keep up with training, and one, which moves the
+        multiplier once for each gradient, follows it from afar.
       cold: how many more a first one takes.
     """
 
@@ -291,7 +292,7 @@ class BarzilaiBorwein:
         direction = descent.direction - descent.residual
         direction = _shortened(norm, direction, descent.residual)
         reduced = problem.part + descent.before
-        after = in_dtypes_of(dual, SpaceDual(descent.before, descent.dual.step))
+        after = in_dtypes_of(dual, descent.dual)
         residual = frobenius_norm(descent.residual, ndim)
         return certified(
             norm, problem, problem.part, reduced, descent.direction, direction, after, residual
@@ -304,7 +305,9 @@ class DouglasRachford:
 
     One onto the ball of the norm (`Norm.project`), pushed along the gradient, one onto the tangent
     space or cone; what the second takes away adds up to the multiplier (Lions and Mercier, SIAM J.
-    Numer. Anal. 16, 1979; as ADMM in Boyd et al. 2011). It needs no warm start.
+    Numer. Anal. 16, 1979; as ADMM in Boyd et al. 2011). It needs no warm start. For norms whose
+    projection is exact: with the four steps of `Spectral(TRAINING_MSIGN)` a few pairs may end in a
+    direction that ascends, and the gap says so.
 
     Attributes:
       steps: pairs of projections.
