@@ -43,8 +43,8 @@ def step_by_line_search(
     first trial is `growth` times the last step, each next one `shrink` times the one before. A
     loss of NaN does not count as a decrease. If no trial succeeds the weights stay where they are,
     so that the loss that is searched never increases. Where `value` or the gradient is NaN nothing
-    is searched, and the next search begins where this one would have. Derivatives take the number of
-    trials for fixed, as it is nearby: the step then follows the rate that the search began at.
+    is searched, and the next search begins where this one would have. Derivatives take the number
+    of trials for fixed, as it is nearby: the step follows the rate that the search began at.
 
     `update` takes what Optax's line searches take: `tx.update(grads, state, params, value=loss,
     grad=grads, value_fn=f)`, where `f(params)` is the loss, on the batch of the step. It flips the
