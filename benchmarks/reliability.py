@@ -17,26 +17,64 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from benchmarks._command import command
+from benchmarks._sets import clear_of_edges, most, normal_at, size
 from examples.command import parse, save
 from manifoldmuon import optim
-from manifoldmuon.manifolds import EmbeddingRows, Hypersphere, Manifold, Orthogonal, Stiefel
-from manifoldmuon.manifolds.solvers import FAST, FixedPoint, Resolvents
-from manifoldmuon.norms import FanRatio, Frobenius
-from manifoldmuon.testing import stiefel_optimum
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    EmbeddingRows,
+    Grassmann,
+    Hypersphere,
+    Isospectral,
+    LaidOut,
+    Layout,
+    Manifold,
+    Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+    low_rank,
+)
+from manifoldmuon.manifolds.retractions import Sinkhorn
+from manifoldmuon.manifolds.solvers import (
+    ADMM,
+    FAST,
+    AlternatingProjection,
+    DualAscent,
+    FixedPoint,
+    Resolvents,
+)
+from manifoldmuon.norms import FanRatio, Frobenius, Spectral, scale_of
 
 MATRICES = {
     "Stiefel": Stiefel(),
     "Stiefel, FAST": Stiefel(solver=FAST),
     "Stiefel, Resolvents": Stiefel(FanRatio(), solver=Resolvents()),
     "Stiefel, FixedPoint": Stiefel(solver=FixedPoint(steps=5)),
+    "Stiefel, DualAscent": Stiefel(solver=DualAscent()),
+    "Stiefel, ADMM": Stiefel(2.0, solver=ADMM()),
+    "Stiefel, AlternatingProjection": Stiefel(solver=AlternatingProjection()),
     "Stiefel, Frobenius steps": Stiefel(2.0, step_norm=Frobenius(scale=2.0)),
     "Orthogonal": Orthogonal(3.0),
+    "Grassmann": Grassmann(FanRatio()),
+    "Grassmann, steps of TwoTap": Grassmann(step_norm=Spectral(scale=0.5)),
+    "SpectralSphere": SpectralSphere(8.0),
+    "SpectralBall": SpectralBall(3.0),
+    "SpectralBand": SpectralBand(0.5, 2.0),
+    "DoublyStochastic": DoublyStochastic(),
+    "DoublyStochastic, Sinkhorn": DoublyStochastic(2.0, retraction=Sinkhorn()),
+    "Isospectral": Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=3.0)),
+    "Isospectral, ties and zeros": Isospectral((2.0, 2.0, 0.5, 0.0)),
+    "Hypersphere, spectral steps": Hypersphere(3.0, ndim=2, step_norm=Spectral()),
+    "EmbeddingRows, spectral steps": EmbeddingRows(step_norm=Spectral()),
 }
 ROWS = {"Hypersphere": Hypersphere(2.0), "EmbeddingRows": EmbeddingRows()}
 # Of a batch: tall, wide, square, one row.
 SHAPES = ((3, 7, 4), (2, 3, 9), (2, 5, 5), (2, 1, 6))
-DTYPES = ("float32", "bfloat16", "float16")
-# What float32 has to keep; for a short dtype its eps where that is larger.
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+# What float32 has to keep; for a short dtype its eps where that is larger, for float64 less by
+# `OF_FLOAT64`. The residual is the length of the normal part.
 LIMITS = {
     "gap under the true one": 1e-6,
     "norm above 1": 1e-5,
@@ -44,6 +82,9 @@ LIMITS = {
     "descent": 1e-7,
     "distance from the set": 4e-6,
 }
+# Inverse roots that magnify what rounding leaves normal to the set in gradients of low rank.
+RESIDUALS = {"Stiefel, FAST": 1e-3, "Stiefel, Resolvents": 1e-4}
+OF_FLOAT64 = 1e-2
 
 
 class Case(NamedTuple):
@@ -62,10 +103,16 @@ class Case(NamedTuple):
 def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.SearchStrategy[Case]:
     """The strategy; fewer of each compile fewer programs."""
 
-    def square(case: Case) -> Case:
-        n = case.shape[-1]
-        wanted = (*case.shape[:-2], n, n) if case.manifold == "Orthogonal" else case.shape
-        return case._replace(shape=wanted)
+    def fitting(case: Case) -> Case:
+        """A shape that the manifold takes."""
+        *batch, m, n = case.shape
+        if case.manifold == "Orthogonal":
+            m = n
+        elif case.manifold.startswith("Grassmann") and m == n:
+            n = n - 2
+        elif case.manifold.startswith("Isospectral"):
+            m, n = (m + 4, 4) if m >= n else (4, n)
+        return case._replace(shape=(*batch, m, n))
 
     kinds = st.sampled_from(("normal", "normal", "normal", "zero", "NaN", "infinite", "low rank"))
     return st.builds(
@@ -78,7 +125,7 @@ def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.Sear
         decay=st.floats(0, 6),
         kind=kinds,
         seed=st.integers(0, 2**31),
-    ).map(square)
+    ).map(fitting)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -92,7 +139,8 @@ def ask(manifold: Manifold, point: Any, grad: Any) -> tuple[Any, ...]:
     """The direction and its gap, the point after a step, and its distance from the set."""
     answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
     moved = manifold.retract(point, -0.1 * answer.direction)
-    return answer.direction, answer.gap, moved, manifold.distance(moved.astype(jnp.float32))
+    wide = moved.astype(jnp.promote_types(moved.dtype, jnp.float32))
+    return answer.direction, answer.gap, moved, manifold.distance(wide)
 
 
 def check(case: Case) -> dict[str, float]:
@@ -103,9 +151,11 @@ def check(case: Case) -> dict[str, float]:
     """
     manifold, dtype = (MATRICES | ROWS)[case.manifold], jnp.dtype(case.dtype)
     rng = np.random.default_rng(case.seed)
-    point = draw(manifold, rng.standard_normal(case.shape).astype(np.float32).astype(dtype))
-    grad = _gradient(case, np.asarray(point, np.float64), rng).astype(dtype)
-    direction, gap, moved, distance = jax.tree.map(np.float64, ask(manifold, point, grad))
+    with jax.enable_x64(dtype == np.float64):
+        drawn = clear_of_edges(manifold, rng.standard_normal(case.shape))
+        point = draw(manifold, drawn.astype(dtype))
+        grad = _gradient(case, manifold, np.asarray(point, np.float64), rng).astype(dtype)
+        direction, gap, moved, distance = jax.tree.map(np.float64, ask(manifold, point, grad))
     found = dict.fromkeys(LIMITS, 0.0)
     exact = np.asarray(grad, np.float64)
     if not np.isfinite(exact).all():
@@ -116,19 +166,22 @@ def check(case: Case) -> dict[str, float]:
         assert not gap.any()
         assert np.array_equal(moved, np.asarray(point, np.float64))
         return found
+    measure = _measure_rows if case.manifold in ROWS else _measure
     for w, g, a, reported in zip(np.asarray(point, np.float64), exact, direction, gap, strict=True):
-        figures = (
-            _measure(manifold, w, g / np.abs(g).max(), a, reported) if g.any() else (0, 0, 0, 0)
-        )
+        figures = measure(manifold, w, g / np.abs(g).max(), a, reported) if g.any() else (0,) * 4
         for name, figure in zip(LIMITS, (*figures, np.max(distance)), strict=True):
             found[name] = max(found[name], float(figure))
     for name, figure in found.items():
-        limit = max(LIMITS[name], float(jnp.finfo(dtype).eps) * (dtype != np.float32))
+        limit = RESIDUALS.get(case.manifold, LIMITS[name]) if name == "residual" else LIMITS[name]
+        limit = limit * OF_FLOAT64 if dtype == np.float64 else limit
+        limit = max(limit, float(jnp.finfo(dtype).eps)) if dtype.itemsize == 2 else limit
         assert figure <= limit, f"{name}: {figure:.2g} > {limit:.2g} in {case}"
     return found
 
 
-def _gradient(case: Case, point: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def _gradient(
+    case: Case, manifold: Manifold, point: np.ndarray, rng: np.random.Generator
+) -> np.ndarray:
     """A part normal to the set, and 2**share of one that is not."""
     *batch, m, n = case.shape
     if case.kind in ("zero", "NaN", "infinite"):
@@ -141,37 +194,39 @@ def _gradient(case: Case, point: np.ndarray, rng: np.random.Generator) -> np.nda
     if case.manifold in ROWS:
         normal = point * rng.standard_normal((*batch, m, 1))
     else:
-        mirrored = rng.standard_normal((*batch, min(m, n), min(m, n)))
-        mirrored = mirrored + np.swapaxes(mirrored, -1, -2)
-        normal = point @ mirrored if m >= n else mirrored @ point
-    grad = normal / np.abs(normal).max() * (case.share < 0) + 2.0**case.share * free
+        drawn = rng.standard_normal(case.shape)
+        normal = np.stack([normal_at(manifold, w)(x) for w, x in zip(point, drawn, strict=True)])
+    largest = np.abs(normal).max() or 1.0  # nothing is normal inside of a set
+    grad = normal / largest * (case.share < 0) + 2.0**case.share * free
     # float16 holds numbers from 2**-24 to 2**16.
     return grad * 2.0 ** (np.clip(case.scale, -4, 10) if case.dtype == "float16" else case.scale)
 
 
 def _measure(manifold, point, grad, direction, reported) -> tuple[float, ...]:
-    """How far the gap lies under the true one, norm, residual and descent of one direction."""
-    if isinstance(manifold, Hypersphere | EmbeddingRows):
-        length = np.linalg.norm(point, axis=-1, keepdims=True)
-        w, a = point / length, direction / np.median(length)
-        tangent, feasible = (x - w * np.sum(w * x, -1, keepdims=True) for x in (grad, a))
-        best, size = np.linalg.norm(tangent, axis=-1), np.linalg.norm(a, axis=-1)
-        value = np.sum(grad * feasible, -1) / np.maximum(size, 1)
-        if isinstance(manifold, EmbeddingRows):
-            best, value = best.sum(), value.sum()
-        residual, norm = np.abs(np.sum(w * a, -1)).max(), size.max()
-    else:
-        tall = point.shape[0] >= point.shape[1]
-        w, g, a = (x if tall else x.T for x in (point, grad, direction))
-        u, scales, v = np.linalg.svd(w, full_matrices=False)
-        w, a = u @ v, a / np.median(scales)
-        feasible = a - w @ (w.T @ a + a.T @ w) / 2
-        if isinstance(manifold.norm, Frobenius):
-            norm, best = np.linalg.norm(a), np.linalg.norm(g - w @ (w.T @ g + g.T @ w) / 2)
-        else:
-            norm, best = np.linalg.norm(a, 2), stiefel_optimum(w, g)
-        value = np.sum(g * feasible) / max(norm, 1)
-        residual = np.linalg.norm(w.T @ a + a.T @ w) / w.shape[1]
+    """How far the gap lies under the true one, norm, normal part and descent of one direction."""
+    normal = normal_at(manifold, point)
+    norm, left = size(manifold, direction), normal(direction)
+    feasible = direction - left
+    value = np.sum(grad * feasible) / max(size(manifold, feasible), 1)
+    best = most(manifold, point, grad, normal)
+    residual = np.linalg.norm(left) / scale_of(manifold.norm.scale, grad.shape)
+    return _figures(grad, direction, best, value, reported, norm, residual)
+
+
+def _measure_rows(manifold, point, grad, direction, reported) -> tuple[float, ...]:
+    """The same, row by row."""
+    length = np.linalg.norm(point, axis=-1, keepdims=True)
+    w, a = point / length, direction / np.median(length)
+    tangent, feasible = (x - w * np.sum(w * x, -1, keepdims=True) for x in (grad, a))
+    best, norm = np.linalg.norm(tangent, axis=-1), np.linalg.norm(a, axis=-1)
+    value = np.sum(grad * feasible, -1) / np.maximum(norm, 1)
+    if isinstance(manifold, EmbeddingRows):
+        best, value = best.sum(), value.sum()
+    residual = np.abs(np.sum(w * a, -1)).max()
+    return _figures(grad, direction, best, value, reported, norm.max(), residual)
+
+
+def _figures(grad, direction, best, value, reported, norm, residual) -> tuple[float, ...]:
     # Where nothing is tangent, nothing is missed: as on a sphere of no dimensions.
     some = best > 1e-12 * np.abs(grad).max()
     under = np.where(some, 1 - value / np.where(some, best, 1) - reported, 0)
@@ -181,27 +236,77 @@ def _measure(manifold, point, grad, direction, reported) -> tuple[float, ...]:
 
 GEOMETRY = {"w": Stiefel(), "stack": Orthogonal(2.0), "rows": EmbeddingRows(), "v": Hypersphere()}
 TREE = {"w": (6, 3), "stack": (2, 4, 4), "rows": (5, 3), "v": (4,)}
-LINKS = {
-    "manifold_muon": lambda: optim.manifold_muon(0.1, GEOMETRY),
-    "normalized Adam": lambda: optim.chain(
-        optim.normalize(optax.scale_by_adam(), GEOMETRY),
-        optax.scale_by_learning_rate(0.1),
-        optim.retract(GEOMETRY),
+# The same weights in other layouts, which have to take the same steps.
+TWINS = {
+    "turned": ("w", Stiefel().transposed(), np.transpose),
+    "fused": ("stack", LaidOut(Orthogonal(2.0), Layout(out_blocks=2)), lambda x: x.reshape(8, 4)),
+    "taps": (
+        "stack",
+        LaidOut(Orthogonal(2.0), Layout(in_axes=-2, out_axes=-1, taps=(-4, -3))),
+        lambda x: np.swapaxes(x, -1, -2)[None],
     ),
 }
+SETS = {
+    "space": (Grassmann(FanRatio()), (6, 3)),
+    "shifted": (MATRICES["Grassmann, steps of TwoTap"], (6, 2)),
+    "sphere": (SpectralSphere(2.0), (5, 4)),
+    "ball": (SpectralBall(), (5, 4)),
+    "band": (SpectralBand(0.5, 2.0), (4, 4)),
+    "mixing": (DoublyStochastic(), (4, 4)),
+    "balanced": (MATRICES["DoublyStochastic, Sinkhorn"], (4, 4)),
+    "spectrum": (MATRICES["Isospectral, ties and zeros"], (5, 4)),
+    "fixed": (MATRICES["Hypersphere, spectral steps"], (4, 3)),
+    "table": (MATRICES["EmbeddingRows, spectral steps"], (5, 3)),
+    "up": (low_rank((6, 5), 2)["B"], (6, 2)),
+    "down": (low_rank((6, 5), 2)["A"], (2, 5)),
+}
+
+
+def _normalized_adam(geometry: Any) -> Any:
+    return optim.chain(
+        optim.normalize(optax.scale_by_adam(), geometry),
+        optax.scale_by_learning_rate(0.1),
+        optim.retract(geometry),
+    )
+
+
+LINKS = {
+    f"{name}{of}": (make, geometry, shapes)
+    for name, make in {
+        "manifold_muon": functools.partial(optim.manifold_muon, 0.1),
+        "normalized Adam": _normalized_adam,
+    }.items()
+    for of, geometry, shapes in (
+        ("", GEOMETRY | {name: entry for name, (_, entry, _) in TWINS.items()}, TREE),
+        (
+            ", sets",
+            {name: manifold for name, (manifold, _) in SETS.items()},
+            {name: shape for name, (_, shape) in SETS.items()},
+        ),
+    )
+}
+
+
+def _with_twins(name: str, tree: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The tree with what is missing of the geometry: weights in other layouts."""
+    missing = LINKS[name][1].keys() - tree.keys()
+    return tree | {twin: TWINS[twin][2](tree[TWINS[twin][0]]) for twin in missing}
 
 
 @functools.cache
 def _training(name: str) -> tuple[Any, Any, Any]:
-    tx = optax.apply_if_finite(LINKS[name](), 100)
-    shapes = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in TREE.items()}
-    params = jax.jit(lambda: optim.init_tree(GEOMETRY, jax.random.key(0), shapes))()
+    make, geometry, shapes = LINKS[name]
+    tx = optax.apply_if_finite(make(geometry), 100)
+    shapes = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, v in shapes.items()}
+    plain = {k: geometry[k] for k in shapes}
+    params = jax.jit(lambda: optim.init_tree(plain, jax.random.key(0), shapes))()
+    params = _with_twins(name, jax.tree.map(np.asarray, params))
 
     @jax.jit
     def step(grads, state, params):
         updates, state = tx.update(grads, state, params)
         params = optax.apply_updates(params, updates)
-        return params, state, optim.monitor_distance(GEOMETRY, params)
+        return params, state, optim.monitor_distance(geometry, params)
 
     return step, tx.init(params), params
 
@@ -213,13 +318,17 @@ def check_training(name: str, scales: list[int | None], draws: int) -> float:
     """
     rng, worst = np.random.default_rng(draws), 0.0
     step, state, params = _training(name)
+    shapes = LINKS[name][2]
     for scale in scales:
         factor = np.nan if scale is None else 2.0**scale
-        grads = {k: np.float32(factor * rng.standard_normal(v)) for k, v in TREE.items()}
+        grads = {k: np.float32(factor * rng.standard_normal(v)) for k, v in shapes.items()}
         before = params
-        params, state, distance = step(grads, state, params)
+        params, state, distance = step(_with_twins(name, grads), state, params)
         if scale is None:
-            assert all(np.array_equal(params[k], before[k]) for k in TREE)
+            assert all(np.array_equal(params[k], before[k]) for k in params)
+        for twin, same in _with_twins(name, {k: np.asarray(params[k]) for k in shapes}).items():
+            apart = np.abs(np.asarray(params[twin]) - same).max()
+            assert apart <= 1e-6, f"{name}, {scales}: {twin} is {apart:.2g} from its twin"
         worst = max(worst, *map(float, distance.values()))
     assert worst <= LIMITS["distance from the set"], f"{name}, {scales}: {worst:.2g}"
     return worst

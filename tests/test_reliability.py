@@ -1,10 +1,17 @@
 """A few of the random cases of `python -m benchmarks reliability`, always the same."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import reliability
+from benchmarks._sets import most, normal_at
+from benchmarks.reliability import Case
+from manifoldmuon.manifolds import SpectralBall
+from manifoldmuon.manifolds.solvers import DouglasRachford
 
 few = settings(
     max_examples=40,
@@ -23,6 +30,39 @@ few = settings(
 )
 def test_directions(case):
     reliability.check(case)
+
+
+# Gradients nearly normal to sets, along which directions once descended.
+FOUND = [
+    Case(
+        "EmbeddingRows, spectral steps", (3, 7, 4), "float32", 18, -21, 4.4, "low rank", 1418186270
+    ),
+    Case("SpectralBall", (3, 7, 4), "float32", -27, -22, 3.88, "normal", 1872900585),
+    Case("SpectralBall", (3, 7, 4), "float32", -122, -22, 4.75, "normal", 1459818206),
+    Case("SpectralBand", (3, 7, 4), "float32", 66, -14, 1.8, "normal", 426921187),
+]
+
+
+@pytest.mark.parametrize("case", FOUND, ids=str)
+def test_what_random_cases_have_found(case):
+    reliability.check(case)
+
+
+def test_a_splitting_that_fails_gives_way_to_the_tangent_part():
+    """One iteration is none: on a cone the tangent part gains more, and never less than nothing."""
+    ball = SpectralBall(solver=DouglasRachford(steps=1, penalty=1e-3))
+    rng = np.random.default_rng(0)
+    with jax.enable_x64(True):
+        point = ball.project(jnp.asarray(3 * rng.normal(size=(20, 6, 4))))
+        grad = jnp.asarray(rng.normal(size=(20, 6, 4))) + 1e3 * point
+        direction, *_, gap = ball.steepest(point, grad, ())
+    for w, g, a, reported in zip(*map(np.asarray, (point, grad, direction, gap)), strict=True):
+        normal = normal_at(ball, w)
+        part = g - normal(g)
+        gained = np.sum(g * a)
+        assert gained >= np.sum(part**2) / np.linalg.norm(part, 2) * 0.99 > 0
+        assert np.linalg.norm(normal(a)) < 1e-9
+        assert gained >= (1 - reported) * most(ball, w, g, normal)
 
 
 @pytest.mark.parametrize("name", reliability.LINKS)

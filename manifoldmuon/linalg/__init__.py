@@ -40,7 +40,13 @@ from manifoldmuon.linalg._matrix_norms import (
     spectral_bound,
     spectral_norm,
 )
-from manifoldmuon.linalg._msign import DEFAULT_MSIGN, TRAINING_MSIGN, msign, polar_derivative
+from manifoldmuon.linalg._msign import (
+    DEFAULT_MSIGN,
+    TRAINING_MSIGN,
+    msign,
+    polar_derivative,
+    solve_lyapunov,
+)
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import factor_products
@@ -107,6 +113,7 @@ __all__ = [
     "rounding",
     "sinkhorn",
     "skew",
+    "solve_lyapunov",
     "spectral_bound",
     "spectral_norm",
     "sym",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import jax
@@ -16,6 +17,7 @@ from manifoldmuon.linalg._matrix import (
     inner_product,
     mT,
     normalize,
+    over,
     prescale,
     product,
     tall,
@@ -90,6 +92,7 @@ def power_iteration(
     return times_power_of_two(sigma, exponent), kept
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def largest_eigenpair(
     gram: Float[Array, "*batch n n"], steps: int
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"]]:
@@ -105,15 +108,14 @@ def largest_eigenpair(
       steps: products of S and a vector, at least 1; never more than n are taken.
 
     Returns:
-      `(<v, S v>, v)`. The derivative of the value is that of a simple eigenvalue; the vector counts
-      as constant.
+      `(<v, S v>, v)`. Derivatives are those of a simple eigenvalue and its vector; where others tie
+      with it to rounding, v does not turn towards theirs.
     """
-    still = jax.lax.stop_gradient(gram)
 
     def step(carry, index):
         basis, vector = carry
         basis = jax.lax.dynamic_update_index_in_dim(basis, vector, index, -2)
-        image = _apply(still, vector)
+        image = _apply(gram, vector)
         value = jnp.sum(vector * image, axis=-1)
         for _ in range(2):  # without it, rounding would decide the last digits
             image = image - _apply(mT(basis), _apply(basis, image))
@@ -125,7 +127,8 @@ def largest_eigenpair(
     carry = basis, _start(gram)
     (basis, _), (values, lengths) = jax.lax.scan(step, carry, jnp.arange(steps))
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
-    above = jnp.eye(values.shape[-1], k=1, dtype=gram.dtype) * lengths[..., :, None]
+    shifted = jnp.eye(values.shape[-1], k=1, dtype=gram.dtype)
+    above = jnp.broadcast_to(shifted, (*values.shape, values.shape[-1])) * lengths[..., None]
     small = identity_like(above) * values[..., None] + above + mT(above)
 
     def square(_, power):
@@ -138,8 +141,34 @@ def largest_eigenpair(
     column = jnp.argmax(jnp.diagonal(power, axis1=-2, axis2=-1), axis=-1)[..., None, None]
     weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
     vector = normalize(_apply(mT(basis), weights), 1)
-    # The derivative of an eigenvalue, too, as if its vector did not change.
     return inner_product(vector, _apply(gram, vector), 1), vector
+
+
+@largest_eigenpair.defjvp
+def _largest_eigenpair_jvp(steps, primals, tangents):
+    """`<v, S' v>`, and the `v'` with `(value - S) v' = S' v - v <v, S' v>` and `<v, v'> = 0`."""
+    gram = primals[0]
+    value, vector = largest_eigenpair(gram, steps)
+    image = _apply(tangents[0], vector)
+    slope = inner_product(vector, image, 1)
+    values, basis = one_by_one(jnp.linalg.eigh, jax.lax.stop_gradient(gram))
+    below = values[..., -1:] - values
+    tied = ~(below > values[..., -1:] * gram.shape[-1] * jnp.finfo(gram.dtype).eps)
+    over_gaps = jnp.where(tied, 0, 1 / jnp.where(tied, 1, below))
+
+    def along(turn):
+        return over(inner_product(vector, turn, 1), 1) * vector
+
+    def shifted(turn):  # along the vector, where nothing would be left, times the value
+        return over(value, 1) * (turn + along(turn)) - _apply(gram, turn)
+
+    def solve(_, right):
+        inside = over_gaps * _apply(mT(basis), right)
+        return _apply(basis, inside) + along(right) / over(one_for_zero(value), 1)
+
+    right = image - over(slope, 1) * vector
+    turn = jax.lax.custom_linear_solve(shifted, right, solve, symmetric=True)
+    return (value, vector), (slope, turn)
 
 
 def spectral_bound(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:

@@ -122,22 +122,47 @@ def polar_derivative(
       be infinite contributes zero.
     """
     h = sym(product(mT(factor), x))
-    values, vectors = one_by_one(jnp.linalg.eigh, jax.lax.stop_gradient(h))
-    floor = values[..., -1:] * x.shape[-2] * jnp.finfo(x.dtype).eps
+    basis = _eigenbasis(h, x.shape[-2])
+    values, vectors, floor = basis
     over_values = _inverse(values, floor)[..., None, :]
-    over_sums = _inverse(values[..., :, None] + values[..., None, :], floor[..., None])
-
-    def solve_turn(right):
-        inside = product(product(mT(vectors), right), vectors)
-        return product(product(vectors, inside * over_sums), mT(vectors))
 
     def solve_leave(right):
         return product(product(right, vectors) * over_values, mT(vectors))
 
     along = product(mT(factor), tangent)
-    turn = _linear_solve(lambda a: product(h, a) + product(a, h), solve_turn, along - mT(along))
+    turn = _solve_sum(h, along - mT(along), basis)
     leave = _linear_solve(lambda a: product(a, h), solve_leave, tangent - product(factor, along))
     return product(factor, turn) + leave
+
+
+def solve_lyapunov(
+    h: Float[Array, "*batch n n"], right: Float[Array, "*batch n n"]
+) -> Float[Array, "*batch n n"]:
+    """The A with `H A + A H = B`: a linear equation to JAX, so that derivatives of any order pass.
+
+    Args:
+      h: H, symmetric, positive semi-definite, float32 or wider. Where a sum of two eigenvalues is
+        zero to rounding the pseudo-inverse stands in.
+      right: B, symmetric or skew.
+    """
+    return _solve_sum(h, right, _eigenbasis(h, h.shape[-1]))
+
+
+def _solve_sum(h, right, basis):
+    values, vectors, floor = basis
+    over_sums = _inverse(values[..., :, None] + values[..., None, :], floor[..., None])
+
+    def solve(right):
+        inside = product(product(mT(vectors), right), vectors)
+        return product(product(vectors, inside * over_sums), mT(vectors))
+
+    return _linear_solve(lambda a: product(h, a) + product(a, h), solve, right)
+
+
+def _eigenbasis(h, size):
+    """Eigenvalues and eigenvectors, which solve and are not differentiated, and what is zero."""
+    values, vectors = one_by_one(jnp.linalg.eigh, jax.lax.stop_gradient(h))
+    return values, vectors, values[..., -1:] * size * jnp.finfo(h.dtype).eps
 
 
 def _linear_solve(operator, solve, right):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.sparse.linalg import cg
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from manifoldmuon.linalg._matrix import upcast
 
@@ -39,13 +41,14 @@ def nearest_with_sums(
       max_iterations: where the iteration gives up.
 
     Returns:
-      In float32 or wider; a NaN spreads over its own matrix.
+      In float32 or wider; a NaN spreads over its own matrix. The derivative is that of the nearest
+      matrix: entries of zero stay zero, and of the others the sums are kept.
     """
     x, mean = upcast(x), row_sum / max(x.shape[-1], 1)
     if x.size == 0:
         return x
     flat = jnp.clip(x / mean, -_LARGEST, _LARGEST).reshape(-1, *x.shape[-2:])
-    return mean * _nearest(flat, max_iterations).reshape(x.shape)
+    return mean * _nearest(flat, max_iterations)[0].reshape(x.shape)
 
 
 def sinkhorn(
@@ -63,11 +66,20 @@ def sinkhorn(
       max_iterations: where the iteration gives up.
 
     Returns:
-      In float32 or wider; a NaN spreads over its own matrix.
+      In float32 or wider; a NaN spreads over its own matrix. The derivative is that of the matrix
+      that is balanced exactly.
     """
     logits, mean = upcast(logits), row_sum / max(logits.shape[-1], 1)
     if logits.size == 0:
         return logits
+    return mean * _balanced(logits, max_iterations)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _balanced(
+    logits: Float[Array, "*batch m n"], max_iterations: int
+) -> Float[Array, "*batch m n"]:
+    """For a mean entry of 1."""
     top = jnp.max(logits, axis=(-2, -1), keepdims=True)
     start = jnp.exp(logits - jnp.where(jnp.isneginf(top), 0, top))
     tolerance = 4 * _tolerance(start)
@@ -82,19 +94,29 @@ def sinkhorn(
         return count + 1, x, _error(x)
 
     _, x, _ = jax.lax.while_loop(unfinished, step, (0, start, jnp.full_like(top[..., 0, 0], 1)))
-    return mean * _filled(x)
+    return _filled(x)
 
 
+@_balanced.defjvp
+def _balanced_jvp(max_iterations, primals, tangents):
+    """Adding to logits and to their rows and columns scales entries: the sums have to stay."""
+    found = _balanced(primals[0], max_iterations)
+    return found, found * _without_sums(found, tangents[0])
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 @functools.partial(jax.jit, static_argnums=1)
 @functools.partial(jax.vmap, in_axes=(0, None))
-def _nearest(x: Float[Array, "m n"], max_iterations: int) -> Float[Array, "m n"]:
-    """For a mean entry of 1."""
+def _nearest(
+    x: Float[Array, "m n"], max_iterations: int
+) -> tuple[Float[Array, "m n"], Bool[Array, "m n"]]:
+    """For a mean entry of 1; and which entries are positive but for what is filled in."""
     y = center(x) + 1
     m, n = y.shape
     tolerance = _tolerance(y) * (1 + jnp.max(jnp.abs(y)))
 
     def at(u, v):
-        found = jnp.maximum(y + u[:, None] + v, 0)
+        found = jnp.maximum(y + u[:, None] + v[None, :], 0)
         return found, n - jnp.sum(found, axis=1), m - jnp.sum(found, axis=0)
 
     def unfinished(carry):
@@ -107,14 +129,7 @@ def _nearest(x: Float[Array, "m n"], max_iterations: int) -> Float[Array, "m n"]
         active = (found > 0).astype(y.dtype)
         # Where the active entries fall apart into blocks, their Laplacian is singular.
         damping = 1e-3 * jnp.minimum(error, 1) + 10 * jnp.finfo(y.dtype).eps
-        rows, columns = (jnp.sum(active, axis=k) + damping for k in (1, 0))
-
-        def schur(d):
-            return columns * d - active.T @ ((active @ d) / rows)
-
-        start = below - active.T @ (right / rows)
-        dv, _ = cg(schur, start, maxiter=2 * n, tol=1e-3, M=lambda d: d / columns)
-        du = (right - active @ dv) / rows
+        du, dv = _potentials(active, right, below, damping, 1e-3)
         slope = right @ du + below @ dv
         value = jnp.sum(found**2) / 2 - n * jnp.sum(u) - m * jnp.sum(v)
         slack = 10 * jnp.finfo(y.dtype).eps * (jnp.abs(value) + m * n)
@@ -131,7 +146,51 @@ def _nearest(x: Float[Array, "m n"], max_iterations: int) -> Float[Array, "m n"]
     u, v = jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype)
     start = (0, u, v, _error(jnp.maximum(y, 0)))
     _, u, v, _ = jax.lax.while_loop(unfinished, step, start)
-    return _filled(at(u, v)[0])
+    found, _, _ = at(u, v)
+    return _filled(found), found > 0
+
+
+@_nearest.defjvp
+def _nearest_jvp(max_iterations, primals, tangents):
+    """What is left of a change within the face of the set that the point lies on."""
+    found, active = _nearest(primals[0], max_iterations)
+    weights = active.astype(found.dtype)
+    moved = weights * _without_sums(weights, tangents[0])
+    return (found, active), (moved, np.zeros(active.shape, jax.dtypes.float0))
+
+
+@functools.partial(jnp.vectorize, signature="(m,n),(m,n)->(m,n)")
+def _without_sums(weights: Float[Array, "m n"], change: Float[Array, "m n"]):
+    """`E + u 1^T + 1 v^T` whose entries, each with its weight, sum to zero in rows and columns."""
+    eps = float(jnp.finfo(change.dtype).eps)
+    for _ in range(2):  # the second takes out what the first leaves; beyond, rounding would grow
+        left = weights * change
+        right, below = -jnp.sum(left, axis=1), -jnp.sum(left, axis=0)
+        du, dv = _potentials(weights, right, below, 10 * eps, eps**0.5)
+        change = change + du[:, None] + dv[None, :]
+    return change
+
+
+def _potentials(
+    weights: Float[Array, "m n"],
+    right: Float[Array, " m"],
+    below: Float[Array, " n"],
+    damping: Any,
+    tolerance: float,
+) -> tuple[Float[Array, " m"], Float[Array, " n"]]:
+    """The u and v for which the entries of `u 1^T + 1 v^T`, with weights, have the given sums."""
+    rows, columns = (jnp.sum(weights, axis=k) + damping for k in (1, 0))
+
+    def schur(d):
+        return columns * d - weights.T @ ((weights @ d) / rows)
+
+    def solve(operator, b):
+        return cg(operator, b, maxiter=2 * len(b), tol=tolerance, M=lambda d: d / columns)[0]
+
+    # `cg` alone cannot be transposed: JAX takes its start, zero, for a variable.
+    start = below - weights.T @ (right / rows)
+    v = jax.lax.custom_linear_solve(schur, start, solve, symmetric=True)
+    return (right - weights @ v) / rows, v
 
 
 def _tolerance(x: Float[Array, "*batch m n"]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from typing import Any
@@ -20,6 +21,7 @@ from manifoldmuon.linalg import (
     prescale,
     product,
     skew,
+    sym,
     tall,
     times_power_of_two,
     turned_like,
@@ -133,7 +135,7 @@ class Isospectral(Manifold):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         scaled, exponent = prescale(vector, 2)
-        part = self._tangent_part(*_singular_vectors(self._unit(point)), tall(scaled))
+        part = self._tangent_part(*self._singular_vectors(self._unit(point)), tall(scaled))
         part = times_power_of_two(part, exponent, 2)
         return turned_like(part, vector).astype(vector.dtype)
 
@@ -141,7 +143,7 @@ class Isospectral(Manifold):
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
         unit, high = self._unit(point), tall(grad)
-        left, right = _singular_vectors(unit)
+        left, right = self._singular_vectors(unit)
 
         def tangent(vector):
             return self._tangent_part(left, right, vector)
@@ -185,9 +187,17 @@ class Isospectral(Manifold):
     def _largest(self) -> float:
         return float(self.singular_values[0])
 
-    def _values(self, example: Float[Array, "..."]) -> Float[Array, "k"]:
-        """The singular values relative to the largest."""
-        return jnp.asarray(np.asarray(self.singular_values) / self._largest, example.dtype)
+    def _values(self, example: Float[Array, "*batch k"]) -> Float[Array, "*ones k"]:
+        """The singular values relative to the largest, with as many axes as the example."""
+        values = jnp.asarray(np.asarray(self.singular_values) / self._largest, example.dtype)
+        return jnp.expand_dims(values, tuple(range(example.ndim - 1)))
+
+    def _singular_vectors(
+        self, x: Float[Array, "*batch p q"]
+    ) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch q q"]]:
+        """`(U, V)`, by columns from the largest singular value on."""
+        left, _, right = _decomposed(x, self.singular_values)
+        return left, right
 
     def _unit(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
         """The point or its transpose, tall, divided by the largest singular value."""
@@ -204,7 +214,7 @@ class Isospectral(Manifold):
         return product(left * self._values(left), right)
 
     def _nearest(self, moved: Float[Array, "*batch p q"]) -> Float[Array, "*batch p q"]:
-        left, right = _singular_vectors(moved)
+        left, right = self._singular_vectors(moved)
         return self._assembled(_polished(left), mT(_polished(right)))
 
     def _tangent_part(
@@ -214,24 +224,54 @@ class Isospectral(Manifold):
         vector: Float[Array, "*batch p q"],
     ) -> Float[Array, "*batch p q"]:
         """The orthogonal projection, given the singular vectors of a tall point."""
-        values = np.asarray(self.singular_values) / self._largest
-        tied = np.abs(values[:, None] - values) <= _TIED
-        gone = values <= _TIED
+        tied, gone, void = _ties(self.singular_values, vector.ndim)
         turned = product(vector, right)
         inner = product(mT(left), turned)
         outer = turned - product(left, inner)
         inner = jnp.where(tied, skew(inner), inner)
-        inner = jnp.where(gone[:, None] & gone, 0, inner)
+        inner = jnp.where(void, 0, inner)
         outer = jnp.where(gone, 0, outer)
         return product(product(left, inner) + outer, mT(right))
 
 
-def _singular_vectors(
-    x: Float[Array, "*batch p q"],
-) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch q q"]]:
-    """`(U, V)`, by columns from the largest singular value on."""
-    left, _, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
-    return left, mT(right)
+def _ties(spectrum: tuple[float, ...], ndim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which pairs of singular values are equal, which are zero, and which pairs are both zero."""
+    values = np.asarray(spectrum) / spectrum[0]
+    values = values.reshape(*(1,) * (ndim - 1), -1)
+    gone = values <= _TIED
+    return (
+        np.abs(values - np.swapaxes(values, -1, -2)) <= _TIED,
+        gone,
+        gone & np.swapaxes(gone, -1, -2),
+    )
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _decomposed(
+    x: Float[Array, "*batch p q"], spectrum: tuple[float, ...]
+) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch q"], Float[Array, "*batch q q"]]:
+    """`(U, s, V)`; the derivative is for functions that know no order among what the spectrum ties.
+
+    Where its singular values are equal, both sides may turn together, and where they are zero, each
+    side alone, which the derivative leaves out: it would be infinite.
+    """
+    left, values, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
+    return left, values, mT(right)
+
+
+@_decomposed.defjvp
+def _decomposed_jvp(spectrum, primals, tangents):
+    left, values, right = _decomposed(primals[0], spectrum)
+    tied, gone, void = _ties(spectrum, left.ndim)
+    moved = product(tangents[0], right)
+    inner = product(mT(left), moved)
+    rows, columns = values[..., :, None], values[..., None, :]
+    apart = skew(inner) / jnp.where(void, jnp.inf, rows + columns)
+    together = sym(inner) / jnp.where(tied, jnp.inf, columns - rows)
+    outside = (moved - product(left, inner)) / jnp.where(gone, jnp.inf, columns)
+    slopes = jnp.diagonal(inner, axis1=-2, axis2=-1)
+    turned = product(left, together + apart) + outside, slopes, product(right, together - apart)
+    return (left, values, right), turned
 
 
 def _polished(x: Float[Array, "*batch p q"]) -> Float[Array, "*batch p q"]:

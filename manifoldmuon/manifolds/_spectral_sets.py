@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
     above,
+    identity_like,
     inner_product,
     largest_eigenpair,
     mT,
@@ -209,7 +210,7 @@ class _WithBoundary(_Bounded):
         normal = self._normal(point)
         if isinstance(self.norm, Frobenius):
             return _euclidean(self.norm, grad, lambda v: v - normal(v))
-        return rounded(self.solver.solve(self.norm, normal, grad), grad)
+        return rounded(self.solver.solve(self.norm, normal, grad, cone=True), grad)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -249,16 +250,23 @@ class _WithBoundary(_Bounded):
         low, high = self._edges
         unit = self._unit(point)
         gram = product(mT(unit), unit)
-        cones = [(-1.0, high, above(gram, (high - self.touching) ** 2))]
+        identity = identity_like(gram)
+
+        def cone(sign: float, edge: float, touching: Float[Array, "*batch n n"]):
+            # M is the point times this: one step towards the inverse root of the Gram matrix.
+            square = product(touching, product(gram, touching)) / edge**2
+            return sign, touching, product(touching, 1.5 * identity - square / 2) / edge
+
+        cones = [cone(-1.0, high, above(gram, (high - self.touching) ** 2))]
         if low > 0:
-            cones.append((1.0, low, above(-gram, -((low + self.touching) ** 2))))
+            cones.append(cone(1.0, low, above(-gram, -((low + self.touching) ** 2))))
 
         def normal(vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-            inner = sym(product(mT(unit), tall(vector)))
+            inner = product(mT(unit), tall(vector))
             found = jnp.zeros_like(inner)
-            for sign, edge, touching in cones:
-                part = sign * sym(product(touching, product(inner, touching)))
-                found = found + sign / edge**2 * positive_part(part)  # M is W / edge, twice
+            for sign, touching, root in cones:
+                part = sign * sym(product(root, product(inner, touching)))
+                found = found + sign * product(root, positive_part(part))
             return turned_like(product(unit, found), vector)
 
         return normal

@@ -33,6 +33,7 @@ from manifoldmuon.linalg import (
     product,
     sinkhorn,
     skew,
+    solve_lyapunov,
     spectral_bound,
     spectral_norm,
     sym,
@@ -139,6 +140,7 @@ def _row_sum(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
     return jnp.max(jnp.sum(jnp.abs(x), axis=-1), axis=-1, initial=0)[..., None, None]
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _inverse_sqrt_minus_one(
     excess: Float[Array, "*batch n n"], max_iterations: int
 ) -> Float[Array, "*batch n n"]:
@@ -184,6 +186,18 @@ def _inverse_sqrt_minus_one(
     # Steps of training end in the first two: one product or two.
     terms = (~jnp.all(size <= near)).astype(jnp.int32) + ~jnp.all(size <= close)
     return jax.lax.switch(terms, [quadratic, quartic, iterated], excess, square)
+
+
+@_inverse_sqrt_minus_one.defjvp
+def _inverse_sqrt_minus_one_jvp(max_iterations, primals, tangents):
+    """`H R' + R' H = -R E' R` with `H = R^-1`: the derivative of `R S R = I`."""
+    (excess,), (tangent,) = primals, tangents
+    found = _inverse_sqrt_minus_one(excess, max_iterations)
+    identity = identity_like(excess)
+    inverse_root = identity + found
+    root = sym(product(identity + excess, inverse_root))
+    turned = product(inverse_root, product(sym(tangent), inverse_root))
+    return found, solve_lyapunov(root, -turned)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -320,7 +334,8 @@ class Clip(SpectralRetraction):
 
     With `C = X^T X / high^2` it is `X (I + (C - I)_+)^(-1/2)` at the upper edge, and likewise at
     the lower one: a sign and a few more products of small matrices, two tall ones. A singular value
-    that would have to grow more than a hundredfold stays short.
+    that would have to grow more than a hundredfold stays short. Derivatives are those of the exact
+    sign and root.
 
     Attributes:
       method: of the sign; None: `DEFAULT_MSIGN`. One that resolves eigenvalues down to a fraction f
@@ -522,8 +537,7 @@ class Nearest(StochasticRetraction):
     """The point of the set nearest to `X + V` in the Frobenius norm: addition, where that stays.
 
     Entries that would be negative become zero, and may grow again in any later step. Undoes the
-    distance that X has from the set; see `manifoldmuon.linalg.nearest_with_sums`. Derivatives are
-    forward only: the loop inside has no end that is known in advance.
+    distance that X has from the set; see `manifoldmuon.linalg.nearest_with_sums`.
     """
 
     order: ClassVar[float] = math.inf
@@ -541,7 +555,6 @@ class Sinkhorn(StochasticRetraction):
     First order (Douik and Hassibi, arXiv:1802.02628, section III-C). A step no longer than the
     smallest entries would make others of them huge or zero, so no entry changes by a larger factor
     than `exp(limit)` before the balance, and none falls below 1e-30. An entry of zero stays zero.
-    Derivatives are forward only, as those of `Nearest`.
 
     Attributes:
       limit: of the exponent `V / X`.

@@ -43,7 +43,8 @@ def step_by_line_search(
     first trial is `growth` times the last step, each next one `shrink` times the one before. A
     loss of NaN does not count as a decrease. If no trial succeeds the weights stay where they are,
     so that the loss that is searched never increases. Where `value` or the gradient is NaN nothing
-    is searched, and the next search begins where this one would have.
+    is searched, and the next search begins where this one would have. Derivatives take the number
+    of trials for fixed, as it is nearby: the step follows the rate that the search began at.
 
     `update` takes what Optax's line searches take: `tx.update(grads, state, params, value=loss,
     grad=grads, value_fn=f)`, where `f(params)` is the loss, on the batch of the step. It flips the
@@ -105,8 +106,12 @@ def step_by_line_search(
             rate = jnp.where(trials == 0, rate, rate * shrink)
             return rate, trials + 1, decreases(rate)
 
-        begin = growth * state.learning_rate, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        rate, trials, found = jax.lax.while_loop(goes_on, tries, begin)
+        begin = growth * state.learning_rate
+        # How often to shrink is a whole number: there is no derivative but that of the first rate.
+        still = jax.lax.stop_gradient(begin)
+        start = still, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        rate, trials, found = jax.lax.while_loop(goes_on, tries, start)
+        rate = rate + rate / jnp.where(still == 0, 1, still) * (begin - still)
         # A NaN in the gradient has to stay visible; a search that fails is not one.
         taken = jnp.where(found, rate, 0.0) + 0.0 * slope
         kept = jnp.where(comparable, rate, state.learning_rate)

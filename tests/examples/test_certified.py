@@ -12,6 +12,8 @@ import pytest
 from matplotlib.image import imread
 
 from examples import certified
+from manifoldmuon_verify import verify
+from studies.records import WriteError
 
 SMALL = certified.Settings(16, 2, 4, 100, 0.3, 0.3, 0.1, (0.05, 0.1), 40)
 
@@ -46,11 +48,31 @@ def test_a_run_ends_with_a_table_a_picture_and_a_proof(small, tmp_path, capfd):
     assert "pass --overwrite" in capfd.readouterr().err
 
 
-def test_other_files_in_the_folder_of_the_proof_are_kept(tmp_path):
-    for name in ("certificate.json", "weights.safetensors", "notes.txt"):
-        (tmp_path / name).write_text("x")
-    certified.clear(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+def test_a_new_proof_takes_the_place_of_the_old_one_and_of_nothing_else(tmp_path):
+    net = certified.network(64, SMALL)
+    x = np.random.default_rng(0).uniform(size=(20, 64)).astype(np.float32)
+    data = certified.Images(x, np.zeros(20, int), x, np.zeros(20, int))
+    folder = tmp_path / "run"
+    told = set()
+    for seed in (0, 1):
+        params = net.init(jax.random.key(seed))
+        certified.prove(folder, net, params, data, np.zeros(20), at=())
+        told.add((folder / "certificate.json").read_text())
+        (folder / "notes.txt").write_text("mine")
+    assert len(told) == 2
+    assert len(list(folder.iterdir())) == 4
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert len(verify(folder).radii) == 20
+    assert list(tmp_path.iterdir()) == [folder]
+    with pytest.raises(WriteError, match="cannot write"):
+        certified.prove(folder / "notes.txt", net, params, data, np.zeros(20), at=())
+
+
+def test_a_file_where_the_folder_goes_is_told_before_training(tmp_path, capfd):
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(SystemExit):
+        certified.main(["--out", str(tmp_path / "run.json"), "--overwrite"])
+    assert "is a file" in capfd.readouterr().err
 
 
 def test_an_attack_that_breaks_a_certified_image_ends_the_run(monkeypatch):

@@ -1,11 +1,21 @@
-"""The derivative of msign against the closed formula and differences, in float64 NumPy."""
+"""Derivatives of msign against the closed formula, and of what has loops against differences."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import MUON, SVD, NewtonSchulz, msign
+from manifoldmuon.linalg import (
+    MUON,
+    SVD,
+    NewtonSchulz,
+    largest_eigenpair,
+    msign,
+    nearest_with_sums,
+    sinkhorn,
+    solve_lyapunov,
+    sym,
+)
 from tests.linalg.instances import conditioned, polar
 
 
@@ -96,3 +106,48 @@ def test_finite_at_zero_and_a_nan_stays_apart():
     assert not np.any(zero)
     np.testing.assert_allclose(rank_one, 0, atol=1e-6)  # along the singular vectors
     assert np.isnan(nan).all()
+
+
+def differences(f, x, e, h=1e-5):
+    """The derivative of f along e, and the second one."""
+    up, here, down = f(x + h * e), f(x), f(x - h * e)
+    coarse = f(x + 100 * h * e) - 2 * here + f(x - 100 * h * e)
+    return (up - down) / (2 * h), coarse / (100 * h) ** 2
+
+
+FUNCTIONS = {
+    "the largest eigenvector": lambda x: largest_eigenpair(x.T @ x, 24)[1],
+    "the nearest matrix with sums": lambda x: nearest_with_sums(x / 4, 1.0),
+    "a balanced matrix": lambda x: sinkhorn(x, 2.0),
+    "a balanced matrix with zeros": lambda x: sinkhorn(x.at[1, 2].set(-jnp.inf), 2.0),
+    "a Lyapunov equation": lambda x: solve_lyapunov(x.T @ x, sym(x[:3]) + jnp.eye(3)),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_with_loops_have_derivatives_of_any_order(name):
+    """Backwards, and backwards through what was backwards, against differences in float64."""
+    rng = np.random.default_rng(5)
+    with jax.enable_x64(True):
+        x, e = (jnp.asarray(a) for a in rng.standard_normal((2, 5, 3)))
+        c = jnp.asarray(rng.standard_normal(FUNCTIONS[name](x).shape))
+
+        def along(t):
+            return jnp.sum(c * FUNCTIONS[name](x + t * e))
+
+        expected = differences(jax.jit(along), 0.0, 1.0)
+        slope = jax.grad(along)
+        found = jax.jit(lambda t: (slope(t), jax.grad(slope)(t)))(0.0)
+    assert np.abs(expected[0]) > 0.01
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_eigenvector_does_not_turn_towards_those_that_tie_with_it():
+    turned = jax.jacrev(lambda s: largest_eigenpair(s, 24)[1])(jnp.eye(3).at[2, 2].set(0.0))
+    assert np.isfinite(turned).all()
+    _, vector = largest_eigenpair(jnp.eye(3).at[2, 2].set(0.0), 24)
+    # Towards the third direction, which is a whole below, it turns by as much as S moves it there.
+    np.testing.assert_allclose(turned[2, 2, :], vector, atol=1e-5)
+    assert not np.any(
+        np.isnan(jax.grad(lambda s: largest_eigenpair(s, 4)[1][0])(jnp.zeros((4, 4))))
+    )

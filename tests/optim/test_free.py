@@ -203,6 +203,39 @@ def test_a_search_that_fails_stays_where_it_is():
         assert float(state[2].learning_rate) == 0.25
 
 
+def test_derivatives_pass_through_the_line_search():
+    """Of the loss after three steps, in a weight of the loss that is searched and the first rate.
+
+    How often a rate is shrunk stays the same nearby, so differences see no jump.
+    """
+
+    def after(weight, rate):
+        def loss(p):
+            return bumpy(p) + weight * jnp.sum(p["w"] ** 2)
+
+        tx = chain_of(optim.step_by_line_search(CURVED), CURVED, SHARES)
+        params = {"w": jnp.linspace(-1.0, 1.0, 8).reshape(4, 2), "v": 2 * jnp.eye(4)[0]}
+        state = tx.init(params)
+        state = (*state[:2], state[2]._replace(learning_rate=rate), *state[3:])
+        for _ in range(3):
+            value, grad = jax.value_and_grad(loss)(params)
+            updates, state = tx.update(grad, state, params, value=value, grad=grad, value_fn=loss)
+            params = optax.apply_updates(params, updates)
+        return loss(params), state[2].trials
+
+    with jax.enable_x64(True):
+        x, h = (jnp.float64(0.3), jnp.float32(0.5)), 2.0**-12
+        slopes, trials = jax.jit(jax.grad(after, argnums=(0, 1), has_aux=True))(*x)
+        assert trials > 1
+        f = jax.jit(lambda *x: after(*x)[0])
+        expected = [
+            (f(x[0] + h, x[1]) - f(x[0] - h, x[1])) / (2 * h),
+            (f(x[0], x[1] + h) - f(x[0], x[1] - h)) / (2 * h),
+        ]
+    assert np.abs(expected).min() > 0.01
+    np.testing.assert_allclose(slopes, expected, rtol=1e-3)
+
+
 RULE = SquareLossSmoothness(0.5)
 LINKS = {
     "rule": (optim.step_by_rule, {"rule": RULE}),

@@ -19,7 +19,16 @@ from tests.optim.instances import INSTANCES, abstract
 
 @pytest.mark.parametrize(
     "name",
-    ["steepest-others", "retract", "normalize", "muon", "neurons", "qk clip", "riemannian_sgd"],
+    [
+        "steepest-others",
+        "retract",
+        "normalize",
+        "muon",
+        "neurons",
+        "qk clip",
+        "riemannian_sgd",
+        "manifold_muon-sets",
+    ],
 )
 def test_strict_modes_do_not_trip_us(name):
     instance = INSTANCES[name]

@@ -327,21 +327,34 @@ class DouglasRachford:
                 f"{self.penalty} and {self.relaxation}"
             )
 
-    def solve(self, norm: Norm, normal: Normal, grad: Float[Array, "..."]) -> Steepest:
+    def solve(
+        self, norm: Norm, normal: Normal, grad: Float[Array, "..."], cone: bool = False
+    ) -> Steepest:
         """The direction with its certificate, and no dual variable.
+
+        On a cone the tangent part of the gradient stands in where it gains more than what the
+        splitting came to; where rounding hides that either gains, the direction is zero and the gap
+        1.
 
         Args:
           norm: in which it is steepest.
           normal: the projection of ascending directions onto the normal space, or the cone of what
             may not be descended.
           grad: the gradient.
+          cone: whether it is a cone, of which the normal part of the gradient matters.
         """
         ndim = norm.ndim
         problem = without_normal(grad, normal, ndim)
+        whole = problem.whole if cone else problem.part
+        if cone:
+            # Its projection takes a sign and some products more than that onto a space. And what a
+            # direction is rounded by in the end may lead inside, along all of the normal part.
+            lost = jnp.finfo(grad.dtype).eps / 2 * frobenius_norm(whole, ndim)
+            problem = problem._replace(noise=jnp.maximum(4 * problem.noise, lost))
         free = norm.lmo(problem.part)
         length = inner_product(problem.part, free, ndim)
         unit = _or_one(over(length / _or_one(inner_product(free, free, ndim)), ndim))
-        push = problem.whole / (self.penalty * unit)
+        push = whole / (self.penalty * unit)
         # Not `free`, which takes full steps along what rounding leaves of a normal part.
         first = norm.project(_START / unit * problem.part)
 
@@ -354,11 +367,42 @@ class DouglasRachford:
 
         start = first - normal(first), normal(push), first
         direction, multiplier, inside = jax.lax.fori_loop(0, self.steps, step, start)
+        if cone:  # rounding of a large multiplier is not tangent
+            direction = direction - normal(direction)
         direction = _shortened(norm, direction, direction - inside)
+        if cone:
+            direction, hidden = _that_ascends(norm, normal, problem, direction)
+            problem = problem._replace(still=problem.still | hidden)
         reduced = (push - multiplier) * self.penalty * unit
         attained = norm.lmo(reduced)
         residual = frobenius_norm(normal(attained), ndim)
-        return certified(norm, problem, problem.whole, reduced, attained, direction, (), residual)
+        return certified(norm, problem, whole, reduced, attained, direction, (), residual)
+
+
+def _that_ascends(
+    norm: Norm, normal: Normal, problem: Problem, direction: Float[Array, "..."]
+) -> tuple[Float[Array, "..."], Bool[Array, "*batch"]]:
+    """The direction, or the tangent part where that surely gains more; and where neither gains.
+
+    A direction within a cone may well descend along the normal part of a gradient, which is huge
+    where the tangent part is small: there rounding must not decide.
+    """
+    ndim = norm.ndim
+    # Of the tangent part, too, what rounding has left along the normal part goes first: zero, and so
+    # is its derivative, which is none where nothing is normal.
+    away = normalize(problem.whole - problem.part, ndim)
+    left = away * over(inner_product(away, problem.part, ndim), ndim)
+    plain = problem.part - jax.lax.stop_gradient(left)
+    plain = plain - normal(plain)
+    plain = plain / _or_one(over(norm.bound(plain), ndim))
+
+    def gained(direction):
+        noise = problem.noise * frobenius_norm(direction, ndim)
+        return inner_product(problem.whole, direction, ndim) - noise
+
+    first, second = gained(direction), gained(plain)
+    chosen = jnp.where(over(second > first, ndim), plain, direction)
+    return chosen, jnp.maximum(first, second) <= 0
 
 
 def _shortened(

@@ -2,16 +2,16 @@
 
 import json
 
-from examples import certify
+from examples import bounds
 from manifoldmuon.modules import MLP
 
 
 def test_attacks_stay_below_the_bounds(tmp_path, monkeypatch):
-    monkeypatch.setattr(certify, "STEPS", 50)
-    monkeypatch.setattr(certify, "RATE", 1.0)
-    monkeypatch.setattr(certify, "RADII", (0.02,))
-    monkeypatch.setattr(certify, "NETWORKS", {"small": 10.0 * MLP(10, 64, 16, 2)})
-    assert certify.main(["--out", str(tmp_path / "record.json")]) == 0
+    monkeypatch.setattr(bounds, "STEPS", 50)
+    monkeypatch.setattr(bounds, "RATE", 1.0)
+    monkeypatch.setattr(bounds, "RADII", (0.02,))
+    monkeypatch.setattr(bounds, "NETWORKS", {"small": 10.0 * MLP(10, 64, 16, 2)})
+    assert bounds.main(["--out", str(tmp_path / "record.json")]) == 0
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
     for row in record["networks"].values():
         assert row["test accuracy"] > 0.3  # chance is 0.1

@@ -1,11 +1,12 @@
 """Bounds of a constrained and an unconstrained network, and attacks on both.
 
-    python -m examples.certify
+    python -m examples.bounds
 
 Two networks of the same shape learn the handwritten digits: one on Stiefel manifolds, one in flat
 space, both by steepest descent in the modular norm. Then their bounds are compared with
 what attacks find: the largest slopes in inputs and weights, and the accuracy on test images that
-may be moved by a given distance, certified from below and attacked from above.
+may be moved by a given distance, certified from below and attacked from above. For a network that
+is made to be certified, and a proof that others can check, see `examples.certified`.
 """
 
 import functools
@@ -23,6 +24,7 @@ import manifoldmuon as mm
 from examples.command import command, interrupted, parse, progress, save
 from manifoldmuon.bounds import Bounds, bound, certified_radius
 from manifoldmuon.modules import MLP, Module
+from manifoldmuon.robustness import pgd
 from studies.datasets import load_digits
 
 STEPS, CHUNK, BATCH, RATE = 600, 50, 128, 0.1
@@ -128,34 +130,6 @@ def largest_weight_slope(net: Module, params: Any, x: jax.Array) -> float:
     return float(jnp.max(jax.lax.map(climb, x)))
 
 
-def attacked_accuracy(net: Module, params: Any, images: Images, radius: float) -> float:
-    """The share of images that stay right under projected gradient ascent in the RMS ball."""
-    x, y = images
-
-    @jax.jit
-    def attack(x):
-        def inside(d):
-            return d * jnp.minimum(1, radius / jnp.sqrt(jnp.mean(d**2, -1, keepdims=True) + 1e-30))
-
-        def up(d, _):
-            g = jax.grad(lambda d: -margins(net.apply(params, x + d), y).sum())(d)
-            g = g / jnp.sqrt(jnp.mean(g**2, -1, keepdims=True) + 1e-30)
-            d = inside(d + 0.2 * radius * g)
-            return d, margins(net.apply(params, x + d), y) > 0
-
-        _, right = jax.lax.scan(up, jnp.zeros_like(x), length=40)
-        return jnp.all(right, axis=0)
-
-    return float(attack(x).mean())
-
-
-def margins(logits: jax.Array, y: jax.Array) -> jax.Array:
-    """The label's logit, less the largest of the others."""
-    own = jnp.take_along_axis(logits, y[:, None], axis=1)
-    others = jnp.where(jnp.arange(logits.shape[1]) == y[:, None], -jnp.inf, logits)
-    return own[:, 0] - others.max(axis=1)
-
-
 def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str, Any]]:
     """Bounds beside what attacks find."""
     x, y = images
@@ -163,7 +137,8 @@ def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str,
     here, anywhere = bound(net, params, input_norm=sizes), bound(net, input_norm=sizes)
     sets = None if anywhere.assumptions else anywhere  # flat space constrains nothing
     everywhere = bound(net, params, input_norm=math.inf)
-    logits = net.apply(params, x)
+    f = jax.tree_util.Partial(net.apply, params)
+    logits = f(x)
     right = np.asarray(jnp.argmax(logits, axis=-1) == y)
     radius = np.where(right, certified_radius(everywhere, logits), -1.0)
     return here, {
@@ -184,7 +159,10 @@ def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str,
             {
                 "radius": r,
                 "certified": float((radius >= r).mean()),
-                "attacked": attacked_accuracy(net, params, images, r),
+                # An attack's radius is Euclidean.
+                "attacked": pgd(
+                    f, x, y, r * math.sqrt(x.shape[-1]), key=jax.random.key(0)
+                ).accuracy,
             }
             for r in RADII
         ],
@@ -193,7 +171,7 @@ def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str,
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the comparison; returns the exit status."""
-    p = command("certify", "Bounds of a constrained and an unconstrained network.")
+    p = command("bounds", "Bounds of a constrained and an unconstrained network.")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     given = parse(p, argv)
     training, test = digits(given.seed)
@@ -205,8 +183,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 bar.set_description(name)
                 weights[name] = train(net, given.seed, training, bar.update)
         for name, net in NETWORKS.items():
-            bound, found[name] = measure(net, weights[name], test)
-            print(f"\n{name}, at its weights:\n{bound}")
+            here, found[name] = measure(net, weights[name], test)
+            print(f"\n{name}, at its weights:\n{here}")
     except KeyboardInterrupt:
         return interrupted()
     for name, row in found.items():

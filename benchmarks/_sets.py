@@ -1,0 +1,153 @@
+"""The sets of the random cases in float64 NumPy: what is normal at a point, and what can be gained.
+
+By singular value decompositions, and by no code of the package but the scale of a weight.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    EmbeddingRows,
+    Grassmann,
+    Hypersphere,
+    Isospectral,
+    Manifold,
+    Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.norms import Frobenius, scale_of
+from manifoldmuon.testing import stiefel_optimum
+
+Normal = Callable[[np.ndarray], np.ndarray]
+_STEPS = 150
+_TIED = 1e-6  # as `Isospectral` has it
+
+
+def normal_at(manifold: Manifold, point: np.ndarray) -> Normal:
+    """The projection onto the normal space at the point of the set nearest to `point`.
+
+    Of sets with a boundary it is that of ascending directions onto the cone of those that may not
+    be descended, as the documentation defines what touches.
+    """
+    if isinstance(manifold, DoublyStochastic):
+        return lambda x: x.mean(0, keepdims=True) + x.mean(1, keepdims=True) - x.mean()
+    if isinstance(manifold, EmbeddingRows):
+        rows = point / np.linalg.norm(point, axis=1, keepdims=True)
+        return lambda x: rows * np.sum(rows * x, axis=1, keepdims=True)
+    if isinstance(manifold, Hypersphere):
+        unit = point / np.linalg.norm(point)
+        return lambda x: unit * np.sum(unit * x)
+    tall = point.shape[0] >= point.shape[1]
+    of_tall = _normal_at_tall(manifold, point / _scale(manifold, point), tall)
+    return lambda x: of_tall(x) if tall else of_tall(x.T).T
+
+
+def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
+    w = unit if tall else unit.T
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    if isinstance(manifold, Stiefel | Orthogonal):
+        return lambda x: u @ _sym(u.T @ x @ vt.T) @ vt
+    if isinstance(manifold, Grassmann):
+        return lambda x: u @ (u.T @ x)
+    if isinstance(manifold, SpectralSphere):
+        return lambda x: np.outer(u[:, 0], vt[0]) * (u[:, 0] @ x @ vt[0])
+    if isinstance(manifold, Isospectral):
+        values = np.asarray(manifold.singular_values) / manifold.singular_values[0]
+        tied, gone = np.abs(values[:, None] - values) < _TIED, values < _TIED
+
+        def of_values(x: np.ndarray) -> np.ndarray:
+            inner = u.T @ x @ vt.T
+            kept = np.where(gone[:, None] & gone, inner, np.where(tied, _sym(inner), 0))
+            outside = (x - u @ (u.T @ x)) @ vt.T * gone
+            return (u @ kept + outside) @ vt
+
+        return of_values
+    if not isinstance(manifold, SpectralBall | SpectralBand):
+        raise TypeError(f"no normal space is known for {manifold}")
+    low, high = _edges(manifold)
+    edges = [(-1, s >= high - manifold.touching)]
+    edges += [(1, s <= low + manifold.touching)] if low else []
+
+    def of_edges(x: np.ndarray) -> np.ndarray:
+        found = np.zeros_like(x)
+        for sign, touching in edges:
+            left, right = u[:, touching], vt[touching]
+            values, vectors = np.linalg.eigh(sign * _sym(left.T @ x @ right.T))
+            found += sign * left @ (vectors * np.maximum(values, 0) @ vectors.T) @ right
+        return found
+
+    return of_edges
+
+
+def clear_of_edges(manifold: Manifold, matrix: np.ndarray) -> np.ndarray:
+    """The same singular vectors; values close to an edge of a set are at the edge, or far from it.
+
+    What nearly touches is taken for touching: there a cone is what the documentation says it is,
+    and not the one at the nearest point.
+    """
+    if not isinstance(manifold, SpectralBall | SpectralBand):
+        return matrix
+    u, s, vt = np.linalg.svd(matrix / _scale(manifold, matrix), full_matrices=False)
+    for edge in _edges(manifold):
+        s = np.where(np.abs(s - edge) < 0.02, edge, s)
+    return _scale(manifold, matrix) * (u * s[..., None, :]) @ vt
+
+
+def _edges(manifold: SpectralBall | SpectralBand) -> tuple[float, float]:
+    return (manifold.low, manifold.high) if isinstance(manifold, SpectralBand) else (0.0, 1.0)
+
+
+def size(manifold: Manifold, direction: np.ndarray) -> float:
+    """Its norm, which is the spectral or the Frobenius one, in units of the manifold's."""
+    order = None if isinstance(manifold.norm, Frobenius) else 2
+    return float(np.linalg.norm(direction, order)) / scale_of(manifold.norm.scale, direction.shape)
+
+
+def most(manifold: Manifold, point: np.ndarray, grad: np.ndarray, normal: Normal) -> float:
+    """The optimum of `<G, A>` over tangent A of norm 1, or what is known to be attained of it."""
+    part, tall = grad - normal(grad), grad.shape[0] >= grad.shape[1]
+    scale = scale_of(manifold.norm.scale, grad.shape)
+    if isinstance(manifold.norm, Frobenius):
+        return scale * float(np.linalg.norm(part))
+    if isinstance(manifold, Grassmann | DoublyStochastic):
+        return scale * float(np.linalg.norm(part, "nuc"))
+    if isinstance(manifold, Stiefel | Orthogonal):
+        w, g = (x if tall else x.T for x in (point, grad))
+        u, _, vt = np.linalg.svd(w, full_matrices=False)
+        return scale * stiefel_optimum(u @ vt, g)
+    return scale * _attained(grad, part, normal)
+
+
+def _attained(grad: np.ndarray, part: np.ndarray, normal: Normal) -> float:
+    """The most that a walk of Douglas and Rachford's splitting gains with a spectral norm of 1."""
+    length = np.linalg.norm(part)
+    if length == 0:
+        return 0.0
+    push = grad * (np.sqrt(min(grad.shape)) / 3 / length)
+    found = length**2 / np.linalg.norm(part, 2)  # what the tangent part itself gains
+    z = -normal(push)
+    for k in range(_STEPS):
+        u, s, vt = np.linalg.svd(z + push, full_matrices=False)
+        inside = u * np.minimum(s, 1) @ vt
+        across = 2 * inside - z
+        tangent = across - normal(across)
+        z = z + tangent - inside
+        if k % 10 == 9:
+            kept = tangent - normal(tangent)  # of a huge normal part rounding has left something
+            found = max(found, np.sum(grad * kept) / max(1, np.linalg.norm(kept, 2)))
+    return float(found)
+
+
+def _scale(manifold: Manifold, point: np.ndarray) -> float:
+    if isinstance(manifold, Isospectral):
+        return manifold.singular_values[0]
+    return scale_of(manifold.scale, point.shape)
+
+
+def _sym(x: np.ndarray) -> np.ndarray:
+    return (x + x.T) / 2

@@ -1,0 +1,84 @@
+"""Puts formulas as plain text into the search index of a built site, where excerpts show TeX.
+
+The index holds what a page held before KaTeX set its formulas, and the search shows text alone: so
+each formula becomes a line, such as `W^⊤ W = I`, read off the MathML that KaTeX has made of it.
+"""
+
+import html
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from xml.etree import ElementTree
+
+_MARKED = re.compile(r"\\\((?P<inline>.*?)\\\)|\\\[(?P<display>.*?)\\\]", re.DOTALL)
+_MATH = re.compile(r"<math.*?</math>", re.DOTALL)
+
+
+def write(site: Path, formulas: Mapping[tuple[str, bool], str]) -> None:
+    """Rewrites the index under `site`, both as JSON and as the script that needs no server.
+
+    Args:
+        site: A built site.
+        formulas: What KaTeX made of each formula, by its TeX and whether it is displayed.
+
+    Raises:
+        KeyError: The index holds a formula that no page has.
+    """
+    file = site / "search.json"
+    index = json.loads(file.read_text(encoding="utf-8"))
+
+    def put(mark: re.Match[str]) -> str:
+        displayed = mark["inline"] is None
+        tex = html.unescape(mark["display"] if displayed else mark["inline"]).strip()
+        return html.escape(as_text(formulas[tex, displayed]), quote=False)
+
+    for item in index["items"]:
+        for key in ("title", "text"):
+            item[key] = _MARKED.sub(put, item[key])
+    text = json.dumps(index, ensure_ascii=False, separators=(",", ":"))
+    file.write_text(text, encoding="utf-8")
+    file.with_suffix(".js").write_text(f"var __index = {text}", encoding="utf-8")
+
+
+def as_text(formula: str) -> str:
+    """One line for what KaTeX has set."""
+    found = _MATH.search(formula)
+    if found is None:
+        raise ValueError(f"KaTeX has made no MathML: {formula}")
+    # Operators that are not seen, such as that of an application, are no text either.
+    text = re.sub(r"[\u2061-\u2064\u200b]", "", _line(ElementTree.fromstring(found[0])))
+    text = " ".join(text.split())
+    return re.sub(r"([(^]|[=≤≥<>,:] |^)− ", r"\1−", text)  # of one number, not between two
+
+
+def _line(node: ElementTree.Element) -> str:
+    tag = node.tag.rpartition("}")[2]
+    parts = [_line(child) for child in node]
+    if tag in ("annotation", "mspace", "mphantom"):
+        return " " if tag == "mspace" else ""
+    if tag in ("msup", "msub", "munder", "msubsup", "munderover"):
+        marks = {"msup": "^", "msubsup": "_^", "munderover": "_^"}.get(tag, "_")
+        raised = zip(marks, parts[1:], strict=True)
+        return parts[0] + "".join(mark + _together(part) for mark, part in raised if part.strip())
+    if tag == "mover":  # an accent, or what is written above an arrow
+        return parts[0] + (parts[1] if parts[1].strip().isalnum() else "")
+    if tag == "mfrac":
+        return f"{_together(parts[0])}/{_together(parts[1])}"
+    if tag == "msqrt":
+        return "√" + _together("".join(parts))
+    if tag == "mtr":
+        return " ".join(parts) + "; "
+    if tag == "mo":
+        sign = node.text or ""
+        return f" {sign} " if sign in _SPACED else sign
+    return (node.text or "").strip("\n") + "".join(parts)
+
+
+_SPACED = set("=≤≥<>≈≡∼≠→←↦∈⊂+−±×⋅≪≫⪰⪯∝")
+
+
+def _together(part: str) -> str:
+    """In parentheses, unless it is one name or number."""
+    part = part.strip()
+    return part if len(part) == 1 or part.isdecimal() else f"({part})"

@@ -1,0 +1,68 @@
+"""Derivatives through steps whose loops end by themselves, or decompose, against differences."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.linalg import SVD
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    Isospectral,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+)
+from manifoldmuon.manifolds.retractions import Sinkhorn
+from manifoldmuon.manifolds.solvers import DouglasRachford
+from manifoldmuon.norms import Spectral
+
+
+def with_values(*values: float) -> np.ndarray:
+    """A 6 x 4 matrix with these singular values."""
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(k, 4)))[0] for k in (6, 4))
+    return left * values @ right.T
+
+
+# Entries of zero, and rows and columns that sum to one.
+SPARSE = np.eye(4) / 2 + np.roll(np.eye(4), 1, axis=1) / 4 + np.roll(np.eye(4), 2, axis=1) / 4
+MIXED = 0.7 / 4 + 0.3 * SPARSE
+# The derivative of msign is that of the exact factor, so the exact factor is what to compare with.
+BALL = SpectralBall(solver=DouglasRachford(steps=3), step_norm=Spectral(SVD()))
+CASES = {
+    "spectral sphere": (SpectralSphere(), with_values(1, 0.9, 0.5, 0.1)),
+    "ball, inside": (BALL, with_values(0.9, 0.6, 0.3, 0.1)),
+    "ball, at its boundary": (BALL, with_values(1, 1, 0.6, 0.3)),
+    "band, at both edges": (SpectralBand(0.5, 2.0, solver=None), with_values(2, 1.9, 0.5, 0.5)),
+    "fixed values, equal and zero": (
+        Isospectral((2.0, 2.0, 0.5, 0.0), step_norm=Spectral(SVD())),
+        with_values(2, 2, 0.5, 0),
+    ),
+    "nearest": (DoublyStochastic(), MIXED),
+    "nearest, from the boundary": (DoublyStochastic(), SPARSE),
+    "balanced": (DoublyStochastic(retraction=Sinkhorn()), MIXED),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reverse_mode_through_a_step_is_the_slope_of_differences(name):
+    """In the length of the step, and in the gradient; at rates for which sets are left, and not."""
+    manifold, point = CASES[name]
+    rng = np.random.default_rng(1)
+    with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
+        w = jnp.asarray(point)
+        grad, other, weights = (jnp.asarray(rng.normal(size=point.shape)) for _ in range(3))
+        dual = manifold.init_dual(point.shape)
+
+        @jax.jit
+        def step(x):
+            direction = manifold.steepest(w, grad + x[1] * other, dual).direction
+            return jnp.sum(weights * manifold.retract(w, -x[0] * direction))
+
+        slopes = jax.jit(jax.grad(step))
+        for rate in (0.02, 0.4):
+            x, h = jnp.array([rate, 0.3]), 1e-5 * jnp.eye(2)
+            differences = [(step(x + e) - step(x - e)) / 2e-5 for e in h]
+            np.testing.assert_allclose(slopes(x), differences, rtol=1e-4, atol=2e-5)
+            assert np.abs(differences[0]) > 0.05
