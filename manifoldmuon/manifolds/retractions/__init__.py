@@ -1,0 +1,39 @@
+"""Retractions: how a step along a tangent vector ends on the set again.
+
+Those of matrices with orthonormal columns (`Retraction`): `Polar`, `QR`, `Analytic`, `Cayley`,
+`Exponential`. Those of bounded singular values (`SpectralRetraction`): `Clip`, `SoftCap`. Those of
+spheres (`SphereRetraction`): `Normalize`, `Geodesic`. Those of non-negative matrices of fixed sums
+(`StochasticRetraction`): `Nearest`, `Sinkhorn`.
+"""
+
+from manifoldmuon.manifolds.retractions._orthonormal import (
+    QR,
+    Analytic,
+    Cayley,
+    Exponential,
+    Polar,
+    Retraction,
+    positive_qr,
+)
+from manifoldmuon.manifolds.retractions._spectral import Clip, SoftCap, SpectralRetraction
+from manifoldmuon.manifolds.retractions._spheres import Geodesic, Normalize, SphereRetraction
+from manifoldmuon.manifolds.retractions._stochastic import Nearest, Sinkhorn, StochasticRetraction
+
+__all__ = [
+    "QR",
+    "Analytic",
+    "Cayley",
+    "Clip",
+    "Exponential",
+    "Geodesic",
+    "Nearest",
+    "Normalize",
+    "Polar",
+    "Retraction",
+    "Sinkhorn",
+    "SoftCap",
+    "SpectralRetraction",
+    "SphereRetraction",
+    "StochasticRetraction",
+    "positive_qr",
+]

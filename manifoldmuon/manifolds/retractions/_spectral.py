@@ -1,0 +1,185 @@
+"""Retractions of matrices with bounded singular values."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import (
+    MsignMethod,
+    check_method,
+    identity_like,
+    mT,
+    over,
+    positive_part,
+    product,
+    spectral_bound,
+)
+from manifoldmuon.manifolds.retractions._inverse_root import (
+    inverse_sqrt_minus_one,
+    row_sum,
+)
+
+
+class SpectralRetraction(abc.ABC):
+    """Moves a matrix, and brings its singular values between two edges.
+
+    A frozen, hashable value. Matrices are tall, float32 or wider; leading axes are independent.
+
+    Attributes:
+      raises: whether singular values can be brought up to a lower edge as well.
+    """
+
+    raises: ClassVar[bool]
+
+    @abc.abstractmethod
+    def retract(
+        self,
+        point: Float[Array, "*batch m n"],
+        vector: Float[Array, "*batch m n"],
+        low: float,
+        high: float,
+    ) -> Float[Array, "*batch m n"]:
+        """A matrix near `point + vector`, with singular values between `low` and `high`.
+
+        Args:
+          point: within the edges.
+          vector: the step.
+          low: 0 for no lower edge.
+          high: positive.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Clip(SpectralRetraction):
+    """Brings the singular values of a matrix between two edges: the nearest such matrix.
+
+    With `C = X^T X / high^2` it is `X (I + (C - I)_+)^(-1/2)` at the upper edge, and likewise at
+    the lower one: a sign and a few more products of small matrices, two tall ones. A singular value
+    that would have to grow more than a hundredfold stays short. Derivatives are those of the exact
+    sign and root.
+
+    Attributes:
+      method: of the sign; None: `DEFAULT_MSIGN`. One that resolves eigenvalues down to a fraction f
+        of the largest leaves points within about f / 4 of the set. Its error also moves what lies
+        inside, the more the wider the band: `TRAINING_MSIGN` by a thousandth in a ball and by
+        tenths between 1/3 and 3, where only one that converges will do.
+      max_iterations: of the inverse root, as in `Polar`; each one doubles a small singular value.
+    """
+
+    raises: ClassVar[bool] = True
+
+    method: MsignMethod | None = None
+    max_iterations: int = 40
+
+    def __post_init__(self):
+        if self.method is not None:
+            check_method("Clip.method", self.method)
+
+    def retract(
+        self,
+        point: Float[Array, "*batch m n"],
+        vector: Float[Array, "*batch m n"],
+        low: float,
+        high: float,
+    ) -> Float[Array, "*batch m n"]:
+        """The nearest matrix to `point + vector`."""
+        return self.clip(point + vector, low, high)
+
+    def clip(
+        self, matrix: Float[Array, "*batch m n"], low: float, high: float
+    ) -> Float[Array, "*batch m n"]:
+        """Singular values below `low` become `low`, those above `high` become `high`.
+
+        Args:
+          matrix: tall, float32 or wider; leading axes are independent.
+          low: 0 for no lower edge.
+          high: positive.
+        """
+        matrix = self._shortened(matrix / high, 1.0) * high
+        return matrix if low == 0 else self._shortened(matrix / low, -1.0) * low
+
+    def _shortened(self, x: Float[Array, "*batch m n"], side: float) -> Float[Array, "*batch m n"]:
+        gram = product(mT(x), x)
+        identity = identity_like(gram)
+        part = positive_part(side * (gram - identity), self.method)
+        if side < 0:
+            # Rounding may bring the part of a singular value near zero above 1, and an eigenvalue
+            # below zero has no root. The fourth power spares those that have less far to go.
+            square = product(part, part)
+            room = 4 * jnp.finfo(gram.dtype).eps * (1 + row_sum(gram))
+            part = part - room * product(square, square)
+        target = identity + side * part
+        # See `_polar_factor`: the middle goes to 1, where the iteration converges fastest.
+        middle = (1 + row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
+        root = inverse_sqrt_minus_one(target / middle - identity, self.max_iterations)
+        return (x + product(x, root)) / jnp.sqrt(middle)
+
+
+_LARGEST_CAPPED = 1.3
+
+
+def _soft_cap(largest: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+    """The a with `y + a y^3 = 1`, `y = x - a x^3`, for the largest singular value x up to 1.3.
+
+    Falling and concave in a: from above the root Newton's method stays above it, where the result
+    is below 1.
+    """
+    steepest = 1 / (3 * largest**2)  # monotone up to here
+    least = jnp.finfo(largest.dtype).eps
+    cubic = jnp.minimum(1.5 * jnp.sqrt(jnp.maximum(largest - 1, least) / 3), steepest)
+    for _ in range(5):
+        once = largest - cubic * largest**3
+        value = once + cubic * once**3 - 1
+        slope = once**3 - largest**3 * (1 + 3 * cubic * once**2)
+        cubic = cubic - value / slope
+    return cubic
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftCap(SpectralRetraction):
+    """Lowers the largest singular values by two cubics, so that a step cannot lift them too high.
+
+    With the step's norm e relative to the edge, singular values x up to 1 + e become
+    `y + a y^3`, `y = x - a x^3`, where a brings 1 + e to 1 (arXiv:2507.13338, there with e from the
+    learning rate). No sign and no iteration: three small products and
+    two tall ones, and some steps of Lanczos' method for e. Reverse-mode derivatives pass.
+
+    What lies inside sinks as well, by about `e x^5` in each step: a weight decay that large
+    singular values feel and small ones do not, so that weights stop short of the edge unless every
+    gradient pushes outwards. `Clip` leaves them alone.
+    """
+
+    raises: ClassVar[bool] = False
+
+    def retract(
+        self,
+        point: Float[Array, "*batch m n"],
+        vector: Float[Array, "*batch m n"],
+        low: float,
+        high: float,
+    ) -> Float[Array, "*batch m n"]:
+        """A matrix near `point + vector` of singular values up to `high`.
+
+        Raises:
+          ValueError: `low` is not 0.
+        """
+        if low != 0:
+            raise ValueError(f"SoftCap knows no lower edge; got low = {low}. Take Clip()")
+        # A norm has no derivative at zero.
+        still = jnp.all(vector == 0, axis=(-2, -1))
+        size = spectral_bound(jnp.where(over(still, 2), 1, vector / high))
+        excess = jnp.where(still, 0, jnp.maximum(size, jnp.finfo(vector.dtype).eps))
+        # Beyond, the cubics are not monotone: so long steps are shortened by a factor first.
+        largest = jnp.minimum(1 + excess, _LARGEST_CAPPED)
+        moved = (point + vector) / over(high * (1 + excess) / largest, 2)
+        cubic = over(_soft_cap(largest), 2)
+        gram = product(mT(moved), moved)
+        identity = identity_like(gram)
+        once = identity - cubic * gram
+        factor = once + cubic * product(gram, product(once, product(once, once)))
+        return high * product(moved, factor)
