@@ -34,8 +34,9 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
         curves.axvline(radius, color="#bbbbbb", linewidth=0.8, zorder=0)
     if len(summary) > 1 or len(summary[next(iter(summary))]) > 1:
         curves.legend(frameon=False, fontsize=7)
-    title = ", ".join(summary) if len(summary) <= 2 else f"{len(summary)} networks"
-    dress(curves, f"{title}: {settings['images']}", "certified accuracy after equal epochs, means over seeds",
+    what = ", ".join(summary) if len(summary) <= 2 else f"{len(summary)} networks"
+    title = f"{what}: {settings['images']}"
+    dress(curves, title, "certified accuracy after equal epochs, means over seeds",
           "radius in pixels between 0 and 1", "% of the test images")  # fmt: skip
     dress(times, f"At radius {max(radii):.3g}", "equal epochs (circles), equal CPU time (squares),"
           " 95 %", "CPU seconds of training", "% certified")  # fmt: skip
