@@ -8,6 +8,7 @@ gain bounds the map's terms in magnitude, whatever their order.
 | kind | map (on the last axes of one image) | L |
 |---|---|---|
 | `linear` | `W x` on the last axis | largest singular value of W |
+| `locally_connected` | `W_p x_p` at each place p, on the last axis | the largest of all `W_p` |
 | `bias` | `x + b` on the last axis | 1 |
 | `scale` | `factor x` | `abs(factor)` |
 | `group_sort` | entries i, i + n/size, i + 2n/size, ... sorted, the largest first | 1 |
@@ -141,6 +142,31 @@ def _linear(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
         gain=operator_norm(matrix),
         weight=matrix,
         spectra=(found,),
+    )
+
+
+def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
+    axes = _count(options, "axes")
+    _expect(axes < len(shape), f"{axes} axes of places in {shape}")
+    weight = weights("weight", axes + 2)
+    *places, outputs, inputs = weight.shape
+    _expect(shape[-axes - 1 :] == (*places, inputs), f"{weight.shape} for an input {shape}")
+    matrices = weight.reshape(-1, outputs, inputs)
+    spectra = tuple(singular_values(matrix) for matrix in matrices)
+    out = (*shape[:-1], outputs)
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        rows = np.moveaxis(x.reshape(-1, len(matrices), inputs), 1, 0)
+        return np.moveaxis(rows @ np.swapaxes(matrices, -1, -2), 0, 1).reshape(len(x), *out)
+
+    return Layer(
+        "locally_connected",
+        out,
+        forward,
+        max(float(found.upper[0]) for found in spectra),
+        terms=inputs,
+        gain=max(operator_norm(matrix) for matrix in matrices),
+        spectra=spectra,
     )
 
 
@@ -296,6 +322,7 @@ def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
 # Of each kind: what makes it, its keys, and how many axes its input has at least.
 _KINDS: dict[str, tuple[Callable[..., Layer], set[str], int]] = {
     "linear": (_linear, {"weight"}, 1),
+    "locally_connected": (_locally_connected, {"weight", "axes"}, 2),
     "bias": (_bias, {"weight"}, 1),
     "scale": (_scale, {"factor"}, 1),
     "group_sort": (_group_sort, {"size"}, 1),

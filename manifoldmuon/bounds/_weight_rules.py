@@ -22,6 +22,7 @@ from manifoldmuon.modules import (
     Embed,
     Householder,
     Linear,
+    LocallyConnected,
     Module,
     Stack,
     Tied,
@@ -30,14 +31,15 @@ from manifoldmuon.modules import (
 )
 
 
-@rule.register
-def _(atom: Linear, weights: Weight, x: Size) -> Transfer:
+@rule.register(Linear)
+@rule.register(LocallyConnected)
+def _(atom: Linear | LocallyConnected, weights: Weight, x: Size) -> Transfer:
     size, converted = _read_length(x)
-    m, n = atom.shape
-    most, least = weights.stretch(atom.shape)
+    m, n = atom.shape[-2:]
+    most, least = weights.stretch(atom.shape, apart=True)
     # From singular values to RMS norms.
     ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
-    gain, step = ratio * most, ratio * weights.step_stretch(atom.shape)
+    gain, step = ratio * most, ratio * weights.step_stretch(atom.shape, apart=True)
     # A wide matrix has a kernel: nothing is known of how small its output may be.
     low = times(ratio * least, size.least) if m >= n else 0.0
     high = times(gain, size.most)

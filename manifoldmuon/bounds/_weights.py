@@ -194,15 +194,20 @@ class Weight:
         value = None if self.value is None else self.value[index]
         return dataclasses.replace(self, spec=spec, value=value)
 
-    def stretch(self, shape: tuple[int, ...]) -> tuple[float, float]:
-        """Of its matrices: the sum of their spectral norms, and the smallest singular value."""
-        taps = int(np.prod(shape[:-2]))
+    def stretch(self, shape: tuple[int, ...], apart: bool = False) -> tuple[float, float]:
+        """Of its matrices: the sum of their spectral norms, and the smallest singular value.
+
+        Of matrices that act apart, on entries of their own, the largest norm and not the sum.
+        """
+        taps = 1 if apart else math.prod(shape[:-2])
         if self.value is None:
             known = matrix_bounds(self.spec.manifold, shape)
             return self._drifted(taps * known.spectral, known.least_singular)
         values = np.linalg.svd(self.value, compute_uv=False)
-        step = self.radius * self.step_stretch(shape)
-        return _rounded(values[..., 0].sum() + step, values[..., -1].min() - step)
+        step = self.radius * self.step_stretch(shape, apart)
+        norms = values[..., 0]
+        most = norms.max() if apart else norms.sum()
+        return _rounded(most + step, values[..., -1].min() - step)
 
     def rows(self, shape: tuple[int, ...]) -> tuple[float, float]:
         """The length of the longest row and of the shortest."""
@@ -213,10 +218,10 @@ class Weight:
         step = self.radius * self.step_rows(shape)
         return _rounded(lengths.max() + step, lengths.min() - step)
 
-    def step_stretch(self, shape: tuple[int, ...]) -> float:
-        """The sum of its matrices' spectral norms, of a step of modular norm 1."""
+    def step_stretch(self, shape: tuple[int, ...], apart: bool = False) -> float:
+        """The sum of its matrices' spectral norms, of a step of modular norm 1, or the largest."""
         budget = float(self.spec.budget)
-        taps = int(np.prod(shape[:-2]))
+        taps = 1 if apart else math.prod(shape[:-2])
         return taps * budget * self._unit_step(shape).spectral if budget else 0.0
 
     def step_rows(self, shape: tuple[int, ...]) -> float:

@@ -14,7 +14,7 @@ from manifoldmuon.modules._algebra import (
     Mul,
     Stack,
 )
-from manifoldmuon.modules._atoms import Atom, Conv2D, Embed, Linear, Unembed
+from manifoldmuon.modules._atoms import Atom, Conv2D, Embed, Linear, LocallyConnected, Unembed
 from manifoldmuon.modules._attention import (
     GPT,
     AttendValues,
@@ -72,6 +72,7 @@ __all__ = [
     "declare",
     "Atom",
     "Linear",
+    "LocallyConnected",
     "Embed",
     "Unembed",
     "Conv2D",

@@ -143,6 +143,60 @@ class Linear(Atom):
 
 
 @dataclasses.dataclass(frozen=True)
+class LocallyConnected(Atom):
+    """`x_p -> W_p x_p`: a matrix of its own for every place, where `Linear` has one for all.
+
+    Inputs are `(..., *places, fan_in)`. Behind `SpaceToDepth` it is a locally connected layer, a
+    convolution of as large a stride as kernel that shares no weights between places; on rows of
+    features, a block-diagonal matrix. The weight is `(*places, fan_out, fan_in)`, measured matrix
+    by matrix as that of `Linear`, its norm the largest of them.
+
+    Attributes:
+      places: the lengths of the axes before the last, such as `(rows, columns)` of an image.
+      fan_out: entries of the output at a place.
+      fan_in: entries of the input at a place.
+      manifold: `Euclidean(RMSToRMS())` (default), `Stiefel(FanRatio())`, or another that fits.
+      mass: the share of learning.
+    """
+
+    places: tuple[int, ...]
+    fan_out: int
+    fan_in: int
+    manifold: Manifold = Euclidean(RMSToRMS())
+    mass: float = 1.0
+
+    def __post_init__(self):
+        if not isinstance(self.places, tuple) or not self.places:
+            raise ValueError(
+                "LocallyConnected.places must be a tuple of at least one length; got "
+                f"{self.places!r}. A layer without places is Linear"
+            )
+        check_atom(self)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.places, self.fan_out, self.fan_in)
+
+    def free_space(self) -> Manifold:
+        return Euclidean(RMSToRMS())
+
+    def constraint(self) -> Manifold:
+        return Stiefel(FanRatio())
+
+    def apply(
+        self, params: Float[Array, "*places m n"], x: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        wanted = (*self.places, self.fan_in)
+        if x.shape[-len(wanted) :] != wanted:
+            sizes = ", ".join(str(size) for size in wanted)
+            raise ValueError(f"LocallyConnected takes inputs (..., {sizes}); got {x.shape}")
+        before = x.shape[: x.ndim - len(wanted)]
+        matrices = params.reshape(-1, self.fan_out, self.fan_in)
+        y = jnp.einsum("pmn,bpn->bpm", matrices, x.reshape(-1, len(matrices), self.fan_in))
+        return y.reshape(*before, *self.places, self.fan_out)
+
+
+@dataclasses.dataclass(frozen=True)
 class Embed(Atom):
     """`token -> E[token]`: whole numbers to vectors.
 

@@ -31,6 +31,7 @@ from manifoldmuon.modules import (
     Householder,
     Identity,
     Linear,
+    LocallyConnected,
     MeanSubtract,
     Module,
     Mul,
@@ -270,6 +271,12 @@ _register_bond("shift", Shift, "pixels")
 @describe.register
 def _(module: ScaledReLU, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
     return [{"kind": "relu"}, {"kind": "scale", "factor": math.sqrt(2)}]
+
+
+@describe.register
+def _(module: LocallyConnected, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
+    kind = "locally_connected"
+    return [{"kind": kind, "weight": arrays.add(kind, params), "axes": len(module.places)}]
 
 
 @describe.register

@@ -9,6 +9,7 @@ from manifoldmuon.modules import (
     Bias,
     Flatten,
     Linear,
+    LocallyConnected,
     MaxMin,
     Module,
     OrthogonalConv2D,
@@ -61,6 +62,27 @@ class Convolutional:
 
 
 @dataclasses.dataclass(frozen=True)
+class Local:
+    """Patches, each through an orthogonal matrix of its own, then a perceptron.
+
+    Attributes:
+      patch: pixels along each side of a patch.
+      widths: of the hidden layers of the perceptron.
+    """
+
+    patch: int = 14
+    widths: tuple[int, ...] = (256, 256)
+
+    def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
+        """The network for images of this shape, steps of the weights by this solver."""
+        height, width, colours = image
+        places, features = (height // self.patch, width // self.patch), self.patch**2 * colours
+        patches = LocallyConnected(places, features, features, Orthogonal(solver=solver))
+        net = MaxMin() @ Bias(features) @ patches @ SpaceToDepth(self.patch)
+        return _head(Flatten(3) @ net, (height * width * colours, *self.widths), classes, solver)
+
+
+@dataclasses.dataclass(frozen=True)
 class Shifting:
     """Patches, then orthogonal layers on channels between spatial shifts (LipNeXt-like).
 
@@ -86,7 +108,7 @@ class Shifting:
         return _head(Flatten(3) @ net, (patches * self.channels, *self.widths), classes, solver)
 
 
-Architecture = Perceptron | Convolutional | Shifting
+Architecture = Perceptron | Convolutional | Local | Shifting
 
 NETWORKS: dict[str, Architecture] = {
     "fc-256": Perceptron((256, 256)),
@@ -94,6 +116,10 @@ NETWORKS: dict[str, Architecture] = {
     "fc-1024": Perceptron((1024, 1024)),
     "convolution": Convolutional(),
     "convolution-deep": Convolutional(widths=(256, 256, 256)),
+    "convolution-14-deep": Convolutional(14, kernel=1, widths=(256, 256, 256)),
+    "local-4": Local(4),
+    "local-4-deep": Local(4, (256, 256, 256)),
+    "local-14-deep": Local(14, (256, 256, 256)),
     "shifts": Shifting(),
 }
 

@@ -34,7 +34,8 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
         curves.axvline(radius, color="#bbbbbb", linewidth=0.8, zorder=0)
     if len(summary) > 1 or len(summary[next(iter(summary))]) > 1:
         curves.legend(frameon=False, fontsize=7)
-    title = f"{', '.join(summary)}: {settings['images']}"
+    what = ", ".join(summary) if len(summary) <= 2 else f"{len(summary)} networks"
+    title = f"{what}: {settings['images']}"
     dress(curves, title, "certified accuracy after equal epochs, means over seeds",
           "radius in pixels between 0 and 1", "% of the test images")  # fmt: skip
     dress(times, f"At radius {max(radii):.3g}", "equal epochs (circles), equal CPU time (squares),"

@@ -21,6 +21,7 @@ from manifoldmuon.modules import (
     Householder,
     Identity,
     Linear,
+    LocallyConnected,
     MaxMin,
     MeanSubtract,
     NormPool,
@@ -45,6 +46,8 @@ MODULES = {
     "Linear": (FREE, VECTOR, 1),
     "Linear of tokens": (FREE, TOKENS, 1),
     "Linear of images": (FREE, IMAGE, 1),
+    "LocallyConnected": (LocallyConnected((4, 4), 5, 6), IMAGE, 1),
+    "LocallyConnected of rows": (LocallyConnected((4,), 7, 6), IMAGE, 1),
     "Linear between tokens": (SwapAxes() @ Linear(3, 5) @ SwapAxes(), TOKENS, 1),
     "Conv2D": (Conv2D(2, 6, 3), IMAGE, 0.3),
     "Conv2D with stride": (Conv2D(2, 6, 2, stride=2, padding=0), IMAGE, 0.3),
@@ -125,6 +128,7 @@ def test_outputs_are_as_long_as_said():
         (Shift(), IMAGE, Size(1.0)),
         (Shift(), IMAGE, Size(1.0, measure=Largest())),
         (SwapAxes(), TOKENS, Size(1.0, features=6)),
+        (LocallyConnected((5,), 4, 6), TOKENS, Size(1.0)),
         (TwoTap(6, 3), TOKENS, Size(1.0)),
         (TwoTap(6, 3, axis=-3), IMAGE, Size(1.0, measure=Length(2), features=6)),
         (Householder(6), TOKENS, Size(1.0)),
@@ -140,7 +144,10 @@ def test_other_norms_hold_under_attack(net, shape, sizes):
     assert 0.4 * found.lipschitz_inputs <= worst <= found.lipschitz_inputs * (1 + 1e-4)
 
 
-@pytest.mark.parametrize("atom", [Bias(6), Householder(6), TwoTap(6, 2), Linear(4, 6)], ids=repr)
+STEPPED = [Bias(6), Householder(6), TwoTap(6, 2), Linear(4, 6), LocallyConnected((3,), 4, 6)]
+
+
+@pytest.mark.parametrize("atom", STEPPED, ids=repr)
 def test_no_step_of_the_weights_moves_more_than_the_bound(atom):
     """Random steps, and the steepest ones towards random outputs, at weights off the manifolds."""
     params = random_weights(atom)

@@ -24,6 +24,7 @@ from manifoldmuon.modules import (
     Conv2D,
     Embed,
     Linear,
+    LocallyConnected,
     MeanSubtract,
     RMSDivide,
     Stack,
@@ -56,6 +57,12 @@ ATOMS = {
     "Linear on a sphere": (
         Linear(7, 3, Hypersphere(FanRatio(), ndim=2)),
         unit_tokens(0, 4, 3),
+        tokens,
+    ),
+    "LocallyConnected": (LocallyConnected((2, 5), 7, 3), unit_tokens(0, 4, 2, 5, 3), tokens),
+    "LocallyConnected on Orthogonal": (
+        LocallyConnected((4,), 3, 3, Orthogonal()),
+        unit_tokens(0, 2, 4, 3),
         tokens,
     ),
     "Embed": (Embed(5, 7), TOKENS, tokens),
@@ -134,6 +141,24 @@ def test_linear_is_the_product():
     np.testing.assert_allclose(Linear(3, 5).apply(w, x), expected, rtol=1e-5, atol=1e-6)
 
 
+def test_locally_connected_is_a_matrix_for_each_place():
+    atom = LocallyConnected((2, 3), 4, 5)
+    w, x = gaussian(0, *atom.shape), gaussian(1, 6, 2, 3, 5)
+    expected = np.zeros((6, 2, 3, 4))
+    for row, column in np.ndindex(2, 3):
+        matrix = np.asarray(w[row, column], np.float64)
+        expected[:, row, column] = np.asarray(x[:, row, column]) @ matrix.T
+    found = atom.apply(w, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(atom.apply(w, x[0]), found[0])
+    # As a block-diagonal matrix on the flat input, and as `Linear` where all matrices are one.
+    blocks = jax.scipy.linalg.block_diag(*w.reshape(6, 4, 5))
+    flat = np.asarray(x).reshape(6, 30) @ blocks.T
+    np.testing.assert_allclose(found.reshape(6, 24), flat, rtol=1e-5, atol=1e-5)
+    same = atom.apply(jnp.broadcast_to(w[0, 0], atom.shape), x)
+    np.testing.assert_allclose(same, Linear(4, 5).apply(w[0, 0], x), rtol=1e-5, atol=1e-5)
+
+
 def test_embed_picks_rows_and_shows_unknown_tokens():
     table = gaussian(0, 7, 5)
     np.testing.assert_array_equal(Embed(5, 7).apply(table, TOKENS), np.asarray(table)[TOKENS])
@@ -187,6 +212,12 @@ LAID_OUT: Any = Stiefel().with_axes(in_axes=2, out_axes=1)
     ("build", "message"),
     [
         (lambda: Linear(2, 3, EmbeddingRows()).apply(jnp.ones((2, 3)), jnp.ones(4)), "3 entries"),
+        (lambda: LocallyConnected((), 2, 3), "at least one length"),
+        (lambda: LocallyConnected((4, 0), 2, 3), "sizes of LocallyConnected"),
+        (
+            lambda: LocallyConnected((4,), 2, 3).apply(jnp.ones((4, 2, 3)), jnp.ones((3, 3))),
+            r"inputs \(\.\.\., 4, 3\); got \(3, 3\)",
+        ),
         (lambda: Embed(2, 3).apply(jnp.ones((3, 2)), jnp.ones(4)), "whole numbers"),
         (lambda: Conv2D(2, 3).apply(jnp.ones((3, 3, 2, 3)), jnp.ones((4, 3))), "height, width"),
         (lambda: Conv2D(2, 3, stride=0), "Conv2D.stride"),

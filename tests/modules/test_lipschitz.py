@@ -14,6 +14,7 @@ from manifoldmuon.modules import (
     GroupSort,
     Householder,
     Linear,
+    LocallyConnected,
     MaxMin,
     NormPool,
     OrthogonalConv2D,
@@ -88,6 +89,7 @@ def test_the_gradient_of_a_pool_of_zeros_is_zero():
         (OrthogonalConv2D(4, 3), (5, 6, 4)),
         (OrthogonalConv2D(4, 2), (3, 5, 4)),
         (OrthogonalConv2D(3, 1), (2, 2, 3)),
+        (LocallyConnected((2, 3), 4, 4, Orthogonal()), (2, 3, 4)),
         (TwoTap(5, 2, axis=-2, offset=2), (7, 5)),
         (TwoTap(5, 3, axis=-3, offset=-1), (4, 2, 5)),
         (SpaceToDepth(2), (4, 6, 3)),
@@ -123,7 +125,10 @@ def test_an_orthogonal_convolution_is_one():
     assert np.linalg.svd(taps, compute_uv=False)[1] > 1e-3
 
 
-@pytest.mark.parametrize("atom", [Bias(6), Householder(6), TwoTap(6, 2)], ids=repr)
+BLOCKS = LocallyConnected((6,), 6, 6, Orthogonal())
+
+
+@pytest.mark.parametrize("atom", [Bias(6), Householder(6), TwoTap(6, 2), BLOCKS], ids=repr)
 def test_atoms_are_well_normed(atom):
     """A step of norm 1 moves outputs by the length of the input; of a bias, by an RMS of 1."""
     params = atom.init(jax.random.key(0))

@@ -12,7 +12,7 @@ from manifoldmuon.manifolds.solvers import FAST
 from studies import CertifiedNetworks
 from studies.certified import study as module
 from studies.certified.methods import BJORCK_STEPS, METHODS, Bjorck, Cayley, SpectralNorm
-from studies.certified.networks import NETWORKS, Convolutional, Perceptron, Shifting
+from studies.certified.networks import NETWORKS, Convolutional, Local, Perceptron, Shifting
 from studies.certified.training import CHUNK, Training, _program
 
 TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seconds=0.01, seeds=(0,))
@@ -74,7 +74,13 @@ def test_spectral_normalisation_follows_the_largest_singular_value():
 
 
 @pytest.mark.parametrize(
-    "architecture", [Perceptron((16, 16)), Convolutional(widths=(16,)), Shifting(4, 24, 1, (16,))]
+    "architecture",
+    [
+        Perceptron((16, 16)),
+        Convolutional(widths=(16,)),
+        Local(4, (16,)),
+        Shifting(4, 24, 1, (16,)),
+    ],
 )
 def test_networks_keep_lengths_up_to_the_last_layers(architecture):
     net = architecture.network((8, 8, 1), 10, FAST)

@@ -22,6 +22,8 @@ RNG = np.random.default_rng(1)
 CASES = {
     "linear": (modules.Linear(5, 7), (7,)),
     "linear on tokens": (modules.Linear(5, 7), (3, 7)),
+    "locally_connected": (modules.LocallyConnected((2, 3), 5, 4), (2, 3, 4)),
+    "locally_connected rows": (modules.LocallyConnected((3,), 5, 4), (2, 3, 4)),
     "bias": (modules.Bias(6), (2, 6)),
     "scale": (modules.Mul(-1.7), (6,)),
     "maxmin": (modules.MaxMin(), (6,)),
@@ -124,6 +126,9 @@ def root(square):
 EXACT = {
     "linear": linear,
     "linear on tokens": linear,
+    "locally_connected": lambda x, w: np.stack(
+        [[a @ m.T for a, m in zip(r, v, strict=True)] for r, v in zip(x, w, strict=True)]
+    ),
     "bias": lambda x, b: x + b,
     "scale": lambda x: Fraction(-1.7) * x,
     "householder": householder,
@@ -194,6 +199,23 @@ def test_pixels_are_normalised_as_declared(shift, scale):
         gap = exactly(single) - wanted
         assert sum(e**2 for e in gap.flat) <= Fraction(float(state.deployed[i])) ** 2
     assert Fraction(float(state.reach[0])) >= 1 / Fraction(0.3)
+
+
+@pytest.mark.parametrize(
+    ("axes", "shape", "message"),
+    [
+        (0, (2, 3, 4), "not at least 1"),
+        (1, (2, 3, 4), "wanted are 3 axes"),
+        (2, (3, 4), "2 axes of places in"),
+        (2, (3, 2, 4), "for an input"),
+        (2, (2, 3, 5), "for an input"),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(axes, shape, message):
+    builder = Builder({"w": stored(RNG.normal(size=(2, 3, 5, 4)))})
+    entry = {"kind": "locally_connected", "weight": "w", "axes": axes}
+    with pytest.raises(Refused, match=message):
+        builder.sequence([entry], shape, "network")
 
 
 def test_overflow_is_refused():
