@@ -140,7 +140,9 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
     p.add_argument("--trees", type=int, nargs="+", default=(0, 3), metavar="I",
                    help="which trees of the steps (default: 12 of 256 and 4 of 768)")  # fmt: skip
-    p.add_argument("--only", nargs="+", default=list(weight_spaces()), metavar="NAME")
+    names = list(weight_spaces())
+    p.add_argument("--only", nargs="+", default=names, choices=names, metavar="NAME",
+                   help="some of the weight spaces; a record to keep has all")  # fmt: skip
     options = parse(p, argv, beside=(".md",))
     rows = [
         measure(*TREES[i], rounds=options.rounds, names=options.only, certify=certify)

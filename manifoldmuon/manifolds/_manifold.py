@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -237,6 +238,16 @@ def euclidean_direction(
     gap = jnp.where(whole == 0, 0, jnp.where(heard, turned + 4 * unit, 1))
     # Not where the length is above the noise: a NaN has to stay.
     return jnp.where(over(heard, ndim), normalize(again, ndim), 0), gap, residual
+
+
+def never_fused(product: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Entry by entry products, rounded a bit further: what is subtracted from vectors.
+
+    XLA may compute a difference once for its length and again for its entries, and fuse product and
+    difference into one rounding in one of them only: a small difference would be two vectors.
+    """
+    info = jnp.finfo(product.dtype)
+    return jax.lax.reduce_precision(product, info.nexp, info.nmant - 1)
 
 
 def rounding_loss(dtype) -> float:

@@ -14,6 +14,7 @@ from manifoldmuon.linalg import frobenius_norm, normalize, over, prescale, trail
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
+    never_fused,
     require_axes,
     require_matrix_norm,
     require_norm,
@@ -284,9 +285,4 @@ def _without_radial(
     unit: Float[Array, "*batch d"], vectors: Float[Array, "*batch d"]
 ) -> Float[Array, "*batch d"]:
     """`v - w <w, v>` for unit (or zero) `w`: the orthogonal projection onto the tangent space."""
-    radial = unit * jnp.sum(unit * vectors, axis=-1, keepdims=True)
-    # XLA may compute the difference once for its length and again for its entries, and fuse product
-    # and difference into one rounding in one of them only: a small difference would be two vectors.
-    # Rounded a bit further, the product can be fused with nothing.
-    info = jnp.finfo(radial.dtype)
-    return vectors - jax.lax.reduce_precision(radial, info.nexp, info.nmant - 1)
+    return vectors - never_fused(unit * jnp.sum(unit * vectors, axis=-1, keepdims=True))

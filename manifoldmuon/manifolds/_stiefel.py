@@ -30,6 +30,7 @@ from manifoldmuon.linalg import (
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
+    never_fused,
     require_axes,
     require_norm,
     rounded,
@@ -161,7 +162,8 @@ class _Frames(_Orthonormal):
     def _tangent_part(
         self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
     ) -> Float[Array, "*batch p q"]:
-        return vector - product(unit, sym(product(mT(unit), vector)))
+        normal = product(unit, sym(product(mT(unit), vector)))
+        return vector - (never_fused(normal) if unit.shape[-1] == 1 else normal)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -270,7 +272,8 @@ class Grassmann(_Orthonormal):
     def _tangent_part(
         self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
     ) -> Float[Array, "*batch p q"]:
-        return vector - product(unit, product(mT(unit), vector))
+        normal = product(unit, product(mT(unit), vector))
+        return vector - (never_fused(normal) if unit.shape[-1] == 1 else normal)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any

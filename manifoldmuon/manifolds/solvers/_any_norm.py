@@ -388,8 +388,8 @@ def _that_ascends(
     where the tangent part is small: there rounding must not decide.
     """
     ndim = norm.ndim
-    # Of the tangent part, too, what rounding has left along the normal part goes first: zero, and so
-    # is its derivative, which is none where nothing is normal.
+    # Of the tangent part, too, what rounding has left along the normal part goes first. It is zero,
+    # and so is its derivative, which would not be finite where nothing is normal.
     away = normalize(problem.whole - problem.part, ndim)
     left = away * over(inner_product(away, problem.part, ndim), ndim)
     plain = problem.part - jax.lax.stop_gradient(left)
