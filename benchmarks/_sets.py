@@ -4,6 +4,7 @@ By singular value decompositions, and by no code of the package but the scale of
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -102,13 +103,13 @@ def _edges(manifold: SpectralBall | SpectralBand) -> tuple[float, float]:
     return (manifold.low, manifold.high) if isinstance(manifold, SpectralBand) else (0.0, 1.0)
 
 
-def size(manifold: Manifold, direction: np.ndarray) -> float:
+def size(manifold: Any, direction: np.ndarray) -> float:
     """Its norm, which is the spectral or the Frobenius one, in units of the manifold's."""
     order = None if isinstance(manifold.norm, Frobenius) else 2
     return float(np.linalg.norm(direction, order)) / scale_of(manifold.norm.scale, direction.shape)
 
 
-def most(manifold: Manifold, point: np.ndarray, grad: np.ndarray, normal: Normal) -> float:
+def most(manifold: Any, point: np.ndarray, grad: np.ndarray, normal: Normal) -> float:
     """The optimum of `<G, A>` over tangent A of norm 1, or what is known to be attained of it."""
     part, tall = grad - normal(grad), grad.shape[0] >= grad.shape[1]
     scale = scale_of(manifold.norm.scale, grad.shape)
@@ -143,7 +144,7 @@ def _attained(grad: np.ndarray, part: np.ndarray, normal: Normal) -> float:
     return float(found)
 
 
-def _scale(manifold: Manifold, point: np.ndarray) -> float:
+def _scale(manifold: Any, point: np.ndarray) -> float:
     if isinstance(manifold, Isospectral):
         return manifold.singular_values[0]
     return scale_of(manifold.scale, point.shape)

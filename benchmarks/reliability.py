@@ -322,7 +322,8 @@ def check_training(name: str, scales: list[int | None], draws: int) -> float:
     shapes = LINKS[name][2]
     for scale in scales:
         factor = np.nan if scale is None else 2.0**scale
-        grads = {k: np.float32(factor * rng.standard_normal(v)) for k, v in shapes.items()}
+        drawn = {k: factor * rng.standard_normal(v) for k, v in shapes.items()}
+        grads = {k: x.astype(np.float32) for k, x in drawn.items()}
         before = params
         params, state, distance = step(_with_twins(name, grads), state, params)
         if scale is None:
