@@ -306,8 +306,8 @@ class DouglasRachford:
     One onto the ball of the norm (`Norm.project`), pushed along the gradient, one onto the tangent
     space or cone; what the second takes away adds up to the multiplier (Lions and Mercier, SIAM J.
     Numer. Anal. 16, 1979; as ADMM in Boyd et al. 2011). It needs no warm start. For norms whose
-    projection is exact: with the four steps of `Spectral(TRAINING_MSIGN)` a few pairs miss most of the
-    optimum, and the gap says so.
+    projection is exact: with the four steps of `Spectral(TRAINING_MSIGN)` a few pairs miss most of
+    the optimum, and the gap says so.
 
     Attributes:
       steps: pairs of projections.
