@@ -163,7 +163,7 @@ class _Frames(_Orthonormal):
         self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
     ) -> Float[Array, "*batch p q"]:
         normal = product(unit, sym(product(mT(unit), vector)))
-        return vector - (never_fused(normal) if unit.shape[-1] == 1 else normal)
+        return vector - (never_fused(normal) if _is_column(unit) else normal)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -273,7 +273,7 @@ class Grassmann(_Orthonormal):
         self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
     ) -> Float[Array, "*batch p q"]:
         normal = product(unit, product(mT(unit), vector))
-        return vector - (never_fused(normal) if unit.shape[-1] == 1 else normal)
+        return vector - (never_fused(normal) if _is_column(unit) else normal)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -283,6 +283,11 @@ class Grassmann(_Orthonormal):
             tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
         )
         return self._answered(Steepest(direction, dual, residual, gap), grad)
+
+
+def _is_column(unit: Float[Array, "*batch p q"]) -> bool:
+    """Products of which are entry by entry; of one number there is no tangent vector at all."""
+    return 1 == unit.shape[-1] < unit.shape[-2]
 
 
 def _like(

@@ -18,7 +18,7 @@ def picture(record: Record) -> Any:
     for (beyond, curves, values), (network, found) in zip(grid, summary.items(), strict=True):
         data = record["settings"]["text" if network == "gpt" else "images"]
         sets = found["sets"]
-        palette = dict(zip(SETS, [COLOURS[-1], *COLOURS[:-1], "#999933"], strict=True))
+        palette = dict(zip(SETS, [COLOURS[-1], *COLOURS[:-1], "#882255", "#999933"], strict=True))
         colours = {name: palette[name] for name in sets}
         _beyond(beyond, sets, colours)
         dress(beyond, f"{network}, {data}", "each set at its best rate, paired by seed, 95 %",

@@ -150,7 +150,7 @@ def test_locally_connected_is_a_matrix_for_each_place():
         expected[:, row, column] = np.asarray(x[:, row, column]) @ matrix.T
     found = atom.apply(w, x)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(atom.apply(w, x[0]), found[0])
+    np.testing.assert_allclose(atom.apply(w, x[0]), found[0], rtol=1e-6, atol=1e-6)
     # As a block-diagonal matrix on the flat input, and as `Linear` where all matrices are one.
     blocks = jax.scipy.linalg.block_diag(*w.reshape(6, 4, 5))
     flat = np.asarray(x).reshape(6, 30) @ blocks.T
