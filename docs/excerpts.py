@@ -27,11 +27,13 @@ def write(site: Path, formulas: Mapping[tuple[str, bool], str]) -> None:
     """
     file = site / "search.json"
     index = json.loads(file.read_text(encoding="utf-8"))
+    # The index has its own line breaks.
+    formulas = {(_in_one_line(tex), displayed): made for (tex, displayed), made in formulas.items()}
 
     def put(mark: re.Match[str]) -> str:
         displayed = mark["inline"] is None
-        tex = html.unescape(mark["display"] if displayed else mark["inline"]).strip()
-        return html.escape(as_text(formulas[tex, displayed]), quote=False)
+        tex = html.unescape(mark["display"] if displayed else mark["inline"])
+        return html.escape(as_text(formulas[_in_one_line(tex), displayed]), quote=False)
 
     for item in index["items"]:
         for key in ("title", "text"):
@@ -48,8 +50,12 @@ def as_text(formula: str) -> str:
         raise ValueError(f"KaTeX has made no MathML: {formula}")
     # Operators that are not seen, such as that of an application, are no text either.
     text = re.sub(r"[\u2061-\u2064\u200b]", "", _line(ElementTree.fromstring(found[0])))
-    text = " ".join(text.split())
+    text = _in_one_line(text)
     return re.sub(r"([(^]|[=≤≥<>,:] |^)− ", r"\1−", text)  # of one number, not between two
+
+
+def _in_one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def _line(node: ElementTree.Element) -> str:
