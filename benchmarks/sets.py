@@ -2,6 +2,9 @@
 
     python -m benchmarks sets    # minutes; docs/benchmarks/results/sets.*
 
+The page on choosing also has `sets-one-sign`, the cheapest ones on the first tree: `--trees 0`,
+`--rounds 5`, and `--only` those with one sign, flat space and the balls.
+
 The trees, steps and times are those of `python -m benchmarks steps`. Each optimizer is warmed up
 with steps along gradients of a linear regression before it is timed: multipliers are carried from
 step to step. The largest gap and distance of the last of these steps stand in the table.
@@ -142,7 +145,7 @@ def main(argv: list[str] | None = None) -> None:
                    help="which trees of the steps (default: 12 of 256 and 4 of 768)")  # fmt: skip
     names = list(weight_spaces())
     p.add_argument("--only", nargs="+", default=names, choices=names, metavar="NAME",
-                   help="some of the weight spaces; a record to keep has all")  # fmt: skip
+                   help="some of the weight spaces")  # fmt: skip
     options = parse(p, argv, beside=(".md",))
     rows = [
         measure(*TREES[i], rounds=options.rounds, names=options.only, certify=certify)

@@ -49,7 +49,7 @@ from manifoldmuon.linalg._msign import (
 )
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
-from manifoldmuon.linalg._polynomials import factor_products
+from manifoldmuon.linalg._polynomials import factor_products, one_for_zero
 from manifoldmuon.linalg._rational import check_poles, inverse, zolotarev
 from manifoldmuon.linalg._schedules import (
     CUBIC,
@@ -104,6 +104,7 @@ __all__ = [
     "nuclear_norm",
     "nuclear_parts",
     "one_by_one",
+    "one_for_zero",
     "over",
     "polar_derivative",
     "positive_part",

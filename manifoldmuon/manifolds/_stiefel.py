@@ -163,7 +163,7 @@ class _Frames(_Orthonormal):
         self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
     ) -> Float[Array, "*batch p q"]:
         normal = product(unit, sym(product(mT(unit), vector)))
-        return vector - (never_fused(normal) if _is_column(unit) else normal)
+        return _without(normal, vector)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -273,7 +273,7 @@ class Grassmann(_Orthonormal):
         self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
     ) -> Float[Array, "*batch p q"]:
         normal = product(unit, product(mT(unit), vector))
-        return vector - (never_fused(normal) if _is_column(unit) else normal)
+        return _without(normal, vector)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -285,9 +285,15 @@ class Grassmann(_Orthonormal):
         return self._answered(Steepest(direction, dual, residual, gap), grad)
 
 
-def _is_column(unit: Float[Array, "*batch p q"]) -> bool:
-    """Products of which are entry by entry; of one number there is no tangent vector at all."""
-    return 1 == unit.shape[-1] < unit.shape[-2]
+def _without(
+    normal: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
+) -> Float[Array, "*batch p q"]:
+    """The vector without its normal part, whose products for a single column are entry by entry.
+
+    Of one number all is normal, and rounding the product would leave some.
+    """
+    column = 1 == normal.shape[-1] < normal.shape[-2]
+    return vector - (never_fused(normal) if column else normal)
 
 
 def _like(

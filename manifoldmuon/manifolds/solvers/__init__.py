@@ -3,19 +3,15 @@
 from jax.lax import Precision
 
 from manifoldmuon.linalg import NewtonSchulz
-from manifoldmuon.manifolds.solvers._any_norm import (
-    BarzilaiBorwein,
-    Bracket,
-    DouglasRachford,
-    LineDual,
-    SpaceDual,
-)
+from manifoldmuon.manifolds.solvers._barzilai_borwein import BarzilaiBorwein, SpaceDual
+from manifoldmuon.manifolds.solvers._bracket import Bracket, LineDual
 from manifoldmuon.manifolds.solvers._closed_form import (
     ROUNDED_SCHEDULE,
     ROUNDED_SIGN_SCHEDULE,
     OneStep,
     SkewLift,
 )
+from manifoldmuon.manifolds.solvers._douglas_rachford import DouglasRachford
 from manifoldmuon.manifolds.solvers._iterative import (
     ADMM,
     AlternatingProjection,

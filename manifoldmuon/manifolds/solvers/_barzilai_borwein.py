@@ -1,0 +1,113 @@
+"""The multipliers of a normal space, by descent of the dual."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    inner_product,
+    one_for_zero,
+    over,
+)
+from manifoldmuon.manifolds.solvers._multipliers import (
+    Normal,
+    certified,
+    check_steps,
+    repeat,
+    shortened,
+    without_normal,
+)
+from manifoldmuon.manifolds.solvers._solver import Steepest, in_dtypes_of
+from manifoldmuon.norms import Norm
+
+
+class SpaceDual(NamedTuple):
+    """The normal part that is left, relative to the tangent part, and the last step length."""
+
+    shift: Float[Array, "..."]
+    step: Float[Array, "*batch"]
+
+
+class Descent(NamedTuple):
+    """The next multiplier, and the last one with its duality map and the normal part of that."""
+
+    dual: SpaceDual
+    before: Float[Array, "..."]
+    direction: Float[Array, "..."]
+    residual: Float[Array, "..."]
+
+
+@dataclasses.dataclass(frozen=True)
+class BarzilaiBorwein:
+    """For any linear tangent space: dual descent with step lengths by Barzilai and Borwein.
+
+    The dual's gradient in the normal part T is the normal part R of `lmo(G + T)`. A step length
+    `<dT, dR> / <dR, dR>` from the last two (IMA J. Numer. Anal. 8, 1988) needs no constant. The
+    last duality map is made tangent and, where that takes it above norm 1, shortened. For norms
+    with a smooth duality map, such as `Spectral(TRAINING_MSIGN)`: at a kink of the dual it stalls.
+
+    Attributes:
+      steps: duality maps for each direction; three keep up with training, and one, which moves the
+        multiplier once for each gradient, follows it from afar.
+      cold: how many more a first one takes.
+    """
+
+    steps: int = 3
+    cold: int = 9
+
+    def __post_init__(self):
+        check_steps(self, self.steps, self.cold)
+
+    def init_dual(self, shape: tuple[int, ...], ndim: int) -> SpaceDual:
+        """The cold start for points of this shape."""
+        batch = shape[: len(shape) - ndim]
+        return SpaceDual(jnp.zeros(shape, jnp.float32), jnp.zeros(batch, jnp.float32))
+
+    def solve(
+        self, norm: Norm, normal: Normal, grad: Float[Array, "..."], dual: SpaceDual
+    ) -> Steepest:
+        """The direction with its certificate.
+
+        Args:
+          norm: in which it is steepest.
+          normal: the orthogonal projection onto the normal space at every point.
+          grad: the gradient.
+          dual: from `init_dual`, or what the last call returned.
+        """
+        ndim = norm.ndim
+        problem = without_normal(grad, normal, ndim)
+
+        def inner(x, y):
+            return inner_product(x, y, ndim)
+
+        def descend(descent: Descent) -> Descent:
+            (shift, step), before, _, residual_before = descent
+            reduced = problem.part + shift
+            direction = norm.lmo(reduced)
+            residual = normal(direction)
+            moved, turned = shift - before, residual - residual_before
+            curved = inner(moved, turned)
+            length = inner(reduced, direction) / one_for_zero(inner(direction, direction))
+            step = jnp.where(step > 0, step, length)
+            step = jnp.where(curved > 0, curved / one_for_zero(inner(turned, turned)), step)
+            after = SpaceDual(shift - over(step, ndim) * residual, step)
+            return Descent(after, shift, direction, residual)
+
+        start = SpaceDual(*(x.astype(problem.noise.dtype) for x in dual))
+        start = start._replace(shift=normal(start.shift))  # the point has moved since
+        nothing = jnp.zeros_like(problem.part)
+        descent = Descent(start, start.shift, nothing, nothing)
+        descent = repeat(descend, descent, self.steps, self.cold, start.step > 0)
+        direction = descent.direction - descent.residual
+        direction = shortened(norm, direction, descent.residual)
+        reduced = problem.part + descent.before
+        after = in_dtypes_of(dual, descent.dual)
+        residual = frobenius_norm(descent.residual, ndim)
+        return certified(
+            norm, problem, problem.part, reduced, descent.direction, direction, after, residual
+        )

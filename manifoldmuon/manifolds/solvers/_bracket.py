@@ -1,0 +1,154 @@
+"""The multiplier of a normal line, by a search for the root of its slope."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from manifoldmuon.linalg import (
+    inner_product,
+    one_for_zero,
+    over,
+)
+from manifoldmuon.manifolds.solvers._multipliers import (
+    certified,
+    check_steps,
+    pick,
+    repeat,
+    without_normal,
+)
+from manifoldmuon.manifolds.solvers._solver import Steepest, in_dtypes_of
+from manifoldmuon.norms import Norm
+
+
+class LineDual(NamedTuple):
+    """The multiplier of a normal line, and how much of it changes the slope by one."""
+
+    shift: Float[Array, "*batch"]
+    step: Float[Array, "*batch"]
+
+
+class Side(NamedTuple):
+    """A multiplier, its duality map A, and the slope `<U, A>`."""
+
+    shift: Float[Array, "*batch"]
+    slope: Float[Array, "*batch"]
+    direction: Float[Array, "..."]
+
+
+class Search(NamedTuple):
+    """Where to look next, and what has been found.
+
+    A lower side has a slope below zero, a higher one has none below: `low.slope = 0` and
+    `high.slope = -1` stand for sides that are not known.
+    """
+
+    dual: LineDual
+    low: Side
+    high: Side
+
+    @property
+    def closed(self) -> Bool[Array, "*batch"]:
+        """Whether the root lies between two sides."""
+        return (self.low.slope < 0) & (self.high.slope >= 0)
+
+    @property
+    def secant(self) -> Float[Array, "*batch"]:
+        """The change of the multiplier per change of the slope, where it is closed."""
+        return (self.high.shift - self.low.shift) / one_for_zero(self.high.slope - self.low.slope)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bracket:
+    """For sets whose normal space is a line: two multipliers, one on each side of the root.
+
+    With the unit normal U, the slope `<U, lmo(G + t U)>` never falls with t. From the last
+    multiplier the search goes half as far again as Newton's method would, so that two duality maps
+    lie on both sides of the root. Their mixture of slope zero is tangent and of norm at most 1, for
+    any norm, and it misses the optimum by the product of the two distances. Where both lie on one
+    side, U itself is mixed in, which costs what the slope is.
+
+    Attributes:
+      steps: duality maps for each direction; two keep up with training.
+      cold: how many more a first one takes.
+    """
+
+    steps: int = 2
+    cold: int = 6
+
+    def __post_init__(self):
+        check_steps(self, self.steps, self.cold)
+
+    def init_dual(self, batch: tuple[int, ...]) -> LineDual:
+        """The cold start for points with these leading axes."""
+        return LineDual(jnp.zeros(batch, jnp.float32), jnp.zeros(batch, jnp.float32))
+
+    def solve(
+        self, norm: Norm, unit: Float[Array, "..."], grad: Float[Array, "..."], dual: LineDual
+    ) -> Steepest:
+        """The direction with its certificate.
+
+        Args:
+          norm: in which it is steepest.
+          unit: U at every point, of Frobenius norm 1, float32 or wider.
+          grad: the gradient.
+          dual: from `init_dual`, or what the last call returned.
+        """
+        ndim = norm.ndim
+
+        def along(vector):
+            return inner_product(unit, vector, ndim)
+
+        problem = without_normal(grad, lambda v: unit * over(along(v), ndim), ndim)
+
+        def look(search: Search) -> Search:
+            (shift, step), low, high = search
+            reduced = problem.part + over(shift, ndim) * unit
+            direction = norm.lmo(reduced)
+            found = Side(shift, along(direction), direction)
+            known = (low.slope < 0) | (high.slope >= 0)
+            below = found.slope < 0
+            search = Search(search.dual, pick(below, found, low), pick(~below, found, high))
+            # A length l curves by 1 / l, in as many directions as the square of A counts.
+            length = inner_product(reduced, direction, ndim)
+            curved = length / one_for_zero(inner_product(direction, direction, ndim))
+            step = jnp.where(step > 0, jnp.where(known, 2 * step, step), curved)
+            step = jnp.where(search.closed, search.secant, step)
+            reach = jnp.where(search.closed, 1.1, 1.5) * step * found.slope
+            target = jnp.where(
+                search.closed,
+                jnp.clip(shift - reach, search.low.shift, search.high.shift),
+                shift - reach,
+            )
+            return search._replace(dual=LineDual(target, step))
+
+        none = jnp.zeros_like(problem.noise)
+        unknown = Side(none, none, jnp.zeros_like(problem.part))
+        start = LineDual(*(x.astype(problem.noise.dtype) for x in dual))
+        search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
+        search = repeat(look, search, self.steps, self.cold, start.step > 0)
+        low, high, closed = search.low, search.high, search.closed
+        near = pick((low.slope < 0) & ~(closed & (high.slope < -low.slope)), low, high)
+
+        def with_normal(_):
+            size = norm.bound(unit)
+            share = jnp.abs(near.slope) * size
+            share = share / (1 + share)
+            back = jnp.sign(near.slope) * share / one_for_zero(size)
+            return near.direction - over(share, ndim) * near.direction - over(back, ndim) * unit
+
+        share = over(high.slope / one_for_zero(high.slope - low.slope), ndim)
+        mixed = share * low.direction + (1 - share) * high.direction
+        open_sided = jax.lax.cond(jnp.all(closed), lambda d: d, with_normal, near.direction)
+        direction = jnp.where(over(closed, ndim), mixed, open_sided)
+        root = jnp.where(closed, low.shift - low.slope * search.secant, search.dual.shift)
+        after = in_dtypes_of(dual, LineDual(root, search.dual.step))
+        reduced = problem.part + over(near.shift, ndim) * unit
+        residual = jnp.abs(near.slope)
+        return certified(
+            norm, problem, problem.part, reduced, near.direction, direction, after, residual
+        )

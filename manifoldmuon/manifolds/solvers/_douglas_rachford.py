@@ -1,0 +1,135 @@
+"""The multipliers of any set, also with boundary, by projections in turn."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    inner_product,
+    normalize,
+    one_for_zero,
+    over,
+)
+from manifoldmuon.manifolds.solvers._multipliers import (
+    Normal,
+    Problem,
+    certified,
+    check_steps,
+    shortened,
+    without_normal,
+)
+from manifoldmuon.manifolds.solvers._solver import Steepest
+from manifoldmuon.norms import Norm
+
+_START = 100  # what is below the mean by this factor starts short of norm 1
+
+
+@dataclasses.dataclass(frozen=True)
+class DouglasRachford:
+    """For any set, also with boundary, and any norm: two projections in turn.
+
+    One onto the ball of the norm (`Norm.project`), pushed along the gradient, one onto the tangent
+    space or cone; what the second takes away adds up to the multiplier (Lions and Mercier, SIAM J.
+    Numer. Anal. 16, 1979; as ADMM in Boyd et al. 2011). It needs no warm start. For norms whose
+    projection is exact: with the four steps of `Spectral(TRAINING_MSIGN)` a few pairs miss most of
+    the optimum, and the gap says so.
+
+    Attributes:
+      steps: pairs of projections.
+      penalty: how far they may disagree, relative to the mean curvature of the problem.
+      relaxation: over-relaxation, between 1 and 2.
+    """
+
+    steps: int = 12
+    penalty: float = 3.0
+    relaxation: float = 1.6
+
+    def __post_init__(self):
+        check_steps(self, self.steps, 0)
+        if not (self.penalty > 0 and 1 <= self.relaxation < 2):
+            raise ValueError(
+                "DouglasRachford takes penalty > 0 and 1 <= relaxation < 2; got "
+                f"{self.penalty} and {self.relaxation}"
+            )
+
+    def solve(
+        self, norm: Norm, normal: Normal, grad: Float[Array, "..."], cone: bool = False
+    ) -> Steepest:
+        """The direction with its certificate, and no dual variable.
+
+        On a cone the tangent part of the gradient stands in where it gains more than what the
+        splitting came to; where rounding hides that either gains, the direction is zero and the gap
+        1.
+
+        Args:
+          norm: in which it is steepest.
+          normal: the projection of ascending directions onto the normal space, or the cone of what
+            may not be descended.
+          grad: the gradient.
+          cone: whether it is a cone, of which the normal part of the gradient matters.
+        """
+        ndim = norm.ndim
+        problem = without_normal(grad, normal, ndim)
+        whole = problem.whole if cone else problem.part
+        if cone:
+            # Its projection takes a sign and some products more than that onto a space. And what a
+            # direction is rounded by in the end may lead inside, along all of the normal part.
+            lost = jnp.finfo(grad.dtype).eps / 2 * frobenius_norm(whole, ndim)
+            problem = problem._replace(noise=jnp.maximum(4 * problem.noise, lost))
+        free = norm.lmo(problem.part)
+        length = inner_product(problem.part, free, ndim)
+        unit = one_for_zero(over(length / one_for_zero(inner_product(free, free, ndim)), ndim))
+        push = whole / (self.penalty * unit)
+        # Not `free`, which takes full steps along what rounding leaves of a normal part.
+        first = norm.project(_START / unit * problem.part)
+
+        def step(_, state):
+            tangent, multiplier, _ = state
+            inside = norm.project(tangent - multiplier + push)
+            target = self.relaxation * inside + (1 - self.relaxation) * tangent + multiplier
+            multiplier = normal(target)
+            return target - multiplier, multiplier, inside
+
+        start = first - normal(first), normal(push), first
+        direction, multiplier, inside = jax.lax.fori_loop(0, self.steps, step, start)
+        if cone:  # rounding of a large multiplier is not tangent
+            direction = direction - normal(direction)
+        direction = shortened(norm, direction, direction - inside)
+        if cone:
+            direction, hidden = _that_ascends(norm, normal, problem, direction)
+            problem = problem._replace(still=problem.still | hidden)
+        reduced = (push - multiplier) * self.penalty * unit
+        attained = norm.lmo(reduced)
+        residual = frobenius_norm(normal(attained), ndim)
+        return certified(norm, problem, whole, reduced, attained, direction, (), residual)
+
+
+def _that_ascends(
+    norm: Norm, normal: Normal, problem: Problem, direction: Float[Array, "..."]
+) -> tuple[Float[Array, "..."], Bool[Array, "*batch"]]:
+    """The direction, or the tangent part where that surely gains more; and where neither gains.
+
+    A direction within a cone may well descend along the normal part of a gradient, which is huge
+    where the tangent part is small: there rounding must not decide.
+    """
+    ndim = norm.ndim
+    # Of the tangent part, too, what rounding has left along the normal part goes first. It is zero,
+    # and so is its derivative, which would not be finite where nothing is normal.
+    away = normalize(problem.whole - problem.part, ndim)
+    left = away * over(inner_product(away, problem.part, ndim), ndim)
+    plain = problem.part - jax.lax.stop_gradient(left)
+    plain = plain - normal(plain)
+    plain = plain / one_for_zero(over(norm.bound(plain), ndim))
+
+    def gained(direction):
+        noise = problem.noise * frobenius_norm(direction, ndim)
+        return inner_product(problem.whole, direction, ndim) - noise
+
+    first, second = gained(direction), gained(plain)
+    chosen = jnp.where(over(second > first, ndim), plain, direction)
+    return chosen, jnp.maximum(first, second) <= 0

@@ -1,0 +1,126 @@
+"""Steepest directions for any set and any norm: the multipliers of the normal space.
+
+At a point the steepest direction is `max <G, A>` over `||A|| <= 1` with A tangent. Its dual is
+`min ||G - N||_dual` over the normal space (or cone): each N bounds the optimum, and the best one
+gives `A = lmo(G - N)`. `Bracket`, `BarzilaiBorwein` and `DouglasRachford` ask a norm for its
+duality map and its gap, and a set for the projection onto its normal space. What they hand on is
+the normal part `T` that is left in `X = G - N`, relative to the tangent part of G: it changes less
+from step to step than N does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    inner_product,
+    normalize,
+    one_for_zero,
+    over,
+    prescale,
+)
+from manifoldmuon.manifolds.solvers._solver import Steepest
+from manifoldmuon.norms import Norm, relative_gap
+
+Normal = Callable[[Float[Array, "..."]], Float[Array, "..."]]
+"""The projection onto the normal space, or the normal cone, at a point: the nearest element."""
+
+
+class Problem(NamedTuple):
+    """A gradient without its normal part.
+
+    Attributes:
+      part: the tangent part, of Frobenius norm 1, or zero.
+      whole: the gradient in the same units.
+      noise: what rounding may hide in `part`.
+      still: whether the tangent part is no more than rounding.
+      zero: whether the gradient is zero.
+    """
+
+    part: Float[Array, "..."]
+    whole: Float[Array, "..."]
+    noise: Float[Array, "*batch"]
+    still: Bool[Array, "*batch"]
+    zero: Bool[Array, "*batch"]
+
+
+def without_normal(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Problem:
+    """Takes the normal part out of a gradient, twice: the rest may be small beside rounding."""
+    scaled, _ = prescale(grad, ndim)
+    part = scaled - normal(scaled)
+    part = part - normal(part)
+    size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
+    noise = 8 * jnp.finfo(scaled.dtype).eps * length
+    # What a short dtype rounds a gradient by is no direction either. False for a NaN.
+    still = size <= jnp.maximum(noise, jnp.finfo(grad.dtype).eps / 2 * length)
+    unit = jnp.where(over(still, ndim), 0, normalize(part, ndim))
+    size = one_for_zero(size)
+    return Problem(unit, scaled / over(size, ndim), noise / size, still, length == 0)
+
+
+def certified(
+    norm: Norm,
+    problem: Problem,
+    grad: Float[Array, "..."],
+    reduced: Float[Array, "..."],
+    attained: Float[Array, "..."],
+    direction: Float[Array, "..."],
+    dual: Any,
+    residual: Float[Array, "*batch"],
+) -> Steepest:
+    """`direction` with the bound that `attained`, the duality map of `reduced = G - N`, gives.
+
+    `grad` is G, with as much of its normal part as matters to a tangent direction.
+    """
+    ndim = norm.ndim
+    upper = inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
+    value = inner_product(grad, direction, ndim)
+    noise = problem.noise * frobenius_norm(attained, ndim)
+    gap = relative_gap(upper + noise, value - noise)
+    gap = jnp.where(problem.still, jnp.where(problem.zero, 0, 1), gap)
+    direction = jnp.where(over(problem.still, ndim), 0, direction)
+    return Steepest(direction, dual, jnp.where(problem.still, 0, residual), gap)
+
+
+def shortened(
+    norm: Norm, direction: Float[Array, "..."], change: Float[Array, "..."]
+) -> Float[Array, "..."]:
+    """To norm 1 at most, for a direction that differs by `change` from one of norm 1."""
+    # The second bound is the tighter one where the change is small.
+    size = jnp.minimum(norm.bound(direction), 1 + norm.bound(change))
+    return direction / over(jnp.maximum(size, 1), norm.ndim)
+
+
+def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"]):
+    """`steps` times, and `cold` times more before for problems that are not `warm`."""
+
+    def once(k, state):
+        def move(state):
+            return pick((k >= cold) | ~warm, step(state), state)
+
+        # Not two loops: the program would hold the duality map twice.
+        return jax.lax.cond((k >= cold) | ~jnp.all(warm), move, lambda s: s, state)
+
+    return jax.lax.fori_loop(0, cold + steps, once, state)
+
+
+def pick(choice: Bool[Array, "*batch"], new: Any, old: Any) -> Any:
+    """For each problem one of two trees, whose arrays have the problems' axes first."""
+
+    def one(new, old):
+        return jnp.where(over(choice, new.ndim - choice.ndim), new, old)
+
+    return jax.tree.map(one, new, old)
+
+
+def check_steps(solver: Any, steps: int, cold: int) -> None:
+    if steps < 1 or cold < 0:
+        raise ValueError(
+            f"{type(solver).__name__} takes steps >= 1 and cold >= 0; got {steps} and {cold}"
+        )
