@@ -38,8 +38,12 @@ def tall(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
 def turned_like(
     x: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
 ) -> Float[Array, "*batch m n"]:
-    """The way back from `tall(example)`: each tall matrix, transposed where `example` is wide."""
-    return mT(x) if example.shape[-2] < example.shape[-1] else x
+    """The way back from `tall(example)`: each tall matrix, transposed where `example` is wide.
+
+    What is wide already stays as it is.
+    """
+    wide = example.shape[-2] < example.shape[-1]
+    return mT(x) if wide and x.shape[-2] > x.shape[-1] else x
 
 
 def trailing(x: Float[Array, "..."], ndim: int) -> tuple[int, ...]:
@@ -114,6 +118,30 @@ def product(
     if operands is not None:
         left, right = left.astype(operands), right.astype(operands)
     return jnp.matmul(left, right, precision=precision, preferred_element_type=out).astype(out)
+
+
+def overlap(
+    x: Float[Array, "*batch m n"],
+    y: Float[Array, "*batch m n"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Float[Array, "*batch k k"]:
+    """`X^T Y` of tall or square matrices; of wide ones, which stand for their transposes, `X Y^T`.
+
+    With `combine` an algorithm for tall matrices takes wide ones as they lie in memory: on a CPU a
+    transpose takes as long as a tenth of a product.
+    """
+    wide = x.shape[-2] < x.shape[-1]
+    return product(x, mT(y), precision) if wide else product(mT(x), y, precision)
+
+
+def combine(
+    x: Float[Array, "*batch m n"],
+    weights: Float[Array, "*batch k k"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Float[Array, "*batch m n"]:
+    """`X S` of a tall or square matrix; of a wide one, which stands for its transpose, `S^T X`."""
+    wide = x.shape[-2] < x.shape[-1]
+    return product(mT(weights), x, precision) if wide else product(x, weights, precision)
 
 
 def check_precision(name: str, precision: object) -> None:

@@ -87,7 +87,10 @@ class _Orthonormal(Manifold):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         scale = self._scale(point)
-        moved = self.retraction.retract(self._unit(point), tall(upcast(vector) / scale))
+        unit, step = self._unit(point), tall(upcast(vector) / scale)
+        if self.retraction.wide:
+            unit, step = turned_like(unit, point), turned_like(step, vector)
+        moved = self.retraction.retract(unit, step)
         return stay_if_still(point, vector, _like(moved, point, scale), 2)
 
     def random_point(
@@ -174,6 +177,8 @@ class _Frames(_Orthonormal):
                 high, lambda vector: self._tangent_part(unit, vector), 2
             )
             return self._answered(Steepest(direction, dual, residual, gap), grad)
+        if self.solver.wide:
+            unit, high = turned_like(unit, point), grad
         # Accelerators round float32 factors to fewer bits unless told otherwise.
         with jax.default_matmul_precision("highest"):
             answer = self.solver.solve(unit, upcast(high), dual)

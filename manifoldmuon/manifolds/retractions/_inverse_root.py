@@ -18,7 +18,8 @@ from manifoldmuon.linalg import (
 # On accelerators the Gram matrix of `W + V` takes float32: what rounding does to it is a distance
 # from the set. The rest multiplies what is small, so its errors are: three passes of bfloat16 for
 # what grows with the step, one for what is below 0.025 always.
-in_three_passes = functools.partial(product, precision=jax.lax.Precision.HIGH)
+IN_THREE_PASSES = jax.lax.Precision.HIGH
+_in_three_passes = functools.partial(product, precision=IN_THREE_PASSES)
 _in_one_pass = functools.partial(product, precision=jax.lax.Precision.DEFAULT)
 
 
@@ -58,10 +59,10 @@ def inverse_sqrt_minus_one(
 
     def step(carry):
         count, excess, root = carry
-        p = 0.375 * in_three_passes(excess, excess) - 0.5 * excess
-        root = root + p + in_three_passes(root, p)
-        square = 2 * p + in_three_passes(p, p)
-        excess = excess + square + in_three_passes(excess, square)
+        p = 0.375 * _in_three_passes(excess, excess) - 0.5 * excess
+        root = root + p + _in_three_passes(root, p)
+        square = 2 * p + _in_three_passes(p, p)
+        excess = excess + square + _in_three_passes(excess, square)
         return count + 1, sym(excess), root
 
     def iterated(excess, _):

@@ -13,17 +13,21 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
+    combine,
     identity_like,
     mT,
     one_by_one,
     over,
+    overlap,
     polar_derivative,
     product,
     skew,
     spectral_norm,
+    tall,
+    turned_like,
 )
 from manifoldmuon.manifolds.retractions._inverse_root import (
-    in_three_passes,
+    IN_THREE_PASSES,
     inverse_sqrt_minus_one,
     row_sum,
 )
@@ -41,9 +45,12 @@ class Retraction(abc.ABC):
     Attributes:
       order: `R(W, t V)` differs by O(t**(order + 1)) from the geodesic of the embedded metric,
         the path that a point free of forces would take on the set.
+      wide: whether `retract` takes wide matrices as well; they are transposed for it otherwise,
+        which costs memory traffic.
     """
 
     order: ClassVar[float]
+    wide: ClassVar[bool] = False
 
     @abc.abstractmethod
     def retract(
@@ -71,6 +78,7 @@ class Polar(Retraction):
     max_iterations: int = 20
 
     order: ClassVar[float] = 2
+    wide: ClassVar[bool] = True
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -82,20 +90,21 @@ class Polar(Retraction):
 def _polar_factor(
     moved: Float[Array, "*batch m n"], max_iterations: int
 ) -> Float[Array, "*batch m n"]:
-    gram = product(mT(moved), moved)
+    gram = overlap(moved, moved)
     # 1 <= eigenvalues <= largest row sum: the middle goes to 1, where the iteration
     # converges fastest; it converges from (0, 7/3), and this leaves nothing above 2.
     middle = (1 + row_sum(gram)) / 2
     excess = gram / middle - identity_like(gram)
     root = inverse_sqrt_minus_one(excess, max_iterations)
-    return (moved + in_three_passes(moved, root)) / jnp.sqrt(middle)
+    return (moved + combine(moved, root, IN_THREE_PASSES)) / jnp.sqrt(middle)
 
 
 @_polar_factor.defjvp
 def _polar_factor_jvp(max_iterations, primals, tangents):
     (moved,), (tangent,) = primals, tangents
     factor = _polar_factor(moved, max_iterations)
-    return factor, polar_derivative(moved, factor, tangent)
+    turned = polar_derivative(tall(moved), tall(factor), tall(tangent))
+    return factor, turned_like(turned, moved)
 
 
 @dataclasses.dataclass(frozen=True)

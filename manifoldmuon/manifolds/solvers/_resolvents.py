@@ -27,12 +27,14 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
     check_poles,
+    combine,
     frobenius_norm,
     identity_like,
     inner_product,
     inverse,
     mT,
     over,
+    overlap,
     prescale,
     product,
     skew,
@@ -79,13 +81,17 @@ class Resolvents(MemorylessSolver):
     def __post_init__(self):
         check_poles(self.poles, self.lower)
 
+    @property
+    def wide(self) -> bool:
+        return True
+
     def solve(
         self,
         point: Float[Array, "*batch m n"],
         grad: Float[Array, "*batch m n"],
         dual: Any,
     ) -> Steepest:
-        entries = self.poles * point.shape[-1] ** 2
+        entries = self.poles * min(point.shape[-2:]) ** 2
         grad, _ = prescale(grad, ndim=2)
         direction, residual, gap = _in_chunks(self._solve, entries, point, grad)
         return Steepest(direction, dual, residual, gap)
@@ -93,11 +99,11 @@ class Resolvents(MemorylessSolver):
     def _solve(self, point, grad):
         along, outer = tangent_parts(point, grad)
         # What rounding leaves of W in `outer` would otherwise make the direction less tangent.
-        overlap = product(mT(point), outer)
-        normal = product(mT(outer), outer)
+        left = overlap(point, outer)
+        normal = overlap(outer, outer)
         # Raised by what rounding may have taken: the direction must not be too long for `outer`.
         raised = raise_of(normal) * identity_like(normal)
-        normal = sym(normal - product(mT(overlap), overlap)) + raised
+        normal = sym(normal - product(mT(left), left)) + raised
         size = _norm(along, normal)
         still = is_noise(size[..., 0, 0], grad)[..., None, None]
         size = jnp.where(still, 1, size)
@@ -105,12 +111,12 @@ class Resolvents(MemorylessSolver):
         turn, leave = self._blocks(along, normal)
         turn, leave = jnp.where(still, 0, turn), jnp.where(still, 0, leave)
         # [along; outer] and [turn; away] are the gradient and the direction in [W, rest].
-        outer, overlap = outer / size, overlap / size
-        away, slip = product(outer, leave), product(overlap, leave)
+        outer = outer / size
+        away, slip = combine(outer, leave), product(left / size, leave)
         bound = _bound(along, outer, turn, away, leave)
         value = inner_product(along, turn) + inner_product(outer, away)
-        direction = product(point, turn - slip) + away
-        residual = 2 * frobenius_norm(sym(slip)) / max(point.shape[-1], 1)
+        direction = combine(point, turn - slip) + away
+        residual = 2 * frobenius_norm(sym(slip)) / max(along.shape[-1], 1)
         gap = certify(bound, value, grad / size)
         return direction, residual, gap
 
@@ -143,13 +149,17 @@ class ClosedForm(MemorylessSolver):
     products: SkewLift = SkewLift()
     resolvents: Resolvents = Resolvents()
 
+    @property
+    def wide(self) -> bool:
+        return True
+
     def solve(
         self,
         point: Float[Array, "*batch m n"],
         grad: Float[Array, "*batch m n"],
         dual: Any,
     ) -> Steepest:
-        m, n = point.shape[-2:]
+        n, m = sorted(point.shape[-2:])
         small = n <= _SMALL or 3 * m < 4 * n
         return (self.products if small else self.resolvents).solve(point, grad, dual)
 
@@ -213,13 +223,13 @@ def _bound(
     missed = frobenius_norm(along - skew(ratio))
     simple = jnp.trace(root, axis1=-2, axis2=-1) + math.sqrt(n) * missed
     top = sym(ratio) + along
-    size = sym(product(mT(turn), top) + product(mT(away), outer))
+    size = sym(product(mT(turn), top) + overlap(away, outer))
     # Of the norm, which is 1: what rounding may make of an eigenvalue that is zero.
     lift = 128 * float(jnp.finfo(along.dtype).eps)
     lifted = size + lift * identity_like(along)
     definite = jnp.all(jnp.isfinite(inverse(lifted)), axis=(-2, -1))
     squares = frobenius_norm(top - product(turn, size)) ** 2
-    squares = squares + frobenius_norm(outer - product(away, size)) ** 2
+    squares = squares + frobenius_norm(outer - combine(away, size)) ** 2
     sharp = jnp.trace(size, axis1=-2, axis2=-1) + 2 * n * lift + jnp.sqrt(n * squares)
     return jnp.where(definite, jnp.minimum(sharp, simple), simple)
 

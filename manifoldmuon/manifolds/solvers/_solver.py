@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,10 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon.linalg import (
+    combine,
     frobenius_norm,
-    mT,
     nuclear_parts,
-    product,
+    overlap,
     rounding,
     skew,
     sym,
@@ -55,6 +54,14 @@ class StiefelSolver(abc.ABC):
     `m >= n` and `W^T W = I`; leading axes are independent problems. The answer does not depend
     on the scale of `G`.
     """
+
+    @property
+    def wide(self) -> bool:
+        """Whether `solve` takes wide matrices as well, and answers with wide ones.
+
+        The manifold transposes them for all other solvers, which costs memory traffic.
+        """
+        return False
 
     @abc.abstractmethod
     def init_dual(self, shape: tuple[int, ...]) -> Any:
@@ -99,6 +106,10 @@ class ByPlatform(MemorylessSolver):
                     f"ByPlatform.{name} must be a MemorylessSolver such as SkewLift(); "
                     f"got {solver!r}"
                 )
+
+    @property
+    def wide(self) -> bool:
+        return self.cpu.wide and self.accelerator.wide
 
     def solve(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -171,7 +182,7 @@ def certify(
     """
     size = frobenius_norm(grad)
     unit = rounding(tangent_precision(precision), grad.dtype)
-    noise = (grad.shape[-1] + 4) * unit * size
+    noise = (min(grad.shape[-2:]) + 4) * unit * size
     gap = relative_gap(upper + noise, value - noise)
     return jnp.where(size == 0, 0, jnp.where(value == 0, 1, gap))
 
@@ -192,15 +203,17 @@ def tangent_parts(
 ) -> tuple[Float[Array, "*batch n n"], Float[Array, "*batch m n"]]:
     """`(Omega, E)` with the tangent part `W Omega + E` of a gradient: Omega skew, `W^T E = 0`.
 
+    Wide points stand for their transposes, and so does their E.
+
     What rounding leaves of W in E counts where E is a small part of the gradient. It is taken out
     there, by two products more.
     """
-    multiply = functools.partial(product, precision=tangent_precision(precision))
-    inner = multiply(mT(point), grad)
-    along, outer = skew(inner), grad - multiply(point, inner)
+    precision = tangent_precision(precision)
+    inner = overlap(point, grad, precision)
+    along, outer = skew(inner), grad - combine(point, inner, precision)
 
     def again(outer):
-        return outer - multiply(point, multiply(mT(point), outer))
+        return outer - combine(point, overlap(point, outer, precision), precision)
 
     small = frobenius_norm(outer) < _SMALL_PART * frobenius_norm(grad)
     return along, jax.lax.cond(jnp.any(small), again, lambda outer: outer, outer)
