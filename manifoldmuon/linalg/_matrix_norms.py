@@ -12,12 +12,14 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import (
+    combine,
     frobenius_norm,
     identity_like,
     inner_product,
     mT,
     normalize,
     over,
+    overlap,
     prescale,
     product,
     tall,
@@ -248,10 +250,9 @@ def nuclear_parts(
     Returns:
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
     """
-    high, factor = tall(x), tall(polar)
-    gram = product(mT(factor), factor, precision) if gram is None else gram
-    left = high - product(high, gram, precision)
-    return inner_product(high, factor), math.sqrt(high.shape[-1]) * frobenius_norm(left)
+    gram = overlap(polar, polar, precision) if gram is None else gram
+    left = x - combine(x, gram, precision)
+    return inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * frobenius_norm(left)
 
 
 def _unit(vector):
