@@ -5,7 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import mT, prescale, product, skew, sym, times_power_of_two, upcast
+from manifoldmuon.linalg import (
+    combine,
+    mT,
+    overlap,
+    prescale,
+    product,
+    skew,
+    sym,
+    tall,
+    times_power_of_two,
+    turned_like,
+    upcast,
+)
 
 TOPS = [1.0, 1.5, -3.0, 1e-30, 1e30, 2.0**-126, 2.0**-149, -(2.0**-130), 3.4e38]
 
@@ -54,6 +66,20 @@ def test_times_power_of_two_beyond_one_factor():
     x = jnp.array([[2.0**-120, 3.0], [1.0, 1.0]])
     found = times_power_of_two(x, jnp.array([200, -126]), ndim=1)
     np.testing.assert_array_equal(found, [[2.0**80, np.inf], [2.0**-126] * 2])
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3), (3, 5), (4, 4)])
+def test_wide_matrices_stand_for_their_transposes(shape):
+    rng = np.random.default_rng(0)
+    x, y = jnp.asarray(rng.standard_normal((2, *shape)), jnp.float32)
+    small = overlap(x, y)
+    high, other = (np.moveaxis(a, -1, -2) if shape[-2] < shape[-1] else a for a in (x, y))
+    np.testing.assert_allclose(small, np.einsum("...ki,...kj->...ij", high, other), rtol=1e-5)
+    mixed = combine(x, small)
+    assert mixed.shape == x.shape
+    np.testing.assert_allclose(tall(mixed), np.matmul(high, small), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(turned_like(tall(x), x), x)
+    np.testing.assert_array_equal(turned_like(x, x), x)
 
 
 def test_symmetric_and_skew_parts():

@@ -129,6 +129,20 @@ def test_polar_is_the_nearest_point_for_any_step(size):
 _polar = jax.jit(Polar().retract)
 
 
+@pytest.mark.parametrize("size", [0.05, 1.0])
+def test_polar_takes_wide_matrices(size):
+    point, vector = problem(9, 4)
+    point, vector = jnp.float32(point), jnp.float32(size * vector)
+    retract = Polar().retract
+
+    def wide(w, v):
+        return retract(w.T, v.T).T
+
+    np.testing.assert_allclose(wide(point, vector), retract(point, vector), atol=1e-6)
+    slopes = (jax.jvp(r, (point, vector), (vector, point))[1] for r in (wide, retract))
+    np.testing.assert_allclose(*slopes, atol=1e-5)
+
+
 def test_polar_of_partial_and_repeated_singular_values():
     """A steepest direction has singular values that are all 0 or 1; the analytic factor is then
     exact, and both agree."""

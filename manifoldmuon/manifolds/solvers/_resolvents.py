@@ -202,11 +202,11 @@ def _norm(
 
 
 def _bound(
-    along: Float[Array, "*batch n n"],
+    along: Float[Array, "*batch k k"],
     outer: Float[Array, "*batch m n"],
-    turn: Float[Array, "*batch n n"],
+    turn: Float[Array, "*batch k k"],
     away: Float[Array, "*batch m n"],
-    leave: Float[Array, "*batch n n"],
+    leave: Float[Array, "*batch k k"],
 ) -> Float[Array, "*batch"]:
     """An upper bound on the optimum, `min over symmetric T of || W (Omega + T) + E ||_*`.
 

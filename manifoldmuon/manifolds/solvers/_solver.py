@@ -200,7 +200,7 @@ def tangent_parts(
     point: Float[Array, "*batch m n"],
     grad: Float[Array, "*batch m n"],
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
-) -> tuple[Float[Array, "*batch n n"], Float[Array, "*batch m n"]]:
+) -> tuple[Float[Array, "*batch k k"], Float[Array, "*batch m n"]]:
     """`(Omega, E)` with the tangent part `W Omega + E` of a gradient: Omega skew, `W^T E = 0`.
 
     Wide points stand for their transposes, and so does their E.

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon.linalg import mT
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
     ADMM,
@@ -83,6 +84,30 @@ def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
     assert norms.max() < 1 + (2e-3 if name == "one step of accelerators" else 1e-5)
     assert true.max() < LARGEST_GAP[name]
     assert np.all(answer.gap >= true - 1e-6)
+
+
+WIDE = [name for name, solver in SOLVERS.items() if solver.wide]
+
+
+def test_the_presets_take_wide_matrices():
+    assert FAST.wide
+    assert ACCURATE.wide
+    assert not SOLVERS["admm"].wide
+
+
+@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_wide_matrices_are_transposes_of_tall_ones(name, shape):
+    points, grads = problems(shape)
+    tall = solve(SOLVERS[name], points, grads)
+    wide = solve(SOLVERS[name], mT(points), mT(grads))
+    assert wide.direction.shape == mT(points).shape
+    # Sums in another order, which near critical points and low ranks are magnified.
+    np.testing.assert_allclose(mT(wide.direction), tall.direction, atol=2e-3)
+    true, residuals, _ = errors(points, grads, wide._replace(direction=mT(wide.direction)))
+    assert residuals.max() < 1e-5
+    assert np.all(wide.gap >= true - 1e-6)
+    np.testing.assert_allclose(wide.gap, tall.gap, rtol=0.1, atol=1e-3)
 
 
 @pytest.mark.parametrize("shape", [(256, 64), (128, 64), (80, 64), (300, 10), (15, 10)])
