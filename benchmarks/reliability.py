@@ -370,6 +370,8 @@ def main(argv: list[str] | None = None) -> None:
 
     def draw_all(function: Any, *strategies: st.SearchStrategy) -> None:
         seed(options.seed)(profile(given(*strategies)(function)))()
+        # Compiled programs are mapped into memory piece by piece, and Linux allows 65530 pieces.
+        jax.clear_caches()
 
     for name in tqdm((*MATRICES, *ROWS), unit="manifold"):
         for dtype in DTYPES:
