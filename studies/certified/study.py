@@ -75,6 +75,7 @@ class CertifiedNetworks(Study):
     offset: float = option(0.0, "of the loss; 0: that of the data set")
     temperature: float = option(0.0, "of the loss; 0: that of the data set")
     held_out: float = option(1 / 6, "share of the training images on which rates are chosen")
+    octaves: int = option(0, "by which every method's rates are moved")
     attacked: int = option(500, "test images that are attacked")
     seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the first weights and of the batches")
     # fmt: on
@@ -110,7 +111,9 @@ class CertifiedNetworks(Study):
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
         data, training = self._data(), self._training(cell["network"], cell["method"])
-        tuned = _tuned(self.images, self.data_dir, self.held_out, training, self.epochs)
+        tuned = _tuned(
+            self.images, self.data_dir, self.held_out, training, self.epochs, self.octaves
+        )
         rate, seed = 2.0**tuned.log2_rate, cell["seed"]
         chunks = max(1, int(self.seconds / tuned.seconds))
         by_epochs = training.train(data, rate, seed, _steps(data, self.epochs, self.batch))
@@ -214,7 +217,12 @@ def _load(images: str, folder: Path | None) -> Dataset:
 
 @functools.lru_cache(maxsize=4)
 def _tuned(
-    images: str, folder: Path | None, held_out: float, training: Training, epochs: float
+    images: str,
+    folder: Path | None,
+    held_out: float,
+    training: Training,
+    epochs: float,
+    octaves: int,
 ) -> Tuned:
     whole = _load(images, folder)
     order = np.random.default_rng(0).permutation(len(whole.train_y))
@@ -223,7 +231,7 @@ def _tuned(
                           test_x=whole.train_x[test], test_y=whole.train_y[test])  # fmt: skip
     seconds = training.seconds_per_chunk(data)
     steps, net = _steps(data, epochs, training.batch), training.network()
-    exponents, found = training.method.exponents, []
+    exponents, found = tuple(k + octaves for k in training.method.exponents), []
     for exponent in exponents:
         trained = training.train(data, 2.0**exponent, 0, steps)
         try:
