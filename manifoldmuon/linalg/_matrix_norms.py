@@ -227,7 +227,6 @@ def nuclear_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
 def nuclear_parts(
     x: Float[Array, "*batch m n"],
     polar: Float[Array, "*batch m n"],
-    gram: Float[Array, "*batch k k"] | None = None,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     """Two numbers with `||X||_* <= gained + missed`, from an approximation of the polar factor.
@@ -244,14 +243,12 @@ def nuclear_parts(
     Args:
       x: matrices of moderate size (see `prescale`).
       polar: what a method of msign made of them.
-      gram: the Gram matrix of the smaller side of `polar`, where it is at hand.
       precision: of float32 products on accelerators.
 
     Returns:
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
     """
-    gram = overlap(polar, polar, precision) if gram is None else gram
-    left = x - combine(x, gram, precision)
+    left = x - combine(x, overlap(polar, polar, precision), precision)
     return inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * frobenius_norm(left)
 
 

@@ -105,13 +105,14 @@ class NewtonSchulz(MsignMethod):
         )
 
     def _through(self, x, blocks):
-        gram = self._gram_of(x)
+        gram, _ = self._gram_of(x)
         gram, square, inverse = self._normalised(gram, blocks[0][0])
         first = coupled_factor(gram, blocks[0], self._product, square)
 
         def advance(x, block):
-            factor = coupled_factor(self._gram_of(x), block, self._product)
-            return self._product(x, factor)
+            gram, root = self._gram_of(x)
+            square = self._product(root, root) if factor_products(len(block[0])) else None
+            return self._product(x, coupled_factor(gram, block, self._product, square))
 
         return scan_runs(advance, self._product(x, first * inverse), blocks[1:], x.dtype)
 
@@ -119,7 +120,9 @@ class NewtonSchulz(MsignMethod):
         return product(left, right, self.precision, self.operands)
 
     def _gram_of(self, x):
-        return -self._product(x, x) if self.skew else self._product(mT(x), x)
+        """`S = X^T X`, and what has the square of S: a product needs no pass for a sign."""
+        root = self._product(x, x) if self.skew else self._product(mT(x), x)
+        return (-root if self.skew else root), root
 
     def _normalised(self, gram: Float[Array, "*batch n n"], step: Coefficients):
         """`X^T X / bound^2`, its square where the first step needs it, and `1 / bound`."""

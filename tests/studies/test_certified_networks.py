@@ -116,11 +116,12 @@ def test_a_training_learns_on_its_manifold_and_holds_what_it_certifies(monkeypat
 
 def test_a_rate_at_which_training_breaks_down_is_not_chosen(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
-    free = dataclasses.replace(METHODS["AdamW, free"], exponents=(-6, 120))
+    free = dataclasses.replace(METHODS["AdamW, free"], exponents=(-5, 121))
     monkeypatch.setitem(METHODS, "AdamW, free", free)
     study = dataclasses.replace(TINY, methods=("AdamW, free",))
     training = study._training("fc-256", "AdamW, free")
-    found = module._tuned("digits", None, 1 / 6, training, 0.5)
+    found = module._tuned("digits", None, 1 / 6, training, 0.5, -1)
+    assert found.log2_rates == (-6, 120)
     assert found.log2_rate == -6
     assert found.tuning[1] == [0.0] * 4
 

@@ -122,16 +122,15 @@ class ByPlatform(MemorylessSolver):
 def nuclear_bound(
     x: Float[Array, "*batch m n"],
     polar: Float[Array, "*batch m n"],
-    gram: Float[Array, "*batch n n"] | None = None,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Float[Array, "*batch"]:
     """An upper bound on the nuclear norm of a tall `x`, from an approximation of its polar factor.
 
     Matrix products only; see `manifoldmuon.linalg.nuclear_parts` for the proof. It is tight
     where the polar factor has converged; singular values too small for that cost at most their
-    own size times `sqrt(n)`. `gram` is `polar^T polar`, where it is at hand.
+    own size times `sqrt(n)`.
     """
-    gained, missed = nuclear_parts(x, polar, gram, precision)
+    gained, missed = nuclear_parts(x, polar, precision)
     return gained + missed
 
 
