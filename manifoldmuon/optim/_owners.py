@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 try:
-    from jax.experimental.shard_alike import shard_alike
+    from jax.experimental.shard_alike import shard_alike  # pyright: ignore[reportMissingImports]
 except ImportError:  # gone in JAX 0.12, with nothing in its place: there the compiler chooses
 
     def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:

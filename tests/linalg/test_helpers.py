@@ -73,7 +73,7 @@ def test_wide_matrices_stand_for_their_transposes(shape):
     rng = np.random.default_rng(0)
     x, y = jnp.asarray(rng.standard_normal((2, *shape)), jnp.float32)
     small = overlap(x, y)
-    high, other = (np.moveaxis(a, -1, -2) if shape[-2] < shape[-1] else a for a in (x, y))
+    high, other = (jnp.moveaxis(a, -1, -2) if shape[-2] < shape[-1] else a for a in (x, y))
     np.testing.assert_allclose(small, np.einsum("...ki,...kj->...ij", high, other), rtol=1e-5)
     mixed = combine(x, small)
     assert mixed.shape == x.shape

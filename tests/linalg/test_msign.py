@@ -46,7 +46,7 @@ def test_rank_deficient_is_no_longer_than_one_and_right_on_its_range(method, ato
 
 def test_vmap_and_scan_give_what_a_loop_gives():
     x = jnp.asarray(np.stack([conditioned((5, 3), c) for c in (1.0, 4.0)]), jnp.float32)
-    loop = np.stack([polar(one) for one in x])
+    loop = np.stack([polar(np.asarray(one)) for one in x])
     np.testing.assert_allclose(jax.vmap(msign)(x), loop, atol=2e-6)
     scanned = jax.lax.scan(lambda _, one: (None, msign(one)), None, x)[1]
     np.testing.assert_allclose(scanned, loop, atol=2e-6)
