@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import prescale, spectral_norm
+from manifoldmuon.linalg import one_for_zero, prescale, spectral_norm
 
 
 def letter_mask(
@@ -117,7 +117,7 @@ def stable_rank(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
     scaled, _ = prescale(matrix, 2)
     largest = spectral_norm(scaled)
     total = jnp.sum(scaled**2, axis=(-2, -1))
-    return total / jnp.where(largest == 0, 1.0, largest) ** 2
+    return total / one_for_zero(largest) ** 2
 
 
 def _parts(weight: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -21,6 +21,7 @@ from manifoldmuon.linalg._matrix import (
     inner_product,
     mT,
     normalize,
+    one_for_zero,
     over,
     overlap,
     prescale,
@@ -51,7 +52,7 @@ from manifoldmuon.linalg._msign import (
 )
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
-from manifoldmuon.linalg._polynomials import factor_products, one_for_zero
+from manifoldmuon.linalg._polynomials import factor_products
 from manifoldmuon.linalg._rational import check_poles, inverse, zolotarev
 from manifoldmuon.linalg._schedules import (
     CUBIC,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._lapack import one_by_one
-from manifoldmuon.linalg._matrix import mT, product
+from manifoldmuon.linalg._matrix import mT, one_for_zero, product
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._polynomials import polish
 
@@ -73,7 +73,7 @@ class GramEigh(MsignMethod):
         for _ in range(self.passes):
             values, vectors = one_by_one(_eigh, product(mT(x), x))
             floor = 4 * jnp.finfo(x.dtype).eps * values[..., -1:]
-            lifted = jnp.maximum(values, jnp.where(floor == 0, 1, floor))
+            lifted = jnp.maximum(values, one_for_zero(floor))
             scaled = product(x, vectors) / jnp.sqrt(lifted)[..., None, :]
             x = product(scaled, mT(vectors))
         return polish(x)

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._matrix import identity_like, mT, product, sym
+from manifoldmuon.linalg._matrix import identity_like, mT, one_for_zero, product, sym
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._polar_express import PolarExpress
-from manifoldmuon.linalg._polynomials import coupled_factor, one_for_zero, polish, schatten_bound
+from manifoldmuon.linalg._polynomials import coupled_factor, polish, schatten_bound
 from manifoldmuon.linalg._schedules import Schedule, check_schedule
 
 # Relative ridge of a pass: above what rounding does to an eigenvalue of a float32 Gram matrix,

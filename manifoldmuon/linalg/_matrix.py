@@ -32,7 +32,7 @@ def skew(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
 
 def tall(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
     """Each matrix, or its transpose, whichever has at least as many rows as columns."""
-    return mT(x) if x.shape[-2] < x.shape[-1] else x
+    return mT(x) if _is_wide(x) else x
 
 
 def turned_like(
@@ -42,8 +42,11 @@ def turned_like(
 
     What is wide already stays as it is.
     """
-    wide = example.shape[-2] < example.shape[-1]
-    return mT(x) if wide and x.shape[-2] > x.shape[-1] else x
+    return mT(x) if _is_wide(example) and x.shape[-2] > x.shape[-1] else x
+
+
+def _is_wide(x: Float[Array, "*batch m n"]) -> bool:
+    return x.shape[-2] < x.shape[-1]
 
 
 def trailing(x: Float[Array, "..."], ndim: int) -> tuple[int, ...]:
@@ -120,6 +123,11 @@ def product(
     return jnp.matmul(left, right, precision=precision, preferred_element_type=out).astype(out)
 
 
+def one_for_zero(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """x, with 1 in place of 0: a divisor."""
+    return jnp.where(x == 0, 1, x)
+
+
 def overlap(
     x: Float[Array, "*batch m n"],
     y: Float[Array, "*batch m n"],
@@ -130,8 +138,7 @@ def overlap(
     With `combine` an algorithm for tall matrices takes wide ones as they lie in memory: on a CPU a
     transpose takes as long as a third of a product with a square of the shorter side, at 256.
     """
-    wide = x.shape[-2] < x.shape[-1]
-    return product(x, mT(y), precision) if wide else product(mT(x), y, precision)
+    return product(x, mT(y), precision) if _is_wide(x) else product(mT(x), y, precision)
 
 
 def combine(
@@ -140,8 +147,7 @@ def combine(
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Float[Array, "*batch m n"]:
     """`X S` of a tall or square matrix; of a wide one, which stands for its transpose, `S^T X`."""
-    wide = x.shape[-2] < x.shape[-1]
-    return product(mT(weights), x, precision) if wide else product(x, weights, precision)
+    return product(mT(weights), x, precision) if _is_wide(x) else product(x, weights, precision)
 
 
 def check_precision(name: str, precision: object) -> None:
@@ -255,4 +261,4 @@ def normalize(x: Float[Array, "..."], ndim: int) -> Float[Array, "..."]:
     scaled, _ = prescale(x, ndim)
     length = over(frobenius_norm(scaled, ndim), ndim)
     # A prescaled weight has length 0 or at least 1. Not `> 0`: that would hide a NaN.
-    return scaled / jnp.where(length == 0, 1.0, length)
+    return scaled / one_for_zero(length)

@@ -18,6 +18,7 @@ from manifoldmuon.linalg._matrix import (
     inner_product,
     mT,
     normalize,
+    one_for_zero,
     over,
     overlap,
     prescale,
@@ -26,7 +27,6 @@ from manifoldmuon.linalg._matrix import (
     times_power_of_two,
     upcast,
 )
-from manifoldmuon.linalg._polynomials import one_for_zero
 
 
 def power_iteration(

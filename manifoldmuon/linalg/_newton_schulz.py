@@ -14,11 +14,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._matrix import check_precision, mT, product, rounding
+from manifoldmuon.linalg._matrix import check_precision, mT, one_for_zero, product, rounding
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
     factor_products,
-    one_for_zero,
     scan_runs,
     schatten_bound,
 )

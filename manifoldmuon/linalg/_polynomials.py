@@ -118,8 +118,3 @@ def schatten_bound(power: Float[Array, "*batch n n"], exponent: int) -> Float[Ar
     for _ in range(exponent.bit_length() - 1):
         bound = jnp.sqrt(bound)
     return bound
-
-
-def one_for_zero(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """x, with 1 in place of 0: a divisor."""
-    return jnp.where(x == 0, 1, x)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg._matrix import upcast
+from manifoldmuon.linalg._matrix import one_for_zero, upcast
 
 _SHORTEST = 2.0**-12  # of a Newton step
 _LARGEST = 1e4  # of an entry, in units of the mean one: beyond, float32 would lose the sums
@@ -205,7 +205,7 @@ def _error(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
 
 def _divided(x: Float[Array, "*batch m n"], axis: int) -> Float[Array, "*batch m n"]:
     mean = jnp.mean(x, axis=axis, keepdims=True)
-    return x / jnp.where(mean == 0, 1, mean)
+    return x / one_for_zero(mean)
 
 
 def _filled(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
@@ -223,6 +223,6 @@ def _filled(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     below = 1 - jnp.mean(less, axis=-2, keepdims=True)
     right, below = jnp.maximum(right, 0), jnp.maximum(below, 0)
     total = jnp.mean(right, axis=-2, keepdims=True)
-    whole = less + right * below / jnp.where(total == 0, 1, total)
+    whole = less + right * below / one_for_zero(total)
     done = _error(x) <= _tolerance(x)
     return jnp.where(done[..., None, None], x, whole)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import over, upcast
+from manifoldmuon.linalg import one_for_zero, over, upcast
 from manifoldmuon.manifolds._manifold import Manifold, require_axes
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Norm
@@ -74,7 +74,7 @@ class Euclidean(Manifold):
         self.check_shape(shape)
         weight = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
         size = over(self.step_norm.norm(weight), self.ndim)
-        return (weight / jnp.where(size == 0, 1.0, size)).astype(dtype)
+        return (weight / one_for_zero(size)).astype(dtype)
 
     def distance(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
         leading = point.shape[: point.ndim - self.ndim]

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import frobenius_norm, normalize, over, prescale
+from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, prescale
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Norm
@@ -234,7 +234,7 @@ def euclidean_direction(
     direction = normalize(part, ndim)
     again = tangent(direction)
     residual = jnp.where(heard, frobenius_norm(direction - again, ndim), 0)
-    turned = (noise / jnp.where(length == 0, 1, length)) ** 2
+    turned = (noise / one_for_zero(length)) ** 2
     gap = jnp.where(whole == 0, 0, jnp.where(heard, turned + 4 * unit, 1))
     # Not where the length is above the noise: a NaN has to stay.
     return jnp.where(over(heard, ndim), normalize(again, ndim), 0), gap, residual

@@ -22,6 +22,7 @@ from manifoldmuon.linalg import (
     mT,
     normalize,
     one_by_one,
+    one_for_zero,
     over,
     positive_part,
     prescale,
@@ -159,7 +160,7 @@ class SpectralSphere(_Bounded):
         high = tall(moved)
         square, _ = largest_eigenpair(product(mT(high), high), _LANCZOS)
         size = over(jnp.sqrt(square), 2)
-        moved = self._scale(point) * moved / jnp.where(size == 0, 1, size)
+        moved = self._scale(point) * moved / one_for_zero(size)
         return stay_if_still(point, vector, moved, 2)
 
     def random_point(
@@ -169,7 +170,7 @@ class SpectralSphere(_Bounded):
         self.check_shape(shape)
         gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
         size = over(spectral_norm(gaussian), 2)
-        return (self._scale(gaussian) * gaussian / jnp.where(size == 0, 1, size)).astype(dtype)
+        return (self._scale(gaussian) * gaussian / one_for_zero(size)).astype(dtype)
 
     def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         return jnp.minimum(values, 1).at[..., 0].set(1)

@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import frobenius_norm, normalize, over, prescale, trailing, upcast
+from manifoldmuon.linalg import (
+    frobenius_norm,
+    normalize,
+    one_for_zero,
+    over,
+    prescale,
+    trailing,
+    upcast,
+)
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
@@ -256,7 +264,7 @@ class EmbeddingRows(Manifold):
         hidden = 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, 1)
         gaps = jnp.where(jnp.all(direction == 0, axis=-1), 1, gaps)
         total, missed = jnp.sum(gains, axis=-1), jnp.sum(gaps * gains + hidden, axis=-1)
-        gap = missed / jnp.where(total == 0, 1.0, total) + rounding_loss(grad.dtype)
+        gap = missed / one_for_zero(total) + rounding_loss(grad.dtype)
         gap = jnp.where(jnp.all(direction == 0, axis=(-2, -1)), 1, gap)
         gap = jnp.where(jnp.all(scaled == 0, axis=(-2, -1)), 0, gap)
         direction = (scale_of(norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)

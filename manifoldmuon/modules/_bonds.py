@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.linalg import upcast
+from manifoldmuon.linalg import one_for_zero, upcast
 from manifoldmuon.modules._algebra import Bond, Module
 from manifoldmuon.norms import check_number
 
@@ -162,9 +162,9 @@ class RMSDivide(Bond):
         # By the largest magnitude first: no square over- or underflows. The quotient does not
         # depend on it, and neither does the derivative.
         top = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), axis=self.axis, keepdims=True))
-        scaled = wide / jnp.where(top == 0, 1, top)
+        scaled = wide / one_for_zero(top)
         square = jnp.mean(scaled**2, axis=self.axis, keepdims=True)
-        return (scaled / jnp.sqrt(jnp.where(square == 0, 1, square))).astype(x.dtype)
+        return (scaled / jnp.sqrt(one_for_zero(square))).astype(x.dtype)
 
 
 def LayerNorm(axis: Axis = -1) -> Module:

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon.linalg import one_for_zero
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -271,7 +272,7 @@ class NormPool(Bond):
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         square = jnp.sum(_blocks("NormPool", x, self.side) ** 2, axis=(-3, -2))
-        return jnp.where(square == 0, 0, jnp.sqrt(jnp.where(square == 0, 1, square)))
+        return jnp.where(square == 0, 0, jnp.sqrt(one_for_zero(square)))
 
 
 @dataclasses.dataclass(frozen=True)

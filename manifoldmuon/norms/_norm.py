@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import inner_product, prescale, upcast
+from manifoldmuon.linalg import inner_product, one_for_zero, prescale, upcast
 
 
 class ScaleRule(abc.ABC):
@@ -203,4 +203,4 @@ def relative_gap(
 ) -> Float[Array, "*batch"]:
     """`(upper - value) / upper`; 0 where the upper bound is 0, for then zero is optimal."""
     missed = jnp.maximum(upper - value, 0)
-    return jnp.where(upper == 0, 0.0, missed / jnp.where(upper == 0, 1.0, upper))
+    return jnp.where(upper == 0, 0.0, missed / one_for_zero(upper))

@@ -16,6 +16,7 @@ from manifoldmuon.linalg import (
     msign,
     nuclear_norm,
     nuclear_parts,
+    one_for_zero,
     power_iteration,
     prescale,
     spectral_bound,
@@ -188,4 +189,4 @@ class ConvRMSToRMS(Norm):
 def _gap(gained: Float[Array, "*batch"], missed: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """`missed / (gained + missed)`, and 0 where both are 0."""
     bound = gained + missed
-    return missed / jnp.where(bound == 0, 1.0, bound)
+    return missed / one_for_zero(bound)

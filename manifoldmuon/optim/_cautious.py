@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import frobenius_norm, normalize, over, upcast
+from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, upcast
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
@@ -62,7 +62,7 @@ def _agreeing(
     # Signs, not the product, which may be too small; and a NaN is kept, for it must stay visible.
     agree = ~(jnp.sign(vector) * jnp.sign(upcast(grad)) <= 0)
     share = over(jnp.mean(agree, axis=tuple(range(-ndim, 0)), dtype=vector.dtype), ndim)
-    kept = jnp.where(agree, vector, 0) / jnp.where(share == 0, 1, share)
+    kept = jnp.where(agree, vector, 0) / one_for_zero(share)
     if manifold.constrained:
         length = over(frobenius_norm(vector, ndim), ndim)
         kept = length * normalize(tangent_part(manifold, point, kept)[0], ndim)

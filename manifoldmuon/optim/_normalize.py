@@ -11,6 +11,7 @@ import optax
 
 from manifoldmuon.linalg import (
     inner_product,
+    one_for_zero,
     over,
     prescale,
     times_power_of_two,
@@ -169,4 +170,4 @@ def _size(
 def _divide(manifold: Manifold, update: jax.Array, size: tuple[jax.Array, jax.Array]) -> LikePoint:
     number, exponent = size
     scaled = times_power_of_two(upcast(update), -exponent, manifold.ndim)
-    return LikePoint(scaled / over(jnp.where(number == 0, 1, number), manifold.ndim))
+    return LikePoint(scaled / over(one_for_zero(number), manifold.ndim))

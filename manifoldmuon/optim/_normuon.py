@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon.linalg import frobenius_norm, normalize, over, upcast
+from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, upcast
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
@@ -119,8 +119,8 @@ def _scale(
 ) -> tuple[LikePoint, jax.Array]:
     direction, ndim = upcast(update), manifold.ndim
     others = tuple(axis for axis in range(-ndim, 0) if axis != -2)
-    after = decay * nu + (1 - decay) * jnp.mean(direction**2, axis=others)
-    rms = jnp.sqrt(jnp.where(after == 0, 1, after))
+    after = jnp.asarray(decay * nu + (1 - decay) * jnp.mean(direction**2, axis=others))
+    rms = jnp.sqrt(one_for_zero(after))
     scaled = direction / jnp.expand_dims(rms, others)
     if manifold.constrained:
         scaled, _ = tangent_part(manifold, point, scaled)

@@ -10,6 +10,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from manifoldmuon.linalg import one_for_zero
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, is_hole
 from manifoldmuon.optim._retract import chain
@@ -98,7 +99,7 @@ def step_by_distance(
         total = _add(state.total, grad, weight)
         direction, dual = steepest.update(total, state.dual, params)
         size = inner(total, direction)
-        bound = jnp.where(size == 0, 0.0, gained / jnp.where(size == 0, 1.0, size))
+        bound = jnp.where(size == 0, 0.0, gained / one_for_zero(size))
         distance = jnp.maximum(state.distance, bound)
         rate = distance / root
         count = jnp.asarray(optax.safe_increment(state.count))

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from manifoldmuon.linalg import one_for_zero
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._retract import retract
 from manifoldmuon.optim._step_by_rule import inner, require, scaled
@@ -111,7 +112,7 @@ def step_by_line_search(
         still = jax.lax.stop_gradient(begin)
         start = still, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
         rate, trials, found = jax.lax.while_loop(goes_on, tries, start)
-        rate = rate + rate / jnp.where(still == 0, 1, still) * (begin - still)
+        rate = rate + rate / one_for_zero(still) * (begin - still)
         # A NaN in the gradient has to stay visible; a search that fails is not one.
         taken = jnp.where(found, rate, 0.0) + 0.0 * slope
         kept = jnp.where(comparable, rate, state.learning_rate)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from manifoldmuon.linalg import frobenius_norm, normalize, over
+from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over
 
 _NEWTON_STEPS = 5  # of a projection: four reach rounding for images of 784 pixels
 
@@ -156,7 +156,7 @@ def nearest(x: Array, move: Array, reach: Array, limits: Any) -> Array:
     ndim = move.ndim - 1
     axes = tuple(range(1, move.ndim))
     square, whole = move**2, frobenius_norm(move, ndim)
-    share = jnp.minimum(1, (reach / jnp.where(whole == 0, 1, whole)) ** 2)
+    share = jnp.minimum(1, (reach / one_for_zero(whole)) ** 2)
     if limits is None:
         return x + over(jnp.sqrt(share), ndim) * move
     low, high = limits
@@ -166,7 +166,7 @@ def nearest(x: Array, move: Array, reach: Array, limits: Any) -> Array:
         free = over(share, ndim) * square <= room
         length = jnp.sum(jnp.where(free, over(share, ndim) * square, room), axis=axes)
         slope = jnp.sum(jnp.where(free, square, 0), axis=axes)
-        gain = (reach**2 - length) / jnp.where(slope == 0, 1, slope)
+        gain = (reach**2 - length) / one_for_zero(slope)
         return jnp.minimum(1, share + jnp.maximum(gain, 0) * (slope > 0))
 
     share = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, share)

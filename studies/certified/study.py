@@ -111,9 +111,7 @@ class CertifiedNetworks(Study):
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
         data, training = self._data(), self._training(cell["network"], cell["method"])
-        tuned = _tuned(
-            self.images, self.data_dir, self.held_out, training, self.epochs, self.octaves
-        )
+        tuned = _tuned(self.images, self.data_dir, self.held_out, training, self.epochs)
         rate, seed = 2.0**tuned.log2_rate, cell["seed"]
         chunks = max(1, int(self.seconds / tuned.seconds))
         by_epochs = training.train(data, rate, seed, _steps(data, self.epochs, self.batch))
@@ -138,8 +136,10 @@ class CertifiedNetworks(Study):
 
     def _training(self, network: str, method: str) -> Training:
         data, problem = self._data(), PROBLEMS[self.images]
+        way = METHODS[method]
+        way = dataclasses.replace(way, exponents=tuple(k + self.octaves for k in way.exponents))
         return Training(
-            METHODS[method], NETWORKS[network], data.train_x.shape[1:], len(data.classes),
+            way, NETWORKS[network], data.train_x.shape[1:], len(data.classes),
             self.batch, self.offset or problem.offset, self.temperature or problem.temperature,
             problem.radii,
         )  # fmt: skip
@@ -217,12 +217,7 @@ def _load(images: str, folder: Path | None) -> Dataset:
 
 @functools.lru_cache(maxsize=4)
 def _tuned(
-    images: str,
-    folder: Path | None,
-    held_out: float,
-    training: Training,
-    epochs: float,
-    octaves: int,
+    images: str, folder: Path | None, held_out: float, training: Training, epochs: float
 ) -> Tuned:
     whole = _load(images, folder)
     order = np.random.default_rng(0).permutation(len(whole.train_y))
@@ -231,7 +226,7 @@ def _tuned(
                           test_x=whole.train_x[test], test_y=whole.train_y[test])  # fmt: skip
     seconds = training.seconds_per_chunk(data)
     steps, net = _steps(data, epochs, training.batch), training.network()
-    exponents, found = tuple(k + octaves for k in training.method.exponents), []
+    exponents, found = training.method.exponents, []
     for exponent in exponents:
         trained = training.train(data, 2.0**exponent, 0, steps)
         try:

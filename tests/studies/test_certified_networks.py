@@ -118,9 +118,9 @@ def test_a_rate_at_which_training_breaks_down_is_not_chosen(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
     free = dataclasses.replace(METHODS["AdamW, free"], exponents=(-5, 121))
     monkeypatch.setitem(METHODS, "AdamW, free", free)
-    study = dataclasses.replace(TINY, methods=("AdamW, free",))
+    study = dataclasses.replace(TINY, methods=("AdamW, free",), octaves=-1)
     training = study._training("fc-256", "AdamW, free")
-    found = module._tuned("digits", None, 1 / 6, training, 0.5, -1)
+    found = module._tuned("digits", None, 1 / 6, training, 0.5)
     assert found.log2_rates == (-6, 120)
     assert found.log2_rate == -6
     assert found.tuning[1] == [0.0] * 4

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -93,14 +93,12 @@ class SkewLift(MemorylessSolver):
     schedule: Schedule = SPLIT_SCHEDULE
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 
+    wide: ClassVar[bool] = True
+
     def __post_init__(self):
         check_method("SkewLift.method", self.method)
         check_schedule("SkewLift.schedule", self.schedule)
         check_precision("SkewLift.precision", self.precision)
-
-    @property
-    def wide(self) -> bool:
-        return True
 
     def solve(
         self,
@@ -175,13 +173,11 @@ class OneStep(MemorylessSolver):
     schedule: Schedule = COARSE_SCHEDULE
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 
+    wide: ClassVar[bool] = True
+
     def __post_init__(self):
         check_schedule("OneStep.schedule", self.schedule)
         check_precision("OneStep.precision", self.precision)
-
-    @property
-    def wide(self) -> bool:
-        return True
 
     def solve(
         self,

@@ -27,6 +27,7 @@ from manifoldmuon.linalg import (
     mT,
     nuclear_norm,
     one_by_one,
+    one_for_zero,
     prescale,
     skew,
     sym,
@@ -50,7 +51,7 @@ def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
     square = jnp.sum(skew(parts.inner) ** 2, axis=(-2, -1), keepdims=True)
     square += jnp.sum(parts.normal**2, axis=(-2, -1), keepdims=True)
     scale = jnp.sqrt(square / max(parts.inner.shape[-1], 1))
-    return jnp.where(scale == 0, 1, scale)
+    return one_for_zero(scale)
 
 
 def stack(
@@ -194,7 +195,7 @@ class FixedPoint(_DualSolver):
             values, basis = one_by_one(jnp.linalg.eigh, sym(mT(stacked) @ stacked))
             smoothing = jnp.maximum(first * 0.6**k, self.floor)
             floor = smoothing**2 * values[..., -1:]
-            roots = jnp.sqrt(jnp.maximum(values, 0) + jnp.where(floor == 0, 1, floor))[..., None]
+            roots = jnp.sqrt(jnp.maximum(values, 0) + one_for_zero(floor))[..., None]
             turned = mT(basis) @ omega @ basis
             # With p = 1/roots: (p_i - p_j) omega_ij / (p_i + p_j), free of the division by p.
             turned = turned * (mT(roots) - roots) / (mT(roots) + roots)

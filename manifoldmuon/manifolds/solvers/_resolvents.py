@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,7 @@ from manifoldmuon.linalg import (
     inner_product,
     inverse,
     mT,
+    one_for_zero,
     over,
     overlap,
     prescale,
@@ -78,12 +79,10 @@ class Resolvents(MemorylessSolver):
     poles: int = 8
     lower: float = 3e-3
 
+    wide: ClassVar[bool] = True
+
     def __post_init__(self):
         check_poles(self.poles, self.lower)
-
-    @property
-    def wide(self) -> bool:
-        return True
 
     def solve(
         self,
@@ -149,9 +148,7 @@ class ClosedForm(MemorylessSolver):
     products: SkewLift = SkewLift()
     resolvents: Resolvents = Resolvents()
 
-    @property
-    def wide(self) -> bool:
-        return True
+    wide: ClassVar[bool] = True
 
     def solve(
         self,
@@ -195,7 +192,7 @@ def _norm(
     w = (jnp.arange(along.shape[-1])[:, None] == index).astype(along.dtype) / 2
     for _ in range(_POWER_STEPS):
         size = length(u, w)
-        size = jnp.where(size == 0, 1, size)
+        size = one_for_zero(size)
         u, w = u / size, w / size
         u, w = product(along, u) - product(normal, w) / 2, u / 2
     return 1.02 * length(u, w)

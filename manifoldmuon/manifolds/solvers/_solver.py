@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -53,15 +53,13 @@ class StiefelSolver(abc.ABC):
     iteration count is static under `jax.jit`. `W` is tall or square, `(..., m, n)` with
     `m >= n` and `W^T W = I`; leading axes are independent problems. The answer does not depend
     on the scale of `G`.
+
+    Attributes:
+      wide: whether `solve` takes wide matrices as well, and answers with wide ones; they are
+        transposed for it otherwise, which costs memory traffic.
     """
 
-    @property
-    def wide(self) -> bool:
-        """Whether `solve` takes wide matrices as well, and answers with wide ones.
-
-        The manifold transposes them for all other solvers, which costs memory traffic.
-        """
-        return False
+    wide: ClassVar[bool] = False
 
     @abc.abstractmethod
     def init_dual(self, shape: tuple[int, ...]) -> Any:
@@ -108,7 +106,7 @@ class ByPlatform(MemorylessSolver):
                 )
 
     @property
-    def wide(self) -> bool:
+    def wide(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.cpu.wide and self.accelerator.wide
 
     def solve(
