@@ -168,7 +168,13 @@ def rounding(precision: jax.lax.Precision, dtype) -> float:
     return rounded.get(precision, own) if dtype == jnp.float32 else own
 
 
-_LIFT = 100  # binary places by which float32 numbers are raised that may be denormal
+_LIFT = 100  # binary places by which numbers are raised that may be denormal
+
+# The integers of the same size, where in them the exponent begins, and from where it counts.
+_LAYOUTS = {
+    jnp.dtype(jnp.float32): (np.int32, 23, 127),
+    jnp.dtype(jnp.float64): (np.int64, 52, 1023),
+}
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -212,48 +218,57 @@ def times_power_of_two(
 
     Denormal entries are read exactly where they become normal numbers.
     """
-    if x.dtype == jnp.float32:
-        raises = exponent > _LIFT
-        x = jnp.where(over(raises, ndim), _raised(x), x)
-        exponent = jnp.where(raises, exponent - _LIFT, exponent)
-    return _shifted(x, exponent, ndim)
+    raises = exponent > _LIFT
+    x = jnp.where(over(raises, ndim), _raised(x), x)
+    return _shifted(x, jnp.where(raises, exponent - _LIFT, exponent), ndim)
 
 
 def _shifted(x, exponent, ndim):
     half = exponent // 2  # 2**exponent itself may not be representable
     for part in (half, exponent - half):
-        x = x * over(jnp.ldexp(jnp.ones((), x.dtype), part), ndim)
+        x = x * over(_power_of_two(part, x.dtype), ndim)
     return x
+
+
+def _power_of_two(exponent: Int[Array, "..."], dtype) -> Float[Array, "..."]:
+    """`2**exponent` by its bits: 0 below the normal numbers, above them the largest power.
+
+    `jnp.ldexp` and `jnp.frexp` are forty operations each, in every loop that XLA fuses them into.
+    """
+    integer, places, bias = _LAYOUTS[jnp.dtype(dtype)]
+    field = jnp.clip(exponent + bias, 0, 2 * bias).astype(integer)
+    return jax.lax.bitcast_convert_type(field << places, dtype)
 
 
 def _exponent(x: Float[Array, "..."], axes: tuple[int, ...]):
     """The binary exponent of the largest magnitude of each block, 0 for none, and if it is finite.
 
-    XLA may flush denormal numbers to zero in comparisons, so those of float32 are compared as the
-    integers that they are.
+    XLA may flush denormal numbers to zero. Their bits, which count units of the smallest, are safe.
     """
-    if x.dtype == jnp.float32:
-        most = jnp.max(_magnitude(x), axis=axes, initial=0)
-        top = jax.lax.bitcast_convert_type(most, jnp.float32)
-        tiny = most < 1 << 23
-        top, lifted = jnp.where(tiny, _raised(top), top), jnp.where(tiny, _LIFT, 0)
-    else:
-        top, lifted = jnp.max(jnp.abs(x), axis=axes, initial=0.0), 0
-    finite = jnp.isfinite(top)
-    return jnp.where(finite & (top > 0), jnp.frexp(top)[1] - 1 - lifted, 0), finite
+    integer, places, bias = _LAYOUTS[x.dtype]
+    most = jnp.max(_magnitude(x), axis=axes, initial=0)
+    tiny = most < 1 << places
+    units = jax.lax.bitcast_convert_type(most.astype(x.dtype), integer)
+    exponent = (jnp.where(tiny, units, most) >> places) - bias
+    exponent = jnp.where(tiny, exponent - (bias + places - 1), exponent)
+    finite = most >> places <= 2 * bias
+    return jnp.where(finite & (most > 0), exponent, 0).astype(jnp.int32), finite
 
 
 def _magnitude(x: Float[Array, "..."]) -> Int[Array, "..."]:
-    """The bits of float32 numbers but their sign: ordered as the magnitudes are, NaN last."""
-    return jax.lax.bitcast_convert_type(x, jnp.int32) & 0x7FFFFFFF
+    """The bits of numbers but their sign: ordered as the magnitudes are, NaN last."""
+    integer, _, _ = _LAYOUTS[x.dtype]
+    return jax.lax.bitcast_convert_type(x, integer) & np.iinfo(integer).max
 
 
 def _raised(x: Float[Array, "..."]) -> Float[Array, "..."]:
-    """`x * 2**_LIFT` in float32: the bits of a denormal number count units of 2**-149."""
+    """`x * 2**_LIFT`, of denormal numbers too."""
+    integer, places, bias = _LAYOUTS[x.dtype]
     bits = _magnitude(x)
-    negative = jax.lax.bitcast_convert_type(x, jnp.int32) < 0
+    negative = jax.lax.bitcast_convert_type(x, integer) < 0
     units = jnp.where(negative, -bits, bits).astype(x.dtype)
-    return jnp.where(bits < 1 << 23, units * 2.0 ** (_LIFT - 149), x * 2.0**_LIFT)
+    tiny = bits < 1 << places
+    return jnp.where(tiny, units * 2.0 ** (_LIFT - bias - places + 1), x * 2.0**_LIFT)
 
 
 def normalize(x: Float[Array, "..."], ndim: int) -> Float[Array, "..."]:

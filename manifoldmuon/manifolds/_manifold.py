@@ -258,5 +258,6 @@ def rounding_loss(dtype) -> float:
 
 def rounded(answer: Steepest, grad: Float[Array, "..."]) -> Steepest:
     """An answer in the dtype of the gradient, with what that costs in its gap."""
-    gap = answer.gap + rounding_loss(grad.dtype) * (answer.gap > 0)
+    gap, loss = answer.gap, rounding_loss(grad.dtype)
+    gap = gap + loss * (gap > 0) if loss else gap
     return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)

@@ -16,6 +16,7 @@ from manifoldmuon.linalg import (
     one_for_zero,
     over,
     prescale,
+    times_power_of_two,
     trailing,
     upcast,
 )
@@ -108,8 +109,7 @@ class Hypersphere(Manifold):
     ) -> Float[Array, "..."]:
         unit = normalize(self._flat(point), 1)
         scaled, exponent = prescale(self._flat(vector), 1)
-        back = over(jnp.ldexp(jnp.ones((), scaled.dtype), exponent), 1)
-        tangent = _without_radial(unit, scaled) * back
+        tangent = times_power_of_two(_without_radial(unit, scaled), exponent, 1)
         return tangent.astype(vector.dtype).reshape(vector.shape)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:

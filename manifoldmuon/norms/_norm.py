@@ -202,5 +202,6 @@ def relative_gap(
     upper: Float[Array, "*batch"], value: Float[Array, "*batch"]
 ) -> Float[Array, "*batch"]:
     """`(upper - value) / upper`; 0 where the upper bound is 0, for then zero is optimal."""
-    missed = jnp.maximum(upper - value, 0)
-    return jnp.where(upper == 0, 0.0, missed / one_for_zero(upper))
+    missed = jnp.where(upper == 0, 0, jnp.maximum(upper - value, 0))
+    # The quotient comes last: XLA computes it once, and not anew for each leaf of a stack.
+    return missed / one_for_zero(upper)

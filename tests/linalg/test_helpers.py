@@ -31,6 +31,14 @@ def test_prescale_is_exact(top):
     np.testing.assert_array_equal(back, x.astype(np.float64))
 
 
+@pytest.mark.parametrize("top", [1.5, -1e300, 2.0**-1022, -(2.0**-1074), 3 * 2.0**-1060])
+def test_prescale_is_exact_in_float64(top):
+    with jax.enable_x64(True):
+        scaled, exponent = prescale(jnp.array([top, top]), 1)
+        assert 1 <= np.abs(scaled).max() < 2
+    np.testing.assert_array_equal(np.ldexp(np.asarray(scaled), int(exponent)), [top, top])
+
+
 def test_prescale_block_by_block():
     x = np.ones((5, 3), np.float32)
     x[1], x[2], x[3, 0], x[4, 2] = 0, 1e-40, np.nan, np.inf
@@ -63,9 +71,11 @@ def test_prescale_is_differentiable_as_a_constant_factor():
 
 
 def test_times_power_of_two_beyond_one_factor():
-    x = jnp.array([[2.0**-120, 3.0], [1.0, 1.0]])
-    found = times_power_of_two(x, jnp.array([200, -126]), ndim=1)
-    np.testing.assert_array_equal(found, [[2.0**80, np.inf], [2.0**-126] * 2])
+    x = jnp.array([[2.0**-120, 3], [1, 1], [2.0**100, 0], [2.0**100, 0], [1, 0]])
+    found = times_power_of_two(x, jnp.array([200, -126, -226, -300, 300]), ndim=1)
+    smallest = 2.0**-126
+    wanted = [[2.0**80, np.inf], [smallest, smallest], [smallest, 0], [0, 0], [np.inf, 0]]
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (3, 5), (4, 4)])

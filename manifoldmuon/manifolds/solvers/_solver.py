@@ -180,8 +180,8 @@ def certify(
     size = frobenius_norm(grad)
     unit = rounding(tangent_precision(precision), grad.dtype)
     noise = (min(grad.shape[-2:]) + 4) * unit * size
-    gap = relative_gap(upper + noise, value - noise)
-    return jnp.where(size == 0, 0, jnp.where(value == 0, 1, gap))
+    total = jnp.where(size == 0, 0, jnp.where(value == 0, 1, upper + noise))
+    return relative_gap(total, jnp.where(value == 0, 0, value - noise))
 
 
 def raise_of(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
