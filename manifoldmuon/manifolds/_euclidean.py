@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import one_for_zero, over, upcast
-from manifoldmuon.manifolds._manifold import Manifold, require_axes
+from manifoldmuon.manifolds._manifold import Manifold, require_axes, with_fast_norm
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Norm
 
@@ -44,6 +44,9 @@ class Euclidean(Manifold):
     @property
     def constrained(self) -> bool:
         return False
+
+    def fast(self) -> "Euclidean":
+        return with_fast_norm(self)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)

@@ -33,6 +33,7 @@ from manifoldmuon.manifolds._manifold import (
     require_norm,
     rounded,
     stay_if_still,
+    with_fast_norm,
 )
 from manifoldmuon.manifolds._projected import projected_direction
 from manifoldmuon.manifolds.retractions import positive_qr
@@ -114,6 +115,9 @@ class Isospectral(Manifold):
     @property
     def norm(self) -> Spectral | Frobenius:
         return Spectral(scale=self._largest) if self.step_norm is None else self.step_norm
+
+    def fast(self) -> "Isospectral":
+        return with_fast_norm(self)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -105,6 +105,15 @@ class Manifold(abc.ABC):
         for flat space 0.
         """
 
+    def fast(self) -> "Manifold":
+        """This set at the price of a training step, where that differs from what is asked for.
+
+        Norms take `linalg.TRAINING_MSIGN` unless they name a method, multipliers one or two signs a
+        step, Stiefel points `solvers.FAST`; balls and bands leave their boundary to the retraction.
+        Scales, retractions and the norm of steps stay; certificates say what it costs.
+        """
+        return self
+
     def with_axes(
         self,
         in_axes: AxisNumbers = -1,
@@ -121,6 +130,9 @@ class Manifold(abc.ABC):
     def transposed(self) -> "LaidOut":
         """The trailing two axes swapped: Flax kernels (in, out), tables (d, vocabulary)."""
         return self.with_axes(in_axes=-2, out_axes=-1)
+
+
+AnyManifold = TypeVar("AnyManifold", bound=Manifold)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,6 +199,17 @@ def require_matrix_norm(manifold: Manifold) -> None:
     if manifold.norm.ndim != 2:
         name = type(manifold).__name__
         raise ValueError(f"{name}.step_norm must be for 2 axes; got {manifold.norm!r}")
+
+
+def with_fields(manifold: AnyManifold, **changes: Any) -> AnyManifold:
+    """`dataclasses.replace`, for one of the package's manifolds."""
+    return dataclasses.replace(cast(Any, manifold), **changes)
+
+
+def with_fast_norm(manifold: AnyManifold, **changes: Any) -> AnyManifold:
+    """A manifold whose `step_norm` is `norm.fast()`, where that differs, and other fields."""
+    norm = manifold.norm.fast()
+    return with_fields(manifold, **changes | ({} if norm == manifold.norm else {"step_norm": norm}))
 
 
 def stay_if_still(

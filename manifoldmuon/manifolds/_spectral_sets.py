@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
+    TRAINING_MSIGN,
     above,
     identity_like,
     inner_product,
@@ -42,6 +43,7 @@ from manifoldmuon.manifolds._manifold import (
     require_matrix_norm,
     rounded,
     stay_if_still,
+    with_fast_norm,
 )
 from manifoldmuon.manifolds.retractions import Clip, SpectralRetraction, positive_qr
 from manifoldmuon.manifolds.solvers import Bracket, DouglasRachford, Steepest
@@ -163,6 +165,9 @@ class SpectralSphere(_Bounded):
         moved = self._scale(point) * moved / one_for_zero(size)
         return stay_if_still(point, vector, moved, 2)
 
+    def fast(self) -> "SpectralSphere":
+        return with_fast_norm(self, solver=Bracket())
+
     def random_point(
         self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
     ) -> Float[Array, "*batch m n"]:
@@ -194,6 +199,9 @@ class _WithBoundary(_Bounded):
     @abc.abstractmethod
     def _edges(self) -> tuple[float, float]:
         """The smallest and the largest singular value, relative to the scale."""
+
+    def fast(self) -> "_WithBoundary":
+        return with_fast_norm(self, solver=None)
 
     def tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -304,6 +312,12 @@ class SpectralBall(_WithBoundary):
         check_scale("SpectralBall.scale", self.scale)
         require_matrix_norm(self)
         _check_touching(self)
+
+    def fast(self) -> "SpectralBall":
+        # Between two edges only a sign that converges will do; see `Clip.method`.
+        default = self.retraction == Clip()
+        retraction = Clip(TRAINING_MSIGN) if default else self.retraction
+        return with_fast_norm(self, solver=None, retraction=retraction)
 
     @property
     def _edges(self) -> tuple[float, float]:

@@ -30,6 +30,7 @@ from manifoldmuon.manifolds._manifold import (
     rounded,
     rounding_loss,
     stay_if_still,
+    with_fast_norm,
 )
 from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
 from manifoldmuon.manifolds.solvers import (
@@ -94,6 +95,9 @@ class Hypersphere(Manifold):
     @property
     def norm(self) -> Norm:
         return Frobenius(self.ndim, self.scale) if self.step_norm is None else self.step_norm
+
+    def fast(self) -> "Hypersphere":
+        return with_fast_norm(self, solver=Bracket(steps=1))
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)
@@ -201,6 +205,9 @@ class EmbeddingRows(Manifold):
     @property
     def norm(self) -> Norm:
         return LongestRow(self.scale) if self.step_norm is None else self.step_norm
+
+    def fast(self) -> "EmbeddingRows":
+        return with_fast_norm(self, solver=BarzilaiBorwein(steps=1))
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)

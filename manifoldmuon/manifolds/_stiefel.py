@@ -36,10 +36,12 @@ from manifoldmuon.manifolds._manifold import (
     rounded,
     rounding_loss,
     stay_if_still,
+    with_fast_norm,
+    with_fields,
 )
 from manifoldmuon.manifolds._projected import projected_direction
 from manifoldmuon.manifolds.retractions import Polar, Retraction, positive_qr
-from manifoldmuon.manifolds.solvers import ACCURATE, Steepest, StiefelSolver
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, ScaleRule, Spectral, check_scale, scale_of
 
 
@@ -156,6 +158,9 @@ class _Frames(_Orthonormal):
 
     solver: StiefelSolver
 
+    def fast(self) -> "_Frames":
+        return with_fields(self, solver=FAST)
+
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         *batch, m, n = shape
         if isinstance(self.norm, Frobenius):
@@ -265,6 +270,9 @@ class Grassmann(_Orthonormal):
     scale: float | ScaleRule = 1.0
     retraction: Retraction = Polar()
     step_norm: Spectral | Frobenius | None = None
+
+    def fast(self) -> "Grassmann":
+        return with_fast_norm(self)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)

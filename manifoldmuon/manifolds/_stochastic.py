@@ -24,6 +24,7 @@ from manifoldmuon.manifolds._manifold import (
     require_norm,
     rounded,
     stay_if_still,
+    with_fast_norm,
 )
 from manifoldmuon.manifolds._projected import projected_direction
 from manifoldmuon.manifolds.retractions import Nearest, StochasticRetraction
@@ -76,6 +77,9 @@ class DoublyStochastic(Manifold):
     @property
     def norm(self) -> Spectral | Frobenius:
         return Spectral(scale=FanRatio(self.row_sum)) if self.step_norm is None else self.step_norm
+
+    def fast(self) -> "DoublyStochastic":
+        return with_fast_norm(self)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)

@@ -168,6 +168,14 @@ class Norm(abc.ABC):
         value = inner_product(scaled, direction, self.ndim)
         return relative_gap(optimum, value)
 
+    def fast(self) -> "Norm":
+        """This norm with its duality map at the price of a training step, where that differs.
+
+        The spectral norms that name no method take `linalg.TRAINING_MSIGN`; all others are as they
+        are.
+        """
+        return self
+
     def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """The nearest weight of norm at most 1, in the Frobenius norm.
 

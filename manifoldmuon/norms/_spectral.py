@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
+    TRAINING_MSIGN,
     MsignMethod,
     check_method,
     clip_singular_values,
@@ -79,6 +80,9 @@ class Spectral(Norm):
     ) -> Float[Array, "*batch"]:
         scaled, _ = prescale(grad, 2)
         return _gap(*nuclear_parts(scaled, upcast(direction) / self._scale(grad)))
+
+    def fast(self) -> "Spectral":
+        return _fast(self)
 
     def project(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         return clip_singular_values(weight, self._scale(weight), self.method)
@@ -164,6 +168,9 @@ class ConvRMSToRMS(Norm):
         gained, missed = nuclear_parts(prescale(grad, 4)[0], unit)
         return _gap(jnp.sum(gained, axis=(-2, -1)), jnp.sum(missed, axis=(-2, -1)))
 
+    def fast(self) -> "ConvRMSToRMS":
+        return _fast(self)
+
     def project(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
         return self._tap(weight).project(weight)
 
@@ -184,6 +191,13 @@ class ConvRMSToRMS(Norm):
         trailing(kernel, 4)
         taps = max(math.prod(kernel.shape[-4:-2]), 1)
         return Spectral(self.method, FanRatio(1 / taps))
+
+
+_Spectral = TypeVar("_Spectral", Spectral, ConvRMSToRMS)
+
+
+def _fast(norm: _Spectral) -> _Spectral:
+    return norm if norm.method else dataclasses.replace(norm, method=TRAINING_MSIGN)
 
 
 def _gap(gained: Float[Array, "*batch"], missed: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

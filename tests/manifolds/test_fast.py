@@ -1,0 +1,109 @@
+"""Sets at the price of a training step: the same sets, in fewer products."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks._passes import multiplications
+from manifoldmuon.linalg import TRAINING_MSIGN
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    EmbeddingRows,
+    Euclidean,
+    Grassmann,
+    Hypersphere,
+    Isospectral,
+    Manifold,
+    Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.manifolds.retractions import SoftCap
+from manifoldmuon.manifolds.solvers import FAST, SkewLift
+from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, RMSToRMS, Spectral
+from tests.instances import MANIFOLDS
+
+SHAPE = (16, 8)
+CHEAPER = [
+    (Euclidean(RMSToRMS()), SHAPE),
+    (Euclidean(ConvRMSToRMS()), (2, 2, *SHAPE)),
+    (Hypersphere(2.0, ndim=2, step_norm=Spectral()), SHAPE),
+    (EmbeddingRows(step_norm=RMSToRMS()), SHAPE),
+    (SpectralSphere(FanRatio()), SHAPE),
+    (SpectralBall(), SHAPE),
+    (SpectralBand(0.5, 2.0), SHAPE),
+    (Stiefel(solver=SkewLift()), SHAPE),  # the default's inverses are no products
+    (Orthogonal(solver=SkewLift()), (8, 8)),
+    (Grassmann(2.0), SHAPE),
+    (DoublyStochastic(), SHAPE),
+    (Isospectral((8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)), SHAPE),
+]
+
+
+def kind(value) -> str:
+    return type(value).__name__ if isinstance(value, Manifold) else ""
+
+
+def products(manifold: Manifold, shape: tuple[int, ...]) -> int:
+    """In a direction, its certificate and a retraction."""
+
+    def step(point, grad, dual):
+        answer = manifold.steepest(point, grad, dual)
+        return manifold.retract(point, -0.1 * answer.direction), answer
+
+    weight = jax.ShapeDtypeStruct(shape, jnp.float32)
+    dual = jax.eval_shape(lambda: manifold.init_dual(shape))
+    return multiplications(step, weight, weight, dual)
+
+
+@pytest.mark.parametrize(("manifold", "shape"), CHEAPER, ids=kind)
+def test_the_same_set_in_fewer_products(manifold, shape):
+    fast = manifold.fast()
+    assert type(fast) is type(manifold)
+    assert fast.fast() == fast
+    assert products(fast, shape) < products(manifold, shape)
+    point = jax.jit(lambda: fast.random_point(jax.random.key(0), shape, jnp.float32))()
+    assert jnp.max(manifold.distance(point)) < 1e-5
+    exact, quick = manifold.norm.norm(point), fast.norm.norm(point)
+    assert jnp.array_equal(exact, quick)
+
+
+@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+def test_what_was_chosen_stays(case):
+    fast = case.manifold.fast()
+    assert isinstance(fast.norm, Frobenius) == isinstance(case.manifold.norm, Frobenius)
+    named = getattr(case.manifold.norm, "method", None)
+    assert getattr(fast.norm, "method", None) in (named, TRAINING_MSIGN if named is None else named)
+
+
+def test_choices_by_name():
+    assert Stiefel().fast().solver == FAST
+    soft = SpectralBall(retraction=SoftCap()).fast()
+    assert soft.solver is None
+    assert soft.retraction == SoftCap()
+    assert Hypersphere().fast().norm == Frobenius(1)
+
+
+@pytest.mark.parametrize(("manifold", "shape"), CHEAPER, ids=kind)
+def test_certificates_say_what_it_costs(manifold, shape):
+    fast = manifold.fast()
+    key, other = jax.random.split(jax.random.key(1))
+    point = fast.random_point(key, shape, jnp.float32)
+    grad = jax.random.normal(other, shape)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def settle(manifold, dual):
+        # Multipliers are carried from step to step.
+        loop = lambda _, answer: manifold.steepest(point, grad, answer.dual)  # noqa: E731
+        return jax.lax.fori_loop(0, 12, loop, manifold.steepest(point, grad, dual))
+
+    quick, exact = settle(fast, fast.init_dual(shape)), settle(manifold, manifold.init_dual(shape))
+    gained, optimum = (jnp.sum(grad * answer.direction) for answer in (quick, exact))
+    assert manifold.norm.norm(quick.direction) < 1.02
+    # What the exact direction attains is below the bound that the quick one certifies.
+    assert gained / optimum > 1 - jnp.max(quick.gap) - 1e-3
+    assert gained / optimum > 0.85
