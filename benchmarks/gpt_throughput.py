@@ -10,7 +10,6 @@ their own, measured likewise.
 """
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,7 +34,7 @@ VOCABULARY = 65
 RATE = METHODS["constrained"].learning_rate
 MUON = "optax.contrib.muon"
 LEAST_WINDOWS = 36  # in one measurement: a step by itself is short at a small batch
-AIMS = {12: 0.5, 96: 0.75}
+BATCHES = (12, 96)
 PRESETS = {"fast": FAST, "accurate": ACCURATE}
 
 
@@ -130,7 +129,6 @@ def measure(batch: int, rounds: int, parts: dict[str, Callable[[], Any]]) -> dic
         "relative_to_muon": {name: rate[name] / rate[MUON] for name in rate},
         "milliseconds_per_step": {name: 1e3 * s / steps for name, s in whole.items()},
         "milliseconds_of_part": {name: 1e3 * s for name, s in pieces.items()},
-        "aim": AIMS.get(batch),
     }
 
 
@@ -152,10 +150,10 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark; exit status 1 where an aim is missed by both presets."""
+def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark."""
     p = command("gpt_throughput", "Tokens per second of the character GPT.")
-    p.add_argument("--batches", type=int, nargs="+", default=list(AIMS), metavar="N")
+    p.add_argument("--batches", type=int, nargs="+", default=BATCHES, metavar="N")
     p.add_argument("--rounds", type=int, default=11, help="measurements of each (default: 11)")
     options = parse(p, argv, beside=(".md",))
     if min(*options.batches, options.rounds) < 1:
@@ -176,9 +174,7 @@ def main(argv: list[str] | None = None) -> int:
     }
     print("written:", write_record(options.out, record, overwrite=options.overwrite), page)
     page.write_text(f"{text}\n", encoding="utf-8")
-    best = [max(v for k, v in row["relative_to_muon"].items() if k != MUON) for row in rows]
-    return int(any(ratio < (row["aim"] or 0) for ratio, row in zip(best, rows, strict=True)))
 
 
-if __name__ == "__main__" and (status := main()):  # `python -m benchmarks` goes on after a 0
-    sys.exit(status)
+if __name__ == "__main__":
+    main()

@@ -109,8 +109,9 @@ class Manifold(abc.ABC):
         """This set at the price of a training step, where that differs from what is asked for.
 
         Norms take `linalg.TRAINING_MSIGN` unless they name a method, multipliers one or two signs a
-        step, Stiefel points `solvers.FAST`; balls and bands leave their boundary to the retraction.
-        Scales, retractions and the norm of steps stay; certificates say what it costs.
+        step, Stiefel points `solvers.FAST`; balls and bands leave their boundary to the retraction,
+        which in a ball is `Clip(TRAINING_MSIGN)` where it is the default. Scales and norms stay;
+        certificates say what it costs.
         """
         return self
 

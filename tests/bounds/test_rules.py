@@ -13,7 +13,7 @@ from manifoldmuon import bounds
 from manifoldmuon.bounds import RMS, Heads, Largest, Size, Total, Transfer, bound
 from manifoldmuon.bounds._sizes import factor_between
 from manifoldmuon.bounds._transfer import total
-from manifoldmuon.manifolds import Manifold, Stiefel
+from manifoldmuon.manifolds import Euclidean, Manifold, Stiefel
 from manifoldmuon.modules import (
     BALANCED,
     GELU,
@@ -39,7 +39,7 @@ from manifoldmuon.modules import (
     Softmax,
     SplitHeads,
 )
-from manifoldmuon.norms import Spectral
+from manifoldmuon.norms import Frobenius, Infinity, Spectral
 from tests.bounds.attack import build, input_slope, inside, norm, to_jax, weights_of
 
 UNIT, BIG = Size(1.0, features=6), Size(3.0, features=6)
@@ -344,6 +344,25 @@ def test_a_manifold_without_a_rule_says_how_to_add_one():
 
     assert bound(atom).lipschitz_inputs == pytest.approx(2 * math.sqrt(4 / 3))
     assert bound(atom).lipschitz_weights == pytest.approx(2 * math.sqrt(4 / 3))
+
+
+@pytest.mark.parametrize("norm", [Infinity(), Frobenius(ndim=0, scale=0.5)])
+def test_a_bound_on_entries_bounds_the_matrix(norm):
+    found = bounds.matrix_bounds(Euclidean(norm), (3, 5))
+    rng = np.random.default_rng(0)
+    for weight in (np.ones((3, 5)), *rng.choice([-1.0, 1.0], size=(20, 3, 5))):
+        weight = weight / np.max(norm.norm(jnp.float32(weight)))
+        assert np.linalg.norm(weight, 2) <= found.spectral * (1 + 1e-6)
+        assert np.linalg.norm(weight, axis=1).max() <= found.row * (1 + 1e-6)
+    weight = np.ones((3, 5)) / np.max(norm.norm(jnp.ones((3, 5))))
+    assert np.linalg.norm(weight, 2) == pytest.approx(found.spectral)
+    assert np.linalg.norm(weight[0]) == pytest.approx(found.row)
+
+
+def test_division_over_other_axes_has_no_bound():
+    found = bound(RMSDivide(axis=-2))
+    assert found.lipschitz_inputs == math.inf
+    assert "over other axes than the last" in str(found)
 
 
 @pytest.mark.parametrize(

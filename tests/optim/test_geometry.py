@@ -7,11 +7,13 @@ import flax.linen
 import flax.nnx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Stiefel
+from manifoldmuon.norms import RMSToRMS
 from tests.optim.instances import abstract
 
 W, B = Stiefel(), Euclidean()
@@ -138,3 +140,18 @@ def test_init_tree_gives_each_leaf_its_own_randomness():
     assert jnp.array_equal(few["a"], more["a"])
     assert jnp.array_equal(few["b"], more["b"])
     assert not jnp.array_equal(few["a"], few["b"])
+
+
+def test_muon_sets_its_method_whatever_way_the_geometry_is_said():
+    flat = Euclidean(RMSToRMS())
+    params = {"w": jnp.zeros((4, 3))}
+    grads = {"w": jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)}
+
+    def step(geometry, **options):
+        tx = optim.muon(0.1, geometry, **options)
+        return jax.jit(tx.update)(grads, tx.init(params), params)[0]["w"]
+
+    expected = step(flat)
+    for geometry in (lambda path, leaf: flat, {"w": flat}, optim.by_path({"**": flat})):
+        np.testing.assert_array_equal(step(geometry), expected)
+    assert np.any(step(flat, method=None) != expected)
