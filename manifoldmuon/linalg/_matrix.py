@@ -211,6 +211,7 @@ def _prescale_jvp(ndim, primals, tangents):
     return (scaled, exponent), (tangent, np.zeros(exponent.shape, jax.dtypes.float0))
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 def times_power_of_two(
     x: Float[Array, "..."], exponent: Int[Array, "..."], ndim: int = 0
 ) -> Float[Array, "..."]:
@@ -218,9 +219,18 @@ def times_power_of_two(
 
     Denormal entries are read exactly where they become normal numbers.
     """
-    raises = exponent > _LIFT
-    x = jnp.where(over(raises, ndim), _raised(x), x)
-    return _shifted(x, jnp.where(raises, exponent - _LIFT, exponent), ndim)
+    wide, raises = upcast(x), exponent > _LIFT
+    wide = jnp.where(over(raises, ndim), _raised(wide), wide)
+    moved = _shifted(wide, jnp.where(raises, exponent - _LIFT, exponent), ndim)
+    return moved.astype(x.dtype)
+
+
+@times_power_of_two.defjvp
+def _times_power_of_two_jvp(ndim, primals, tangents):
+    # By its rule: the bits of a zero, which is read like a denormal number, have no derivative.
+    x, exponent = primals
+    tangent = _shifted(upcast(tangents[0]), exponent, ndim).astype(x.dtype)
+    return times_power_of_two(x, exponent, ndim), tangent
 
 
 def _shifted(x, exponent, ndim):

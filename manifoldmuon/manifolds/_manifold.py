@@ -110,8 +110,9 @@ class Manifold(abc.ABC):
 
         Norms take `linalg.TRAINING_MSIGN` unless they name a method, multipliers one or two signs a
         step, Stiefel points `solvers.FAST`; balls and bands leave their boundary to the retraction,
-        which in a ball is `Clip(TRAINING_MSIGN)` where it is the default. Scales and norms stay;
-        certificates say what it costs.
+        which in a ball is `Clip(TRAINING_MSIGN)` where it is the default. Certificates say what it
+        costs; those of balls and bands are of flat space then, and know no boundary. A norm that
+        was relative to the scale is fixed: choose the scale first.
         """
         return self
 
@@ -162,6 +163,10 @@ class LaidOut:
     def ndim(self) -> int:
         """How many trailing axes of the array make one weight."""
         return max(self.layout.ndim, self.manifold.ndim)
+
+    def fast(self) -> "LaidOut":
+        """The same layout of `Manifold.fast`."""
+        return dataclasses.replace(self, manifold=self.manifold.fast())
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raises `ValueError` where no point fits an array of this shape."""

@@ -166,7 +166,8 @@ class SpectralSphere(_Bounded):
         return stay_if_still(point, vector, moved, 2)
 
     def fast(self) -> "SpectralSphere":
-        return with_fast_norm(self, solver=Bracket())
+        steps = min(self.solver.steps, 2)
+        return with_fast_norm(self, solver=dataclasses.replace(self.solver, steps=steps))
 
     def random_point(
         self, key: PRNGKeyArray, shape: tuple[int, ...], dtype

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
+    TRAINING_MSIGN,
     frobenius_norm,
     normalize,
     one_for_zero,
@@ -46,6 +47,7 @@ from manifoldmuon.norms import (
     Norm,
     RootDim,
     ScaleRule,
+    Spectral,
     check_scale,
     scale_of,
 )
@@ -97,7 +99,9 @@ class Hypersphere(Manifold):
         return Frobenius(self.ndim, self.scale) if self.step_norm is None else self.step_norm
 
     def fast(self) -> "Hypersphere":
-        return with_fast_norm(self, solver=Bracket(steps=1))
+        if isinstance(self.norm, Frobenius):
+            return self
+        return with_fast_norm(self, solver=dataclasses.replace(self.solver, steps=1))
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)
@@ -207,7 +211,10 @@ class EmbeddingRows(Manifold):
         return LongestRow(self.scale) if self.step_norm is None else self.step_norm
 
     def fast(self) -> "EmbeddingRows":
-        return with_fast_norm(self, solver=BarzilaiBorwein(steps=1))
+        norm = self.norm.fast()
+        # Only a duality map that is smooth is followed from afar.
+        smooth = isinstance(norm, Spectral) and norm.method == TRAINING_MSIGN
+        return with_fast_norm(self, solver=BarzilaiBorwein(steps=1)) if smooth else self
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)

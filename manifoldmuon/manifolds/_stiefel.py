@@ -159,7 +159,7 @@ class _Frames(_Orthonormal):
     solver: StiefelSolver
 
     def fast(self) -> "_Frames":
-        return with_fields(self, solver=FAST)
+        return self if isinstance(self.norm, Frobenius) else with_fields(self, solver=FAST)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         *batch, m, n = shape

@@ -78,6 +78,23 @@ def test_times_power_of_two_beyond_one_factor():
     np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.parametrize("exponent", [-140, 3, 101, 140])
+def test_times_power_of_two_is_linear_at_zero_too(exponent):
+    power = jnp.array(exponent)
+    x, moved = jnp.array([1.0, 0, 2.0**-140, -3]), jnp.array([0.25, 1, -1, 0.5])
+    found = jax.jvp(lambda x: times_power_of_two(x, power, 1), (x,), (moved,))[1]
+    np.testing.assert_array_equal(found, times_power_of_two(moved, power, 1))
+    pulled = jax.grad(lambda x: jnp.sum(times_power_of_two(x, power, 1) * moved))(x)
+    np.testing.assert_array_equal(pulled, found)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_times_power_of_two_keeps_short_dtypes(dtype):
+    found = times_power_of_two(jnp.array([1, -1.5, 0], dtype), jnp.array(4))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, [16, -24, 0])
+
+
 @pytest.mark.parametrize("shape", [(2, 5, 3), (3, 5), (4, 4)])
 def test_wide_matrices_stand_for_their_transposes(shape):
     rng = np.random.default_rng(0)

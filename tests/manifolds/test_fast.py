@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks._passes import multiplications
-from manifoldmuon.linalg import TRAINING_MSIGN
+from manifoldmuon.linalg import SVD, TRAINING_MSIGN
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     EmbeddingRows,
@@ -23,8 +23,8 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.manifolds.retractions import SoftCap
-from manifoldmuon.manifolds.solvers import FAST, SkewLift
-from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, RMSToRMS, Spectral
+from manifoldmuon.manifolds.solvers import FAST, Bracket, SkewLift
+from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, Infinity, RMSToRMS, Spectral
 from tests.instances import MANIFOLDS
 
 SHAPE = (16, 8)
@@ -85,7 +85,24 @@ def test_choices_by_name():
     soft = SpectralBall(retraction=SoftCap()).fast()
     assert soft.solver is None
     assert soft.retraction == SoftCap()
-    assert Hypersphere().fast().norm == Frobenius(1)
+    one = Bracket(steps=1)
+    assert SpectralSphere(solver=one).fast().solver == one
+    assert Stiefel(2.0).transposed().fast() == Stiefel(2.0, solver=FAST).transposed()
+
+
+@pytest.mark.parametrize(
+    "manifold",
+    [
+        Hypersphere(),
+        Stiefel(step_norm=Frobenius(2)),
+        EmbeddingRows(),
+        EmbeddingRows(step_norm=Infinity(2)),
+        EmbeddingRows(step_norm=Spectral(SVD())),
+        Euclidean(Spectral(SVD())),
+    ],
+)
+def test_what_is_no_cheaper_stays_as_it_is(manifold):
+    assert manifold.fast() == manifold
 
 
 @pytest.mark.parametrize(("manifold", "shape"), CHEAPER, ids=kind)
