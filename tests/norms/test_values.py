@@ -34,6 +34,11 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
 
 
+def ask(method, *arrays) -> np.ndarray:
+    """A method's answer, compiled: what JAX would compile operation by operation takes longer."""
+    return np.asarray(jax.jit(method)(*arrays))
+
+
 def test_a_kernel_is_projected_tap_by_tap():
     kernel, norm = 3 * normal(2, 3, 4, 5), ConvRMSToRMS()
     found = ask(norm.project, kernel)
@@ -42,11 +47,6 @@ def test_a_kernel_is_projected_tap_by_tap():
     nearest = left * np.minimum(values, bound)[..., None, :] @ right
     np.testing.assert_allclose(found, nearest, atol=1e-5)
     assert values.max() / bound <= ask(norm.bound, kernel) <= 1.5 * values.max() / bound
-
-
-def ask(method, *arrays) -> np.ndarray:
-    """A method's answer, compiled: what JAX would compile operation by operation takes longer."""
-    return np.asarray(jax.jit(method)(*arrays))
 
 
 def singular_values(matrix: np.ndarray) -> np.ndarray:

@@ -36,7 +36,7 @@ def test_leaves_solved_together_get_what_they_get_alone():
         alone = jax.jit(manifold.steepest)(point, grad, manifold.init_dual(point.shape))
         found = updates[name].T if laid_out else updates[name]
         np.testing.assert_allclose(found, alone.direction, atol=2e-6)
-        np.testing.assert_allclose(state.gap[name], alone.gap, rtol=0, atol=4e-6)
+        np.testing.assert_allclose(state.gap[name], alone.gap, rtol=1e-4, atol=2e-6)
         np.testing.assert_allclose(state.residual[name], alone.residual, atol=2e-6)
     report = optim.monitor((state, optax.EmptyState()))
     assert report == {"residual": state.residual, "gap": state.gap}
