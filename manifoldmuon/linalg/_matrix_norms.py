@@ -115,19 +115,24 @@ def largest_eigenpair(
     """
 
     def step(carry, index):
-        basis, vector = carry
+        basis, vector, most = carry
         basis = jax.lax.dynamic_update_index_in_dim(basis, vector, index, -2)
         image = _apply(gram, vector)
         value = jnp.sum(vector * image, axis=-1)
+        most = jnp.maximum(most, frobenius_norm(image, 1))
         for _ in range(2):  # without it, rounding would decide the last digits
             image = image - _apply(mT(basis), _apply(basis, image))
         after = frobenius_norm(image, 1)
-        return (basis, image / one_for_zero(after)[..., None]), (value, after)
+        # Where the basis maps into itself, rounding is left: not orthogonal to it, and ever less.
+        after = jnp.where(after > noise * most, after, 0)
+        vector = over(after > 0, 1) * image / over(one_for_zero(after), 1)
+        return (basis, vector, most), (value, after)
 
     steps = min(steps, gram.shape[-1])
     basis = jnp.zeros((*gram.shape[:-2], steps, gram.shape[-1]), gram.dtype)
-    carry = basis, _start(gram)
-    (basis, _), (values, lengths) = jax.lax.scan(step, carry, jnp.arange(steps))
+    noise = 4 * jnp.finfo(gram.dtype).eps
+    carry = basis, _start(gram), jnp.zeros(gram.shape[:-2], gram.dtype)
+    (basis, *_), (values, lengths) = jax.lax.scan(step, carry, jnp.arange(steps))
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
     shifted = jnp.eye(values.shape[-1], k=1, dtype=gram.dtype)
     above = jnp.broadcast_to(shifted, (*values.shape, values.shape[-1])) * lengths[..., None]

@@ -71,7 +71,10 @@ def test_steps_must_not_be_negative():
         power_iteration(jnp.ones((2, 2)), jnp.ones(2), steps=-1)
 
 
-@pytest.mark.parametrize("family", ["one large", "crowded at the top", "all equal", "rank 1"])
+@pytest.mark.parametrize(
+    "family",
+    ["one large", "crowded at the top", "all equal", "rank 1", "one above equals", "three values"],
+)
 def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
     n, rng = 128, np.random.default_rng(3)
     basis = np.linalg.qr(rng.standard_normal((3, n, n)))[0]
@@ -80,6 +83,9 @@ def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
         "crowded at the top": rng.uniform(0.9, 1, n),
         "all equal": np.ones(n),
         "rank 1": np.append(np.zeros(n - 1), 3.0),
+        # Krylov spaces of 2 and 3 dimensions: the other steps find nothing but rounding.
+        "one above equals": np.append(np.full(n - 1, 0.8), 1.0),
+        "three values": np.repeat([0.5, 0.9, 1.0], [n - 10, 8, 2]),
     }[family]
     gram = jnp.float32((basis * values) @ np.swapaxes(basis, 1, 2))
     found, vectors = (np.asarray(x) for x in linalg.largest_eigenpair(gram, 24))

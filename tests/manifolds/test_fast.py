@@ -87,6 +87,7 @@ def test_choices_by_name():
     assert soft.retraction == SoftCap()
     one = Bracket(steps=1)
     assert SpectralSphere(solver=one).fast().solver == one
+    assert SpectralSphere(lanczos=8).fast().lanczos == 8
     assert Stiefel(2.0).transposed().fast() == Stiefel(2.0, solver=FAST).transposed()
 
 
