@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -38,7 +39,7 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
     """
 
     def project(manifold: Manifold, point: jax.Array) -> LikePoint:
-        return LikePoint(manifold.project(upcast(point)).astype(point.dtype))
+        return LikePoint(_project(manifold, point))
 
     return _map(find_manifolds(geometry, params), project, params)
 
@@ -111,14 +112,28 @@ def random_leaf(entry: Manifold | LaidOut, key: PRNGKeyArray, path: str, leaf: A
     own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
     shape = jnp.shape(leaf)
     dtype = jnp.result_type(leaf)
-    point = manifold_of(entry).random_point(own_key, inner_shape(entry, shape), dtype)
+    point = _random_point(manifold_of(entry), own_key, inner_shape(entry, shape), dtype)
     if isinstance(entry, LaidOut):
         point = entry.layout.outward(point, shape)
     return placed_like(point, leaf)
 
 
+# Outside of jit these are compiled once for each kind of leaf, not operation by operation.
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _project(manifold: Manifold, point: jax.Array) -> jax.Array:
+    return manifold.project(upcast(point)).astype(point.dtype)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
 def _distance(manifold: Manifold, point: jax.Array) -> jax.Array:
     return manifold.distance(upcast(point)).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3), inline=True)
+def _random_point(manifold: Manifold, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any):
+    return manifold.random_point(key, shape, dtype)
 
 
 def _map(places: Places, function: Callable[[Manifold, jax.Array], Any], params: Any) -> Any:
