@@ -39,7 +39,6 @@ DTYPES = ("float32", "bfloat16")
 # At the full effort programs compile for minutes, most of it in a search for the fastest tiling of
 # each product. The reduced effort leaves that out, and overlaps no collectives with products.
 EFFORTS = {"reduced": -0.5, "full": 0.0}
-BFLOAT16 = ("1B-8", "7B-64", "70B-256")
 KEYS = ("row", "dtype", "effort", "optimizer")
 TOKENS = 16384
 UTILISATION = 0.5
@@ -241,8 +240,8 @@ def main(argv: list[str] | None = None) -> None:
                    help=f"of {', '.join(ROWS)} (default: all)")  # fmt: skip
     p.add_argument("--full", nargs="*", choices=ROWS, default=["0.1B-8"], metavar="ROW",
                    help="compiled at full effort too, in float32 (default: 0.1B-8)")  # fmt: skip
-    p.add_argument("--bfloat16", nargs="*", choices=ROWS, default=BFLOAT16, metavar="ROW",
-                   help=f"in bfloat16, too (default: {' '.join(BFLOAT16)})")  # fmt: skip
+    p.add_argument("--bfloat16", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW",
+                   help="in bfloat16, too (default: all)")  # fmt: skip
     p.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     given = parse(p, argv, resumes=True)
     if importlib.util.find_spec("libtpu") is None:
