@@ -31,7 +31,7 @@ train: $(VENV)/.examples  ## Train the example on the digits, side by side (opti
 reproduce: $(VENV)/.examples  ## Put published numbers beside reproduced ones; runs what has no record (options: ARGS="--help")
 	@$(BIN)/python -m examples.reproduce $(ARGS)
 
-test: lint types unit  ## Run everything a change must pass: ruff, pyright, pytest
+test: lint types unit  ## Run ruff, pyright and pytest (every case: PYTEST_ARGS=--exhaustive)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check $(CODE)
@@ -44,11 +44,11 @@ unit: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
-	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct
-	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST)
+	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct PYTEST_ARGS=--exhaustive
+	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST) PYTEST_ARGS=--exhaustive
 
 coverage: $(VENV)/.dev  ## Run the tests, and report the lines and branches of the package that none takes
-	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --cov --cov-report=term $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive --cov --cov-report=term $(PYTEST_ARGS)
 
 wheel: $(VENV)/.dev  ## Build wheel and sdist into dist/, and check them in an environment of their own
 	@rm -rf dist

@@ -12,12 +12,17 @@ from pathlib import Path
 # in LLVM, no splitting of small programs into smaller ones, and no MLIR between XLA and LLVM, which
 # newer versions insist on; ...
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    + " --xla_cpu_parallel_codegen_split_count=1"
-    + " --xla_cpu_use_fusion_emitters=false"
-    * (tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11))
-).strip()
+    os.environ.get("XLA_FLAGS", "").replace(  # a worker inherits them
+        flags := (
+            " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+            " --xla_cpu_parallel_codegen_split_count=1"
+            + " --xla_cpu_use_fusion_emitters=false"
+            * (tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11))
+        ),
+        "",
+    )
+    + flags
+)
 # ... on the CPU, so that a run means the same on every machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What one run has compiled, the other worker and the next run load: half of a whole run's time.
@@ -31,11 +36,25 @@ import jax
 import jaxtyping
 import pytest
 
+from tests.exhaustive import split
+
 # Every annotated function of the package and of the studies checks its arguments' types and shapes.
 jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
 
 
 _CACHE = Path(__file__).parents[1] / ".cache/jax"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--exhaustive", action="store_true", help="every case: twice the time")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("exhaustive") or any("::" in arg for arg in config.args):
+        return
+    items[:], left_out = split(items)
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_configure(config: pytest.Config) -> None:
