@@ -11,18 +11,14 @@ from pathlib import Path
 # whatever compiles faster, since the suite compiles for much longer than it computes: no optimising
 # in LLVM, no splitting of small programs into smaller ones, and no MLIR between XLA and LLVM, which
 # newer versions insist on; ...
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "").replace(  # a worker inherits them
-        flags := (
-            " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-            " --xla_cpu_parallel_codegen_split_count=1"
-            + " --xla_cpu_use_fusion_emitters=false"
-            * (tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11))
-        ),
-        "",
-    )
-    + flags
-)
+if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):  # workers inherit it
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "")
+        + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+        + " --xla_cpu_parallel_codegen_split_count=1"
+        + " --xla_cpu_use_fusion_emitters=false"
+        * (tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11))
+    ).strip()
 # ... on the CPU, so that a run means the same on every machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What one run has compiled, the other worker and the next run load: half of a whole run's time.
