@@ -44,8 +44,8 @@ unit: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
-	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct PYTEST_ARGS=--exhaustive
-	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST) PYTEST_ARGS=--exhaustive
+	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct PYTEST_ARGS="--exhaustive $(PYTEST_ARGS)"
+	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST) PYTEST_ARGS="--exhaustive $(PYTEST_ARGS)"
 
 coverage: $(VENV)/.dev  ## Run the tests, and report the lines and branches of the package that none takes
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive --cov --cov-report=term $(PYTEST_ARGS)

@@ -11,7 +11,7 @@ from pathlib import Path
 # whatever compiles faster, since the suite compiles for much longer than it computes: no optimising
 # in LLVM, no splitting of small programs into smaller ones, and no MLIR between XLA and LLVM, which
 # newer versions insist on; ...
-if "xla_backend_optimization_level" not in os.environ.get("XLA_FLAGS", ""):  # workers inherit it
+if "PYTEST_XDIST_WORKER" not in os.environ:  # which has inherited them
     os.environ["XLA_FLAGS"] = (
         os.environ.get("XLA_FLAGS", "")
         + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
@@ -32,7 +32,7 @@ import jax
 import jaxtyping
 import pytest
 
-from tests.exhaustive import split
+from tests.exhaustive import UNKNOWN, split
 
 # Every annotated function of the package and of the studies checks its arguments' types and shapes.
 jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
@@ -47,10 +47,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("exhaustive") or any("::" in arg for arg in config.args):
+    if config.getoption("lf") or any("::" in arg for arg in config.args):
         return
-    items[:], left_out = split(items)
-    config.hook.pytest_deselected(items=left_out)
+    stay, left_out, config.stash[UNKNOWN] = split(items)
+    if not config.getoption("exhaustive") and not config.getoption("keyword"):
+        items[:] = stay
+        config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
+    if not config.getoption("exhaustive"):
+        terminalreporter.write_line("Some cases are left out; --exhaustive runs every one.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

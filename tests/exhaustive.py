@@ -207,22 +207,22 @@ STAY: dict[str, tuple[str, ...]] = {
 }
 
 
-def split(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """The items that stay, and those that are left out.
+UNKNOWN = pytest.StashKey[list[str]]()
 
-    Raises:
-      pytest.UsageError: `STAY` names a test or a case that its file does not have.
-    """
+
+def split(
+    items: list[pytest.Item],
+) -> tuple[list[pytest.Item], list[pytest.Item], list[str]]:
+    """The items that stay, those that are left out, and what `STAY` names and their files lack."""
     stay, left_out, seen = [], [], set()
     for item in items:
         test, _, case = item.nodeid.removeprefix("tests/").partition("[")
-        seen |= {test.split("::")[0], test, (test, case.removesuffix("]"))}
-        kept = test not in STAY or case.removesuffix("]") in STAY[test]
-        (stay if kept else left_out).append(item)
+        case = case.removesuffix("]")
+        seen |= {test.split("::")[0], test, f"{test}[{case}]"}
+        (stay if test not in STAY or case in STAY[test] else left_out).append(item)
+    unknown = []
     for test, cases in STAY.items():
-        unknown = [(test, case) for case in cases if (test, case) not in seen]
-        if test.split("::")[0] in seen and (test not in seen or unknown):
-            raise pytest.UsageError(
-                f"tests/exhaustive.py names what is not there: {unknown or test}"
-            )
-    return stay, left_out
+        if test.split("::")[0] in seen:
+            names = [test, *(f"{test}[{case}]" for case in cases)]
+            unknown += [name for name in names if name not in seen]
+    return stay, left_out, unknown

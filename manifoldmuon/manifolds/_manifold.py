@@ -21,8 +21,8 @@ class Manifold(abc.ABC):
     """A space of weights and the norm of its steps, as a frozen, hashable value without arrays.
 
     The trailing `ndim` axes of an array are one point; all leading axes are independent copies.
-    Methods take the point first. Dtype in = dtype out; arithmetic is done in float32 or wider.
-    A manifold is not a pytree node.
+    Methods take the point first, and are traced outside of `jax.jit`, too. Dtype in = dtype out;
+    arithmetic is done in float32 or wider. A manifold is not a pytree node.
 
     The norm of a direction is by default relative to the manifold's own scale, so that a learning
     rate is an angle to first order: a direction on a sphere of radius r has Euclidean norm r, a

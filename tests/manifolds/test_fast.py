@@ -25,6 +25,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import FAST, Bracket, SkewLift
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, Infinity, RMSToRMS, Spectral
+from manifoldmuon.optim import manifold_muon
 from tests.instances import MANIFOLDS
 
 SHAPE = (16, 8)
@@ -88,6 +89,25 @@ def test_choices_by_name():
     one = Bracket(steps=1)
     assert SpectralSphere(solver=one).fast().solver == one
     assert SpectralSphere(lanczos=8).fast().lanczos == 8
+    with pytest.raises(ValueError, match="lanczos must be a positive integer; got 0"):
+        SpectralSphere(lanczos=0)
+
+
+def test_a_walk_on_the_spectral_sphere_stays_on_it():
+    """Where the largest singular values come to tie: an independent decomposition says so."""
+    tx = manifold_muon(0.1, SpectralSphere().fast(), certify=False)
+    start = SpectralSphere().random_point(jax.random.key(0), (128, 128), jnp.float32)
+
+    def step(carry, key):
+        weight, state = carry
+        updates, state = tx.update(jax.random.normal(key, weight.shape), state, weight)
+        weight = weight + updates
+        return (weight, state), jnp.linalg.svd(weight, compute_uv=False)[:2]
+
+    keys = jax.random.split(jax.random.key(1), 40)
+    _, largest = jax.jit(lambda w: jax.lax.scan(step, (w, tx.init(w)), keys))(start)
+    assert jnp.min(largest[:, 0] - largest[:, 1]) < 1e-2
+    assert jnp.max(jnp.abs(largest[:, 0] - 1)) < 2e-6
     assert Stiefel(2.0).transposed().fast() == Stiefel(2.0, solver=FAST).transposed()
 
 
