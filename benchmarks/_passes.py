@@ -110,14 +110,15 @@ def _step(eqn, args: list, passes: int | None) -> list:
         taken = passes or passes_of(params["precision"])
         return [_product(args[0], args[1], taken, params)]
     if name == "scan":
-        fixed, carried = params["num_consts"], params["num_consts"] + params["num_carry"]
+        fixed, carried = _constants_and_carry(params)
+        rest = fixed + carried
 
         def body(carry, items):
             found = run(params["jaxpr"], *args[:fixed], *carry, *items)
-            return found[: params["num_carry"]], found[params["num_carry"] :]
+            return found[:carried], found[carried:]
 
         carry, stacked = jax.lax.scan(
-            body, args[fixed:carried], args[carried:], params["length"], params["reverse"]
+            body, args[fixed:rest], args[rest:], params["length"], params["reverse"]
         )
         return [*carry, *stacked]
     if name == "while":
@@ -136,6 +137,14 @@ def _step(eqn, args: list, passes: int | None) -> list:
         return run(inner, *args)
     found = eqn.primitive.bind(*args, **params)
     return list(found) if eqn.primitive.multiple_results else [found]
+
+
+def _constants_and_carry(params: dict) -> tuple[int, int]:
+    """How many of the arguments of a scan are which."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carry, _ = params["ft_in"].unpack()  # from JAX 0.12 on
+    return len(constants), len(carry)
 
 
 def _inner(params: dict) -> Any:
