@@ -45,18 +45,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="every case: twice the time")
 
 
+def _named(config: pytest.Config) -> bool:
+    """Whether this run asks for tests by name, or for those that failed."""
+    return config.getoption("lf") or any("::" in arg for arg in config.args)
+
+
+def _leaves_out(config: pytest.Config) -> bool:
+    asked = config.getoption("exhaustive") or config.getoption("keyword") or _named(config)
+    return not asked
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("lf") or any("::" in arg for arg in config.args):
+    if _named(config):
         return
     stay, left_out, config.stash[UNKNOWN] = split(items)
-    if not config.getoption("exhaustive") and not config.getoption("keyword"):
+    if _leaves_out(config):
         items[:] = stay
         config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    if not config.getoption("exhaustive"):
+    if _leaves_out(config):
         terminalreporter.write_line("Some cases are left out; --exhaustive runs every one.")
 
 
