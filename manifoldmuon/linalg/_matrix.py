@@ -177,7 +177,9 @@ _LAYOUTS = {
 }
 
 
+# By `jit`, traced once for each shape, of the dozen in a direction; by itself, one program.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+@functools.partial(jax.jit, static_argnums=1, inline=True)
 def prescale(x: Float[Array, "..."], ndim: int) -> tuple[Float[Array, "..."], Int[Array, "..."]]:
     """Divides each block by the power of two nearest below its largest magnitude.
 
@@ -212,6 +214,7 @@ def _prescale_jvp(ndim, primals, tangents):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+@functools.partial(jax.jit, static_argnums=2, inline=True)
 def times_power_of_two(
     x: Float[Array, "..."], exponent: Int[Array, "..."], ndim: int = 0
 ) -> Float[Array, "..."]:

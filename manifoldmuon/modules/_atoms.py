@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -15,6 +16,12 @@ from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
 from manifoldmuon.modules._algebra import Module
 from manifoldmuon.modules._plan import Sharpness, WeightSpec
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, L1ToRMS, RMSToRMS, check_number
+
+
+# Outside of jit: one program for each kind of weight, not one for each operation.
+@functools.partial(jax.jit, static_argnums=(0, 2, 3), inline=True)
+def _random_point(manifold: Manifold, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any):
+    return manifold.random_point(key, shape, dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +69,7 @@ class Atom(Module):
 
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "..."]:
         start = self.manifold if self.manifold.constrained else self.constraint()
-        return start.random_point(key, self.shape, dtype)
+        return _random_point(start, key, self.shape, dtype)
 
     def plan(self, target: np.ndarray) -> WeightSpec:
         # A frozen atom is given nothing by any rule but when it stands alone.

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from manifoldmuon.bounds import ROUNDING, Bounds, Length, Size, bound
+from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules import (
     Bias,
     Compose,
@@ -180,7 +181,7 @@ def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
     def check(spec: Any, value: Any) -> None:
         if not spec.manifold.constrained:
             return
-        far = float(np.max(np.asarray(spec.manifold.distance(jnp.asarray(value))), initial=0.0))
+        far = float(np.max(np.asarray(_distance(spec.manifold, value)), initial=0.0))
         if not far <= tolerance:
             raise ValueError(
                 f"a weight of the shape {value.shape} is {far:.3g} from its manifold, "
@@ -189,6 +190,11 @@ def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
             )
 
     map_weights(check, net.weights(), params)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _distance(manifold: Manifold, point: Array) -> Array:
+    return manifold.distance(point)
 
 
 def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, np.ndarray]:
