@@ -22,6 +22,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.retractions import QR, Nearest, Polar, Sinkhorn
 from manifoldmuon.norms import FanRatio, Frobenius, Spectral
+from tests.compiled import ask
 from tests.manifolds.optima import optimum
 
 RNG = np.random.default_rng(3)
@@ -33,12 +34,8 @@ def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
 
 
-def ask(method, *arrays):
-    return jax.tree.map(np.asarray, jax.jit(method)(*arrays))
-
-
-def point_of(manifold: Manifold, shape, seed: int = 0) -> np.ndarray:
-    return ask(lambda k: manifold.random_point(k, shape, jnp.float32), jax.random.key(seed))
+def point_of(manifold: Manifold, shape, seed: int = 0, dtype=jnp.float32) -> np.ndarray:
+    return ask(lambda k: manifold.random_point(k, shape, dtype), jax.random.key(seed))
 
 
 def steepest(manifold: Manifold, point, grad):
@@ -125,7 +122,7 @@ def test_the_tangent_space_of_fixed_singular_values(values, shape):
     """Against a basis of it, from all skew pairs."""
     with jax.enable_x64(True):
         manifold = Isospectral(values)
-        w = np.asarray(manifold.random_point(jax.random.key(1), shape, jnp.float64))
+        w = point_of(manifold, shape, 1, jnp.float64)
         v = RNG.normal(size=shape)
         rows = []
         for k, side in enumerate(shape):
@@ -136,8 +133,7 @@ def test_the_tangent_space_of_fixed_singular_values(values, shape):
                     rows.append((turn @ w if k == 0 else w @ turn).ravel())
         basis = scipy.linalg.orth(np.stack(rows, axis=1))
         expected = (basis @ (basis.T @ v.ravel())).reshape(shape)
-        found = manifold.tangent(jnp.asarray(w), jnp.asarray(v))
-        np.testing.assert_allclose(found, expected, atol=1e-12)
+        np.testing.assert_allclose(ask(manifold.tangent, w, v), expected, atol=1e-12)
 
 
 def test_equal_singular_values_are_a_stiefel_manifold():
@@ -155,8 +151,8 @@ def test_the_set_that_a_matrix_lies_on():
     w = normal(3, 5)
     manifold = Isospectral.of(w)
     np.testing.assert_allclose(ask(manifold.project, w), w, atol=2e-6)
-    assert manifold.distance(jnp.asarray(w)) < 1e-6
-    assert manifold.distance(jnp.asarray(1.01 * w)) == pytest.approx(0.01, rel=1e-3)
+    assert ask(manifold.distance, w) < 1e-6
+    assert ask(manifold.distance, 1.01 * w) == pytest.approx(0.01, rel=1e-3)
 
 
 def test_steps_of_a_subspace_do_not_depend_on_its_basis():
@@ -207,11 +203,12 @@ def test_the_orders_of_both_retractions_of_fixed_sums():
     """Where entries are positive a geodesic is a straight line."""
     with jax.enable_x64(True):
         manifold = DoublyStochastic()
-        x = manifold.random_point(jax.random.key(0), (4, 4), jnp.float64)
-        v = manifold.tangent(x, jnp.asarray(RNG.normal(size=(4, 4))))
-        v = v / jnp.max(jnp.abs(v / x))
-        np.testing.assert_allclose(Nearest().retract(x, 0.5 * v), x + 0.5 * v, atol=1e-14)
-        errors = [np.abs(Sinkhorn().retract(x, t * v) - x - t * v).max() for t in (1e-2, 1e-3)]
+        x = point_of(manifold, (4, 4), dtype=jnp.float64)
+        v = ask(manifold.tangent, x, RNG.normal(size=(4, 4)))
+        v = v / np.max(np.abs(v / x))
+        np.testing.assert_allclose(ask(Nearest().retract, x, 0.5 * v), x + 0.5 * v, atol=1e-14)
+        moved = [ask(Sinkhorn().retract, x, t * v) for t in (1e-2, 1e-3)]
+        errors = [np.abs(y - x - t * v).max() for y, t in zip(moved, (1e-2, 1e-3), strict=True)]
         assert 1.9 < np.log10(errors[0] / errors[1]) < 2.1
 
 
@@ -226,7 +223,7 @@ def test_entries_of_zero():
     np.testing.assert_allclose(ask(by_sinkhorn.retract, w, 0.1 * spread), w, atol=1e-6)
     small = point_of(by_sinkhorn, (4, 4))
     far = ask(by_sinkhorn.retract, small, -100 * ask(by_sinkhorn.tangent, small, normal(4, 4)))
-    assert by_sinkhorn.distance(jnp.asarray(far)) < 2e-6
+    assert ask(by_sinkhorn.distance, far) < 2e-6
     assert (far > 0).all()
     np.testing.assert_allclose(ask(DoublyStochastic(2.0).project, 0 * w), 0.5, rtol=1e-6)
 

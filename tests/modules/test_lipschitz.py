@@ -23,6 +23,7 @@ from manifoldmuon.modules import (
     SwapAxes,
     TwoTap,
 )
+from tests.compiled import ask
 from tests.modules.measure import gaussian, random_like, steepest_step
 
 IMAGE = gaussian(0, 2, 4, 6, 5)
@@ -30,44 +31,43 @@ IMAGE = gaussian(0, 2, 4, 6, 5)
 
 def jacobian(net, params, x):
     """As a matrix, of one example."""
-    found = jax.jacobian(lambda x: net.apply(params, x))(x)
+    found = ask(jax.jacobian(lambda x: net.apply(params, x)), x)
     return np.asarray(found, np.float64).reshape(-1, x.size)
 
 
 def test_groups_are_sorted_with_the_largest_first():
     x = gaussian(1, 3, 12)
     for size in (1, 2, 3, 12):
-        found = np.asarray(GroupSort(size).forward(x))
+        found = ask(GroupSort(size).forward, x)
         groups = np.asarray(x).reshape(3, size, 12 // size)
         np.testing.assert_array_equal(found.reshape(groups.shape), -np.sort(-groups, axis=1))
     first, second = np.split(np.asarray(x), 2, axis=-1)
     pair = [np.maximum(first, second), np.minimum(first, second)]
-    np.testing.assert_array_equal(MaxMin().forward(x), np.concatenate(pair, axis=-1))
+    np.testing.assert_array_equal(ask(MaxMin().forward, x), np.concatenate(pair, axis=-1))
 
 
 def test_reflections_against_a_loop_and_their_start():
     atom, x = Householder(6), gaussian(2, 5, 6)
-    np.testing.assert_allclose(
-        atom.apply(atom.init(jax.random.key(0)), x), MaxMin().forward(x), atol=1e-6
-    )
-    v = atom.manifold.random_point(jax.random.key(1), atom.shape, jnp.float32)
-    found = np.asarray(atom.apply(v, x))
+    start = ask(lambda key: atom.apply(atom.init(key), x), jax.random.key(0))
+    np.testing.assert_allclose(start, ask(MaxMin().forward, x), atol=1e-6)
+    draw = lambda key: atom.manifold.random_point(key, atom.shape, jnp.float32)  # noqa: E731
+    v = ask(draw, jax.random.key(1))
+    found = ask(atom.apply, v, x)
     for row, i in itertools.product(range(5), range(3)):
-        z, unit = np.asarray(x)[row, [i, i + 3]], np.asarray(v)[i]
+        z, unit = np.asarray(x)[row, [i, i + 3]], v[i]
         expected = z if z @ unit > 0 else z - 2 * (z @ unit) * unit
         np.testing.assert_allclose(found[row, [i, i + 3]], expected, atol=1e-6)
 
 
 def test_pixels_move_as_loops_move_them():
     x = np.asarray(IMAGE)
-    depth = np.asarray(SpaceToDepth(2).forward(IMAGE))
-    pooled = np.asarray(NormPool(2).forward(IMAGE))
+    depth, pooled = ask(SpaceToDepth(2).forward, IMAGE), ask(NormPool(2).forward, IMAGE)
     for row, column in itertools.product(range(2), range(3)):
         block = x[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
         np.testing.assert_array_equal(depth[:, row, column], block.reshape(2, -1))
         length = np.sqrt((block.astype(float) ** 2).sum((1, 2)))
         np.testing.assert_allclose(pooled[:, row, column], length, rtol=1e-6)
-    moved = np.asarray(Shift(1).forward(IMAGE))
+    moved = ask(Shift(1).forward, IMAGE)
     for row, column in itertools.product(range(4), range(6)):
         sources = [(row, column), (row + 1, column), (row - 1, column)]
         sources += [(row, column + 1), (row, column - 1)]
@@ -75,11 +75,11 @@ def test_pixels_move_as_loops_move_them():
             np.testing.assert_array_equal(
                 moved[:, row, column, channel], x[:, r % 4, c % 6, channel]
             )
-    np.testing.assert_array_equal(SwapAxes().forward(IMAGE), x.swapaxes(-1, -2))
+    np.testing.assert_array_equal(ask(SwapAxes().forward, IMAGE), x.swapaxes(-1, -2))
 
 
 def test_the_gradient_of_a_pool_of_zeros_is_zero():
-    grad = jax.grad(lambda x: jnp.sum(NormPool(2).forward(x)))(jnp.zeros((2, 2, 1)))
+    grad = ask(jax.grad(lambda x: jnp.sum(NormPool(2).forward(x))), jnp.zeros((2, 2, 1)))
     np.testing.assert_array_equal(grad, 0)
 
 
@@ -112,16 +112,16 @@ def test_an_orthogonal_convolution_is_one():
     """It commutes with shifts, and a pixel sees a square of `kernel` pixels around it."""
     net, x = OrthogonalConv2D(4, 3), gaussian(4, 7, 8, 4)
     params = net.init(jax.random.key(1))
-    y = net.apply(params, x)
-    moved = net.apply(params, jnp.roll(x, (2, -3), (0, 1)))
-    np.testing.assert_allclose(moved, jnp.roll(y, (2, -3), (0, 1)), atol=1e-6)
-    seen = jax.jacobian(lambda x: net.apply(params, x)[3, 4])(x)
-    reach = np.abs(np.asarray(seen)).max(axis=(0, -1)) > 1e-6
+    both = np.stack([x, np.roll(x, (2, -3), (0, 1))])
+    y, moved = ask(jax.vmap(net.apply, (None, 0)), params, both)
+    np.testing.assert_allclose(moved, np.roll(y, (2, -3), (0, 1)), atol=1e-6)
+    seen = ask(jax.jacobian(lambda x: net.apply(params, x)[3, 4]), x)
+    reach = np.abs(seen).max(axis=(0, -1)) > 1e-6
     expected = np.zeros((7, 8), bool)
     expected[2:5, 3:6] = True
     np.testing.assert_array_equal(reach, expected)
     # No product of rows and columns: the kernel's taps, as a matrix, have rank above one.
-    taps = np.asarray(seen)[0, 2:5, 3:6, 0]
+    taps = seen[0, 2:5, 3:6, 0]
     assert np.linalg.svd(taps, compute_uv=False)[1] > 1e-3
 
 

@@ -25,6 +25,7 @@ from manifoldmuon.norms import (
     product_lmo,
     product_norm,
 )
+from tests.compiled import ask
 from tests.instances import NORMS
 
 RNG = np.random.default_rng(0)
@@ -32,11 +33,6 @@ RNG = np.random.default_rng(0)
 
 def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
-
-
-def ask(method, *arrays) -> np.ndarray:
-    """A method's answer, compiled: what JAX would compile operation by operation takes longer."""
-    return np.asarray(jax.jit(method)(*arrays))
 
 
 def test_a_kernel_is_projected_tap_by_tap():

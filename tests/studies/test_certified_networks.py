@@ -14,13 +14,14 @@ from studies.certified import study as module
 from studies.certified.methods import BJORCK_STEPS, METHODS, Bjorck, Cayley, SpectralNorm
 from studies.certified.networks import NETWORKS, Convolutional, Local, Perceptron, Shifting
 from studies.certified.training import CHUNK, Training, _program
+from tests.compiled import ask
 
 TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seconds=0.01, seeds=(0,))
 SHAPES = ((7, 4), (4, 7), (5, 5), (2, 6, 3))
 
 
 def frame(shape):
-    return Stiefel().random_point(jax.random.key(1), shape, jnp.float32)
+    return ask(lambda key: Stiefel().random_point(key, shape, jnp.float32), jax.random.key(1))
 
 
 def singular_values(matrix):
@@ -31,46 +32,58 @@ def singular_values(matrix):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_begins_at_the_weights_it_is_given(name, shape):
     method, weight = METHODS[name], frame(shape)
-    free, carry = method.begin(weight)
+
+    def begun(weight):
+        free, carry = method.begin(weight)
+        return free, method.weight(free, method.carried(free, carry))
+
+    free, found = ask(begun, weight)
     assert free.shape == weight.shape
-    found = method.weight(free, method.carried(free, carry))
     np.testing.assert_allclose(found, weight, atol=2e-5)
+
+
+def stood_still(method, weight, move, steps):
+    """The weight after the steps of a training that stands still, away from where it began."""
+    free, carry = method.begin(weight)
+    free = free + move
+    carry = jax.lax.fori_loop(0, steps, lambda _, carry: method.carried(free, carry), carry)
+    return method.weight(free, carry)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_cayley_and_bjorck_make_is_orthonormal(shape):
-    move = 0.3 * jax.random.normal(jax.random.key(2), shape)
+    move = 0.3 * np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     for method in (Cayley(()), Bjorck(())):
-        free, carry = method.begin(frame(shape))
-        for _ in range(20):  # the steps of a training that stands still
-            carry = method.carried(free + move, carry)
-        np.testing.assert_allclose(singular_values(method.weight(free + move, carry)), 1, atol=2e-4)
+        found = ask(
+            lambda weight, method=method: stood_still(method, weight, move, 20), frame(shape)
+        )
+        np.testing.assert_allclose(singular_values(found), 1, atol=2e-4)
 
 
 def test_bjorck_on_the_gram_matrix_is_bjorck():
     rng = np.random.default_rng(0)
     free = rng.standard_normal((3, 6))
-    carry = Bjorck(()).begin(jnp.asarray(free, jnp.float32))[1]
-    for _ in range(30):
-        carry = Bjorck(()).carried(jnp.asarray(free, jnp.float32), carry)
     expected = free / np.linalg.svd(free, compute_uv=False)[0]
     for _ in range(BJORCK_STEPS):
         expected = 1.5 * expected - 0.5 * expected @ expected.T @ expected
-    found = Bjorck(()).weight(jnp.asarray(free, jnp.float32), carry)
+    found = ask(lambda free: stood_still(Bjorck(()), free, 0.0, 30), np.float32(free))
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_spectral_normalisation_follows_the_largest_singular_value():
-    free = jnp.asarray(np.diag([3.0, 2.0, 0.5])[:, :2] + 0.1, jnp.float32)
+    free = np.float32(np.diag([3.0, 2.0, 0.5])[:, :2] + 0.1)
     method = SpectralNorm(())
-    carry = method.begin(free)[1]
-    for _ in range(20):
-        carry = method.carried(free, carry)
-    found = method.weight(free, carry)
+
+    def followed(free):
+        carry = method.begin(free)[1]
+        carry = jax.lax.fori_loop(0, 20, lambda _, carry: method.carried(free, carry), carry)
+        slope = jax.grad(lambda free: jnp.sum(method.weight(free, carry) ** 3))(free)
+        return method.weight(free, carry), slope
+
+    found, gradient = ask(followed, free)
     np.testing.assert_allclose(found, free / singular_values(free)[0], rtol=1e-5)
     # Derived through the norm: no gradient along the array itself.
-    gradient = jax.grad(lambda free: jnp.sum(method.weight(free, carry) ** 3))(free)
-    assert abs(float(jnp.sum(gradient * free))) < 1e-5
+    assert abs(np.sum(gradient * free)) < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -85,11 +98,15 @@ def test_spectral_normalisation_follows_the_largest_singular_value():
 def test_networks_keep_lengths_up_to_the_last_layers(architecture):
     net = architecture.network((8, 8, 1), 10, FAST)
     weights = net.init(jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (2, 8, 8, 1))
-    logits, push = jax.vjp(lambda x: net.apply(weights, x), x)
+    x = np.random.default_rng(1).standard_normal((2, 8, 8, 1)).astype(np.float32)
+
+    def pull(x):  # rows and reflections keep the length of a gradient
+        logits, back = jax.vjp(lambda x: net.apply(weights, x), x)
+        return logits, back(jnp.eye(10)[:2])[0]
+
+    logits, pulled = ask(pull, x)
     assert logits.shape == (2, 10)
-    (pulled,) = push(jnp.eye(10)[:2])  # rows and reflections keep the length of a gradient
-    lengths = np.linalg.norm(np.asarray(pulled).reshape(2, -1), axis=1)
+    lengths = np.linalg.norm(pulled.reshape(2, -1), axis=1)
     if isinstance(architecture, Shifting):  # but not a frame of more channels than pixels
         assert np.all(lengths <= 1 + 1e-5)
     else:
@@ -135,7 +152,7 @@ def test_all_methods_of_a_seed_begin_as_one_function():
         )
         program = _program(training)
         weights = program.weights(program.begin(jax.random.key(0)))
-        logits.append(training.network().apply(weights, x))
+        logits.append(ask(training.network().apply, weights, x))
     for other in logits[1:]:
         np.testing.assert_allclose(other, logits[0], atol=1e-4)
 

@@ -15,6 +15,7 @@ from manifoldmuon_verify._files import Stored
 from manifoldmuon_verify._layers import normalisation
 from manifoldmuon_verify._network import Builder, State, evaluate, lipschitz
 from manifoldmuon_verify._rounding import up
+from tests.compiled import ask
 
 RNG = np.random.default_rng(1)
 
@@ -55,9 +56,11 @@ def stored(array):
 def built(name, factor=1.0):
     """The module, parameters away from their sets, and the verifier's network of both."""
     module, shape = CASES[name]
-    params = module.init(jax.random.key(0))
-    noise = lambda w: factor * w + 0.05 * RNG.normal(size=w.shape).astype(np.float32)  # noqa: E731
-    params = jax.tree.map(noise, params)
+
+    def moved(w):
+        return jnp.asarray(factor * np.asarray(w) + 0.05 * RNG.normal(size=w.shape), jnp.float32)
+
+    params = jax.tree.map(moved, module.init(jax.random.key(0)))
     arrays = Arrays()
     entries = describe(module, params, arrays)
     builder = Builder({key: stored(array) for key, array in arrays.values.items()})
@@ -74,7 +77,7 @@ def test_the_map_is_that_of_the_module(name):
     module, params, nodes, shape = built(name)
     x = RNG.normal(size=(4, *shape))
     found = evaluate(nodes, start(x)).values
-    wanted = module.apply(params, jnp.asarray(x, jnp.float32))
+    wanted = ask(module.apply, params, np.float32(x))
     assert found.shape[1:] == (nodes[-1].shape if nodes else shape)
     np.testing.assert_allclose(found, wanted, atol=5e-6)
 
