@@ -1,4 +1,4 @@
-"""What a function answers, compiled as a whole: operation by operation, JAX compiles them all."""
+"""Answers of one compiled program: outside of jit, JAX would compile every operation by itself."""
 
 from collections.abc import Callable
 from typing import Any

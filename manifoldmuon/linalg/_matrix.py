@@ -177,7 +177,8 @@ _LAYOUTS = {
 }
 
 
-# By `jit`, traced once for each shape, of the dozen in a direction; by itself, one program.
+# `jit` inside of both: a direction asks a dozen times, and each shape is traced once. Outside of
+# jit they are one program.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def prescale(x: Float[Array, "..."], ndim: int) -> tuple[Float[Array, "..."], Int[Array, "..."]]:
@@ -210,7 +211,7 @@ def prescale(x: Float[Array, "..."], ndim: int) -> tuple[Float[Array, "..."], In
 def _prescale_jvp(ndim, primals, tangents):
     scaled, exponent = prescale(primals[0], ndim)
     tangent = _shifted(upcast(tangents[0]), -exponent, ndim)
-    return (scaled, exponent), (tangent, np.zeros(exponent.shape, jax.dtypes.float0))
+    return (scaled, exponent), (tangent, jax.custom_derivatives.zero_from_primal(exponent))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))

@@ -192,6 +192,7 @@ def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
     map_weights(check, net.weights(), params)
 
 
+# One program for each kind of weight, not one for each operation.
 @functools.partial(jax.jit, static_argnums=0)
 def _distance(manifold: Manifold, point: Array) -> Array:
     return manifold.distance(point)

@@ -70,6 +70,23 @@ def test_prescale_is_differentiable_as_a_constant_factor():
     np.testing.assert_array_equal(jax.jacobian(lambda x: prescale(x, 1)[0])(x), np.eye(2) / 4)
 
 
+def test_scalings_have_derivatives_inside_of_shard_map():
+    """There the tangent of an exponent varies over the mesh, as the exponent does."""
+    mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def there_and_back(x):
+        return jnp.sum(times_power_of_two(*prescale(x, 1), 1) ** 2)
+
+    sharded = jax.shard_map(
+        jax.grad(there_and_back),
+        mesh=mesh,
+        in_specs=jax.sharding.PartitionSpec("a"),
+        out_specs=jax.sharding.PartitionSpec("a"),
+    )
+    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    np.testing.assert_array_equal(jax.jit(sharded)(x), 2 * x)
+
+
 def test_times_power_of_two_beyond_one_factor():
     x = jnp.array([[2.0**-120, 3], [1, 1], [2.0**100, 0], [2.0**100, 0], [1, 0]])
     found = times_power_of_two(x, jnp.array([200, -126, -226, -300, 300]), ndim=1)

@@ -71,7 +71,7 @@ def test_the_same_set_in_fewer_products(manifold, shape):
     assert products(fast, shape) < products(manifold, shape)
     point = ask(lambda key: fast.random_point(key, shape, jnp.float32), jax.random.key(0))
     assert np.max(ask(manifold.distance, point)) < 1e-5
-    np.testing.assert_array_equal(ask(manifold.norm.norm, point), ask(fast.norm.norm, point))
+    assert np.array_equal(ask(manifold.norm.norm, point), ask(fast.norm.norm, point))
 
 
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)

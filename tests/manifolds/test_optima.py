@@ -161,11 +161,11 @@ def test_a_tangent_constraint_of_ones_own():
 
     with jax.enable_x64(True):
         given = grad + 3
-        second = BarzilaiBorwein(steps=30)
-        cold = second.init_dual((6, 5), 2)
+        solver = BarzilaiBorwein(steps=30)
+        start = solver.init_dual((6, 5), 2)
         answers = [
             ask(lambda g: DouglasRachford(steps=200).solve(EXACT, normal, g), given),
-            ask(lambda g: second.solve(RMSToRMS(SVD()), normal, g, cold), given),
+            ask(lambda g: solver.solve(RMSToRMS(SVD()), normal, g, start), given),
         ]
     for answer, norm in zip(answers, (EXACT, RMSToRMS()), strict=True):
         best = optimum(given, norm, lambda a: [cp.sum(a, axis=0) == 0])
