@@ -4,8 +4,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from manifoldmuon.manifolds import Manifold
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:
     """The answer in NumPy's arrays."""
     return jax.device_get(jax.jit(function)(*arguments))
+
+
+def point_of(manifold: Manifold, shape, seed: int = 0, dtype=jnp.float32) -> np.ndarray:
+    """A random point."""
+    return ask(lambda key: manifold.random_point(key, shape, dtype), jax.random.key(seed))

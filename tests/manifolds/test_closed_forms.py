@@ -22,7 +22,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.retractions import QR, Nearest, Polar, Sinkhorn
 from manifoldmuon.norms import FanRatio, Frobenius, Spectral
-from tests.compiled import ask
+from tests.compiled import ask, point_of
 from tests.manifolds.optima import optimum
 
 RNG = np.random.default_rng(3)
@@ -32,10 +32,6 @@ TIED = (2.0, 1.0, 1.0, 0.0)
 
 def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
-
-
-def point_of(manifold: Manifold, shape, seed: int = 0, dtype=jnp.float32) -> np.ndarray:
-    return ask(lambda k: manifold.random_point(k, shape, dtype), jax.random.key(seed))
 
 
 def steepest(manifold: Manifold, point, grad):

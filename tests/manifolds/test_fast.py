@@ -27,7 +27,7 @@ from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import FAST, Bracket, SkewLift
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, Infinity, RMSToRMS, Spectral
 from manifoldmuon.optim import manifold_muon
-from tests.compiled import ask
+from tests.compiled import ask, point_of
 from tests.instances import MANIFOLDS
 
 SHAPE = (16, 8)
@@ -69,7 +69,7 @@ def test_the_same_set_in_fewer_products(manifold, shape):
     assert type(fast) is type(manifold)
     assert fast.fast() == fast
     assert products(fast, shape) < products(manifold, shape)
-    point = ask(lambda key: fast.random_point(key, shape, jnp.float32), jax.random.key(0))
+    point = point_of(fast, shape)
     assert np.max(ask(manifold.distance, point)) < 1e-5
     assert np.array_equal(ask(manifold.norm.norm, point), ask(fast.norm.norm, point))
 
@@ -98,8 +98,7 @@ def test_choices_by_name():
 def test_a_walk_on_the_spectral_sphere_stays_on_it():
     """Where the largest singular values come to tie: an independent decomposition says so."""
     tx = manifold_muon(0.1, SpectralSphere().fast(), certify=False)
-    draw = lambda key: SpectralSphere().random_point(key, (128, 128), jnp.float32)  # noqa: E731
-    start = ask(draw, jax.random.key(0))
+    start = point_of(SpectralSphere(), (128, 128))
 
     def step(carry, key):
         weight, state = carry
@@ -131,7 +130,7 @@ def test_what_is_no_cheaper_stays_as_it_is(manifold):
 @pytest.mark.parametrize(("manifold", "shape"), CHEAPER, ids=kind)
 def test_certificates_say_what_it_costs(manifold, shape):
     fast = manifold.fast()
-    point = ask(lambda key: fast.random_point(key, shape, jnp.float32), jax.random.key(1))
+    point = point_of(fast, shape, 1)
     grad = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
     @functools.partial(jax.jit, static_argnums=0)

@@ -18,18 +18,13 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.solvers import FAST, SkewLift
 from manifoldmuon.norms import FanRatio, Frobenius, Infinity, LongestRow, RootDim, Spectral
 from manifoldmuon.testing import stiefel_errors
-from tests.compiled import ask
+from tests.compiled import ask, point_of
 
 RNG = np.random.default_rng(1)
 
 
 def normal(*shape: int) -> np.ndarray:
     return RNG.normal(size=shape).astype(np.float32)
-
-
-def point_of(manifold: Manifold, shape, seed: int = 0) -> np.ndarray:
-    draw = lambda key: manifold.random_point(key, shape, jnp.float32)  # noqa: E731
-    return ask(draw, jax.random.key(seed))
 
 
 def steepest(manifold: Manifold, point, grad):

@@ -23,7 +23,7 @@ from manifoldmuon.modules import (
     SwapAxes,
     TwoTap,
 )
-from tests.compiled import ask
+from tests.compiled import ask, point_of
 from tests.modules.measure import gaussian, random_like, steepest_step
 
 IMAGE = gaussian(0, 2, 4, 6, 5)
@@ -50,8 +50,7 @@ def test_reflections_against_a_loop_and_their_start():
     atom, x = Householder(6), gaussian(2, 5, 6)
     start = ask(lambda key: atom.apply(atom.init(key), x), jax.random.key(0))
     np.testing.assert_allclose(start, ask(MaxMin().forward, x), atol=1e-6)
-    draw = lambda key: atom.manifold.random_point(key, atom.shape, jnp.float32)  # noqa: E731
-    v = ask(draw, jax.random.key(1))
+    v = point_of(atom.manifold, atom.shape, 1)
     found = ask(atom.apply, v, x)
     for row, i in itertools.product(range(5), range(3)):
         z, unit = np.asarray(x)[row, [i, i + 3]], v[i]

@@ -14,14 +14,14 @@ from studies.certified import study as module
 from studies.certified.methods import BJORCK_STEPS, METHODS, Bjorck, Cayley, SpectralNorm
 from studies.certified.networks import NETWORKS, Convolutional, Local, Perceptron, Shifting
 from studies.certified.training import CHUNK, Training, _program
-from tests.compiled import ask
+from tests.compiled import ask, point_of
 
 TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seconds=0.01, seeds=(0,))
 SHAPES = ((7, 4), (4, 7), (5, 5), (2, 6, 3))
 
 
 def frame(shape):
-    return ask(lambda key: Stiefel().random_point(key, shape, jnp.float32), jax.random.key(1))
+    return point_of(Stiefel(), shape, 1)
 
 
 def singular_values(matrix):
@@ -43,11 +43,11 @@ def test_every_method_begins_at_the_weights_it_is_given(name, shape):
 
 
 def stood_still(method, weight, move, steps):
-    """The weight after the steps of a training that stands still, away from where it began."""
+    """A training that stands still, away from where it began: the free array and the carry."""
     free, carry = method.begin(weight)
     free = free + move
     carry = jax.lax.fori_loop(0, steps, lambda _, carry: method.carried(free, carry), carry)
-    return method.weight(free, carry)
+    return free, carry
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -55,7 +55,8 @@ def test_what_cayley_and_bjorck_make_is_orthonormal(shape):
     move = 0.3 * np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     for method in (Cayley(()), Bjorck(())):
         found = ask(
-            lambda weight, method=method: stood_still(method, weight, move, 20), frame(shape)
+            lambda weight, method=method: method.weight(*stood_still(method, weight, move, 20)),
+            frame(shape),
         )
         np.testing.assert_allclose(singular_values(found), 1, atol=2e-4)
 
@@ -66,7 +67,8 @@ def test_bjorck_on_the_gram_matrix_is_bjorck():
     expected = free / np.linalg.svd(free, compute_uv=False)[0]
     for _ in range(BJORCK_STEPS):
         expected = 1.5 * expected - 0.5 * expected @ expected.T @ expected
-    found = ask(lambda free: stood_still(Bjorck(()), free, 0.0, 30), np.float32(free))
+    method = Bjorck(())
+    found = ask(lambda free: method.weight(*stood_still(method, free, 0.0, 30)), np.float32(free))
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -75,8 +77,7 @@ def test_spectral_normalisation_follows_the_largest_singular_value():
     method = SpectralNorm(())
 
     def followed(free):
-        carry = method.begin(free)[1]
-        carry = jax.lax.fori_loop(0, 20, lambda _, carry: method.carried(free, carry), carry)
+        free, carry = stood_still(method, free, 0.0, 20)
         slope = jax.grad(lambda free: jnp.sum(method.weight(free, carry) ** 3))(free)
         return method.weight(free, carry), slope
 
