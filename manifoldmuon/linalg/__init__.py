@@ -34,6 +34,7 @@ from manifoldmuon.linalg._matrix import (
     trailing,
     turned_like,
     upcast,
+    varying_alike,
 )
 from manifoldmuon.linalg._matrix_norms import (
     largest_eigenpair,
@@ -128,5 +129,6 @@ __all__ = [
     "trailing",
     "turned_like",
     "upcast",
+    "varying_alike",
     "zolotarev",
 ]

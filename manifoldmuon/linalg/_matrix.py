@@ -6,6 +6,7 @@ Matrices lie in the trailing two axes; leading axes are independent.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -126,6 +127,21 @@ def product(
 def one_for_zero(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """x, with 1 in place of 0: a divisor."""
     return jnp.where(x == 0, 1, x)
+
+
+def varying_alike(*trees: Any) -> tuple[Any, ...]:
+    """The same trees, to be carried by one loop inside of `jax.shard_map`.
+
+    There every array varies over some axes of the mesh, and a loop has to begin with arrays that
+    vary over as many as those that it goes on with. Each array comes back varying over the axes
+    over which any of them does. Elsewhere nothing changes, and XLA removes the selections.
+
+    Args:
+      trees: pytrees of arrays: first what is carried, then what goes into it on the way.
+    """
+    unset = [jnp.zeros_like(x, bool, shape=()) for x in jax.tree.leaves(trees)]
+    either = functools.reduce(jnp.logical_or, unset)
+    return jax.tree.map(lambda x: jax.lax.select(either, x, x), trees)
 
 
 def overlap(

@@ -7,11 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg._matrix import one_for_zero, upcast
+from manifoldmuon.linalg._matrix import one_for_zero, upcast, varying_alike
 
 _SHORTEST = 2.0**-12  # of a Newton step
 _LARGEST = 1e4  # of an entry, in units of the mean one: beyond, float32 would lose the sums
@@ -143,7 +142,7 @@ def _nearest(
         u, v = u + t * du, v + t * dv
         return count + 1, u, v, _error(at(u, v)[0])
 
-    u, v = jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype)
+    u, v, _ = varying_alike(jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype), y)
     start = (0, u, v, _error(jnp.maximum(y, 0)))
     _, u, v, _ = jax.lax.while_loop(unfinished, step, start)
     found, _, _ = at(u, v)
@@ -156,7 +155,7 @@ def _nearest_jvp(max_iterations, primals, tangents):
     found, active = _nearest(primals[0], max_iterations)
     weights = active.astype(found.dtype)
     moved = weights * _without_sums(weights, tangents[0])
-    return (found, active), (moved, np.zeros(active.shape, jax.dtypes.float0))
+    return (found, active), (moved, jax.custom_derivatives.zero_from_primal(active))
 
 
 @functools.partial(jnp.vectorize, signature="(m,n),(m,n)->(m,n)")

@@ -16,6 +16,7 @@ from manifoldmuon.linalg import (
     prescale,
     times_power_of_two,
     upcast,
+    varying_alike,
 )
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
@@ -154,14 +155,14 @@ def _size(
 
     def as_it_is(update):
         size, after = manifold.norm.estimate(update, vectors, iterations)
-        return (size, jnp.zeros(size.shape, jnp.int32)), after
+        return (size, jnp.zeros_like(size, jnp.int32)), after
 
     def scaled(update):
         vector, exponent = prescale(update, manifold.ndim)
         size, after = manifold.norm.estimate(vector, vectors, iterations)
         return (size, exponent), after
 
-    update = upcast(update)
+    update, vectors = varying_alike(upcast(update), vectors)
     square = inner_product(update, update, manifold.ndim)
     ordinary = jnp.all((square > 2.0**-_ORDINARY) & (square < 2.0**_ORDINARY))
     return jax.lax.cond(ordinary, as_it_is, scaled, update)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.linalg import one_for_zero
+from manifoldmuon.linalg import one_for_zero, varying_alike
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._retract import retract
 from manifoldmuon.optim._step_by_rule import inner, require, scaled
@@ -111,6 +111,7 @@ def step_by_line_search(
         # How often to shrink is a whole number: there is no derivative but that of the first rate.
         still = jax.lax.stop_gradient(begin)
         start = still, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+        start, _ = varying_alike(start, (now, slope, updates, params))
         rate, trials, found = jax.lax.while_loop(goes_on, tries, start)
         rate = rate + rate / one_for_zero(still) * (begin - still)
         # A NaN in the gradient has to stay visible; a search that fails is not one.

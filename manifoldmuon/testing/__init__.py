@@ -3,6 +3,7 @@
 from manifoldmuon.testing._manifolds import check_manifold
 from manifoldmuon.testing._msign import check_msign
 from manifoldmuon.testing._norms import check_norm
+from manifoldmuon.testing._shard_map import check_inside_shard_map
 from manifoldmuon.testing._stiefel import (
     STIEFEL_FAMILIES,
     DirectionErrors,
@@ -16,6 +17,7 @@ from manifoldmuon.testing._transformations import check_sharding, check_transfor
 __all__ = [
     "STIEFEL_FAMILIES",
     "DirectionErrors",
+    "check_inside_shard_map",
     "check_manifold",
     "check_msign",
     "check_norm",

@@ -24,6 +24,7 @@ from manifoldmuon.testing._assertions import (
     spoil,
     wide,
 )
+from manifoldmuon.testing._shard_map import check_inside_shard_map
 
 SCALES = (1e-30, 1e-10, 1e10, 1e30)
 
@@ -51,8 +52,8 @@ def check_manifold(
       on_set: how far from the set a projected, retracted or random point may be.
       overshoot: how far above 1 the norm of a direction may be: what an approximation of
         msign leaves.
-      thorough: whether to run the slow checks too, each of which compiles everything once more:
-        without `jax.jit`, under `jax.vmap`, and in bfloat16.
+      thorough: whether to run the slow checks too, each of which compiles or traces everything once
+        more: without `jax.jit`, under `jax.vmap`, in bfloat16, and inside of `jax.shard_map`.
       dtype: float32, or float64 under `jax.enable_x64(True)`.
       convex: the set is convex and has a boundary, where the projection of a random array may lie:
         `x - project(x)` then has an obtuse angle to all of the set, and need not be normal.
@@ -81,6 +82,7 @@ def check_manifold(
         _check_vmap(case)
         _check_short_dtype(case)
         _check_eager(case)
+        _check_shard_map(case)
 
 
 # A JAX array while it is traced, a NumPy array or (NumPy's name for a sum) scalar afterwards.
@@ -352,6 +354,13 @@ def _check_vmap(case: Case) -> None:
     for index, direction in enumerate(jitted(steepest)(points, grads)):
         alone = case.ask(points[index], grads[index], case.vector).direction
         agree("vmap = loop (direction)", direction, alone, case.tolerance)
+
+
+def _check_shard_map(case: Case) -> None:
+    def ask(point, grad):
+        return ask_manifold(case.manifold, point, grad, grad)
+
+    check_inside_shard_map(ask, case.point, case.grad)
 
 
 def _check_dtypes(case: Case, key: PRNGKeyArray) -> None:

@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from manifoldmuon.testing._shard_map import check_inside_shard_map
+
 
 def check_transformation(
     make_tx: Callable[..., optax.GradientTransformation],
@@ -28,8 +30,9 @@ def check_transformation(
 
     `init` under jit, on abstract values, on trees that are empty or have holes; one compilation;
     dtypes; `tree_map_params`, `inject_hyperparams`, `masked`, `partition`, `chain`, extra
-    arguments, `MultiSteps`, `apply_if_finite`; scan, vmap, donation; zeros, scales, NaN; errors.
-    It is for transformations that treat every leaf by itself. See `check_sharding` for meshes.
+    arguments, `MultiSteps`, `apply_if_finite`; scan, vmap, donation; `shard_map`; zeros, scales,
+    NaN; errors. It is for transformations that treat every leaf by itself. See `check_sharding` for
+    meshes.
 
     Args:
       make_tx: makes the transformation: `make_tx(**hyperparams)`.
@@ -246,6 +249,13 @@ def _still(case: Case) -> None:
         assert_finite(state)
 
 
+def _shard_map(case: Case) -> None:
+    def update(grads, params, state):
+        return case.tx.update(grads, state, params)
+
+    check_inside_shard_map(update, case.grads, case.params, case.state)
+
+
 def _compiles_once(case: Case) -> None:
     params, state = case.params, case.state
     before = len(case.traces)
@@ -266,6 +276,7 @@ BASICS = (
     _degenerate,
     _nan_in_one_leaf,
     _errors,
+    _shard_map,
 )
 
 

@@ -72,6 +72,15 @@ class Widens(Hypersphere):
         return super().tangent(point, vector).astype(jnp.float32)
 
 
+class BeginsWithConstants(Hypersphere):
+    """A loop that carries what does not vary over a mesh at first, and later does."""
+
+    def retract(self, point, vector):
+        nothing = jnp.zeros(point.shape, vector.dtype)
+        moved = jax.lax.fori_loop(0, 2, lambda _, moved: moved + vector / 2, nothing)
+        return super().retract(point, moved)
+
+
 BROKEN = [
     (OffTheSet, "retract lands on the set"),
     (NotTangent, "x - project.x. is normal to the set"),
@@ -90,6 +99,11 @@ BROKEN = [
 def test_a_broken_manifold_is_found(broken, law):
     with pytest.raises(AssertionError, match=f"law broken: .*({law})"):
         check_manifold(broken(), (5,), jax.random.key(0), thorough=False)
+
+
+def test_a_loop_that_a_mesh_refuses_is_found():
+    with pytest.raises(AssertionError, match="inside of jax.shard_map .arguments 1 vary"):
+        check_manifold(BeginsWithConstants(), (5,), jax.random.key(0))
 
 
 def test_a_callable_manifold_is_found():

@@ -206,6 +206,22 @@ def test_great_circles_reach_the_antipode():
     np.testing.assert_array_equal(retract(w, 0 * v), w)
 
 
+def test_great_circles_of_every_length():
+    """To rounding where sines are taken from their series, and where not; derivatives at zero."""
+    with jax.enable_x64(True):
+        point, ahead = jnp.eye(5)[0], np.eye(5)[1]
+        lengths = np.concatenate([np.zeros(1), np.geomspace(1e-12, 3, 400)])
+        found = ask(jax.vmap(lambda v: Geodesic().retract(point, v)), lengths[:, None] * ahead)
+        np.testing.assert_allclose(found[:, 1], np.sin(lengths), rtol=4e-16)
+        np.testing.assert_allclose(found[:, 0], np.cos(lengths), rtol=4e-16, atol=1e-16)
+        moved = lambda v: Geodesic().retract(point, v)  # noqa: E731
+        slope, curvature = ask(
+            lambda v: (jax.jacobian(moved)(v), jax.hessian(moved)(v)), np.zeros(5)
+        )
+        np.testing.assert_array_equal(slope, np.eye(5))
+        np.testing.assert_array_equal(curvature[0], -np.eye(5))
+
+
 @pytest.mark.parametrize("shape", [(64, 10), (32, 32), (10, 64)], ids=str)
 def test_no_drift_over_three_thousand_steps(shape):
     manifold = Stiefel()

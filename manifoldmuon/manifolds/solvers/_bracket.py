@@ -13,6 +13,7 @@ from manifoldmuon.linalg import (
     inner_product,
     one_for_zero,
     over,
+    varying_alike,
 )
 from manifoldmuon.manifolds.solvers._multipliers import (
     certified,
@@ -99,6 +100,7 @@ class Bracket:
           dual: from `init_dual`, or what the last call returned.
         """
         ndim = norm.ndim
+        unit, grad, dual = varying_alike(unit, grad, dual)
 
         def along(vector):
             return inner_product(unit, vector, ndim)

@@ -19,6 +19,7 @@ from manifoldmuon.linalg import (
     rounding,
     skew,
     sym,
+    varying_alike,
 )
 from manifoldmuon.norms import relative_gap
 
@@ -260,5 +261,6 @@ def iterate(
         return k + 1, after, error.astype(worst.dtype)
 
     error = jax.eval_shape(lambda s: step(0, s)[1], state)
-    start = (jnp.int32(0), state, jnp.full(error.shape, jnp.inf, error.dtype))
+    worst, _ = varying_alike(jnp.full(error.shape, jnp.inf, error.dtype), state)
+    start = (jnp.int32(0), state, worst)
     return jax.lax.while_loop(unfinished, advance, start)[1]

@@ -1,0 +1,90 @@
+"""Inside of `jax.shard_map`, with its check of what varies over the mesh."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    Hypersphere,
+    Manifold,
+    SpectralBall,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.manifolds.solvers import ADMM, AlternatingProjection, DualAscent, FixedPoint
+from manifoldmuon.norms import Spectral
+from manifoldmuon.testing import check_inside_shard_map
+from tests.compiled import ask
+from tests.instances import MANIFOLDS, ManifoldCase
+
+SOLVERS = [ADMM(), AlternatingProjection(), DualAscent(), FixedPoint()]
+
+
+def answers(manifold: Manifold, point, grad, dual):
+    answer = manifold.steepest(point, grad, dual)
+    moved = manifold.retract(point, answer.direction)
+    return answer, moved, manifold.project(point), manifold.tangent(point, grad)
+
+
+@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+def test_directions_and_retractions(case: ManifoldCase):
+    x, dual = jnp.ones(case.shape), case.manifold.init_dual(case.shape)
+    check_inside_shard_map(functools.partial(answers, case.manifold), x, x, dual)
+
+
+@pytest.mark.parametrize(
+    "manifold",
+    [DoublyStochastic(), SpectralSphere(), SpectralBall(), Stiefel()],
+    ids=lambda manifold: type(manifold).__name__,
+)
+def test_derivatives(manifold: Manifold):
+    x = jnp.ones((3, 3))
+
+    def loss(point, grad):
+        answer, *moved = answers(manifold, point, grad, manifold.init_dual(x.shape))
+        return sum(jnp.sum(y) for y in (answer.direction, *moved))
+
+    check_inside_shard_map(jax.grad(loss, (0, 1)), x, x)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 1e-3])
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda solver: type(solver).__name__)
+def test_solvers_that_iterate(solver, tolerance):
+    x = jnp.ones((6, 3))
+    solver = dataclasses.replace(solver, tolerance=tolerance)
+    check_inside_shard_map(solver.solve, x, x, solver.init_dual(x.shape))
+
+
+def test_every_device_steps_as_if_alone():
+    geometry = {"sphere": SpectralSphere(), "fixed": Hypersphere(ndim=2, step_norm=Spectral())}
+    tx = optim.manifold_muon(0.1, geometry)
+    rng = np.random.default_rng(0)
+    # A matrix for each of two devices; the state begins alike on both.
+    params, grads = (
+        {name: np.float32(rng.standard_normal((2, 6, 3))) for name in geometry} for _ in range(2)
+    )
+    params = ask(lambda params: optim.project_tree(geometry, params), params)
+
+    def steps(params, grads):
+        state = tx.init(params)
+        for _ in range(2):
+            updates, state = tx.update(grads, state, params)
+            params = jax.tree.map(jnp.add, params, updates)
+        return params
+
+    mesh = jax.make_mesh((2,), ("devices",), axis_types=(AxisType.Auto,))
+    each = PartitionSpec("devices")
+    divided = jax.shard_map(steps, mesh=mesh, in_specs=(each, each), out_specs=each)
+    found = ask(divided, params, grads)
+    for device in range(2):
+        part = lambda x, device=device: x[device : device + 1]  # noqa: E731
+        alone = ask(steps, *jax.tree.map(part, (params, grads)))
+        for name in geometry:
+            np.testing.assert_allclose(part(found[name]), alone[name], rtol=1e-6, atol=1e-7)
