@@ -42,7 +42,8 @@ class QDWH(MsignMethod):
 
     Rational instead of polynomial steps: five or six of them cover a condition number of
     1/eps, but each takes a QR or a Cholesky factorisation. The most orthogonal of the methods.
-    Directions in which the matrix is singular to rounding come out of arbitrary size.
+    Directions in which the matrix is singular to rounding come out of arbitrary size. Inside of
+    `jax.shard_map` it needs `check_vma=False`.
     """
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:

@@ -6,12 +6,15 @@ Matrices lie in the trailing two axes; leading axes are independent.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 from jaxtyping import Array, Float, Int, Shaped
+
+Tree = TypeVar("Tree")
 
 
 def mT(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch n m"]:
@@ -129,19 +132,27 @@ def one_for_zero(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.where(x == 0, 1, x)
 
 
-def varying_alike(*trees: Any) -> tuple[Any, ...]:
-    """The same trees, to be carried by one loop inside of `jax.shard_map`.
+def varying_alike(tree: Tree, *others: Any) -> Tree:
+    """`tree`, each array varying over every axis of a mesh over which any array given varies.
 
-    There every array varies over some axes of the mesh, and a loop has to begin with arrays that
-    vary over as many as those that it goes on with. Each array comes back varying over the axes
-    over which any of them does. Elsewhere nothing changes, and XLA removes the selections.
+    Inside of `jax.shard_map` a loop has to begin with arrays that vary over the same axes as those
+    that it goes on with. Elsewhere the tree comes back as it is.
 
     Args:
-      trees: pytrees of arrays: first what is carried, then what goes into it on the way.
+      tree: a pytree of arrays, to be carried by one loop.
+      others: pytrees of arrays that go into the loop on its way.
     """
-    unset = [jnp.zeros_like(x, bool, shape=()) for x in jax.tree.leaves(trees)]
-    either = functools.reduce(jnp.logical_or, unset)
-    return jax.tree.map(lambda x: jax.lax.select(either, x, x), trees)
+    if not inside_shard_map():
+        return tree
+    # By what stands in all versions of JAX: a choice varies as what it is made by. XLA removes it.
+    unset = [jnp.zeros_like(x, bool, shape=()) for x in jax.tree.leaves((tree, others))]
+    either = functools.reduce(jnp.logical_or, unset, jnp.zeros((), bool))
+    return jax.tree.map(lambda x: jax.lax.select(either, jnp.asarray(x), jnp.asarray(x)), tree)
+
+
+def inside_shard_map() -> bool:
+    """Whether this is traced inside of `jax.shard_map`, where every device holds its own arrays."""
+    return AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
 
 
 def overlap(
@@ -250,7 +261,7 @@ def _times_power_of_two_jvp(ndim, primals, tangents):
     # By its rule: the bits of a zero, which is read like a denormal number, have no derivative.
     x, exponent = primals
     tangent = _shifted(upcast(tangents[0]), exponent, ndim).astype(x.dtype)
-    return times_power_of_two(x, exponent, ndim), tangent
+    return times_power_of_two(x, exponent, ndim), varying_alike(tangent, x)
 
 
 def _shifted(x, exponent, ndim):

@@ -84,7 +84,7 @@ def power_iteration(
         return jax.lax.cond(found, lambda p: jax.lax.fori_loop(0, first, step, p), _same, pair)
 
     # What a cold start takes stands in a branch, not to be paid in every step.
-    v, x = varying_alike(normalize(vector.astype(x.dtype), 1), x)
+    v, x = varying_alike((normalize(vector.astype(x.dtype), 1), x))
     image = _apply(x, v)
     pair = jax.lax.cond(jnp.any(jnp.all(image == 0, axis=-1)), restart, _same, (v, image))
     v, image = jax.lax.fori_loop(0, steps, step, pair, unroll=min(steps, 2) or 1)
@@ -133,8 +133,8 @@ def largest_eigenpair(
     basis = jnp.zeros((*gram.shape[:-2], steps, gram.shape[-1]), gram.dtype)
     noise = 4 * jnp.finfo(gram.dtype).eps
     most = jnp.zeros(gram.shape[:-2], gram.dtype)
-    *carry, _ = varying_alike(basis, _start(gram), most, gram)
-    (basis, *_), (values, lengths) = jax.lax.scan(step, tuple(carry), jnp.arange(steps))
+    carry = varying_alike((basis, _start(gram), most), gram)
+    (basis, *_), (values, lengths) = jax.lax.scan(step, carry, jnp.arange(steps))
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
     shifted = jnp.eye(values.shape[-1], k=1, dtype=gram.dtype)
     above = jnp.broadcast_to(shifted, (*values.shape, values.shape[-1])) * lengths[..., None]

@@ -142,7 +142,7 @@ def _nearest(
         u, v = u + t * du, v + t * dv
         return count + 1, u, v, _error(at(u, v)[0])
 
-    u, v, _ = varying_alike(jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype), y)
+    u, v = varying_alike((jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype)), y)
     start = (0, u, v, _error(jnp.maximum(y, 0)))
     _, u, v, _ = jax.lax.while_loop(unfinished, step, start)
     found, _, _ = at(u, v)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import upcast
+from manifoldmuon.linalg import upcast, varying_alike
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
 from manifoldmuon.optim._geometry import Places, find_places, if_complex
@@ -91,7 +91,8 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
     def init_fn(params: Any) -> ScaleByAGDState:
         if not is_placeholder(params):
             _find_layouts(layouts, params)  # so that a bias is refused before training
-        return ScaleByAGDState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+        state = ScaleByAGDState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+        return varying_alike(state, params)
 
     def update_fn(updates, state, params=None, **extra_args):
         del state, params, extra_args

@@ -17,6 +17,7 @@ import optax
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from manifoldmuon.linalg import inside_shard_map, varying_alike
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Geometry,
@@ -304,8 +305,11 @@ def explicit_mesh(x: Any) -> Any:
 def replicated_like(tree: Any, like: Any) -> Any:
     """`tree` replicated over the mesh of `like`, so that its type is what a step will return.
 
-    Inside jit only an explicit mesh is known (and needed); outside, every mesh.
+    Inside jit only an explicit mesh is known (and needed); outside, every mesh. Inside of
+    `jax.shard_map` every device holds what it works on, and `tree` varies as `like` does.
     """
+    if inside_shard_map():
+        return varying_alike(tree, like)
     if isinstance(like, Tracer):
         mesh = explicit_mesh(like)
         place = jax.sharding.reshard
@@ -317,6 +321,8 @@ def replicated_like(tree: Any, like: Any) -> Any:
 
 def placed_like(x: jax.Array, like: Any) -> jax.Array:
     """`x` with the sharding of `like`, as far as it has one."""
+    if inside_shard_map():
+        return x
     if isinstance(like, Tracer):
         explicit = explicit_mesh(like) is not None
         return jax.sharding.reshard(x, jax.typeof(like).sharding) if explicit else x

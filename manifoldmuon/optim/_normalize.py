@@ -162,7 +162,7 @@ def _size(
         size, after = manifold.norm.estimate(vector, vectors, iterations)
         return (size, exponent), after
 
-    update, vectors = varying_alike(upcast(update), vectors)
+    update, vectors = varying_alike((upcast(update), vectors))
     square = inner_product(update, update, manifold.ndim)
     ordinary = jnp.all((square > 2.0**-_ORDINARY) & (square < 2.0**_ORDINARY))
     return jax.lax.cond(ordinary, as_it_is, scaled, update)

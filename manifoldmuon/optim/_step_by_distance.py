@@ -10,7 +10,7 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.linalg import one_for_zero
+from manifoldmuon.linalg import one_for_zero, varying_alike
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, is_hole
 from manifoldmuon.optim._retract import chain
@@ -85,7 +85,8 @@ def step_by_distance(
         start = jax.tree.map(jnp.zeros_like, params)  # filled by the first step
         count = jnp.zeros((), jnp.int32)
         dual = steepest.init(params)
-        return StepByDistanceState(begin, zero(), count, zero(), start, _wide_zeros(params), dual)
+        state = begin, zero(), count, zero(), start, _wide_zeros(params), dual
+        return varying_alike(StepByDistanceState(*state), params)
 
     def update_fn(updates, state, params=None, *, grad=None, **extra_args):
         del extra_args

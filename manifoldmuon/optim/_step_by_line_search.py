@@ -50,7 +50,7 @@ def step_by_line_search(
     `update` takes what Optax's line searches take: `tx.update(grads, state, params, value=loss,
     grad=grads, value_fn=f)`, where `f(params)` is the loss, on the batch of the step. It flips the
     sign. `f` needs the whole tree, so this link does not belong inside `optax.masked` or
-    `optax.partition`.
+    `optax.partition`. Inside of `jax.shard_map` it has to end with the `jax.lax.pmean` of `value`.
 
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.
@@ -77,9 +77,9 @@ def step_by_line_search(
     onto = retract(geometry)
 
     def init_fn(params: Any) -> StepByLineSearchState:
-        del params
         start = jnp.asarray(first / growth, jnp.float32)
-        return StepByLineSearchState(start, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32))
+        trials, slope = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
+        return varying_alike(StepByLineSearchState(start, trials, slope), params)
 
     def update_fn(
         updates, state, params: Any = None, *, value=None, grad=None, value_fn: Any = None, **extra
@@ -111,7 +111,7 @@ def step_by_line_search(
         # How often to shrink is a whole number: there is no derivative but that of the first rate.
         still = jax.lax.stop_gradient(begin)
         start = still, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        start, _ = varying_alike(start, (now, slope, updates, params))
+        start = varying_alike(start, now, slope, updates, params)
         rate, trials, found = jax.lax.while_loop(goes_on, tries, start)
         rate = rate + rate / one_for_zero(still) * (begin - still)
         # A NaN in the gradient has to stay visible; a search that fails is not one.

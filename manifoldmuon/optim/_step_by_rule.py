@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg import varying_alike
 from manifoldmuon.optim._agd import step_length
 from manifoldmuon.optim._geometry import is_hole
 
@@ -105,8 +106,8 @@ def step_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
     """
 
     def init_fn(params: Any) -> StepByRuleState:
-        del params
-        return StepByRuleState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+        state = StepByRuleState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+        return varying_alike(state, params)
 
     def update_fn(updates, state, params=None, *, value=None, grad=None, **extra_args):
         del state, params, extra_args

@@ -18,16 +18,18 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
     """Checks that `jax.shard_map` takes a function, with its check of what varies over the mesh.
 
     First each argument by itself differs between the devices of a mesh, then all do. Where it
-    fails, a loop begins with arrays that are the same on all devices and goes on with others:
-    `linalg.varying_alike` makes them alike. It is traced alone, for which one device is enough.
+    fails, a loop mostly begins with arrays that are the same on all devices and goes on with
+    others: `linalg.varying_alike` makes them alike. Nothing is compiled, and no mesh is needed.
 
     Args:
       function: returns a pytree of arrays.
       arguments: pytrees of arrays.
 
     Raises:
-      AssertionError: naming the arguments that varied, by place, and what JAX says.
+      AssertionError: naming the arguments that varied, by place, and what JAX says. What the
+        function raises where nothing varies comes as it is.
     """
+    jax.eval_shape(function, *arguments)
     mesh = jax.sharding.AbstractMesh((2,), ("devices",), axis_types=(AxisType.Auto,))
     every, same = PartitionSpec("devices"), PartitionSpec()
     places = range(len(arguments))
@@ -35,7 +37,7 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
 
         def inside(mark, given, varying=frozenset(varying)):
             marked = [
-                varying_alike(tree, mark)[0] if place in varying else tree
+                varying_alike(tree, mark) if place in varying else tree
                 for place, tree in enumerate(given)
             ]
             return jax.tree.map(lambda x: jnp.asarray(x)[None], function(*marked))

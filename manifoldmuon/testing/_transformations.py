@@ -253,7 +253,17 @@ def _shard_map(case: Case) -> None:
     def update(grads, params, state):
         return case.tx.update(grads, state, params)
 
+    def train(grads_and_params):
+        def step(carry, _):
+            params, state = carry
+            updates, state = case.tx.update(grads, state, params)
+            return (jax.tree.map(jnp.add, params, updates), state), None
+
+        grads, params = grads_and_params
+        return jax.lax.scan(step, (params, case.tx.init(params)), length=2)[0]
+
     check_inside_shard_map(update, case.grads, case.params, case.state)
+    check_inside_shard_map(train, (case.grads, case.params))
 
 
 def _compiles_once(case: Case) -> None:

@@ -220,6 +220,10 @@ def test_great_circles_of_every_length():
         )
         np.testing.assert_array_equal(slope, np.eye(5))
         np.testing.assert_array_equal(curvature[0], -np.eye(5))
+        along = lambda length: moved(length * ahead)[:2]  # noqa: E731
+        found = ask(jax.vmap(jax.jacobian(along)), lengths[1:])
+        wanted = np.stack([-np.sin(lengths[1:]), np.cos(lengths[1:])], axis=1)
+        np.testing.assert_allclose(found, wanted, rtol=1e-14, atol=1e-15)
 
 
 @pytest.mark.parametrize("shape", [(64, 10), (32, 32), (10, 64)], ids=str)

@@ -62,10 +62,13 @@ class Geodesic(SphereRetraction):
         self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
     ) -> Float[Array, "*batch d"]:
         # By series a cosine and a sine have derivatives at zero, where a length has none. What they
-        # lack is below the rounding of float64. (JAX 0.12 refuses jnp.sinc inside of shard_map.)
+        # lack is below the rounding of float64, also in their first derivatives. (JAX 0.12 refuses
+        # jnp.sinc inside of shard_map.)
         square = over(inner_product(vector, vector, 1), 1)
         short = square < 2e-5
         angle = jnp.sqrt(jnp.where(short, 1, square))
-        cosine = jnp.where(short, 1 - square / 2 * (1 - square / 12), jnp.cos(angle))
-        sine = jnp.where(short, 1 - square / 6 * (1 - square / 20), jnp.sin(angle) / angle)
+        cosine = 1 - square / 2 * (1 - square / 12 * (1 - square / 30))
+        cosine = jnp.where(short, cosine, jnp.cos(angle))
+        sine = 1 - square / 6 * (1 - square / 20 * (1 - square / 42))
+        sine = jnp.where(short, sine, jnp.sin(angle) / angle)
         return cosine * point + sine * vector

@@ -102,8 +102,8 @@ class BarzilaiBorwein:
         start = SpaceDual(*(x.astype(problem.noise.dtype) for x in dual))
         start = start._replace(shift=normal(start.shift))  # the point has moved since
         nothing = jnp.zeros_like(problem.part)
-        begin = Descent(start, start.shift, nothing, nothing)
-        descent, _ = varying_alike(begin, normal(problem.part))
+        descent = Descent(start, start.shift, nothing, nothing)
+        descent = varying_alike(descent, normal(problem.part))
         descent = repeat(descend, descent, self.steps, self.cold, start.step > 0)
         direction = descent.direction - descent.residual
         direction = shortened(norm, direction, descent.residual)

@@ -100,7 +100,7 @@ class Bracket:
           dual: from `init_dual`, or what the last call returned.
         """
         ndim = norm.ndim
-        unit, grad, dual = varying_alike(unit, grad, dual)
+        unit, grad, dual = varying_alike((unit, grad, dual))
 
         def along(vector):
             return inner_product(unit, vector, ndim)

@@ -96,7 +96,7 @@ class DouglasRachford:
             multiplier = normal(target)
             return target - multiplier, multiplier, inside
 
-        start = varying_alike(first - normal(first), normal(push), first)
+        start = varying_alike((first - normal(first), normal(push), first))
         direction, multiplier, inside = jax.lax.fori_loop(0, self.steps, step, start)
         if cone:  # rounding of a large multiplier is not tangent
             direction = direction - normal(direction)

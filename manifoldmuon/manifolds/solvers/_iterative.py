@@ -133,7 +133,7 @@ class DualAscent(_DualSolver):
         grad: Float[Array, "*batch m n"],
         dual: Float[Array, "*batch n n"],
     ) -> Steepest:
-        point, grad, dual = varying_alike(point, grad, dual)
+        point, grad, dual = varying_alike((point, grad, dual))
         # The published loop sees the gradient as it came: its scale is part of the algorithm.
         parts = split(point, prescale(grad, ndim=2)[0] if self.relative else grad)
         scale = unit_of(parts)
@@ -184,7 +184,7 @@ class FixedPoint(_DualSolver):
         grad: Float[Array, "*batch m n"],
         dual: Float[Array, "*batch n n"],
     ) -> Steepest:
-        point, grad, dual = varying_alike(point, grad, dual)
+        point, grad, dual = varying_alike((point, grad, dual))
         parts = split(point, prescale(grad, ndim=2)[0])
         scale = unit_of(parts)
         omega = skew(parts.inner) / scale
@@ -267,7 +267,7 @@ class ADMM(StiefelSolver):
         grad: Float[Array, "*batch m n"],
         dual: Dual,
     ) -> Steepest:
-        point, grad, dual = varying_alike(point, grad, dual)
+        point, grad, dual = varying_alike((point, grad, dual))
         parts = split(point, prescale(grad, ndim=2)[0])
         scale = unit_of(parts)
         fixed = stack(parts, jnp.zeros_like(dual.shift), scale)

@@ -261,6 +261,6 @@ def iterate(
         return k + 1, after, error.astype(worst.dtype)
 
     error = jax.eval_shape(lambda s: step(0, s)[1], state)
-    worst, _ = varying_alike(jnp.full(error.shape, jnp.inf, error.dtype), state)
+    worst = varying_alike(jnp.full(error.shape, jnp.inf, error.dtype), state)
     start = (jnp.int32(0), state, worst)
     return jax.lax.while_loop(unfinished, advance, start)[1]

@@ -10,6 +10,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from manifoldmuon import optim
+from manifoldmuon.linalg import QDWH, msign
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     Hypersphere,
@@ -19,10 +20,12 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.manifolds.solvers import ADMM, AlternatingProjection, DualAscent, FixedPoint
+from manifoldmuon.modules import Linear
 from manifoldmuon.norms import Spectral
 from manifoldmuon.testing import check_inside_shard_map
 from tests.compiled import ask
 from tests.instances import MANIFOLDS, ManifoldCase
+from tests.linalg.instances import METHODS, MethodCase
 
 SOLVERS = [ADMM(), AlternatingProjection(), DualAscent(), FixedPoint()]
 
@@ -60,6 +63,34 @@ def test_solvers_that_iterate(solver, tolerance):
     x = jnp.ones((6, 3))
     solver = dataclasses.replace(solver, tolerance=tolerance)
     check_inside_shard_map(solver.solve, x, x, solver.init_dual(x.shape))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda case: case.name)
+def test_polar_factors(method: MethodCase):
+    def loss(x):
+        return jnp.sum(msign(x, method.method))
+
+    if isinstance(method.method, QDWH):  # by a loop of JAX's own; see "Known limits"
+        with pytest.raises(AssertionError, match="inside of jax.shard_map"):
+            check_inside_shard_map(loss, jnp.ones((6, 3)))
+    else:
+        check_inside_shard_map(jax.value_and_grad(loss), jnp.ones((6, 3)))
+
+
+def test_a_stack_of_modules():
+    stack = Linear(4, 4) ** 3
+    params = jax.eval_shape(stack.init, jax.random.key(0))
+    slope = jax.grad(lambda params, x: jnp.sum(stack.apply(params, x)), (0, 1))
+    check_inside_shard_map(slope, jax.tree.map(jnp.ones_like, params), jnp.ones((5, 4)))
+
+
+def test_every_device_draws_its_own_points():
+    like = {"a": jnp.ones((6, 3))}
+
+    def draw(seed):
+        return optim.init_tree({"a": Stiefel()}, jax.random.key(seed), like)
+
+    check_inside_shard_map(draw, jnp.uint32(0))
 
 
 def test_every_device_steps_as_if_alone():
