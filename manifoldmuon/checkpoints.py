@@ -6,6 +6,7 @@ Imported by name; needs the extra `manifoldmuon[checkpoints]`.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -91,6 +92,8 @@ class Checkpoints:
         self._directory = place if "://" in place else os.path.abspath(place)
         options = options or ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)
         with self._told("cannot be opened"):
+            if os.path.isfile(self._directory):  # Orbax notices only when it saves
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             self.manager = ocp.CheckpointManager(self._directory, options=options)
 
     def save(

@@ -423,12 +423,14 @@ def test_a_full_disk_is_one_line_and_loses_nothing(background, tmp_path, caplog)
         assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
 
 
-def test_a_folder_that_cannot_be_is_one_line(tmp_path):
+@pytest.mark.parametrize("place", ["file", "file/run"])
+def test_a_folder_that_cannot_be_is_one_line(place, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
-        CheckpointError, match="file/run cannot be opened .*: nothing that it holds"
+        CheckpointError, match=f"{place} cannot be opened .*: nothing that it holds"
     ):
-        Checkpoints(tmp_path / "file" / "run")
+        Checkpoints(tmp_path / place)
+    assert (tmp_path / "file").is_file()
 
 
 # --- Without this module -----------------------------------------------------------------------

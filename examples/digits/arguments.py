@@ -127,9 +127,11 @@ def _check_paths(given: argparse.Namespace, p: Parser) -> None:
     for path in [*targets, *([] if gradients is None else [gradients])]:
         if path.exists() and not given.overwrite:
             p.error(f"{path} exists; pass --overwrite, or choose another name")
-    for folder in [given.out, *([] if gradients is None else [gradients.parent])]:
+    recorded = None if gradients is None else gradients.parent
+    for folder in (given.out, recorded, given.checkpoint):
         try:
-            check_writable(folder)
+            if folder is not None:
+                check_writable(folder)
         except WriteError as error:
             p.error(str(error))
 

@@ -28,15 +28,16 @@ def full(size: int):
 
 
 @pytest.mark.skipif(not NOWHERE.is_dir(), reason="needs Linux")
-def test_a_folder_that_cannot_be_written_is_told_before_any_work(capsys, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_told_before_any_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train, "load_all", lambda _: pytest.fail("work was done"))
-    with pytest.raises(SystemExit, match="2"):
-        train.main([*TINY, "--out", str(NOWHERE)])
+    for option in ("--out", "--checkpoint"):
+        with pytest.raises(SystemExit, match="2"):
+            train.main([*TINY, "--out", str(tmp_path), option, str(NOWHERE)])
     p = command("name", "An example.")
     with pytest.raises(SystemExit, match="2"):
         parse(p, ["--out", str(NOWHERE / "a.json")])
     errors = capsys.readouterr().err.splitlines()
-    assert len(errors) == 2
+    assert len(errors) == 3
     assert all(x.startswith(f"error: cannot write {NOWHERE} (") and ADVICE in x for x in errors)
 
 
