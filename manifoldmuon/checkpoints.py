@@ -117,10 +117,16 @@ class Checkpoints:
           CheckpointError: if the folder holds this step or a later one, or if this save, or the one
             before if that was asynchronous, could not be written. The steps in the folder are as
             they were.
-          TypeError: if a leaf of the tree is neither an array nor a number, or JSON cannot hold
-            `extra`.
-          ValueError: if the paths of two leaves read the same.
+          TypeError: if a leaf of the tree is neither an array nor a number, if the numbers of an
+            array are narrower than a byte, or if JSON cannot hold `extra`.
+          ValueError: if the paths of two leaves read the same, or the tree has no node or no leaf.
         """
+        leaves = _leaves(tree)
+        if "" in leaves or not jax.tree.leaves(tree, is_leaf=lambda node: node is None):
+            raise ValueError(
+                "Orbax keeps trees with a node and a leaf; got"
+                f" {'a single leaf' if leaves else 'no leaf'}: save {{'params': params}}, say."
+            )
         newest = self.manager.latest_step()
         if newest is not None and step <= newest:
             raise CheckpointError(
@@ -132,7 +138,7 @@ class Checkpoints:
         record = {
             "layout": STATE_LAYOUT,
             "version": manifoldmuon.__version__,
-            "arrays": {path: _kind(x) for path, x in _leaves(tree).items()},
+            "arrays": {path: _kind(x) for path, x in leaves.items()},
             "digests": _digests(tree),
             "geometry": None if table is None else _pairing(table),
             "extra": json.loads(json.dumps(extra)),  # as it will be read
@@ -355,6 +361,10 @@ def _digests(tree: Any) -> dict[str, str]:
     """A digest of every leaf's bytes, by path: 64 bits, as hexadecimal digits."""
     found = {}
     for path, leaf in _leaves(tree).items():
+        if _bits(leaf) < 8:
+            raise TypeError(
+                f"{path!r} has dtype {leaf.dtype}, narrower than a byte: save it in a wider one."
+            )
         try:
             found[path] = _digest(leaf if isinstance(leaf, jax.Array) else _words(leaf))
         except TypeError as error:
@@ -363,6 +373,13 @@ def _digests(tree: Any) -> dict[str, str]:
                 " there is to save goes into `extra`."
             ) from error
     return {path: np.asarray(digest).tobytes().hex() for path, digest in found.items()}
+
+
+def _bits(leaf: Any) -> int:
+    dtype = getattr(leaf, "dtype", np.dtype(np.float32))
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits
+    return jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating) else 8
 
 
 @jax.jit

@@ -423,6 +423,19 @@ def test_a_full_disk_is_one_line_and_loses_nothing(background, tmp_path, caplog)
         assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
 
 
+@pytest.mark.parametrize(
+    ("tree", "error", "message"),
+    [
+        (jnp.ones(3), ValueError, "got a single leaf: save {'params': params}, say"),
+        ({}, ValueError, "got no leaf"),
+        ({"w": jnp.ones(4, jnp.int4)}, TypeError, "'w' has dtype int4, narrower than a byte"),
+    ],
+)
+def test_what_orbax_does_not_keep_is_said_before_it_is_asked(tree, error, message, tmp_path):
+    with Checkpoints(tmp_path) as saved, pytest.raises(error, match=message):
+        saved.save(1, tree)
+
+
 @pytest.mark.parametrize("place", ["file", "file/run"])
 def test_a_folder_that_cannot_be_is_one_line(place, tmp_path):
     (tmp_path / "file").touch()

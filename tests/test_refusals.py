@@ -29,6 +29,17 @@ CASES = {
     "Stiefel(step_norm=Infinity())": "Stiefel.step_norm must be Spectral or Frobenius; got Infin",
     "Hypersphere(step_norm=1.0)": "Hypersphere.step_norm must be Norm; got 1.0",
     "SpectralBall(step_norm=1.0)": "SpectralBall.step_norm must be Norm; got 1.0",
+    "Euclidean(RMSToRMS)": "Euclidean.step_norm must be Norm; got <function RMSToRMS",
+    "Stiefel(retraction=QR)": "Stiefel.retraction must be Retraction; got <class",
+    "Grassmann(retraction=Clip())": "Grassmann.retraction must be Retraction; got Clip(",
+    "Stiefel(solver='x')": "Stiefel.solver must be StiefelSolver; got 'x'",
+    "Orthogonal(solver=FAST.cpu.__class__)": "Orthogonal.solver must be StiefelSolver; got <class",
+    "SpectralBall(solver=SVD())": "SpectralBall.solver must be DouglasRachford or None; got SVD",
+    "SpectralBand(retraction=Polar())": "SpectralBand.retraction must be SpectralRetraction; got",
+    "Hypersphere(retraction=Geodesic)": "Hypersphere.retraction must be SphereRetraction; got <cl",
+    "EmbeddingRows(solver=Bracket())": "EmbeddingRows.solver must be BarzilaiBorwein or DouglasRac",
+    "DoublyStochastic(retraction=1)": "DoublyStochastic.retraction must be StochasticRetraction",
+    "by_path({0: Stiefel()})": "a pattern of by_path is a string or a compiled re.Pattern; got 0",
     "Linear(3, 4, Stiefel().transposed())": "Linear.manifold must be a Manifold; got LaidOut(",
     "muon(0.1, Euclidean(), method=MUON)": "method must be a MsignMethod: write NewtonSchulz(",
     "Layout(0, 1, taps='ab')": "taps must be an axis number or several; got 'ab'",
@@ -59,6 +70,7 @@ import json, sys
 import jax.numpy as jnp
 from manifoldmuon.linalg import *
 from manifoldmuon.manifolds import *
+from manifoldmuon.manifolds.retractions import *
 from manifoldmuon.manifolds.solvers import *
 from manifoldmuon.modules import *
 from manifoldmuon.norms import *

@@ -11,6 +11,8 @@ from manifoldmuon.linalg._inverse_roots import (
     InverseRoot,
     inverse_root,
     inverse_sqrt,
+    inverse_sqrt_minus_one,
+    largest_row_sum,
 )
 from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import (
@@ -28,6 +30,7 @@ from manifoldmuon.linalg._matrix import (
     prescale,
     product,
     rounding,
+    safe_sqrt,
     skew,
     sym,
     tall,
@@ -103,7 +106,9 @@ __all__ = [
     "inverse",
     "inverse_root",
     "inverse_sqrt",
+    "inverse_sqrt_minus_one",
     "largest_eigenpair",
+    "largest_row_sum",
     "mT",
     "msign",
     "nearest_with_sums",
@@ -120,6 +125,7 @@ __all__ = [
     "prescale",
     "product",
     "rounding",
+    "safe_sqrt",
     "sinkhorn",
     "skew",
     "solve_lyapunov",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 
@@ -11,12 +12,40 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import mT, one_for_zero, product
+from manifoldmuon.linalg._msign import polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._polynomials import polish
 
 
+class _Decomposition(MsignMethod):
+    """A method whose derivative is that of the exact factor, in either mode.
+
+    Those of singular vectors and eigenvectors are NaN where values coincide, as those of skew
+    matrices do in pairs.
+    """
+
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        return _factor(self, x)
+
+    @abc.abstractmethod
+    def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        """The factor."""
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _factor(method: _Decomposition, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    return method._decompose(x)
+
+
+@_factor.defjvp
+def _factor_jvp(method, primals, tangents):
+    (x,), (tangent,) = primals, tangents
+    factor = _factor(method, x)
+    return factor, polar_derivative(x, factor, tangent)
+
+
 @dataclasses.dataclass(frozen=True)
-class SVD(MsignMethod):
+class SVD(_Decomposition):
     """`U V^T` from `x = U S V^T`: the definition.
 
     LAPACK's singular vectors are orthogonal to some ten units of rounding only, which one
@@ -29,15 +58,16 @@ class SVD(MsignMethod):
 
     cutoff: float = 1.0
 
-    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         left, values, right = one_by_one(_svd, x)
         floor = self.cutoff * jnp.finfo(x.dtype).eps * values[..., :1]
         # Not >=, or this fails with a matrix of zeros.
-        return polish(product(left * (values > floor)[..., None, :], right))
+        kept = jnp.where((values > floor)[..., None, :], left, 0)
+        return polish(product(kept, right))
 
 
 @dataclasses.dataclass(frozen=True)
-class QDWH(MsignMethod):
+class QDWH(_Decomposition):
     """JAX's `jax.lax.linalg.qdwh` (Nakatsukasa and Higham 2013), matrix by matrix.
 
     Rational instead of polynomial steps: five or six of them cover a condition number of
@@ -46,12 +76,12 @@ class QDWH(MsignMethod):
     `jax.shard_map` it needs `check_vma=False`.
     """
 
-    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         return one_by_one(_qdwh, x)
 
 
 @dataclasses.dataclass(frozen=True)
-class GramEigh(MsignMethod):
+class GramEigh(_Decomposition):
     """`X V S^(-1/2) V^T` from `X^T X = V S V^T`, in a few passes.
 
     The Gram matrix has the squared condition number, so one pass in float32 is right only up
@@ -70,7 +100,7 @@ class GramEigh(MsignMethod):
         if self.passes < 1:
             raise ValueError(f"passes must be at least 1; got {self.passes!r}")
 
-    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         for _ in range(self.passes):
             values, vectors = one_by_one(_eigh, product(mT(x), x))
             floor = 4 * jnp.finfo(x.dtype).eps * values[..., -1:]
@@ -117,7 +147,7 @@ class Sketch(MsignMethod):
         left, values, right = one_by_one(_svd, product(mT(basis), x))
         # As in SVD: what is below rounding of the largest value, and zero, stays zero.
         sign = values[..., :kept] > jnp.finfo(x.dtype).eps * values[..., :1]
-        left = left[..., :, :kept] * sign[..., None, :]
+        left = jnp.where(sign[..., None, :], left[..., :, :kept], 0)
         return product(product(basis, left), right[..., :kept, :])
 
 

@@ -86,7 +86,25 @@ def inner_product(
 
 def frobenius_norm(x: Float[Array, "..."], ndim: int = 2) -> Float[Array, "..."]:
     """The Euclidean length over the trailing `ndim` axes; squares must not over- or underflow."""
-    return jnp.sqrt(jnp.sum(x**2, axis=trailing(x, ndim)))
+    return safe_sqrt(jnp.sum(x**2, axis=trailing(x, ndim)))
+
+
+@jax.custom_jvp
+def safe_sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The square root; at zero it has a derivative, so that lengths of zero have derivative zero.
+
+    That of `jnp.sqrt` is infinite there, and times zero NaN in reverse mode.
+
+    Args:
+      x: not negative; NaN otherwise.
+    """
+    return jnp.sqrt(x)
+
+
+@safe_sqrt.defjvp
+def _safe_sqrt_jvp(primals, tangents):
+    root = safe_sqrt(*primals)
+    return root, tangents[0] / (2 * one_for_zero(root))
 
 
 def upcast(x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -23,6 +23,7 @@ from manifoldmuon.linalg._matrix import (
     overlap,
     prescale,
     product,
+    safe_sqrt,
     tall,
     times_power_of_two,
     upcast,
@@ -126,7 +127,7 @@ def largest_eigenpair(
         after = frobenius_norm(image, 1)
         # Where the basis maps into itself, rounding is left: not orthogonal to it, and ever less.
         after = jnp.where(after > noise * most, after, 0)
-        vector = over(after > 0, 1) * image / over(one_for_zero(after), 1)
+        vector = jnp.where(over(after > 0, 1), image, 0) / over(one_for_zero(after), 1)
         return (basis, vector, most), (value, after)
 
     steps = min(steps, gram.shape[-1])
@@ -191,7 +192,7 @@ def spectral_bound(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
     """
     high = tall(x)
     value, _ = largest_eigenpair(product(mT(high), high), 24)
-    return jnp.sqrt(1.01 * value)
+    return safe_sqrt(1.01 * value)
 
 
 def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
@@ -212,7 +213,7 @@ def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
     scaled, exponent = prescale(x, 2)
     high = tall(scaled)
     squares = one_by_one(jnp.linalg.eigvalsh, product(mT(high), high))
-    return times_power_of_two(jnp.sqrt(jnp.maximum(squares[..., -1], 0)), exponent)
+    return times_power_of_two(safe_sqrt(jnp.maximum(squares[..., -1], 0)), exponent)
 
 
 def nuclear_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:

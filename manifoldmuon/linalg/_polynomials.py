@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._matrix import identity_like, mT, product, sym
+from manifoldmuon.linalg._matrix import identity_like, mT, product, safe_sqrt, sym
 
 
 def factor_products(terms: int) -> int:
@@ -114,7 +114,7 @@ def polish(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
 
 def schatten_bound(power: Float[Array, "*batch n n"], exponent: int) -> Float[Array, "*batch 1 1"]:
     """`||S^k||_F^(1/k)` for `power = S^k`: an upper bound of `||S||_2` for k a power of two."""
-    bound = jnp.sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
+    bound = safe_sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
     for _ in range(exponent.bit_length() - 1):
-        bound = jnp.sqrt(bound)
+        bound = safe_sqrt(bound)
     return bound

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import one_for_zero, over, upcast
-from manifoldmuon.manifolds._manifold import Manifold, require_axes, with_fast_norm
+from manifoldmuon.manifolds._manifold import Manifold, require_axes, require_norm, with_fast_norm
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Norm
 
@@ -32,6 +32,9 @@ class Euclidean(Manifold):
     """
 
     step_norm: Norm = Frobenius(ndim=1)
+
+    def __post_init__(self):
+        require_norm(self, Norm)
 
     @property
     def ndim(self) -> int:

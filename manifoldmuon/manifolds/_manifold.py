@@ -193,10 +193,19 @@ def require_axes(manifold: Manifold, shape: tuple[int, ...]) -> None:
 def require_norm(manifold: Manifold, *kinds: type[Norm]) -> None:
     """Raises `ValueError` where steps are to be measured in a norm that has no solver here."""
     if not isinstance(manifold.norm, kinds):
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise ValueError(
-            f"{type(manifold).__name__}.step_norm must be {names}; got {manifold.norm!r}"
-        )
+        raise ValueError(_wrong_kind(manifold, "step_norm", kinds, manifold.norm))
+
+
+def require_kind(manifold: Manifold, field: str, *kinds: type) -> None:
+    """Raises `TypeError` where a field of a manifold is of none of these kinds."""
+    if not isinstance(value := getattr(manifold, field), kinds):
+        raise TypeError(_wrong_kind(manifold, field, kinds, value))
+
+
+def _wrong_kind(manifold: Manifold, field: str, kinds: tuple[type, ...], value: object) -> str:
+    names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+    hint = "; write an instance, with parentheses" if callable(value) else ""
+    return f"{type(manifold).__name__}.{field} must be {names}; got {value!r}{hint}"
 
 
 def require_matrix_norm(manifold: Manifold) -> None:

@@ -19,7 +19,9 @@ from manifoldmuon.linalg import (
     above,
     identity_like,
     inner_product,
+    inverse_sqrt_minus_one,
     largest_eigenpair,
+    largest_row_sum,
     mT,
     normalize,
     one_by_one,
@@ -40,6 +42,7 @@ from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
     require_axes,
+    require_kind,
     require_matrix_norm,
     rounded,
     stay_if_still,
@@ -133,6 +136,7 @@ class SpectralSphere(_Bounded):
 
     def __post_init__(self):
         check_scale("SpectralSphere.scale", self.scale)
+        require_kind(self, "solver", Bracket)
         require_matrix_norm(self)
         if not isinstance(self.lanczos, int) or self.lanczos < 1:
             raise ValueError(
@@ -268,16 +272,16 @@ class _WithBoundary(_Bounded):
         low, high = self._edges
         unit = self._unit(point)
         gram = product(mT(unit), unit)
-        identity = identity_like(gram)
 
-        def cone(sign: float, edge: float, touching: Float[Array, "*batch n n"]):
-            # M is the point times this: one step towards the inverse root of the Gram matrix.
-            square = product(touching, product(gram, touching)) / edge**2
-            return sign, touching, product(touching, 1.5 * identity - square / 2) / edge
+        def at(sign: float, edge: float, touching: Float[Array, "*batch n n"]):
+            # M is the point times the touching part of the inverse root of this matrix, which is
+            # the identity but for what lies beyond the edge.
+            beyond = product(touching, product(gram, touching)) / edge**2 - touching
+            return sign, touching, product(touching, _inverse_root(beyond)) / edge
 
-        cones = [cone(-1.0, high, above(gram, (high - self.touching) ** 2))]
+        cones = [at(-1.0, high, above(gram, (high - self.touching) ** 2))]
         if low > 0:
-            cones.append(cone(1.0, low, above(-gram, -((low + self.touching) ** 2))))
+            cones.append(at(1.0, low, above(-gram, -((low + self.touching) ** 2))))
 
         def normal(vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
             inner = product(mT(unit), tall(vector))
@@ -320,7 +324,7 @@ class SpectralBall(_WithBoundary):
     def __post_init__(self):
         check_scale("SpectralBall.scale", self.scale)
         require_matrix_norm(self)
-        _check_touching(self)
+        _check_boundary(self)
 
     def fast(self) -> "SpectralBall":
         # Between two edges only a sign that converges will do; see `Clip.method`.
@@ -364,7 +368,7 @@ class SpectralBand(_WithBoundary):
         for name in ("low", "high"):
             check_number(f"SpectralBand.{name}", getattr(self, name), 0.0)
         require_matrix_norm(self)
-        _check_touching(self)
+        _check_boundary(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
         if not self.retraction.raises:
@@ -384,6 +388,16 @@ class SpectralBand(_WithBoundary):
         return self.low, self.high
 
 
+def _inverse_root(excess: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    """`(I + E)^{-1/2}`; eigenvalues of `I + E` beyond 1e4, or below 1e-4, stay short of theirs."""
+    identity = identity_like(excess)
+    # It converges up to 7/3: for weights on their set or near it nothing has to be divided.
+    size = largest_row_sum(excess)
+    middle = jnp.where(size > 1, 1 + size / 2, 1)
+    root = inverse_sqrt_minus_one((identity + excess) / middle - identity, 8)
+    return (identity + root) / jnp.sqrt(middle)
+
+
 def _euclidean(norm: Frobenius, grad: Float[Array, "*batch m n"], tangent) -> Steepest:
     direction, gap, residual = euclidean_direction(grad, tangent, 2)
     size = scale_of(norm.scale, grad.shape[-2:])
@@ -397,7 +411,9 @@ def _without(
     return vector - unit * over(inner_product(unit, vector), 2)
 
 
-def _check_touching(manifold: _WithBoundary) -> None:
+def _check_boundary(manifold: _WithBoundary) -> None:
+    require_kind(manifold, "solver", DouglasRachford, type(None))
+    require_kind(manifold, "retraction", SpectralRetraction)
     if not 0 < manifold.touching < 0.1 or not math.isfinite(manifold.touching):
         raise ValueError(
             f"{type(manifold).__name__}.touching must be between 0 and 0.1; "

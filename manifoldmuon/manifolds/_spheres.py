@@ -26,6 +26,7 @@ from manifoldmuon.manifolds._manifold import (
     euclidean_direction,
     never_fused,
     require_axes,
+    require_kind,
     require_matrix_norm,
     require_norm,
     rounded,
@@ -86,6 +87,8 @@ class Hypersphere(Manifold):
 
     def __post_init__(self):
         check_scale("Hypersphere.scale", self.scale)
+        require_kind(self, "retraction", SphereRetraction)
+        require_kind(self, "solver", Bracket)
         if self.ndim < 1:
             raise ValueError(f"Hypersphere.ndim must be at least 1; got {self.ndim}")
         require_norm(self, Norm)
@@ -200,6 +203,8 @@ class EmbeddingRows(Manifold):
 
     def __post_init__(self):
         check_scale("EmbeddingRows.scale", self.scale)
+        require_kind(self, "retraction", SphereRetraction)
+        require_kind(self, "solver", BarzilaiBorwein, DouglasRachford)
         require_matrix_norm(self)
 
     @property

@@ -32,6 +32,7 @@ from manifoldmuon.manifolds._manifold import (
     euclidean_direction,
     never_fused,
     require_axes,
+    require_kind,
     require_norm,
     rounded,
     rounding_loss,
@@ -57,6 +58,7 @@ class _Orthonormal(Manifold):
 
     def __post_init__(self):
         check_scale(f"{type(self).__name__}.scale", self.scale)
+        require_kind(self, "retraction", Retraction)
         require_norm(self, Spectral, Frobenius)
 
     @property
@@ -157,6 +159,10 @@ class _Frames(_Orthonormal):
     """Points are the matrices themselves: at unit scale `sym(W^T A) = 0` for tangent `A`."""
 
     solver: StiefelSolver
+
+    def __post_init__(self):
+        super().__post_init__()
+        require_kind(self, "solver", StiefelSolver)
 
     def fast(self) -> "_Frames":
         return self if isinstance(self.norm, Frobenius) else with_fields(self, solver=FAST)

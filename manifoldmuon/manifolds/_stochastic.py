@@ -21,6 +21,7 @@ from manifoldmuon.linalg import (
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     require_axes,
+    require_kind,
     require_norm,
     rounded,
     stay_if_still,
@@ -68,6 +69,7 @@ class DoublyStochastic(Manifold):
                 raise ValueError(
                     f"DoublyStochastic.{name} must be a positive, finite number; got {value!r}"
                 )
+        require_kind(self, "retraction", StochasticRetraction)
         require_norm(self, Spectral, Frobenius)
 
     @property

@@ -171,9 +171,18 @@ def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
       An object accepted wherever a `geometry` or `budgets` is asked for. When it is used, a
       parameter without a pattern and a pattern without a parameter are errors that name them.
 
+    Raises:
+      TypeError: for a pattern that is neither a string nor a compiled one.
+
     Example:
       `by_path({"**/kernel": Stiefel(), "**/bias": Euclidean(...)})`
     """
+    for pattern in rules:
+        if not isinstance(pattern, str | re.Pattern):
+            raise TypeError(
+                f"a pattern of by_path is a string or a compiled re.Pattern; got {pattern!r}."
+                " The keys and indices of a path are text: '0' or '*'."
+            )
     return ByPath(tuple(rules.items()))
 
 
@@ -211,9 +220,11 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Sequence[tuple[str, Any
     found = [[value for entry, value in entries if _above(entry, path)] for path in paths]
     for path, values in zip(paths, found, strict=True):
         if len(values) != 1:
+            globs = any("*" in entry for entry, _ in entries)
+            hint = "Put patterns into by_path" if globs else "Give every parameter exactly one"
             raise ValueError(
                 f"the parameter {path!r} has {len(values) or 'no'} entries above it; the entries"
-                f" are {[entry for entry, _ in entries]}. Give every parameter exactly one."
+                f" are {[entry for entry, _ in entries]}. {hint}."
             )
     seen = [*paths, *(hole for hole, _ in holes)]
     unused = [
@@ -281,7 +292,7 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
     pairs, treedef = flatten_with_path(tree, is_leaf=is_hole)
     spec = spec.function if isinstance(spec, ByFunction) else spec
     key_paths = tuple(path for path, _ in pairs)
-    leaves = tuple(leaf if leaf is None else _abstract(leaf) for _, leaf in pairs)
+    leaves = tuple(_abstract(path, leaf) for path, leaf in pairs)
     arguments = _Spec(spec), key_paths, leaves, treedef, check
     try:
         return _find_once(*arguments)
@@ -337,11 +348,19 @@ def _find(spec: _Spec, key_paths: Any, leaves: Any, treedef: Any, check: Check) 
 _find_once = functools.lru_cache(maxsize=512)(_find)
 
 
-def _abstract(leaf: Any) -> Any:
+def _abstract(path: tuple[Any, ...], leaf: Any) -> Any:
     if is_hole(leaf):
         return leaf
-    dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-    return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
+    try:
+        dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+        return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
+    except TypeError as error:
+        hint = "Take the arrays alone, of a model for instance equinox.filter(model, is_array)"
+        if isinstance(leaf, Manifold | LaidOut | ByPath | ByFunction):
+            hint = "A geometry stands before the parameters: were the two exchanged?"
+        raise TypeError(
+            f"the leaf {path_string(path)!r} is a {type(leaf).__name__}, and no array. {hint}"
+        ) from error
 
 
 def find_manifolds(geometry: Geometry, params: Any) -> Places:
@@ -366,6 +385,11 @@ def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
             f"the parameter {path!r} has dtype {leaf.dtype}; only real floating point"
             " parameters live on a manifold. Take it out with optax.masked or optax.partition"
             f"{if_complex(leaf.dtype)}."
+        )
+    if jnp.finfo(leaf.dtype).bits < 16:
+        raise TypeError(
+            f"the parameter {path!r} has dtype {leaf.dtype}; steps need bfloat16 or wider. Keep"
+            " the parameter in one of those, and cast where it is used."
         )
     try:
         entry.check_shape(leaf.shape)

@@ -320,13 +320,14 @@ def replicated_like(tree: Any, like: Any) -> Any:
 
 
 def placed_like(x: jax.Array, like: Any) -> jax.Array:
-    """`x` with the sharding of `like`, as far as it has one."""
+    """`x` with the sharding of `like`, as far as it has one; inside jit, an explicit one."""
     if inside_shard_map():
         return x
-    if isinstance(like, Tracer):
+    if isinstance(like, Tracer) or isinstance(x, Tracer):
         explicit = explicit_mesh(like) is not None
         return jax.sharding.reshard(x, jax.typeof(like).sharding) if explicit else x
-    return jax.device_put(x, like.sharding) if isinstance(like, jax.Array) else x
+    sharding = getattr(like, "sharding", None)  # NumPy arrays have none, abstract ones may
+    return x if sharding is None else jax.device_put(x, sharding)
 
 
 def _placeholder_type() -> type:

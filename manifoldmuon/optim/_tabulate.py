@@ -204,6 +204,11 @@ def _warnings(
             f" {math.prod(row.shape[: len(row.shape) - norm.ndim])} rows for a weight by itself."
             " Choose a norm: Euclidean(RMSToRMS()), or Euclidean(L1ToRMS()) for a table."
         )
+    if norm.ndim == 1 and _is_vector(row.path) and row.shape[-2:] == (1, 1) and row.copies > 1:
+        yield (
+            f"looks like one vector, but {brief(norm)} takes each of its {row.copies} entries for a"
+            f" weight by itself. Count its axes: Euclidean(Frobenius(ndim={len(row.shape)}))."
+        )
 
 
 def _leading_axes(entry: Any, shape: tuple[int, ...]) -> list[int]:
@@ -234,11 +239,11 @@ def _find_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """The parameters that look like stacked layers, by path, and how many layers.
 
     All parameters of a scanned module begin with the same axis, its biases and gains included,
-    which then have two axes or more.
+    which then have two axes or more, not counting those of length 1 for the places of an image.
     """
     found = {}
     for paths in _by_module(shapes).values():
-        lengths = {shapes[path][0] if len(shapes[path]) > 1 else None for path in paths}
+        lengths = {shapes[p][0] if math.prod(shapes[p][1:]) != 1 else None for p in paths}
         alike = len(lengths) == 1 and None not in lengths and len(paths) > 1
         if alike and any(_is_vector(path) for path in paths):
             found.update(dict.fromkeys(paths, lengths.pop()))

@@ -89,10 +89,12 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.
       key: a JAX random key.
-      params: arrays or `jax.ShapeDtypeStruct` that give structure, shapes and dtypes.
+      params: arrays or `jax.ShapeDtypeStruct` that give structure, shapes, dtypes and shardings.
 
     Returns:
-      A tree of the same structure, shapes, dtypes and shardings (under jit, explicit ones).
+      A tree of the same structure, shapes, dtypes and shardings (under jit, explicit ones; for
+      others take its `out_shardings`). All of it is random, gains and biases too: to keep those
+      that a framework has initialised, `project_tree` of its parameters.
 
     Raises:
       TypeError: see `resolve`.

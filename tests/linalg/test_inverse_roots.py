@@ -50,6 +50,20 @@ def test_inverse_sqrt_near_the_identity_in_two_steps(bound):
     np.testing.assert_allclose(found, [root_of(one, -0.5) for one in s], atol=4 * EPS)
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e-3, 0.02, 0.5, 0.99])
+def test_inverse_sqrt_minus_one_is_right_relative_to_its_own_size(size):
+    rng = np.random.default_rng(0)
+    v = rng.standard_normal((7, 7))
+    s = v + v.T
+    s *= size / np.linalg.norm(s, 2)
+    found = jax.jit(linalg.inverse_sqrt_minus_one, static_argnums=1)(np.float32(s), 20)
+    values, vectors = np.linalg.eigh(np.float64(np.float32(s)))
+    expected = vectors * np.expm1(-np.log1p(values) / 2) @ vectors.T
+    loss = 8 * EPS / (1 - size)  # of the smallest eigenvalue of I + E
+    np.testing.assert_allclose(found, expected, atol=loss * np.abs(expected).max())
+    assert linalg.largest_row_sum(jnp.asarray(s)) == pytest.approx(np.abs(s).sum(1).max())
+
+
 def test_inverse_sqrt_of_singular_and_bad_matrices():
     spoilt = jnp.stack([jnp.zeros((4, 4)), jnp.ones((4, 4)), jnp.full((4, 4), jnp.nan)])
     zero, one, nan = np.asarray(inverse_sqrt(spoilt))

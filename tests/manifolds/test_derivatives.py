@@ -5,17 +5,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import SVD
+from manifoldmuon.linalg import QDWH, SVD, GramEigh
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     Isospectral,
+    Orthogonal,
     SpectralBall,
     SpectralBand,
     SpectralSphere,
 )
 from manifoldmuon.manifolds.retractions import Sinkhorn
-from manifoldmuon.manifolds.solvers import DouglasRachford
+from manifoldmuon.manifolds.solvers import DouglasRachford, SkewLift
 from manifoldmuon.norms import Spectral
+from tests.instances import FLAT, MANIFOLDS
 
 
 def with_values(*values: float) -> np.ndarray:
@@ -30,7 +32,12 @@ SPARSE = np.eye(4) / 2 + np.roll(np.eye(4), 1, axis=1) / 4 + np.roll(np.eye(4), 
 MIXED = 0.7 / 4 + 0.3 * SPARSE
 # The derivative of msign is that of the exact factor, so the exact factor is what to compare with.
 BALL = SpectralBall(solver=DouglasRachford(steps=3), step_norm=Spectral(SVD()))
+TURN = np.linalg.qr(np.random.default_rng(2).normal(size=(4, 4)))[0]
 CASES = {
+    # Lifts to skew matrices, whose singular values are equal in pairs.
+    "by singular vectors": (Orthogonal(solver=SkewLift(SVD())), TURN),
+    "by eigenvectors": (Orthogonal(solver=SkewLift(GramEigh())), TURN),
+    "by QDWH": (Orthogonal(solver=SkewLift(QDWH())), TURN),
     "spectral sphere": (SpectralSphere(), with_values(1, 0.9, 0.5, 0.1)),
     "ball, inside": (BALL, with_values(0.9, 0.6, 0.3, 0.1)),
     "ball, at its boundary": (BALL, with_values(1, 1, 0.6, 0.3)),
@@ -66,3 +73,23 @@ def test_reverse_mode_through_a_step_is_the_slope_of_differences(name):
             differences = [(step(x + e) - step(x - e)) / 2e-5 for e in h]
             np.testing.assert_allclose(slopes(x), differences, rtol=1e-4, atol=2e-5)
             assert np.abs(differences[0]) > 0.05
+
+
+@pytest.mark.parametrize("case", [*FLAT, *MANIFOLDS], ids=lambda case: case.name)
+def test_at_a_zero_gradient_both_modes_are_finite_and_agree(case):
+    """A zero direction has a derivative of the duality map's choosing, and none is NaN."""
+    manifold, keys = case.manifold, jax.random.split(jax.random.key(0), 3)
+    point = jax.jit(lambda: manifold.random_point(keys[0], case.shape, jnp.float32))()
+    other, weights = (jax.random.normal(k, case.shape) for k in keys[1:])
+
+    def along(grad):
+        direction = manifold.steepest(point, grad, manifold.init_dual(case.shape)).direction
+        return jnp.sum(weights * direction)
+
+    @jax.jit
+    def both(zero):
+        return jax.grad(along)(zero), jax.jvp(along, (zero,), (other,))[1]
+
+    backward, forward = both(jnp.zeros(case.shape))
+    assert np.isfinite(backward).all()
+    np.testing.assert_allclose(jnp.sum(backward * other), forward, rtol=1e-4, atol=1e-5)

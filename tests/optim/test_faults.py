@@ -9,7 +9,18 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    Grassmann,
+    Hypersphere,
+    Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import Frobenius, RMSToRMS
 
 GEOMETRY = {
@@ -115,11 +126,47 @@ def test_one_batch_of_1e20_with_and_without_clipping():
     assert without[-1] > 0.5
 
 
-def test_weights_far_off_their_set_come_back():
-    """A step of the polar retraction, of a sphere or of rows returns to the set from anywhere."""
-    far = jax.tree.map(lambda x: 1.5 * x, PARAMS) | {"gain": PARAMS["gain"]}
-    params, _ = step(drawn(0), TX.init(far), far)
-    assert max(distances(params).values()) < 4e-6
+FAR = {"tall": Stiefel(), "wide": Stiefel(), "square": Orthogonal(), "fast": Stiefel(solver=FAST),
+       "plane": Grassmann(), "rows": EmbeddingRows(), "sphere": Hypersphere(ndim=2),
+       "largest": SpectralSphere(), "ball": SpectralBall(), "band": SpectralBand()}  # fmt: skip
+FAR_SHAPES = dict.fromkeys(FAR, (8, 4)) | {"wide": (4, 8), "square": (6, 6)}
+
+
+@jax.jit
+def two_steps(params):
+    tx = optim.manifold_muon(0.1, FAR, momentum=None)
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        grads = {k: np.float32(rng.standard_normal(s)) for k, s in FAR_SHAPES.items()}
+        updates, _ = tx.update(grads, tx.init(params), params)
+        params = optax.apply_updates(params, updates)
+    return params, optim.monitor_distance(FAR, params)
+
+
+@pytest.mark.parametrize("how", [0.1, 3.0, 100.0, "gaussian"])
+def test_weights_far_off_their_set_come_back(how):
+    """As long as they have full rank; He's initialisation is Gaussian."""
+    shapes = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in FAR_SHAPES.items()}
+    if how == "gaussian":
+        rng = np.random.default_rng(7)
+        far = {k: np.float32(rng.standard_normal(s) / s[1] ** 0.5) for k, s in FAR_SHAPES.items()}
+    else:
+        far = jax.tree.map(lambda x: how * x, optim.init_tree(FAR, jax.random.key(0), shapes))
+    params, distances = two_steps(far)
+    assert max(distances.values()) < 4e-6
+    assert all(np.isfinite(x).all() for x in params.values())
+
+
+@pytest.mark.parametrize("ones", [0.0, 0.3, 1.0])
+def test_a_ball_takes_weights_of_any_rank(ones):
+    ball = {"w": SpectralBall(), "band": SpectralBand()}
+    tx = optim.manifold_muon(0.1, ball)
+    far = {k: jnp.full((8, 4), ones) for k in ball}
+    grads = {k: drawn(3)["tall"][:1, :1] * jnp.eye(8, 4) for k in ball}
+    updates, _ = jax.jit(tx.update)(grads, tx.init(far), far)
+    near = optim.monitor_distance(ball, optax.apply_updates(far, updates))
+    assert near["w"] < 4e-6
+    assert near["band"] < 2e-4  # a singular value of zero has far to go, by inverse roots
 
 
 def test_averaging_leaves_the_set_and_projecting_returns():

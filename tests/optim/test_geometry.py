@@ -80,6 +80,7 @@ def test_patterns_for_a_masked_branch_may_go_unused():
         (W, ValueError, "'blocks/0/b': .*"),
         (WANTED | {"head": W.with_axes(0, (1, 2))}, ValueError, "'head': .*"),
         (WANTED | {"head": Layout()}, TypeError, "not a Manifold; write Manifold.with_axes"),
+        ({"**/w": W, "**": B}, ValueError, "no entries above it.*Put patterns into by_path"),
     ],
 )
 def test_errors_name_the_path(geometry, error, message):
@@ -93,6 +94,25 @@ def test_only_real_floating_point_parameters(dtype):
     params = {"a": jnp.ones((3, 2)), "steps": jnp.zeros((3, 2), dtype)}
     with pytest.raises(TypeError, match="'steps' has dtype"):
         optim.resolve(W, params)
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"a": jnp.ones((3, 2)), "f": jax.nn.relu}, "the leaf 'f' is a .*, and no array. Take the"),
+        ({"a": jnp.ones((3, 2)), "name": "x"}, "the leaf 'name' is a str, and no array."),
+        ({"a": W}, "the leaf 'a' is a Stiefel.*: were the two exchanged?"),
+        (optim.by_path({"**": W}), "the leaf '' is a ByPath.*: were the two exchanged?"),
+    ],
+)
+def test_what_is_no_array_is_named(params, message):
+    with pytest.raises(TypeError, match=message):
+        optim.monitor_distance(W, params)
+
+
+def test_numbers_narrower_than_two_bytes_are_refused():
+    with pytest.raises(TypeError, match="'w' has dtype float8_e4m3fn; steps need bfloat16 or"):
+        optim.muon(0.1, W).init({"w": jnp.zeros((3, 2), jnp.float8_e4m3fn)})
 
 
 def test_two_paths_that_read_the_same_are_refused():

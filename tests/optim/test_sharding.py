@@ -1,5 +1,7 @@
 """Sharded parameters on eight devices, on meshes whose axes are automatic or explicit."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -86,3 +88,21 @@ def test_trees_on_an_explicit_mesh():
         assert jax.tree.map(jax.typeof, got) == jax.tree.map(
             jax.typeof, jax.device_put(doubled, shardings(mesh))
         )
+
+
+@pytest.mark.parametrize("mesh", ["automatic", "explicit"])
+def test_weights_are_drawn_where_they_are_to_lie(mesh):
+    """After abstract arrays with shardings, and inside jit after arrays that lie elsewhere."""
+    spec = NamedSharding(jax.make_mesh(*MESHES[mesh]), PartitionSpec("x", None))
+    shape = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=spec)
+    drawn = optim.init_tree(Stiefel(), jax.random.key(0), {"w": shape})["w"]
+    assert drawn.sharding == spec
+    template = {"w": jnp.zeros((16, 4))}
+
+    @functools.partial(jax.jit, out_shardings=spec)
+    def inside(key):
+        return optim.init_tree(Stiefel(), key, template)["w"]
+
+    again = inside(jax.random.key(0))
+    assert again.sharding == spec
+    assert jnp.allclose(jax.device_get(drawn), jax.device_get(again), atol=1e-6)

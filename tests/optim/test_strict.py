@@ -14,6 +14,7 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import RMSToRMS
+from tests.instances import FLAT, MANIFOLDS
 from tests.optim.instances import INSTANCES, abstract
 
 
@@ -33,12 +34,30 @@ from tests.optim.instances import INSTANCES, abstract
 def test_strict_modes_do_not_trip_us(name):
     instance = INSTANCES[name]
     tx, params, grads = instance.tx(), instance.params(), instance.grads()
-    with strict():
+    with strict(), jax.numpy_dtype_promotion("strict"):
         state, update = tx.init(params), jax.jit(tx.update)
         update(grads, state, params)
         update(jax.tree.map(jnp.zeros_like, grads), state, params)
         if name == "retract":  # every operation by itself
             tx.update(grads, state, params)
+
+
+@pytest.mark.parametrize("case", [*FLAT, *MANIFOLDS], ids=lambda case: case.name)
+def test_no_dtype_is_promoted_silently(case):
+    """In `jax_numpy_dtype_promotion="strict"`, in float32; traced and not run."""
+    manifold = case.manifold
+
+    def every_method(point, vector):
+        moved = manifold.retract(point, vector)
+        answer = manifold.steepest(point, vector, manifold.init_dual(case.shape))
+        return moved, answer, manifold.tangent(point, vector), manifold.distance(point)
+
+    with jax.numpy_dtype_promotion("strict"):
+        point = jax.eval_shape(
+            lambda: manifold.random_point(jax.random.key(0), case.shape, jnp.float32)
+        )
+        jax.eval_shape(every_method, point, point)
+        jax.eval_shape(manifold.project, point)
 
 
 def strict() -> contextlib.ExitStack:

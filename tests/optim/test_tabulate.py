@@ -129,6 +129,18 @@ def test_nothing_is_wrong_with_a_sound_geometry():
     assert copies["MultiHeadDotProductAttention_0/query/kernel"] == 3
 
 
+def test_convolutions_with_biases_for_each_place_are_no_stacks():
+    """Equinox's have shapes such as (4, 3, 5, 5) and (4, 1, 1)."""
+    convolution = W.with_axes((-3, -2, -1), -4)
+    geometry = {"weight": convolution, "bias": Euclidean(Frobenius(ndim=3))}
+    for lead in ((), (6,)):  # one, and six that are scanned
+        shapes = {"weight": (*lead, 4, 3, 5, 5), "bias": (*lead, 4, 1, 1)}
+        table = optim.tabulate(geometry, abstract(shapes))
+        assert table.warnings == []
+        assert {row.copies for row in table.rows} == {*(lead or (1,))}
+    assert optim.tabulate(W.with_axes((1, 2), 0), abstract({"weight": (4, 3, 5)})).warnings == []
+
+
 def test_the_bias_of_a_fused_projection_fits():
     """One vector for all blocks of a layer; a stack of layers has one for each."""
     shapes = {"kernel": (8, 24), "bias": (24,)}
@@ -187,6 +199,11 @@ WRONG = {
         {"query": {"kernel": (6, 2, 8), "bias": (2, 8)}},
         {"query": {"kernel": FLAX, "bias": VECTOR}},
         "the fan-out is 8, but the bias beside it has shape (2, 8)",
+    ),
+    "a bias for each place of an image, read as numbers": (
+        {"conv": {"weight": (4, 3, 5, 5), "bias": (4, 1, 1)}},
+        {"conv": {"weight": W.with_axes((1, 2, 3), 0), "bias": VECTOR}},
+        "takes each of its 4 entries for a weight by itself. Count its axes: Euclidean(",
     ),
     "a matrix without a norm": (
         {"dense": {"kernel": (4, 8)}}, VECTOR, "takes each of its 4 rows for a weight by itself"

@@ -15,6 +15,8 @@ from jaxtyping import Array, Float
 from manifoldmuon.linalg import (
     combine,
     identity_like,
+    inverse_sqrt_minus_one,
+    largest_row_sum,
     mT,
     one_by_one,
     over,
@@ -25,11 +27,6 @@ from manifoldmuon.linalg import (
     spectral_norm,
     tall,
     turned_like,
-)
-from manifoldmuon.manifolds.retractions._inverse_root import (
-    IN_THREE_PASSES,
-    inverse_sqrt_minus_one,
-    row_sum,
 )
 
 
@@ -93,10 +90,12 @@ def _polar_factor(
     gram = overlap(moved, moved)
     # 1 <= eigenvalues <= largest row sum: the middle goes to 1, where the iteration
     # converges fastest; it converges from (0, 7/3), and this leaves nothing above 2.
-    middle = (1 + row_sum(gram)) / 2
+    middle = (1 + largest_row_sum(gram)) / 2
     excess = gram / middle - identity_like(gram)
     root = inverse_sqrt_minus_one(excess, max_iterations)
-    return (moved + combine(moved, root, IN_THREE_PASSES)) / jnp.sqrt(middle)
+    # On accelerators the Gram matrix takes float32: its errors are a distance from the set. What is
+    # added here is as small as the step.
+    return (moved + combine(moved, root, jax.lax.Precision.HIGH)) / jnp.sqrt(middle)
 
 
 @_polar_factor.defjvp

@@ -13,15 +13,13 @@ from manifoldmuon.linalg import (
     MsignMethod,
     check_method,
     identity_like,
+    inverse_sqrt_minus_one,
+    largest_row_sum,
     mT,
     over,
     positive_part,
     product,
     spectral_bound,
-)
-from manifoldmuon.manifolds.retractions._inverse_root import (
-    inverse_sqrt_minus_one,
-    row_sum,
 )
 
 
@@ -111,11 +109,11 @@ class Clip(SpectralRetraction):
             # Rounding may bring the part of a singular value near zero above 1, and an eigenvalue
             # below zero has no root. The fourth power spares those that have less far to go.
             square = product(part, part)
-            room = 4 * jnp.finfo(gram.dtype).eps * (1 + row_sum(gram))
+            room = 4 * jnp.finfo(gram.dtype).eps * (1 + largest_row_sum(gram))
             part = part - room * product(square, square)
         target = identity + side * part
         # See `_polar_factor`: the middle goes to 1, where the iteration converges fastest.
-        middle = (1 + row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
+        middle = (1 + largest_row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
         root = inverse_sqrt_minus_one(target / middle - identity, self.max_iterations)
         return (x + product(x, root)) / jnp.sqrt(middle)
 

@@ -42,6 +42,7 @@ from manifoldmuon.linalg import (
     overlap,
     prescale,
     product,
+    safe_sqrt,
     skew,
     tall,
     turned_like,
@@ -254,11 +255,11 @@ def _trace_bound(
     slack = identity_like(gram) - closed
     # ||x slack||_F^2 = tr(slack x^T x slack); rounding may leave a small negative number.
     square = jnp.maximum(inner_product(slack, gram @ slack), 0)
-    return inner_product(gram, root) + jnp.sqrt(n * square)
+    return inner_product(gram, root) + safe_sqrt(n * square)
 
 
 def _root_of_trace(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
-    return jnp.sqrt(jnp.trace(gram, axis1=-2, axis2=-1))
+    return safe_sqrt(jnp.trace(gram, axis1=-2, axis2=-1))
 
 
 def _length(gram: Float[Array, "*batch n n"], margin: float) -> Float[Array, "*batch 1 1"]:
