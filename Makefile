@@ -59,7 +59,7 @@ wheel: $(VENV)/.dev  ## Build wheel and sdist into dist/, and check them in an e
 docs: $(VENV)/.dev  ## Build the documentation strictly into site/ (a minute or two: the tutorials run)
 	@$(BIN)/python -m docs.build
 
-bench: $(VENV)/.dev  ## Run the benchmarks and write their records (options: ARGS="--help")
+bench: $(VENV)/.dev  ## Run the benchmarks and write their records (names: ARGS="--help")
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 format: $(VENV)/.dev  ## Sort the imports and format the code

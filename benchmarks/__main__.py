@@ -27,6 +27,9 @@ def main() -> int:
     """Runs one benchmark, or all of them, each to its end; exit status 1 if any did not succeed."""
     if len(sys.argv) > 1:
         name, options = sys.argv[1], sys.argv[2:]
+        if name in ("-h", "--help"):
+            print(__doc__, *NAMES, "", "NAME --help lists its options.", sep="\n  ")
+            return 0
         if name not in NAMES:
             sys.exit(f"python -m benchmarks: no benchmark {name!r}; there are {', '.join(NAMES)}")
         return run(name, options)

@@ -13,6 +13,7 @@ import JAX, derives the claims again from the numbers alone.
 import argparse
 import dataclasses
 import functools
+import importlib.util
 import subprocess
 import sys
 import tempfile
@@ -236,6 +237,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--epochs", type=int, metavar="N", help="default: 60 for digits, 8 for mnist")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     given = parse(p, argv, beside=(".png",))
+    if importlib.util.find_spec("safetensors") is None:
+        p.error("the proof is exported by safetensors: pip install -e '.[examples]'")
     proof = given.out.with_suffix("")
     if proof.exists() and not given.overwrite:
         p.error(f"{proof} exists; pass --overwrite, or another --out")

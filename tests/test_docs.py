@@ -145,6 +145,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
         "docs/getting-started.md",
         "docs/math/lipschitz.md",
         "docs/migration.md",
+        "docs/transformations.md",
     ],
 )
 def test_the_code_on_a_page_runs(page):

@@ -5,7 +5,7 @@
 # matrix on the Stiefel manifold, where all singular values stay 1. In the end both read digits
 # equally well. But of one of them we knew before training how much its answers can change.
 #
-# You need `pip install 'manifoldmuon[studies]'`, which brings the digits and the pictures.
+# You need `pip install '.[studies]'`, which brings the digits and the pictures.
 
 # %%
 import jax

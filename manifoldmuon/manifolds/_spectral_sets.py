@@ -394,7 +394,7 @@ def _inverse_root(excess: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
     # It converges up to 7/3: for weights on their set or near it nothing has to be divided.
     size = largest_row_sum(excess)
     middle = jnp.where(size > 1, 1 + size / 2, 1)
-    root = inverse_sqrt_minus_one((identity + excess) / middle - identity, 8)
+    root = inverse_sqrt_minus_one((excess - (middle - 1) * identity) / middle, 8)
     return (identity + root) / jnp.sqrt(middle)
 
 

@@ -42,7 +42,8 @@ def resolve(geometry: Geometry, params: Any) -> Any:
       A tree of the structure of `params` whose leaves are manifolds.
 
     Raises:
-      TypeError: if an entry is not a `Manifold` or a parameter is not floating point.
+      TypeError: if an entry is not a `Manifold`, or a parameter is no array of real floating point
+        numbers of 16 bits or more.
       ValueError: if a parameter has no entry, an entry no parameter, or a shape does not fit
         its manifold. Every message names the path.
     """
@@ -175,7 +176,7 @@ def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
       TypeError: for a pattern that is neither a string nor a compiled one.
 
     Example:
-      `by_path({"**/kernel": Stiefel(), "**/bias": Euclidean(...)})`
+      `by_path({"**/kernel": Stiefel().transposed(), "**/bias": Euclidean()})`, for (in, out)
     """
     for pattern in rules:
         if not isinstance(pattern, str | re.Pattern):

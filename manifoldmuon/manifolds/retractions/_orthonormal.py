@@ -69,8 +69,8 @@ class Polar(Retraction):
     The iteration stops by itself; the derivative, in either mode, is that of the exact factor.
 
     Attributes:
-      max_iterations: where the iteration gives up, as it does at a rank-deficient `W + V`, which has
-        no one polar factor: what comes back is short of the set, or NaN.
+      max_iterations: where the iteration gives up, as it does at a rank-deficient `W + V`, which
+        has no one polar factor: what comes back is short of the set, or NaN.
     """
 
     max_iterations: int = 20

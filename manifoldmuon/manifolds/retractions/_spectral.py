@@ -145,7 +145,7 @@ class SoftCap(SpectralRetraction):
     With the step's norm e relative to the edge, singular values x up to 1 + e become
     `y + a y^3`, `y = x - a x^3`, where a brings 1 + e to 1 (arXiv:2507.13338, there with e from the
     learning rate). No sign and no iteration: three small products and
-    two tall ones, and some steps of Lanczos' method for e. Reverse-mode derivatives pass.
+    two tall ones, and some steps of Lanczos' method for e. Derivatives pass in either mode.
 
     What lies inside sinks as well, by about `e x^5` in each step: a weight decay that large
     singular values feel and small ones do not, so that weights stop short of the edge unless every
