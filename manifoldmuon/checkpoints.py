@@ -121,12 +121,6 @@ class Checkpoints:
             array are narrower than a byte, or if JSON cannot hold `extra`.
           ValueError: if the paths of two leaves read the same, or the tree has no node or no leaf.
         """
-        leaves = _leaves(tree)
-        if "" in leaves or not jax.tree.leaves(tree, is_leaf=lambda node: node is None):
-            raise ValueError(
-                "Orbax keeps trees with a node and a leaf; got"
-                f" {'a single leaf' if leaves else 'no leaf'}: save {{'params': params}}, say."
-            )
         newest = self.manager.latest_step()
         if newest is not None and step <= newest:
             raise CheckpointError(
@@ -135,10 +129,17 @@ class Checkpoints:
             )
         if not self.manager.should_save(step):
             return False
+        structure = jax.tree.structure(tree, is_leaf=lambda node: node is None)
+        if jax.tree_util.treedef_is_leaf(structure) or structure.num_leaves == 0:
+            raise ValueError(
+                "Orbax keeps trees with a node and a leaf; got"
+                f" {'a single leaf' if structure.num_leaves else 'no leaf'}: save"
+                " {'params': params}, say."
+            )
         record = {
             "layout": STATE_LAYOUT,
             "version": manifoldmuon.__version__,
-            "arrays": {path: _kind(x) for path, x in leaves.items()},
+            "arrays": {path: _kind(x) for path, x in _leaves(tree).items()},
             "digests": _digests(tree),
             "geometry": None if table is None else _pairing(table),
             "extra": json.loads(json.dumps(extra)),  # as it will be read

@@ -127,11 +127,9 @@ def _check_paths(given: argparse.Namespace, p: Parser) -> None:
     for path in [*targets, *([] if gradients is None else [gradients])]:
         if path.exists() and not given.overwrite:
             p.error(f"{path} exists; pass --overwrite, or choose another name")
-    recorded = None if gradients is None else gradients.parent
-    for folder in (given.out, recorded, given.checkpoint):
+    for folder in filter(None, (given.out, given.checkpoint, gradients and gradients.parent)):
         try:
-            if folder is not None:
-                check_writable(folder)
+            check_writable(folder)
         except WriteError as error:
             p.error(str(error))
 

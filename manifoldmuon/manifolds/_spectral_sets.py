@@ -273,15 +273,15 @@ class _WithBoundary(_Bounded):
         unit = self._unit(point)
         gram = product(mT(unit), unit)
 
-        def at(sign: float, edge: float, touching: Float[Array, "*batch n n"]):
+        def cone(sign: float, edge: float, touching: Float[Array, "*batch n n"]):
             # M is the point times the touching part of the inverse root of this matrix, which is
             # the identity but for what lies beyond the edge.
             beyond = product(touching, product(gram, touching)) / edge**2 - touching
             return sign, touching, product(touching, _inverse_root(beyond)) / edge
 
-        cones = [at(-1.0, high, above(gram, (high - self.touching) ** 2))]
+        cones = [cone(-1.0, high, above(gram, (high - self.touching) ** 2))]
         if low > 0:
-            cones.append(at(1.0, low, above(-gram, -((low + self.touching) ** 2))))
+            cones.append(cone(1.0, low, above(-gram, -((low + self.touching) ** 2))))
 
         def normal(vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
             inner = product(mT(unit), tall(vector))

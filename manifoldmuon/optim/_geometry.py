@@ -356,7 +356,7 @@ def _abstract(path: tuple[Any, ...], leaf: Any) -> Any:
         dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
         return jax.ShapeDtypeStruct(jnp.shape(leaf), dtype)
     except TypeError as error:
-        hint = "Take the arrays alone, of a model for instance equinox.filter(model, is_array)"
+        hint = "Take the parameters alone: equinox.filter(model, equinox.is_inexact_array), say"
         if isinstance(leaf, Manifold | LaidOut | ByPath | ByFunction):
             hint = "A geometry stands before the parameters: were the two exchanged?"
         raise TypeError(

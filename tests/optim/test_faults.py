@@ -129,8 +129,11 @@ def test_one_batch_of_1e20_with_and_without_clipping():
 
 FAR = {"tall": Stiefel(), "wide": Stiefel(), "square": Orthogonal(), "fast": Stiefel(solver=FAST),
        "plane": Grassmann(), "rows": EmbeddingRows(), "sphere": Hypersphere(ndim=2),
-       "largest": SpectralSphere(), "ball": SpectralBall(), "band": SpectralBand()}  # fmt: skip
-FAR_SHAPES = dict.fromkeys(FAR, (8, 4)) | {"wide": (4, 8), "square": (6, 6)}
+       "largest": SpectralSphere(), "ball": SpectralBall(), "band": SpectralBand(),
+       "row": Stiefel(), "column": Stiefel(), "bias": Hypersphere()}  # fmt: skip
+FAR_SHAPES = dict.fromkeys(FAR, (8, 4)) | {
+    "wide": (4, 8), "square": (6, 6), "row": (1, 5), "column": (5, 1), "bias": (4,)
+}  # fmt: skip
 
 
 @jax.jit
@@ -144,13 +147,13 @@ def two_steps(params):
     return params, optim.monitor_distance(FAR, params)
 
 
-@pytest.mark.parametrize("how", [0.1, 3.0, 100.0, "gaussian"])
+@pytest.mark.parametrize("how", [0.1, 1.5, 3.0, 100.0, "gaussian"])
 def test_weights_far_off_their_set_come_back(how):
     """As long as they have full rank; He's initialisation is Gaussian."""
     shapes = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in FAR_SHAPES.items()}
     if how == "gaussian":
         rng = np.random.default_rng(7)
-        far = {k: np.float32(rng.standard_normal(s) / s[1] ** 0.5) for k, s in FAR_SHAPES.items()}
+        far = {k: np.float32(rng.standard_normal(s) / s[-1] ** 0.5) for k, s in FAR_SHAPES.items()}
     else:
         far = jax.tree.map(lambda x: how * x, optim.init_tree(FAR, jax.random.key(0), shapes))
     params, distances = two_steps(far)

@@ -120,7 +120,7 @@ def _that_ascends(
     """
     ndim = norm.ndim
     # Of the tangent part, too, what rounding has left along the normal part goes first. It is zero,
-    # and so is its derivative, which would not be finite where nothing is normal.
+    # and so is its derivative, which rounding would decide where nothing is normal.
     away = normalize(problem.whole - problem.part, ndim)
     left = away * over(inner_product(away, problem.part, ndim), ndim)
     plain = problem.part - jax.lax.stop_gradient(left)
