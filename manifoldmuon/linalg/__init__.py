@@ -4,6 +4,7 @@ What the layers above share is public here as well: parts of matrices, products 
 not round, and powers of two that keep squares in range.
 """
 
+from manifoldmuon.linalg._arguments import check_fields, check_number, shown
 from manifoldmuon.linalg._clip import above, clip_singular_values, positive_part
 from manifoldmuon.linalg._decompositions import QDWH, SVD, GramEigh, Sketch
 from manifoldmuon.linalg._inverse_roots import (
@@ -92,7 +93,9 @@ __all__ = [
     "Sketch",
     "above",
     "center",
+    "check_fields",
     "check_method",
+    "check_number",
     "check_poles",
     "check_precision",
     "check_schedule",
@@ -126,6 +129,7 @@ __all__ = [
     "product",
     "rounding",
     "safe_sqrt",
+    "shown",
     "sinkhorn",
     "skew",
     "solve_lyapunov",

@@ -5,6 +5,7 @@ answers three questions: how large is a weight, how large is a gradient in the d
 which step of norm one ascends the fastest. Combinations make one norm of those of many layers.
 """
 
+from manifoldmuon.linalg import check_number
 from manifoldmuon.norms._combinations import (
     Combination,
     Max,
@@ -21,7 +22,6 @@ from manifoldmuon.norms._norm import (
     RootDim,
     RootRank,
     ScaleRule,
-    check_number,
     check_scale,
     relative_gap,
     scale_of,

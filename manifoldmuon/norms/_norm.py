@@ -8,10 +8,9 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import inner_product, one_for_zero, prescale, upcast
+from manifoldmuon.linalg import check_fields, inner_product, one_for_zero, prescale, upcast
 
 
 class ScaleRule(abc.ABC):
@@ -86,14 +85,6 @@ def check_scale(name: str, scale: float | ScaleRule) -> None:
         raise ValueError(f"{name} must be a positive, finite number or a ScaleRule; got {scale!r}")
 
 
-def check_number(name: str, value: Any, least: float = -math.inf) -> None:
-    """Raises `ValueError` unless `value` is a finite number of at least `least`."""
-    real = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not real or not math.isfinite(value) or value < least:
-        bound = "" if least == -math.inf else f" >= {least:g}"
-        raise ValueError(f"{name} must be a finite number{bound}; got {value!r}")
-
-
 @dataclasses.dataclass(frozen=True)
 class PowerIterations:
     """How many steps of power iteration a norm takes that is estimated in every training step.
@@ -109,11 +100,7 @@ class PowerIterations:
     cold: int = 16
 
     def __post_init__(self):
-        if min(self.warm, self.cold) < 1:
-            raise ValueError(
-                f"PowerIterations takes at least one step; got warm={self.warm} and "
-                f"cold={self.cold}"
-            )
+        check_fields(self, warm="[1, inf)", cold="[1, inf)")
 
 
 class Norm(abc.ABC):

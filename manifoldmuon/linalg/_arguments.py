@@ -1,0 +1,60 @@
+"""Checks of numbers given as arguments or held in the fields of strategies."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+
+def check_number(
+    name: str,
+    value: Any,
+    least: float = -math.inf,
+    *,
+    within: str = "(-inf, inf)",
+    whole: bool = False,
+) -> None:
+    """Raise `ValueError`, naming the argument, unless `value` is a finite number in a range.
+
+    Args:
+      name: of the argument, for the message.
+      value: what was given. Python and NumPy numbers pass; a bool is not a number.
+      least: the smallest value allowed.
+      within: the interval of the values allowed, such as `"[0, 1)"`.
+      whole: require an integer. A float such as 2.0 is refused.
+    """
+    low, high = map(float, within[1:-1].split(","))
+    kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
+    real = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+    above = real and value >= least and (value > low or (within[0] == "[" and value == low))
+    if not (above and (value < high or (within[-1] == "]" and value == high))):
+        kind = "whole" if whole else "finite"
+        limit = f" >= {least:g}" if least > -math.inf else ""
+        limit += f" in {within}" if within != "(-inf, inf)" else ""
+        raise ValueError(f"{name} must be a {kind} number{limit}; got {shown(value)}")
+
+
+def check_fields(value: Any, **ranges: str) -> None:
+    """Raise `ValueError` unless these fields of a dataclass are numbers in their ranges.
+
+    A field annotated as `int` must hold an integer; one that may be None may hold None.
+
+    Args:
+      value: an instance of a dataclass.
+      **ranges: by field name, the interval of the values allowed; see `check_number`.
+    """
+    kinds = {field.name: str(field.type) for field in dataclasses.fields(value)}
+    for field, within in ranges.items():
+        held, kind = getattr(value, field), kinds[field]
+        if held is not None or "None" not in kind:
+            name = f"{type(value).__name__}.{field}"
+            check_number(name, held, within=within, whole=kind.split()[0] == "int")
+
+
+def shown(value: Any) -> str:
+    """Return the `repr` of a value on one short line, for error messages."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
