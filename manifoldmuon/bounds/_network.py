@@ -214,8 +214,9 @@ def bound(
         `Size` says more, such as a least norm; a tuple of these is for a tuple of inputs. Whole
         numbers, read by `Embed`, have norm 1, whatever is said.
       radius: in the modular norm; only with `params`.
-      drift: how far weights may be from their manifolds, relative to the manifold's scale (see
-        `Manifold.distance`); only without `params`.
+      drift: the largest `Manifold.distance` that a weight may have (what
+        `optim.monitor_distance` reports); only without `params`. In flat space every distance is
+        0, and the assumed norm stays 1.
 
     Returns:
       The bounds; `print` shows it as a tree.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from typing import Any
 
@@ -52,82 +53,82 @@ class MatrixBounds:
 
 
 @functools.singledispatch
-def matrix_bounds(space: object, shape: tuple[int, ...]) -> MatrixBounds:
+def matrix_bounds(space: object, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
     """What holds for the points of a manifold, or for the weights of norm at most 1 in a norm.
 
     A generic function with one implementation for each type of manifold, and of the norms of
     steps (`Manifold.norm`). Flat space constrains nothing: there, points are taken to have norm
     at most 1. To teach it another manifold, or another norm, decorate a function of these
-    arguments with `bounds.matrix_bounds.register`.
+    arguments with `bounds.matrix_bounds.register`; one that is never asked about drift may leave
+    that argument out.
 
     Args:
       space: a manifold or a norm.
       shape: of the weight; its last two axes are the rows and columns of a matrix.
+      drift: bounds for all matrices whose `Manifold.distance` is at most this. Norms and flat
+        space ignore it.
 
     Raises:
       TypeError: the type has no implementation.
     """
     raise TypeError(
         f"it is not known how large the points of {type(space).__name__} are: decorate a function "
-        "(manifold, shape) -> bounds.MatrixBounds with @bounds.matrix_bounds.register"
+        "(manifold, shape, drift) -> bounds.MatrixBounds with @bounds.matrix_bounds.register"
     )
 
 
 @matrix_bounds.register(Stiefel)
+@matrix_bounds.register(Orthogonal)
 @matrix_bounds.register(Grassmann)
-def _(space: Stiefel | Grassmann, shape: tuple[int, ...]) -> MatrixBounds:
-    scale = scale_of(space.scale, shape[-2:])
-    return MatrixBounds(scale, scale, scale, scale if shape[-2] <= shape[-1] else 0.0)
+def _(
+    space: Stiefel | Orthogonal | Grassmann, shape: tuple[int, ...], drift: float = 0.0
+) -> MatrixBounds:
+    return _between(1 - drift, 1 + drift, scale_of(space.scale, shape[-2:]), shape)
 
 
 @matrix_bounds.register
-def _(space: Orthogonal, shape: tuple[int, ...]) -> MatrixBounds:
-    scale = scale_of(space.scale, shape[-2:])
-    return MatrixBounds(scale, scale, scale, scale)
-
-
-@matrix_bounds.register
-def _(space: Isospectral, shape: tuple[int, ...]) -> MatrixBounds:
-    most, least = space.singular_values[0], space.singular_values[-1]
-    return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
+def _(space: Isospectral, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
+    largest = space.singular_values[0]  # the unit of the distance
+    return _between(space.singular_values[-1] / largest - drift, 1 + drift, largest, shape)
 
 
 @matrix_bounds.register(SpectralSphere)
 @matrix_bounds.register(SpectralBall)
-def _(space: SpectralSphere | SpectralBall, shape: tuple[int, ...]) -> MatrixBounds:
+def _(
+    space: SpectralSphere | SpectralBall, shape: tuple[int, ...], drift: float = 0.0
+) -> MatrixBounds:
+    return _between(0.0, 1 + drift, scale_of(space.scale, shape[-2:]), shape)
+
+
+@matrix_bounds.register
+def _(space: SpectralBand, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
     scale = scale_of(space.scale, shape[-2:])
-    return MatrixBounds(scale, scale)
+    return _between(space.low - drift, space.high + drift, scale, shape)
 
 
 @matrix_bounds.register
-def _(space: SpectralBand, shape: tuple[int, ...]) -> MatrixBounds:
-    scale = scale_of(space.scale, shape[-2:])
-    most, least = space.high * scale, space.low * scale
-    return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
+def _(space: DoublyStochastic, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
+    """Entries are at least `-drift * row_sum`; docs/math/bounds.md has the proof."""
+    m, n = shape[-2:]
+    total = space.row_sum * (1 + (n + 1) * drift)
+    least_row = space.row_sum * max(1 - drift, 0.0) / math.sqrt(n)
+    return MatrixBounds(total * math.sqrt(m / n), total * math.sqrt(min(1, m / n)), 0.0, least_row)
 
 
 @matrix_bounds.register
-def _(space: DoublyStochastic, shape: tuple[int, ...]) -> MatrixBounds:
-    (m, n), total = shape[-2:], space.row_sum
-    largest = min(total, total * m / n)  # of an entry
-    return MatrixBounds(
-        total * math.sqrt(m / n), math.sqrt(total * largest), 0.0, total / math.sqrt(n)
-    )
-
-
-@matrix_bounds.register
-def _(space: Hypersphere, shape: tuple[int, ...]) -> MatrixBounds:
+def _(space: Hypersphere, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
     radius = scale_of(space.scale, shape[len(shape) - space.ndim :])
-    return _rows(radius, shape) if space.ndim == 1 else MatrixBounds(radius, radius)
+    most = radius * (1 + drift)
+    return _rows(radius, shape, drift) if space.ndim == 1 else MatrixBounds(most, most)
 
 
 @matrix_bounds.register
-def _(space: EmbeddingRows, shape: tuple[int, ...]) -> MatrixBounds:
-    return _rows(scale_of(space.scale, shape[-1:]), shape)
+def _(space: EmbeddingRows, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
+    return _rows(scale_of(space.scale, shape[-1:]), shape, drift)
 
 
 @matrix_bounds.register
-def _(space: Euclidean, shape: tuple[int, ...]) -> MatrixBounds:
+def _(space: Euclidean, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
     return matrix_bounds(space.norm, shape)
 
 
@@ -162,9 +163,16 @@ def _(space: Infinity, shape: tuple[int, ...]) -> MatrixBounds:
     return MatrixBounds(math.sqrt(shape[-2] * shape[-1]), math.sqrt(shape[-1]))
 
 
-def _rows(length: float, shape: tuple[int, ...]) -> MatrixBounds:
-    """Rows of one length, in any directions: all of them may be parallel."""
-    return MatrixBounds(math.sqrt(shape[-2]) * length, length, 0.0, length)
+def _between(least: float, most: float, scale: float, shape: tuple[int, ...]) -> MatrixBounds:
+    """Singular values between two numbers, in units of the scale."""
+    least, most = scale * max(least, 0.0), scale * most
+    return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
+
+
+def _rows(length: float, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
+    """Rows of about one length, in any directions: all of them may be parallel."""
+    most = length * (1 + drift)
+    return MatrixBounds(math.sqrt(shape[-2]) * most, most, 0.0, length * max(1 - drift, 0.0))
 
 
 ROUNDING = 1e-10
@@ -180,7 +188,7 @@ class Weight:
       value: its value in float64, in the manifold's layout; None where it may be anywhere on its
         manifold.
       radius: how far it may move from its value, in the modular norm.
-      drift: how far it may be from its manifold, relative to the manifold's scale.
+      drift: how far it may be from its manifold, by the manifold's own `distance`.
     """
 
     spec: WeightSpec
@@ -201,8 +209,8 @@ class Weight:
         """
         taps = 1 if apart else math.prod(shape[:-2])
         if self.value is None:
-            known = matrix_bounds(self.spec.manifold, shape)
-            return self._drifted(taps * known.spectral, known.least_singular)
+            known = self._anywhere(shape)
+            return taps * known.spectral, known.least_singular
         values = np.linalg.svd(self.value, compute_uv=False)
         step = self.radius * self.step_stretch(shape, apart)
         norms = values[..., 0]
@@ -212,8 +220,8 @@ class Weight:
     def rows(self, shape: tuple[int, ...]) -> tuple[float, float]:
         """The length of the longest row and of the shortest."""
         if self.value is None:
-            known = matrix_bounds(self.spec.manifold, shape)
-            return self._drifted(known.row, known.least_row)
+            known = self._anywhere(shape)
+            return known.row, known.least_row
         lengths = np.linalg.norm(self.value, axis=-1)
         step = self.radius * self.step_rows(shape)
         return _rounded(lengths.max() + step, lengths.min() - step)
@@ -233,8 +241,18 @@ class Weight:
         """Of steps of norm 1, whose norm need not be that of the manifold's points."""
         return matrix_bounds(self.spec.manifold.norm, shape)
 
-    def _drifted(self, most: float, least: float) -> tuple[float, float]:
-        return most * (1 + self.drift), max(least * (1 - self.drift), 0.0)
+    def _anywhere(self, shape: tuple[int, ...]) -> MatrixBounds:
+        """Of all weights within `drift` of the manifold."""
+        space = self.spec.manifold
+        if not self.drift:
+            return matrix_bounds(space, shape)
+        rule = matrix_bounds.dispatch(type(space))
+        if len(inspect.signature(rule).parameters) < 3:
+            raise TypeError(
+                f"the bounds of {type(space).__name__} hold on its set alone: for drift, register "
+                "a function (manifold, shape, drift) with @bounds.matrix_bounds.register"
+            )
+        return rule(space, shape, self.drift)
 
 
 def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> Weight:

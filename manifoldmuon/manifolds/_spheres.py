@@ -12,7 +12,6 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
     TRAINING_MSIGN,
-    check_fields,
     frobenius_norm,
     normalize,
     one_for_zero,
@@ -90,7 +89,8 @@ class Hypersphere(Manifold):
         check_scale("Hypersphere.scale", self.scale)
         require_kind(self, "retraction", SphereRetraction)
         require_kind(self, "solver", Bracket)
-        check_fields(self, ndim="[1, inf)")
+        if self.ndim < 1:
+            raise ValueError(f"Hypersphere.ndim must be at least 1; got {self.ndim}")
         require_norm(self, Norm)
         if self.norm.ndim != self.ndim:
             raise ValueError(

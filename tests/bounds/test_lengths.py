@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks._bounds import build, input_slope, inside, norm, to_jax, weights_of
 from manifoldmuon.bounds import RMS, Heads, Largest, Length, Size, Total, bound, certified_radius
 from manifoldmuon.bounds._sizes import factor_between
 from manifoldmuon.manifolds import Stiefel
@@ -34,7 +35,6 @@ from manifoldmuon.modules import (
     TwoTap,
     residual,
 )
-from tests.bounds.attack import build, input_slope, inside, norm, to_jax, weights_of
 from tests.modules.measure import gaussian, random_like, shapes_of
 
 IMAGE, TOKENS, VECTOR = (4, 4, 6), (5, 6), (6,)

@@ -8,6 +8,17 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks._bounds import (
+    Attack,
+    build,
+    inside,
+    norm,
+    starts,
+    to_jax,
+    tokens,
+    toward,
+    weights_of,
+)
 from manifoldmuon.bounds import (
     CrossEntropy,
     Heads,
@@ -29,17 +40,6 @@ from manifoldmuon.modules import (
     Softmax,
     SplitHeads,
     Unembed,
-)
-from tests.bounds.attack import (
-    Attack,
-    build,
-    inside,
-    norm,
-    starts,
-    to_jax,
-    tokens,
-    toward,
-    weights_of,
 )
 
 NEAR = 1 + 1e-3

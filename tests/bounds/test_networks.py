@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks._bounds import Attack, project, to_jax, tokens, weights_of
 from manifoldmuon.bounds import Size, bound
 from manifoldmuon.manifolds import (
     DoublyStochastic,
@@ -43,7 +44,6 @@ from manifoldmuon.modules import (
     tie,
 )
 from manifoldmuon.norms import FanRatio, Frobenius, LongestRow, Spectral
-from tests.bounds.attack import Attack, project, to_jax, tokens, weights_of
 from tests.modules import paper
 
 NEAR = 1 + 1e-4

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks._bounds import build, input_slope, inside, norm, to_jax, weights_of
 from manifoldmuon import bounds
 from manifoldmuon.bounds import RMS, Heads, Largest, Size, Total, Transfer, bound
 from manifoldmuon.bounds._sizes import factor_between
@@ -40,7 +41,6 @@ from manifoldmuon.modules import (
     SplitHeads,
 )
 from manifoldmuon.norms import Frobenius, Infinity, Spectral
-from tests.bounds.attack import build, input_slope, inside, norm, to_jax, weights_of
 
 UNIT, BIG = Size(1.0, features=6), Size(3.0, features=6)
 HEADS = Size(2.0, measure=Heads(2), features=3)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
-    check_fields,
     nearest_with_sums,
     sinkhorn,
 )
@@ -75,7 +74,8 @@ class Sinkhorn(StochasticRetraction):
     order: ClassVar[float] = 1
 
     def __post_init__(self):
-        check_fields(self, limit="(0, inf)", max_iterations="[1, inf)")
+        if not (self.limit > 0 and self.max_iterations > 0):
+            raise ValueError(f"the fields of Sinkhorn must be positive; got {self!r}")
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon.linalg import (
-    check_fields,
     inner_product,
     one_for_zero,
     over,
@@ -18,6 +17,7 @@ from manifoldmuon.linalg import (
 )
 from manifoldmuon.manifolds.solvers._multipliers import (
     certified,
+    check_steps,
     pick,
     repeat,
     without_normal,
@@ -82,7 +82,7 @@ class Bracket:
     cold: int = 6
 
     def __post_init__(self):
-        check_fields(self, steps="[1, inf)", cold="[0, inf)")
+        check_steps(self, self.steps, self.cold)
 
     def init_dual(self, batch: tuple[int, ...]) -> LineDual:
         """The cold start for points with these leading axes."""

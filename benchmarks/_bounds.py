@@ -1,10 +1,11 @@
 """Attacks on bounds: climb to the inputs, weights and directions that move outputs most.
 
-What counts is measured by norms in NumPy, in float64, of derivatives that JAX computes; nothing
-here uses the package's bounds.
+Outputs and derivatives come from JAX and are measured by norms written here; nothing uses the
+package's bounds.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,12 +14,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from manifoldmuon.bounds import RMS, Heads, Kept, Largest, Length, OneHot, Size, Total
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
 from manifoldmuon.modules import Embed, Module
 from manifoldmuon.norms import LongestRow
-from tests.modules.measure import shapes_of
 
 STEPS = 12
+
+
+def shapes_of(net: Module) -> Any:
+    """The shapes of the parameters."""
+    return jax.eval_shape(net.init, jax.random.key(0))
 
 
 def norm(size: Any, y: Any) -> Any:
@@ -288,3 +293,68 @@ def tokens(seed: int, net: Module, *shape: int) -> jax.Array:
     """Whole numbers for a network that starts with an embedding."""
     vocabulary = next(atom.vocabulary for atom in atoms(net) if isinstance(atom, Embed))
     return jnp.asarray(np.random.default_rng(seed).integers(vocabulary, size=shape))
+
+
+def _largest_singular(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    return s[..., 0], u[..., :, :1] * vt[..., :1, :]
+
+
+def _smallest_singular(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    u, s, vt = np.linalg.svd(w, full_matrices=False)
+    return s[..., -1], u[..., :, -1:] * vt[..., -1:, :]
+
+
+def _row(which: Any, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    length = np.linalg.norm(w, axis=-1)
+    at = np.arange(w.shape[-2]) == which(length, axis=-1)[..., None]
+    unit = w / np.where(length == 0, 1, length)[..., None]
+    return np.sum(length * at, axis=-1), unit * at[..., None]
+
+
+# Of a matrix: the figure, and its gradient. Fields of `MatrixBounds`.
+FIGURES = {
+    "spectral": _largest_singular,
+    "row": functools.partial(_row, np.argmax),
+    "least_singular": _smallest_singular,
+    "least_row": functools.partial(_row, np.argmin),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _pull(manifold: Manifold, w: Any, drift: float) -> tuple[Any, Any]:
+    """Each matrix moved towards its projection until `Manifold.distance` is at most `drift`."""
+    on = manifold.project(w)
+    shares = jnp.linspace(0, 1, 101).reshape(-1, 1, 1, 1)
+    line = on + shares * (w - on)
+    distance = manifold.distance(line)
+    distance = jnp.max(distance.reshape(*line.shape[:2], -1), axis=-1)
+    last = jnp.max(jnp.where(distance <= drift, jnp.arange(101)[:, None], 0), axis=0)
+    return on, line[last, jnp.arange(len(w))]
+
+
+def drifted(
+    manifold: Manifold, shape: tuple[int, int], drift: float, seed: int = 0
+) -> dict[str, float]:
+    """Return the most extreme figures found among matrices at this distance from a set.
+
+    Climb from random and patterned matrices along the gradient of the figure. After each step the
+    matrix is moved towards its projection until `Manifold.distance` is at most `drift`.
+    """
+    rng, (m, n) = np.random.default_rng(seed), shape
+    signs = np.outer(np.resize([1.0, -1.0], m), np.resize([1.0, -1.0], n))
+    starts = np.concatenate([signs[None], np.eye(m, n)[None], rng.standard_normal((10, m, n))])
+    found = {}
+    with jax.enable_x64(True):
+        on, _ = _pull(manifold, starts, drift)
+        size = np.linalg.norm(on, 2, axis=(-2, -1)).max()
+        for name, figure in FIGURES.items():
+            sign = -1 if name.startswith("least") else 1
+            w, best = on + size * starts, -np.inf
+            for step in range(3 * STEPS):
+                w = np.asarray(_pull(manifold, w, drift)[1])
+                values, gradient = figure(w)
+                best = max(best, float(np.max(sign * values)))
+                w = w + sign * size * max(drift, 1e-3) * (4 / (1 + 0.3 * step)) * gradient
+            found[name] = sign * best
+    return found

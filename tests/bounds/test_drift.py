@@ -1,0 +1,93 @@
+"""Bounds for weights near their sets, against a search over matrices at exactly that distance."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks._bounds import drifted
+from manifoldmuon.bounds import MatrixBounds, Size, bound, matrix_bounds
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    EmbeddingRows,
+    Euclidean,
+    Grassmann,
+    Hypersphere,
+    Isospectral,
+    Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.modules import Linear
+from manifoldmuon.norms import Spectral
+
+DRIFT = 0.1
+SETS = [
+    (Stiefel(2.0), (3, 5)),
+    (Orthogonal(3.0), (3, 3)),
+    (Grassmann(), (5, 3)),
+    (SpectralBand(0.3, 0.8), (6, 4)),
+    (Isospectral((2.0, 1.0, 0.9)), (3, 5)),
+    (Isospectral((2.0, 1.0, 0.1)), (5, 3)),
+    (SpectralBall(0.5), (4, 4)),
+    (SpectralSphere(2.0), (4, 3)),
+    (Hypersphere(2.0), (4, 3)),
+    (Hypersphere(2.0, ndim=2), (4, 3)),
+    (EmbeddingRows(), (4, 3)),
+    (DoublyStochastic(), (8, 8)),
+]
+
+
+@pytest.mark.parametrize(("manifold", "shape"), SETS, ids=lambda x: type(x).__name__)
+def test_no_matrix_at_this_distance_exceeds_the_bounds(manifold, shape):
+    """The search comes within 6 % of the largest value, and of a positive smallest one."""
+    known, found = matrix_bounds(manifold, shape, DRIFT), drifted(manifold, shape, DRIFT)
+    near = 1e-6 * known.spectral
+    assert found["spectral"] <= known.spectral + near
+    assert found["row"] <= known.row + near
+    assert found["least_singular"] >= known.least_singular - near
+    assert found["least_row"] >= known.least_row - near
+    assert found["spectral"] >= 0.94 * known.spectral
+    assert found["least_singular"] <= 1.06 * known.least_singular + 0.02 * known.spectral
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (2, 6), (6, 4)])
+def test_the_bound_of_mixing_matrices_is_attained(shape):
+    """Two by two blocks: rows of sum 1.1 with half of their entries at -0.1."""
+    m, n = shape
+    manifold, most = DoublyStochastic(), (1.1 + 0.1 * n / 2) / (n / 2)
+    blocks = np.kron([[most, -0.1], [-0.1, most]], np.ones((m // 2, n // 2)))
+    assert np.allclose(blocks.sum(1), 1.1)
+    assert np.allclose(blocks.sum(0), 1.1 * m / n)
+    found = bound(Linear(m, n, manifold), drift=0.1)
+    assert found.lipschitz_inputs == pytest.approx(
+        math.sqrt(n / m) * np.linalg.norm(blocks, 2), rel=1e-9
+    )
+
+
+def test_a_singular_value_that_may_reach_zero_has_no_least_output():
+    net = Linear(5, 3, Isospectral((2.0, 1.0, 0.1)))
+    one = Size(1.0, 1.0)
+    assert bound(net, drift=0.04, input_norm=one).outputs.least > 0
+    assert bound(net, drift=0.06, input_norm=one).outputs.least == 0
+
+
+def test_flat_space_has_no_distance():
+    assert bound(Linear(3, 3), drift=0.5).lipschitz_inputs == 1
+
+
+def test_a_rule_that_does_not_take_drift_is_not_asked_about_it():
+    class Mine(Stiefel):
+        pass
+
+    @matrix_bounds.register
+    def _(space: Mine, shape: tuple[int, ...]):
+        return MatrixBounds(2.0, 2.0)
+
+    net = Linear(3, 3, Mine(step_norm=Spectral()))
+    assert bound(net).lipschitz_inputs == 2
+    with pytest.raises(TypeError, match="bounds of Mine hold on its set alone: for drift, regis"):
+        bound(net, drift=0.1)
+    assert bound(Linear(3, 3, Euclidean(Spectral())), drift=0.1).lipschitz_inputs == 1
