@@ -20,7 +20,7 @@ CODE := $(wildcard manifoldmuon manifoldmuon_verify studies examples benchmarks 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train reproduce test lint types unit coverage ends wheel docs bench format clean
+.PHONY: help train reproduce test lint types unit laws coverage ends wheel docs bench format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -42,6 +42,10 @@ types: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
+
+laws: $(VENV)/.dev  ## Check the laws with XLA's own flags, as users compile (the suite switches optimisation off)
+	@XLA_DEFAULTS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive \
+		tests/linalg/test_laws.py tests/norms tests/manifolds/test_laws.py tests/test_reliability.py
 
 ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
 	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct PYTEST_ARGS="--exhaustive $(PYTEST_ARGS)"

@@ -7,18 +7,18 @@ import shutil
 from importlib.metadata import version
 from pathlib import Path
 
-# Both before JAX and the package are imported: eight host devices, for the tests of sharding, and
+# All before JAX and the package are imported: eight host devices, for the tests of sharding, and
 # whatever compiles faster, since the suite compiles for much longer than it computes: no optimising
 # in LLVM, no splitting of small programs into smaller ones, and no MLIR between XLA and LLVM, which
-# newer versions insist on; ...
+# newer versions insist on. Users run XLA's defaults, which fuse and round differently: with
+# XLA_DEFAULTS=1 the tests do, too; ...
 if "PYTEST_XDIST_WORKER" not in os.environ:  # which has inherited them
-    os.environ["XLA_FLAGS"] = (
-        os.environ.get("XLA_FLAGS", "")
-        + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-        + " --xla_cpu_parallel_codegen_split_count=1"
-        + " --xla_cpu_use_fusion_emitters=false"
-        * (tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11))
-    ).strip()
+    flags = ["--xla_force_host_platform_device_count=8"]
+    if "XLA_DEFAULTS" not in os.environ:
+        flags += ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
+        if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
+            flags += ["--xla_cpu_use_fusion_emitters=false"]
+    os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
 # ... on the CPU, so that a run means the same on every machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What one run has compiled, the other worker and the next run load: half of a whole run's time.

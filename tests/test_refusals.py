@@ -43,8 +43,48 @@ CASES = {
     "Linear(3, 4, Stiefel().transposed())": "Linear.manifold must be a Manifold; got LaidOut(",
     "muon(0.1, Euclidean(), method=MUON)": "method must be a MsignMethod: write NewtonSchulz(",
     "Layout(0, 1, taps='ab')": "taps must be an axis number or several; got 'ab'",
-    "Layout(in_blocks=2.0)": "in_blocks must be a whole number, 1 or more; got 2.0",
-    "Layout(out_blocks=True)": "out_blocks must be a whole number, 1 or more; got True",
+    "Layout(in_blocks=2.0)": "Layout.in_blocks must be a whole number in [1, inf); got 2.0",
+    "Layout(out_blocks=True)": "Layout.out_blocks must be a whole number in [1, inf); got True",
+    "Layout(0.5, 1)": "in_axes must be an axis number or several; got 0.5",
+    "Layout(True, 0)": "in_axes must be an axis number or several; got True",
+    "LaidOut(Stiefel, Layout())": "LaidOut.manifold must be Manifold; got <class",
+    "LaidOut(Stiefel(), 2)": "LaidOut.layout must be Layout; got 2",
+    "low_rank((4, 3), 1.5)": "low_rank: rank must be a whole number; got 1.5",
+    "SVD(-1.0)": "SVD.cutoff must be a finite number in [0, inf); got -1.0",
+    "GramEigh(2.5)": "GramEigh.passes must be a whole number in [1, inf); got 2.5",
+    "Sketch(2.0)": "Sketch.rank must be a whole number in [1, inf); got 2.0",
+    "Sketch(2, seed=-1)": "Sketch.seed must be a whole number in [0, inf); got -1",
+    "InverseRoot(steps='5')": "InverseRoot.steps must be a whole number in [1, inf); got '5'",
+    "PolarExpress('x')": "PolarExpress.lower must be a finite number in [1e-12, 1); got 'x'",
+    "PolarExpress(1e-3, 5.0)": "PolarExpress.degree must be a whole number in [3, inf); got 5.0",
+    "PolarExpress(1e-3, safety=NAN)": "PolarExpress.safety must be a finite number in [1, 1.1]; g",
+    "FixedSchedule((1.5, -0.5))": "a step is a tuple of two coefficients (degree 3) or more; got",
+    "FixedSchedule([(1.5, -0.5)])": "FixedSchedule.head must be a tuple of steps; got [(1.5",
+    "FixedSchedule(((1.5, NAN),))": "a coefficient of FixedSchedule must be a finite number; got",
+    "NewtonSchulz(MUON, operands='int8')": "NewtonSchulz.operands must be a floating dtype such as",
+    "zolotarev(1.5, 0.1)": "poles must be a whole number in [1, inf); got 1.5",
+    "Frobenius(-1)": "Frobenius.ndim must be a whole number in [0, inf); got -1",
+    "Infinity(1.0)": "Infinity.ndim must be a whole number in [0, inf); got 1.0",
+    "LongestRow(threshold=-1e-6)": "LongestRow.threshold must be a finite number in [0, 1); got",
+    "PowerIterations(1.5)": "PowerIterations.warm must be a whole number in [1, inf); got 1.5",
+    "SpectralSphere(lanczos=True)": "SpectralSphere.lanczos must be a whole number in [1, inf)",
+    "SpectralBall(touching='x')": "SpectralBall.touching must be a finite number in (0, 0.1); got",
+    "Hypersphere(ndim=1.0)": "Hypersphere.ndim must be a whole number in [1, inf); got 1.0",
+    "DoublyStochastic(True)": "DoublyStochastic.row_sum must be a finite number in (0, inf); got T",
+    "Bracket(steps=2.5)": "Bracket.steps must be a whole number in [1, inf); got 2.5",
+    "BarzilaiBorwein(cold=-1)": "BarzilaiBorwein.cold must be a whole number in [0, inf); got -1",
+    "DouglasRachford(penalty=0)": "DouglasRachford.penalty must be a finite number in (0, inf); g",
+    "DualAscent(-0.3)": "DualAscent.step must be a finite number in (0, inf); got -0.3",
+    "FixedPoint(tolerance=-1)": "FixedPoint.tolerance must be a finite number in [0, inf); got -1",
+    "FixedPoint(relaxation=2)": "FixedPoint.relaxation must be a finite number in (0, 2); got 2",
+    "ADMM(steps=2.5)": "ADMM.steps must be a whole number in [1, inf); got 2.5",
+    "ADMM(0)": "ADMM.steps must be a whole number in [1, inf); got 0",
+    "ADMM(threshold=-1)": "ADMM.threshold must be a finite number in (0, inf); got -1",
+    "AlternatingProjection(-1)": "AlternatingProjection.steps must be a whole number in [1, inf)",
+    "Resolvents(0)": "Resolvents.poles must be a whole number in [1, inf); got 0",
+    "Polar(0)": "Polar.max_iterations must be a whole number in [1, inf); got 0",
+    "Clip(max_iterations=2.0)": "Clip.max_iterations must be a whole number in [1, inf); got 2.0",
+    "Sinkhorn(max_iterations=2.5)": "Sinkhorn.max_iterations must be a whole number in [1, inf)",
     "msign(COMPLEX)": "got complex64; only real numbers are known here. Keep the real and the im",
     "Stiefel().project(COMPLEX)": "got complex64; only real numbers",
     "Stiefel().tangent(COMPLEX, COMPLEX)": "got complex64; only real numbers",
@@ -66,7 +106,7 @@ CASES = {
 }
 
 CODE = """
-import json, sys
+import json, math, sys
 import jax.numpy as jnp
 from manifoldmuon.linalg import *
 from manifoldmuon.manifolds import *
@@ -79,6 +119,7 @@ from manifoldmuon.robustness import *
 from optax import EmptyState
 
 COMPLEX = jnp.ones((3, 2), jnp.complex64)
+NAN = math.nan
 LOGITS, LABELS = jnp.ones((3, 4)), jnp.arange(3)
 
 def message(case):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Float, PRNGKeyArray
 from manifoldmuon.lab._timing import interleaved_seconds
 from manifoldmuon.linalg import product
 from manifoldmuon.manifolds import Manifold
+from manifoldmuon.testing import error_slope
 
 # Halving from 2**-3 to 2**-7: small enough for the leading term, far above float64's rounding.
 TIMES = tuple(2.0**-k for k in range(3, 8))
@@ -46,8 +48,8 @@ def retraction_order(
     """
     with jax.enable_x64(True):
         errors = np.asarray(jax.jit(functools.partial(_errors, manifold, exact, shape))(key))
-    fitted = np.polyfit(np.log(TIMES), np.log(errors), 1)[0] if errors.min() > 1e-12 else None
-    return RetractionOrder(TIMES, errors, None if fitted is None else float(fitted))
+    slope = error_slope(TIMES, errors)
+    return RetractionOrder(TIMES, errors, None if slope == math.inf else slope)
 
 
 def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, int], key: Any) -> Any:

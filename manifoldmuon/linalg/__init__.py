@@ -4,7 +4,7 @@ What the layers above share is public here as well: parts of matrices, products 
 not round, and powers of two that keep squares in range.
 """
 
-from manifoldmuon.linalg._arguments import check_fields, check_number, shown
+from manifoldmuon.linalg._arguments import check_dtype, check_fields, check_number, shown
 from manifoldmuon.linalg._clip import above, clip_singular_values, positive_part
 from manifoldmuon.linalg._decompositions import QDWH, SVD, GramEigh, Sketch
 from manifoldmuon.linalg._inverse_roots import (
@@ -59,7 +59,7 @@ from manifoldmuon.linalg._msign import (
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import factor_products
-from manifoldmuon.linalg._rational import check_poles, inverse, zolotarev
+from manifoldmuon.linalg._rational import inverse, zolotarev
 from manifoldmuon.linalg._schedules import (
     CUBIC,
     MODULA_SIX_STEP,
@@ -93,10 +93,10 @@ __all__ = [
     "Sketch",
     "above",
     "center",
+    "check_dtype",
     "check_fields",
     "check_method",
     "check_number",
-    "check_poles",
     "check_precision",
     "check_schedule",
     "clip_singular_values",

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -52,6 +53,16 @@ def check_fields(value: Any, **ranges: str) -> None:
         if held is not None or "None" not in kind:
             name = f"{type(value).__name__}.{field}"
             check_number(name, held, within=within, whole=kind.split()[0] == "int")
+
+
+def check_dtype(name: str, dtype: Any) -> None:
+    """Raise `TypeError`, naming the argument, unless `dtype` is a floating dtype."""
+    try:
+        floating = dtype is not None and jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
+    except TypeError:
+        floating = False
+    if not floating:
+        raise TypeError(f"{name} must be a floating dtype such as float32; got {shown(dtype)}")
 
 
 def shown(value: Any) -> str:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg._arguments import check_fields
 from manifoldmuon.linalg._lapack import one_by_one
 from manifoldmuon.linalg._matrix import mT, one_for_zero, product
 from manifoldmuon.linalg._msign import polar_derivative
@@ -58,6 +59,9 @@ class SVD(_Decomposition):
 
     cutoff: float = 1.0
 
+    def __post_init__(self):
+        check_fields(self, cutoff="[0, inf)")
+
     def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         left, values, right = one_by_one(_svd, x)
         floor = self.cutoff * jnp.finfo(x.dtype).eps * values[..., :1]
@@ -97,8 +101,7 @@ class GramEigh(_Decomposition):
     passes: int = 3
 
     def __post_init__(self):
-        if self.passes < 1:
-            raise ValueError(f"passes must be at least 1; got {self.passes!r}")
+        check_fields(self, passes="[1, inf)")
 
     def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         for _ in range(self.passes):
@@ -131,11 +134,8 @@ class Sketch(MsignMethod):
     seed: int = 0
 
     def __post_init__(self):
-        if self.rank < 1 or self.oversample < 0 or self.power_iterations < 0:
-            raise ValueError(
-                "rank must be at least 1, oversample and power_iterations not negative; got "
-                f"{self.rank!r}, {self.oversample!r} and {self.power_iterations!r}"
-            )
+        counts = dict.fromkeys(("oversample", "power_iterations", "seed"), "[0, inf)")
+        check_fields(self, rank="[1, inf)", **counts)
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         n = x.shape[-1]

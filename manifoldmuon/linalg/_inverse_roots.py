@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg._arguments import check_fields
 from manifoldmuon.linalg._matrix import identity_like, mT, one_for_zero, product, sym
 from manifoldmuon.linalg._msign import solve_lyapunov
 from manifoldmuon.linalg._newton_schulz import MsignMethod
@@ -224,10 +225,7 @@ class InverseRoot(MsignMethod):
     passes: int = 3
 
     def __post_init__(self):
-        if self.passes < 1 or self.steps < 1:
-            raise ValueError(
-                f"steps and passes must be at least 1; got {self.steps!r} and {self.passes!r}"
-            )
+        check_fields(self, steps="[1, inf)", passes="[1, inf)")
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         for _ in range(self.passes):

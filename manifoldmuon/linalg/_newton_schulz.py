@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg._arguments import check_dtype
 from manifoldmuon.linalg._matrix import check_precision, mT, one_for_zero, product, rounding
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
@@ -90,6 +91,8 @@ class NewtonSchulz(MsignMethod):
     def __post_init__(self):
         check_schedule("NewtonSchulz.schedule", self.schedule)
         check_precision("NewtonSchulz.precision", self.precision)
+        if self.operands is not None:
+            check_dtype("NewtonSchulz.operands", self.operands)
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         own = float(jnp.finfo(self.operands or x.dtype).eps)

@@ -8,11 +8,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import operator
 
 import numpy as np
 from numpy.polynomial import chebyshev, polynomial
 
+from manifoldmuon.linalg._arguments import check_fields
 from manifoldmuon.linalg._schedules import Coefficients, Schedule
 
 _ENOUGH = 200  # steps that no design reaches
@@ -55,16 +55,10 @@ class PolarExpress(Schedule):
     contract: bool = False
 
     def __post_init__(self):
-        if not 1e-12 <= self.lower < 1:
-            raise ValueError(f"lower must be at least 1e-12 and below 1; got {self.lower!r}")
-        if operator.index(self.degree) < 3 or self.degree % 2 == 0:
-            raise ValueError(f"degree must be odd and at least 3; got {self.degree!r}")
-        if self.steps is not None and operator.index(self.steps) < 1:
-            raise ValueError(f"steps must be at least 1; got {self.steps!r}")
-        if not (1 <= self.safety <= 1.1 and math.isfinite(self.safety)):
-            raise ValueError(f"safety must be between 1 and 1.1; got {self.safety!r}")
-        if not 0 <= self.cushion < 0.5:
-            raise ValueError(f"cushion must be at least 0 and below 0.5; got {self.cushion!r}")
+        check_fields(self, lower="[1e-12, 1)", degree="[3, inf)", steps="[1, inf)")
+        check_fields(self, safety="[1, 1.1]", cushion="[0, 0.5)")
+        if self.degree % 2 == 0:
+            raise ValueError(f"PolarExpress.degree must be odd; got {self.degree!r}")
 
     @property
     def coefficients(self) -> tuple[Coefficients, ...]:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg._arguments import check_number
 from manifoldmuon.linalg._matrix import identity_like, mT, product
 
 _LEAF = 16  # eliminated entry by entry
@@ -48,7 +49,8 @@ def zolotarev(poles: int, lower: float) -> Poles:
     Raises:
       ValueError: out of range.
     """
-    check_poles(poles, lower)
+    check_number("poles", poles, within="[1, inf)", whole=True)
+    check_number("lower", lower, within="[1e-5, 1)")
     sn, cn = _jacobi(np.arange(1, 2 * poles) / (2 * poles), lower)
     squares = (lower * sn / cn) ** 2
     odd, even = squares[0::2], squares[1::2]
@@ -59,14 +61,6 @@ def zolotarev(poles: int, lower: float) -> Poles:
     x = np.geomspace(lower, 1, 20001)
     values = x * np.sum(weights / (x[:, None] ** 2 + odd), axis=1)
     return Poles(weights / values.max(), odd, float(1 - values.min() / values.max()))
-
-
-def check_poles(poles: int, lower: float) -> None:
-    """Raises `ValueError` where `zolotarev` would, and computes nothing."""
-    if poles < 1 or not 1e-5 <= lower < 1:
-        raise ValueError(
-            f"poles must be at least 1 and lower in [1e-5, 1); got {poles!r} and {lower!r}"
-        )
 
 
 def _jacobi(part: np.ndarray, complement: float) -> tuple[np.ndarray, np.ndarray]:

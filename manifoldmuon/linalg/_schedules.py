@@ -7,6 +7,8 @@ import dataclasses
 
 import numpy as np
 
+from manifoldmuon.linalg._arguments import check_fields, check_number, shown
+
 Coefficients = tuple[float, ...]
 
 
@@ -64,10 +66,16 @@ class FixedSchedule(Schedule):
     steps: int | None = None
 
     def __post_init__(self):
-        every = self.head if self.tail is None else (*self.head, self.tail)
-        for step in every:
-            if len(step) < 2:
-                raise ValueError(f"a step has two coefficients (degree 3) or more; got {step!r}")
+        check_fields(self, steps="[1, inf)")
+        if not isinstance(self.head, tuple):
+            raise TypeError(f"FixedSchedule.head must be a tuple of steps; got {shown(self.head)}")
+        for step in self.head if self.tail is None else (*self.head, self.tail):
+            if not isinstance(step, tuple) or len(step) < 2:
+                raise ValueError(
+                    f"a step is a tuple of two coefficients (degree 3) or more; got {shown(step)}"
+                )
+            for coefficient in step:
+                check_number("a coefficient of FixedSchedule", coefficient)
         count = len(self.head) if self.steps is None else self.steps
         if count < 1:
             raise ValueError(

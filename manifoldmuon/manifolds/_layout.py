@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import optax
+
+from manifoldmuon.linalg import check_fields
 
 AxisNumbers = int | tuple[int, ...]
 
@@ -75,6 +78,7 @@ class Layout:
     _whole: bool = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
+        check_fields(self, ndim="[0, inf)", in_blocks="[1, inf)", out_blocks="[1, inf)")
         named = {name: _as_tuple(name, getattr(self, name)) for name in _KINDS}
         every = [axis for axes in named.values() for axis in axes]
         if min(every) < 0 <= max(every) and self.ndim == 0:
@@ -88,8 +92,6 @@ class Layout:
             raise ValueError(f"ndim={ndim} is too small: {self._words()} need {reach}")
         if len({axis % ndim for axis in every}) < len(every):
             raise ValueError(f"{self._words()} name the same axis twice in an array of {ndim} axes")
-        for name in ("in_blocks", "out_blocks"):
-            _check_blocks(name, getattr(self, name))
         object.__setattr__(self, "_whole", self.ndim == 0 and min(every) >= 0)
         # Equal layouts compare equal, however they were written.
         for name, axes in named.items():
@@ -212,14 +214,9 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 
-def _check_blocks(name: str, blocks: Any) -> None:
-    if not isinstance(blocks, int) or isinstance(blocks, bool) or blocks < 1:
-        raise ValueError(f"{name} must be a whole number, 1 or more; got {blocks!r}")
-
-
 def _as_tuple(name: str, axes: AxisNumbers) -> tuple[int, ...]:
     """One axis or several as a tuple of numbers."""
-    numbers = (axes,) if isinstance(axes, int) else tuple(axes)
-    if not (numbers or name == "taps") or not all(isinstance(axis, int) for axis in numbers):
+    numbers = tuple(axes) if isinstance(axes, Iterable) else (axes,)
+    if not (numbers or name == "taps") or not all(type(axis) is int for axis in numbers):
         raise ValueError(f"{name} must be an axis number or several; got {axes!r}")
     return numbers

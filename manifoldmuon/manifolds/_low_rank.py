@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from manifoldmuon.linalg import check_number
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds._stiefel import Stiefel
@@ -28,6 +29,7 @@ def low_rank(shape: tuple[int, int], rank: int) -> dict[str, Manifold]:
     Raises:
       ValueError: the rank does not fit the shape.
     """
+    check_number("low_rank: rank", rank, whole=True)
     if len(shape) != 2 or not 1 <= rank <= min(shape):
         raise ValueError(
             f"low_rank takes the shape of one matrix and a rank from 1 to its smaller side; got "

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, prescale
+from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, prescale, shown
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Norm
@@ -153,6 +153,8 @@ class LaidOut:
     layout: Layout
 
     def __post_init__(self):
+        require_kind(self, "manifold", Manifold)
+        require_kind(self, "layout", Layout)
         if self.manifold.ndim < 2:
             raise ValueError(
                 f"a layout arranges matrices, but a point of {type(self.manifold).__name__} has "
@@ -196,16 +198,16 @@ def require_norm(manifold: Manifold, *kinds: type[Norm]) -> None:
         raise ValueError(_wrong_kind(manifold, "step_norm", kinds, manifold.norm))
 
 
-def require_kind(manifold: Manifold, field: str, *kinds: type) -> None:
+def require_kind(manifold: Manifold | LaidOut, field: str, *kinds: type) -> None:
     """Raises `TypeError` where a field of a manifold is of none of these kinds."""
     if not isinstance(value := getattr(manifold, field), kinds):
         raise TypeError(_wrong_kind(manifold, field, kinds, value))
 
 
-def _wrong_kind(manifold: Manifold, field: str, kinds: tuple[type, ...], value: object) -> str:
+def _wrong_kind(holder: object, field: str, kinds: tuple[type, ...], value: object) -> str:
     names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
     hint = "; write an instance, with parentheses" if callable(value) else ""
-    return f"{type(manifold).__name__}.{field} must be {names}; got {value!r}{hint}"
+    return f"{type(holder).__name__}.{field} must be {names}; got {shown(value)}{hint}"
 
 
 def require_matrix_norm(manifold: Manifold) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from manifoldmuon.linalg import (
     TRAINING_MSIGN,
     above,
+    check_fields,
     identity_like,
     inner_product,
     inverse_sqrt_minus_one,
@@ -55,7 +55,6 @@ from manifoldmuon.norms import (
     Norm,
     ScaleRule,
     Spectral,
-    check_number,
     check_scale,
     scale_of,
 )
@@ -138,10 +137,7 @@ class SpectralSphere(_Bounded):
         check_scale("SpectralSphere.scale", self.scale)
         require_kind(self, "solver", Bracket)
         require_matrix_norm(self)
-        if not isinstance(self.lanczos, int) or self.lanczos < 1:
-            raise ValueError(
-                f"SpectralSphere.lanczos must be a positive integer; got {self.lanczos!r}"
-            )
+        check_fields(self, lanczos="[1, inf)")
 
     def tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -365,8 +361,7 @@ class SpectralBand(_WithBoundary):
 
     def __post_init__(self):
         check_scale("SpectralBand.scale", self.scale)
-        for name in ("low", "high"):
-            check_number(f"SpectralBand.{name}", getattr(self, name), 0.0)
+        check_fields(self, low="[0, inf)", high="(0, inf)")
         require_matrix_norm(self)
         _check_boundary(self)
         if self.low == 0:
@@ -414,8 +409,4 @@ def _without(
 def _check_boundary(manifold: _WithBoundary) -> None:
     require_kind(manifold, "solver", DouglasRachford, type(None))
     require_kind(manifold, "retraction", SpectralRetraction)
-    if not 0 < manifold.touching < 0.1 or not math.isfinite(manifold.touching):
-        raise ValueError(
-            f"{type(manifold).__name__}.touching must be between 0 and 0.1; "
-            f"got {manifold.touching!r}"
-        )
+    check_fields(manifold, touching="(0, 0.1)")

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
     TRAINING_MSIGN,
+    check_fields,
     frobenius_norm,
     normalize,
     one_for_zero,
@@ -89,8 +90,7 @@ class Hypersphere(Manifold):
         check_scale("Hypersphere.scale", self.scale)
         require_kind(self, "retraction", SphereRetraction)
         require_kind(self, "solver", Bracket)
-        if self.ndim < 1:
-            raise ValueError(f"Hypersphere.ndim must be at least 1; got {self.ndim}")
+        check_fields(self, ndim="[1, inf)")
         require_norm(self, Norm)
         if self.norm.ndim != self.ndim:
             raise ValueError(

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
     center,
+    check_fields,
     nearest_with_sums,
     prescale,
     sinkhorn,
@@ -62,13 +63,7 @@ class DoublyStochastic(Manifold):
     step_norm: Spectral | Frobenius | None = None
 
     def __post_init__(self):
-        for name in ("row_sum", "column_sum"):
-            value = getattr(self, name)
-            number = isinstance(value, (int, float)) and math.isfinite(value) and value > 0
-            if not number and (value is not None or name == "row_sum"):
-                raise ValueError(
-                    f"DoublyStochastic.{name} must be a positive, finite number; got {value!r}"
-                )
+        check_fields(self, row_sum="(0, inf)", column_sum="(0, inf)")
         require_kind(self, "retraction", StochasticRetraction)
         require_norm(self, Spectral, Frobenius)
 

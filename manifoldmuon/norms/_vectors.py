@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon.linalg import (
+    check_fields,
     frobenius_norm,
     normalize,
     over,
@@ -35,6 +36,7 @@ class Frobenius(Norm):
     scale: float | ScaleRule = 1.0
 
     def __post_init__(self):
+        check_fields(self, ndim="[0, inf)")
         check_scale("Frobenius.scale", self.scale)
 
     def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -72,6 +74,9 @@ class Infinity(Norm):
     """
 
     ndim: int = 2
+
+    def __post_init__(self):
+        check_fields(self, ndim="[0, inf)")
 
     def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.max(jnp.abs(weight), axis=trailing(weight, self.ndim), initial=0)
@@ -117,6 +122,7 @@ class LongestRow(Norm):
 
     def __post_init__(self):
         check_scale("LongestRow.scale", self.scale)
+        check_fields(self, threshold="[0, 1)")
 
     @property
     def ndim(self) -> int:

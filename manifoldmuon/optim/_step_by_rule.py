@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import varying_alike
+from manifoldmuon.linalg import check_fields, varying_alike
 from manifoldmuon.optim._agd import step_length
 from manifoldmuon.optim._geometry import is_hole
 
@@ -48,10 +47,7 @@ class SquareLossSmoothness(StepRule):
     alpha: float
 
     def __post_init__(self):
-        if not (math.isfinite(self.alpha) and self.alpha >= 0):
-            raise ValueError(
-                f"SquareLossSmoothness.alpha must be a finite number, 0 or more; got {self.alpha!r}"
-            )
+        check_fields(self, alpha="[0, inf)")
 
     def length(self, slope: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:
         return slope / (self.alpha * jnp.sqrt(2 * value) + 1)

@@ -4,6 +4,7 @@ from manifoldmuon.testing._manifolds import check_manifold
 from manifoldmuon.testing._msign import check_msign
 from manifoldmuon.testing._norms import check_norm
 from manifoldmuon.testing._shard_map import check_inside_shard_map
+from manifoldmuon.testing._slopes import check_slopes, error_slope
 from manifoldmuon.testing._stiefel import (
     STIEFEL_FAMILIES,
     DirectionErrors,
@@ -22,7 +23,9 @@ __all__ = [
     "check_msign",
     "check_norm",
     "check_sharding",
+    "check_slopes",
     "check_transformation",
+    "error_slope",
     "orthonormal",
     "stiefel_errors",
     "stiefel_optimum",

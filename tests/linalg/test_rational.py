@@ -34,7 +34,7 @@ def test_the_poles_are_those_of_elliptic_functions(poles, lower):
 
 @pytest.mark.parametrize(("poles", "lower"), [(0, 0.1), (2, 1.0), (2, 0.0), (2, 1e-6)])
 def test_zolotarev_refuses(poles, lower):
-    with pytest.raises(ValueError, match="poles must be at least 1 and lower in"):
+    with pytest.raises(ValueError, match="poles must be a whole|lower must be a finite number"):
         zolotarev(poles, lower)
 
 

@@ -90,7 +90,7 @@ def test_designs_are_cached():
     ids=str,
 )
 def test_designer_refuses(options, name):
-    with pytest.raises(ValueError, match=f"^{name} must be"):
+    with pytest.raises(ValueError, match=f"^PolarExpress.{name} must be"):
         PolarExpress(**options)
 
 

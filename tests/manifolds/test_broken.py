@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from manifoldmuon.manifolds import Hypersphere
-from manifoldmuon.testing import check_manifold
+from manifoldmuon.manifolds import Hypersphere, Stiefel
+from manifoldmuon.manifolds.retractions import QR
+from manifoldmuon.testing import check_manifold, check_slopes
 
 
 class OffTheSet(Hypersphere):
@@ -116,3 +117,17 @@ def test_a_callable_manifold_is_found():
 
     with pytest.raises(AssertionError, match="Callable is not callable"):
         check_manifold(Callable(), (5,), jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+    ("broken", "shape", "order", "law"),
+    [
+        (TooFast(), (5,), 1, "retract.p, t v. = p"),
+        (NotOrthogonal(), (5,), 1, "<tangent.p, grad f., v>"),
+        (Stiefel(retraction=QR()), (5, 3), 2, "= O.t.3."),
+    ],
+    ids=["TooFast", "NotOrthogonal", "FirstOrder"],
+)
+def test_a_wrong_slope_is_found(broken, shape, order, law):
+    with pytest.raises(AssertionError, match=f"law broken: .*({law}).*slope"):
+        check_slopes(broken, shape, jax.random.key(0), order)

@@ -45,7 +45,10 @@ def test_shapes(manifold, shape, message):
         (lambda: Orthogonal(float("nan")), "Orthogonal.scale .* got nan"),
         (lambda: Hypersphere(-2.0), "Hypersphere.scale"),
         (lambda: EmbeddingRows(RootDim(float("inf"))), "EmbeddingRows.scale"),
-        (lambda: Hypersphere(ndim=0), "Hypersphere.ndim must be at least 1; got 0"),
+        (
+            lambda: Hypersphere(ndim=0),
+            "Hypersphere.ndim must be a whole number .* got 0",
+        ),
         (
             lambda: Hypersphere(ndim=2, step_norm=Frobenius(1)),
             "Hypersphere.step_norm is for 1 axes, and ndim is 2",
@@ -59,9 +62,12 @@ def test_shapes(manifold, shape, message):
         (lambda: SpectralBand(retraction=SoftCap()), r"lower edge; got SoftCap\(\). Take Clip"),
         (lambda: SpectralBand(0.0, 1.0), "SpectralBand.low must be positive; .* SpectralBall"),
         (lambda: SpectralBand(float("nan"), 1.0), "SpectralBand.low must be a finite number"),
-        (lambda: Bracket(steps=0), "Bracket takes steps >= 1 and cold >= 0; got 0 and 6"),
-        (lambda: BarzilaiBorwein(cold=-1), "BarzilaiBorwein takes"),
-        (lambda: DouglasRachford(relaxation=2.0), "1 <= relaxation < 2; got 3.0 and 2.0"),
+        (lambda: Bracket(steps=0), r"Bracket.steps must be a whole number in \[1, inf\); got 0"),
+        (lambda: BarzilaiBorwein(cold=-1), "BarzilaiBorwein.cold must be a whole number"),
+        (
+            lambda: DouglasRachford(relaxation=2.0),
+            "DouglasRachford.relaxation must be .* got 2.0",
+        ),
         (lambda: RootRank(-1.0), "RootRank.each must be a positive, finite number"),
     ],
 )

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from manifoldmuon.testing import check_manifold
+from manifoldmuon.testing import check_manifold, check_slopes
 from tests.instances import MANIFOLDS, ManifoldCase
 
 
@@ -19,6 +19,12 @@ def test_manifold_laws(case: ManifoldCase):
         thorough=case.thorough,
         convex=case.convex,
     )
+
+
+@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+def test_slopes_of_retraction_and_gradient(case: ManifoldCase):
+    retraction = getattr(case.manifold, "retraction", None)
+    check_slopes(case.manifold, case.shape, jax.random.key(0), getattr(retraction, "order", 1))
 
 
 DOUBLE = [

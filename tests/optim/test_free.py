@@ -321,7 +321,7 @@ def test_errors():
         with pytest.raises(ValueError, match=missing):
             link.update(params, link.init(params), params)
     for wrong in (-1.0, float("nan")):
-        with pytest.raises(ValueError, match="alpha must be a finite number, 0 or more"):
+        with pytest.raises(ValueError, match=r"alpha must be a finite number in \[0, inf\)"):
             SquareLossSmoothness(wrong)
     wrong_numbers: list[dict[str, Any]] = [
         {"first": 0.0},

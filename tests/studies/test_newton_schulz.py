@@ -77,7 +77,7 @@ def test_the_record_has_every_interval(record):
     ("settings", "message"),
     [
         ({"degree": 4}, "degree must be odd"),
-        ({"steps": 0}, "steps must be at least 1"),
+        ({"steps": 0}, r"steps must be a whole number in \[1, inf\)"),
         ({"lower": 1.5}, "lower must be"),
         ({"bounds": (0.1, 1.0)}, "bounds must lie between 0 and 1"),
         ({"seeds": ()}, "with a seed"),

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
+    check_fields,
     combine,
     identity_like,
     inverse_sqrt_minus_one,
@@ -74,6 +75,9 @@ class Polar(Retraction):
     """
 
     max_iterations: int = 20
+
+    def __post_init__(self):
+        check_fields(self, max_iterations="[1, inf)")
 
     order: ClassVar[float] = 2
     wide: ClassVar[bool] = True

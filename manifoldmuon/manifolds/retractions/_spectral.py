@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
     MsignMethod,
+    check_fields,
     check_method,
     identity_like,
     inverse_sqrt_minus_one,
@@ -77,6 +78,7 @@ class Clip(SpectralRetraction):
     def __post_init__(self):
         if self.method is not None:
             check_method("Clip.method", self.method)
+        check_fields(self, max_iterations="[1, inf)")
 
     def retract(
         self,

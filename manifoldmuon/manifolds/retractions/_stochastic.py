@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
+    check_fields,
     nearest_with_sums,
     sinkhorn,
 )
@@ -74,8 +75,7 @@ class Sinkhorn(StochasticRetraction):
     order: ClassVar[float] = 1
 
     def __post_init__(self):
-        if not (self.limit > 0 and self.max_iterations > 0):
-            raise ValueError(f"the fields of Sinkhorn must be positive; got {self!r}")
+        check_fields(self, limit="(0, inf)", max_iterations="[1, inf)")
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
+    check_fields,
     frobenius_norm,
     inner_product,
     one_for_zero,
@@ -18,7 +19,6 @@ from manifoldmuon.linalg import (
 from manifoldmuon.manifolds.solvers._multipliers import (
     Normal,
     certified,
-    check_steps,
     repeat,
     shortened,
     without_normal,
@@ -62,7 +62,7 @@ class BarzilaiBorwein:
     cold: int = 9
 
     def __post_init__(self):
-        check_steps(self, self.steps, self.cold)
+        check_fields(self, steps="[1, inf)", cold="[0, inf)")
 
     def init_dual(self, shape: tuple[int, ...], ndim: int) -> SpaceDual:
         """The cold start for points of this shape."""

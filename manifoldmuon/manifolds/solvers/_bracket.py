@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon.linalg import (
+    check_fields,
     inner_product,
     one_for_zero,
     over,
@@ -17,7 +18,6 @@ from manifoldmuon.linalg import (
 )
 from manifoldmuon.manifolds.solvers._multipliers import (
     certified,
-    check_steps,
     pick,
     repeat,
     without_normal,
@@ -82,7 +82,7 @@ class Bracket:
     cold: int = 6
 
     def __post_init__(self):
-        check_steps(self, self.steps, self.cold)
+        check_fields(self, steps="[1, inf)", cold="[0, inf)")
 
     def init_dual(self, batch: tuple[int, ...]) -> LineDual:
         """The cold start for points with these leading axes."""

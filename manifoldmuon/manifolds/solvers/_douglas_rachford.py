@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon.linalg import (
+    check_fields,
     frobenius_norm,
     inner_product,
     normalize,
@@ -20,7 +21,6 @@ from manifoldmuon.manifolds.solvers._multipliers import (
     Normal,
     Problem,
     certified,
-    check_steps,
     shortened,
     without_normal,
 )
@@ -51,12 +51,7 @@ class DouglasRachford:
     relaxation: float = 1.6
 
     def __post_init__(self):
-        check_steps(self, self.steps, 0)
-        if not (self.penalty > 0 and 1 <= self.relaxation < 2):
-            raise ValueError(
-                "DouglasRachford takes penalty > 0 and 1 <= relaxation < 2; got "
-                f"{self.penalty} and {self.relaxation}"
-            )
+        check_fields(self, steps="[1, inf)", penalty="(0, inf)", relaxation="[1, 2)")
 
     def solve(
         self, norm: Norm, normal: Normal, grad: Float[Array, "..."], cone: bool = False

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 from manifoldmuon.linalg import (
     DEFAULT_MSIGN,
     MsignMethod,
+    check_fields,
     check_method,
     frobenius_norm,
     inner_product,
@@ -126,6 +127,7 @@ class DualAscent(_DualSolver):
 
     def __post_init__(self):
         check_method("DualAscent.method", self.method)
+        check_fields(self, step="(0, inf)", steps="[1, inf)", tolerance="[0, inf)")
 
     def solve(
         self,
@@ -177,6 +179,10 @@ class FixedPoint(_DualSolver):
     smoothing: float = 0.1
     floor: float = 1e-3
     relaxation: float = 1.7
+
+    def __post_init__(self):
+        check_fields(self, steps="[1, inf)", tolerance="[0, inf)", relaxation="(0, 2)")
+        check_fields(self, smoothing="(0, inf)", floor="(0, inf)")
 
     def solve(
         self,
@@ -256,6 +262,10 @@ class ADMM(StiefelSolver):
     relaxation: float = 1.6
     balance: float = 3.0
 
+    def __post_init__(self):
+        check_fields(self, steps="[1, inf)", tolerance="[0, inf)", relaxation="[1, 2)")
+        check_fields(self, threshold="(0, inf)", balance="[1, inf)")
+
     def init_dual(self, shape: tuple[int, ...]) -> Dual:
         *batch, _, n = shape
         shapes = (*batch, n, n), (*batch, 2 * n, n)
@@ -322,6 +332,7 @@ class AlternatingProjection(MemorylessSolver):
 
     def __post_init__(self):
         check_method("AlternatingProjection.method", self.method)
+        check_fields(self, steps="[1, inf)", tolerance="[0, inf)")
 
     def solve(
         self,

@@ -117,10 +117,3 @@ def pick(choice: Bool[Array, "*batch"], new: Any, old: Any) -> Any:
         return jnp.where(over(choice, new.ndim - choice.ndim), new, old)
 
     return jax.tree.map(one, new, old)
-
-
-def check_steps(solver: Any, steps: int, cold: int) -> None:
-    if steps < 1 or cold < 0:
-        raise ValueError(
-            f"{type(solver).__name__} takes steps >= 1 and cold >= 0; got {steps} and {cold}"
-        )

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
-    check_poles,
+    check_fields,
     combine,
     frobenius_norm,
     identity_like,
@@ -82,7 +82,7 @@ class Resolvents(MemorylessSolver):
     wide: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_poles(self.poles, self.lower)
+        check_fields(self, poles="[1, inf)", lower="[1e-5, 1)")
 
     def solve(
         self,

@@ -1,0 +1,100 @@
+"""Laws that hold in the limit of small steps, checked by the slope of an error over decades."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PRNGKeyArray
+
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.testing._assertions import normal, require
+
+# Two and a half decades: the leading term dominates, and float64 still resolves a cube.
+LENGTHS = tuple(10.0 ** (-1 - k / 2) for k in range(6))
+
+
+def error_slope(
+    lengths: Sequence[float], errors: Sequence[float] | np.ndarray, rounding: float = 1e-12
+) -> float:
+    """Return the exponent p of `error = C * length**p`, fitted on logarithmic axes.
+
+    Args:
+      lengths: lengths of the steps, decreasing.
+      errors: one for each length.
+      rounding: errors below it are not used.
+
+    Returns:
+      The exponent; infinity if fewer than two errors are above `rounding`.
+    """
+    pairs = [(t, e) for t, e in zip(lengths, errors, strict=True) if not e <= rounding]
+    if len(pairs) < 2:
+        return math.inf
+    return float(np.polyfit(*np.log(np.array(pairs)).T, 1)[0])
+
+
+def check_slopes(
+    manifold: Manifold,
+    shape: tuple[int, ...],
+    key: PRNGKeyArray,
+    order: int | float = 1,
+    length: float = 1.0,
+    margin: float = 0.1,
+) -> None:
+    """Check `retract` and `tangent` by slopes over two and a half decades, in float64.
+
+    For a random point p, a random tangent vector v and a random quadratic cost f:
+
+    * `retract(p, t v) - p - t v` falls like t^2;
+    * `f(retract(p, t v)) - f(p) - t <tangent(p, grad f), v>` falls like t^2 (the gradient check of
+      pymanopt and Manopt);
+    * for a retraction of second order the tangent part of the first falls like t^3 (Absil, Mahony
+      and Sepulchre 2008, Proposition 5.5.5).
+
+    Args:
+      manifold: what is to be checked.
+      shape: of a point.
+      key: drives the random arrays.
+      order: of the retraction, 1 or more.
+      length: norm of v; smaller where the set curves strongly.
+      margin: how far a slope may be below the integer.
+
+    Raises:
+      AssertionError: a law is broken; the message names it, the slope and the errors.
+    """
+    with jax.enable_x64(True):
+        errors = jax.jit(lambda *arrays: _errors(manifold, *arrays))
+        point = manifold.random_point(key, shape, jnp.float64)
+        drawn = (x.astype(np.float64) for x in normal(key, shape, 3))
+        straight, bent, taylor = map(np.asarray, errors(point, length, *drawn))
+    for law, found, wanted in (
+        ("retract(p, t v) = p + t v + O(t^2)", straight, 2),
+        ("f(retract(p, t v)) = f(p) + t <tangent(p, grad f), v> + O(t^2)", taylor, 2),
+        ("tangent(p, retract(p, t v) - p - t v) = O(t^3)", bent, 3 if order >= 2 else 2),
+    ):
+        slope = error_slope(LENGTHS, found)
+        require(law, slope >= wanted - margin, f"slope {slope:.3g}, errors {found}")
+
+
+def _errors(
+    manifold: Manifold, point: Array, length: Array, vector: Array, linear: Array, square: Array
+) -> tuple[Array, Array, Array]:
+    """Errors for all `LENGTHS`: of the step, of its tangent part, of the cost's Taylor series."""
+    size = lambda x: jnp.sqrt(jnp.sum(x * x))  # noqa: E731
+    vector = manifold.tangent(point, vector)
+    vector = length * vector / jnp.maximum(jnp.max(manifold.norm.norm(vector)), 1e-30)
+
+    def cost(x: Array) -> Array:
+        return jnp.sum(linear * x + square * x * x / 2)
+
+    def at(t: Array) -> tuple[Array, Array, Array]:
+        moved = manifold.retract(point, t * vector)
+        missed = moved - point - t * vector
+        slope = jnp.sum(manifold.tangent(point, jax.grad(cost)(point)) * vector)
+        taylor = cost(moved) - cost(point) - t * slope
+        return size(missed), size(manifold.tangent(point, missed)), jnp.abs(taylor)
+
+    return jax.lax.map(at, jnp.array(LENGTHS))

@@ -1,0 +1,29 @@
+"""The suite compiles without optimisation; users do not. A sample of the laws with XLA's defaults.
+
+`make laws` runs all of them.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "name", ["stiefel wide, scaled", "fixed sums by Sinkhorn and Frobenius steps"]
+)
+def test_laws_with_optimised_programs(name, pytestconfig):
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0"]
+    test = f"tests/manifolds/test_laws.py::test_manifold_laws[{name}]"
+    environment = {k: v for k, v in os.environ.items() if "XDIST" not in k and k != "XLA_FLAGS"}
+    run = subprocess.run(
+        [*command, test],
+        cwd=pytestconfig.rootpath,
+        env=environment | {"XLA_DEFAULTS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert run.returncode == 0, run.stdout
+    assert "1 passed" in run.stdout
