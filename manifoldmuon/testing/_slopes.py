@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,7 @@ LENGTHS = tuple(10.0 ** (-1 - k / 2) for k in range(6))
 
 
 def error_slope(
-    lengths: Sequence[float], errors: Sequence[float] | np.ndarray, rounding: float = 1e-12
+    lengths: Sequence[float], errors: Sequence[Any] | np.ndarray, rounding: float = 1e-12
 ) -> float:
     """Return the exponent p of `error = C * length**p`, fitted on logarithmic axes.
 
@@ -33,7 +34,8 @@ def error_slope(
     pairs = [(t, e) for t, e in zip(lengths, errors, strict=True) if not e <= rounding]
     if len(pairs) < 2:
         return math.inf
-    return float(np.polyfit(*np.log(np.array(pairs)).T, 1)[0])
+    steps, values = np.log(np.array(pairs)).T
+    return float(np.polyfit(steps, values, 1)[0])
 
 
 def check_slopes(
