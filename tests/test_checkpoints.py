@@ -1,12 +1,15 @@
 """Checkpoints: training goes on to the same bits; what is damaged or does not fit is refused."""
 
+import dataclasses
 import functools
+import math
 import re
 import resource
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import flax.serialization
 import jax
@@ -17,10 +20,10 @@ import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from manifoldmuon import checkpoints, optim
-from manifoldmuon.checkpoints import CheckpointError, Checkpoints
+from manifoldmuon import optim
+from manifoldmuon.checkpoints import STATE_LAYOUT, CheckpointError, Checkpoints
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
-from manifoldmuon.manifolds.solvers import ADMM
+from manifoldmuon.manifolds.solvers import ADMM, FAST, ByPlatform, OneStep, SkewLift
 from manifoldmuon.norms import Frobenius, RMSToRMS
 from tests.optim.test_processes import JOINED
 from tests.optim.test_processes import run as run_processes
@@ -32,6 +35,7 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[1]
 GEOMETRY = {"w": Stiefel(solver=ADMM(steps=2)), "b": Euclidean()}  # a warm start is in the state
+SOLVERS = "manifoldmuon.manifolds.solvers"
 EXTRA = {"epoch": 2, "loss": 0.1, "worst": float("inf")}
 
 
@@ -317,17 +321,26 @@ def test_another_array_is_noticed(tmp_path):
 @pytest.mark.parametrize(
     ("geometry", "budgets", "reason"),
     [
-        (GEOMETRY | {"w": Stiefel()}, 1.0, "the manifold of 'w' was Stiefel(solver=ADMM(steps=2))"),
         (
-            GEOMETRY | {"b": Euclidean(Frobenius(ndim=1, scale=2.0))},
+            GEOMETRY | {"w": Stiefel(solver=FAST)},
             1.0,
-            "the norm of 'b' was Frobenius",
+            f"the manifold.solver of 'w' was {SOLVERS}.ADMM and is {SOLVERS}.ByPlatform; ",
+        ),
+        (
+            GEOMETRY | {"w": Stiefel(solver=ADMM(steps=2, relaxation=1.5))},
+            1.0,
+            "the manifold.solver.relaxation of 'w' was 1.6 and is 1.5; ",
+        ),
+        (
+            GEOMETRY | {"b": Euclidean(Frobenius(ndim=1, scale=math.nextafter(1.0, 2.0)))},
+            1.0,
+            "the manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
         ),
         (GEOMETRY, {"w": 0.5, "b": 1.0}, "the budget of 'w' was 1.0 and is 0.5; go on with that"),
         (
             GEOMETRY | {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
             1.0,
-            "the layout of 'w' was None and is Layout(",
+            "the layout of 'w' was None and is manifoldmuon.manifolds.Layout; ",
         ),
     ],
 )
@@ -341,12 +354,89 @@ def test_another_geometry_is_refused(geometry, budgets, reason, run):
         assert restored(saved, start(tx)).step == 3
 
 
+def test_the_solver_of_another_platform_is_compared(tmp_path):
+    """`tabulate` shows the solver for CPUs alone."""
+    params = {"w": jnp.eye(4, 2)}
+    solvers = [ByPlatform(SkewLift(), other) for other in (SkewLift(), OneStep())]
+    tables = [optim.tabulate(Stiefel(solver=solver), params) for solver in solvers]
+    assert str(tables[0]) == str(tables[1])
+    with Checkpoints(tmp_path) as saved:
+        saved.save(1, params, tables[0])
+        assert restored(saved, params, tables[0]).step == 1
+    assert (
+        f"the manifold.solver.accelerator of 'w' was {SOLVERS}.SkewLift and is {SOLVERS}.OneStep"
+        in refusal(tmp_path, params, tables[1])
+    )
+
+
+def own_set(name, **fields):
+    """Return the class of a user's manifold with these fields and defaults."""
+    given = [(field, Any, value) for field, value in fields.items()]
+    names = {"__module__": "own.sets"}
+    return dataclasses.make_dataclass(name, given, bases=(Euclidean,), namespace=names, frozen=True)
+
+
+def test_a_default_that_has_changed_is_refused(tmp_path):
+    params = {"w": jnp.ones(3)}
+    with Checkpoints(tmp_path) as saved:
+        saved.save(1, params, optim.tabulate(own_set("Ball", radius=1.0)(), params))
+    table = optim.tabulate(own_set("Ball", radius=2.0)(), params)
+    assert "the manifold.radius of 'w' was 1.0 and is 2.0; " in refusal(tmp_path, params, table)
+
+
+def test_renamed_classes_and_fields_are_the_same(tmp_path, monkeypatch):
+    params = {"w": jnp.ones(3)}
+    with Checkpoints(tmp_path) as saved:
+        saved.save(1, params, optim.tabulate(own_set("Ball", radius=1.0)(), params))
+    table = optim.tabulate(own_set("Disc", size=1.0)(), params)
+    assert "was own.sets.Ball and is own.sets.Disc; " in refusal(tmp_path, params, table)
+    names = {"own.sets.Ball": "own.sets.Disc", "own.sets.Disc.radius": "size"}
+    monkeypatch.setattr("manifoldmuon.checkpoints._geometry.RENAMED", names)
+    with Checkpoints(tmp_path) as saved:
+        assert restored(saved, params, table).step == 1
+
+
+def test_fields_that_are_no_data_are_refused(tmp_path):
+    params = {"w": jnp.ones(3)}
+    with Checkpoints(tmp_path) as saved:
+        for held in (lambda x: x, object(), functools.partial(jnp.sum)):
+            table = optim.tabulate(own_set("Ball", map=held)(), params)
+            with pytest.raises(TypeError, match="'w': manifold.map is .* which no record can hold"):
+                saved.save(1, params, table)
+        fields = {"map": jnp.sum, "dtype": jnp.bfloat16, "narrow": np.dtype("int8"), "kind": Path}
+        table = optim.tabulate(own_set("Ball", **fields)(), params)
+        saved.save(1, params, table)
+        assert restored(saved, params, table).step == 1
+
+
+def test_every_field_is_recorded(run):
+    folder, _, table, _ = run
+    with Checkpoints(folder) as saved:
+        record = saved._record(3)["geometry"]
+
+    def compare(value, found):
+        if not dataclasses.is_dataclass(value):
+            assert found == value
+            return
+        fields = [field.name for field in dataclasses.fields(value)]
+        assert list(found["fields"]) == fields
+        for name in fields:
+            compare(getattr(value, name), found["fields"][name])
+
+    for row in table.rows:
+        compare(row.manifold, record[row.path]["manifold"])
+        assert record[row.path]["budget"] == row.budget
+
+
 def test_more_or_fewer_parameters_are_another_geometry(run):
     folder, tx, _, tree = run
     params = tree["params"]
     for given, reason in [
-        ({"w": params["w"]}, "there is no 'b' now"),
-        (params | {"c": params["b"]}, "there is no 'c' then"),
+        ({"w": params["w"]}, "the manifold of 'b' was manifoldmuon.manifolds.Euclidean and is not"),
+        (
+            params | {"c": params["b"]},
+            "the manifold of 'c' was nothing and is manifold",
+        ),
     ]:
         table = optim.tabulate({k: GEOMETRY.get(k, Euclidean()) for k in given}, given)
         assert reason in refusal(folder, start(tx), table)
@@ -356,16 +446,14 @@ def test_a_step_without_geometry_has_none_to_compare(run, tmp_path):
     _, tx, table, tree = run
     with Checkpoints(tmp_path) as saved:
         saved.save(1, tree)
-    assert "was saved without a geometry: restore without a table" in refusal(
-        tmp_path, start(tx), table
-    )
+    assert "has no geometry: restore without a table" in refusal(tmp_path, start(tx), table)
 
 
 def test_another_layout_of_the_state_is_refused(run, monkeypatch):
     folder, tx, table, _ = run
-    monkeypatch.setattr(checkpoints, "STATE_LAYOUT", checkpoints.STATE_LAYOUT + 1)
+    monkeypatch.setattr("manifoldmuon.checkpoints._manager.STATE_LAYOUT", STATE_LAYOUT + 1)
     line = refusal(folder, start(tx), table)
-    assert "has the state's layout 1, of manifoldmuon" in line
+    assert f"has the state's layout {STATE_LAYOUT}, of manifoldmuon" in line
     assert "go on with that version, or restore the parameters alone with Orbax" in line
 
 
@@ -459,7 +547,7 @@ def test_orbax_alone_reads_what_was_saved(run):
         found = manager.restore(3, args=items)
     assert bits(found["tree"]) == bits(tree)
     assert found["record"]["arrays"]["params/w"] == "float32[16,8]"
-    assert found["record"]["geometry"]["w"]["norm"] == "Spectral"
+    assert found["record"]["geometry"]["w"]["manifold"]["fields"]["scale"] == 1.0
 
 
 @pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))

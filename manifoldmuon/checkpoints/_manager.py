@@ -1,7 +1,4 @@
-"""Checkpoints that resume to the bit or refuse: Orbax's manager, and a record of what it saved.
-
-Imported by name; needs the extra `manifoldmuon[checkpoints]`.
-"""
+"""Orbax's manager, with a record of what it saved."""
 
 from __future__ import annotations
 
@@ -17,10 +14,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt32
 
 import manifoldmuon
-from manifoldmuon.optim import Table, path_string
+from manifoldmuon.checkpoints._digests import digests, leaves
+from manifoldmuon.checkpoints._geometry import entries_of, record_geometry
+from manifoldmuon.linalg import shown
+from manifoldmuon.optim import Table
 
 try:
     import orbax.checkpoint as ocp
@@ -29,11 +28,9 @@ except ImportError as error:
         "manifoldmuon.checkpoints needs Orbax: pip install 'manifoldmuon[checkpoints]'"
     ) from error
 
-__all__ = ["Checkpoints", "CheckpointError", "Restored", "STATE_LAYOUT"]
-
-STATE_LAYOUT = 1
-"""The version of what the transformations keep in their states. It is raised when a state changes
-its meaning; steps that were saved with another are refused."""
+STATE_LAYOUT = 2
+"""The version of the record and of what the transformations keep in their states. It is raised when
+either changes its meaning; steps that were saved with another are refused."""
 
 
 class CheckpointError(Exception):
@@ -59,8 +56,9 @@ class Checkpoints:
 
     The work is done by `orbax.checkpoint.CheckpointManager`: a step appears in the folder whole or
     not at all. Every step holds the item `tree` and the item `record`, so that Orbax reads it
-    without this class, too. The record has a digest, dtype and shape of every array, what each
-    parameter is paired with, and the version of the state's layout.
+    without this class, too. The record has a digest, dtype and shape of every array, the manifold,
+    layout and budget of each parameter with all of their fields, and the version of the state's
+    layout.
 
     Attributes:
       manager: Orbax's own, for its other methods.
@@ -118,7 +116,8 @@ class Checkpoints:
             before if that was asynchronous, could not be written. The steps in the folder are as
             they were.
           TypeError: if a leaf of the tree is neither an array nor a number, if the numbers of an
-            array are narrower than a byte, or if JSON cannot hold `extra`.
+            array are narrower than a byte, if JSON cannot hold `extra`, or if a field of a manifold
+            is not data: a lambda, or an object that is no dataclass.
           ValueError: if the paths of two leaves read the same, or the tree has no node or no leaf.
         """
         newest = self.manager.latest_step()
@@ -139,9 +138,9 @@ class Checkpoints:
         record = {
             "layout": STATE_LAYOUT,
             "version": manifoldmuon.__version__,
-            "arrays": {path: _kind(x) for path, x in _leaves(tree).items()},
-            "digests": _digests(tree),
-            "geometry": None if table is None else _pairing(table),
+            "arrays": _kinds(tree),
+            "digests": digests(tree),
+            "geometry": None if table is None else record_geometry(table),
             "extra": json.loads(json.dumps(extra)),  # as it will be read
         }
         items = ocp.args.Composite(
@@ -244,14 +243,29 @@ class Checkpoints:
 
     def _restore(self, step: int, target: Any, table: Table | None) -> Restored:
         place, record = f"step {step} in {self._directory}", self._record(step)
-        _check_layout(place, record)
+        if record["layout"] != STATE_LAYOUT:
+            raise CheckpointError(
+                f"{place} has the state's layout {record['layout']}, of manifoldmuon"
+                f" {record['version']}, and this is {manifoldmuon.__version__} with layout"
+                f" {STATE_LAYOUT}: go on with that version, or restore the parameters alone with"
+                " Orbax and initialise the state anew"
+            )
         if table is not None:
-            _check_geometry(place, record["geometry"], _pairing(table))
-        _check_arrays(place, record["arrays"], target)
+            if (saved := record["geometry"]) is None:
+                raise CheckpointError(f"{place} has no geometry: restore without a table")
+            hint = "go on with that geometry, or restore without a table if the change is meant"
+            another = f"{place} was saved with another geometry"
+            _check_same(another, entries_of(saved), entries_of(record_geometry(table)), hint)
+        hint = "go on with its model and optimizer, or restore a part of it with Orbax"
+        saved, given = (
+            {repr(path): kind for path, kind in kinds.items()}
+            for kinds in (record["arrays"], _kinds(target))
+        )
+        _check_same(f"{place} holds another tree", saved, given, hint)
         placed = jax.tree.map(_abstract, jax.tree.map(_unless_empty, target))
         tree = self._item(step, "tree", ocp.args.StandardRestore(placed))
         tree = jax.tree.map(_as_committed, target, tree)
-        for path, digest in _digests(tree).items():
+        for path, digest in digests(tree).items():
             if digest != record["digests"][path]:
                 raise _DamagedError(f"{place} is damaged: {path!r} is not the array that was saved")
         return Restored(step, tree, record["extra"])
@@ -289,139 +303,23 @@ def _reads(read: Callable[[int], Any], step: int) -> bool:
     return True
 
 
-def _check_layout(place: str, record: Mapping[str, Any]) -> None:
-    if record["layout"] != STATE_LAYOUT:
-        raise CheckpointError(
-            f"{place} has the state's layout {record['layout']}, of manifoldmuon"
-            f" {record['version']}, and this is {manifoldmuon.__version__} with layout"
-            f" {STATE_LAYOUT}: go on with that version, or restore the parameters alone with Orbax"
-            " and initialise the state anew"
-        )
-
-
-def _check_geometry(place: str, saved: Any, given: dict[str, dict[str, str]]) -> None:
-    hint = "go on with that geometry, or restore without a table if the change is meant"
-    if saved is None:
-        raise CheckpointError(f"{place} was saved without a geometry: restore without a table")
-    for path in [*saved, *given]:
-        if path not in saved or path not in given:
-            where = "now" if path in saved else "then"
-            raise CheckpointError(
-                f"{place} was saved with another geometry: there is no {path!r} {where}; {hint}"
-            )
-        for column, text in given[path].items():
-            if saved[path].get(column) != text:
-                raise CheckpointError(
-                    f"{place} was saved with another geometry: the {column} of {path!r} was"
-                    f" {saved[path].get(column)} and is {text}; {hint}"
-                )
-
-
-def _check_arrays(place: str, saved: Mapping[str, str], target: Any) -> None:
-    wanted = {path: _kind(x) for path, x in _leaves(target).items()}
-    for path in [*saved, *wanted]:
-        then, now = saved.get(path, "nothing"), wanted.get(path, "nothing")
+def _check_same(place: str, saved: Mapping[str, Any], given: Mapping[str, Any], hint: str) -> None:
+    """Raise `CheckpointError` at the first entry that differs."""
+    for key in [*saved, *given]:
+        then, now = saved.get(key, "nothing"), given.get(key, "nothing")
         if then != now:
-            raise CheckpointError(
-                f"{place} holds another tree: {path!r} was {then} and is {now}; go on with the"
-                " model and the optimizer that it was saved with, or restore a part of it with"
-                " Orbax"
-            )
+            then, now = (x if isinstance(x, str) else shown(x) for x in (then, now))
+            raise CheckpointError(f"{place}: {key} was {then} and is {now}; {hint}")
 
 
-def _pairing(table: Table) -> dict[str, dict[str, str]]:
-    """What each parameter is paired with, by path, as text."""
-    found = {}
-    for row in table.rows:
-        cells = dict(zip(_COLUMNS, row.cells()[1:], strict=True))
-        budget = f"{jnp.asarray(row.budget).tolist()}"  # in full: the table's are for reading
-        found[row.path] = cells | {"budget": budget, "layout": f"{row.layout}"}
-    return found
+def _kinds(tree: Any) -> dict[str, str]:
+    """Return dtype and shape of every leaf, such as `float32[64,32]`, by path."""
 
+    def kind(x: Any) -> str:
+        x = x if hasattr(x, "dtype") else np.asarray(x)
+        return f"{x.dtype}{list(x.shape)}".replace(" ", "")
 
-_COLUMNS = (
-    "shape", "copies", "fan-in", "fan-out", "manifold", "norm", "budget", "retraction",
-)  # fmt: skip
-
-
-def _leaves(tree: Any) -> dict[str, Any]:
-    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
-    found = {path_string(path): leaf for path, leaf in pairs}
-    if len(found) < len(pairs):
-        raise ValueError("two leaves of the tree have paths that read the same: rename a key.")
-    return found
-
-
-def _kind(x: Any) -> str:
-    """Dtype and shape of a leaf, such as `float32[64,32]`."""
-    x = x if hasattr(x, "dtype") else np.asarray(x)
-    return f"{x.dtype}{list(x.shape)}".replace(" ", "")
-
-
-def _digests(tree: Any) -> dict[str, str]:
-    """A digest of every leaf's bytes, by path: 64 bits, as hexadecimal digits."""
-    found = {}
-    for path, leaf in _leaves(tree).items():
-        if _bits(leaf) < 8:
-            raise TypeError(
-                f"{path!r} has dtype {leaf.dtype}, narrower than a byte: save it in a wider one."
-            )
-        try:
-            found[path] = _digest(leaf if isinstance(leaf, jax.Array) else _words(leaf))
-        except TypeError as error:
-            raise TypeError(
-                f"{path!r} is a {type(leaf).__name__}, neither an array nor a number; what else"
-                " there is to save goes into `extra`."
-            ) from error
-    return {path: np.asarray(digest).tobytes().hex() for path, digest in found.items()}
-
-
-def _bits(leaf: Any) -> int:
-    dtype = getattr(leaf, "dtype", np.dtype(np.float32))
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.iinfo(dtype).bits
-    return jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating) else 8
-
-
-@jax.jit
-def _digest(x: Any) -> UInt32[Array, "2"]:
-    """Two sums over all words, each mixed with its place: the same however they are sharded.
-
-    One word that differs changes both sums for certain, because `_mix` is a bijection and products
-    with odd numbers are; anything else leaves both with probability 2**-64.
-    """
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        x = jnp.stack([x.real, x.imag], axis=-1)
-    if x.dtype == jnp.bool_:
-        x = x.astype(jnp.uint8)
-    words = jax.lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}")
-    words = words.astype(jnp.uint32)
-    place, stride = jnp.zeros_like(words), 1
-    for axis in reversed(range(words.ndim)):
-        along = jax.lax.iota(jnp.uint32, words.shape[axis]) * np.uint32(stride % 2**32)
-        place += along.reshape([-1 if k == axis else 1 for k in range(words.ndim)])
-        stride *= words.shape[axis]
-    key = _mix(place)
-    mixed = _mix(words ^ key)
-    return jnp.stack([jnp.sum(mixed, dtype="uint32"), jnp.sum(mixed * (key | 1), dtype="uint32")])
-
-
-def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """The finaliser of MurmurHash3 (A. Appleby), a bijection of the 32-bit words."""
-    x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
-
-
-def _words(leaf: Any) -> UInt32[np.ndarray, "..."]:
-    """What is on the host as 32-bit words, as `_digest` takes them on a device."""
-    x = np.asarray(leaf)
-    if x.dtype.kind not in "biufcV":
-        raise TypeError(x.dtype)
-    words = np.ascontiguousarray(x).reshape(*x.shape, 1).view(f"u{min(x.dtype.itemsize, 4)}")
-    return words.astype(np.uint32)
+    return {path: kind(x) for path, x in leaves(tree).items()}
 
 
 def _unless_empty(leaf: Any) -> Any:
