@@ -206,7 +206,7 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Sequence[tuple[str, Any
     an Equinox module or a Flax state as well.
 
     Args:
-      spec: a tree of values; a single value is a tree, too.
+      spec: a tree of values; a single value is a tree, too. `None` is a value, but may go unused.
       paths: path strings of the parameters.
       holes: path and node of the places that hold none; entries at or below them may go unused.
 
@@ -216,7 +216,7 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Sequence[tuple[str, Any
     Raises:
       ValueError: if a path has no entry or two, or an entry stands above no path.
     """
-    pairs, _ = flatten_with_path(spec)
+    pairs, _ = flatten_with_path(spec, is_leaf=lambda node: node is None)
     entries = [(path_string(path), value) for path, value in pairs]
     found = [[value for entry, value in entries if _above(entry, path)] for path in paths]
     for path, values in zip(paths, found, strict=True):
@@ -230,8 +230,9 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Sequence[tuple[str, Any
     seen = [*paths, *(hole for hole, _ in holes)]
     unused = [
         entry
-        for entry, _ in entries
-        if not any(_above(entry, path) for path in seen)
+        for entry, value in entries
+        if value is not None
+        and not any(_above(entry, path) for path in seen)
         and not any(_above(hole, entry) for hole, _ in holes)
     ]
     if unused:

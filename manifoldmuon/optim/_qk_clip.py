@@ -165,14 +165,14 @@ def _factors(
 ) -> jax.Array:
     """What each head is multiplied by."""
     heads = layout.inner_shape(leaf.param.shape)[:-2]
-    logits = jnp.asarray(logits, jnp.float32)
-    if logits.shape not in ((), heads):
+    shape = None if logits is None else jnp.shape(logits)
+    if shape not in ((), heads):
         raise ValueError(
-            f"with_qk_clip: the largest logits of {leaf.path!r} have shape {logits.shape}, and its"
+            f"with_qk_clip: the largest logits of {leaf.path!r} have shape {shape}, and its"
             f" heads {heads}: give one number for each head (where queries share a key, the key"
             " gets the largest of its group), or one for all"
         )
-    logits = jnp.broadcast_to(logits, heads)
+    logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), heads)
     above = jnp.isfinite(logits) & (logits > threshold)
     return jnp.where(above, (threshold / jnp.where(above, logits, threshold)) ** power, 1.0)
 

@@ -131,6 +131,18 @@ def test_stacked_layers_and_a_prefix_for_the_layer():
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
+def test_heads_as_a_prefix_tree_with_none():
+    """`None` names a parameter, and a whole branch, that is not clipped."""
+    weight = np.ones((D, HEADS, WIDTH), np.float32)
+    params = {"attention": {"q": weight, "v": weight}, "mlp": {"up": weight, "bias": np.ones(3)}}
+    heads = {"attention": {"q": APART, "v": None}, "mlp": None}
+    tx = optim.with_qk_clip(optax.sgd(0.0), Euclidean(), heads)
+    for logits in ({"attention": 400.0}, {"attention/q": 400.0, "attention/v": None}):
+        updates: Any = tx.update(params, tx.init(params), params, max_logits=logits)[0]
+        np.testing.assert_array_equal(updates["attention"]["q"], -0.5)
+        assert not any(np.any(x) for x in (updates["attention"]["v"], *updates["mlp"].values()))
+
+
 def test_shared_rotary_keys():
     """Multi-head latent attention: two wrappers, which read one tree."""
     before, logits = weights(), np.array([50.0, 400.0, 100.0, 1600.0])
@@ -179,6 +191,7 @@ def test_master_copies_go_around_it():
             {"max_logits": {"q": np.ones(3)}},
             r"logits of 'q' have shape \(3,\), and its heads \(4,\)",
         ),
+        ({"max_logits": {"q": None}}, r"logits of 'q' have shape None, and its heads \(4,\)"),
         ({"max_logits": {"v": 1.0}}, "max_logits: the parameter 'q' has no entries above it"),
         ({"max_logits": {"q": 1.0, "w": 1.0}}, r"the entries \['w'\] describe no parameter"),
         ({"geometry": {"q": Stiefel().with_axes(0, (1, 2)), "v": FLAT}}, r"but \['q'\] lie on con"),
