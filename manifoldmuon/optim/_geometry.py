@@ -295,6 +295,10 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
     spec = spec.function if isinstance(spec, ByFunction) else spec
     key_paths = tuple(path for path, _ in pairs)
     leaves = tuple(_abstract(path, leaf) for path, leaf in pairs)
+    if callable(spec) and not isinstance(spec, type):
+        # Call it each time: what it has captured may have changed, and the cache must not keep it.
+        pairs = zip(key_paths, leaves, strict=True)
+        spec = _PerLeaf(tuple(None if is_hole(x) else spec(path, x) for path, x in pairs))
     arguments = _Spec(spec), key_paths, leaves, treedef, check
     try:
         return _find_once(*arguments)
@@ -304,6 +308,13 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
         return _find(*arguments)
 
 
+@dataclasses.dataclass(frozen=True)
+class _PerLeaf:
+    """One value per leaf, None for holes: what a function has returned."""
+
+    values: tuple[Any, ...]
+
+
 class _Spec:
     """A specification, compared by what it says."""
 
@@ -311,8 +322,8 @@ class _Spec:
         self.spec = spec
         if isinstance(spec, ByPath):
             self.key = spec, tuple(type(value) for _, value in spec.rules)
-        elif callable(spec):
-            self.key = spec
+        elif isinstance(spec, _PerLeaf):
+            self.key = spec, tuple(map(type, spec.values))
         else:
             leaves, treedef = jax.tree.flatten(spec)
             # The types as well: True, 1 and 1.0 are equal.
@@ -337,8 +348,8 @@ def _find(spec: _Spec, key_paths: Any, leaves: Any, treedef: Any, check: Check) 
         named = [paths[place] for place in real]
         if isinstance(spec.spec, ByPath):
             chosen = spec.spec.assign(named, holes)
-        elif callable(spec.spec) and not isinstance(spec.spec, type):
-            chosen = [spec.spec(key_paths[place], leaves[place]) for place in real]
+        elif isinstance(spec.spec, _PerLeaf):
+            chosen = [spec.spec.values[place] for place in real]
         else:
             chosen = match_prefix(spec.spec, named, holes)
         for place, value in zip(real, chosen, strict=True):

@@ -1,6 +1,8 @@
 """Which manifold each parameter gets, and the errors that name the parameter."""
 
+import gc
 import re
+import weakref
 
 import equinox
 import flax.linen
@@ -88,6 +90,22 @@ def test_errors_name_the_path(geometry, error, message):
     message = re.escape(message).replace(r"\.\*", ".*")
     with pytest.raises(error, match=message):
         optim.resolve(geometry, TREE)
+
+
+def test_a_geometry_function_is_called_anew_and_not_kept():
+    chosen: dict[str, object] = {"b": B}
+
+    def geometry(path, leaf):
+        return chosen.get(path[-1].key, W)
+
+    params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+    assert optim.resolve(geometry, params) == {"w": W, "b": B}
+    chosen["b"] = Hypersphere()
+    assert optim.resolve(geometry, params) == {"w": W, "b": Hypersphere()}
+    reference = weakref.ref(geometry)
+    del geometry
+    gc.collect()
+    assert reference() is None
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
