@@ -168,6 +168,10 @@ STAY: dict[str, tuple[str, ...]] = {
     ),
     "optim/test_agd.py::test_is_a_good_citizen": (),
     "optim/test_cautious.py::test_on_a_constrained_manifold_the_step_stays_tangent": ("manifold0",),
+    "optim/test_chain.py::test_chain_refuses_links_after_a_nested_retract": (
+        "partition",
+        "inject_hyperparams",
+    ),
     "optim/test_citizenship.py::test_is_a_good_citizen": (
         "manifold_muon",
         "muon",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -10,10 +12,20 @@ import optax
 
 from manifoldmuon.linalg import upcast
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._geometry import Geometry, find_manifolds, manifold_of
+from manifoldmuon.optim._geometry import (
+    Geometry,
+    find_manifolds,
+    flatten_with_path,
+    is_hole,
+    manifold_of,
+    path_string,
+)
 from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
 from manifoldmuon.optim._owners import divided_alike
 from manifoldmuon.optim._trees import distance_tree, init_tree
+
+# Paths of the constrained leaves that were retracted while one link of a `chain` updates.
+_retracted: ContextVar[set[str] | None] = ContextVar("_retracted", default=None)
 
 
 class LastLink(optax.GradientTransformationExtraArgs):
@@ -50,6 +62,8 @@ def retract(geometry: Geometry) -> LastLink:
         del extra_args
         paired = pair_up(geometry, updates, params, "retract")
         moving = [leaf for leaf in paired.leaves if manifold_of(leaf.entry).constrained]
+        if (retracted := _retracted.get()) is not None:
+            retracted |= {leaf.path for leaf in moving}
         marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
         steps = batched(_step, [leaf.entry for leaf in moving], marked, divide=True)
         by_place = {leaf.place: step for leaf, step in zip(moving, steps, strict=True)}
@@ -78,7 +92,11 @@ def difference(target: jax.Array, point: jax.Array) -> jax.Array:
 
 
 def chain(*links: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`optax.chain` that refuses a `retract` which is not last.
+    """`optax.chain` that refuses to change updates after `retract`.
+
+    It also sees a `retract` within a link (`optax.partition`, `optax.masked`, `optax.MultiSteps`):
+    later links may change only what that `retract` leaves alone, so
+    `chain(optax.masked(manifold_muon(...), m), optax.masked(optax.adam(...), not_m))` is fine.
 
     Args:
       *links: gradient transformations, applied in order.
@@ -88,7 +106,8 @@ def chain(*links: optax.GradientTransformation) -> optax.GradientTransformationE
       result counts as one, too, when it is chained again.
 
     Raises:
-      ValueError: if a link follows a `retract`.
+      ValueError: if a link follows a `retract`; on use, naming the parameters, if a link changes
+        what a `retract` within an earlier link has emitted.
 
     Example:
       `chain(optax.trace(0.95), scale_by_steepest(g), optax.scale_by_learning_rate(lr), retract(g))`
@@ -101,7 +120,44 @@ def chain(*links: optax.GradientTransformation) -> optax.GradientTransformationE
                 " it (learning rate, budgets, weight decay) in front of it."
             )
     chained = optax.chain(*links)
-    return LastLink(*chained) if links and isinstance(links[-1], LastLink) else chained
+    supported = [optax.with_extra_args_support(link) for link in links]
+
+    def update_fn(updates, state, params=None, **extra_args):
+        if len(state) != len(links):
+            raise ValueError(
+                f"chain: {len(links)} links got {len(state)} states; call tx.init(params) again."
+            )
+        states, done, broken = [], set(), set()
+        for link, before in zip(supported, state, strict=True):
+            old = _leaves_by_path(updates) if done else {}
+            token = _retracted.set(found := set())
+            try:
+                updates, after = link.update(updates, before, params, **extra_args)
+            finally:
+                _retracted.reset(token)
+            states.append(after)
+            new = _leaves_by_path(updates) if done else {}
+            # Unchanged leaves are the same objects: masked and partition pass them on.
+            changed = {path for path in done if new.get(path) is not old.get(path)}
+            done, broken = done | found, (broken | changed) - found
+        if broken:
+            raise ValueError(
+                f"chain: a link changes the updates of {sorted(broken)} after their retract, which"
+                " takes these parameters off the manifold. Move it in front of the retract, into"
+                " the transformation that optax.partition or optax.masked wraps."
+            )
+        if (outer := _retracted.get()) is not None:
+            outer |= done
+        return updates, tuple(states)
+
+    last = bool(links) and isinstance(links[-1], LastLink)
+    kind = LastLink if last else optax.GradientTransformationExtraArgs
+    return kind(chained.init, update_fn)
+
+
+def _leaves_by_path(tree: Any) -> dict[str, Any]:
+    pairs, _ = flatten_with_path(tree, is_leaf=is_hole)
+    return {path_string(path): leaf for path, leaf in pairs}
 
 
 def check_chain(
@@ -111,35 +167,51 @@ def check_chain(
     *,
     steps: int = 3,
     tolerance: float | None = None,
+    value_fn: Callable[[Any], Any] | None = None,
+    **extra_args: Any,
 ) -> None:
-    """Checks, by taking steps, that a transformation keeps parameters on their manifolds.
+    """Check, by taking steps, that a transformation keeps parameters on their manifolds.
 
     It judges what comes out, so it sees a `retract` that is missing or not last in any
     transformation. Call it once before training, with the largest learning rate: a departure
     grows with the step (about 0.3 lr for a learning rate after `retract`, lr^2 / 2 for a
     missing one) and is invisible below the tolerance. Give the inner transformation of
-    `optax.MultiSteps`, and the plateau of a schedule that starts at zero.
+    `optax.MultiSteps`, the plateau of a schedule that starts at zero, and some hundred `steps`
+    with `value_fn` to what finds its learning rate from a tiny one (`optax.contrib.mechanize`).
 
     Args:
       tx: any gradient transformation.
       geometry: which manifold each parameter lives on; see `resolve`.
       params: parameters or `jax.ShapeDtypeStruct`; only structure, shapes and dtypes matter.
-      steps: how many updates with random gradients to apply, from random points.
+      steps: how many updates to apply, from random points.
       tolerance: the largest allowed `Manifold.distance`; by default 16 eps sqrt(d) for the
         leaf's dtype and its longest axis d.
+      value_fn: for transformations that need a loss, such as line searches: a function of the
+        parameters. Its gradients take the place of random ones, and `update` also gets `value`,
+        `grad` and `value_fn`.
+      **extra_args: further arguments of `update`, such as `max_logits=...`.
 
     Raises:
       ValueError: naming the parameters that left their manifold; or if no parameter moved, so
         that nothing was checked.
     """
-    start = moving = jax.jit(lambda: init_tree(geometry, jax.random.key(0), params))()
+    places = find_manifolds(geometry, params)
+    # Without the arrays, which may lie on a mesh.
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
+    start = moving = jax.jit(lambda: init_tree(geometry, jax.random.key(0), shapes))()
+    update = optax.with_extra_args_support(tx).update
 
     @jax.jit
     def step(key, params, state):
-        leaves, treedef = jax.tree.flatten(params)
-        keys = jax.random.split(key, len(leaves))
-        grads = [jax.random.normal(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
-        updates, state = tx.update(jax.tree.unflatten(treedef, grads), state, params)
+        if value_fn is None:
+            leaves, treedef = jax.tree.flatten(params)
+            pairs = zip(jax.random.split(key, len(leaves)), leaves, strict=True)
+            drawn = [jax.random.normal(k, x.shape, x.dtype) for k, x in pairs]
+            grads, loss = jax.tree.unflatten(treedef, drawn), {}
+        else:
+            value, grads = jax.value_and_grad(value_fn)(params)
+            loss = {"value": value, "grad": grads, "value_fn": value_fn}
+        updates, state = update(grads, state, params, **(loss | extra_args))
         return optax.apply_updates(params, updates), state
 
     state = tx.init(moving)
@@ -148,7 +220,6 @@ def check_chain(
     moved = [jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (start, moving)), strict=True)]
     if not any(moved):
         raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
-    places = find_manifolds(geometry, moving)
     leaves = places.leaves(moving)
     distances = places.leaves(jax.jit(lambda p: distance_tree(geometry, p))(moving))
     left = {}
@@ -163,5 +234,5 @@ def check_chain(
     if left:
         raise ValueError(
             f"after {steps} steps these parameters have left their manifold, at distance {left}."
-            " `retract` must be there, and it must be the last link of the chain."
+            " `retract` must be there and last: no link or wrapper may change updates after it."
         )

@@ -133,6 +133,66 @@ def test_a_retract_that_is_not_last_is_refused(links):
         optim.chain(*links())
 
 
+MANIFOLD = {"w": True, "b": False}
+OTHERS = {"w": False, "b": True}
+SPHERE = {"w": Hypersphere(), "b": Euclidean()}
+NESTED = {
+    "masked": lambda tx: optax.masked(tx, MANIFOLD),
+    "partition": lambda tx: optax.partition({"a": tx, "b": RATE}, {"w": "a", "b": "b"}),
+    "chain in partition": lambda tx: optim.chain(NESTED["partition"](tx)),
+    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
+    "inject_hyperparams": lambda tx: optax.inject_hyperparams(lambda rate: tx)(rate=0.1),
+}
+
+
+@pytest.mark.parametrize("wrap", NESTED)
+def test_chain_refuses_links_after_a_nested_retract(wrap):
+    wrapped = NESTED[wrap](optim.manifold_muon(0.1, SPHERE))
+    tx = optim.chain(wrapped, optax.scale(2.0))
+    params = start()
+    with pytest.raises(ValueError, match=r"chain: a link changes the updates of \['w'\] after"):
+        jax.eval_shape(lambda: tx.update(params, tx.init(params), params))
+    tx = optim.chain(optax.scale(2.0), wrapped, optax.masked(RATE, OTHERS))
+    optim.check_chain(tx, SPHERE, SHAPES, steps=2)
+
+
+def test_chain_accepts_a_last_retract_after_links_that_retract():
+    """A line search tries points, and a wrapper may be mended by a second retraction."""
+    wrapped = NESTED["masked"](optim.manifold_muon(0.1, SPHERE))
+    tx = optim.chain(wrapped, optax.scale(2.0), optim.retract(SPHERE))
+    optim.check_chain(tx, SPHERE, SHAPES)
+
+
+def test_chain_refuses_the_state_of_another_chain():
+    tx, params = optim.chain(RATE, optax.scale(2.0)), start()
+    with pytest.raises(ValueError, match="chain: 2 links got 1 states"):
+        tx.update(params, optim.chain(RATE).init(params), params)
+
+
+def test_check_chain_gives_what_a_line_search_takes():
+    def loss(params):
+        return sum(jnp.sum(jnp.square(x - 1)) for x in jax.tree.leaves(params))
+
+    search = optim.step_by_line_search(SPHERE)
+    links = optim.scale_by_steepest(SPHERE), search
+    with pytest.raises(ValueError, match="needs value and grad and value_fn"):
+        optim.check_chain(optax.chain(*links), SPHERE, SHAPES)
+    with pytest.raises(ValueError, match="have left their manifold"):
+        optim.check_chain(optax.chain(*links), SPHERE, SHAPES, value_fn=loss)
+    whole = optim.chain(*links, optim.retract(SPHERE))
+    optim.check_chain(whole, SPHERE, SHAPES, value_fn=loss)
+
+
+def test_check_chain_passes_extra_arguments_on():
+    def update(updates, state, params=None, *, factor=1.0, **extra_args):
+        assert extra_args == {"value": 2.0}
+        return jax.tree.map(lambda x: factor * x, updates), state
+
+    times = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
+    tx = optim.chain(times, optim.manifold_muon(0.1, SPHERE))
+    optim.check_chain(tx, SPHERE, SHAPES, factor=3.0, value=2.0)
+
+
 def test_chain_is_optax_chain():
     assert type(optim.chain(RATE)) is type(optax.chain(RATE))
     tx = optim.chain(optim.scale_by_steepest(GEOMETRY), RATE, optim.retract(GEOMETRY))
