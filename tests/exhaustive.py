@@ -197,6 +197,18 @@ STAY: dict[str, tuple[str, ...]] = {
     "optim/test_sharding.py::test_trees_on_an_explicit_mesh": (),
     "optim/test_strict.py::test_learning_rate_and_momentum_can_be_learned": ("muon",),
     "optim/test_strict.py::test_strict_modes_do_not_trip_us": ("muon", "normalize", "retract"),
+    "optim/test_wrappers.py::test_wrappers_that_leave_the_set_are_found": (
+        "schedule_free",
+        "mechanize",
+        "reduce_on_plateau behind",
+    ),
+    "optim/test_wrappers.py::test_wrappers_that_stay_on_the_set": (
+        "partition",
+        "sam, at the end of a period",
+        "reduce_on_plateau in front",
+        "prodigy",
+        "schedule_free, mended",
+    ),
     "robustness/test_certificates.py::test_no_movement_within_the_radius_changes_a_label": (),
     "robustness/test_export.py::test_a_network_of_images_is_certified": (),
     "studies/test_certified_networks.py::"

@@ -1,0 +1,154 @@
+"""Which wrappers of Optax keep parameters on their manifolds: the table in the documentation."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Hypersphere
+from tests.optim.instances import abstract
+
+contrib, transforms = optax.contrib, optax.transforms
+GEOMETRY = {"v": Hypersphere(), "b": Euclidean()}
+SHAPES = abstract({"v": (2, 5), "b": (4,)})
+STEEPEST = optax.chain(optax.trace(0.9), optim.scale_by_steepest(GEOMETRY), optax.scale(-0.1))
+ONTO = optim.retract(GEOMETRY)
+TX = optim.chain(STEEPEST, ONTO)
+
+
+def tangent(*links: Any) -> Any:
+    """The links between tangent spaces, and a retraction."""
+    return optim.chain(optim.tangent(GEOMETRY), *links, optim.tangent(GEOMETRY), ONTO)
+
+
+def odd(step: Any) -> Any:
+    return step % 2 == 1
+
+
+def loss(params: Any) -> Any:
+    return sum(jnp.sum(jnp.square(x - jnp.arange(x.shape[-1]))) for x in jax.tree.leaves(params))
+
+
+STAYS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "masked": (optax.masked(TX, {"v": True, "b": False}), {}),
+    "partition": (optax.partition({"a": TX, "b": optax.sgd(0.1)}, {"v": "a", "b": "b"}), {}),
+    "named_chain": (optax.named_chain(("all", TX)), {}),
+    "inject_hyperparams": (
+        optax.inject_hyperparams(optim.manifold_muon)(learning_rate=0.1, geometry=GEOMETRY),
+        {},
+    ),
+    "MultiSteps": (optax.MultiSteps(TX, 2).gradient_transformation(), {"steps": 4}),
+    "MultiSteps, skip_not_finite": (
+        optax.MultiSteps(
+            TX, 2, should_skip_update_fn=optax.skip_not_finite
+        ).gradient_transformation(),
+        {"steps": 4},
+    ),
+    "apply_if_finite": (optax.apply_if_finite(TX, 3), {}),
+    "conditionally_mask": (transforms.conditionally_mask(TX, odd), {}),
+    "selective_transform": (
+        optax.selective_transform(TX, freeze_mask={"v": False, "b": True}),
+        {},
+    ),
+    "split_real_and_imaginary": (contrib.split_real_and_imaginary(TX), {}),
+    "with_master_copies": (optim.with_master_copies(TX), {}),
+    "sam, at the end of a period": (
+        contrib.sam(TX, optax.chain(contrib.normalize(), optax.sgd(0.05)), sync_period=2),
+        {"steps": 4},
+    ),
+    "sam, opaque": (
+        contrib.sam(TX, optax.sgd(0.05), sync_period=2, opaque_mode=True),
+        {"grad_fn": lambda params, _: jax.grad(loss)(params)},
+    ),
+    "ema in front": (optim.chain(optax.ema(0.9), TX), {}),
+    "apply_every in front": (optim.chain(STEEPEST, optax.apply_every(2), ONTO), {"steps": 4}),
+    "reduce_on_plateau in front": (
+        optim.chain(STEEPEST, contrib.reduce_on_plateau(patience=1, factor=0.5), ONTO),
+        {"value": 1.0},
+    ),
+    "dog": (tangent(contrib.dog(), optax.scale(1e4)), {}),
+    "prodigy": (tangent(contrib.prodigy(), optax.scale(1e4)), {}),
+    "polyak_sgd": (tangent(optax.polyak_sgd()), {"value_fn": loss}),
+    "schedule_free, mended": (tangent(contrib.schedule_free(STEEPEST, 0.1)), {}),
+    "mechanize, mended": (tangent(contrib.mechanize(STEEPEST, s_init=0.1)), {}),
+}
+LEAVES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "conditionally_transform": (transforms.conditionally_transform(TX, odd), {}),
+    "schedule_free": (contrib.schedule_free(TX, 0.1), {}),
+    "mechanize": (contrib.mechanize(TX), {"steps": 300, "value_fn": loss}),
+    "sam, within a period": (
+        contrib.sam(TX, optax.chain(contrib.normalize(), optax.sgd(0.05)), sync_period=2),
+        {"steps": 3},
+    ),
+    "ema behind": (optax.chain(TX, optax.ema(0.9)), {}),
+    "apply_every behind": (optax.chain(TX, optax.apply_every(2)), {"steps": 4}),
+    "add_noise behind": (optax.chain(TX, optax.add_noise(0.1, 0.55, 0)), {}),
+    "add_decayed_weights behind": (optax.chain(TX, optax.add_decayed_weights(0.1)), {}),
+    "keep_params_nonnegative behind": (optax.chain(TX, optax.keep_params_nonnegative()), {}),
+    "reduce_on_plateau behind": (
+        optax.chain(TX, contrib.reduce_on_plateau(patience=1, factor=0.5)),
+        {"value": 1.0},
+    ),
+    "scale_by_zoom_linesearch behind": (
+        optax.chain(TX, optax.scale_by_zoom_linesearch(10)),
+        {"value_fn": loss},
+    ),
+    "prodigy alone": (contrib.prodigy(), {"steps": 300}),
+}
+
+
+@pytest.mark.parametrize("name", STAYS)
+def test_wrappers_that_stay_on_the_set(name):
+    tx, arguments = STAYS[name]
+    optim.check_chain(tx, GEOMETRY, SHAPES, **arguments)
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_wrappers_that_leave_the_set_are_found(name):
+    tx, arguments = LEAVES[name]
+    with pytest.raises(ValueError, match="have left their manifold, at distance {'v': "):
+        optim.check_chain(tx, GEOMETRY, SHAPES, **arguments)
+
+
+def trained(tx: Any, params: Any, at: Any, steps: int = 10) -> Any:
+    """Parameters and state after steps with gradients at `at(params)`."""
+
+    def step(carry, _):
+        params, state = carry
+        updates, state = tx.update(jax.grad(loss)(at(params)), state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    return jax.jit(lambda: jax.lax.scan(step, (params, tx.init(params)), length=steps)[0])()
+
+
+def start() -> Any:
+    return jax.jit(lambda: optim.init_tree(GEOMETRY, jax.random.key(0), SHAPES))()
+
+
+def farthest(params: Any) -> float:
+    return float(optim.monitor_distance(GEOMETRY, params)["v"])
+
+
+def test_lookahead_needs_a_projection_after_each_synchronisation():
+    params = optax.LookaheadParams.init_synced(start())
+    tx = optax.lookahead(TX, sync_period=5, slow_step_size=0.5)
+    found, _ = trained(tx, params, lambda params: params.fast)
+    assert farthest(found.fast) > 1e-3
+    assert farthest(found.slow) > 1e-3
+    assert farthest(optim.project_tree(GEOMETRY, found.slow)) < 1e-6
+
+
+def test_averages_of_parameters_need_a_projection():
+    """Those of `optax.ema`, and those at which `schedule_free` evaluates."""
+    tx = tangent(contrib.schedule_free(STEEPEST, 0.1))
+    params, state = trained(tx, start(), lambda params: params)
+    assert farthest(params) < 1e-6
+    averages = [contrib.schedule_free_eval_params(state[1], params)]
+    average = optax.ema(0.5)
+    averages.append(average.update(params, average.update(start(), average.init(params))[1])[0])
+    for mean in averages:
+        assert farthest(mean) > 1e-3
+        assert farthest(optim.project_tree(GEOMETRY, mean)) < 1e-6
