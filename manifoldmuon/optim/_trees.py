@@ -41,7 +41,7 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
     def project(manifold: Manifold, point: jax.Array) -> LikePoint:
         return LikePoint(_project(manifold, point))
 
-    return _map(find_manifolds(geometry, params), project, params)
+    return _map(find_manifolds(geometry, params), project, lambda entry, leaf: leaf, params)
 
 
 def distance_tree(geometry: Geometry, params: Any) -> Any:
@@ -58,7 +58,7 @@ def distance_tree(geometry: Geometry, params: Any) -> Any:
       TypeError: see `resolve`.
       ValueError: see `resolve`.
     """
-    return _map(find_manifolds(geometry, params), _distance, params)
+    return _map(find_manifolds(geometry, params), _distance, _zeros, params)
 
 
 def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
@@ -76,7 +76,7 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
       ValueError: see `resolve`.
     """
     places = find_manifolds(geometry, params)
-    distances = places.leaves(_map(places, _distance, params))
+    distances = places.leaves(_map(places, _distance, _zeros, params))
     return {places.paths[i]: jnp.max(distances[i], initial=0.0) for i in places.real}
 
 
@@ -138,10 +138,23 @@ def _random_point(manifold: Manifold, key: PRNGKeyArray, shape: tuple[int, ...],
     return manifold.random_point(key, shape, dtype)
 
 
-def _map(places: Places, function: Callable[[Manifold, jax.Array], Any], params: Any) -> Any:
-    """The tree of what a function says of every parameter."""
+def _zeros(entry: Manifold | LaidOut, leaf: jax.Array) -> jax.Array:
+    """The distances of unconstrained points: a constant, which has no place on a mesh."""
+    shape = inner_shape(entry, leaf.shape)
+    return jnp.zeros(shape[: len(shape) - manifold_of(entry).ndim], jnp.float32)
+
+
+def _map(
+    places: Places,
+    function: Callable[[Manifold, jax.Array], Any],
+    unconstrained: Callable[[Manifold | LaidOut, jax.Array], jax.Array],
+    params: Any,
+) -> Any:
+    """Map constrained leaves with `function`, many at once, and the others one by one."""
     leaves = places.leaves(params)
-    entries = [places.values[place] for place in places.real]
-    points = [(LikePoint(jnp.asarray(leaves[place])),) for place in places.real]
-    answers = batched(function, entries, points)
-    return places.fill(params, dict(zip(places.real, answers, strict=True)))
+    arrays = {place: jnp.asarray(leaves[place]) for place in places.real}
+    moving = [i for i in places.real if manifold_of(places.values[i]).constrained]
+    points = [(LikePoint(arrays[i]),) for i in moving]
+    answers = batched(function, [places.values[i] for i in moving], points)
+    others = {i: unconstrained(places.values[i], arrays[i]) for i in {*places.real} - {*moving}}
+    return places.fill(params, others | dict(zip(moving, answers, strict=True)))
