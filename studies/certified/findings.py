@@ -31,11 +31,14 @@ def _found(rows: Sequence[Row], first: Sequence[Row], other: Sequence[Row]) -> d
     rates, log2_rate = rows[0]["log2_rates"], rows[0]["log2_rate"]
     found: dict[str, Any] = {
         "log2_rate": log2_rate,
-        "edge": {rates[0]: "below", rates[-1]: "above"}.get(log2_rate, ""),
+        "edge": {min(rates): "below", max(rates): "above"}.get(log2_rate, ""),
         "broken": sum(row["epochs"]["broken"] for row in rows),
         "proved": _estimates([row["epochs"]["proved"] for row in rows]),
         "robust": _estimates([row["epochs"]["robust"] for row in rows]),
     }
+    if "momentum" in rows[0]:  # older records have one momentum for all, and seconds alone
+        found["momentum"] = rows[0]["momentum"]
+        found["relative_time"] = rows[0]["relative_time"]["quartiles"]
     for part in PARTS:
         values, others, networks = (
             np.array([row[part]["accuracies"] for row in group]) for group in (rows, first, other)
@@ -79,14 +82,17 @@ def table(summary: Mapping[str, Any], radii: Sequence[float]) -> str:
             for method, found in methods.items():
                 mine = found[part]
                 edge = f" ({found['edge']})" if found["edge"] else ""
+                times = found.get("relative_time")
                 lines.append([
-                    method, f"{found['log2_rate']}{edge}", f"{mine['steps']:.0f}",
+                    method, f"{found['log2_rate']}{edge}", str(found.get("momentum", "")),
+                    f"{mine['steps']:.0f}", f"{times[1]:.2f}" if times else "",
                     shown(mine["seconds"], ".1f"), *map(percent, mine["accuracies"]),
                     percent(mine["over_first_method"][-1], "+.1f"),
                     percent(mine["over_first_network"][-1], "+.1f"),
                 ])  # fmt: skip
             sections.append(f"{network}, {title}: test accuracy in %, certified at radii")
-            header = ["", "log2 rate", "steps", "CPU s", *names, f"beyond {first_method}",
+            header = ["", "log2 rate", "momentum", "steps", "a step's time", "CPU s", *names,
+                      f"beyond {first_method}",
                       f"beyond {first_network}"]  # fmt: skip
             sections.append(text_table(header, lines) + "\n")
         lines = [

@@ -3,6 +3,11 @@
 All of them start from the same orthonormal weights. Biases are trained alike, by Adam at a rate of
 their own; what differs is how matrices are trained: on their manifold, or as functions of free
 arrays (parametrisations), through which gradients are taken.
+
+Muon's direction appears three times: tangent to the manifold ("manifold Muon"), followed by a
+retraction without any tangent projection ("Muon + retraction"), and on the free arrays of a
+parametrisation ("Björck + Muon"). What the first gains over the second is due to the tangent
+projection; what these gain over the same constraint under Adam is due to the direction.
 """
 
 import abc
@@ -14,17 +19,31 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import mT, tall, turned_like
+from manifoldmuon.linalg import MUON, NewtonSchulz, mT, tall, turned_like
+from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, StiefelSolver
-from manifoldmuon.optim import manifold_muon, riemannian_adam, riemannian_sgd
+from manifoldmuon.norms import Spectral
+from manifoldmuon.optim import (
+    chain,
+    manifold_muon,
+    muon,
+    retract,
+    riemannian_adam,
+    riemannian_sgd,
+    scale_by_steepest,
+)
 
-MOMENTUM = 0.9
 SQUARES = 0.99
 BIASES = 0.03
 """The rate of the biases before its schedule."""
 
+BIASES_MOMENTUM = 0.9
+
 POWER_ITERATIONS = 3
 BJORCK_STEPS = 12
+
+FLAT = Euclidean(Spectral(NewtonSchulz(MUON, frobenius=True)))
+"""Muon as published: five Newton-Schulz steps behind the Frobenius norm."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,16 +51,16 @@ class Method(abc.ABC):
     """How the matrices of a network are trained.
 
     Attributes:
-      exponents: of the learning rates that are tried, in powers of two.
+      log2_rate: of the learning rate at which tuning starts.
     """
 
-    exponents: tuple[int, ...]
+    log2_rate: int
 
     solver: ClassVar[StiefelSolver] = FAST
     on_manifolds: ClassVar[bool] = True
 
     @abc.abstractmethod
-    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+    def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         """For the arrays behind matrices on these manifolds."""
 
     def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
@@ -63,8 +82,8 @@ class Method(abc.ABC):
 class Muon(Method):
     """Manifold Muon with the cheap preset."""
 
-    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
-        return manifold_muon(rate, manifolds, MOMENTUM, certify=False)
+    def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
+        return manifold_muon(rate, manifolds, momentum, certify=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,19 +94,32 @@ class AccurateMuon(Muon):
 
 
 @dataclasses.dataclass(frozen=True)
+class MuonRetraction(Method):
+    """Muon's step in flat space, then the polar retraction: no tangent projection."""
+
+    def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
+        return chain(
+            optax.trace(momentum, nesterov=True),
+            scale_by_steepest(FLAT, certify=False),
+            optax.scale_by_learning_rate(rate),
+            retract(manifolds),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class RiemannianAdam(Method):
     """Adam between two projections onto the tangent space."""
 
-    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
-        return riemannian_adam(rate, manifolds, MOMENTUM, SQUARES)
+    def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
+        return riemannian_adam(rate, manifolds, momentum, SQUARES)
 
 
 @dataclasses.dataclass(frozen=True)
 class RiemannianGradient(Method):
     """The Riemannian gradient with momentum."""
 
-    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
-        return riemannian_sgd(rate, manifolds, MOMENTUM)
+    def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
+        return riemannian_sgd(rate, manifolds, momentum)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,9 +128,9 @@ class Parametrised(Method):
 
     on_manifolds: ClassVar[bool] = False
 
-    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+    def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         del manifolds
-        return optax.adam(rate, MOMENTUM, SQUARES)
+        return optax.adam(rate, momentum, SQUARES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +181,15 @@ class Bjorck(SpectralNorm):
 
 
 @dataclasses.dataclass(frozen=True)
+class BjorckMuon(Bjorck):
+    """Muon, instead of Adam, on the arrays behind Björck's iteration."""
+
+    def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
+        del manifolds
+        return muon(rate, FLAT, momentum)
+
+
+@dataclasses.dataclass(frozen=True)
 class Cayley(Parametrised):
     """The Cayley transform of a free array (Trockman and Kolter, arXiv:2104.07167).
 
@@ -182,18 +223,20 @@ class Cayley(Parametrised):
 class Free(Parametrised):
     """AdamW on the matrices themselves: no constraint."""
 
-    def optimizer(self, rate: Any, manifolds: Any) -> optax.GradientTransformation:
+    def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         del manifolds
-        return optax.adamw(rate, MOMENTUM, SQUARES, weight_decay=0.01)
+        return optax.adamw(rate, momentum, SQUARES, weight_decay=0.01)
 
 
 METHODS: dict[str, Method] = {
-    "manifold Muon": Muon((-6, -5, -4, -3, -2)),
-    "manifold Muon, accurate": AccurateMuon((-6, -5, -4, -3, -2)),
-    "Riemannian Adam": RiemannianAdam((-8, -7, -6, -5, -4)),
-    "Riemannian gradient": RiemannianGradient((-5, -4, -3, -2, -1)),
-    "Björck + Adam": Bjorck((-8, -7, -6, -5, -4)),
-    "Cayley + Adam": Cayley((-9, -8, -7, -6, -5)),
-    "spectral norm + Adam": SpectralNorm((-11, -10, -9, -8, -7)),
-    "AdamW, free": Free((-13, -12, -11, -10, -9)),
+    "manifold Muon": Muon(-3),
+    "manifold Muon, accurate": AccurateMuon(-3),
+    "Muon + retraction": MuonRetraction(-3),
+    "Riemannian Adam": RiemannianAdam(-5),
+    "Riemannian gradient": RiemannianGradient(-3),
+    "Björck + Adam": Bjorck(-5),
+    "Björck + Muon": BjorckMuon(-4),
+    "Cayley + Adam": Cayley(-7),
+    "spectral norm + Adam": SpectralNorm(-10),
+    "AdamW, free": Free(-13),
 }

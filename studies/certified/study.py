@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -15,7 +16,7 @@ from studies.certified.findings import summary, table
 from studies.certified.methods import METHODS
 from studies.certified.networks import NETWORKS
 from studies.certified.picture import picture
-from studies.certified.training import CHUNK, Trained, Training
+from studies.certified.training import CHUNK, RelativeTime, Trained, Training
 from studies.datasets import Dataset, load_cifar10, load_digits, load_mnist
 from studies.study import Cell, Record, Row, Study, option
 
@@ -45,17 +46,24 @@ POINTS = 33
 
 ATTACK_STEPS = 50
 
+MOMENTA = (0.2, 0.6, 0.8, 0.9, 0.95, 0.975, 0.9875)
+"""The grid of momenta (of decays of the first moment, for Adam): 1 minus them halves."""
+
+FIRST_MOMENTUM = 0.9
+
 
 @dataclasses.dataclass(frozen=True)
 class CertifiedNetworks(Study):
     """Which way of training networks of Lipschitz constant 1 proves most?
 
     Trains the same networks, from the same orthonormal weights, with each method: on the manifold
-    (manifold Muon, Riemannian Adam, the Riemannian gradient), by a parametrisation (Björck, Cayley,
-    spectral normalisation) under Adam, and free under AdamW. Each method's rate is chosen on
-    held-out training images, from as many rates, by the mean of the clean accuracy and of the
-    certified accuracies at the radii. Then it trains on all training images, for as many epochs as
-    all others and for as much CPU time as all others. What counts is the share of test images
+    (manifold Muon, Muon with a retraction, Riemannian Adam, the Riemannian gradient), by a
+    parametrisation (Björck under Adam and under Muon, Cayley and spectral normalisation under
+    Adam), and free under AdamW. Each method's rate and momentum are chosen on held-out training
+    images by the mean of the clean accuracy and of the certified accuracies at the radii: on a grid
+    of octaves of the rate and of 1 - momentum, the search moves to the best point until all its
+    neighbours have been tried. Then the method trains on all training images, for as many epochs
+    as all others and for as much CPU time as all others. What counts is the share of test images
     whose label is right and certified at a radius, by `robustness.certify`, beside those that
     withstand an attack.
     """
@@ -69,13 +77,15 @@ class CertifiedNetworks(Study):
     methods: tuple[str, ...] = option(
         tuple(METHODS), "of training; the first is what others are compared with",
         choices=tuple(METHODS))
-    epochs: float = option(2.0, "of each training, rounded to chunks of 40 steps")
-    seconds: float = option(4.0, "of CPU time of each training of the other comparison")
+    epochs: float = option(2.0, "of each training, rounded to chunks of 10 steps")
+    seconds: float = option(
+        0.0, "of CPU time of each training of the other comparison; 0: as long as the first method"
+        " takes for the epochs")
     batch: int = option(250, "images of a step")
     offset: float = option(0.0, "of the loss; 0: that of the data set")
     temperature: float = option(0.0, "of the loss; 0: that of the data set")
     held_out: float = option(1 / 6, "share of the training images on which rates are chosen")
-    octaves: int = option(0, "by which every method's rates are moved")
+    octaves: int = option(0, "by which the rates are moved at which tuning starts")
     attacked: int = option(500, "test images that are attacked")
     seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the first weights and of the batches")
     # fmt: on
@@ -87,9 +97,9 @@ class CertifiedNetworks(Study):
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"there must be a seed, and seeds must differ; got {self.seeds}")
-        if min(self.epochs, self.seconds) <= 0 or min(self.batch, self.attacked) < 1:
+        if self.epochs <= 0 or self.seconds < 0 or min(self.batch, self.attacked) < 1:
             raise ValueError(
-                "epochs and seconds must be positive, batch and attacked at least 1; got "
+                "epochs must be positive, seconds not negative, batch and attacked at least 1; got "
                 f"{self.epochs}, {self.seconds}, {self.batch}, {self.attacked}"
             )
         if min(self.offset, self.temperature) < 0 or not 0 < self.held_out < 1:
@@ -111,13 +121,18 @@ class CertifiedNetworks(Study):
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
         data, training = self._data(), self._training(cell["network"], cell["method"])
-        tuned = _tuned(self.images, self.data_dir, self.held_out, training, self.epochs)
-        rate, seed = 2.0**tuned.log2_rate, cell["seed"]
-        chunks = max(1, int(self.seconds / tuned.seconds))
-        by_epochs = training.train(data, rate, seed, _steps(data, self.epochs, self.batch))
-        by_time = training.train(data, rate, seed, chunks * CHUNK)
+        first = self._training(cell["network"], self.methods[0])
+        split = self.images, self.data_dir, self.held_out
+        tuned, speed = _tuned(*split, training, self.epochs), _timed(*split, training, first)
+        rate, momentum, seed = 2.0**tuned.log2_rate, tuned.momentum, cell["seed"]
+        steps = _steps(data, self.epochs, self.batch)
+        budget = self.seconds or speed.reference * steps / CHUNK
+        chunks = max(1, round(budget / speed.seconds))
+        by_epochs = training.train(data, rate, momentum, seed, steps)
+        by_time = training.train(data, rate, momentum, seed, chunks * CHUNK)
         return {
             **tuned._asdict(),
+            "relative_time": speed._asdict(),
             "epochs": self._judged(training, by_epochs, attack=True),
             "time": self._judged(training, by_time),
         }
@@ -137,7 +152,7 @@ class CertifiedNetworks(Study):
     def _training(self, network: str, method: str) -> Training:
         data, problem = self._data(), PROBLEMS[self.images]
         way = METHODS[method]
-        way = dataclasses.replace(way, exponents=tuple(k + self.octaves for k in way.exponents))
+        way = dataclasses.replace(way, log2_rate=way.log2_rate + self.octaves)
         return Training(
             way, NETWORKS[network], data.train_x.shape[1:], len(data.classes),
             self.batch, self.offset or problem.offset, self.temperature or problem.temperature,
@@ -174,19 +189,41 @@ class CertifiedNetworks(Study):
 
 
 class Tuned(NamedTuple):
-    """A rate, and how it was found.
+    """A rate and a momentum, and how they were found.
 
     Attributes:
-      log2_rates: that were tried.
-      tuning: for each, held-out accuracies: clean, then certified at the radii.
+      log2_rates: that were tried, in the order of the search.
+      momenta: that were tried with them.
+      tuning: for each trial, held-out accuracies: clean, then certified at the radii.
       log2_rate: the best.
-      seconds: of CPU time, for `CHUNK` steps.
+      momentum: the best.
     """
 
-    log2_rates: tuple[int, ...]
+    log2_rates: list[int]
+    momenta: list[float]
     tuning: list[list[float]]
     log2_rate: int
-    seconds: float
+    momentum: float
+
+
+def search(judge: Callable[[int, float], list[float]], log2_rate: int) -> Tuned:
+    """Climb to the rate and the momentum of the highest mean of `judge(log2_rate, momentum)`.
+
+    Tries a point of the grid and its eight neighbours, then the neighbours of the best, until
+    they have all been tried: the best rate is never at the edge of what was tried.
+    """
+    best, found = (log2_rate, MOMENTA.index(FIRST_MOMENTUM)), {}
+    while True:
+        for rate, place in itertools.product((0, -1, 1), repeat=2):
+            point = best[0] + rate, best[1] + place
+            if point not in found and 0 <= point[1] < len(MOMENTA):
+                found[point] = judge(point[0], MOMENTA[point[1]])
+        highest = max(found, key=lambda point: np.mean(found[point]))
+        if highest == best:
+            break
+        best = highest
+    rates, momenta = [k for k, _ in found], [MOMENTA[place] for _, place in found]
+    return Tuned(rates, momenta, list(found.values()), best[0], MOMENTA[best[1]])
 
 
 def curve_radii(radii: Sequence[float]) -> np.ndarray:
@@ -215,26 +252,36 @@ def _load(images: str, folder: Path | None) -> Dataset:
     return data
 
 
+@functools.lru_cache(maxsize=1)
+def _held_out(images: str, folder: Path | None, share: float) -> Dataset:
+    """The training images, a share of which stands for the test images."""
+    whole = _load(images, folder)
+    order = np.random.default_rng(0).permutation(len(whole.train_y))
+    test, train = np.split(order, [round(share * len(order))])
+    return whole._replace(train_x=whole.train_x[train], train_y=whole.train_y[train],
+                          test_x=whole.train_x[test], test_y=whole.train_y[test])  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def _timed(
+    images: str, folder: Path | None, held_out: float, training: Training, first: Training
+) -> RelativeTime:
+    return training.relative_time(first, _held_out(images, folder, held_out))
+
+
 @functools.lru_cache(maxsize=4)
 def _tuned(
     images: str, folder: Path | None, held_out: float, training: Training, epochs: float
 ) -> Tuned:
-    whole = _load(images, folder)
-    order = np.random.default_rng(0).permutation(len(whole.train_y))
-    test, train = np.split(order, [round(held_out * len(order))])
-    data = whole._replace(train_x=whole.train_x[train], train_y=whole.train_y[train],
-                          test_x=whole.train_x[test], test_y=whole.train_y[test])  # fmt: skip
-    seconds = training.seconds_per_chunk(data)
+    data = _held_out(images, folder, held_out)
     steps, net = _steps(data, epochs, training.batch), training.network()
-    exponents, found = training.method.exponents, []
-    for exponent in exponents:
-        trained = training.train(data, 2.0**exponent, 0, steps)
-        try:
-            certified: Certified | None = certify(net, trained.weights, data.test_x, data.test_y)
-        except ValueError:  # weights or logits that are not finite: the rate is too high
-            certified = None
+
+    def judge(log2_rate: int, momentum: float) -> list[float]:
         places = _places(training)
-        curve = np.zeros(len(places)) if certified is None else certified.curve(places)
-        found.append(curve.tolist())
-    best = int(np.argmax(np.mean(found, axis=1)))
-    return Tuned(exponents, found, exponents[best], seconds)
+        weights = training.train(data, 2.0**log2_rate, momentum, 0, steps).weights
+        try:
+            return certify(net, weights, data.test_x, data.test_y).curve(places).tolist()
+        except ValueError:  # weights or logits that are not finite: the rate is too high
+            return [0.0] * len(places)
+
+    return search(judge, training.method.log2_rate)

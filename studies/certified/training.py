@@ -11,12 +11,15 @@ import optax
 
 from manifoldmuon.modules import Module
 from manifoldmuon.robustness import margin_cross_entropy
-from studies.certified.methods import BIASES, MOMENTUM, SQUARES, Method
+from studies.certified.methods import BIASES, BIASES_MOMENTUM, SQUARES, Method
 from studies.certified.networks import Architecture
 from studies.datasets import Dataset, batches
 
-CHUNK = 40
+CHUNK = 10
 """Steps of one call of the compiled program."""
+
+PAIRS = 15
+"""Chunks of each of two trainings, in turn, by which their CPU times are compared."""
 
 
 class Training(NamedTuple):
@@ -47,7 +50,9 @@ class Training(NamedTuple):
         net = self.architecture.network(self.image, self.classes, self.method.solver)
         return net if self.method.on_manifolds else net.unconstrained()
 
-    def train(self, data: Dataset, rate: float, seed: int, steps: int) -> "Trained":
+    def train(
+        self, data: Dataset, rate: float, momentum: float, seed: int, steps: int
+    ) -> "Trained":
         """So many steps, a multiple of `CHUNK`; the rate falls to zero like a cosine."""
         program = _program(self)
         images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
@@ -57,16 +62,41 @@ class Training(NamedTuple):
         for start in range(0, steps, CHUNK):
             chosen = jnp.asarray(order[start : start + CHUNK])
             run = program.compiled(carry, images, labels, chosen)
-            numbers = np.int32(start), np.int32(steps), np.float32(rate)
+            numbers = np.int32(start), np.int32(steps), np.float32(rate), np.float32(momentum)
             begun = time.process_time()
             carry = jax.block_until_ready(run(carry, images, labels, chosen, *numbers))
             seconds += time.process_time() - begun
         return Trained(program.weights(carry), seconds, steps)
 
-    def seconds_per_chunk(self, data: Dataset) -> float:
-        """CPU seconds of `CHUNK` steps: the median of three trainings of one chunk each."""
-        self.train(data, 1e-3, 0, CHUNK)
-        return float(np.median([self.train(data, 1e-3, 0, CHUNK).seconds for _ in range(3)]))
+    def relative_time(self, first: "Training", data: Dataset) -> "RelativeTime":
+        """Compare the CPU time of a step with that of `first`.
+
+        Chunks of both run in turn, so that other work on the machine slows both alike.
+        """
+
+        def seconds(training: Training) -> float:
+            return training.train(data, 2.0**training.method.log2_rate, 0.9, 0, CHUNK).seconds
+
+        pairs = np.array([(seconds(first), seconds(self)) for _ in range(PAIRS + 1)])[1:]
+        quartiles = np.quantile(pairs[:, 1] / pairs[:, 0], (0.25, 0.5, 0.75))
+        return RelativeTime(float(np.median(pairs[:, 0])), quartiles.tolist())
+
+
+class RelativeTime(NamedTuple):
+    """The CPU time of a step relative to that of another training.
+
+    Attributes:
+      reference: CPU seconds of `CHUNK` steps of the other training.
+      quartiles: of the ratio.
+    """
+
+    reference: float
+    quartiles: list[float]
+
+    @property
+    def seconds(self) -> float:
+        """CPU seconds of `CHUNK` steps, by the median ratio."""
+        return self.reference * self.quartiles[1]
 
 
 class Trained(NamedTuple):
@@ -115,7 +145,7 @@ class _Program:
         """The program for arrays of these sizes, so that compilation is not timed."""
         key = tuple(x.shape for x in arguments[1:])
         if key not in self._compiled:
-            numbers = np.int32(0), np.int32(1), np.float32(0)
+            numbers = np.int32(0), np.int32(1), np.float32(0), np.float32(0)
             self._compiled[key] = self.chunk.lower(*arguments, *numbers).compile()
         return self._compiled[key]
 
@@ -124,7 +154,7 @@ class _Program:
         pairs = [self.training.method.begin(leaf) for leaf, matrix in leaves if matrix]
         biases = [leaf for leaf, matrix in leaves if not matrix]
         free, carried = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        first, second = self._optimizers(0.0)
+        first, second = self._optimizers(0.0, 0.0, 0.0)
         return _Carry(free, carried, biases, (first.init(free), second.init(biases)))
 
     def _weights(self, carry: _Carry) -> Any:
@@ -135,13 +165,14 @@ class _Program:
             next(matrices) if matrix else next(biases) for matrix in self.matrix
         )
 
-    def _optimizers(self, share: Any, rate: Any = 0.0) -> tuple[Any, Any]:
-        matrices = self.training.method.optimizer(rate * share, self.manifolds)
-        return matrices, optax.adam(BIASES * share, MOMENTUM, SQUARES)
+    def _optimizers(self, share: Any, rate: Any, momentum: Any) -> tuple[Any, Any]:
+        matrices = self.training.method.optimizer(rate * share, momentum, self.manifolds)
+        return matrices, optax.adam(BIASES * share, BIASES_MOMENTUM, SQUARES)
 
     def _chunk(
-        self, carry: _Carry, images: Any, labels: Any, order: Any, start: Any, steps: Any, rate: Any
-    ) -> _Carry:
+        self, carry: _Carry, images: Any, labels: Any, order: Any,
+        start: Any, steps: Any, rate: Any, momentum: Any,
+    ) -> _Carry:  # fmt: skip
         training, method = self.training, self.training.method
 
         def loss(free: Any, biases: Any, carry: _Carry, x: Any, y: Any) -> Any:
@@ -157,7 +188,7 @@ class _Program:
             free, _, biases, states = carry
             grads = jax.grad(loss, (0, 1))(free, biases, carry, images[chosen], labels[chosen])
             share = 0.5 * (1 + jnp.cos(jnp.pi * count / steps))
-            first, second = self._optimizers(share, rate)
+            first, second = self._optimizers(share, rate, momentum)
             moves, state = first.update(grads[0], states[0], free)
             shifts, other = second.update(grads[1], states[1], biases)
             free = optax.apply_updates(free, moves)

@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from manifoldmuon.manifolds import Stiefel
@@ -13,10 +14,19 @@ from studies import CertifiedNetworks
 from studies.certified import study as module
 from studies.certified.methods import BJORCK_STEPS, METHODS, Bjorck, Cayley, SpectralNorm
 from studies.certified.networks import NETWORKS, Convolutional, Local, Perceptron, Shifting
-from studies.certified.training import CHUNK, Training, _program
+from studies.certified.study import MOMENTA, Tuned, search
+from studies.certified.training import (
+    CHUNK,
+    PAIRS,
+    RelativeTime,
+    Trained,
+    Training,
+    _program,
+)
+from studies.datasets import load_digits
 from tests.compiled import ask, point_of
 
-TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seconds=0.01, seeds=(0,))
+TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seeds=(0,))
 SHAPES = ((7, 4), (4, 7), (5, 5), (2, 6, 3))
 
 
@@ -53,7 +63,7 @@ def stood_still(method, weight, move, steps):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_cayley_and_bjorck_make_is_orthonormal(shape):
     move = 0.3 * np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-    for method in (Cayley(()), Bjorck(())):
+    for method in (Cayley(0), Bjorck(0)):
         found = ask(
             lambda weight, method=method: method.weight(*stood_still(method, weight, move, 20)),
             frame(shape),
@@ -67,14 +77,14 @@ def test_bjorck_on_the_gram_matrix_is_bjorck():
     expected = free / np.linalg.svd(free, compute_uv=False)[0]
     for _ in range(BJORCK_STEPS):
         expected = 1.5 * expected - 0.5 * expected @ expected.T @ expected
-    method = Bjorck(())
+    method = Bjorck(0)
     found = ask(lambda free: method.weight(*stood_still(method, free, 0.0, 30)), np.float32(free))
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_spectral_normalisation_follows_the_largest_singular_value():
     free = np.float32(np.diag([3.0, 2.0, 0.5])[:, :2] + 0.1)
-    method = SpectralNorm(())
+    method = SpectralNorm(0)
 
     def followed(free):
         free, carry = stood_still(method, free, 0.0, 20)
@@ -114,8 +124,17 @@ def test_networks_keep_lengths_up_to_the_last_layers(architecture):
         np.testing.assert_allclose(lengths, 1, atol=1e-5)
 
 
+def _training(name):
+    return Training(
+        METHODS[name], Perceptron((16,)), (8, 8, 1), 10, 20, 1.5, 0.25, (0.25, 0.5, 1.0)
+    )
+
+
 def test_a_training_learns_on_its_manifold_and_holds_what_it_certifies(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
+    monkeypatch.setattr("studies.certified.training.PAIRS", 1)
+    once = lambda judge, start: Tuned([start], [0.9], [judge(start, 0.9)], start, 0.9)  # noqa: E731
+    monkeypatch.setattr(module, "search", once)
     study = dataclasses.replace(TINY, epochs=3.0, attacked=100)
     row = study.run(study.cells()[0])
     assert row["log2_rate"] in row["log2_rates"]
@@ -132,25 +151,91 @@ def test_a_training_learns_on_its_manifold_and_holds_what_it_certifies(monkeypat
     assert np.all(np.array(row["epochs"]["proved"]) <= row["epochs"]["robust"])
 
 
+def test_the_steps_at_equal_time_follow_the_measured_ratio(monkeypatch):
+    """A step of twice the time: half the steps; `seconds` sets another budget."""
+    monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
+    tuned, speed = Tuned([-3], [0.9], [[1.0] * 4], -3, 0.9), RelativeTime(0.5, [1.9, 2.0, 2.1])
+    monkeypatch.setattr(module, "_tuned", lambda *_: tuned)
+    monkeypatch.setattr(module, "_timed", lambda *_: speed)
+    study = dataclasses.replace(TINY, attacked=1)
+    row = study.run(study.cells()[0])
+    assert row["time"]["steps"] == CHUNK * round(row["epochs"]["steps"] / CHUNK / 2)
+    row = dataclasses.replace(study, seconds=3.0).run(study.cells()[0])
+    assert row["time"]["steps"] == 3 * CHUNK
+
+
+def test_relative_time_compares_equal_work(monkeypatch):
+    """Seconds that grow with other work on the machine leave the ratio as it is."""
+    first, other = (_training(name) for name in ("manifold Muon", "AdamW, free"))
+    clock = iter(np.linspace(1.0, 2.0, 2 * (PAIRS + 1)))
+
+    def train(self, data, rate, momentum, seed, steps):
+        return Trained(None, next(clock) * (3.0 if self == other else 1.0), steps)
+
+    monkeypatch.setattr(Training, "train", train)
+    found = other.relative_time(first, load_digits(0))
+    np.testing.assert_allclose(found.quartiles, 3, rtol=0.05)
+    np.testing.assert_allclose(found.seconds, 3 * found.reference, rtol=0.05)
+
+
+@pytest.mark.parametrize("peak", [(0, 0.9), (-9, 0.975), (7, 0.2)])
+def test_the_search_ends_with_all_neighbours_of_the_best_tried(peak):
+    def judge(log2_rate, momentum):
+        place = MOMENTA.index(momentum) - MOMENTA.index(peak[1])
+        return [-abs(log2_rate - peak[0]), -abs(place)]
+
+    found = search(judge, 0)
+    tried = list(zip(found.log2_rates, found.momenta, strict=True))
+    assert (found.log2_rate, found.momentum) == peak
+    assert len(set(tried)) == len(tried) == len(found.tuning)
+    place = MOMENTA.index(peak[1])
+    for rate in (peak[0] - 1, peak[0], peak[0] + 1):
+        for momentum in MOMENTA[max(0, place - 1) : place + 2]:
+            assert (rate, momentum) in tried
+
+
 def test_a_rate_at_which_training_breaks_down_is_not_chosen(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
-    free = dataclasses.replace(METHODS["AdamW, free"], exponents=(-5, 121))
-    monkeypatch.setitem(METHODS, "AdamW, free", free)
-    study = dataclasses.replace(TINY, methods=("AdamW, free",), octaves=-1)
-    training = study._training("fc-256", "AdamW, free")
-    found = module._tuned("digits", None, 1 / 6, training, 0.5)
-    assert found.log2_rates == (-6, 120)
-    assert found.log2_rate == -6
-    assert found.tuning[1] == [0.0] * 4
+    monkeypatch.setitem(
+        METHODS, "AdamW, free", dataclasses.replace(METHODS["AdamW, free"], log2_rate=-6)
+    )
+
+    def both(judge, log2_rate):
+        tuning = [judge(120, 0.9), judge(log2_rate, 0.9)]
+        return Tuned([120, log2_rate], [0.9, 0.9], tuning, log2_rate, 0.9)
+
+    monkeypatch.setattr(module, "search", both)
+    training = TINY._training("fc-256", "AdamW, free")
+    broken, found = module._tuned("digits", None, 1 / 6, training, 0.5).tuning
+    assert broken == [0.0] * 4
+    assert found[0] > 0.2
+
+
+def test_muon_and_a_retraction_is_muon_projected_to_the_manifold():
+    """Against Optax's Muon and an SVD; the direction is not made tangent."""
+    method, weight = METHODS["Muon + retraction"], frame((7, 4))
+    gradient = np.random.default_rng(3).standard_normal((7, 4)).astype(np.float32)
+    rate = 2.0**-3
+
+    def stepped(weight):
+        tx = method.optimizer(rate, 0.9, [Stiefel()])
+        moves, _ = tx.update([gradient], tx.init([weight]), [weight])
+        return weight + jax.tree.leaves(moves)[0]
+
+    def muon(weight):
+        tx = optax.contrib.scale_by_muon(beta=0.9)
+        return tx.update(gradient, tx.init(weight), weight)[0]
+
+    flat = np.asarray(weight - rate * ask(muon, weight), np.float64)
+    left, _, right = np.linalg.svd(flat, full_matrices=False)
+    np.testing.assert_allclose(ask(stepped, weight), left @ right, atol=1e-4)
 
 
 def test_all_methods_of_a_seed_begin_as_one_function():
     x = jax.random.uniform(jax.random.key(3), (5, 8, 8, 1))
     logits = []
     for name in ("manifold Muon", "Björck + Adam", "Cayley + Adam", "AdamW, free"):
-        training = Training(
-            METHODS[name], Perceptron((16,)), (8, 8, 1), 10, 20, 1.5, 0.25, (0.25, 0.5, 1.0)
-        )
+        training = _training(name)
         program = _program(training)
         weights = program.weights(program.begin(jax.random.key(0)))
         logits.append(ask(training.network().apply, weights, x))
@@ -171,8 +256,10 @@ def test_the_summary_and_the_picture():
         part = {"steps": 40, "seconds": 2.0, "lipschitz": 1.0, "accuracies": accuracies,
                 "curve": [level, 0.0]}  # fmt: skip
         attack = {"proved": accuracies[1:], "robust": accuracies[:3], "broken": 1}
-        rows.append({**cell, "log2_rates": [-2, -1], "tuning": [[0.0] * 4] * 2, "log2_rate": -1,
-                     "seconds": 0.1, "epochs": part | attack, "time": part})  # fmt: skip
+        speed = {"reference": 0.1, "quartiles": [1.4, 1.5, 1.6]}
+        rows.append({**cell, "log2_rates": [-2, -1], "momenta": [0.9, 0.9], "momentum": 0.9,
+                     "tuning": [[0.0] * 4] * 2, "log2_rate": -1, "relative_time": speed,
+                     "epochs": part | attack, "time": part})  # fmt: skip
     summary = study.summarise(rows)
     cayley = summary["convolution"]["Cayley + Adam"]
     assert (cayley["edge"], cayley["broken"]) == ("above", 2)
@@ -184,6 +271,7 @@ def test_the_summary_and_the_picture():
     assert cayley["robust"][0]["mean"] == pytest.approx(0.855)
     record = {"settings": study.settings(), "summary": summary, "rows": rows}
     text = study.table(record)
+    assert "1.50" in text
     assert "-10.0 ± 0.0" in text
     assert "+5.0 ± 0.0" in text
     assert len(study.plot(record).axes) == 3
@@ -195,7 +283,8 @@ def test_the_summary_and_the_picture():
         ({"networks": ()}, "there must be a network"),
         ({"methods": ()}, "and a method"),
         ({"seeds": (1, 1)}, "seeds must differ"),
-        ({"epochs": 0.0}, "epochs and seconds"),
+        ({"epochs": 0.0}, "epochs must be positive"),
+        ({"seconds": -1.0}, "seconds not negative"),
         ({"batch": 0}, "batch and attacked"),
         ({"temperature": -1.0}, "must not be negative"),
         ({"held_out": 1.0}, "held_out between"),
