@@ -27,9 +27,7 @@ def riemannian_adam(
     have one second moment for each point, which does not depend on coordinates.)
 
     The averages stay in the surrounding space, and what comes of them is projected when it is
-    used. Projecting the averages themselves after every step, onto the tangent space at the new
-    point, is no better at small rates and worse at large ones: see "Transformations" in the
-    documentation.
+    used; textbooks project the averages themselves onto the tangent space at each new point.
 
     Args:
       learning_rate: a number or an Optax schedule: about the root mean square of a step's entries,
