@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
@@ -68,7 +67,8 @@ def pgd(
       f: from images `(n, ...)` to logits `(n, classes)`, each by itself: a function of JAX. It is
         compiled once for each function object; to attack one network with other weights without
         compiling again, give `jax.tree_util.Partial(net.apply, params)`.
-      x: `(n, ...)`, float32 or float64: the images.
+      x: `(n, ...)`, float32 or float64: the images. The gradients of float64 images are computed
+        in float32 unless JAX runs in float64.
       labels: `(n,)`, whole numbers: their classes.
       radius: the largest Euclidean length of a movement, in the unit of `x` and over all axes but
         the first: a number, or `(n,)`, for each image its own.
@@ -202,6 +202,9 @@ def _attack(
                     f" as number {chunk[~finite][0]}: an attack would be blind there. A square"
                     " root at zero is a common cause"
                 )
+            place = place.astype(points.dtype)
+            if images.limits is not None:  # they may lie between two numbers of float32
+                place = np.clip(place, *images.limits)
             away = (place.astype(np.float64) - images.x[chunk]).reshape(len(chunk), -1)
             inside = np.linalg.norm(away, axis=1) <= images.radius[chunk]
             better = inside & (lead > most[chunk])
@@ -221,7 +224,7 @@ def _chunks(pool: np.ndarray, size: int) -> Iterable[tuple[np.ndarray, np.ndarra
 def _prepare(
     name: str, f: Logits, x: Any, labels: Any, radius: Any, bounds: Any, batch: int
 ) -> _Images:
-    x, labels = np.asarray(jnp.asarray(x)), np.asarray(labels)
+    x, labels = np.asarray(x), np.asarray(labels)
     if x.dtype not in (np.float32, np.float64):
         raise TypeError(f"{name}: images must be float32 or float64; got {x.dtype}")
     if not np.issubdtype(labels.dtype, np.integer):
@@ -241,12 +244,13 @@ def _prepare(
     logits = _clean_logits(name, f, x, labels, batch)
     radius = np.broadcast_to(radius, x.shape[:1])
     # The ball is that of the points as they are rounded, and lengths are sums of so many squares.
-    eps, flat = float(np.finfo(x.dtype).eps), x.reshape(len(x), -1)
+    short = jax.dtypes.canonicalize_dtype(x.dtype)  # float32 unless JAX computes in float64
+    eps, flat = float(np.finfo(short).eps), x.reshape(len(x), -1)
     reach = (1 - eps * (16 + flat.shape[1] ** 0.5)) * radius - eps * np.linalg.norm(flat, axis=1)
-    reach = np.maximum(reach, 0).astype(x.dtype)
+    reach = np.maximum(reach, 0).astype(short)
     own = np.arange(logits.shape[1]) == labels[:, None]
     margin = logits[own] - np.max(np.where(own, -np.inf, logits), axis=1)
-    unit = np.maximum(margin / _SHARPNESS, 1e-3 * np.std(logits, axis=1)).astype(x.dtype)
+    unit = np.maximum(margin / _SHARPNESS, 1e-3 * np.std(logits, axis=1)).astype(short)
     unit = np.where(unit > 0, unit, 1)
     return _Images(f, x, labels, radius, reach, limits, logits, unit)
 

@@ -73,6 +73,25 @@ def test_linear_models_in_float64():
             assert np.sum(found.robust) == robust
 
 
+@pytest.mark.parametrize("name", ["pgd", "auto"])
+def test_float64_images_stay_float64_where_jax_computes_in_float32(name):
+    weights, x, _ = linear(2)
+    # No numbers of float32, and neither are the bounds.
+    x = 0.1 + 0.8 * np.random.default_rng(7).random(x.shape)
+    labels = np.argmax(x @ weights.T, axis=1)
+    radii = 2 * exact_radii(weights, x, labels)
+    f = Partial(lambda w, x: x @ w.T, weights)
+    found = ATTACKS[name](f, x, labels, radii, bounds=(0.1, 0.9))
+    assert found.points.dtype == np.float64
+    moved = (found.points != x).any(axis=1)
+    assert moved.any()
+    assert (lengths(found.points, x) <= radii).all()
+    assert found.points.min() >= 0.1
+    assert found.points.max() <= 0.9
+    still = ATTACKS[name](f, x, labels, 0.0)
+    np.testing.assert_array_equal(still.points, x)
+
+
 def lipschitz_network() -> tuple[list[np.ndarray], np.ndarray]:
     """Orthonormal layers with MaxMin between them: 1-Lipschitz by construction."""
     keys = jax.random.split(jax.random.key(1), 3)
