@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, prescale, shown
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
-from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.manifolds.solvers import DouglasRachford, Steepest
 from manifoldmuon.norms import Norm
 
 
@@ -216,6 +216,15 @@ def require_matrix_norm(manifold: Manifold) -> None:
     if manifold.norm.ndim != 2:
         name = type(manifold).__name__
         raise ValueError(f"{name}.step_norm must be for 2 axes; got {manifold.norm!r}")
+
+
+def require_projection(manifold: Manifold, solver: object) -> None:
+    """Raise `ValueError` where the solver takes a projection that the norm of steps lacks."""
+    if isinstance(solver, DouglasRachford) and type(manifold.norm).project is Norm.project:
+        raise ValueError(
+            f"{type(manifold).__name__}.solver takes step_norm.project, which {manifold.norm!r} "
+            "does not define: define it, or choose a solver that takes the duality map alone"
+        )
 
 
 def with_fields(manifold: AnyManifold, **changes: Any) -> AnyManifold:

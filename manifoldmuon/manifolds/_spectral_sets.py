@@ -44,6 +44,7 @@ from manifoldmuon.manifolds._manifold import (
     require_axes,
     require_kind,
     require_matrix_norm,
+    require_projection,
     rounded,
     stay_if_still,
     with_fast_norm,
@@ -409,4 +410,5 @@ def _without(
 def _check_boundary(manifold: _WithBoundary) -> None:
     require_kind(manifold, "solver", DouglasRachford, type(None))
     require_kind(manifold, "retraction", SpectralRetraction)
+    require_projection(manifold, manifold.solver)
     check_fields(manifold, touching="(0, 0.1)")

@@ -30,6 +30,7 @@ from manifoldmuon.manifolds._manifold import (
     require_kind,
     require_matrix_norm,
     require_norm,
+    require_projection,
     rounded,
     rounding_loss,
     stay_if_still,
@@ -206,6 +207,7 @@ class EmbeddingRows(Manifold):
         require_kind(self, "retraction", SphereRetraction)
         require_kind(self, "solver", BarzilaiBorwein, DouglasRachford)
         require_matrix_norm(self)
+        require_projection(self, self.solver)
 
     @property
     def ndim(self) -> int:
@@ -216,10 +218,17 @@ class EmbeddingRows(Manifold):
         return LongestRow(self.scale) if self.step_norm is None else self.step_norm
 
     def fast(self) -> "EmbeddingRows":
+        """With one step of `BarzilaiBorwein` in the spectral norm, at most four of the solver else.
+
+        The certificate says what fewer steps cost: for `Infinity()` about 15 %.
+        """
         norm = self.norm.fast()
+        if self._closed:
+            return self
         # Only a duality map that is smooth is followed from afar.
         smooth = isinstance(norm, Spectral) and norm.method == TRAINING_MSIGN
-        return with_fast_norm(self, solver=BarzilaiBorwein(steps=1)) if smooth else self
+        few = dataclasses.replace(self.solver, steps=min(self.solver.steps, 4))
+        return with_fast_norm(self, solver=BarzilaiBorwein(steps=1) if smooth else few)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         require_axes(self, shape)

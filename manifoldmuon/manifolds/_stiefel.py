@@ -163,6 +163,12 @@ class _Frames(_Orthonormal):
     def __post_init__(self):
         super().__post_init__()
         require_kind(self, "solver", StiefelSolver)
+        if isinstance(self.norm, Spectral) and self.norm.method is not None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.step_norm names a method of msign, but {name}.solver finds the direction: "
+                "leave the method out and choose a solver, such as solvers.FAST"
+            )
 
     def fast(self) -> "_Frames":
         return self if isinstance(self.norm, Frobenius) else with_fields(self, solver=FAST)

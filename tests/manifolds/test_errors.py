@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -16,7 +17,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, Bracket, DouglasRachford
-from manifoldmuon.norms import FanRatio, Frobenius, RootDim, RootRank, Spectral
+from manifoldmuon.norms import FanRatio, Frobenius, Infinity, Norm, RootDim, RootRank, Spectral
 
 
 @pytest.mark.parametrize(
@@ -41,10 +42,10 @@ def test_shapes(manifold, shape, message):
     ("make", "message"),
     [
         (lambda: Stiefel(0.0), "Stiefel.scale must be a positive, finite number .* got 0.0"),
-        (lambda: Stiefel(FanRatio(-1.0)), "Stiefel.scale .* FanRatio"),
+        (lambda: Stiefel(FanRatio(-1.0)), r"FanRatio.gain must be .* in \(0, inf\); got -1.0"),
         (lambda: Orthogonal(float("nan")), "Orthogonal.scale .* got nan"),
         (lambda: Hypersphere(-2.0), "Hypersphere.scale"),
-        (lambda: EmbeddingRows(RootDim(float("inf"))), "EmbeddingRows.scale"),
+        (lambda: EmbeddingRows(RootDim(float("inf"))), "RootDim.gain must be .* got inf"),
         (
             lambda: Hypersphere(ndim=0),
             "Hypersphere.ndim must be a whole number .* got 0",
@@ -74,3 +75,24 @@ def test_shapes(manifold, shape, message):
 def test_scales(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+class DualityMapOnly(Infinity):
+    """A norm without a projection onto its ball."""
+
+    project = Norm.project
+
+
+@pytest.mark.parametrize("manifold", [EmbeddingRows, SpectralBall, SpectralBand])
+def test_a_norm_without_a_projection_is_refused_where_the_solver_takes_it(manifold):
+    norm = DualityMapOnly()
+    with pytest.raises(ValueError, match=f"{manifold.__name__}.solver takes step_norm.project"):
+        manifold(step_norm=norm)
+    other = BarzilaiBorwein() if manifold is EmbeddingRows else None
+    assert manifold(step_norm=norm, solver=other).norm == norm
+
+
+@pytest.mark.parametrize("manifold", [Stiefel, Orthogonal])
+def test_a_method_that_the_solver_would_ignore_is_refused(manifold):
+    with pytest.raises(ValueError, match=r"step_norm names a method .* choose a solver, such as"):
+        manifold(step_norm=Spectral(SVD()))
