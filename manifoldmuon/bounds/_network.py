@@ -250,7 +250,8 @@ def _declared(norm: Any, measure: Measure) -> Sizes:
         return norm
     if measure == OneHot():
         return Size(1.0, 1.0, measure)
-    if isinstance(norm, bool) or not norm >= 0:
+    number = isinstance(norm, int | float | np.integer | np.floating) and not isinstance(norm, bool)
+    if not number or not norm >= 0:
         raise ValueError(f"bound(input_norm) must be a number >= 0 or a Size; got {norm!r}")
     return Size(float(norm), measure=measure)
 

@@ -7,6 +7,8 @@ import dataclasses
 import math
 from typing import Any
 
+from manifoldmuon.linalg import check_fields
+
 
 class Measure(abc.ABC):
     """A norm of arrays, as a frozen value: over the last axes, and the largest over all others."""
@@ -37,8 +39,7 @@ class Length(Measure):
     axes: int = 1
 
     def __post_init__(self):
-        if not isinstance(self.axes, int) or self.axes < 1:
-            raise ValueError(f"Length.axes must be a whole number >= 1; got {self.axes!r}")
+        check_fields(self, axes="[1, inf)")
 
     def __str__(self) -> str:
         return "length" if self.axes == 1 else f"length over {self.axes} axes"
@@ -53,6 +54,9 @@ class Heads(Measure):
     """
 
     count: int
+
+    def __post_init__(self):
+        check_fields(self, count="[1, inf)")
 
     def __str__(self) -> str:
         return f"RMS over {self.count} heads"
@@ -110,6 +114,7 @@ class Size:
     features: int | None = None
 
     def __post_init__(self):
+        check_fields(self, features="[1, inf)")
         if not 0 <= self.least <= self.most:
             raise ValueError(f"a Size needs 0 <= least <= most; got {self.least}, {self.most}")
 

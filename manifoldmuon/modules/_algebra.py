@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon.linalg import varying_alike
+from manifoldmuon.linalg import check_fields, varying_alike
 from manifoldmuon.modules._interface import ModuleInterface
 from manifoldmuon.modules._plan import (
     Sharpness,
@@ -25,7 +25,6 @@ from manifoldmuon.modules._plan import (
     sharpness_of_copies,
     sharpness_side_by_side,
 )
-from manifoldmuon.norms import check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,7 +210,7 @@ class Stack(Module):
     wraps: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_number("Stack.copies", self.copies, least=1.0)
+        check_fields(self, copies="[1, inf)")
 
     @property
     def mass(self) -> float:
@@ -337,7 +336,7 @@ class Mul(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("Mul.factor", self.factor)
+        check_fields(self, factor="(-inf, inf)")
 
     @property
     def sensitivity(self) -> float:

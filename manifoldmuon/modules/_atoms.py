@@ -12,10 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
+from manifoldmuon.linalg import check_fields, check_number
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
 from manifoldmuon.modules._algebra import Module
 from manifoldmuon.modules._plan import Sharpness, WeightSpec
-from manifoldmuon.norms import ConvRMSToRMS, FanRatio, L1ToRMS, RMSToRMS, check_number
+from manifoldmuon.norms import ConvRMSToRMS, FanRatio, L1ToRMS, RMSToRMS
 
 
 # Outside of jit: one program for each kind of weight, not one for each operation.
@@ -84,12 +85,15 @@ class Atom(Module):
         return f"{type(self).__name__}({sizes}) on {type(self.manifold).__name__}"
 
 
-def check_atom(atom: Atom) -> None:
-    """Raises an error for a size below 1, a bad mass or a manifold that does not fit."""
+def check_atom(atom: Atom, *sizes: str) -> None:
+    """Raise an error for a size below 1, a bad mass or a manifold that does not fit.
+
+    Args:
+      atom: what is checked.
+      *sizes: the names of the fields that are sizes.
+    """
     name = type(atom).__name__
-    if not all(isinstance(size, int) and size >= 1 for size in atom.shape):
-        raise ValueError(f"the sizes of {name} must be whole numbers >= 1; got {atom.shape}")
-    check_number(f"{name}.mass", atom.mass, least=0.0)
+    check_fields(atom, mass="[0, inf)", **dict.fromkeys(sizes, "[1, inf)"))
     if not isinstance(atom.manifold, Manifold):
         raise TypeError(
             f"{name}.manifold must be a Manifold; got {atom.manifold!r}. The weight of an atom has "
@@ -132,7 +136,7 @@ class Linear(Atom):
     mass: float = 1.0
 
     def __post_init__(self):
-        check_atom(self)
+        check_atom(self, "fan_out", "fan_in")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -178,7 +182,9 @@ class LocallyConnected(Atom):
                 "LocallyConnected.places must be a tuple of at least one length; got "
                 f"{self.places!r}. A layer without places is Linear"
             )
-        check_atom(self)
+        for size in self.places:
+            check_number("LocallyConnected.places", size, least=1.0, whole=True)
+        check_atom(self, "fan_out", "fan_in")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -223,7 +229,7 @@ class Embed(Atom):
     mass: float = 1.0
 
     def __post_init__(self):
-        check_atom(self)
+        check_atom(self, "dim", "vocabulary")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -239,7 +245,7 @@ class Embed(Atom):
         """The vectors of the tokens; a token outside of the vocabulary gives NaN."""
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"Embed takes whole numbers; got an input of dtype {x.dtype}")
-        return jnp.take(params, x, axis=0, mode="fill", fill_value=jnp.nan)
+        return params.at[x].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,7 +269,7 @@ class Unembed(Atom):
     mass: float = 1.0
 
     def __post_init__(self):
-        check_atom(self)
+        check_atom(self, "vocabulary", "dim")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -309,10 +315,8 @@ class Conv2D(Atom):
     mass: float = 1.0
 
     def __post_init__(self):
-        check_atom(self)
-        check_number("Conv2D.stride", self.stride, least=1.0)
-        if self.padding is not None:
-            check_number("Conv2D.padding", self.padding, least=0.0)
+        check_atom(self, "out_channels", "in_channels", "kernel", "stride")
+        check_fields(self, padding="[0, inf)")
 
     @property
     def shape(self) -> tuple[int, ...]:

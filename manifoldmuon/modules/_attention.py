@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from manifoldmuon.linalg import check_fields, check_number
 from manifoldmuon.modules._algebra import Bond, Identity, Module
 from manifoldmuon.modules._atoms import Embed, Linear
 from manifoldmuon.modules._bonds import GELU, LayerNorm, MergeHeads, Positions, SplitHeads
-from manifoldmuon.norms import check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +107,7 @@ class RoPE(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("RoPE.base", self.base, least=1.0)
+        check_fields(self, base="[1, inf)")
 
     def forward(self, x: Float[Array, "*batch t d"]) -> Float[Array, "*batch t d"]:
         tokens, dim = x.shape[-2:]
@@ -143,7 +143,7 @@ def Attention(
       causal: whether a token sees only itself and those before it.
       rope: whether queries and keys are rotated by their position.
     """
-    check_number("Attention heads", heads, least=1.0)
+    check_number("Attention heads", heads, least=1.0, whole=True)
     key_dim = width // heads if key_dim is None else key_dim
     value_dim = width // heads if value_dim is None else value_dim
     turn = RoPE() if rope else Identity()
@@ -180,7 +180,7 @@ def GPT(
       mass: of all blocks together.
       layer_norm: whether each block and the head normalise what they read.
     """
-    check_number("GPT blocks", blocks, least=1.0)
+    check_number("GPT blocks", blocks, least=1.0, whole=True)
     norm = LayerNorm() if layer_norm else Identity()
     attention = Attention(width, heads, rope=context is None) @ norm
     nonlinear = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ

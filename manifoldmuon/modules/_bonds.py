@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.linalg import one_for_zero, upcast
+from manifoldmuon.linalg import check_fields, check_number, one_for_zero, upcast
 from manifoldmuon.modules._algebra import Bond, Module
-from manifoldmuon.norms import check_number
 
 BALANCED = math.sqrt(0.5)
 """How much a ReLU shrinks a perturbation where half of its inputs are negative."""
@@ -45,7 +44,7 @@ class ReLU(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("ReLU.sensitivity", self.sensitivity, least=0.0)
+        check_fields(self, sensitivity="[0, inf)")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.maximum(x, 0)
@@ -63,7 +62,7 @@ class ScaledReLU(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("ScaledReLU.sensitivity", self.sensitivity, least=0.0)
+        check_fields(self, sensitivity="[0, inf)")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return math.sqrt(2) * jnp.maximum(x, 0)
@@ -88,7 +87,7 @@ class GELU(Bond):
     LIPSCHITZ: ClassVar[float] = 0.5 * (1 + math.erf(1.0)) + math.exp(-1.0) / math.sqrt(math.pi)
 
     def __post_init__(self):
-        check_number("GELU.sensitivity", self.sensitivity, least=0.0)
+        check_fields(self, sensitivity="[0, inf)")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jax.nn.gelu(x, approximate=False)
@@ -109,7 +108,7 @@ class Softmax(Bond):
     scale: float = 1.0
 
     def __post_init__(self):
-        check_number("Softmax.scale", self.scale, least=0.0)
+        check_fields(self, scale="[0, inf)")
 
     @property
     def sensitivity(self) -> float:
@@ -126,6 +125,11 @@ class Softmax(Bond):
 Axis = int | tuple[int, ...]
 
 
+def _check_axis(name: str, axis: Axis) -> None:
+    for number in axis if isinstance(axis, tuple) else (axis,):
+        check_number(f"{name}.axis", number, whole=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class MeanSubtract(Bond):
     """The input, less its mean.
@@ -137,6 +141,9 @@ class MeanSubtract(Bond):
     axis: Axis = -1
     sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 0.0
+
+    def __post_init__(self):
+        _check_axis("MeanSubtract", self.axis)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return x - jnp.mean(x, axis=self.axis, keepdims=True)
@@ -156,6 +163,9 @@ class RMSDivide(Bond):
     axis: Axis = -1
     sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 2 / math.sqrt(3)
+
+    def __post_init__(self):
+        _check_axis("RMSDivide", self.axis)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         wide = upcast(x)
@@ -193,7 +203,7 @@ class SplitHeads(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("SplitHeads.heads", self.heads, least=1.0)
+        check_fields(self, heads="[1, inf)")
 
     def forward(self, x: Float[Array, "*batch t d"]) -> Float[Array, "*batch h t e"]:
         if x.shape[-1] % self.heads:
@@ -229,8 +239,7 @@ class AveragePool(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("AveragePool.rows", self.rows, least=1.0)
-        check_number("AveragePool.columns", self.columns, least=1.0)
+        check_fields(self, rows="[1, inf)", columns="[1, inf)")
 
     def forward(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch r s c"]:
         *batch, height, width, channels = x.shape
@@ -257,7 +266,7 @@ class Flatten(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("Flatten.axes", self.axes, least=1.0)
+        check_fields(self, axes="[1, inf)")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < self.axes:

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import one_for_zero
+from manifoldmuon.linalg import check_fields, check_number, one_for_zero
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -26,7 +26,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.modules._algebra import Bond, Module
 from manifoldmuon.modules._atoms import Atom, Linear, check_atom, expect_features
 from manifoldmuon.modules._plan import LINEAR, Sharpness
-from manifoldmuon.norms import Frobenius, LongestRow, RootDim, Spectral, check_number
+from manifoldmuon.norms import Frobenius, LongestRow, RootDim, Spectral
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Bias(Atom):
     sharpness: ClassVar[Sharpness] = LINEAR
 
     def __post_init__(self):
-        check_atom(self)
+        check_atom(self, "features")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,7 +83,7 @@ class GroupSort(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("GroupSort.size", self.size, least=1.0)
+        check_fields(self, size="[1, inf)")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         features = x.shape[-1]
@@ -127,9 +127,9 @@ class Householder(Atom):
     mass: float = 1.0
 
     def __post_init__(self):
+        check_atom(self, "features")
         if self.features % 2:
             raise ValueError(f"Householder.features must be even; got {self.features}")
-        check_atom(self)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -180,8 +180,8 @@ class TwoTap(Atom):
     mass: float = 1.0
 
     def __post_init__(self):
-        if self.axis not in (-2, -3):
-            raise ValueError(f"TwoTap.axis must be -2 or -3; got {self.axis}")
+        anything = "(-inf, inf)"
+        check_fields(self, channels="[1, inf)", rank=anything, axis="[-3, -2]", offset=anything)
         if not 1 <= self.rank < self.channels:
             raise ValueError(
                 f"TwoTap.rank must be at least 1 and less than the {self.channels} channels; got "
@@ -221,7 +221,7 @@ def OrthogonalConv2D(channels: int, kernel: int = 3) -> Module:
       channels: of input and output; at least 2.
       kernel: pixels along each side that an output pixel sees.
     """
-    check_number("OrthogonalConv2D(kernel)", kernel, least=1.0)
+    check_number("OrthogonalConv2D(kernel)", kernel, least=1.0, whole=True)
     net: Module = Linear(channels, channels, Orthogonal())
     for tap in range(kernel - 1):
         for axis in (-3, -2):
@@ -245,7 +245,7 @@ class SpaceToDepth(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("SpaceToDepth.side", self.side, least=1.0)
+        check_fields(self, side="[1, inf)")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         blocks = _blocks("SpaceToDepth", x, self.side)
@@ -268,7 +268,7 @@ class NormPool(Bond):
     gamma: ClassVar[float] = 0.0
 
     def __post_init__(self):
-        check_number("NormPool.side", self.side, least=1.0)
+        check_fields(self, side="[1, inf)")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         square = jnp.sum(_blocks("NormPool", x, self.side) ** 2, axis=(-3, -2))
@@ -303,6 +303,9 @@ class Shift(Bond):
     pixels: int = 1
     sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 0.0
+
+    def __post_init__(self):
+        check_fields(self, pixels="(-inf, inf)")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < 3:

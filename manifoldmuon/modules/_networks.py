@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from manifoldmuon.linalg import check_number
 from manifoldmuon.modules._algebra import Identity, Module
 from manifoldmuon.modules._atoms import Conv2D, Linear
 from manifoldmuon.modules._bonds import Abs, AveragePool, Flatten, MeanSubtract, ReLU, RMSDivide
-from manifoldmuon.norms import check_number
 
 
 def MLP(outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU()) -> Module:
@@ -19,7 +19,7 @@ def MLP(outputs: int, inputs: int, width: int, depth: int, activation: Module = 
       activation: between two layers. The default declares sensitivity 1, so that every layer has
         the same budget.
     """
-    check_number("MLP depth", depth, least=2.0)
+    check_number("MLP depth", depth, least=2.0, whole=True)
     first = activation @ Linear(width, inputs)
     middle = (activation @ Linear(width, width)) ** (depth - 2) if depth > 2 else Identity()
     body = middle @ first if depth > 2 else first
@@ -36,7 +36,7 @@ def residual(residue: Module, blocks: int) -> Module:
       residue: a module whose output is like its input.
       blocks: L.
     """
-    check_number("residual blocks", blocks, least=1.0)
+    check_number("residual blocks", blocks, least=1.0, whole=True)
     return ((1 - 1 / blocks) * Identity() + (1 / blocks) * residue) ** blocks
 
 

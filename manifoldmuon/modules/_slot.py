@@ -9,12 +9,12 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from manifoldmuon.linalg import check_fields
 from manifoldmuon.manifolds import Euclidean, LaidOut, Manifold
 from manifoldmuon.modules._algebra import Module, as_module
 from manifoldmuon.modules._atoms import Atom
 from manifoldmuon.modules._plan import Sharpness, WeightSpec, map_weights
 from manifoldmuon.modules._tied import shared_weight
-from manifoldmuon.norms import check_number
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +56,7 @@ class Slot(Module):
     atom: Atom | None = None
 
     def __post_init__(self):
-        check_number("Slot.mass", self.mass, least=0.0)
-        check_number("Slot.sensitivity", self.sensitivity, least=0.0)
+        check_fields(self, mass="[0, inf)", sensitivity="[0, inf)", ndim="[0, inf)")
         if self.ndim is not None and self.ndim < self.manifold.ndim:
             raise ValueError(
                 f"Slot.ndim is {self.ndim}, but a point of the manifold of {self.path!r} takes "

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from manifoldmuon.linalg import check_number
 from manifoldmuon.modules._algebra import Module
 from manifoldmuon.modules._plan import Sharpness, WeightSpec
 
@@ -33,7 +34,7 @@ def tie(module: Module, *places: int | Place) -> "Tied":
       ValueError: fewer than two places, a place that holds no atom, or atoms that differ in
         shape, manifold or number of copies, or of which some are frozen and others are not.
     """
-    paths = tuple((place,) if isinstance(place, int) else tuple(place) for place in places)
+    paths = tuple(tuple(p) if isinstance(p, tuple | list) else (p,) for p in places)
     return Tied(module, paths)
 
 
@@ -62,6 +63,8 @@ class Tied(Module):
     wraps: ClassVar[bool] = True
 
     def __post_init__(self):
+        for index in (index for place in self.places for index in place):
+            check_number("an index of tie(places)", index, least=0.0, whole=True)
         if len(set(self.places)) < max(len(self.places), 2):
             raise ValueError(f"tie takes two different places at least; got {self.places}")
         specs = self._specs(self.module.weights())

@@ -8,9 +8,17 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import check_fields, inner_product, one_for_zero, prescale, upcast
+from manifoldmuon.linalg import (
+    check_fields,
+    inner_product,
+    one_for_zero,
+    prescale,
+    shown,
+    upcast,
+)
 
 
 class ScaleRule(abc.ABC):
@@ -34,6 +42,9 @@ class FanRatio(ScaleRule):
 
     gain: float = 1.0
 
+    def __post_init__(self):
+        check_fields(self, gain="(0, inf)")
+
     def of(self, shape: tuple[int, ...]) -> float:
         fan_out, fan_in = shape[-2:]
         return self.gain * math.sqrt(fan_out / fan_in) if fan_out and fan_in else self.gain
@@ -48,6 +59,9 @@ class RootDim(ScaleRule):
     """
 
     gain: float = 1.0
+
+    def __post_init__(self):
+        check_fields(self, gain="(0, inf)")
 
     def of(self, shape: tuple[int, ...]) -> float:
         return self.gain * math.sqrt(max(math.prod(shape), 1))
@@ -79,10 +93,13 @@ def scale_of(scale: float | ScaleRule, shape: tuple[int, ...]) -> float:
 
 
 def check_scale(name: str, scale: float | ScaleRule) -> None:
-    """Raises `ValueError` unless `scale` is a rule or a positive, finite number."""
-    number = getattr(scale, "gain", 1.0) if isinstance(scale, ScaleRule) else scale
-    if not (isinstance(number, (int, float)) and math.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be a positive, finite number or a ScaleRule; got {scale!r}")
+    """Raise `ValueError` unless `scale` is a rule or a positive, finite number."""
+    number = isinstance(scale, int | float | np.integer | np.floating)
+    positive = number and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0
+    if not (positive or isinstance(scale, ScaleRule)):
+        raise ValueError(
+            f"{name} must be a positive, finite number or a ScaleRule; got {shown(scale)}"
+        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -162,7 +162,8 @@ def test_locally_connected_is_a_matrix_for_each_place():
 def test_embed_picks_rows_and_shows_unknown_tokens():
     table = gaussian(0, 7, 5)
     np.testing.assert_array_equal(Embed(5, 7).apply(table, TOKENS), np.asarray(table)[TOKENS])
-    assert np.all(np.isnan(Embed(5, 7).apply(table, jnp.array([7]))))
+    for outside in (-1, 7, -8):
+        assert np.all(np.isnan(Embed(5, 7).apply(table, jnp.array([outside]))))
 
 
 def test_unembed_is_the_mean_product_with_each_row():
@@ -213,7 +214,7 @@ LAID_OUT: Any = Stiefel().with_axes(in_axes=2, out_axes=1)
     [
         (lambda: Linear(2, 3, EmbeddingRows()).apply(jnp.ones((2, 3)), jnp.ones(4)), "3 entries"),
         (lambda: LocallyConnected((), 2, 3), "at least one length"),
-        (lambda: LocallyConnected((4, 0), 2, 3), "sizes of LocallyConnected"),
+        (lambda: LocallyConnected((4, 0), 2, 3), "LocallyConnected.places must be a whole number"),
         (
             lambda: LocallyConnected((4,), 2, 3).apply(jnp.ones((4, 2, 3)), jnp.ones((3, 3))),
             r"inputs \(\.\.\., 4, 3\); got \(3, 3\)",

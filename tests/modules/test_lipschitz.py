@@ -171,7 +171,7 @@ def test_training_starts_from_the_manifolds():
         (lambda: GroupSort(4).forward(jnp.ones(6)), "do not fall into groups of 4"),
         (lambda: Householder(5), "must be even"),
         (lambda: TwoTap(4, 4), "less than the 4 channels"),
-        (lambda: TwoTap(4, 2, axis=-1), "axis must be -2 or -3"),
+        (lambda: TwoTap(4, 2, axis=-1), r"axis must be a whole number in \[-3, -2\]; got -1"),
         (lambda: TwoTap(4, 2, axis=-3).apply(jnp.ones((4, 2)), jnp.ones((3, 4))), "along axis -3"),
         (lambda: SpaceToDepth(2).forward(jnp.ones((3, 4, 1))), "sides that 2 divides"),
         (lambda: NormPool(2).forward(jnp.ones((4, 1))), "height, width, channels"),

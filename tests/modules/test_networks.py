@@ -287,7 +287,7 @@ def test_the_sharpness_of_attention_with_weights_is_not_exceeded():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: MLP(3, 4, 5, 1), "MLP depth must be a finite number >= 2"),
+        (lambda: MLP(3, 4, 5, 1), "MLP depth must be a whole number >= 2"),
         (lambda: residual(Linear(3, 3), 0), "residual blocks"),
         (lambda: GPT(7, 8, 2, 0), "GPT blocks"),
         (lambda: Attention(8, 0), "Attention heads"),

@@ -357,7 +357,7 @@ def test_residual_networks_stay_below_their_limit(blocks):
         (lambda: A.tare(1.0, 2.0), ValueError, "absolute or relative, not both"),
         (lambda: A.tare(-1.0), ValueError, "finite number >= 0; got -1.0"),
         (lambda: FROZEN.tare(1.0), ValueError, "no factor brings a mass of 0"),
-        (lambda: Linear(0, 3), ValueError, "whole numbers >= 1"),
+        (lambda: Linear(0, 3), ValueError, "Linear.fan_out must be a whole number"),
         (lambda: Linear(2, 3, mass=-1.0), ValueError, "Linear.mass must be"),
         (lambda: A.norm((jnp.ones((3, 5)),)), ValueError, "expected a tree of the structure"),
         (

@@ -179,7 +179,7 @@ def test_a_single_array():
         (lambda: Slot("a", MATRIX) @ Slot("a", KERNEL), "weights at 'a' must agree"),
         (lambda: Slot("a", MATRIX) @ Slot("a", MATRIX) ** 2, "weights at 'a' must agree"),
         (lambda: Slot("a", MATRIX, mass=0.0) @ Slot("a", MATRIX), "frozen together or not"),
-        (lambda: Slot("a", MATRIX, mass=-1.0), "Slot.mass must be a finite number >= 0"),
+        (lambda: Slot("a", MATRIX, mass=-1.0), r"Slot.mass must be a finite number in \[0, inf\)"),
         (lambda: Slot("a", MATRIX, ndim=1), "Slot.ndim is 1"),
     ],
 )
