@@ -18,6 +18,7 @@ from manifoldmuon.bounds._sizes import (
     OneHot,
     Size,
     Total,
+    expect_features,
     times,
 )
 from manifoldmuon.bounds._transfer import (
@@ -80,6 +81,9 @@ def _(bond: Add, weights: Any, x: Sizes) -> Transfer:
     norms = [_common([size.measure for size in column]) for column in columns]
     _, converted = read(x, *(norms * len(terms)))
     read_terms = leaves(converted.outputs)
+    for first, *others in columns:
+        for other in others:
+            expect_features(first, other.features)
     width = len(columns)
     sums = [_sum(read_terms[k::width]) for k in range(width)]
     flat = iter(sums)
@@ -166,6 +170,7 @@ def _(bond: RMSDivide, weights: Any, x: Size) -> Transfer:
 def _(bond: SplitHeads, weights: Any, x: Size) -> Transfer:
     """An isometry, if the norm is taken over all heads; see `Heads`."""
     size, converted = read(x, RMS())
+    expect_features(size, divisor=bond.heads)
     features = None if size.features is None else size.features // bond.heads
     out = dataclasses.replace(size, measure=Heads(bond.heads), features=features)
     return converted.then(Transfer.of(out, 1.0))
@@ -204,6 +209,7 @@ def _(bond: Flatten, weights: Any, x: Size) -> Transfer:
 def _(bond: GroupSort, weights: Any, x: Size) -> Transfer:
     """A permutation of entries, which never moves two inputs apart."""
     _refuse(x, OneHot, Kept)
+    expect_features(x, divisor=bond.size)
     return Transfer.of(x, 1.0, gamma=math.inf, reasons=(_KINK.format("GroupSort"),))
 
 
@@ -257,6 +263,7 @@ def _(bond: Positions, weights: Any, x: Size) -> Transfer:
 @rule.register
 def _(bond: RoPE, weights: Any, x: Size) -> Transfer:
     """Planes turn: an isometry of every head."""
+    expect_features(x, divisor=2)
     if isinstance(x.measure, Heads):
         return Transfer.of(x, 1.0)
     size, converted = read(x, RMS())
@@ -267,6 +274,7 @@ def _(bond: RoPE, weights: Any, x: Size) -> Transfer:
 def _(bond: QueryKey, weights: Any, x: Sizes) -> Transfer:
     """A product: as steep in each factor as the other is large."""
     (q, k), converted = read(x, RMS(), RMS())
+    expect_features(q, k.features)
     out = Size(times(q.most, k.most), measure=Largest())
     return converted.then(Transfer.of(out, [k.most, q.most], gamma=_CROSS))
 
@@ -297,6 +305,7 @@ def _(bond: FunctionalAttention, weights: Any, x: Sizes) -> Transfer:
     norm = measures.pop() if len(measures) == 1 else RMS()
     norm = norm if isinstance(norm, Heads) else RMS()
     (q, k, v), converted = read(x, norm, norm, norm)
+    expect_features(q, k.features)
     heads = norm.count if isinstance(norm, Heads) else 1
     spread = math.sqrt(heads)
     kv, qv = (times(size.most, v.most) for size in (k, q))

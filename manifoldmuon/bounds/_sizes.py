@@ -193,3 +193,18 @@ def _root_of_features(size: Size, target: Measure) -> float:
             "which is not known here: declare the input as Size(..., features=...)"
         )
     return math.sqrt(size.features)
+
+
+def expect_features(size: Size, features: int | None = None, divisor: int = 1) -> None:
+    """Raise `ValueError` where the last axis is known to have another length, or to leave a rest.
+
+    Args:
+      size: of the input.
+      features: the length that is needed; None for any.
+      divisor: what has to divide it.
+    """
+    known = size.features
+    if known is not None and features not in (None, known):
+        raise ValueError(f"expected {features} entries in the last axis; got {known}")
+    if known is not None and known % divisor:
+        raise ValueError(f"{divisor} does not divide the {known} entries of the last axis")

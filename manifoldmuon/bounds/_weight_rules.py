@@ -11,7 +11,15 @@ import jax
 import numpy as np
 
 from manifoldmuon.bounds._network import bound_part, rule
-from manifoldmuon.bounds._sizes import RMS, Largest, Length, OneHot, Size, times
+from manifoldmuon.bounds._sizes import (
+    RMS,
+    Largest,
+    Length,
+    OneHot,
+    Size,
+    expect_features,
+    times,
+)
 from manifoldmuon.bounds._transfer import Sizes, Transfer, identity, read, side_by_side
 from manifoldmuon.bounds._weights import Weight
 from manifoldmuon.modules import (
@@ -34,8 +42,8 @@ from manifoldmuon.modules import (
 @rule.register(Linear)
 @rule.register(LocallyConnected)
 def _(atom: Linear | LocallyConnected, weights: Weight, x: Size) -> Transfer:
-    size, converted = _read_length(x)
     m, n = atom.shape[-2:]
+    size, converted = _read_length(x, n)
     most, least = weights.stretch(atom.shape, apart=True)
     # From singular values to RMS norms.
     ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
@@ -50,7 +58,7 @@ def _(atom: Linear | LocallyConnected, weights: Weight, x: Size) -> Transfer:
 @rule.register
 def _(atom: Conv2D, weights: Weight, x: Size) -> Transfer:
     """The output is a sum over the taps, at every stride and padding."""
-    size, converted = _read_length(x, least_axes=3)
+    size, converted = _read_length(x, atom.in_channels, least_axes=3)
     rms = size.measure == RMS()
     ratio = math.sqrt(atom.in_channels / atom.out_channels) if rms else 1.0
     gain = ratio * weights.stretch(atom.shape)[0]
@@ -61,18 +69,19 @@ def _(atom: Conv2D, weights: Weight, x: Size) -> Transfer:
 
 @rule.register
 def _(atom: Embed, weights: Weight, x: Size) -> Transfer:
-    size, converted = read(x, OneHot())
+    _, converted = read(x, OneHot())
     root = math.sqrt(atom.dim)
     longest, shortest = weights.rows(atom.shape)
     step = weights.step_rows(atom.shape) / root
     gain = longest / root
     out = Size(gain, shortest / root, RMS(), atom.dim)
-    return converted.then(Transfer.of(out, gain, weights=times(step, size.most), beta=step))
+    return converted.then(Transfer.of(out, gain, weights=step, beta=step))
 
 
 @rule.register
 def _(atom: Unembed, weights: Weight, x: Size) -> Transfer:
     size, converted = read(x, RMS())
+    expect_features(size, atom.dim)
     root = math.sqrt(atom.dim)
     gain, step = weights.rows(atom.shape)[0] / root, weights.step_rows(atom.shape) / root
     out = size.within(gain, measure=Largest(), features=atom.vocabulary)
@@ -82,7 +91,7 @@ def _(atom: Unembed, weights: Weight, x: Size) -> Transfer:
 @rule.register
 def _(atom: Bias, weights: Weight, x: Size) -> Transfer:
     """In the length over several axes, it is added once for each place, whose number is open."""
-    size, converted = _read_length(x)
+    size, converted = _read_length(x, atom.features)
     row = (1, atom.features)
     root = math.sqrt(atom.features) if size.measure == RMS() else 1.0
     places = math.inf if isinstance(size.measure, Length) and size.measure.axes > 1 else 1.0
@@ -98,7 +107,7 @@ def _(atom: Bias, weights: Weight, x: Size) -> Transfer:
 @rule.register
 def _(atom: Householder, weights: Weight, x: Size) -> Transfer:
     """Each pair is kept, or sent through `I - 2 v v^T`; both agree where one becomes the other."""
-    size, converted = _read_length(x)
+    size, converted = _read_length(x, atom.features)
     longest, shortest = weights.rows(atom.shape)
     gain = max(1.0, 2 * longest**2 - 1)
     out = size if longest == shortest == 1 else size.within(gain)
@@ -121,7 +130,7 @@ def _(atom: TwoTap, weights: Weight, x: Size) -> Transfer:
     In length that is at most `|1 - p| + p`. In the largest norm of a pixel, here and there are two
     pixels: the root of `2 ((1 - p)**2 + p**2)`. Both are convex in p, so that its ends decide.
     """
-    size, converted = _read_length(x, least_axes=-atom.axis)
+    size, converted = _read_length(x, atom.channels, least_axes=-atom.axis)
     most = weights.stretch(atom.shape)[0]
     p, turn = most**2, weights.step_stretch(atom.shape)
     if size.measure == RMS():
@@ -160,10 +169,12 @@ def _(module: Tied, weights: Any, x: Sizes) -> Transfer:
     return dataclasses.replace(part.transfer, parts=(part,))
 
 
-def _read_length(x: Sizes, least_axes: int = 1) -> tuple[Any, Transfer]:
+def _read_length(x: Sizes, features: int, least_axes: int = 1) -> tuple[Any, Transfer]:
     """In length, if the input has one that covers as many axes; in the RMS norm otherwise."""
     length = isinstance(x, Size) and x.is_length(least_axes)
-    return read(x, x.measure if length else RMS())
+    size, converted = read(x, x.measure if length else RMS())
+    expect_features(size, features)
+    return size, converted
 
 
 def _in_sequence(parts: Iterable[tuple[Module, Any]], x: Sizes) -> Transfer:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks._bounds import build, input_slope, inside, norm, to_jax, weights_of
 from manifoldmuon import bounds
-from manifoldmuon.bounds import RMS, Heads, Largest, Size, Total, Transfer, bound
+from manifoldmuon.bounds import RMS, Heads, Largest, OneHot, Size, Total, Transfer, bound
 from manifoldmuon.bounds._sizes import factor_between
 from manifoldmuon.bounds._transfer import total
 from manifoldmuon.manifolds import Euclidean, Manifold, Stiefel
@@ -22,12 +22,18 @@ from manifoldmuon.modules import (
     Add,
     AttendValues,
     AveragePool,
+    Bias,
     Bond,
     CausalMask,
+    Conv2D,
+    Embed,
     Flatten,
     FunctionalAttention,
+    GroupSort,
+    Householder,
     Identity,
     Linear,
+    LocallyConnected,
     MeanSubtract,
     MergeHeads,
     Mul,
@@ -39,6 +45,8 @@ from manifoldmuon.modules import (
     ScaledReLU,
     Softmax,
     SplitHeads,
+    TwoTap,
+    Unembed,
 )
 from manifoldmuon.norms import Frobenius, Infinity, Spectral
 
@@ -380,6 +388,19 @@ def test_division_over_other_axes_has_no_bound():
         (lambda: bound(Linear(3, 3), np.full((3, 3), np.nan)), "not finite"),
         (lambda: bound(Linear(3, 3), (np.eye(3),)), "structure that init returns"),
         (lambda: Size(1.0, 2.0), "0 <= least <= most"),
+        (lambda: bound(SplitHeads(5) @ Linear(6, 6)), r"5 does not divide .*\nat SplitHeads"),
+        (lambda: bound(GroupSort(4) @ Linear(6, 6)), "4 does not divide the 6 entries"),
+        (lambda: bound(RoPE() @ Linear(5, 6)), "2 does not divide the 5 entries"),
+        (lambda: bound(Linear(3, 5) @ Linear(6, 6)), r"expected 5 entries .* got 6\nat Linear\(3"),
+        (lambda: bound(Conv2D(3, 5) @ Conv2D(6, 6)), "expected 5 entries .* got 6"),
+        (lambda: bound(Bias(5) @ Linear(6, 6)), "expected 5 entries .* got 6"),
+        (lambda: bound(Householder(4) @ Linear(6, 6)), "expected 4 entries .* got 6"),
+        (lambda: bound(TwoTap(4, 2) @ Linear(6, 6)), "expected 4 entries .* got 6"),
+        (lambda: bound(Unembed(9, 5) @ Linear(6, 6)), "expected 5 entries .* got 6"),
+        (lambda: bound(LocallyConnected((2,), 3, 5) @ Linear(6, 6)), "expected 5 entries"),
+        (lambda: bound(Linear(3, 6) + Linear(4, 6)), r"expected 4 entries .* got 3\nat Add"),
+        (lambda: bound(QueryKey() @ (Linear(3, 6), Linear(4, 6))), "expected 4 entries"),
+        (lambda: bound(Linear(3, 5), input_norm=Size(1.0, features=6)), "expected 5 entries"),
     ],
 )
 def test_errors_say_what_does_not_fit(build, message):
@@ -391,3 +412,8 @@ def test_an_error_says_where():
     net = Linear(2, 3) @ (0.5 * (Softmax() @ Flatten(2))) @ Linear(3, 3)
     with pytest.raises(ValueError, match=r"at Softmax"):
         bound(net)
+
+
+def test_tokens_have_norm_one_whatever_is_said():
+    declared = Size(0.5, measure=OneHot())
+    assert bound(Embed(4, 7), input_norm=declared).lipschitz_weights == 1
