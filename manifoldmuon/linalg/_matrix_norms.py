@@ -37,23 +37,30 @@ def power_iteration(
     steps: int = 2,
     cold_steps: int | None = None,
 ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"]]:
-    """A lower bound of `||x||_2` that sharpens from call to call with a vector kept from it.
+    """Estimate `||x||_2` from below, with a vector kept from call to call.
 
     Two steps per call suffice where x changes slowly, as an update under momentum does
-    (modular norm, arXiv:2405.14813, appendix A.3).
+    (modular norm, arXiv:2405.14813, appendix A.3). Two measures keep the estimate useful where x
+    jumps, for example from one diagonal block to another:
+
+    * The estimate is never below the largest norm of a row or column, so that
+      `sigma <= ||x||_2 <= sqrt(min(m, n)) * sigma`, up to rounding.
+    * Each call iterates the kept vector and a random one, always the same, and returns the best
+      vector in their span (Rayleigh-Ritz). A vector in an invariant subspace of `x^T x` is
+      therefore left at once, and a converged one is kept.
 
     Args:
       x: matrices in the trailing two axes; leading axes are independent. Any scale at which the
-        norm is a normal number.
+        norm is a normal number; rows and columns count where their squares are finite, too.
       vector: the right singular vector that the last call returned. Zeros are a cold start:
         a vector that x maps to zero is replaced by a random one, always the same, so that nothing
         depends on how sums are ordered (the largest row of x would: Adam's first rows are equal).
-      steps: how many times `x^T x` is applied; static.
+      steps: how many times `x^T x` is applied; static. 0 only measures the vector.
       cold_steps: how many times where a start is cold; static. None: `steps`. All matrices of
         the call take as many as the one that needs most.
 
     Returns:
-      `(sigma, vector)`: `||x v||` in float32 or wider, and the unit vector v in the dtype of
+      `(sigma, vector)`: the estimate in float32 or wider, and the unit vector v in the dtype of
       `vector`. A zero matrix gives 0 and leaves the vector as it was; so does one that is not
       finite, and its norm is NaN.
 
@@ -72,28 +79,63 @@ def power_iteration(
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)), vector
     x = upcast(x)
 
+    # In the forms that XLA is fast in on CPUs: rows, and where x is transposed, one at a time.
+    def measure(rows):
+        apart = jnp.split(rows, rows.shape[-2], axis=-2)
+        return rows, jnp.concatenate([product(row, mT(x)) for row in apart], axis=-2)
+
     def step(_, pair):
-        v = _unit(_apply(mT(x), _unit(pair[1])))
-        return v, _apply(x, v)
+        return measure(_unit(product(_unit(pair[1]), x)))
 
     def restart(pair):
         lost = jnp.all(pair[1] == 0, axis=-1, keepdims=True)
-        v = jnp.where(lost, _start(x), pair[0])
-        pair = v, _apply(x, v)
+        v = jnp.where(lost, _start(x)[..., None, :], pair[0])
         first = max(cold_steps - steps, 0)
-        found = jnp.any(lost & jnp.any(x != 0, axis=(-2, -1))[..., None])
-        return jax.lax.cond(found, lambda p: jax.lax.fori_loop(0, first, step, p), _same, pair)
+        found = jnp.any(lost & jnp.any(x != 0, axis=(-2, -1))[..., None, None])
+        run = functools.partial(jax.lax.fori_loop, 0, first, step)
+        return jax.lax.cond(found, run, _same, measure(v))
 
     # What a cold start takes stands in a branch, not to be paid in every step.
-    v, x = varying_alike((normalize(vector.astype(x.dtype), 1), x))
-    image = _apply(x, v)
-    pair = jax.lax.cond(jnp.any(jnp.all(image == 0, axis=-1)), restart, _same, (v, image))
-    v, image = jax.lax.fori_loop(0, steps, step, pair, unroll=min(steps, 2) or 1)
+    v, x = varying_alike((normalize(vector.astype(x.dtype), 1)[..., None, :], x))
+    pair = measure(v)
+    v, image = jax.lax.cond(jnp.any(jnp.all(pair[1] == 0, axis=-1)), restart, _same, pair)
+    if steps:
+        images = jnp.concatenate([_unit(image), _start(mT(x))[..., None, :]], axis=-2)
+        pair = jnp.concatenate([v, v], axis=-2), images
+        v, image = _best_combination(*jax.lax.fori_loop(0, steps, step, pair, unroll=min(steps, 2)))
+    v, image = v[..., 0, :], image[..., 0, :]
     scaled, exponent = prescale(image, 1)
     sigma = jnp.linalg.norm(scaled, axis=-1)
     found = jnp.isfinite(sigma) & (sigma != 0)
     kept = jnp.where(found[..., None], v.astype(vector.dtype), vector)
-    return times_power_of_two(sigma, exponent), kept
+    squares = x * x
+    longest = jnp.maximum(*(jnp.max(jnp.sum(squares, axis), axis=-1) for axis in (-1, -2)))
+    least = safe_sqrt(jnp.where(jnp.isfinite(longest), longest, 0))
+    return jnp.maximum(times_power_of_two(sigma, exponent), least), kept
+
+
+def _best_combination(rows, images):
+    """The unit vector v in the span of two whose image `x v` is longest, and that image.
+
+    Args:
+      rows: two unit vectors; where they are nearly parallel, the first is returned.
+      images: of both.
+    """
+    (v, w), (image, image_w) = jnp.split(rows, 2, axis=-2), jnp.split(images, 2, axis=-2)
+    along = jnp.sum(v * w, axis=-1, keepdims=True)
+    rest = w - along * v
+    length = over(frobenius_norm(rest, 1), 1)
+    # A shorter rest is mostly rounding, and so is its image.
+    share = jnp.where(length > jnp.finfo(v.dtype).eps ** (1 / 3), 1 / one_for_zero(length), 0)
+    rest, image_rest = share * rest, share * (image_w - along * image)
+    size = one_for_zero(jnp.max(jnp.abs(images), axis=(-2, -1), keepdims=True))
+    top, bottom = image / size, image_rest / size
+    twice = 2 * jnp.sum(top * bottom, axis=-1, keepdims=True)
+    excess = jnp.sum(top * top - bottom * bottom, axis=-1, keepdims=True)
+    # At (0, 0) the angle has no derivative.
+    angle = jnp.arctan2(twice, jnp.where((twice == 0) & (excess == 0), 1, excess)) / 2
+    c, s = jnp.cos(angle), jnp.sin(angle)
+    return c * v + s * rest, c * image + s * image_rest
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -1,5 +1,6 @@
 """The laws of the package's interfaces, as checks that anyone can run on their own code."""
 
+from manifoldmuon.testing._gradients import GRADIENT_FAMILIES, gradient_sequence
 from manifoldmuon.testing._manifolds import check_manifold
 from manifoldmuon.testing._msign import check_msign
 from manifoldmuon.testing._norms import check_norm
@@ -16,6 +17,7 @@ from manifoldmuon.testing._stiefel import (
 from manifoldmuon.testing._transformations import check_sharding, check_transformation
 
 __all__ = [
+    "GRADIENT_FAMILIES",
     "STIEFEL_FAMILIES",
     "DirectionErrors",
     "check_inside_shard_map",
@@ -26,6 +28,7 @@ __all__ = [
     "check_slopes",
     "check_transformation",
     "error_slope",
+    "gradient_sequence",
     "orthonormal",
     "stiefel_errors",
     "stiefel_optimum",

@@ -45,6 +45,55 @@ def test_a_vector_in_the_null_space_is_left():
     np.testing.assert_array_equal(vector, [1, 0])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_vector_leaves_an_invariant_subspace(dtype, turned):
+    """A warm vector of one diagonal block, and a matrix whose other block is 1e4 times larger."""
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.standard_normal((n, n)))[0] for n in (12, 8))
+    blocks = np.zeros((2, 12, 8))
+    blocks[0, :6, :4] = blocks[1, :6, :4] = 1e-2 * rng.standard_normal((6, 4))
+    blocks[1, 6:, 4:] = 1e2 * rng.standard_normal((6, 4))
+    if turned:
+        blocks = left @ blocks @ right
+    with jax.enable_x64(dtype == "float64"):
+        first, second = jnp.asarray(blocks, dtype)
+        vector = power_iteration(first, jnp.zeros(8, dtype), steps=50)[1]
+        exact = np.linalg.norm(np.asarray(second, np.float64), 2)
+        ratios = []
+        for _ in range(4):
+            sigma, vector = power_iteration(second, vector)
+            ratios.append(float(sigma) / exact)
+        assert vector.dtype == dtype
+    assert ratios[0] > 0.8
+    assert 0.999 < ratios[-1] < 1 + 1e-6
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (1, 4), (4, 1)], ids=str)
+def test_an_estimate_is_at_least_the_longest_row_and_column(shape):
+    """Equal rows or equal columns, and a vector that is orthogonal to all but a little of them."""
+    rng = np.random.default_rng(1)
+    x = jnp.float32(np.outer(rng.standard_normal(shape[0]), np.ones(shape[1])))
+    for matrix in (x, jnp.ones(shape)):
+        vector = jnp.zeros(shape[1]).at[0].set(1.0)
+        vector = vector.at[-1].add(-1 + 1e-3) if shape[1] > 1 else vector
+        sigma, after = power_iteration(matrix, vector, steps=0)
+        exact = np.linalg.norm(matrix, 2)
+        lengths = [np.linalg.norm(matrix, axis=axis).max() for axis in (0, 1)]
+        np.testing.assert_allclose(sigma, max(lengths), rtol=1e-6)
+        assert exact <= np.sqrt(min(shape)) * sigma * (1 + 1e-6)
+        np.testing.assert_allclose(after, vector / np.linalg.norm(vector), atol=1e-6)
+
+
+def test_power_iteration_under_vmap():
+    x = jnp.float32(np.random.default_rng(2).standard_normal((3, 6, 4)))
+    vectors = jnp.zeros((3, 4)).at[1].set(x[1, 0])
+    for found, wanted in zip(
+        jax.vmap(linalg.power_iteration)(x, vectors), power_iteration(x, vectors), strict=True
+    ):
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
+
+
 def test_zero_keeps_the_vector_and_nan_stays_apart():
     x = jnp.stack([jnp.zeros((3, 2)), jnp.full((3, 2), jnp.nan), jnp.ones((3, 2))])
     before = jnp.array([[0.6, 0.8]] * 3, jnp.bfloat16)

@@ -28,7 +28,7 @@ from manifoldmuon.norms import (
     RMSToRMS,
     Spectral,
 )
-from manifoldmuon.testing import check_sharding
+from manifoldmuon.testing import GRADIENT_FAMILIES, check_sharding, gradient_sequence
 from tests.optim.instances import Instance
 from tests.optim.test_sharding import MESHES, shardings
 from tests.optim.test_sharding import SHAPES as SHARDED
@@ -140,6 +140,33 @@ def test_singular_vectors_are_handed_on():
     still, after = update({"w": jnp.zeros((8, 5))}, state, params)
     assert not np.any(still["w"])
     np.testing.assert_array_equal(after.vectors["w"], state.vectors["w"])
+
+
+BASES = {"identity": optax.identity(), "momentum": optax.trace(0.95), "Adam": optax.scale_by_adam()}
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_updates_stay_near_their_budget_when_gradients_switch(base):
+    """Over 300 steps; a vector that stays in one diagonal block would give 1e4 to 1e11."""
+    shape = (8, 8)
+    tx = optim.normalize(BASES[base], Euclidean(Spectral()))
+
+    @jax.jit
+    def run(grads):
+        point = jnp.zeros(shape)
+
+        def step(state, grad):
+            update, state = tx.update(grad, state, point)
+            return state, update
+
+        return jax.lax.scan(step, tx.init(point), grads)[1]
+
+    for family in GRADIENT_FAMILIES:
+        grads = np.float32(gradient_sequence(family, shape, 300, seed=1))
+        sizes = top(run(grads))
+        assert sizes.min() >= 1 - 1e-5, family
+        assert sizes.max() <= 1.75, family
+        assert np.mean(sizes) <= 1.05, family
 
 
 CONSTRAINED = [Stiefel(2.0), Orthogonal(), Hypersphere(3.0, ndim=2)]
