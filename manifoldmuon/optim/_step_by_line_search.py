@@ -19,9 +19,10 @@ class StepByLineSearchState(NamedTuple):
     """What the last line search found.
 
     Attributes:
-      learning_rate: where the next search begins, up to `growth`; float32.
+      learning_rate: where the next search begins, up to `growth`; the widest dtype of the
+        parameters, at least float32.
       trials: how many losses were computed; int32.
-      slope: `<gradient, direction>`; float32.
+      slope: `<gradient, direction>`; the same dtype.
     """
 
     learning_rate: Float[Array, ""]
@@ -42,10 +43,13 @@ def step_by_line_search(
 
     The step `eta` is accepted when `loss(R(W, -eta A)) <= loss(W) - share * eta * <G, A>`. The
     first trial is `growth` times the last step, each next one `shrink` times the one before. A
-    loss of NaN does not count as a decrease. If no trial succeeds the weights stay where they are,
-    so that the loss that is searched never increases. Where `value` or the gradient is NaN nothing
-    is searched, and the next search begins where this one would have. Derivatives take the number
-    of trials for fixed, as it is nearby: the step follows the rate that the search began at.
+    loss that is not finite does not count as a decrease. If no trial succeeds the weights stay
+    where they are, so that the loss that is searched never increases. The next search then
+    continues from the last trial; if the decrease promised there is below the rounding of the
+    loss, it begins where this one did. Where `value` or the gradient is NaN nothing is searched,
+    and the next search begins where this one would have. Losses are compared in the dtype of
+    `value`, at least in that of the state. Derivatives take the number of trials for fixed, as it
+    is nearby: the step follows the rate that the search began at.
 
     `update` takes what Optax's line searches take: `tx.update(grads, state, params, value=loss,
     grad=grads, value_fn=f)`, where `f(params)` is the loss, on the batch of the step. It flips the
@@ -77,8 +81,10 @@ def step_by_line_search(
     onto = retract(geometry)
 
     def init_fn(params: Any) -> StepByLineSearchState:
-        start = jnp.asarray(first / growth, jnp.float32)
-        trials, slope = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
+        kinds = [getattr(x, "dtype", jnp.float32) for x in jax.tree.leaves(params)]
+        kind = jnp.result_type(jnp.float32, *[k for k in kinds if jnp.issubdtype(k, jnp.floating)])
+        start = jnp.asarray(first / growth, kind)
+        trials, slope = jnp.zeros((), jnp.int32), jnp.zeros((), kind)
         return varying_alike(StepByLineSearchState(start, trials, slope), params)
 
     def update_fn(
@@ -86,14 +92,14 @@ def step_by_line_search(
     ):
         del extra
         require("step_by_line_search", value=value, grad=grad, value_fn=value_fn)
-        slope = inner(grad, updates)
+        slope = inner(grad, updates, state.slope.dtype)
         promised = share * jnp.maximum(slope, 0.0)
-        now = jnp.asarray(value, jnp.float32)
+        now = jnp.asarray(value, jnp.promote_types(slope.dtype, jnp.result_type(value)))
 
         def decreases(rate: Float[Array, ""]) -> Any:
             step, _ = onto.update(scaled(updates, -rate), optax.EmptyState(), params)
-            loss = value_fn(optax.apply_updates(params, step))
-            return jnp.asarray(loss, jnp.float32) <= now - rate * promised
+            loss = jnp.asarray(value_fn(optax.apply_updates(params, step)), now.dtype)
+            return jnp.isfinite(loss) & (loss <= now - rate * promised)
 
         # Where nothing can be compared there is nothing to search, and the rate stays.
         comparable = jnp.isfinite(slope) & ~jnp.isnan(now)
@@ -114,9 +120,13 @@ def step_by_line_search(
         start = varying_alike(start, now, slope, updates, params)
         rate, trials, found = jax.lax.while_loop(goes_on, tries, start)
         rate = rate + rate / one_for_zero(still) * (begin - still)
-        # A NaN in the gradient has to stay visible; a search that fails is not one.
+        # A NaN in the gradient has to stay visible; a failed search is not an error.
         taken = jnp.where(found, rate, 0.0) + 0.0 * slope
-        kept = jnp.where(comparable, rate, state.learning_rate)
+        # Without a limit the rate would be zero after a few failed searches, and stay so.
+        least = jnp.finfo(now.dtype).eps * jnp.maximum(jnp.abs(now), first * promised)
+        kept = jnp.where(
+            comparable & (found | (rate * promised > least)), rate, state.learning_rate
+        )
         return scaled(updates, -taken), StepByLineSearchState(kept, trials, slope)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -127,8 +127,11 @@ def require(name: str, **arguments: Any) -> None:
         )
 
 
-def inner(grads: Any, updates: Any) -> Float[Array, ""]:
-    """`<grads, updates>` over a tree in float32 or wider; places without an update do not count."""
+def inner(grads: Any, updates: Any, dtype: Any = jnp.float32) -> Float[Array, ""]:
+    """Sum `<grads, updates>` over a tree in float32 or wider and return it in `dtype`.
+
+    Places without an update do not count.
+    """
 
     def product(update, grad):
         if is_hole(update) or is_hole(grad):
@@ -137,7 +140,7 @@ def inner(grads: Any, updates: Any) -> Float[Array, ""]:
         return jnp.sum(jnp.asarray(update, kind) * jnp.asarray(grad, kind))
 
     products = jax.tree.map(product, updates, grads, is_leaf=is_hole)
-    return sum(jax.tree.leaves(products), jnp.zeros(())).astype(jnp.float32)
+    return sum(jax.tree.leaves(products), jnp.zeros(())).astype(dtype)
 
 
 def scaled(updates: Any, factor: Float[Array, ""]) -> Any:

@@ -11,7 +11,7 @@ from scipy.optimize import minimize_scalar
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere
-from manifoldmuon.norms import RMSToRMS
+from manifoldmuon.norms import Frobenius, RMSToRMS
 from manifoldmuon.optim import DeepTrust, SquareLossSmoothness
 from manifoldmuon.testing._transformations import BASICS, WRAPPERS, check_injected, make_case
 
@@ -201,6 +201,75 @@ def test_a_search_that_fails_stays_where_it_is():
         assert not np.any(updates["w"])
         assert int(state[2].trials) == 3
         assert float(state[2].learning_rate) == 0.25
+
+
+def test_the_line_search_reaches_the_accuracy_of_float64():
+    """A quadratic of known minimum 1: float32 would not see decreases below 1e-7."""
+    target = np.random.default_rng(3).standard_normal((3, 5))
+    with jax.enable_x64(True):
+        geometry = {"w": Euclidean(Frobenius())}
+        tx: Any = optim.step_by_line_search(geometry)
+
+        def loss(p):
+            return 1 + jnp.sum((p["w"] - target) ** 2)
+
+        params = {"w": jnp.zeros((3, 5), jnp.float64)}
+        state = tx.init(params)
+        assert state.learning_rate.dtype == state.slope.dtype == jnp.float64
+
+        @jax.jit
+        def step(params, state):
+            value, grad = jax.value_and_grad(loss)(params)
+            updates, state = tx.update(grad, state, params, value=value, grad=grad, value_fn=loss)
+            return optax.apply_updates(params, updates), state
+
+        for _ in range(40):
+            params, state = step(params, state)
+        assert state.learning_rate.dtype == jnp.float64
+        np.testing.assert_allclose(params["w"], target, atol=1e-7)
+        missed = float(loss(params)) - 1
+    assert missed < 1e-14
+
+
+def test_the_rate_recovers_after_failed_searches():
+    """Forty losses of NaN, and forty searches at the optimum, where rounding hides a decrease."""
+    tx: Any = optim.step_by_line_search(GEOMETRY)
+    params = {"w": jnp.asarray(np.random.default_rng(4).standard_normal((3, 5)), jnp.float32)}
+    value, grads = jax.value_and_grad(convex)(params)
+    update = jax.jit(tx.update, static_argnames="value_fn")
+
+    def search(state, value_fn, slope=1.0):
+        downhill = jax.tree.map(lambda g: slope * g, grads)
+        return update(downhill, state, params, value=value, grad=grads, value_fn=value_fn)
+
+    _, begun = search(tx.init(params), convex)
+    state = begun
+    for _ in range(40):
+        updates, state = search(state, lambda p: convex(p) * jnp.nan)
+        assert not np.any(updates["w"])
+    for _ in range(40):
+        _, state = search(state, convex)
+    assert state.learning_rate >= begun.learning_rate / 2
+    for _ in range(40):
+        updates, state = search(state, lambda p: convex(p) + 1, 1e-12)
+        assert not np.any(updates["w"])
+    assert state.learning_rate >= begun.learning_rate / 2
+
+
+def test_no_step_from_an_infinite_loss_to_an_infinite_loss():
+    tx: Any = optim.step_by_line_search(GEOMETRY, max_trials=4)
+    params = {"w": jnp.ones((3, 5))}
+    extras = {"value": jnp.float32(np.inf), "grad": params}
+    updates, state = tx.update(
+        params, tx.init(params), params, value_fn=lambda p: jnp.float32(np.inf), **extras
+    )
+    assert not np.any(updates["w"])
+    assert state.trials == 4
+    assert state.learning_rate == 0.5
+    updates, state = tx.update(
+        params, state, params, value_fn=lambda p: jnp.where(p["w"][0, 0] > 0.6, 1, np.inf), **extras
+    )
+    np.testing.assert_allclose(updates["w"], -0.25)
 
 
 def test_derivatives_pass_through_the_line_search():
