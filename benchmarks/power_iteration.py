@@ -1,10 +1,11 @@
 """How close power iteration with vectors kept comes to the spectral norms of real updates.
 
-    python -m benchmarks.power_iteration    # two minutes; writes power_iteration.json
+    python -m benchmarks power_iteration    # some minutes; writes power_iteration.json
 
 Warm: a 64-128-128-10 ReLU network learns the digits of scikit-learn with batches of 64, each
 layer's update divided by its exact norm; every update of every layer is estimated on the way, from
-the vector that the step before left. Cold: the first estimate for random matrices.
+the vector that the step before left. Cold: the first estimate for random matrices. Switching: the
+bases' updates for sparse and switching gradients, at their worst.
 """
 
 from typing import Any
@@ -16,8 +17,9 @@ import optax
 
 from benchmarks._command import command
 from examples.command import parse
-from manifoldmuon.linalg import power_iteration, spectral_norm
+from manifoldmuon.linalg import one_for_zero, power_iteration, spectral_norm
 from manifoldmuon.norms import PowerIterations
+from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 from studies.datasets import load_digits
 from studies.records import environment, write_record
 
@@ -31,6 +33,8 @@ BASES = {
 WARM = (1, 2, 3, 4, 6)
 COLD = (2, 4, 8, 16, 32)
 RATE = 0.03
+PERIODS = (3, 10, 50)
+SHAPES = ((8, 8), (32, 64), (128, 64))
 
 
 def warm(base: optax.GradientTransformation, images, labels, steps: int) -> np.ndarray:
@@ -75,6 +79,33 @@ def _update(base: Any, *arguments: Any) -> Any:
     return base.update(*arguments)
 
 
+def switching(base: Any, shape: tuple[int, int], steps: int, seed: int) -> dict[str, np.ndarray]:
+    """Norm over estimate for every family, step of it and number of power steps."""
+
+    def step(carry: Any, grad: jax.Array) -> Any:
+        state, vectors = carry
+        update, state = _update(base, grad, state)
+        update = update / jnp.maximum(jnp.max(jnp.abs(update)), 1e-30)
+        found = [
+            power_iteration(update, v, n, PowerIterations().cold)
+            for n, v in zip(WARM, vectors, strict=True)
+        ]
+        sizes = jnp.array([size for size, _ in found])
+        ratios = spectral_norm(update) / one_for_zero(sizes)
+        return (state, [v for _, v in found]), ratios
+
+    start = base.init(jnp.zeros(shape)), [jnp.zeros(shape[1]) for _ in WARM]
+    run = jax.jit(lambda grads: jax.lax.scan(step, start, grads)[1])
+    ratios = {}
+    for family in GRADIENT_FAMILIES:
+        parts = []
+        for period in PERIODS:
+            grads = gradient_sequence(family, shape, steps, period, seed)
+            parts.append(np.asarray(run(jnp.float32(grads))))
+        ratios[family] = np.concatenate(parts)
+    return ratios
+
+
 def cold(rows: int, decay: bool, seed: int, trials: int = 20) -> list[float]:
     """The worst estimate over norm of some random square matrices, for each number of steps."""
     rng = np.random.default_rng(seed)
@@ -88,7 +119,7 @@ def cold(rows: int, decay: bool, seed: int, trials: int = 20) -> list[float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints both tables and writes the record."""
+    """Measures, prints the tables and writes the record."""
     parser = command("power_iteration", "Spectral norms by power iteration from kept vectors.")
     parser.add_argument("--steps", type=int, default=400, help="training steps")
     parser.add_argument("--seed", type=int, default=0, help="of the random matrices")
@@ -115,6 +146,15 @@ def main(argv: list[str] | None = None) -> None:
         kind = "decaying" if start["decay"] else "Gaussian"
         found = "  ".join(f"{n}: {x:.3f}" for n, x in zip(COLD, start["worst"], strict=True))
         print(f"cold, {start['rows']:3} rows, {kind}: {found}")
+    jumps = []
+    for name, base in BASES.items():
+        for shape in SHAPES:
+            for family, ratios in switching(base, shape, options.steps, options.seed).items():
+                worst, mean = ratios.max(0).tolist(), ratios.mean(0).tolist()
+                row = {"base": name, "shape": shape, "family": family}
+                jumps.append(row | {"worst": worst, "mean": mean})
+        for n, *pair in zip(WARM, *_worst(jumps, name), strict=True):
+            print(f"{name:24} {n} steps, switching: {pair[0]:.2f}, mean {pair[1]:.3f}")
     record = {
         "what": "estimate / spectral norm, by power iteration from vectors kept",
         "training_steps": options.steps,
@@ -125,8 +165,18 @@ def main(argv: list[str] | None = None) -> None:
         "warm": rows,
         "cold_steps": list(COLD),
         "cold": starts,
+        "what_switching": "spectral norm / estimate, for each number of steps in `warm_steps`",
+        "warm_steps": list(WARM),
+        "periods": list(PERIODS),
+        "switching": jumps,
     }
     print("written:", write_record(options.out, record, overwrite=options.overwrite))
+
+
+def _worst(rows: list[dict[str, Any]], base: str) -> tuple[np.ndarray, np.ndarray]:
+    """The largest ratio of a base and the largest mean of a family, for each number of steps."""
+    mine = [row for row in rows if row["base"] == base]
+    return np.max([r["worst"] for r in mine], axis=0), np.max([r["mean"] for r in mine], axis=0)
 
 
 if __name__ == "__main__":
