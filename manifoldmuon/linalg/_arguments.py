@@ -17,6 +17,7 @@ def check_number(
     *,
     within: str = "(-inf, inf)",
     whole: bool = False,
+    others: str = "",
 ) -> None:
     """Raise `ValueError`, naming the argument, unless `value` is a finite number in a range.
 
@@ -26,6 +27,7 @@ def check_number(
       least: the smallest value allowed.
       within: the interval of the values allowed, such as `"[0, 1)"`.
       whole: require an integer. A float such as 2.0 is refused.
+      others: what else the argument may be, for the message: `" or None"`.
     """
     low, high = map(float, within[1:-1].split(","))
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
@@ -35,7 +37,7 @@ def check_number(
         kind = "whole" if whole else "finite"
         limit = f" >= {least:g}" if least > -math.inf else ""
         limit += f" in {within}" if within != "(-inf, inf)" else ""
-        raise ValueError(f"{name} must be a {kind} number{limit}; got {shown(value)}")
+        raise ValueError(f"{name} must be a {kind} number{limit}{others}; got {shown(value)}")
 
 
 def check_fields(value: Any, **ranges: str) -> None:

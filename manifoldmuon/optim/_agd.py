@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from manifoldmuon.linalg import upcast, varying_alike
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Places, find_places, if_complex
-from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder
+from manifoldmuon.optim._leaves import LikePoint, batched, check_alike, is_placeholder
 from manifoldmuon.optim._retract import chain
 from manifoldmuon.optim._trees import random_leaf
 
@@ -35,6 +36,7 @@ class ScaleByAGDState(NamedTuple):
     summary: Float[Array, ""]
 
 
+@checked()
 def agd(
     layouts: Layouts, gain: optax.ScalarOrSchedule = 1.0
 ) -> optax.GradientTransformationExtraArgs:
@@ -95,7 +97,9 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         return varying_alike(state, params)
 
     def update_fn(updates, state, params=None, **extra_args):
-        del state, params, extra_args
+        del state, extra_args
+        if params is not None:
+            check_alike("agd", _find_layouts(layouts, params), updates, params)
         places = _find_layouts(layouts, updates)
         leaves = places.leaves(updates)
         grads = {i: jnp.asarray(leaves[i]) for i in places.real if jnp.size(leaves[i])}

@@ -8,18 +8,20 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod, check_method
+from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, Spectral
+from manifoldmuon.optim._arguments import checked, number
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._decay import Decay, decay_link
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, manifold_of, map_geometry
-from manifoldmuon.optim._leaves import is_placeholder
+from manifoldmuon.optim._leaves import is_placeholder, pair_up
 from manifoldmuon.optim._normuon import scale_by_neuron_rms
-from manifoldmuon.optim._retract import chain, retract
+from manifoldmuon.optim._retract import LastLink, chain, retract
 from manifoldmuon.optim._steepest import scale_by_duality, scale_by_steepest
 
 
+@checked()
 def manifold_muon(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -90,9 +92,17 @@ def manifold_muon(
         links.append(decay_link(weight_decay, geometry))
     links.append(optax.scale_by_learning_rate(learning_rate))
     links.append(retract(geometry))
-    return chain(*links)
+    tx = chain(*links)
+
+    def update_fn(updates, state, params=None, **extra_args):
+        # Before clipping and momentum, which would broadcast an update of another shape.
+        pair_up(geometry, updates, params, "manifold_muon")
+        return tx.update(updates, state, params, **extra_args)
+
+    return LastLink(tx.init, update_fn)
 
 
+@checked()
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -139,7 +149,6 @@ def muon(
       ValueError: on use, for a leaf on a constrained manifold; see `resolve`.
     """
     if method is not None:
-        check_method("method", method)
         geometry = map_geometry(lambda manifold: _with_method(manifold, method), geometry)
     descent = manifold_muon(
         learning_rate,
@@ -154,9 +163,22 @@ def muon(
         neuron_decay=neuron_decay,
         certify=certify,
     )
-    return chain(_require_unconstrained(geometry), descent)
+
+    def init_fn(params: Any) -> Any:
+        if not is_placeholder(params):
+            places = find_manifolds(geometry, params)
+            values = {places.paths[i]: manifold_of(places.values[i]) for i in places.real}
+            if found := [path for path, manifold in values.items() if manifold.constrained]:
+                raise ValueError(
+                    f"muon is for flat space, but {found} lie on constrained manifolds; use"
+                    " manifold_muon, or Euclidean with a norm."
+                )
+        return descent.init(params)
+
+    return LastLink(init_fn, descent.update)
 
 
+@checked()
 def normuon(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -208,6 +230,7 @@ def normuon(
     )
 
 
+@checked()
 def scion(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -248,11 +271,8 @@ def scion(
       TypeError: see `muon`.
       ValueError: a learning rate outside of [0, 1] where there is a ball; see `muon`.
     """
-    if constrained and isinstance(learning_rate, int | float) and not 0 <= learning_rate <= 1:
-        raise ValueError(
-            "scion: learning_rate must be in [0, 1], the share of the way to the edge of the ball;"
-            f" got {learning_rate!r}"
-        )
+    if constrained:  # the share of the way to the edge of the ball
+        number("[0, 1]", schedule=True)("scion: learning_rate", learning_rate)
     return muon(
         learning_rate,
         geometry,
@@ -276,26 +296,3 @@ def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:
     ):
         return manifold
     return dataclasses.replace(manifold, step_norm=dataclasses.replace(norm, method=method))
-
-
-def _require_unconstrained(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
-    def init_fn(params: Any) -> optax.EmptyState:
-        if not is_placeholder(params):
-            places = find_manifolds(geometry, params)
-            found = [
-                places.paths[place]
-                for place in places.real
-                if manifold_of(places.values[place]).constrained
-            ]
-            if found:
-                raise ValueError(
-                    f"muon is for flat space, but {found} lie on constrained manifolds; use"
-                    " manifold_muon, or Euclidean with a norm."
-                )
-        return optax.EmptyState()
-
-    def update_fn(updates, state, params=None, **extra_args):
-        del params, extra_args
-        return updates, state
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)

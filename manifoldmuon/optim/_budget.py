@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 from manifoldmuon.optim._geometry import Places, find_places, if_complex
+from manifoldmuon.optim._leaves import is_placeholder
 
 Budgets = Any
 """Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""
@@ -37,6 +38,11 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
         path.
     """
 
+    def init_fn(params: Any) -> optax.EmptyState:
+        if not is_placeholder(params):
+            find_budgets(budgets, params)
+        return optax.EmptyState()
+
     def update_fn(updates, state, params=None, **extra_args):
         del params, extra_args
         places = find_budgets(budgets, updates)
@@ -45,7 +51,7 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
         scaled = {i: x * jnp.asarray(places.values[i], x.dtype) for i, x in moving.items()}
         return places.fill(updates, scaled), state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def find_budgets(budgets: Budgets, tree: Any) -> Places:
@@ -57,7 +63,7 @@ def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:
     """Raises where a budget is not a number or an array of at most the leaf's axes."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
-            f"the update of {path!r} has dtype {leaf.dtype}, not real floating point. Take it out"
+            f"{path!r} has dtype {leaf.dtype}, not real floating point. Take it out"
             f" with optax.masked or optax.partition{if_complex(leaf.dtype)}."
         )
     dtype = getattr(budget, "dtype", None)

@@ -8,11 +8,13 @@ import optax
 
 from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, upcast
 from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
 from manifoldmuon.optim._tangent import tangent_part
 
 
+@checked()
 def cautious(
     base: optax.GradientTransformation, geometry: Geometry
 ) -> optax.GradientTransformationExtraArgs:

@@ -10,11 +10,14 @@ import optax
 
 from manifoldmuon.linalg import upcast
 from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim._arguments import checked, number
 from manifoldmuon.optim._geometry import Geometry, Places, find_manifolds, manifold_of
 from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder, pair_up
 
 Decay = optax.ScalarOrSchedule | optax.GradientTransformation
 """A rate of weight decay, or a link that adds it, such as `add_cautious_weight_decay(...)`."""
+
+_RATE = number("[0, inf)", schedule=True)
 
 
 def decay_link(weight_decay: Decay | None, geometry: Geometry) -> optax.GradientTransformation:
@@ -32,6 +35,7 @@ def decay_link(weight_decay: Decay | None, geometry: Geometry) -> optax.Gradient
     return optax.add_decayed_weights(weight_decay, mask=mask)
 
 
+@checked(weight_decay=_RATE)
 def add_cautious_weight_decay(
     weight_decay: optax.ScalarOrSchedule, geometry: Geometry
 ) -> optax.GradientTransformationExtraArgs:
@@ -58,7 +62,6 @@ def add_cautious_weight_decay(
     Example:
       `muon(0.02, geometry, weight_decay=add_cautious_weight_decay(0.1, geometry))`
     """
-    _check_decay("add_cautious_weight_decay", weight_decay)
     decay = decay_link(weight_decay, geometry)
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -77,6 +80,7 @@ def add_cautious_weight_decay(
     return optax.GradientTransformationExtraArgs(decay.init, update_fn)
 
 
+@checked(weight_decay=_RATE)
 def add_decay_towards(
     weight_decay: optax.ScalarOrSchedule, geometry: Geometry, sets: Geometry
 ) -> optax.GradientTransformationExtraArgs:
@@ -107,7 +111,6 @@ def add_decay_towards(
     Example:
       `muon(0.02, geometry, weight_decay=add_decay_towards(0.1, geometry, Stiefel()))`
     """
-    _check_decay("add_decay_towards", weight_decay)
     decay = optax.add_decayed_weights(weight_decay)
 
     def init_fn(params: Any) -> Any:
@@ -152,8 +155,3 @@ def _find_sets(geometry: Geometry, sets: Geometry, params: Any) -> Places:
 def _gap(manifold: Manifold, point: jax.Array) -> LikePoint:
     start = upcast(point)
     return LikePoint((start - manifold.project(start)).astype(point.dtype))
-
-
-def _check_decay(name: str, weight_decay: Any) -> None:
-    if isinstance(weight_decay, int | float) and not weight_decay >= 0:
-        raise ValueError(f"{name}: weight_decay must be 0 or more; got {weight_decay!r}")

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from manifoldmuon.linalg import shown
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 
 Geometry = Any
@@ -178,6 +179,8 @@ def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
     Example:
       `by_path({"**/kernel": Stiefel().transposed(), "**/bias": Euclidean()})`, for (in, out)
     """
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"by_path takes a dictionary of patterns and values; got {shown(rules)}")
     for pattern in rules:
         if not isinstance(pattern, str | re.Pattern):
             raise TypeError(
@@ -387,12 +390,17 @@ def if_complex(dtype: Any) -> str:
     return split if jnp.issubdtype(dtype, jnp.complexfloating) else ""
 
 
-def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
+def check_entry(path: str, entry: Any) -> None:
+    """Raise `TypeError` unless an entry of a geometry is a manifold."""
     if not isinstance(entry, Manifold | LaidOut):
         hint = "; write an instance, with parentheses" if isinstance(entry, type) else ""
         if isinstance(entry, Layout):
             hint = "; write Manifold.with_axes(...) for a manifold in another layout"
-        raise TypeError(f"the geometry of {path!r} is {entry!r}, not a Manifold{hint}.")
+        raise TypeError(f"the geometry of {path!r} is {shown(entry)}, not a Manifold{hint}.")
+
+
+def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
+    check_entry(path, entry)
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
             f"the parameter {path!r} has dtype {leaf.dtype}; only real floating point"

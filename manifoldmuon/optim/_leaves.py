@@ -93,19 +93,13 @@ def pair_up(geometry: Geometry, updates: Any, params: Any, name: str) -> Paired:
             f"{name} needs the current parameters: call tx.update(updates, state, params)."
         )
     places = find_manifolds(geometry, params)
-    if (found := jax.tree.structure(updates, is_leaf=is_hole)) != places.treedef:
-        raise ValueError(f"{name}: {_difference(places, updates, found)}")
+    check_alike(name, places, updates, params)
     pairs = zip(places.leaves(params), places.leaves(updates), strict=True)
     leaves, empty = [], {}
     for place, (param, update) in enumerate(pairs):
         if is_hole(param) or is_hole(update):
             continue
         path = places.paths[place]
-        if jnp.shape(update) != jnp.shape(param):
-            raise ValueError(
-                f"{name}: the update of {path!r} has shape {jnp.shape(update)}, the parameter"
-                f" {jnp.shape(param)}."
-            )
         if not jnp.issubdtype(jnp.result_type(update), jnp.floating):
             raise TypeError(
                 f"{name}: the update of {path!r} has dtype {jnp.result_type(update)}; give the"
@@ -118,6 +112,20 @@ def pair_up(geometry: Geometry, updates: Any, params: Any, name: str) -> Paired:
         else:
             empty[place] = jnp.zeros_like(param)
     return Paired(places, places.fill(updates, empty) if empty else updates, leaves)
+
+
+def check_alike(name: str, places: Places, updates: Any, params: Any) -> None:
+    """Raise `ValueError` unless updates and parameters are trees of one structure and shapes."""
+    if (found := jax.tree.structure(updates, is_leaf=is_hole)) != places.treedef:
+        raise ValueError(f"{name}: {_difference(places, updates, found)}")
+    pairs = zip(places.paths, places.leaves(params), places.leaves(updates), strict=True)
+    for path, param, update in pairs:
+        if is_hole(param) or is_hole(update) or jnp.shape(update) == jnp.shape(param):
+            continue
+        raise ValueError(
+            f"{name}: the update of {path!r} has shape {jnp.shape(update)}, the parameter"
+            f" {jnp.shape(param)}."
+        )
 
 
 def _difference(places: Places, updates: Any, found: Any) -> str:

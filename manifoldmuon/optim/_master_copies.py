@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import is_hole
 from manifoldmuon.optim._retract import LastLink, difference
 
@@ -25,6 +26,7 @@ class MasterCopiesState(NamedTuple):
     inner: Any
 
 
+@checked()
 def with_master_copies(
     inner: optax.GradientTransformation, dtype: DTypeLike = jnp.float32
 ) -> optax.GradientTransformationExtraArgs:
@@ -53,8 +55,6 @@ def with_master_copies(
       TypeError: `dtype` is not floating; on use, for what the inner transformation refuses.
       ValueError: on use, without `params`, and for what the inner transformation refuses.
     """
-    if not jnp.issubdtype(dtype, jnp.floating):
-        raise TypeError(f"dtype must be a floating dtype such as float32; got {dtype!r}")
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params: Any) -> MasterCopiesState:

@@ -7,8 +7,10 @@ from typing import Any, Protocol, runtime_checkable
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from manifoldmuon.linalg import shown
 from manifoldmuon.norms import Combination, Max, PowerIterations
 from manifoldmuon.optim._aliases import manifold_muon
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._decay import Decay, decay_link
 from manifoldmuon.optim._normalize import normalize
 from manifoldmuon.optim._retract import chain, retract
@@ -31,6 +33,12 @@ class Architecture(Protocol):
         ...
 
 
+def _check_architecture(name: str, value: Any) -> None:
+    if isinstance(value, type) or not isinstance(value, Architecture):
+        raise TypeError(f"{name} must have geometry() and budgets(); got {shown(value)}")
+
+
+@checked(architecture=_check_architecture)
 def modular(
     learning_rate: optax.ScalarOrSchedule,
     architecture: Architecture,
@@ -80,6 +88,7 @@ def modular(
     )
 
 
+@checked(architecture=_check_architecture)
 def normed(
     learning_rate: optax.ScalarOrSchedule,
     base: optax.GradientTransformation,

@@ -20,6 +20,7 @@ from manifoldmuon.linalg import (
 )
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import (
@@ -48,6 +49,7 @@ class NormalizeState(NamedTuple):
     vectors: dict[str, Any]
 
 
+@checked()
 def normalize(
     base: optax.GradientTransformation,
     geometry: Geometry,
@@ -93,6 +95,7 @@ def normalize(
         if is_placeholder(params):  # a leaf that is not a parameter
             return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
         places = find_manifolds(geometry, params)
+        shares.init(params)
         leaves, vectors = places.leaves(params), {}
         for place in places.real:
             cold = _cold_vectors(places.values[place], jnp.shape(leaves[place]))
@@ -101,6 +104,7 @@ def normalize(
         return NormalizeState(base.init(params), vectors)
 
     def update_fn(updates, state, params=None, **extra_args):
+        pair_up(geometry, updates, params, "normalize")  # before the base, which may broadcast
         updates, base_state = base.update(updates, state.base, params, **extra_args)
         paired = pair_up(geometry, updates, params, "normalize")
         entries, tangents = [leaf.entry for leaf in paired.leaves], _tangents(paired.leaves)

@@ -13,6 +13,7 @@ from jax.typing import ArrayLike
 from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, upcast
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder, pair_up, replicated_like
 from manifoldmuon.optim._tangent import tangent_part
@@ -29,6 +30,7 @@ class ScaleByNeuronRMSState(NamedTuple):
     nu: dict[str, jax.Array]
 
 
+@checked()
 def scale_by_neuron_rms(
     geometry: Geometry, decay: ArrayLike = 0.95
 ) -> optax.GradientTransformationExtraArgs:
@@ -63,8 +65,6 @@ def scale_by_neuron_rms(
       TypeError: on use; see `resolve`.
       ValueError: a decay outside of [0, 1); on use, see `resolve`.
     """
-    if isinstance(decay, int | float) and not 0 <= decay < 1:
-        raise ValueError(f"scale_by_neuron_rms: decay must be in [0, 1); got {decay!r}")
 
     def init_fn(params: Any) -> ScaleByNeuronRMSState:
         if is_placeholder(params):  # a leaf that is not a parameter

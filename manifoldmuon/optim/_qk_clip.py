@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from jax.typing import ArrayLike
 from manifoldmuon.linalg import over, upcast
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Frobenius
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import (
     Geometry,
     Places,
@@ -29,6 +29,7 @@ Heads = Any
 """A prefix tree, a `by_path` object, or a function of path and leaf: a `Layout`, or None."""
 
 
+@checked()
 def with_qk_clip(
     inner: optax.GradientTransformation,
     geometry: Geometry,
@@ -83,9 +84,6 @@ def with_qk_clip(
     Example:
       `with_qk_clip(muon(0.02, g), g, by_path({"**/query": h, "**/key": h, "**": None}))`
     """
-    for name, number in (("threshold", threshold), ("power", power)):
-        if isinstance(number, int | float) and not (number > 0 and math.isfinite(number)):
-            raise ValueError(f"with_qk_clip: {name} must be positive and finite; got {number!r}")
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params: Any) -> Any:

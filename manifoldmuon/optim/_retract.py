@@ -12,6 +12,7 @@ import optax
 
 from manifoldmuon.linalg import upcast
 from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim._arguments import checked, one_of
 from manifoldmuon.optim._geometry import (
     Geometry,
     find_manifolds,
@@ -35,6 +36,7 @@ class LastLink(optax.GradientTransformationExtraArgs):
     """
 
 
+@checked()
 def retract(geometry: Geometry) -> LastLink:
     """Emits `R_W(u) - W`, so that `optax.apply_updates` lands on the manifold.
 
@@ -112,6 +114,8 @@ def chain(*links: optax.GradientTransformation) -> optax.GradientTransformationE
     Example:
       `chain(optax.trace(0.95), scale_by_steepest(g), optax.scale_by_learning_rate(lr), retract(g))`
     """
+    for position, link in enumerate(links):
+        one_of(optax.GradientTransformation)(f"chain: link {position} of {len(links)}", link)
     for position, link in enumerate(links[:-1]):
         if isinstance(link, LastLink):
             raise ValueError(
@@ -160,6 +164,7 @@ def _leaves_by_path(tree: Any) -> dict[str, Any]:
     return {path_string(path): leaf for path, leaf in pairs}
 
 
+@checked()
 def check_chain(
     tx: optax.GradientTransformation,
     geometry: Geometry,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._retract import chain, retract
 from manifoldmuon.optim._tangent import tangent
 
 
+@checked()
 def riemannian_adam(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -58,6 +60,7 @@ def riemannian_adam(
     )
 
 
+@checked()
 def riemannian_sgd(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,

@@ -12,6 +12,7 @@ import optax
 from manifoldmuon.linalg import inner_product, over, prescale, times_power_of_two, upcast
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import Combination, Max
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import (
@@ -44,6 +45,7 @@ class ScaleBySteepestState(NamedTuple):
     gap: dict[str, jax.Array]
 
 
+@checked()
 def scale_by_steepest(
     geometry: Geometry, certify: bool = True
 ) -> optax.GradientTransformationExtraArgs:
@@ -177,6 +179,7 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
     return report
 
 
+@checked()
 def scale_by_duality(
     geometry: Geometry,
     budgets: Budgets = 1.0,
@@ -207,6 +210,10 @@ def scale_by_duality(
     """
     steepest, shares = scale_by_steepest(geometry, certify), scale_by_budget(budgets)
 
+    def init_fn(params: Any) -> Any:
+        shares.init(params)
+        return steepest.init(params)
+
     def update_fn(updates, state, params=None, **extra_args):
         directions, state = steepest.update(updates, state, params, **extra_args)
         directions, _ = shares.update(directions, optax.EmptyState())
@@ -223,7 +230,7 @@ def scale_by_duality(
         moved = batched(_multiply, entries, shared)
         return steps.filled(moved), state
 
-    return optax.GradientTransformationExtraArgs(steepest.init, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _gain(manifold: Manifold, step: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:

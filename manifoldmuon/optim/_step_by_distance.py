@@ -11,6 +11,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from manifoldmuon.linalg import one_for_zero, varying_alike
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, is_hole
 from manifoldmuon.optim._retract import chain
@@ -41,6 +42,7 @@ class StepByDistanceState(NamedTuple):
     dual: Any
 
 
+@checked()
 def step_by_distance(
     geometry: Geometry, budgets: Budgets = 1.0, first: ArrayLike = 1e-2
 ) -> optax.GradientTransformationExtraArgs:

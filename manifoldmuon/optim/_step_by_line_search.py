@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from manifoldmuon.linalg import one_for_zero, varying_alike
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._retract import retract
 from manifoldmuon.optim._step_by_rule import inner, require, scaled
@@ -30,6 +31,7 @@ class StepByLineSearchState(NamedTuple):
     slope: Float[Array, ""]
 
 
+@checked()
 def step_by_line_search(
     geometry: Geometry,
     *,
@@ -73,11 +75,6 @@ def step_by_line_search(
     Raises:
       ValueError: for a number out of its range; on use, without `value`, `grad` or `value_fn`.
     """
-    if not (first > 0 and growth >= 1 and 0 < shrink < 1 and 0 < share < 1 and max_trials >= 1):
-        raise ValueError(
-            "step_by_line_search needs first > 0, growth >= 1, 0 < shrink < 1, 0 < share < 1 and "
-            f"max_trials >= 1; got {first=}, {growth=}, {shrink=}, {share=}, {max_trials=}"
-        )
     onto = retract(geometry)
 
     def init_fn(params: Any) -> StepByLineSearchState:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import check_fields, varying_alike
 from manifoldmuon.optim._agd import step_length
+from manifoldmuon.optim._arguments import checked, one_of
 from manifoldmuon.optim._geometry import is_hole
 
 
@@ -79,6 +80,7 @@ class StepByRuleState(NamedTuple):
     slope: Float[Array, ""]
 
 
+@checked(rule=one_of(StepRule))
 def step_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
     """Stands in place of `optax.scale_by_learning_rate`, without a learning rate.
 

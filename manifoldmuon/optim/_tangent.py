@@ -8,10 +8,12 @@ import optax
 
 from manifoldmuon.linalg import frobenius_norm, over, prescale, times_power_of_two, upcast
 from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, manifold_of
 from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
 
 
+@checked()
 def tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
     """Projects each update onto the tangent space at its parameter.
 

@@ -112,7 +112,7 @@ def test_a_leaf_that_its_retraction_holds_is_not_decayed_as_well():
 
 @pytest.mark.parametrize("rate", [-0.1, float("nan")])
 def test_a_negative_decay_is_refused(rate):
-    message = "weight_decay must be 0 or more; got"
+    message = r"weight_decay must be a finite number in \[0, inf\) or a schedule; got"
     with pytest.raises(ValueError, match=f"add_cautious_weight_decay: {message}"):
         optim.add_cautious_weight_decay(rate, FLAT)
     with pytest.raises(ValueError, match=f"add_decay_towards: {message}"):

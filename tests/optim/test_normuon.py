@@ -140,7 +140,7 @@ def test_a_nan_does_not_enter_the_second_moments():
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
 def test_a_decay_that_is_none(decay):
-    with pytest.raises(ValueError, match=r"decay must be in \[0, 1\); got"):
+    with pytest.raises(ValueError, match=r"decay must be a finite number in \[0, 1\)"):
         optim.normuon(0.1, MUON, neuron_decay=decay)
 
 

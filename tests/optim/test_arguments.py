@@ -1,0 +1,92 @@
+"""Arguments that are accepted, and updates that do not belong to the parameters.
+
+What is refused when an optimizer is made is in tests/test_refusals.py.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
+from manifoldmuon.modules import Linear
+from manifoldmuon.norms import RMSToRMS
+
+FLAT = Euclidean(RMSToRMS())
+PARAMS = {"w": jnp.eye(4, 3)}
+
+OPTIMIZERS = {
+    "manifold_muon": optim.manifold_muon(0.1, Stiefel()),
+    "muon": optim.muon(0.1, FLAT, clip=1.0),
+    "normuon": optim.normuon(0.1, FLAT),
+    "scion": optim.scion(0.1, FLAT),
+    "modular": optim.modular(0.1, Linear(4, 3)),
+    "normed": optim.normed(0.1, optax.scale_by_adam(), Linear(4, 3)),
+    "riemannian_adam": optim.riemannian_adam(0.1, Stiefel()),
+    "riemannian_sgd": optim.riemannian_sgd(0.1, Stiefel(), 0.9),
+    "agd": optim.agd(Layout()),
+    "cautious": optim.cautious(optax.trace(0.9), FLAT),
+    "with_master_copies": optim.with_master_copies(optim.muon(0.1, FLAT)),
+}
+
+
+def structured(tx):
+    """Return parameters as the optimizer has them: an array for one layer, else a dictionary."""
+    return PARAMS["w"] if tx in (OPTIMIZERS["modular"], OPTIMIZERS["normed"]) else PARAMS
+
+
+@pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+def test_updates_of_another_shape_are_refused(tx):
+    """Momentum would broadcast them against its own shape."""
+    params = structured(tx)
+    updates = jax.tree.map(lambda x: jnp.ones((1, *x.shape[1:])), params)
+    with pytest.raises(ValueError, match=r"has shape \(1, 3\), the parameter \(4, 3\)") as error:
+        tx.update(updates, tx.init(params), params)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
+def test_updates_of_another_tree_are_refused(tx):
+    params = structured(tx)
+    with pytest.raises(ValueError, match="updates and parameters are different trees") as error:
+        tx.update({"v": jnp.ones((4, 3))}, tx.init(params), params)
+    assert "\n" not in str(error.value)
+
+
+NUMBERS = [0.5, np.float64(0.5), jnp.float32(0.5), jnp.bfloat16(0.5)]  # others: test_refusals.py
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda x: f"{type(x).__name__} {x}")
+def test_numbers_of_all_kinds_are_accepted(number):
+    tx = optim.manifold_muon(number, FLAT, number, clip=number, weight_decay=number)
+    updates: Any = tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]
+    # A step of norm `number` and weight decay of that size, both along W.
+    expected = -float(number) * (np.sqrt(4 / 3) + float(number)) * np.eye(4, 3)
+    np.testing.assert_allclose(updates["w"], expected, rtol=1e-2, atol=1e-3)
+
+
+def test_schedules_and_links_are_accepted():
+    schedule = optax.linear_schedule(0.1, 0.0, 5)
+    decay = optim.add_cautious_weight_decay(schedule, FLAT)
+    for given in (schedule, decay):
+        optim.muon(schedule, FLAT, weight_decay=given, clip=optax.clip(1.0)).init(PARAMS)
+    optim.scion(schedule, FLAT).init(PARAMS)
+
+
+def test_traced_numbers_are_accepted():
+    """Their values are not known; shapes and dtypes are."""
+
+    @jax.jit
+    def step(rate, momentum):
+        tx = optim.scion(rate, FLAT, momentum=momentum)
+        return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]
+
+    step(0.1, 0.9)
+    with pytest.raises(ValueError, match=r"learning_rate must be a finite number in \[0"):
+        step(jnp.ones(2), 0.9)
+    with pytest.raises(ValueError, match=r"momentum must be a finite number in \[0, 1\)"):
+        step(0.1, True)
