@@ -20,6 +20,7 @@ NAMES = (
     "accelerator",
     "kills",
     "reliability",
+    "certificates",
 )
 
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import decimal
 import hashlib
 import json
 import math
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from manifoldmuon_verify._limits import (
+    DATA_BYTE,
+    JSON_BYTE,
+    JSON_OBJECTS,
+    MOST_ARRAYS,
+    MOST_AXES,
+    Budget,
+)
 from manifoldmuon_verify._refusal import Refused, short
 
-_LARGEST_JSON = 2**28
-_LARGEST_HEADER = 2**24
+FLOATS = ("F64", "F32", "F16", "BF16")
+_CHUNK = 2**18
 
 # Of each dtype of the format that is taken: how its bytes are read, and what widens them exactly.
 _DTYPES = {
@@ -27,28 +40,67 @@ _DTYPES = {
 }
 
 
-class Stored(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stored:
     """An array as it lies in a file.
 
     Attributes:
       dtype: in the words of the format, such as `F32`.
       shape: its sizes.
       digest: the SHA-256 of its bytes, in hexadecimal digits.
-      values: float64, converted without rounding; whole numbers as int64.
+      raw: its numbers as stored; those of BF16 as whole numbers of 16 bits.
     """
 
     dtype: str
     shape: tuple[int, ...]
     digest: str
-    values: np.ndarray
+    raw: np.ndarray
+
+    def values(self, index: Any = ...) -> np.ndarray:
+        """Return a part in float64, or int64 for whole numbers; both without rounding."""
+        raw = self.raw[index]
+        if self.dtype == "BF16":
+            raw = (raw.astype(np.uint32) << 16).view(np.float32)
+        return raw.astype(np.int64 if raw.dtype.kind in "iu" else np.float64)
+
+    def chunks(self) -> Iterator[np.ndarray]:
+        """Yield all values, some at a time."""
+        flat = dataclasses.replace(self, raw=self.raw.reshape(-1))
+        for start in range(0, self.raw.size, _CHUNK):
+            yield flat.values(slice(start, start + _CHUNK))
 
 
-def read_bytes(path: Path, where: str) -> bytes:
-    """All bytes of a file, read once: what is digested is what is used."""
+def read_bytes(path: Path, where: str, budget: Budget, json: bool = False) -> bytes:
+    """Return all bytes of a regular file, read once: what is digested is what is used."""
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise Refused(where, f"{path} cannot be read ({error.strerror})") from error
+        # Before it is opened: to open a device may do something.
+        _check_file(os.stat(path), path, where, budget, json)
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+        with open(os.open(path, flags), "rb") as file:
+            # Again: another file may be there by now.
+            size = _check_file(os.fstat(file.fileno()), path, where, budget, json)
+            each = (JSON_BYTE, 1 + JSON_OBJECTS) if json else (DATA_BYTE, 1)
+            budget.spend(where, size * each[0], size * each[1])
+            data = file.read(size + 1)
+    except (OSError, ValueError) as error:
+        what = getattr(error, "strerror", None) or error
+        raise Refused(where, f"{path} cannot be read ({what})") from error
+    if len(data) != size:
+        raise Refused(where, f"{path} changes while it is read")
+    return data
+
+
+def _check_file(found: os.stat_result, path: Path, where: str, budget: Budget, json: bool) -> int:
+    if not stat.S_ISREG(found.st_mode):
+        raise Refused(where, f"{path} is not a regular file")
+    size, most = found.st_size, budget.most_bytes(json)
+    if size > most:
+        need = math.ceil(budget.gibibytes * size / most)
+        raise Refused(
+            where,
+            f"{path} has {size} bytes, and {most} are allowed; --gibibytes {need} allows them",
+        )
+    return size
 
 
 def digest(data: bytes | memoryview) -> str:
@@ -56,16 +108,14 @@ def digest(data: bytes | memoryview) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def parse_json(data: bytes, where: str, largest: int = _LARGEST_JSON) -> Any:
-    """What JSON says, if each key is there once and each number finite."""
-    if len(data) > largest:
-        raise Refused(where, f"{len(data)} bytes of JSON; at most {largest} are read")
+def parse_json(data: bytes | memoryview, where: str) -> Any:
+    """Return what JSON says, if each key is there once and float64 holds each number."""
     try:
         return json.loads(
-            data.decode("utf-8"),
+            bytes(data).decode("utf-8"),
             object_pairs_hook=lambda pairs: _unique(pairs, where),
             parse_constant=lambda text: _refuse_number(text, where),
-            parse_float=lambda text: _finite(text, where),
+            parse_float=lambda text: _number(text, where),
         )
     except (ValueError, RecursionError) as error:
         raise Refused(where, f"not JSON ({short(str(error))})") from error
@@ -74,41 +124,53 @@ def parse_json(data: bytes, where: str, largest: int = _LARGEST_JSON) -> Any:
 def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        seen: set[str] = set()
+        # `add` returns None.
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise Refused(where, f"the key {short(twice)} stands twice")
     return found
 
 
-def _finite(text: str, where: str) -> float:
+def _number(text: str, where: str) -> float:
+    """A number that is as short as float64 allows: then no two decimals are one float64."""
     value = float(text)
-    return value if math.isfinite(value) else _refuse_number(text, where)
+    if text != repr(value):
+        if not math.isfinite(value):
+            _refuse_number(text, where)
+        if len(text) > 400 or decimal.Decimal(text) != decimal.Decimal(repr(value)):
+            raise Refused(where, f"{short(text)} is no float64, which would be {value!r}")
+    return value
 
 
 def _refuse_number(text: str, where: str) -> float:
     raise Refused(where, f"{short(text)} is not a finite number")
 
 
-def parse_arrays(data: bytes, where: str) -> dict[str, Stored]:
-    """The arrays of a file in the safetensors format, by name.
+def parse_arrays(data: bytes, where: str, budget: Budget) -> dict[str, Stored]:
+    """Return the arrays of a file in the safetensors format, by name.
 
     The format: the length of the header in 8 bytes (little-endian), the header, a JSON object that
     gives dtype, shape and place of each array, then the bytes of the arrays one after the other.
     Nothing is skipped and nothing overlaps.
 
     Raises:
-      Refused: anything else, or numbers that are not finite.
+      Refused: anything else, arrays without numbers, or numbers that are not finite.
     """
     size = int.from_bytes(data[:8], "little")
-    if len(data) < 8 or size > min(_LARGEST_HEADER, len(data) - 8):
+    if len(data) < 8 or size > len(data) - 8:
         raise Refused(where, f"cut off: a header of {size} bytes in a file of {len(data)}")
-    header = parse_json(data[8 : 8 + size], f"{where}, header")
+    if size > budget.most_bytes(json=True):
+        raise Refused(where, f"cut off: a header of {size} bytes")
+    budget.spend(where, size * JSON_BYTE, size * JSON_OBJECTS)
+    header = parse_json(memoryview(data)[8 : 8 + size], f"{where}, header")
     body = memoryview(data)[8 + size :]
     if not isinstance(header, dict):
         raise Refused(where, "the header is not an object")
     notes = header.pop("__metadata__", {})
     if not (isinstance(notes, dict) and all(isinstance(note, str) for note in notes.values())):
         raise Refused(where, "the header's __metadata__ is not an object of strings")
+    if len(header) > MOST_ARRAYS:
+        raise Refused(where, f"{len(header)} arrays; at most {MOST_ARRAYS} are read")
     places = {name: _place(entry, f"{where}, {short(name)}") for name, entry in header.items()}
     end = 0
     for name, (_, _, start, stop) in sorted(places.items(), key=lambda item: item[1][2:]):
@@ -132,10 +194,14 @@ def _place(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
         raise Refused(where, f"the dtype {short(dtype)} is none of {', '.join(_DTYPES)}")
     if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2):
         raise Refused(where, f"shape {short(shape)} or offsets {short(offsets)} are not sizes")
+    if len(shape) > MOST_AXES:
+        raise Refused(where, f"of {len(shape)} axes; at most {MOST_AXES} are read")
     start, stop = offsets
     wanted = math.prod(shape) * _DTYPES[dtype].itemsize
     if stop - start != wanted:
         raise Refused(where, f"{stop - start} bytes for {dtype}{shape}, which takes {wanted}")
+    if not wanted:
+        raise Refused(where, "is empty")
     return dtype, tuple(shape), start, stop
 
 
@@ -145,10 +211,8 @@ def are_counts(value: Any) -> bool:
 
 
 def _stored(data: memoryview, dtype: str, shape: tuple[int, ...], where: str) -> Stored:
-    raw = np.frombuffer(data, _DTYPES[dtype])
-    if dtype == "BF16":
-        raw = (raw.astype(np.uint32) << 16).view(np.float32)
-    values = raw.astype(np.int64 if raw.dtype.kind in "iu" else np.float64).reshape(shape)
-    if not np.all(np.isfinite(values)):
+    raw = np.frombuffer(data, _DTYPES[dtype]).reshape(shape)
+    stored = Stored(dtype, shape, digest(data), raw)
+    if dtype in FLOATS and not all(np.all(np.isfinite(chunk)) for chunk in stored.chunks()):
         raise Refused(where, "not all numbers are finite")
-    return Stored(dtype, shape, digest(data), values)
+    return stored

@@ -29,12 +29,15 @@ singular values of U, and `|1 - s + exp(it) s|` is largest at t = 0: `|1 - s| + 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from manifoldmuon_verify._files import Stored
+from manifoldmuon_verify._limits import CALL, DECOMPOSE, DECOMPOSE_CALL, PRODUCT, TOUCH
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import (
     Arithmetic,
@@ -50,51 +53,144 @@ from manifoldmuon_verify._singular import SingularValues, singular_values
 Shape = tuple[int, ...]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weight:
+    """An array as a layer uses it: a whole one, or the part of a copy in a stack.
+
+    What is derived from it is derived when it is first asked for, and once.
+
+    Attributes:
+      stored: the whole array.
+      index: of the copy.
+      where: its name, for refusals.
+    """
+
+    stored: Stored
+    index: tuple[int, ...]
+    where: str
+
+    @property
+    def shape(self) -> Shape:
+        return self.stored.shape[len(self.index) :]
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
+
+    @functools.cached_property
+    def values(self) -> np.ndarray:
+        return self.stored.values(self.index)
+
+    @property
+    def _matrices(self) -> np.ndarray:
+        return self.values.reshape(-1, *self.shape[-2:])
+
+    @functools.cached_property
+    def spectra(self) -> tuple[SingularValues, ...]:
+        """The enclosed singular values of each of its matrices `(..., m, n)`."""
+        try:
+            return tuple(singular_values(matrix) for matrix in self._matrices)
+        except ArithmeticError as error:
+            raise Refused(self.where, str(error)) from error
+
+    @property
+    def largest(self) -> float:
+        """At least the largest singular value of each of its matrices."""
+        return max(float(found.upper[0]) for found in self.spectra)
+
+    @functools.cached_property
+    def operator_norm(self) -> float:
+        """At least the spectral norm of the magnitudes of each of its matrices."""
+        return max(operator_norm(matrix) for matrix in self._matrices)
+
+    @property
+    def seconds(self) -> float:
+        """An estimate of the time that `spectra` takes."""
+        few, many = sorted(self.shape[-2:])
+        return self.numbers // (few * many) * (DECOMPOSE_CALL + DECOMPOSE * many * few**2)
+
+
 @dataclasses.dataclass(frozen=True)
+class Bounds:
+    """What is proved of a layer.
+
+    Attributes:
+      lipschitz: at least its Lipschitz constant.
+      gain: at least the norm of the map with all terms in magnitude.
+      offset: the same of what does not depend on the input.
+    """
+
+    lipschitz: float = 1.0
+    gain: float = 1.0
+    offset: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer with its weights.
+    """A layer with its weights. No number of them is looked at before the bounds are asked for.
 
     Attributes:
       kind: what it is called in a certificate.
       shape: of the output for one image.
       forward: the map, for a batch of float64 inputs.
-      lipschitz: at least its Lipschitz constant.
+      prove: derives the bounds.
       terms: the roundings in a row, or the terms of the longest sum.
-      gain: at least the norm of the map with all terms in magnitude.
-      offset: the same of what does not depend on the input.
-      weight: the matrix of a linear layer; None for others.
-      spectra: enclosed singular values of its matrices.
+      weight: the array of those that multiply by matrices; None for others.
+      products: of two numbers, for one image, in products of matrices.
+      numbers: in the largest array on the way from the input of one image to the output.
+      passes: over these numbers, in the time of one that multiplies them.
     """
 
     kind: str
     shape: Shape
     forward: Callable[[np.ndarray], np.ndarray]
-    lipschitz: float = 1.0
+    prove: Callable[[], Bounds] = Bounds
     terms: int = 0
-    gain: float = 1.0
-    offset: float = 0.0
-    weight: np.ndarray | None = None
-    spectra: tuple[SingularValues, ...] = ()
+    weight: Weight | None = None
+    products: int = 0
+    numbers: int = 0
+    passes: int = 1
+
+    @functools.cached_property
+    def bounds(self) -> Bounds:
+        return self.prove()
+
+    @property
+    def lipschitz(self) -> float:
+        return self.bounds.lipschitz
+
+    def largest(self) -> int:
+        """How many numbers the largest array for one image has."""
+        return max(self.numbers, math.prod(self.shape))
+
+    def seconds(self, images: int, batches: int) -> float:
+        """An estimate of the time that `forward` takes, with the bounds on its rounding."""
+        each = PRODUCT * self.products + TOUCH * (self.passes + 2) * self.largest()
+        return images * each + batches * CALL
 
     def rounding(self, arithmetic: Arithmetic, size: np.ndarray) -> np.ndarray:
         """At least the norm of what rounding adds to the output; `size` and result are `(n,)`."""
         # An underflow adds at most `tiny` to one operation; to its square root, after squaring.
         operations = float(math.prod(self.shape) * (self.terms + 1))
-        underflow = product(operations, up(1 + self.gain), math.sqrt(arithmetic.tiny))
-        terms = total(product(self.gain, size), self.offset)
+        gain = self.bounds.gain
+        underflow = product(operations, up(1 + gain), math.sqrt(arithmetic.tiny))
+        terms = total(product(gain, size), self.bounds.offset)
         return total(product(arithmetic.gamma(self.terms), terms), underflow)
 
 
-Weights = Callable[[str, int], np.ndarray]
+Weights = Callable[[str, int], Weight]
 """Gives the array that a layer names under a key, if it has so many axes."""
 
 
 def normalisation(shape: Shape, shift: np.ndarray, scale: np.ndarray) -> Layer:
     """`(pixel - shift) / scale`, which comes before the first layer."""
-    least = float(up(1 / np.min(scale)))
-    offset = product(norm(np.broadcast_to(shift, shape)), least)
-    forward = lambda x: (x - shift) / scale  # noqa: E731
-    return Layer("input", shape, forward, least, terms=6, gain=least, offset=offset)
+
+    def prove() -> Bounds:
+        least = float(up(1 / np.min(scale)))
+        offset = product(norm(np.broadcast_to(shift, shape)), least)
+        return Bounds(least, gain=least, offset=offset)
+
+    return Layer("input", shape, lambda x: (x - shift) / scale, prove, terms=6, passes=2)
 
 
 def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, where: str) -> Layer:
@@ -120,7 +216,7 @@ def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, wh
         raise Refused(where, f"{kind} takes {axes} axes; its input is {shape}")
     try:
         return maker(options, weights, shape)
-    except (ArithmeticError, _Misfit) as error:
+    except _Misfit as error:
         raise Refused(where, f"{kind}: {error}") from error
 
 
@@ -129,19 +225,21 @@ class _Misfit(Exception):
 
 
 def _linear(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
-    matrix = weights("weight", 2)
-    outputs, inputs = matrix.shape
-    _expect(inputs == shape[-1], f"a matrix {matrix.shape} for an input {shape}")
-    found = singular_values(matrix)
+    weight = weights("weight", 2)
+    outputs, inputs = weight.shape
+    _expect(inputs == shape[-1], f"a matrix {weight.shape} for an input {shape}")
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        return (x.reshape(-1, inputs) @ weight.values.T).reshape(*x.shape[:-1], outputs)
+
     return Layer(
         "linear",
         (*shape[:-1], outputs),
-        lambda x: (x.reshape(-1, inputs) @ matrix.T).reshape(*x.shape[:-1], outputs),
-        float(found.upper[0]),
+        forward,
+        lambda: Bounds(weight.largest, weight.operator_norm),
         terms=inputs,
-        gain=operator_norm(matrix),
-        weight=matrix,
-        spectra=(found,),
+        weight=weight,
+        products=math.prod(shape) * outputs,
     )
 
 
@@ -151,11 +249,10 @@ def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) 
     weight = weights("weight", axes + 2)
     *places, outputs, inputs = weight.shape
     _expect(shape[-axes - 1 :] == (*places, inputs), f"{weight.shape} for an input {shape}")
-    matrices = weight.reshape(-1, outputs, inputs)
-    spectra = tuple(singular_values(matrix) for matrix in matrices)
     out = (*shape[:-1], outputs)
 
     def forward(x: np.ndarray) -> np.ndarray:
+        matrices = weight.values.reshape(-1, outputs, inputs)
         rows = np.moveaxis(x.reshape(-1, len(matrices), inputs), 1, 0)
         return np.moveaxis(rows @ np.swapaxes(matrices, -1, -2), 0, 1).reshape(len(x), *out)
 
@@ -163,18 +260,19 @@ def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) 
         "locally_connected",
         out,
         forward,
-        max(float(found.upper[0]) for found in spectra),
+        lambda: Bounds(weight.largest, weight.operator_norm),
         terms=inputs,
-        gain=max(operator_norm(matrix) for matrix in matrices),
-        spectra=spectra,
+        weight=weight,
+        products=math.prod(shape) * outputs,
+        passes=3,
     )
 
 
 def _bias(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     bias = weights("weight", 1)
     _expect(bias.shape[0] == shape[-1], f"a bias {bias.shape} for an input {shape}")
-    offset = float(norm(np.broadcast_to(bias, shape)))
-    return Layer("bias", shape, lambda x: x + bias, terms=1, offset=offset)
+    prove = lambda: Bounds(offset=float(norm(np.broadcast_to(bias.values, shape))))  # noqa: E731
+    return Layer("bias", shape, lambda x: x + bias.values, prove, terms=1)
 
 
 def _scale(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -183,7 +281,7 @@ def _scale(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     _expect(abs(factor) <= 2**64, f"the factor {short(factor)} is too large")
     factor = float(factor)
     size = abs(factor)
-    return Layer("scale", shape, lambda x: factor * x, size, terms=2, gain=size)
+    return Layer("scale", shape, lambda x: factor * x, lambda: Bounds(size, size), terms=2)
 
 
 def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -191,25 +289,32 @@ def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Laye
     _expect(features % size == 0, f"{features} features do not fall into groups of {size}")
 
     def forward(x: np.ndarray) -> np.ndarray:
+        if size == 2:  # MaxMin, of which networks are full; sorting takes ten times as long
+            pair = x[..., : features // 2], x[..., features // 2 :]
+            return np.concatenate([np.maximum(*pair), np.minimum(*pair)], axis=-1)
         groups = x.reshape(*x.shape[:-1], size, features // size)
         return np.flip(np.sort(groups, axis=-2), axis=-2).reshape(x.shape)
 
-    return Layer("group_sort", shape, forward)
+    return Layer(
+        "group_sort", shape, forward, passes=2 if size == 2 else 20 + 2 * size.bit_length()
+    )
 
 
 def _householder(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     rows, half = weights("weight", 2), shape[-1] // 2
     _expect(rows.shape == (half, 2) and shape[-1] % 2 == 0, f"rows {rows.shape} for {shape}")
-    square = product(*[float(np.max(norm(rows, 1), initial=0.0))] * 2)
+
+    def prove() -> Bounds:
+        square = product(*[float(np.max(norm(rows.values, 1), initial=0.0))] * 2)
+        return Bounds(max(1.0, float(up(2 * square - 1))), up(1 + 2 * square))
 
     def forward(x: np.ndarray) -> np.ndarray:
         first, second = x[..., :half], x[..., half:]
-        fold = 2 * np.minimum(rows[:, 0] * first + rows[:, 1] * second, 0)
-        parts = [first - fold * rows[:, 0], second - fold * rows[:, 1]]
-        return np.concatenate(parts, axis=-1)
+        one, other = rows.values.T
+        fold = 2 * np.minimum(one * first + other * second, 0)
+        return np.concatenate([first - fold * one, second - fold * other], axis=-1)
 
-    lipschitz = max(1.0, float(up(2 * square - 1)))
-    return Layer("householder", shape, forward, lipschitz, terms=8, gain=up(1 + 2 * square))
+    return Layer("householder", shape, forward, prove, terms=8, passes=6)
 
 
 def _entrywise(kind: str, function: Callable[[np.ndarray], np.ndarray]) -> Any:
@@ -221,8 +326,9 @@ def _mean_subtract(options: dict[str, Any], weights: Weights, shape: Shape) -> L
         "mean_subtract",
         shape,
         lambda x: x - np.mean(x, axis=-1, keepdims=True),
+        lambda: Bounds(gain=2.0),
         terms=shape[-1] + 4,
-        gain=2.0,
+        passes=2,
     )
 
 
@@ -256,7 +362,7 @@ def _space_to_depth(options: dict[str, Any], weights: Weights, shape: Shape) -> 
     side = _count(options, "side")
     (*outer, pixels, channels), blocks = _blocks(shape, side, side)
     out = (*outer, pixels * channels)
-    return Layer("space_to_depth", out, lambda x: blocks(x).reshape(len(x), *out))
+    return Layer("space_to_depth", out, lambda x: blocks(x).reshape(len(x), *out), passes=2)
 
 
 def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -264,7 +370,12 @@ def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer
     (*outer, pixels, channels), blocks = _blocks(shape, side, side)
     out = (*outer, channels)
     return Layer(
-        "norm_pool", out, lambda x: np.sqrt(np.sum(blocks(x) ** 2, axis=-2)), terms=pixels + 4
+        "norm_pool",
+        out,
+        lambda x: np.sqrt(np.sum(blocks(x) ** 2, axis=-2)),
+        terms=pixels + 4,
+        numbers=math.prod(shape),
+        passes=4,
     )
 
 
@@ -277,8 +388,10 @@ def _average_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> La
         "average_pool",
         out,
         lambda x: np.mean(blocks(x), axis=-2),
-        up(1 / down(np.sqrt(pixels))),
+        lambda: Bounds(float(up(1 / down(np.sqrt(pixels))))),
         terms=pixels + 4,
+        numbers=math.prod(shape),
+        passes=3,
     )
 
 
@@ -291,7 +404,7 @@ def _shift(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
         moved = [np.roll(part, n, axis) for part, (n, axis) in zip(moving, ways, strict=True)]
         return np.concatenate([stay, *moved], axis=-1)
 
-    return Layer("shift", shape, forward)
+    return Layer("shift", shape, forward, passes=3)
 
 
 def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -300,22 +413,26 @@ def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     _expect(channels == shape[-1], f"a frame {frame.shape} for an input {shape}")
     _expect(axis in (-2, -3) and type(axis) is int, f"the axis {short(axis)} is not -2 or -3")
     _expect(len(shape) >= -axis, f"axis {axis} of {shape}")
-    found = singular_values(frame)
-    square = product(float(found.upper[0]), float(found.upper[0]))
 
     def forward(x: np.ndarray) -> np.ndarray:
-        part = ((x.reshape(-1, channels) @ frame) @ frame.T).reshape(x.shape)
+        part = ((x.reshape(-1, channels) @ frame.values) @ frame.values.T).reshape(x.shape)
         return x - part + np.roll(part, offset, axis)
 
-    terms = operator_norm(frame)
+    def prove() -> Bounds:
+        square = product(frame.largest, frame.largest)
+        terms = product(frame.operator_norm, frame.operator_norm)
+        return Bounds(max(1.0, float(up(2 * square - 1))), up(1 + 2 * terms))
+
     return Layer(
         "two_tap",
         shape,
         forward,
-        max(1.0, float(up(2 * square - 1))),
+        prove,
         terms=channels + rank + 4,
-        gain=up(1 + 2 * product(terms, terms)),
-        spectra=(found,),
+        weight=frame,
+        products=2 * math.prod(shape) * rank,
+        numbers=math.prod(shape[:-1]) * max(rank, channels),
+        passes=5,
     )
 
 

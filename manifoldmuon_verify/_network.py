@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon_verify._files import Stored
-from manifoldmuon_verify._layers import Layer, Shape, build
+from manifoldmuon_verify._layers import Layer, Shape, Weight, build
+from manifoldmuon_verify._limits import CALL, DEEPEST, MOST_LAYERS, TOUCH, Budget
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import DOUBLE, SINGLE, down, norm, product, total, up
 
-_MOST_LAYERS = 10_000
-_DEEPEST = 32
+# How many numbers an array of the evaluation holds at most, unless one image takes more: few
+# enough for caches.
+_MOST_NUMBERS = 2**18
 # Above it float32 could overflow in a square.
 _LARGEST_SINGLE = 2.0**60
 # What may follow the last linear layer: none of them changes a difference of two logits by more
@@ -23,7 +26,7 @@ _LARGEST_SINGLE = 2.0**60
 _TAIL = {"bias", "scale", "identity", "mean_subtract"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Sum:
     """The sum of branches that read the same input.
 
@@ -35,7 +38,7 @@ class Sum:
     branches: tuple["Nodes", ...]
     shape: Shape
 
-    @property
+    @functools.cached_property
     def lipschitz(self) -> float:
         return float(total(*(lipschitz(branch) for branch in self.branches)))
 
@@ -43,7 +46,7 @@ class Sum:
 Nodes = tuple[Layer | Sum, ...]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class State:
     """What is known in one place of the network, for each image of a batch; norms are Euclidean.
 
@@ -59,9 +62,15 @@ class State:
     reach: np.ndarray
     deployed: np.ndarray | None
 
+    @functools.cached_property
+    def norm(self) -> np.ndarray:
+        """At least the norm of the values."""
+        return norm(self.values, 1)
+
     def size(self) -> np.ndarray:
         """At least the norm of what float32 computes, anywhere in the ball."""
-        return total(norm(self.values, 1), self.error, self.reach, self.deployed)
+        deployed = 0.0 if self.deployed is None else self.deployed
+        return total(self.norm, self.error, self.reach, deployed)
 
 
 def lipschitz(nodes: Nodes) -> float:
@@ -79,6 +88,63 @@ def layers(nodes: Nodes) -> Iterator[Layer]:
             yield node
 
 
+def _sums(nodes: Nodes, depth: int = 0) -> Iterator[tuple[Sum, int]]:
+    """Every sum, with the number of sums around it."""
+    for node in nodes:
+        if isinstance(node, Sum):
+            yield node, depth
+            for branch in node.branches:
+                yield from _sums(branch, depth + 1)
+
+
+def used_matrices(nodes: Nodes) -> list[Weight]:
+    """The arrays of matrices that are multiplied by, each once."""
+    found = {id(layer.weight): layer.weight for layer in layers(nodes) if layer.weight}
+    return list(found.values())
+
+
+def plan(nodes: Nodes, images: int, predicted: int, budget: Budget) -> int:
+    """Spend the time and the memory that the proof takes, before it begins.
+
+    Args:
+      nodes: of the network, with the normalisation in front.
+      images: how many.
+      predicted: how many different classes are predicted.
+      budget: refuses what is too much.
+
+    Returns:
+      How many images are evaluated at a time.
+    """
+    every, sums = list(layers(nodes)), list(_sums(nodes))
+    largest = max(layer.largest() for layer in every)
+    batch = min(images, max(1, _MOST_NUMBERS // largest))
+    batches = -(-images // batch)
+    matrices = used_matrices(nodes)
+    enclosing = sum(matrix.seconds for matrix in matrices)
+    evaluating = sum(layer.seconds(images, batches) for layer in every)
+    for node, _ in sums:
+        evaluating += len(node.branches) * (
+            images * 4 * TOUCH * math.prod(node.shape) + batches * CALL
+        )
+    # Of each sum: its input, the total and a branch; beside them what a layer holds.
+    arrays = 3 * max((depth + 1 for _, depth in sums), default=0) + 6
+    budget.spend(
+        "the network",
+        enclosing + evaluating,
+        8 * arrays * batch * largest
+        + 16 * 8 * max((math.prod(matrix.shape[-2:]) for matrix in matrices), default=0),
+    )
+    (classes,) = nodes[-1].shape
+    head = _head(nodes)[1]
+    features = head.shape[-1] if head else 1
+    budget.spend(
+        "the logits",
+        predicted * (CALL + 3 * TOUCH * classes * features) + 8 * TOUCH * images * classes,
+        8 * classes * (predicted + 4 * features),
+    )
+    return batch
+
+
 def evaluate(nodes: Nodes, state: State) -> State:
     """The state behind nodes one after the other."""
     for node in nodes:
@@ -88,35 +154,35 @@ def evaluate(nodes: Nodes, state: State) -> State:
 
 def _through(layer: Layer, state: State) -> State:
     values = layer.forward(state.values)
-    if not np.all(np.isfinite(values)):
-        raise Refused("the evaluation", f"{layer.kind} overflows")
     constant = layer.lipschitz
-    size = norm(state.values, 1)
-    error = total(product(constant, state.error), layer.rounding(DOUBLE, size))
+    error = total(product(constant, state.error), layer.rounding(DOUBLE, state.norm))
     deployed = None
     if state.deployed is not None:
         size = _in_range(state.size(), layer.kind)
-        _in_range(total(product(layer.gain, size), layer.offset), layer.kind)
+        _in_range(total(product(layer.bounds.gain, size), layer.bounds.offset), layer.kind)
         deployed = total(product(constant, state.deployed), layer.rounding(SINGLE, size))
-    return State(values, error, product(constant, state.reach), deployed)
+    state = State(values, error, product(constant, state.reach), deployed)
+    if not np.all(np.isfinite(state.norm)):
+        raise Refused("the evaluation", f"{layer.kind} overflows")
+    return state
 
 
 def _through_sum(node: Sum, state: State) -> State:
-    ends = [evaluate(branch, state) for branch in node.branches]
-    values = sum(end.values for end in ends)
-    assert isinstance(values, np.ndarray)
-    terms = len(ends) - 1
-    rounded = product(DOUBLE.gamma(terms), total(*(norm(end.values, 1) for end in ends)))
-    deployed = None
-    if state.deployed is not None:
-        sizes = _in_range(total(*(end.size() for end in ends)), "sum")
-        deployed = total(*(end.deployed for end in ends), product(SINGLE.gamma(terms), sizes))
-    return State(
-        values,
-        total(*(end.error for end in ends), rounded),
-        total(*(end.reach for end in ends)),
-        deployed,
-    )
+    first, *others = node.branches
+    found = evaluate(first, state)
+    values, error, reach, deployed = found.values, found.error, found.reach, found.deployed
+    norms, sizes = found.norm, found.size()
+    for branch in others:
+        found = evaluate(branch, state)
+        values = values + found.values
+        error, reach = total(error, found.error), total(reach, found.reach)
+        norms, sizes = total(norms, found.norm), total(sizes, found.size())
+        if deployed is not None:
+            deployed = total(deployed, found.deployed)
+    terms = len(others)
+    if deployed is not None:
+        deployed = total(deployed, product(SINGLE.gamma(terms), _in_range(sizes, "sum")))
+    return State(values, total(error, product(DOUBLE.gamma(terms), norms)), reach, deployed)
 
 
 def _in_range(size: np.ndarray, kind: str) -> np.ndarray:
@@ -125,21 +191,37 @@ def _in_range(size: np.ndarray, kind: str) -> np.ndarray:
     return size
 
 
-def pair_constants(nodes: Nodes) -> np.ndarray:
-    """At least the Lipschitz constant of each difference of two logits, `(classes, classes)`."""
-    (classes,) = nodes[-1].shape
-    found = np.full((classes, classes), product(up(math.sqrt(2.0)), lipschitz(nodes)))
+def _head(nodes: Nodes) -> tuple[int, Weight | None]:
+    """The place and the matrix of the last layer, if it is linear; else the place of the end."""
     last = len(nodes) - 1
     while last >= 0 and getattr(nodes[last], "kind", "") in _TAIL:
         last -= 1
     head = nodes[last] if last >= 0 else None
-    if isinstance(head, Layer) and head.weight is not None:
-        factor = product(lipschitz(nodes[:last]), lipschitz(nodes[last + 1 :]))
-        for i, row in enumerate(head.weight):
-            # Each difference is rounded once.
-            apart = product(norm(row - head.weight, 1), 1 + 4 * DOUBLE.unit)
-            found[i] = np.minimum(found[i], product(apart, factor))
-    return found
+    if isinstance(head, Layer) and head.kind == "linear":
+        return last, head.weight
+    return len(nodes), None
+
+
+class PairConstants:
+    """At least the Lipschitz constant of each difference of two logits."""
+
+    def __init__(self, nodes: Nodes):
+        (self._classes,) = nodes[-1].shape
+        self._all = float(product(up(math.sqrt(2.0)), lipschitz(nodes)))
+        last, self._head = _head(nodes)
+        self._factor = product(lipschitz(nodes[:last]), lipschitz(nodes[last + 1 :]))
+        self._rows: dict[int, np.ndarray] = {}
+
+    def rows(self, predictions: np.ndarray) -> np.ndarray:
+        """The constants of the predicted class and each other one, `(n, classes)`."""
+        for i in set(predictions.tolist()) - set(self._rows):
+            self._rows[i] = np.full(self._classes, self._all)
+            if self._head is not None:
+                matrix = self._head.values
+                # Each difference is rounded once.
+                apart = product(norm(matrix[i] - matrix, 1), 1 + 4 * DOUBLE.unit)
+                self._rows[i] = np.minimum(self._rows[i], product(apart, self._factor))
+        return np.stack([self._rows[i] for i in predictions.tolist()])
 
 
 def lower_margins(state: State, predictions: np.ndarray) -> np.ndarray:
@@ -166,6 +248,7 @@ class Builder:
     def __init__(self, arrays: Mapping[str, Stored]):
         self.uses: dict[str, set[str]] = {name: set() for name in arrays}
         self._arrays = arrays
+        self._weights: dict[tuple[str, tuple[int, ...]], Weight] = {}
         self._built = 0
 
     def sequence(
@@ -197,10 +280,8 @@ class Builder:
     def _entry(
         self, entry: Any, shape: Shape, where: str, copies: tuple[int, ...], index: tuple[int, ...]
     ) -> Nodes:
-        self._built += 1
-        if self._built > _MOST_LAYERS:
-            raise Refused(where, f"more than {_MOST_LAYERS} layers")
-        if where.count("[") > 2 * _DEEPEST:
+        self._count(where)
+        if where.count("[") > 2 * DEEPEST:
             raise Refused(f"{where[:40]}...", "nested too deeply")
         if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
             raise Refused(where, f"{short(entry)} is not a layer")
@@ -211,7 +292,7 @@ class Builder:
         if kind == "sum":
             return (self._sum(options, shape, where, copies, index),)
 
-        def weights(key: str, axes: int) -> np.ndarray:
+        def weights(key: str, axes: int) -> Weight:
             return self._array(options[key], axes, where, copies, index)
 
         return (build(kind, options, weights, shape, where),)
@@ -247,26 +328,34 @@ class Builder:
         entries = options.get("branches")
         if set(options) != {"branches"} or not isinstance(entries, list) or not entries:
             raise Refused(where, f"a sum takes branches and got {short(options)}")
+        for _ in entries:
+            self._count(where)
         branches = tuple(
             self.sequence(branch, shape, f"{where}.branches[{i}]", copies, index)
             for i, branch in enumerate(entries)
         )
         shapes = {branch[-1].shape if branch else shape for branch in branches}
         if len(shapes) > 1:
-            raise Refused(where, f"branches of different shapes {sorted(shapes)}")
+            raise Refused(where, f"branches of different shapes {short(sorted(shapes))}")
         return Sum(branches, shapes.pop())
+
+    def _count(self, where: str) -> None:
+        self._built += 1
+        if self._built > MOST_LAYERS:
+            raise Refused(where, f"more than {MOST_LAYERS} layers and branches")
 
     def _array(
         self, name: Any, axes: int, where: str, copies: tuple[int, ...], index: tuple[int, ...]
-    ) -> np.ndarray:
+    ) -> Weight:
         if not isinstance(name, str) or name not in self._arrays:
             raise Refused(where, f"the array {short(name)} is not declared")
         self.uses[name].add(where)
-        values = self._arrays[name].values
-        if values.shape[: len(copies)] != copies or values.ndim != len(copies) + axes:
+        stored = self._arrays[name]
+        if stored.shape[: len(copies)] != copies or len(stored.shape) != len(copies) + axes:
             raise Refused(
                 where,
-                f"the array {short(name)} is {values.shape}; wanted are {axes} axes"
+                f"the array {short(name)} is {stored.shape}; wanted are {axes} axes"
                 + (f" behind those of the stacks, {copies}" if copies else ""),
             )
-        return values[index]
+        made = Weight(stored, index, f"weights, {short(name)}")
+        return self._weights.setdefault((name, index), made)

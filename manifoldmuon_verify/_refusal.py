@@ -1,5 +1,10 @@
 """The one way in which the verifier says no."""
 
+import reprlib
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, 80, 80, 80
+
 
 class Refused(Exception):
     """A certificate that is not accepted: one line that says what was refused, and where."""
@@ -9,6 +14,6 @@ class Refused(Exception):
 
 
 def short(value: object) -> str:
-    """A value as it is shown in a refusal: on one line, printable, and not long."""
-    text = ascii(value)
+    """Return a value as a refusal shows it: printable, short, and cheap for values of any size."""
+    text = _SHORT.repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"

@@ -66,9 +66,9 @@ def product(*factors: Any) -> Any:
 
 def norm(x: np.ndarray, start: int = 0) -> Any:
     """At least the Euclidean norm over the axes from `start` on."""
-    axes = tuple(range(start, x.ndim))
     count = math.prod(x.shape[start:])
-    squares = total(np.sum(x * x, axis=axes), count * DOUBLE.tiny)
+    rows = x.reshape(*x.shape[:start], count)
+    squares = total(np.einsum("...i,...i->...", rows, rows), count * DOUBLE.tiny)
     # n squares, each rounded, in a sum of n terms: the same gamma.
     return up(np.sqrt(up(squares / down(1 - DOUBLE.gamma(count)))))
 

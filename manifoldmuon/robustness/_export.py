@@ -47,7 +47,7 @@ from manifoldmuon.modules import (
 )
 from manifoldmuon.robustness._certificates import logits_of
 
-FORMAT, VERSION = "manifoldmuon-certificate", 1
+FORMAT, VERSION = "manifoldmuon-certificate", 2
 _BATCH = 500
 
 
@@ -91,6 +91,7 @@ def export(
     *,
     shift: float | Sequence[float] = 0.0,
     scale: float | Sequence[float] = 1.0,
+    pixels: tuple[float, float] | None = None,
     at: Sequence[float] = (),
     arithmetic: str = "real",
     shave: float = 1e-5,
@@ -113,6 +114,8 @@ def export(
         without a change of the predicted class; 0 where nothing is claimed.
       shift: a number, or one for each channel.
       scale: the same, positive.
+      pixels: the least and the largest value that a pixel can have, such as `(0, 255)`: the unit
+        in which radii are to be read. By default those of `images`.
       at: the radii at which the certified accuracy is claimed.
       arithmetic: `"real"` claims for the network in exact arithmetic, `"float32"` for the one that
         float32 computes, with sums in any order; the latter proves smaller radii.
@@ -144,10 +147,16 @@ def export(
         raise ValueError(f"scale must be positive; got {scale!r}")
     if arithmetic not in ("real", "float32"):
         raise ValueError(f"arithmetic must be 'real' or 'float32'; got {arithmetic!r}")
+    low, high = (np.min(images), np.max(images)) if pixels is None else pixels
+    if not (low <= np.min(images) and np.max(images) <= high):
+        raise ValueError(
+            f"pixels must hold all images, which are within [{np.min(images)}, {np.max(images)}]; "
+            f"got {pixels!r}"
+        )
     arrays = Arrays()
     network = describe(net, params, arrays)
-    low, unit = np.asarray(shift, np.float32), np.asarray(scale, np.float32)
-    x = (images.astype(np.float32) - low) / unit
+    zero, unit = np.asarray(shift, np.float32), np.asarray(scale, np.float32)
+    x = (images.astype(np.float32) - zero) / unit
     predictions = np.argmax(logits_of(net, params, x, _BATCH), axis=-1)
     claimed = np.array([_floor(r) for r in radii - shave * np.max(radii, initial=0.0)])
     right = (predictions == labels) & (claimed > 0)
@@ -165,6 +174,7 @@ def export(
         **{name: {k: v for k, v in told.items() if k != "bytes"} for name, told in files.items()},
         "input": {
             "shape": list(images.shape[1:]),
+            "pixels": [float(low), float(high)],
             "shift": np.asarray(shift, np.float64).tolist(),
             "scale": np.asarray(scale, np.float64).tolist(),
         },

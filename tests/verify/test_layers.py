@@ -50,7 +50,7 @@ CASES = {
 
 def stored(array):
     array = np.asarray(array)
-    return Stored("F32", array.shape, "", array.astype(np.float64))
+    return Stored("F32", array.shape, "", array)
 
 
 def built(name, factor=1.0):

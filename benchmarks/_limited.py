@@ -1,0 +1,47 @@
+"""Runs the verifier in a process of its own for each folder that a line of the input names.
+
+Imports NumPy and the verifier alone, so that memory is counted without JAX. For each folder it
+prints a line of JSON: the exit status, CPU seconds, wall seconds and MiB of the process.
+"""
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+
+from manifoldmuon_verify.__main__ import main
+
+MEMORY, CPU_SECONDS, WALL_SECONDS = 2**30, 20, 300
+
+
+def limited(folder: str) -> tuple[int, float, float, float]:
+    """Exit status (less than 0: a signal), CPU seconds, wall seconds and MiB."""
+    begun = time.perf_counter()
+    child = os.fork()
+    if not child:
+        try:
+            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS))
+            signal.alarm(WALL_SECONDS)
+            for number, end in ((1, "out"), (2, "err")):
+                to = os.open(f"{folder}.{end}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(to, number)
+            status = main([folder])
+            sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+            status = 70
+        sys.stderr.flush()
+        os._exit(status)
+    _, status, used = os.wait4(child, 0)
+    seconds = used.ru_utime + used.ru_stime
+    wall = time.perf_counter() - begun
+    return os.waitstatus_to_exitcode(status), seconds, wall, used.ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        print(json.dumps(limited(line.rstrip("\n"))), flush=True)

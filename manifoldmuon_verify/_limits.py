@@ -1,0 +1,68 @@
+"""Limits on the work that a certificate may cause, computed from sizes before any of it is done.
+
+Costs are those of one core of a modest computer. They depend on the files alone, so that the same
+certificate is accepted or refused everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+
+from manifoldmuon_verify._refusal import Refused
+
+SECONDS, GIBIBYTES = 10.0, 1.0
+MOST_LAYERS, DEEPEST, MOST_AXES, MOST_ARRAYS = 10_000, 32, 16, 10_000
+
+# Seconds: to parse a byte of JSON; to digest and check a byte of arrays; to multiply and add; to
+# touch a number once; to call a layer; to enclose the singular values of a matrix `(m, n)`, for
+# each of `m n^2` with `m >= n`, and beside that.
+JSON_BYTE, DATA_BYTE, PRODUCT, TOUCH, CALL = 2e-7, 6e-9, 6e-11, 2e-9, 2e-4
+DECOMPOSE, DECOMPOSE_CALL = 1.5e-9, 1e-3
+# Bytes: of objects for a byte of JSON; of the interpreter and NumPy.
+JSON_OBJECTS, BASE = 30, 2**28
+
+
+class Budget:
+    """What is left of the allowed time and memory.
+
+    Attributes:
+      seconds: allowed in all.
+      gibibytes: allowed at once.
+    """
+
+    def __init__(self, seconds: float = SECONDS, gibibytes: float = GIBIBYTES):
+        if not (seconds > 0 and gibibytes > 0):
+            raise ValueError(f"limits must be positive; got {seconds!r} s and {gibibytes!r} GiB")
+        self.seconds, self.gibibytes = seconds, gibibytes
+        self._seconds, self._bytes = 0.0, float(BASE)
+
+    def spend(self, where: str, seconds: float, memory: float) -> None:
+        """Refuse work that would exceed a limit together with all work before it.
+
+        Args:
+          where: what causes it, for refusals.
+          seconds: that it takes.
+          memory: bytes that it takes and keeps.
+        """
+        self._seconds += seconds
+        self._bytes += memory
+        for option, unit, found, allowed in (
+            ("seconds", "s", self._seconds, self.seconds),
+            ("gibibytes", "GiB", self._bytes / 2**30, self.gibibytes),
+        ):
+            if not found <= allowed:
+                raise Refused(
+                    where,
+                    f"would take about {found:.3g} {unit}, and {allowed:g} {unit} are allowed; "
+                    f"--{option} {_above(found)} allows it",
+                )
+
+    def most_bytes(self, json: bool) -> int:
+        """The largest file that is read: one of JSON, or one of arrays."""
+        return int(self.gibibytes * 2**30) // (128 if json else 8)
+
+
+def _above(value: float) -> str:
+    """Two digits, rounded up."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return f"{math.ceil(1.01 * value / unit) * unit:g}"

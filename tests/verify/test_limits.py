@@ -1,0 +1,327 @@
+"""Files that cause much work are refused before it is done; what is claimed is printed as it is."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import tracemalloc
+
+import numpy as np
+import pytest
+
+import manifoldmuon_verify._layers
+from benchmarks import certificates
+from benchmarks._forgeries import FAMILIES, Forgery, deep, hole, sha256, stored, with_header
+from benchmarks._independent import claimed_too_much
+from manifoldmuon_verify import Refused, verify
+from manifoldmuon_verify.__main__ import main
+from tests.verify.forge import write_tight
+
+
+@pytest.fixture(scope="module")
+def tight(tmp_path_factory):
+    return write_tight(tmp_path_factory.mktemp("certificate"))
+
+
+def refusal(folder, **options):
+    with pytest.raises(Refused) as caught:
+        verify(folder, **options)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert len(text) < 400
+    return text
+
+
+def claiming_nothing(f, images, classes_right=0):
+    """Other images of class 0, of which nothing is claimed."""
+    n = len(images)
+    f.images = {"images": stored(images), "labels": stored(np.zeros(n, np.int64))}
+    shape = list(images.shape[1:])
+    f.told["input"] = {"shape": shape, "pixels": [0, 255], "shift": 0, "scale": 1}
+    f.told["claims"] = {
+        "predictions": [0] * n, "radii": [0] * n, "correct": classes_right, "certified": []
+    }  # fmt: skip
+
+
+def with_network(f, images, *entries, **weights):
+    f.told["network"] = list(entries)
+    f.weights = {name: stored(np.asarray(w, np.float32)) for name, w in weights.items()}
+    claiming_nothing(f, images)
+
+
+def linear(name):
+    return {"kind": "linear", "weight": name}
+
+
+FLAT = {"kind": "flatten", "axes": 2}
+PIXELS = np.zeros((3, 12), np.uint8)
+
+WORK = {
+    "an input of four thousand million numbers": (
+        lambda f: f.told["input"].update(shape=[65535, 32768, 2]), "for an input"),
+    "the same without a layer that refuses it": (
+        lambda f: (with_network(f, PIXELS, {"kind": "flatten", "axes": 3}),
+                   f.told["input"].update(shape=[65535, 32768, 2])),
+        "the images are"),
+    "an image of 1 MB by a matrix of one column": (
+        lambda f: with_network(f, np.zeros((1, 2**20, 1), np.uint8), linear("w"), FLAT,
+                               w=np.ones((4096, 1))), "the network: would take"),
+    "matrices whose decomposition takes long": (
+        lambda f: with_network(f, np.zeros((1, 2), np.uint8), linear("v"), linear("w"),
+                               v=np.ones((2048, 2)), w=np.ones((4096, 2048))),
+        r"the network: would take about \d+ s, and 10 s are allowed; --seconds \d+ allows it"),
+    "a million empty branches": (
+        lambda f: f.told["network"].insert(0, {"kind": "sum", "branches": [[]] * 10**6}),
+        "more than 10000 layers and branches"),
+    "layers on many images": (
+        lambda f: with_network(f, np.zeros((20_000, 12), np.uint8), {"kind": "stack",
+                               "copies": 9000, "layers": [{"kind": "abs"}]}),
+        "the network: would take about .* s, and 10 s"),
+    "arrays that are used nowhere": (
+        lambda f: f.weights.update({f"x{i}": ("F32", [1], bytes(4)) for i in range(10_001)}),
+        "at most 10000 are read"),
+    "a shape of 65 axes": (
+        lambda f: f.weights.update({"8.bias": ("F32", [1] * 64 + [3], bytes(12))}), "of 65 axes"),
+    "a shape of 20,000 axes": (
+        lambda f: f.weights.update({"8.bias": ("F32", [2**47] * 20_000, bytes(12))}),
+        "of 20000 axes"),
+    "no numbers in a shape without end": (
+        lambda f: f.weights.update({"8.bias": ("F32", [0, 2**47, 2**47], b"")}), "is empty"),
+    "a layer in 900 lists": (lambda f: f.told.update(network=deep(900)), "is not a layer"),
+    "a format in 900 lists": (lambda f: f.told.update(format=deep(900)), "the format is"),
+    "a shape in 900 lists": (lambda f: f.told["input"].update(shape=deep(900)), "the shape"),
+    "an input of 65 axes": (lambda f: f.told["input"].update(shape=[1] * 65), "the shape"),
+    "a radius that underflows": (
+        lambda f: f.told["claims"]["radii"].__setitem__(0, "@@1e-400@@"), "is no float64"),
+    "a radius between two numbers": (
+        lambda f: f.told["claims"]["radii"].__setitem__(0, "@@0.01000000000000000001@@"),
+        "'0.01000000000000000001' is no float64, which would be 0.01"),
+    "a radius of many digits": (
+        lambda f: f.told["claims"]["radii"].__setitem__(0, "@@0." + "1" * 100_000 + "@@"),
+        "is no float64"),
+    "a whole number that float64 does not hold": (
+        lambda f: f.told["claims"]["radii"].__setitem__(0, 2**60 + 1), "is no length"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_much_work_is_refused_before_it_is_done(tight, tmp_path, name):
+    change, wanted = WORK[name]
+    forged = Forgery(tight)
+    change(forged)
+    folder = forged.write(tmp_path / "forged", digests=True)
+    tracemalloc.start()
+    try:
+        assert re.search(wanted, refusal(folder))
+        assert tracemalloc.get_traced_memory()[1] < 2**28
+    finally:
+        tracemalloc.stop()
+
+
+def test_keys_and_shared_names_without_number_are_read_once(tight, tmp_path):
+    """200,000 of them: quadratic work would take minutes."""
+    forged = Forgery(tight)
+    begun = time.process_time()
+    forged.told["claims"] = {f"{i}": 0 for i in range(200_000)}
+    folder = forged.write(tmp_path / "keys", digests=True)
+    assert "claims: unknown key '0'" in refusal(folder)
+    text = (folder / "certificate.json").read_text()
+    (folder / "certificate.json").write_text(
+        text.replace('"199999": 0', '"199999": 0, "199999": 1')
+    )
+    assert "'199999' stands twice" in refusal(folder)
+    forged = Forgery(tight)
+    forged.told["weights"]["shared"] = [f"{i}" for i in range(200_000)]
+    assert "is no array" in refusal(forged.write(tmp_path / "shared", digests=True))
+    assert time.process_time() - begun < 20
+
+
+def test_an_array_in_many_layers_is_decomposed_once(tight, tmp_path, monkeypatch):
+    made, whole = [], manifoldmuon_verify._layers.singular_values
+    monkeypatch.setattr(
+        manifoldmuon_verify._layers, "singular_values", lambda w: made.append(w) or whole(w)
+    )
+    forged = Forgery(tight)
+    with_network(forged, PIXELS, *[linear("w")] * 2000, w=np.eye(12))
+    forged.told["weights"]["shared"] = ["w"]
+    assert verify(forged.write(tmp_path / "forged", digests=True)).matrices == 1
+    assert len(made) == 1
+
+
+def test_classes_take_memory_by_those_predicted(tight, tmp_path):
+    """262,144 of them: a table of all pairs would take 512 GiB."""
+    forged = Forgery(tight)
+    with_network(forged, PIXELS, linear("w"), w=np.ones((2**18, 12)) / 2**9)
+    assert verify(forged.write(tmp_path / "forged", digests=True)).matrices == 1
+
+
+WAYS = {
+    "a pipe": (os.mkfifo, "is not a regular file"),
+    "an endless device": (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+    "a folder": (lambda path: path.mkdir(), "is not a regular file"),
+    "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be read"),
+    "a file of 200 GB": (lambda path: hole(path, 200 * 2**30), "has 214748364800 bytes"),
+    "a file without end that has no size": (
+        lambda path: path.symlink_to("/proc/self/smaps"), "changes while it is read|SHA-256"),
+}  # fmt: skip
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and devices of Unix")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["certificate.json", "weights.safetensors", "images.safetensors"])
+def test_what_is_no_file_is_refused(tight, tmp_path, name, way):
+    make, wanted = WAYS[way]
+    folder = Forgery(tight).write(tmp_path / "forged", digests=True)
+    (folder / name).unlink()
+    make(folder / name)
+    assert re.search(wanted, refusal(folder))
+
+
+def test_a_name_too_long_is_refused():
+    assert "cannot be read" in refusal("x" * 300)
+
+
+@pytest.mark.parametrize("shape", [[1] * 65, [2**47] * 20_000])
+def test_a_header_of_many_axes_is_refused(tight, tmp_path, shape):
+    folder = Forgery(tight).write(tmp_path / "forged", digests=True)
+    header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}
+    data = with_header(header, bytes(4))
+    told = json.loads((folder / "certificate.json").read_text())
+    told["weights"]["sha256"] = sha256(data)
+    (folder / "weights.safetensors").write_bytes(data)
+    (folder / "certificate.json").write_text(json.dumps(told))
+    assert "axes; at most 16 are read" in refusal(folder)
+
+
+def test_more_is_done_if_it_is_allowed(tight, tmp_path, capsys):
+    assert "--seconds" in refusal(tight, seconds=1e-4)
+    assert "--gibibytes" in refusal(tight, gibibytes=0.1)
+    assert "at most" not in refusal(hole_beside(tight, tmp_path), gibibytes=4)
+    asked = re.search("--seconds ([^ ]*) allows", refusal(tight, seconds=0.01))
+    assert asked
+    assert verify(tight, seconds=float(asked[1])).correct
+    assert main([str(tight), "--seconds", "0.01"]) == 1
+    assert main([str(tight), "--seconds", asked[1], "--gibibytes", "1"]) == 0
+    with pytest.raises(ValueError, match="limits must be positive"):
+        verify(tight, seconds=float("nan"))
+    with pytest.raises(SystemExit):
+        main([str(tight), "--gibibytes", "-1"])
+    assert "-1 is not a positive number" in capsys.readouterr().err
+
+
+def hole_beside(tight, tmp_path):
+    """A certificate whose weights are 200 MiB of zeros."""
+    folder = Forgery(tight).write(tmp_path / "hole", digests=True)
+    (folder / "weights.safetensors").unlink()
+    hole(folder / "weights.safetensors", 200 * 2**20)
+    assert "has 209715200 bytes, and 134217728 are allowed; --gibibytes 2" in refusal(folder)
+    return folder
+
+
+def printed(folder):
+    return str(verify(folder)).splitlines()
+
+
+def test_radii_and_shares_are_never_printed_larger_than_they_are(tight, tmp_path):
+    """`0.123456789` by six digits is `0.123457`, and 19,999 of 20,000 are not 100.00 %."""
+    forged = Forgery(tight)
+    n, radius = 20_000, 0.123456789
+    images = np.tile(np.asarray([[0, 1]], np.float32), (n, 1))
+    with_network(forged, images, {"kind": "identity"})
+    labels = np.ones(n, np.int64)
+    labels[0] = 0
+    forged.images["labels"] = stored(labels)
+    forged.told["claims"] = {
+        "predictions": [1] * n, "radii": [radius] * n, "correct": n - 1,
+        "certified": [{"radius": radius, "images": n - 1}],
+    }  # fmt: skip
+    *_, clean, certified = printed(forged.write(tmp_path / "it", digests=True))
+    assert clean == "clean accuracy 99.99% (19999 of 20000)"
+    assert certified.startswith("certified at 0.123456789, ")
+    assert certified.endswith(": 99.99% (19999 of 20000)")
+    forged.told["claims"]["radii"][7] = 0.9
+    text = refusal(forged.write(tmp_path / "more", digests=True))
+    shown = re.search("the radius 0.9 is not proved, only ([0-9.]+) ", text)
+    assert shown
+    assert 0.7071067 < float(shown[1]) < 0.5**0.5
+
+
+def test_pixels_are_shown_and_within_what_is_claimed(tight, tmp_path):
+    """Images, shift and scale by 50 make radii 50 times as large, and it is seen."""
+    forged, factor = Forgery(tight), 50
+    forged.change("images", lambda x: factor * x, "images")
+    source, claims = forged.told["input"], forged.told["claims"]
+    source.update(shift=factor * source["shift"], scale=factor * source["scale"])
+    claims["radii"] = [factor * 0.999 * radius for radius in claims["radii"]]
+    claims["certified"] = [{"radius": factor * 0.01, "images": 0}]
+    wanted = r"images: pixels within \[0\.\d+, 49\.\d+\], and \[0\.0, 1\.5\] is claimed"
+    assert re.search(wanted, refusal(forged.write(tmp_path / "hidden", digests=True)))
+    source["pixels"] = [0, 75]
+    lines = printed(forged.write(tmp_path / "shown", digests=True))
+    assert "within [0.0, 75.0]" in lines[-1]
+    assert re.search(r"claimed within \[0.0, 75.0\], found within \[0.\d+, 49.\d+\]", lines[-3])
+    assert "the network sees (pixel - 12.5) / 25" in lines[-3]
+    assert "within [0.0, 1.5]" in printed(tight)[-1]
+    for pixels in ([1, 0], [0], 0, [0, "1"], [0, None]):
+        source["pixels"] = pixels
+        folder = forged.write(tmp_path / f"{pixels}".replace(" ", ""), digests=True)
+        assert "not the least and the largest value" in refusal(folder)
+
+
+def test_a_claim_on_tied_logits_is_refused(tight, tmp_path):
+    """Of whatever size: the two largest logits are equal in the image itself."""
+    forged = Forgery(tight)
+    with_network(forged, np.ones((1, 2), np.float32), {"kind": "identity"})
+    for number, radius in enumerate(["@@1e-400@@", 5e-324, 1e-300]):
+        forged.told["claims"]["radii"] = [radius]
+        text = refusal(forged.write(tmp_path / f"{number}", digests=True))
+        assert re.search("is no float64|is not proved, only 0 ", text)
+
+
+# Some of the random changes of `python -m benchmarks certificates`, always the same.
+
+
+@pytest.fixture(scope="module")
+def bases(tmp_path_factory):
+    return list(certificates.write_bases(tmp_path_factory.mktemp("bases")).values())
+
+
+def test_random_changes_end_in_a_proof_or_in_one_line(bases):
+    found = list(certificates.outcomes(bases, range(64), 7, list(FAMILIES)[:-1]))
+    assert not [one for one in found if one.fault]
+    assert 2 <= sum(one.accepted for one in found) <= 40
+
+
+def test_the_other_route_tells_false_claims(bases):
+    """What is proved agrees with it, and a radius that is hardly larger does not."""
+    for base in bases:
+        assert not claimed_too_much(base)
+        forged = Forgery(base)
+        radii = verify(base).radii
+        if forged.told["arithmetic"] == "real":
+            i = int(np.argmax(radii))
+            forged.told["claims"]["radii"][i] = float(radii[i] * (1 + 1e-6))
+            folder = forged.write(base.with_name(f"{base.name}-false"), digests=True)
+            assert f"of image {i}" in claimed_too_much(folder)
+            assert "is not proved" in refusal(folder)
+
+
+def test_a_process_that_breaks_a_limit_or_ends_otherwise_is_a_fault(tmp_path):
+    assert certificates._fault(tmp_path, 1, 0.1, 50, "refused: x: y\n") == ""
+    for status, seconds, mebibytes, text in (
+        (70, 0.1, 50, "Traceback ..."),
+        (-9, 0.1, 50, ""),
+        (1, 10.1, 50, "refused: x: y\n"),
+        (1, 0.1, 1025, "refused: x: y\n"),
+        (1, 0.1, 50, "refused: x\ny\n"),
+        (1, 0.1, 50, "warning\nrefused: x: y\n"),
+    ):
+        assert certificates._fault(tmp_path, status, seconds, mebibytes, text)
+
+
+def test_the_sample_runs_in_a_process_without_jax():
+    code = "import sys, benchmarks._limited; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"jax", "manifoldmuon"} & set(done.stdout.split())
