@@ -5,11 +5,13 @@
 What is accepted is derived a second time by another route (`benchmarks/_independent.py`).
 """
 
+import itertools
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -149,6 +151,8 @@ def main() -> int:
     p.add_argument("--first", type=integer(0), default=0, help="number of the first")
     p.add_argument("--seed", type=integer(0), default=0)
     p.add_argument("--family", choices=FAMILIES, help="changes of this family alone")
+    p.add_argument("--workers", type=integer(1), default=2, metavar="N",
+                   help="certificates verified at a time (default: %(default)s)")  # fmt: skip
     given = parse(p, None)
     families = [given.family] if given.family else list(FAMILIES)
     table: dict[str, dict[str, Any]] = {
@@ -156,10 +160,25 @@ def main() -> int:
         for name in families
     }
     faults = []
-    with TemporaryDirectory() as folder:
+    with (
+        TemporaryDirectory() as folder,
+        ThreadPoolExecutor(given.workers) as pool,
+        tqdm(total=given.count) as bar,
+    ):
         bases = list(write_bases(Path(folder)).values())
         numbers = range(given.first, given.first + given.count)
-        for one in tqdm(outcomes(bases, numbers, given.seed, families), total=given.count):
+
+        def share(worker: int) -> list[Outcome]:
+            found = []
+            mine = numbers[worker :: given.workers]
+            for one in outcomes(bases, mine, given.seed, families):
+                found.append(one)
+                bar.update()
+                if one.fault:
+                    tqdm.write(str(one))
+            return found
+
+        for one in itertools.chain.from_iterable(pool.map(share, range(given.workers))):
             row = table[one.family]
             row["changed"] += 1
             row["accepted"] += one.accepted
@@ -167,7 +186,6 @@ def main() -> int:
             row["most_mebibytes"] = max(row["most_mebibytes"], round(one.mebibytes))
             if one.fault:
                 faults.append({"family": one.family, "number": one.number, "what": one.fault})
-                tqdm.write(str(one))
     record = {
         "what": "certificates changed at random: those accepted, and the most that one took",
         "limits": {"seconds": SECONDS, "mebibytes": MEBIBYTES},
