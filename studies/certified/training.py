@@ -2,6 +2,7 @@
 
 import functools
 import time
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -54,19 +55,10 @@ class Training(NamedTuple):
         self, data: Dataset, rate: float, momentum: float, seed: int, steps: int
     ) -> "Trained":
         """So many steps, a multiple of `CHUNK`; the rate falls to zero like a cosine."""
-        program = _program(self)
-        images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
-        carry = program.begin(jax.random.key(seed))
-        order = batches(seed, len(data.train_y), steps, self.batch)
-        seconds = 0.0
-        for start in range(0, steps, CHUNK):
-            chosen = jnp.asarray(order[start : start + CHUNK])
-            run = program.compiled(carry, images, labels, chosen)
-            numbers = np.int32(start), np.int32(steps), np.float32(rate), np.float32(momentum)
-            begun = time.process_time()
-            carry = jax.block_until_ready(run(carry, images, labels, chosen, *numbers))
-            seconds += time.process_time() - begun
-        return Trained(program.weights(carry), seconds, steps)
+        carry, total = None, 0.0
+        for last, seconds in self._chunks(data, rate, momentum, seed, steps):
+            carry, total = last, total + seconds
+        return Trained(_program(self).weights(carry), total, steps)
 
     def relative_time(self, first: "Training", data: Dataset) -> "RelativeTime":
         """Compare the CPU time of a step with that of `first`.
@@ -74,12 +66,31 @@ class Training(NamedTuple):
         Chunks of both run in turn, so that other work on the machine slows both alike.
         """
 
-        def seconds(training: Training) -> float:
-            return training.train(data, 2.0**training.method.log2_rate, 0.9, 0, CHUNK).seconds
+        def seconds(training: Training) -> Iterator[float]:
+            rate = 2.0**training.method.log2_rate
+            for _, taken in training._chunks(data, rate, 0.9, 0, PAIRS * CHUNK):
+                yield taken
 
-        pairs = np.array([(seconds(first), seconds(self)) for _ in range(PAIRS + 1)])[1:]
+        pairs = np.array(list(zip(seconds(first), seconds(self), strict=True)))
         quartiles = np.quantile(pairs[:, 1] / pairs[:, 0], (0.25, 0.5, 0.75))
         return RelativeTime(float(np.median(pairs[:, 0])), quartiles.tolist())
+
+    def _chunks(
+        self, data: Dataset, rate: float, momentum: float, seed: int, steps: int
+    ) -> Iterator[tuple["_Carry", float]]:
+        """What is carried after each chunk, and the CPU seconds that the chunk took."""
+        program = _program(self)
+        images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
+        # Dispatch is asynchronous: without waiting, the first weights would be timed as well.
+        carry = jax.block_until_ready(program.begin(jax.random.key(seed)))
+        order = batches(seed, len(data.train_y), steps, self.batch)
+        for start in range(0, steps, CHUNK):
+            chosen = jnp.asarray(order[start : start + CHUNK])
+            run = program.compiled(carry, images, labels, chosen)
+            numbers = np.int32(start), np.int32(steps), np.float32(rate), np.float32(momentum)
+            begun = time.process_time()
+            carry = jax.block_until_ready(run(carry, images, labels, chosen, *numbers))
+            yield carry, time.process_time() - begun
 
 
 class RelativeTime(NamedTuple):

@@ -1,6 +1,7 @@
 """Certified networks: one start for all methods, constraints that hold, known findings."""
 
 import dataclasses
+import time
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,6 @@ from studies.certified.training import (
     CHUNK,
     PAIRS,
     RelativeTime,
-    Trained,
     Training,
     _program,
 )
@@ -164,18 +164,31 @@ def test_the_steps_at_equal_time_follow_the_measured_ratio(monkeypatch):
     assert row["time"]["steps"] == 3 * CHUNK
 
 
-def test_relative_time_compares_equal_work(monkeypatch):
+def test_relative_time_compares_chunks_that_run_in_turn(monkeypatch):
     """Seconds that grow with other work on the machine leave the ratio as it is."""
     first, other = (_training(name) for name in ("manifold Muon", "AdamW, free"))
-    clock = iter(np.linspace(1.0, 2.0, 2 * (PAIRS + 1)))
+    clock = iter(np.linspace(1.0, 2.0, 2 * PAIRS))
 
-    def train(self, data, rate, momentum, seed, steps):
-        return Trained(None, next(clock) * (3.0 if self == other else 1.0), steps)
+    def chunks(self, data, rate, momentum, seed, steps):
+        for _ in range(steps // CHUNK):
+            yield None, next(clock) * (3.0 if self == other else 1.0)
 
-    monkeypatch.setattr(Training, "train", train)
+    monkeypatch.setattr(Training, "_chunks", chunks)
     found = other.relative_time(first, load_digits(0))
     np.testing.assert_allclose(found.quartiles, 3, rtol=0.05)
     np.testing.assert_allclose(found.seconds, 3 * found.reference, rtol=0.05)
+
+
+def test_the_time_of_a_chunk_is_without_the_first_weights(monkeypatch):
+    """The weights are there before the clock is read for the first time."""
+    training, order = _training("AdamW, free"), []
+    wait, clock = jax.block_until_ready, time.process_time
+    monkeypatch.setattr(jax, "block_until_ready", lambda x: (order.append("wait"), wait(x))[1])
+    monkeypatch.setattr(time, "process_time", lambda: (order.append("clock"), clock())[1])
+    data = load_digits(0)
+    data = data._replace(train_x=data.train_x[..., None], test_x=data.test_x[..., None])
+    training.train(data, 0.01, 0.9, 0, CHUNK)
+    assert order == ["wait", "clock", "wait", "clock"]
 
 
 @pytest.mark.parametrize("peak", [(0, 0.9), (-9, 0.975), (7, 0.2)])
