@@ -18,6 +18,7 @@ from studies.certified.networks import NETWORKS
 from studies.certified.picture import picture
 from studies.certified.training import CHUNK, RelativeTime, Trained, Training
 from studies.datasets import Dataset, load_cifar10, load_digits, load_mnist
+from studies.records import read_record
 from studies.study import Cell, Record, Row, Study, option
 
 
@@ -85,6 +86,8 @@ class CertifiedNetworks(Study):
     offset: float = option(0.0, "of the loss; 0: that of the data set")
     temperature: float = option(0.0, "of the loss; 0: that of the data set")
     held_out: float = option(1 / 6, "share of the training images on which rates are chosen")
+    tuned: Path | None = option(
+        None, "record whose rates and momenta are taken, in place of a search", recorded=False)
     octaves: int = option(0, "by which the rates are moved at which tuning starts")
     attacked: int = option(500, "test images that are attacked")
     seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the first weights and of the batches")
@@ -123,7 +126,8 @@ class CertifiedNetworks(Study):
         data, training = self._data(), self._training(cell["network"], cell["method"])
         first = self._training(cell["network"], self.methods[0])
         split = self.images, self.data_dir, self.held_out
-        tuned, speed = _tuned(*split, training, self.epochs), _timed(*split, training, first)
+        tuned = self._read(cell) or _tuned(*split, training, self.epochs)
+        speed = _timed(*split, training, first)
         rate, momentum, seed = 2.0**tuned.log2_rate, tuned.momentum, cell["seed"]
         steps = _steps(data, self.epochs, self.batch)
         budget = self.seconds or speed.reference * steps / CHUNK
@@ -136,6 +140,16 @@ class CertifiedNetworks(Study):
             "epochs": self._judged(training, by_epochs, attack=True),
             "time": self._judged(training, by_time),
         }
+
+    def _read(self, cell: Cell) -> "Tuned | None":
+        """The rate and the momentum of this network and method in the record `tuned`."""
+        if self.tuned is None:
+            return None
+        names = {key: cell[key] for key in ("network", "method")}
+        for row in read_record(self.tuned, self.name)["rows"]:
+            if names.items() <= row.items() and "momentum" in row:
+                return Tuned(**{field: row[field] for field in Tuned._fields})
+        raise ValueError(f"{self.tuned} has no rate and momentum of {names}; leave --tuned out")
 
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         return summary(rows, self.networks, self.methods)

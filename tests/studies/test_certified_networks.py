@@ -24,6 +24,7 @@ from studies.certified.training import (
     _program,
 )
 from studies.datasets import load_digits
+from studies.records import write_record
 from tests.compiled import ask, point_of
 
 TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seeds=(0,))
@@ -189,6 +190,18 @@ def test_the_time_of_a_chunk_is_without_the_first_weights(monkeypatch):
     data = data._replace(train_x=data.train_x[..., None], test_x=data.test_x[..., None])
     training.train(data, 0.01, 0.9, 0, CHUNK)
     assert order == ["wait", "clock", "wait", "clock"]
+
+
+def test_rates_and_momenta_of_another_record(tmp_path):
+    row = {"network": "fc-256", "method": "manifold Muon", "log2_rates": [-3], "momenta": [0.8],
+           "tuning": [[1.0] * 4], "log2_rate": -3, "momentum": 0.8}  # fmt: skip
+    path = write_record(tmp_path / "a.json", {"study": "certified", "rows": [row]})
+    study = dataclasses.replace(TINY, tuned=path)
+    found = study._read(study.cells()[0])
+    assert found == Tuned([-3], [0.8], [[1.0] * 4], -3, 0.8)
+    with pytest.raises(ValueError, match="no rate and momentum of .*AdamW"):
+        study._read({"network": "fc-256", "method": "AdamW, free", "seed": 0})
+    assert TINY._read(study.cells()[0]) is None
 
 
 @pytest.mark.parametrize("peak", [(0, 0.9), (-9, 0.975), (7, 0.2)])
