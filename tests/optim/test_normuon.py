@@ -12,6 +12,7 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS, Spectral
+from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 
 MUON = Euclidean(Spectral())
 SHAPES = {"w": (6, 4), "kernel": (3, 5), "stack": (2, 3, 4), "fused": (6, 3), "bias": (4,)}
@@ -148,3 +149,25 @@ def test_the_state_of_another_tree():
     tx, params = optim.scale_by_neuron_rms(MUON), {"w": jnp.ones((2, 2))}
     with pytest.raises(ValueError, match=r"the state knows no parameters \['w'\]"):
         tx.update(params, tx.init({}), params)
+
+
+def test_sparse_and_switching_gradients_keep_the_length_of_the_direction():
+    """A row that was zero for long has a tiny running mean: it must not make the step longer."""
+    shape, geometry = (7, 4), Euclidean(Spectral())
+    steepest, link = optim.scale_by_steepest(geometry), optim.scale_by_neuron_rms(geometry)
+
+    @jax.jit
+    def run(grads):
+        point = jnp.zeros(shape)
+
+        def step(states, grad):
+            direction, first = steepest.update(grad, states[0], point)
+            scaled, second = link.update(direction, states[1], point)
+            return (first, second), (direction, scaled)
+
+        return jax.lax.scan(step, (steepest.init(point), link.init(point)), grads)[1]
+
+    for family in GRADIENT_FAMILIES:
+        grads = np.float32(gradient_sequence(family, shape, 300, seed=2))
+        direction, scaled = (np.linalg.norm(x, axis=(1, 2)) for x in run(grads))
+        np.testing.assert_allclose(scaled, direction, rtol=1e-5)
