@@ -24,6 +24,7 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     EmbeddingRows,
+    Euclidean,
     Grassmann,
     Hypersphere,
     Isospectral,
@@ -47,6 +48,7 @@ from manifoldmuon.manifolds.solvers import (
     Resolvents,
 )
 from manifoldmuon.norms import FanRatio, Frobenius, Spectral, scale_of
+from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 
 MATRICES = {
     "Stiefel": Stiefel(),
@@ -336,6 +338,71 @@ def check_training(name: str, scales: list[int | None], draws: int) -> float:
     return worst
 
 
+# What carries a dual from step to step, and a norm estimated from a vector that is carried.
+WARM = (
+    "Stiefel, FixedPoint",
+    "Stiefel, DualAscent",
+    "Stiefel, ADMM",
+    "SpectralSphere",
+    "Hypersphere, spectral steps",
+    "normalized momentum",
+)
+EXCESS = 0.75  # of normalised updates over their budgets: at most .6 is measured
+
+sequences = st.tuples(
+    st.sampled_from(GRADIENT_FAMILIES), st.sampled_from((1, 5, 50)), st.integers(0, 2**31)
+)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def walk(name: str, point: Any, grads: Any) -> tuple[Any, ...]:
+    """Return points, directions and gaps along a sequence of gradients, duals carried."""
+    manifold = MATRICES.get(name, Stiefel())
+    free = Euclidean(Spectral())
+    tx = optim.normalize(optax.trace(0.9), free)
+
+    def step(carry, grad):
+        point, dual = carry
+        if name not in MATRICES:
+            direction, dual = tx.update(grad, dual, point)
+            return (point, dual), (point, direction, jnp.zeros(()))
+        answer = manifold.steepest(point, grad, dual)
+        moved = manifold.retract(point, -0.05 * answer.direction)
+        return (moved, answer.dual), (point, answer.direction, answer.gap)
+
+    dual = manifold.init_dual(point.shape) if name in MATRICES else tx.init(point)
+    return jax.lax.scan(step, (point, dual), grads)[1]
+
+
+def check_switching(
+    name: str, sequence: tuple[str, int, int], steps: int = 200
+) -> dict[str, float]:
+    """Check sparse and switching gradients over hundreds of steps; return the worst figures.
+
+    Raises:
+      AssertionError: a figure is beyond its limit, or an answer is not finite.
+    """
+    family, period, draws = sequence
+    shape, found = (7, 4), dict.fromkeys(LIMITS, 0.0)
+    grads = gradient_sequence(family, shape, steps, period, draws).astype(np.float32)
+    drawn = np.random.default_rng(draws).standard_normal(shape).astype(np.float32)
+    point = draw(MATRICES.get(name, Stiefel()), drawn)
+    answers = [np.asarray(x, np.float64) for x in walk(name, point, grads)]
+    assert all(np.isfinite(x).all() for x in answers), f"not finite: {name}, {sequence}"
+    for k, (w, a, gap) in enumerate(zip(*answers, strict=True)):
+        if name not in MATRICES:
+            found["norm above 1"] = max(found["norm above 1"], float(np.linalg.norm(a, 2)) - 1)
+        elif (k % 10 == 0 or k % period == 0) and grads[k].any():
+            scaled = grads[k] / np.abs(grads[k]).max().astype(np.float64)
+            figures = _measure(MATRICES[name], w, scaled, a, gap)
+            for key, figure in zip(LIMITS, figures, strict=False):
+                found[key] = max(found[key], figure)
+    for key, figure in found.items():
+        limit = EXCESS if name not in MATRICES else LIMITS[key]
+        assert figure <= limit, f"{key}: {figure:.2g} > {limit:.2g} in {name}, {sequence}"
+    return found
+
+
 runs = st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_size=6)
 
 
@@ -347,7 +414,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parse(parser, argv)
     worst: dict[str, dict[str, float]] = {}
-    counts = dict.fromkeys(("directions", "runs"), 0)
+    counts = dict.fromkeys(("directions", "runs", "sequences"), 0)
     profile = settings(
         max_examples=options.examples,
         deadline=None,
@@ -368,6 +435,12 @@ def main(argv: list[str] | None = None) -> None:
         table = worst.setdefault(name, {"distance from the set": 0.0})
         table["distance from the set"] = max(table["distance from the set"], figure)
 
+    def switching(name: str, sequence: tuple[str, int, int]) -> None:
+        counts["sequences"] += 1
+        table = worst.setdefault(f"{name}, switching", dict.fromkeys(LIMITS, 0.0))
+        for key, figure in check_switching(name, sequence).items():
+            table[key] = max(table[key], figure)
+
     def draw_all(function: Any, *strategies: st.SearchStrategy) -> None:
         seed(options.seed)(profile(given(*strategies)(function)))()
         # Compiled programs are mapped into memory piece by piece, and Linux allows 65530 pieces.
@@ -378,12 +451,15 @@ def main(argv: list[str] | None = None) -> None:
             draw_all(direction, cases((name,), SHAPES, (dtype,)))
     for name in LINKS:
         draw_all(training, st.just(name), runs, st.integers(0, 2**31))
+    for name in WARM:
+        draw_all(switching, st.just(name), sequences)
     for name, table in sorted(worst.items()):
         print(f"{name:45}", *(f"{figure:9.1e}" for figure in table.values()))
     record = {
         "what": "the worst figures of random cases, measured in float64",
         "limits": LIMITS,
         "limits_of_residuals": RESIDUALS,
+        "limit_of_normalized_updates": 1 + EXCESS,
         "float64": OF_FLOAT64,
         "short_dtypes": "their eps, where that is larger",
         "seed": options.seed,

@@ -229,6 +229,10 @@ STAY: dict[str, tuple[str, ...]] = {
     "test_xla_defaults.py::test_laws_with_optimised_programs": ("stiefel wide, scaled",),
     "test_reliability.py::test_a_splitting_that_fails_gives_way_to_the_tangent_part": (),
     "test_reliability.py::test_trainings": ("manifold_muon",),
+    "test_reliability.py::test_warm_starts_with_sparse_and_switching_gradients": (
+        "Stiefel, ADMM",
+        "normalized momentum",
+    ),
     "test_reliability.py::test_what_random_cases_have_found": (),
     "test_shard_map.py::test_directions_and_retractions": (
         "sphere by great circles",

@@ -77,6 +77,22 @@ def test_trainings(name):
     train()
 
 
+@pytest.mark.parametrize("name", reliability.WARM)
+def test_warm_starts_with_sparse_and_switching_gradients(name):
+    families = reliability.GRADIENT_FAMILIES
+    for seed, (family, period) in enumerate(zip(families, 3 * (5, 50, 1), strict=False)):
+        reliability.check_switching(name, (family, period, seed))
+
+
+def test_every_solver_with_a_dual_is_among_the_warm_starts():
+    def carries(manifold):
+        return jax.tree.leaves(jax.eval_shape(lambda: manifold.init_dual((4, 4))))
+
+    square = {k: v for k, v in reliability.MATRICES.items() if not k.startswith("Grassmann")}
+    carried = {name for name, manifold in square.items() if carries(manifold)}
+    assert carried == set(reliability.WARM) & reliability.MATRICES.keys()
+
+
 def test_a_broken_bound_is_found(monkeypatch):
     """A certificate that promises too much: the optimum for whatever was found."""
     promised = reliability.ask
