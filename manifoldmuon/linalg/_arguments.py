@@ -41,20 +41,24 @@ def check_number(
 
 
 def check_fields(value: Any, **ranges: str) -> None:
-    """Raise `ValueError` unless these fields of a dataclass are numbers in their ranges.
+    """Raise `ValueError` unless fields of a dataclass hold numbers in their ranges, and flags.
 
-    A field annotated as `int` must hold an integer; one that may be None may hold None.
+    A field annotated as `int` must hold an integer, one annotated as `bool` a bool; one that may
+    be None may hold None.
 
     Args:
       value: an instance of a dataclass.
-      **ranges: by field name, the interval of the values allowed; see `check_number`.
+      **ranges: by field name, the interval of the numbers allowed; see `check_number`.
     """
-    kinds = {field.name: str(field.type) for field in dataclasses.fields(value)}
-    for field, within in ranges.items():
-        held, kind = getattr(value, field), kinds[field]
-        if held is not None or "None" not in kind:
-            name = f"{type(value).__name__}.{field}"
-            check_number(name, held, within=within, whole=kind.split()[0] == "int")
+    for field in (field for field in dataclasses.fields(value) if field.init):
+        held, kind = getattr(value, field.name), str(field.type).removesuffix(" | None")
+        name = f"{type(value).__name__}.{field.name}"
+        if held is None and kind != field.type:
+            continue
+        if field.name in ranges:
+            check_number(name, held, within=ranges[field.name], whole=kind.split()[0] == "int")
+        elif kind == "bool" and not isinstance(held, bool):
+            raise ValueError(f"{name} must be True or False; got {shown(held)}")
 
 
 def check_dtype(name: str, dtype: Any) -> None:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._arguments import check_dtype
+from manifoldmuon.linalg._arguments import check_dtype, check_fields
 from manifoldmuon.linalg._matrix import check_precision, mT, one_for_zero, product, rounding
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
@@ -91,6 +91,7 @@ class NewtonSchulz(MsignMethod):
     def __post_init__(self):
         check_schedule("NewtonSchulz.schedule", self.schedule)
         check_precision("NewtonSchulz.precision", self.precision)
+        check_fields(self)
         if self.operands is not None:
             check_dtype("NewtonSchulz.operands", self.operands)
 

@@ -193,9 +193,12 @@ def require_axes(manifold: Manifold, shape: tuple[int, ...]) -> None:
 
 
 def require_norm(manifold: Manifold, *kinds: type[Norm]) -> None:
-    """Raises `ValueError` where steps are to be measured in a norm that has no solver here."""
-    if not isinstance(manifold.norm, kinds):
-        raise ValueError(_wrong_kind(manifold, "step_norm", kinds, manifold.norm))
+    """Raise `ValueError` for a norm of steps that has no solver here, or is for other axes."""
+    if not isinstance(norm := manifold.norm, kinds):
+        raise ValueError(_wrong_kind(manifold, "step_norm", kinds, norm))
+    if norm.ndim != manifold.ndim:
+        name, ndim = type(manifold).__name__, manifold.ndim
+        raise ValueError(f"{name}.step_norm must be for {ndim} axes; got {shown(norm)}")
 
 
 def require_kind(manifold: Manifold | LaidOut, field: str, *kinds: type) -> None:
@@ -208,14 +211,6 @@ def _wrong_kind(holder: object, field: str, kinds: tuple[type, ...], value: obje
     names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
     hint = "; write an instance, with parentheses" if callable(value) else ""
     return f"{type(holder).__name__}.{field} must be {names}; got {shown(value)}{hint}"
-
-
-def require_matrix_norm(manifold: Manifold) -> None:
-    """Raises `ValueError` where steps are to be measured in what is no norm of matrices."""
-    require_norm(manifold, Norm)
-    if manifold.norm.ndim != 2:
-        name = type(manifold).__name__
-        raise ValueError(f"{name}.step_norm must be for 2 axes; got {manifold.norm!r}")
 
 
 def require_projection(manifold: Manifold, solver: object) -> None:

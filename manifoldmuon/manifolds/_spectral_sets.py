@@ -43,7 +43,7 @@ from manifoldmuon.manifolds._manifold import (
     euclidean_direction,
     require_axes,
     require_kind,
-    require_matrix_norm,
+    require_norm,
     require_projection,
     rounded,
     stay_if_still,
@@ -137,7 +137,7 @@ class SpectralSphere(_Bounded):
     def __post_init__(self):
         check_scale("SpectralSphere.scale", self.scale)
         require_kind(self, "solver", Bracket)
-        require_matrix_norm(self)
+        require_norm(self, Norm)
         check_fields(self, lanczos="[1, inf)")
 
     def tangent(
@@ -320,7 +320,7 @@ class SpectralBall(_WithBoundary):
 
     def __post_init__(self):
         check_scale("SpectralBall.scale", self.scale)
-        require_matrix_norm(self)
+        require_norm(self, Norm)
         _check_boundary(self)
 
     def fast(self) -> "SpectralBall":
@@ -363,7 +363,7 @@ class SpectralBand(_WithBoundary):
     def __post_init__(self):
         check_scale("SpectralBand.scale", self.scale)
         check_fields(self, low="[0, inf)", high="(0, inf)")
-        require_matrix_norm(self)
+        require_norm(self, Norm)
         _check_boundary(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")

@@ -28,7 +28,6 @@ from manifoldmuon.manifolds._manifold import (
     never_fused,
     require_axes,
     require_kind,
-    require_matrix_norm,
     require_norm,
     require_projection,
     rounded,
@@ -93,10 +92,6 @@ class Hypersphere(Manifold):
         require_kind(self, "solver", Bracket)
         check_fields(self, ndim="[1, inf)")
         require_norm(self, Norm)
-        if self.norm.ndim != self.ndim:
-            raise ValueError(
-                f"Hypersphere.step_norm is for {self.norm.ndim} axes, and ndim is {self.ndim}"
-            )
 
     @property
     def norm(self) -> Norm:
@@ -206,7 +201,7 @@ class EmbeddingRows(Manifold):
         check_scale("EmbeddingRows.scale", self.scale)
         require_kind(self, "retraction", SphereRetraction)
         require_kind(self, "solver", BarzilaiBorwein, DouglasRachford)
-        require_matrix_norm(self)
+        require_norm(self, Norm)
         require_projection(self, self.solver)
 
     @property

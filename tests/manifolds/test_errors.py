@@ -52,7 +52,7 @@ def test_shapes(manifold, shape, message):
         ),
         (
             lambda: Hypersphere(ndim=2, step_norm=Frobenius(1)),
-            "Hypersphere.step_norm is for 1 axes, and ndim is 2",
+            "Hypersphere.step_norm must be for 2 axes; got Frobenius",
         ),
         (lambda: EmbeddingRows(step_norm=Frobenius(1)), "EmbeddingRows.step_norm .* 2 axes"),
         (lambda: SpectralSphere(step_norm=Frobenius(1)), "SpectralSphere.step_norm .* 2 axes"),
