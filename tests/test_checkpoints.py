@@ -460,7 +460,10 @@ def test_another_layout_of_the_state_is_refused(run, monkeypatch):
 def test_another_tree_is_refused(run):
     folder, _, table, tree = run
     for target, reason in [
-        (start(TRANSFORMATIONS["muon"]), "'state/0/trace/b' was float32[16] and is nothing; "),
+        (
+            start(TRANSFORMATIONS["muon"]),
+            "'state/1/dual/w/shift' was float32[8,8] and is nothing; ",
+        ),
         (tree | {"key": jax.random.PRNGKey(0)}, "'key' was key<fry>[] and is uint32[2]; "),
         ({"params": tree["params"]}, "'key' was key<fry>[] and is nothing; "),
     ]:
