@@ -50,6 +50,7 @@ from manifoldmuon.linalg._matrix_norms import (
     spectral_norm,
 )
 from manifoldmuon.linalg._msign import (
+    BOUNDED_MSIGN,
     DEFAULT_MSIGN,
     TRAINING_MSIGN,
     msign,
@@ -82,6 +83,7 @@ __all__ = [
     "QDWH",
     "QUINTIC",
     "SVD",
+    "BOUNDED_MSIGN",
     "TRAINING_MSIGN",
     "FixedSchedule",
     "GramEigh",

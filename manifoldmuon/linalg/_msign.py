@@ -33,6 +33,16 @@ takes one pass (bfloat16 factors on a TPU, TF32 on a GPU), which adds up to 0.01
 `dataclasses.replace(TRAINING_MSIGN, precision=jax.lax.Precision.HIGHEST)` takes float32.
 """
 
+BOUNDED_MSIGN = NewtonSchulz(
+    PolarExpress(1e-2, steps=4, safety=1.001, cushion=0.03, contract=True),
+    precision=jax.lax.Precision.DEFAULT,
+)
+"""`TRAINING_MSIGN` divided by its largest value, 1.0136: no singular value ends above 1.
+
+`Norm.fast` takes it, so that directions have norm at most 1. On accelerators the rounding of
+`TRAINING_MSIGN` stays.
+"""
+
 
 def msign(
     x: Float[Array, "*batch m n"], method: MsignMethod | None = None

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon.linalg import (
+    BOUNDED_MSIGN,
     TRAINING_MSIGN,
     check_fields,
     frobenius_norm,
@@ -53,6 +54,8 @@ from manifoldmuon.norms import (
     check_scale,
     scale_of,
 )
+
+_SMOOTH = (BOUNDED_MSIGN, TRAINING_MSIGN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +224,7 @@ class EmbeddingRows(Manifold):
         if self._closed:
             return self
         # Only a duality map that is smooth is followed from afar.
-        smooth = isinstance(norm, Spectral) and norm.method == TRAINING_MSIGN
+        smooth = isinstance(norm, Spectral) and norm.method in _SMOOTH
         few = dataclasses.replace(self.solver, steps=min(self.solver.steps, 4))
         return with_fast_norm(self, solver=BarzilaiBorwein(steps=1) if smooth else few)
 

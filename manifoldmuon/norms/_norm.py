@@ -175,7 +175,7 @@ class Norm(abc.ABC):
     def fast(self) -> "Norm":
         """This norm with its duality map at the price of a training step, where that differs.
 
-        The spectral norms that name no method take `linalg.TRAINING_MSIGN`; all others are as they
+        The spectral norms that name no method take `linalg.BOUNDED_MSIGN`; all others are as they
         are.
         """
         return self

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import (
-    TRAINING_MSIGN,
+    BOUNDED_MSIGN,
     MsignMethod,
     check_method,
     clip_singular_values,
@@ -197,7 +197,7 @@ _Spectral = TypeVar("_Spectral", Spectral, ConvRMSToRMS)
 
 
 def _fast(norm: _Spectral) -> _Spectral:
-    return norm if norm.method else dataclasses.replace(norm, method=TRAINING_MSIGN)
+    return norm if norm.method else dataclasses.replace(norm, method=BOUNDED_MSIGN)
 
 
 def _gap(gained: Float[Array, "*batch"], missed: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

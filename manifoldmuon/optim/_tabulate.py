@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from manifoldmuon.linalg import TRAINING_MSIGN
+from manifoldmuon import linalg
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold, Orthogonal, Stiefel
 from manifoldmuon.manifolds.solvers import ByPlatform
 from manifoldmuon.norms import ConvRMSToRMS, LongestRow, Spectral
@@ -317,8 +317,9 @@ def brief(value: Any, without: tuple[str, ...] = ()) -> str:
     """A frozen value as text: its fields that are not at their defaults."""
     if isinstance(value, ByPlatform):  # the presets; the other solver has fewer passes
         return brief(value.cpu)
-    if value == TRAINING_MSIGN:
-        return "TRAINING_MSIGN"
+    for name in ("TRAINING_MSIGN", "BOUNDED_MSIGN"):
+        if value == getattr(linalg, name):
+            return name
     if not dataclasses.is_dataclass(value):
         return repr(value)
     shown = []

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks._passes import multiplications
-from manifoldmuon.linalg import SVD, TRAINING_MSIGN
+from manifoldmuon.linalg import BOUNDED_MSIGN, SVD
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     EmbeddingRows,
@@ -79,7 +79,7 @@ def test_what_was_chosen_stays(case):
     fast = case.manifold.fast()
     assert isinstance(fast.norm, Frobenius) == isinstance(case.manifold.norm, Frobenius)
     named = getattr(case.manifold.norm, "method", None)
-    assert getattr(fast.norm, "method", None) in (named, TRAINING_MSIGN if named is None else named)
+    assert getattr(fast.norm, "method", None) in (named, BOUNDED_MSIGN if named is None else named)
 
 
 def test_choices_by_name():
@@ -155,7 +155,7 @@ def test_certificates_say_what_it_costs(manifold, shape):
         jax.device_get(settle(m, point, grad, m.init_dual(shape))) for m in (fast, manifold)
     )
     gained, optimum = (np.sum(grad * answer.direction) for answer in (quick, exact))
-    assert ask(manifold.norm.norm, quick.direction) < 1.02
+    assert np.max(ask(manifold.norm.norm, quick.direction)) <= 1 + 1e-5
     # What the exact direction attains is below the bound that the quick one certifies.
-    assert gained / optimum > 1 - np.max(quick.gap) - 1e-3
+    assert gained / optimum >= 1 - np.max(quick.gap) - 1e-6
     assert gained / optimum > 0.85
