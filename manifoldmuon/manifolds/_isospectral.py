@@ -40,9 +40,7 @@ from manifoldmuon.manifolds.retractions import positive_qr
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Spectral, scale_of
 
-# Singular values closer than this, relative to the largest, count as equal: float32 could not tell
-# their singular vectors apart.
-_TIED = 1e-6
+_TIED = 1e-6  # singular values closer than this, relative to the largest, count as equal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +56,8 @@ class Isospectral(Manifold):
     values differ it is the problem of the largest `<G, A>` over contractions with a diagonal of
     zeros. The direction is `msign` of the tangent part of the gradient, made tangent and shortened
     to norm 1. Its gap is a true bound, and says what that misses: 0 where all are equal and W is
-    square, some 2 to 20 % otherwise.
+    square, some 2 to 20 % otherwise, more where values nearly tie: closer than `3 sqrt(eps)` of the
+    largest their singular vectors are decided by rounding, and no step turns them apart.
 
     Attributes:
       singular_values: from the largest, which is positive, to the smallest; one for each row or
@@ -139,7 +138,9 @@ class Isospectral(Manifold):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         scaled, exponent = prescale(vector, 2)
-        part = self._tangent_part(*self._singular_vectors(self._unit(point)), tall(scaled))
+        unit = self._unit(point)
+        vectors = self._singular_vectors(unit)
+        part = self._tangent_part(*vectors, tall(scaled), _nearly_tied(unit.dtype))
         part = times_power_of_two(part, exponent, 2)
         return turned_like(part, vector).astype(vector.dtype)
 
@@ -149,10 +150,18 @@ class Isospectral(Manifold):
         unit, high = self._unit(point), tall(grad)
         left, right = self._singular_vectors(unit)
 
-        def tangent(vector):
-            return self._tangent_part(left, right, vector)
+        near = _nearly_tied(unit.dtype)
+        unsure, magnified = _resolved(self.singular_values, near)
 
-        direction, gap, residual = projected_direction(high, tangent, self.norm, shorten=True)
+        def tangent(vector):
+            return self._tangent_part(left, right, vector, near)
+
+        def beyond(vector):  # from the projection onto all that may be tangent
+            return self._tangent_part(left, right, vector, _TIED, unsure) - tangent(vector)
+
+        direction, gap, residual = projected_direction(
+            high, tangent, self.norm, magnified, beyond if unsure.any() else None
+        )
         if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             gap = 0 * gap
         size = scale_of(self.norm.scale, grad.shape[-2:])
@@ -226,9 +235,23 @@ class Isospectral(Manifold):
         left: Float[Array, "*batch p q"],
         right: Float[Array, "*batch q q"],
         vector: Float[Array, "*batch p q"],
+        near: float,
+        kept: np.ndarray | None = None,
     ) -> Float[Array, "*batch p q"]:
-        """The orthogonal projection, given the singular vectors of a tall point."""
-        tied, gone, void = _ties(self.singular_values, vector.ndim)
+        """The orthogonal projection, given the singular vectors of a tall point.
+
+        Args:
+          left: by columns.
+          right: by columns.
+          vector: tall.
+          near: singular values closer than this, relative to the largest, count as equal.
+          kept: of which singular values everything counts as tangent.
+        """
+        tied, gone, void = _ties(self.singular_values, vector.ndim, near)
+        if kept is not None:
+            known = ~kept
+            tied, void = (x & known & known[:, None] for x in (tied, void))
+            gone = gone & known
         turned = product(vector, right)
         inner = product(mT(left), turned)
         outer = turned - product(left, inner)
@@ -238,13 +261,35 @@ class Isospectral(Manifold):
         return product(product(left, inner) + outer, mT(right))
 
 
-def _ties(spectrum: tuple[float, ...], ndim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _nearly_tied(dtype) -> float:
+    """Return how close singular values are whose vectors rounding mixes by more than sqrt(eps).
+
+    The vectors of two that differ by d are known to eps / d. A direction that turned them apart
+    would not be tangent to more than that.
+    """
+    return max(_TIED, 3 * float(jnp.finfo(dtype).eps) ** 0.5)
+
+
+def _resolved(spectrum: tuple[float, ...], near: float) -> tuple[np.ndarray, float]:
+    """Return which singular values nearly tie, and one over the least distance of the others.
+
+    Distances are relative to the largest and those from zero count. Equal values do not nearly tie.
+    """
+    values = np.append(spectrum, 0.0) / spectrum[0]
+    apart = np.abs(values[:, None] - values)
+    unsure = np.any((apart > _TIED) & (apart <= near), axis=0)[:-1]
+    return unsure, float(1 / np.min(apart, where=apart > near, initial=1.0))
+
+
+def _ties(
+    spectrum: tuple[float, ...], ndim: int, near: float = _TIED
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which pairs of singular values are equal, which are zero, and which pairs are both zero."""
     values = np.asarray(spectrum) / spectrum[0]
     values = values.reshape(*(1,) * (ndim - 1), -1)
-    gone = values <= _TIED
+    gone = values <= near
     return (
-        np.abs(values - np.swapaxes(values, -1, -2)) <= _TIED,
+        np.abs(values - np.swapaxes(values, -1, -2)) <= near,
         gone,
         gone & np.swapaxes(gone, -1, -2),
     )

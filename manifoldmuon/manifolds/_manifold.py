@@ -108,7 +108,7 @@ class Manifold(abc.ABC):
     def fast(self) -> "Manifold":
         """This set at the price of a training step, where that differs from what is asked for.
 
-        Norms take `linalg.TRAINING_MSIGN` unless they name a method, multipliers one or two signs a
+        Norms take `linalg.BOUNDED_MSIGN` unless they name a method, multipliers one or two signs a
         step, Stiefel points `solvers.FAST`; balls and bands leave their boundary to the retraction,
         which in a ball is `Clip(TRAINING_MSIGN)` where it is the default. Certificates say what it
         costs; those of balls and bands are of flat space then, and know no boundary. A norm that
@@ -250,7 +250,7 @@ def stay_if_still(
 
 
 def euclidean_direction(
-    grad: Float[Array, "..."], tangent: Callable[[Any], Any], ndim: int
+    grad: Float[Array, "..."], tangent: Callable[[Any], Any], ndim: int, magnified: float = 1.0
 ) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
     """The direction of the tangent part of each gradient: steepest in the Euclidean norm.
 
@@ -262,6 +262,7 @@ def euclidean_direction(
       grad: gradients at any scale, in their own dtype: it says what they are rounded to.
       tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
       ndim: how many trailing axes make one gradient.
+      magnified: by what the projection magnifies rounding errors.
 
     Returns:
       `(direction, gap, residual)`: unit or zero arrays, float32 or wider; the gap of each, with
@@ -272,7 +273,7 @@ def euclidean_direction(
     part = tangent(scaled)
     length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     unit = float(jnp.finfo(scaled.dtype).eps)
-    noise = 8 * unit * whole
+    noise = 8 * magnified * unit * whole
     heard = ~(length <= jnp.maximum(noise, rounding_loss(grad.dtype) * whole))
     # Once more: where the tangent part is small, the first pass left relatively much behind.
     direction = normalize(part, ndim)

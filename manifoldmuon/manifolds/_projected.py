@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from manifoldmuon.linalg import (
     inner_product,
     msign,
     nuclear_parts,
+    one_for_zero,
     over,
     prescale,
     spectral_bound,
@@ -25,7 +27,8 @@ def projected_direction(
     grad: Float[Array, "*batch m n"],
     tangent: Callable[[Any], Any],
     norm: Spectral | Frobenius,
-    shorten: bool = False,
+    magnified: float | None = None,
+    beyond: Callable[[Any], Any] | None = None,
 ) -> tuple[Float[Array, "*batch m n"], Float[Array, "*batch"], Float[Array, "*batch"]]:
     """The duality map of the tangent part of each gradient.
 
@@ -39,33 +42,41 @@ def projected_direction(
       grad: gradients at any scale, in their own dtype: it says what they are rounded to.
       tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
       norm: the norm of steps, whose scale is left to the caller.
-      shorten: for other projections, which may make the polar factor longer than 1 and round twice
-        as much; the gap then says what the direction misses.
+      magnified: for other projections, which may make the polar factor longer than 1: by what
+        their rounding errors are magnified. The gap then says what the direction misses.
+      beyond: the orthogonal projection onto what may be tangent as well; the gap counts it as lost.
 
     Returns:
       `(direction, gap, residual)`: directions of norm at most 1 at unit scale, float32 or wider;
       a bound, rounding included, on the share of the optimum that each misses; and
       `||A - P A Q||_F / k` of the raw direction A, with k the smaller side.
     """
-    if isinstance(norm, Frobenius):
-        return euclidean_direction(grad, tangent, 2)
     scaled, _ = prescale(grad, 2)
+    lost = frobenius_norm(beyond(scaled)) if beyond else 0
+    if isinstance(norm, Frobenius):
+        direction, gap, residual = euclidean_direction(grad, tangent, 2, magnified or 1.0)
+        if beyond:
+            value = inner_product(scaled, direction)
+            share = value / one_for_zero(jnp.hypot(value, lost))
+            gap = jnp.where(value == 0, gap, 1 - share + share * gap)
+        return direction, gap, residual
     part = tangent(scaled)
     length, whole = frobenius_norm(part), frobenius_norm(scaled)
     unit, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
-    unit = 2 * unit if shorten else unit
+    unit = 2 * unit * magnified if magnified else unit
     heard = ~(length <= max(8 * unit, rounding_loss(grad.dtype)) * whole)
     sign = msign(part, norm.method)
     direction = tangent(sign)
-    lost = frobenius_norm(sign - direction)
-    if shorten:
-        most = jnp.minimum(jnp.maximum(spectral_bound(direction), 1), 1 + lost)
+    left = frobenius_norm(sign - direction)
+    if magnified:
+        most = jnp.minimum(jnp.maximum(spectral_bound(direction), 1), 1 + left)
         direction = direction / over(most, 2)
-    residual = lost / max(side, 1)
+    residual = left / max(side, 1)
     gained, missed = nuclear_parts(part, sign)
     # The nuclear norm of what rounding may have done to the tangent part.
     noise = (side + 4) * unit * whole
-    gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
+    upper = gained + missed + math.sqrt(side) * lost + noise
+    gap = relative_gap(upper, inner_product(part, direction) - noise)
     gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
     residual = jnp.where(heard, residual, 0)
     return jnp.where(over(heard, 2), direction, 0), gap, residual
