@@ -21,7 +21,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.norms import Frobenius, scale_of
+from manifoldmuon.norms import Frobenius, Infinity, LongestRow, Spectral, scale_of
 from manifoldmuon.testing import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
@@ -104,44 +104,77 @@ def _edges(manifold: SpectralBall | SpectralBand) -> tuple[float, float]:
 
 
 def size(manifold: Any, direction: np.ndarray) -> float:
-    """Its norm, which is the spectral or the Frobenius one, in units of the manifold's."""
-    order = None if isinstance(manifold.norm, Frobenius) else 2
-    return float(np.linalg.norm(direction, order)) / scale_of(manifold.norm.scale, direction.shape)
+    """Return its norm, in units of the manifold's."""
+    return size_of(manifold.norm, direction)
+
+
+def size_of(norm: Any, weight: np.ndarray) -> float:
+    """Return the spectral, Frobenius, `Infinity` or `LongestRow` norm, in float64."""
+    return float(_BALLS[type(norm)][0](weight)) / _unit(norm, weight)
 
 
 def most(manifold: Any, point: np.ndarray, grad: np.ndarray, normal: Normal) -> float:
     """The optimum of `<G, A>` over tangent A of norm 1, or what is known to be attained of it."""
-    part, tall = grad - normal(grad), grad.shape[0] >= grad.shape[1]
-    scale = scale_of(manifold.norm.scale, grad.shape)
-    if isinstance(manifold.norm, Frobenius):
-        return scale * float(np.linalg.norm(part))
-    if isinstance(manifold, Grassmann | DoublyStochastic):
-        return scale * float(np.linalg.norm(part, "nuc"))
-    if isinstance(manifold, Stiefel | Orthogonal):
+    norm, tall = manifold.norm, grad.shape[0] >= grad.shape[1]
+    if isinstance(norm, Spectral) and isinstance(manifold, Grassmann | DoublyStochastic):
+        return _unit(norm, grad) * float(np.linalg.norm(grad - normal(grad), "nuc"))
+    if isinstance(norm, Spectral) and isinstance(manifold, Stiefel | Orthogonal):
         w, g = (x if tall else x.T for x in (point, grad))
         u, _, vt = np.linalg.svd(w, full_matrices=False)
-        return scale * stiefel_optimum(u @ vt, g)
-    return scale * _attained(grad, part, normal)
+        return _unit(norm, grad) * stiefel_optimum(u @ vt, g)
+    return attained(norm, grad, normal)
 
 
-def _attained(grad: np.ndarray, part: np.ndarray, normal: Normal) -> float:
-    """The most that a walk of Douglas and Rachford's splitting gains with a spectral norm of 1."""
+def attained(norm: Any, grad: np.ndarray, normal: Normal) -> float:
+    """Return the most that a walk of Douglas and Rachford's splitting gains with norm 1.
+
+    In the Frobenius norm it is the optimum.
+
+    Args:
+      norm: see `size_of`.
+      grad: the gradient.
+      normal: from `normal_at`.
+    """
+    part, scale = grad - normal(grad), _unit(norm, grad)
+    measure, project = _BALLS[type(norm)]
     length = np.linalg.norm(part)
-    if length == 0:
-        return 0.0
+    if isinstance(norm, Frobenius) or length == 0:
+        return scale * float(length)
     push = grad * (np.sqrt(min(grad.shape)) / 3 / length)
-    found = length**2 / np.linalg.norm(part, 2)  # what the tangent part itself gains
+    found = length**2 / measure(part)  # what the tangent part itself gains
     z = -normal(push)
     for k in range(_STEPS):
-        u, s, vt = np.linalg.svd(z + push, full_matrices=False)
-        inside = u * np.minimum(s, 1) @ vt
+        inside = project(z + push)
         across = 2 * inside - z
         tangent = across - normal(across)
         z = z + tangent - inside
         if k % 10 == 9:
             kept = tangent - normal(tangent)  # of a huge normal part rounding has left something
-            found = max(found, np.sum(grad * kept) / max(1, np.linalg.norm(kept, 2)))
-    return float(found)
+            found = max(found, np.sum(grad * kept) / max(1, measure(kept)))
+    return scale * float(found)
+
+
+def _rows(x: np.ndarray) -> np.ndarray:
+    return np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def _clipped(x: np.ndarray) -> np.ndarray:
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    return u * np.minimum(s, 1) @ vt
+
+
+# Each norm, and the projection onto its ball.
+_BALLS: dict[type, tuple[Callable[[np.ndarray], Any], Normal]] = {
+    Spectral: (lambda x: np.linalg.norm(x, 2), _clipped),
+    Frobenius: (np.linalg.norm, lambda x: x / max(1, np.linalg.norm(x))),
+    Infinity: (lambda x: np.abs(x).max(), lambda x: np.clip(x, -1, 1)),
+    LongestRow: (lambda x: _rows(x).max(), lambda x: x / np.maximum(_rows(x), 1)),
+}
+
+
+def _unit(norm: Any, weight: np.ndarray) -> float:
+    shape = weight.shape[-1:] if isinstance(norm, LongestRow) else weight.shape
+    return scale_of(getattr(norm, "scale", 1.0), shape)
 
 
 def _scale(manifold: Any, point: np.ndarray) -> float:

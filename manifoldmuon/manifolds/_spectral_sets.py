@@ -41,6 +41,7 @@ from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
+    never_fused,
     require_axes,
     require_kind,
     require_norm,
@@ -155,7 +156,9 @@ class SpectralSphere(_Bounded):
     ) -> Steepest:
         unit = self._normal(point)
         if isinstance(self.norm, Frobenius):
-            return _euclidean(self.norm, grad, lambda v: _without(unit, v))
+            direction, gap, residual = euclidean_direction(grad, lambda v: _without(unit, v), 2)
+            size = scale_of(self.norm.scale, grad.shape[-2:])
+            return rounded(Steepest(size * direction, (), residual, gap), grad)
         return rounded(self.solver.solve(self.norm, unit, grad, dual), grad)
 
     def retract(
@@ -226,10 +229,8 @@ class _WithBoundary(_Bounded):
     ) -> Steepest:
         if self.solver is None:
             return rounded(Euclidean(self.norm).steepest(point, upcast(grad), dual), grad)
-        normal = self._normal(point)
-        if isinstance(self.norm, Frobenius):
-            return _euclidean(self.norm, grad, lambda v: v - normal(v))
-        return rounded(self.solver.solve(self.norm, normal, grad, cone=True), grad)
+        answer = self.solver.solve(self.norm, self._normal(point), grad, cone=True)
+        return rounded(answer, grad)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -394,17 +395,11 @@ def _inverse_root(excess: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
     return (identity + root) / jnp.sqrt(middle)
 
 
-def _euclidean(norm: Frobenius, grad: Float[Array, "*batch m n"], tangent) -> Steepest:
-    direction, gap, residual = euclidean_direction(grad, tangent, 2)
-    size = scale_of(norm.scale, grad.shape[-2:])
-    return rounded(Steepest(size * direction, (), residual, gap), grad)
-
-
 def _without(
     unit: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
 ) -> Float[Array, "*batch m n"]:
     """`V - U <U, V>` for `U` of length 1."""
-    return vector - unit * over(inner_product(unit, vector), 2)
+    return vector - never_fused(unit * over(inner_product(unit, vector), 2))
 
 
 def _check_boundary(manifold: _WithBoundary) -> None:

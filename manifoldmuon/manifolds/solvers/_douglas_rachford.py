@@ -12,7 +12,6 @@ from manifoldmuon.linalg import (
     check_fields,
     frobenius_norm,
     inner_product,
-    normalize,
     one_for_zero,
     over,
     varying_alike,
@@ -25,7 +24,7 @@ from manifoldmuon.manifolds.solvers._multipliers import (
     without_normal,
 )
 from manifoldmuon.manifolds.solvers._solver import Steepest
-from manifoldmuon.norms import Norm
+from manifoldmuon.norms import Frobenius, Norm
 
 _START = 100  # what is below the mean by this factor starts short of norm 1
 
@@ -60,7 +59,7 @@ class DouglasRachford:
 
         On a cone the tangent part of the gradient stands in where it gains more than what the
         splitting came to; where rounding hides that either gains, the direction is zero and the gap
-        1.
+        1. In the Frobenius norm the tangent part is the answer.
 
         Args:
           norm: in which it is steepest.
@@ -69,14 +68,11 @@ class DouglasRachford:
           grad: the gradient.
           cone: whether it is a cone, of which the normal part of the gradient matters.
         """
+        if cone and isinstance(norm, Frobenius):
+            return _euclidean_on_cone(norm, normal, grad)
         ndim = norm.ndim
-        problem = without_normal(grad, normal, ndim)
+        problem = _on_cone(grad, normal, ndim) if cone else without_normal(grad, normal, ndim)
         whole = problem.whole if cone else problem.part
-        if cone:
-            # Its projection takes a sign and some products more than that onto a space. And what a
-            # direction is rounded by in the end may lead inside, along all of the normal part.
-            lost = jnp.finfo(grad.dtype).eps / 2 * frobenius_norm(whole, ndim)
-            problem = problem._replace(noise=jnp.maximum(4 * problem.noise, lost))
         free = norm.lmo(problem.part)
         length = inner_product(problem.part, free, ndim)
         unit = one_for_zero(over(length / one_for_zero(inner_product(free, free, ndim)), ndim))
@@ -105,6 +101,51 @@ class DouglasRachford:
         return certified(norm, problem, whole, reduced, attained, direction, (), residual)
 
 
+def _euclidean_on_cone(norm: Frobenius, normal: Normal, grad: Float[Array, "..."]) -> Steepest:
+    """Return the tangent part of the gradient at norm 1, with a gap that counts rounding."""
+    problem = _on_cone(grad, normal, norm.ndim)
+    direction = _tangent_part(norm, normal, problem)
+    still = problem.still | (_surely_gained(problem, direction, norm.ndim) <= 0)
+    problem, attained = problem._replace(still=still), norm.lmo(problem.part)
+    residual = frobenius_norm(attained - direction, norm.ndim)
+    return certified(norm, problem, problem.whole, problem.part, attained, direction, (), residual)
+
+
+def _on_cone(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Problem:
+    """Return `without_normal` with the rounding errors of a projection onto a cone.
+
+    It takes a sign and some products more than that onto a space. And rounding of the final
+    direction may lead inside, against all of the normal part.
+    """
+    problem = without_normal(grad, normal, ndim)
+    lost = jnp.finfo(grad.dtype).eps / 2 * frobenius_norm(problem.whole, ndim)
+    return problem._replace(noise=jnp.maximum(4 * problem.noise, lost))
+
+
+def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Float[Array, "..."]:
+    """Return the tangent part of the gradient at norm 1, orthogonal to the normal part.
+
+    Moves inside a cone are feasible, so projecting again does not remove what rounding has left
+    along the normal part. The projection is orthogonal to it in exact arithmetic (Moreau).
+    """
+    ndim = norm.ndim
+    away = problem.whole - problem.part
+    # No more than rounding itself where it is short beside the tangent part, of length 1.
+    length = 1 + inner_product(away, away, ndim)
+    left = away * over(inner_product(away, problem.part, ndim) / length, ndim)
+    # Zero in exact arithmetic, and so is its derivative.
+    part = problem.part - jax.lax.stop_gradient(left)
+    part = part - normal(part)
+    return part / one_for_zero(over(norm.bound(part), ndim))
+
+
+def _surely_gained(
+    problem: Problem, direction: Float[Array, "..."], ndim: int
+) -> Float[Array, "*batch"]:
+    noise = problem.noise * frobenius_norm(direction, ndim)
+    return inner_product(problem.whole, direction, ndim) - noise
+
+
 def _that_ascends(
     norm: Norm, normal: Normal, problem: Problem, direction: Float[Array, "..."]
 ) -> tuple[Float[Array, "..."], Bool[Array, "*batch"]]:
@@ -113,19 +154,7 @@ def _that_ascends(
     A direction within a cone may well descend along the normal part of a gradient, which is huge
     where the tangent part is small: there rounding must not decide.
     """
-    ndim = norm.ndim
-    # Of the tangent part, too, what rounding has left along the normal part goes first. It is zero,
-    # and so is its derivative, which rounding would decide where nothing is normal.
-    away = normalize(problem.whole - problem.part, ndim)
-    left = away * over(inner_product(away, problem.part, ndim), ndim)
-    plain = problem.part - jax.lax.stop_gradient(left)
-    plain = plain - normal(plain)
-    plain = plain / one_for_zero(over(norm.bound(plain), ndim))
-
-    def gained(direction):
-        noise = problem.noise * frobenius_norm(direction, ndim)
-        return inner_product(problem.whole, direction, ndim) - noise
-
-    first, second = gained(direction), gained(plain)
-    chosen = jnp.where(over(second > first, ndim), plain, direction)
+    plain = _tangent_part(norm, normal, problem)
+    first, second = (_surely_gained(problem, x, norm.ndim) for x in (direction, plain))
+    chosen = jnp.where(over(second > first, norm.ndim), plain, direction)
     return chosen, jnp.maximum(first, second) <= 0

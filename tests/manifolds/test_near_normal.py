@@ -1,0 +1,122 @@
+"""Gradients that are nearly normal to the set, in float64 by decompositions.
+
+On a cone a direction may move inside, against the normal part of the gradient: an error of a
+rounding then costs that rounding times the whole gradient.
+"""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from benchmarks._sets import attained, clear_of_edges, normal_at, size_of
+from manifoldmuon.linalg import SVD
+from manifoldmuon.manifolds import DoublyStochastic, Isospectral, SpectralBall, SpectralBand
+from manifoldmuon.norms import Frobenius, Infinity, LongestRow, Spectral
+from manifoldmuon.testing._assertions import wide
+from tests.compiled import ask
+
+SHARES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the tangent part
+CONES = {
+    "ball, Frobenius": SpectralBall(step_norm=Frobenius()),
+    "ball of scale 2, Frobenius": SpectralBall(2.0, step_norm=Frobenius(scale=0.5)),
+    "band, Frobenius": SpectralBand(0.7, 1.4, step_norm=Frobenius()),
+    "ball, spectral": SpectralBall(step_norm=Spectral(SVD())),
+    "band, entries": SpectralBand(0.7, 1.4, step_norm=Infinity()),
+    "ball, rows": SpectralBall(step_norm=LongestRow(threshold=0.0)),
+}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def solve(manifold, point, grad):
+    return manifold.steepest(point, grad, manifold.init_dual(point.shape))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", CONES)
+def test_cones(name, dtype):
+    """The direction is feasible and never descends; the gap is above what it misses."""
+    manifold = CONES[name]
+    rng = np.random.default_rng(7)
+    with jax.enable_x64(dtype == "float64"):
+        drawn = clear_of_edges(manifold, 2 * rng.standard_normal((2, 6, 4)))
+        points = ask(manifold.project, drawn.astype(dtype))
+        for share in SHARES:
+            grads = []
+            for point, sign in zip(points, (1, -1), strict=True):
+                part = normal_at(manifold, wide(point))(rng.standard_normal((6, 4)))
+                free = rng.standard_normal((6, 4))
+                grads.append(sign * part / np.linalg.norm(part) + share * free)
+            grads = np.stack(grads).astype(dtype)
+            answer = jax.device_get(solve(manifold, points, grads))
+            for point, grad, direction, gap in zip(
+                points, grads, answer.direction, answer.gap, strict=True
+            ):
+                point, grad, direction = (
+                    np.asarray(x, np.float64) for x in (point, grad, direction)
+                )
+                normal = normal_at(manifold, point)
+                eps = float(np.finfo(dtype).eps)
+                value = np.sum(grad * direction)
+                best = attained(manifold.norm, grad, normal)
+                assert size_of(manifold.norm, direction) <= 1 + 8 * eps
+                length = max(1, np.linalg.norm(direction))
+                assert np.linalg.norm(normal(direction)) <= 32 * eps * length
+                assert value >= 0
+                assert value >= (1 - gap) * best - 1e-14
+            if share >= (0.1 if dtype == "float32" else 1e-3):
+                assert np.max(answer.gap) <= (2e-3 if "Frobenius" in name else 0.15)
+
+
+SPECTRA = {
+    "two nearly tie": (1.0, 1 - 1e-5, 0.5, 0.2),
+    "near two that are equal": (1.0, 0.5 + 1e-4, 0.5, 0.5),
+    "nearly zero": (1.0, 0.5, 1e-4, 0.0),
+    "apart": (1.0, 0.9, 0.5, 0.497),
+}
+
+
+@pytest.mark.parametrize("norm", [None, Frobenius()], ids=["spectral", "Frobenius"])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_singular_values_that_nearly_tie(spectrum, norm):
+    """Rounding decides their singular vectors: the direction does without, and the gap says so."""
+    manifold = Isospectral(SPECTRA[spectrum], norm)
+    rng = np.random.default_rng(11)
+    points = ask(manifold.project, np.float32(rng.standard_normal((8, 6, 4))))
+    for share in (1.0, 1e-2):
+        grads = rng.standard_normal((8, 6, 4))
+        for k, point in enumerate(points):
+            normal = normal_at(manifold, wide(point))(rng.standard_normal((6, 4)))
+            grads[k] = share * grads[k] + (share < 1) * normal
+        grads = grads.astype(np.float32)
+        answer = jax.device_get(solve(manifold, points, grads))
+        for point, grad, direction, gap in zip(
+            points, grads, answer.direction, answer.gap, strict=True
+        ):
+            point, grad, direction = map(wide, (point, grad, direction))
+            normal = normal_at(manifold, point)
+            left = normal(direction)
+            assert np.linalg.norm(left) <= (1e-4 if spectrum == "apart" else 2e-6)
+            assert np.sum(grad * direction) > 0
+            feasible = direction - left
+            value = np.sum(grad * feasible) / max(size_of(manifold.norm, feasible), 1)
+            assert value >= (1 - gap) * attained(manifold.norm, grad, normal)
+        if share == 1:
+            assert np.max(answer.gap) <= (0.01 if spectrum == "apart" and norm else 0.7)
+
+
+@pytest.mark.parametrize("shape", [(12, 5), (9, 3)])
+def test_sums_stay_zero_when_compiled(shape):
+    """XLA may compute a difference twice, and fuse it with a product in one of them only."""
+    manifold = DoublyStochastic(step_norm=Frobenius())
+    rng = np.random.default_rng(3)
+    point = ask(manifold.project, np.float32(rng.standard_normal(shape)))
+    sums = rng.standard_normal((shape[0], 1)) + rng.standard_normal((1, shape[1]))
+    grad = np.float32(sums + 1e-4 * rng.standard_normal(shape))
+    # The suite's own flags switch off what did it.
+    options = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+    found = jax.jit(lambda p, g: manifold.steepest(p, g, ()), compiler_options=options)
+    direction = wide(found(point, grad).direction)
+    assert np.linalg.norm(normal_at(manifold, point)(direction)) <= 2e-7
+    assert np.linalg.norm(direction) <= 1 + 1e-6
