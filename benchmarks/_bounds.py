@@ -1,11 +1,12 @@
 """Attacks on bounds: climb to the inputs, weights and directions that move outputs most.
 
-Outputs and derivatives come from JAX and are measured by norms written here; nothing uses the
-package's bounds.
+Outputs and derivatives come from JAX and are measured by norms written here; the package's bounds
+are only what is attacked.
 """
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +14,46 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manifoldmuon.bounds import RMS, Heads, Kept, Largest, Length, OneHot, Size, Total
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
-from manifoldmuon.modules import Embed, Module
-from manifoldmuon.norms import LongestRow
+from manifoldmuon.bounds import RMS, Heads, Kept, Largest, Length, OneHot, Size, Total, bound
+from manifoldmuon.manifolds import (
+    DoublyStochastic,
+    EmbeddingRows,
+    Euclidean,
+    Hypersphere,
+    Isospectral,
+    Manifold,
+    SpectralBall,
+    SpectralBand,
+    Stiefel,
+)
+from manifoldmuon.modules import (
+    GELU,
+    Abs,
+    AveragePool,
+    Bias,
+    Conv2D,
+    Embed,
+    Flatten,
+    FunctionalAttention,
+    GroupSort,
+    Householder,
+    Identity,
+    Linear,
+    MeanSubtract,
+    MergeHeads,
+    Module,
+    Mul,
+    NormPool,
+    ReLU,
+    RMSDivide,
+    ScaledReLU,
+    Shift,
+    SpaceToDepth,
+    SplitHeads,
+    SwapAxes,
+    TwoTap,
+)
+from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, LongestRow, Spectral, scale_of
 
 STEPS = 12
 
@@ -79,15 +116,21 @@ def inside(size: Any, x: Any) -> Any:
         case RMS() | Heads():
             axes = (-3, -1) if isinstance(size.measure, Heads) else -1
             length = np.sqrt(np.mean(x**2, axis=axes, keepdims=True))
-            return x * (size.most / np.where(length == 0, 1, length))
+            return x * (_lengths(size, length) / np.where(length == 0, 1, length))
         case Length(axes):
             length = np.sqrt(np.sum(x**2, axis=tuple(range(-axes, 0)), keepdims=True))
-            return x * (size.most / np.where(length == 0, 1, length))
+            return x * (_lengths(size, length) / np.where(length == 0, 1, length))
         case Largest() | Kept():
             return np.clip(x, -size.most, size.most)
         case Total():
             return x * (size.most / np.sum(np.abs(x), axis=-1, keepdims=True))
     raise NotImplementedError(size)
+
+
+def _lengths(size: Size, length: np.ndarray) -> np.ndarray:
+    """The largest for each, or by turns the largest and the least that is declared."""
+    turns = np.resize([size.most, size.least or size.most], length.size)
+    return turns.reshape(length.shape)
 
 
 def starts(seed: int, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -144,28 +187,56 @@ def atoms(module: Module) -> list[Any]:
 
 
 def steepest(atom: Any, g: np.ndarray) -> np.ndarray:
-    """The direction of norm 1 in the atom's own norm with the largest product with g."""
-    g = np.asarray(g, np.float64)
-    if isinstance(atom.free_space().norm, LongestRow):
-        length = np.sqrt(np.mean(g**2, axis=-1, keepdims=True))
-        return g / np.where(length == 0, 1, length)
+    """The step of norm 1 in the manifold's norm with the largest product with g."""
+    g, norm = np.asarray(g, np.float64), atom.manifold.norm
+    if isinstance(norm, LongestRow | Frobenius):
+        ndim = 1 if isinstance(norm, LongestRow) else norm.ndim
+        length = np.sqrt(np.sum(g**2, axis=tuple(range(-ndim, 0)), keepdims=True))
+        scale = scale_of(norm.scale, g.shape[g.ndim - ndim :])
+        return scale * g / np.where(length == 0, 1, length)
     u, _, vt = np.linalg.svd(g, full_matrices=False)
-    taps = atom.kernel**2 if hasattr(atom, "kernel") else 1
-    return u @ vt * np.sqrt(g.shape[-2] / g.shape[-1]) / taps
+    return u @ vt * _spectral_scale(norm, g.shape)
+
+
+def step_size(atom: Any, step: np.ndarray) -> float:
+    """The norm of a step in the manifold's norm."""
+    norm = atom.manifold.norm
+    if isinstance(norm, LongestRow | Frobenius):
+        ndim = 1 if isinstance(norm, LongestRow) else norm.ndim
+        length = np.sqrt(np.sum(step**2, axis=tuple(range(-ndim, 0))))
+        return float(np.max(length)) / scale_of(norm.scale, step.shape[step.ndim - ndim :])
+    return float(np.linalg.norm(step, 2, axis=(-2, -1)).max()) / _spectral_scale(norm, step.shape)
+
+
+def _spectral_scale(norm: Any, shape: tuple[int, ...]) -> float:
+    if isinstance(norm, ConvRMSToRMS):
+        return math.sqrt(shape[-2] / shape[-1]) / math.prod(shape[-4:-2])
+    assert isinstance(norm, Spectral)
+    return scale_of(norm.scale, shape[-2:])
 
 
 def project(atom: Any, w: np.ndarray) -> np.ndarray:
     """The nearest weight of the atom's manifold; of flat space, of norm at most 1."""
     if isinstance(atom.manifold, Stiefel | EmbeddingRows):
-        return steepest(atom, w)
+        return _unit_scale(atom, w)
     assert isinstance(atom.manifold, Euclidean)
-    if isinstance(atom.free_space().norm, LongestRow):
-        length = np.sqrt(np.mean(w**2, axis=-1, keepdims=True))
+    norm = atom.manifold.norm
+    if isinstance(norm, LongestRow):
+        length = np.linalg.norm(w, axis=-1, keepdims=True) / scale_of(norm.scale, w.shape[-1:])
         return w / np.maximum(length, 1)
+    if isinstance(norm, Frobenius):
+        return w / max(step_size(atom, w), 1.0)
     u, s, vt = np.linalg.svd(w, full_matrices=False)
-    taps = atom.kernel**2 if hasattr(atom, "kernel") else 1
-    most = np.sqrt(w.shape[-2] / w.shape[-1]) / taps
-    return (u * np.minimum(s, most)[..., None, :]) @ vt
+    return (u * np.minimum(s, _spectral_scale(norm, w.shape))[..., None, :]) @ vt
+
+
+def _unit_scale(atom: Any, w: np.ndarray) -> np.ndarray:
+    """The nearest point of a Stiefel manifold or of spheres."""
+    scale = atom.manifold.scale
+    if isinstance(atom.manifold, EmbeddingRows):
+        return scale_of(scale, w.shape[-1:]) * w / np.linalg.norm(w, axis=-1, keepdims=True)
+    u, _, vt = np.linalg.svd(w, full_matrices=False)
+    return scale_of(scale, w.shape[-2:]) * u @ vt
 
 
 def weights_of(net: Module, seed: int = 0) -> Any:
@@ -186,12 +257,18 @@ class Attack:
       inputs: the size of its input.
       outputs: how its output is measured.
       x: an example, for the shape; whole numbers stay as they are.
+      drift: how far weights may be from their manifolds, which then may be any.
+      center: the middle of a ball of weights; None for all on the manifolds.
+      radius: of that ball, in the modular norm.
     """
 
     net: Module
     inputs: Any
     outputs: Any
     x: Any
+    drift: float | None = None
+    center: Any = None
+    radius: float = 0.0
 
     def __post_init__(self):
         self.whole = isinstance(self.inputs, Size) and self.inputs.measure == OneHot()
@@ -210,6 +287,8 @@ class Attack:
 
             return norm(self.outputs, jax.jvp(once, (w, x), b)[1])
 
+        self.largest = 0.0  # of the outputs seen
+        self.output = jax.jit(lambda w, x: norm(self.outputs, apply(w, x)))
         self.first = jax.jit(jax.value_and_grad(first, argnums=(0, 1, 2, 3)))
         self.second = jax.jit(jax.value_and_grad(second, argnums=(2, 3)))
 
@@ -223,7 +302,20 @@ class Attack:
         return self.on_manifolds(w), x, self.step(w), dx
 
     def on_manifolds(self, w: Any) -> Any:
-        return self._leaves(lambda atom, leaf, _: project(atom, np.asarray(leaf, float)), w)
+        if self.center is not None:
+            moved = jax.tree.map(lambda a, b: np.asarray(a, float) - np.asarray(b), w, self.center)
+            moved = self._leaves(self._into_ball, moved)
+            return jax.tree.map(lambda a, b: np.asarray(a) + b, self.center, moved)
+        return self._leaves(lambda atom, leaf, _: self._near(atom, np.asarray(leaf, float)), w)
+
+    def _into_ball(self, atom: Any, step: np.ndarray, budget: float) -> np.ndarray:
+        size = step_size(atom, step)
+        return step * min(1.0, self.radius * budget / size) if size else step
+
+    def _near(self, atom: Any, w: np.ndarray) -> np.ndarray:
+        if self.drift is None or not atom.manifold.constrained:
+            return project(atom, w)
+        return np.asarray(_pull(atom.manifold, w[None], self.drift)[1])[0]
 
     def step(self, g: Any) -> Any:
         """The steepest step of modular norm 1."""
@@ -253,6 +345,8 @@ class Attack:
                 dx = np.zeros_like(dx) if weights else dx
                 value, (gw, gx, gdw, gdx) = self.first(*map(to_jax, (w, x, dw, dx)))
                 worst = max(worst, float(value))
+                if step % 8 == 0:
+                    self.largest = max(self.largest, float(self.output(*map(to_jax, (w, x)))))
                 dw, rate = self.step(gdw), 1 / (1 + 0.3 * step)
                 if not self.whole:
                     dx = toward(self.inputs, gdx)
@@ -293,6 +387,84 @@ def tokens(seed: int, net: Module, *shape: int) -> jax.Array:
     """Whole numbers for a network that starts with an embedding."""
     vocabulary = next(atom.vocabulary for atom in atoms(net) if isinstance(atom, Embed))
     return jnp.asarray(np.random.default_rng(seed).integers(vocabulary, size=shape))
+
+
+def random_network(seed: int) -> tuple[Module, tuple[int, ...], Size]:
+    """Modules that fit one another, the shape of an input, and the size that is declared."""
+    rng = np.random.default_rng(seed)
+    shape: tuple[int, ...] = (1, 4, 4, 4) if rng.random() < 0.4 else (2, 4, 6)
+    axes, at = len(shape) - 1, shape
+    net: Module = Identity()
+
+    def linear(m: int, n: int) -> Module:
+        values = tuple(np.linspace(1.5, 0.5, min(m, n)).tolist())
+        manifolds = [
+            Stiefel(FanRatio()),
+            Euclidean(Spectral(scale=FanRatio())),
+            DoublyStochastic(),
+            SpectralBall(FanRatio()),
+            SpectralBand(0.5, 1.5),
+            Isospectral(values),
+            Hypersphere(FanRatio(), ndim=2),
+            EmbeddingRows(0.5),
+        ]
+        return Linear(m, n, manifolds[rng.integers(len(manifolds))])
+
+    for _ in range(int(rng.integers(1, 5))):
+        d, m = at[-1], int(rng.choice([4, 6]))
+        half = rng.choice([-2, -3]) if axes == 3 and len(at) == 4 else -2
+        heads = SplitHeads(2)
+        bonds = (Abs(), ReLU(), ScaledReLU(), GELU(), GroupSort(2), Mul(1.5))
+        kinds: list[tuple[Module, tuple[int, ...]]] = [(bond, at) for bond in bonds]
+        kinds += [(MeanSubtract(), at), (MeanSubtract(-2), at), (RMSDivide(), at)]
+        kinds += 4 * [(linear(m, d), (*at[:-1], m))]
+        kinds += [(Bias(d), at), (Householder(d), at), (TwoTap(d, d // 2, int(half)), at)]
+        kinds += [(0.5 * Identity() + 0.5 * (linear(d, d) @ Abs()), at), (SwapAxes(), _swapped(at))]
+        if len(at) == 4 and at[1] % 2 == at[2] % 2 == 0 and d < 8:
+            small = (at[0], at[1] // 2, at[2] // 2)
+            kinds += [(NormPool(2), (*small, d)), (SpaceToDepth(2), (*small, 4 * d))]
+            kinds += [(AveragePool(*small[1:]), (*small, d)), (Shift(), at)]
+            kinds += [(Conv2D(m, d, 2), (*at[:-1], m)), (Flatten(3), (at[0], math.prod(at[1:])))]
+        if len(at) == 3:
+            split = [heads @ linear(d, d) for _ in range(3)]
+            kinds += [(MergeHeads() @ FunctionalAttention() @ tuple(split), at)]
+        part, after = kinds[rng.integers(len(kinds))]
+        if len(after) > 1:
+            net, at = part @ net, after
+    measure = RMS() if rng.random() < 0.5 else Length(axes)
+    least = float(rng.choice([0.0, 0.8]))
+    return net, shape, Size(1.5, least, measure, shape[-1])
+
+
+def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (*shape[:-2], shape[-1], shape[-2])
+
+
+def attack_network(seed: int, starts: int = 2) -> dict[str, float]:
+    """Attack the bounds of a random network; return what was found as shares of the bounds.
+
+    Slopes in input and weights and the largest output, over all weights at a drift, and over those
+    in a ball. A share above 1 is a broken bound. Empty where the network has no bounds.
+    """
+    net, shape, size = random_network(seed)
+    try:
+        bound(net, input_norm=size)
+    except ValueError:  # norms of unknown lengths
+        return {}
+    rng, found = np.random.default_rng(seed), {}
+    center = jax.tree.map(lambda a: rng.standard_normal(a.shape) / 2, shapes_of(net))
+    for how, given in (("drift", {"drift": 0.1}), ("radius", {"radius": 0.3})):
+        params = center if how == "radius" else None
+        known = bound(net, params, input_norm=size, **given)
+        attack = Attack(net, size, known.outputs, jnp.zeros(shape), center=params, **given)
+        slopes = (("inputs", known.lipschitz_inputs), ("weights", known.lipschitz_weights))
+        for name, most in slopes:
+            moving = name == "weights"
+            if 0 < most < math.inf and (not moving or jax.tree.leaves(center)):
+                worst = attack.climb(starts, weights=moving, free=True)
+                found[f"{how}, {name}"] = worst / most
+        found[f"{how}, output"] = attack.largest / known.output_norm
+    return found
 
 
 def _largest_singular(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

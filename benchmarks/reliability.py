@@ -17,10 +17,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
+from benchmarks._bounds import attack_network, drifted
 from benchmarks._command import command
 from benchmarks._sets import clear_of_edges, most, normal_at, size
 from examples.command import parse, save
 from manifoldmuon import optim
+from manifoldmuon.bounds import matrix_bounds
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     EmbeddingRows,
@@ -403,6 +405,47 @@ def check_switching(
     return found
 
 
+DRIFTING = ("Stiefel", "Orthogonal", "Grassmann", "SpectralSphere", "SpectralBall", "SpectralBand",
+            "DoublyStochastic", "Isospectral", "Hypersphere, spectral steps", *ROWS)  # fmt: skip
+
+
+def check_bounds(networks: range, sets: tuple[str, ...] = DRIFTING) -> dict[str, dict[str, float]]:
+    """Attack `bounds`: matrices at a distance from their sets, then random networks.
+
+    Args:
+      networks: the seeds of the networks.
+      sets: names of the manifolds.
+
+    Returns:
+      The largest shares of the bounds that were found; a lower bound counts by its inverse.
+
+    Raises:
+      AssertionError: a share above 1, but for rounding.
+    """
+    worst: dict[str, dict[str, float]] = {}
+
+    def enter(table: str, shares: dict[str, float], what: str) -> None:
+        for name, share in shares.items():
+            assert share <= 1 + 1e-4, f"{name} is {share:.6f} of its bound: {what}"
+            before = worst.setdefault(table, {})
+            before[name] = max(before.get(name, 0.0), share)
+
+    for name in sets:
+        manifold = (MATRICES | ROWS)[name]
+        for shape in ((4, 4),) if name == "Orthogonal" else ((7, 4), (4, 9)):
+            for drift in (0.01, 0.1, 0.7):
+                known = matrix_bounds(manifold, shape, drift)
+                found = drifted(manifold, shape, drift)
+                shares = {key: found[key] / getattr(known, key) for key in ("spectral", "row")}
+                for key in ("least_singular", "least_row"):
+                    if least := getattr(known, key):
+                        shares[key] = least / max(found[key], 1e-30)
+                enter(f"bounds, drift, {name}", shares, f"{manifold}, {shape}, drift {drift}")
+    for number in networks:
+        enter("bounds, networks", attack_network(number), f"random_network({number})")
+    return worst
+
+
 runs = st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_size=6)
 
 
@@ -414,7 +457,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parse(parser, argv)
     worst: dict[str, dict[str, float]] = {}
-    counts = dict.fromkeys(("directions", "runs", "sequences"), 0)
+    counts = dict.fromkeys(("directions", "runs", "sequences", "networks"), 0)
     profile = settings(
         max_examples=options.examples,
         deadline=None,
@@ -453,6 +496,8 @@ def main(argv: list[str] | None = None) -> None:
         draw_all(training, st.just(name), runs, st.integers(0, 2**31))
     for name in WARM:
         draw_all(switching, st.just(name), sequences)
+    counts["networks"] = options.examples
+    worst |= check_bounds(range(options.seed, options.seed + options.examples))
     for name, table in sorted(worst.items()):
         print(f"{name:45}", *(f"{figure:9.1e}" for figure in table.values()))
     record = {

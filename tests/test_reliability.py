@@ -1,5 +1,7 @@
 """A few of the random cases of `python -m benchmarks reliability`, always the same."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,10 @@ from hypothesis import strategies as st
 from benchmarks import reliability
 from benchmarks._sets import most, normal_at
 from benchmarks.reliability import Case
-from manifoldmuon.manifolds import SpectralBall
+from manifoldmuon.manifolds import SpectralBall, SpectralBand
 from manifoldmuon.manifolds.solvers import DouglasRachford
 
+NETWORKS = (1, 10, 14)  # of `random_network`: drawn once, and among the faster ones
 few = settings(
     max_examples=40,
     derandomize=True,
@@ -91,6 +94,27 @@ def test_every_solver_with_a_dual_is_among_the_warm_starts():
     square = {k: v for k, v in reliability.MATRICES.items() if not k.startswith("Grassmann")}
     carried = {name for name, manifold in square.items() if carries(manifold)}
     assert carried == set(reliability.WARM) & reliability.MATRICES.keys()
+
+
+@pytest.mark.parametrize("number", NETWORKS)
+def test_no_attack_exceeds_the_bounds_of_a_random_network(number):
+    """With weights at a drift of 0.1, and in a ball of radius 0.3."""
+    found = reliability.check_bounds(range(number, number + 1), ())["bounds, networks"]
+    assert max(found.values()) > 0.2
+
+
+def test_the_search_finds_a_bound_that_scales_by_the_edge(monkeypatch):
+    """As if the largest singular value of a band could grow by a tenth of itself."""
+    right = reliability.matrix_bounds
+
+    def scaled(space, shape, drift):
+        known = right(space, shape)
+        return dataclasses.replace(known, spectral=(1 + drift) * known.spectral)
+
+    monkeypatch.setattr(reliability, "matrix_bounds", scaled)
+    monkeypatch.setitem(reliability.MATRICES, "SpectralBand", SpectralBand(0.3, 0.8))
+    with pytest.raises(AssertionError, match="spectral is 1.0"):
+        reliability.check_bounds(range(0), ("SpectralBand",))
 
 
 def test_a_broken_bound_is_found(monkeypatch):
