@@ -153,8 +153,10 @@ def certified_radius(
     Args:
       bounds: of the network, with one input and one output array.
       logits: `(..., d)`, of the inputs in question, by the same weights.
-      input_norms: `(...)`, the norms of these inputs. Needed if the bounds are for inputs of
-        a bounded size: the radius then ends where the bound ends.
+      input_norms: `(...)`, the norms of these inputs, or `(..., places)`, those of each token or
+        pixel, of which there may be several axes. Needed if the bounds are for inputs of a bounded
+        size: the radius then ends where the bound ends. Where a least size was declared, an input
+        of several tokens needs the norm of each: the smallest decides.
 
     Returns:
       `(...)` in float64, not negative.
@@ -184,7 +186,8 @@ def certified_radius(
             "input_norm=math.inf if its bounds are finite there"
         )
     norms = np.asarray(input_norms, np.float64)
-    room = inner.most - norms
+    places = tuple(range(radius.ndim, norms.ndim))
+    room = inner.most - norms.max(axis=places)
     if inner.least:
-        room = np.minimum(room, norms - inner.least)
-    return np.minimum(radius, np.maximum(room, 0.0))
+        room = np.minimum(room, norms.min(axis=places) - inner.least)
+    return np.asarray(np.minimum(radius, np.maximum(room, 0.0)))

@@ -33,6 +33,7 @@ from manifoldmuon.modules import (
     GELU,
     GPT,
     MLP,
+    Flatten,
     FunctionalAttention,
     Linear,
     QueryKey,
@@ -256,3 +257,13 @@ def test_the_radius_ends_where_the_bounds_end():
         certified_radius(found, logits)
     with pytest.raises(ValueError, match="not tuples"):
         certified_radius(bound((Linear(2, 2), Linear(2, 2)) @ Linear(2, 2)), logits)
+
+
+def test_the_smallest_token_ends_a_radius_where_a_least_size_was_declared():
+    """Of tokens of norms 1 and 3: within 0.05 both stay above 0.95, within 2.05 one does not."""
+    net = Linear(2, 8) @ Flatten(2) @ RMSDivide()
+    found = bound(net, ((), (), 0.1 * np.eye(2, 8)), input_norm=Size(6.0, 0.95))
+    logits = np.array([9.0, 0.0])
+    assert certified_radius(found, logits, [1.0, 3.0]) == pytest.approx(0.05)
+    assert certified_radius(found, logits[None], [[1.0, 3.0]]) == pytest.approx(0.05)
+    assert certified_radius(found, logits, 3.0) == pytest.approx(2.05)
