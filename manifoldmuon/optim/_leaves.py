@@ -332,8 +332,10 @@ def placed_like(x: jax.Array, like: Any) -> jax.Array:
     if inside_shard_map():
         return x
     if isinstance(like, Tracer) or isinstance(x, Tracer):
-        explicit = explicit_mesh(like) is not None
-        return jax.sharding.reshard(x, jax.typeof(like).sharding) if explicit else x
+        if explicit_mesh(like) is None:
+            return x
+        # Always `x`; a program without an argument on the mesh would not know its devices.
+        return jax.lax.select(True, jax.sharding.reshard(x, jax.typeof(like).sharding), like)
     sharding = getattr(like, "sharding", None)  # NumPy arrays have none, abstract ones may
     return x if sharding is None else jax.device_put(x, sharding)
 

@@ -139,7 +139,7 @@ def _random_point(manifold: Manifold, key: PRNGKeyArray, shape: tuple[int, ...],
 
 
 def _zeros(entry: Manifold | LaidOut, leaf: jax.Array) -> jax.Array:
-    """The distances of unconstrained points: a constant, which has no place on a mesh."""
+    """Distances of unconstrained or empty leaves: constants, which lie on no mesh."""
     shape = inner_shape(entry, leaf.shape)
     return jnp.zeros(shape[: len(shape) - manifold_of(entry).ndim], jnp.float32)
 
@@ -150,10 +150,10 @@ def _map(
     unconstrained: Callable[[Manifold | LaidOut, jax.Array], jax.Array],
     params: Any,
 ) -> Any:
-    """Map constrained leaves with `function`, many at once, and the others one by one."""
+    """Map constrained leaves with entries by `function`, many at once, and others one by one."""
     leaves = places.leaves(params)
     arrays = {place: jnp.asarray(leaves[place]) for place in places.real}
-    moving = [i for i in places.real if manifold_of(places.values[i]).constrained]
+    moving = [i for i, x in arrays.items() if x.size and manifold_of(places.values[i]).constrained]
     points = [(LikePoint(arrays[i]),) for i in moving]
     answers = batched(function, [places.values[i] for i in moving], points)
     others = {i: unconstrained(places.values[i], arrays[i]) for i in {*places.real} - {*moving}}

@@ -1,16 +1,19 @@
 """Sharded parameters on eight devices, on meshes whose axes are automatic or explicit."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ADMM
-from manifoldmuon.norms import RMSToRMS
+from manifoldmuon.norms import Frobenius, Infinity, RMSToRMS, Sum
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import Instance
 
@@ -106,3 +109,122 @@ def test_weights_are_drawn_where_they_are_to_lie(mesh):
     again = inside(jax.random.key(0))
     assert again.sharding == spec
     assert jnp.allclose(jax.device_get(drawn), jax.device_get(again), atol=1e-6)
+
+
+# One leaf of each kind: another layout, stacks, blocks, a scalar, no entries, no parameter.
+MIXED = {
+    "laid out": ((8, 16), ("x",), Hypersphere(ndim=2).transposed()),
+    "stack": ((2, 8, 5), (None, "x"), Hypersphere()),
+    "fused": ((16, 8), ("x",), LaidOut(Euclidean(Infinity()), Layout(out_blocks=2))),
+    "replicated": ((16, 8), (), Euclidean(Infinity())),
+    "bias": ((8,), ("x",), Euclidean()),
+    "scalar": ((), (), Euclidean(Frobenius(ndim=0))),
+    "empty": ((0, 4), (), Hypersphere()),
+}
+ENTRIES: dict[Any, Any] = {name: entry for name, (_, _, entry) in MIXED.items()}
+PLACED = optim.by_path(ENTRIES | {"*": Euclidean()})
+HOLES = {"none": None, "masked": optax.MaskedNode()}
+FLAT = optim.by_path(
+    {"fused": Euclidean(RMSToRMS()), "scalar": ENTRIES["scalar"], "*": Euclidean()}
+)
+HEADS = optim.by_path({"fused": Layout(out_blocks=2), "*": None})
+KEY = jax.random.key(0)
+MATRICES = ("fused", "replicated")
+
+
+def loss(params: Any) -> Any:
+    return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(params))
+
+
+def mixed(seed: int, mesh: Any = None) -> dict[str, Any]:
+    """A tree of random arrays, on one device or on a mesh."""
+    rng = np.random.default_rng(seed)
+    tree: dict[str, Any] = dict(HOLES)
+    for name, (shape, spec, _) in MIXED.items():
+        x = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+        tree[name] = (
+            x if mesh is None else jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+        )
+    return tree
+
+
+def update(make: Any, *args: Any, **options: Any) -> Any:
+    """The updates of a transformation, as a function of parameters and gradients."""
+
+    def emitted(params, grads):
+        tx = optax.with_extra_args_support(make(*args, **options))
+        given = {"grad": grads, "value": loss(params), "value_fn": loss}
+        given["max_logits"] = {"fused": np.array([400.0, 1.0])}
+        return tx.update(grads, tx.init(params), params, **given)[0]
+
+    return emitted
+
+
+def certificates(params: Any, grads: Any) -> Any:
+    tx = optim.scale_by_steepest(PLACED)
+    return optim.monitor(tx.update(grads, tx.init(params), params)[1])
+
+
+def matrices(make: Any) -> Any:
+    return lambda params, grads: make({name: params[name] for name in MATRICES})
+
+
+TREE_FUNCTIONS = {
+    "project_tree": lambda params, _: optim.project_tree(PLACED, params),
+    "distance_tree": lambda params, _: optim.distance_tree(PLACED, params),
+    "monitor_distance": lambda params, _: optim.monitor_distance(PLACED, params),
+    "monitor_distance, flat": lambda params, _: optim.monitor_distance(FLAT, params),
+    "init_tree": lambda params, _: optim.init_tree(PLACED, KEY, params),
+    "init_semi_orthogonal": matrices(lambda p: optim.init_semi_orthogonal(Layout(), KEY, p)),
+    "monitor": certificates,
+    "scale_by_steepest": update(optim.scale_by_steepest, PLACED),
+    "scale_by_duality": update(optim.scale_by_duality, PLACED, combination=Sum()),
+    "scale_by_budget": update(optim.scale_by_budget, 0.5),
+    "scale_by_neuron_rms": update(optim.scale_by_neuron_rms, PLACED),
+    "scale_by_agd": matrices(
+        lambda p: (tx := optim.scale_by_agd(Layout())).update(p, tx.init(p), p)[0]
+    ),
+    "retract": update(optim.retract, PLACED),
+    "tangent": update(optim.tangent, PLACED),
+    "normalize": update(optim.normalize, optax.identity(), PLACED),
+    "cautious": update(optim.cautious, optax.identity(), PLACED),
+    "add_cautious_weight_decay": update(optim.add_cautious_weight_decay, 0.1, PLACED),
+    "add_decay_towards": update(optim.add_decay_towards, 0.1, FLAT, PLACED),
+    "step_by_distance": update(optim.step_by_distance, PLACED),
+    "step_by_rule": update(optim.step_by_rule, optim.DeepTrust()),
+    "step_by_line_search": update(optim.step_by_line_search, PLACED, max_trials=3),
+    "manifold_muon": update(optim.manifold_muon, 0.1, PLACED, weight_decay=0.1),
+    "muon": update(optim.muon, 0.1, FLAT),
+    "normuon": update(optim.normuon, 0.1, FLAT),
+    "scion": update(optim.scion, 0.1, FLAT),
+    "riemannian_adam": update(optim.riemannian_adam, 0.1, PLACED),
+    "riemannian_sgd": update(optim.riemannian_sgd, 0.1, PLACED),
+    "with_qk_clip": update(optim.with_qk_clip, optax.sgd(0.1), FLAT, HEADS),
+    "with_master_copies": update(optim.with_master_copies, optim.riemannian_sgd(0.1, PLACED)),
+}
+
+
+@pytest.mark.parametrize("where", ["outside", "inside", "inside, mesh set"])
+@pytest.mark.parametrize("mesh", ["automatic", "explicit"])
+@pytest.mark.parametrize("name", TREE_FUNCTIONS)
+def test_every_function_of_a_tree_on_a_mesh(name, mesh, where):
+    """As on one device, outside and inside of jit."""
+    function, mesh = TREE_FUNCTIONS[name], jax.make_mesh(*MESHES[mesh])
+    wanted = jax.tree.leaves(jax.jit(function)(mixed(0), mixed(1)))
+    called = function if where == "outside" else jax.jit(function)
+    placed = mixed(0, mesh), mixed(1, mesh)
+    if where == "inside, mesh set":
+        with jax.set_mesh(mesh):
+            found = called(*placed)
+    else:
+        found = called(*placed)
+    for got, want in zip(jax.tree.leaves(found), wanted, strict=True):
+        np.testing.assert_allclose(jax.device_get(got), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("mesh", ["automatic", "explicit"])
+def test_checks_of_a_tree_on_a_mesh(mesh):
+    placed = mixed(0, jax.make_mesh(*MESHES[mesh]))
+    assert optim.resolve(PLACED, placed)["stack"] == Hypersphere()
+    assert str(optim.tabulate(PLACED, placed)) == str(optim.tabulate(PLACED, mixed(0)))
+    optim.check_chain(optim.riemannian_sgd(0.01, PLACED), PLACED, placed)
