@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon_verify._files import Stored
-from manifoldmuon_verify._limits import CALL, DECOMPOSE, DECOMPOSE_CALL, PRODUCT, TOUCH
+from manifoldmuon_verify._limits import CALL, DECOMPOSE, DECOMPOSE_CALL, PRODUCT, touch
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import (
     Arithmetic,
@@ -165,7 +165,7 @@ class Layer:
 
     def seconds(self, images: int, batches: int) -> float:
         """An estimate of the time that `forward` takes, with the bounds on its rounding."""
-        each = PRODUCT * self.products + TOUCH * (self.passes + 2) * self.largest()
+        each = PRODUCT * self.products + (self.passes + 2) * touch(self.largest())
         return images * each + batches * CALL
 
     def rounding(self, arithmetic: Arithmetic, size: np.ndarray) -> np.ndarray:

@@ -14,12 +14,20 @@ SECONDS, GIBIBYTES = 10.0, 1.0
 MOST_LAYERS, DEEPEST, MOST_AXES, MOST_ARRAYS = 10_000, 32, 16, 10_000
 
 # Seconds: to parse a byte of JSON; to digest and check a byte of arrays; to multiply and add; to
-# touch a number once; to call a layer; to enclose the singular values of a matrix `(m, n)`, for
-# each of `m n^2` with `m >= n`, and beside that.
-JSON_BYTE, DATA_BYTE, PRODUCT, TOUCH, CALL = 2e-7, 6e-9, 6e-11, 2e-9, 2e-4
+# call a layer.
+JSON_BYTE, DATA_BYTE, PRODUCT, CALL = 2e-7, 6e-9, 6e-11, 2e-4
+# Numbers that a cache holds; seconds to touch one once, in such an array and in a larger one.
+IN_CACHE, TOUCH, TOUCH_LARGE = 2**18, 2e-9, 1e-8
+# Seconds to enclose the singular values of a matrix `(m, n)`: for each of `m n^2` with `m >= n`,
+# and beside that.
 DECOMPOSE, DECOMPOSE_CALL = 1.5e-9, 1e-3
 # Bytes: of objects for a byte of JSON; of the interpreter and NumPy.
 JSON_OBJECTS, BASE = 30, 2**28
+
+
+def touch(numbers: int) -> float:
+    """The time to touch each number of an array once."""
+    return numbers * (TOUCH if numbers <= IN_CACHE else TOUCH_LARGE)
 
 
 class Budget:

@@ -12,13 +12,12 @@ import numpy as np
 
 from manifoldmuon_verify._files import Stored
 from manifoldmuon_verify._layers import Layer, Shape, Weight, build
-from manifoldmuon_verify._limits import CALL, DEEPEST, MOST_LAYERS, TOUCH, Budget
+from manifoldmuon_verify._limits import CALL, DEEPEST, IN_CACHE, MOST_LAYERS, Budget, touch
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import DOUBLE, SINGLE, down, norm, product, total, up
 
-# How many numbers an array of the evaluation holds at most, unless one image takes more: few
-# enough for caches.
-_MOST_NUMBERS = 2**18
+# How many numbers an array of the evaluation holds at most, unless one image takes more.
+_MOST_NUMBERS = IN_CACHE
 # Above it float32 could overflow in a square.
 _LARGEST_SINGLE = 2.0**60
 # What may follow the last linear layer: none of them changes a difference of two logits by more
@@ -124,7 +123,7 @@ def plan(nodes: Nodes, images: int, predicted: int, budget: Budget) -> int:
     evaluating = sum(layer.seconds(images, batches) for layer in every)
     for node, _ in sums:
         evaluating += len(node.branches) * (
-            images * 4 * TOUCH * math.prod(node.shape) + batches * CALL
+            images * 4 * touch(math.prod(node.shape)) + batches * CALL
         )
     # Of each sum: its input, the total and a branch; beside them what a layer holds.
     arrays = 3 * max((depth + 1 for _, depth in sums), default=0) + 6
@@ -139,7 +138,7 @@ def plan(nodes: Nodes, images: int, predicted: int, budget: Budget) -> int:
     features = head.shape[-1] if head else 1
     budget.spend(
         "the logits",
-        predicted * (CALL + 3 * TOUCH * classes * features) + 8 * TOUCH * images * classes,
+        predicted * (CALL + 3 * touch(classes * features)) + 8 * images * touch(classes),
         8 * classes * (predicted + 4 * features),
     )
     return batch
