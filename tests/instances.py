@@ -49,7 +49,8 @@ class NormCase(NamedTuple):
 class ManifoldCase(NamedTuple):
     """A manifold and the shape of a point; `gap` is what its method may leave of the optimum.
 
-    One row of each kind is checked thoroughly; see `check_manifold`, also for `convex`.
+    One row of each kind is checked thoroughly; see `check_manifold`, also for `convex` and
+    `returns`.
     """
 
     name: str
@@ -58,6 +59,7 @@ class ManifoldCase(NamedTuple):
     gap: float = 1e-3
     thorough: bool = False
     convex: bool = False
+    returns: float | None = 2.0
 
 
 NORMS = [
@@ -128,23 +130,26 @@ STOCHASTIC = [
         DoublyStochastic(0.5, retraction=Sinkhorn(), step_norm=Frobenius(scale=0.5)),
         (5, 4),
         convex=True,
+        returns=None,
     ),
 ]
 
 # Steps of a third of the largest: where singular values are close, the set is curved.
 DISTINCT = Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=1.0))
 ISOSPECTRAL = [
-    ManifoldCase("isospectral tall", DISTINCT, (6, 4), gap=0.2, thorough=True),
+    ManifoldCase("isospectral tall", DISTINCT, (6, 4), gap=0.2, thorough=True, returns=None),
     ManifoldCase(
         "isospectral, ties and zeros, by svd",
         Isospectral((2.0, 2.0, 1.0, 0.0, 0.0), step_norm=Spectral(SVD(), scale=1.0)),
         (5, 5),
         gap=0.3,
+        returns=None,
     ),
     ManifoldCase(
         "isospectral wide stack by Frobenius steps",
         Isospectral((1.0, 0.6), step_norm=Frobenius(scale=0.4)),
         (2, 2, 5),
+        returns=None,
     ),
 ]
 
@@ -162,17 +167,31 @@ ANY_NORM = [
     ),
     ManifoldCase("rows by spectral steps", EmbeddingRows(step_norm=BY_SVD), (6, 4), gap=0.02),
     # Small steps: the set is curved where the second singular value is close.
-    ManifoldCase("spectral sphere", SpectralSphere(4.0, step_norm=Spectral()), (5, 3)),
     ManifoldCase(
-        "spectral sphere, wide stack, by svd", SpectralSphere(5.0, step_norm=BY_SVD), (2, 3, 4)
+        "spectral sphere", SpectralSphere(4.0, step_norm=Spectral()), (5, 3), returns=None
+    ),
+    ManifoldCase(
+        "spectral sphere, wide stack, by svd",
+        SpectralSphere(5.0, step_norm=BY_SVD),
+        (2, 3, 4),
+        returns=None,
     ),
     ManifoldCase(
         "spectral ball", SpectralBall(FanRatio(), step_norm=RMSToRMS(SVD())), (6, 4), gap=0.01
     ),
     ManifoldCase(
-        "spectral band, wide stack", SpectralBand(0.7, 1.4, 2.0, step_norm=BY_SVD), (2, 3, 5), 0.02
+        "spectral band, wide stack",
+        SpectralBand(0.7, 1.4, 2.0, step_norm=BY_SVD),
+        (2, 3, 5),
+        0.02,
+        returns=None,
     ),
-    ManifoldCase("spectral band by Frobenius steps", SpectralBand(step_norm=Frobenius()), (4, 4)),
+    ManifoldCase(
+        "spectral band by Frobenius steps",
+        SpectralBand(step_norm=Frobenius()),
+        (4, 4),
+        returns=None,
+    ),
 ]
 
 MANIFOLDS = [

@@ -144,7 +144,8 @@ class Hypersphere(Manifold):
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
     ) -> Float[Array, "..."]:
         radius = self._radius(point)
-        unit, step = (upcast(self._flat(x)) / radius for x in (point, vector))
+        # From the nearest point of the sphere, however far this one is: it bounds the way there.
+        unit, step = normalize(self._flat(point), 1), upcast(self._flat(vector)) / radius
         moved = radius * self.retraction.retract(unit, step)
         return stay_if_still(point, vector, moved.reshape(point.shape), self.ndim)
 

@@ -40,6 +40,7 @@ def check_manifold(
     thorough: bool = True,
     dtype=jnp.float32,
     convex: bool = False,
+    returns: float | None = 2.0,
 ) -> None:
     """Checks every law that `Manifold` states, at a random point with random gradients.
 
@@ -57,6 +58,9 @@ def check_manifold(
       dtype: float32, or float64 under `jax.enable_x64(True)`.
       convex: the set is convex and has a boundary, where the projection of a random array may lie:
         `x - project(x)` then has an obtuse angle to all of the set, and need not be normal.
+      returns: a step of rate 0.05 from any point of full rank has to end on the set, within this
+        many rates of `project(point)` in the norm of steps. None: only what must hold from every
+        point is checked, a finite direction of norm at most 1 and a finite step.
 
     Raises:
       AssertionError: a law is broken; the message names it and the size of the violation.
@@ -76,6 +80,7 @@ def check_manifold(
     _check_scale(case)
     _check_retraction(case, on_set)
     _check_unconstrained(case)
+    _check_far_points(case, on_set, returns)
     _check_copies(case)
     _check_dtypes(case, key)
     if thorough:
@@ -303,6 +308,36 @@ def _check_retraction(case: Case, on_set: float) -> None:
     slope = (retract(case.point, t * vector) - retract(case.point, -t * vector)) / (2 * t)
     size = max(np.max(np.abs(vector)), 1e-30)
     agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
+
+
+def _check_far_points(case: Case, on_set: float, returns: float | None) -> None:
+    """One step from points off the set: initialisations, far too small or large, without rank."""
+    fan_in = case.shape[-1] if case.shape else 1
+    far = {
+        "He": case.vector * (2 / max(fan_in, 1)) ** 0.5,
+        "LeCun": case.other / max(fan_in, 1) ** 0.5,
+        "normal(1)": case.other,
+        "1e-6 normal": 1e-6 * case.vector,
+        "1e6 normal": 1e6 * case.vector,
+        "ones": np.ones_like(case.point),
+        "zeros": np.zeros_like(case.point),
+    }
+    rate = 0.05
+    for name, given in far.items():
+        point = given.astype(case.point.dtype)
+        answers = case.ask(point, case.grad, point)
+        law = f"from {name}"
+        at_most(f"{law}: norm(direction) <= 1", answers.direction_size, 1 + case.overshoot)
+        at_most(f"{law}: 0 <= gap", 0, answers.gap)
+        moved = case.retract(point, -rate * answers.direction)
+        require(f"{law}: a step is finite", bool(np.all(np.isfinite(moved))))
+        if returns is None or not case.manifold.constrained or name in ("ones", "zeros"):
+            continue
+        if not np.any(answers.direction):  # one number has no tangent: it stays
+            continue
+        at_most(f"{law}: a step ends on the set", case.distance(moved), on_set)
+        left = case.norm(moved - answers.projected)
+        at_most(f"{law}: a step ends near project(point)", left / rate, returns)
 
 
 def _check_unconstrained(case: Case) -> None:

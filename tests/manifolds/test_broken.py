@@ -68,6 +68,13 @@ class TooFast(Hypersphere):
         return super().retract(point, 1.1 * vector)
 
 
+class KeepsTheLength(Hypersphere):
+    """On the set for points that are, and nowhere else."""
+
+    def retract(self, point, vector):
+        return super().retract(point, vector) * jnp.linalg.norm(point, axis=-1, keepdims=True)
+
+
 class Widens(Hypersphere):
     def tangent(self, point, vector):
         return super().tangent(point, vector).astype(jnp.float32)
@@ -92,6 +99,7 @@ BROKEN = [
     (SwallowsNaN, "a NaN stays visible .direction."),
     (MixesCopies, "stack = loop .direction."),
     (TooFast, "d/dt retract"),
+    (KeepsTheLength, "from He: a step ends on the set"),
     (Widens, "dtype in = dtype out .tangent."),
 ]
 

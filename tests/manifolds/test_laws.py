@@ -18,6 +18,7 @@ def test_manifold_laws(case: ManifoldCase):
         gap=case.gap,
         thorough=case.thorough,
         convex=case.convex,
+        returns=case.returns,
     )
 
 
@@ -58,4 +59,5 @@ def test_manifold_laws_in_float64(case: ManifoldCase):
             thorough=False,
             dtype=jnp.float64,
             convex=case.convex,
+            returns=case.returns,
         )

@@ -161,18 +161,14 @@ def test_weights_far_off_their_set_come_back(how):
     assert all(np.isfinite(x).all() for x in params.values())
 
 
-def test_weights_without_full_rank_return_by_decompositions():
-    """From rank one QR returns and the polar factor cannot, which the distance shows."""
+def test_weights_without_full_rank_return():
     geometry = {"qr": Stiefel(retraction=QR()), "polar": Stiefel()}
     tx = optim.manifold_muon(0.1, geometry, momentum=None)
     flat = dict.fromkeys(geometry, jnp.ones((8, 4)))
     grads = dict.fromkeys(geometry, np.random.default_rng(0).standard_normal((8, 4), np.float32))
-    updates, _ = jax.jit(tx.update)(grads, tx.init(flat), flat)
+    updates, _ = jax.jit(tx.update)(grads, jax.jit(tx.init)(flat), flat)
     after = optim.monitor_distance(geometry, optax.apply_updates(flat, updates))
-    assert after["qr"] < 4e-6
-    assert not after["polar"] < 0.5
-    projected = optim.monitor_distance(geometry, optim.project_tree(geometry, flat))
-    assert max(projected.values()) < 4e-6
+    assert max(after.values()) < 4e-6
 
 
 @pytest.mark.parametrize("ones", [0.0, 0.3, 1.0])

@@ -71,7 +71,7 @@ class Polar(Retraction):
 
     Attributes:
       max_iterations: where the iteration gives up, as it does at a rank-deficient `W + V`, which
-        has no one polar factor: what comes back is short of the set, or NaN.
+        has no one polar factor. The manifolds give a `W` near the set, so that it has full rank.
     """
 
     max_iterations: int = 20

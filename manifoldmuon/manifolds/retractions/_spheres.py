@@ -36,8 +36,8 @@ class SphereRetraction(abc.ABC):
 class Normalize(SphereRetraction):
     """`(w + v) / ||w + v||`: the nearest point of the sphere, second order.
 
-    For a tangent step of length eta the divisor is `sqrt(1 + eta**2)`; computing the true
-    length instead undoes whatever distance rounding has left in `w`.
+    For a tangent step of length eta the divisor is `sqrt(1 + eta**2)`; the true length is computed
+    instead, so that errors of a step do not add up.
     """
 
     order: ClassVar[float] = 2
@@ -52,8 +52,7 @@ class Normalize(SphereRetraction):
 class Geodesic(SphereRetraction):
     """The great circle: `cos(eta) w + sin(eta) v / eta` with `eta = ||v||`.
 
-    Exact, so a step of length pi arrives at the antipode. It keeps the distance that a point
-    already has from the sphere; rounding accumulates over many steps.
+    Exact, so a step of length pi arrives at the antipode.
     """
 
     order: ClassVar[float] = math.inf
