@@ -38,8 +38,9 @@ def _found(rows: Sequence[Row], first: Sequence[Row], other: Sequence[Row]) -> d
     }
     if "momentum" in rows[0]:  # older records have one momentum for all, and seconds alone
         found["momentum"] = rows[0]["momentum"]
+    if "relative_time" in rows[0]:
         found["relative_time"] = rows[0]["relative_time"]["quartiles"]
-    for part in PARTS:
+    for part in filter(rows[0].get, PARTS):
         values, others, networks = (
             np.array([row[part]["accuracies"] for row in group]) for group in (rows, first, other)
         )
@@ -77,7 +78,7 @@ def table(summary: Mapping[str, Any], radii: Sequence[float]) -> str:
     names = ["clean", *(f"at {radius:.3g}" for radius in radii)]
     for network, methods in summary.items():
         first_method = next(iter(methods))
-        for part, title in PARTS.items():
+        for part in filter(methods[first_method].get, PARTS):
             lines = []
             for method, found in methods.items():
                 mine = found[part]
@@ -90,7 +91,7 @@ def table(summary: Mapping[str, Any], radii: Sequence[float]) -> str:
                     percent(mine["over_first_method"][-1], "+.1f"),
                     percent(mine["over_first_network"][-1], "+.1f"),
                 ])  # fmt: skip
-            sections.append(f"{network}, {title}: test accuracy in %, certified at radii")
+            sections.append(f"{network}, {PARTS[part]}: test accuracy in %, certified at radii")
             header = ["", "log2 rate", "momentum", "steps", "a step's time", "CPU s", *names,
                       f"beyond {first_method}",
                       f"beyond {first_network}"]  # fmt: skip

@@ -15,7 +15,9 @@ from studies.study import Record
 def picture(record: Record, radii: Sequence[float]) -> Any:
     """Accuracy against radius, against CPU time, and between proof and attack."""
     summary, settings = record["summary"], record["settings"]
-    figure, ((curves, times, attacks),) = panels(1, 3, width=5.0, height=4.2)
+    timing = settings.get("timing", True)
+    figure, (axes,) = panels(1, 2 + timing, width=5.0, height=4.2)
+    curves, attacks = axes[0], axes[-1]
     pairs = itertools.product(summary, next(iter(summary.values())))
     for (network, method), colour in zip(pairs, itertools.cycle(COLOURS), strict=False):
         found = summary[network][method]
@@ -23,9 +25,9 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
         curve = 100 * np.array(found["epochs"]["curve"])
         x = np.linspace(0, 1.5 * max(radii), len(curve))
         curves.plot(x, curve, color=colour, label=", ".join(names))
-        for part, marker in zip(PARTS, "os", strict=True):
+        for part, marker in zip(PARTS, "os", strict=True) if timing else ():
             mine, last = found[part]["seconds"]["mean"], found[part]["accuracies"][-1]
-            times.errorbar([mine], [100 * last["mean"]], yerr=_percent(last), fmt=marker,
+            axes[1].errorbar([mine], [100 * last["mean"]], yerr=_percent(last), fmt=marker,
                            capsize=3, color=colour, markersize=5)  # fmt: skip
         for key, style in (("robust", "v--"), ("proved", "o-")):
             level = [100 * estimate["mean"] for estimate in found[key]]
@@ -38,8 +40,9 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
     title = f"{what}: {settings['images']}"
     dress(curves, title, "certified accuracy after equal epochs, means over seeds",
           "radius in pixels between 0 and 1", "% of the test images")  # fmt: skip
-    dress(times, f"At radius {max(radii):.3g}", "equal epochs (circles), equal CPU time (squares),"
-          " 95 %", "CPU seconds of training", "% certified")  # fmt: skip
+    if timing:
+        dress(axes[1], f"At radius {max(radii):.3g}", "equal epochs (circles), equal CPU time"
+              " (squares), 95 %", "CPU seconds of training", "% certified")  # fmt: skip
     dress(attacks, "Between proof and attack", "certified (full), withstanding PGD (dashed)",
           "radius in pixels between 0 and 1", "% of the attacked images")  # fmt: skip
     return figure

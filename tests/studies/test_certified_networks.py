@@ -163,6 +163,8 @@ def test_the_steps_at_equal_time_follow_the_measured_ratio(monkeypatch):
     assert row["time"]["steps"] == CHUNK * round(row["epochs"]["steps"] / CHUNK / 2)
     row = dataclasses.replace(study, seconds=3.0).run(study.cells()[0])
     assert row["time"]["steps"] == 3 * CHUNK
+    row = dataclasses.replace(study, timing=False).run(study.cells()[0])
+    assert row.keys() == {*Tuned._fields, "epochs"}
 
 
 def test_relative_time_compares_chunks_that_run_in_turn(monkeypatch):
@@ -199,8 +201,7 @@ def test_rates_and_momenta_of_another_record(tmp_path):
     study = dataclasses.replace(TINY, tuned=path)
     found = study._read(study.cells()[0])
     assert found == Tuned([-3], [0.8], [[1.0] * 4], -3, 0.8)
-    with pytest.raises(ValueError, match="no rate and momentum of .*AdamW"):
-        study._read({"network": "fc-256", "method": "AdamW, free", "seed": 0})
+    assert study._read({"network": "fc-256", "method": "AdamW, free", "seed": 0}) is None
     assert TINY._read(study.cells()[0]) is None
 
 
@@ -301,6 +302,15 @@ def test_the_summary_and_the_picture():
     assert "-10.0 ± 0.0" in text
     assert "+5.0 ± 0.0" in text
     assert len(study.plot(record).axes) == 3
+
+    rows = [{k: v for k, v in row.items() if k not in ("time", "relative_time")} for row in rows]
+    study = dataclasses.replace(study, timing=False)
+    summary = study.summarise(rows)
+    assert "time" not in summary["fc-256"]["Cayley + Adam"]
+    record = {"settings": study.settings(), "summary": summary, "rows": rows}
+    assert "equal CPU time" in text
+    assert "equal CPU time" not in study.table(record)
+    assert len(study.plot(record).axes) == 2
 
 
 @pytest.mark.parametrize(
