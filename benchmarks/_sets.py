@@ -110,18 +110,18 @@ def size(manifold: Any, direction: np.ndarray) -> float:
 
 def size_of(norm: Any, weight: np.ndarray) -> float:
     """Return the spectral, Frobenius, `Infinity` or `LongestRow` norm, in float64."""
-    return float(_BALLS[type(norm)][0](weight)) / _unit(norm, weight)
+    return float(_BALLS[type(norm)][0](weight)) / unit_of(norm, weight)
 
 
 def most(manifold: Any, point: np.ndarray, grad: np.ndarray, normal: Normal) -> float:
     """The optimum of `<G, A>` over tangent A of norm 1, or what is known to be attained of it."""
     norm, tall = manifold.norm, grad.shape[0] >= grad.shape[1]
     if isinstance(norm, Spectral) and isinstance(manifold, Grassmann | DoublyStochastic):
-        return _unit(norm, grad) * float(np.linalg.norm(grad - normal(grad), "nuc"))
+        return unit_of(norm, grad) * float(np.linalg.norm(grad - normal(grad), "nuc"))
     if isinstance(norm, Spectral) and isinstance(manifold, Stiefel | Orthogonal):
         w, g = (x if tall else x.T for x in (point, grad))
         u, _, vt = np.linalg.svd(w, full_matrices=False)
-        return _unit(norm, grad) * stiefel_optimum(u @ vt, g)
+        return unit_of(norm, grad) * stiefel_optimum(u @ vt, g)
     return attained(norm, grad, normal)
 
 
@@ -135,7 +135,7 @@ def attained(norm: Any, grad: np.ndarray, normal: Normal) -> float:
       grad: the gradient.
       normal: from `normal_at`.
     """
-    part, scale = grad - normal(grad), _unit(norm, grad)
+    part, scale = grad - normal(grad), unit_of(norm, grad)
     measure, project = _BALLS[type(norm)]
     length = np.linalg.norm(part)
     if isinstance(norm, Frobenius) or length == 0:
@@ -172,7 +172,8 @@ _BALLS: dict[type, tuple[Callable[[np.ndarray], Any], Normal]] = {
 }
 
 
-def _unit(norm: Any, weight: np.ndarray) -> float:
+def unit_of(norm: Any, weight: np.ndarray) -> float:
+    """Return the scale of a norm."""
     shape = weight.shape[-1:] if isinstance(norm, LongestRow) else weight.shape
     return scale_of(getattr(norm, "scale", 1.0), shape)
 
