@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from manifoldmuon.testing._assertions import (
 from manifoldmuon.testing._shard_map import check_inside_shard_map
 
 SCALES = (1e-30, 1e-10, 1e10, 1e30)
+NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares of what is not normal
 
 
 def check_manifold(
@@ -41,6 +43,7 @@ def check_manifold(
     dtype=jnp.float32,
     convex: bool = False,
     returns: float | None = 2.0,
+    optimum: Callable[[np.ndarray, np.ndarray], float] | None = None,
 ) -> None:
     """Checks every law that `Manifold` states, at a random point with random gradients.
 
@@ -61,6 +64,9 @@ def check_manifold(
       returns: a step of rate 0.05 from any point of full rank has to end on the set, within this
         many rates of `project(point)` in the norm of steps. None: only what must hold from every
         point is checked, a finite direction of norm at most 1 and a finite step.
+      optimum: for shapes without leading axes, the largest `<grad, a>` over tangent directions of
+        norm 1 at a point and a gradient, for instance by a convex solver in float64. Gaps are
+        checked against it; None: against a few feasible directions.
 
     Raises:
       AssertionError: a law is broken; the message names it and the size of the violation.
@@ -70,12 +76,15 @@ def check_manifold(
     draw = jitted(lambda k: manifold.random_point(k, shape, dtype))
     point = draw(key)
     ask = jitted(lambda *arrays: ask_manifold(manifold, *arrays))
-    case = Case(manifold, shape, point, grad, vector, other, tolerance, gap, overshoot, ask)
+    case = Case(
+        manifold, shape, point, grad, vector, other, tolerance, gap, overshoot, ask, optimum
+    )
 
     _check_shapes(case)
     _check_the_set(case, draw(key), on_set, convex)
     _check_tangent_space(case)
     _check_steepest(case)
+    _check_nearly_normal(case)
     _check_zero(case, on_set)
     _check_scale(case)
     _check_retraction(case, on_set)
@@ -123,6 +132,7 @@ class Case:
     gap: float
     overshoot: float
     ask: Callable[..., Answers]
+    optimum: Callable[[np.ndarray, np.ndarray], float] | None = None
 
     def project(self, array: Numbers) -> np.ndarray:
         return self.ask(self.point, self.grad, array).projected
@@ -263,15 +273,57 @@ def _check_steepest(case: Case) -> None:
     at_most(f"gap <= {case.gap}", answers.gap, case.gap)
     value = case.inner(case.grad, direction)
     at_most("direction ascends", 0, value)
-    # No feasible direction may beat the bound that the gap implies.
-    bound = value / (1 - np.max(wide(answers.gap), initial=0))
-    length = float(np.sqrt(case.inner(case.grad, case.grad)))
-    rivals = [case.vector, case.other, case.grad]
-    rivals += [case.grad + case.vector, direction + 0.1 * case.vector, direction + 0.1 * case.grad]
-    for rival in rivals:
-        feasible = case.tangent(case.point, rival)
-        rival_value = case.inner(case.grad, feasible) / max(_largest(case.norm(feasible)), 1e-30)
-        at_most("the gap is a true bound", rival_value, bound, case.tolerance * length)
+    _check_gap(case, case.point, case.grad, answers)
+
+
+def _check_gap(case: Case, point: Numbers, grad: Numbers, answers: Answers) -> None:
+    """No feasible direction may beat the bound that the gap implies."""
+    value, direction = case.inner(grad, answers.direction), answers.direction
+    left = 1 - np.max(wide(answers.gap), initial=0)
+    length = float(np.sqrt(case.inner(grad, grad)))
+    best = [0.0 if case.optimum is None else case.optimum(point, grad)]
+    for rival in (
+        case.vector,
+        case.other,
+        grad,
+        case.grad,
+        grad + case.vector,
+        direction + 0.1 * case.vector,
+        direction + 0.1 * grad,
+    ):
+        for _ in range(2):  # the first may leave no more than rounding, which need not be tangent
+            rival = -case.tangent(point, -rival)  # at a boundary a descent step must not leave
+            rival = rival / max(_largest(case.norm(rival)), 1e-30)
+        best.append(case.inner(grad, rival) / max(_largest(case.norm(rival)), 1))
+    at_most("the gap is a true bound", left * max(best), value, case.tolerance * length)
+
+
+def _check_nearly_normal(case: Case) -> None:
+    """A gradient, or its negative, is normal except for a small share.
+
+    Then rounding of the normal part may turn a direction against the gradient.
+    """
+    for outside, vector in itertools.permutations((case.vector, case.other, case.grad), 2):
+        point = case.project(3 * outside)  # at the boundary, where the set has one
+        normal = vector + case.tangent(point, -vector)
+        size, length = (float(np.linalg.norm(wide(x))) for x in (normal, vector))
+        if size <= 10 * case.tolerance * length:  # nothing is normal
+            continue
+        for share in NEARLY_NORMAL:
+            for sign in (1, -1):
+                grad = sign * length / size * normal + share * outside
+                _check_direction(case, point, grad.astype(case.grad.dtype))
+
+
+def _check_direction(case: Case, point: Numbers, grad: Numbers) -> None:
+    answers = case.ask(point, grad, case.vector)
+    direction = answers.direction
+    at_most("norm(direction) <= 1, nearly normal", answers.direction_size, 1 + case.overshoot)
+    back = -case.tangent(point, -direction)
+    agree("direction is tangent, nearly normal", back, direction, case.tolerance)
+    slack = case.tolerance * float(np.linalg.norm(wide(grad)) * np.linalg.norm(wide(direction)))
+    at_most("direction ascends, nearly normal", 0, case.inner(grad, direction), slack)
+    _check_gap(case, point, grad, answers)
 
 
 def _check_zero(case: Case, on_set: float) -> None:

@@ -139,3 +139,11 @@ def test_a_callable_manifold_is_found():
 def test_a_wrong_slope_is_found(broken, shape, order, law):
     with pytest.raises(AssertionError, match=f"law broken: .*({law}).*slope"):
         check_slopes(broken, shape, jax.random.key(0), order)
+
+
+def test_a_gap_is_checked_against_the_optimum_given():
+    def optimum(point, grad):
+        return 1.01 * float(jnp.linalg.norm(grad - point * (point @ grad)))
+
+    with pytest.raises(AssertionError, match="the gap is a true bound"):
+        check_manifold(Hypersphere(), (5,), jax.random.key(0), thorough=False, optimum=optimum)
