@@ -47,8 +47,8 @@ POINTS = 33
 
 ATTACK_STEPS = 50
 
-MOMENTA = (0.2, 0.6, 0.8, 0.9, 0.95, 0.975, 0.9875)
-"""The grid of momenta (of decays of the first moment, for Adam): 1 minus them halves."""
+MOMENTA = (0.0, 0.2, 0.6, 0.8, 0.9, 0.95, 0.975, 0.9875)
+"""The grid of momenta (of decays of the first moment, for Adam): above 0, 1 minus them halves."""
 
 FIRST_MOMENTUM = 0.9
 
