@@ -72,7 +72,8 @@ class KeepsTheLength(Hypersphere):
     """On the set for points that are, and nowhere else."""
 
     def retract(self, point, vector):
-        return super().retract(point, vector) * jnp.linalg.norm(point, axis=-1, keepdims=True)
+        length = jnp.linalg.norm(point, axis=-1, keepdims=True)
+        return super().retract(point, vector) * jnp.where(jnp.abs(length - 1) < 0.01, 1, length)
 
 
 class Widens(Hypersphere):
