@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manifoldmuon.bounds import RMS, Heads, Kept, Largest, Length, OneHot, Size, Total, bound
+from manifoldmuon.bounds import L1, L2, RMS, Heads, LInf, MaskedLInf, NormBound, OneHot, bound
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     EmbeddingRows,
@@ -53,7 +53,7 @@ from manifoldmuon.modules import (
     SwapAxes,
     TwoTap,
 )
-from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, LongestRow, Spectral, scale_of
+from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxRowNorm, Spectral, scale_of
 
 STEPS = 12
 
@@ -72,13 +72,13 @@ def norm(size: Any, y: Any) -> Any:
             return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=-1) + 1e-30))
         case Heads():
             return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=(-3, -1)) + 1e-30))
-        case Length(axes):
+        case L2(axes):
             return jnp.max(jnp.sqrt(jnp.sum(y**2, axis=tuple(range(-axes, 0))) + 1e-30))
-        case Largest():
+        case LInf():
             return jnp.max(jnp.abs(y))
-        case Kept():
+        case MaskedLInf():
             return jnp.max(jnp.where(jnp.isfinite(y), jnp.abs(y), 0))
-        case Total():
+        case L1():
             return jnp.max(jnp.sum(jnp.abs(y), axis=-1))
     raise NotImplementedError(size)
 
@@ -96,12 +96,12 @@ def toward(size: Any, g: Any) -> Any:
             axes = (-3, -1) if isinstance(size.measure, Heads) else -1
             length = np.sqrt(np.mean(g**2, axis=axes, keepdims=True))
             return g / np.where(length == 0, 1, length)
-        case Length(axes):
+        case L2(axes):
             length = np.sqrt(np.sum(g**2, axis=tuple(range(-axes, 0)), keepdims=True))
             return g / np.where(length == 0, 1, length)
-        case Largest() | Kept():
+        case LInf() | MaskedLInf():
             return np.sign(g)
-        case Total():
+        case L1():
             top = np.argmax(np.abs(g), axis=-1)[..., None]
             return np.where(np.arange(g.shape[-1]) == top, np.sign(g), 0)
     raise NotImplementedError(size)
@@ -117,19 +117,19 @@ def inside(size: Any, x: Any) -> Any:
             axes = (-3, -1) if isinstance(size.measure, Heads) else -1
             length = np.sqrt(np.mean(x**2, axis=axes, keepdims=True))
             return x * (_lengths(size, length) / np.where(length == 0, 1, length))
-        case Length(axes):
+        case L2(axes):
             length = np.sqrt(np.sum(x**2, axis=tuple(range(-axes, 0)), keepdims=True))
             return x * (_lengths(size, length) / np.where(length == 0, 1, length))
-        case Largest() | Kept():
-            return np.clip(x, -size.most, size.most)
-        case Total():
-            return x * (size.most / np.sum(np.abs(x), axis=-1, keepdims=True))
+        case LInf() | MaskedLInf():
+            return np.clip(x, -size.upper, size.upper)
+        case L1():
+            return x * (size.upper / np.sum(np.abs(x), axis=-1, keepdims=True))
     raise NotImplementedError(size)
 
 
-def _lengths(size: Size, length: np.ndarray) -> np.ndarray:
+def _lengths(size: NormBound, length: np.ndarray) -> np.ndarray:
     """The largest for each, or by turns the largest and the least that is declared."""
-    turns = np.resize([size.most, size.least or size.most], length.size)
+    turns = np.resize([size.upper, size.lower or size.upper], length.size)
     return turns.reshape(length.shape)
 
 
@@ -189,8 +189,8 @@ def atoms(module: Module) -> list[Any]:
 def steepest(atom: Any, g: np.ndarray) -> np.ndarray:
     """The step of norm 1 in the manifold's norm with the largest product with g."""
     g, norm = np.asarray(g, np.float64), atom.manifold.norm
-    if isinstance(norm, LongestRow | Frobenius):
-        ndim = 1 if isinstance(norm, LongestRow) else norm.ndim
+    if isinstance(norm, MaxRowNorm | Frobenius):
+        ndim = 1 if isinstance(norm, MaxRowNorm) else norm.ndim
         length = np.sqrt(np.sum(g**2, axis=tuple(range(-ndim, 0)), keepdims=True))
         scale = scale_of(norm.scale, g.shape[g.ndim - ndim :])
         return scale * g / np.where(length == 0, 1, length)
@@ -201,8 +201,8 @@ def steepest(atom: Any, g: np.ndarray) -> np.ndarray:
 def step_size(atom: Any, step: np.ndarray) -> float:
     """The norm of a step in the manifold's norm."""
     norm = atom.manifold.norm
-    if isinstance(norm, LongestRow | Frobenius):
-        ndim = 1 if isinstance(norm, LongestRow) else norm.ndim
+    if isinstance(norm, MaxRowNorm | Frobenius):
+        ndim = 1 if isinstance(norm, MaxRowNorm) else norm.ndim
         length = np.sqrt(np.sum(step**2, axis=tuple(range(-ndim, 0))))
         return float(np.max(length)) / scale_of(norm.scale, step.shape[step.ndim - ndim :])
     return float(np.linalg.norm(step, 2, axis=(-2, -1)).max()) / _spectral_scale(norm, step.shape)
@@ -221,7 +221,7 @@ def project(atom: Any, w: np.ndarray) -> np.ndarray:
         return _unit_scale(atom, w)
     assert isinstance(atom.manifold, Euclidean)
     norm = atom.manifold.norm
-    if isinstance(norm, LongestRow):
+    if isinstance(norm, MaxRowNorm):
         length = np.linalg.norm(w, axis=-1, keepdims=True) / scale_of(norm.scale, w.shape[-1:])
         return w / np.maximum(length, 1)
     if isinstance(norm, Frobenius):
@@ -271,7 +271,7 @@ class Attack:
     radius: float = 0.0
 
     def __post_init__(self):
-        self.whole = isinstance(self.inputs, Size) and self.inputs.measure == OneHot()
+        self.whole = isinstance(self.inputs, NormBound) and self.inputs.measure == OneHot()
         self.atoms = atoms(self.net)
         self.budgets = self.net.budgets()
 
@@ -389,7 +389,7 @@ def tokens(seed: int, net: Module, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).integers(vocabulary, size=shape))
 
 
-def random_network(seed: int) -> tuple[Module, tuple[int, ...], Size]:
+def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
     """Modules that fit one another, the shape of an input, and the size that is declared."""
     rng = np.random.default_rng(seed)
     shape: tuple[int, ...] = (1, 4, 4, 4) if rng.random() < 0.4 else (2, 4, 6)
@@ -431,9 +431,9 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], Size]:
         part, after = kinds[rng.integers(len(kinds))]
         if len(after) > 1:
             net, at = part @ net, after
-    measure = RMS() if rng.random() < 0.5 else Length(axes)
+    measure = RMS() if rng.random() < 0.5 else L2(axes)
     least = float(rng.choice([0.0, 0.8]))
-    return net, shape, Size(1.5, least, measure, shape[-1])
+    return net, shape, NormBound(1.5, least, measure, shape[-1])
 
 
 def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:

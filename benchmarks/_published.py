@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import MUON, POLAR_EXPRESS, FixedSchedule, skew
+from manifoldmuon.linalg import MUON, POLAR_EXPRESS, FixedSchedule
 
 
 def _msign(
@@ -52,7 +52,7 @@ def closed_form_by_qr(point: Float[Array, "m n"], grad: Float[Array, "m n"]) -> 
     basis, factor = jnp.linalg.qr(jnp.concatenate([point, grad], axis=1))
     n = point.shape[1]
     here, there = factor[:, :n], factor[:, n:]  # W and G in the basis
-    return basis @ (_msign(2 * skew(there @ here.T), 8) @ here)
+    return basis @ (_msign(_twice_skew(there @ here.T), 8) @ here)
 
 
 @jax.jit
@@ -60,4 +60,8 @@ def closed_form_by_rows(
     point: Float[Array, "m n"], grad: Float[Array, "m n"]
 ) -> Float[Array, "m n"]:
     """The closed form by five of Muon's steps on the m x m matrix itself."""
-    return _msign(2 * skew(grad @ point.T), 5, MUON) @ point
+    return _msign(_twice_skew(grad @ point.T), 5, MUON) @ point
+
+
+def _twice_skew(x):
+    return x - x.T

@@ -21,7 +21,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.norms import Frobenius, Infinity, LongestRow, Spectral, scale_of
+from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Spectral, scale_of
 from manifoldmuon.testing import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
@@ -71,8 +71,8 @@ def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
     if not isinstance(manifold, SpectralBall | SpectralBand):
         raise TypeError(f"no normal space is known for {manifold}")
     low, high = _edges(manifold)
-    edges = [(-1, s >= high - manifold.touching)]
-    edges += [(1, s <= low + manifold.touching)] if low else []
+    edges = [(-1, s >= high - manifold.active_tolerance)]
+    edges += [(1, s <= low + manifold.active_tolerance)] if low else []
 
     def of_edges(x: np.ndarray) -> np.ndarray:
         found = np.zeros_like(x)
@@ -109,7 +109,7 @@ def size(manifold: Any, direction: np.ndarray) -> float:
 
 
 def size_of(norm: Any, weight: np.ndarray) -> float:
-    """Return the spectral, Frobenius, `Infinity` or `LongestRow` norm, in float64."""
+    """Return the spectral, Frobenius, `MaxAbs` or `MaxRowNorm` norm, in float64."""
     return float(_BALLS[type(norm)][0](weight)) / unit_of(norm, weight)
 
 
@@ -167,14 +167,14 @@ def _clipped(x: np.ndarray) -> np.ndarray:
 _BALLS: dict[type, tuple[Callable[[np.ndarray], Any], Normal]] = {
     Spectral: (lambda x: np.linalg.norm(x, 2), _clipped),
     Frobenius: (np.linalg.norm, lambda x: x / max(1, np.linalg.norm(x))),
-    Infinity: (lambda x: np.abs(x).max(), lambda x: np.clip(x, -1, 1)),
-    LongestRow: (lambda x: _rows(x).max(), lambda x: x / np.maximum(_rows(x), 1)),
+    MaxAbs: (lambda x: np.abs(x).max(), lambda x: np.clip(x, -1, 1)),
+    MaxRowNorm: (lambda x: _rows(x).max(), lambda x: x / np.maximum(_rows(x), 1)),
 }
 
 
 def unit_of(norm: Any, weight: np.ndarray) -> float:
     """Return the scale of a norm."""
-    shape = weight.shape[-1:] if isinstance(norm, LongestRow) else weight.shape
+    shape = weight.shape[-1:] if isinstance(norm, MaxRowNorm) else weight.shape
     return scale_of(getattr(norm, "scale", 1.0), shape)
 
 

@@ -21,7 +21,7 @@ from benchmarks._passes import multiplications
 from benchmarks.steps import ADAM, MUON, measure
 from examples.command import parse
 from manifoldmuon.lab import interleaved_seconds
-from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign, mT, product
+from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
@@ -59,7 +59,7 @@ def sign_rates(shape: tuple[int, ...], rounds: int) -> list[dict]:
 
 
 def _gram(stack: jax.Array, precision: jax.lax.Precision) -> jax.Array:
-    return product(stack, mT(stack), precision)
+    return jnp.matmul(stack, stack.mT, precision=precision)
 
 
 def accuracy(shape: tuple[int, int]) -> list[dict]:

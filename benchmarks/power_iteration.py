@@ -17,7 +17,7 @@ import optax
 
 from benchmarks._command import command
 from examples.command import parse
-from manifoldmuon.linalg import one_for_zero, power_iteration, spectral_norm
+from manifoldmuon.linalg import power_iteration, spectral_norm
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 from studies.datasets import load_digits
@@ -42,7 +42,7 @@ def warm(base: optax.GradientTransformation, images, labels, steps: int) -> np.n
     keys = jax.random.split(jax.random.key(0), len(SIZES))
     pairs = zip(keys, SIZES, strict=True)
     weights = [jax.random.normal(key, size) / np.sqrt(size[1]) for key, size in pairs]
-    cold = PowerIterations().cold
+    cold = PowerIterations().cold_start_steps
 
     def loss(weights: list[jax.Array], x: jax.Array, y: jax.Array) -> jax.Array:
         for weight in weights[:-1]:
@@ -87,11 +87,11 @@ def switching(base: Any, shape: tuple[int, int], steps: int, seed: int) -> dict[
         update, state = _update(base, grad, state)
         update = update / jnp.maximum(jnp.max(jnp.abs(update)), 1e-30)
         found = [
-            power_iteration(update, v, n, PowerIterations().cold)
+            power_iteration(update, v, n, PowerIterations().cold_start_steps)
             for n, v in zip(WARM, vectors, strict=True)
         ]
         sizes = jnp.array([size for size, _ in found])
-        ratios = spectral_norm(update) / one_for_zero(sizes)
+        ratios = spectral_norm(update) / jnp.where(sizes == 0, 1, sizes)
         return (state, [v for _, v in found]), ratios
 
     start = base.init(jnp.zeros(shape)), [jnp.zeros(shape[1]) for _ in WARM]
@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> None:
     record = {
         "what": "estimate / spectral norm, by power iteration from vectors kept",
         "training_steps": options.steps,
-        "cold_steps_in_training": PowerIterations().cold,
+        "cold_steps_in_training": PowerIterations().cold_start_steps,
         "learning_rate": RATE,
         "seed": options.seed,
         "environment": environment(),

@@ -26,7 +26,7 @@ from examples.digits.gradients import record_gradients
 from manifoldmuon import optim
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, GramEigh, InverseRoot, msign
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST, OneStep, SkewLift, StiefelSolver
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST, ProjectedPolar, SkewPolar, StiefelSolver
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.records import environment, write_record
 
@@ -53,8 +53,8 @@ POLAR = {
 SOLVERS: dict[str, StiefelSolver] = {
     "FAST": FAST,
     "ACCURATE": ACCURATE,
-    "OneStep()": OneStep(),
-    "SkewLift()": SkewLift(),
+    "ProjectedPolar()": ProjectedPolar(),
+    "SkewPolar()": SkewPolar(),
 }
 
 
@@ -240,7 +240,7 @@ def table(rows: list[dict], columns: tuple[str, ...]) -> list[str]:
 def step_costs() -> list[dict]:
     """Direction and retraction together, as delivered and in six passes throughout."""
     rows = []
-    exact = {"fast": OneStep(), "accurate": SkewLift()}
+    exact = {"fast": ProjectedPolar(), "accurate": SkewPolar()}
     for preset, solver in PRESETS.items():
         for shape in ((1024, 256), (1024, 768), (512, 512)):
             row: dict = {"preset": preset, "shape": list(shape)}

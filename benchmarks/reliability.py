@@ -49,7 +49,7 @@ from manifoldmuon.manifolds.solvers import (
     FixedPoint,
     Resolvents,
 )
-from manifoldmuon.norms import FanRatio, Frobenius, Infinity, LongestRow, Spectral
+from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 
 MATRICES = {
@@ -75,8 +75,8 @@ MATRICES = {
     "EmbeddingRows, spectral steps": EmbeddingRows(step_norm=Spectral()),
     "SpectralBall, Frobenius steps": SpectralBall(2.0, step_norm=Frobenius()),
     "SpectralBand, Frobenius steps": SpectralBand(0.5, 2.0, step_norm=Frobenius()),
-    "SpectralBall, steps by entries": SpectralBall(step_norm=Infinity()),
-    "SpectralBand, steps by rows": SpectralBand(0.5, 2.0, step_norm=LongestRow(threshold=0.0)),
+    "SpectralBall, steps by entries": SpectralBall(step_norm=MaxAbs()),
+    "SpectralBand, steps by rows": SpectralBand(0.5, 2.0, step_norm=MaxRowNorm(threshold=0.0)),
     "DoublyStochastic, Frobenius steps": DoublyStochastic(step_norm=Frobenius()),
     "Isospectral, nearly tied": Isospectral((1.0, 1 - 1e-4, 0.5, 2e-3)),
     "Grassmann, fast": Grassmann().fast(),

@@ -30,7 +30,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.manifolds.retractions import SoftCap
-from manifoldmuon.manifolds.solvers import BarzilaiBorwein, Bracket
+from manifoldmuon.manifolds.solvers import BarzilaiBorwein, LineMultiplier
 from manifoldmuon.norms import RootRank, Spectral
 
 WARM_UP = 10
@@ -47,11 +47,11 @@ def weight_spaces() -> dict[str, Manifold]:
     return {
         "flat": Euclidean(Spectral()).fast(),
         "fixed Frobenius": sphere,
-        "fixed Frobenius, two signs": dataclasses.replace(sphere, solver=Bracket()),
+        "fixed Frobenius, two signs": dataclasses.replace(sphere, solver=LineMultiplier()),
         "rows": rows,
         "rows, three signs": dataclasses.replace(rows, solver=BarzilaiBorwein()),
         "spectral sphere": spectral,
-        "spectral sphere, one sign": dataclasses.replace(spectral, solver=Bracket(steps=1)),
+        "spectral sphere, one sign": dataclasses.replace(spectral, solver=LineMultiplier(steps=1)),
         "ball": ball,
         "ball, soft cap": dataclasses.replace(ball, retraction=SoftCap()),
         "band 1/2 to 2": SpectralBand(0.5, 2.0).fast(),

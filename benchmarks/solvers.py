@@ -30,7 +30,7 @@ from manifoldmuon.manifolds.solvers import (
     DualAscent,
     FixedPoint,
     Resolvents,
-    SkewLift,
+    SkewPolar,
     StiefelSolver,
 )
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
@@ -47,7 +47,7 @@ PUBLISHED = {
 SOLVERS: dict[str, StiefelSolver] = {
     "accurate": ACCURATE,
     "fast": FAST,
-    "products": SkewLift(),
+    "products": SkewPolar(),
     "resolvents": Resolvents(),
     "alternating projection, 10": AlternatingProjection(steps=10),
     "dual ascent, 30": DualAscent(steps=30),

@@ -34,7 +34,7 @@ from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import FAST
 from manifoldmuon.modules import Bias, Linear, MaxMin, Module
 from manifoldmuon.robustness import (
-    Certified,
+    CertificationResult,
     auto_attack,
     certified_accuracy,
     certify,
@@ -143,7 +143,7 @@ def train(net: Module, data: Images, settings: Settings, seed: int, bar: tqdm) -
 
 def measure(
     net: Module, params: Any, data: Images, settings: Settings, seed: int, bar: tqdm
-) -> tuple[Certified, list[dict[str, float]]]:
+) -> tuple[CertificationResult, list[dict[str, float]]]:
     """Radii of the test images, and what attacks leave of the accuracy at some of them."""
     found = certify(net, params, data.test_x, data.test_y)
     some = found.first(settings.attacked)
@@ -172,7 +172,7 @@ def measure(
 
 
 def picture(
-    found: Certified, rows: Sequence[dict[str, float]], attacked: int, title: str
+    found: CertificationResult, rows: Sequence[dict[str, float]], attacked: int, title: str
 ) -> Figure:
     """Certified accuracy against the radius, with what attacks leave above it."""
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
@@ -201,7 +201,7 @@ def picture(
     return figure
 
 
-def table(found: Certified, rows: Sequence[dict[str, float]], settings: Settings) -> str:
+def table(found: CertificationResult, rows: Sequence[dict[str, float]], settings: Settings) -> str:
     """What is proved and what is broken, radius by radius."""
     lines = [
         f"clean accuracy {found.accuracy():.1%}; Lipschitz constant of all layers but the last "

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from manifoldmuon.lab import half_width, mean_estimate, solver_gaps
-from manifoldmuon.linalg import DEFAULT_MSIGN, msign, sym
+from manifoldmuon.linalg import DEFAULT_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
@@ -57,7 +57,8 @@ class NoProjection(StiefelSolver):
         dual: Any,
     ) -> Steepest:
         direction = msign(grad, DEFAULT_MSIGN)
-        along = 2 * sym(point.mT @ direction)
+        along = point.mT @ direction
+        along = along + along.mT
         residual = jnp.sqrt(jnp.sum(along**2, axis=(-2, -1))) / max(point.shape[-1], 1)
         return Steepest(direction, dual, residual, jnp.full_like(residual, jnp.nan))
 

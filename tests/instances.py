@@ -18,13 +18,13 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.manifolds.retractions import QR, Geodesic, Sinkhorn
-from manifoldmuon.manifolds.solvers import SkewLift
+from manifoldmuon.manifolds.solvers import SkewPolar
 from manifoldmuon.norms import (
     ConvRMSToRMS,
     FanRatio,
     Frobenius,
-    Infinity,
     L1ToRMS,
+    MaxAbs,
     Norm,
     RMSToRMS,
     RootDim,
@@ -65,7 +65,7 @@ class ManifoldCase(NamedTuple):
 NORMS = [
     NormCase("frobenius matrix", Frobenius(), (5, 3), thorough=True),
     NormCase("frobenius scalar", Frobenius(ndim=0), ()),
-    NormCase("infinity", Infinity(), (2, 4, 3)),
+    NormCase("infinity", MaxAbs(), (2, 4, 3)),
     NormCase("spectral tall", Spectral(), (6, 4)),
     NormCase("spectral wide stack", Spectral(), (2, 3, 5)),
     NormCase("spectral row", Spectral(), (1, 5)),
@@ -78,7 +78,7 @@ NORMS = [
 FLAT = [
     ManifoldCase("flat vector", Euclidean(), (5,)),
     ManifoldCase("flat scalar", Euclidean(Frobenius(ndim=0)), ()),
-    ManifoldCase("flat sign", Euclidean(Infinity()), (4, 3)),
+    ManifoldCase("flat sign", Euclidean(MaxAbs()), (4, 3)),
     ManifoldCase("flat muon", Euclidean(RMSToRMS()), (2, 6, 4), thorough=True),
     ManifoldCase("flat embedding", Euclidean(L1ToRMS()), (7, 4)),
     ManifoldCase("flat convolution", Euclidean(ConvRMSToRMS()), (3, 2, 4, 6)),
@@ -94,7 +94,7 @@ SPHERES = [
 
 SQUARE = [
     ManifoldCase("orthogonal odd stack", Orthogonal(2.0), (2, 5, 5)),
-    ManifoldCase("orthogonal by svd", Orthogonal(solver=SkewLift(SVD())), (4, 4)),
+    ManifoldCase("orthogonal by svd", Orthogonal(solver=SkewPolar(SVD())), (4, 4)),
     ManifoldCase("orthogonal 1x1", Orthogonal(), (1, 1)),
 ]
 
@@ -163,7 +163,7 @@ ANY_NORM = [
         thorough=True,
     ),
     ManifoldCase(
-        "sphere by sign steps", Hypersphere(RootDim(), ndim=2, step_norm=Infinity()), (4, 3)
+        "sphere by sign steps", Hypersphere(RootDim(), ndim=2, step_norm=MaxAbs()), (4, 3)
     ),
     ManifoldCase("rows by spectral steps", EmbeddingRows(step_norm=BY_SVD), (6, 4), gap=0.02),
     # Small steps: the set is curved where the second singular value is close.

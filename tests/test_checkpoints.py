@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
 from manifoldmuon.checkpoints import STATE_LAYOUT, CheckpointError, Checkpoints
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
-from manifoldmuon.manifolds.solvers import ADMM, FAST, ByPlatform, OneStep, SkewLift
+from manifoldmuon.manifolds.solvers import ADMM, FAST, ByPlatform, ProjectedPolar, SkewPolar
 from manifoldmuon.norms import Frobenius, RMSToRMS
 from tests.optim.test_processes import JOINED
 from tests.optim.test_processes import run as run_processes
@@ -357,15 +357,15 @@ def test_another_geometry_is_refused(geometry, budgets, reason, run):
 def test_the_solver_of_another_platform_is_compared(tmp_path):
     """`tabulate` shows the solver for CPUs alone."""
     params = {"w": jnp.eye(4, 2)}
-    solvers = [ByPlatform(SkewLift(), other) for other in (SkewLift(), OneStep())]
+    solvers = [ByPlatform(SkewPolar(), other) for other in (SkewPolar(), ProjectedPolar())]
     tables = [optim.tabulate(Stiefel(solver=solver), params) for solver in solvers]
     assert str(tables[0]) == str(tables[1])
     with Checkpoints(tmp_path) as saved:
         saved.save(1, params, tables[0])
         assert restored(saved, params, tables[0]).step == 1
-    assert (
-        f"the manifold.solver.accelerator of 'w' was {SOLVERS}.SkewLift and is {SOLVERS}.OneStep"
-        in refusal(tmp_path, params, tables[1])
+    old, new = f"{SOLVERS}.SkewPolar", f"{SOLVERS}.ProjectedPolar"
+    assert f"the manifold.solver.accelerator of 'w' was {old} and is {new}" in refusal(
+        tmp_path, params, tables[1]
     )
 
 

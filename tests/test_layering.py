@@ -19,6 +19,7 @@ PACKAGE = "manifoldmuon"
 # what that makes public. `optim` and `modules` share a floor: they never meet. The package's own
 # `__init__` lies above everything that it exposes. docs/design.md has the same table.
 FLOORS = {
+    "_internal": 0,
     "linalg": 1,
     "norms": 2,
     "manifolds.retractions": 3,
@@ -129,6 +130,7 @@ def private(root: Path) -> list[str]:
         for found in imports(root)
         if inside(found.target, PACKAGE)
         and part(found.module) != part(found.target)
+        and part(found.target) != "_internal"
         and any(name.startswith("_") for name in found.target.split("."))
     ]
 

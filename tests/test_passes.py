@@ -11,7 +11,8 @@ from jax.lax import Precision
 
 from benchmarks._passes import multiplications, on_tpu
 from manifoldmuon import optim
-from manifoldmuon.linalg import TRAINING_MSIGN, msign, mT, product, rounding
+from manifoldmuon._internal.arrays import mT, product, rounding
+from manifoldmuon.linalg import TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem

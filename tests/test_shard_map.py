@@ -33,7 +33,7 @@ SOLVERS = [ADMM(), AlternatingProjection(), DualAscent(), FixedPoint()]
 def answers(manifold: Manifold, point, grad, dual):
     answer = manifold.steepest(point, grad, dual)
     moved = manifold.retract(point, answer.direction)
-    return answer, moved, manifold.project(point), manifold.tangent(point, grad)
+    return answer, moved, manifold.project(point), manifold.project_tangent(point, grad)
 
 
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)

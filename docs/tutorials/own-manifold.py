@@ -66,8 +66,8 @@ class Standardized(Manifold):
         first = centred((jnp.arange(point.shape[-1]) == 0).astype(point.dtype))
         return self.sphere.project(jnp.where((rest == 0).all(-1, keepdims=True), first, rest))
 
-    def tangent(self, point, vector):
-        return self.sphere.tangent(point, centred(vector))
+    def project_tangent(self, point, vector):
+        return self.sphere.project_tangent(point, centred(vector))
 
     def steepest(self, point, grad, dual):
         found = self.sphere.steepest(point, centred(grad), dual)

@@ -16,17 +16,17 @@ from manifoldmuon.bounds._robustness import (
     smoothness,
 )
 from manifoldmuon.bounds._sizes import (
+    L1,
+    L2,
     RMS,
     Heads,
-    Kept,
-    Largest,
-    Length,
+    LInf,
+    MaskedLInf,
     Measure,
+    NormBound,
     OneHot,
-    Size,
-    Total,
 )
-from manifoldmuon.bounds._transfer import Transfer, read
+from manifoldmuon.bounds._transfer import LipschitzBounds, convert_norm
 from manifoldmuon.bounds._weights import ROUNDING, MatrixBounds, Weight, matrix_bounds
 
 __all__ = [
@@ -38,19 +38,19 @@ __all__ = [
     "Loss",
     "SquareError",
     "CrossEntropy",
-    "Size",
+    "NormBound",
     "Measure",
     "RMS",
-    "Length",
+    "L2",
     "Heads",
-    "Largest",
-    "Kept",
-    "Total",
+    "LInf",
+    "MaskedLInf",
+    "L1",
     "OneHot",
     "rule",
     "reads",
-    "read",
-    "Transfer",
+    "convert_norm",
+    "LipschitzBounds",
     "Weight",
     "matrix_bounds",
     "MatrixBounds",

@@ -9,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from manifoldmuon.bounds._sizes import RMS, Largest, Measure, OneHot, Size
-from manifoldmuon.bounds._transfer import Sizes, Transfer, leaves
+from manifoldmuon._internal.arguments import check_number
+from manifoldmuon.bounds._sizes import RMS, LInf, Measure, NormBound, OneHot
+from manifoldmuon.bounds._transfer import LipschitzBounds, Sizes, leaves
 from manifoldmuon.bounds._weights import weight_of
 from manifoldmuon.modules import (
     CausalMask,
@@ -25,7 +26,6 @@ from manifoldmuon.modules import (
     Tied,
     map_weights,
 )
-from manifoldmuon.norms import check_number
 
 _HEADER = ("module", "input", "output", "Lipschitz: input", "weights", "sharpness")
 
@@ -50,7 +50,7 @@ class Bounds:
 
     module: Module
     inputs: Sizes
-    transfer: Transfer
+    transfer: LipschitzBounds
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -117,7 +117,7 @@ class Bounds:
 
 
 def _sum(x: Sizes) -> float:
-    return float(np.sum([size.most for size in leaves(x)]))
+    return float(np.sum([size.upper for size in leaves(x)]))
 
 
 def _rows(bounds: Bounds, first: str, rest: str) -> list[tuple[str, ...]]:
@@ -137,7 +137,7 @@ def _rows(bounds: Bounds, first: str, rest: str) -> list[tuple[str, ...]]:
 
 
 def _text(x: Sizes) -> str:
-    return str(x) if isinstance(x, Size) else "(" + ", ".join(_text(part) for part in x) + ")"
+    return str(x) if isinstance(x, NormBound) else "(" + ", ".join(_text(part) for part in x) + ")"
 
 
 def _span(first: str, last: str) -> str:
@@ -145,17 +145,17 @@ def _span(first: str, last: str) -> str:
 
 
 @functools.singledispatch
-def rule(module: Module, weights: Any, x: Sizes) -> Transfer:
+def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     """What a module does to sizes and perturbations, whatever the input of these sizes.
 
     A generic function with one implementation for each type of module. The bounds of a bond of
-    your own are a function `(bond, weights, x) -> Transfer` decorated with
-    `bounds.rule.register`; `read` and `Transfer.of` make it a few lines:
+    your own are a function `(bond, weights, x) -> LipschitzBounds` decorated with
+    `bounds.rule.register`; `read` and `LipschitzBounds.of` make it a few lines:
 
         @bounds.rule.register
         def _(bond: Tanh, weights, x):
-            x, converted = bounds.read(x, bounds.RMS())
-            return converted.then(bounds.Transfer.of(x.within(), 1.0, gamma=math.inf))
+            x, converted = bounds.convert_norm(x, bounds.RMS())
+            return converted.then(bounds.LipschitzBounds.of(x.within(), 1.0, gamma=math.inf))
 
     Declared sensitivities are not looked at: they are figures for typical inputs.
 
@@ -171,7 +171,7 @@ def rule(module: Module, weights: Any, x: Sizes) -> Transfer:
     name = type(module).__name__
     raise TypeError(
         f"there is no sound bound for {name}, and its declared sensitivity may not hold for every "
-        f"input: decorate a function (bond: {name}, weights, x) -> bounds.Transfer with "
+        f"input: decorate a function (bond: {name}, weights, x) -> bounds.LipschitzBounds with "
         "@bounds.rule.register"
     )
 
@@ -246,14 +246,14 @@ _NORM_ONE = "weights in flat space have norm at most 1 in its norm, which nothin
 def _declared(norm: Any, measure: Measure) -> Sizes:
     if isinstance(norm, tuple):
         return tuple(_declared(part, RMS()) for part in norm)
-    if isinstance(norm, Size):
+    if isinstance(norm, NormBound):
         return norm
     if measure == OneHot():
-        return Size(1.0, 1.0, measure)
+        return NormBound(1.0, 1.0, measure)
     number = isinstance(norm, int | float | np.integer | np.floating) and not isinstance(norm, bool)
     if not number or not norm >= 0:
         raise ValueError(f"bound(input_norm) must be a number >= 0 or a Size; got {norm!r}")
-    return Size(float(norm), measure=measure)
+    return NormBound(float(norm), measure=measure)
 
 
 @functools.singledispatch
@@ -288,4 +288,4 @@ def _(module: Module) -> Measure:
 @reads.register(Softmax)
 @reads.register(CausalMask)
 def _(module: Module) -> Measure:
-    return Largest()
+    return LInf()

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.bounds._network import Bounds
-from manifoldmuon.bounds._sizes import RMS, Largest, Length, Measure, Size, factor_between, times
-from manifoldmuon.norms import check_number
+from manifoldmuon.bounds._sizes import L2, RMS, LInf, Measure, NormBound, factor_between, times
 
 
 class Loss(abc.ABC):
     """An error measure of one example or token, as a frozen value; the loss is its mean."""
 
     @abc.abstractmethod
-    def slope(self, output: Size, value: float | None) -> float:
+    def slope(self, output: NormBound, value: float | None) -> float:
         """How much the error moves per movement of the output: sigma.
 
         Args:
@@ -28,7 +28,7 @@ class Loss(abc.ABC):
         """
 
     @abc.abstractmethod
-    def curvature(self, output: Size) -> float:
+    def curvature(self, output: NormBound) -> float:
         """The second derivative of the error in the output: tau."""
 
 
@@ -45,12 +45,12 @@ class SquareError(Loss):
     def __post_init__(self):
         check_number("SquareError.target_norm", self.target_norm, least=0.0)
 
-    def slope(self, output: Size, value: float | None) -> float:
+    def slope(self, output: NormBound, value: float | None) -> float:
         factor = factor_between(output, RMS())
         known = math.inf if value is None else math.sqrt(2 * value)
-        return factor * min(factor * output.most + self.target_norm, known)
+        return factor * min(factor * output.upper + self.target_norm, known)
 
-    def curvature(self, output: Size) -> float:
+    def curvature(self, output: NormBound) -> float:
         return factor_between(output, RMS()) ** 2
 
 
@@ -65,21 +65,21 @@ class CrossEntropy(Loss):
     known loss, `1 - p[label] = 1 - exp(-loss)`.
     """
 
-    def slope(self, output: Size, value: float | None) -> float:
+    def slope(self, output: NormBound, value: float | None) -> float:
         wrong = 1.0 if value is None else -math.expm1(-value)
         measure, factor = self._read(output)
-        most = 2.0 if measure == Largest() else math.sqrt(2 * self._classes(output))
+        most = 2.0 if measure == LInf() else math.sqrt(2 * self._classes(output))
         return wrong * factor * most
 
-    def curvature(self, output: Size) -> float:
+    def curvature(self, output: NormBound) -> float:
         measure, factor = self._read(output)
-        return factor**2 * (1.0 if measure == Largest() else self._classes(output) / 2)
+        return factor**2 * (1.0 if measure == LInf() else self._classes(output) / 2)
 
-    def _read(self, output: Size) -> tuple[Measure, float]:
-        own = output.measure if output.measure == Largest() else RMS()
+    def _read(self, output: NormBound) -> tuple[Measure, float]:
+        own = output.measure if output.measure == LInf() else RMS()
         return own, factor_between(output, own)
 
-    def _classes(self, output: Size) -> int:
+    def _classes(self, output: NormBound) -> int:
         if output.features is None:
             raise ValueError("the number of classes is not known: the last module does not say it")
         return output.features
@@ -126,7 +126,7 @@ def smoothness(bounds: Bounds, loss: Loss, value: float | None = None) -> Smooth
       ValueError: the output is a tuple, or `value` is negative.
     """
     output = bounds.outputs
-    if not isinstance(output, Size):
+    if not isinstance(output, NormBound):
         raise ValueError(f"a loss takes one output array; got the sizes {output}")
     if value is not None:
         check_number("smoothness(value)", value, least=0.0)
@@ -165,20 +165,20 @@ def certified_radius(
       ValueError: `input_norms` is needed and missing, or input or output is a tuple.
     """
     inner, outer = bounds.inputs, bounds.outputs
-    if not isinstance(inner, Size) or not isinstance(outer, Size):
+    if not isinstance(inner, NormBound) or not isinstance(outer, NormBound):
         raise ValueError("a radius takes one input array and one output array, not tuples")
     scores = np.asarray(logits, np.float64)
     runner_up, winner = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)
-    if outer.measure == Largest():
+    if outer.measure == LInf():
         gain = 2.0
-    elif isinstance(outer.measure, Length):
+    elif isinstance(outer.measure, L2):
         gain = math.sqrt(2)
     else:
         gain = math.sqrt(2 * scores.shape[-1]) * factor_between(outer, RMS())
     slope = gain * bounds.lipschitz_inputs
     margin = winner - runner_up
     radius = np.where(margin > 0, margin / slope if slope else math.inf, 0.0)
-    if inner.most == math.inf and inner.least == 0:
+    if inner.upper == math.inf and inner.lower == 0:
         return radius
     if input_norms is None:
         raise ValueError(
@@ -187,7 +187,7 @@ def certified_radius(
         )
     norms = np.asarray(input_norms, np.float64)
     places = tuple(range(radius.ndim, norms.ndim))
-    room = inner.most - norms.max(axis=places)
-    if inner.least:
-        room = np.minimum(room, norms.min(axis=places) - inner.least)
+    room = inner.upper - norms.max(axis=places)
+    if inner.lower:
+        room = np.minimum(room, norms.min(axis=places) - inner.lower)
     return np.asarray(np.minimum(radius, np.maximum(room, 0.0)))

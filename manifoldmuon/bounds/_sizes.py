@@ -7,7 +7,7 @@ import dataclasses
 import math
 from typing import Any
 
-from manifoldmuon.linalg import check_fields
+from manifoldmuon._internal.arguments import check_fields
 
 
 class Measure(abc.ABC):
@@ -26,7 +26,7 @@ class RMS(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Length(Measure):
+class L2(Measure):
     """The Euclidean length over the last axes: of a vector, an image, or all tokens together.
 
     What certified robustness is measured in. Layers that mix pixels are as steep as they are
@@ -63,7 +63,7 @@ class Heads(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Largest(Measure):
+class LInf(Measure):
     """The largest magnitude of an entry."""
 
     def __str__(self) -> str:
@@ -71,7 +71,7 @@ class Largest(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Kept(Measure):
+class MaskedLInf(Measure):
     """The largest magnitude of a score that is not masked; the masked ones are minus infinity."""
 
     def __str__(self) -> str:
@@ -79,7 +79,7 @@ class Kept(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Total(Measure):
+class L1(Measure):
     """The sum of magnitudes over the last axis, as of probabilities."""
 
     def __str__(self) -> str:
@@ -98,46 +98,48 @@ class OneHot(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class Size:
+class NormBound:
     """How large a value may be.
 
     Attributes:
-      most: no token, pixel or example is larger; may be infinite.
-      least: none is smaller. Only division by the norm gains from knowing it.
+      upper: no token, pixel or example is larger; may be infinite.
+      lower: none is smaller. Only division by the norm gains from knowing it.
       measure: in which norm.
       features: the length of the last axis; None where it is not known.
     """
 
-    most: float
-    least: float = 0.0
+    upper: float
+    lower: float = 0.0
     measure: Measure = RMS()
     features: int | None = None
 
     def __post_init__(self):
         check_fields(self, features="[1, inf)")
-        if not 0 <= self.least <= self.most:
-            raise ValueError(f"a Size needs 0 <= least <= most; got {self.least}, {self.most}")
+        if not 0 <= self.lower <= self.upper:
+            raise ValueError(
+                f"a NormBound needs 0 <= lower <= upper; got {self.lower}, {self.upper}"
+            )
 
-    def scaled(self, factor: float, features: int | None = None) -> "Size":
+    def scaled(self, factor: float, features: int | None = None) -> "NormBound":
         """The size of what is exactly `factor` times as large."""
         return dataclasses.replace(
             self,
-            most=times(factor, self.most),
-            least=times(factor, self.least),
+            upper=times(factor, self.upper),
+            lower=times(factor, self.lower),
             features=self.features if features is None else features,
         )
 
-    def within(self, factor: float = 1.0, **changes: Any) -> "Size":
+    def within(self, factor: float = 1.0, **changes: Any) -> "NormBound":
         """The size of what is at most `factor` times as large."""
-        return dataclasses.replace(self, most=times(factor, self.most), least=0.0, **changes)
+        return dataclasses.replace(self, upper=times(factor, self.upper), lower=0.0, **changes)
 
     def is_length(self, axes: int) -> bool:
         """Whether it is the length over this many axes, or more."""
-        return isinstance(self.measure, Length) and self.measure.axes >= axes
+        return isinstance(self.measure, L2) and self.measure.axes >= axes
 
     def __str__(self) -> str:
-        low = f"{self.least:.4g} … " if self.least and self.least != self.most else ""
-        return f"{low}{self.most:.4g}"
+        low = f"{self.lower:.4g} … " if self.lower and self.lower != self.upper else ""
+        return f"{low}{self.upper:.4g}"
 
 
 def times(a: float, b: float) -> float:
@@ -145,7 +147,7 @@ def times(a: float, b: float) -> float:
     return 0.0 if a == 0 or b == 0 else float(a * b)
 
 
-def factor_between(size: Size, target: Measure) -> float:
+def factor_between(size: NormBound, target: Measure) -> float:
     """A number c with `||v||_target <= c ||v||_measure` for all values like this one.
 
     Raises:
@@ -154,12 +156,12 @@ def factor_between(size: Size, target: Measure) -> float:
     source = size.measure
     if source == target:
         return 1.0
-    if isinstance(source, Kept | OneHot) or isinstance(target, Kept | OneHot):
+    if isinstance(source, MaskedLInf | OneHot) or isinstance(target, MaskedLInf | OneHot):
         raise ValueError(f"a value measured as '{source}' cannot be read as '{target}'")
-    if isinstance(target, Length):
+    if isinstance(target, L2):
         return _into_length(size, source, target)
-    if isinstance(source, Length):
-        if isinstance(target, Total):
+    if isinstance(source, L2):
+        if isinstance(target, L1):
             return _root_of_features(size, target)
         # A length is at least the magnitude of every entry.
         known = size.features if target == RMS() else None
@@ -169,33 +171,33 @@ def factor_between(size: Size, target: Measure) -> float:
         return math.sqrt(source.count) * factor_between(per_head, target)
     if isinstance(target, RMS | Heads):  # of entries of magnitude 1 the RMS norm is 1
         return 1.0
-    if isinstance(source, Total):
+    if isinstance(source, L1):
         return 1.0
     root = _root_of_features(size, target)
-    return root if isinstance(target, Largest) else root**2
+    return root if isinstance(target, LInf) else root**2
 
 
-def _into_length(size: Size, source: Measure, target: Length) -> float:
+def _into_length(size: NormBound, source: Measure, target: L2) -> float:
     """Lengths over fewer axes are no larger; over more of them, their number would be needed."""
-    axes = source.axes if isinstance(source, Length) else 1
+    axes = source.axes if isinstance(source, L2) else 1
     if target.axes > axes or isinstance(source, Heads):
         raise ValueError(
             f"from the norm '{source}' to '{target}' takes the lengths of axes that are not known "
-            f"here: declare the input as Size(..., measure={target!r})"
+            f"here: declare the input as NormBound(..., measure={target!r})"
         )
-    return _root_of_features(size, target) if isinstance(source, RMS | Largest) else 1.0
+    return _root_of_features(size, target) if isinstance(source, RMS | LInf) else 1.0
 
 
-def _root_of_features(size: Size, target: Measure) -> float:
+def _root_of_features(size: NormBound, target: Measure) -> float:
     if size.features is None:
         raise ValueError(
             f"from the norm '{size.measure}' to '{target}' takes the length of the last axis, "
-            "which is not known here: declare the input as Size(..., features=...)"
+            "which is not known here: declare the input as NormBound(..., features=...)"
         )
     return math.sqrt(size.features)
 
 
-def expect_features(size: Size, features: int | None = None, divisor: int = 1) -> None:
+def expect_features(size: NormBound, features: int | None = None, divisor: int = 1) -> None:
     """Raise `ValueError` where the last axis is known to have another length, or to leave a rest.
 
     Args:

@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.bounds._sizes import Measure, Size, factor_between
+from manifoldmuon.bounds._sizes import Measure, NormBound, factor_between
 
 Sizes = Any
 """A `Size`, or a tuple of such: one for each array that flows between two modules."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Transfer:
+class LipschitzBounds:
     """Bounds on a module's output and on its derivatives, for inputs of given sizes.
 
     The arrays that come in are numbered by i, those that go out by o, in the order in which their
@@ -52,7 +52,7 @@ class Transfer:
         beta: float = 0.0,
         gamma: Any = 0.0,
         reasons: tuple[str, ...] = (),
-    ) -> "Transfer":
+    ) -> "LipschitzBounds":
         """The transfer of a module with one output array.
 
         Args:
@@ -75,10 +75,10 @@ class Transfer:
             reasons,
         )
 
-    def then(self, after: "Transfer") -> "Transfer":
+    def then(self, after: "LipschitzBounds") -> "LipschitzBounds":
         """The transfer of the composition."""
         s1, w1, s2, b2, g2 = self.slopes, self.weights, after.slopes, after.beta, after.gamma
-        return Transfer(
+        return LipschitzBounds(
             after.outputs,
             total("oj,ji->oi", s2, s1),
             total("oj,j->o", s2, w1) + after.weights,
@@ -111,17 +111,17 @@ def total(path: str, *arrays: np.ndarray) -> np.ndarray:
     return product.sum(axis=tuple(range(len(result), len(letters))))
 
 
-def identity(x: Sizes) -> Transfer:
+def identity(x: Sizes) -> LipschitzBounds:
     """The transfer of what changes nothing."""
     count = len(leaves(x))
     zero = np.zeros(count)
     square, cube = np.zeros((count, count)), np.zeros((count, count, count))
-    return Transfer(x, np.eye(count), zero, zero, square, cube)
+    return LipschitzBounds(x, np.eye(count), zero, zero, square, cube)
 
 
-def side_by_side(transfers: list[Transfer]) -> Transfer:
+def side_by_side(transfers: list[LipschitzBounds]) -> LipschitzBounds:
     """The transfer of modules that read the same input."""
-    return Transfer(
+    return LipschitzBounds(
         tuple(t.outputs for t in transfers),
         *(
             np.concatenate([getattr(t, name) for t in transfers])
@@ -131,7 +131,7 @@ def side_by_side(transfers: list[Transfer]) -> Transfer:
     )
 
 
-def read(x: Sizes, *measures: Measure) -> tuple[Any, Transfer]:
+def convert_norm(x: Sizes, *measures: Measure) -> tuple[Any, LipschitzBounds]:
     """The input in the norms that a rule needs, and what it costs to bring it there.
 
     Args:
@@ -146,7 +146,7 @@ def read(x: Sizes, *measures: Measure) -> tuple[Any, Transfer]:
       ValueError: the input has another number of arrays, or its norm does not bound this one.
     """
     sizes = leaves(x)
-    if len(sizes) != len(measures) or (len(measures) == 1) != isinstance(x, Size):
+    if len(sizes) != len(measures) or (len(measures) == 1) != isinstance(x, NormBound):
         raise ValueError(
             f"expected {'an array' if len(measures) == 1 else f'a tuple of {len(measures)} arrays'}"
             f"; got the sizes {x}"
@@ -161,11 +161,13 @@ def read(x: Sizes, *measures: Measure) -> tuple[Any, Transfer]:
     return (found[0] if len(found) == 1 else found), converted
 
 
-def leaves(x: Sizes) -> list[Size]:
+def leaves(x: Sizes) -> list[NormBound]:
     """The sizes of a tuple of tuples, from left to right."""
-    return [x] if isinstance(x, Size) else [size for part in x for size in leaves(part)]
+    return [x] if isinstance(x, NormBound) else [size for part in x for size in leaves(part)]
 
 
-def map_sizes(function: Callable[[Size], Size], x: Sizes) -> Sizes:
+def map_sizes(function: Callable[[NormBound], NormBound], x: Sizes) -> Sizes:
     """The same tuple of other sizes."""
-    return function(x) if isinstance(x, Size) else tuple(map_sizes(function, part) for part in x)
+    return (
+        function(x) if isinstance(x, NormBound) else tuple(map_sizes(function, part) for part in x)
+    )

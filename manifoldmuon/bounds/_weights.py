@@ -28,8 +28,8 @@ from manifoldmuon.norms import (
     ConvRMSToRMS,
     FanRatio,
     Frobenius,
-    Infinity,
-    LongestRow,
+    MaxAbs,
+    MaxRowNorm,
     Spectral,
     scale_of,
 )
@@ -144,7 +144,7 @@ def _(space: ConvRMSToRMS, shape: tuple[int, ...]) -> MatrixBounds:
 
 
 @matrix_bounds.register
-def _(space: LongestRow, shape: tuple[int, ...]) -> MatrixBounds:
+def _(space: MaxRowNorm, shape: tuple[int, ...]) -> MatrixBounds:
     length = scale_of(space.scale, shape[-1:])
     return dataclasses.replace(_rows(length, shape), least_row=0.0)
 
@@ -159,7 +159,7 @@ def _(space: Frobenius, shape: tuple[int, ...]) -> MatrixBounds:
 
 
 @matrix_bounds.register
-def _(space: Infinity, shape: tuple[int, ...]) -> MatrixBounds:
+def _(space: MaxAbs, shape: tuple[int, ...]) -> MatrixBounds:
     return MatrixBounds(math.sqrt(shape[-2] * shape[-1]), math.sqrt(shape[-1]))
 
 
@@ -202,19 +202,19 @@ class Weight:
         value = None if self.value is None else self.value[index]
         return dataclasses.replace(self, spec=spec, value=value)
 
-    def stretch(self, shape: tuple[int, ...], apart: bool = False) -> tuple[float, float]:
+    def spectral_norm(self, shape: tuple[int, ...], blockwise: bool = False) -> tuple[float, float]:
         """Of its matrices: the sum of their spectral norms, and the smallest singular value.
 
-        Of matrices that act apart, on entries of their own, the largest norm and not the sum.
+        Of matrices that act blockwise, on entries of their own, the largest norm and not the sum.
         """
-        taps = 1 if apart else math.prod(shape[:-2])
+        taps = 1 if blockwise else math.prod(shape[:-2])
         if self.value is None:
             known = self._anywhere(shape)
             return taps * known.spectral, known.least_singular
         values = np.linalg.svd(self.value, compute_uv=False)
-        step = self.radius * self.step_stretch(shape, apart)
+        step = self.radius * self.step_norm(shape, blockwise)
         norms = values[..., 0]
-        most = norms.max() if apart else norms.sum()
+        most = norms.max() if blockwise else norms.sum()
         return _rounded(most + step, values[..., -1].min() - step)
 
     def rows(self, shape: tuple[int, ...]) -> tuple[float, float]:
@@ -226,10 +226,10 @@ class Weight:
         step = self.radius * self.step_rows(shape)
         return _rounded(lengths.max() + step, lengths.min() - step)
 
-    def step_stretch(self, shape: tuple[int, ...], apart: bool = False) -> float:
+    def step_norm(self, shape: tuple[int, ...], blockwise: bool = False) -> float:
         """The sum of its matrices' spectral norms, of a step of modular norm 1, or the largest."""
         budget = float(self.spec.budget)
-        taps = 1 if apart else math.prod(shape[:-2])
+        taps = 1 if blockwise else math.prod(shape[:-2])
         return taps * budget * self._unit_step(shape).spectral if budget else 0.0
 
     def step_rows(self, shape: tuple[int, ...]) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from manifoldmuon.linalg import shown
+from manifoldmuon._internal.arguments import shown
 from manifoldmuon.optim import Table
 
 # Old names and new ones: of a class, `package.Class`, and of a field, by the class's new name,

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import manifoldmuon
+from manifoldmuon._internal.arguments import shown
 from manifoldmuon.checkpoints._digests import digests, leaves
 from manifoldmuon.checkpoints._geometry import entries_of, record_geometry
-from manifoldmuon.linalg import shown
 from manifoldmuon.optim import Table
 
 try:

@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import one_for_zero, prescale, spectral_norm
+from manifoldmuon._internal.arrays import nonzero_or_one
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon.linalg import spectral_norm
 
 
 def letter_mask(
@@ -114,10 +116,10 @@ def stable_rank(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
     Returns:
       Float32 or wider; 0 for a zero matrix.
     """
-    scaled, _ = prescale(matrix, 2)
+    scaled, _ = scale_to_unit_exponent(matrix, 2)
     largest = spectral_norm(scaled)
     total = jnp.sum(scaled**2, axis=(-2, -1))
-    return total / one_for_zero(largest) ** 2
+    return total / nonzero_or_one(largest) ** 2
 
 
 def _parts(weight: np.ndarray, mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

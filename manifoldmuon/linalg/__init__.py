@@ -1,11 +1,6 @@
-"""Functions of matrices: msign and its methods, schedules and their designer, power iteration.
+"""Functions of matrices: msign and its methods, schedules and their designer, power iteration."""
 
-What the layers above share is public here as well: parts of matrices, products that accelerators do
-not round, and powers of two that keep squares in range.
-"""
-
-from manifoldmuon.linalg._arguments import check_dtype, check_fields, check_number, shown
-from manifoldmuon.linalg._clip import above, clip_singular_values, positive_part
+from manifoldmuon.linalg._clip import clip_singular_values, positive_part, spectral_projector
 from manifoldmuon.linalg._decompositions import QDWH, SVD, GramEigh, Sketch
 from manifoldmuon.linalg._inverse_roots import (
     DEFAULT_INVERSE_SQRT,
@@ -14,32 +9,6 @@ from manifoldmuon.linalg._inverse_roots import (
     inverse_sqrt,
     inverse_sqrt_minus_one,
     largest_row_sum,
-)
-from manifoldmuon.linalg._lapack import one_by_one
-from manifoldmuon.linalg._matrix import (
-    check_precision,
-    combine,
-    frobenius_norm,
-    identity_like,
-    inner_product,
-    inside_shard_map,
-    mT,
-    normalize,
-    one_for_zero,
-    over,
-    overlap,
-    prescale,
-    product,
-    rounding,
-    safe_sqrt,
-    skew,
-    sym,
-    tall,
-    times_power_of_two,
-    trailing,
-    turned_like,
-    upcast,
-    varying_alike,
 )
 from manifoldmuon.linalg._matrix_norms import (
     largest_eigenpair,
@@ -93,56 +62,28 @@ __all__ = [
     "PolarExpress",
     "Schedule",
     "Sketch",
-    "above",
+    "spectral_projector",
     "center",
-    "check_dtype",
-    "check_fields",
     "check_method",
-    "check_number",
-    "check_precision",
     "check_schedule",
     "clip_singular_values",
-    "combine",
     "factor_products",
-    "frobenius_norm",
-    "identity_like",
-    "inner_product",
-    "inside_shard_map",
     "inverse",
     "inverse_root",
     "inverse_sqrt",
     "inverse_sqrt_minus_one",
     "largest_eigenpair",
     "largest_row_sum",
-    "mT",
     "msign",
     "nearest_with_sums",
-    "normalize",
     "nuclear_norm",
     "nuclear_parts",
-    "one_by_one",
-    "one_for_zero",
-    "over",
-    "overlap",
     "polar_derivative",
     "positive_part",
     "power_iteration",
-    "prescale",
-    "product",
-    "rounding",
-    "safe_sqrt",
-    "shown",
     "sinkhorn",
-    "skew",
     "solve_lyapunov",
     "spectral_bound",
     "spectral_norm",
-    "sym",
-    "tall",
-    "times_power_of_two",
-    "trailing",
-    "turned_like",
-    "upcast",
-    "varying_alike",
     "zolotarev",
 ]

@@ -5,13 +5,21 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon._internal.arrays import (
+    identity_like,
+    match_orientation,
+    mT,
+    product,
+    sym,
+    tall,
+    upcast,
+)
 from manifoldmuon.linalg._decompositions import SVD
-from manifoldmuon.linalg._matrix import identity_like, mT, product, sym, tall, turned_like, upcast
 from manifoldmuon.linalg._msign import msign
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 
 
-def above(
+def spectral_projector(
     x: Float[Array, "*batch n n"], edge: float = 0.0, method: MsignMethod | None = None
 ) -> Float[Array, "*batch n n"]:
     """The projection onto the eigenvectors of S with eigenvalues above `edge`: `(I + sign) / 2`.
@@ -36,7 +44,7 @@ def positive_part(
       x: S, symmetric, float32 or wider; leading axes are independent.
       method: see `above`; eigenvalues that it does not resolve are halved.
     """
-    return sym(product(x, above(x, 0.0, method)))
+    return sym(product(x, spectral_projector(x, 0.0, method)))
 
 
 def clip_singular_values(
@@ -62,4 +70,4 @@ def clip_singular_values(
     length = sym(product(mT(factor), high))
     excess = positive_part(length - upper * identity_like(length), method)
     clipped = high - product(factor, excess)
-    return turned_like(clipped, x).astype(x.dtype)
+    return match_orientation(clipped, x).astype(x.dtype)

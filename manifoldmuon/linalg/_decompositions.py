@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._arguments import check_fields
-from manifoldmuon.linalg._lapack import one_by_one
-from manifoldmuon.linalg._matrix import mT, one_for_zero, product
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import mT, nonzero_or_one, product
+from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon.linalg._msign import polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._polynomials import polish
@@ -63,7 +63,7 @@ class SVD(_Decomposition):
         check_fields(self, cutoff="[0, inf)")
 
     def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        left, values, right = one_by_one(_svd, x)
+        left, values, right = map_matrices(_svd, x)
         floor = self.cutoff * jnp.finfo(x.dtype).eps * values[..., :1]
         # Not >=, or this fails with a matrix of zeros.
         kept = jnp.where((values > floor)[..., None, :], left, 0)
@@ -81,7 +81,7 @@ class QDWH(_Decomposition):
     """
 
     def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        return one_by_one(_qdwh, x)
+        return map_matrices(_qdwh, x)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +105,9 @@ class GramEigh(_Decomposition):
 
     def _decompose(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         for _ in range(self.passes):
-            values, vectors = one_by_one(_eigh, product(mT(x), x))
+            values, vectors = map_matrices(_eigh, product(mT(x), x))
             floor = 4 * jnp.finfo(x.dtype).eps * values[..., -1:]
-            lifted = jnp.maximum(values, one_for_zero(floor))
+            lifted = jnp.maximum(values, nonzero_or_one(floor))
             scaled = product(x, vectors) / jnp.sqrt(lifted)[..., None, :]
             x = product(scaled, mT(vectors))
         return polish(x)
@@ -144,7 +144,7 @@ class Sketch(MsignMethod):
         basis = _orthonormal(product(x, test))
         for _ in range(self.power_iterations):
             basis = _orthonormal(product(x, _orthonormal(product(mT(x), basis))))
-        left, values, right = one_by_one(_svd, product(mT(basis), x))
+        left, values, right = map_matrices(_svd, product(mT(basis), x))
         # As in SVD: what is below rounding of the largest value, and zero, stays zero.
         sign = values[..., :kept] > jnp.finfo(x.dtype).eps * values[..., :1]
         left = jnp.where(sign[..., None, :], left[..., :, :kept], 0)
@@ -152,7 +152,7 @@ class Sketch(MsignMethod):
 
 
 def _orthonormal(x):
-    return one_by_one(jnp.linalg.qr, x)[0]
+    return map_matrices(jnp.linalg.qr, x)[0]
 
 
 @functools.partial(jnp.vectorize, signature="(m,n)->(m,n)")

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._arguments import check_fields
-from manifoldmuon.linalg._matrix import identity_like, mT, one_for_zero, product, sym
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import identity_like, mT, nonzero_or_one, product, sym
 from manifoldmuon.linalg._msign import solve_lyapunov
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._polar_express import PolarExpress
@@ -52,9 +52,9 @@ def inverse_root(
         )
     s = sym(gram)
     eye = identity_like(s)
-    trace = one_for_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
+    trace = nonzero_or_one(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
     s = s / trace
-    bound = one_for_zero(schatten_bound(product(s, s), 2))
+    bound = nonzero_or_one(schatten_bound(product(s, s), 2))
     # The iteration converges for eigenvalues of M in (0, p + 1), the fastest near 1.
     shrink = 2 / (root + 1)
     m = (s / bound + ridge * eye) / shrink
@@ -117,9 +117,9 @@ def inverse_sqrt(
     multiply = functools.partial(product, precision=precision)
     s = sym(gram)
     if bound is None:
-        trace = one_for_zero(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
+        trace = nonzero_or_one(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
         s = s / trace
-        upper = one_for_zero(schatten_bound(multiply(s, s), 2))
+        upper = nonzero_or_one(schatten_bound(multiply(s, s), 2))
         s, upper = s / upper, upper * trace
     else:
         upper = jnp.asarray(bound, s.dtype)[..., None, None]

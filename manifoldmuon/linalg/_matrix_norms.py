@@ -10,24 +10,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._lapack import one_by_one
-from manifoldmuon.linalg._matrix import (
-    combine,
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     frobenius_norm,
+    gram_matrix,
     identity_like,
     inner_product,
     mT,
-    normalize,
-    one_for_zero,
-    over,
-    overlap,
-    prescale,
+    nonzero_or_one,
     product,
+    right_multiply,
     safe_sqrt,
     tall,
-    times_power_of_two,
     upcast,
-    varying_alike,
+)
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.powers_of_two import (
+    normalize,
+    scale_to_unit_exponent,
+    times_power_of_two,
 )
 
 
@@ -96,7 +98,7 @@ def power_iteration(
         return jax.lax.cond(found, run, _same, measure(v))
 
     # What a cold start takes stands in a branch, not to be paid in every step.
-    v, x = varying_alike((normalize(vector.astype(x.dtype), 1)[..., None, :], x))
+    v, x = match_varying_axes((normalize(vector.astype(x.dtype), 1)[..., None, :], x))
     pair = measure(v)
     v, image = jax.lax.cond(jnp.any(jnp.all(pair[1] == 0, axis=-1)), restart, _same, pair)
     if steps:
@@ -104,7 +106,7 @@ def power_iteration(
         pair = jnp.concatenate([v, v], axis=-2), images
         v, image = _best_combination(*jax.lax.fori_loop(0, steps, step, pair, unroll=min(steps, 2)))
     v, image = v[..., 0, :], image[..., 0, :]
-    scaled, exponent = prescale(image, 1)
+    scaled, exponent = scale_to_unit_exponent(image, 1)
     sigma = jnp.linalg.norm(scaled, axis=-1)
     found = jnp.isfinite(sigma) & (sigma != 0)
     kept = jnp.where(found[..., None], v.astype(vector.dtype), vector)
@@ -124,11 +126,11 @@ def _best_combination(rows, images):
     (v, w), (image, image_w) = jnp.split(rows, 2, axis=-2), jnp.split(images, 2, axis=-2)
     along = jnp.sum(v * w, axis=-1, keepdims=True)
     rest = w - along * v
-    length = over(frobenius_norm(rest, 1), 1)
+    length = expand_trailing(frobenius_norm(rest, 1), 1)
     # A shorter rest is mostly rounding, and so is its image.
-    share = jnp.where(length > jnp.finfo(v.dtype).eps ** (1 / 3), 1 / one_for_zero(length), 0)
+    share = jnp.where(length > jnp.finfo(v.dtype).eps ** (1 / 3), 1 / nonzero_or_one(length), 0)
     rest, image_rest = share * rest, share * (image_w - along * image)
-    size = one_for_zero(jnp.max(jnp.abs(images), axis=(-2, -1), keepdims=True))
+    size = nonzero_or_one(jnp.max(jnp.abs(images), axis=(-2, -1), keepdims=True))
     top, bottom = image / size, image_rest / size
     twice = 2 * jnp.sum(top * bottom, axis=-1, keepdims=True)
     excess = jnp.sum(top * top - bottom * bottom, axis=-1, keepdims=True)
@@ -169,14 +171,16 @@ def largest_eigenpair(
         after = frobenius_norm(image, 1)
         # Where the basis maps into itself, rounding is left: not orthogonal to it, and ever less.
         after = jnp.where(after > noise * most, after, 0)
-        vector = jnp.where(over(after > 0, 1), image, 0) / over(one_for_zero(after), 1)
+        vector = jnp.where(expand_trailing(after > 0, 1), image, 0) / expand_trailing(
+            nonzero_or_one(after), 1
+        )
         return (basis, vector, most), (value, after)
 
     steps = min(steps, gram.shape[-1])
     basis = jnp.zeros((*gram.shape[:-2], steps, gram.shape[-1]), gram.dtype)
     noise = 4 * jnp.finfo(gram.dtype).eps
     most = jnp.zeros(gram.shape[:-2], gram.dtype)
-    carry = varying_alike((basis, _start(gram), most), gram)
+    carry = match_varying_axes((basis, _start(gram), most), gram)
     (basis, *_), (values, lengths) = jax.lax.scan(step, carry, jnp.arange(steps))
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
     shifted = jnp.eye(values.shape[-1], k=1, dtype=gram.dtype)
@@ -184,7 +188,7 @@ def largest_eigenpair(
     small = identity_like(above) * values[..., None] + above + mT(above)
 
     def square(_, power):
-        trace = one_for_zero(jnp.trace(power, axis1=-2, axis2=-1))
+        trace = nonzero_or_one(jnp.trace(power, axis1=-2, axis2=-1))
         power = power / trace[..., None, None]
         return product(power, power)
 
@@ -203,22 +207,22 @@ def _largest_eigenpair_jvp(steps, primals, tangents):
     value, vector = largest_eigenpair(gram, steps)
     image = _apply(tangents[0], vector)
     slope = inner_product(vector, image, 1)
-    values, basis = one_by_one(jnp.linalg.eigh, jax.lax.stop_gradient(gram))
+    values, basis = map_matrices(jnp.linalg.eigh, jax.lax.stop_gradient(gram))
     below = values[..., -1:] - values
     tied = ~(below > values[..., -1:] * gram.shape[-1] * jnp.finfo(gram.dtype).eps)
     over_gaps = jnp.where(tied, 0, 1 / jnp.where(tied, 1, below))
 
     def along(turn):
-        return over(inner_product(vector, turn, 1), 1) * vector
+        return expand_trailing(inner_product(vector, turn, 1), 1) * vector
 
     def shifted(turn):  # along the vector, where nothing would be left, times the value
-        return over(value, 1) * (turn + along(turn)) - _apply(gram, turn)
+        return expand_trailing(value, 1) * (turn + along(turn)) - _apply(gram, turn)
 
     def solve(_, right):
         inside = over_gaps * _apply(mT(basis), right)
-        return _apply(basis, inside) + along(right) / over(one_for_zero(value), 1)
+        return _apply(basis, inside) + along(right) / expand_trailing(nonzero_or_one(value), 1)
 
-    right = image - over(slope, 1) * vector
+    right = image - expand_trailing(slope, 1) * vector
     turn = jax.lax.custom_linear_solve(shifted, right, solve, symmetric=True)
     return (value, vector), (slope, turn)
 
@@ -252,9 +256,9 @@ def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
     """
     if x.size == 0:
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32))
-    scaled, exponent = prescale(x, 2)
+    scaled, exponent = scale_to_unit_exponent(x, 2)
     high = tall(scaled)
-    squares = one_by_one(jnp.linalg.eigvalsh, product(mT(high), high))
+    squares = map_matrices(jnp.linalg.eigvalsh, product(mT(high), high))
     return times_power_of_two(safe_sqrt(jnp.maximum(squares[..., -1], 0)), exponent)
 
 
@@ -267,10 +271,10 @@ def nuclear_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
     Returns:
       Float32 or wider, the leading axes' shape; 0 for a zero or empty matrix.
     """
-    scaled, exponent = prescale(x, 2)
+    scaled, exponent = scale_to_unit_exponent(x, 2)
     if 0 in scaled.shape:
         return jnp.zeros(scaled.shape[:-2], scaled.dtype)
-    values = one_by_one(_singular_values, scaled)
+    values = map_matrices(_singular_values, scaled)
     return times_power_of_two(jnp.sum(values, axis=-1), exponent)
 
 
@@ -291,21 +295,21 @@ def nuclear_parts(
     is a loss of 0.3 and gives 0.42.
 
     Args:
-      x: matrices of moderate size (see `prescale`).
+      x: matrices of moderate size (see `scale_to_unit_exponent`).
       polar: what a method of msign made of them.
       precision: of float32 products on accelerators.
 
     Returns:
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
     """
-    left = x - combine(x, overlap(polar, polar, precision), precision)
+    left = x - right_multiply(x, gram_matrix(polar, polar, precision), precision)
     return inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * frobenius_norm(left)
 
 
 def _unit(vector):
     """`normalize` for normal numbers: a third of the program, where there are many."""
-    scaled = vector / one_for_zero(jnp.max(jnp.abs(vector), axis=-1, keepdims=True))
-    return scaled / one_for_zero(jnp.linalg.norm(scaled, axis=-1, keepdims=True))
+    scaled = vector / nonzero_or_one(jnp.max(jnp.abs(vector), axis=-1, keepdims=True))
+    return scaled / nonzero_or_one(jnp.linalg.norm(scaled, axis=-1, keepdims=True))
 
 
 def _apply(matrix, vector):

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._lapack import one_by_one
-from manifoldmuon.linalg._matrix import mT, prescale, product, sym, tall, turned_like
+from manifoldmuon._internal.arrays import match_orientation, mT, product, sym, tall
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
 from manifoldmuon.linalg._polar_express import PolarExpress
 
@@ -83,7 +84,9 @@ def msign(
         raise ValueError(
             f"msign takes matrices in the trailing two axes; got an array of shape {x.shape}"
         )
-    if not jnp.issubdtype(x.dtype, jnp.inexact):  # complex numbers are refused by `prescale`
+    if not jnp.issubdtype(
+        x.dtype, jnp.inexact
+    ):  # complex numbers are refused by `scale_to_unit_exponent`
         raise TypeError(f"msign takes a real floating dtype; got {x.dtype}")
     return _msign(x, method)
 
@@ -92,8 +95,8 @@ def msign(
 def _msign(x, method):
     if x.size == 0:
         return x
-    scaled, _ = prescale(x, 2)
-    return turned_like(_polar(tall(scaled), method), x).astype(x.dtype)
+    scaled, _ = scale_to_unit_exponent(x, 2)
+    return match_orientation(_polar(tall(scaled), method), x).astype(x.dtype)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -171,7 +174,7 @@ def _solve_sum(h, right, basis):
 
 def _eigenbasis(h, size):
     """Eigenvalues and eigenvectors, which solve and are not differentiated, and what is zero."""
-    values, vectors = one_by_one(jnp.linalg.eigh, jax.lax.stop_gradient(h))
+    values, vectors = map_matrices(jnp.linalg.eigh, jax.lax.stop_gradient(h))
     return values, vectors, values[..., -1:] * size * jnp.finfo(h.dtype).eps
 
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._arguments import check_dtype, check_fields
-from manifoldmuon.linalg._matrix import check_precision, mT, one_for_zero, product, rounding
+from manifoldmuon._internal.arguments import check_dtype, check_fields
+from manifoldmuon._internal.arrays import check_precision, mT, nonzero_or_one, product, rounding
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
     factor_products,
@@ -129,13 +129,13 @@ class NewtonSchulz(MsignMethod):
 
     def _normalised(self, gram: Float[Array, "*batch n n"], step: Coefficients):
         """`X^T X / bound^2`, its square where the first step needs it, and `1 / bound`."""
-        trace = one_for_zero(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
+        trace = nonzero_or_one(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
         gram = gram / trace  # so that the squares below cannot overflow
         square = self._product(gram, gram) if factor_products(len(step)) else None
         if self.frobenius:
             return gram, square, 1 / jnp.sqrt(trace)
         bound = schatten_bound(gram, 1) if square is None else schatten_bound(square, 2)
-        bound = one_for_zero(bound)
+        bound = nonzero_or_one(bound)
         square = None if square is None else square / bound**2
         return gram / bound, square, 1 / jnp.sqrt(bound * trace)
 

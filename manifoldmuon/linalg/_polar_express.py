@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.polynomial import chebyshev, polynomial
 
-from manifoldmuon.linalg._arguments import check_fields
+from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon.linalg._schedules import Coefficients, Schedule
 
 _ENOUGH = 200  # steps that no design reaches

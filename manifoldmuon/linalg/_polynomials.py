@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._matrix import identity_like, mT, product, safe_sqrt, sym
+from manifoldmuon._internal.arrays import identity_like, mT, product, safe_sqrt, sym
 
 
 def factor_products(terms: int) -> int:

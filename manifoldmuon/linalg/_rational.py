@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg._arguments import check_number
-from manifoldmuon.linalg._matrix import identity_like, mT, product
+from manifoldmuon._internal.arguments import check_number
+from manifoldmuon._internal.arrays import identity_like, mT, product
 
 _LEAF = 16  # eliminated entry by entry
 _BLOCK = 64  # eliminated at once

@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from manifoldmuon.linalg._arguments import check_fields, check_number, shown
+from manifoldmuon._internal.arguments import check_fields, check_number, shown
 
 Coefficients = tuple[float, ...]
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg._matrix import one_for_zero, upcast, varying_alike
+from manifoldmuon._internal.arrays import nonzero_or_one, upcast
+from manifoldmuon._internal.mesh import match_varying_axes
 
 _SHORTEST = 2.0**-12  # of a Newton step
 _LARGEST = 1e4  # of an entry, in units of the mean one: beyond, float32 would lose the sums
@@ -142,7 +143,7 @@ def _nearest(
         u, v = u + t * du, v + t * dv
         return count + 1, u, v, _error(at(u, v)[0])
 
-    u, v = varying_alike((jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype)), y)
+    u, v = match_varying_axes((jnp.zeros(m, y.dtype), jnp.zeros(n, y.dtype)), y)
     start = (0, u, v, _error(jnp.maximum(y, 0)))
     _, u, v, _ = jax.lax.while_loop(unfinished, step, start)
     found, _, _ = at(u, v)
@@ -204,7 +205,7 @@ def _error(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
 
 def _divided(x: Float[Array, "*batch m n"], axis: int) -> Float[Array, "*batch m n"]:
     mean = jnp.mean(x, axis=axis, keepdims=True)
-    return x / one_for_zero(mean)
+    return x / nonzero_or_one(mean)
 
 
 def _filled(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
@@ -222,6 +223,6 @@ def _filled(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     below = 1 - jnp.mean(less, axis=-2, keepdims=True)
     right, below = jnp.maximum(right, 0), jnp.maximum(below, 0)
     total = jnp.mean(right, axis=-2, keepdims=True)
-    whole = less + right * below / one_for_zero(total)
+    whole = less + right * below / nonzero_or_one(total)
     done = _error(x) <= _tolerance(x)
     return jnp.where(done[..., None, None], x, whole)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import one_for_zero, over, upcast
+from manifoldmuon._internal.arrays import expand_trailing, nonzero_or_one, upcast
 from manifoldmuon.manifolds._manifold import Manifold, require_axes, require_norm, with_fast_norm
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Norm
@@ -20,7 +20,7 @@ class Euclidean(Manifold):
     """All of space, with the steepest direction of a chosen norm: no constraint.
 
     `Euclidean(RMSToRMS())` is Muon at the scale that transfers across widths,
-    `Euclidean(Spectral())` plain Muon, `Euclidean(Infinity())` sign descent, `Euclidean()`
+    `Euclidean(Spectral())` plain Muon, `Euclidean(MaxAbs())` sign descent, `Euclidean()`
     normalised descent for biases and gains (each trailing vector is one weight; a matrix needs
     its norm named, and a scalar `Frobenius(ndim=0)`).
 
@@ -57,7 +57,7 @@ class Euclidean(Manifold):
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
         return point
 
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
     ) -> Float[Array, "..."]:
         return vector
@@ -66,7 +66,7 @@ class Euclidean(Manifold):
         self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
     ) -> Steepest:
         exact = upcast(grad)  # the certificate is of the direction before it is rounded
-        direction = self.step_norm.lmo(exact)
+        direction = self.step_norm.dualize(exact)
         gap = self.step_norm.gap(exact, direction)
         return Steepest(direction.astype(grad.dtype), (), jnp.zeros_like(gap), gap)
 
@@ -79,8 +79,8 @@ class Euclidean(Manifold):
         """A Gaussian weight, divided by its norm: flat space has no uniform distribution."""
         self.check_shape(shape)
         weight = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
-        size = over(self.step_norm.norm(weight), self.ndim)
-        return (weight / one_for_zero(size)).astype(dtype)
+        size = expand_trailing(self.step_norm.norm(weight), self.ndim)
+        return (weight / nonzero_or_one(size)).astype(dtype)
 
     def distance(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
         leading = point.shape[: point.ndim - self.ndim]

@@ -14,19 +14,18 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import (
+from manifoldmuon._internal.arrays import (
     identity_like,
+    match_orientation,
     mT,
-    one_by_one,
-    prescale,
     product,
     skew,
     sym,
     tall,
-    times_power_of_two,
-    turned_like,
     upcast,
 )
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     require_axes,
@@ -131,18 +130,18 @@ class Isospectral(Manifold):
 
         Where those of the matrix are equal its singular vectors are LAPACK's choice.
         """
-        scaled, _ = prescale(point, 2)
+        scaled, _ = scale_to_unit_exponent(point, 2)
         return self._like(self._nearest(tall(scaled)), point)
 
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        scaled, exponent = prescale(vector, 2)
+        scaled, exponent = scale_to_unit_exponent(vector, 2)
         unit = self._unit(point)
         vectors = self._singular_vectors(unit)
         part = self._tangent_part(*vectors, tall(scaled), _nearly_tied(unit.dtype))
         part = times_power_of_two(part, exponent, 2)
-        return turned_like(part, vector).astype(vector.dtype)
+        return match_orientation(part, vector).astype(vector.dtype)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
@@ -165,7 +164,7 @@ class Isospectral(Manifold):
         if unit.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             gap = 0 * gap
         size = scale_of(self.norm.scale, grad.shape[-2:])
-        direction = turned_like(size * direction, grad)
+        direction = match_orientation(size * direction, grad)
         return rounded(Steepest(direction, (), residual, gap), grad)
 
     def retract(
@@ -193,7 +192,7 @@ class Isospectral(Manifold):
 
     def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         """The largest error of a singular value, relative to the largest of them all."""
-        values = one_by_one(lambda x: jnp.linalg.svd(x, compute_uv=False), self._unit(point))
+        values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), self._unit(point))
         return jnp.max(jnp.abs(values - self._values(values)), axis=-1)
 
     @property
@@ -219,7 +218,7 @@ class Isospectral(Manifold):
     def _like(
         self, unit: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        return (self._largest * turned_like(unit, example)).astype(example.dtype)
+        return (self._largest * match_orientation(unit, example)).astype(example.dtype)
 
     def _assembled(
         self, left: Float[Array, "*batch p q"], right: Float[Array, "*batch q q"]
@@ -304,7 +303,7 @@ def _decomposed(
     Where its singular values are equal, both sides may turn together, and where they are zero, each
     side alone, which the derivative leaves out: it would be infinite.
     """
-    left, values, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
+    left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
     return left, values, mT(right)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import optax
 
-from manifoldmuon.linalg import check_fields
+from manifoldmuon._internal.arguments import check_fields
 
 AxisNumbers = int | tuple[int, ...]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manifoldmuon.linalg import check_number
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds._stiefel import Stiefel

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, prescale, shown
+from manifoldmuon._internal.arguments import shown
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one
+from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
 from manifoldmuon.manifolds.solvers import DouglasRachford, Steepest
 from manifoldmuon.norms import Norm
@@ -72,7 +74,7 @@ class Manifold(abc.ABC):
         """
 
     @abc.abstractmethod
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
     ) -> Float[Array, "..."]:
         """The orthogonal projection of `vector` onto the tangent space at `point`."""
@@ -269,7 +271,7 @@ def euclidean_direction(
       what rounding may have turned it by; and how much of it, before a second projection, was
       normal.
     """
-    scaled, _ = prescale(grad, ndim)
+    scaled, _ = scale_to_unit_exponent(grad, ndim)
     part = tangent(scaled)
     length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     unit = float(jnp.finfo(scaled.dtype).eps)
@@ -279,10 +281,10 @@ def euclidean_direction(
     direction = normalize(part, ndim)
     again = tangent(direction)
     residual = jnp.where(heard, frobenius_norm(direction - again, ndim), 0)
-    turned = (noise / one_for_zero(length)) ** 2
+    turned = (noise / nonzero_or_one(length)) ** 2
     gap = jnp.where(whole == 0, 0, jnp.where(heard, turned + 4 * unit, 1))
     # Not where the length is above the noise: a NaN has to stay.
-    return jnp.where(over(heard, ndim), normalize(again, ndim), 0), gap, residual
+    return jnp.where(expand_trailing(heard, ndim), normalize(again, ndim), 0), gap, residual
 
 
 def never_fused(product: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -9,16 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import (
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     frobenius_norm,
     inner_product,
-    msign,
-    nuclear_parts,
-    one_for_zero,
-    over,
-    prescale,
-    spectral_bound,
+    nonzero_or_one,
 )
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon.linalg import msign, nuclear_parts, spectral_bound
 from manifoldmuon.manifolds._manifold import euclidean_direction, rounding_loss
 from manifoldmuon.norms import Frobenius, Spectral, relative_gap
 
@@ -51,13 +49,13 @@ def projected_direction(
       a bound, rounding included, on the share of the optimum that each misses; and
       `||A - P A Q||_F / k` of the raw direction A, with k the smaller side.
     """
-    scaled, _ = prescale(grad, 2)
+    scaled, _ = scale_to_unit_exponent(grad, 2)
     lost = frobenius_norm(beyond(scaled)) if beyond else 0
     if isinstance(norm, Frobenius):
         direction, gap, residual = euclidean_direction(grad, tangent, 2, magnified or 1.0)
         if beyond:
             value = inner_product(scaled, direction)
-            share = value / one_for_zero(jnp.hypot(value, lost))
+            share = value / nonzero_or_one(jnp.hypot(value, lost))
             gap = jnp.where(value == 0, gap, 1 - share + share * gap)
         return direction, gap, residual
     part = tangent(scaled)
@@ -70,7 +68,7 @@ def projected_direction(
     left = frobenius_norm(sign - direction)
     if magnified:
         most = jnp.minimum(jnp.maximum(spectral_bound(direction), 1), 1 + left)
-        direction = direction / over(most, 2)
+        direction = direction / expand_trailing(most, 2)
     residual = left / max(side, 1)
     gained, missed = nuclear_parts(part, sign)
     # The nuclear norm of what rounding may have done to the tangent part.
@@ -79,4 +77,4 @@ def projected_direction(
     gap = relative_gap(upper, inner_product(part, direction) - noise)
     gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
     residual = jnp.where(heard, residual, 0)
-    return jnp.where(over(heard, 2), direction, 0), gap, residual
+    return jnp.where(expand_trailing(heard, 2), direction, 0), gap, residual

@@ -13,29 +13,33 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import (
-    TRAINING_MSIGN,
-    above,
-    check_fields,
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     identity_like,
     inner_product,
+    match_orientation,
+    mT,
+    nonzero_or_one,
+    product,
+    sym,
+    tall,
+    upcast,
+)
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.powers_of_two import (
+    normalize,
+    scale_to_unit_exponent,
+    times_power_of_two,
+)
+from manifoldmuon.linalg import (
+    TRAINING_MSIGN,
     inverse_sqrt_minus_one,
     largest_eigenpair,
     largest_row_sum,
-    mT,
-    normalize,
-    one_by_one,
-    one_for_zero,
-    over,
     positive_part,
-    prescale,
-    product,
     spectral_norm,
-    sym,
-    tall,
-    times_power_of_two,
-    turned_like,
-    upcast,
+    spectral_projector,
 )
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import (
@@ -51,7 +55,7 @@ from manifoldmuon.manifolds._manifold import (
     with_fast_norm,
 )
 from manifoldmuon.manifolds.retractions import Clip, SpectralRetraction, positive_qr
-from manifoldmuon.manifolds.solvers import Bracket, DouglasRachford, Steepest
+from manifoldmuon.manifolds.solvers import DouglasRachford, LineMultiplier, Steepest
 from manifoldmuon.norms import (
     Frobenius,
     Norm,
@@ -86,8 +90,8 @@ class _Bounded(Manifold):
         """The nearest point, from singular vectors: for setting up, not for training."""
         if 0 in point.shape:
             return point
-        scaled, exponent = prescale(point, 2)
-        left, values, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), scaled)
+        scaled, exponent = scale_to_unit_exponent(point, 2)
+        left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), scaled)
         values = times_power_of_two(values, exponent, 1) / self._scale(point)
         moved = self._nearest(values)
         return (self._scale(point) * product(left * moved[..., None, :], right)).astype(point.dtype)
@@ -97,7 +101,7 @@ class _Bounded(Manifold):
         unit = self._unit(point)
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
-        values = one_by_one(lambda x: jnp.linalg.svd(x, compute_uv=False), unit)
+        values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), unit)
         return jnp.max(jnp.abs(values - self._nearest(values)), axis=-1)
 
     @abc.abstractmethod
@@ -132,19 +136,19 @@ class SpectralSphere(_Bounded):
 
     scale: float | ScaleRule = 1.0
     step_norm: Norm | None = None
-    solver: Bracket = Bracket()
+    solver: LineMultiplier = LineMultiplier()
     lanczos: int = 64
 
     def __post_init__(self):
         check_scale("SpectralSphere.scale", self.scale)
-        require_kind(self, "solver", Bracket)
+        require_kind(self, "solver", LineMultiplier)
         require_norm(self, Norm)
         check_fields(self, lanczos="[1, inf)")
 
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        scaled, exponent = prescale(vector, 2)
+        scaled, exponent = scale_to_unit_exponent(vector, 2)
         part = _without(self._normal(point), scaled)
         return times_power_of_two(part, exponent, 2).astype(vector.dtype)
 
@@ -172,8 +176,8 @@ class SpectralSphere(_Bounded):
         moved = upcast(point) + upcast(vector)
         high = tall(moved)
         square, _ = largest_eigenpair(product(mT(high), high), _LANCZOS)
-        size = over(jnp.sqrt(square), 2)
-        moved = self._scale(point) * moved / one_for_zero(size)
+        size = expand_trailing(jnp.sqrt(square), 2)
+        moved = self._scale(point) * moved / nonzero_or_one(size)
         return stay_if_still(point, vector, moved, 2)
 
     def fast(self) -> "SpectralSphere":
@@ -187,8 +191,8 @@ class SpectralSphere(_Bounded):
         """A Gaussian matrix, divided by its norm."""
         self.check_shape(shape)
         gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
-        size = over(spectral_norm(gaussian), 2)
-        return (self._scale(gaussian) * gaussian / one_for_zero(size)).astype(dtype)
+        size = expand_trailing(spectral_norm(gaussian), 2)
+        return (self._scale(gaussian) * gaussian / nonzero_or_one(size)).astype(dtype)
 
     def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         return jnp.minimum(values, 1).at[..., 0].set(1)
@@ -198,7 +202,7 @@ class SpectralSphere(_Bounded):
         unit = self._unit(point)
         _, right = largest_eigenpair(product(mT(unit), unit), self.lanczos)
         left = normalize(product(unit, right[..., None])[..., 0], 1)
-        return turned_like(left[..., :, None] * right[..., None, :], point)
+        return match_orientation(left[..., :, None] * right[..., None, :], point)
 
 
 class _WithBoundary(_Bounded):
@@ -206,7 +210,7 @@ class _WithBoundary(_Bounded):
 
     solver: DouglasRachford | None
     retraction: SpectralRetraction
-    touching: float
+    active_tolerance: float
 
     @property
     @abc.abstractmethod
@@ -216,11 +220,11 @@ class _WithBoundary(_Bounded):
     def fast(self) -> "_WithBoundary":
         return with_fast_norm(self, solver=None)
 
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         """The nearest displacement that does not leave the set: onto a cone, at the boundary."""
-        scaled, exponent = prescale(vector, 2)
+        scaled, exponent = scale_to_unit_exponent(vector, 2)
         part = scaled + self._normal(point)(-scaled)
         return times_power_of_two(part, exponent, 2).astype(vector.dtype)
 
@@ -238,7 +242,7 @@ class _WithBoundary(_Bounded):
         scale = self._scale(point)
         unit, step = (tall(upcast(x) / scale) for x in (point, vector))
         moved = self.retraction.retract(unit, step, *self._edges)
-        return stay_if_still(point, vector, scale * turned_like(moved, point), 2)
+        return stay_if_still(point, vector, scale * match_orientation(moved, point), 2)
 
     def random_point(
         self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
@@ -277,9 +281,11 @@ class _WithBoundary(_Bounded):
             beyond = product(touching, product(gram, touching)) / edge**2 - touching
             return sign, touching, product(touching, _inverse_root(beyond)) / edge
 
-        cones = [cone(-1.0, high, above(gram, (high - self.touching) ** 2))]
+        cones = [cone(-1.0, high, spectral_projector(gram, (high - self.active_tolerance) ** 2))]
         if low > 0:
-            cones.append(cone(1.0, low, above(-gram, -((low + self.touching) ** 2))))
+            cones.append(
+                cone(1.0, low, spectral_projector(-gram, -((low + self.active_tolerance) ** 2)))
+            )
 
         def normal(vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
             inner = product(mT(unit), tall(vector))
@@ -287,7 +293,7 @@ class _WithBoundary(_Bounded):
             for sign, touching, root in cones:
                 part = sign * sym(product(root, product(inner, touching)))
                 found = found + sign * product(root, positive_part(part))
-            return turned_like(product(unit, found), vector)
+            return match_orientation(product(unit, found), vector)
 
         return normal
 
@@ -309,15 +315,15 @@ class SpectralBall(_WithBoundary):
       retraction: how a step returns to the set.
       step_norm: the norm of steps, any norm of matrices, taken as it is; None: the spectral norm
         relative to the scale.
-      touching: how close a singular value is to the boundary that counts as touching, relative to
-        the scale.
+      active_tolerance: how close a singular value is to the boundary that counts as touching,
+        relative to the scale.
     """
 
     scale: float | ScaleRule = 1.0
     solver: DouglasRachford | None = DouglasRachford()
     retraction: SpectralRetraction = Clip()
     step_norm: Norm | None = None
-    touching: float = 1e-3
+    active_tolerance: float = 1e-3
 
     def __post_init__(self):
         check_scale("SpectralBall.scale", self.scale)
@@ -350,7 +356,7 @@ class SpectralBand(_WithBoundary):
       solver: see `SpectralBall`.
       retraction: see `SpectralBall`.
       step_norm: see `SpectralBall`.
-      touching: see `SpectralBall`.
+      active_tolerance: see `SpectralBall`.
     """
 
     low: float = 0.5
@@ -359,7 +365,7 @@ class SpectralBand(_WithBoundary):
     solver: DouglasRachford | None = DouglasRachford()
     retraction: SpectralRetraction = Clip()
     step_norm: Norm | None = None
-    touching: float = 1e-3
+    active_tolerance: float = 1e-3
 
     def __post_init__(self):
         check_scale("SpectralBand.scale", self.scale)
@@ -373,11 +379,11 @@ class SpectralBand(_WithBoundary):
                 "SpectralBand.retraction must bring singular values up to the lower edge; got "
                 f"{self.retraction!r}. Take Clip()"
             )
-        if not self.low + 4 * self.touching < self.high:
+        if not self.low + 4 * self.active_tolerance < self.high:
             raise ValueError(
-                "SpectralBand takes low + 4 * touching < high; got "
-                f"{self.low!r}, {self.high!r} and {self.touching!r}. For equal singular values "
-                "take Stiefel(scale)"
+                "SpectralBand takes low + 4 * active_tolerance < high; got "
+                f"{self.low!r}, {self.high!r} and {self.active_tolerance!r}. For equal singular "
+                "values take Stiefel(scale)"
             )
 
     @property
@@ -399,11 +405,11 @@ def _without(
     unit: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
 ) -> Float[Array, "*batch m n"]:
     """`V - U <U, V>` for `U` of length 1."""
-    return vector - never_fused(unit * over(inner_product(unit, vector), 2))
+    return vector - never_fused(unit * expand_trailing(inner_product(unit, vector), 2))
 
 
 def _check_boundary(manifold: _WithBoundary) -> None:
     require_kind(manifold, "solver", DouglasRachford, type(None))
     require_kind(manifold, "retraction", SpectralRetraction)
     require_projection(manifold, manifold.solver)
-    check_fields(manifold, touching="(0, 0.1)")
+    check_fields(manifold, active_tolerance="(0, 0.1)")

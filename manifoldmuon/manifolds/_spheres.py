@@ -10,19 +10,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import (
-    BOUNDED_MSIGN,
-    TRAINING_MSIGN,
-    check_fields,
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     frobenius_norm,
-    normalize,
-    one_for_zero,
-    over,
-    prescale,
-    times_power_of_two,
+    nonzero_or_one,
     trailing,
     upcast,
 )
+from manifoldmuon._internal.powers_of_two import (
+    normalize,
+    scale_to_unit_exponent,
+    times_power_of_two,
+)
+from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
@@ -39,14 +40,14 @@ from manifoldmuon.manifolds._manifold import (
 from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
 from manifoldmuon.manifolds.solvers import (
     BarzilaiBorwein,
-    Bracket,
     DouglasRachford,
+    LineMultiplier,
     SpaceDual,
     Steepest,
 )
 from manifoldmuon.norms import (
     Frobenius,
-    LongestRow,
+    MaxRowNorm,
     Norm,
     RootDim,
     ScaleRule,
@@ -64,10 +65,10 @@ class Hypersphere(Manifold):
 
     The tangent space at `w` is what is orthogonal to it, `a - w <w, a> / ||w||^2`; by default the
     steepest direction is the tangent part of the gradient at length `r`, so that a learning rate is
-    an angle to first order. In any other norm it is `lmo(g - t w)` with the multiplier t for which
-    that is tangent: `Hypersphere(RootRank(), ndim=2, step_norm=Spectral())` is a matrix of fixed
-    Frobenius norm that moves by its spectral norm, as Muon on a hypersphere does (arXiv:2603.28743,
-    2606.16899; they leave the multiplier out).
+    an angle to first order. In any other norm it is `dualize(g - t w)` with the multiplier t for
+    which that is tangent: `Hypersphere(RootRank(), ndim=2, step_norm=Spectral())` is a matrix of
+    fixed Frobenius norm that moves by its spectral norm, as Muon on a hypersphere does
+    (arXiv:2603.28743, 2606.16899; they leave the multiplier out).
 
     The all-zero point has no direction: steps of zero leave it where it is, its `distance` is 1,
     and `project` makes all of its entries equal.
@@ -87,12 +88,12 @@ class Hypersphere(Manifold):
     ndim: int = 1
     retraction: SphereRetraction = Normalize()
     step_norm: Norm | None = None
-    solver: Bracket = Bracket()
+    solver: LineMultiplier = LineMultiplier()
 
     def __post_init__(self):
         check_scale("Hypersphere.scale", self.scale)
         require_kind(self, "retraction", SphereRetraction)
-        require_kind(self, "solver", Bracket)
+        require_kind(self, "solver", LineMultiplier)
         check_fields(self, ndim="[1, inf)")
         require_norm(self, Norm)
 
@@ -114,11 +115,11 @@ class Hypersphere(Manifold):
         nowhere = jnp.all(unit == 0, axis=trailing(unit, self.ndim), keepdims=True)
         return (self._radius(point) * jnp.where(nowhere, equal, unit)).astype(point.dtype)
 
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
     ) -> Float[Array, "..."]:
         unit = normalize(self._flat(point), 1)
-        scaled, exponent = prescale(self._flat(vector), 1)
+        scaled, exponent = scale_to_unit_exponent(self._flat(vector), 1)
         tangent = times_power_of_two(_without_radial(unit, scaled), exponent, 1)
         return tangent.astype(vector.dtype).reshape(vector.shape)
 
@@ -182,16 +183,16 @@ class EmbeddingRows(Manifold):
 
     A row whose tangent gradient is below the norm's `threshold` times the longest one of its table
     is stale (a token not seen for hundreds of steps, its momentum decayed to 1e-30) and gets zero
-    instead of a full step along rounding errors; see `manifoldmuon.norms.LongestRow`. Rows that
+    instead of a full step along rounding errors; see `manifoldmuon.norms.MaxRowNorm`. Rows that
     are all zeros (a padding token) stay, but not under `project`, which makes their entries equal.
 
     Attributes:
       scale: a positive number or a rule; the default `RootDim()` is sqrt(d), unit
         root-mean-square norm.
       retraction: how a step returns to the spheres.
-      step_norm: the norm of steps, any norm of matrices, taken as it is; None: `LongestRow`
+      step_norm: the norm of steps, any norm of matrices, taken as it is; None: `MaxRowNorm`
         relative to the scale.
-      solver: finds the multipliers where the norm is neither `LongestRow` nor `Frobenius`. In
+      solver: finds the multipliers where the norm is neither `MaxRowNorm` nor `Frobenius`. In
         training `BarzilaiBorwein()` is cheaper, with a duality map that is smooth, such as
         `Spectral(TRAINING_MSIGN)`.
     """
@@ -214,12 +215,12 @@ class EmbeddingRows(Manifold):
 
     @property
     def norm(self) -> Norm:
-        return LongestRow(self.scale) if self.step_norm is None else self.step_norm
+        return MaxRowNorm(self.scale) if self.step_norm is None else self.step_norm
 
     def fast(self) -> "EmbeddingRows":
         """With one step of `BarzilaiBorwein` in the spectral norm, at most four of the solver else.
 
-        The certificate says what fewer steps cost: for `Infinity()` about 15 %.
+        The certificate says what fewer steps cost: for `MaxAbs()` about 15 %.
         """
         norm = self.norm.fast()
         if self._closed:
@@ -235,10 +236,10 @@ class EmbeddingRows(Manifold):
     def project(self, point: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
         return self._row.project(point)
 
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "*batch v d"], vector: Float[Array, "*batch v d"]
     ) -> Float[Array, "*batch v d"]:
-        return self._row.tangent(point, vector)
+        return self._row.project_tangent(point, vector)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         if not isinstance(self.solver, BarzilaiBorwein) or self._closed:
@@ -248,13 +249,13 @@ class EmbeddingRows(Manifold):
     @property
     def _closed(self) -> bool:
         """Whether the direction has a closed form."""
-        return isinstance(self.norm, LongestRow | Frobenius)
+        return isinstance(self.norm, MaxRowNorm | Frobenius)
 
     def steepest(
         self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
     ) -> Steepest:
         unit, norm = normalize(point, 1), self.norm
-        if isinstance(norm, LongestRow):
+        if isinstance(norm, MaxRowNorm):
             return self._by_row(norm, unit, grad)
         if isinstance(norm, Frobenius):
             direction, gap, residual = euclidean_direction(
@@ -281,17 +282,17 @@ class EmbeddingRows(Manifold):
         return answer._replace(dual=after)
 
     def _by_row(
-        self, norm: LongestRow, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"]
+        self, norm: MaxRowNorm, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"]
     ) -> Steepest:
         direction, gaps, residual = euclidean_direction(grad, lambda v: _without_radial(unit, v), 1)
-        scaled, _ = prescale(grad, 2)  # one scale for the table: rows are compared
+        scaled, _ = scale_to_unit_exponent(grad, 2)  # one scale for the table: rows are compared
         gains = frobenius_norm(_without_radial(unit, scaled), 1)
-        direction = jnp.where(over(norm.stale(gains), 1), 0, direction)
+        direction = jnp.where(expand_trailing(norm.stale(gains), 1), 0, direction)
         # What rounding may have added to a row's gain, or hidden.
         hidden = 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, 1)
         gaps = jnp.where(jnp.all(direction == 0, axis=-1), 1, gaps)
         total, missed = jnp.sum(gains, axis=-1), jnp.sum(gaps * gains + hidden, axis=-1)
-        gap = missed / one_for_zero(total) + rounding_loss(grad.dtype)
+        gap = missed / nonzero_or_one(total) + rounding_loss(grad.dtype)
         gap = jnp.where(jnp.all(direction == 0, axis=(-2, -1)), 1, gap)
         gap = jnp.where(jnp.all(scaled == 0, axis=(-2, -1)), 0, gap)
         direction = (scale_of(norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)

@@ -12,28 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import (
-    SVD,
-    combine,
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     frobenius_norm,
+    gram_matrix,
     identity_like,
     inner_product,
-    msign,
+    match_orientation,
     mT,
-    one_by_one,
-    one_for_zero,
-    over,
-    overlap,
-    polar_derivative,
-    prescale,
+    nonzero_or_one,
     product,
+    right_multiply,
     sym,
     tall,
-    times_power_of_two,
-    turned_like,
     upcast,
-    varying_alike,
 )
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon.linalg import SVD, msign, polar_derivative
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     euclidean_direction,
@@ -85,13 +82,15 @@ class _Orthonormal(Manifold):
         """
         if 0 in point.shape:
             return point
-        scaled, _ = prescale(point, 2)
+        scaled, _ = scale_to_unit_exponent(point, 2)
         return _like(_nearest(tall(scaled)), point, self._scale(point))
 
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        scaled, exponent = prescale(vector, 2)  # a product of huge numbers would overflow
+        scaled, exponent = scale_to_unit_exponent(
+            vector, 2
+        )  # a product of huge numbers would overflow
         part = times_power_of_two(self._tangent_part(self._unit(point), tall(scaled)), exponent, 2)
         return _like(part, vector, 1.0)
 
@@ -101,7 +100,7 @@ class _Orthonormal(Manifold):
         scale = self._scale(point)
         unit, step = self._unit(point), tall(upcast(vector) / scale)
         if self.retraction.wide:
-            unit, step = turned_like(unit, point), turned_like(step, vector)
+            unit, step = match_orientation(unit, point), match_orientation(step, vector)
         moved = self.retraction.retract(unit, step)
         return stay_if_still(point, vector, _like(moved, point, scale), 2)
 
@@ -127,7 +126,7 @@ class _Orthonormal(Manifold):
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         gram = product(mT(unit), unit)
-        values = one_by_one(jnp.linalg.eigvalsh, gram - identity_like(gram))
+        values = map_matrices(jnp.linalg.eigvalsh, gram - identity_like(gram))
         return jnp.max(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), axis=-1)
 
     @abc.abstractmethod
@@ -203,7 +202,7 @@ class _Frames(_Orthonormal):
             )
             return self._answered(Steepest(direction, dual, residual, gap), grad)
         if self.solver.wide:
-            unit, high = turned_like(unit, point), grad
+            unit, high = match_orientation(unit, point), grad
         # Accelerators round float32 factors to fewer bits unless told otherwise.
         with jax.default_matmul_precision("highest"):
             answer = self.solver.solve(unit, upcast(high), dual)
@@ -333,7 +332,7 @@ def _like(
     result: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"], scale: float
 ) -> Float[Array, "*batch m n"]:
     """A tall result of unit scale in the scale, orientation and dtype of `example`."""
-    return (scale * turned_like(result, example)).astype(example.dtype)
+    return (scale * match_orientation(result, example)).astype(example.dtype)
 
 
 def _nearest(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
@@ -348,7 +347,7 @@ def _nearest(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     lost = error > 1000 * jnp.finfo(x.dtype).eps
 
     def decomposed(x):
-        left, _, right = one_by_one(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
+        left, _, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
         found = product(left, right)
         return product(found, _polish(product(mT(found), found)))
 
@@ -381,22 +380,25 @@ def _projected_if_far(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n
         count, old, before = carry
         largest = jnp.max(jnp.abs(old), axis=(-2, -1), keepdims=True)
         # To norm 1 at most, by two divisions: the largest number times a root is infinite.
-        start = old / jnp.where(count == 0, one_for_zero(largest), 1)
+        start = old / jnp.where(count == 0, nonzero_or_one(largest), 1)
         start = start / jnp.where(count == 0, math.sqrt(m * n), 1)
         noise = jnp.sin(jnp.arange(1.0, m + 1)[:, None] * jnp.arange(1.0, n + 1)[None] ** 2)
         noise = jnp.expand_dims(noise.astype(x.dtype), tuple(range(x.ndim - 2)))
         start = start + jnp.where(count == 64, eps**0.5, 0) * noise
-        gram = overlap(start, start)
-        new, error = combine(start, _polish(gram)), frobenius_norm(gram - identity_like(gram))
+        gram = gram_matrix(start, start)
+        new, error = (
+            right_multiply(start, _polish(gram)),
+            frobenius_norm(gram - identity_like(gram)),
+        )
         active = before > eps ** (1 / 3)
         return (
             count + 1,
-            jnp.where(over(active, 2), new, old),
+            jnp.where(expand_trailing(active, 2), new, old),
             jnp.where(active, error, before),
         )
 
     error = jnp.where(_is_far(x), jnp.inf, jnp.zeros((), x.dtype))
-    return jax.lax.while_loop(unfinished, step, varying_alike((jnp.int32(0), x, error), x))[1]
+    return jax.lax.while_loop(unfinished, step, match_varying_axes((jnp.int32(0), x, error), x))[1]
 
 
 @_projected_if_far.defjvp
@@ -405,8 +407,8 @@ def _projected_if_far_jvp(primals, tangents):
     found, far = _projected_if_far(x), _is_far(x)
 
     def moved(tangent):
-        turned = turned_like(polar_derivative(tall(x), tall(found), tall(tangent)), x)
-        return jnp.where(over(far, 2), turned, tangent)
+        turned = match_orientation(polar_derivative(tall(x), tall(found), tall(tangent)), x)
+        return jnp.where(expand_trailing(far, 2), turned, tangent)
 
     return found, jax.lax.cond(jnp.any(far), moved, lambda tangent: tangent, tangent)
 
@@ -438,8 +440,10 @@ def _polish(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
 
 def _silence(answer: Steepest, grad: Float[Array, "*batch m n"], noise: float) -> Steepest:
     """No direction where the tangent part is below the rounding of the gradient itself."""
-    scaled, _ = prescale(grad, 2)
+    scaled, _ = scale_to_unit_exponent(grad, 2)
     value = inner_product(scaled, answer.direction)
     still = value <= noise * frobenius_norm(scaled)
     gap = jnp.where(still & jnp.any(scaled != 0, axis=(-2, -1)), 1, answer.gap)
-    return answer._replace(direction=jnp.where(over(still, 2), 0, answer.direction), gap=gap)
+    return answer._replace(
+        direction=jnp.where(expand_trailing(still, 2), 0, answer.direction), gap=gap
+    )

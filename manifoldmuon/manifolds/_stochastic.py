@@ -10,14 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import (
-    check_fields,
-    nearest_with_sums,
-    prescale,
-    sinkhorn,
-    times_power_of_two,
-    upcast,
-)
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon.linalg import nearest_with_sums, sinkhorn
 from manifoldmuon.manifolds._manifold import (
     Manifold,
     never_fused,
@@ -94,10 +90,10 @@ class DoublyStochastic(Manifold):
     def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         return nearest_with_sums(point, self.row_sum).astype(point.dtype)
 
-    def tangent(
+    def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        scaled, exponent = prescale(vector, 2)
+        scaled, exponent = scale_to_unit_exponent(vector, 2)
         return times_power_of_two(_centered(scaled), exponent, 2).astype(vector.dtype)
 
     def steepest(

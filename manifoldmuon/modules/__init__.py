@@ -54,7 +54,7 @@ from manifoldmuon.modules._lipschitz import (
 )
 from manifoldmuon.modules._networks import MLP, ResCNN, ResMLP, residual
 from manifoldmuon.modules._plan import Sharpness, WeightSpec, map_weights
-from manifoldmuon.modules._slot import Declared, Slot, declare
+from manifoldmuon.modules._slot import ExternalModule, Param, declare
 from manifoldmuon.modules._tied import Tied, tie
 
 __all__ = [
@@ -67,8 +67,8 @@ __all__ = [
     "Stack",
     "Tied",
     "tie",
-    "Slot",
-    "Declared",
+    "Param",
+    "ExternalModule",
     "declare",
     "Atom",
     "Linear",

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon.linalg import check_fields, varying_alike
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.modules._interface import ModuleInterface
 from manifoldmuon.modules._plan import (
     Sharpness,
@@ -236,7 +237,7 @@ class Stack(Module):
         def step(carried, weights):
             return self.module.apply(weights, carried), None
 
-        return jax.lax.scan(step, varying_alike(x, params), params, length=self.copies)[0]
+        return jax.lax.scan(step, match_varying_axes(x, params), params, length=self.copies)[0]
 
     def plan(self, target: np.ndarray) -> Any:
         return plan_copies(self.module, self.copies, target)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
-from manifoldmuon.linalg import check_fields, check_number
+from manifoldmuon._internal.arguments import check_fields, check_number
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
 from manifoldmuon.modules._algebra import Module
 from manifoldmuon.modules._plan import Sharpness, WeightSpec

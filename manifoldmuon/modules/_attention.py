@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import check_fields, check_number
+from manifoldmuon._internal.arguments import check_fields, check_number
 from manifoldmuon.modules._algebra import Bond, Identity, Module
 from manifoldmuon.modules._atoms import Embed, Linear
 from manifoldmuon.modules._bonds import GELU, LayerNorm, MergeHeads, Positions, SplitHeads

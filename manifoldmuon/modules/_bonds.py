@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.linalg import check_fields, check_number, one_for_zero, upcast
+from manifoldmuon._internal.arguments import check_fields, check_number
+from manifoldmuon._internal.arrays import nonzero_or_one, upcast
 from manifoldmuon.modules._algebra import Bond, Module
 
 BALANCED = math.sqrt(0.5)
@@ -172,9 +173,9 @@ class RMSDivide(Bond):
         # By the largest magnitude first: no square over- or underflows. The quotient does not
         # depend on it, and neither does the derivative.
         top = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), axis=self.axis, keepdims=True))
-        scaled = wide / one_for_zero(top)
+        scaled = wide / nonzero_or_one(top)
         square = jnp.mean(scaled**2, axis=self.axis, keepdims=True)
-        return (scaled / jnp.sqrt(one_for_zero(square))).astype(x.dtype)
+        return (scaled / jnp.sqrt(nonzero_or_one(square))).astype(x.dtype)
 
 
 def LayerNorm(axis: Axis = -1) -> Module:

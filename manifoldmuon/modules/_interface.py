@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.modules._plan import Sharpness, WeightSpec, map_weights
-from manifoldmuon.norms import check_number
 
 
 @dataclasses.dataclass(frozen=True)

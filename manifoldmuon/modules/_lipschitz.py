@@ -2,7 +2,7 @@
 
 All of these keep or shrink distances in the Euclidean length of the whole input. With
 `Linear(m, n, Stiefel())`, of scale 1, they make networks whose margins certify their labels (see
-`bounds.Length`). The algebra's budgets hold in every norm in which the parts are as sensitive as
+`bounds.L2`). The algebra's budgets hold in every norm in which the parts are as sensitive as
 they declare; here that is the Euclidean length.
 """
 
@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import check_fields, check_number, one_for_zero
+from manifoldmuon._internal.arguments import check_fields, check_number
+from manifoldmuon._internal.arrays import nonzero_or_one
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -26,7 +27,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.modules._algebra import Bond, Module
 from manifoldmuon.modules._atoms import Atom, Linear, check_atom, expect_features
 from manifoldmuon.modules._plan import LINEAR, Sharpness
-from manifoldmuon.norms import Frobenius, LongestRow, RootDim, Spectral
+from manifoldmuon.norms import Frobenius, MaxRowNorm, RootDim, Spectral
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Householder(Atom):
     """
 
     features: int
-    manifold: Manifold = EmbeddingRows(1.0, step_norm=LongestRow(0.5))
+    manifold: Manifold = EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
     mass: float = 1.0
 
     def __post_init__(self):
@@ -136,10 +137,10 @@ class Householder(Atom):
         return (self.features // 2, 2)
 
     def free_space(self) -> Manifold:
-        return Euclidean(LongestRow(0.25))
+        return Euclidean(MaxRowNorm(0.25))
 
     def constraint(self) -> Manifold:
-        return EmbeddingRows(1.0, step_norm=LongestRow(0.5))
+        return EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
 
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "n 2"]:
         return jnp.broadcast_to(jnp.asarray([_HALF, -_HALF], dtype), self.shape)
@@ -272,7 +273,7 @@ class NormPool(Bond):
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         square = jnp.sum(_blocks("NormPool", x, self.side) ** 2, axis=(-3, -2))
-        return jnp.where(square == 0, 0, jnp.sqrt(one_for_zero(square)))
+        return jnp.where(square == 0, 0, jnp.sqrt(nonzero_or_one(square)))
 
 
 @dataclasses.dataclass(frozen=True)

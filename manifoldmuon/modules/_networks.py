@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manifoldmuon.linalg import check_number
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.modules._algebra import Identity, Module
 from manifoldmuon.modules._atoms import Conv2D, Linear
 from manifoldmuon.modules._bonds import Abs, AveragePool, Flatten, MeanSubtract, ReLU, RMSDivide

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import upcast
+from manifoldmuon._internal.arrays import upcast
 from manifoldmuon.manifolds import LaidOut, Manifold
 
 

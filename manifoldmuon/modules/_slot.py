@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon.linalg import check_fields
+from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon.manifolds import Euclidean, LaidOut, Manifold
 from manifoldmuon.modules._algebra import Module, as_module
 from manifoldmuon.modules._atoms import Atom
@@ -18,20 +18,20 @@ from manifoldmuon.modules._tied import shared_weight
 
 
 @dataclasses.dataclass(frozen=True)
-class Slot(Module):
+class Param(Module):
     """A weight of a model that is built elsewhere, in Flax or Equinox, say.
 
     It has mass, sensitivity and a norm, but no forward map: `init` and `apply` are the model's
     own. Slots combine with bonds and with one another by the algebra of `Module`, and `declare`
-    turns the whole into a geometry and budgets by path. `Slot(...) ** n` is a weight with n copies
+    turns the whole into a geometry and budgets by path. `Param(...) ** n` is a weight with n copies
     along its leading axis, as a scan over layers keeps it.
 
-    With `atom`, a slot says what the model does with its weight, and `Declared.network` makes the
-    whole a module of its own, for bounds and certificates.
+    With `atom`, a slot says what the model does with its weight, and `ExternalModule.network` makes
+    the whole a module of its own, for bounds and certificates.
 
     What is declared is the user's word. The defaults are those of `Linear`: they hold where the
     layer is well-normed in the manifold's norm, as `x -> W x` is in `RMSToRMS()`. For a bias,
-    `x -> x + b`, take `Euclidean(Infinity(ndim=1))` and the sharpness `Sharpness(0, 0, 0)`.
+    `x -> x + b`, take `Euclidean(MaxAbs(ndim=1))` and the sharpness `Sharpness(0, 0, 0)`.
 
     Attributes:
       path: where the weight is in the tree of parameters: keys, names and indices joined by `/`,
@@ -59,7 +59,7 @@ class Slot(Module):
         check_fields(self, mass="[0, inf)", sensitivity="[0, inf)", ndim="[0, inf)")
         if self.ndim is not None and self.ndim < self.manifold.ndim:
             raise ValueError(
-                f"Slot.ndim is {self.ndim}, but a point of the manifold of {self.path!r} takes "
+                f"Param.ndim is {self.ndim}, but a point of the manifold of {self.path!r} takes "
                 f"{self.manifold.ndim} axes"
             )
 
@@ -92,7 +92,7 @@ class Slot(Module):
         given = self.manifold
         return LaidOut(flat, given.layout) if isinstance(given, LaidOut) else flat
 
-    def on(self, manifold: Manifold | LaidOut) -> "Slot":
+    def on(self, manifold: Manifold | LaidOut) -> "Param":
         """The same slot on another manifold."""
         return dataclasses.replace(self, manifold=manifold)
 
@@ -113,7 +113,7 @@ class Slot(Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class Declared:
+class ExternalModule:
     """An architecture as data by path; made by `declare`.
 
     Its trees are nested dictionaries that `manifoldmuon.optim` compares with the parameters by
@@ -193,11 +193,11 @@ class Declared:
         return {path: shared_weight(f"at {path!r}", specs) for path, specs in places.items()}
 
 
-def declare(tree: Any) -> Declared:
+def declare(tree: Any) -> ExternalModule:
     """Geometry and budgets for a model that is built elsewhere.
 
     Args:
-      tree: a module of `Slot`s and bonds, or a tuple of such. A path that occurs several times
+      tree: a module of `Param`s and bonds, or a tuple of such. A path that occurs several times
         is a shared weight and gets the budget of `tie`.
 
     Returns:
@@ -205,20 +205,20 @@ def declare(tree: Any) -> Declared:
 
     Raises:
       TypeError: not a module.
-      ValueError: an atom that is not a `Slot`; paths of which one lies inside the other; or slots
+      ValueError: an atom that is not a `Param`; paths of which one lies inside the other; or slots
         of one path that differ in manifold or copies, or of which some are frozen and others not.
 
     Example:
-      `declare(Slot("layers/1/weight", m) @ ReLU() @ Slot("layers/0/weight", m))`
+      `declare(Param("layers/1/weight", m) @ ReLU() @ Param("layers/0/weight", m))`
     """
-    return Declared(as_module(tree))
+    return ExternalModule(as_module(tree))
 
 
-def _atom(slot: Slot) -> Module:
+def _atom(slot: Param) -> Module:
     if slot.atom is None:
         raise ValueError(
             f"{slot.describe()} does not say what the model does with its weight: "
-            "Slot(..., atom=Linear(fan_out, fan_in)), say"
+            "Param(..., atom=Linear(fan_out, fan_in)), say"
         )
     return dataclasses.replace(slot.atom.on(slot._set), mass=slot.mass)
 

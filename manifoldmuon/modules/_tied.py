@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon.linalg import check_number
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.modules._algebra import Module
 from manifoldmuon.modules._plan import Sharpness, WeightSpec
 

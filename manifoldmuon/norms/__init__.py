@@ -5,14 +5,13 @@ answers three questions: how large is a weight, how large is a gradient in the d
 which step of norm one ascends the fastest. Combinations make one norm of those of many layers.
 """
 
-from manifoldmuon.linalg import check_number
 from manifoldmuon.norms._combinations import (
     Combination,
     Max,
     RootSumSquares,
     Sum,
     product_dual_norm,
-    product_lmo,
+    product_dualize,
     product_norm,
 )
 from manifoldmuon.norms._norm import (
@@ -27,16 +26,16 @@ from manifoldmuon.norms._norm import (
     scale_of,
 )
 from manifoldmuon.norms._spectral import ConvRMSToRMS, RMSToRMS, Spectral
-from manifoldmuon.norms._vectors import Frobenius, Infinity, L1ToRMS, LongestRow
+from manifoldmuon.norms._vectors import Frobenius, L1ToRMS, MaxAbs, MaxRowNorm
 
 __all__ = [
     "Combination",
     "ConvRMSToRMS",
     "FanRatio",
     "Frobenius",
-    "Infinity",
+    "MaxAbs",
     "L1ToRMS",
-    "LongestRow",
+    "MaxRowNorm",
     "Max",
     "Norm",
     "PowerIterations",
@@ -47,10 +46,9 @@ __all__ = [
     "ScaleRule",
     "Spectral",
     "Sum",
-    "check_number",
     "check_scale",
     "product_dual_norm",
-    "product_lmo",
+    "product_dualize",
     "product_norm",
     "relative_gap",
     "scale_of",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from manifoldmuon.norms._norm import Norm
-from manifoldmuon.norms._vectors import Frobenius, Infinity
+from manifoldmuon.norms._vectors import Frobenius, MaxAbs
 
 
 class Combination(abc.ABC):
@@ -33,7 +33,7 @@ class Combination(abc.ABC):
         """The combination of dual norms."""
 
     @abc.abstractmethod
-    def lmo(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+    def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
         """What each layer is given, of combined norm 1; zeros for zeros. A NaN stays visible."""
 
 
@@ -42,13 +42,13 @@ class Max(Combination):
     """The largest: the modular norm (arXiv:2405.14813). Every layer moves at full length."""
 
     def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
-        return Infinity(ndim=1).norm(sizes)
+        return MaxAbs(ndim=1).norm(sizes)
 
     def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
-        return Infinity(ndim=1).dual_norm(sizes)
+        return MaxAbs(ndim=1).dual_norm(sizes)
 
-    def lmo(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
-        return Infinity(ndim=1).lmo(sizes)
+    def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+        return MaxAbs(ndim=1).dualize(sizes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Sum(Combination):
     """
 
     def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
-        return Infinity(ndim=1).dual_norm(sizes)
+        return MaxAbs(ndim=1).dual_norm(sizes)
 
     def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
-        return Infinity(ndim=1).norm(sizes)
+        return MaxAbs(ndim=1).norm(sizes)
 
-    def lmo(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+    def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
         if not sizes.size:
             return sizes
         largest = jax.nn.one_hot(jnp.argmax(sizes), sizes.size, dtype=sizes.dtype)
@@ -82,8 +82,8 @@ class RootSumSquares(Combination):
     def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
         return Frobenius(ndim=1).norm(sizes)
 
-    def lmo(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
-        return Frobenius(ndim=1).lmo(sizes)
+    def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+        return Frobenius(ndim=1).dualize(sizes)
 
 
 def product_norm(
@@ -108,9 +108,9 @@ def product_dual_norm(
     return combination.dual_norm(_flat(values))
 
 
-def product_lmo(norms: PyTree[Norm], grads: PyTree) -> PyTree:
+def product_dualize(norms: PyTree[Norm], grads: PyTree) -> PyTree:
     """The duality map of `product_norm` for the maximum: leaf by leaf."""
-    return jax.tree.map(lambda norm, branch: jax.tree.map(norm.lmo, branch), norms, grads)
+    return jax.tree.map(lambda norm, branch: jax.tree.map(norm.dualize, branch), norms, grads)
 
 
 def _flat(values: list[Array]) -> Float[Array, " layers"]:

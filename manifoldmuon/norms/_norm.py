@@ -11,14 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import (
-    check_fields,
-    inner_product,
-    one_for_zero,
-    prescale,
-    shown,
-    upcast,
-)
+from manifoldmuon._internal.arguments import check_fields, shown
+from manifoldmuon._internal.arrays import inner_product, nonzero_or_one, upcast
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 
 
 class ScaleRule(abc.ABC):
@@ -109,15 +104,15 @@ class PowerIterations:
     Attributes:
       warm: from the vector of the step before (two suffice under momentum: modular norm,
         arXiv:2405.14813, appendix A.3).
-      cold: where there is no such vector: in the first step, and in the first after nothing but
-        zeros.
+      cold_start_steps: where there is no such vector: in the first step, and in the first after
+        nothing but zeros.
     """
 
     warm: int = 2
-    cold: int = 16
+    cold_start_steps: int = 16
 
     def __post_init__(self):
-        check_fields(self, warm="[1, inf)", cold="[1, inf)")
+        check_fields(self, warm="[1, inf)", cold_start_steps="[1, inf)")
 
 
 class Norm(abc.ABC):
@@ -130,10 +125,10 @@ class Norm(abc.ABC):
 
     Laws, for every gradient `g` and weight `w` (checked by `manifoldmuon.testing.check_norm`):
 
-    * `norm(lmo(g)) <= 1`, with equality unless `g` is zero;
-    * `<g, lmo(g)> == dual_norm(g)`, hence `<g, w> <= dual_norm(g) * norm(w)`;
-    * `lmo(0) == 0`, `lmo(c * g) == lmo(g)` for `c > 0`, and a NaN in `g` stays visible;
-    * `gap(g, lmo(g))` bounds the relative error of `lmo`, by products alone;
+    * `norm(dualize(g)) <= 1`, with equality unless `g` is zero;
+    * `<g, dualize(g)> == dual_norm(g)`, hence `<g, w> <= dual_norm(g) * norm(w)`;
+    * `dualize(0) == 0`, `dualize(c * g) == dualize(g)` for `c > 0`, and a NaN in `g` stays visible;
+    * `gap(g, dualize(g))` bounds the relative error of `dualize`, by products alone;
     * dtype in = dtype out; arithmetic is done in float32 or wider.
     """
 
@@ -151,7 +146,7 @@ class Norm(abc.ABC):
         """max <grad, a> over norm(a) <= 1; the result has the leading axes' shape."""
 
     @abc.abstractmethod
-    def lmo(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dualize(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
         """The duality map: an `a` of norm at most 1 that attains the dual norm."""
 
     def gap(self, grad: Float[Array, "..."], direction: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -161,13 +156,13 @@ class Norm(abc.ABC):
         for norms whose dual norm is as cheap.
 
         Args:
-          grad: what `lmo` was given.
-          direction: what `lmo` returned, better before it was rounded to a short dtype.
+          grad: what `dualize` was given.
+          direction: what `dualize` returned, better before it was rounded to a short dtype.
 
         Returns:
           Not negative, 0 for a zero gradient; float32 or wider; the leading axes' shape.
         """
-        scaled, _ = prescale(grad, self.ndim)
+        scaled, _ = scale_to_unit_exponent(grad, self.ndim)
         optimum = upcast(self.dual_norm(scaled))
         value = inner_product(scaled, direction, self.ndim)
         return relative_gap(optimum, value)
@@ -216,4 +211,4 @@ def relative_gap(
     """`(upper - value) / upper`; 0 where the upper bound is 0, for then zero is optimal."""
     missed = jnp.where(upper == 0, 0, jnp.maximum(upper - value, 0))
     # The quotient comes last: XLA computes it once, and not anew for each leaf of a stack.
-    return missed / one_for_zero(upper)
+    return missed / nonzero_or_one(upper)

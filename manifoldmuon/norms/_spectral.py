@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon._internal.arrays import nonzero_or_one, trailing, upcast
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.linalg import (
     BOUNDED_MSIGN,
     MsignMethod,
@@ -17,14 +19,9 @@ from manifoldmuon.linalg import (
     msign,
     nuclear_norm,
     nuclear_parts,
-    one_for_zero,
     power_iteration,
-    prescale,
     spectral_bound,
     spectral_norm,
-    times_power_of_two,
-    trailing,
-    upcast,
 )
 from manifoldmuon.norms._norm import (
     FanRatio,
@@ -44,7 +41,7 @@ class Spectral(Norm):
     duality map is `scale * msign(G)`. Steepest descent under it is Muon (Jordan 2024) without
     accumulation.
 
-    `norm` and `dual_norm` compute singular values (no vectors): they are for measuring. `lmo`
+    `norm` and `dual_norm` compute singular values (no vectors): they are for measuring. `dualize`
     and `gap`, which a training step calls, are as cheap as the method of `msign`.
 
     Attributes:
@@ -72,13 +69,13 @@ class Spectral(Norm):
     def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         return (nuclear_norm(grad) * self._scale(grad)).astype(grad.dtype)
 
-    def lmo(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def dualize(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         return (self._scale(grad) * msign(upcast(grad), self.method)).astype(grad.dtype)
 
     def gap(
         self, grad: Float[Array, "*batch m n"], direction: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch"]:
-        scaled, _ = prescale(grad, 2)
+        scaled, _ = scale_to_unit_exponent(grad, 2)
         return _gap(*nuclear_parts(scaled, upcast(direction) / self._scale(grad)))
 
     def fast(self) -> "Spectral":
@@ -97,7 +94,9 @@ class Spectral(Norm):
     def estimate(
         self, weight: Float[Array, "*batch m n"], vectors: Any, iterations: PowerIterations
     ) -> tuple[Float[Array, "*batch"], Any]:
-        size, vectors = power_iteration(weight, vectors, iterations.warm, iterations.cold)
+        size, vectors = power_iteration(
+            weight, vectors, iterations.warm, iterations.cold_start_steps
+        )
         return (size / self._scale(weight)).astype(weight.dtype), vectors
 
     def _scale(self, x: Float[Array, "*batch m n"]) -> float:
@@ -154,18 +153,18 @@ class ConvRMSToRMS(Norm):
 
     def dual_norm(self, grad: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch"]:
         tap = self._tap(grad)
-        scaled, exponent = prescale(grad, 4)
+        scaled, exponent = scale_to_unit_exponent(grad, 4)
         total = jnp.sum(tap.dual_norm(scaled), axis=(-2, -1))
         return times_power_of_two(total, exponent).astype(grad.dtype)
 
-    def lmo(self, grad: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
-        return self._tap(grad).lmo(grad)
+    def dualize(self, grad: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
+        return self._tap(grad).dualize(grad)
 
     def gap(
         self, grad: Float[Array, "*batch h w m n"], direction: Float[Array, "*batch h w m n"]
     ) -> Float[Array, "*batch"]:
         unit = upcast(direction) / scale_of(self._tap(grad).scale, grad.shape[-2:])
-        gained, missed = nuclear_parts(prescale(grad, 4)[0], unit)
+        gained, missed = nuclear_parts(scale_to_unit_exponent(grad, 4)[0], unit)
         return _gap(jnp.sum(gained, axis=(-2, -1)), jnp.sum(missed, axis=(-2, -1)))
 
     def fast(self) -> "ConvRMSToRMS":
@@ -203,4 +202,4 @@ def _fast(norm: _Spectral) -> _Spectral:
 def _gap(gained: Float[Array, "*batch"], missed: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """`missed / (gained + missed)`, and 0 where both are 0."""
     bound = gained + missed
-    return missed / one_for_zero(bound)
+    return missed / nonzero_or_one(bound)

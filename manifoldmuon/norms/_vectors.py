@@ -7,14 +7,12 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import (
-    check_fields,
-    frobenius_norm,
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, trailing
+from manifoldmuon._internal.powers_of_two import (
     normalize,
-    over,
-    prescale,
+    scale_to_unit_exponent,
     times_power_of_two,
-    trailing,
 )
 from manifoldmuon.norms._norm import Norm, RootDim, ScaleRule, check_scale, scale_of
 
@@ -45,14 +43,14 @@ class Frobenius(Norm):
     def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
         return self._length(grad, self._scale(grad))
 
-    def lmo(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dualize(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
         return (self._scale(grad) * normalize(grad, self.ndim)).astype(grad.dtype)
 
     def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        return weight / over(jnp.maximum(self.norm(weight), 1), self.ndim)
+        return weight / expand_trailing(jnp.maximum(self.norm(weight), 1), self.ndim)
 
     def _length(self, x: Float[Array, "..."], factor: float) -> Float[Array, "..."]:
-        scaled, exponent = prescale(x, self.ndim)
+        scaled, exponent = scale_to_unit_exponent(x, self.ndim)
         length = factor * frobenius_norm(scaled, self.ndim)
         return times_power_of_two(length, exponent).astype(x.dtype)
 
@@ -62,7 +60,7 @@ class Frobenius(Norm):
 
 
 @dataclasses.dataclass(frozen=True)
-class Infinity(Norm):
+class MaxAbs(Norm):
     """The largest magnitude among the entries of one weight: `max |w_i|`.
 
     The dual norm is `sum |g_i|` and the duality map is the entrywise sign, with `sign(0) = 0`.
@@ -82,14 +80,14 @@ class Infinity(Norm):
         return jnp.max(jnp.abs(weight), axis=trailing(weight, self.ndim), initial=0)
 
     def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
-        scaled, exponent = prescale(grad, self.ndim)
+        scaled, exponent = scale_to_unit_exponent(grad, self.ndim)
         total = jnp.sum(jnp.abs(scaled), axis=trailing(grad, self.ndim))
         return times_power_of_two(total, exponent).astype(grad.dtype)
 
-    def lmo(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dualize(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
         trailing(grad, self.ndim)
         # Entry by entry (ndim=0): beside an entry of 1e30, one of 1e-30 keeps its sign.
-        scaled, _ = prescale(grad, 0)
+        scaled, _ = scale_to_unit_exponent(grad, 0)
         return jnp.sign(scaled).astype(grad.dtype)
 
     def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -97,7 +95,7 @@ class Infinity(Norm):
 
 
 @dataclasses.dataclass(frozen=True)
-class LongestRow(Norm):
+class MaxRowNorm(Norm):
     """The largest Euclidean norm among the rows of a matrix: `max_i ||w_i|| / scale`.
 
     The operator norm from l1 to l2 of the transpose, and the norm of embedding tables
@@ -114,14 +112,14 @@ class LongestRow(Norm):
       threshold: the relative length below which a row counts as stale. The default 1e-6 lets
         a token that occurs once in a batch move beside one that occurs a million times, and
         stops a token after 270 steps of momentum 0.95 (130 of 0.9). The law
-        `<g, lmo(g)> == dual_norm(g)` holds to `rows * threshold` at worst. 0 disables it.
+        `<g, dualize(g)> == dual_norm(g)` holds to `rows * threshold` at worst. 0 disables it.
     """
 
     scale: float | ScaleRule = 1.0
     threshold: float = 1e-6
 
     def __post_init__(self):
-        check_scale("LongestRow.scale", self.scale)
+        check_scale("MaxRowNorm.scale", self.scale)
         check_fields(self, threshold="[0, 1)")
 
     @property
@@ -138,7 +136,7 @@ class LongestRow(Norm):
         total = self._scale(grad) * jnp.sum(lengths, axis=-1)
         return times_power_of_two(total, exponent).astype(grad.dtype)
 
-    def lmo(self, grad: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
+    def dualize(self, grad: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
         lengths, _ = _row_lengths(grad)
         unit = self._scale(grad) * normalize(grad, 1)
         return jnp.where(self.stale(lengths)[..., None], 0, unit).astype(grad.dtype)
@@ -156,19 +154,19 @@ class LongestRow(Norm):
         return scale_of(self.scale, x.shape[-1:])
 
 
-def L1ToRMS(threshold: float = 1e-6) -> LongestRow:
+def L1ToRMS(threshold: float = 1e-6) -> MaxRowNorm:
     """The largest root-mean-square norm among the vectors of an embedding table.
 
     The operator norm from l1 (tokens as one-hot vectors) to RMS (modular duality,
-    arXiv:2410.21265): `LongestRow(RootDim())`.
+    arXiv:2410.21265): `MaxRowNorm(RootDim())`.
 
     Args:
-      threshold: see `LongestRow`.
+      threshold: see `MaxRowNorm`.
     """
-    return LongestRow(RootDim(), threshold)
+    return MaxRowNorm(RootDim(), threshold)
 
 
 def _row_lengths(table: Float[Array, "*batch v d"]):
     """The length of each row of the prescaled table, with the table's exponent."""
-    scaled, exponent = prescale(table, 2)
+    scaled, exponent = scale_to_unit_exponent(table, 2)
     return frobenius_norm(scaled, 1), exponent

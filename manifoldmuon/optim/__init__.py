@@ -32,7 +32,7 @@ from manifoldmuon.optim._step_by_rule import (
     step_by_rule,
 )
 from manifoldmuon.optim._tabulate import Table, TableRow, tabulate
-from manifoldmuon.optim._tangent import tangent
+from manifoldmuon.optim._tangent import project_tangent
 from manifoldmuon.optim._trees import distance_tree, init_tree, monitor_distance, project_tree
 
 __all__ = [
@@ -86,7 +86,7 @@ __all__ = [
     "step_by_line_search",
     "step_by_rule",
     "tabulate",
-    "tangent",
+    "project_tangent",
     "with_master_copies",
     "with_qk_clip",
 ]

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon.linalg import upcast, varying_alike
+from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
 from manifoldmuon.optim._arguments import checked
@@ -94,7 +95,7 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         if not is_placeholder(params):
             _find_layouts(layouts, params)  # so that a bias is refused before training
         state = ScaleByAGDState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-        return varying_alike(state, params)
+        return match_varying_axes(state, params)
 
     def update_fn(updates, state, params=None, **extra_args):
         del state, extra_args
@@ -179,7 +180,7 @@ def _taps(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _split(manifold: Manifold, grad: jax.Array) -> tuple[LikePoint, jax.Array]:
     """Scaled unit matrices, and the scaled norm of each."""
     wide = upcast(grad)
-    return LikePoint(manifold.norm.lmo(wide)), manifold.norm.dual_norm(wide)
+    return LikePoint(manifold.norm.dualize(wide)), manifold.norm.dual_norm(wide)
 
 
 def _find_layouts(layouts: Layouts, tree: Any) -> Places:

@@ -254,10 +254,10 @@ def scion(
     Args:
       learning_rate: a number in [0, 1], or an Optax schedule of such.
       geometry: `Euclidean` with a norm for every parameter, the paper's choice of which is
-        `RMSToRMS()` for matrices, `L1ToRMS()` or `Infinity()` for tables and the last layer,
+        `RMSToRMS()` for matrices, `L1ToRMS()` or `MaxAbs()` for tables and the last layer,
         `Frobenius(1, RootDim())` for biases; see `resolve`.
       radius: of the ball of each leaf, in its norm; see `scale_by_budget`. The paper takes 50 in
-        the body of a language model and `3000 / fan_in`, under `Infinity()`, for its last layer.
+        the body of a language model and `3000 / fan_in`, under `MaxAbs()`, for its last layer.
       momentum: 1 minus the weight of the newest gradient in the average (the paper's `alpha`).
       constrained: whether there is a ball. False is its unconstrained variant, without decay.
       method: see `muon`.

@@ -13,7 +13,8 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from manifoldmuon.linalg import check_dtype, check_method, check_number, shown
+from manifoldmuon._internal.arguments import check_dtype, check_number, shown
+from manifoldmuon.linalg import check_method
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import Combination, PowerIterations
 from manifoldmuon.optim._geometry import (

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, upcast
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one, upcast
+from manifoldmuon._internal.powers_of_two import normalize
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry
@@ -63,9 +64,9 @@ def _agreeing(
     vector, ndim = upcast(update), manifold.ndim
     # Signs, not the product, which may be too small; and a NaN is kept, for it must stay visible.
     agree = ~(jnp.sign(vector) * jnp.sign(upcast(grad)) <= 0)
-    share = over(jnp.mean(agree, axis=tuple(range(-ndim, 0)), dtype=vector.dtype), ndim)
-    kept = jnp.where(agree, vector, 0) / one_for_zero(share)
+    share = expand_trailing(jnp.mean(agree, axis=tuple(range(-ndim, 0)), dtype=vector.dtype), ndim)
+    kept = jnp.where(agree, vector, 0) / nonzero_or_one(share)
     if manifold.constrained:
-        length = over(frobenius_norm(vector, ndim), ndim)
+        length = expand_trailing(frobenius_norm(vector, ndim), ndim)
         kept = length * normalize(tangent_part(manifold, point, kept)[0], ndim)
     return LikePoint(kept.astype(point.dtype))

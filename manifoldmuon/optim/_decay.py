@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import upcast
+from manifoldmuon._internal.arrays import upcast
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked, number
 from manifoldmuon.optim._geometry import Geometry, Places, find_manifolds, manifold_of

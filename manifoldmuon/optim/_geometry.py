@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import shown
+from manifoldmuon._internal.arguments import shown
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 
 Geometry = Any

@@ -17,7 +17,7 @@ import optax
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from manifoldmuon.linalg import inside_shard_map, varying_alike
+from manifoldmuon._internal.mesh import inside_shard_map, match_varying_axes
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Geometry,
@@ -317,7 +317,7 @@ def replicated_like(tree: Any, like: Any) -> Any:
     `jax.shard_map` every device holds what it works on, and `tree` varies as `like` does.
     """
     if inside_shard_map():
-        return varying_alike(tree, like)
+        return match_varying_axes(tree, like)
     if isinstance(like, Tracer):
         mesh = explicit_mesh(like)
         place = jax.sharding.reshard

@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon.linalg import shown
+from manifoldmuon._internal.arguments import shown
 from manifoldmuon.norms import Combination, Max, PowerIterations
 from manifoldmuon.optim._aliases import manifold_muon
 from manifoldmuon.optim._arguments import checked

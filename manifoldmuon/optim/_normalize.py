@@ -9,15 +9,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import (
-    inner_product,
-    one_for_zero,
-    over,
-    prescale,
-    times_power_of_two,
-    upcast,
-    varying_alike,
-)
+from manifoldmuon._internal.arrays import expand_trailing, inner_product, nonzero_or_one, upcast
+from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._arguments import checked
@@ -163,11 +157,11 @@ def _size(
         return (size, jnp.zeros_like(size, jnp.int32)), after
 
     def scaled(update):
-        vector, exponent = prescale(update, manifold.ndim)
+        vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
         size, after = manifold.norm.estimate(vector, vectors, iterations)
         return (size, exponent), after
 
-    update, vectors = varying_alike((upcast(update), vectors))
+    update, vectors = match_varying_axes((upcast(update), vectors))
     square = inner_product(update, update, manifold.ndim)
     ordinary = jnp.all((square > 2.0**-_ORDINARY) & (square < 2.0**_ORDINARY))
     return jax.lax.cond(ordinary, as_it_is, scaled, update)
@@ -176,4 +170,4 @@ def _size(
 def _divide(manifold: Manifold, update: jax.Array, size: tuple[jax.Array, jax.Array]) -> LikePoint:
     number, exponent = size
     scaled = times_power_of_two(upcast(update), -exponent, manifold.ndim)
-    return LikePoint(scaled / over(one_for_zero(number), manifold.ndim))
+    return LikePoint(scaled / expand_trailing(nonzero_or_one(number), manifold.ndim))

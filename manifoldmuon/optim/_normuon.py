@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over, upcast
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one, upcast
+from manifoldmuon._internal.powers_of_two import normalize
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
 from manifoldmuon.optim._arguments import checked
@@ -120,9 +121,9 @@ def _scale(
     direction, ndim = upcast(update), manifold.ndim
     others = tuple(axis for axis in range(-ndim, 0) if axis != -2)
     after = jnp.asarray(decay * nu + (1 - decay) * jnp.mean(direction**2, axis=others))
-    rms = jnp.sqrt(one_for_zero(after))
+    rms = jnp.sqrt(nonzero_or_one(after))
     scaled = direction / jnp.expand_dims(rms, others)
     if manifold.constrained:
         scaled, _ = tangent_part(manifold, point, scaled)
-    step = over(frobenius_norm(direction, ndim), ndim) * normalize(scaled, ndim)
+    step = expand_trailing(frobenius_norm(direction, ndim), ndim) * normalize(scaled, ndim)
     return LikePoint(step), jnp.where(jnp.isfinite(after), after, nu).astype(nu.dtype)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon.linalg import over, upcast
+from manifoldmuon._internal.arrays import expand_trailing, upcast
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Frobenius
 from manifoldmuon.optim._arguments import checked
@@ -176,6 +176,6 @@ def _factors(
 
 
 def _clip(manifold: Manifold, point: jax.Array, update: jax.Array, factor: jax.Array) -> LikePoint:
-    factor = over(factor, manifold.ndim)
+    factor = expand_trailing(factor, manifold.ndim)
     scaled = difference(factor * (upcast(point) + upcast(update)), point)
     return LikePoint(jnp.where(factor == 1, update.astype(point.dtype), scaled))

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import upcast
+from manifoldmuon._internal.arrays import upcast
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked, one_of
 from manifoldmuon.optim._geometry import (

@@ -8,7 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._retract import chain, retract
-from manifoldmuon.optim._tangent import tangent
+from manifoldmuon.optim._tangent import project_tangent
 
 
 @checked()
@@ -52,9 +52,9 @@ def riemannian_adam(
       ValueError: on use; see `resolve`.
     """
     return chain(
-        tangent(geometry),
+        project_tangent(geometry),
         optax.scale_by_adam(b1, b2, eps, mu_dtype=accumulator_dtype, nesterov=nesterov),
-        tangent(geometry),
+        project_tangent(geometry),
         optax.scale_by_learning_rate(learning_rate),
         retract(geometry),
     )
@@ -90,7 +90,7 @@ def riemannian_sgd(
       TypeError: on use; see `resolve`.
       ValueError: on use; see `resolve`.
     """
-    links = [tangent(geometry)]
+    links = [project_tangent(geometry)]
     if momentum is not None:
-        links += [optax.trace(momentum, nesterov, accumulator_dtype), tangent(geometry)]
+        links += [optax.trace(momentum, nesterov, accumulator_dtype), project_tangent(geometry)]
     return chain(*links, optax.scale_by_learning_rate(learning_rate), retract(geometry))

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manifoldmuon.linalg import inner_product, over, prescale, times_power_of_two, upcast
+from manifoldmuon._internal.arrays import expand_trailing, inner_product, upcast
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import Combination, Max
 from manifoldmuon.optim._arguments import checked
@@ -235,7 +236,7 @@ def scale_by_duality(
 
 def _gain(manifold: Manifold, step: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
     """`<grad, step>` of every point, as numbers of moderate size and powers of two."""
-    scaled, exponent = prescale(grad, manifold.ndim)
+    scaled, exponent = scale_to_unit_exponent(grad, manifold.ndim)
     return jnp.maximum(inner_product(scaled, step, manifold.ndim), 0), exponent
 
 
@@ -245,11 +246,11 @@ def _combine(combination: Combination, gains: list[tuple[jax.Array, jax.Array]])
     largest = jnp.max(jnp.concatenate(scales))
     # Not above 0: the exponent of a leaf of zeros means nothing.
     sizes = [times_power_of_two(d, jnp.minimum(power - largest, 0)) for d, power in gains]
-    given = combination.lmo(jnp.concatenate([size.ravel() for size in sizes]))
+    given = combination.dualize(jnp.concatenate([size.ravel() for size in sizes]))
     ends = np.cumsum([size.size for size in sizes])[:-1]
     parts = jnp.split(given, ends)
     return [part.reshape(size.shape) for part, size in zip(parts, sizes, strict=True)]
 
 
 def _multiply(manifold: Manifold, step: jax.Array, given: jax.Array) -> LikePoint:
-    return LikePoint(step * over(given, manifold.ndim).astype(step.dtype))
+    return LikePoint(step * expand_trailing(given, manifold.ndim).astype(step.dtype))

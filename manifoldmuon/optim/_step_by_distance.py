@@ -10,7 +10,8 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.linalg import one_for_zero, varying_alike
+from manifoldmuon._internal.arrays import nonzero_or_one
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, is_hole
@@ -88,7 +89,7 @@ def step_by_distance(
         count = jnp.zeros((), jnp.int32)
         dual = steepest.init(params)
         state = begin, zero(), count, zero(), start, _wide_zeros(params), dual
-        return varying_alike(StepByDistanceState(*state), params)
+        return match_varying_axes(StepByDistanceState(*state), params)
 
     def update_fn(updates, state, params=None, *, grad=None, **extra_args):
         del extra_args
@@ -102,7 +103,7 @@ def step_by_distance(
         total = _add(state.total, grad, weight)
         direction, dual = steepest.update(total, state.dual, params)
         size = inner(total, direction)
-        bound = jnp.where(size == 0, 0.0, gained / one_for_zero(size))
+        bound = jnp.where(size == 0, 0.0, gained / nonzero_or_one(size))
         distance = jnp.maximum(state.distance, bound)
         rate = distance / root
         count = jnp.asarray(optax.safe_increment(state.count))

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.linalg import one_for_zero, varying_alike
+from manifoldmuon._internal.arrays import nonzero_or_one
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._retract import retract
@@ -82,7 +83,7 @@ def step_by_line_search(
         kind = jnp.result_type(jnp.float32, *[k for k in kinds if jnp.issubdtype(k, jnp.floating)])
         start = jnp.asarray(first / growth, kind)
         trials, slope = jnp.zeros((), jnp.int32), jnp.zeros((), kind)
-        return varying_alike(StepByLineSearchState(start, trials, slope), params)
+        return match_varying_axes(StepByLineSearchState(start, trials, slope), params)
 
     def update_fn(
         updates, state, params: Any = None, *, value=None, grad=None, value_fn: Any = None, **extra
@@ -114,9 +115,9 @@ def step_by_line_search(
         # How often to shrink is a whole number: there is no derivative but that of the first rate.
         still = jax.lax.stop_gradient(begin)
         start = still, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-        start = varying_alike(start, now, slope, updates, params)
+        start = match_varying_axes(start, now, slope, updates, params)
         rate, trials, found = jax.lax.while_loop(goes_on, tries, start)
-        rate = rate + rate / one_for_zero(still) * (begin - still)
+        rate = rate + rate / nonzero_or_one(still) * (begin - still)
         # A NaN in the gradient has to stay visible; a failed search is not an error.
         taken = jnp.where(found, rate, 0.0) + 0.0 * slope
         # Without a limit the rate would be zero after a few failed searches, and stay so.

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import check_fields, varying_alike
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.optim._agd import step_length
 from manifoldmuon.optim._arguments import checked, one_of
 from manifoldmuon.optim._geometry import is_hole
@@ -105,7 +106,7 @@ def step_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
 
     def init_fn(params: Any) -> StepByRuleState:
         state = StepByRuleState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-        return varying_alike(state, params)
+        return match_varying_axes(state, params)
 
     def update_fn(updates, state, params=None, *, value=None, grad=None, **extra_args):
         del state, params, extra_args

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from manifoldmuon import linalg
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold, Orthogonal, Stiefel
 from manifoldmuon.manifolds.solvers import ByPlatform
-from manifoldmuon.norms import ConvRMSToRMS, LongestRow, Spectral
+from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm, Spectral
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
 
@@ -146,7 +146,7 @@ def _row(path: str, entry: Any, shape: tuple[int, ...], budget: Any) -> TableRow
     inner = inner_shape(entry, shape)
     leading, point = inner[: len(inner) - manifold.ndim], inner[len(inner) - manifold.ndim :]
     fan_in = fan_out = None
-    if isinstance(manifold.norm, LongestRow):
+    if isinstance(manifold.norm, MaxRowNorm):
         fan_in, fan_out = point
     elif len(point) == 2 or isinstance(manifold.norm, ConvRMSToRMS):
         *taps, fan_out, last = point
@@ -176,7 +176,7 @@ def _warnings(
             f" {axes[_kind_of_first(entry, row.shape)]}, so that the stack is seen as one matrix."
             " Leave it out of the manifold's axes."
         )
-    elif row.fan_in is not None and row.fan_out is not None and not isinstance(norm, LongestRow):
+    elif row.fan_in is not None and row.fan_out is not None and not isinstance(norm, MaxRowNorm):
         longest = max((row.shape[axis] for axis in leading), default=0)
         if longest > max(row.fan_in, row.fan_out):
             yield (

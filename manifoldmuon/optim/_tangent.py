@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.linalg import frobenius_norm, over, prescale, times_power_of_two, upcast
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, upcast
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, manifold_of
@@ -14,7 +15,7 @@ from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
 
 
 @checked()
-def tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
+def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
     """Projects each update onto the tangent space at its parameter.
 
     In front of a base optimizer it makes the Riemannian gradient (of the Euclidean metric) of a
@@ -68,9 +69,9 @@ def tangent_part(
 
     It is zero where it is rounding of a normal vector.
     """
-    vector, exponent = prescale(update, manifold.ndim)
+    vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
     # Updates ascend. At the edge of a convex set it matters which way the point will move.
-    tangent = -manifold.tangent(upcast(point).astype(vector.dtype), -vector)
+    tangent = -manifold.project_tangent(upcast(point).astype(vector.dtype), -vector)
     part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
     noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole
-    return jnp.where(over(noise, manifold.ndim), 0, tangent), exponent
+    return jnp.where(expand_trailing(noise, manifold.ndim), 0, tangent), exponent

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon.linalg import upcast
+from manifoldmuon._internal.arrays import upcast
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Geometry,

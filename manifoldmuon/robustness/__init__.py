@@ -5,15 +5,15 @@ than its margin allows: `certify` says how short, image by image, and `export` w
 need to check it. Losses ask for such margins, and attacks show how much is left to certify.
 """
 
-from manifoldmuon.robustness._attacks import Attacked, auto_attack, pgd
-from manifoldmuon.robustness._certificates import Certified, certified_accuracy, certify
+from manifoldmuon.robustness._attacks import AttackResult, auto_attack, pgd
+from manifoldmuon.robustness._certificates import CertificationResult, certified_accuracy, certify
 from manifoldmuon.robustness._export import Arrays, describe, export
 from manifoldmuon.robustness._losses import margin_cross_entropy, multiclass_hinge
 
 __all__ = [
     "Arrays",
-    "Attacked",
-    "Certified",
+    "AttackResult",
+    "CertificationResult",
     "auto_attack",
     "certified_accuracy",
     "certify",

@@ -21,7 +21,7 @@ Logits = Callable[[Array], Array]
 
 
 @dataclasses.dataclass(frozen=True)
-class Attacked:
+class AttackResult:
     """What an attack has found.
 
     Attributes:
@@ -51,7 +51,7 @@ def pgd(
     restarts: int = 1,
     bounds: tuple[ArrayLike, ArrayLike] | None = None,
     batch: int = 250,
-) -> Attacked:
+) -> AttackResult:
     """Projected gradient ascent on the cross-entropy (Madry et al., arXiv:1706.06083), in l2.
 
     Steps of length `2.5 radius / steps` along the gradient, from the image at first, and from
@@ -109,7 +109,7 @@ def auto_attack(
     targets: int = 9,
     bounds: tuple[ArrayLike, ArrayLike] | None = None,
     batch: int = 250,
-) -> Attacked:
+) -> AttackResult:
     """Auto-PGD without and with targets, the white-box part of AutoAttack, in l2.
 
     Croce and Hein (arXiv:2003.01690): gradient ascent with momentum whose steps begin at twice the
@@ -183,7 +183,7 @@ class _Run(NamedTuple):
 
 def _attack(
     images: _Images, runs: Iterable[_Run], steps: int, key: PRNGKeyArray, batch: int
-) -> Attacked:
+) -> AttackResult:
     points, robust = images.x.copy(), np.argmax(images.logits, axis=1) == images.labels
     most = np.full(len(points), -np.inf)
     for count, (climb, rivals, scattered) in enumerate(runs):
@@ -211,7 +211,7 @@ def _attack(
             kept = chunk[better]
             points[kept], most[kept] = place[better], lead[better]
             robust[kept] &= lead[better] <= 0
-    return Attacked(points, robust)
+    return AttackResult(points, robust)
 
 
 def _chunks(pool: np.ndarray, size: int) -> Iterable[tuple[np.ndarray, np.ndarray]]:

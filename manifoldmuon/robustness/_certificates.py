@@ -13,23 +13,23 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.bounds import ROUNDING, Bounds, Length, Size, bound
+from manifoldmuon._internal.arguments import check_number
+from manifoldmuon.bounds import L2, ROUNDING, Bounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules import (
     Bias,
     Compose,
-    Declared,
+    ExternalModule,
     Identity,
     Linear,
     Module,
     Mul,
     map_weights,
 )
-from manifoldmuon.norms import check_number
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Certified:
+class CertificationResult:
     """Radii of images; made by `certify`.
 
     Attributes:
@@ -60,7 +60,7 @@ class Certified:
             raise ValueError("certify was not given the labels that an accuracy needs")
         return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
 
-    def first(self, count: int) -> "Certified":
+    def first(self, count: int) -> "CertificationResult":
         """The same for the first images alone."""
         labels = None if self.labels is None else self.labels[:count]
         return dataclasses.replace(
@@ -73,7 +73,7 @@ class Certified:
 
 
 def certify(
-    net: Module | Declared,
+    net: Module | ExternalModule,
     params: Any,
     images: ArrayLike,
     labels: ArrayLike | None = None,
@@ -81,7 +81,7 @@ def certify(
     scale: ArrayLike = 1.0,
     tolerance: float = 1e-3,
     batch: int = 1000,
-) -> Certified:
+) -> CertificationResult:
     """Certified radii of a classifier's labels, in Euclidean length.
 
     The label c of an image stands against every other class j within
@@ -95,8 +95,8 @@ def certify(
     verifier needs to take rounding into account.
 
     Args:
-      net: the classifier, from images without their first axis to logits `(classes,)`. A `Declared`
-        network needs slots with atoms.
+      net: the classifier, from images without their first axis to logits `(classes,)`. An
+        `ExternalModule` network needs slots with atoms.
       params: its weights.
       images: `(n, ...)`, as the network reads them. All axes but the first are measured together.
       labels: `(n,)` whole numbers, the true classes.
@@ -112,7 +112,7 @@ def certify(
       ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
         in Euclidean length, or a logit is not finite.
     """
-    net, params = net.network(params) if isinstance(net, Declared) else (net, params)
+    net, params = net.network(params) if isinstance(net, ExternalModule) else (net, params)
     _check_on_manifolds(net, params, tolerance)
     x = np.asarray(images)
     if x.ndim < 2 or not np.issubdtype(x.dtype, np.floating):
@@ -128,7 +128,7 @@ def certify(
         raise ValueError(f"certify takes finite logits (n, classes); got the shape {logits.shape}")
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
     radii, predicted = _radii(logits.astype(np.float64), found.lipschitz_inputs * distances)
-    return Certified(radii * unit, predicted, truth, found)
+    return CertificationResult(radii * unit, predicted, truth, found)
 
 
 def certified_accuracy(
@@ -201,9 +201,9 @@ def _distance(manifold: Manifold, point: Array) -> Array:
 def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, np.ndarray]:
     """Bounds up to the last linear layer, and the distances between its rows, rounded up."""
     body, weights, rows = _split(net, params)
-    found = bound(body, weights, input_norm=Size(math.inf, measure=Length(axes)))
+    found = bound(body, weights, input_norm=NormBound(math.inf, measure=L2(axes)))
     output = found.outputs
-    if not isinstance(output, Size) or output.measure != Length():
+    if not isinstance(output, NormBound) or output.measure != L2():
         raise ValueError(
             "the network is not bounded in Euclidean length: behind its last nonlinearity it is "
             f"measured by {output}. Images need `Flatten` or tokens a mean before the last layer"

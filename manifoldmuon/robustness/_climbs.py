@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from manifoldmuon.linalg import frobenius_norm, normalize, one_for_zero, over
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one
+from manifoldmuon._internal.powers_of_two import normalize
 
 _NEWTON_STEPS = 5  # of a projection: four reach rounding for images of 784 pixels
 
@@ -20,7 +21,9 @@ _NEWTON_STEPS = 5  # of a projection: four reach rounding for images of 784 pixe
 def random_points(keys: Any, x: Array, reach: Array, limits: Any) -> Array:
     """On the spheres around images, as far as the limits let them."""
     drawn = jax.vmap(lambda key, like: jax.random.normal(key, like.shape, like.dtype))(keys, x)
-    return nearest(x, over(reach, x.ndim - 1) * normalize(drawn, x.ndim - 1), reach, limits)
+    return nearest(
+        x, expand_trailing(reach, x.ndim - 1) * normalize(drawn, x.ndim - 1), reach, limits
+    )
 
 
 @functools.partial(jax.jit, static_argnames="steps")
@@ -43,7 +46,7 @@ def climb_by_pgd(f, x, labels, rivals, unit, start, reach, limits, *, steps):
       all gradients were finite.
     """
     ascend = functools.partial(_ascend, f, labels, rivals, unit)
-    length = over(2.5 * reach / steps, x.ndim - 1)
+    length = expand_trailing(2.5 * reach / steps, x.ndim - 1)
 
     def step(_, carry):
         point, best = carry
@@ -63,7 +66,7 @@ def climb_by_apgd(f, x, labels, rivals, unit, start, reach, limits, *, steps):
 
     def step(k, carry):
         at, before, top, length, rises, top_then, halved, best = carry
-        ahead = nearest(x, at.point - x + over(length, ndim) * at.uphill, reach, limits)
+        ahead = nearest(x, at.point - x + expand_trailing(length, ndim) * at.uphill, reach, limits)
         share = jnp.where(k == 0, 1.0, 0.75).astype(x.dtype)
         mixed = share * (ahead - at.point) + (1 - share) * (at.point - before)
         point = nearest(x, at.point - x + mixed, reach, limits)
@@ -132,7 +135,7 @@ def _ascend(f, labels, rivals, unit, point, best) -> tuple[Array, Array, _Best]:
 
 def _select(chosen: Array, new: Any, old: Any) -> Any:
     """Image by image, in every array of a tree."""
-    return jax.tree.map(lambda a, b: jnp.where(over(chosen, a.ndim - 1), a, b), new, old)
+    return jax.tree.map(lambda a, b: jnp.where(expand_trailing(chosen, a.ndim - 1), a, b), new, old)
 
 
 def checkpoints(steps: int) -> np.ndarray:
@@ -156,18 +159,18 @@ def nearest(x: Array, move: Array, reach: Array, limits: Any) -> Array:
     ndim = move.ndim - 1
     axes = tuple(range(1, move.ndim))
     square, whole = move**2, frobenius_norm(move, ndim)
-    share = jnp.minimum(1, (reach / one_for_zero(whole)) ** 2)
+    share = jnp.minimum(1, (reach / nonzero_or_one(whole)) ** 2)
     if limits is None:
-        return x + over(jnp.sqrt(share), ndim) * move
+        return x + expand_trailing(jnp.sqrt(share), ndim) * move
     low, high = limits
     room = jnp.where(move > 0, high - x, x - low) ** 2
 
     def newton(_, share):
-        free = over(share, ndim) * square <= room
-        length = jnp.sum(jnp.where(free, over(share, ndim) * square, room), axis=axes)
+        free = expand_trailing(share, ndim) * square <= room
+        length = jnp.sum(jnp.where(free, expand_trailing(share, ndim) * square, room), axis=axes)
         slope = jnp.sum(jnp.where(free, square, 0), axis=axes)
-        gain = (reach**2 - length) / one_for_zero(slope)
+        gain = (reach**2 - length) / nonzero_or_one(slope)
         return jnp.minimum(1, share + jnp.maximum(gain, 0) * (slope > 0))
 
     share = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, share)
-    return jnp.clip(x + over(jnp.sqrt(share), ndim) * move, low, high)
+    return jnp.clip(x + expand_trailing(jnp.sqrt(share), ndim) * move, low, high)

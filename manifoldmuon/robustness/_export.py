@@ -25,7 +25,7 @@ from manifoldmuon.modules import (
     Bond,
     Compose,
     Concatenate,
-    Declared,
+    ExternalModule,
     Flatten,
     GroupSort,
     Householder,
@@ -83,7 +83,7 @@ class Arrays:
 
 def export(
     directory: str | os.PathLike[str],
-    net: Module | Declared,
+    net: Module | ExternalModule,
     params: Any,
     images: Real[np.ndarray | Array, "n ..."],
     labels: Int[np.ndarray | Array, "..."],
@@ -94,19 +94,19 @@ def export(
     pixels: tuple[float, float] | None = None,
     at: Sequence[float] = (),
     arithmetic: str = "real",
-    shave: float = 1e-5,
+    margin: float = 1e-5,
 ) -> Path:
     """Writes `certificate.json`, `weights.safetensors` and `images.safetensors`.
 
     `python -m manifoldmuon_verify DIRECTORY` then derives the claims anew from the weights and the
     images, or refuses them. Nothing is derived here: the claims are the network's own predictions
-    and the radii that are given, less `shave`. The verifier bounds what rounding may do, which the
+    and the radii that are given, less `margin`. The verifier bounds what rounding may do, which the
     float32 that radii are computed in does not. See the page on certificates.
 
     Args:
       directory: a new one, or one that is empty; it appears with all three files or not at all.
-      net: a network of layers that the verifier knows (see `describe`); a `Declared` one needs
-        slots with atoms.
+      net: a network of layers that the verifier knows (see `describe`); an `ExternalModule` one
+        needs slots with atoms.
       params: its parameters; they are written in their own dtypes.
       images: in the unit of the pixels. The network sees `(images - shift) / scale`.
       labels: the true classes, `(n,)`.
@@ -119,7 +119,7 @@ def export(
       at: the radii at which the certified accuracy is claimed.
       arithmetic: `"real"` claims for the network in exact arithmetic, `"float32"` for the one that
         float32 computes, with sums in any order; the latter proves smaller radii.
-      shave: every radius is claimed smaller by this part of the largest one, and rounded down to
+      margin: every radius is claimed smaller by this part of the largest one, and rounded down to
         six digits.
 
     Returns:
@@ -130,7 +130,7 @@ def export(
       TypeError: a module of a kind that the verifier does not know.
       ValueError: arguments that do not fit.
     """
-    net, params = net.network(params) if isinstance(net, Declared) else (net, params)
+    net, params = net.network(params) if isinstance(net, ExternalModule) else (net, params)
     place = Path(directory)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{place} holds something already; name a new directory")
@@ -158,7 +158,7 @@ def export(
     zero, unit = np.asarray(shift, np.float32), np.asarray(scale, np.float32)
     x = (images.astype(np.float32) - zero) / unit
     predictions = np.argmax(logits_of(net, params, x, _BATCH), axis=-1)
-    claimed = np.array([_floor(r) for r in radii - shave * np.max(radii, initial=0.0)])
+    claimed = np.array([_floor(r) for r in radii - margin * np.max(radii, initial=0.0)])
     right = (predictions == labels) & (claimed > 0)
     files = {
         "weights": _packed("weights.safetensors", arrays.values) | {"shared": arrays.shared},

@@ -8,8 +8,8 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.linalg import upcast
-from manifoldmuon.norms import check_number
+from manifoldmuon._internal.arguments import check_number
+from manifoldmuon._internal.arrays import upcast
 
 
 def margin_cross_entropy(

@@ -137,7 +137,7 @@ class Case:
     def project(self, array: Numbers) -> np.ndarray:
         return self.ask(self.point, self.grad, array).projected
 
-    def tangent(self, point: Numbers, vector: Numbers) -> np.ndarray:
+    def project_tangent(self, point: Numbers, vector: Numbers) -> np.ndarray:
         return self.ask(point, self.grad, vector).tangent
 
     def retract(self, point: Numbers, vector: Numbers) -> np.ndarray:
@@ -166,7 +166,7 @@ def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -
     return Answers(
         projected=manifold.project(vector),
         size=manifold.norm.norm(vector),
-        tangent=manifold.tangent(point, vector),
+        tangent=manifold.project_tangent(point, vector),
         direction=answer.direction,
         direction_size=manifold.norm.norm(answer.direction),
         dual=answer.dual,
@@ -219,7 +219,7 @@ def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> N
             law = "x - project(x) leads away from all of a convex set"
             at_most(law, angle, 0, 10 * case.tolerance * float(np.linalg.norm(wide(away))))
     else:
-        rest = case.tangent(projected, away)
+        rest = case.project_tangent(projected, away)
         law = "x - project(x) is normal to the set"
         agree(law, rest, np.zeros(case.shape), 10 * case.tolerance)
     near = np.sum((wide(case.vector) - wide(projected)) ** 2)
@@ -228,11 +228,11 @@ def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> N
 
 
 def _check_tangent_space(case: Case) -> None:
-    first, second = (case.tangent(case.point, x) for x in (case.vector, case.other))
-    agree("tangent is idempotent", case.tangent(case.point, first), first, case.tolerance)
+    first, second = (case.project_tangent(case.point, x) for x in (case.vector, case.other))
+    agree("tangent is idempotent", case.project_tangent(case.point, first), first, case.tolerance)
     agree(
         "tangent is linear",
-        case.tangent(case.point, 2.0 * case.vector - 3.0 * case.other),
+        case.project_tangent(case.point, 2.0 * case.vector - 3.0 * case.other),
         2.0 * first - 3.0 * second,
         case.tolerance,
     )
@@ -265,7 +265,7 @@ def _check_steepest(case: Case) -> None:
     answers = case.ask(case.point, case.grad, case.vector)
     direction = answers.direction
     at_most("norm(direction) <= 1", answers.direction_size, 1 + case.overshoot)
-    tangent = case.tangent(case.point, direction)
+    tangent = case.project_tangent(case.point, direction)
     agree("direction is tangent", tangent, direction, case.tolerance)
     _check_stays_near("direction", case, direction)
     at_most("residual >= 0", 0, answers.residual)
@@ -292,7 +292,9 @@ def _check_gap(case: Case, point: Numbers, grad: Numbers, answers: Answers) -> N
         direction + 0.1 * grad,
     ):
         for _ in range(2):  # the first may leave no more than rounding, which need not be tangent
-            rival = -case.tangent(point, -rival)  # at a boundary a descent step must not leave
+            rival = -case.project_tangent(
+                point, -rival
+            )  # at a boundary a descent step must not leave
             rival = rival / max(_largest(case.norm(rival)), 1e-30)
         best.append(case.inner(grad, rival) / max(_largest(case.norm(rival)), 1))
     at_most("the gap is a true bound", left * max(best), value, case.tolerance * length)
@@ -305,7 +307,7 @@ def _check_nearly_normal(case: Case) -> None:
     """
     for outside, vector in itertools.permutations((case.vector, case.other, case.grad), 2):
         point = case.project(3 * outside)  # at the boundary, where the set has one
-        normal = vector + case.tangent(point, -vector)
+        normal = vector + case.project_tangent(point, -vector)
         size, length = (float(np.linalg.norm(wide(x))) for x in (normal, vector))
         if size <= 10 * case.tolerance * length:  # nothing is normal
             continue
@@ -319,7 +321,7 @@ def _check_direction(case: Case, point: Numbers, grad: Numbers) -> None:
     answers = case.ask(point, grad, case.vector)
     direction = answers.direction
     at_most("norm(direction) <= 1, nearly normal", answers.direction_size, 1 + case.overshoot)
-    back = -case.tangent(point, -direction)
+    back = -case.project_tangent(point, -direction)
     agree("direction is tangent, nearly normal", back, direction, case.tolerance)
     slack = case.tolerance * float(np.linalg.norm(wide(grad)) * np.linalg.norm(wide(direction)))
     at_most("direction ascends, nearly normal", 0, case.inner(grad, direction), slack)
@@ -349,7 +351,7 @@ def _check_scale(case: Case) -> None:
 
 
 def _check_retraction(case: Case, on_set: float) -> None:
-    vector = case.tangent(case.point, case.vector)
+    vector = case.project_tangent(case.point, case.vector)
     vector = vector / max(_largest(case.norm(vector)), 1e-30)
     retract = case.retract
     for t in (0.01, 0.1, 1.0):

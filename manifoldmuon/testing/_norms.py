@@ -29,7 +29,7 @@ _Ask = Callable[[np.ndarray, np.ndarray], "_Answers"]
 class _Answers(NamedTuple):
     """Everything that a norm says about one gradient and one weight."""
 
-    lmo: Array
+    dualize: Array
     dual: Array
     gap: Array
     size: Array
@@ -51,7 +51,7 @@ def check_norm(
       shape: of a weight, with leading axes if wanted.
       key: drives the random arrays.
       tolerance: for float32 results, relative to their size.
-      loss: how far `<g, lmo(g)>` may be below the dual norm, relative to it. Raise it for a
+      loss: how far `<g, dualize(g)>` may be below the dual norm, relative to it. Raise it for a
         method that stops short of convergence.
       thorough: whether to run the slow checks too: without `jax.jit`, and in bfloat16.
 
@@ -71,13 +71,17 @@ def check_norm(
     _check_dtypes(norm, shape)
     if thorough:
         _check_short_dtype(ask, grad, weight)
-        agree("jit = eager (lmo)", answers.lmo, norm.lmo(jnp.asarray(grad)), tolerance)
+        agree("jit = eager (dualize)", answers.dualize, norm.dualize(jnp.asarray(grad)), tolerance)
 
 
 def _ask(norm: Norm, grad: Array, weight: Array) -> _Answers:
-    lmo = norm.lmo(grad)
+    dualize = norm.dualize(grad)
     return _Answers(
-        lmo, norm.dual_norm(grad), norm.gap(grad, lmo), norm.norm(weight), norm.norm(lmo)
+        dualize,
+        norm.dual_norm(grad),
+        norm.gap(grad, dualize),
+        norm.norm(weight),
+        norm.norm(dualize),
     )
 
 
@@ -85,15 +89,17 @@ def _check_values(norm, answers: _Answers, grad, weight, tolerance, loss) -> Non
     axes = grad.shape[: grad.ndim - norm.ndim]
     for name in ("dual", "gap", "size"):
         require(f"{name} has the leading axes' shape", getattr(answers, name).shape == axes)
-    require("lmo keeps the shape", answers.lmo.shape == grad.shape)
+    require("dualize keeps the shape", answers.dualize.shape == grad.shape)
     require("norms of random arrays are positive", bool(np.all(answers.size > 0)))
-    agree("norm(lmo(g)) == 1", answers.size_of_lmo, np.ones(axes), tolerance + loss)
-    gained = inner_products(grad, answers.lmo, norm.ndim)
+    agree("norm(dualize(g)) == 1", answers.size_of_lmo, np.ones(axes), tolerance + loss)
+    gained = inner_products(grad, answers.dualize, norm.ndim)
     dual = wide(answers.dual)
-    agree("<g, lmo(g)> == dual_norm(g)", gained / dual, np.ones(axes), tolerance + loss)
+    agree("<g, dualize(g)> == dual_norm(g)", gained / dual, np.ones(axes), tolerance + loss)
     paired = np.abs(inner_products(grad, weight, norm.ndim))
     at_most("<g, w> <= dual_norm(g) norm(w)", paired / (dual * answers.size), 1, tolerance)
-    at_most("gap bounds 1 - <g, lmo(g)> / dual_norm(g)", 1 - gained / dual, answers.gap, tolerance)
+    at_most(
+        "gap bounds 1 - <g, dualize(g)> / dual_norm(g)", 1 - gained / dual, answers.gap, tolerance
+    )
     at_most("gap >= 0", 0, answers.gap)
     at_most(f"gap <= {loss}", answers.gap, loss)
 
@@ -102,11 +108,11 @@ def _check_homogeneity(norm, ask, grad, weight, other, tolerance) -> None:
     first = ask(grad, weight)
     for c in (1e-30, 1e-10, 1e10, 1e30):
         scaled = ask(c * grad, c * weight)
-        agree(f"lmo(c g) == lmo(g) at c = {c:g}", scaled.lmo, first.lmo, tolerance)
+        agree(f"dualize(c g) == dualize(g) at c = {c:g}", scaled.dualize, first.dualize, tolerance)
         agree(f"gap(c g) == gap(g) at c = {c:g}", scaled.gap, first.gap, tolerance)
         agree(f"norm(c w) == c norm(w) at c = {c:g}", scaled.size / c, first.size, tolerance)
         agree(f"dual_norm(c g) at c = {c:g}", scaled.dual / c, first.dual, tolerance)
-    agree("lmo(-g) == -lmo(g)", ask(-grad, weight).lmo, -first.lmo, tolerance)
+    agree("dualize(-g) == -dualize(g)", ask(-grad, weight).dualize, -first.dualize, tolerance)
     whole, rest = ask(grad + other, weight + other), ask(other, other)
     for name in ("size", "dual"):
         parts = getattr(first, name) + getattr(rest, name)
@@ -138,7 +144,7 @@ def _check_copies(norm, ask, grad, weight, other, tolerance) -> None:
 def _check_dtypes(norm: Norm, shape: tuple[int, ...]) -> None:
     short = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
     answers = jax.eval_shape(lambda g, w: _ask(norm, g, w), short, short)
-    for name in ("lmo", "dual", "size"):
+    for name in ("dualize", "dual", "size"):
         dtype = getattr(answers, name).dtype
         require(f"dtype in = dtype out ({name})", dtype == jnp.bfloat16, str(dtype))
     require("gap is float32 or wider", answers.gap.dtype == jnp.float32)
@@ -147,6 +153,6 @@ def _check_dtypes(norm: Norm, shape: tuple[int, ...]) -> None:
 def _check_short_dtype(ask: _Ask, grad: np.ndarray, weight: np.ndarray) -> None:
     short = ask(grad.astype(jnp.bfloat16), weight.astype(jnp.bfloat16))
     rounded = grad.astype(jnp.bfloat16).astype(np.float32)
-    exact = ask(rounded, weight).lmo
+    exact = ask(rounded, weight).dualize
     largest = np.max(np.abs(exact))
-    agree("bf16: float32 arithmetic", wide(short.lmo) / largest, exact / largest, 2.0**-8)
+    agree("bf16: float32 arithmetic", wide(short.dualize) / largest, exact / largest, 2.0**-8)

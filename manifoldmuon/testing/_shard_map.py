@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import PyTree
 
-from manifoldmuon.linalg import varying_alike
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.testing._assertions import require
 
 
@@ -19,7 +19,7 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
 
     First each argument by itself differs between the devices of a mesh, then all do. Where it
     fails, a loop mostly begins with arrays that are the same on all devices and goes on with
-    others: `linalg.varying_alike` makes them alike. Nothing is compiled, and no mesh is needed.
+    others: `match_varying_axes` makes them alike. Nothing is compiled, and no mesh is needed.
 
     Args:
       function: returns a pytree of arrays.
@@ -37,7 +37,7 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
 
         def inside(mark, given, varying=frozenset(varying)):
             marked = [
-                varying_alike(tree, mark) if place in varying else tree
+                match_varying_axes(tree, mark) if place in varying else tree
                 for place, tree in enumerate(given)
             ]
             return jax.tree.map(lambda x: jnp.asarray(x)[None], function(*marked))

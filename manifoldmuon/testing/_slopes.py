@@ -86,7 +86,7 @@ def _errors(
 ) -> tuple[Array, Array, Array]:
     """Errors for all `LENGTHS`: of the step, of its tangent part, of the cost's Taylor series."""
     size = lambda x: jnp.sqrt(jnp.sum(x * x))  # noqa: E731
-    vector = manifold.tangent(point, vector)
+    vector = manifold.project_tangent(point, vector)
     vector = length * vector / jnp.maximum(jnp.max(manifold.norm.norm(vector)), 1e-30)
 
     def cost(x: Array) -> Array:
@@ -95,8 +95,8 @@ def _errors(
     def at(t: Array) -> tuple[Array, Array, Array]:
         moved = manifold.retract(point, t * vector)
         missed = moved - point - t * vector
-        slope = jnp.sum(manifold.tangent(point, jax.grad(cost)(point)) * vector)
+        slope = jnp.sum(manifold.project_tangent(point, jax.grad(cost)(point)) * vector)
         taylor = cost(moved) - cost(point) - t * slope
-        return size(missed), size(manifold.tangent(point, missed)), jnp.abs(taylor)
+        return size(missed), size(manifold.project_tangent(point, missed)), jnp.abs(taylor)
 
     return jax.lax.map(at, jnp.array(LENGTHS))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import MUON, NewtonSchulz, mT, tall, turned_like
+from manifoldmuon.linalg import MUON, NewtonSchulz
 from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, StiefelSolver
 from manifoldmuon.norms import Spectral
@@ -146,16 +146,16 @@ class SpectralNorm(Parametrised):
         return weight, vector / jnp.linalg.norm(vector, axis=-2, keepdims=True)
 
     def carried(self, free: Any, carry: Any) -> Any:
-        frame, vector = tall(jax.lax.stop_gradient(free)), carry
+        frame, vector = _tall(jax.lax.stop_gradient(free)), carry
         for _ in range(POWER_ITERATIONS):
-            vector = mT(frame) @ (frame @ vector)
+            vector = frame.mT @ (frame @ vector)
             vector = vector / jnp.linalg.norm(vector, axis=-2, keepdims=True)
         return vector
 
     def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
-        image = tall(free) @ carry
+        image = _tall(free) @ carry
         left = jax.lax.stop_gradient(image / jnp.linalg.norm(image, axis=-2, keepdims=True))
-        return free / (mT(left) @ image)
+        return free / (left.mT @ image)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,8 +168,8 @@ class Bjorck(SpectralNorm):
     """
 
     def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
-        frame = tall(super().weight(free, carry))
-        gram = mT(frame) @ frame
+        frame = _tall(super().weight(free, carry))
+        gram = frame.mT @ frame
         one = jnp.eye(gram.shape[-1], dtype=gram.dtype)
         factor = one
         for step in range(BJORCK_STEPS):
@@ -177,7 +177,7 @@ class Bjorck(SpectralNorm):
             factor = factor @ move
             if step < BJORCK_STEPS - 1:
                 gram = move @ gram @ move
-        return turned_like(frame @ factor, free)
+        return _like(frame @ factor, free)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,25 +198,25 @@ class Cayley(Parametrised):
     """
 
     def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
-        frame = tall(weight)
+        frame = _tall(weight)
         n = frame.shape[-1]
         left, _, right = jnp.linalg.svd(frame[..., :n, :])
         turn = left @ right
-        top, bottom = frame[..., :n, :] @ mT(turn), frame[..., n:, :] @ mT(turn)
+        top, bottom = frame[..., :n, :] @ turn.mT, frame[..., n:, :] @ turn.mT
         one = jnp.eye(n, dtype=frame.dtype)
-        a = mT(jnp.linalg.solve(mT(one + top), mT(one - top)))
+        a = jnp.linalg.solve((one + top).mT, (one - top).mT).mT
         v = -bottom @ (one + a) / 2
-        u = (a - mT(v) @ v) / 2
-        return turned_like(jnp.concatenate([(u - mT(u)) / 2, v], axis=-2), weight), turn
+        u = (a - v.mT @ v) / 2
+        return _like(jnp.concatenate([(u - u.mT) / 2, v], axis=-2), weight), turn
 
     def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
-        frame, n = tall(free), carry.shape[-1]
+        frame, n = _tall(free), carry.shape[-1]
         u, v = frame[..., :n, :], frame[..., n:, :]
         one = jnp.eye(n, dtype=free.dtype)
-        a = u - mT(u) + mT(v) @ v
+        a = u - u.mT + v.mT @ v
         inverse = jnp.linalg.solve(one + a, carry)
         found = jnp.concatenate([(one - a) @ inverse, -2 * v @ inverse], axis=-2)
-        return turned_like(found, free)
+        return _like(found, free)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,3 +240,12 @@ METHODS: dict[str, Method] = {
     "spectral norm + Adam": SpectralNorm(-10),
     "AdamW, free": Free(-13),
 }
+
+
+def _tall(x: jax.Array) -> jax.Array:
+    return x.mT if x.shape[-2] < x.shape[-1] else x
+
+
+def _like(x: jax.Array, example: jax.Array) -> jax.Array:
+    """A tall matrix in the orientation of `example`."""
+    return x.mT if example.shape[-2] < example.shape[-1] else x

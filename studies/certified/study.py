@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.tree_util import Partial
 
-from manifoldmuon.robustness import Certified, certify, pgd
+from manifoldmuon.robustness import CertificationResult, certify, pgd
 from studies.certified.findings import summary, table
 from studies.certified.methods import METHODS
 from studies.certified.networks import NETWORKS
@@ -188,7 +188,9 @@ class CertifiedNetworks(Study):
             **attacked,
         }
 
-    def _attack(self, training: Training, trained: Trained, certified: Certified) -> dict[str, Any]:
+    def _attack(
+        self, training: Training, trained: Trained, certified: CertificationResult
+    ) -> dict[str, Any]:
         """Of the first test images: certified, robust under attack, and both though one fails."""
         data, net = self._data(), training.network()
         x, y = data.test_x[: self.attacked], data.test_y[: self.attacked]

@@ -33,7 +33,7 @@ from manifoldmuon.modules import (
     RoPE,
     SplitHeads,
 )
-from manifoldmuon.norms import LongestRow
+from manifoldmuon.norms import MaxRowNorm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,5 +158,5 @@ def gaussian_weights(network: Module, key: PRNGKeyArray) -> Any:
 
 
 def _deviation(manifold: Any, shape: tuple[int, ...]) -> float:
-    table = isinstance(manifold, Euclidean) and isinstance(manifold.norm, LongestRow)
+    table = isinstance(manifold, Euclidean) and isinstance(manifold.norm, MaxRowNorm)
     return 1.0 if table else 1 / math.sqrt(shape[-1])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks._bounds import drifted
-from manifoldmuon.bounds import MatrixBounds, Size, bound, matrix_bounds
+from manifoldmuon.bounds import MatrixBounds, NormBound, bound, matrix_bounds
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     EmbeddingRows,
@@ -69,9 +69,9 @@ def test_the_bound_of_mixing_matrices_is_attained(shape):
 
 def test_a_singular_value_that_may_reach_zero_has_no_least_output():
     net = Linear(5, 3, Isospectral((2.0, 1.0, 0.1)))
-    one = Size(1.0, 1.0)
-    assert bound(net, drift=0.04, input_norm=one).outputs.least > 0
-    assert bound(net, drift=0.06, input_norm=one).outputs.least == 0
+    one = NormBound(1.0, 1.0)
+    assert bound(net, drift=0.04, input_norm=one).outputs.lower > 0
+    assert bound(net, drift=0.06, input_norm=one).outputs.lower == 0
 
 
 def test_flat_space_has_no_distance():

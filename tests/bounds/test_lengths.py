@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks._bounds import build, input_slope, inside, norm, to_jax, weights_of
-from manifoldmuon.bounds import RMS, Heads, Largest, Length, Size, Total, bound, certified_radius
+from manifoldmuon.bounds import L1, L2, RMS, Heads, LInf, NormBound, bound, certified_radius
 from manifoldmuon.bounds._sizes import factor_between
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.modules import (
@@ -83,8 +83,8 @@ def random_weights(net):
 def test_no_jacobian_is_longer_than_the_bound(name):
     net, shape, share = MODULES[name]
     params = random_weights(net)
-    found = bound(net, params, input_norm=Size(math.inf, measure=Length(len(shape))))
-    assert isinstance(found.outputs.measure, Length)
+    found = bound(net, params, input_norm=NormBound(math.inf, measure=L2(len(shape))))
+    assert isinstance(found.outputs.measure, L2)
     slope = jax.jit(jax.jacobian(lambda x: net.apply(params, x)))
     worst = 0.0
     for seed in range(10):
@@ -100,7 +100,7 @@ def test_outputs_are_as_long_as_said():
     found, params = {}, {}
     for name, (net, shape, _) in MODULES.items():
         params[name] = random_weights(net)
-        size = Size(3.0, measure=Length(len(shape)))
+        size = NormBound(3.0, measure=L2(len(shape)))
         found[name] = bound(net, params[name], input_norm=size)
 
     @jax.jit
@@ -122,17 +122,17 @@ def test_outputs_are_as_long_as_said():
 @pytest.mark.parametrize(
     ("net", "shape", "sizes"),
     [
-        (GroupSort(2), TOKENS, Size(1.0)),
-        (SpaceToDepth(2), IMAGE, Size(1.0)),
-        (NormPool(2), IMAGE, Size(1.0)),
-        (Shift(), IMAGE, Size(1.0)),
-        (Shift(), IMAGE, Size(1.0, measure=Largest())),
-        (SwapAxes(), TOKENS, Size(1.0, features=6)),
-        (LocallyConnected((5,), 4, 6), TOKENS, Size(1.0)),
-        (TwoTap(6, 3), TOKENS, Size(1.0)),
-        (TwoTap(6, 3, axis=-3), IMAGE, Size(1.0, measure=Length(2), features=6)),
-        (Householder(6), TOKENS, Size(1.0)),
-        (Bias(6), TOKENS, Size(1.0)),
+        (GroupSort(2), TOKENS, NormBound(1.0)),
+        (SpaceToDepth(2), IMAGE, NormBound(1.0)),
+        (NormPool(2), IMAGE, NormBound(1.0)),
+        (Shift(), IMAGE, NormBound(1.0)),
+        (Shift(), IMAGE, NormBound(1.0, measure=LInf())),
+        (SwapAxes(), TOKENS, NormBound(1.0, features=6)),
+        (LocallyConnected((5,), 4, 6), TOKENS, NormBound(1.0)),
+        (TwoTap(6, 3), TOKENS, NormBound(1.0)),
+        (TwoTap(6, 3, axis=-3), IMAGE, NormBound(1.0, measure=L2(2), features=6)),
+        (Householder(6), TOKENS, NormBound(1.0)),
+        (Bias(6), TOKENS, NormBound(1.0)),
     ],
     ids=repr,
 )
@@ -153,7 +153,7 @@ def test_no_step_of_the_weights_moves_more_than_the_bound(atom):
     params = random_weights(atom)
     x = gaussian(5, 3, 6)
     x = x / np.linalg.norm(x)
-    size = Size(1.0, measure=Length(1 if isinstance(atom, Bias) else 2))
+    size = NormBound(1.0, measure=L2(1 if isinstance(atom, Bias) else 2))
     found = bound(atom, params, input_norm=size)
 
     def apply(w):
@@ -171,10 +171,10 @@ def test_no_step_of_the_weights_moves_more_than_the_bound(atom):
 def test_orthonormal_weights_have_slope_one():
     net = Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ MaxMin() @ OrthogonalConv2D(8, 3)
     net = net @ Householder(8) @ Bias(8) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
-    everywhere = bound(net, input_norm=Size(math.inf, measure=Length(3)))
+    everywhere = bound(net, input_norm=NormBound(math.inf, measure=L2(3)))
     assert everywhere.lipschitz_inputs == pytest.approx(1, abs=1e-12)
     params = net.init(jax.random.key(0))
-    here = bound(net, params, input_norm=Size(math.inf, measure=Length(3)))
+    here = bound(net, params, input_norm=NormBound(math.inf, measure=L2(3)))
     assert here.lipschitz_inputs == pytest.approx(1, abs=1e-5)
     logits = np.array([[3.0, 1.0, 0.0]])
     assert certified_radius(here, logits) == pytest.approx(math.sqrt(2), rel=1e-5)
@@ -182,28 +182,28 @@ def test_orthonormal_weights_have_slope_one():
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [(a, Length()) for a in (RMS(), Largest(), Total(), Length(2))]
-    + [(a, b) for a in (Length(), Length(2)) for b in (RMS(), Largest(), Total())],
+    [(a, L2()) for a in (RMS(), LInf(), L1(), L2(2))]
+    + [(a, b) for a in (L2(), L2(2)) for b in (RMS(), LInf(), L1())],
 )
 def test_lengths_bound_other_norms_and_are_bounded(source, target):
-    size = Size(1.0, measure=source, features=4)
+    size = NormBound(1.0, measure=source, features=4)
     ratios = []
     for kind in range(5):
         x = inside(size, build(size, (5, 4), 0, kind))
-        ratios.append(float(norm(Size(1.0, measure=target), x)))
+        ratios.append(float(norm(NormBound(1.0, measure=target), x)))
     assert max(ratios) <= factor_between(size, target) * (1 + 1e-6)
-    if source != Total() and source != Length(2):
+    if source != L1() and source != L2(2):
         assert max(ratios) >= 0.5 * factor_between(size, target)
 
 
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: factor_between(Size(1.0), Length()), "length of the last axis"),
-        (lambda: factor_between(Size(1.0, measure=Length()), Length(2)), "Length\\(axes=2\\)"),
-        (lambda: factor_between(Size(1.0, measure=Heads(2)), Length()), "not known"),
-        (lambda: factor_between(Size(1.0, measure=Length()), Total()), "features="),
-        (lambda: Length(0), "axes"),
+        (lambda: factor_between(NormBound(1.0), L2()), "length of the last axis"),
+        (lambda: factor_between(NormBound(1.0, measure=L2()), L2(2)), "Length\\(axes=2\\)"),
+        (lambda: factor_between(NormBound(1.0, measure=Heads(2)), L2()), "not known"),
+        (lambda: factor_between(NormBound(1.0, measure=L2()), L1()), "features="),
+        (lambda: L2(0), "axes"),
     ],
 )
 def test_lengths_that_are_not_known_are_refused(build, message):
@@ -215,7 +215,7 @@ def test_a_stack_of_biases_has_no_length_over_tokens():
     """Each place gets the bias: the output's length is open, the slope is not."""
     net = Linear(4, 6, Stiefel()) @ Bias(6)
     params = (jnp.ones(6), weights_of(Linear(4, 6, Stiefel())))
-    found = bound(net, params, input_norm=Size(1.0, measure=Length(2)))
+    found = bound(net, params, input_norm=NormBound(1.0, measure=L2(2)))
     assert found.output_norm == math.inf
     assert found.lipschitz_inputs == pytest.approx(np.linalg.norm(params[1], 2), rel=1e-6)
     assert any("as long as there are places" in reason for reason in found.reasons)

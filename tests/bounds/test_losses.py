@@ -22,8 +22,8 @@ from benchmarks._bounds import (
 from manifoldmuon.bounds import (
     CrossEntropy,
     Heads,
-    Largest,
-    Size,
+    LInf,
+    NormBound,
     SquareError,
     bound,
     certified_radius,
@@ -67,7 +67,7 @@ def test_the_declared_sharpness_is_exceeded(smooth):
     """GELU's is that of the largest entry: a spike among d entries has sqrt(d) times as much."""
     net, _, attack = smooth
     assert attack.climb_twice(4, first="x", second="x") > 1.5 * net.sharpness.gamma
-    gelu, d = bound(GELU(), input_norm=Size(2.0, features=64)), 64
+    gelu, d = bound(GELU(), input_norm=NormBound(2.0, features=64)), 64
     assert gelu.sharpness.gamma == pytest.approx(8 * GELU.gamma)
     spike = jnp.zeros(d).at[0].set(math.sqrt(d))
     bend = jax.jvp(jax.grad(lambda t: GELU().forward(t * spike)[0]), (0.0,), (1.0,))[1]
@@ -82,12 +82,12 @@ def test_the_sharpness_of_a_gpt_is_not_exceeded():
     assert 0.01 * found.sharpness.alpha < worst <= found.sharpness.alpha * NEAR
 
 
-HEADS = Size(1.5, measure=Heads(2), features=3)
+HEADS = NormBound(1.5, measure=Heads(2), features=3)
 BENDS = {
-    "Softmax": (Softmax(2.0), Size(1.0, measure=Largest()), (3, 4), 0.5),
-    "RMSDivide": (RMSDivide(), Size(0.5, 0.5), (3, 4), 0.5),
-    "QueryKey": (QueryKey(), (Size(2.0), Size(1.0)), ((3, 4), (3, 4)), 0.9),
-    "attention": (FunctionalAttention(False), (Size(1.5),) * 3, ((3, 4),) * 3, 0.2),
+    "Softmax": (Softmax(2.0), NormBound(1.0, measure=LInf()), (3, 4), 0.5),
+    "RMSDivide": (RMSDivide(), NormBound(0.5, 0.5), (3, 4), 0.5),
+    "QueryKey": (QueryKey(), (NormBound(2.0), NormBound(1.0)), ((3, 4), (3, 4)), 0.9),
+    "attention": (FunctionalAttention(False), (NormBound(1.5),) * 3, ((3, 4),) * 3, 0.2),
     "attention of heads": (FunctionalAttention(False), (HEADS,) * 3, ((2, 3, 3),) * 3, 0.05),
 }
 
@@ -123,9 +123,9 @@ def errors(loss, f, target):
 
 
 LOSSES = {
-    "square error": (SquareError(target_norm=math.sqrt(4)), Size(3.0, features=4)),
-    "cross-entropy": (CrossEntropy(), Size(3.0, features=4)),
-    "cross-entropy of scores": (CrossEntropy(), Size(3.0, measure=Largest(), features=4)),
+    "square error": (SquareError(target_norm=math.sqrt(4)), NormBound(3.0, features=4)),
+    "cross-entropy": (CrossEntropy(), NormBound(3.0, features=4)),
+    "cross-entropy of scores": (CrossEntropy(), NormBound(3.0, measure=LInf(), features=4)),
 }
 
 
@@ -143,7 +143,7 @@ def test_sigma_and_tau(name):
     target = 2 * label if isinstance(loss, SquareError) else label
     value = errors(loss, f, target)
     grads = jax.grad(lambda f: errors(loss, f, target).sum())(f)
-    far = Size(6.0, measure=size.measure, features=4)
+    far = NormBound(6.0, measure=size.measure, features=4)
     slopes = np.sum(toward(size, grads) * np.asarray(grads), axis=-1)
     assert 0.5 * loss.slope(far, None) < slopes.max() <= loss.slope(far, None) * NEAR
     for v, slope in zip(np.asarray(value)[:200], slopes[:200], strict=True):
@@ -249,7 +249,7 @@ def test_the_radius_is_attained_by_two_classes():
 
 
 def test_the_radius_ends_where_the_bounds_end():
-    found = bound(Linear(2, 2), np.eye(2), input_norm=Size(4.0, 1.0))
+    found = bound(Linear(2, 2), np.eye(2), input_norm=NormBound(4.0, 1.0))
     logits = np.array([[30.0, 10.0], [30.0, 10.0], [1.0, 1.0], [30.0, 10.0]])
     radius = certified_radius(found, logits, input_norms=[3.5, 1.2, 2.0, 5.0])
     np.testing.assert_allclose(radius, [0.5, 0.2, 0.0, 0.0])
@@ -262,7 +262,7 @@ def test_the_radius_ends_where_the_bounds_end():
 def test_the_smallest_token_ends_a_radius_where_a_least_size_was_declared():
     """Of tokens of norms 1 and 3: within 0.05 both stay above 0.95, within 2.05 one does not."""
     net = Linear(2, 8) @ Flatten(2) @ RMSDivide()
-    found = bound(net, ((), (), 0.1 * np.eye(2, 8)), input_norm=Size(6.0, 0.95))
+    found = bound(net, ((), (), 0.1 * np.eye(2, 8)), input_norm=NormBound(6.0, 0.95))
     logits = np.array([9.0, 0.0])
     assert certified_radius(found, logits, [1.0, 3.0]) == pytest.approx(0.05)
     assert certified_radius(found, logits[None], [[1.0, 3.0]]) == pytest.approx(0.05)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks._bounds import Attack, project, to_jax, tokens, weights_of
-from manifoldmuon.bounds import Size, bound
+from manifoldmuon.bounds import NormBound, bound
 from manifoldmuon.manifolds import (
     DoublyStochastic,
     EmbeddingRows,
@@ -43,7 +43,7 @@ from manifoldmuon.modules import (
     residual,
     tie,
 )
-from manifoldmuon.norms import FanRatio, Frobenius, LongestRow, Spectral
+from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, Spectral
 from tests.modules import paper
 
 NEAR = 1 + 1e-4
@@ -73,7 +73,7 @@ NETWORKS = {
     "ResMLP": (
         ResMLP(4, 6, 6, 2, block_depth=1).constrained(),
         (2, 6),
-        Size(4.0, 4.0),
+        NormBound(4.0, 4.0),
         (0.7, 0.7, 0.4, 0.5),
     ),
     "CNN": (small_cnn().constrained(), (1, 4, 4, 2), 1.0, (0.2, 0.2, 0.1, 0.1)),
@@ -126,7 +126,7 @@ def test_finite_steps_within_the_radius():
     """||f(w + dw) - f(w)|| <= L ||dw||, for steps as long as the radius."""
     net = MLP(4, 6, 6, 3, activation=GELU())
     params = weights_of(net)
-    attack = Attack(net, Size(1.0), Size(1.0), jnp.zeros((4, 6)))
+    attack = Attack(net, NormBound(1.0), NormBound(1.0), jnp.zeros((4, 6)))
     apply = jax.jit(net.apply)
     for radius in (0.1, 1.0, 3.0):
         most = bound(net, params, radius=radius).lipschitz_weights
@@ -243,7 +243,7 @@ def test_and_rightly_so():
 
 def test_no_least_input_helps_behind_a_subtracted_mean():
     """`MeanSubtract` maps equal entries to zero, however large, and the next layer divides."""
-    size = Size(8.0, 8.0)
+    size = NormBound(8.0, 8.0)
     assert bound(ResMLP(3, 6, 6, 2, block_depth=1), input_norm=size).reasons
     constrained = [ResMLP(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
     slopes = [bound(net, input_norm=size).lipschitz_inputs for net in constrained]
@@ -273,7 +273,7 @@ MANIFOLDS = [
     (Linear(4, 4), Orthogonal(1.5, step_norm=Spectral(scale=4.0))),
     (Linear(4, 6), Hypersphere(1.0, ndim=2, step_norm=Frobenius(scale=3.0))),
     (Conv2D(4, 6, 3), Stiefel(0.1, step_norm=Spectral(scale=0.7))),
-    (Embed(4, 6), EmbeddingRows(1.0, step_norm=LongestRow(3.0))),
+    (Embed(4, 6), EmbeddingRows(1.0, step_norm=MaxRowNorm(3.0))),
 ]
 
 
@@ -306,16 +306,16 @@ def test_points_of_a_manifold_are_within_its_bounds(row, drawn):
     for point in points:
         here = bound(atom, point)
         assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
-        assert here.outputs.least >= anywhere.outputs.least / NEAR
+        assert here.outputs.lower >= anywhere.outputs.lower / NEAR
 
 
 def test_weights_that_drifted_are_covered():
     net = Linear(6, 4).constrained()
     w = np.asarray(weights_of(net)) * 1.01
-    found = bound(net, drift=0.011, input_norm=Size(1.0, 1.0))
-    here = bound(net, w, input_norm=Size(1.0, 1.0))
+    found = bound(net, drift=0.011, input_norm=NormBound(1.0, 1.0))
+    here = bound(net, w, input_norm=NormBound(1.0, 1.0))
     assert here.lipschitz_inputs <= found.lipschitz_inputs == pytest.approx(1.011)
-    assert found.outputs.least == pytest.approx(0.989)
+    assert found.outputs.lower == pytest.approx(0.989)
 
 
 def test_the_published_gpt_has_finite_bounds():
@@ -323,7 +323,7 @@ def test_the_published_gpt_has_finite_bounds():
     found = bound(GPT(65, 128, 4, 4).constrained())
     assert 1 <= found.lipschitz_inputs < 2.4
     assert 1 <= found.lipschitz_weights < 2.3
-    assert found.inputs.most == 1
+    assert found.inputs.upper == 1
     deep = bound(GPT(65, 128, 4, 16).constrained())
     assert found.lipschitz_weights < deep.lipschitz_weights < 2.5
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon._internal.arrays import sym
 from manifoldmuon.linalg import (
     MUON,
     SVD,
@@ -14,7 +15,6 @@ from manifoldmuon.linalg import (
     nearest_with_sums,
     sinkhorn,
     solve_lyapunov,
-    sym,
 )
 from tests.linalg.instances import conditioned, polar
 

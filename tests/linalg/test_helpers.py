@@ -5,19 +5,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import (
-    combine,
+from manifoldmuon._internal.arrays import (
+    gram_matrix,
+    match_orientation,
     mT,
-    overlap,
-    prescale,
     product,
+    right_multiply,
     skew,
     sym,
     tall,
-    times_power_of_two,
-    turned_like,
     upcast,
 )
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 
 TOPS = [1.0, 1.5, -3.0, 1e-30, 1e30, 2.0**-126, 2.0**-149, -(2.0**-130), 3.4e38]
 
@@ -25,7 +24,7 @@ TOPS = [1.0, 1.5, -3.0, 1e-30, 1e30, 2.0**-126, 2.0**-149, -(2.0**-130), 3.4e38]
 @pytest.mark.parametrize("top", TOPS)
 def test_prescale_is_exact(top):
     x = np.array([[top, top / 2], [0, -top / 4]], np.float32)
-    scaled, exponent = prescale(jnp.asarray(x), 2)
+    scaled, exponent = scale_to_unit_exponent(jnp.asarray(x), 2)
     assert 1 <= np.abs(scaled).max() < 2
     back = np.ldexp(np.asarray(scaled, np.float64), int(exponent))
     np.testing.assert_array_equal(back, x.astype(np.float64))
@@ -34,7 +33,7 @@ def test_prescale_is_exact(top):
 @pytest.mark.parametrize("top", [1.5, -1e300, 2.0**-1022, -(2.0**-1074), 3 * 2.0**-1060])
 def test_prescale_is_exact_in_float64(top):
     with jax.enable_x64(True):
-        scaled, exponent = prescale(jnp.array([top, top]), 1)
+        scaled, exponent = scale_to_unit_exponent(jnp.array([top, top]), 1)
         assert 1 <= np.abs(scaled).max() < 2
     np.testing.assert_array_equal(np.ldexp(np.asarray(scaled), int(exponent)), [top, top])
 
@@ -42,7 +41,7 @@ def test_prescale_is_exact_in_float64(top):
 def test_prescale_block_by_block():
     x = np.ones((5, 3), np.float32)
     x[1], x[2], x[3, 0], x[4, 2] = 0, 1e-40, np.nan, np.inf
-    scaled, exponent = prescale(jnp.asarray(x), 1)
+    scaled, exponent = scale_to_unit_exponent(jnp.asarray(x), 1)
     np.testing.assert_array_equal(scaled[:2], [[1] * 3, [0] * 3])
     np.testing.assert_array_equal(exponent, [0, 0, -133, 0, 0])
     assert np.isnan(scaled[3:]).all()
@@ -51,23 +50,25 @@ def test_prescale_block_by_block():
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_short_dtypes_become_float32(dtype):
     assert upcast(jnp.ones(2, dtype)).dtype == jnp.float32
-    assert prescale(jnp.ones(2, dtype), 1)[0].dtype == jnp.float32
+    assert scale_to_unit_exponent(jnp.ones(2, dtype), 1)[0].dtype == jnp.float32
     # The smallest bfloat16 is a float32 denormal.
     smallest = jnp.asarray(np.array([float(jnp.finfo(dtype).smallest_subnormal)]), dtype)
-    assert prescale(smallest, 1)[0] == 1
+    assert scale_to_unit_exponent(smallest, 1)[0] == 1
 
 
 def test_prescale_of_nothing_and_of_too_few_axes():
-    scaled, exponent = prescale(jnp.zeros((2, 0, 3)), 2)
+    scaled, exponent = scale_to_unit_exponent(jnp.zeros((2, 0, 3)), 2)
     assert scaled.shape == (2, 0, 3)
     np.testing.assert_array_equal(exponent, [0, 0])
     with pytest.raises(ValueError, match="takes the trailing 2"):
-        prescale(jnp.ones(3), 2)
+        scale_to_unit_exponent(jnp.ones(3), 2)
 
 
 def test_prescale_is_differentiable_as_a_constant_factor():
     x = jnp.array([3.0, 5.0])
-    np.testing.assert_array_equal(jax.jacobian(lambda x: prescale(x, 1)[0])(x), np.eye(2) / 4)
+    np.testing.assert_array_equal(
+        jax.jacobian(lambda x: scale_to_unit_exponent(x, 1)[0])(x), np.eye(2) / 4
+    )
 
 
 def test_scalings_have_derivatives_inside_of_shard_map():
@@ -75,7 +76,7 @@ def test_scalings_have_derivatives_inside_of_shard_map():
     mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def there_and_back(x):
-        return jnp.sum(times_power_of_two(*prescale(x, 1), 1) ** 2)
+        return jnp.sum(times_power_of_two(*scale_to_unit_exponent(x, 1), 1) ** 2)
 
     sharded = jax.shard_map(
         jax.grad(there_and_back),
@@ -116,14 +117,14 @@ def test_times_power_of_two_keeps_short_dtypes(dtype):
 def test_wide_matrices_stand_for_their_transposes(shape):
     rng = np.random.default_rng(0)
     x, y = jnp.asarray(rng.standard_normal((2, *shape)), jnp.float32)
-    small = overlap(x, y)
+    small = gram_matrix(x, y)
     high, other = (jnp.moveaxis(a, -1, -2) if shape[-2] < shape[-1] else a for a in (x, y))
     np.testing.assert_allclose(small, np.einsum("...ki,...kj->...ij", high, other), rtol=1e-5)
-    mixed = combine(x, small)
+    mixed = right_multiply(x, small)
     assert mixed.shape == x.shape
     np.testing.assert_allclose(tall(mixed), np.matmul(high, small), rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(turned_like(tall(x), x), x)
-    np.testing.assert_array_equal(turned_like(x, x), x)
+    np.testing.assert_array_equal(match_orientation(tall(x), x), x)
+    np.testing.assert_array_equal(match_orientation(x, x), x)
 
 
 def test_symmetric_and_skew_parts():

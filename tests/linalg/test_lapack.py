@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manifoldmuon import linalg
+from manifoldmuon._internal import lapack
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.retractions import positive_qr
 from manifoldmuon.modules import Linear
@@ -32,10 +33,10 @@ def test_no_batch_reaches_lapack():
     assert lapack_calls((Linear(5, 5) ** 6).init, jax.random.key(0)) == {(5, 5)}
 
 
-def test_one_by_one_is_the_batch():
+def test_map_matrices_is_the_batch():
     x = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)
-    found = jax.jit(lambda x: linalg.one_by_one(jnp.linalg.qr, x))(x)
+    found = jax.jit(lambda x: lapack.map_matrices(jnp.linalg.qr, x))(x)
     for ours, theirs in zip(found, np.linalg.qr(x), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
-    empty = jax.jit(lambda x: linalg.one_by_one(jnp.linalg.qr, x))(x[:, :0])
+    empty = jax.jit(lambda x: lapack.map_matrices(jnp.linalg.qr, x))(x[:, :0])
     assert [part.shape for part in empty] == [(2, 0, 5, 4), (2, 0, 4, 4)]

@@ -9,7 +9,7 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 
-from manifoldmuon.norms import Frobenius, Infinity, LongestRow, Norm, Spectral, scale_of
+from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, Spectral, scale_of
 
 
 def optimum(grad: np.ndarray, norm: Norm, tangent: Callable[[Any], Sequence[Any]]) -> float:
@@ -21,7 +21,7 @@ def optimum(grad: np.ndarray, norm: Norm, tangent: Callable[[Any], Sequence[Any]
       tangent: the constraints on a direction, for instance `lambda a: [point.T @ a == 0]`.
     """
     grad = np.asarray(grad, np.float64)
-    axes = 1 if isinstance(norm, LongestRow) else 2  # its scale is that of a row
+    axes = 1 if isinstance(norm, MaxRowNorm) else 2  # its scale is that of a row
     size = scale_of(getattr(norm, "scale", 1.0), grad.shape[-axes:])
     direction = cp.Variable(grad.shape)
     inside = _SIZES[type(norm)](direction) <= size
@@ -37,6 +37,6 @@ def optimum(grad: np.ndarray, norm: Norm, tangent: Callable[[Any], Sequence[Any]
 _SIZES = {
     Spectral: cp.sigma_max,
     Frobenius: lambda a: cp.norm(a, "fro"),
-    Infinity: lambda a: cp.max(cp.abs(a)),
-    LongestRow: lambda a: cp.max(cp.norm(a, 2, axis=1)),
+    MaxAbs: lambda a: cp.max(cp.abs(a)),
+    MaxRowNorm: lambda a: cp.max(cp.norm(a, 2, axis=1)),
 }

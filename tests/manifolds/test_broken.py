@@ -17,14 +17,14 @@ class OffTheSet(Hypersphere):
 
 
 class NotTangent(Hypersphere):
-    def tangent(self, point, vector):
+    def project_tangent(self, point, vector):
         return vector
 
 
 class NotOrthogonal(Hypersphere):
     """Idempotent and tangent, but along a slanted direction."""
 
-    def tangent(self, point, vector):
+    def project_tangent(self, point, vector):
         slanted = point + jnp.roll(point, 1)
         radial = jnp.sum(point * vector) / jnp.sum(point * slanted)
         return vector - slanted * radial
@@ -32,7 +32,7 @@ class NotOrthogonal(Hypersphere):
 
 class EpsilonInTheDenominator(Hypersphere):
     def steepest(self, point, grad, dual):
-        tangent = self.tangent(point, grad)
+        tangent = self.project_tangent(point, grad)
         length = jnp.linalg.norm(tangent, axis=-1, keepdims=True)
         answer = super().steepest(point, grad, dual)
         return answer._replace(direction=tangent / (length + 1e-8))
@@ -77,8 +77,8 @@ class KeepsTheLength(Hypersphere):
 
 
 class Widens(Hypersphere):
-    def tangent(self, point, vector):
-        return super().tangent(point, vector).astype(jnp.float32)
+    def project_tangent(self, point, vector):
+        return super().project_tangent(point, vector).astype(jnp.float32)
 
 
 class BeginsWithConstants(Hypersphere):

@@ -129,7 +129,7 @@ def test_the_tangent_space_of_fixed_singular_values(values, shape):
                     rows.append((turn @ w if k == 0 else w @ turn).ravel())
         basis = scipy.linalg.orth(np.stack(rows, axis=1))
         expected = (basis @ (basis.T @ v.ravel())).reshape(shape)
-        np.testing.assert_allclose(ask(manifold.tangent, w, v), expected, atol=1e-12)
+        np.testing.assert_allclose(ask(manifold.project_tangent, w, v), expected, atol=1e-12)
 
 
 def test_equal_singular_values_are_a_stiefel_manifold():
@@ -139,7 +139,9 @@ def test_equal_singular_values_are_a_stiefel_manifold():
     np.testing.assert_allclose(found.direction, expected.direction, atol=1e-4)
     w, v = point_of(Stiefel(), (6, 3)), normal(6, 3)
     values = Isospectral((1.0,) * 3)
-    np.testing.assert_allclose(ask(values.tangent, w, v), ask(Stiefel().tangent, w, v), atol=1e-6)
+    np.testing.assert_allclose(
+        ask(values.project_tangent, w, v), ask(Stiefel().project_tangent, w, v), atol=1e-6
+    )
     np.testing.assert_allclose(ask(values.project, v), ask(Stiefel().project, v), atol=2e-6)
 
 
@@ -200,7 +202,7 @@ def test_the_orders_of_both_retractions_of_fixed_sums():
     with jax.enable_x64(True):
         manifold = DoublyStochastic()
         x = point_of(manifold, (4, 4), dtype=jnp.float64)
-        v = ask(manifold.tangent, x, RNG.normal(size=(4, 4)))
+        v = ask(manifold.project_tangent, x, RNG.normal(size=(4, 4)))
         v = v / np.max(np.abs(v / x))
         np.testing.assert_allclose(ask(Nearest().retract, x, 0.5 * v), x + 0.5 * v, atol=1e-14)
         moved = [ask(Sinkhorn().retract, x, t * v) for t in (1e-2, 1e-3)]
@@ -211,14 +213,16 @@ def test_the_orders_of_both_retractions_of_fixed_sums():
 def test_entries_of_zero():
     """They may grow again at the nearest point, and stay zero under Sinkhorn's iteration."""
     w = np.eye(4, dtype=np.float32)
-    spread = ask(DoublyStochastic().tangent, w, np.ones((4, 4), np.float32) - 2 * w)
+    spread = ask(DoublyStochastic().project_tangent, w, np.ones((4, 4), np.float32) - 2 * w)
     assert (ask(DoublyStochastic().retract, w, 0.1 * spread) > 0).all()
     out = ask(DoublyStochastic().retract, w, -0.1 * spread)
     np.testing.assert_allclose(out, w, atol=1e-6)
     by_sinkhorn = DoublyStochastic(retraction=Sinkhorn())
     np.testing.assert_allclose(ask(by_sinkhorn.retract, w, 0.1 * spread), w, atol=1e-6)
     small = point_of(by_sinkhorn, (4, 4))
-    far = ask(by_sinkhorn.retract, small, -100 * ask(by_sinkhorn.tangent, small, normal(4, 4)))
+    far = ask(
+        by_sinkhorn.retract, small, -100 * ask(by_sinkhorn.project_tangent, small, normal(4, 4))
+    )
     assert ask(by_sinkhorn.distance, far) < 2e-6
     assert (far > 0).all()
     np.testing.assert_allclose(ask(DoublyStochastic(2.0).project, 0 * w), 0.5, rtol=1e-6)

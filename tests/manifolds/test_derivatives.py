@@ -15,7 +15,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
 )
 from manifoldmuon.manifolds.retractions import Sinkhorn
-from manifoldmuon.manifolds.solvers import DouglasRachford, SkewLift
+from manifoldmuon.manifolds.solvers import DouglasRachford, SkewPolar
 from manifoldmuon.norms import Spectral
 from tests.instances import MANIFOLDS
 
@@ -35,9 +35,9 @@ BALL = SpectralBall(solver=DouglasRachford(steps=3), step_norm=Spectral(SVD()))
 TURN = np.linalg.qr(np.random.default_rng(2).normal(size=(4, 4)))[0]
 CASES = {
     # Lifts to skew matrices, whose singular values are equal in pairs.
-    "by singular vectors": (Orthogonal(solver=SkewLift(SVD())), TURN),
-    "by eigenvectors": (Orthogonal(solver=SkewLift(GramEigh())), TURN),
-    "by QDWH": (Orthogonal(solver=SkewLift(QDWH())), TURN),
+    "by singular vectors": (Orthogonal(solver=SkewPolar(SVD())), TURN),
+    "by eigenvectors": (Orthogonal(solver=SkewPolar(GramEigh())), TURN),
+    "by QDWH": (Orthogonal(solver=SkewPolar(QDWH())), TURN),
     "spectral sphere": (SpectralSphere(), with_values(1, 0.9, 0.5, 0.1)),
     "ball, inside": (BALL, with_values(0.9, 0.6, 0.3, 0.1)),
     "ball, at its boundary": (BALL, with_values(1, 1, 0.6, 0.3)),

@@ -1,5 +1,7 @@
 """Wrong arguments: which one, what arrived, what to do."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -16,8 +18,8 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.manifolds.retractions import SoftCap
-from manifoldmuon.manifolds.solvers import BarzilaiBorwein, Bracket, DouglasRachford
-from manifoldmuon.norms import FanRatio, Frobenius, Infinity, Norm, RootDim, RootRank, Spectral
+from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DouglasRachford, LineMultiplier
+from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, Norm, RootDim, RootRank, Spectral
 
 
 @pytest.mark.parametrize(
@@ -57,14 +59,20 @@ def test_shapes(manifold, shape, message):
         (lambda: EmbeddingRows(step_norm=Frobenius(1)), "EmbeddingRows.step_norm .* 2 axes"),
         (lambda: SpectralSphere(step_norm=Frobenius(1)), "SpectralSphere.step_norm .* 2 axes"),
         (lambda: SpectralSphere(-1.0), "SpectralSphere.scale"),
-        (lambda: SpectralBall(touching=0.0), "SpectralBall.touching .* got 0.0"),
+        (lambda: SpectralBall(active_tolerance=0.0), "SpectralBall.touching .* got 0.0"),
         (lambda: SpectralBand(2.0, 0.5), r"low \+ 4 \* touching < high; got 2.0, 0.5"),
         (lambda: SpectralBand(1.0, 1.0), "take Stiefel"),
         (lambda: SpectralBand(retraction=SoftCap()), r"lower edge; got SoftCap\(\). Take Clip"),
         (lambda: SpectralBand(0.0, 1.0), "SpectralBand.low must be positive; .* SpectralBall"),
         (lambda: SpectralBand(float("nan"), 1.0), "SpectralBand.low must be a finite number"),
-        (lambda: Bracket(steps=0), r"Bracket.steps must be a whole number in \[1, inf\); got 0"),
-        (lambda: BarzilaiBorwein(cold=-1), "BarzilaiBorwein.cold must be a whole number"),
+        (
+            lambda: LineMultiplier(steps=0),
+            r"LineMultiplier.steps must be a whole number in \[1, inf\); got 0",
+        ),
+        (
+            lambda: BarzilaiBorwein(cold_start_steps=-1),
+            "BarzilaiBorwein.cold must be a whole number",
+        ),
         (
             lambda: DouglasRachford(relaxation=2.0),
             "DouglasRachford.relaxation must be .* got 2.0",
@@ -77,18 +85,22 @@ def test_scales(make, message):
         make()
 
 
-class DualityMapOnly(Infinity):
+class DualityMapOnly(MaxAbs):
     """A norm without a projection onto its ball."""
 
     project = Norm.project
 
 
-@pytest.mark.parametrize("manifold", [EmbeddingRows, SpectralBall, SpectralBand])
-def test_a_norm_without_a_projection_is_refused_where_the_solver_takes_it(manifold):
+@pytest.mark.parametrize(
+    ("manifold", "other"),
+    [(EmbeddingRows, BarzilaiBorwein()), (SpectralBall, None), (SpectralBand, None)],
+)
+def test_a_norm_without_a_projection_is_refused_where_the_solver_takes_it(
+    manifold: Any, other: Any
+):
     norm = DualityMapOnly()
     with pytest.raises(ValueError, match=f"{manifold.__name__}.solver takes step_norm.project"):
         manifold(step_norm=norm)
-    other = BarzilaiBorwein() if manifold is EmbeddingRows else None
     assert manifold(step_norm=norm, solver=other).norm == norm
 
 

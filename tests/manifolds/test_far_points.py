@@ -18,15 +18,15 @@ from manifoldmuon.manifolds.solvers import (
     DualAscent,
     FixedPoint,
     Resolvents,
-    SkewLift,
+    SkewPolar,
 )
 from manifoldmuon.testing import check_inside_shard_map
 
 SOLVERS = {
     "ACCURATE": ACCURATE,
     "FAST": FAST,
-    "SkewLift by svd": SkewLift(SVD()),
-    "SkewLift by GramEigh": SkewLift(GramEigh()),
+    "SkewPolar by svd": SkewPolar(SVD()),
+    "SkewPolar by GramEigh": SkewPolar(GramEigh()),
     "Resolvents": Resolvents(),
     "DualAscent": DualAscent(steps=10),
     "FixedPoint": FixedPoint(steps=5),
@@ -117,7 +117,7 @@ def test_a_step_without_full_rank_is_finite_and_ends_on_the_set(name):
 def test_derivatives_through_a_step_from_far_and_near_points(shape):
     """In both modes, against differences, with respect to points and gradients."""
     rng = np.random.default_rng(8)
-    manifold = Stiefel(solver=SkewLift(SVD()))
+    manifold = Stiefel(solver=SkewPolar(SVD()))
     far, near = rng.standard_normal((2, *shape))
     with jax.enable_x64(True):
         points = jnp.asarray([far, 0.999 * polar(near)])

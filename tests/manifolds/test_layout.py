@@ -42,7 +42,7 @@ class Probe(Manifold):
     def project(self, point):
         return point * self._weights(point)
 
-    def tangent(self, point, vector):
+    def project_tangent(self, point, vector):
         return point - 2 * self.project(vector)
 
     def init_dual(self, shape):

@@ -13,7 +13,7 @@ import pytest
 from benchmarks._sets import attained, clear_of_edges, normal_at, size_of
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import DoublyStochastic, Isospectral, SpectralBall, SpectralBand
-from manifoldmuon.norms import Frobenius, Infinity, LongestRow, Spectral
+from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.compiled import ask
 
@@ -23,8 +23,8 @@ CONES = {
     "ball of scale 2, Frobenius": SpectralBall(2.0, step_norm=Frobenius(scale=0.5)),
     "band, Frobenius": SpectralBand(0.7, 1.4, step_norm=Frobenius()),
     "ball, spectral": SpectralBall(step_norm=Spectral(SVD())),
-    "band, entries": SpectralBand(0.7, 1.4, step_norm=Infinity()),
-    "ball, rows": SpectralBall(step_norm=LongestRow(threshold=0.0)),
+    "band, entries": SpectralBand(0.7, 1.4, step_norm=MaxAbs()),
+    "ball, rows": SpectralBall(step_norm=MaxRowNorm(threshold=0.0)),
 }
 
 

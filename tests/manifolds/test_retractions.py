@@ -246,7 +246,7 @@ def _wander(manifold, point, key, steps):
 
     def step(carry, key):
         point, worst = carry
-        vector = manifold.tangent(point, jax.random.normal(key, point.shape))
+        vector = manifold.project_tangent(point, jax.random.normal(key, point.shape))
         point = manifold.retract(point, 0.05 * vector / jnp.linalg.norm(vector))
         return (point, jnp.maximum(worst, manifold.distance(point))), None
 

@@ -93,6 +93,9 @@ def normalized(net: Module, updates: Any, params: Any) -> Any:
     With as many power iterations as the spectral norm takes to be exact.
     """
     link = optim.normalize(
-        optax.identity(), net.geometry(), net.budgets(), iterations=PowerIterations(cold=500)
+        optax.identity(),
+        net.geometry(),
+        net.budgets(),
+        iterations=PowerIterations(cold_start_steps=500),
     )
     return link.update(updates, link.init(params), params)[0]

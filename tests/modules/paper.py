@@ -5,7 +5,7 @@ whole are those of its two parts, weighed against each other, down to the atoms,
 are found by an SVD. Masses and sensitivities are added up here as well: only what atoms and bonds
 declare is taken from the package.
 
-`Tied` and `Slot` are left out: the paper's modules share no weights, and run.
+`Tied` and `Param` are left out: the paper's modules share no weights, and run.
 """
 
 import math

@@ -251,7 +251,7 @@ def test_the_tree_of_weights_has_the_structure_of_init(name):
 
 
 @dataclasses.dataclass(frozen=True)
-class Declared(Linear):
+class ExternalModule(Linear):
     """An atom with attributes at will, to exercise the rules."""
 
     mu: float = 1.0
@@ -266,9 +266,9 @@ class Declared(Linear):
         return self.sharp
 
 
-X = Declared(4, 4, mass=2.0, mu=0.7, sharp=Sharpness(1.1, 0.9, 1.3))
-Y = Declared(4, 4, mass=0.5, mu=1.7, sharp=Sharpness(0.3, 1.2, 0.4))
-Z = Declared(4, 4, mass=3.0, mu=0.4, sharp=Sharpness(2.0, 0.1, 0.8))
+X = ExternalModule(4, 4, mass=2.0, mu=0.7, sharp=Sharpness(1.1, 0.9, 1.3))
+Y = ExternalModule(4, 4, mass=0.5, mu=1.7, sharp=Sharpness(0.3, 1.2, 0.4))
+Z = ExternalModule(4, 4, mass=3.0, mu=0.4, sharp=Sharpness(2.0, 0.1, 0.8))
 
 
 def test_sharpness_of_a_composition():
@@ -326,7 +326,7 @@ def test_compositions_are_flat_and_identity_is_the_unit():
 @pytest.mark.parametrize("blocks", [1, 2, 7, 100])
 def test_residual_networks_stay_below_their_limit(blocks):
     """Proposition 4: the recursion grows to (alpha + beta + gamma/3, beta + gamma/2, gamma)."""
-    block = Declared(4, 4, sharp=Sharpness(1.1, 0.9, 1.3))
+    block = ExternalModule(4, 4, sharp=Sharpness(1.1, 0.9, 1.3))
     limit = np.array([1.1 + 0.9 + 1.3 / 3, 0.9 + 1.3 / 2, 1.3])
     net = residual(block, blocks)
     assert net.sensitivity == pytest.approx(1)

@@ -25,9 +25,9 @@ from manifoldmuon.modules import (
     Embed,
     Identity,
     Linear,
+    Param,
     ReLU,
     Sharpness,
-    Slot,
     Unembed,
     declare,
     residual,
@@ -36,9 +36,9 @@ from manifoldmuon.modules import (
 from manifoldmuon.norms import (
     FanRatio,
     Frobenius,
-    Infinity,
     L1ToRMS,
-    LongestRow,
+    MaxAbs,
+    MaxRowNorm,
     RMSToRMS,
     RootDim,
     Spectral,
@@ -54,7 +54,7 @@ MODULE = Linear(3, 6) @ RELU @ Linear(6, 6, mass=3.0) @ RELU @ Linear(6, 4)
 
 def mlp(paths: list[str], manifold: Any) -> Any:
     first, second, third = (
-        Slot(path, manifold, mass=mass) for path, mass in zip(paths, (1.0, 3.0, 1.0), strict=True)
+        Param(path, manifold, mass=mass) for path, mass in zip(paths, (1.0, 3.0, 1.0), strict=True)
     )
     return declare(third @ RELU @ second @ RELU @ first)
 
@@ -139,9 +139,11 @@ def test_scanned_layers_biases_and_frozen_weights():
         body = (2 * (block @ Identity())) ** 3
         return (head @ residual(body, 4) @ bias).tare(absolute=6.0)
 
-    bias = Euclidean(Infinity(ndim=1))
+    bias = Euclidean(MaxAbs(ndim=1))
     slots = net(
-        Slot("blocks/w", KERNEL), Slot("b", bias, sharpness=Sharpness(0, 0, 0)), Slot("h", MATRIX)
+        Param("blocks/w", KERNEL),
+        Param("b", bias, sharpness=Sharpness(0, 0, 0)),
+        Param("h", MATRIX),
     )
     atoms = net(Linear(2, 2), Linear(2, 2), Linear(2, 2))
     found, (second, wanted, third) = declare(slots).budgets(), atoms.budgets()
@@ -152,13 +154,13 @@ def test_scanned_layers_biases_and_frozen_weights():
     params = jax.tree.map(lambda s: jnp.ones(s), params, is_leaf=lambda s: isinstance(s, tuple))
     tx = optim.modular(0.1, declare(slots))
     jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
-    frozen = declare(Slot("a", MATRIX, mass=0.0) @ Slot("b", MATRIX))
+    frozen = declare(Param("a", MATRIX, mass=0.0) @ Param("b", MATRIX))
     assert frozen.budgets() == {"a": 0.0, "b": 1.0}
 
 
 def test_one_path_twice_is_a_shared_weight():
     table = Euclidean(L1ToRMS())
-    slots = Slot("table", table) @ (3 * Slot("w", MATRIX)) @ Slot("table", table, mass=2.0)
+    slots = Param("table", table) @ (3 * Param("w", MATRIX)) @ Param("table", table, mass=2.0)
     atoms = Unembed(7, 4) @ (3 * Linear(4, 4)) @ Embed(4, 7, mass=2.0)
     shared, middle, _, _ = tie(atoms, 0, 3).budgets()
     assert declare(slots).budgets() == {"table": shared, "w": middle}
@@ -166,21 +168,24 @@ def test_one_path_twice_is_a_shared_weight():
 
 
 def test_a_single_array():
-    assert declare(Slot("", Stiefel())).geometry() == Stiefel()
-    assert declare(Slot("", Stiefel()) ** 2).budgets() == 0.5
+    assert declare(Param("", Stiefel())).geometry() == Stiefel()
+    assert declare(Param("", Stiefel()) ** 2).budgets() == 0.5
 
 
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        (lambda: Linear(2, 2) @ Slot("a", MATRIX), "made of slots and bonds"),
-        (lambda: Slot("a/b", MATRIX) @ Slot("a", MATRIX), "slot 'a/b' lies inside slot 'a'"),
-        (lambda: Slot("a", MATRIX) @ Slot("a/b", MATRIX), "other slots lie inside slot 'a'"),
-        (lambda: Slot("a", MATRIX) @ Slot("a", KERNEL), "weights at 'a' must agree"),
-        (lambda: Slot("a", MATRIX) @ Slot("a", MATRIX) ** 2, "weights at 'a' must agree"),
-        (lambda: Slot("a", MATRIX, mass=0.0) @ Slot("a", MATRIX), "frozen together or not"),
-        (lambda: Slot("a", MATRIX, mass=-1.0), r"Slot.mass must be a finite number in \[0, inf\)"),
-        (lambda: Slot("a", MATRIX, ndim=1), "Slot.ndim is 1"),
+        (lambda: Linear(2, 2) @ Param("a", MATRIX), "made of slots and bonds"),
+        (lambda: Param("a/b", MATRIX) @ Param("a", MATRIX), "slot 'a/b' lies inside slot 'a'"),
+        (lambda: Param("a", MATRIX) @ Param("a/b", MATRIX), "other slots lie inside slot 'a'"),
+        (lambda: Param("a", MATRIX) @ Param("a", KERNEL), "weights at 'a' must agree"),
+        (lambda: Param("a", MATRIX) @ Param("a", MATRIX) ** 2, "weights at 'a' must agree"),
+        (lambda: Param("a", MATRIX, mass=0.0) @ Param("a", MATRIX), "frozen together or not"),
+        (
+            lambda: Param("a", MATRIX, mass=-1.0),
+            r"Param.mass must be a finite number in \[0, inf\)",
+        ),
+        (lambda: Param("a", MATRIX, ndim=1), "Param.ndim is 1"),
     ],
 )
 def test_errors(tree, message):
@@ -191,7 +196,7 @@ def test_errors(tree, message):
 FREE = {
     "of the Stiefel manifold": (Stiefel(FanRatio()), Spectral(scale=FanRatio())),
     "of steps in another norm": (Stiefel(2.0, step_norm=Frobenius()), Frobenius()),
-    "of rows": (EmbeddingRows(), LongestRow(RootDim())),
+    "of rows": (EmbeddingRows(), MaxRowNorm(RootDim())),
     "of a vector": (Hypersphere(3.0), Frobenius(ndim=1, scale=3.0)),
     "of flat space": (MATRIX, RMSToRMS()),
 }
@@ -200,13 +205,13 @@ FREE = {
 @pytest.mark.parametrize("name", FREE)
 def test_an_unconstrained_slot_is_in_flat_space_under_its_own_norm(name):
     manifold, norm = FREE[name]
-    slot = Slot("a/b", manifold, mass=2.0, sensitivity=3.0, ndim=4)
+    slot = Param("a/b", manifold, mass=2.0, sensitivity=3.0, ndim=4)
     free = slot.unconstrained()
-    assert free == Slot("a/b", Euclidean(norm), mass=2.0, sensitivity=3.0, ndim=4)
+    assert free == Param("a/b", Euclidean(norm), mass=2.0, sensitivity=3.0, ndim=4)
     assert free.unconstrained() == free
     assert declare(free).geometry() == {"a": {"b": Euclidean(norm)}}
     if manifold.ndim == 2:
-        assert Slot("a", manifold.transposed()).unconstrained().manifold == LaidOut(
+        assert Param("a", manifold.transposed()).unconstrained().manifold == LaidOut(
             Euclidean(norm), Layout(in_axes=-2, out_axes=-1)
         )
 
@@ -214,15 +219,15 @@ def test_an_unconstrained_slot_is_in_flat_space_under_its_own_norm(name):
 def test_a_constrained_slot_keeps_its_manifold():
     laid_out = Stiefel(FanRatio()).with_axes(in_axes=-3, out_axes=-4, taps=(-2, -1))
     for manifold in (Stiefel(), EmbeddingRows(), Hypersphere(), laid_out):
-        slot = Slot("a", manifold, mass=2.0)
+        slot = Param("a", manifold, mass=2.0)
         assert slot.constrained() == slot
         assert declare(slot.constrained()).geometry() == {"a": manifold}
 
 
 @pytest.mark.parametrize("manifold", [MATRIX, KERNEL])
 def test_a_flat_slot_has_no_default_constraint(manifold):
-    flat = Slot("layers/1/kernel", manifold)
-    for tree in (flat, Slot("a", Stiefel()) @ ReLU() @ flat, flat**2):
+    flat = Param("layers/1/kernel", manifold)
+    for tree in (flat, Param("a", Stiefel()) @ ReLU() @ flat, flat**2):
         with pytest.raises(ValueError, match="Slot 'layers/1/kernel' .* no default constraint"):
             tree.constrained()
 
@@ -230,7 +235,7 @@ def test_a_flat_slot_has_no_default_constraint(manifold):
 def test_a_step_of_an_unconstrained_architecture():
     """Constraints of the whole come off at once, and the layouts stay."""
     manifold: Manifold = Stiefel(FanRatio())
-    net = Slot("b", manifold) @ ReLU() @ Slot("a", manifold.transposed(), mass=3.0)
+    net = Param("b", manifold) @ ReLU() @ Param("a", manifold.transposed(), mass=3.0)
     assert net.constrained() == net
     free = declare(net.unconstrained())
     assert free.budgets() == declare(net).budgets() == {"a": 0.75, "b": 0.25}
@@ -245,7 +250,7 @@ def test_a_step_of_an_unconstrained_architecture():
 
 
 def test_a_slot_has_no_forward_map():
-    slot = Slot("a", MATRIX)
+    slot = Param("a", MATRIX)
     with pytest.raises(ValueError, match="the model makes it"):
         slot.init(jax.random.key(0))
     with pytest.raises(ValueError, match="apply the model instead"):
@@ -255,8 +260,8 @@ def test_a_slot_has_no_forward_map():
 def test_unknown_paths_are_named():
     params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
     for declared, message in (
-        (declare(Slot("a", MATRIX)), "the parameter 'b' has no entries"),
-        (declare(Slot("a", MATRIX) @ Slot("b", MATRIX) @ Slot("c", MATRIX)), "\\['c'\\]"),
+        (declare(Param("a", MATRIX)), "the parameter 'b' has no entries"),
+        (declare(Param("a", MATRIX) @ Param("b", MATRIX) @ Param("c", MATRIX)), "\\['c'\\]"),
     ):
         with pytest.raises(ValueError, match=message):
             optim.modular(0.1, declared).init(params)

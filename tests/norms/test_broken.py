@@ -4,16 +4,16 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from manifoldmuon.norms import Frobenius, Infinity
+from manifoldmuon.norms import Frobenius, MaxAbs
 from manifoldmuon.testing import check_norm
 
 
 class NotNormalised(Frobenius):
-    def lmo(self, grad):
+    def dualize(self, grad):
         return grad
 
 
-class WrongDual(Infinity):
+class WrongDual(MaxAbs):
     def dual_norm(self, grad):
         return jnp.max(jnp.abs(grad), axis=(-2, -1))
 
@@ -23,21 +23,21 @@ class Overflows(Frobenius):
         return jnp.sqrt(jnp.sum(weight**2, axis=(-2, -1)))
 
 
-class SignOfZero(Infinity):
-    def lmo(self, grad):
+class SignOfZero(MaxAbs):
+    def dualize(self, grad):
         return jnp.where(grad >= 0, 1.0, -1.0).astype(grad.dtype)
 
 
 class SwallowsNaN(Frobenius):
-    def lmo(self, grad):
-        return super().lmo(jnp.nan_to_num(grad))
+    def dualize(self, grad):
+        return super().dualize(jnp.nan_to_num(grad))
 
 
 class OverConfident(Frobenius):
     """Nine tenths of the best direction, certified as all of it."""
 
-    def lmo(self, grad):
-        return 0.9 * super().lmo(grad)
+    def dualize(self, grad):
+        return 0.9 * super().dualize(grad)
 
     def gap(self, grad, direction):
         return 0 * super().gap(grad, direction)

@@ -20,8 +20,8 @@ from manifoldmuon.manifolds import (
     Orthogonal,
     Stiefel,
 )
-from manifoldmuon.manifolds.solvers import FAST, OneStep
-from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS
+from manifoldmuon.manifolds.solvers import FAST, ProjectedPolar
+from manifoldmuon.norms import Frobenius, L1ToRMS, MaxAbs, RMSToRMS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,12 +71,12 @@ PAIR = FLAT["first"]
 PAIR_GEOMETRY = {"kernel": Euclidean(RMSToRMS()), "bias": Euclidean()}
 CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
 # One solver for all platforms: a preset is traced for each. `small_geometry` has a preset.
-STIEFEL = Stiefel(solver=OneStep())
+STIEFEL = Stiefel(solver=ProjectedPolar())
 CURVED_GEOMETRY = {
     "a": STIEFEL.transposed(),
     "b": STIEFEL.transposed(),
     "vectors": Hypersphere(scale=2.0),
-    "gain": Euclidean(Infinity(ndim=1)),
+    "gain": Euclidean(MaxAbs(ndim=1)),
 }
 EDGES = {"empty": (0, 4), "none": (4, 0), "row": (1, 4), "column": (4, 1), "one": (1, 1)}
 OTHERS = {"table": (6, 4), "square": (4, 4), "code": (5, 4), "scalar": ()}
@@ -91,7 +91,7 @@ SET_GEOMETRY = {
     "space": Grassmann(),
     "mixing": DoublyStochastic(),
     "spectrum": Isospectral((2.0, 0.5)),
-    "fixed": Hypersphere(3.0, ndim=2, step_norm=Infinity()),  # multipliers are carried
+    "fixed": Hypersphere(3.0, ndim=2, step_norm=MaxAbs()),  # multipliers are carried
 }
 
 
@@ -141,9 +141,13 @@ INSTANCES = {
     "retract-others": Instance(
         optim.retract, OTHER_GEOMETRY, OTHERS, scale_free=False, wrappers=False
     ),
-    "tangent": Instance(optim.tangent, CURVED_GEOMETRY, CURVED, scale_free=False),
-    "tangent-edges": Instance(optim.tangent, STIEFEL, EDGES, scale_free=False, wrappers=False),
-    "tangent-sets": Instance(optim.tangent, SET_GEOMETRY, SETS, scale_free=False, wrappers=False),
+    "tangent": Instance(optim.project_tangent, CURVED_GEOMETRY, CURVED, scale_free=False),
+    "tangent-edges": Instance(
+        optim.project_tangent, STIEFEL, EDGES, scale_free=False, wrappers=False
+    ),
+    "tangent-sets": Instance(
+        optim.project_tangent, SET_GEOMETRY, SETS, scale_free=False, wrappers=False
+    ),
     "duality": Instance(
         optim.scale_by_duality,
         CURVED_GEOMETRY,

@@ -11,11 +11,11 @@ import pytest
 from manifoldmuon import optim
 from manifoldmuon.linalg import DEFAULT_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
-from manifoldmuon.manifolds.solvers import OneStep
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS, Spectral
 from tests.optim.instances import abstract
 
-W = Stiefel(solver=OneStep())
+W = Stiefel(solver=ProjectedPolar())
 GEOMETRY = {"w": W, "b": Euclidean()}
 SHAPES = abstract({"w": (6, 3), "b": (4,)})
 RATE = optax.scale_by_learning_rate(0.1)

@@ -123,7 +123,7 @@ def test_budget_errors(budgets, error, message):
 
 def test_retract_emits_the_step_to_the_retracted_point():
     params = {"w": Stiefel().random_point(jax.random.key(0), (6, 3), jnp.float32)}
-    step = {"w": 0.3 * Stiefel().tangent(params["w"], drawn((6, 3), 1))}
+    step = {"w": 0.3 * Stiefel().project_tangent(params["w"], drawn((6, 3), 1))}
     tx = optim.retract(Stiefel())
     updates, _ = jax.jit(tx.update)(step, tx.init(params), params)
     landed: Any = optax.apply_updates(params, updates)

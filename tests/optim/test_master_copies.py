@@ -10,7 +10,7 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean
-from manifoldmuon.norms import Infinity
+from manifoldmuon.norms import MaxAbs
 
 
 def walk(tx: Any, params: Any, steps: int) -> tuple[Any, Any]:
@@ -23,7 +23,7 @@ def walk(tx: Any, params: Any, steps: int) -> tuple[Any, Any]:
 
 def test_small_steps_add_up():
     params = {"w": jnp.full((3,), 2.0, jnp.bfloat16)}
-    descent = optim.manifold_muon(1e-3, Euclidean(Infinity(ndim=1)), momentum=None)
+    descent = optim.manifold_muon(1e-3, Euclidean(MaxAbs(ndim=1)), momentum=None)
     lost, _ = walk(descent, params, 100)
     np.testing.assert_array_equal(lost["w"], 2)  # a step is a fifteenth of the spacing at 2
     kept, state = walk(optim.with_master_copies(descent), params, 100)

@@ -13,10 +13,10 @@ from flax import nnx
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import OneStep
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS, Sum
 
-KERNEL = Stiefel(solver=OneStep()).transposed()
+KERNEL = Stiefel(solver=ProjectedPolar()).transposed()
 GEOMETRY = optim.by_path({"**/kernel": KERNEL, "**/bias": Euclidean()})
 PATHS = {f"{layer}/{leaf}" for layer in ("first", "list/0", "stack") for leaf in ("kernel", "bias")}
 KERNELS = {path for path in PATHS if path.endswith("kernel")}

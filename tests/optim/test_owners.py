@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import FAST, OneStep
+from manifoldmuon.manifolds.solvers import FAST, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.optim import _owners
 
@@ -37,7 +37,7 @@ MOVED = {
 }
 OPTIMIZERS = {
     "muon": optim.muon(0.02, Euclidean(RMSToRMS())),
-    "manifold_muon": optim.manifold_muon(0.02, Stiefel(solver=OneStep())),
+    "manifold_muon": optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar())),
 }
 # The same on CPUs, and traced for other platforms, too.
 PRESET = optim.manifold_muon(0.02, Stiefel(solver=FAST))

@@ -23,7 +23,7 @@ CODE = (
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import OneStep
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 
 mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
 rng = np.random.default_rng(0)
@@ -35,7 +35,7 @@ def spread(tree):
     return {k: jax.make_array_from_callback(x.shape, place, lambda i, x=x: x[i])
             for k, x in tree.items()}
 
-tx = optim.manifold_muon(0.1, Stiefel(solver=OneStep()))
+tx = optim.manifold_muon(0.1, Stiefel(solver=ProjectedPolar()))
 
 @jax.jit
 def train(params, target):

@@ -21,7 +21,7 @@ GEOMETRY = {
     "sphere": Hypersphere(scale=2.0),
     "bias": Euclidean(),
 }
-INSTANCE = Instance(optim.tangent, GEOMETRY, SHAPES)
+INSTANCE = Instance(optim.project_tangent, GEOMETRY, SHAPES)
 
 
 def projected(name: str, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
@@ -120,14 +120,18 @@ def test_float64_keeps_its_digits():
 
 
 @pytest.mark.parametrize(
-    "instance", [INSTANCE, Instance(optim.tangent, SET_GEOMETRY, SETS)], ids=["curved", "sets"]
+    "instance",
+    [INSTANCE, Instance(optim.project_tangent, SET_GEOMETRY, SETS)],
+    ids=["curved", "sets"],
 )
 def test_tangent_is_the_manifolds_projection_and_idempotent(instance):
     params, grads, tx = instance.params(), instance.grads(), instance.tx()
     update = jax.jit(lambda u: tx.update(u, optax.EmptyState(), params)[0])
     found = update(grads)
     straight = {k: e for k, e in instance.geometry.items() if k != "kernel"}  # that is in the loop
-    wanted = jax.jit(lambda: {k: e.tangent(params[k], grads[k]) for k, e in straight.items()})()
+    wanted = jax.jit(
+        lambda: {k: e.project_tangent(params[k], grads[k]) for k, e in straight.items()}
+    )()
     for k, part in wanted.items():
         np.testing.assert_allclose(found[k], part, atol=2e-6)
     again = update(found)
@@ -146,7 +150,7 @@ def test_flat_leaves_pass_through_in_the_parameters_dtype(dtype):
     geometry = {"flat": Euclidean(RMSToRMS()), "w": Stiefel()}
     params = {"flat": jnp.ones((3, 2), dtype), "w": jnp.eye(4, 2, dtype=dtype)}
     updates = {"flat": jnp.full((3, 2), 1 / 3), "w": jnp.ones((4, 2))}
-    found: Any = optim.tangent(geometry).update(updates, optax.EmptyState(), params)[0]
+    found: Any = optim.project_tangent(geometry).update(updates, optax.EmptyState(), params)[0]
     assert found["flat"].dtype == found["w"].dtype == dtype
     np.testing.assert_array_equal(found["flat"], updates["flat"].astype(dtype))
 
@@ -155,7 +159,7 @@ def test_blocks_are_points_by_themselves():
     fused = np.arange(24.0, dtype=np.float32).reshape(4, 6)
     points = [np.linalg.qr(np.random.default_rng(k).standard_normal((4, 3)))[0] for k in range(2)]
     params = np.concatenate(points, axis=1).astype(np.float32)
-    tx = optim.tangent(Stiefel().with_axes(-2, -1, out_blocks=2))
+    tx = optim.project_tangent(Stiefel().with_axes(-2, -1, out_blocks=2))
     found: Any = jax.jit(tx.update)(fused, optax.EmptyState(), params)[0]
     for block, point in enumerate(points):
         part = slice(3 * block, 3 * block + 3)

@@ -10,12 +10,12 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.norms import Frobenius, Infinity, L1ToRMS, RMSToRMS, RootDim
+from manifoldmuon.norms import Frobenius, L1ToRMS, MaxAbs, RMSToRMS, RootDim
 
 GEOMETRY = {
     "kernel": Euclidean(RMSToRMS()).transposed(),
     "table": Euclidean(L1ToRMS()),
-    "head": Euclidean(Infinity()),
+    "head": Euclidean(MaxAbs()),
     "bias": Euclidean(Frobenius(1, RootDim())),
 }
 SHAPES = {"kernel": (3, 6), "table": (5, 4), "head": (4, 3), "bias": (6,)}

@@ -75,12 +75,16 @@ def test_it_prints_as_a_table():
         [line[at:].split("  ")[0].rstrip() for at in starts] for line in lines[2:]
     )
     assert embedding == [
-        "embed/embedding", "(9, 4)", "EmbeddingRows", "LongestRow(scale=RootDim)", "Normalize"
+        "embed/embedding", "(9, 4)", "EmbeddingRows", "MaxRowNorm(scale=RootDim)", "Normalize"
     ]  # fmt: skip
     assert bias == ["out/bias", "(6,)", "Euclidean", "Frobenius(ndim=1)", "addition"]
     assert kernel == [
-        "out/kernel", "(4, 6)", "Stiefel(scale=2.0, solver=OneStep)", "Spectral(scale=2.0)", "Polar"
-    ]  # fmt: skip
+        "out/kernel",
+        "(4, 6)",
+        "Stiefel(scale=2.0, solver=ProjectedPolar)",
+        "Spectral(scale=2.0)",
+        "Polar",
+    ]
     ends = [lines[0].index(name) + len(name) for name in ("copies", "fan-in", "fan-out", "budget")]
     numbers = [[line[:at].split()[-1] for at in ends] for line in lines[2:]]
     assert numbers[0] == ["1", "9", "4", "0.5"]

@@ -21,7 +21,9 @@ TX = optim.chain(STEEPEST, ONTO)
 
 def tangent(*links: Any) -> Any:
     """The links between tangent spaces, and a retraction."""
-    return optim.chain(optim.tangent(GEOMETRY), *links, optim.tangent(GEOMETRY), ONTO)
+    return optim.chain(
+        optim.project_tangent(GEOMETRY), *links, optim.project_tangent(GEOMETRY), ONTO
+    )
 
 
 def odd(step: Any) -> Any:

@@ -17,8 +17,8 @@ from manifoldmuon.modules import (
     Module,
     NormPool,
     OrthogonalConv2D,
+    Param,
     RMSDivide,
-    Slot,
     SpaceToDepth,
     declare,
     residual,
@@ -175,10 +175,10 @@ class Equinox(eqx.Module):
 def slots(paths, manifold):
     one, bias, two = paths
     return declare(
-        Slot(two, manifold, atom=Linear(4, 12))
+        Param(two, manifold, atom=Linear(4, 12))
         @ MaxMin()
-        @ Slot(bias, Bias(12).manifold, atom=Bias(12))
-        @ Slot(one, manifold, atom=Linear(12, 6))
+        @ Param(bias, Bias(12).manifold, atom=Bias(12))
+        @ Param(one, manifold, atom=Linear(12, 6))
     )
 
 
@@ -213,7 +213,7 @@ def test_declared_networks_say_what_is_missing():
     with pytest.raises(ValueError, match="'a' has the shape \\(6, 12\\).*takes \\(12, 6\\)"):
         net.network({"a": w1.T, "b": b, "c": w2})
     with pytest.raises(ValueError, match="does not say what the model does"):
-        declare(Slot("a", Stiefel())).network({"a": w1})
+        declare(Param("a", Stiefel())).network({"a": w1})
 
 
 @pytest.mark.parametrize(

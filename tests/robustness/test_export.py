@@ -143,7 +143,7 @@ def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(tmp_p
 def test_claims_lie_below_the_radii_given(tmp_path):
     net, params, images, labels = small()
     radii = np.abs(RNG.normal(size=8))
-    path = export(tmp_path / "it", net, params, images, labels, radii, at=[0.3], shave=1e-3)
+    path = export(tmp_path / "it", net, params, images, labels, radii, at=[0.3], margin=1e-3)
     claims = json.loads(path.read_text())["claims"]
     claimed = np.asarray(claims["radii"])
     assert np.all((claimed <= radii) & (claimed >= radii - 2e-3 * radii.max()))
@@ -250,7 +250,7 @@ def test_a_shared_weight_is_written_once(tmp_path):
 
 def test_a_declared_network_gets_the_radii_of_certify(tmp_path):
     def slot(path, atom):
-        return modules.Slot(path, Stiefel().with_axes(0, 1), atom=atom)
+        return modules.Param(path, Stiefel().with_axes(0, 1), atom=atom)
 
     frames = [np.linalg.qr(RNG.normal(size=(8, n)))[0] for n in (5, 3)]
     model = {"a": {"kernel": frames[0].T}, "b": {"kernel": frames[1]}}

@@ -12,22 +12,24 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import (
-    check_fields,
-    combine,
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
+    gram_matrix,
     identity_like,
+    match_orientation,
+    mT,
+    product,
+    right_multiply,
+    skew,
+    tall,
+)
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon.linalg import (
     inverse_sqrt_minus_one,
     largest_row_sum,
-    mT,
-    one_by_one,
-    over,
-    overlap,
     polar_derivative,
-    product,
-    skew,
     spectral_norm,
-    tall,
-    turned_like,
 )
 
 
@@ -92,7 +94,7 @@ class Polar(Retraction):
 def _polar_factor(
     moved: Float[Array, "*batch m n"], max_iterations: int
 ) -> Float[Array, "*batch m n"]:
-    gram = overlap(moved, moved)
+    gram = gram_matrix(moved, moved)
     # 1 <= eigenvalues <= largest row sum: the middle goes to 1, where the iteration
     # converges fastest; it converges from (0, 7/3), and this leaves nothing above 2.
     middle = (1 + largest_row_sum(gram)) / 2
@@ -100,7 +102,7 @@ def _polar_factor(
     root = inverse_sqrt_minus_one(excess, max_iterations)
     # On accelerators the Gram matrix takes float32: its errors are a distance from the set. What is
     # added here is as small as the step.
-    return (moved + combine(moved, root, jax.lax.Precision.HIGH)) / jnp.sqrt(middle)
+    return (moved + right_multiply(moved, root, jax.lax.Precision.HIGH)) / jnp.sqrt(middle)
 
 
 @_polar_factor.defjvp
@@ -108,7 +110,7 @@ def _polar_factor_jvp(max_iterations, primals, tangents):
     (moved,), (tangent,) = primals, tangents
     factor = _polar_factor(moved, max_iterations)
     turned = polar_derivative(tall(moved), tall(factor), tall(tangent))
-    return factor, turned_like(turned, moved)
+    return factor, match_orientation(turned, moved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +132,7 @@ class QR(Retraction):
 
 def positive_qr(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     """The Q of the QR decomposition whose R has a positive diagonal: a unique, smooth choice."""
-    q, r = one_by_one(jnp.linalg.qr, matrix)
+    q, r = map_matrices(jnp.linalg.qr, matrix)
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
     return q * jnp.where(diagonal < 0, -1, 1).astype(q.dtype)[..., None, :]
 
@@ -152,7 +154,7 @@ class Analytic(Retraction):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         gram = product(mT(vector), vector)  # eta^2 A^T A
-        root = over(jnp.sqrt(1 + spectral_norm(gram)), 2)
+        root = expand_trailing(jnp.sqrt(1 + spectral_norm(gram)), 2)
         moved = point + vector
         # (1 - 1/r) / eta^2 = 1 / (r (r + 1)) with r^2 = 1 + eta^2: finite at eta = 0.
         return moved - product(moved, gram) / (root * (root + 1))

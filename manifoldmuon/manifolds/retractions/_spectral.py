@@ -9,17 +9,14 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import expand_trailing, identity_like, mT, product
 from manifoldmuon.linalg import (
     MsignMethod,
-    check_fields,
     check_method,
-    identity_like,
     inverse_sqrt_minus_one,
     largest_row_sum,
-    mT,
-    over,
     positive_part,
-    product,
     spectral_bound,
 )
 
@@ -172,12 +169,12 @@ class SoftCap(SpectralRetraction):
             raise ValueError(f"SoftCap knows no lower edge; got low = {low}. Take Clip()")
         # A norm has no derivative at zero.
         still = jnp.all(vector == 0, axis=(-2, -1))
-        size = spectral_bound(jnp.where(over(still, 2), 1, vector / high))
+        size = spectral_bound(jnp.where(expand_trailing(still, 2), 1, vector / high))
         excess = jnp.where(still, 0, jnp.maximum(size, jnp.finfo(vector.dtype).eps))
         # Beyond, the cubics are not monotone: so long steps are shortened by a factor first.
         largest = jnp.minimum(1 + excess, _LARGEST_CAPPED)
-        moved = (point + vector) / over(high * (1 + excess) / largest, 2)
-        cubic = over(_soft_cap(largest), 2)
+        moved = (point + vector) / expand_trailing(high * (1 + excess) / largest, 2)
+        cubic = expand_trailing(_soft_cap(largest), 2)
         gram = product(mT(moved), moved)
         identity = identity_like(gram)
         once = identity - cubic * gram

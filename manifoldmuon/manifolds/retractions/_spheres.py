@@ -10,7 +10,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import inner_product, normalize, over
+from manifoldmuon._internal.arrays import expand_trailing, inner_product
+from manifoldmuon._internal.powers_of_two import normalize
 
 
 class SphereRetraction(abc.ABC):
@@ -63,7 +64,7 @@ class Geodesic(SphereRetraction):
         # By series a cosine and a sine have derivatives at zero, where a length has none. What they
         # lack is below the rounding of float64, also in their first derivatives. (JAX 0.12 refuses
         # jnp.sinc inside of shard_map.)
-        square = over(inner_product(vector, vector, 1), 1)
+        square = expand_trailing(inner_product(vector, vector, 1), 1)
         short = square < 2e-5
         angle = jnp.sqrt(jnp.where(short, 1, square))
         cosine = 1 - square / 2 * (1 - square / 12 * (1 - square / 30))

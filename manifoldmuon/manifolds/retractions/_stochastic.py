@@ -10,11 +10,8 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import (
-    check_fields,
-    nearest_with_sums,
-    sinkhorn,
-)
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon.linalg import nearest_with_sums, sinkhorn
 
 
 class StochasticRetraction(abc.ABC):

@@ -4,12 +4,12 @@ from jax.lax import Precision
 
 from manifoldmuon.linalg import NewtonSchulz
 from manifoldmuon.manifolds.solvers._barzilai_borwein import BarzilaiBorwein, SpaceDual
-from manifoldmuon.manifolds.solvers._bracket import Bracket, LineDual
+from manifoldmuon.manifolds.solvers._bracket import LineDual, LineMultiplier
 from manifoldmuon.manifolds.solvers._closed_form import (
     ROUNDED_SCHEDULE,
     ROUNDED_SIGN_SCHEDULE,
-    OneStep,
-    SkewLift,
+    ProjectedPolar,
+    SkewPolar,
 )
 from manifoldmuon.manifolds.solvers._douglas_rachford import DouglasRachford
 from manifoldmuon.manifolds.solvers._iterative import (
@@ -28,7 +28,7 @@ from manifoldmuon.manifolds.solvers._solver import (
 
 ACCURATE = ByPlatform(
     cpu=ClosedForm(),
-    accelerator=SkewLift(
+    accelerator=SkewPolar(
         NewtonSchulz(ROUNDED_SIGN_SCHEDULE, gram=False, precision=Precision.DEFAULT),
         ROUNDED_SCHEDULE,
         Precision.DEFAULT,
@@ -38,12 +38,14 @@ ACCURATE = ByPlatform(
 
 On CPUs, in float32, those below about 3e-3 of the largest are left short, which costs about 1e-3 of
 the optimum on ill-conditioned gradients; the gap says how much. On accelerators products take one
-pass of bfloat16, which costs up to 1e-2; `SkewLift()` is the closed form in float32 there."""
+pass of bfloat16, which costs up to 1e-2; `SkewPolar()` is the closed form in float32 there."""
 
-FAST = ByPlatform(cpu=OneStep(), accelerator=OneStep(ROUNDED_SCHEDULE, Precision.DEFAULT))
+FAST = ByPlatform(
+    cpu=ProjectedPolar(), accelerator=ProjectedPolar(ROUNDED_SCHEDULE, Precision.DEFAULT)
+)
 """The cheap preset: the polar factor of the tangent part, made tangent.
 
-On accelerators products take one pass of bfloat16; `OneStep()` takes float32 there as well."""
+On accelerators products take one pass of bfloat16; `ProjectedPolar()` takes float32 there, too."""
 
 __all__ = [
     "ACCURATE",
@@ -51,7 +53,7 @@ __all__ = [
     "FAST",
     "AlternatingProjection",
     "BarzilaiBorwein",
-    "Bracket",
+    "LineMultiplier",
     "ByPlatform",
     "ClosedForm",
     "DouglasRachford",
@@ -59,9 +61,9 @@ __all__ = [
     "FixedPoint",
     "LineDual",
     "MemorylessSolver",
-    "OneStep",
+    "ProjectedPolar",
     "Resolvents",
-    "SkewLift",
+    "SkewPolar",
     "SpaceDual",
     "Steepest",
     "StiefelSolver",

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import (
-    check_fields,
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     frobenius_norm,
     inner_product,
-    one_for_zero,
-    over,
-    varying_alike,
+    nonzero_or_one,
 )
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._multipliers import (
     Normal,
     certified,
@@ -47,7 +47,7 @@ class Descent(NamedTuple):
 class BarzilaiBorwein:
     """For any linear tangent space: dual descent with step lengths by Barzilai and Borwein.
 
-    The dual's gradient in the normal part T is the normal part R of `lmo(G + T)`. A step length
+    The dual's gradient in the normal part T is the normal part R of `dualize(G + T)`. A step length
     `<dT, dR> / <dR, dR>` from the last two (IMA J. Numer. Anal. 8, 1988) needs no constant. The
     last duality map is made tangent and, where that takes it above norm 1, shortened. For norms
     with a smooth duality map, such as `Spectral(TRAINING_MSIGN)`: at a kink of the dual it stalls.
@@ -55,14 +55,14 @@ class BarzilaiBorwein:
     Attributes:
       steps: duality maps for each direction; three keep up with training, and one, which moves the
         multiplier once for each gradient, follows it from afar.
-      cold: how many more a first one takes.
+      cold_start_steps: how many more a first one takes.
     """
 
     steps: int = 3
-    cold: int = 9
+    cold_start_steps: int = 9
 
     def __post_init__(self):
-        check_fields(self, steps="[1, inf)", cold="[0, inf)")
+        check_fields(self, steps="[1, inf)", cold_start_steps="[0, inf)")
 
     def init_dual(self, shape: tuple[int, ...], ndim: int) -> SpaceDual:
         """The cold start for points of this shape."""
@@ -89,22 +89,22 @@ class BarzilaiBorwein:
         def descend(descent: Descent) -> Descent:
             (shift, step), before, _, residual_before = descent
             reduced = problem.part + shift
-            direction = norm.lmo(reduced)
+            direction = norm.dualize(reduced)
             residual = normal(direction)
             moved, turned = shift - before, residual - residual_before
             curved = inner(moved, turned)
-            length = inner(reduced, direction) / one_for_zero(inner(direction, direction))
+            length = inner(reduced, direction) / nonzero_or_one(inner(direction, direction))
             step = jnp.where(step > 0, step, length)
-            step = jnp.where(curved > 0, curved / one_for_zero(inner(turned, turned)), step)
-            after = SpaceDual(shift - over(step, ndim) * residual, step)
+            step = jnp.where(curved > 0, curved / nonzero_or_one(inner(turned, turned)), step)
+            after = SpaceDual(shift - expand_trailing(step, ndim) * residual, step)
             return Descent(after, shift, direction, residual)
 
         start = SpaceDual(*(x.astype(problem.noise.dtype) for x in dual))
         start = start._replace(shift=normal(start.shift))  # the point has moved since
         nothing = jnp.zeros_like(problem.part)
         descent = Descent(start, start.shift, nothing, nothing)
-        descent = varying_alike(descent, normal(problem.part))
-        descent = repeat(descend, descent, self.steps, self.cold, start.step > 0)
+        descent = match_varying_axes(descent, normal(problem.part))
+        descent = repeat(descend, descent, self.steps, self.cold_start_steps, start.step > 0)
         direction = descent.direction - descent.residual
         direction = shortened(norm, direction, descent.residual)
         reduced = problem.part + descent.before

@@ -9,13 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import (
-    check_fields,
-    inner_product,
-    one_for_zero,
-    over,
-    varying_alike,
-)
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import expand_trailing, inner_product, nonzero_or_one
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._multipliers import (
     certified,
     pick,
@@ -60,14 +56,14 @@ class Search(NamedTuple):
     @property
     def secant(self) -> Float[Array, "*batch"]:
         """The change of the multiplier per change of the slope, where it is closed."""
-        return (self.high.shift - self.low.shift) / one_for_zero(self.high.slope - self.low.slope)
+        return (self.high.shift - self.low.shift) / nonzero_or_one(self.high.slope - self.low.slope)
 
 
 @dataclasses.dataclass(frozen=True)
-class Bracket:
+class LineMultiplier:
     """For sets whose normal space is a line: two multipliers, one on each side of the root.
 
-    With the unit normal U, the slope `<U, lmo(G + t U)>` never falls with t. From the last
+    With the unit normal U, the slope `<U, dualize(G + t U)>` never falls with t. From the last
     multiplier the search goes half as far again as Newton's method would, so that two duality maps
     lie on both sides of the root. Their mixture of slope zero is tangent and of norm at most 1, for
     any norm, and it misses the optimum by the product of the two distances. Where both lie on one
@@ -75,14 +71,14 @@ class Bracket:
 
     Attributes:
       steps: duality maps for each direction; two keep up with training.
-      cold: how many more a first one takes.
+      cold_start_steps: how many more a first one takes.
     """
 
     steps: int = 2
-    cold: int = 6
+    cold_start_steps: int = 6
 
     def __post_init__(self):
-        check_fields(self, steps="[1, inf)", cold="[0, inf)")
+        check_fields(self, steps="[1, inf)", cold_start_steps="[0, inf)")
 
     def init_dual(self, batch: tuple[int, ...]) -> LineDual:
         """The cold start for points with these leading axes."""
@@ -100,24 +96,24 @@ class Bracket:
           dual: from `init_dual`, or what the last call returned.
         """
         ndim = norm.ndim
-        unit, grad, dual = varying_alike((unit, grad, dual))
+        unit, grad, dual = match_varying_axes((unit, grad, dual))
 
         def along(vector):
             return inner_product(unit, vector, ndim)
 
-        problem = without_normal(grad, lambda v: unit * over(along(v), ndim), ndim)
+        problem = without_normal(grad, lambda v: unit * expand_trailing(along(v), ndim), ndim)
 
         def look(search: Search) -> Search:
             (shift, step), low, high = search
-            reduced = problem.part + over(shift, ndim) * unit
-            direction = norm.lmo(reduced)
+            reduced = problem.part + expand_trailing(shift, ndim) * unit
+            direction = norm.dualize(reduced)
             found = Side(shift, along(direction), direction)
             known = (low.slope < 0) | (high.slope >= 0)
             below = found.slope < 0
             search = Search(search.dual, pick(below, found, low), pick(~below, found, high))
             # A length l curves by 1 / l, in as many directions as the square of A counts.
             length = inner_product(reduced, direction, ndim)
-            curved = length / one_for_zero(inner_product(direction, direction, ndim))
+            curved = length / nonzero_or_one(inner_product(direction, direction, ndim))
             step = jnp.where(step > 0, jnp.where(known, 2 * step, step), curved)
             step = jnp.where(search.closed, search.secant, step)
             reach = jnp.where(search.closed, 1.1, 1.5) * step * found.slope
@@ -132,7 +128,7 @@ class Bracket:
         unknown = Side(none, none, jnp.zeros_like(problem.part))
         start = LineDual(*(x.astype(problem.noise.dtype) for x in dual))
         search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
-        search = repeat(look, search, self.steps, self.cold, start.step > 0)
+        search = repeat(look, search, self.steps, self.cold_start_steps, start.step > 0)
         low, high, closed = search.low, search.high, search.closed
         near = pick((low.slope < 0) & ~(closed & (high.slope < -low.slope)), low, high)
 
@@ -140,16 +136,20 @@ class Bracket:
             size = norm.bound(unit)
             share = jnp.abs(near.slope) * size
             share = share / (1 + share)
-            back = jnp.sign(near.slope) * share / one_for_zero(size)
-            return near.direction - over(share, ndim) * near.direction - over(back, ndim) * unit
+            back = jnp.sign(near.slope) * share / nonzero_or_one(size)
+            return (
+                near.direction
+                - expand_trailing(share, ndim) * near.direction
+                - expand_trailing(back, ndim) * unit
+            )
 
-        share = over(high.slope / one_for_zero(high.slope - low.slope), ndim)
+        share = expand_trailing(high.slope / nonzero_or_one(high.slope - low.slope), ndim)
         mixed = share * low.direction + (1 - share) * high.direction
         open_sided = jax.lax.cond(jnp.all(closed), lambda d: d, with_normal, near.direction)
-        direction = jnp.where(over(closed, ndim), mixed, open_sided)
+        direction = jnp.where(expand_trailing(closed, ndim), mixed, open_sided)
         root = jnp.where(closed, low.shift - low.slope * search.secant, search.dual.shift)
         after = in_dtypes_of(dual, LineDual(root, search.dual.step))
-        reduced = problem.part + over(near.shift, ndim) * unit
+        reduced = problem.part + expand_trailing(near.shift, ndim) * unit
         residual = jnp.abs(near.slope)
         return certified(
             norm, problem, problem.part, reduced, near.direction, direction, after, residual

@@ -24,28 +24,30 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon._internal.arrays import (
+    check_precision,
+    frobenius_norm,
+    gram_matrix,
+    identity_like,
+    inner_product,
+    match_orientation,
+    mT,
+    product,
+    right_multiply,
+    safe_sqrt,
+    skew,
+    tall,
+)
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.linalg import (
     MsignMethod,
     NewtonSchulz,
     PolarExpress,
     Schedule,
     check_method,
-    check_precision,
     check_schedule,
-    combine,
-    frobenius_norm,
-    identity_like,
-    inner_product,
     inverse_sqrt,
     largest_eigenpair,
-    mT,
-    overlap,
-    prescale,
-    product,
-    safe_sqrt,
-    skew,
-    tall,
-    turned_like,
 )
 from manifoldmuon.manifolds.solvers._solver import (
     MemorylessSolver,
@@ -75,7 +77,7 @@ ROUNDED_SIGN_SCHEDULE = PolarExpress(5e-3, steps=5, safety=1.01, cushion=0.03, c
 
 
 @dataclasses.dataclass(frozen=True)
-class SkewLift(MemorylessSolver):
+class SkewPolar(MemorylessSolver):
     """The closed form `A = msign(G W^T - W G^T) W`: exact, without a dual variable, products only.
 
     For `m <= 2 n` the polar factor is taken of the `m x m` matrix itself, for taller points of its
@@ -97,9 +99,9 @@ class SkewLift(MemorylessSolver):
     wide: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_method("SkewLift.method", self.method)
-        check_schedule("SkewLift.schedule", self.schedule)
-        check_precision("SkewLift.precision", self.precision)
+        check_method("SkewPolar.method", self.method)
+        check_schedule("SkewPolar.schedule", self.schedule)
+        check_precision("SkewPolar.precision", self.precision)
 
     def solve(
         self,
@@ -107,12 +109,12 @@ class SkewLift(MemorylessSolver):
         grad: Float[Array, "*batch m n"],
         dual: Any,
     ) -> Steepest:
-        high, scaled = tall(point), tall(prescale(grad, ndim=2)[0])
+        high, scaled = tall(point), tall(scale_to_unit_exponent(grad, ndim=2)[0])
         m, n = high.shape[-2:]
         lifted = self._square if m <= 2 * n else self._tall
         with jax.default_matmul_precision(self.precision.name.lower()):
             direction, residual, gap = lifted(high, scaled)
-        return Steepest(turned_like(direction, grad), dual, residual, gap)
+        return Steepest(match_orientation(direction, grad), dual, residual, gap)
 
     def _square(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
         lift = 2 * skew(product(grad, mT(point), tangent_precision(self.precision)))
@@ -157,7 +159,7 @@ class SkewLift(MemorylessSolver):
 
 
 @dataclasses.dataclass(frozen=True)
-class OneStep(MemorylessSolver):
+class ProjectedPolar(MemorylessSolver):
     """`msign(G - W sym(W^T G))`, projected and shortened to norm 1 where that is needed.
 
     The cheap preset: three tall products more than an unconstrained direction, everything else
@@ -177,8 +179,8 @@ class OneStep(MemorylessSolver):
     wide: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_schedule("OneStep.schedule", self.schedule)
-        check_precision("OneStep.precision", self.precision)
+        check_schedule("ProjectedPolar.schedule", self.schedule)
+        check_precision("ProjectedPolar.precision", self.precision)
 
     def solve(
         self,
@@ -188,10 +190,12 @@ class OneStep(MemorylessSolver):
     ) -> Steepest:
         exact = self.precision == jax.lax.Precision.HIGHEST
         if point.shape[-2] == point.shape[-1]:
-            square = _SQUARE if exact else SkewLift(self._rounded(), precision=self.precision)
+            square = _SQUARE if exact else SkewPolar(self._rounded(), precision=self.precision)
             return square.solve(point, grad, dual)
         with jax.default_matmul_precision(self.precision.name.lower()):
-            answer = (self._coupled if exact else self._direct)(point, prescale(grad, ndim=2)[0])
+            answer = (self._coupled if exact else self._direct)(
+                point, scale_to_unit_exponent(grad, ndim=2)[0]
+            )
         return answer._replace(dual=dual)
 
     def _coupled(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
@@ -199,7 +203,7 @@ class OneStep(MemorylessSolver):
         # The tangent part is W along + outer. A Gram matrix of G minus one of W B would be cheaper
         # by a product, and nothing but rounding where the tangent part is a small part of G.
         along, outer = tangent_parts(point, grad)
-        normal = overlap(outer, outer)
+        normal = gram_matrix(outer, outer)
         # Raised by what rounding may have taken: the root must not be too large for `outer` itself.
         normal = normal + raise_of(normal) * identity_like(normal)
         gram = mT(along) @ along + normal
@@ -211,7 +215,7 @@ class OneStep(MemorylessSolver):
         residual, turned = tangent_residual(raw), skew(raw)
         length = _length(mT(turned) @ turned + rest, 0.01)
         value = inner_product(along, turned / length) + inner_product(normal, root / length)
-        direction = combine(outer, root / length) + combine(point, turned / length)
+        direction = right_multiply(outer, root / length) + right_multiply(point, turned / length)
         return Steepest(direction, (), residual, certify(upper, value, grad))
 
     def _direct(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
@@ -227,14 +231,14 @@ class OneStep(MemorylessSolver):
         value = inner_product(tangent, jnp.concatenate([turned, away], axis=-2))
         residual = tangent_residual(sign[..., :n, :])
         gap = certify(upper, value, grad, self.precision)
-        return Steepest(turned_like(high @ turned + away, grad), (), residual, gap)
+        return Steepest(match_orientation(high @ turned + away, grad), (), residual, gap)
 
     def _rounded(self) -> NewtonSchulz:
         return NewtonSchulz(self.schedule, gram=False, precision=self.precision)
 
 
 # What square points take: singular values down to 1e-2 of the Schatten norm end above 0.99.
-_SQUARE = SkewLift(
+_SQUARE = SkewPolar(
     NewtonSchulz(dataclasses.replace(COARSE_SCHEDULE, contract=True), gram=False, skew=True)
 )
 

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import (
-    check_fields,
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     frobenius_norm,
     inner_product,
-    one_for_zero,
-    over,
-    varying_alike,
+    nonzero_or_one,
 )
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._multipliers import (
     Normal,
     Problem,
@@ -73,9 +73,11 @@ class DouglasRachford:
         ndim = norm.ndim
         problem = _on_cone(grad, normal, ndim) if cone else without_normal(grad, normal, ndim)
         whole = problem.whole if cone else problem.part
-        free = norm.lmo(problem.part)
+        free = norm.dualize(problem.part)
         length = inner_product(problem.part, free, ndim)
-        unit = one_for_zero(over(length / one_for_zero(inner_product(free, free, ndim)), ndim))
+        unit = nonzero_or_one(
+            expand_trailing(length / nonzero_or_one(inner_product(free, free, ndim)), ndim)
+        )
         push = whole / (self.penalty * unit)
         # Not `free`, which takes full steps along what rounding leaves of a normal part.
         first = norm.project(_START / unit * problem.part)
@@ -87,7 +89,7 @@ class DouglasRachford:
             multiplier = normal(target)
             return target - multiplier, multiplier, inside
 
-        start = varying_alike((first - normal(first), normal(push), first))
+        start = match_varying_axes((first - normal(first), normal(push), first))
         direction, multiplier, inside = jax.lax.fori_loop(0, self.steps, step, start)
         if cone:  # rounding of a large multiplier is not tangent
             direction = direction - normal(direction)
@@ -96,7 +98,7 @@ class DouglasRachford:
             direction, hidden = _that_ascends(norm, normal, problem, direction)
             problem = problem._replace(still=problem.still | hidden)
         reduced = (push - multiplier) * self.penalty * unit
-        attained = norm.lmo(reduced)
+        attained = norm.dualize(reduced)
         residual = frobenius_norm(normal(attained), ndim)
         return certified(norm, problem, whole, reduced, attained, direction, (), residual)
 
@@ -106,7 +108,7 @@ def _euclidean_on_cone(norm: Frobenius, normal: Normal, grad: Float[Array, "..."
     problem = _on_cone(grad, normal, norm.ndim)
     direction = _tangent_part(norm, normal, problem)
     still = problem.still | (_surely_gained(problem, direction, norm.ndim) <= 0)
-    problem, attained = problem._replace(still=still), norm.lmo(problem.part)
+    problem, attained = problem._replace(still=still), norm.dualize(problem.part)
     residual = frobenius_norm(attained - direction, norm.ndim)
     return certified(norm, problem, problem.whole, problem.part, attained, direction, (), residual)
 
@@ -132,11 +134,11 @@ def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Float[Array, 
     away = problem.whole - problem.part
     # No more than rounding itself where it is short beside the tangent part, of length 1.
     length = 1 + inner_product(away, away, ndim)
-    left = away * over(inner_product(away, problem.part, ndim) / length, ndim)
+    left = away * expand_trailing(inner_product(away, problem.part, ndim) / length, ndim)
     # Zero in exact arithmetic, and so is its derivative.
     part = problem.part - jax.lax.stop_gradient(left)
     part = part - normal(part)
-    return part / one_for_zero(over(norm.bound(part), ndim))
+    return part / nonzero_or_one(expand_trailing(norm.bound(part), ndim))
 
 
 def _surely_gained(
@@ -156,5 +158,5 @@ def _that_ascends(
     """
     plain = _tangent_part(norm, normal, problem)
     first, second = (_surely_gained(problem, x, norm.ndim) for x in (direction, plain))
-    chosen = jnp.where(over(second > first, norm.ndim), plain, direction)
+    chosen = jnp.where(expand_trailing(second > first, norm.ndim), plain, direction)
     return chosen, jnp.maximum(first, second) <= 0

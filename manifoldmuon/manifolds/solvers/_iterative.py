@@ -17,23 +17,19 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import (
-    DEFAULT_MSIGN,
-    MsignMethod,
-    check_fields,
-    check_method,
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import (
     frobenius_norm,
     inner_product,
-    msign,
     mT,
-    nuclear_norm,
-    one_by_one,
-    one_for_zero,
-    prescale,
+    nonzero_or_one,
     skew,
     sym,
-    varying_alike,
 )
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, check_method, msign, nuclear_norm
 from manifoldmuon.manifolds.solvers._solver import (
     MemorylessSolver,
     Steepest,
@@ -53,7 +49,7 @@ def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
     square = jnp.sum(skew(parts.inner) ** 2, axis=(-2, -1), keepdims=True)
     square += jnp.sum(parts.normal**2, axis=(-2, -1), keepdims=True)
     scale = jnp.sqrt(square / max(parts.inner.shape[-1], 1))
-    return one_for_zero(scale)
+    return nonzero_or_one(scale)
 
 
 def stack(
@@ -135,9 +131,9 @@ class DualAscent(_DualSolver):
         grad: Float[Array, "*batch m n"],
         dual: Float[Array, "*batch n n"],
     ) -> Steepest:
-        point, grad, dual = varying_alike((point, grad, dual))
+        point, grad, dual = match_varying_axes((point, grad, dual))
         # The published loop sees the gradient as it came: its scale is part of the algorithm.
-        parts = split(point, prescale(grad, ndim=2)[0] if self.relative else grad)
+        parts = split(point, scale_to_unit_exponent(grad, ndim=2)[0] if self.relative else grad)
         scale = unit_of(parts)
         step_size = self.step if self.relative else self.step / scale
 
@@ -190,8 +186,8 @@ class FixedPoint(_DualSolver):
         grad: Float[Array, "*batch m n"],
         dual: Float[Array, "*batch n n"],
     ) -> Steepest:
-        point, grad, dual = varying_alike((point, grad, dual))
-        parts = split(point, prescale(grad, ndim=2)[0])
+        point, grad, dual = match_varying_axes((point, grad, dual))
+        parts = split(point, scale_to_unit_exponent(grad, ndim=2)[0])
         scale = unit_of(parts)
         omega = skew(parts.inner) / scale
         n = max(point.shape[-1], 1)
@@ -201,10 +197,10 @@ class FixedPoint(_DualSolver):
 
         def reweight(k, shift):
             stacked = stack(parts, shift, scale)
-            values, basis = one_by_one(jnp.linalg.eigh, sym(mT(stacked) @ stacked))
+            values, basis = map_matrices(jnp.linalg.eigh, sym(mT(stacked) @ stacked))
             smoothing = jnp.maximum(first * 0.6**k, self.floor)
             floor = smoothing**2 * values[..., -1:]
-            roots = jnp.sqrt(jnp.maximum(values, 0) + one_for_zero(floor))[..., None]
+            roots = jnp.sqrt(jnp.maximum(values, 0) + nonzero_or_one(floor))[..., None]
             turned = mT(basis) @ omega @ basis
             # With p = 1/roots: (p_i - p_j) omega_ij / (p_i + p_j), free of the division by p.
             turned = turned * (mT(roots) - roots) / (mT(roots) + roots)
@@ -235,7 +231,7 @@ class Dual(NamedTuple):
 
 def _clip(x: Float[Array, "*batch m n"], bound: Float[Array, "*batch 1 1"]):
     """`x` with its singular values cut off at `bound`: what soft-thresholding removes."""
-    values, basis = one_by_one(jnp.linalg.eigh, sym(mT(x) @ x))
+    values, basis = map_matrices(jnp.linalg.eigh, sym(mT(x) @ x))
     lengths = jnp.sqrt(jnp.maximum(values, 0))[..., None, :]
     factors = jnp.where(lengths > bound, bound / jnp.where(lengths > bound, lengths, 1), 1)
     return x @ (basis * factors) @ mT(basis)
@@ -277,8 +273,8 @@ class ADMM(StiefelSolver):
         grad: Float[Array, "*batch m n"],
         dual: Dual,
     ) -> Steepest:
-        point, grad, dual = varying_alike((point, grad, dual))
-        parts = split(point, prescale(grad, ndim=2)[0])
+        point, grad, dual = match_varying_axes((point, grad, dual))
+        parts = split(point, scale_to_unit_exponent(grad, ndim=2)[0])
         scale = unit_of(parts)
         fixed = stack(parts, jnp.zeros_like(dual.shift), scale)
         n = max(point.shape[-1], 1)
@@ -340,7 +336,7 @@ class AlternatingProjection(MemorylessSolver):
         grad: Float[Array, "*batch m n"],
         dual: Any,
     ) -> Steepest:
-        parts = split(point, prescale(grad, ndim=2)[0])
+        parts = split(point, scale_to_unit_exponent(grad, ndim=2)[0])
         start = stack(parts, jnp.zeros_like(parts.inner))
         first = msign(start, self.method)
 

@@ -2,10 +2,10 @@
 
 At a point the steepest direction is `max <G, A>` over `||A|| <= 1` with A tangent. Its dual is
 `min ||G - N||_dual` over the normal space (or cone): each N bounds the optimum, and the best one
-gives `A = lmo(G - N)`. `Bracket`, `BarzilaiBorwein` and `DouglasRachford` ask a norm for its
-duality map and its gap, and a set for the projection onto its normal space. What they hand on is
-the normal part `T` that is left in `X = G - N`, relative to the tangent part of G: it changes less
-from step to step than N does.
+gives `A = dualize(G - N)`. `LineMultiplier`, `BarzilaiBorwein` and `DouglasRachford` ask a norm for
+its duality map and its gap, and a set for the projection onto its normal space. What they hand on
+is the normal part `T` that is left in `X = G - N`, relative to the tangent part of G: it changes
+less from step to step than N does.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import (
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     frobenius_norm,
     inner_product,
-    normalize,
-    one_for_zero,
-    over,
-    prescale,
+    nonzero_or_one,
 )
+from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon.manifolds.solvers._solver import Steepest
 from manifoldmuon.norms import Norm, relative_gap
 
@@ -52,16 +51,16 @@ class Problem(NamedTuple):
 
 def without_normal(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Problem:
     """Takes the normal part out of a gradient, twice: the rest may be small beside rounding."""
-    scaled, _ = prescale(grad, ndim)
+    scaled, _ = scale_to_unit_exponent(grad, ndim)
     part = scaled - normal(scaled)
     part = part - normal(part)
     size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     noise = 8 * jnp.finfo(scaled.dtype).eps * length
     # What a short dtype rounds a gradient by is no direction either. False for a NaN.
     still = size <= jnp.maximum(noise, jnp.finfo(grad.dtype).eps / 2 * length)
-    unit = jnp.where(over(still, ndim), 0, normalize(part, ndim))
-    size = one_for_zero(size)
-    return Problem(unit, scaled / over(size, ndim), noise / size, still, length == 0)
+    unit = jnp.where(expand_trailing(still, ndim), 0, normalize(part, ndim))
+    size = nonzero_or_one(size)
+    return Problem(unit, scaled / expand_trailing(size, ndim), noise / size, still, length == 0)
 
 
 def certified(
@@ -84,7 +83,7 @@ def certified(
     noise = problem.noise * frobenius_norm(attained, ndim)
     gap = relative_gap(upper + noise, value - noise)
     gap = jnp.where(problem.still, jnp.where(problem.zero, 0, 1), gap)
-    direction = jnp.where(over(problem.still, ndim), 0, direction)
+    direction = jnp.where(expand_trailing(problem.still, ndim), 0, direction)
     return Steepest(direction, dual, jnp.where(problem.still, 0, residual), gap)
 
 
@@ -94,7 +93,7 @@ def shortened(
     """To norm 1 at most, for a direction that differs by `change` from one of norm 1."""
     # The second bound is the tighter one where the change is small.
     size = jnp.minimum(norm.bound(direction), 1 + norm.bound(change))
-    return direction / over(jnp.maximum(size, 1), norm.ndim)
+    return direction / expand_trailing(jnp.maximum(size, 1), norm.ndim)
 
 
 def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"]):
@@ -114,6 +113,6 @@ def pick(choice: Bool[Array, "*batch"], new: Any, old: Any) -> Any:
     """For each problem one of two trees, whose arrays have the problems' axes first."""
 
     def one(new, old):
-        return jnp.where(over(choice, new.ndim - choice.ndim), new, old)
+        return jnp.where(expand_trailing(choice, new.ndim - choice.ndim), new, old)
 
     return jax.tree.map(one, new, old)

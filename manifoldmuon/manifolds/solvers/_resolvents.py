@@ -25,24 +25,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import (
-    check_fields,
-    combine,
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
     frobenius_norm,
+    gram_matrix,
     identity_like,
     inner_product,
-    inverse,
     mT,
-    one_for_zero,
-    over,
-    overlap,
-    prescale,
+    nonzero_or_one,
     product,
+    right_multiply,
     skew,
     sym,
-    zolotarev,
 )
-from manifoldmuon.manifolds.solvers._closed_form import SkewLift
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon.linalg import inverse, zolotarev
+from manifoldmuon.manifolds.solvers._closed_form import SkewPolar
 from manifoldmuon.manifolds.solvers._solver import (
     MemorylessSolver,
     Steepest,
@@ -63,7 +62,7 @@ class Resolvents(MemorylessSolver):
 
     Everything is n x n but eight products with tall matrices, two of them for the gap: for points
     with many rows it is the cheapest way to the direction on a CPU, where an inverse costs as much
-    as two or three products. Accelerators prefer `SkewLift`, which has products alone.
+    as two or three products. Accelerators prefer `SkewPolar`, which has products alone.
 
     Singular values whose squares are below rounding come out short.
 
@@ -91,15 +90,15 @@ class Resolvents(MemorylessSolver):
         dual: Any,
     ) -> Steepest:
         entries = self.poles * min(point.shape[-2:]) ** 2
-        grad, _ = prescale(grad, ndim=2)
+        grad, _ = scale_to_unit_exponent(grad, ndim=2)
         direction, residual, gap = _in_chunks(self._solve, entries, point, grad)
         return Steepest(direction, dual, residual, gap)
 
     def _solve(self, point, grad):
         along, outer = tangent_parts(point, grad)
         # What rounding leaves of W in `outer` would otherwise make the direction less tangent.
-        left = overlap(point, outer)
-        normal = overlap(outer, outer)
+        left = gram_matrix(point, outer)
+        normal = gram_matrix(outer, outer)
         # Raised by what rounding may have taken: the direction must not be too long for `outer`.
         raised = raise_of(normal) * identity_like(normal)
         normal = sym(normal - product(mT(left), left)) + raised
@@ -111,10 +110,10 @@ class Resolvents(MemorylessSolver):
         turn, leave = jnp.where(still, 0, turn), jnp.where(still, 0, leave)
         # [along; outer] and [turn; away] are the gradient and the direction in [W, rest].
         outer = outer / size
-        away, slip = combine(outer, leave), product(left / size, leave)
+        away, slip = right_multiply(outer, leave), product(left / size, leave)
         bound = _bound(along, outer, turn, away, leave)
         value = inner_product(along, turn) + inner_product(outer, away)
-        direction = combine(point, turn - slip) + away
+        direction = right_multiply(point, turn - slip) + away
         residual = 2 * frobenius_norm(sym(slip)) / max(along.shape[-1], 1)
         gap = certify(bound, value, grad / size)
         return direction, residual, gap
@@ -128,7 +127,9 @@ class Resolvents(MemorylessSolver):
         roots = jnp.sqrt(shifts)
         identity = identity_like(along)
         along, normal = along[..., None, :, :], normal[..., None, :, :]
-        resolvents = inverse(normal / 4 + over(shifts, 2) * identity + over(roots, 2) * along)
+        resolvents = inverse(
+            normal / 4 + expand_trailing(shifts, 2) * identity + expand_trailing(roots, 2) * along
+        )
         turn = -skew(_mix(weights * roots, resolvents))
         return turn, sym(_mix(weights, resolvents)) / 2
 
@@ -145,7 +146,7 @@ class ClosedForm(MemorylessSolver):
       resolvents: a few inverses.
     """
 
-    products: SkewLift = SkewLift()
+    products: SkewPolar = SkewPolar()
     resolvents: Resolvents = Resolvents()
 
     wide: ClassVar[bool] = True
@@ -192,7 +193,7 @@ def _norm(
     w = (jnp.arange(along.shape[-1])[:, None] == index).astype(along.dtype) / 2
     for _ in range(_POWER_STEPS):
         size = length(u, w)
-        size = one_for_zero(size)
+        size = nonzero_or_one(size)
         u, w = u / size, w / size
         u, w = product(along, u) - product(normal, w) / 2, u / 2
     return 1.02 * length(u, w)
@@ -220,13 +221,13 @@ def _bound(
     missed = frobenius_norm(along - skew(ratio))
     simple = jnp.trace(root, axis1=-2, axis2=-1) + math.sqrt(n) * missed
     top = sym(ratio) + along
-    size = sym(product(mT(turn), top) + overlap(away, outer))
+    size = sym(product(mT(turn), top) + gram_matrix(away, outer))
     # Of the norm, which is 1: what rounding may make of an eigenvalue that is zero.
     lift = 128 * float(jnp.finfo(along.dtype).eps)
     lifted = size + lift * identity_like(along)
     definite = jnp.all(jnp.isfinite(inverse(lifted)), axis=(-2, -1))
     squares = frobenius_norm(top - product(turn, size)) ** 2
-    squares = squares + frobenius_norm(outer - combine(away, size)) ** 2
+    squares = squares + frobenius_norm(outer - right_multiply(away, size)) ** 2
     sharp = jnp.trace(size, axis1=-2, axis2=-1) + 2 * n * lift + jnp.sqrt(n * squares)
     return jnp.where(definite, jnp.minimum(sharp, simple), simple)
 

@@ -11,16 +11,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon.linalg import (
-    combine,
+from manifoldmuon._internal.arrays import (
     frobenius_norm,
-    nuclear_parts,
-    overlap,
+    gram_matrix,
+    right_multiply,
     rounding,
     skew,
     sym,
-    varying_alike,
 )
+from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon.linalg import nuclear_parts
 from manifoldmuon.norms import relative_gap
 
 _SMALL_PART = 0.1  # of a gradient: below it the tangent part is projected twice
@@ -102,7 +102,7 @@ class ByPlatform(MemorylessSolver):
         for name, solver in (("cpu", self.cpu), ("accelerator", self.accelerator)):
             if not isinstance(solver, MemorylessSolver):
                 raise TypeError(
-                    f"ByPlatform.{name} must be a MemorylessSolver such as SkewLift(); "
+                    f"ByPlatform.{name} must be a MemorylessSolver such as SkewPolar(); "
                     f"got {solver!r}"
                 )
 
@@ -207,11 +207,11 @@ def tangent_parts(
     there, by two products more.
     """
     precision = tangent_precision(precision)
-    inner = overlap(point, grad, precision)
-    along, outer = skew(inner), grad - combine(point, inner, precision)
+    inner = gram_matrix(point, grad, precision)
+    along, outer = skew(inner), grad - right_multiply(point, inner, precision)
 
     def again(outer):
-        return outer - combine(point, overlap(point, outer, precision), precision)
+        return outer - right_multiply(point, gram_matrix(point, outer, precision), precision)
 
     small = frobenius_norm(outer) < _SMALL_PART * frobenius_norm(grad)
     return along, jax.lax.cond(jnp.any(small), again, lambda outer: outer, outer)
@@ -261,6 +261,6 @@ def iterate(
         return k + 1, after, error.astype(worst.dtype)
 
     error = jax.eval_shape(lambda s: step(0, s)[1], state)
-    worst = varying_alike(jnp.full(error.shape, jnp.inf, error.dtype), state)
+    worst = match_varying_axes(jnp.full(error.shape, jnp.inf, error.dtype), state)
     start = (jnp.int32(0), state, worst)
     return jax.lax.while_loop(unfinished, advance, start)[1]

@@ -13,17 +13,8 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-from manifoldmuon.linalg import (
-    NewtonSchulz,
-    PolarExpress,
-    Schedule,
-    frobenius_norm,
-    identity_like,
-    inverse_sqrt,
-    mT,
-    product,
-    sym,
-)
+from manifoldmuon._internal.arrays import frobenius_norm, identity_like, mT, product, sym
+from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, inverse_sqrt
 from manifoldmuon.manifolds.solvers._solver import tangent_precision
 
 # For singular values down to 2e-3 of the bound. Rounding spoils some digits of the result; the
@@ -75,7 +66,7 @@ def split(
 
     Args:
       point: `W`, tall or square, `W^T W = I`.
-      grad: `G`, of the same shape, with entries of moderate size (see `linalg.prescale`).
+      grad: `G`, of the same shape, with entries of moderate size (see `scale_to_unit_exponent`).
       schedule: what drives the inverse root of `K`.
       precision: of float32 products on accelerators. Below `HIGHEST` a Gram matrix knows too few of
         the singular values, and `Q_1` is iterated on `E` itself.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.manifolds.solvers import SkewLift
+from manifoldmuon.manifolds.solvers import SkewPolar
 from manifoldmuon.testing import (
     STIEFEL_FAMILIES,
     orthonormal,
@@ -49,7 +49,7 @@ def test_no_random_feasible_direction_does_better(family):
 
 @jax.jit
 def _solve(point, grad):
-    return SkewLift().solve(point, grad, ())
+    return SkewPolar().solve(point, grad, ())
 
 
 def solve(point, grad):

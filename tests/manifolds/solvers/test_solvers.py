@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import mT
+from manifoldmuon._internal.arrays import mT
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
     ADMM,
@@ -16,13 +16,13 @@ from manifoldmuon.manifolds.solvers import (
     DualAscent,
     FixedPoint,
     Resolvents,
-    SkewLift,
+    SkewPolar,
     _resolvents,
 )
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 SOLVERS = {
-    "skew lift": SkewLift(),
+    "skew lift": SkewPolar(),
     "resolvents": Resolvents(),
     "one step": FAST,
     "skew lift of accelerators": ACCURATE.accelerator,

@@ -16,7 +16,9 @@ from jaxtyping import Array, Float
 _Result = TypeVar("_Result")
 
 
-def one_by_one(function: Callable[[jax.Array], _Result], x: Float[Array, "*batch m n"]) -> _Result:
+def map_matrices(
+    function: Callable[[jax.Array], _Result], x: Float[Array, "*batch m n"]
+) -> _Result:
     """`function` of matrices that runs a LAPACK routine, on CPUs of one matrix after the other.
 
     Args:
