@@ -147,7 +147,7 @@ def certified_radius(
     `2 L` for those measured by the largest, with `L = bounds.lipschitz_inputs`.
 
     The radius is in the norm of the bounds' input: RMS over the last axis, in the largest token or
-    pixel, or the Euclidean length where the bounds are for `Size(..., measure=Length(...))`. For
+    pixel, or the Euclidean length where the bounds are for `NormBound(..., measure=L2(...))`. For
     radii class by class, in units of pixels, see `robustness.certify`.
 
     Args:

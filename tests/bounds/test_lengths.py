@@ -200,7 +200,7 @@ def test_lengths_bound_other_norms_and_are_bounded(source, target):
     ("build", "message"),
     [
         (lambda: factor_between(NormBound(1.0), L2()), "length of the last axis"),
-        (lambda: factor_between(NormBound(1.0, measure=L2()), L2(2)), "Length\\(axes=2\\)"),
+        (lambda: factor_between(NormBound(1.0, measure=L2()), L2(2)), "L2\\(axes=2\\)"),
         (lambda: factor_between(NormBound(1.0, measure=Heads(2)), L2()), "not known"),
         (lambda: factor_between(NormBound(1.0, measure=L2()), L1()), "features="),
         (lambda: L2(0), "axes"),

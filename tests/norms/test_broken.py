@@ -44,12 +44,12 @@ class OverConfident(Frobenius):
 
 
 BROKEN = [
-    (NotNormalised, r"norm\(lmo\(g\)\) == 1"),
-    (WrongDual, r"<g, lmo\(g\)> == dual_norm\(g\)"),
-    (Overflows, r"norm\(lmo\(g\)\)|norm\(c w\) == c norm\(w\)|dual_norm"),
-    (SignOfZero, "lmo of zero is zero"),
-    (SwallowsNaN, r"a NaN stays visible \(lmo\)"),
-    (OverConfident, r"norm\(lmo\(g\)\) == 1"),
+    (NotNormalised, r"norm\(dualize\(g\)\) == 1"),
+    (WrongDual, r"<g, dualize\(g\)> == dual_norm\(g\)"),
+    (Overflows, r"norm\(dualize\(g\)\)|norm\(c w\) == c norm\(w\)|dual_norm"),
+    (SignOfZero, "dualize of zero is zero"),
+    (SwallowsNaN, r"a NaN stays visible \(dualize\)"),
+    (OverConfident, r"norm\(dualize\(g\)\) == 1"),
 ]
 
 
@@ -61,5 +61,5 @@ def test_a_broken_norm_is_found(broken, law):
 
 def test_a_gap_that_is_not_a_bound_is_found():
     """The looseness allowed to a method must be in its certificate."""
-    with pytest.raises(AssertionError, match=r"law broken: gap bounds 1 - <g, lmo\(g\)>"):
+    with pytest.raises(AssertionError, match=r"law broken: gap bounds 1 - <g, dualize\(g\)>"):
         check_norm(OverConfident(), (4, 3), jax.random.key(0), loss=0.2, thorough=False)

@@ -94,8 +94,8 @@ def test_convolution_norms_by_a_loop_over_taps():
     dual = sum(singular_values(tap).sum() for tap in each) * ratio / taps
     np.testing.assert_allclose(ask(ConvRMSToRMS().norm, g), norm, rtol=1e-6)
     np.testing.assert_allclose(ask(ConvRMSToRMS().dual_norm, g), dual, rtol=1e-6)
-    lmo = (ask(ConvRMSToRMS().dualize, g)).reshape(6, 4, 6)
-    np.testing.assert_allclose(lmo, [polar(tap) * ratio / taps for tap in each], atol=2e-6)
+    direction = (ask(ConvRMSToRMS().dualize, g)).reshape(6, 4, 6)
+    np.testing.assert_allclose(direction, [polar(tap) * ratio / taps for tap in each], atol=2e-6)
 
 
 def test_infinity_and_euclidean_norms():
@@ -127,9 +127,9 @@ def test_stale_embedding_vectors_get_zero():
     g[1] *= 1e-30  # a token unseen for hundreds of steps of momentum
     g[2] *= 1e-4  # a rare token
     g[3] = 0
-    lmo = ask(L1ToRMS().dualize, g)
-    np.testing.assert_array_equal(lmo[[1, 3]], 0)
-    np.testing.assert_allclose(np.mean(lmo[[0, 2, 4]] ** 2, axis=1), 1, rtol=1e-5)
+    direction = ask(L1ToRMS().dualize, g)
+    np.testing.assert_array_equal(direction[[1, 3]], 0)
+    np.testing.assert_allclose(np.mean(direction[[0, 2, 4]] ** 2, axis=1), 1, rtol=1e-5)
     every = ask(L1ToRMS(threshold=0.0).dualize, g)
     np.testing.assert_allclose(np.mean(every[[0, 1, 2, 4]] ** 2, axis=1), 1, rtol=1e-5)
     np.testing.assert_array_equal(every[3], 0)
@@ -148,9 +148,9 @@ def test_the_gap_of_an_unconverged_method_is_a_true_bound(shape):
     """Muon's five steps leave singular values between 0.7 and 1.2."""
     norm = Spectral(NewtonSchulz(MUON))
     g = normal(*shape)
-    lmo = ask(norm.dualize, g)
-    loss = 1 - np.sum(np.float64(g) * np.float64(lmo)) / singular_values(g).sum()
-    gap = float(ask(norm.gap, g, lmo))
+    direction = ask(norm.dualize, g)
+    loss = 1 - np.sum(np.float64(g) * np.float64(direction)) / singular_values(g).sum()
+    gap = float(ask(norm.gap, g, direction))
     assert max(loss, 0.01) <= gap < 0.6
 
 
@@ -186,10 +186,10 @@ def test_product_space():
     np.testing.assert_allclose(ask(partial(product_norm, norms), w), max(tops), rtol=1e-6)
     sums = [singular_values(x).sum() for x in g["layers"]] + [np.linalg.norm(g["bias"])]
     np.testing.assert_allclose(ask(partial(product_dual_norm, norms), g), sum(sums), rtol=1e-6)
-    lmo = jax.jit(partial(product_dualize, norms))(g)
-    gained = jax.tree.map(lambda x, a: np.sum(np.float64(x) * np.float64(a)), g, lmo)
+    direction = jax.jit(partial(product_dualize, norms))(g)
+    gained = jax.tree.map(lambda x, a: np.sum(np.float64(x) * np.float64(a)), g, direction)
     np.testing.assert_allclose(sum(jax.tree.leaves(gained)), sum(sums), rtol=1e-6)
-    np.testing.assert_allclose(ask(partial(product_norm, norms), lmo), 1, rtol=1e-5)
+    np.testing.assert_allclose(ask(partial(product_norm, norms), direction), 1, rtol=1e-5)
 
 
 def test_product_space_of_nothing():
