@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -21,9 +22,9 @@ from manifoldmuon.optim._geometry import (
     manifold_of,
     path_string,
 )
-from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
+from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder, pair_up
 from manifoldmuon.optim._owners import divided_alike
-from manifoldmuon.optim._trees import distance_tree, init_tree
+from manifoldmuon.optim._trees import distance_tree, far_parameters, init_tree
 
 # Paths of the constrained leaves that were retracted while one link of a `chain` updates.
 _retracted: ContextVar[set[str] | None] = ContextVar("_retracted", default=None)
@@ -53,7 +54,9 @@ def retract(geometry: Geometry) -> LastLink:
     Returns:
       A transformation without state. The retraction is computed in float32 or wider; the update
       has the parameter's dtype and is rounded so that `W + u`, in that dtype, is next to the
-      retracted point. A zero step gives a zero update. `update` needs `params`.
+      retracted point. A zero step gives a zero update. `update` needs `params`. `init` warns of
+      parameters at a distance above a tenth from their manifolds, where it is given values: not
+      under `jax.jit`, and not of matrices whose shorter side exceeds 1024.
 
     Raises:
       TypeError: on use, for parameters that are not floating point.
@@ -75,7 +78,13 @@ def retract(geometry: Geometry) -> LastLink:
         pairs = zip(emitted, paired.leaves, strict=True)
         return paired.filled([divided_alike(u, leaf.param) for u, leaf in pairs]), state
 
-    return LastLink(lambda params: optax.EmptyState(), update_fn)
+    def init_fn(params: Any) -> optax.EmptyState:
+        if not is_placeholder(params):
+            for path, sentence in far_parameters(geometry, params).items():
+                warnings.warn(f"retract: the parameter {path!r} is at {sentence}", stacklevel=2)
+        return optax.EmptyState()
+
+    return LastLink(init_fn, update_fn)
 
 
 def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> LikePoint:

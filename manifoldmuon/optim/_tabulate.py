@@ -15,6 +15,7 @@ from manifoldmuon.manifolds.solvers import ByPlatform
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm, Spectral
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
+from manifoldmuon.optim._trees import far_parameters
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +108,9 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
     * stacked layers seen as one matrix;
     * a matrix under the norm of vectors, because none was chosen for it.
 
+    Of arrays (not of `jax.ShapeDtypeStruct`) a distance above a tenth from the manifold is a
+    warning, too, unless the shorter side of a matrix exceeds 1024.
+
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.
       params: arrays or `jax.ShapeDtypeStruct` (such as `jax.eval_shape(model.init, key, x)`), in
@@ -128,6 +132,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
     entries = {places.paths[i]: places.values[i] for i in places.real}
     shapes = {places.paths[i]: tuple(jnp.shape(leaves[i])) for i in places.real}
     stacks, bare = _find_stacks(shapes), _find_bare_stacks(shapes)
+    far = far_parameters(geometry, params)
     rows = []
     for place in places.real:
         path = places.paths[place]
@@ -136,8 +141,9 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
         stack = stacks.get(path)
         if stack is None and _kind_of_first(entry, row.shape):
             stack = bare.get(path)
-        found = tuple(_warnings(row, entry, stack, _bias(path, shapes)))
-        rows.append(dataclasses.replace(row, warnings=found))
+        found = [*_warnings(row, entry, stack, _bias(path, shapes))]
+        found += [far[path]] if path in far else []
+        rows.append(dataclasses.replace(row, warnings=tuple(found)))
     return Table(tuple(rows))
 
 

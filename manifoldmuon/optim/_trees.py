@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arrays import upcast
@@ -78,6 +79,41 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
     places = find_manifolds(geometry, params)
     distances = places.leaves(_map(places, _distance, _zeros, params))
     return {places.paths[i]: jnp.max(distances[i], initial=0.0) for i in places.real}
+
+
+_FAR = 0.1
+_LARGEST_SIDE = 1024  # above it an eigenvalue decomposition takes seconds
+
+
+def far_parameters(geometry: Geometry, params: Any) -> dict[str, str]:
+    """A sentence about each parameter farther than a tenth from its manifold, by path.
+
+    Only of arrays whose values are known: none of them inside `jax.jit`, and none whose points
+    have a shorter side above 1024.
+    """
+    places = find_manifolds(geometry, params)
+    leaves = places.leaves(params)
+    known = [place for place in places.real if _is_known(places.values[place], leaves[place])]
+    entries = [places.values[place] for place in known]
+    points = [(LikePoint(jnp.asarray(leaves[place])),) for place in known]
+    found = batched(_distance, entries, points)
+    if any(isinstance(x, Tracer) for x in found):  # inside `jax.jit` constants are traced, too
+        return {}
+    found = jax.device_get(found)
+    farthest = {places.paths[i]: x.max(initial=0.0) for i, x in zip(known, found, strict=True)}
+    return {
+        path: f"distance {size:.2g} from its manifold; start from project_tree(geometry, params)"
+        for path, size in farthest.items()
+        if size > _FAR
+    }
+
+
+def _is_known(entry: Manifold | LaidOut, leaf: Any) -> bool:
+    manifold, shape = manifold_of(entry), inner_shape(entry, jnp.shape(leaf))
+    if not manifold.constrained or isinstance(leaf, Tracer | jax.ShapeDtypeStruct):
+        return False
+    small = manifold.ndim < 2 or min(shape[-2:]) <= _LARGEST_SIDE
+    return small and getattr(leaf, "is_fully_addressable", True)  # NumPy arrays are
 
 
 def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:

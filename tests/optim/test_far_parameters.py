@@ -1,0 +1,58 @@
+"""Warnings of parameters that start far from their manifolds."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
+
+GEOMETRY = {
+    "he": Stiefel().transposed(),
+    "near": Stiefel(),
+    "table": EmbeddingRows(),
+    "free": Euclidean(),
+}
+
+
+def params():
+    rng = np.random.default_rng(3)
+    shapes = {"he": (6, 16), "near": (16, 6), "table": (9, 4), "free": (4,)}
+    drawn = {k: jnp.asarray(rng.standard_normal(s), jnp.float32) for k, s in shapes.items()}
+    projected = optim.project_tree(GEOMETRY, drawn)
+    return projected | {"he": drawn["he"] * 0.5, "near": 1.05 * projected["near"]}
+
+
+@pytest.mark.parametrize(
+    "make", [optim.manifold_muon, optim.riemannian_sgd], ids=lambda f: f.__name__
+)
+def test_init_warns_of_far_parameters_by_path_and_distance(make):
+    given = params()
+    distance = float(optim.monitor_distance(GEOMETRY, given)["he"])
+    with pytest.warns(UserWarning, match="project_tree") as caught:
+        make(0.1, GEOMETRY).init(given)
+    (message,) = [str(w.message) for w in caught]
+    assert "'he'" in message
+    assert f"{distance:.2g}" in message
+    assert distance > 0.3
+
+
+def test_nothing_is_told_where_values_are_unknown_or_points_near():
+    given, tx = params(), optim.manifold_muon(0.1, GEOMETRY)
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
+    with warnings.catch_warnings(action="error"):
+        jax.jit(tx.init)(given)
+        jax.eval_shape(tx.init, shapes)
+        tx.init(optim.project_tree(GEOMETRY, given))
+        assert optim.tabulate(GEOMETRY, shapes).warnings == []
+        assert optim.tabulate(GEOMETRY, optim.project_tree(GEOMETRY, given)).warnings == []
+
+
+def test_the_table_warns_of_far_parameters():
+    (warning,) = optim.tabulate(GEOMETRY, params()).warnings
+    assert warning.startswith("he: ")
+    assert "project_tree" in warning
+    assert "distance" in warning
