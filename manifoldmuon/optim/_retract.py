@@ -24,10 +24,12 @@ from manifoldmuon.optim._geometry import (
 )
 from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder, pair_up
 from manifoldmuon.optim._owners import divided_alike
-from manifoldmuon.optim._trees import distance_tree, far_parameters, init_tree
+from manifoldmuon.optim._trees import distance_tree, far_distances, init_tree
 
 # Paths of the constrained leaves that were retracted while one link of a `chain` updates.
 _retracted: ContextVar[set[str] | None] = ContextVar("_retracted", default=None)
+
+_SHOWN = 5  # how many far parameters one warning lists
 
 
 class LastLink(optax.GradientTransformationExtraArgs):
@@ -54,9 +56,10 @@ def retract(geometry: Geometry) -> LastLink:
     Returns:
       A transformation without state. The retraction is computed in float32 or wider; the update
       has the parameter's dtype and is rounded so that `W + u`, in that dtype, is next to the
-      retracted point. A zero step gives a zero update. `update` needs `params`. `init` warns of
-      parameters at a distance above a tenth from their manifolds, where it is given values: not
-      under `jax.jit`, and not of matrices whose shorter side exceeds 1024.
+      retracted point. A zero step gives a zero update. `update` needs `params`. `init`
+      gives one `UserWarning` that lists the parameters at a `Manifold.distance` above 0.1. It skips
+      what has no values (under `jax.jit`, `jax.ShapeDtypeStruct`), matrices whose shorter side
+      exceeds 1024, and rows of `EmbeddingRows` that are exactly zero (padding).
 
     Raises:
       TypeError: on use, for parameters that are not floating point.
@@ -79,9 +82,14 @@ def retract(geometry: Geometry) -> LastLink:
         return paired.filled([divided_alike(u, leaf.param) for u, leaf in pairs]), state
 
     def init_fn(params: Any) -> optax.EmptyState:
-        if not is_placeholder(params):
-            for path, sentence in far_parameters(geometry, params).items():
-                warnings.warn(f"retract: the parameter {path!r} is at {sentence}", stacklevel=2)
+        if not is_placeholder(params) and (far := far_distances(geometry, params)):
+            shown = [f"{path!r} (distance {size:.2g})" for path, size in [*far.items()][:_SHOWN]]
+            shown += [f"{len(far) - _SHOWN} more"] if len(far) > _SHOWN else []
+            warnings.warn(
+                f"parameters start far from their manifolds: {', '.join(shown)}."
+                " Start from optim.project_tree(geometry, params).",
+                stacklevel=2,
+            )
         return optax.EmptyState()
 
     return LastLink(init_fn, update_fn)

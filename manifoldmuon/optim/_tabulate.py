@@ -15,7 +15,7 @@ from manifoldmuon.manifolds.solvers import ByPlatform
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm, Spectral
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
-from manifoldmuon.optim._trees import far_parameters
+from manifoldmuon.optim._trees import far_distances
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +106,8 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
     * a batch axis taken for fan-in or fan-out (or a fan-in taken for a batch axis): a matrix in the
       middle of an axis that is longer than both its sides, or whose fan-out is not its bias's;
     * stacked layers seen as one matrix;
-    * a matrix under the norm of vectors, because none was chosen for it.
-
-    Of arrays (not of `jax.ShapeDtypeStruct`) a distance above a tenth from the manifold is a
-    warning, too, unless the shorter side of a matrix exceeds 1024.
+    * a matrix under the norm of vectors, because none was chosen for it;
+    * weights at a `Manifold.distance` above 0.1, under the conditions of `retract`.
 
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.
@@ -132,7 +130,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
     entries = {places.paths[i]: places.values[i] for i in places.real}
     shapes = {places.paths[i]: tuple(jnp.shape(leaves[i])) for i in places.real}
     stacks, bare = _find_stacks(shapes), _find_bare_stacks(shapes)
-    far = far_parameters(geometry, params)
+    far = far_distances(geometry, params)
     rows = []
     for place in places.real:
         path = places.paths[place]
@@ -142,7 +140,11 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
         if stack is None and _kind_of_first(entry, row.shape):
             stack = bare.get(path)
         found = [*_warnings(row, entry, stack, _bias(path, shapes))]
-        found += [far[path]] if path in far else []
+        if path in far:
+            found.append(
+                f"distance {far[path]:.2g} from its manifold; start from"
+                " optim.project_tree(geometry, params)"
+            )
         rows.append(dataclasses.replace(row, warnings=tuple(found)))
     return Table(tuple(rows))
 

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arrays import upcast
-from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Geometry,
     Places,
@@ -85,35 +85,41 @@ _FAR = 0.1
 _LARGEST_SIDE = 1024  # above it an eigenvalue decomposition takes seconds
 
 
-def far_parameters(geometry: Geometry, params: Any) -> dict[str, str]:
-    """A sentence about each parameter farther than a tenth from its manifold, by path.
+def far_distances(geometry: Geometry, params: Any) -> dict[str, float]:
+    """Distances of the parameters farther than a tenth from their manifolds, by path.
 
-    Only of arrays whose values are known: none of them inside `jax.jit`, and none whose points
-    have a shorter side above 1024.
+    Returns nothing inside `jax.jit`, and leaves out abstract, empty and unconstrained parameters,
+    arrays spread over several processes, and matrices whose shorter side is above 1024. Rows of
+    `EmbeddingRows` that are exactly zero (padding) do not count.
     """
+    if isinstance(jnp.zeros(()), Tracer):  # constants, too, are traced inside `jax.jit`
+        return {}
     places = find_manifolds(geometry, params)
     leaves = places.leaves(params)
     known = [place for place in places.real if _is_known(places.values[place], leaves[place])]
-    entries = [places.values[place] for place in known]
     points = [(LikePoint(jnp.asarray(leaves[place])),) for place in known]
-    found = batched(_distance, entries, points)
-    if any(isinstance(x, Tracer) for x in found):  # inside `jax.jit` constants are traced, too
-        return {}
-    found = jax.device_get(found)
-    farthest = {places.paths[i]: x.max(initial=0.0) for i, x in zip(known, found, strict=True)}
-    return {
-        path: f"distance {size:.2g} from its manifold; start from project_tree(geometry, params)"
-        for path, size in farthest.items()
-        if size > _FAR
+    found = batched(_distance_without_padding, [places.values[place] for place in known], points)
+    farthest = {
+        places.paths[place]: float(sizes.max())
+        for place, sizes in zip(known, jax.device_get(found), strict=True)
     }
+    return {path: size for path, size in farthest.items() if size > _FAR}
 
 
 def _is_known(entry: Manifold | LaidOut, leaf: Any) -> bool:
-    manifold, shape = manifold_of(entry), inner_shape(entry, jnp.shape(leaf))
+    manifold = manifold_of(entry)
     if not manifold.constrained or isinstance(leaf, Tracer | jax.ShapeDtypeStruct):
         return False
-    small = manifold.ndim < 2 or min(shape[-2:]) <= _LARGEST_SIDE
-    return small and getattr(leaf, "is_fully_addressable", True)  # NumPy arrays are
+    sides = inner_shape(entry, jnp.shape(leaf))[-2:]
+    by_row = manifold.ndim < 2 or isinstance(manifold, EmbeddingRows)
+    small = by_row or min(sides) <= _LARGEST_SIDE
+    return bool(jnp.size(leaf)) and small and getattr(leaf, "is_fully_addressable", True)
+
+
+def _distance_without_padding(manifold: Manifold, point: jax.Array) -> jax.Array:
+    if isinstance(manifold, EmbeddingRows):
+        point = _fill_zero_rows(manifold, point)
+    return _distance(manifold, point)
 
 
 def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
@@ -167,6 +173,12 @@ def _project(manifold: Manifold, point: jax.Array) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def _distance(manifold: Manifold, point: jax.Array) -> jax.Array:
     return manifold.distance(upcast(point)).astype(jnp.float32)
+
+
+@functools.partial(jax.jit, static_argnums=0, inline=True)
+def _fill_zero_rows(manifold: Manifold, table: jax.Array) -> jax.Array:
+    zero = jnp.all(table == 0, axis=-1, keepdims=True)
+    return jnp.where(zero, _project(manifold, table), table)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3), inline=True)

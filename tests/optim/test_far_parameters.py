@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, LaidOut, Stiefel
 
 GEOMETRY = {
     "he": Stiefel().transposed(),
@@ -35,9 +35,16 @@ def test_init_warns_of_far_parameters_by_path_and_distance(make):
     with pytest.warns(UserWarning, match="project_tree") as caught:
         make(0.1, GEOMETRY).init(given)
     (message,) = [str(w.message) for w in caught]
-    assert "'he'" in message
-    assert f"{distance:.2g}" in message
+    assert f"'he' (distance {distance:.2g})." in message
+    assert "near" not in message
     assert distance > 0.3
+
+
+def test_one_warning_lists_a_few_of_many_far_parameters():
+    far = [jnp.full((4, 2), 3.0)] * 9
+    with pytest.warns(UserWarning, match=r"'0' .*'4' \(distance [^,]*, 4 more\.") as caught:
+        optim.retract([Stiefel()] * 9).init(far)
+    assert len(caught) == 1
 
 
 def test_nothing_is_told_where_values_are_unknown_or_points_near():
@@ -45,14 +52,25 @@ def test_nothing_is_told_where_values_are_unknown_or_points_near():
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     with warnings.catch_warnings(action="error"):
         jax.jit(tx.init)(given)
+        jax.jit(lambda: tx.init(given))()  # constants
         jax.eval_shape(tx.init, shapes)
         tx.init(optim.project_tree(GEOMETRY, given))
         assert optim.tabulate(GEOMETRY, shapes).warnings == []
         assert optim.tabulate(GEOMETRY, optim.project_tree(GEOMETRY, given)).warnings == []
 
 
+@pytest.mark.parametrize("manifold", [EmbeddingRows(), EmbeddingRows(2.0).transposed()])
+def test_zero_rows_of_embeddings_give_no_warning(manifold):
+    rng = np.random.default_rng(4)
+    table = optim.project_tree(manifold, jnp.asarray(rng.standard_normal((6, 6)), jnp.float32))
+    row = np.s_[:, 2] if isinstance(manifold, LaidOut) else np.s_[2]
+    with warnings.catch_warnings(action="error"):
+        optim.retract(manifold).init(table.at[row].set(0))
+    with pytest.warns(UserWarning, match="distance 0.5"):
+        optim.retract(manifold).init(table.at[row].multiply(0.5))
+
+
 def test_the_table_warns_of_far_parameters():
     (warning,) = optim.tabulate(GEOMETRY, params()).warnings
-    assert warning.startswith("he: ")
-    assert "project_tree" in warning
-    assert "distance" in warning
+    assert warning.startswith("he: distance ")
+    assert "optim.project_tree" in warning
