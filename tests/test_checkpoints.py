@@ -196,7 +196,7 @@ def test_what_is_no_array_is_named(tmp_path):
 def test_sharded_parameters_go_on_to_the_same_bits(tmp_path):
     mesh = jax.make_mesh((4, 2), ("x", "y"), (AxisType.Explicit, AxisType.Auto))
     both, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("x", "y"), ()))
-    tx = optim.manifold_muon(0.1, {"w": Hypersphere(), "b": Euclidean()})
+    tx = optim.manifold_muon(0.1, {"w": Hypersphere(8**0.5, ndim=2), "b": Euclidean()})
     begin = start(tx)
     params = jax.tree.map(jax.device_put, begin["params"], {"w": both, "b": whole})
     begin |= {"params": params, "state": tx.init(params)}

@@ -111,7 +111,8 @@ def take_step(case: Case, grads: Any, params: Any = None) -> tuple[Any, Any]:
     """Updates and state after the first step, from `case.params` or other parameters."""
     if params is None:
         return case.tx.update(grads, case.state, case.params)
-    return case.tx.update(grads, case.tx.init(params), params)
+    state = jax.jit(case.tx.init)(params)  # outside of jit it warns of zeros
+    return case.tx.update(grads, state, params)
 
 
 def assert_finite(tree: Any) -> None:

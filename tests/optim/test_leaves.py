@@ -51,7 +51,7 @@ SEEN: dict[str, list[str]] = {}
 @pytest.mark.parametrize("shape", [(12, 4), (5, 4)])  # both representations of the closed form
 def test_few_frames_lie_between_a_link_and_the_work(shape):
     geometry = Stiefel(solver=SkewPolar(SeenMethod()), retraction=SeenRetraction())
-    params = {"a": jnp.ones(shape), "b": jnp.ones(shape)}
+    params = {"a": jnp.eye(*shape), "b": jnp.eye(*shape)}
     tx = optax.chain(optim.scale_by_steepest(geometry), optim.retract(geometry))
     state = tx.init(params)
     jax.eval_shape(tx.update, params, state, params)
@@ -61,7 +61,7 @@ def test_few_frames_lie_between_a_link_and_the_work(shape):
 
 def test_a_tree_is_resolved_once_for_each_structure():
     """Not by each link, nor at each trace; the geometry may be a tree, patterns or a function."""
-    params = {"w": jnp.ones((6, 3)), "b": jnp.ones(4)}
+    params = {"w": jnp.eye(6, 3), "b": jnp.ones(4)}
     geometries = [
         {"w": Stiefel(), "b": Euclidean()},
         optim.by_path({"w": Stiefel(), "b": Euclidean()}),

@@ -45,6 +45,12 @@ class Net(nnx.Module):
         return through(self.stack, self.norm(self.list[0](self.first(x))))
 
 
+def projected_net() -> Net:
+    model = Net(nnx.Rngs(0))
+    nnx.update(model, optim.project_tree(GEOMETRY, nnx.state(model, nnx.Param)))
+    return model
+
+
 X = jax.random.normal(jax.random.key(0), (8, 4))
 
 
@@ -89,8 +95,7 @@ EVERY_TX = {
 def test_it_takes_the_steps_of_an_optax_loop(name):
     """Against the same transformation, given the same gradients as nested dictionaries."""
     tx: Any = EVERY_TX[name]
-    model = Net(nnx.Rngs(0))
-    nnx.update(model, optim.project_tree(GEOMETRY, nnx.state(model, nnx.Param)))
+    model = projected_net()
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     params = plain(nnx.state(model, nnx.Param))
 
@@ -123,7 +128,7 @@ def plain(state: Any) -> Any:
 
 
 def test_split_and_merge_keep_it_going():
-    model = Net(nnx.Rngs(0))
+    model = projected_net()
     both = model, nnx.Optimizer(model, MUON, wrt=nnx.Param)
     step = nnx.jit(lambda model, optimizer: optimizer.update(model, nnx.grad(loss)(model)))
     step(*both)
@@ -136,7 +141,7 @@ def test_split_and_merge_keep_it_going():
 
 
 def test_what_the_filter_leaves_out_is_frozen():
-    model = Net(nnx.Rngs(0))
+    model = projected_net()
     before = plain(nnx.state(model))
     trained = nnx.All(nnx.Param, nnx.PathContains("stack"))
     geometry = {"stack": {"kernel": KERNEL, "bias": Euclidean()}}

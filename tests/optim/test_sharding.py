@@ -153,6 +153,7 @@ def update(make: Any, *args: Any, **options: Any) -> Any:
 
     def emitted(params, grads):
         tx = optax.with_extra_args_support(make(*args, **options))
+        params = optim.project_tree(PLACED, params)
         given = {"grad": grads, "value": loss(params), "value_fn": loss}
         given["max_logits"] = {"fused": np.array([400.0, 1.0])}
         return tx.update(grads, tx.init(params), params, **given)[0]
