@@ -362,7 +362,10 @@ WARM = (
     "Stiefel, DualAscent",
     "Stiefel, ADMM",
     "SpectralSphere",
+    "SpectralSphere, fast",
     "Hypersphere, spectral steps",
+    "Hypersphere, fast",
+    "EmbeddingRows, fast",
     "normalized momentum",
 )
 EXCESS = 0.75  # of normalised updates over their budgets: at most .6 is measured

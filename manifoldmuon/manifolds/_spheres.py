@@ -145,8 +145,11 @@ class Hypersphere(Manifold):
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
     ) -> Float[Array, "..."]:
         radius = self._radius(point)
-        # From the nearest point of the sphere, however far this one is: it bounds the way there.
-        unit, step = normalize(self._flat(point), 1), upcast(self._flat(vector)) / radius
+        unit, step = upcast(self._flat(point)) / radius, upcast(self._flat(vector)) / radius
+        if self.retraction.from_set:
+            # From the nearest point of the sphere where this one is far: it bounds the way there.
+            near = jnp.abs(frobenius_norm(unit, 1) - 1) < 0.005  # False for a NaN
+            unit = jnp.where(expand_trailing(near, 1), unit, normalize(unit, 1))
         moved = radius * self.retraction.retract(unit, step)
         return stay_if_still(point, vector, moved.reshape(point.shape), self.ndim)
 

@@ -98,7 +98,8 @@ class _Orthonormal(Manifold):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         scale = self._scale(point)
-        unit, step = self._unit(point), tall(upcast(vector) / scale)
+        unit = self._unit(point) if self.retraction.from_set else tall(upcast(point) / scale)
+        step = tall(upcast(vector) / scale)
         if self.retraction.wide:
             unit, step = match_orientation(unit, point), match_orientation(step, vector)
         moved = self.retraction.retract(unit, step)

@@ -29,6 +29,7 @@ class NoRetraction(Retraction, SphereRetraction):
     """`W + V`, of matrices and of vectors: what happens when nothing brings the weights back."""
 
     order: ClassVar[float] = 1
+    from_set: ClassVar[bool] = False
 
     def retract(
         self, point: Float[Array, "*shape"], vector: Float[Array, "*shape"]
@@ -45,6 +46,7 @@ class Scalar(Retraction):
     """
 
     order: ClassVar[float] = 1
+    from_set: ClassVar[bool] = False
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -60,6 +62,7 @@ class SphereScalar(SphereRetraction):
     """
 
     order: ClassVar[float] = 2
+    from_set: ClassVar[bool] = False
 
     def retract(
         self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]

@@ -59,8 +59,8 @@ def test_shapes(manifold, shape, message):
         (lambda: EmbeddingRows(step_norm=Frobenius(1)), "EmbeddingRows.step_norm .* 2 axes"),
         (lambda: SpectralSphere(step_norm=Frobenius(1)), "SpectralSphere.step_norm .* 2 axes"),
         (lambda: SpectralSphere(-1.0), "SpectralSphere.scale"),
-        (lambda: SpectralBall(active_tolerance=0.0), "SpectralBall.touching .* got 0.0"),
-        (lambda: SpectralBand(2.0, 0.5), r"low \+ 4 \* touching < high; got 2.0, 0.5"),
+        (lambda: SpectralBall(active_tolerance=0.0), "SpectralBall.active_tolerance .* got 0.0"),
+        (lambda: SpectralBand(2.0, 0.5), r"low \+ 4 \* active_tolerance < high; got 2.0, 0.5"),
         (lambda: SpectralBand(1.0, 1.0), "take Stiefel"),
         (lambda: SpectralBand(retraction=SoftCap()), r"lower edge; got SoftCap\(\). Take Clip"),
         (lambda: SpectralBand(0.0, 1.0), "SpectralBand.low must be positive; .* SpectralBall"),
@@ -71,7 +71,7 @@ def test_shapes(manifold, shape, message):
         ),
         (
             lambda: BarzilaiBorwein(cold_start_steps=-1),
-            "BarzilaiBorwein.cold must be a whole number",
+            "BarzilaiBorwein.cold_start_steps must be a whole number",
         ),
         (
             lambda: DouglasRachford(relaxation=2.0),

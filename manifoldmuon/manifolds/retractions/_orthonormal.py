@@ -47,10 +47,13 @@ class Retraction(abc.ABC):
         the path that a point free of forces would take on the set.
       wide: whether `retract` takes wide matrices as well; they are transposed for it otherwise,
         which costs memory traffic.
+      from_set: whether manifolds project points that are far off first. False to study what a
+        retraction does by itself.
     """
 
     order: ClassVar[float]
     wide: ClassVar[bool] = False
+    from_set: ClassVar[bool] = True
 
     @abc.abstractmethod
     def retract(

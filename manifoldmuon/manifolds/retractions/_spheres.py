@@ -22,9 +22,12 @@ class SphereRetraction(abc.ABC):
 
     Attributes:
       order: `R(w, t v)` differs from the great circle by O(t**(order + 1)).
+      from_set: whether manifolds normalise points that are far off first. False to study what a
+        retraction does by itself.
     """
 
     order: ClassVar[float]
+    from_set: ClassVar[bool] = True
 
     @abc.abstractmethod
     def retract(
