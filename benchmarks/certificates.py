@@ -92,7 +92,7 @@ def write_bases(folder: Path) -> dict[str, Path]:
             loose = export(f"{place}-loose", net, params, images, labels, np.zeros(20), **options)
             radii = verify(loose.parent).radii
             options |= {"at": [0.01, 0.05], "pixels": (0.0, 1.0)}
-            options |= {"shave": 1e-7 if arithmetic == "real" else 1e-4}
+            options |= {"margin": 1e-7 if arithmetic == "real" else 1e-4}
             found[place.name] = export(place, net, params, images, labels, radii, **options).parent
     return found
 
