@@ -206,7 +206,7 @@ def _place(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def are_counts(value: Any) -> bool:
-    """Whether this is a list of whole numbers from 0 on (no booleans)."""
+    """Return whether this is a list of integers >= 0 (no booleans)."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**48 for n in value)
 
 

@@ -1,4 +1,4 @@
-"""What each kind of layer does, how far it can move its output, and how much rounding adds.
+"""Layers: what each computes, its Lipschitz constant, and how much rounding adds.
 
 For each kind: the map; a bound L on its Lipschitz constant in the Euclidean norm, with the
 weights as they are (not as they should be); and the rounding when it is computed from an input of
@@ -112,7 +112,7 @@ class Weight:
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """What is proved of a layer.
+    """Proved bounds of a layer.
 
     Attributes:
       lipschitz: at least its Lipschitz constant.
@@ -345,7 +345,7 @@ def _swap_axes(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer
 
 
 def _blocks(shape: Shape, rows: int, columns: int) -> tuple[Shape, Callable[..., np.ndarray]]:
-    """What cuts images into blocks of pixels, as `(..., height, width, block, channels)`."""
+    """Cut images into blocks of pixels, `(..., height, width, block, channels)`."""
     *batch, height, width, channels = shape
     fits = rows and columns and height % rows == 0 and width % columns == 0
     _expect(fits, f"blocks of {rows} by {columns} pixels in {shape}")

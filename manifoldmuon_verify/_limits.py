@@ -31,7 +31,7 @@ def touch(numbers: int) -> float:
 
 
 class Budget:
-    """What is left of the allowed time and memory.
+    """Remaining budget of time and memory.
 
     Attributes:
       seconds: allowed in all.

@@ -47,7 +47,7 @@ Nodes = tuple[Layer | Sum, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class State:
-    """What is known in one place of the network, for each image of a batch; norms are Euclidean.
+    """Bounds at one place of the network, for each image of a batch; norms are Euclidean.
 
     Attributes:
       values: as computed in float64, `(n, ...)`.

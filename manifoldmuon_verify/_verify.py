@@ -44,7 +44,7 @@ _PARTS = "format version norm arithmetic weights images input network claims"
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Report:
-    """What was proved.
+    """Result of a verification.
 
     Attributes:
       arithmetic: of which network: `real` or `float32`.

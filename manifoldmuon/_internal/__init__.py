@@ -1,1 +1,1 @@
-"""What several packages need and no user does. Not public: names here may change."""
+"""Helpers that several packages share. Not public: names here may change."""

@@ -175,7 +175,7 @@ def check_precision(name: str, precision: object) -> None:
 
 
 def rounding(precision: jax.lax.Precision, dtype) -> float:
-    """What accelerators round factors of this dtype to, as `finfo.eps` counts it.
+    """Return the relative rounding of factors of this dtype on accelerators, as `finfo.eps`.
 
     Float32 factors become a bfloat16 number, or the sum of two: 8 bits each, and a sign between.
     """

@@ -1,4 +1,4 @@
-"""What code inside `jax.shard_map` has to know of the mesh."""
+"""Helpers for code that runs inside `jax.shard_map`."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def match_varying_axes(tree: Tree, *others: Any) -> Tree:
 
 
 def inside_shard_map() -> bool:
-    """Whether this is traced inside of `jax.shard_map`, where every device holds its own arrays."""
+    """Return whether tracing happens inside `jax.shard_map`: devices hold their own arrays."""
     return AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types

@@ -146,7 +146,7 @@ def _span(first: str, last: str) -> str:
 
 @functools.singledispatch
 def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
-    """What a module does to sizes and perturbations, whatever the input of these sizes.
+    """Bound a module's output and its response to perturbations, for inputs of these norms.
 
     A generic function with one implementation for each type of module. The bounds of a bond of
     your own are a function `(bond, weights, x) -> LipschitzBounds` decorated with

@@ -1,4 +1,4 @@
-"""What the bounds of a network are good for: smoothness of its losses, robustness of its labels."""
+"""Uses of a network's bounds: smoothness of its losses, robustness of its labels."""
 
 from __future__ import annotations
 

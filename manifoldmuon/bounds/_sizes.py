@@ -134,7 +134,7 @@ class NormBound:
         return dataclasses.replace(self, upper=times(factor, self.upper), lower=0.0, **changes)
 
     def is_length(self, axes: int) -> bool:
-        """Whether it is the length over this many axes, or more."""
+        """Return whether this is the length over this many axes, or more."""
         return isinstance(self.measure, L2) and self.measure.axes >= axes
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What a module does to sizes and to perturbations: bounds that compose."""
+"""Bounds on a module's output and on its response to perturbations: they compose."""
 
 from __future__ import annotations
 

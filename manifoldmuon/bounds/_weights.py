@@ -54,7 +54,7 @@ class MatrixBounds:
 
 @functools.singledispatch
 def matrix_bounds(space: object, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
-    """What holds for the points of a manifold, or for the weights of norm at most 1 in a norm.
+    """Bound the points of a manifold, or the weights of norm at most 1 in a norm.
 
     A generic function with one implementation for each type of manifold, and of the norms of
     steps (`Manifold.norm`). Flat space constrains nothing: there, points are taken to have norm

@@ -73,7 +73,7 @@ def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
 
 
 def _words(leaf: Any) -> UInt32[np.ndarray, "..."]:
-    """What is on the host as 32-bit words, as `_digest` takes them on a device."""
+    """Return a host array as 32-bit words, as `_digest` takes them on a device."""
     x = np.asarray(leaf)
     if x.dtype.kind not in "biufcV":
         raise TypeError(x.dtype)

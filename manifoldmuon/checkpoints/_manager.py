@@ -175,7 +175,7 @@ class Checkpoints:
         return self._checked(step, lambda step: self._restore(step, target, table))
 
     def read_extra(self, step: int | None = None) -> Any:
-        """What was saved beside the arrays, for whoever needs it to make the target.
+        """Return the metadata saved beside the arrays, for making the target of a restore.
 
         Args:
           step: another than the newest.
@@ -214,7 +214,7 @@ class Checkpoints:
         self.close()
 
     def _checked(self, step: int | None, read: Callable[[int], Any]) -> Any:
-        """What is read of a step; if that is damaged, an error with the newest that is whole."""
+        """Read a step; if it is damaged, raise an error that names the newest intact step."""
         self.wait()
         steps = sorted(self.manager.all_steps())
         if step is None and not steps:
@@ -355,7 +355,7 @@ def _sha256(record: Mapping[str, Any]) -> str:
 
 
 def _brief(error: BaseException) -> str:
-    """What went wrong, without the specification that TensorStore puts behind it."""
+    """Return the error message without the specification that TensorStore appends."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = re.sub(r" \[\w+=.*", "", " ".join(str(error).split())) or type(error).__name__

@@ -1,4 +1,4 @@
-"""What a retraction does to a point: its order, its drift, the length of its steps, its price."""
+"""Measure retractions: order, drift, length of steps, cost."""
 
 from __future__ import annotations
 

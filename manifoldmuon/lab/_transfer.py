@@ -43,7 +43,7 @@ class BestRate(NamedTuple):
 
 
 def best_rate(log2_rates: Numbers, losses: Sequence[Losses]) -> BestRate:
-    """Where the loss is lowest, from a sweep over learning rates.
+    """Lowest loss of a sweep over learning rates, and its rate.
 
     For each seed, a parabola goes through the logarithm of the loss at the best rate of the grid
     and its two neighbours; its lowest point is the seed's best rate.
@@ -143,7 +143,7 @@ def excess_loss(log2_rates: Numbers, losses: Losses, at: float) -> float | None:
 
 
 class _Lowest(NamedTuple):
-    """Where one curve is lowest.
+    """Find the minimum of one curve.
 
     Attributes:
       exponent: log2 of the rate; None at an end of the grid.

@@ -156,7 +156,7 @@ def _interpolate(points, signs, middle, half):
 
 
 def _stationary(q, middle, half):
-    """Where `d/dx x q(x^2) = q + 2 t q'` is zero, t = x^2 = middle + half * s."""
+    """Return the zeros of `d/dx x q(x^2) = q + 2 t q'`, t = x^2 = middle + half * s."""
     q = chebyshev.cheb2poly(q)
     slope = polynomial.polyadd(
         q, polynomial.polymul([middle, half], 2 * polynomial.polyder(q) / half)

@@ -1,4 +1,4 @@
-"""What rational functions of matrices need: Zolotarev's coefficients, and inverses.
+"""Parts of rational functions of matrices: Zolotarev's coefficients, and inverses.
 
 The inverses are computed here because LAPACK's take four times as long on stacks of matrices, and
 stand still for longer where its threads and XLA's get into each other's way.

@@ -34,7 +34,7 @@ class Schedule(abc.ABC):
         return len(self.coefficients)
 
     def apply(self, values) -> np.ndarray:
-        """What the schedule makes of singular values, in float64: for plots and for tests."""
+        """Apply the schedule to singular values, in float64: for plots and for tests."""
         x = np.asarray(values, np.float64)
         for step in self.coefficients:
             x = x * np.polynomial.polynomial.polyval(x * x, step)

@@ -152,7 +152,7 @@ def _nearest(
 
 @_nearest.defjvp
 def _nearest_jvp(max_iterations, primals, tangents):
-    """What is left of a change within the face of the set that the point lies on."""
+    """Project a change onto the face of the set that the point is on."""
     found, active = _nearest(primals[0], max_iterations)
     weights = active.astype(found.dtype)
     moved = weights * _without_sums(weights, tangents[0])

@@ -16,7 +16,7 @@ AxisNumbers = int | tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where the fan-in, the fan-out and the taps of a weight are in an array.
+    """Axes of an array that hold the fan-in, the fan-out and the taps of a weight.
 
     The array is rearranged to `(..., taps, fan_out, fan_in)`, several axes of one kind flattened
     into one (but for the taps, which stay apart), and results are moved back. All axes that are

@@ -54,7 +54,7 @@ class Manifold(abc.ABC):
 
     @property
     def constrained(self) -> bool:
-        """Whether the set is less than all of space.
+        """True unless the set is all of space.
 
         Optimizers decay the weights of unconstrained leaves, and add to them instead of
         retracting.
@@ -298,7 +298,7 @@ def never_fused(product: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def rounding_loss(dtype) -> float:
-    """What rounding to this dtype costs a direction, relative to the optimum; 0 for float32."""
+    """Return what rounding to this dtype costs a direction, relatively; 0 for float32."""
     eps = float(jnp.finfo(dtype).eps)
     return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0
 

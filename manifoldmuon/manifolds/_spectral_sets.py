@@ -70,7 +70,7 @@ _LANCZOS = 56
 
 
 class _Bounded(Manifold):
-    """What the sets share; a subclass is a dataclass with these fields."""
+    """Base of the sets in this file; a subclass is a dataclass with these fields."""
 
     scale: float | ScaleRule
     step_norm: Norm | None

@@ -251,7 +251,7 @@ class EmbeddingRows(Manifold):
 
     @property
     def _closed(self) -> bool:
-        """Whether the direction has a closed form."""
+        """Return whether the direction has a closed form."""
         return isinstance(self.norm, MaxRowNorm | Frobenius)
 
     def steepest(

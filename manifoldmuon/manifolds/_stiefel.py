@@ -137,7 +137,7 @@ class _Orthonormal(Manifold):
         """The orthogonal projection onto the tangent space at a tall point of unit scale."""
 
     def _at(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
-        """Where a direction is asked for: a tall point of unit scale.
+        """Return the tall point of unit scale at which a direction is computed.
 
         As far from the set as rounding leaves a short dtype, a gradient normal to the set would
         have a tangent part of that size.
@@ -415,7 +415,7 @@ def _projected_if_far_jvp(primals, tangents):
 
 
 def _is_far(x: Float[Array, "*batch m n"]) -> Bool[Array, "*batch"]:
-    """Whether a matrix is farther than about 0.005 from orthonormal: never below that.
+    """Return whether a matrix is farther than about 0.005 from orthonormal: never below that.
 
     `E^2 v` for four fixed random unit vectors, with `E = W^T W - I`: a tenth of the price of E.
     What bfloat16 rounds is below. A single singular value that is off by d is seen if
@@ -435,7 +435,7 @@ _NEAR = 0.01  # ||W^T W - I||, twice the distance
 
 
 def _polish(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
-    """What brings a nearly orthonormal `W` with this Gram matrix to the nearest orthonormal one."""
+    """Return the factor that makes a nearly orthonormal `W` with this Gram matrix exact."""
     return 15 / 8 * identity_like(gram) - 10 / 8 * gram + 3 / 8 * product(gram, gram)
 
 

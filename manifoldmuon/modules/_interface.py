@@ -1,4 +1,4 @@
-"""What a module declares, and what follows from that by itself."""
+"""Interface of a module: what it declares, and what is derived from that."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class ModuleInterface(abc.ABC):
     @property
     @abc.abstractmethod
     def parts(self) -> tuple["ModuleInterface", ...]:
-        """What the module is built from, in the order of its parameters; empty for a leaf."""
+        """Modules that this one is built from, in the order of its parameters; empty for a leaf."""
 
     @abc.abstractmethod
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Any:
@@ -86,7 +86,7 @@ class ModuleInterface(abc.ABC):
 
     @abc.abstractmethod
     def describe(self) -> str:
-        """What stands for the module on its line of the printed tree."""
+        """Label of the module on its line of the printed tree."""
 
     def geometry(self) -> Any:
         """The manifold of every weight, in the structure of the parameters."""
@@ -154,7 +154,7 @@ class ModuleInterface(abc.ABC):
         return self.map_atoms(lambda atom: atom.on(atom.free_space()))
 
     def weights(self) -> Any:
-        """What the architecture compiles to: a `WeightSpec` for every weight, as a tree."""
+        """Return a `WeightSpec` for every weight, as a tree: the compiled architecture."""
         return self.plan(np.ones(()))
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""What networks of Lipschitz constant 1 in the Euclidean norm are made of.
+"""Layers of networks with Lipschitz constant 1 in the Euclidean norm.
 
 All of these keep or shrink distances in the Euclidean length of the whole input. With
 `Linear(m, n, Stiefel())`, of scale 1, they make networks whose margins certify their labels (see

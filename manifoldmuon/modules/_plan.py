@@ -1,4 +1,4 @@
-"""What an architecture compiles to: a record for every weight, and the rules that make it.
+"""Compiled architectures: a record for every weight, and the rules that make it.
 
 Budgets flow down from the whole to the weights, sharpness flows up from the parts to the whole
 (modular norm, arXiv:2405.14813, section 3).
@@ -114,7 +114,7 @@ LINEAR = Sharpness(0.0, 0.0, 0.0)
 
 
 class Share(NamedTuple):
-    """What the rules need to know of one part: its share of the mass, and its attributes."""
+    """Inputs of the rules for one part: its share of the mass, and its attributes."""
 
     share: float
     sensitivity: float

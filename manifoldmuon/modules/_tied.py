@@ -125,7 +125,7 @@ class Tied(Module):
         return "Tied at " + ", ".join("/".join(map(str, place)) for place in self.places)
 
     def _specs(self, plan: Any) -> list[Any]:
-        """What is at the places: a `WeightSpec` each, if the places are those of atoms."""
+        """Return the `WeightSpec` at each place, if the places are those of atoms."""
         return [_find(plan, place) for place in self.places]
 
     def _thin(self, tree: Any) -> Any:

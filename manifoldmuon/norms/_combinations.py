@@ -34,7 +34,7 @@ class Combination(abc.ABC):
 
     @abc.abstractmethod
     def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
-        """What each layer is given, of combined norm 1; zeros for zeros. A NaN stays visible."""
+        """Return the share of each layer, of combined norm 1; zeros for zeros. NaN stays."""
 
 
 @dataclasses.dataclass(frozen=True)

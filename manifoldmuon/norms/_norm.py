@@ -190,7 +190,7 @@ class Norm(abc.ABC):
         return upcast(self.norm(weight))
 
     def init_vectors(self, shape: tuple[int, ...]) -> Any:
-        """What the first `estimate` for weights of this shape starts from; `()` for nothing."""
+        """Return the start of the first `estimate` for weights of this shape; `()` for nothing."""
         return ()
 
     def estimate(

@@ -25,7 +25,7 @@ Layouts = Any
 
 
 class ScaleByAGDState(NamedTuple):
-    """What the last step of `scale_by_agd` measured.
+    """State of `scale_by_agd`: measurements of the last step.
 
     Attributes:
       eta: the length of the step, `log((1 + sqrt(1 + 4 summary)) / 2)`; float32.

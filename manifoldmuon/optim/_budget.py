@@ -89,6 +89,6 @@ def _is_real(dtype: Any) -> bool:
 
 
 def _broadcasts(budget: tuple[int, ...], leaf: tuple[int, ...]) -> bool:
-    """Whether an array of the first shape broadcasts against the second, not the other way."""
+    """Return whether an array of the first shape broadcasts against the second, not vice versa."""
     tail = leaf[len(leaf) - len(budget) :]
     return len(budget) <= len(leaf) and all(b in (1, n) for b, n in zip(budget, tail, strict=True))

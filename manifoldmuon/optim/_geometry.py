@@ -385,7 +385,7 @@ def find_manifolds(geometry: Geometry, params: Any) -> Places:
 
 
 def if_complex(dtype: Any) -> str:
-    """What else to do about a complex parameter."""
+    """Return a further hint for complex parameters."""
     split = ", or keep its two parts as parameters (optax.contrib.split_real_and_imaginary)"
     return split if jnp.issubdtype(dtype, jnp.complexfloating) else ""
 

@@ -18,7 +18,7 @@ from manifoldmuon.optim._retract import chain, retract
 
 @runtime_checkable
 class Architecture(Protocol):
-    """What an optimizer needs to know of a network: two trees of plain data.
+    """A network as an optimizer sees it: two trees of plain data.
 
     Every `manifoldmuon.modules.Module` is one. Neither needs the structure of the parameters: it
     is enough that they are prefix trees, compared by path.

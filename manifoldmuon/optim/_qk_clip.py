@@ -161,7 +161,7 @@ def _logits(max_logits: Any, clipped: list[Leaf], places: Places) -> list[Any]:
 def _factors(
     leaf: Leaf, layout: Layout, logits: Any, threshold: ArrayLike, power: ArrayLike
 ) -> jax.Array:
-    """What each head is multiplied by."""
+    """Return the factor of each head."""
     heads = layout.inner_shape(leaf.param.shape)[:-2]
     shape = None if logits is None else jnp.shape(logits)
     if shape not in ((), heads):

@@ -28,7 +28,7 @@ from manifoldmuon.optim._owners import divided_alike
 
 
 class ScaleBySteepestState(NamedTuple):
-    """What one step leaves for the next, and what it has to show for itself.
+    """State carried between steps: warm starts and certificates.
 
     All three are dictionaries keyed by path (see `path_string`): none has the shape of the
     parameters, so `optax.tree_utils.tree_map_params` hands each of them whole to
@@ -126,7 +126,7 @@ def scale_by_steepest(
 
 
 def _dual_of(state: ScaleBySteepestState, leaf: Leaf) -> Any:
-    """What the last step has left, or what a first step starts from."""
+    """Return the dual variables of the last step, or those of a cold start."""
     if leaf.path in state.dual:
         return state.dual[leaf.path]
     return manifold_of(leaf.entry).init_dual(inner_shape(leaf.entry, leaf.param.shape))
@@ -241,7 +241,7 @@ def _gain(manifold: Manifold, step: jax.Array, grad: jax.Array) -> tuple[jax.Arr
 
 
 def _combine(combination: Combination, gains: list[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
-    """What every point is given, from the gains of all points on one scale."""
+    """Return the share of every point, from the gains of all points on one scale."""
     scales = [jnp.where(size > 0, power, -(2**20)).ravel() for size, power in gains]
     largest = jnp.max(jnp.concatenate(scales))
     # Not above 0: the exponent of a leaf of zeros means nothing.

@@ -21,7 +21,7 @@ from manifoldmuon.optim._step_by_rule import inner, require, scaled
 
 
 class StepByDistanceState(NamedTuple):
-    """What the bound is made of.
+    """State of `step_by_distance`: the parts of its bound.
 
     Attributes:
       distance: the bound so far; float32.

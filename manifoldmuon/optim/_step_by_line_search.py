@@ -18,7 +18,7 @@ from manifoldmuon.optim._step_by_rule import inner, require, scaled
 
 
 class StepByLineSearchState(NamedTuple):
-    """What the last line search found.
+    """State of `step_by_line_search`: the result of the last search.
 
     Attributes:
       learning_rate: where the next search begins, up to `growth`; the widest dtype of the

@@ -70,7 +70,7 @@ class DeepTrust(StepRule):
 
 
 class StepByRuleState(NamedTuple):
-    """What the last step of `step_by_rule` measured.
+    """State of `step_by_rule`: measurements of the last step.
 
     Attributes:
       learning_rate: the length of the step; float32.

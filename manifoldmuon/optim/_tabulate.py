@@ -1,4 +1,4 @@
-"""What pairs with what: a table of a geometry over its parameters, to read before training."""
+"""Summary table of parameters, manifolds and budgets."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TableRow:
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """What `tabulate` returns; `print` shows it as text, the warnings below.
+    """Result of `tabulate`; `print` shows it as text, with the warnings below.
 
     Attributes:
       rows: one for each parameter, in the order of the tree.
@@ -75,7 +75,7 @@ class Table:
 
     @property
     def warnings(self) -> list[str]:
-        """What looks wrong, one sentence each, beginning with the path."""
+        """Warnings, one sentence each, beginning with the path."""
         return [f"{row.path}: {warning}" for row in self.rows for warning in row.warnings]
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ _NUMBERS = ("copies", "fan-in", "fan-out", "budget")
 
 
 def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
-    """What pairs with what: path, shape, fans, manifold, norm, budget and retraction, as a table.
+    """Return a table of path, shape, fans, manifold, norm, budget and retraction.
 
     Print it before training. Nothing is decided by it: the warnings are guesses, from names and
     from the shapes beside a parameter, at what a geometry may have got wrong:
@@ -299,7 +299,7 @@ def _bias(path: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...] | No
 
 
 def _fits(bias: tuple[int, ...], leading: list[int], fan_out: int) -> bool:
-    """Whether a bias is one vector of the fan-out, or one for each copy of a stack or block."""
+    """Return whether a bias is a vector of the fan-out, or one for each copy or block."""
     sizes = [fan_out * math.prod(leading[:n]) for n in range(len(leading) + 1)]
     return math.prod(bias) in sizes
 

@@ -22,7 +22,7 @@ Logits = Callable[[Array], Array]
 
 @dataclasses.dataclass(frozen=True)
 class AttackResult:
-    """What an attack has found.
+    """Result of an attack.
 
     Attributes:
       points: `(n, ...)`, in the dtype of the images: of all points tried in the ball around each

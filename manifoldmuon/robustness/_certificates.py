@@ -218,7 +218,7 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, n
 
 
 def _split(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:
-    """What comes before the last linear layer, and the matrix that makes logits of it."""
+    """Split a network into what precedes the last linear layer, and that layer's matrix."""
     parts = net.parts if isinstance(net, Compose) else (net,)
     weights = params if isinstance(net, Compose) else (params,)
     factor = 1.0

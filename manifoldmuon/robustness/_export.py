@@ -303,7 +303,7 @@ def _floor(value: float) -> float:
 
 
 def _packed(file: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """What a certificate says of a file, and under `bytes` the file."""
+    """Return a certificate's entry for a file, with the file itself under `bytes`."""
     try:
         from safetensors.numpy import save
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What works inside of `jax.shard_map`, as a check."""
+"""Check that a function works inside `jax.shard_map`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a gradient transformation a good Optax citizen, as checks anyone can run."""
+"""Check that a gradient transformation works with Optax's wrappers and JAX's transformations."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Side(NamedTuple):
 
 
 class Search(NamedTuple):
-    """Where to look next, and what has been found.
+    """State of the search: the next multiplier and the two sides of the root.
 
     A lower side has a slope below zero, a higher one has none below: `low.slope = 0` and
     `high.slope = -1` stand for sides that are not known.
@@ -50,7 +50,7 @@ class Search(NamedTuple):
 
     @property
     def closed(self) -> Bool[Array, "*batch"]:
-        """Whether the root lies between two sides."""
+        """Return whether the root is between the two sides."""
         return (self.low.slope < 0) & (self.high.slope >= 0)
 
     @property

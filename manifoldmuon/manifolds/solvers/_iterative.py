@@ -223,7 +223,7 @@ class FixedPoint(_DualSolver):
 
 
 class Dual(NamedTuple):
-    """Where the next, nearby problem starts: `T / scale`, and the direction in `[W, Q]`."""
+    """Return the warm start of the next problem: `T / scale`, and the direction in `[W, Q]`."""
 
     shift: Float[Array, "*batch n n"]
     direction: Float[Array, "*batch rows n"]

@@ -139,7 +139,7 @@ def tangent_residual(inner: Float[Array, "*batch n n"]) -> Float[Array, "*batch"
 
 
 def tangent_precision(precision: jax.lax.Precision) -> jax.lax.Precision:
-    """What the tangent part of a gradient takes where everything else takes `precision`.
+    """Return the precision for the tangent part of a gradient where the rest takes `precision`.
 
     It is a difference, and a small one near a critical point: in one pass of bfloat16 a tangent
     part of a hundredth of the gradient would be noise.
@@ -153,7 +153,7 @@ def is_noise(
     grad: Float[Array, "*batch m n"],
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Bool[Array, "*batch"]:
-    """Whether a tangent part of this Frobenius norm is what rounding leaves of a normal gradient.
+    """Return whether a tangent part of this Frobenius norm is rounding of a normal gradient.
 
     At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
     """
@@ -186,7 +186,7 @@ def certify(
 
 
 def raise_of(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
-    """What rounding may have taken from the eigenvalues of `gram = x^T x`.
+    """Bound the rounding error of the eigenvalues of `gram = x^T x`.
 
     An entry is off by less than a unit of rounding of the product of the lengths of two columns.
     """
