@@ -31,8 +31,8 @@ def train(steps: int = 100) -> Trained:
     model = eqx.nn.MLP(64, 10, width_size=64, depth=3, key=jax.random.key(0))
     model = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x, model)
     params, frozen = split(model)
-    table = mm.optim.tabulate(GEOMETRY, params)  # without the first layer
     params = mm.optim.project_tree(GEOMETRY, params)
+    table = mm.optim.tabulate(GEOMETRY, params)  # without the first layer
     # The momentum is float32, whatever the parameters are.
     tx = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps), GEOMETRY)
 

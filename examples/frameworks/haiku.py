@@ -52,8 +52,8 @@ def train(steps: int = 100) -> Trained:
     """Trains on the digits."""
     data = list(minibatches(steps))
     params: Any = network.init(jax.random.key(0), data[0][0])
-    table = mm.optim.tabulate(GEOMETRY, without_adam(params))
     projected = mm.optim.project_tree(GEOMETRY, without_adam(params))
+    table = mm.optim.tabulate(GEOMETRY, projected)
     params = jax.tree.map(
         lambda new, old: old if new is None else new, projected, params, is_leaf=lambda x: x is None
     )

@@ -68,9 +68,9 @@ GEOMETRY = mm.optim.by_path(
 def train(steps: int = 100) -> Trained:
     """Trains on the digits."""
     model = Net(nnx.Rngs(0))
-    params = nnx.state(model, nnx.Param)
+    params = mm.optim.project_tree(GEOMETRY, nnx.state(model, nnx.Param))
     table = mm.optim.tabulate(GEOMETRY, params)
-    nnx.update(model, mm.optim.project_tree(GEOMETRY, params))
+    nnx.update(model, params)
     tx = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps), GEOMETRY)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
