@@ -19,19 +19,23 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
     figure, (axes,) = panels(1, 2 + timing, width=5.0, height=4.2)
     curves, attacks = axes[0], axes[-1]
     pairs = itertools.product(summary, next(iter(summary.values())))
-    for (network, method), colour in zip(pairs, itertools.cycle(COLOURS), strict=False):
+    # The colours once more, dotted and hollow, where there are more methods than colours.
+    looks = itertools.product((("-", "full"), (":", "none")), COLOURS)
+    for (network, method), ((line, fill), colour) in zip(pairs, looks, strict=False):
         found = summary[network][method]
         names = [network] * (len(summary) > 1) + [method] * (len(summary[network]) > 1)
         curve = 100 * np.array(found["epochs"]["curve"])
         x = np.linspace(0, 1.5 * max(radii), len(curve))
-        curves.plot(x, curve, color=colour, label=", ".join(names))
+        curves.plot(x, curve, line, color=colour, label=", ".join(names))
         for part, marker in zip(PARTS, "os", strict=True) if timing else ():
             mine, last = found[part]["seconds"]["mean"], found[part]["accuracies"][-1]
             axes[1].errorbar([mine], [100 * last["mean"]], yerr=_percent(last), fmt=marker,
-                           capsize=3, color=colour, markersize=5)  # fmt: skip
+                           capsize=3, color=colour, markersize=5, fillstyle=fill)  # fmt: skip
         for key, style in (("robust", "v--"), ("proved", "o-")):
             level = [100 * estimate["mean"] for estimate in found[key]]
-            attacks.plot(radii, level, style, color=colour, linewidth=1, markersize=4)
+            attacks.plot(
+                radii, level, style, color=colour, linewidth=1, markersize=4, fillstyle=fill
+            )
     for radius in radii:
         curves.axvline(radius, color="#bbbbbb", linewidth=0.8, zorder=0)
     if len(summary) > 1 or len(summary[next(iter(summary))]) > 1:
