@@ -100,7 +100,12 @@ LIMITS = {
     "distance from the set": 4e-6,
 }
 # Inverse roots that magnify what rounding leaves normal to the set in gradients of low rank.
-RESIDUALS = {"Stiefel, FAST": 1e-3, "Stiefel, Resolvents": 1e-4}
+RESIDUALS = {
+    "Stiefel, FAST": 1e-3,
+    "Stiefel, Resolvents": 1e-4,
+    # Lanczos takes 24 steps for the normal in place of 56, and errs where two values nearly tie.
+    "SpectralSphere, fast": 1e-4,
+}
 # Singular vectors that rounding turns by up to this.
 RESIDUALS["Isospectral, nearly tied"] = 1e-3
 OF_FLOAT64 = 1e-2
@@ -419,7 +424,8 @@ def check_switching(
             for key, figure in zip(LIMITS, figures, strict=False):
                 found[key] = max(found[key], figure)
     for key, figure in found.items():
-        limit = EXCESS if name not in MATRICES else LIMITS[key]
+        limit = RESIDUALS.get(name, LIMITS[key]) if key == "residual" else LIMITS[key]
+        limit = limit if name in MATRICES else EXCESS
         assert figure <= limit, f"{key}: {figure:.2g} > {limit:.2g} in {name}, {sequence}"
     return found
 
