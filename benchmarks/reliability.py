@@ -99,15 +99,16 @@ LIMITS = {
     "descent": 1e-7,
     "distance from the set": 4e-6,
 }
-# Inverse roots that magnify what rounding leaves normal to the set in gradients of low rank.
+# Normal parts that may be larger.
 RESIDUALS = {
+    # Inverse roots magnify what rounding leaves normal to the set in gradients of low rank.
     "Stiefel, FAST": 1e-3,
     "Stiefel, Resolvents": 1e-4,
     # Lanczos takes 24 steps for the normal in place of 56, and errs where two values nearly tie.
     "SpectralSphere, fast": 1e-4,
+    # Singular vectors that rounding turns by up to this.
+    "Isospectral, nearly tied": 1e-3,
 }
-# Singular vectors that rounding turns by up to this.
-RESIDUALS["Isospectral, nearly tied"] = 1e-3
 OF_FLOAT64 = 1e-2
 
 

@@ -88,9 +88,8 @@ class _Orthonormal(Manifold):
     def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        scaled, exponent = scale_to_unit_exponent(
-            vector, 2
-        )  # a product of huge numbers would overflow
+        # A product of huge numbers would overflow.
+        scaled, exponent = scale_to_unit_exponent(vector, 2)
         part = times_power_of_two(self._tangent_part(self._unit(point), tall(scaled)), exponent, 2)
         return _like(part, vector, 1.0)
 
