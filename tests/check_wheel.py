@@ -33,7 +33,7 @@ for package in {packages}:
     module = importlib.import_module(package)
     assert importlib.resources.files(package).joinpath("py.typed").is_file()
     assert Path(module.__file__).is_relative_to({site!r}), module.__file__
-parts = "linalg", "norms", "manifolds", "optim", "modules", "bounds", "robustness", "testing", "lab"
+parts = "linalg norms manifolds optim modules bounds robustness testing lab contrib".split()
 for part in parts:
     importlib.import_module("manifoldmuon." + part)
 geometry = {{"w": Stiefel(), "b": Euclidean()}}

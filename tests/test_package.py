@@ -96,7 +96,7 @@ def test_importing_touches_no_device():
 def test_importing_leaves_the_laboratory_and_the_extras_alone():
     loaded = run("import manifoldmuon, sys; print(*sys.modules)").split()
     lazy = [
-        *(f"manifoldmuon.{part}" for part in ("checkpoints", "lab", "testing")),
+        *(f"manifoldmuon.{part}" for part in ("checkpoints", "contrib", "lab", "testing")),
         *("matplotlib", "orbax", "pooch", "sklearn", "tqdm"),
     ]
     assert "manifoldmuon" in loaded
