@@ -25,11 +25,11 @@ CODE := $(wildcard manifoldmuon manifoldmuon_verify studies examples benchmarks 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
-train: $(VENV)/.examples  ## Train the example on the digits, side by side (options: ARGS="--help")
-	@$(BIN)/python -m examples.train $(ARGS)
+train: $(VENV)/.examples  ## Train on the digits, side by side (options: ARGS="--help")
+	@$(BIN)/python -m studies.digits $(ARGS)
 
 reproduce: $(VENV)/.examples  ## Put published numbers beside reproduced ones; runs what has no record (options: ARGS="--help")
-	@$(BIN)/python -m examples.reproduce $(ARGS)
+	@$(BIN)/python -m studies.reproduction $(ARGS)
 
 test: lint types unit  ## Run ruff, pyright and pytest (every case: PYTEST_ARGS=--exhaustive)
 

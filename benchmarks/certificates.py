@@ -24,13 +24,12 @@ from tqdm import tqdm
 from benchmarks._command import command
 from benchmarks._forgeries import FAMILIES, Forgery
 from benchmarks._independent import claimed_too_much
-from examples.command import parse, save
-from examples.digits.arguments import integer
 from manifoldmuon import modules
 from manifoldmuon.manifolds import Orthogonal, Stiefel
 from manifoldmuon.modules import Bias, Linear, MaxMin, Module
 from manifoldmuon.robustness import export
 from manifoldmuon_verify import verify
+from studies.program import integer, parse, save
 
 SECONDS, MEBIBYTES = 10.0, 1024.0
 """What one certificate may take: of one core, and of memory."""

@@ -14,11 +14,11 @@ import numpy as np
 
 from benchmarks._command import command, save_with_table
 from benchmarks.solvers import MUON, muon_direction
-from examples.command import parse
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import DoublyStochastic, Grassmann, Isospectral, Manifold
 from manifoldmuon.norms import FanRatio, Spectral
+from studies.program import parse
 
 SHAPES = ((3072, 128), (768, 256), (256, 192), (128, 64), (64, 10))
 RATE = 0.02

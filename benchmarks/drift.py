@@ -18,7 +18,6 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command
-from examples.command import parse
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import (
     DoublyStochastic,
@@ -35,6 +34,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.retractions import Sinkhorn
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, BarzilaiBorwein, DouglasRachford
 from manifoldmuon.norms import RootRank, Spectral
+from studies.program import parse
 from studies.records import environment, write_record
 
 PRESETS = {"accurate": ACCURATE, "fast": FAST}

@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpt_throughput    # minutes; docs/benchmarks/results/gpt_throughput.*
 
-The network of the constrained run of `examples.hello_gpt` is trained with manifold Muon, by either
+The network of the constrained run of `studies.gpt` is trained with manifold Muon, by either
 preset of the solver, and with `optax.contrib.muon` at its defaults, from the same weights on the
 same tokens. Chunks of steps are compiled as one program each and measured in turn, round by round,
 so that what slows the machine down slows all of them alike. The parts of a step are programs of
@@ -21,13 +21,13 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command
-from examples.command import parse
-from examples.gpt.methods import METHODS, Job, build_equal, build_muon, constrained
-from examples.gpt.settings import Settings
-from examples.gpt.training import chunk_of_steps, mean_loss
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.modules import Module
+from studies.gpt.methods import METHODS, Job, build_equal, build_muon, constrained
+from studies.gpt.settings import Settings
+from studies.gpt.training import chunk_of_steps, mean_loss
+from studies.program import parse
 from studies.records import environment, write_record
 
 VOCABULARY = 65

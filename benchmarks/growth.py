@@ -13,8 +13,8 @@ from tqdm import tqdm
 
 from benchmarks._command import command, save_with_table
 from benchmarks.steps import MUON, measure
-from examples.command import parse
 from studies.display import dress, panels
+from studies.program import parse
 
 OPTIMIZERS = (MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
 # What grows: layers, width, whether the layers are stacked; and how the picture counts it.

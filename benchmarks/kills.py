@@ -20,8 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks._command import command
-from examples.command import parse, save
-from examples.digits.arguments import integer
+from studies.program import integer, parse, save
 
 JOB = (
     *("--widths", "64", "--steps", "300", "--seeds", "0", "1", "2"),
@@ -60,7 +59,7 @@ def run(options: Sequence[str], job: Sequence[str], out: str | Path) -> None:
 
 def command_line(options: Sequence[str], job: Sequence[str], out: str | Path) -> list[str]:
     """The job with a checkpoint after every chunk."""
-    program = [sys.executable, "-m", "examples.train", *job, "--out", str(out)]
+    program = [sys.executable, "-m", "studies.digits", *job, "--out", str(out)]
     return [*program, "--checkpoint-every", "0", *options]
 
 

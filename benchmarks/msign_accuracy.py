@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._command import command
-from examples.command import parse, save
 from manifoldmuon.linalg import (
     CUBIC,
     DEFAULT_MSIGN,
@@ -34,7 +33,7 @@ from manifoldmuon.linalg import (
     PolarExpress,
     msign,
 )
-from studies.command import Parser
+from studies.program import Parser, parse, save
 
 METHODS: dict[str, MsignMethod] = {
     "default": DEFAULT_MSIGN,

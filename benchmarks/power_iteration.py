@@ -16,11 +16,11 @@ import numpy as np
 import optax
 
 from benchmarks._command import command
-from examples.command import parse
 from manifoldmuon.linalg import power_iteration, spectral_norm
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 from studies.datasets import load_digits
+from studies.program import parse
 from studies.records import environment, write_record
 
 SIZES = ((128, 64), (128, 128), (10, 128))

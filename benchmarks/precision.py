@@ -21,13 +21,13 @@ from benchmarks._command import command
 from benchmarks._passes import multiplications, on_tpu
 from benchmarks.drift import PRESETS, RATES, distances
 from benchmarks.msign_accuracy import matrix
-from examples.command import parse
-from examples.digits.gradients import record_gradients
 from manifoldmuon import optim
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, GramEigh, InverseRoot, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, ProjectedPolar, SkewPolar, StiefelSolver
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from studies.digits.gradients import record_gradients
+from studies.program import parse
 from studies.records import environment, write_record
 
 PASSES = {"as delivered": None, "1": 1, "3": 3, "6": 6}

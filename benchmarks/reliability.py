@@ -20,7 +20,6 @@ from tqdm import tqdm
 from benchmarks._bounds import attack_network, drifted
 from benchmarks._command import command
 from benchmarks._sets import clear_of_edges, most, normal_at, size, unit_of
-from examples.command import parse, save
 from manifoldmuon import optim
 from manifoldmuon.bounds import matrix_bounds
 from manifoldmuon.manifolds import (
@@ -48,6 +47,7 @@ from manifoldmuon.manifolds.solvers import (
 )
 from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
+from studies.program import parse, save
 
 MATRICES = {
     "Stiefel": Stiefel(),

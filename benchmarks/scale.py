@@ -30,7 +30,7 @@ from tqdm import tqdm
 from benchmarks._command import command
 from benchmarks._programs import read
 from benchmarks.steps import optimizers, shapes_of, step_of
-from examples.command import interrupted, parse, save
+from studies.program import interrupted, parse, save
 from studies.records import plain
 
 ADAM, MUON = "optax.adam", "optax.contrib.muon"

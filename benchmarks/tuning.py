@@ -1,4 +1,4 @@
-"""The grids behind the default learning rates of `examples.train`, on held-out training images.
+"""The grids behind the default learning rates of `studies.digits`, on held-out training images.
 
     python -m benchmarks.tuning    # some minutes; docs/benchmarks/results/tuning.json
 
@@ -19,12 +19,12 @@ import optax
 from tqdm import tqdm
 
 from benchmarks._command import command
-from examples._mean import Mean
-from examples.command import parse
-from examples.digits.methods import METHODS, PRESETS, build_adamw
-from examples.digits.settings import Settings
 from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import batches
+from studies.digits.methods import METHODS, PRESETS, build_adamw
+from studies.digits.settings import Settings
+from studies.estimates import Mean
+from studies.program import parse
 from studies.records import environment, write_record
 
 MULTIPLIERS = (1.0, 2.0, 4.0, 8.0)
@@ -94,7 +94,7 @@ def grid_row(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the grids."""
-    parser = command("tuning", "Grids behind the defaults of examples.train.")
+    parser = command("tuning", "Grids behind the defaults of studies.digits.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 110)))
     parser.add_argument("--steps", type=int, default=Settings().steps)
     parser.add_argument("--optimizers", nargs="+", choices=list(METHODS), default=list(METHODS))

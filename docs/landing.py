@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
-_RECORD = Path(__file__).parents[1] / "examples" / "results" / "digits-40-seeds.json"
+_RECORD = Path(__file__).parents[1] / "studies" / "results" / "digits-40-seeds.json"
 # Okabe and Ito's colours, as in the example's own picture.
 _COLOURS = {"adamw": "#767676", "muon": "#E69F00", "sphere": "#009E73", "stiefel": "#0072B2"}
 

@@ -1,1 +1,1 @@
-"""Programs that show the package at work; `make train` runs `examples.train`."""
+"""Short programs that show the package at work; docs/examples.md lists them."""

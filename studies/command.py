@@ -9,23 +9,17 @@ import types
 import typing
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 
 from studies.datasets import DatasetError
+from studies.program import Parser
 from studies.records import WriteError, read_record, whole
 from studies.run import partial_path, run_study
 from studies.study import Record, Study, fields_of, types_of
 
 FOLDER = Path("runs")
-
-
-class Parser(argparse.ArgumentParser):
-    """Without the usage text in front of an error: one line, and exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
 
 
 def command(study: type[Study], argv: Sequence[str]) -> int:

@@ -4,19 +4,37 @@ A record holds an estimate as an object with an `interval`, `[low, high]`, aroun
 studies call `mean` and others `value`; each of them is None where there is none.
 """
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
-from manifoldmuon.lab import half_width, mean_estimate
+from manifoldmuon.lab import half_width, mean_and_standard_error, mean_estimate
 
 Found = Mapping[str, Any]
 """An estimate from a record."""
 
 Levels = tuple[str, ...]
 """One level for each factor: an arm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mean:
+    """A mean over seeds and its standard error, which is None for a single seed."""
+
+    mean: float
+    error: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> "Mean":
+        return cls(*mean_and_standard_error(list(values)))
+
+    def text(self, form: str) -> str:
+        """Both numbers in this format, or the mean alone; a sign is for the mean."""
+        error = "" if self.error is None else f" ± {self.error:{form.lstrip('+')}}"
+        return f"{self.mean:{form}}{error}"
 
 
 def estimate(values: Sequence[float | None] | Float[np.ndarray, " seeds"]) -> dict[str, Any]:

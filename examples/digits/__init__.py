@@ -1,1 +1,0 @@
-"""The main job: four optimizers side by side on the digits (`python -m examples.train`)."""

@@ -1,0 +1,173 @@
+"""Trains a network with AdamW, Muon, hypersphere descent and manifold Muon, side by side.
+
+`make train`, or `python -m studies.digits --help`: a progress bar, a table, a picture and a
+record. The optimizers start from the same weights and see the same batches in the same order.
+"""
+
+import functools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from manifoldmuon.checkpoints import CheckpointError
+from studies.datasets import DatasetError, FlatImages
+from studies.digits import figure
+from studies.digits.arguments import SUFFIXES, Arguments, parse, parser
+from studies.digits.checkpoint import JobCheckpoints
+from studies.digits.gradients import record_gradients, save_gradients
+from studies.digits.loop import Carry, Run, Trainer
+from studies.digits.methods import METHODS
+from studies.digits.settings import Settings
+from studies.digits.summary import as_record, leads_over_adamw, summarise
+from studies.digits.table import table
+from studies.program import Parser, interrupted
+from studies.records import WriteError, write_record
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the job.
+
+    Args:
+      argv: the command line without the program's name; None for that of the process.
+
+    Returns:
+      The exit status. Wrong arguments and missing data end the program with status 2.
+    """
+    p = parser()
+    arguments = parse(argv, p)
+    settings = arguments.settings
+    try:
+        data = load_all(settings)
+    except DatasetError as error:
+        p.error(str(error))
+    first = data[settings.seeds[0]]
+    if settings.batch_size > len(first.train_y):
+        p.error(
+            f"argument --batch-size: {settings.batch_size} is more than the {len(first.train_y)} "
+            f"training images of {settings.data}"
+        )
+    kept = None if arguments.checkpoint is None else checkpoints(arguments, p)
+    try:
+        runs, compile_seconds = train_all(settings, data, kept)
+    except KeyboardInterrupt:
+        return interrupted(*([] if kept is None else [f"{kept}; the same command goes on"]))
+    except CheckpointError as error:
+        p.error(str(error))
+    print(table(settings, summarise(settings, runs)))
+    for name, ahead in leads_over_adamw(runs).items():
+        print(f"{METHODS[name].label} against AdamW, seed by seed: {ahead.text('+.2f')} points")
+    record = as_record(settings, first.widths(settings.widths), runs, compile_seconds)
+    written: list[Path] = []
+    try:
+        for path in write(arguments, record, runs):
+            written.append(path)
+        if arguments.gradients is not None:
+            recorded = record_gradients(settings.steps, settings.seeds[0], settings=settings)
+            save_gradients(arguments.gradients, recorded)
+            written.append(arguments.gradients)
+    except WriteError as error:
+        kept_too = "" if kept is None else f"; {kept}, and the same command writes the rest"
+        print(f"error: {error}{kept_too}", file=sys.stderr)
+        return 1
+    finally:
+        if written:
+            print("written:", *written)
+    return 0
+
+
+def checkpoints(arguments: Arguments, p: Parser) -> JobCheckpoints:
+    """What the folder of `--checkpoint` holds of this job, or an end with one line."""
+    assert arguments.checkpoint is not None
+    try:
+        kept = JobCheckpoints(arguments.checkpoint, arguments.seconds, arguments.settings)
+    except CheckpointError as error:
+        p.error(str(error))
+    if kept.step == kept.total:
+        print(f"{kept}: nothing is left to train")
+    elif kept.step:
+        print(f"{kept}: going on from there")
+    return kept
+
+
+def load_all(settings: Settings) -> dict[int, FlatImages]:
+    """The data of every seed; those that have one split are loaded once."""
+    if settings.data == "digits":
+        return {seed: settings.load(seed) for seed in settings.seeds}
+    return dict.fromkeys(settings.seeds, settings.load(settings.seeds[0]))
+
+
+def train_all(
+    settings: Settings, data: Mapping[int, FlatImages], kept: JobCheckpoints | None = None
+) -> tuple[dict[str, list[Run]], dict[str, float]]:
+    """Every optimizer with every seed, under one progress bar; and what compiling took.
+
+    Raises:
+      CheckpointError: if what is kept is damaged, or does not fit.
+    """
+    runs = {} if kept is None else kept.runs
+    compile_seconds = {} if kept is None else kept.compile_seconds
+    total = len(settings.optimizers) * len(settings.seeds) * settings.steps
+    done = 0 if kept is None else kept.step
+    # In a file a bar is one line after another: seldom, there.
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    with tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, mininterval=pause) as bar:
+
+        def report(trainer: Trainer, run: Run, steps: int, carry: Carry) -> None:
+            bar.set_postfix_str(
+                f"loss {run.train_loss[-1]:.4f}, test {100 * run.test_accuracy[-1]:.1f} %",
+                refresh=False,
+            )
+            bar.update(steps)
+            if kept is not None:
+                kept.save(trainer, carry)
+
+        for name in settings.optimizers:
+            begun = runs.setdefault(name, [])
+            if len(begun) == len(settings.seeds) and begun[-1].finished:
+                continue
+            label = METHODS[name].label
+            bar.set_description(f"{label}, compiling")
+            trainer = Trainer(settings, name, data[settings.seeds[0]])
+            compile_seconds[name] = trainer.compile_seconds
+            for place, seed in enumerate(settings.seeds):
+                bar.set_description(f"{label}, seed {seed}", refresh=False)
+                carry = None
+                if place == len(begun):
+                    begun.append(Run())
+                elif begun[place].finished:
+                    continue
+                elif kept is not None:
+                    carry = kept.restore(trainer, seed)
+                run = begun[place]
+                told = functools.partial(report, trainer, run)
+                trainer.train(data[seed], seed, told, run, carry)
+        bar.set_description("trained", refresh=False)
+        bar.set_postfix_str("", refresh=False)
+    return runs, compile_seconds
+
+
+def write(
+    arguments: Arguments, record: Mapping[str, object], runs: Mapping[str, Sequence[Run]]
+) -> Iterator[Path]:
+    """Writes the record and, beside it, the picture; yields each as soon as it is there."""
+    paths = [arguments.out / f"{name_of(arguments)}{suffix}" for suffix in SUFFIXES]
+    yield write_record(paths[0], record, overwrite=arguments.overwrite)
+    figure.save(figure.picture(arguments.settings, runs), paths[1])
+    yield paths[1]
+
+
+def name_of(arguments: Arguments) -> str:
+    """The name that was asked for, or the data set's with the next free number."""
+    if arguments.name is not None:
+        return arguments.name
+    number = 1
+    while any((arguments.out / f"{arguments.settings.data}-{number:03d}{s}").exists()
+              for s in SUFFIXES):  # fmt: skip
+        number += 1
+    return f"{arguments.settings.data}-{number:03d}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

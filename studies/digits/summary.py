@@ -1,0 +1,102 @@
+"""From runs to numbers: what the table shows and the record keeps."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from studies.digits.loop import Run
+from studies.digits.methods import METHODS
+from studies.digits.settings import Settings
+from studies.estimates import Mean
+from studies.records import environment
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """One optimizer over all seeds; what it does not have is None.
+
+    Attributes:
+      label: its name.
+      test_accuracy: in percent, after the last step.
+      train_loss: of the whole training part, after the last step.
+      distance: from the manifold, the largest over all steps, layers and seeds.
+      residual: of tangency, likewise.
+      gap: to the steepest direction, likewise.
+      milliseconds: per step, the median over the seeds.
+      lipschitz: the multiplier times the product of the layers' spectral norms, at the end.
+    """
+
+    label: str
+    test_accuracy: Mean
+    train_loss: Mean
+    distance: float | None
+    residual: float | None
+    gap: float | None
+    milliseconds: float
+    lipschitz: Mean
+
+    @classmethod
+    def of(cls, optimizer: str, runs: Sequence[Run], multiplier: float) -> "Row":
+        method = METHODS[optimizer]
+        return cls(
+            label=method.label,
+            test_accuracy=Mean.of([100 * run.test_accuracy[-1] for run in runs]),
+            train_loss=Mean.of([run.train_loss[-1] for run in runs]),
+            distance=_largest([run.distance for run in runs]),
+            residual=_largest([run.residual for run in runs]) if method.constrained else None,
+            gap=_largest([run.gap for run in runs]),
+            milliseconds=statistics.median(run.pace for run in runs),
+            lipschitz=Mean.of([multiplier * run.spectral_product for run in runs]),
+        )
+
+
+def leads_over_adamw(runs: Mapping[str, Sequence[Run]]) -> dict[str, Mean]:
+    """By how many percentage points of test accuracy each of the others leads, seed by seed."""
+    leads = {}
+    for name in runs:
+        if name != "adamw" and "adamw" in runs:
+            pairs = zip(runs[name], runs["adamw"], strict=True)
+            leads[name] = Mean.of(
+                [100 * (a.test_accuracy[-1] - b.test_accuracy[-1]) for a, b in pairs]
+            )
+    return leads
+
+
+def summarise(settings: Settings, runs: Mapping[str, Sequence[Run]]) -> dict[str, Row]:
+    """One row for each optimizer."""
+    return {name: Row.of(name, found, settings.multiplier) for name, found in runs.items()}
+
+
+def as_record(
+    settings: Settings,
+    widths: Sequence[int],
+    runs: Mapping[str, Sequence[Run]],
+    compile_seconds: Mapping[str, float],
+) -> dict[str, Any]:
+    """Everything that was measured, and on what: settings, versions, tables and curves."""
+    rows = summarise(settings, runs)
+    return {
+        "settings": settings.as_record(),
+        "layers": list(widths),
+        "environment": environment(),
+        "summary": {name: dataclasses.asdict(row) for name, row in rows.items()},
+        "lead_over_adamw": {k: dataclasses.asdict(v) for k, v in leads_over_adamw(runs).items()},
+        "compile_seconds": dict(compile_seconds),
+        "runs": {
+            name: [
+                {"seed": seed, "spectral_product": run.spectral_product} | dataclasses.asdict(run)
+                for seed, run in zip(settings.seeds, found, strict=True)
+            ]
+            for name, found in runs.items()
+        },
+    }
+
+
+def _largest(curves: Sequence[Sequence[float]]) -> float | None:
+    """The largest number of all, None where there is none; a NaN counts as the largest."""
+    numbers = [number for curve in curves for number in curve]
+    if any(math.isnan(number) for number in numbers):
+        return math.nan
+    return max(numbers, default=None)

@@ -1,0 +1,1 @@
+"""The parts of `studies.gpt`: text, network, optimizers, training, sampling, report."""

@@ -1,0 +1,153 @@
+"""What the command lines share: a record, its folder, a progress bar."""
+
+import argparse
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tqdm import tqdm
+
+from studies.datasets import Dataset, DatasetError
+from studies.records import WriteError, check_writable, environment, write_record
+
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as of a shell."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Without the usage text in front of an error: one line, and exit status 2."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
+
+
+def command(
+    module: str,
+    description: str,
+    data: str | None = None,
+    *,
+    folder: Path = Path("runs"),
+    record: str | None = None,
+) -> Parser:
+    """The options that every program and benchmark has.
+
+    Args:
+      module: the name after `python -m`.
+      description: one line, for `--help`.
+      data: what `--data-dir` is a folder of; None if no data set is read.
+      folder: of the record, unless another is given.
+      record: its name; None: the last part of the module's.
+    """
+    p = Parser(prog=f"python -m {module}", description=description, allow_abbrev=False)
+    name = record or module.rpartition(".")[2]
+    p.add_argument("--out", type=Path, default=folder / f"{name}.json", metavar="FILE",
+                   help="the record to write (default: %(default)s)")  # fmt: skip
+    p.add_argument("--overwrite", action="store_true", help="replace a record that exists")
+    if data is not None:
+        p.add_argument("--data-dir", type=Path, metavar="DIR",
+                       help=f"folder with the files of {data} (default: download)")  # fmt: skip
+    return p
+
+
+def parse(
+    p: Parser, argv: Sequence[str] | None, resumes: bool = False, beside: Sequence[str] = ()
+) -> argparse.Namespace:
+    """Reads the command line, and refuses before any work what would fail after it.
+
+    Args:
+      p: the options.
+      argv: the command line without the program's name; None for that of the process.
+      resumes: whether the program goes on with a record that exists.
+      beside: endings of the other files that are written, named as the record.
+    """
+    given = p.parse_args(argv)
+    if given.out.suffix != ".json":
+        p.error(f"argument --out: {given.out} does not end in .json")
+    for path in (given.out, *map(given.out.with_suffix, beside)):
+        if path.exists() and not (given.overwrite or resumes):
+            p.error(f"{path} exists; pass --overwrite, or another --out")
+    folder = getattr(given, "data_dir", None)
+    if folder is not None and not folder.exists():
+        p.error(f"argument --data-dir: there is no folder {folder}")
+    try:
+        check_writable(given.out.parent)
+    except WriteError as error:
+        p.error(str(error))
+    return given
+
+
+def load(p: Parser, loader: Callable[[Path | None], Dataset], folder: Path | None) -> Dataset:
+    """The data set, or an end with one line that says what to do."""
+    try:
+        return loader(folder)
+    except DatasetError as error:
+        p.error(str(error))
+
+
+def progress(total: int) -> tqdm:
+    """A bar over steps; in a file it is one line after another, and so seldom."""
+    pause = 0.1 if sys.stderr.isatty() else 10.0
+    return tqdm(total=total, unit="step", dynamic_ncols=True, mininterval=pause)
+
+
+def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = False) -> None:
+    """Writes the record with what it ran on; `replace` if this run has written it before.
+
+    A disk that is full or read-only ends the program with one line.
+    """
+    whole = {"environment": environment(), **record}
+    with told():
+        write_record(given.out, whole, overwrite=given.overwrite or replace)
+
+
+@contextlib.contextmanager
+def told() -> Iterator[None]:
+    """Ends the program with one line where a file cannot be written."""
+    try:
+        yield
+    except WriteError as error:
+        sys.exit(f"error: {error}")
+
+
+def interrupted(kept: str = "nothing was written") -> int:
+    """Says so, and returns the exit status."""
+    print(f"\ninterrupted; {kept}", file=sys.stderr)
+    return INTERRUPTED
+
+
+def refuse_twice(p: Parser, given: argparse.Namespace, *names: str) -> None:
+    """Ends the program where one of these options has a value more than once."""
+    for name in names:
+        values = getattr(given, name)
+        if twice := sorted({str(value) for value in values if values.count(value) > 1}):
+            option = name.replace("_", "-")
+            p.error(f"argument --{option}: {', '.join(twice)} given more than once")
+
+
+def positive(text: str) -> float:
+    """A positive, finite number, for `type=`."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return number
+
+
+def integer(least: int) -> Callable[[str], int]:
+    """A whole number of at least `least`, for `type=`."""
+
+    def convert(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if not least <= number < 2**31:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, {least} or more")
+        return number
+
+    return convert

@@ -1,0 +1,1 @@
+"""Published examples run again: their protocols, and the table of numbers."""

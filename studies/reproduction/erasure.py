@@ -1,0 +1,149 @@
+"""Weight erasure: the masked network, the two methods, and what is measured on the way."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Float
+
+import manifoldmuon as mm
+from manifoldmuon.lab import erasure_auc, erasure_ratio, letter_mask, stable_rank
+from manifoldmuon.linalg import MsignMethod, power_iteration
+from studies.datasets import Dataset
+from studies.reproduction import modula
+
+BATCH = 1024
+SAMPLED = 3072
+"""As published: the sampler takes the number of pixels for the number of images."""
+
+METHODS = ("dualized", "gradient")
+MIDDLE = 2
+"""Where the middle matrix is among the parameters."""
+
+
+class Problem:
+    """The network, its masked initial weights and the images, between 0 and 1.
+
+    Attributes:
+      network: 3072 - width - width - 10, with ReLUs.
+      mask: of the middle matrix, zero on the letter.
+      params: the initial weights.
+      train: flattened images that the batches come from, and their classes.
+      test: those of the test part.
+    """
+
+    def __init__(self, dataset: Dataset, width: int, method: MsignMethod, sampled: int):
+        def part(x: np.ndarray, y: np.ndarray) -> tuple[jax.Array, jax.Array]:
+            return jnp.asarray(x.reshape(len(x), -1)), jnp.asarray(y)
+
+        self.train = part(dataset.train_x[:sampled], dataset.train_y[:sampled])
+        self.test = part(dataset.test_x, dataset.test_y)
+        self.classes = len(dataset.classes)
+        self.network = modula.mlp(self.train[0].shape[1], width, self.classes, method)
+        self.mask = letter_mask((width, width))
+        self.params = _masked(
+            modula.init(self.network, jax.random.key(0), method), jnp.asarray(self.mask)
+        )
+        self._accuracy = jax.jit(self.accuracy)
+
+    def grad(self, params: Any, key: jax.Array, train: tuple[jax.Array, jax.Array]) -> Any:
+        """Of the mean square error, on a batch drawn with replacement."""
+        images, labels = train
+        batch = jax.random.choice(key, len(labels), (BATCH,))
+
+        def loss(params):
+            errors = self.network.apply(params, images[batch])
+            return jnp.mean((errors - jax.nn.one_hot(labels[batch], self.classes)) ** 2)
+
+        return jax.grad(loss)(params)
+
+    def accuracy(self, params: Any, part: tuple[jax.Array, jax.Array]) -> Float[Array, ""]:
+        """The share of images whose largest output is that of the class."""
+        images, labels = part
+        return jnp.mean(jnp.argmax(self.network.apply(params, images), axis=-1) == labels)
+
+    def transformation(self, method: str, learning_rate: float) -> optax.GradientTransformation:
+        """Dualized gradients, or gradients of the same spectral norm."""
+        if method == "dualized":
+            return mm.optim.modular(learning_rate, self.network, momentum=None)
+        return optax.chain(
+            scale_by_spectral_norm(),
+            mm.optim.scale_by_budget(self.network.budgets()),
+            optax.scale_by_learning_rate(learning_rate),
+        )
+
+    def measure(self, params: Any, update: Any) -> dict[str, float | None]:
+        """What a row of the record holds; `update` is the middle matrix's last, or None."""
+        weight = np.asarray(params[MIDDLE])
+        alive = bool(np.isfinite(weight).all())
+        return {
+            "train_accuracy": float(self._accuracy(params, self.train)),
+            "test_accuracy": float(self._accuracy(params, self.test)),
+            "auc": erasure_auc(weight, self.mask) if alive else None,
+            "ratio": erasure_ratio(weight, self.mask) if alive else None,
+            "stable_rank": None if update is None else float(stable_rank(update)),
+        }
+
+
+def _masked(params: Any, mask: Float[Array, "n n"]) -> Any:
+    return (*params[:MIDDLE], params[MIDDLE] * mask, *params[MIDDLE + 1 :])
+
+
+def scale_by_spectral_norm() -> optax.GradientTransformation:
+    """Brings gradients to RMS-to-RMS norm 1 and leaves their singular vectors alone.
+
+    By power iteration, warm-started; the gradients are nearly of rank one, for which one step is
+    exact.
+    """
+
+    def init_fn(params: Any) -> list[jax.Array]:
+        return [jnp.zeros(w.shape[-1]) for w in jax.tree.leaves(params)]
+
+    def update_fn(updates: Any, state: Any, params: Any = None):
+        del params
+        leaves, tree = jax.tree.flatten(updates)
+        found = [power_iteration(g, v, steps=4) for g, v in zip(leaves, state, strict=True)]
+        scaled = [
+            g * (math.sqrt(g.shape[0] / g.shape[1]) / jnp.where(sigma == 0, 1, sigma))
+            for g, (sigma, _) in zip(leaves, found, strict=True)
+        ]
+        return jax.tree.unflatten(tree, scaled), [vector for _, vector in found]
+
+    return optax.GradientTransformation(init_fn, update_fn)
+
+
+def stable_ranks(dataset: Dataset, width: int, steps: int) -> list[dict[str, Any]]:
+    """Of the middle matrix's update, at the start and after dualized steps at the rate 1/2.
+
+    One row for each place: the gradient, and what three iterations make of it.
+    """
+    problem = Problem(dataset, width, modula.TEN_QUINTICS, SAMPLED)
+    tx = problem.transformation("dualized", 0.5)
+    iterations = {
+        "ten quintics": modula.TEN_QUINTICS,
+        "six steps": modula.SIX_STEPS,
+        "converged": None,
+    }
+
+    @jax.jit
+    def measure(params, key, train):
+        grad = problem.grad(params, key, train)[MIDDLE]
+        made = {name: mm.linalg.msign(grad, method) for name, method in iterations.items()}
+        return {name: stable_rank(x) for name, x in ({"gradient": grad} | made).items()}
+
+    @jax.jit
+    def step(params, state, key, train):
+        updates, state = tx.update(problem.grad(params, key, train), state, params)
+        return optax.apply_updates(params, updates), state
+
+    params, state, rows = problem.params, tx.init(problem.params), []
+    for t in range(steps + 1):
+        key = jax.random.fold_in(jax.random.key(1), t)
+        if t in (0, steps):
+            found = measure(params, key, problem.train)
+            rows.append({"width": width, "steps": t} | jax.tree.map(float, found))
+        params, state = step(params, state, key, problem.train)
+    return rows

@@ -1,0 +1,109 @@
+"""`make train --checkpoint`: killed, resumed, finished, and on a disk that is full."""
+
+import json
+import resource
+import shutil
+
+import pytest
+
+from benchmarks import kills
+from studies.digits.__main__ import main
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("no_futures_left"),
+]
+
+# AdamW, which knows no geometry, and a manifold.
+JOB = ["--widths", "16", "--steps", "8", "--batch-size", "32", "--seeds", "0", "3",
+       "--optimizers", "adamw", "sphere"]  # fmt: skip
+TOTAL = 2 * 2 * 8
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The folder of the checkpoints, with a record beside them."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert train(folder / "kept", folder) == 0
+    return folder / "kept"
+
+
+def train(kept, out, *options):
+    return main([*JOB, "--checkpoint", str(kept), "--checkpoint-every", "0",
+                 "--out", str(out), *options])  # fmt: skip
+
+
+def without_times(record):
+    runs = record["runs"].values()
+    return [[{k: v for k, v in run.items() if k != "milliseconds"} for run in r] for r in runs]
+
+
+def test_a_killed_job_goes_on_to_the_same_bits(undisturbed, tmp_path, capsys):
+    (kill,) = kills.killed(tmp_path, 1, JOB, seed=1)
+    assert kill["saved"] > 0
+    assert kill["lost"] <= 1
+    assert train(tmp_path / "killed", tmp_path) == 0
+    out, _ = capsys.readouterr()
+    assert f"killed holds {kill['saved']} of {TOTAL} steps: going on from there" in out
+    assert kills.ending(tmp_path / "killed") == kills.ending(undisturbed)
+    first, second = (
+        json.loads((folder / "digits-001.json").read_text())
+        for folder in (undisturbed.parent, tmp_path)
+    )
+    assert without_times(first) == without_times(second)
+
+
+def test_a_finished_job_says_so_and_writes_its_record(undisturbed, tmp_path, capsys):
+    assert train(undisturbed, tmp_path) == 0
+    out, err = capsys.readouterr()
+    assert f"kept holds {TOTAL} of {TOTAL} steps: nothing is left to train" in out
+    assert f"{TOTAL}/{TOTAL}" in err  # the bar
+    assert (tmp_path / "digits-001.png").exists()
+    first, second = (
+        json.loads((folder / "digits-001.json").read_text())
+        for folder in (undisturbed.parent, tmp_path)
+    )
+    assert first == second  # times, too: nothing was trained
+
+
+def refusal(kept, out, capsys, *options):
+    with pytest.raises(SystemExit) as stop:
+        train(kept, out, *options)
+    assert stop.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: ")
+    return line
+
+
+def test_another_job_is_refused(undisturbed, tmp_path, capsys):
+    line = refusal(undisturbed, tmp_path, capsys, "--batch-size", "64")
+    assert f"{undisturbed} holds another job (batch_size: 32 there, 64 here); choose" in line
+
+
+def test_damage_is_refused(undisturbed, tmp_path, capsys):
+    kept = shutil.copytree(undisturbed, tmp_path / "kept")
+    shutil.move(kept / str(TOTAL), tmp_path / "finished")
+    (before,) = kills.steps(kept)
+    for file in (kept / str(before) / "tree").rglob("manifest.ocdbt"):
+        file.write_bytes(file.read_bytes()[:-1])
+    line = refusal(kept, tmp_path, capsys)
+    assert f"step {before} in {kept} is damaged: " in line
+    assert "no older step is whole: move it away to begin again" in line
+
+
+def test_a_full_disk_is_told_once_and_the_results_are_there(tmp_path, capsys):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**9, before[1]))
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            # The record and the picture have room.
+            patch.setattr("studies.digits.__main__.write", lambda *_: [])
+            assert train(tmp_path / "kept", tmp_path) == 0
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    out, err = capsys.readouterr()
+    assert err.count("warning: ") == 1
+    assert "File too large): nothing that it holds has changed" in err
+    assert "; training goes on\n" in err
+    assert "hypersphere descent" in out
+    assert kills.steps(tmp_path / "kept") == []
