@@ -32,7 +32,7 @@ import jax
 import jaxtyping
 import pytest
 
-from tests.exhaustive import UNKNOWN, split
+from tests.slow import mark_slow
 
 # Every annotated function of the package and of the studies checks its arguments' types and shapes.
 jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
@@ -42,32 +42,27 @@ _CACHE = Path(__file__).parents[1] / ".cache/jax"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--exhaustive", action="store_true", help="every case: twice the time")
+    parser.addoption("--exhaustive", action="store_true", help="run slow cases, too")
 
 
-def _named(config: pytest.Config) -> bool:
-    """Whether this run asks for tests by name, or for those that failed."""
-    return config.getoption("lf") or any("::" in arg for arg in config.args)
-
-
-def _leaves_out(config: pytest.Config) -> bool:
-    asked = config.getoption("exhaustive") or config.getoption("keyword") or _named(config)
-    return not asked
+def _skips_slow(config: pytest.Config) -> bool:
+    """Return whether this run asks for nothing in particular: neither by name nor by option."""
+    asked = (config.getoption(name) for name in ("exhaustive", "keyword", "markexpr", "lf"))
+    return not any(asked) and not any("::" in arg for arg in config.args)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if _named(config):
-        return
-    stay, left_out, config.stash[UNKNOWN] = split(items)
-    if _leaves_out(config):
-        items[:] = stay
-        config.hook.pytest_deselected(items=left_out)
+    mark_slow(items, complete=not any("::" in arg for arg in config.args))
+    if _skips_slow(config):
+        slow = [item for item in items if item.get_closest_marker("slow")]
+        items[:] = [item for item in items if not item.get_closest_marker("slow")]
+        config.hook.pytest_deselected(items=slow)
 
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
-    if _leaves_out(config):
-        terminalreporter.write_line("Some cases are left out; --exhaustive runs every one.")
+    if _skips_slow(config):
+        terminalreporter.write_line("Slow cases are left out; --exhaustive runs every one.")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -58,6 +58,7 @@ def test_the_table_of_throughput():
     assert all(line.count("|") == 4 for line in lines[-3:])
 
 
+@pytest.mark.slow
 def test_growth_is_measured_along_its_axes(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(growth, "AXES", {"width": (((1, 8, False), (1, 16, False)), "width")})
     out = tmp_path / "growth.json"

@@ -135,6 +135,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
     ]
 
 
+@pytest.mark.slow_except("README.md", "docs/getting-started.md")
 @pytest.mark.parametrize(
     "page",
     [
@@ -154,6 +155,7 @@ def test_the_code_on_a_page_runs(page):
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": "__main__"})
 
 
+@pytest.mark.slow  # the build of the documentation runs them, too
 @pytest.mark.parametrize("tutorial", _TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(tutorial, monkeypatch):
     monkeypatch.setattr(plt, "subplots", lambda *args, **options: _subplots(*args, **options))

@@ -99,6 +99,7 @@ def test_directions_in_one_pass_are_certified(solver, shape, largest):
     assert np.isnan(answer.direction[2]).all()
 
 
+@pytest.mark.slow_except("float32")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_a_walk_stays_on_the_manifold_to_float32(dtype):
     """Parameters, or their master copies."""

@@ -49,11 +49,13 @@ FOUND = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", FOUND, ids=str)
 def test_what_random_cases_have_found(case):
     reliability.check(case)
 
 
+@pytest.mark.slow
 def test_a_splitting_that_fails_gives_way_to_the_tangent_part():
     """One iteration is none: on a cone the tangent part gains more, and never less than nothing."""
     ball = SpectralBall(solver=DouglasRachford(steps=1, penalty=1e-3))
@@ -72,6 +74,7 @@ def test_a_splitting_that_fails_gives_way_to_the_tangent_part():
 
 
 # The benchmark has one more, the slowest to compile.
+@pytest.mark.slow_except("manifold_muon")
 @pytest.mark.parametrize("name", sorted(reliability.LINKS.keys() - {"normalized Adam, sets"}))
 def test_trainings(name):
     @few
@@ -82,6 +85,7 @@ def test_trainings(name):
     train()
 
 
+@pytest.mark.slow_except("Stiefel, DualAscent", "normalized momentum")
 @pytest.mark.parametrize("name", reliability.WARM)
 def test_warm_starts_with_sparse_and_switching_gradients(name):
     families = reliability.GRADIENT_FAMILIES

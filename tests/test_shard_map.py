@@ -36,6 +36,12 @@ def answers(manifold: Manifold, point, grad, dual):
     return answer, moved, manifold.project(point), manifold.project_tangent(point, grad)
 
 
+@pytest.mark.slow_except(
+    "sphere by great circles",
+    "rows by spectral steps",
+    "spectral ball",
+    "doubly stochastic",
+)
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_directions_and_retractions(case: ManifoldCase):
     x, dual = jnp.ones(case.shape), case.manifold.init_dual(case.shape)
@@ -93,6 +99,7 @@ def test_every_device_draws_its_own_points():
     check_inside_shard_map(draw, jnp.uint32(0))
 
 
+@pytest.mark.slow
 def test_every_device_steps_as_if_alone():
     geometry = {"sphere": SpectralSphere(), "fixed": Hypersphere(ndim=2, step_norm=Spectral())}
     tx = optim.manifold_muon(0.1, geometry)

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 
+@pytest.mark.slow_except("stiefel wide, scaled")
 @pytest.mark.parametrize(
     "name", ["stiefel wide, scaled", "fixed sums by Sinkhorn and Frobenius steps"]
 )

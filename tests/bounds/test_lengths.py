@@ -147,6 +147,7 @@ def test_other_norms_hold_under_attack(net, shape, sizes):
 STEPPED = [Bias(6), Householder(6), TwoTap(6, 2), Linear(4, 6), LocallyConnected((3,), 4, 6)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("atom", STEPPED, ids=repr)
 def test_no_step_of_the_weights_moves_more_than_the_bound(atom):
     """Random steps, and the steepest ones towards random outputs, at weights off the manifolds."""

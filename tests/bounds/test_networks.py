@@ -82,6 +82,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow_except("MLP", "attention")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_no_attack_exceeds_the_bounds(name):
     net, shape, size, shares = NETWORKS[name]

@@ -16,6 +16,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow_except("plain")
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_trains(name):
     steps, below = PROGRAMS[name]

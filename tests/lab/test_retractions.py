@@ -12,6 +12,7 @@ from studies.retractions.spaces import NoRetraction
 SHAPES = {Stiefel: (16, 4), EmbeddingRows: (8, 16)}
 
 
+@pytest.mark.slow_except("Stiefel-Polar(max_iterations=20)-3", "Stiefel-QR()-2")
 @pytest.mark.parametrize(
     ("kind", "retraction", "slope"),
     [
@@ -43,6 +44,7 @@ def walk(retraction, dtype, rates, steps, seed):
     return found, np.abs(lengths - 1).max(axis=-1).T
 
 
+@pytest.mark.slow
 def test_without_retraction_a_walk_grows_as_pythagoras_says():
     """Every step is orthogonal to its row and has length eta: |w|^2 = 1 + k eta^2 after k."""
     rates = (0.02, 0.5)

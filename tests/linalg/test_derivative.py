@@ -124,6 +124,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.slow_except("a Lyapunov equation", "a balanced matrix")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_with_loops_have_derivatives_of_any_order(name):
     """Backwards, and backwards through what was backwards, against differences in float64."""
@@ -142,6 +143,7 @@ def test_functions_with_loops_have_derivatives_of_any_order(name):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_eigenvector_does_not_turn_towards_those_that_tie_with_it():
     turned = jax.jacrev(lambda s: largest_eigenpair(s, 24)[1])(jnp.eye(3).at[2, 2].set(0.0))
     assert np.isfinite(turned).all()

@@ -166,6 +166,7 @@ def test_steps_of_a_subspace_do_not_depend_on_its_basis():
     np.testing.assert_allclose(ends[0], ends[1], atol=2e-6)
 
 
+@pytest.mark.slow_except("0.1-(4, 7)", "1.0-(6, 3)", "30.0-(3, 3)")
 @pytest.mark.parametrize("shape", [(3, 3), (4, 7), (6, 3)], ids=str)
 @pytest.mark.parametrize("size", [0.1, 1.0, 30.0])
 def test_the_nearest_matrix_of_given_sums(shape, size):
@@ -307,6 +308,7 @@ def train(geometry, shapes, loss, steps=200, rate=0.3):
     return jax.device_get(run(jax.random.key(0)))
 
 
+@pytest.mark.slow
 def test_training_on_each_set():
     """Every loss has its minimum on the set, and training finds it there."""
     shape = jax.ShapeDtypeStruct((6, 3), jnp.float32)

@@ -52,6 +52,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_except("spectral sphere", "band, at both edges", "balanced")
 @pytest.mark.parametrize("name", CASES)
 def test_reverse_mode_through_a_step_is_the_slope_of_differences(name):
     """In the length of the step, and in the gradient; at rates for which sets are left, and not."""
@@ -75,6 +76,16 @@ def test_reverse_mode_through_a_step_is_the_slope_of_differences(name):
             assert np.abs(differences[0]) > 0.05
 
 
+@pytest.mark.slow_except(
+    "flat vector",
+    "sphere of a matrix",
+    "embedding rows",
+    "orthogonal by svd",
+    "stiefel wide, scaled",
+    "isospectral tall",
+    "spectral sphere",
+    "spectral ball",
+)
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_at_a_zero_gradient_both_modes_are_finite_and_agree(case):
     """A zero direction has a derivative of the duality map's choosing, and none is NaN."""

@@ -8,6 +8,20 @@ from manifoldmuon.testing import check_manifold, check_slopes
 from tests.instances import MANIFOLDS, ManifoldCase
 
 
+@pytest.mark.slow_except(
+    "flat vector",
+    "flat muon",
+    "sphere of a matrix",
+    "embedding rows",
+    "rows by spectral steps",
+    "stiefel tall",
+    "stiefel square",
+    "orthogonal odd stack",
+    "grassmann tall",
+    "isospectral tall",
+    "spheres of radius 3",
+    "spectral ball",
+)
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_manifold_laws(case: ManifoldCase):
     key = jax.random.key(0)
@@ -22,6 +36,13 @@ def test_manifold_laws(case: ManifoldCase):
     )
 
 
+@pytest.mark.slow_except(
+    "sphere of a matrix",
+    "stiefel wide, scaled",
+    "fixed sums by Sinkhorn and Frobenius steps",
+    "isospectral tall",
+    "spectral sphere",
+)
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_slopes_of_retraction_and_gradient(case: ManifoldCase):
     retraction = getattr(case.manifold, "retraction", None)
@@ -44,6 +65,7 @@ DOUBLE = [
 ]
 
 
+@pytest.mark.slow_except("stiefel wide, scaled", "embedding rows")
 @pytest.mark.parametrize("case", [c for c in MANIFOLDS if c.name in DOUBLE], ids=lambda c: c.name)
 def test_manifold_laws_in_float64(case: ManifoldCase):
     """One of each kind, to 1e-13 from the set."""

@@ -79,6 +79,14 @@ PAIRS = [(kind, norm, (6, 4)) for kind in SETS for norm in NORMS]
 PAIRS += [(kind, "spectral", (3, 5)) for kind in SETS]
 
 
+@pytest.mark.slow_except(
+    "fixed rows-spectral-(6, 4)",
+    "spectral sphere-spectral-(3, 5)",
+    "ball-spectral-(6, 4)",
+    "band-spectral-(6, 4)",
+    "spectral sphere-infinity-(6, 4)",
+    "fixed rows-frobenius-(6, 4)",
+)
 @pytest.mark.parametrize(("kind", "norm", "shape"), PAIRS, ids=str)
 def test_optimum(kind, norm, shape):
     """The direction comes within its gap of the optimum, the gap is small, and it is a bound."""
@@ -139,6 +147,7 @@ def test_two_signs_a_step_keep_up_with_training():
     assert ask(manifold.distance, point) <= 1e-6
 
 
+@pytest.mark.slow
 def test_rows_at_training_prices():
     manifold = EmbeddingRows(1.0, step_norm=Spectral(TRAINING_MSIGN), solver=BarzilaiBorwein())
     keys = jax.random.split(jax.random.key(0), 2)
@@ -174,6 +183,7 @@ def test_a_tangent_constraint_of_ones_own():
         np.testing.assert_allclose(np.sum(answer.direction, axis=0), 0, atol=1e-9)
 
 
+@pytest.mark.slow_except("0.0-fixed Frobenius", "normal-band", "nan-ball")
 @pytest.mark.parametrize("kind", SETS)
 @pytest.mark.parametrize("bad", [0.0, np.nan, "normal"])
 def test_gradients_without_a_direction(kind, bad):

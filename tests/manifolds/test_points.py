@@ -319,6 +319,7 @@ def test_random_points_have_no_preferred_direction():
     np.testing.assert_allclose((stack**2).mean(axis=0), 0.25, atol=4 * 0.25 / np.sqrt(4000))
 
 
+@pytest.mark.slow
 def test_flat_random_points_have_norm_one():
     for norm, shape in ((Spectral(), (3, 6, 4)), (MaxAbs(), (4, 3)), (Frobenius(ndim=0), (5,))):
         manifold = Euclidean(norm)

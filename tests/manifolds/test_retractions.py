@@ -222,6 +222,7 @@ def test_great_circles_of_every_length():
         np.testing.assert_allclose(found, wanted, rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.slow_except("(64, 10)")
 @pytest.mark.parametrize("shape", [(64, 10), (32, 32), (10, 64)], ids=str)
 def test_no_drift_over_three_thousand_steps(shape):
     manifold = Stiefel()
@@ -322,6 +323,7 @@ def test_a_soft_cap_holds_for_steps_of_any_length(excess):
 _softly = jax.jit(SpectralBall(retraction=SoftCap()).retract)
 
 
+@pytest.mark.slow
 def test_reverse_mode_through_a_soft_cap():
     keys = jax.random.split(jax.random.key(0), 2)
     ball = SpectralBall(retraction=SoftCap())

@@ -33,6 +33,7 @@ SPACES: dict[str, tuple[Manifold, float, float]] = {
 }
 
 
+@pytest.mark.slow_except("ball")
 @pytest.mark.parametrize("name", SPACES)
 def test_a_fit(name):
     space, gap, distance = SPACES[name]

@@ -94,6 +94,7 @@ def probes():
     return jax.jit(lambda: {name: probe(atom, x, key) for name, (atom, x, _) in ATOMS.items()})()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ATOMS)
 def test_atoms_are_well_normed(name, probes):
     atom, _, size = ATOMS[name]

@@ -137,6 +137,7 @@ WELL_NORMED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("atom", WELL_NORMED, ids=repr)
 def test_atoms_are_well_normed(atom):
     """A step of norm 1 moves outputs by the length of the input; of a bias, by an RMS of 1."""

@@ -137,6 +137,7 @@ class AllModules:
 # One program each, not one for every row: most of the time would go to compiling them.
 
 
+@pytest.mark.slow
 def test_norms_are_those_of_the_recursion():
     ws = {name: weights(module) for name, module in MODULES.items()}
     found = jax.jit(lambda ws: {name: MODULES[name].norm(w) for name, w in ws.items()})(ws)
@@ -144,6 +145,7 @@ def test_norms_are_those_of_the_recursion():
     assert {name: float(norm) for name, norm in found.items()} == pytest.approx(expected, rel=2e-6)
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_the_recursion():
     """Budgets that flow down, against duality maps that are put together on the way up."""
     grads = {name: weights(module) for name, module in MODULES.items()}

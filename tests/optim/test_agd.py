@@ -264,6 +264,7 @@ def case() -> Case:
 COUPLED = {"_holes", "_nan_in_one_leaf", "_masked_partition_and_chain"}
 
 
+@pytest.mark.slow
 def test_is_a_good_citizen():
     whole = case()
     for check in (*BASICS, *WRAPPERS):

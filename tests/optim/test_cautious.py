@@ -51,6 +51,7 @@ def test_where_everything_disagrees_nothing_moves():
     np.testing.assert_array_equal(second_step(tx, first, -0.1 * first, params), np.zeros(4))
 
 
+@pytest.mark.slow_except("manifold0")
 @pytest.mark.parametrize("manifold", [EmbeddingRows(), Hypersphere(ndim=2)])
 def test_on_a_constrained_manifold_the_step_stays_tangent(manifold):
     first, second, noise = drawn(6, 3)

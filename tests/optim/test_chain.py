@@ -145,6 +145,7 @@ NESTED = {
 }
 
 
+@pytest.mark.slow_except("partition", "inject_hyperparams")
 @pytest.mark.parametrize("wrap", NESTED)
 def test_chain_refuses_links_after_a_nested_retract(wrap):
     wrapped = NESTED[wrap](optim.manifold_muon(0.1, SPHERE))

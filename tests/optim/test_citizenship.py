@@ -6,6 +6,7 @@ from manifoldmuon.testing import check_transformation
 from tests.optim.instances import INSTANCES
 
 
+@pytest.mark.slow_except("manifold_muon", "muon", "normalize-others", "retract", "steepest-edges")
 @pytest.mark.parametrize("name", INSTANCES)
 def test_is_a_good_citizen(name):
     instance = INSTANCES[name]

@@ -128,6 +128,7 @@ def compiled(combination: Combination) -> Any:
     return jax.jit(lambda g, w: tx.update(g, tx.init(w), w)[0])
 
 
+@pytest.mark.slow_except("Sum()")
 @pytest.mark.parametrize("combination", COMBINATIONS, ids=str)
 def test_no_step_of_norm_one_does_better(combination, problem, leafwise):
     """The definition: norm at most 1, and no competitor of norm 1 gains more."""
@@ -216,6 +217,7 @@ def test_the_sum_moves_one_copy_of_one_leaf(problem):
     assert np.isnan(spoilt["bias"]).all()
 
 
+@pytest.mark.slow
 def test_the_alias_takes_the_combination(problem):
     names = ("kernel", "sphere", "bias")
     params, grads, geometry, budgets = (
@@ -252,6 +254,7 @@ def test_muon_takes_the_combination(combination):
         np.testing.assert_allclose(x, y, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_on_a_mesh():
     mesh = jax.make_mesh(*MESHES["explicit"])
     geometry = {"m": Euclidean(L1ToRMS()), "stack": Hypersphere(), "bias": Euclidean()}

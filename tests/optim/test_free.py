@@ -272,6 +272,7 @@ def test_no_step_from_an_infinite_loss_to_an_infinite_loss():
     np.testing.assert_allclose(updates["w"], -0.25)
 
 
+@pytest.mark.slow
 def test_derivatives_pass_through_the_line_search():
     """Of the loss after three steps, in a weight of the loss that is searched and the first rate.
 

@@ -91,6 +91,7 @@ EVERY_TX = {
 }
 
 
+@pytest.mark.slow_except("manifold_muon")
 @pytest.mark.parametrize("name", EVERY_TX)
 def test_it_takes_the_steps_of_an_optax_loop(name):
     """Against the same transformation, given the same gradients as nested dictionaries."""

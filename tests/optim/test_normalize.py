@@ -87,6 +87,7 @@ def drawn(shapes: Any, seed: int = 0) -> Any:
     return {k: jnp.asarray(rng.standard_normal(s), jnp.float32) for k, s in shapes.items()}
 
 
+@pytest.mark.slow
 def test_every_point_has_its_budget_for_a_norm():
     base = optax.scale_by_adam()
     tx = optim.normalize(base, GEOMETRY, BUDGETS, iterations=PowerIterations(2, 1000))
@@ -245,6 +246,7 @@ def test_a_normed_step_is_the_update_at_its_target_norms():
         np.testing.assert_allclose(found, -0.5 * budget * g / size, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rounding_in_the_gradient_does_not_grow():
     """Adam's first update has rows of equal lengths: nothing may depend on which is the largest.
 

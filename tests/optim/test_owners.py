@@ -139,6 +139,7 @@ def mesh():
     return jax.make_mesh((8,), ("x",), (AxisType.Auto,))
 
 
+@pytest.mark.slow_except("muon-replicated")
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_device_does_its_share(name, spec, mesh):
@@ -162,6 +163,7 @@ def test_every_device_does_its_share(name, spec, mesh):
         assert x.sharding.is_equivalent_to(NamedSharding(mesh, SPECS[spec]), 2)
 
 
+@pytest.mark.slow_except("9")
 @pytest.mark.parametrize("layers", [1, 9])
 def test_counts_that_do_not_divide(layers, mesh):
     params, grads = (tree(seed, layers, names=FEWER) for seed in (0, 1))
@@ -199,6 +201,7 @@ def test_scan_stacked_layers_on_two_axes():
         np.testing.assert_allclose(found["gap"][name], wanted["gap"][name], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_explicit_axes():
     mesh = jax.make_mesh((8,), ("x",), (AxisType.Explicit,))
     params, grads = tree(0), tree(1)
@@ -208,6 +211,7 @@ def test_explicit_axes():
     assert_close(program(*given)[0], wanted)
 
 
+@pytest.mark.slow
 def test_steps_are_scanned_and_accumulated(mesh):
     """`optax.MultiSteps` inside `jax.lax.scan`, as on one device."""
     tx = optax.MultiSteps(OPTIMIZERS["manifold_muon"], 2)

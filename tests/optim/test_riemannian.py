@@ -93,6 +93,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow_except("adam")
 @pytest.mark.parametrize("name", CASES)
 def test_steps_are_those_of_a_loop_in_float64(name):
     tx, loop = CASES[name]
@@ -102,6 +103,7 @@ def test_steps_are_those_of_a_loop_in_float64(name):
         np.testing.assert_allclose(found[k], wanted[k], atol=1e-5, err_msg=k)
 
 
+@pytest.mark.slow
 def test_float64_keeps_its_digits():
     geometry = {k: GEOMETRY[k] for k in ("w", "sphere")}
     with jax.enable_x64(True):

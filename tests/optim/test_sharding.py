@@ -41,6 +41,7 @@ def shardings(mesh: jax.sharding.Mesh) -> dict:
     )
 
 
+@pytest.mark.slow_except("both")
 @pytest.mark.parametrize("mesh", MESHES)
 def test_sharded_parameters_take_the_same_steps(mesh):
     mesh = jax.make_mesh(*MESHES[mesh])
@@ -53,6 +54,7 @@ def test_sharded_parameters_take_the_same_steps(mesh):
     check_sharding(instance.tx(), instance.params(), instance.grads(), shardings(mesh))
 
 
+@pytest.mark.slow
 def test_tangent_parts_of_sharded_parameters():
     instance = Instance(
         optim.riemannian_sgd, GEOMETRY, SHAPES, {"learning_rate": 0.1, "momentum": 0.9}
@@ -72,6 +74,7 @@ def test_blocks_and_neurons_where_their_array_is_sharded(mesh):
     check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
 
 
+@pytest.mark.slow
 def test_trees_on_an_explicit_mesh():
     mesh = jax.make_mesh(*MESHES["explicit"])
     instance = Instance(optim.retract, GEOMETRY, SHAPES)
@@ -205,6 +208,13 @@ TREE_FUNCTIONS = {
 }
 
 
+@pytest.mark.slow_except(
+    "distance_tree-explicit-outside",
+    "monitor_distance, flat-explicit-inside",
+    "init_tree-explicit-inside",
+    "retract-automatic-inside, mesh set",
+    "riemannian_sgd-explicit-outside",
+)
 @pytest.mark.parametrize("where", ["outside", "inside", "inside, mesh set"])
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 @pytest.mark.parametrize("name", TREE_FUNCTIONS)

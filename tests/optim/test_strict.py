@@ -18,6 +18,7 @@ from tests.instances import MANIFOLDS
 from tests.optim.instances import INSTANCES, abstract
 
 
+@pytest.mark.slow_except("muon", "normalize", "retract")
 @pytest.mark.parametrize(
     "name",
     [
@@ -91,6 +92,7 @@ PRESETS: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.slow_except("muon")
 @pytest.mark.parametrize("name", PRESETS)
 def test_learning_rate_and_momentum_can_be_learned(name):
     """The derivative of three steps in both numbers, by reverse mode and by differences."""

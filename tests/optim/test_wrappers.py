@@ -102,12 +102,20 @@ LEAVES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow_except(
+    "partition",
+    "sam, at the end of a period",
+    "reduce_on_plateau in front",
+    "prodigy",
+    "schedule_free, mended",
+)
 @pytest.mark.parametrize("name", STAYS)
 def test_wrappers_that_stay_on_the_set(name):
     tx, arguments = STAYS[name]
     optim.check_chain(tx, GEOMETRY, SHAPES, **arguments)
 
 
+@pytest.mark.slow_except("schedule_free", "mechanize", "reduce_on_plateau behind")
 @pytest.mark.parametrize("name", LEAVES)
 def test_wrappers_that_leave_the_set_are_found(name):
     tx, arguments = LEAVES[name]

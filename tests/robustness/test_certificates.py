@@ -62,6 +62,7 @@ def test_radii_of_a_linear_classifier_are_distances_to_its_boundaries(rows):
         assert radius == pytest.approx(min(planes), rel=1e-4, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_no_movement_within_the_radius_changes_a_label():
     """Towards every other class, by as much as is certified, image by image."""
     net = residual(MaxMin() @ Linear(12, 12, Stiefel()), 2) @ Bias(12) @ Linear(12, 6, Stiefel())

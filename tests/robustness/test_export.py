@@ -39,6 +39,7 @@ def image_network():
     return head @ pool @ tokens @ blocks @ pixels @ Bias(12) @ modules.SpaceToDepth(2)
 
 
+@pytest.mark.slow
 def test_a_network_of_images_is_certified(tmp_path):
     net = image_network()
     params = net.init(jax.random.key(0))

@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from manifoldmuon.modules import MLP
 from studies import bounds
 
 
+@pytest.mark.slow
 def test_attacks_stay_below_the_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "STEPS", 50)
     monkeypatch.setattr(bounds, "RATE", 1.0)

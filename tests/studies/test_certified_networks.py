@@ -98,6 +98,7 @@ def test_spectral_normalisation_follows_the_largest_singular_value():
     assert abs(np.sum(gradient * free)) < 1e-5
 
 
+@pytest.mark.slow_except("architecture0")
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -131,6 +132,7 @@ def _training(name):
     )
 
 
+@pytest.mark.slow
 def test_a_training_learns_on_its_manifold_and_holds_what_it_certifies(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
     monkeypatch.setattr("studies.certified.training.PAIRS", 1)

@@ -143,6 +143,7 @@ def test_missing_and_cut_cifar_archives_are_told(tmp_path):
         datasets.load_cifar10(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_real_cifar_archive_is_read(shared_data):
     path = shared_data / "cifar-10-python-subset.tar.gz"
     if not path.is_file():

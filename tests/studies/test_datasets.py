@@ -159,6 +159,7 @@ def test_the_cache_takes_only_official_contents(mnist_files, monkeypatch, tmp_pa
         datasets.load_mnist(download=False)
 
 
+@pytest.mark.slow
 def test_the_real_mnist_passes_its_check(shared_data, monkeypatch):
     monkeypatch.setenv("MANIFOLDMUON_DATA", str(shared_data))
     if not (shared_data / "mnist").is_dir():

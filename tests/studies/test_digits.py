@@ -173,6 +173,7 @@ def test_a_diverging_run_is_told_and_not_a_crash(tmp_path, capsys):
     assert record["summary"]["adamw"]["train_loss"]["mean"] is None
 
 
+@pytest.mark.slow
 def test_mnist_from_a_folder(tmp_path, shared_data, capsys):
     folder = shared_data / "mnist"
     if not folder.is_dir():

@@ -38,6 +38,7 @@ def without_times(record):
     return [[{k: v for k, v in run.items() if k != "milliseconds"} for run in r] for r in runs]
 
 
+@pytest.mark.slow
 def test_a_killed_job_goes_on_to_the_same_bits(undisturbed, tmp_path, capsys):
     (kill,) = kills.killed(tmp_path, 1, JOB, seed=1)
     assert kill["saved"] > 0
@@ -91,6 +92,7 @@ def test_damage_is_refused(undisturbed, tmp_path, capsys):
     assert "no older step is whole: move it away to begin again" in line
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_once_and_the_results_are_there(tmp_path, capsys):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**9, before[1]))

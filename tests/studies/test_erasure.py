@@ -63,6 +63,7 @@ def test_letters_at_the_start(small):
     assert erasure_auc(once, small.mask) < 0.8 < 0.95 < erasure_auc(often, small.mask) < 1
 
 
+@pytest.mark.slow
 def test_what_training_does_to_the_letter(record):
     """A rate of zero keeps it, a dualized step does not; the constraint holds; nothing is NaN."""
     rows = {row["method"]: row for row in record[1]["rows"] if row["part"] == "run"}
@@ -143,6 +144,7 @@ def test_when_half_of_the_letter_is_gone():
     assert moments(10) == [1, 3, 10]
 
 
+@pytest.mark.slow
 def test_table_and_picture_need_nothing_but_the_record(record):
     study, found = record
     assert "stiefel:polar" in study.table(found)

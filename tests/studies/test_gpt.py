@@ -59,6 +59,7 @@ def test_every_window_is_taken_once_before_any_is_taken_again():
         np.testing.assert_array_equal(following, tokens[place + 1 : place + 4])
 
 
+@pytest.mark.slow
 def test_the_published_protocol_step_by_step():
     """Two steps by NumPy: average of gradients, six polynomials, target norms, falling rate."""
     text = split_text("letters", LETTERS)
@@ -99,6 +100,7 @@ def dualized_matrices(grads: np.ndarray) -> np.ndarray:
     return np.sqrt(m / n) * (u * s[..., None, :]) @ vt
 
 
+@pytest.mark.slow
 def test_constrained_weights_are_on_their_manifolds_and_learn():
     text = split_text("letters", LETTERS)
     trainer = Trainer(dataclasses.replace(TINY, optimizer="constrained"), text)
@@ -161,6 +163,7 @@ def test_the_temperature_makes_draws_more_or_less_certain():
     assert hits[1e3] == pytest.approx(1 / 7, abs=0.06)
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_record_and_goes_on_with_it(folder, capsys):
     out = folder / "new" / "gpt.json"
     argv = ["--data-dir", str(folder), *ARGUMENTS, "--out", str(out)]

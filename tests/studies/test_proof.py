@@ -23,6 +23,7 @@ def small(monkeypatch):
     monkeypatch.setitem(proof.SETTINGS, "digits", SMALL)
 
 
+@pytest.mark.slow
 def test_a_run_ends_with_a_table_a_picture_and_a_proof(small, tmp_path, capfd):
     out = tmp_path / "run.json"
     assert proof.main(["--out", str(out)]) == 0
@@ -75,6 +76,7 @@ def test_a_file_where_the_folder_goes_is_told_before_training(tmp_path, capfd):
     assert "is a file" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_attack_that_breaks_a_certified_image_ends_the_run(monkeypatch):
     """As it would with a wrong Lipschitz constant: radii twice as large as they are."""
     data = np.random.default_rng(0).uniform(size=(200, 64)).astype(np.float32)

@@ -161,6 +161,7 @@ def test_reproduce_runs_what_has_no_record(tmp_path, monkeypatch, capsys):
     assert "needs --data-dir" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_weight_erasure_goes_on_where_it_stopped(tmp_path, monkeypatch):
     monkeypatch.setattr(weight_erasure, "CHUNK", 2)
     rng = np.random.default_rng(0)

@@ -43,6 +43,7 @@ def test_the_first_retraction_is_the_default():
         assert retraction == space.retractions[name]
 
 
+@pytest.mark.slow
 def test_the_whole_on_one_manifold(tmp_path, monkeypatch):
     monkeypatch.setitem(SPACES, "rows", dataclasses.replace(SPACES["rows"], widths=()))
     study = RetractionLaboratory(

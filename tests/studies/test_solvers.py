@@ -33,6 +33,7 @@ def test_differences_are_paired(shift):
     assert high - low > 10
 
 
+@pytest.mark.slow
 def test_the_whole_on_one_layer(tmp_path):
     study = SolverShootOut(
         solvers=("no projection",), trained=("exact",), widths=(), rates=(0.1,), steps=8,

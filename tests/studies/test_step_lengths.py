@@ -11,6 +11,7 @@ from studies.step_lengths import agd, free_steps, free_training
 from studies.step_lengths.free_training import FreeRun
 
 
+@pytest.mark.slow
 def test_automatic_gradient_descent_learns_beside_adam(tmp_path, capsys):
     out = tmp_path / "agd.json"
     argv = ["--width", "16", "--depths", "2", "--epochs", "6", "--learning-rates", "0.001", "0.01",

@@ -33,6 +33,7 @@ def test_a_nan_never_counts_as_finished():
     assert run(jnp.float32([jnp.nan, 0.0]), 0.1) == 20
 
 
+@pytest.mark.slow_except("admm")
 @pytest.mark.parametrize("solver", [FixedPoint(steps=60), ADMM(steps=60)], ids=["fixed", "admm"])
 def test_a_solver_stops_early_near_the_answer_of_its_full_budget(solver):
     point, grad = (jnp.float32(x) for x in stiefel_problem("gaussian", 30, 6))

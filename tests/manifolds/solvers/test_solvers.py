@@ -73,6 +73,17 @@ def gaps(points, grads, answer):
     return errors(points, grads, answer)[0]
 
 
+@pytest.mark.slow_except(
+    "shape0-resolvents",
+    "shape0-one step",
+    "shape0-skew lift",
+    "shape0-dual ascent",
+    "shape0-fixed point",
+    "shape0-admm",
+    "shape0-alternating",
+    "shape1-resolvents",
+    "shape1-skew lift",
+)
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
@@ -95,6 +106,12 @@ def test_the_presets_take_wide_matrices():
     assert not SOLVERS["admm"].wide
 
 
+@pytest.mark.slow_except(
+    "shape0-resolvents",
+    "shape0-one step",
+    "shape0-skew lift",
+    "shape1-one step",
+)
 @pytest.mark.parametrize("name", WIDE)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_wide_matrices_are_transposes_of_tall_ones(name, shape):
@@ -121,6 +138,7 @@ def test_the_default_solver_is_accurate_on_every_family(shape):
     assert np.max(answer.residual) < 1e-3
 
 
+@pytest.mark.slow_except("shape0")
 @pytest.mark.parametrize("shape", [(256, 96), (140, 100)])
 def test_resolvents_of_several_blocks(shape):
     """More columns than are eliminated at once, a multiple of the block and not."""
@@ -134,6 +152,7 @@ def test_resolvents_of_several_blocks(shape):
     assert np.max(answer.gap) < 0.02
 
 
+@pytest.mark.slow_except("4")
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_stacks_are_solved_in_parts(at_once, monkeypatch):
     gaussian = np.random.default_rng(0).standard_normal((2, 3, 2, 12, 6)).astype(np.float32)
@@ -233,6 +252,14 @@ def test_the_published_dual_ascent_depends_on_the_scale_of_the_gradient():
 PARTS = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0]
 
 
+@pytest.mark.slow_except(
+    "shape0-skew lift",
+    "shape0-one step",
+    "shape0-resolvents",
+    "shape0-one step of accelerators",
+    "shape1-skew lift",
+    "shape1-resolvents",
+)
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", [*SHAPES, (16, 16)])
 def test_a_gradient_that_is_almost_normal_to_the_manifold(name, shape):
