@@ -70,6 +70,10 @@ def check_manifold(
 
     Raises:
       AssertionError: a law is broken; the message names it and the size of the violation.
+
+    Examples:
+      >>> sphere = mm.manifolds.Hypersphere()
+      >>> check_manifold(sphere, (3, 5), jax.random.key(0), thorough=False)
     """
     check_value_object(manifold)
     grad, vector, other = (x.astype(dtype) for x in normal(key, shape, 3))

@@ -32,6 +32,9 @@ def check_msign(
 
     Raises:
       AssertionError: a law is broken; the message names it and the size of the violation.
+
+    Examples:
+      >>> check_msign(mm.linalg.SVD(), (5, 3), jax.random.key(0))
     """
     check_value_object(method)
     x = jax.random.normal(key, shape)

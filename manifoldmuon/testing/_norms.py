@@ -57,6 +57,9 @@ def check_norm(
 
     Raises:
       AssertionError: a law is broken; the message names it and the size of the violation.
+
+    Examples:
+      >>> check_norm(mm.norms.Frobenius(), (5, 3), jax.random.key(0), thorough=False)
     """
     check_value_object(norm)
     grad, weight, other = normal(key, shape, 3)

@@ -28,6 +28,9 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
     Raises:
       AssertionError: naming the arguments that varied, by place, and what JAX says. What the
         function raises where nothing varies comes as it is.
+
+    Examples:
+      >>> check_inside_shard_map(lambda x, y: x @ y, jnp.ones((2, 3)), jnp.ones(3))
     """
     jax.eval_shape(function, *arguments)
     mesh = jax.sharding.AbstractMesh((2,), ("devices",), axis_types=(AxisType.Auto,))

@@ -30,6 +30,10 @@ def error_slope(
 
     Returns:
       The exponent; infinity if fewer than two errors are above `rounding`.
+
+    Examples:
+      >>> round(error_slope([0.1, 0.01], [1e-3, 1e-5]), 6)
+      2.0
     """
     pairs = [(t, e) for t, e in zip(lengths, errors, strict=True) if not e <= rounding]
     if len(pairs) < 2:
@@ -66,6 +70,9 @@ def check_slopes(
 
     Raises:
       AssertionError: a law is broken; the message names it, the slope and the errors.
+
+    Examples:
+      >>> check_slopes(mm.manifolds.Hypersphere(), (5,), jax.random.key(0), order=2)
     """
     with jax.enable_x64(True):
         errors = jax.jit(lambda *arrays: _errors(manifold, *arrays))

@@ -11,7 +11,13 @@ STIEFEL_FAMILIES = ("gaussian", "ill-conditioned", "rank 8", "rank 8 with noise"
 
 
 def orthonormal(rng: np.random.Generator, m: int, n: int) -> np.ndarray:
-    """A uniformly distributed `(m, n)` matrix with orthonormal columns, float64."""
+    """A uniformly distributed `(m, n)` matrix with orthonormal columns, float64.
+
+    Examples:
+      >>> w = orthonormal(np.random.default_rng(0), 5, 3)
+      >>> bool(np.allclose(w.T @ w, np.eye(3)))
+      True
+    """
     q, r = np.linalg.qr(rng.standard_normal((m, n)))
     return q * np.sign(np.diag(r))
 
@@ -24,6 +30,11 @@ def stiefel_problem(family: str, m: int, n: int, seed: int = 0) -> tuple[np.ndar
 
     Raises:
       ValueError: `family` is not in `STIEFEL_FAMILIES`, or `m < n`.
+
+    Examples:
+      >>> point, grad = stiefel_problem("gaussian", 6, 4)
+      >>> point.shape == grad.shape == (6, 4)
+      True
     """
     if family not in STIEFEL_FAMILIES:
         raise ValueError(f"family must be one of {STIEFEL_FAMILIES}; got {family!r}")
@@ -63,6 +74,11 @@ def stiefel_optimum(point, grad) -> float:
     """`max <G, A>` over tangent `A` of spectral norm at most 1: half of `||G W^T - W G^T||_*`.
 
     Computed from the `2n x 2n` matrix with the same singular values; float64.
+
+    Examples:
+      >>> point, grad = stiefel_problem("gaussian", 6, 4)
+      >>> bool(stiefel_optimum(point, grad) > 0)
+      True
     """
     point, grad = (np.asarray(x, np.float64) for x in (point, grad))
     inner = point.T @ grad
@@ -73,7 +89,13 @@ def stiefel_optimum(point, grad) -> float:
 
 
 def stiefel_errors(point, grad, direction) -> DirectionErrors:
-    """Measures one direction for one tall point of unit scale; any float arrays, `(m, n)`."""
+    """Measures one direction for one tall point of unit scale; any float arrays, `(m, n)`.
+
+    Examples:
+      >>> point, grad = stiefel_problem("gaussian", 6, 4)
+      >>> round(stiefel_errors(point, grad, grad).norm, 6)
+      1.0
+    """
     point, grad, direction = (np.asarray(x, np.float64) for x in (point, grad, direction))
     inner = point.T @ direction
     feasible = direction - point @ (inner + inner.T) / 2

@@ -47,6 +47,11 @@ def check_transformation(
 
     Raises:
       AssertionError: naming the check that failed.
+
+    Examples:
+      >>> params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
+      >>> make = lambda rate: mm.optim.manifold_muon(rate, mm.manifolds.Euclidean())
+      >>> check_transformation(make, params, {"rate": 0.1}, wrappers=False)
     """
     made = make_tx(**(hyperparams or {}))
     if not isinstance(made, optax.GradientTransformationExtraArgs):
@@ -387,6 +392,12 @@ def check_sharding(
     Raises:
       AssertionError: if two steps differ from those on one device, or if updates or states
         change their sharding types, so that the second step compiles again.
+
+    Examples:
+      >>> mesh = jax.make_mesh((1,), ("devices",), (jax.sharding.AxisType.Auto,))
+      >>> shardings = {"w": jax.sharding.NamedSharding(mesh, jax.P("devices"))}
+      >>> params = {"w": jnp.ones((4, 2))}
+      >>> check_sharding(optax.sgd(0.1, momentum=0.9), params, params, shardings)
     """
     traces = []
 

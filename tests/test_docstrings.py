@@ -1,0 +1,59 @@
+"""The examples in the docstrings of public names run and print what they show."""
+
+import doctest
+import importlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import manifoldmuon as mm
+from tests.test_package import public_modules
+
+# What every example may use without importing it, beside the public names of its own package.
+PRELUDE = {"jax": jax, "jnp": jnp, "mm": mm, "np": np, "optax": optax}
+LEAST = 12  # how many public names have an example
+
+
+def explained() -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """The public classes and functions, with their package's names."""
+    for name in public_modules()[1:]:
+        module = importlib.import_module(name)
+        names = {public: getattr(module, public) for public in module.__all__}
+        for public, value in names.items():
+            constant = value.__doc__ == type(value).__doc__ and not isinstance(value, type)
+            if callable(value) and not constant:
+                yield f"{name.removeprefix('manifoldmuon.')}.{public}", value, PRELUDE | names
+
+
+def examples() -> dict[str, list[doctest.DocTest]]:
+    """The examples by public name, those of methods included."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = {name: finder.find(value, name, False, names) for name, value, names in explained()}
+    return {name: tests for name, tests in found.items() if any(test.examples for test in tests)}
+
+
+EXAMPLES = examples()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_prints_what_it_shows(name):
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    said: list[str] = []
+    for test in EXAMPLES[name]:
+        runner.run(test, out=said.append)
+        # mkdocstrings formats lines with >>> as code in the section `Examples:` alone.
+        assert not re.search(r"\bExample:\s+(?:.*\n+)?\s*>>>", test.docstring or ""), (
+            f"{test.name}: name the section `Examples:`, or the page does not show it as code"
+        )
+    assert runner.summarize(verbose=False).failed == 0, "".join(said)
+
+
+def test_most_public_names_have_an_example():
+    assert len(EXAMPLES) >= LEAST
+    print(f"{len(EXAMPLES)} of {sum(1 for _ in explained())} public names have an example")
