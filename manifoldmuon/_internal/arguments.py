@@ -1,4 +1,4 @@
-"""Checks of numbers given as arguments or held in the fields of strategies."""
+"""Checks of arguments, and of the fields of strategies and manifolds."""
 
 from __future__ import annotations
 
@@ -61,6 +61,31 @@ def check_fields(value: Any, **ranges: str) -> None:
             raise ValueError(f"{name} must be True or False; got {shown(held)}")
 
 
+def check_kind(holder: Any, field: str, *kinds: type) -> None:
+    """Raise `TypeError` unless a field of a value is an instance of one of these classes."""
+    if not isinstance(value := getattr(holder, field), kinds):
+        raise TypeError(_wrong_kind(holder, field, kinds, value))
+
+
+def check_step_norm(manifold: Any, *kinds: type) -> None:
+    """Raise `ValueError` for a norm of steps of another class, or for another number of axes."""
+    if not isinstance(norm := manifold.norm, kinds):
+        raise ValueError(_wrong_kind(manifold, "step_norm", kinds, norm))
+    if norm.ndim != manifold.ndim:
+        name, ndim = type(manifold).__name__, manifold.ndim
+        raise ValueError(f"{name}.step_norm must be for {ndim} axes; got {shown(norm)}")
+
+
+def check_axes(manifold: Any, shape: tuple[int, ...]) -> None:
+    """Raise `ValueError` for a shape that has too few axes for one point of a manifold."""
+    if len(shape) < manifold.ndim:
+        raise ValueError(
+            f"{type(manifold).__name__} takes the trailing {manifold.ndim} axes of an array as one "
+            f"point, but the shape {tuple(shape)} has {len(shape)}; use a manifold for fewer axes, "
+            f"such as Euclidean(Frobenius(ndim={len(shape)}))"
+        )
+
+
 def check_dtype(name: str, dtype: Any) -> None:
     """Raise `TypeError`, naming the argument, unless `dtype` is a floating dtype."""
     try:
@@ -75,3 +100,9 @@ def shown(value: Any) -> str:
     """Return the `repr` of a value on one short line, for error messages."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
+
+
+def _wrong_kind(holder: object, field: str, kinds: tuple[type, ...], value: object) -> str:
+    names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
+    hint = "; write an instance, with parentheses" if callable(value) else ""
+    return f"{type(holder).__name__}.{field} must be {names}; got {shown(value)}{hint}"

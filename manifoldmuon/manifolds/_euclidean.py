@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon._internal.arguments import check_axes, check_step_norm
 from manifoldmuon._internal.arrays import expand_trailing, nonzero_or_one, upcast
-from manifoldmuon.manifolds._manifold import Manifold, require_axes, require_norm, with_fast_norm
+from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Norm
 
@@ -34,7 +35,7 @@ class Euclidean(Manifold):
     step_norm: Norm = Frobenius(ndim=1)
 
     def __post_init__(self):
-        require_norm(self, Norm)
+        check_step_norm(self, Norm)
 
     @property
     def ndim(self) -> int:
@@ -48,11 +49,8 @@ class Euclidean(Manifold):
     def constrained(self) -> bool:
         return False
 
-    def fast(self) -> "Euclidean":
-        return with_fast_norm(self)
-
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
 
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
         return point

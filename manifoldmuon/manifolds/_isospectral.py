@@ -14,6 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon._internal.arguments import check_axes, check_step_norm
 from manifoldmuon._internal.arrays import (
     identity_like,
     match_orientation,
@@ -24,17 +25,10 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
+from manifoldmuon._internal.directions import projected_direction, rounded, stay_if_still
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
-from manifoldmuon.manifolds._manifold import (
-    Manifold,
-    require_axes,
-    require_norm,
-    rounded,
-    stay_if_still,
-    with_fast_norm,
-)
-from manifoldmuon.manifolds._projected import projected_direction
+from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds.retractions import positive_qr
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Spectral, scale_of
@@ -88,7 +82,7 @@ class Isospectral(Manifold):
                 "Isospectral.singular_values must begin with a positive number; got "
                 f"{values!r}. The zero matrix is alone on its set"
             )
-        require_norm(self, Spectral, Frobenius)
+        check_step_norm(self, Spectral, Frobenius)
 
     @classmethod
     def of(cls, weight: ArrayLike, step_norm: Spectral | Frobenius | None = None) -> "Isospectral":
@@ -114,11 +108,8 @@ class Isospectral(Manifold):
     def norm(self) -> Spectral | Frobenius:
         return Spectral(scale=self._largest) if self.step_norm is None else self.step_norm
 
-    def fast(self) -> "Isospectral":
-        return with_fast_norm(self)
-
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
         if min(shape[-2:]) != len(self.singular_values):
             raise ValueError(
                 f"a matrix of shape {tuple(shape[-2:])} has {min(shape[-2:])} singular values, and "

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import shown
-from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one
-from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.arguments import check_kind
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
 from manifoldmuon.manifolds.solvers import DouglasRachford, Steepest
 from manifoldmuon.norms import Norm
@@ -108,7 +103,7 @@ class Manifold(abc.ABC):
         """
 
     def fast(self) -> "Manifold":
-        """This set at the price of a training step, where that differs from what is asked for.
+        """Return this set at the price of a training step; here with `norm.fast()` for its steps.
 
         Norms take `linalg.BOUNDED_MSIGN` unless they name a method, multipliers one or two signs a
         step, Stiefel points `solvers.FAST`; balls and bands leave their boundary to the retraction,
@@ -116,7 +111,7 @@ class Manifold(abc.ABC):
         costs; those of balls and bands are of flat space then, and know no boundary. A norm that
         was relative to the scale is fixed: choose the scale first.
         """
-        return self
+        return with_fast_norm(self) if hasattr(self, "step_norm") else self
 
     def with_axes(
         self,
@@ -155,8 +150,8 @@ class LaidOut:
     layout: Layout
 
     def __post_init__(self):
-        require_kind(self, "manifold", Manifold)
-        require_kind(self, "layout", Layout)
+        check_kind(self, "manifold", Manifold)
+        check_kind(self, "layout", Layout)
         if self.manifold.ndim < 2:
             raise ValueError(
                 f"a layout arranges matrices, but a point of {type(self.manifold).__name__} has "
@@ -184,37 +179,6 @@ class LaidOut:
             ) from None
 
 
-def require_axes(manifold: Manifold, shape: tuple[int, ...]) -> None:
-    """Raises `ValueError` where `shape` has too few axes for one point of `manifold`."""
-    if len(shape) < manifold.ndim:
-        raise ValueError(
-            f"{type(manifold).__name__} takes the trailing {manifold.ndim} axes of an array as one "
-            f"point, but the shape {tuple(shape)} has {len(shape)}; use a manifold for fewer axes, "
-            f"such as Euclidean(Frobenius(ndim={len(shape)}))"
-        )
-
-
-def require_norm(manifold: Manifold, *kinds: type[Norm]) -> None:
-    """Raise `ValueError` for a norm of steps that has no solver here, or is for other axes."""
-    if not isinstance(norm := manifold.norm, kinds):
-        raise ValueError(_wrong_kind(manifold, "step_norm", kinds, norm))
-    if norm.ndim != manifold.ndim:
-        name, ndim = type(manifold).__name__, manifold.ndim
-        raise ValueError(f"{name}.step_norm must be for {ndim} axes; got {shown(norm)}")
-
-
-def require_kind(manifold: Manifold | LaidOut, field: str, *kinds: type) -> None:
-    """Raises `TypeError` where a field of a manifold is of none of these kinds."""
-    if not isinstance(value := getattr(manifold, field), kinds):
-        raise TypeError(_wrong_kind(manifold, field, kinds, value))
-
-
-def _wrong_kind(holder: object, field: str, kinds: tuple[type, ...], value: object) -> str:
-    names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-    hint = "; write an instance, with parentheses" if callable(value) else ""
-    return f"{type(holder).__name__}.{field} must be {names}; got {shown(value)}{hint}"
-
-
 def require_projection(manifold: Manifold, solver: object) -> None:
     """Raise `ValueError` where the solver takes a projection that the norm of steps lacks."""
     if isinstance(solver, DouglasRachford) and type(manifold.norm).project is Norm.project:
@@ -233,78 +197,3 @@ def with_fast_norm(manifold: AnyManifold, **changes: Any) -> AnyManifold:
     """A manifold whose `step_norm` is `norm.fast()`, where that differs, and other fields."""
     norm = manifold.norm.fast()
     return with_fields(manifold, **changes | ({} if norm == manifold.norm else {"step_norm": norm}))
-
-
-def stay_if_still(
-    point: Float[Array, "..."],
-    vector: Float[Array, "..."],
-    moved: Float[Array, "..."],
-    ndim: int,
-) -> Float[Array, "..."]:
-    """`moved`, except that a point whose step is zero is returned untouched.
-
-    Rounding would move it by some 1e-8, and a point that cannot be normalised (all zeros) would
-    become NaN: a zero update must leave both alone. A NaN in the step is not a zero.
-    """
-    axes = tuple(range(-ndim, 0))
-    still = jnp.all(vector == 0, axis=axes, keepdims=True)
-    return jnp.where(still, point, moved.astype(point.dtype))
-
-
-def euclidean_direction(
-    grad: Float[Array, "..."], tangent: Callable[[Any], Any], ndim: int, magnified: float = 1.0
-) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
-    """The direction of the tangent part of each gradient: steepest in the Euclidean norm.
-
-    A gradient that is normal to the set has a tangent part made of rounding errors alone; dividing
-    it by its own length would turn noise into a full step. Below a few units of rounding, relative
-    to the gradient, the direction is therefore zero.
-
-    Args:
-      grad: gradients at any scale, in their own dtype: it says what they are rounded to.
-      tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
-      ndim: how many trailing axes make one gradient.
-      magnified: by what the projection magnifies rounding errors.
-
-    Returns:
-      `(direction, gap, residual)`: unit or zero arrays, float32 or wider; the gap of each, with
-      what rounding may have turned it by; and how much of it, before a second projection, was
-      normal.
-    """
-    scaled, _ = scale_to_unit_exponent(grad, ndim)
-    part = tangent(scaled)
-    length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
-    unit = float(jnp.finfo(scaled.dtype).eps)
-    noise = 8 * magnified * unit * whole
-    heard = ~(length <= jnp.maximum(noise, rounding_loss(grad.dtype) * whole))
-    # Once more: where the tangent part is small, the first pass left relatively much behind.
-    direction = normalize(part, ndim)
-    again = tangent(direction)
-    residual = jnp.where(heard, frobenius_norm(direction - again, ndim), 0)
-    turned = (noise / nonzero_or_one(length)) ** 2
-    gap = jnp.where(whole == 0, 0, jnp.where(heard, turned + 4 * unit, 1))
-    # Not where the length is above the noise: a NaN has to stay.
-    return jnp.where(expand_trailing(heard, ndim), normalize(again, ndim), 0), gap, residual
-
-
-def never_fused(product: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Entry by entry products, rounded a bit further: what is subtracted from vectors.
-
-    XLA may compute a difference once for its length and again for its entries, and fuse product and
-    difference into one rounding in one of them only: a small difference would be two vectors.
-    """
-    info = jnp.finfo(product.dtype)
-    return jax.lax.reduce_precision(product, info.nexp, info.nmant - 1)
-
-
-def rounding_loss(dtype) -> float:
-    """Return what rounding to this dtype costs a direction, relatively; 0 for float32."""
-    eps = float(jnp.finfo(dtype).eps)
-    return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0
-
-
-def rounded(answer: Steepest, grad: Float[Array, "..."]) -> Steepest:
-    """An answer in the dtype of the gradient, with what that costs in its gap."""
-    gap, loss = answer.gap, rounding_loss(grad.dtype)
-    gap = gap + loss * (gap > 0) if loss else gap
-    return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)

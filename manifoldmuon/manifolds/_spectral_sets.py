@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arguments import check_axes, check_fields, check_kind, check_step_norm
 from manifoldmuon._internal.arrays import (
     expand_trailing,
     identity_like,
@@ -25,6 +25,12 @@ from manifoldmuon._internal.arrays import (
     sym,
     tall,
     upcast,
+)
+from manifoldmuon._internal.directions import (
+    euclidean_direction,
+    never_fused,
+    rounded,
+    stay_if_still,
 )
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.powers_of_two import (
@@ -42,18 +48,7 @@ from manifoldmuon.linalg import (
     spectral_projector,
 )
 from manifoldmuon.manifolds._euclidean import Euclidean
-from manifoldmuon.manifolds._manifold import (
-    Manifold,
-    euclidean_direction,
-    never_fused,
-    require_axes,
-    require_kind,
-    require_norm,
-    require_projection,
-    rounded,
-    stay_if_still,
-    with_fast_norm,
-)
+from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Clip, SpectralRetraction, positive_qr
 from manifoldmuon.manifolds.solvers import DouglasRachford, LineMultiplier, Steepest
 from manifoldmuon.norms import (
@@ -84,7 +79,7 @@ class _Bounded(Manifold):
         return Spectral(scale=self.scale) if self.step_norm is None else self.step_norm
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
 
     def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         """The nearest point, from singular vectors: for setting up, not for training."""
@@ -141,8 +136,8 @@ class SpectralSphere(_Bounded):
 
     def __post_init__(self):
         check_scale("SpectralSphere.scale", self.scale)
-        require_kind(self, "solver", LineMultiplier)
-        require_norm(self, Norm)
+        check_kind(self, "solver", LineMultiplier)
+        check_step_norm(self, Norm)
         check_fields(self, lanczos="[1, inf)")
 
     def project_tangent(
@@ -327,7 +322,7 @@ class SpectralBall(_WithBoundary):
 
     def __post_init__(self):
         check_scale("SpectralBall.scale", self.scale)
-        require_norm(self, Norm)
+        check_step_norm(self, Norm)
         _check_boundary(self)
 
     def fast(self) -> "SpectralBall":
@@ -370,7 +365,7 @@ class SpectralBand(_WithBoundary):
     def __post_init__(self):
         check_scale("SpectralBand.scale", self.scale)
         check_fields(self, low="[0, inf)", high="(0, inf)")
-        require_norm(self, Norm)
+        check_step_norm(self, Norm)
         _check_boundary(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
@@ -409,7 +404,7 @@ def _without(
 
 
 def _check_boundary(manifold: _WithBoundary) -> None:
-    require_kind(manifold, "solver", DouglasRachford, type(None))
-    require_kind(manifold, "retraction", SpectralRetraction)
+    check_kind(manifold, "solver", DouglasRachford, type(None))
+    check_kind(manifold, "retraction", SpectralRetraction)
     require_projection(manifold, manifold.solver)
     check_fields(manifold, active_tolerance="(0, 0.1)")

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arguments import check_axes, check_fields, check_kind, check_step_norm
 from manifoldmuon._internal.arrays import (
     expand_trailing,
     frobenius_norm,
@@ -18,25 +18,20 @@ from manifoldmuon._internal.arrays import (
     trailing,
     upcast,
 )
+from manifoldmuon._internal.directions import (
+    euclidean_direction,
+    never_fused,
+    rounded,
+    rounding_loss,
+    stay_if_still,
+)
 from manifoldmuon._internal.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
     times_power_of_two,
 )
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
-from manifoldmuon.manifolds._manifold import (
-    Manifold,
-    euclidean_direction,
-    never_fused,
-    require_axes,
-    require_kind,
-    require_norm,
-    require_projection,
-    rounded,
-    rounding_loss,
-    stay_if_still,
-    with_fast_norm,
-)
+from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
 from manifoldmuon.manifolds.solvers import (
     BarzilaiBorwein,
@@ -92,10 +87,10 @@ class Hypersphere(Manifold):
 
     def __post_init__(self):
         check_scale("Hypersphere.scale", self.scale)
-        require_kind(self, "retraction", SphereRetraction)
-        require_kind(self, "solver", LineMultiplier)
+        check_kind(self, "retraction", SphereRetraction)
+        check_kind(self, "solver", LineMultiplier)
         check_fields(self, ndim="[1, inf)")
-        require_norm(self, Norm)
+        check_step_norm(self, Norm)
 
     @property
     def norm(self) -> Norm:
@@ -107,7 +102,7 @@ class Hypersphere(Manifold):
         return with_fast_norm(self, solver=dataclasses.replace(self.solver, steps=1))
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
 
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
         unit = normalize(point, self.ndim)
@@ -207,9 +202,9 @@ class EmbeddingRows(Manifold):
 
     def __post_init__(self):
         check_scale("EmbeddingRows.scale", self.scale)
-        require_kind(self, "retraction", SphereRetraction)
-        require_kind(self, "solver", BarzilaiBorwein, DouglasRachford)
-        require_norm(self, Norm)
+        check_kind(self, "retraction", SphereRetraction)
+        check_kind(self, "solver", BarzilaiBorwein, DouglasRachford)
+        check_step_norm(self, Norm)
         require_projection(self, self.solver)
 
     @property
@@ -234,7 +229,7 @@ class EmbeddingRows(Manifold):
         return with_fast_norm(self, solver=BarzilaiBorwein(steps=1) if smooth else few)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
 
     def project(self, point: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
         return self._row.project(point)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from manifoldmuon._internal.arguments import check_axes, check_kind, check_step_norm
 from manifoldmuon._internal.arrays import (
     expand_trailing,
     frobenius_norm,
@@ -27,24 +28,19 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
+from manifoldmuon._internal.directions import (
+    euclidean_direction,
+    never_fused,
+    projected_direction,
+    rounded,
+    rounding_loss,
+    stay_if_still,
+)
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.linalg import SVD, msign, polar_derivative
-from manifoldmuon.manifolds._manifold import (
-    Manifold,
-    euclidean_direction,
-    never_fused,
-    require_axes,
-    require_kind,
-    require_norm,
-    rounded,
-    rounding_loss,
-    stay_if_still,
-    with_fast_norm,
-    with_fields,
-)
-from manifoldmuon.manifolds._projected import projected_direction
+from manifoldmuon.manifolds._manifold import Manifold, with_fields
 from manifoldmuon.manifolds.retractions import Polar, Retraction, positive_qr
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, ScaleRule, Spectral, check_scale, scale_of
@@ -63,8 +59,8 @@ class _Orthonormal(Manifold):
 
     def __post_init__(self):
         check_scale(f"{type(self).__name__}.scale", self.scale)
-        require_kind(self, "retraction", Retraction)
-        require_norm(self, Spectral, Frobenius)
+        check_kind(self, "retraction", Retraction)
+        check_step_norm(self, Spectral, Frobenius)
 
     @property
     def ndim(self) -> int:
@@ -169,7 +165,7 @@ class _Frames(_Orthonormal):
 
     def __post_init__(self):
         super().__post_init__()
-        require_kind(self, "solver", StiefelSolver)
+        check_kind(self, "solver", StiefelSolver)
         if isinstance(self.norm, Spectral) and self.norm.method is not None:
             name = type(self).__name__
             raise ValueError(
@@ -235,7 +231,7 @@ class Stiefel(_Frames):
     step_norm: Spectral | Frobenius | None = None
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +256,7 @@ class Orthogonal(_Frames):
     step_norm: Spectral | Frobenius | None = None
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
         if shape[-2] != shape[-1]:
             raise ValueError(
                 f"Orthogonal takes square matrices in the trailing two axes; got the shape "
@@ -290,11 +286,8 @@ class Grassmann(_Orthonormal):
     retraction: Retraction = Polar()
     step_norm: Spectral | Frobenius | None = None
 
-    def fast(self) -> "Grassmann":
-        return with_fast_norm(self)
-
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
         if shape[-2] == shape[-1]:
             raise ValueError(
                 f"Grassmann takes rectangular matrices; got the shape {tuple(shape)}. Columns that "

@@ -10,21 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arguments import check_axes, check_fields, check_kind, check_step_norm
 from manifoldmuon._internal.arrays import upcast
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
-from manifoldmuon.linalg import nearest_with_sums, sinkhorn
-from manifoldmuon.manifolds._manifold import (
-    Manifold,
+from manifoldmuon._internal.directions import (
     never_fused,
-    require_axes,
-    require_kind,
-    require_norm,
+    projected_direction,
     rounded,
     stay_if_still,
-    with_fast_norm,
 )
-from manifoldmuon.manifolds._projected import projected_direction
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon.linalg import nearest_with_sums, sinkhorn
+from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds.retractions import Nearest, StochasticRetraction
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import FanRatio, Frobenius, Spectral, scale_of
@@ -60,8 +56,8 @@ class DoublyStochastic(Manifold):
 
     def __post_init__(self):
         check_fields(self, row_sum="(0, inf)", column_sum="(0, inf)")
-        require_kind(self, "retraction", StochasticRetraction)
-        require_norm(self, Spectral, Frobenius)
+        check_kind(self, "retraction", StochasticRetraction)
+        check_step_norm(self, Spectral, Frobenius)
 
     @property
     def ndim(self) -> int:
@@ -71,11 +67,8 @@ class DoublyStochastic(Manifold):
     def norm(self) -> Spectral | Frobenius:
         return Spectral(scale=FanRatio(self.row_sum)) if self.step_norm is None else self.step_norm
 
-    def fast(self) -> "DoublyStochastic":
-        return with_fast_norm(self)
-
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        require_axes(self, shape)
+        check_axes(self, shape)
         m, n = shape[-2:]
         if self.column_sum is None:
             return

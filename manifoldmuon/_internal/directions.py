@@ -1,0 +1,156 @@
+"""Steepest directions by projection onto a tangent space, and what rounding asks of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon._internal.arrays import (
+    expand_trailing,
+    frobenius_norm,
+    inner_product,
+    nonzero_or_one,
+)
+from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon.linalg import msign, nuclear_parts, spectral_bound
+from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.norms import Frobenius, Spectral, relative_gap
+
+
+def euclidean_direction(
+    grad: Float[Array, "..."], tangent: Callable[[Any], Any], ndim: int, magnified: float = 1.0
+) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    """The direction of the tangent part of each gradient: steepest in the Euclidean norm.
+
+    A gradient that is normal to the set has a tangent part made of rounding errors alone; dividing
+    it by its own length would turn noise into a full step. Below a few units of rounding, relative
+    to the gradient, the direction is therefore zero.
+
+    Args:
+      grad: gradients at any scale, in their own dtype: it says what they are rounded to.
+      tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
+      ndim: how many trailing axes make one gradient.
+      magnified: by what the projection magnifies rounding errors.
+
+    Returns:
+      `(direction, gap, residual)`: unit or zero arrays, float32 or wider; the gap of each, with
+      what rounding may have turned it by; and how much of it, before a second projection, was
+      normal.
+    """
+    scaled, _ = scale_to_unit_exponent(grad, ndim)
+    part = tangent(scaled)
+    length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
+    unit = float(jnp.finfo(scaled.dtype).eps)
+    noise = 8 * magnified * unit * whole
+    heard = ~(length <= jnp.maximum(noise, rounding_loss(grad.dtype) * whole))
+    # Once more: where the tangent part is small, the first pass left relatively much behind.
+    direction = normalize(part, ndim)
+    again = tangent(direction)
+    residual = jnp.where(heard, frobenius_norm(direction - again, ndim), 0)
+    turned = (noise / nonzero_or_one(length)) ** 2
+    gap = jnp.where(whole == 0, 0, jnp.where(heard, turned + 4 * unit, 1))
+    # Not where the length is above the noise: a NaN has to stay.
+    return jnp.where(expand_trailing(heard, ndim), normalize(again, ndim), 0), gap, residual
+
+
+def projected_direction(
+    grad: Float[Array, "*batch m n"],
+    tangent: Callable[[Any], Any],
+    norm: Spectral | Frobenius,
+    magnified: float | None = None,
+    beyond: Callable[[Any], Any] | None = None,
+) -> tuple[Float[Array, "*batch m n"], Float[Array, "*batch"], Float[Array, "*batch"]]:
+    """The duality map of the tangent part of each gradient.
+
+    It is steepest where that map leaves the tangent space as it is. For the Frobenius norm this
+    holds always, for the spectral norm where the projection is `X -> P X Q` with orthogonal
+    projections P and Q: the polar factor has the row and column space of its matrix. What a method
+    of msign makes of rounding errors outside of them is projected out again, and is the residual.
+    Where the tangent part is nothing but rounding the direction is zero and the gap 1.
+
+    Args:
+      grad: gradients at any scale, in their own dtype: it says what they are rounded to.
+      tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
+      norm: the norm of steps, whose scale is left to the caller.
+      magnified: for other projections, which may make the polar factor longer than 1: by what
+        their rounding errors are magnified. The gap then says what the direction misses.
+      beyond: the orthogonal projection onto what may be tangent as well; the gap counts it as lost.
+
+    Returns:
+      `(direction, gap, residual)`: directions of norm at most 1 at unit scale, float32 or wider;
+      a bound, rounding included, on the share of the optimum that each misses; and
+      `||A - P A Q||_F / k` of the raw direction A, with k the smaller side.
+    """
+    scaled, _ = scale_to_unit_exponent(grad, 2)
+    lost = frobenius_norm(beyond(scaled)) if beyond else 0
+    if not isinstance(norm, Spectral):
+        direction, gap, residual = euclidean_direction(grad, tangent, 2, magnified or 1.0)
+        if beyond:
+            value = inner_product(scaled, direction)
+            share = value / nonzero_or_one(jnp.hypot(value, lost))
+            gap = jnp.where(value == 0, gap, 1 - share + share * gap)
+        return direction, gap, residual
+    part = tangent(scaled)
+    length, whole = frobenius_norm(part), frobenius_norm(scaled)
+    unit, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
+    unit = 2 * unit * magnified if magnified else unit
+    heard = ~(length <= max(8 * unit, rounding_loss(grad.dtype)) * whole)
+    sign = msign(part, norm.method)
+    direction = tangent(sign)
+    left = frobenius_norm(sign - direction)
+    if magnified:
+        most = jnp.minimum(jnp.maximum(spectral_bound(direction), 1), 1 + left)
+        direction = direction / expand_trailing(most, 2)
+    residual = left / max(side, 1)
+    gained, missed = nuclear_parts(part, sign)
+    # The nuclear norm of what rounding may have done to the tangent part.
+    noise = (side + 4) * unit * whole
+    upper = gained + missed + math.sqrt(side) * lost + noise
+    gap = relative_gap(upper, inner_product(part, direction) - noise)
+    gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
+    residual = jnp.where(heard, residual, 0)
+    return jnp.where(expand_trailing(heard, 2), direction, 0), gap, residual
+
+
+def stay_if_still(
+    point: Float[Array, "..."],
+    vector: Float[Array, "..."],
+    moved: Float[Array, "..."],
+    ndim: int,
+) -> Float[Array, "..."]:
+    """`moved`, except that a point whose step is zero is returned untouched.
+
+    Rounding would move it by some 1e-8, and a point that cannot be normalised (all zeros) would
+    become NaN: a zero update must leave both alone. A NaN in the step is not a zero.
+    """
+    axes = tuple(range(-ndim, 0))
+    still = jnp.all(vector == 0, axis=axes, keepdims=True)
+    return jnp.where(still, point, moved.astype(point.dtype))
+
+
+def never_fused(product: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Entry by entry products, rounded a bit further: what is subtracted from vectors.
+
+    XLA may compute a difference once for its length and again for its entries, and fuse product and
+    difference into one rounding in one of them only: a small difference would be two vectors.
+    """
+    info = jnp.finfo(product.dtype)
+    return jax.lax.reduce_precision(product, info.nexp, info.nmant - 1)
+
+
+def rounding_loss(dtype) -> float:
+    """Return what rounding to this dtype costs a direction, relatively; 0 for float32."""
+    eps = float(jnp.finfo(dtype).eps)
+    return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0
+
+
+def rounded(answer: Steepest, grad: Float[Array, "..."]) -> Steepest:
+    """An answer in the dtype of the gradient, with what that costs in its gap."""
+    gap, loss = answer.gap, rounding_loss(grad.dtype)
+    gap = gap + loss * (gap > 0) if loss else gap
+    return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)
