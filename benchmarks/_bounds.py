@@ -15,12 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from manifoldmuon.bounds import L1, L2, RMS, Heads, LInf, MaskedLInf, NormBound, OneHot, bound
+from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
     Hypersphere,
-    Isospectral,
     Manifold,
     SpectralBall,
     SpectralBand,

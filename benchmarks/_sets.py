@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Grassmann,
     Hypersphere,
-    Isospectral,
     Manifold,
     Orthogonal,
     SpectralBall,

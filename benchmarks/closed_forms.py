@@ -14,9 +14,10 @@ import numpy as np
 
 from benchmarks._command import command, save_with_table
 from benchmarks.solvers import MUON, muon_direction
+from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import TRAINING_MSIGN
-from manifoldmuon.manifolds import DoublyStochastic, Grassmann, Isospectral, Manifold
+from manifoldmuon.manifolds import Grassmann, Manifold
 from manifoldmuon.norms import FanRatio, Spectral
 from studies.program import parse
 

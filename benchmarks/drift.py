@@ -18,20 +18,18 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command
+from manifoldmuon.contrib import DoublyStochastic, Isospectral, Sinkhorn
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Grassmann,
     Hypersphere,
-    Isospectral,
     Manifold,
     SpectralBall,
     SpectralBand,
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import Sinkhorn
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, BarzilaiBorwein, DouglasRachford
 from manifoldmuon.norms import RootRank, Spectral
 from studies.program import parse

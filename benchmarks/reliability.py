@@ -22,13 +22,12 @@ from benchmarks._command import command
 from benchmarks._sets import clear_of_edges, most, normal_at, size, unit_of
 from manifoldmuon import optim
 from manifoldmuon.bounds import matrix_bounds
+from manifoldmuon.contrib import DoublyStochastic, Isospectral, Sinkhorn
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
     Grassmann,
     Hypersphere,
-    Isospectral,
     LaidOut,
     Layout,
     Manifold,
@@ -39,7 +38,6 @@ from manifoldmuon.manifolds import (
     Stiefel,
     low_rank,
 )
-from manifoldmuon.manifolds.retractions import Sinkhorn
 from manifoldmuon.manifolds.solvers import (
     FAST,
     DualAscent,

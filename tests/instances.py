@@ -2,14 +2,13 @@
 
 from typing import NamedTuple
 
+from manifoldmuon.contrib import DoublyStochastic, Isospectral, Sinkhorn
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
     Grassmann,
     Hypersphere,
-    Isospectral,
     Manifold,
     Orthogonal,
     SpectralBall,
@@ -17,7 +16,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import QR, Geodesic, Sinkhorn
+from manifoldmuon.manifolds.retractions import QR, Geodesic
 from manifoldmuon.manifolds.solvers import SkewPolar
 from manifoldmuon.norms import (
     ConvRMSToRMS,

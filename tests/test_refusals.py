@@ -223,6 +223,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from manifoldmuon.bounds import *
+from manifoldmuon.contrib import *
 from manifoldmuon.linalg import *
 from manifoldmuon.manifolds import *
 from manifoldmuon.manifolds.retractions import *

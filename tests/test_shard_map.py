@@ -10,15 +10,9 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from manifoldmuon import optim
+from manifoldmuon.contrib import DoublyStochastic
 from manifoldmuon.linalg import QDWH, msign
-from manifoldmuon.manifolds import (
-    DoublyStochastic,
-    Hypersphere,
-    Manifold,
-    SpectralBall,
-    SpectralSphere,
-    Stiefel,
-)
+from manifoldmuon.manifolds import Hypersphere, Manifold, SpectralBall, SpectralSphere, Stiefel
 from manifoldmuon.manifolds.solvers import ADMM, AlternatingProjection, DualAscent, FixedPoint
 from manifoldmuon.modules import Linear
 from manifoldmuon.norms import Spectral

@@ -182,3 +182,9 @@ def rounding(precision: jax.lax.Precision, dtype) -> float:
     own = float(jnp.finfo(dtype).eps)
     rounded = {jax.lax.Precision.DEFAULT: 2.0**-7, jax.lax.Precision.HIGH: 2.0**-16}
     return rounded.get(precision, own) if dtype == jnp.float32 else own
+
+
+def rounding_loss(dtype) -> float:
+    """Return what rounding to this dtype costs a direction, relatively; 0 for float32."""
+    eps = float(jnp.finfo(dtype).eps)
+    return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0

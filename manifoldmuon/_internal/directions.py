@@ -15,10 +15,10 @@ from manifoldmuon._internal.arrays import (
     frobenius_norm,
     inner_product,
     nonzero_or_one,
+    rounding_loss,
 )
 from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon.linalg import msign, nuclear_parts, spectral_bound
-from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Spectral, relative_gap
 
 
@@ -141,16 +141,3 @@ def never_fused(product: Float[Array, "..."]) -> Float[Array, "..."]:
     """
     info = jnp.finfo(product.dtype)
     return jax.lax.reduce_precision(product, info.nexp, info.nmant - 1)
-
-
-def rounding_loss(dtype) -> float:
-    """Return what rounding to this dtype costs a direction, relatively; 0 for float32."""
-    eps = float(jnp.finfo(dtype).eps)
-    return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0
-
-
-def rounded(answer: Steepest, grad: Float[Array, "..."]) -> Steepest:
-    """An answer in the dtype of the gradient, with what that costs in its gap."""
-    gap, loss = answer.gap, rounding_loss(grad.dtype)
-    gap = gap + loss * (gap > 0) if loss else gap
-    return answer._replace(direction=answer.direction.astype(grad.dtype), gap=gap)

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
     Grassmann,
     Hypersphere,
-    Isospectral,
     Orthogonal,
     SpectralBall,
     SpectralBand,
@@ -86,12 +84,6 @@ def _(
     return _between(1 - drift, 1 + drift, scale_of(space.scale, shape[-2:]), shape)
 
 
-@matrix_bounds.register
-def _(space: Isospectral, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
-    largest = space.singular_values[0]  # the unit of the distance
-    return _between(space.singular_values[-1] / largest - drift, 1 + drift, largest, shape)
-
-
 @matrix_bounds.register(SpectralSphere)
 @matrix_bounds.register(SpectralBall)
 def _(
@@ -104,15 +96,6 @@ def _(
 def _(space: SpectralBand, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
     scale = scale_of(space.scale, shape[-2:])
     return _between(space.low - drift, space.high + drift, scale, shape)
-
-
-@matrix_bounds.register
-def _(space: DoublyStochastic, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
-    """Entries are at least `-drift * row_sum`; docs/math/bounds.md has the proof."""
-    m, n = shape[-2:]
-    total = space.row_sum * (1 + (n + 1) * drift)
-    least_row = space.row_sum * max(1 - drift, 0.0) / math.sqrt(n)
-    return MatrixBounds(total * math.sqrt(m / n), total * math.sqrt(min(1, m / n)), 0.0, least_row)
 
 
 @matrix_bounds.register

@@ -1,3 +1,20 @@
 """What is new, rarely needed or not yet proved useful: same laws and tests, no promise to stay."""
 
-__all__: list[str] = []
+from manifoldmuon.contrib._doubly_stochastic import (
+    DoublyStochastic,
+    Nearest,
+    Sinkhorn,
+    StochasticRetraction,
+)
+from manifoldmuon.contrib._isospectral import Isospectral
+from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
+
+__all__ = [
+    "DoublyStochastic",
+    "Isospectral",
+    "Nearest",
+    "Sinkhorn",
+    "StochasticRetraction",
+    "nearest_with_sums",
+    "sinkhorn",
+]

@@ -40,7 +40,6 @@ from manifoldmuon.linalg._schedules import (
     Schedule,
     check_schedule,
 )
-from manifoldmuon.linalg._sums import center, nearest_with_sums, sinkhorn
 
 __all__ = [
     "CUBIC",
@@ -63,7 +62,6 @@ __all__ = [
     "Schedule",
     "Sketch",
     "spectral_projector",
-    "center",
     "check_method",
     "check_schedule",
     "clip_singular_values",
@@ -75,13 +73,11 @@ __all__ = [
     "largest_eigenpair",
     "largest_row_sum",
     "msign",
-    "nearest_with_sums",
     "nuclear_norm",
     "nuclear_parts",
     "polar_derivative",
     "positive_part",
     "power_iteration",
-    "sinkhorn",
     "solve_lyapunov",
     "spectral_bound",
     "spectral_norm",

@@ -3,22 +3,18 @@
 from manifoldmuon.manifolds import retractions as retractions
 from manifoldmuon.manifolds import solvers as solvers
 from manifoldmuon.manifolds._euclidean import Euclidean
-from manifoldmuon.manifolds._isospectral import Isospectral
 from manifoldmuon.manifolds._layout import Layout
 from manifoldmuon.manifolds._low_rank import low_rank
 from manifoldmuon.manifolds._manifold import LaidOut, Manifold
 from manifoldmuon.manifolds._spectral_sets import SpectralBall, SpectralBand, SpectralSphere
 from manifoldmuon.manifolds._spheres import EmbeddingRows, Hypersphere
 from manifoldmuon.manifolds._stiefel import Grassmann, Orthogonal, Stiefel
-from manifoldmuon.manifolds._stochastic import DoublyStochastic
 
 __all__ = [
-    "DoublyStochastic",
     "EmbeddingRows",
     "Euclidean",
     "Grassmann",
     "Hypersphere",
-    "Isospectral",
     "LaidOut",
     "Layout",
     "Manifold",

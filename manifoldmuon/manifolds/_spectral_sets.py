@@ -29,7 +29,6 @@ from manifoldmuon._internal.arrays import (
 from manifoldmuon._internal.directions import (
     euclidean_direction,
     never_fused,
-    rounded,
     stay_if_still,
 )
 from manifoldmuon._internal.lapack import map_matrices
@@ -157,8 +156,8 @@ class SpectralSphere(_Bounded):
         if isinstance(self.norm, Frobenius):
             direction, gap, residual = euclidean_direction(grad, lambda v: _without(unit, v), 2)
             size = scale_of(self.norm.scale, grad.shape[-2:])
-            return rounded(Steepest(size * direction, (), residual, gap), grad)
-        return rounded(self.solver.solve(self.norm, unit, grad, dual), grad)
+            return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
+        return self.solver.solve(self.norm, unit, grad, dual).astype(grad.dtype)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -227,9 +226,9 @@ class _WithBoundary(_Bounded):
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
         if self.solver is None:
-            return rounded(Euclidean(self.norm).steepest(point, upcast(grad), dual), grad)
+            return Euclidean(self.norm).steepest(point, upcast(grad), dual).astype(grad.dtype)
         answer = self.solver.solve(self.norm, self._normal(point), grad, cone=True)
-        return rounded(answer, grad)
+        return answer.astype(grad.dtype)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]

@@ -15,14 +15,13 @@ from manifoldmuon._internal.arrays import (
     expand_trailing,
     frobenius_norm,
     nonzero_or_one,
+    rounding_loss,
     trailing,
     upcast,
 )
 from manifoldmuon._internal.directions import (
     euclidean_direction,
     never_fused,
-    rounded,
-    rounding_loss,
     stay_if_still,
 )
 from manifoldmuon._internal.powers_of_two import (
@@ -127,14 +126,14 @@ class Hypersphere(Manifold):
     ) -> Steepest:
         if not isinstance(self.norm, Frobenius):
             unit = normalize(point, self.ndim)
-            return rounded(self.solver.solve(self.norm, unit, grad, dual), grad)
+            return self.solver.solve(self.norm, unit, grad, dual).astype(grad.dtype)
         unit = normalize(self._flat(point), 1)
         direction, gap, residual = euclidean_direction(
             self._flat(grad), lambda v: _without_radial(unit, v), 1
         )
         size = scale_of(self.norm.scale, self._point_shape(grad))
         direction = (size * direction).reshape(grad.shape)
-        return rounded(Steepest(direction, (), residual, gap), grad)
+        return Steepest(direction, (), residual, gap).astype(grad.dtype)
 
     def retract(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
@@ -260,8 +259,8 @@ class EmbeddingRows(Manifold):
                 grad, lambda v: _without_radial(unit, v), 2
             )
             direction = scale_of(norm.scale, grad.shape[-2:]) * direction
-            return rounded(Steepest(direction, (), residual, gap), grad)
-        return rounded(self._by_multipliers(unit, grad, dual), grad)
+            return Steepest(direction, (), residual, gap).astype(grad.dtype)
+        return self._by_multipliers(unit, grad, dual).astype(grad.dtype)
 
     def _by_multipliers(
         self, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any

@@ -24,6 +24,7 @@ from manifoldmuon._internal.arrays import (
     nonzero_or_one,
     product,
     right_multiply,
+    rounding_loss,
     sym,
     tall,
     upcast,
@@ -32,8 +33,6 @@ from manifoldmuon._internal.directions import (
     euclidean_direction,
     never_fused,
     projected_direction,
-    rounded,
-    rounding_loss,
     stay_if_still,
 )
 from manifoldmuon._internal.lapack import map_matrices
@@ -145,7 +144,7 @@ class _Orthonormal(Manifold):
     def _answered(self, answer: Steepest, grad: Float[Array, "*batch m n"]) -> Steepest:
         """An answer for a tall point of unit scale, as one to the question that was asked."""
         size = scale_of(self.norm.scale, grad.shape[-2:])
-        answer = rounded(answer._replace(direction=_like(answer.direction, grad, size)), grad)
+        answer = answer._replace(direction=_like(answer.direction, grad, size)).astype(grad.dtype)
         if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             answer = answer._replace(gap=0 * answer.gap)
         return answer

@@ -7,13 +7,12 @@ import pytest
 
 from benchmarks._bounds import drifted
 from manifoldmuon.bounds import MatrixBounds, NormBound, bound, matrix_bounds
+from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
     Grassmann,
     Hypersphere,
-    Isospectral,
     Orthogonal,
     SpectralBall,
     SpectralBand,

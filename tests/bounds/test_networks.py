@@ -9,12 +9,11 @@ import pytest
 
 from benchmarks._bounds import Attack, project, to_jax, tokens, weights_of
 from manifoldmuon.bounds import NormBound, bound
+from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Grassmann,
     Hypersphere,
-    Isospectral,
     Orthogonal,
     SpectralBall,
     SpectralBand,

@@ -6,16 +6,8 @@ import numpy as np
 import pytest
 
 from manifoldmuon._internal.arrays import sym
-from manifoldmuon.linalg import (
-    MUON,
-    SVD,
-    NewtonSchulz,
-    largest_eigenpair,
-    msign,
-    nearest_with_sums,
-    sinkhorn,
-    solve_lyapunov,
-)
+from manifoldmuon.contrib import nearest_with_sums, sinkhorn
+from manifoldmuon.linalg import MUON, SVD, NewtonSchulz, largest_eigenpair, msign, solve_lyapunov
 from tests.linalg.instances import conditioned, polar
 
 

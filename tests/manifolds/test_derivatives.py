@@ -5,16 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon.contrib import DoublyStochastic, Isospectral, Sinkhorn
 from manifoldmuon.linalg import QDWH, SVD, GramEigh
-from manifoldmuon.manifolds import (
-    DoublyStochastic,
-    Isospectral,
-    Orthogonal,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-)
-from manifoldmuon.manifolds.retractions import Sinkhorn
+from manifoldmuon.manifolds import Orthogonal, SpectralBall, SpectralBand, SpectralSphere
 from manifoldmuon.manifolds.solvers import DouglasRachford, SkewPolar
 from manifoldmuon.norms import Spectral
 from tests.instances import MANIFOLDS

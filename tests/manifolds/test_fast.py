@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 
 from benchmarks._passes import multiplications
+from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.linalg import BOUNDED_MSIGN, SVD
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
     Grassmann,
     Hypersphere,
-    Isospectral,
     Manifold,
     Orthogonal,
     SpectralBall,

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from benchmarks._sets import attained, clear_of_edges, normal_at, size_of
+from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import DoublyStochastic, Isospectral, SpectralBall, SpectralBand
+from manifoldmuon.manifolds import SpectralBall, SpectralBand
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.compiled import ask

@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon import optim
+from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.manifolds import (
-    DoublyStochastic,
     EmbeddingRows,
     Euclidean,
     Grassmann,
     Hypersphere,
-    Isospectral,
     Layout,
     Orthogonal,
     Stiefel,

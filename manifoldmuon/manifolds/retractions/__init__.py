@@ -2,8 +2,7 @@
 
 Those of matrices with orthonormal columns (`Retraction`): `Polar`, `QR`, `Analytic`, `Cayley`,
 `Exponential`. Those of bounded singular values (`SpectralRetraction`): `Clip`, `SoftCap`. Those of
-spheres (`SphereRetraction`): `Normalize`, `Geodesic`. Those of non-negative matrices of fixed sums
-(`StochasticRetraction`): `Nearest`, `Sinkhorn`.
+spheres (`SphereRetraction`): `Normalize`, `Geodesic`.
 """
 
 from manifoldmuon.manifolds.retractions._orthonormal import (
@@ -17,7 +16,6 @@ from manifoldmuon.manifolds.retractions._orthonormal import (
 )
 from manifoldmuon.manifolds.retractions._spectral import Clip, SoftCap, SpectralRetraction
 from manifoldmuon.manifolds.retractions._spheres import Geodesic, Normalize, SphereRetraction
-from manifoldmuon.manifolds.retractions._stochastic import Nearest, Sinkhorn, StochasticRetraction
 
 __all__ = [
     "QR",
@@ -26,14 +24,11 @@ __all__ = [
     "Clip",
     "Exponential",
     "Geodesic",
-    "Nearest",
     "Normalize",
     "Polar",
     "Retraction",
-    "Sinkhorn",
     "SoftCap",
     "SpectralRetraction",
     "SphereRetraction",
-    "StochasticRetraction",
     "positive_qr",
 ]

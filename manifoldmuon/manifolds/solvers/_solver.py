@@ -16,6 +16,7 @@ from manifoldmuon._internal.arrays import (
     gram_matrix,
     right_multiply,
     rounding,
+    rounding_loss,
     skew,
     sym,
 )
@@ -45,6 +46,12 @@ class Steepest(NamedTuple):
     dual: Any
     residual: Float[Array, "..."]
     gap: Float[Array, "..."]
+
+    def astype(self, dtype) -> "Steepest":
+        """Return the answer in the dtype of the gradient, with what that costs in its gap."""
+        gap, loss = self.gap, rounding_loss(dtype)
+        gap = gap + loss * (gap > 0) if loss else gap
+        return self._replace(direction=self.direction.astype(dtype), gap=gap)
 
 
 class StiefelSolver(abc.ABC):

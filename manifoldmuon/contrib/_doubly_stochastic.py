@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +16,83 @@ from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.directions import (
     never_fused,
     projected_direction,
-    rounded,
     stay_if_still,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
-from manifoldmuon.linalg import nearest_with_sums, sinkhorn
-from manifoldmuon.manifolds._manifold import Manifold
-from manifoldmuon.manifolds.retractions import Nearest, StochasticRetraction
+from manifoldmuon.bounds import MatrixBounds, matrix_bounds
+from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
+from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import FanRatio, Frobenius, Spectral, scale_of
+
+
+class StochasticRetraction(abc.ABC):
+    """Moves a non-negative matrix with rows of sum 1 and columns of sum m/n, and keeps these sums.
+
+    A frozen, hashable value. Vectors have rows and columns of sum zero; the manifold divides by its
+    scale, and makes the dtype float32 or wider. Leading axes are independent. Among matrices with
+    positive entries the set is flat, and a geodesic is `X + t V`.
+
+    Attributes:
+      order: `R(X, t V)` differs by O(t**(order + 1)) from it, where all entries of X are positive.
+    """
+
+    order: ClassVar[float]
+
+    @abc.abstractmethod
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        """A matrix of the set near `point + vector`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Nearest(StochasticRetraction):
+    """The point of the set nearest to `X + V` in the Frobenius norm: addition, where that stays.
+
+    Entries that would be negative become zero, and may grow again in any later step. Undoes the
+    distance that X has from the set; see `nearest_with_sums`.
+    """
+
+    order: ClassVar[float] = math.inf
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        return nearest_with_sums(point + vector, 1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sinkhorn(StochasticRetraction):
+    """`X exp(V / X)`, entry by entry, balanced by Sinkhorn's iteration: entries stay positive.
+
+    First order (Douik and Hassibi, arXiv:1802.02628, section III-C). A step no longer than the
+    smallest entries would make others of them huge or zero, so no entry changes by a larger factor
+    than `exp(limit)` before the balance, and none falls below 1e-30. An entry of zero stays zero.
+
+    Attributes:
+      limit: of the exponent `V / X`.
+      max_iterations: where the balancing gives up; see `sinkhorn`.
+
+    Raises:
+      ValueError: a field is not positive.
+    """
+
+    limit: float = 1.0
+    max_iterations: int = 200
+
+    order: ClassVar[float] = 1
+
+    def __post_init__(self):
+        check_fields(self, limit="(0, inf)", max_iterations="[1, inf)")
+
+    def retract(
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
+    ) -> Float[Array, "*batch m n"]:
+        gone = point <= 0
+        exponent = jnp.clip(vector / jnp.where(gone, 1, point), -self.limit, self.limit)
+        moved = jnp.maximum(jnp.log(jnp.where(gone, 1, point)) + exponent, math.log(1e-30))
+        return sinkhorn(jnp.where(gone, -jnp.inf, moved), 1.0, self.max_iterations)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +165,7 @@ class DoublyStochastic(Manifold):
         size = scale_of(self.norm.scale, grad.shape[-2:])
         if 1 in grad.shape[-2:]:  # a single point: zero is optimal
             gap = 0 * gap
-        return rounded(Steepest(size * direction, (), residual, gap), grad)
+        return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -130,3 +199,14 @@ def _centered(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     for axis in (-1, -2, -1, -2):
         x = x - never_fused(jnp.mean(x, axis=axis, keepdims=True))
     return x
+
+
+@matrix_bounds.register
+def doubly_stochastic_bounds(
+    space: DoublyStochastic, shape: tuple[int, ...], drift: float = 0.0
+) -> MatrixBounds:
+    """Bound points whose entries are at least `-drift * row_sum`; docs/math/bounds.md proves it."""
+    m, n = shape[-2:]
+    total = space.row_sum * (1 + (n + 1) * drift)
+    least_row = space.row_sum * max(1 - drift, 0.0) / math.sqrt(n)
+    return MatrixBounds(total * math.sqrt(m / n), total * math.sqrt(min(1, m / n)), 0.0, least_row)

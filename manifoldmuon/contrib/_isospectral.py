@@ -25,10 +25,11 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon._internal.directions import projected_direction, rounded, stay_if_still
+from manifoldmuon._internal.directions import projected_direction, stay_if_still
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
-from manifoldmuon.manifolds._manifold import Manifold
+from manifoldmuon.bounds import MatrixBounds, matrix_bounds
+from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.retractions import positive_qr
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Spectral, scale_of
@@ -156,7 +157,7 @@ class Isospectral(Manifold):
             gap = 0 * gap
         size = scale_of(self.norm.scale, grad.shape[-2:])
         direction = match_orientation(size * direction, grad)
-        return rounded(Steepest(direction, (), residual, gap), grad)
+        return Steepest(direction, (), residual, gap).astype(grad.dtype)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -317,3 +318,13 @@ def _polished(x: Float[Array, "*batch p q"]) -> Float[Array, "*batch p q"]:
     """Columns orthonormal to rounding, from those that LAPACK leaves a little less so."""
     gram = product(mT(x), x)
     return product(x, 1.5 * identity_like(gram) - gram / 2)
+
+
+@matrix_bounds.register
+def isospectral_bounds(
+    space: Isospectral, shape: tuple[int, ...], drift: float = 0.0
+) -> MatrixBounds:
+    """Bound points whose singular values are off by at most `drift` times the largest."""
+    largest = space.singular_values[0]
+    most, least = largest * (1 + drift), max(space.singular_values[-1] - largest * drift, 0.0)
+    return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)

@@ -17,7 +17,7 @@ _SHORTEST = 2.0**-12  # of a Newton step
 _LARGEST = 1e4  # of an entry, in units of the mean one: beyond, float32 would lose the sums
 
 
-def center(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+def _center(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     """`P X P` with `P = I - 1 1^T / n` on each side: all rows and all columns sum to zero."""
     x = x - jnp.mean(x, axis=-1, keepdims=True)
     return x - jnp.mean(x, axis=-2, keepdims=True)
@@ -111,7 +111,7 @@ def _nearest(
     x: Float[Array, "m n"], max_iterations: int
 ) -> tuple[Float[Array, "m n"], Bool[Array, "m n"]]:
     """For a mean entry of 1; and which entries are positive but for what is filled in."""
-    y = center(x) + 1
+    y = _center(x) + 1
     m, n = y.shape
     tolerance = _tolerance(y) * (1 + jnp.max(jnp.abs(y)))
 
