@@ -38,11 +38,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
     low_rank,
 )
-from manifoldmuon.manifolds.solvers import (
-    FAST,
-    DualAscent,
-    Resolvents,
-)
+from manifoldmuon.manifolds.solvers import FAST, DualAscent, Resolvents
 from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 from studies.program import parse, save

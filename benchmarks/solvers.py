@@ -22,16 +22,14 @@ from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
-    ADMM,
     FAST,
-    AlternatingProjection,
     DualAscent,
-    FixedPoint,
     Resolvents,
     SkewPolar,
     StiefelSolver,
 )
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.digits.gradients import record_gradients
 from studies.display import COLOURS, dress, panels
 from studies.program import parse, save

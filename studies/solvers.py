@@ -13,16 +13,8 @@ from jaxtyping import Array, Float
 from manifoldmuon.lab import half_width, mean_estimate, solver_gaps
 from manifoldmuon.linalg import DEFAULT_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import (
-    ACCURATE,
-    ADMM,
-    FAST,
-    AlternatingProjection,
-    DualAscent,
-    FixedPoint,
-    Steepest,
-    StiefelSolver,
-)
+from manifoldmuon.manifolds.solvers import ACCURATE, FAST, DualAscent, Steepest, StiefelSolver
+from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.classification import (
     BATCH,
     MULTIPLIER,

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
 from manifoldmuon.checkpoints import STATE_LAYOUT, CheckpointError, Checkpoints
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
-from manifoldmuon.manifolds.solvers import ADMM, FAST, ByPlatform, ProjectedPolar, SkewPolar
+from manifoldmuon.manifolds.solvers import FAST, ByPlatform, DualAscent, ProjectedPolar, SkewPolar
 from manifoldmuon.norms import Frobenius, RMSToRMS
 from tests.optim.test_processes import JOINED
 from tests.optim.test_processes import run as run_processes
@@ -34,7 +34,10 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[1]
-GEOMETRY = {"w": Stiefel(solver=ADMM(steps=2)), "b": Euclidean()}  # a warm start is in the state
+GEOMETRY = {
+    "w": Stiefel(solver=DualAscent(steps=2)),
+    "b": Euclidean(),
+}  # a warm start is in the state
 SOLVERS = "manifoldmuon.manifolds.solvers"
 EXTRA = {"epoch": 2, "loss": 0.1, "worst": float("inf")}
 
@@ -324,12 +327,12 @@ def test_another_array_is_noticed(tmp_path):
         (
             GEOMETRY | {"w": Stiefel(solver=FAST)},
             1.0,
-            f"the manifold.solver of 'w' was {SOLVERS}.ADMM and is {SOLVERS}.ByPlatform; ",
+            f"the manifold.solver of 'w' was {SOLVERS}.DualAscent and is {SOLVERS}.ByPlatform; ",
         ),
         (
-            GEOMETRY | {"w": Stiefel(solver=ADMM(steps=2, relaxation=1.5))},
+            GEOMETRY | {"w": Stiefel(solver=DualAscent(steps=2, step=0.5))},
             1.0,
-            "the manifold.solver.relaxation of 'w' was 1.6 and is 1.5; ",
+            "the manifold.solver.step of 'w' was 0.3 and is 0.5; ",
         ),
         (
             GEOMETRY | {"b": Euclidean(Frobenius(ndim=1, scale=math.nextafter(1.0, 2.0)))},

@@ -3,7 +3,8 @@
 import numpy as np
 
 from manifoldmuon.lab import solver_gaps
-from manifoldmuon.manifolds.solvers import ACCURATE, ADMM
+from manifoldmuon.manifolds.solvers import ACCURATE
+from studies.baselines import ADMM
 from studies.solvers import NoProjection
 
 

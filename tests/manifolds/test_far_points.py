@@ -12,11 +12,8 @@ from manifoldmuon.manifolds import Grassmann, Orthogonal, Stiefel
 from manifoldmuon.manifolds.retractions import QR, Analytic, Cayley, Exponential, Polar
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
-    ADMM,
     FAST,
-    AlternatingProjection,
     DualAscent,
-    FixedPoint,
     Resolvents,
     SkewPolar,
 )
@@ -29,9 +26,6 @@ SOLVERS = {
     "SkewPolar by GramEigh": SkewPolar(GramEigh()),
     "Resolvents": Resolvents(),
     "DualAscent": DualAscent(steps=10),
-    "FixedPoint": FixedPoint(steps=5),
-    "ADMM": ADMM(steps=5),
-    "AlternatingProjection": AlternatingProjection(steps=5),
 }
 RETRACTIONS = (Polar(), QR(), Analytic(), Cayley(), Exponential())
 CASES: dict[str, tuple[Any, tuple[int, int]]] = {

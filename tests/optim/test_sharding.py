@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
-from manifoldmuon.manifolds.solvers import ADMM
+from manifoldmuon.manifolds.solvers import DualAscent
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS, Sum
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import Instance
@@ -30,7 +30,7 @@ LAYOUT = {
     "bias": (None,),
 }
 # A solver with a warm start, so that there are dual variables in the state.
-GEOMETRY = {"m": Stiefel(solver=ADMM(steps=2)), "stack": Hypersphere(), "bias": Euclidean()}
+GEOMETRY = {"m": Stiefel(solver=DualAscent(steps=2)), "stack": Hypersphere(), "bias": Euclidean()}
 
 
 def shardings(mesh: jax.sharding.Mesh) -> dict:

@@ -12,12 +12,7 @@ from manifoldmuon.manifolds.solvers._closed_form import (
     SkewPolar,
 )
 from manifoldmuon.manifolds.solvers._douglas_rachford import DouglasRachford
-from manifoldmuon.manifolds.solvers._iterative import (
-    ADMM,
-    AlternatingProjection,
-    DualAscent,
-    FixedPoint,
-)
+from manifoldmuon.manifolds.solvers._dual_ascent import DualAscent
 from manifoldmuon.manifolds.solvers._resolvents import ClosedForm, Resolvents
 from manifoldmuon.manifolds.solvers._solver import (
     ByPlatform,
@@ -49,16 +44,13 @@ On accelerators products take one pass of bfloat16; `ProjectedPolar()` takes flo
 
 __all__ = [
     "ACCURATE",
-    "ADMM",
     "FAST",
-    "AlternatingProjection",
     "BarzilaiBorwein",
     "LineMultiplier",
     "ByPlatform",
     "ClosedForm",
     "DouglasRachford",
     "DualAscent",
-    "FixedPoint",
     "LineDual",
     "MemorylessSolver",
     "ProjectedPolar",

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,6 @@ from manifoldmuon._internal.arrays import (
     skew,
     sym,
 )
-from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon.linalg import nuclear_parts
 from manifoldmuon.norms import relative_gap
 
@@ -227,47 +225,3 @@ def tangent_parts(
 def in_dtypes_of(example: Any, tree: Any) -> Any:
     """The arrays of `tree` in the dtypes of those of `example`: what a loop or a state carries."""
     return jax.tree.map(lambda old, new: new.astype(old.dtype), example, tree)
-
-
-State = TypeVar("State")
-
-
-def iterate(
-    step: Callable[[Any, State], tuple[State, Float[Array, "..."]]],
-    state: State,
-    steps: int,
-    tolerance: float,
-) -> State:
-    """Applies `step` up to `steps` times: the same under `jax.jit` and without.
-
-    Args:
-      step: `(k, state) -> (state, error)`; `error` has the leading axes' shape.
-      state: where to start; any pytree of arrays.
-      steps: the budget.
-      tolerance: 0 always takes all steps, so that nothing about the cost of a training step
-        depends on the data. Above 0 the loop ends as soon as every problem of the batch reports
-        an error of at most this.
-    """
-
-    def taken(k, before):
-        # Under jax_enable_x64 the count k is what would widen a float32 state.
-        after, error = step(k, before)
-        return in_dtypes_of(before, after), error
-
-    if tolerance == 0:
-        return jax.lax.fori_loop(0, steps, lambda k, s: taken(k, s)[0], state)
-
-    def unfinished(carry):
-        k, _, error = carry
-        # Not `error > tolerance`, or a NaN would count as finished and hide.
-        return (k < steps) & ~jnp.all(error <= tolerance)
-
-    def advance(carry):
-        k, before, worst = carry
-        after, error = taken(k, before)
-        return k + 1, after, error.astype(worst.dtype)
-
-    error = jax.eval_shape(lambda s: step(0, s)[1], state)
-    worst = match_varying_axes(jnp.full(error.shape, jnp.inf, error.dtype), state)
-    start = (jnp.int32(0), state, worst)
-    return jax.lax.while_loop(unfinished, advance, start)[1]

@@ -1,14 +1,12 @@
 """Fixed counts by default; an early stop where a tolerance asks for it, compiled or not."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.manifolds.solvers import ADMM, DualAscent, FixedPoint
-from manifoldmuon.manifolds.solvers._solver import iterate
+from manifoldmuon.manifolds.solvers import DualAscent
+from manifoldmuon.manifolds.solvers._dual_ascent import iterate
 from manifoldmuon.testing import stiefel_problem
 
 
@@ -33,11 +31,9 @@ def test_a_nan_never_counts_as_finished():
     assert run(jnp.float32([jnp.nan, 0.0]), 0.1) == 20
 
 
-@pytest.mark.slow_except("admm")
-@pytest.mark.parametrize("solver", [FixedPoint(steps=60), ADMM(steps=60)], ids=["fixed", "admm"])
-def test_a_solver_stops_early_near_the_answer_of_its_full_budget(solver):
+def test_dual_ascent_stops_early_near_the_answer_of_its_full_budget():
+    solver, early = DualAscent(steps=200), DualAscent(steps=200, tolerance=3e-3)
     point, grad = (jnp.float32(x) for x in stiefel_problem("gaussian", 30, 6))
-    early = dataclasses.replace(solver, tolerance=1e-3)
     dual = solver.init_dual(point.shape)
     full = jax.jit(solver.solve)(point, grad, dual)
     compiled, eager = jax.jit(early.solve)(point, grad, dual), early.solve(point, grad, dual)
@@ -47,11 +43,9 @@ def test_a_solver_stops_early_near_the_answer_of_its_full_budget(solver):
     assert compiled.gap < 1e-3
 
 
-@pytest.mark.parametrize(
-    "solver", [DualAscent(steps=3), FixedPoint(steps=3), ADMM(steps=3)], ids=type
-)
-def test_float64(solver):
+def test_float64():
     """Under jax_enable_x64 the count of the steps must not widen, nor narrow, the state."""
+    solver = DualAscent(steps=3)
     with jax.enable_x64(True):
         for dtype in (jnp.float32, jnp.float64):
             point, grad = (jnp.asarray(x, dtype) for x in stiefel_problem("gaussian", 12, 5))

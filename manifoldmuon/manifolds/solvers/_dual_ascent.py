@@ -1,0 +1,187 @@
+"""Dual ascent on the Stiefel manifold, as published with manifold Muon.
+
+The dual of "steepest tangent direction" is to minimise `||[T + Omega; R]||_*` over symmetric `T`,
+where `Omega` is the skew part of `W^T G`, `R` the part normal to `W` (see `split`), and
+`T = sym(W^T G) + 2 Lambda`. `T = 0` is optimal for square points and the cold start for the others.
+A candidate direction is a `2n x n` matrix in the basis `[W, Q]`. The dual variable is
+`T / unit_of(parts)`: the same for G and c*G.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import (
+    frobenius_norm,
+    inner_product,
+    nonzero_or_one,
+    skew,
+    sym,
+)
+from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, check_method, msign
+from manifoldmuon.manifolds.solvers._solver import (
+    Steepest,
+    StiefelSolver,
+    certify,
+    in_dtypes_of,
+    is_noise,
+    nuclear_bound,
+    tangent_residual,
+)
+from manifoldmuon.manifolds.solvers._split import Split, split
+
+
+def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
+    """The root mean square singular value of the tangent part of `G`; 1 where that is zero."""
+    square = jnp.sum(skew(parts.inner) ** 2, axis=(-2, -1), keepdims=True)
+    square += jnp.sum(parts.normal**2, axis=(-2, -1), keepdims=True)
+    scale = jnp.sqrt(square / max(parts.inner.shape[-1], 1))
+    return nonzero_or_one(scale)
+
+
+def stack(
+    parts: Split, shift: Float[Array, "*batch n n"], scale: Float[Array, "*batch 1 1"] | float = 1.0
+) -> Float[Array, "*batch rows n"]:
+    """`[T + Omega; R] / scale`, where `T = scale * shift`."""
+    return jnp.concatenate([shift + skew(parts.inner) / scale, parts.normal / scale], axis=-2)
+
+
+def halves(x: Float[Array, "*batch rows n"]):
+    """The part along `W` and the part normal to it."""
+    n = x.shape[-1]
+    return x[..., :n, :], x[..., n:, :]
+
+
+def finish(
+    parts: Split,
+    candidate: Float[Array, "*batch rows n"],
+    upper: Float[Array, "*batch"],
+    dual: Any,
+) -> Steepest:
+    """Makes a candidate feasible and certifies it.
+
+    Args:
+      parts: the problem.
+      candidate: a direction in the basis `[W, Q]`, nearly tangent, of norm about 1.
+      upper: an upper bound on the optimum, without the part that the split leaves out.
+      dual: passed on for the next problem.
+    """
+    inner, normal = halves(candidate)
+    feasible = jnp.concatenate([skew(inner), normal], axis=-2)
+    length = jnp.linalg.norm(feasible, ord=2, axis=(-2, -1), keepdims=True)
+    feasible = feasible / jnp.maximum(length, 1)
+    tangent = stack(parts, jnp.zeros_like(inner))
+    # The sizes of both parts are the gradient's.
+    grad = jnp.concatenate([parts.inner, parts.normal], axis=-2)
+    still = is_noise(frobenius_norm(tangent), grad)[..., None, None]
+    feasible = jnp.where(still, 0, feasible)
+    gap = certify(upper + parts.defect, inner_product(tangent, feasible), grad)
+    return Steepest(parts.assemble(*halves(feasible)), dual, tangent_residual(inner), gap)
+
+
+@dataclasses.dataclass(frozen=True)
+class DualAscent(StiefelSolver):
+    """Subgradient steps: `A = msign(G + 2 W L)`, `L <- L - step (1 - k/K) (W^T A + A^T W)`.
+
+    The published step size is a number without units while `L` has those of the gradient, so the
+    published loop depends on the gradient's scale: `relative=False` keeps it that way, for
+    comparison. The default measures the step in the gradient's own scale.
+
+    Attributes:
+      step: the first step size; it falls linearly to zero. Published: 0.01, absolute.
+      steps: the iteration budget `K`. Published: 100.
+      tolerance: if above 0, stop once `||W^T A + A^T W||_F / n` is below it.
+      relative: whether `step` is in units of the gradient's root mean square singular value.
+      method: the polar factor; it acts on `2n x n` matrices.
+    """
+
+    step: float = 0.3
+    steps: int = 100
+    tolerance: float = 0.0
+    relative: bool = True
+    method: MsignMethod = DEFAULT_MSIGN
+
+    def __post_init__(self):
+        check_method("DualAscent.method", self.method)
+        check_fields(self, step="(0, inf)", steps="[1, inf)", tolerance="[0, inf)")
+
+    def init_dual(self, shape: tuple[int, ...]) -> Float[Array, "*batch n n"]:
+        return jnp.zeros((*shape[:-2], shape[-1], shape[-1]), jnp.float32)
+
+    def solve(
+        self,
+        point: Float[Array, "*batch m n"],
+        grad: Float[Array, "*batch m n"],
+        dual: Float[Array, "*batch n n"],
+    ) -> Steepest:
+        point, grad, dual = match_varying_axes((point, grad, dual))
+        # The published loop sees the gradient as it came: its scale is part of the algorithm.
+        parts = split(point, scale_to_unit_exponent(grad, ndim=2)[0] if self.relative else grad)
+        scale = unit_of(parts)
+        step_size = self.step if self.relative else self.step / scale
+
+        def ascend(k, shift):
+            candidate = msign(stack(parts, shift, scale), self.method)
+            residual = 2 * sym(halves(candidate)[0])
+            # T = sym(W^T G) + 2 L moves by twice the step of L.
+            shift = shift - 2 * step_size * (1 - k / self.steps) * residual
+            return shift, frobenius_norm(residual) / max(point.shape[-1], 1)
+
+        shift = iterate(ascend, dual.astype(grad.dtype), self.steps, self.tolerance)
+        reduced = stack(parts, shift, scale)
+        candidate = msign(reduced, self.method)
+        upper = nuclear_bound(reduced, candidate) * jnp.squeeze(scale, (-2, -1))
+        return finish(parts, candidate, upper, in_dtypes_of(dual, shift))
+
+
+State = TypeVar("State")
+
+
+def iterate(
+    step: Callable[[Any, State], tuple[State, Float[Array, "..."]]],
+    state: State,
+    steps: int,
+    tolerance: float,
+) -> State:
+    """Applies `step` up to `steps` times: the same under `jax.jit` and without.
+
+    Args:
+      step: `(k, state) -> (state, error)`; `error` has the leading axes' shape.
+      state: where to start; any pytree of arrays.
+      steps: the budget.
+      tolerance: 0 always takes all steps, so that nothing about the cost of a training step
+        depends on the data. Above 0 the loop ends as soon as every problem of the batch reports
+        an error of at most this.
+    """
+
+    def taken(k, before):
+        # Under jax_enable_x64 the count k is what would widen a float32 state.
+        after, error = step(k, before)
+        return in_dtypes_of(before, after), error
+
+    if tolerance == 0:
+        return jax.lax.fori_loop(0, steps, lambda k, s: taken(k, s)[0], state)
+
+    def unfinished(carry):
+        k, _, error = carry
+        # Not `error > tolerance`, or a NaN would count as finished and hide.
+        return (k < steps) & ~jnp.all(error <= tolerance)
+
+    def advance(carry):
+        k, before, worst = carry
+        after, error = taken(k, before)
+        return k + 1, after, error.astype(worst.dtype)
+
+    error = jax.eval_shape(lambda s: step(0, s)[1], state)
+    worst = match_varying_axes(jnp.full(error.shape, jnp.inf, error.dtype), state)
+    start = (jnp.int32(0), state, worst)
+    return jax.lax.while_loop(unfinished, advance, start)[1]

@@ -1,0 +1,55 @@
+"""The iterations that a study compares with: feasible, certified, scale-free, warm-started."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from studies.baselines import ADMM, AlternatingProjection, FixedPoint
+
+# The largest gap on the families of gradients.
+BASELINES = {AlternatingProjection(): 0.3, FixedPoint(): 0.05, ADMM(): 0.05}
+WARM = pytest.mark.parametrize("kind", [FixedPoint, ADMM])
+
+
+def problems(shape, seed=0):
+    pairs = [stiefel_problem(family, *shape, seed) for family in STIEFEL_FAMILIES]
+    return tuple(jnp.float32(np.stack(x)) for x in zip(*pairs, strict=True))
+
+
+def solve(solver, point, grad, dual=None):
+    dual = solver.init_dual(point.shape) if dual is None else dual
+    return jax.jit(solver.solve)(point, grad, dual)
+
+
+def gaps(points, grads, answer):
+    each = zip(points, grads, answer.direction, strict=True)
+    return np.array([stiefel_errors(*problem).gap for problem in each])
+
+
+@pytest.mark.parametrize("solver", BASELINES, ids=lambda solver: type(solver).__name__)
+@pytest.mark.parametrize("shape", [(48, 16), (20, 16)])
+def test_directions_are_feasible_and_certified(solver, shape):
+    points, grads = problems(shape)
+    answer = solve(solver, points, grads)
+    each = zip(points, grads, answer.direction, strict=True)
+    true, residuals, norms = np.array([stiefel_errors(*problem) for problem in each]).T
+    assert residuals.max() < 1e-5
+    assert norms.max() < 1 + 1e-5
+    assert true.max() < BASELINES[solver]
+    assert np.all(answer.gap >= true - 1e-6)
+    small = solve(solver, points, grads * 1e-20)
+    np.testing.assert_allclose(small.gap, answer.gap, atol=1e-3)
+    np.testing.assert_array_equal(solve(solver, points, 0 * grads).direction, 0)
+
+
+@WARM
+def test_more_iterations_come_closer_and_a_warm_start_saves_some(kind):
+    few, many = kind(steps=3), kind(steps=100)
+    points, grads = problems((20, 16))
+    far, near = (solve(solver, points, grads) for solver in (few, many))
+    assert gaps(points, grads, near).max() < gaps(points, grads, far).max() / 2
+    nudged = grads + 1e-4 * problems((20, 16), seed=1)[1][:1]
+    cold, warm = solve(few, points, nudged), solve(few, points, nudged, near.dual)
+    assert np.all(gaps(points, nudged, warm) < gaps(points, nudged, cold) / 3)
