@@ -30,6 +30,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
 import jaxtyping
+import numpy as np
 import pytest
 
 from tests.slow import mark_slow
@@ -93,6 +94,12 @@ def bounded_memory():
     yield
     if next(MODULES) % 4 == 0:
         jax.clear_caches()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers of each test's own: the same whichever tests ran before."""
+    return np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")

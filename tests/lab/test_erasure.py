@@ -8,12 +8,11 @@ from sklearn.metrics import roc_auc_score
 
 from manifoldmuon.lab import erasure_auc, erasure_ratio, letter_mask, stable_rank
 
-RNG = np.random.default_rng(0)
 MASK = letter_mask((96, 128))
 
 
-def weights(shape=(96, 128)):
-    return RNG.standard_normal(shape).astype(np.float32)
+def weights(rng, shape=(96, 128)):
+    return rng.standard_normal(shape).astype(np.float32)
 
 
 def test_the_mask_is_a_letter_in_the_middle():
@@ -51,43 +50,43 @@ def test_what_is_no_letter_is_refused(arguments, message):
         letter_mask(*arguments)
 
 
-def test_the_auc_of_unmasked_weights_is_a_half():
-    found = [erasure_auc(weights(), MASK) for _ in range(5)]
+def test_the_auc_of_unmasked_weights_is_a_half(rng):
+    found = [erasure_auc(weights(rng), MASK) for _ in range(5)]
     inside = np.sum(MASK == 0)
     error = np.sqrt((MASK.size + 1) / (12 * inside * (MASK.size - inside)))  # Mann and Whitney
     assert np.abs(np.array(found) - 0.5).max() < 4 * error
 
 
-def test_the_auc_of_masked_weights_is_one():
-    assert erasure_auc(weights() * MASK, MASK) == 1.0
-    assert erasure_auc(weights() * (1 - MASK), MASK) == 0.0
+def test_the_auc_of_masked_weights_is_one(rng):
+    assert erasure_auc(weights(rng) * MASK, MASK) == 1.0
+    assert erasure_auc(weights(rng) * (1 - MASK), MASK) == 0.0
 
 
 @pytest.mark.parametrize("decimals", [8, 1, 0])  # with few and with many ties
-def test_the_auc_is_that_of_scikit_learn(decimals):
-    weight = np.round(weights() * (0.5 + 0.5 * MASK), decimals)
+def test_the_auc_is_that_of_scikit_learn(rng, decimals):
+    weight = np.round(weights(rng) * (0.5 + 0.5 * MASK), decimals)
     expected = roc_auc_score(MASK.ravel() != 0, np.abs(weight).ravel())
     assert erasure_auc(weight, MASK) == pytest.approx(expected, abs=1e-12)
     assert erasure_auc(1e-20 * weight, MASK) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_ratio():
-    signs = np.sign(weights())
+def test_the_ratio(rng):
+    signs = np.sign(weights(rng))
     assert erasure_ratio(signs * np.where(MASK == 0, 0.25, 2.0), MASK) == pytest.approx(0.125)
-    assert erasure_ratio(weights() * MASK, MASK) == 0
+    assert erasure_ratio(weights(rng) * MASK, MASK) == 0
     assert np.isnan(erasure_ratio(np.zeros_like(MASK), MASK))
 
 
-def test_measures_refuse_what_does_not_fit():
+def test_measures_refuse_what_does_not_fit(rng):
     with pytest.raises(ValueError, match="shape"):
-        erasure_auc(weights((4, 4)), MASK)
+        erasure_auc(weights(rng, (4, 4)), MASK)
     with pytest.raises(ValueError, match="letter_mask"):
-        erasure_ratio(weights(), np.ones_like(MASK))
+        erasure_ratio(weights(rng), np.ones_like(MASK))
 
 
-def test_the_stable_rank():
+def test_the_stable_rank(rng):
     values = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
-    left, right = (np.linalg.qr(RNG.standard_normal((n, 4)))[0] for n in (9, 6))
+    left, right = (np.linalg.qr(rng.standard_normal((n, 4)))[0] for n in (9, 6))
     matrix = ((left * values) @ right.T).astype(np.float32)
     stack = np.stack([matrix, 1e-20 * matrix, left @ right.T, np.zeros((9, 6))]).astype(np.float32)
     expected = [np.sum(values**2) / 9, np.sum(values**2) / 9, 4.0, 0.0]

@@ -20,11 +20,9 @@ from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, RootDim,
 from manifoldmuon.testing import stiefel_errors
 from tests.compiled import ask, point_of
 
-RNG = np.random.default_rng(1)
 
-
-def normal(*shape: int) -> np.ndarray:
-    return RNG.normal(size=shape).astype(np.float32)
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
 
 
 def steepest(manifold: Manifold, point, grad):
@@ -52,9 +50,9 @@ def largest_deviation(matrix, scale: float) -> float:
     ],
     ids=name,
 )
-def test_matrices(manifold, shape, scale):
+def test_matrices(rng, manifold, shape, scale):
     """Projection, random points, distance and norm by the singular values."""
-    x = normal(*shape)
+    x = normal(rng, *shape)
     polar = scipy.linalg.polar(x.astype(np.float64))[0]
     np.testing.assert_allclose(ask(manifold.project, x), scale * polar, atol=3e-6 * scale)
     point = point_of(manifold, shape)
@@ -70,8 +68,8 @@ def test_matrices(manifold, shape, scale):
     [(Hypersphere(2.0), 2.0), (Hypersphere(RootDim(0.5)), 0.5 * np.sqrt(6))],
     ids=name,
 )
-def test_spheres(manifold, radius):
-    x, g = normal(6), normal(6)
+def test_spheres(rng, manifold, radius):
+    x, g = normal(rng, 6), normal(rng, 6)
     unit = x / np.linalg.norm(x)
     np.testing.assert_allclose(ask(manifold.project, x), radius * unit, rtol=2e-6)
     away = abs(np.linalg.norm(x) / radius - 1)
@@ -84,10 +82,10 @@ def test_spheres(manifold, radius):
 
 
 @pytest.mark.parametrize(("shape", "scale"), [((6, 3), 1.0), ((3, 6), 2.5), ((4, 4), 0.5)], ids=str)
-def test_directions_are_tangent_and_feasible(shape, scale):
+def test_directions_are_tangent_and_feasible(rng, shape, scale):
     """In float64 NumPy: `W^T A + A^T W = 0` and `||A||_2 <= s`, on the smaller side."""
     manifold = Stiefel(scale)
-    w, g = point_of(manifold, shape), normal(*shape)
+    w, g = point_of(manifold, shape), normal(rng, *shape)
     a = np.float64(steepest(manifold, w, g).direction)
     w = np.float64(w) if shape[0] >= shape[1] else np.float64(w.T)
     a = a if shape[0] >= shape[1] else a.T
@@ -95,11 +93,11 @@ def test_directions_are_tangent_and_feasible(shape, scale):
     assert np.linalg.norm(a, 2) <= scale * (1 + 1e-4)
 
 
-def test_the_closed_form_on_square_matrices():
+def test_the_closed_form_on_square_matrices(rng):
     """Its value is half the nuclear norm of the skew part, the upper bound over all tangents."""
     manifold = Orthogonal()
     for n in (4, 5):  # an odd skew matrix is singular
-        w, g = point_of(manifold, (n, n)), normal(n, n)
+        w, g = point_of(manifold, (n, n)), normal(rng, n, n)
         inner = w.astype(np.float64).T @ g.astype(np.float64)
         optimum = np.linalg.svd(inner - inner.T, compute_uv=False).sum() / 2
         answer = steepest(manifold, w, g)
@@ -112,10 +110,10 @@ def test_the_closed_form_on_square_matrices():
         np.testing.assert_allclose(by_stiefel.direction, answer.direction, atol=1e-5)
 
 
-def test_muon_on_the_orthogonal_group_has_an_honest_gap():
+def test_muon_on_the_orthogonal_group_has_an_honest_gap(rng):
     """Five steps of Muon's polynomial miss the optimum, and the certificate says so."""
     manifold = Orthogonal(solver=SkewPolar(NewtonSchulz(MUON)))
-    w, g = point_of(manifold, (6, 6)), normal(6, 6)
+    w, g = point_of(manifold, (6, 6)), normal(rng, 6, 6)
     answer = steepest(manifold, w, g)
     inner = w.astype(np.float64).T @ g.astype(np.float64)
     optimum = np.linalg.svd(inner - inner.T, compute_uv=False).sum() / 2
@@ -123,9 +121,9 @@ def test_muon_on_the_orthogonal_group_has_an_honest_gap():
     assert max(loss, 0.01) <= answer.gap < 0.6
 
 
-def test_one_column_is_a_sphere():
+def test_one_column_is_a_sphere(rng):
     """Spectral and Euclidean norm coincide there: two routes to one direction."""
-    w, g = point_of(Hypersphere(), (7,)), normal(7)
+    w, g = point_of(Hypersphere(), (7,)), normal(rng, 7)
     sphere = steepest(Hypersphere(), w, g).direction
     answer = steepest(Stiefel(), w[None], g[None])
     np.testing.assert_allclose(answer.direction[0], sphere, atol=1e-4)
@@ -133,10 +131,10 @@ def test_one_column_is_a_sphere():
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4)], ids=str)
-def test_the_riemannian_gradient_is_steepest_in_the_frobenius_norm(shape):
+def test_the_riemannian_gradient_is_steepest_in_the_frobenius_norm(rng, shape):
     """The tangent part, by least squares over a basis of the tangent space, of the norm's size."""
     manifold = Stiefel(2.0, step_norm=Frobenius(scale=5.0))
-    w, g = point_of(manifold, shape).astype(np.float64), normal(*shape)
+    w, g = point_of(manifold, shape).astype(np.float64), normal(rng, *shape)
     tall, high = (w, g) if shape[0] >= shape[1] else (w.T, g.T)
     # All A with W^T A + A^T W = 0, as the kernel of that map.
     basis = np.eye(w.size).reshape(-1, *tall.shape)
@@ -151,17 +149,17 @@ def test_the_riemannian_gradient_is_steepest_in_the_frobenius_norm(shape):
     assert 0 < answer.gap < 1e-6
 
 
-def test_a_spectral_norm_of_ones_own_is_taken_as_it_is():
+def test_a_spectral_norm_of_ones_own_is_taken_as_it_is(rng):
     """Its scale is the size of a direction, whatever the set's."""
-    w, g = point_of(Stiefel(2.0), (6, 3)), normal(6, 3)
+    w, g = point_of(Stiefel(2.0), (6, 3)), normal(rng, 6, 3)
     plain = steepest(Stiefel(2.0), w, g).direction
     other = steepest(Stiefel(2.0, step_norm=Spectral(scale=0.5)), w, g).direction
     np.testing.assert_allclose(4 * other, plain, rtol=1e-6)
 
 
-def test_wide_is_tall_transposed():
+def test_wide_is_tall_transposed(rng):
     manifold = Stiefel(1.7)
-    w, g = point_of(manifold, (7, 3)), normal(7, 3)
+    w, g = point_of(manifold, (7, 3)), normal(rng, 7, 3)
     tall, wide = steepest(manifold, w, g), steepest(manifold, w.T, g.T)
     np.testing.assert_array_equal(tall.direction, wide.direction.T)
     np.testing.assert_array_equal(tall.gap, wide.gap)
@@ -170,9 +168,9 @@ def test_wide_is_tall_transposed():
     )
 
 
-def test_stale_rows_stay():
+def test_stale_rows_stay(rng):
     manifold = EmbeddingRows()
-    w, g = point_of(manifold, (6, 4)).copy(), normal(6, 4)
+    w, g = point_of(manifold, (6, 4)).copy(), normal(rng, 6, 4)
     g[1] *= 1e-30  # a token unseen for hundreds of steps of momentum
     g[2] *= 1e-4  # a rare token
     g[3] = 0
@@ -193,14 +191,14 @@ def test_stale_rows_stay():
     [Hypersphere(), EmbeddingRows(step_norm=MaxRowNorm(RootDim(), threshold=0.0)), Orthogonal()],
     ids=name,
 )
-def test_a_normal_gradient_has_no_direction(manifold):
+def test_a_normal_gradient_has_no_direction(rng, manifold):
     """What is left of it in the tangent space is rounding, which must not become a full step.
 
     The gap is 1: nothing was certified.
     """
     shape = (5, 5)
     w = point_of(manifold, shape)
-    stretch = normal(5, 5)
+    stretch = normal(rng, 5, 5)
     g = w @ (stretch + stretch.T) if isinstance(manifold, Orthogonal) else 7.3 * w
     answer = steepest(manifold, w, g)
     np.testing.assert_array_equal(answer.direction, 0)
@@ -209,12 +207,12 @@ def test_a_normal_gradient_has_no_direction(manifold):
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("manifold", [Stiefel(), Stiefel(solver=FAST), Orthogonal()], ids=repr)
-def test_a_short_dtype_costs_a_direction_its_own_rounding(manifold, dtype):
+def test_a_short_dtype_costs_a_direction_its_own_rounding(rng, manifold, dtype):
     """Points are as far from the set as rounding leaves them, gradients nearly normal to it."""
     shape, eps = (16, 16) if isinstance(manifold, Orthogonal) else (48, 16), jnp.finfo(dtype).eps
-    w, mirrored = np.float64(point_of(manifold, shape)), normal(16, 16)
+    w, mirrored = np.float64(point_of(manifold, shape)), normal(rng, 16, 16)
     parts = [1, 0.1, 0.03, 0.01, 1e-3, 0]
-    grads = jnp.asarray([w @ (mirrored + mirrored.T) / 10 + t * normal(*shape) for t in parts])
+    grads = jnp.asarray([w @ (mirrored + mirrored.T) / 10 + t * normal(rng, *shape) for t in parts])
     points = jnp.asarray(np.stack([w] * len(parts))).astype(dtype)
     answer = steepest(manifold, points, grads.astype(dtype))
     for w, g, a, gap in zip(points, grads.astype(dtype), answer.direction, answer.gap, strict=True):
@@ -227,13 +225,13 @@ def test_a_short_dtype_costs_a_direction_its_own_rounding(manifold, dtype):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_projecting_what_has_no_single_nearest_point(dtype):
+def test_projecting_what_has_no_single_nearest_point(rng, dtype):
     """Zero, rank-deficient, and nearly so: a point of the set, none further than another."""
     eps = float(jnp.finfo(dtype).eps)
-    low = normal(6, 1) @ normal(1, 4)
-    close = np.diag([1, 1e-3, 1e-9, 0]).astype(np.float32) @ normal(4, 4)
+    low = normal(rng, 6, 1) @ normal(rng, 1, 4)
+    close = np.diag([1, 1e-3, 1e-9, 0]).astype(np.float32) @ normal(rng, 4, 4)
     rows = np.concatenate([close, np.zeros((2, 4), np.float32)])
-    given = jnp.asarray(np.stack([np.zeros((6, 4)), low, rows, normal(6, 4)]), dtype)
+    given = jnp.asarray(np.stack([np.zeros((6, 4)), low, rows, normal(rng, 6, 4)]), dtype)
     found = np.asarray(ask(Stiefel(2.0).project, given), np.float64)
     for x, point in zip(np.asarray(given, np.float64), found, strict=True):
         assert largest_deviation(point, 2.0) < 8 * eps
@@ -259,8 +257,8 @@ def test_float64_points_to_their_last_digits():
 
 
 @pytest.mark.parametrize("manifold", [Stiefel(), Hypersphere(ndim=2), EmbeddingRows()], ids=name)
-def test_tangent_parts_of_huge_vectors(manifold):
-    w, v = point_of(manifold, (6, 4)), normal(6, 4)
+def test_tangent_parts_of_huge_vectors(rng, manifold):
+    w, v = point_of(manifold, (6, 4)), normal(rng, 6, 4)
     huge = ask(manifold.project_tangent, w, np.float32(1e38) * v)
     np.testing.assert_allclose(huge / 1e38, ask(manifold.project_tangent, w, v), atol=1e-5)
 
@@ -301,10 +299,10 @@ def test_empty_points(manifold, shape):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_a_learning_rate_is_an_angle(scale):
+def test_a_learning_rate_is_an_angle(rng, scale):
     """A step of 0.1 turns a point of any scale by the same angle."""
     for manifold, shape in ((Hypersphere(scale), (5,)), (Stiefel(scale), (4, 4))):
-        w, g = point_of(manifold, shape), normal(*shape)
+        w, g = point_of(manifold, shape), normal(rng, *shape)
         direction = steepest(manifold, w, g).direction
         np.testing.assert_allclose(ask(manifold.norm.norm, direction), 1, rtol=1e-4)
         moved = ask(manifold.retract, w, -0.1 * direction)

@@ -28,15 +28,13 @@ from manifoldmuon.norms import (
 from tests.compiled import ask
 from tests.instances import NORMS
 
-RNG = np.random.default_rng(0)
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.normal(size=shape).astype(np.float32)
 
 
-def normal(*shape: int) -> np.ndarray:
-    return RNG.normal(size=shape).astype(np.float32)
-
-
-def test_a_kernel_is_projected_tap_by_tap():
-    kernel, norm = 3 * normal(2, 3, 4, 5), ConvRMSToRMS()
+def test_a_kernel_is_projected_tap_by_tap(rng):
+    kernel, norm = 3 * normal(rng, 2, 3, 4, 5), ConvRMSToRMS()
     found = ask(norm.project, kernel)
     bound = np.sqrt(4 / 5) / 6
     left, values, right = np.linalg.svd(kernel.astype(np.float64), full_matrices=False)
@@ -55,8 +53,8 @@ def polar(matrix: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (3, 5), (1, 4), (5, 1)])
-def test_spectral_norms(shape):
-    g = normal(*shape)
+def test_spectral_norms(rng, shape):
+    g = normal(rng, *shape)
     values, ratio = singular_values(g), np.sqrt(shape[0] / shape[1])
     np.testing.assert_allclose(ask(Spectral().norm, g), values.max(), rtol=1e-6)
     np.testing.assert_allclose(ask(Spectral().dual_norm, g), values.sum(), rtol=1e-6)
@@ -66,18 +64,18 @@ def test_spectral_norms(shape):
     np.testing.assert_allclose(ask(RMSToRMS().dualize, g), polar(g) * ratio, atol=5e-6)
 
 
-def test_rms_to_rms_is_the_operator_norm():
+def test_rms_to_rms_is_the_operator_norm(rng):
     """Never more than the stretch that it states, and that much at the top singular vector."""
-    w = normal(6, 4)
+    w = normal(rng, 6, 4)
     rms = lambda x: np.sqrt(np.mean(x**2, axis=0))  # noqa: E731
-    x = np.concatenate([normal(4, 100), np.linalg.svd(w)[2][:1].T], axis=1)
+    x = np.concatenate([normal(rng, 4, 100), np.linalg.svd(w)[2][:1].T], axis=1)
     stretch = rms(w @ x) / rms(x)
     np.testing.assert_allclose(ask(RMSToRMS().norm, w), stretch.max(), rtol=1e-5)
     assert stretch.argmax() == 100
 
 
-def test_embedding_norms():
-    g = normal(7, 3)
+def test_embedding_norms(rng):
+    g = normal(rng, 7, 3)
     lengths = np.linalg.norm(g, axis=1)
     np.testing.assert_allclose(ask(L1ToRMS().norm, g), lengths.max() / np.sqrt(3), rtol=1e-6)
     np.testing.assert_allclose(ask(L1ToRMS().dual_norm, g), np.sqrt(3) * lengths.sum(), rtol=1e-6)
@@ -85,9 +83,9 @@ def test_embedding_norms():
     np.testing.assert_allclose(ask(L1ToRMS().dualize, g), expected, rtol=1e-5)
 
 
-def test_convolution_norms_by_a_loop_over_taps():
+def test_convolution_norms_by_a_loop_over_taps(rng):
     """A kernel that is not square: k_h k_w takes the place of k^2."""
-    g = normal(3, 2, 4, 6)
+    g = normal(rng, 3, 2, 4, 6)
     taps, ratio = 6, np.sqrt(4 / 6)
     each = [g[i, j] for i in range(3) for j in range(2)]
     norm = taps * max(singular_values(tap).max() for tap in each) / ratio
@@ -98,8 +96,8 @@ def test_convolution_norms_by_a_loop_over_taps():
     np.testing.assert_allclose(direction, [polar(tap) * ratio / taps for tap in each], atol=2e-6)
 
 
-def test_infinity_and_euclidean_norms():
-    g = normal(4, 3)
+def test_infinity_and_euclidean_norms(rng):
+    g = normal(rng, 4, 3)
     g[1, 2] = 0
     np.testing.assert_array_equal(ask(MaxAbs().dualize, g), np.sign(g))
     np.testing.assert_allclose(ask(MaxAbs().norm, g), np.abs(g).max(), rtol=1e-7)
@@ -114,16 +112,16 @@ def test_a_sign_survives_beside_a_huge_entry():
 
 
 @pytest.mark.parametrize("norm", [Frobenius(), MaxAbs(), Spectral(), L1ToRMS()], ids=str)
-def test_denormal_gradients(norm):
+def test_denormal_gradients(rng, norm):
     """XLA flushes denormals to zero; the direction of a gradient made of them survives."""
-    g = RNG.integers(-9, 9, size=(5, 3)).astype(np.float32) + 0.5
+    g = rng.integers(-9, 9, size=(5, 3)).astype(np.float32) + 0.5
     tiny = (g * 2.0**-140).astype(np.float32)
     assert 0 < np.abs(tiny).max() < np.finfo(np.float32).tiny
     np.testing.assert_array_equal(ask(norm.dualize, tiny), ask(norm.dualize, g))
 
 
-def test_stale_embedding_vectors_get_zero():
-    g = normal(5, 4)
+def test_stale_embedding_vectors_get_zero(rng):
+    g = normal(rng, 5, 4)
     g[1] *= 1e-30  # a token unseen for hundreds of steps of momentum
     g[2] *= 1e-4  # a rare token
     g[3] = 0
@@ -144,19 +142,19 @@ def test_the_gap_covers_what_stale_vectors_lose():
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (3, 6)])
-def test_the_gap_of_an_unconverged_method_is_a_true_bound(shape):
+def test_the_gap_of_an_unconverged_method_is_a_true_bound(rng, shape):
     """Muon's five steps leave singular values between 0.7 and 1.2."""
     norm = Spectral(NewtonSchulz(MUON))
-    g = normal(*shape)
+    g = normal(rng, *shape)
     direction = ask(norm.dualize, g)
     loss = 1 - np.sum(np.float64(g) * np.float64(direction)) / singular_values(g).sum()
     gap = float(ask(norm.gap, g, direction))
     assert max(loss, 0.01) <= gap < 0.6
 
 
-def test_the_gap_where_every_singular_value_is_short():
+def test_the_gap_where_every_singular_value_is_short(rng):
     """As the docstring says: 0.3 missing throughout is certified as 0.42."""
-    g = polar(normal(5, 3)).astype(np.float32)
+    g = polar(normal(rng, 5, 3)).astype(np.float32)
     np.testing.assert_allclose(ask(Spectral().gap, g, 0.7 * g), 0.51 / 1.21, rtol=1e-5)
 
 
@@ -177,11 +175,11 @@ def test_too_few_axes(case):
             jax.eval_shape(method, x)
 
 
-def test_product_space():
+def test_product_space(rng):
     """Prefixes are allowed; the dual of the maximum is the sum, leaf by leaf."""
     norms = {"layers": Spectral(), "bias": Frobenius(ndim=1)}
-    g = {"layers": [normal(4, 3), normal(3, 5)], "bias": normal(6)}
-    w = jax.tree.map(lambda x: normal(*x.shape), g)
+    g = {"layers": [normal(rng, 4, 3), normal(rng, 3, 5)], "bias": normal(rng, 6)}
+    w = jax.tree.map(lambda x: normal(rng, *x.shape), g)
     tops = [singular_values(x).max() for x in w["layers"]] + [np.linalg.norm(w["bias"])]
     np.testing.assert_allclose(ask(partial(product_norm, norms), w), max(tops), rtol=1e-6)
     sums = [singular_values(x).sum() for x in g["layers"]] + [np.linalg.norm(g["bias"])]
@@ -212,9 +210,9 @@ def test_norms_are_values():
     ],
     ids=str,
 )
-def test_a_scale_is_the_size_of_norm_one(norm, plain, scale):
+def test_a_scale_is_the_size_of_norm_one(rng, norm, plain, scale):
     """The norm is divided by it, dual norm and duality map are multiplied."""
-    g = normal(6, 4)
+    g = normal(rng, 6, 4)
     np.testing.assert_allclose(ask(norm.norm, g), ask(plain.norm, g) / scale, rtol=1e-6)
     np.testing.assert_allclose(ask(norm.dual_norm, g), ask(plain.dual_norm, g) * scale, rtol=1e-6)
     np.testing.assert_allclose(
@@ -223,11 +221,11 @@ def test_a_scale_is_the_size_of_norm_one(norm, plain, scale):
 
 
 @pytest.mark.parametrize("combination", [Max(), Sum(), RootSumSquares()], ids=str)
-def test_combinations_of_layers(combination):
+def test_combinations_of_layers(rng, combination):
     """Norm and dual norm of a product space, against NumPy's norms of the vector of layers."""
     order = {Max: (np.inf, 1), Sum: (1, np.inf), RootSumSquares: (2, 2)}[type(combination)]
     norms = {"a": Spectral(), "b": Frobenius(ndim=1)}
-    w = {"a": normal(2, 4, 3), "b": normal(6)}  # two copies of a matrix are two layers
+    w = {"a": normal(rng, 2, 4, 3), "b": normal(rng, 6)}  # two copies of a matrix are two layers
     tops = [*(singular_values(x).max() for x in w["a"]), np.linalg.norm(w["b"])]
     sums = [*(singular_values(x).sum() for x in w["a"]), np.linalg.norm(w["b"])]
     found = ask(partial(product_norm, norms, combination=combination), w)

@@ -32,10 +32,9 @@ def test_rules_minimise_their_majorants(slope, value):
 
 # One linear layer on inputs of RMS norm 1: 1-smooth in the RMS-to-RMS norm, and convex.
 
-RNG = np.random.default_rng(0)
-INPUTS = RNG.normal(size=(40, 5))
+INPUTS = np.random.default_rng(0).normal(size=(40, 5))
 INPUTS *= np.sqrt(5) / np.linalg.norm(INPUTS, axis=1, keepdims=True)
-OPTIMUM = RNG.normal(size=(3, 5))
+OPTIMUM = np.random.default_rng(1).normal(size=(3, 5))
 TARGETS = INPUTS @ OPTIMUM.T
 GEOMETRY = {"w": Euclidean(RMSToRMS())}
 
@@ -72,10 +71,10 @@ def walk(tx: Any, loss: Any, params: Any, steps: int) -> tuple[np.ndarray, Any, 
     return np.asarray(losses, np.float64), visited, states
 
 
-def test_the_smoothness_step_decreases_as_promised():
+def test_the_smoothness_step_decreases_as_promised(rng):
     """By half the squared slope over the smoothness, in every step, from far and from near."""
     for scale in (0.1, 10.0):
-        start = {"w": jnp.asarray(scale * RNG.normal(size=(3, 5)), jnp.float32)}
+        start = {"w": jnp.asarray(scale * rng.normal(size=(3, 5)), jnp.float32)}
         tx = chain_of(optim.step_by_rule(SquareLossSmoothness(0.0)))
         losses, _, state = walk(tx, convex, start, 30)
         slope = np.asarray(state.slope, np.float64)
@@ -85,10 +84,10 @@ def test_the_smoothness_step_decreases_as_promised():
 
 
 @pytest.mark.parametrize("spoilt", ["value", "grad"])
-def test_a_nan_does_not_collapse_the_line_search(spoilt):
+def test_a_nan_does_not_collapse_the_line_search(rng, spoilt):
     """One bad batch: no step is searched, and the next search begins where this one would have."""
     tx = optim.step_by_line_search(GEOMETRY)
-    params = {"w": jnp.asarray(RNG.normal(size=(3, 5)), jnp.float32)}
+    params = {"w": jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)}
     value, grads = jax.value_and_grad(convex)(params)
     bad = {"value": value, "grad": grads}
     bad[spoilt] = jax.tree.map(lambda x: x * jnp.nan, bad[spoilt])
@@ -102,8 +101,8 @@ def test_a_nan_does_not_collapse_the_line_search(spoilt):
     assert np.all(updates["w"] == 0 if hidden else np.isnan(updates["w"]))
 
 
-def test_the_slope_is_the_dual_norm():
-    start = {"w": jnp.asarray(RNG.normal(size=(3, 5)), jnp.float32)}
+def test_the_slope_is_the_dual_norm(rng):
+    start = {"w": jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)}
     tx = chain_of(optim.step_by_rule(DeepTrust()), budgets=0.25)
     _, _, state = walk(tx, convex, start, 1)
     grad = np.asarray(jax.grad(convex)(start)["w"], np.float64)

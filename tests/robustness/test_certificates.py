@@ -25,7 +25,6 @@ from manifoldmuon.modules import (
 )
 from manifoldmuon.robustness import certified_accuracy, certify
 
-RNG = np.random.default_rng(0)
 FULL: Module = (
     Linear(4, 12, Stiefel()) @ MaxMin() @ Bias(12) @ Linear(12, 6, Stiefel())
 )  # fmt: skip
@@ -41,18 +40,18 @@ def weights_of(net: Module, seed: int = 0):
     )
 
 
-def images(n: int, *shape: int) -> np.ndarray:
-    return RNG.standard_normal((n, *shape)).astype(np.float32)
+def images(rng: np.random.Generator, n: int, *shape: int) -> np.ndarray:
+    return rng.standard_normal((n, *shape)).astype(np.float32)
 
 
 @pytest.mark.parametrize("rows", [Stiefel(), EmbeddingRows(1.0), None])
-def test_radii_of_a_linear_classifier_are_distances_to_its_boundaries(rows):
+def test_radii_of_a_linear_classifier_are_distances_to_its_boundaries(rng, rows):
     """Any rows at all: between two classes the boundary is a plane."""
     net = Bias(3) @ Linear(3, 6) if rows is None else Bias(3) @ Linear(3, 6, rows)
-    w, b = RNG.standard_normal((3, 6)), RNG.standard_normal(3)
+    w, b = rng.standard_normal((3, 6)), rng.standard_normal(3)
     if rows is not None:
         w = np.asarray(rows.project(jnp.asarray(w, jnp.float32)))
-    x = images(50, 6)
+    x = images(rng, 50, 6)
     found = certify(net, (jnp.asarray(w, jnp.float32), jnp.asarray(b, jnp.float32)), x)
     logits = x @ w.T + b
     winner = logits.argmax(-1)
@@ -63,11 +62,11 @@ def test_radii_of_a_linear_classifier_are_distances_to_its_boundaries(rows):
 
 
 @pytest.mark.slow
-def test_no_movement_within_the_radius_changes_a_label():
+def test_no_movement_within_the_radius_changes_a_label(rng):
     """Towards every other class, by as much as is certified, image by image."""
     net = residual(MaxMin() @ Linear(12, 12, Stiefel()), 2) @ Bias(12) @ Linear(12, 6, Stiefel())
     net = 2.0 * Linear(4, 12, EmbeddingRows(1.0)) @ net
-    params, x = weights_of(net), images(200, 6)
+    params, x = weights_of(net), images(rng, 200, 6)
     found = certify(net, params, x)
 
     @jax.jit
@@ -93,8 +92,8 @@ def test_no_movement_within_the_radius_changes_a_label():
     assert min(left) < 0.6  # the attack gets a good part of the way: the radii are worth something
 
 
-def test_accuracies_and_curve():
-    params, x = weights_of(FULL), images(300, 6)
+def test_accuracies_and_curve(rng):
+    params, x = weights_of(FULL), images(rng, 300, 6)
     found = certify(FULL, params, x)
     y = np.where(np.arange(300) % 3 == 0, (found.predicted + 1) % 4, found.predicted)
     found = certify(FULL, params, x, y, batch=70)
@@ -116,8 +115,8 @@ def test_accuracies_and_curve():
     )
 
 
-def test_radii_are_in_the_units_of_the_image():
-    params, pixels = weights_of(FULL), images(50, 6)
+def test_radii_are_in_the_units_of_the_image(rng):
+    params, pixels = weights_of(FULL), images(rng, 50, 6)
     plain = certify(FULL, params, (pixels - 0.3) / 0.25)
     scaled = certify(FULL, params, (pixels - 0.3) / 0.25, scale=0.25)
     np.testing.assert_allclose(scaled.radii, 0.25 * plain.radii, rtol=1e-12)
@@ -125,10 +124,10 @@ def test_radii_are_in_the_units_of_the_image():
     np.testing.assert_allclose(by_channel.radii, 0.25 * certify(FULL, params, pixels).radii)
 
 
-def test_images_and_networks_without_a_linear_head():
+def test_images_and_networks_without_a_linear_head(rng):
     net = Flatten(3) @ NormPool(2) @ GroupSort(2) @ OrthogonalConv2D(4, 2) @ Bias(4)
     net = net @ Linear(4, 12, Stiefel()) @ SpaceToDepth(2)
-    x = images(20, 4, 4, 3)
+    x = images(rng, 20, 4, 4, 3)
     params = weights_of(net)
     found = certify(net, params, x)
     logits = np.sort(np.asarray(net.apply(params, jnp.asarray(x))), axis=-1)
@@ -137,9 +136,9 @@ def test_images_and_networks_without_a_linear_head():
     )
 
 
-def test_weights_off_their_manifolds_are_refused():
+def test_weights_off_their_manifolds_are_refused(rng):
     """Untrained, scaled or lost weights certify nothing that was trained."""
-    params, x = weights_of(FULL), images(5, 6)
+    params, x = weights_of(FULL), images(rng, 5, 6)
     far = jax.tree.map(lambda w: 1.5 * w, params)
     with pytest.raises(ValueError, match=r"0.5 from its manifold, Stiefel"):
         certify(FULL, far, x)
@@ -184,9 +183,9 @@ def slots(paths, manifold):
 
 
 @pytest.mark.parametrize("framework", ["flax", "equinox"])
-def test_networks_of_other_frameworks_get_the_same_certificate(framework):
+def test_networks_of_other_frameworks_get_the_same_certificate(rng, framework):
     """By `declare`: the same weights, laid out as their framework lays them out."""
-    (w1, b, _, w2), x = (weights_of(FULL)[i] for i in (0, 1, 2, 3)), images(30, 6)
+    (w1, b, _, w2), x = (weights_of(FULL)[i] for i in (0, 1, 2, 3)), images(rng, 30, 6)
     if framework == "flax":
         names = ("params/Dense_0/kernel", "params/Dense_0/bias", "params/Dense_1/kernel")
         net = slots(names, Stiefel().transposed())
@@ -234,9 +233,9 @@ def test_errors_say_what_does_not_fit(change, message):
         certify(FULL, weights_of(FULL), **given)
 
 
-def test_what_is_not_bounded_in_length_is_refused():
+def test_what_is_not_bounded_in_length_is_refused(rng):
     divided = Linear(4, 6, Stiefel()) @ RMSDivide()
     with pytest.raises(ValueError, match="not bounded in Euclidean length"):
-        certify(divided, weights_of(divided), images(3, 6))
+        certify(divided, weights_of(divided), images(rng, 3, 6))
     with pytest.raises(ValueError, match="given the labels"):
-        certify(FULL, weights_of(FULL), images(3, 6)).accuracy()
+        certify(FULL, weights_of(FULL), images(rng, 3, 6)).accuracy()

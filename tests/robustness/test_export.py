@@ -20,8 +20,6 @@ from manifoldmuon.robustness._export import _floor
 from manifoldmuon_verify import Refused, verify
 from tests.compiled import ask
 
-RNG = np.random.default_rng(2)
-
 
 def margins(net, params, x, constant):
     """Radii by the two largest logits, for a last layer of orthonormal rows."""
@@ -40,12 +38,12 @@ def image_network():
 
 
 @pytest.mark.slow
-def test_a_network_of_images_is_certified(tmp_path):
+def test_a_network_of_images_is_certified(rng, tmp_path):
     net = image_network()
     params = net.init(jax.random.key(0))
-    images = RNG.integers(0, 256, size=(30, 8, 8, 3)).astype(np.uint8)
+    images = rng.integers(0, 256, size=(30, 8, 8, 3)).astype(np.uint8)
     shift, scale = [120.0, 110.0, 100.0], 60.0
-    labels = RNG.integers(0, 4, size=30)
+    labels = rng.integers(0, 4, size=30)
     x = jnp.asarray((images - np.asarray(shift)) / scale, jnp.float32)
     true = scale * margins(net, params, x, 1.0)
     predicted = np.argmax(ask(net.apply, params, x), axis=-1)
@@ -63,14 +61,14 @@ def test_a_network_of_images_is_certified(tmp_path):
         np.testing.assert_allclose(report.radii, true, atol=1e-3 if arithmetic == "real" else 0.2)
 
 
-def test_no_attack_moves_a_label_within_the_radius_that_is_proved(tmp_path):
+def test_no_attack_moves_a_label_within_the_radius_that_is_proved(rng, tmp_path):
     """Ascent on the pixels, with shift and scale in between, as someone outside would do it."""
     net = (
         Bias(3) @ Linear(3, 16, Stiefel()) @ modules.Householder(16) @ Bias(16)
         @ Linear(16, 16, Orthogonal()) @ modules.MaxMin() @ Linear(16, 12, Stiefel())
     )  # fmt: skip
     params = jax.tree.map(lambda w: 1.05 * w + 0.01, net.init(jax.random.key(5)))
-    images = RNG.uniform(size=(100, 12)).astype(np.float32)
+    images = rng.uniform(size=(100, 12)).astype(np.float32)
     options: Any = {"shift": 0.4, "scale": 0.3}
     labels = np.arange(100) % 3
     export(tmp_path / "it", net, params, images, labels, np.zeros(100), **options)
@@ -99,15 +97,15 @@ def test_no_attack_moves_a_label_within_the_radius_that_is_proved(tmp_path):
     assert jnp.min(attacked(1.5)) < 0  # the attack is able to
 
 
-def small(width=6):
+def small(rng, width=6):
     net = Bias(3) @ Linear(3, width, Stiefel()) @ modules.MaxMin() @ Linear(width, 5, Stiefel())
-    images = RNG.normal(size=(8, 5)).astype(np.float32)
+    images = rng.normal(size=(8, 5)).astype(np.float32)
     return net, net.init(jax.random.key(1)), images, np.arange(8) % 3
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_weights_are_written_as_they_are(tmp_path, dtype):
-    net, params, images, labels = small()
+def test_weights_are_written_as_they_are(rng, tmp_path, dtype):
+    net, params, images, labels = small(rng)
     params = jax.tree.map(lambda w: w.astype(dtype), params)
     path = export(tmp_path / "it", net, params, images, labels, np.zeros(8))
     report = verify(path)
@@ -120,10 +118,10 @@ def test_weights_are_written_as_they_are(tmp_path, dtype):
     ]}  # fmt: skip
 
 
-def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(tmp_path):
-    weight = RNG.normal(size=(3, 5)).astype(np.float32)
-    bias = RNG.normal(size=3).astype(np.float32)
-    images = RNG.normal(size=(20, 5)).astype(np.float32)
+def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(rng, tmp_path):
+    weight = rng.normal(size=(3, 5)).astype(np.float32)
+    bias = rng.normal(size=3).astype(np.float32)
+    images = rng.normal(size=(20, 5)).astype(np.float32)
     logits = (images.astype(float) - 0.1) / 0.7 @ weight.T.astype(float) + bias
     labels, wide = np.argmax(logits, axis=1), weight.astype(float)
     wanted = [
@@ -141,9 +139,9 @@ def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(tmp_p
         verify(tmp_path / "more")
 
 
-def test_claims_lie_below_the_radii_given(tmp_path):
-    net, params, images, labels = small()
-    radii = np.abs(RNG.normal(size=8))
+def test_claims_lie_below_the_radii_given(rng, tmp_path):
+    net, params, images, labels = small(rng)
+    radii = np.abs(rng.normal(size=8))
     path = export(tmp_path / "it", net, params, images, labels, radii, at=[0.3], margin=1e-3)
     claims = json.loads(path.read_text())["claims"]
     claimed = np.asarray(claims["radii"])
@@ -161,8 +159,8 @@ def test_digits_are_rounded_down(value):
     assert _floor(-value) == 0
 
 
-def test_nothing_is_overwritten(tmp_path, monkeypatch):
-    net, params, images, labels = small()
+def test_nothing_is_overwritten(rng, tmp_path, monkeypatch):
+    net, params, images, labels = small(rng)
     (tmp_path / "empty").mkdir()
     export(tmp_path / "empty", net, params, images, labels, np.zeros(8))
     whole = {path.name: path.read_bytes() for path in (tmp_path / "empty").iterdir()}
@@ -210,15 +208,15 @@ def test_what_the_verifier_does_not_know_is_not_exported(module, what):
         ({"arithmetic": "bfloat16"}, "must be 'real' or 'float32'"),
     ],
 )
-def test_arguments_that_do_not_fit_are_errors(tmp_path, change, what):
-    net, params, images, labels = small()
+def test_arguments_that_do_not_fit_are_errors(rng, tmp_path, change, what):
+    net, params, images, labels = small(rng)
     arguments = {"images": images, "labels": labels, "radii": np.zeros(8)} | change
     with pytest.raises(ValueError, match=what):
         export(tmp_path / "it", net, params, **arguments)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_module_of_ones_own_can_be_described(tmp_path):
+def test_a_module_of_ones_own_can_be_described(rng, tmp_path):
     class Doubled(Linear):
         def apply(self, params, x):
             return 2 * super().apply(params, x)
@@ -228,7 +226,7 @@ def test_a_module_of_ones_own_can_be_described(tmp_path):
         weight = arrays.add("doubled", params)
         return [{"kind": "linear", "weight": weight}, {"kind": "scale", "factor": 2}]
 
-    _, _, images, labels = small()
+    _, _, images, labels = small(rng)
     net = Linear(3, 6, Stiefel()) @ modules.MaxMin() @ Doubled(6, 5, Stiefel())
     params = net.init(jax.random.key(0))
     radii = margins(net, params, images, 2.0)
@@ -236,10 +234,10 @@ def test_a_module_of_ones_own_can_be_described(tmp_path):
     np.testing.assert_allclose(report.radii, radii, atol=1e-5)
 
 
-def test_a_shared_weight_is_written_once(tmp_path):
+def test_a_shared_weight_is_written_once(rng, tmp_path):
     layer = Linear(6, 6, Orthogonal()) @ modules.MaxMin()
     net = modules.tie(Linear(3, 6, Stiefel()) @ layer @ layer @ Linear(6, 5, Stiefel()), 2, 4)
-    _, _, images, labels = small()
+    _, _, images, labels = small(rng)
     params = net.init(jax.random.key(0))
     radii = margins(net, params, images, 1.0)
     path = export(tmp_path / "it", net, params, images, labels, radii)
@@ -249,17 +247,17 @@ def test_a_shared_weight_is_written_once(tmp_path):
     np.testing.assert_allclose(verify(path).radii, radii, atol=1e-5)
 
 
-def test_a_declared_network_gets_the_radii_of_certify(tmp_path):
+def test_a_declared_network_gets_the_radii_of_certify(rng, tmp_path):
     def slot(path, atom):
         return modules.Param(path, Stiefel().with_axes(0, 1), atom=atom)
 
-    frames = [np.linalg.qr(RNG.normal(size=(8, n)))[0] for n in (5, 3)]
+    frames = [np.linalg.qr(rng.normal(size=(8, n)))[0] for n in (5, 3)]
     model = {"a": {"kernel": frames[0].T}, "b": {"kernel": frames[1]}}
     model = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), model)
     net = modules.declare(
         slot("b/kernel", Linear(3, 8)) @ modules.MaxMin() @ slot("a/kernel", Linear(8, 5))
     )
-    _, _, images, labels = small()
+    _, _, images, labels = small(rng)
     scale = np.asarray([0.5, 1.0, 2.0, 1.0, 0.7])
     seen = ((images - 0.1) / scale).astype(np.float32)
     found = certify(net, model, seen, labels, scale=scale)
@@ -282,12 +280,12 @@ def test_a_declared_network_gets_the_radii_of_certify(tmp_path):
         (modules.GroupSort(3), False),
     ],
 )
-def test_pairs_of_rows_count_only_behind_what_keeps_differences(tmp_path, tail, pairwise):
+def test_pairs_of_rows_count_only_behind_what_keeps_differences(rng, tmp_path, tail, pairwise):
     weight = np.diag([1.0, 2.0, 3.0])
     net = tail @ Linear(3, 3)
     values = {(3, 3): jnp.asarray(weight, jnp.float32), (3,): jnp.ones(3)}
     params = jax.tree.map(lambda w: values[w.shape], net.init(jax.random.key(0)))
-    images = RNG.uniform(0.1, 1, size=(20, 3)).astype(np.float32)
+    images = rng.uniform(0.1, 1, size=(20, 3)).astype(np.float32)
     logits = np.asarray(net.apply(params, jnp.asarray(images)), float)
     order = np.argsort(logits, axis=1)[:, ::-1]
     size = abs(net.sensitivity)

@@ -17,8 +17,6 @@ from manifoldmuon_verify._network import Builder, State, evaluate, lipschitz
 from manifoldmuon_verify._rounding import up
 from tests.compiled import ask
 
-RNG = np.random.default_rng(1)
-
 # A module and the shape of its input.
 CASES = {
     "linear": (modules.Linear(5, 7), (7,)),
@@ -53,12 +51,12 @@ def stored(array):
     return Stored("F32", array.shape, "", array)
 
 
-def built(name, factor=1.0):
+def built(rng, name, factor=1.0):
     """The module, parameters away from their sets, and the verifier's network of both."""
     module, shape = CASES[name]
 
     def moved(w):
-        return jnp.asarray(factor * np.asarray(w) + 0.05 * RNG.normal(size=w.shape), jnp.float32)
+        return jnp.asarray(factor * np.asarray(w) + 0.05 * rng.normal(size=w.shape), jnp.float32)
 
     params = jax.tree.map(moved, module.init(jax.random.key(0)))
     arrays = Arrays()
@@ -73,9 +71,9 @@ def start(values, reach=0.0, single=False):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_map_is_that_of_the_module(name):
-    module, params, nodes, shape = built(name)
-    x = RNG.normal(size=(4, *shape))
+def test_the_map_is_that_of_the_module(rng, name):
+    module, params, nodes, shape = built(rng, name)
+    x = rng.normal(size=(4, *shape))
     found = evaluate(nodes, start(x)).values
     wanted = ask(module.apply, params, np.float32(x))
     assert found.shape[1:] == (nodes[-1].shape if nodes else shape)
@@ -83,9 +81,9 @@ def test_the_map_is_that_of_the_module(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_slope_exceeds_the_constant(name):
-    module, _, _, shape = built(name)
-    points = jnp.asarray(RNG.normal(size=(20, math.prod(shape))), jnp.float32)
+def test_no_slope_exceeds_the_constant(rng, name):
+    module, _, _, shape = built(rng, name)
+    points = jnp.asarray(rng.normal(size=(20, math.prod(shape))), jnp.float32)
 
     @jax.jit
     def slopes(params):
@@ -93,7 +91,7 @@ def test_no_slope_exceeds_the_constant(name):
         return jax.vmap(jax.jacobian(flat))(points)
 
     for factor in (0.6, 1.0, 1.3):  # times the weights, which are away from their sets anyway
-        _, params, nodes, _ = built(name, factor)
+        _, params, nodes, _ = built(rng, name, factor)
         found, constant = np.max(np.linalg.norm(slopes(params), 2, (-2, -1))), lipschitz(nodes)
         assert found <= constant * (1 + 1e-5)
         # Attained, but where branches or factors need not be largest in one direction.
@@ -159,10 +157,10 @@ def exactly(array):
 
 @pytest.mark.parametrize("size", [1.0, 1e-160, 1e30])
 @pytest.mark.parametrize("name", EXACT)
-def test_rounding_in_float64_is_within_its_bound(name, size):
-    _, params, nodes, shape = built(name)
+def test_rounding_in_float64_is_within_its_bound(rng, name, size):
+    _, params, nodes, shape = built(rng, name)
     weights = [exactly(w) for w in jax.tree.leaves(params)]
-    x = size * RNG.normal(size=(5, *shape)) * 10.0 ** RNG.integers(-8, 1, size=(5, *shape))
+    x = size * rng.normal(size=(5, *shape)) * 10.0 ** rng.integers(-8, 1, size=(5, *shape))
     state = evaluate(nodes, start(x))
     for found, error, one in zip(state.values, state.error, x, strict=True):
         gap = exactly(found) - EXACT[name](exactly(one), *weights)
@@ -171,12 +169,12 @@ def test_rounding_in_float64_is_within_its_bound(name, size):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rounding_in_float32_is_within_its_bound_everywhere_in_the_ball(name):
-    module, params, nodes, shape = built(name)
-    x = (10 * RNG.normal(size=(1, *shape))).astype(np.float32)
+def test_rounding_in_float32_is_within_its_bound_everywhere_in_the_ball(rng, name):
+    module, params, nodes, shape = built(rng, name)
+    x = (10 * rng.normal(size=(1, *shape))).astype(np.float32)
     reach = 0.5
     state = evaluate(nodes, start(x, up(reach), single=True))
-    moves = RNG.normal(size=(200, *shape))
+    moves = rng.normal(size=(200, *shape))
     moves *= reach / np.linalg.norm(moves.reshape(200, -1), axis=1).reshape(-1, *[1] * len(shape))
     moved = (x + 0.999 * moves).astype(np.float32)
     exact = evaluate(nodes, start(moved)).values.reshape(200, -1)
@@ -189,9 +187,9 @@ def test_rounding_in_float32_is_within_its_bound_everywhere_in_the_ball(name):
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(33.3, 0.3), ([1.0, 2.0, 3.0], [0.5, 0.3, 0.7])])
-def test_pixels_are_normalised_as_declared(shift, scale):
+def test_pixels_are_normalised_as_declared(rng, shift, scale):
     layer = normalisation((2, 3), np.asarray(shift), np.asarray(scale))
-    x = RNG.integers(0, 256, size=(4, 2, 3)).astype(float)
+    x = rng.integers(0, 256, size=(4, 2, 3)).astype(float)
     state = evaluate((layer,), start(x, up(1.0), single=True))
     assert state.deployed is not None
     for i, found in enumerate(state.values):
@@ -214,15 +212,15 @@ def test_pixels_are_normalised_as_declared(shift, scale):
         (2, (2, 3, 5), "for an input"),
     ],
 )
-def test_places_that_do_not_fit_are_refused(axes, shape, message):
-    builder = Builder({"w": stored(RNG.normal(size=(2, 3, 5, 4)))})
+def test_places_that_do_not_fit_are_refused(rng, axes, shape, message):
+    builder = Builder({"w": stored(rng.normal(size=(2, 3, 5, 4)))})
     entry = {"kind": "locally_connected", "weight": "w", "axes": axes}
     with pytest.raises(Refused, match=message):
         builder.sequence([entry], shape, "network")
 
 
-def test_overflow_is_refused():
-    _, _, nodes, shape = built("linear")
+def test_overflow_is_refused(rng):
+    _, _, nodes, shape = built(rng, "linear")
     huge = np.full((1, *shape), 1e308)
     with np.errstate(all="ignore"), pytest.raises(Refused, match="overflow"):
         evaluate(nodes, start(10 * huge))

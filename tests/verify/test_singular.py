@@ -11,8 +11,6 @@ from manifoldmuon_verify import singular_values
 from manifoldmuon_verify._rounding import DOUBLE, SINGLE, check_arithmetic, norm, operator_norm
 from manifoldmuon_verify._singular import residual
 
-RNG = np.random.default_rng(0)
-
 
 def exact(matrix):
     """The matrix with fractions as entries."""
@@ -69,27 +67,34 @@ def contained(matrix, found):
     )
 
 
-def orthonormal(m, n):
-    return np.linalg.qr(RNG.normal(size=(m, n)))[0]
+def orthonormal(rng, m, n):
+    return np.linalg.qr(rng.normal(size=(m, n)))[0]
 
 
-MATRICES = {
-    "whole numbers": RNG.integers(-9, 10, size=(5, 5)).astype(float),
-    "tall": RNG.normal(size=(9, 4)),
-    "wide": RNG.normal(size=(3, 8)),
-    "orthonormal, rounded to float32": orthonormal(6, 6).astype(np.float32).astype(float),
-    "rank one": np.outer(np.arange(1.0, 6), np.arange(2.0, 6)),
-    "rank-deficient": RNG.integers(-3, 4, size=(6, 2)) @ RNG.integers(-3, 4, size=(2, 5)) / 1.0,
-    "ill-conditioned": 1 / (np.arange(6)[:, None] + np.arange(6) + 1.0),
-    "graded": orthonormal(5, 5) * 10.0 ** -np.arange(0, 20, 4),
-    "clustered": orthonormal(5, 5) @ np.diag([1, 1 + 1e-14, 1, 1 - 1e-13, 0.5]) @ orthonormal(5, 5),
-    "tiny": 2.0**-900 * RNG.normal(size=(4, 4)),
-    "large": 2.0**200 * RNG.normal(size=(4, 3)),
-    "zero": np.zeros((4, 3)),
-    "one entry": np.array([[-3.0]]),
-    "one row": RNG.normal(size=(1, 7)),
-    "a column of zeros": RNG.normal(size=(5, 4)) * np.array([1.0, 0, 1, 1]),
-}
+def matrices() -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "whole numbers": rng.integers(-9, 10, size=(5, 5)).astype(float),
+        "tall": rng.normal(size=(9, 4)),
+        "wide": rng.normal(size=(3, 8)),
+        "orthonormal, rounded to float32": orthonormal(rng, 6, 6).astype(np.float32).astype(float),
+        "rank one": np.outer(np.arange(1.0, 6), np.arange(2.0, 6)),
+        "rank-deficient": rng.integers(-3, 4, size=(6, 2)) @ rng.integers(-3, 4, size=(2, 5)) / 1.0,
+        "ill-conditioned": 1 / (np.arange(6)[:, None] + np.arange(6) + 1.0),
+        "graded": orthonormal(rng, 5, 5) * 10.0 ** -np.arange(0, 20, 4),
+        "clustered": orthonormal(rng, 5, 5)
+        @ np.diag([1, 1 + 1e-14, 1, 1 - 1e-13, 0.5])
+        @ orthonormal(rng, 5, 5),
+        "tiny": 2.0**-900 * rng.normal(size=(4, 4)),
+        "large": 2.0**200 * rng.normal(size=(4, 3)),
+        "zero": np.zeros((4, 3)),
+        "one entry": np.array([[-3.0]]),
+        "one row": rng.normal(size=(1, 7)),
+        "a column of zeros": rng.normal(size=(5, 4)) * np.array([1.0, 0, 1, 1]),
+    }
+
+
+MATRICES = matrices()
 
 
 @pytest.mark.parametrize("name", MATRICES)
@@ -150,9 +155,9 @@ def test_what_cannot_be_enclosed_is_an_error(matrix, what):
         singular_values(matrix)
 
 
-def test_a_wrong_decomposition_gives_wide_intervals_or_none(monkeypatch):
+def test_a_wrong_decomposition_gives_wide_intervals_or_none(rng, monkeypatch):
     """Nothing is taken on trust from LAPACK."""
-    matrix, svd = RNG.normal(size=(5, 5)), np.linalg.svd
+    matrix, svd = rng.normal(size=(5, 5)), np.linalg.svd
 
     def wrong(x, **options):
         left, values, right = svd(x, **options)
@@ -175,8 +180,8 @@ def test_a_wrong_decomposition_gives_wide_intervals_or_none(monkeypatch):
 
 
 @pytest.mark.parametrize("terms", [1, 3, 40])
-def test_residuals_are_bounded_and_nearly_exact(terms):
-    first, second = RNG.normal(size=(6, terms)), RNG.normal(size=(terms, 5))
+def test_residuals_are_bounded_and_nearly_exact(rng, terms):
+    first, second = rng.normal(size=(6, terms)), rng.normal(size=(terms, 5))
     target = first @ second
     gap = exact(target) - exact(first) @ exact(second)
     square = sum(entry**2 for entry in gap.flat)
@@ -184,8 +189,8 @@ def test_residuals_are_bounded_and_nearly_exact(terms):
     assert square <= bound**2 <= Fraction(3) * square + Fraction(1e-15) ** 2
 
 
-def test_norms_are_upper_bounds_and_near():
-    for x in (RNG.normal(size=(7, 9)), np.full((40, 40), 0.1), np.full((3, 3), 1e-200)):
+def test_norms_are_upper_bounds_and_near(rng):
+    for x in (rng.normal(size=(7, 9)), np.full((40, 40), 0.1), np.full((3, 3), 1e-200)):
         square = sum(entry**2 for entry in exact(x).flat)
         assert square <= Fraction(norm(x)) ** 2
         assert norm(x) <= np.sqrt(float(square)) * (1 + 1e-12) + 1e-150
