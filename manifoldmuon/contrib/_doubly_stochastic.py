@@ -19,6 +19,7 @@ from manifoldmuon._internal.directions import (
     stay_if_still,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.values import Value
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 from manifoldmuon.manifolds import Manifold
@@ -26,7 +27,7 @@ from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import FanRatio, Frobenius, Spectral, scale_of
 
 
-class StochasticRetraction(abc.ABC):
+class StochasticRetraction(Value, abc.ABC):
     """Moves a non-negative matrix with rows of sum 1 and columns of sum m/n, and keeps these sums.
 
     A frozen, hashable value. Vectors have rows and columns of sum zero; the manifold divides by its

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_dtype, check_fields
 from manifoldmuon._internal.arrays import check_precision, mT, nonzero_or_one, product, rounding
+from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
     factor_products,
@@ -30,7 +31,7 @@ _LAST_BLOCK = 1
 _MARGIN = 1e-4
 
 
-class MsignMethod(abc.ABC):
+class MsignMethod(Value, abc.ABC):
     """A way to compute the orthogonal polar factor, as a frozen, hashable value.
 
     The matrices that a method is given are tall or square, not empty, in float32 or wider, and

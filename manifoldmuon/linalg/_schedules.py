@@ -8,11 +8,12 @@ import dataclasses
 import numpy as np
 
 from manifoldmuon._internal.arguments import check_fields, check_number, shown
+from manifoldmuon._internal.values import Value
 
 Coefficients = tuple[float, ...]
 
 
-class Schedule(abc.ABC):
+class Schedule(Value, abc.ABC):
     """Odd polynomials, applied one after the other, as a frozen, hashable value.
 
     A step `(a, b, c)` acts on every singular value in [0, 1] as `a s + b s^3 + c s^5`; a step

@@ -10,12 +10,13 @@ from typing import Any
 import optax
 
 from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.values import Value
 
 AxisNumbers = int | tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class Layout(Value):
     """Axes of an array that hold the fan-in, the fan-out and the taps of a weight.
 
     The array is rearranged to `(..., taps, fan_out, fan_in)`, several axes of one kind flattened

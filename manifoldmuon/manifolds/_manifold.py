@@ -9,12 +9,13 @@ from typing import Any, TypeVar, cast
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_kind
+from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
 from manifoldmuon.manifolds.solvers import DouglasRachford, Steepest
 from manifoldmuon.norms import Norm
 
 
-class Manifold(abc.ABC):
+class Manifold(Value, abc.ABC):
     """A space of weights and the norm of its steps, as a frozen, hashable value without arrays.
 
     The trailing `ndim` axes of an array are one point; all leading axes are independent copies.
@@ -135,7 +136,7 @@ AnyManifold = TypeVar("AnyManifold", bound=Manifold)
 
 
 @dataclasses.dataclass(frozen=True)
-class LaidOut:
+class LaidOut(Value):
     """A manifold for arrays of another layout: an entry of a geometry, not itself a manifold.
 
     Made by `Manifold.with_axes` and `Manifold.transposed`. Optimizers bring the array into the

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from manifoldmuon._internal.values import Value
 from manifoldmuon.norms._norm import Norm
 from manifoldmuon.norms._vectors import Frobenius, MaxAbs
 
 
-class Combination(abc.ABC):
+class Combination(Value, abc.ABC):
     """A norm on the vector of the layers' norms, each in units of its budget.
 
     `N(w) = combine_k ||w_k|| / b_k` is a norm on all weights. With the layers' dual norms `d_k`

@@ -14,9 +14,10 @@ from jaxtyping import Array, Float
 from manifoldmuon._internal.arguments import check_fields, shown
 from manifoldmuon._internal.arrays import inner_product, nonzero_or_one, upcast
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.values import Value
 
 
-class ScaleRule(abc.ABC):
+class ScaleRule(Value, abc.ABC):
     """A scale that depends on the shape of one weight, as a frozen, hashable value."""
 
     @abc.abstractmethod
@@ -98,7 +99,7 @@ def check_scale(name: str, scale: float | ScaleRule) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class PowerIterations:
+class PowerIterations(Value):
     """How many steps of power iteration a norm takes that is estimated in every training step.
 
     Attributes:
@@ -115,7 +116,7 @@ class PowerIterations:
         check_fields(self, warm="[1, inf)", cold_start_steps="[1, inf)")
 
 
-class Norm(abc.ABC):
+class Norm(Value, abc.ABC):
     """A norm on weights, as a frozen, hashable value without arrays.
 
     The trailing `ndim` axes of an array are one weight; all leading axes are independent

@@ -12,7 +12,7 @@ from studies.retractions.spaces import NoRetraction
 SHAPES = {Stiefel: (16, 4), EmbeddingRows: (8, 16)}
 
 
-@pytest.mark.slow_except("Stiefel-Polar(max_iterations=20)-3", "Stiefel-QR()-2")
+@pytest.mark.slow_except("Stiefel-Polar()-3", "Stiefel-QR()-2")
 @pytest.mark.parametrize(
     ("kind", "retraction", "slope"),
     [

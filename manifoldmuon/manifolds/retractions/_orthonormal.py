@@ -25,6 +25,7 @@ from manifoldmuon._internal.arrays import (
     tall,
 )
 from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg import (
     inverse_sqrt_minus_one,
     largest_row_sum,
@@ -33,7 +34,7 @@ from manifoldmuon.linalg import (
 )
 
 
-class Retraction(abc.ABC):
+class Retraction(Value, abc.ABC):
     """Moves an orthonormal matrix along a tangent vector, and back onto the set.
 
     A frozen, hashable value without arrays. Points are tall or square with `W^T W = I` and

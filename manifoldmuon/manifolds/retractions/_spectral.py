@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import expand_trailing, identity_like, mT, product
+from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg import (
     MsignMethod,
     check_method,
@@ -21,7 +22,7 @@ from manifoldmuon.linalg import (
 )
 
 
-class SpectralRetraction(abc.ABC):
+class SpectralRetraction(Value, abc.ABC):
     """Moves a matrix, and brings its singular values between two edges.
 
     A frozen, hashable value. Matrices are tall, float32 or wider; leading axes are independent.

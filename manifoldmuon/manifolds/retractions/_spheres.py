@@ -12,9 +12,10 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import expand_trailing, inner_product
 from manifoldmuon._internal.powers_of_two import normalize
+from manifoldmuon._internal.values import Value
 
 
-class SphereRetraction(abc.ABC):
+class SphereRetraction(Value, abc.ABC):
     """Moves unit vectors along tangent vectors, on the sphere of radius 1.
 
     A frozen, hashable value. Vectors lie in the last axis; arithmetic is done in the dtype of

@@ -16,6 +16,7 @@ from manifoldmuon._internal.arrays import (
     nonzero_or_one,
 )
 from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds.solvers._multipliers import (
     Normal,
     certified,
@@ -44,7 +45,7 @@ class Descent(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class BarzilaiBorwein:
+class BarzilaiBorwein(Value):
     """For any linear tangent space: dual descent with step lengths by Barzilai and Borwein.
 
     The dual's gradient in the normal part T is the normal part R of `dualize(G + T)`. A step length

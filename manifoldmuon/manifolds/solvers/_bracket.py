@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import expand_trailing, inner_product, nonzero_or_one
 from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds.solvers._multipliers import (
     certified,
     pick,
@@ -60,7 +61,7 @@ class Search(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LineMultiplier:
+class LineMultiplier(Value):
     """For sets whose normal space is a line: two multipliers, one on each side of the root.
 
     With the unit normal U, the slope `<U, dualize(G + t U)>` never falls with t. From the last

@@ -16,6 +16,7 @@ from manifoldmuon._internal.arrays import (
     nonzero_or_one,
 )
 from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds.solvers._multipliers import (
     Normal,
     Problem,
@@ -30,7 +31,7 @@ _START = 100  # what is below the mean by this factor starts short of norm 1
 
 
 @dataclasses.dataclass(frozen=True)
-class DouglasRachford:
+class DouglasRachford(Value):
     """For any set, also with boundary, and any norm: two projections in turn.
 
     One onto the ball of the norm (`Norm.project`), pushed along the gradient, one onto the tangent

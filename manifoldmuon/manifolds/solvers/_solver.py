@@ -19,6 +19,7 @@ from manifoldmuon._internal.arrays import (
     skew,
     sym,
 )
+from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg import nuclear_parts
 from manifoldmuon.norms import relative_gap
 
@@ -52,7 +53,7 @@ class Steepest(NamedTuple):
         return self._replace(direction=self.direction.astype(dtype), gap=gap)
 
 
-class StiefelSolver(abc.ABC):
+class StiefelSolver(Value, abc.ABC):
     """Maximises `<G, A>` over `||A||_2 <= 1` and `W^T A + A^T W = 0`.
 
     A frozen, hashable value without arrays: budgets and tolerances are fields, so that the

@@ -1,0 +1,52 @@
+"""Manifolds, norms and strategies print what differs from their defaults, and can be read back."""
+
+import dataclasses
+
+import pytest
+from jax.lax import Precision
+
+from manifoldmuon import contrib, linalg, manifolds, norms
+from manifoldmuon._internal.values import Value
+from manifoldmuon.manifolds import Euclidean, Layout, Stiefel, retractions, solvers
+from tests.instances import MANIFOLDS, NORMS
+
+NAMES = {"Precision": Precision} | {
+    name: getattr(package, name)
+    for package in (linalg, norms, manifolds, retractions, solvers, contrib)
+    for name in package.__all__
+}
+VALUES = {
+    **{case.name: case.manifold for case in MANIFOLDS},
+    **{case.name: case.norm for case in NORMS},
+    "presets": Stiefel(2.0, solvers.FAST),
+    "training": norms.Spectral(linalg.TRAINING_MSIGN),
+    "layout": Layout(0, (1, 2), out_blocks=2),
+    "laid out": Euclidean(norms.RMSToRMS()).transposed(),
+}
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
+def test_repr_is_read_back(value):
+    assert eval(repr(value), NAMES) == value
+
+
+def test_repr_is_short():
+    assert repr(Stiefel()) == "Stiefel()"
+    assert repr(Stiefel(2.0)) == "Stiefel(scale=2.0)"
+    assert repr(Euclidean(norms.Frobenius(0))) == "Euclidean(step_norm=Frobenius(ndim=0))"
+
+
+def test_subclasses_print_alike_and_may_print_themselves():
+    @dataclasses.dataclass(frozen=True)
+    class Inherited(Value):
+        needed: int
+        given: float = 1.0
+        hidden: int = dataclasses.field(default=0, repr=False)
+
+    class Own(Inherited):
+        def __repr__(self) -> str:
+            return "own"
+
+    assert repr(Inherited(1, hidden=2)).endswith("Inherited(needed=1)")
+    assert repr(Inherited(1, 2.0)).endswith("Inherited(needed=1, given=2.0)")
+    assert repr(Own(1)) == "own"
