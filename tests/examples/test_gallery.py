@@ -1,0 +1,71 @@
+"""The scripts of the gallery: short, listed on their page, and right on few steps."""
+
+from pathlib import Path
+
+import pytest
+
+from examples import (
+    certified,
+    digits,
+    gpt,
+    hello_world,
+    learning_rate_transfer,
+    retractions,
+    weight_erasure,
+)
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted((ROOT / "examples").rglob("[!_]*.py"))
+
+
+def test_scripts_are_short_and_listed():
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    for path in SCRIPTS:
+        assert len(path.read_text(encoding="utf-8").splitlines()) < 100, path
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        assert f"`{name}`" in page or path.stem == "digits"
+
+
+@pytest.mark.slow
+def test_losses_fall():
+    losses = hello_world.main(steps=60)
+    assert losses[-1] < 0.1 * losses[0]
+
+
+@pytest.mark.slow
+def test_the_gpt_learns_its_text(capsys):
+    losses = gpt.main(steps=20, width=16)
+    assert losses[-1] < losses[0]
+    assert len(capsys.readouterr().out) > 300
+
+
+@pytest.mark.slow
+def test_every_optimizer_classifies_and_the_picture_is_written(tmp_path, capsys):
+    correct = digits.main(150, tmp_path / "digits.png")
+    assert min(correct.values()) > 0.8
+    assert "1.000 to 1.000" in capsys.readouterr().out.splitlines()[-1]
+    assert (tmp_path / "digits.png").exists()
+
+
+@pytest.mark.slow
+def test_certified_accuracy_is_verified(capsys):
+    assert certified.main(steps=60, width=16) > 0.5
+    assert "verified: 359 images" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_dualized_updates_erase_more(tmp_path):
+    readable = weight_erasure.main(120, 64, tmp_path / "erasure.png")
+    assert readable["dualized"] < readable["gradient"]
+    assert (tmp_path / "erasure.png").exists()
+
+
+@pytest.mark.slow
+def test_weights_stay_on_the_manifold(tmp_path):
+    assert max(retractions.main(20, tmp_path / "drift.png").values()) < 1e-5
+    assert (tmp_path / "drift.png").exists()
+
+
+@pytest.mark.slow
+def test_the_best_rate_is_inside_of_the_grid():
+    assert list(learning_rate_transfer.main(widths=(16,), steps=40)) == [16]
