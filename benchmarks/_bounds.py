@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manifoldmuon.bounds import L1, L2, RMS, Heads, LInf, MaskedLInf, NormBound, OneHot, bound
+from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
 from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -67,19 +67,19 @@ def norm(size: Any, y: Any) -> Any:
     if isinstance(size, tuple):
         return sum(norm(s, part) for s, part in zip(size, y, strict=True))
     match size.measure:
-        case RMS():
-            return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=-1) + 1e-30))
-        case Heads():
-            return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=(-3, -1)) + 1e-30))
+        case RMS(heads):
+            return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=_head_axes(heads)) + 1e-30))
         case L2(axes):
             return jnp.max(jnp.sqrt(jnp.sum(y**2, axis=tuple(range(-axes, 0))) + 1e-30))
-        case LInf():
-            return jnp.max(jnp.abs(y))
-        case MaskedLInf():
-            return jnp.max(jnp.where(jnp.isfinite(y), jnp.abs(y), 0))
+        case LInf(masked):
+            return jnp.max(jnp.where(jnp.isfinite(y) | (not masked), jnp.abs(y), 0))
         case L1():
             return jnp.max(jnp.sum(jnp.abs(y), axis=-1))
     raise NotImplementedError(size)
+
+
+def _head_axes(heads: int) -> tuple[int, ...]:
+    return (-1,) if heads == 1 else (-3, -1)
 
 
 def toward(size: Any, g: Any) -> Any:
@@ -91,14 +91,13 @@ def toward(size: Any, g: Any) -> Any:
         return tuple(w if i == best else 0 * w for i, w in enumerate(ways))
     g = np.asarray(g, np.float64)
     match size.measure:
-        case RMS() | Heads():
-            axes = (-3, -1) if isinstance(size.measure, Heads) else -1
-            length = np.sqrt(np.mean(g**2, axis=axes, keepdims=True))
+        case RMS(heads):
+            length = np.sqrt(np.mean(g**2, axis=_head_axes(heads), keepdims=True))
             return g / np.where(length == 0, 1, length)
         case L2(axes):
             length = np.sqrt(np.sum(g**2, axis=tuple(range(-axes, 0)), keepdims=True))
             return g / np.where(length == 0, 1, length)
-        case LInf() | MaskedLInf():
+        case LInf():
             return np.sign(g)
         case L1():
             top = np.argmax(np.abs(g), axis=-1)[..., None]
@@ -112,14 +111,13 @@ def inside(size: Any, x: Any) -> Any:
         return tuple(inside(s, part) for s, part in zip(size, x, strict=True))
     x = np.asarray(x, np.float64)
     match size.measure:
-        case RMS() | Heads():
-            axes = (-3, -1) if isinstance(size.measure, Heads) else -1
-            length = np.sqrt(np.mean(x**2, axis=axes, keepdims=True))
+        case RMS(heads):
+            length = np.sqrt(np.mean(x**2, axis=_head_axes(heads), keepdims=True))
             return x * (_lengths(size, length) / np.where(length == 0, 1, length))
         case L2(axes):
             length = np.sqrt(np.sum(x**2, axis=tuple(range(-axes, 0)), keepdims=True))
             return x * (_lengths(size, length) / np.where(length == 0, 1, length))
-        case LInf() | MaskedLInf():
+        case LInf():
             return np.clip(x, -size.upper, size.upper)
         case L1():
             return x * (size.upper / np.sum(np.abs(x), axis=-1, keepdims=True))
@@ -270,7 +268,7 @@ class Attack:
     radius: float = 0.0
 
     def __post_init__(self):
-        self.whole = isinstance(self.inputs, NormBound) and self.inputs.measure == OneHot()
+        self.whole = isinstance(self.inputs, NormBound) and self.inputs.measure == L1(one_hot=True)
         self.atoms = atoms(self.net)
         self.budgets = self.net.budgets()
 

@@ -21,9 +21,9 @@ import numpy as np
 import optax
 
 import manifoldmuon as mm
-from manifoldmuon.bounds import Bounds, bound, certified_radius
+from manifoldmuon.bounds import Bounds, bound
 from manifoldmuon.modules import MLP, Module
-from manifoldmuon.robustness import pgd
+from manifoldmuon.robustness import certified_radius, pgd
 from studies.datasets import load_digits
 from studies.program import command, interrupted, parse, progress, save
 

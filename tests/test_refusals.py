@@ -14,7 +14,7 @@ from optax import EmptyState
 
 from manifoldmuon.bounds import (
     L2,
-    Heads,
+    RMS,
     NormBound,
     bound,
 )
@@ -257,9 +257,12 @@ REFUSED = [
     (lambda: Param("a", Stiefel(), ndim=2.5), "Param.ndim must be a whole number in [0, inf); got"),
     (lambda: tie(Linear(3, 3) @ Linear(3, 3), 0, 1.0), "an index of tie(places) must be a whole n"),
     (lambda: L2(1.5), "L2.axes must be a whole number in [1, inf); got 1.5"),
-    (lambda: Heads(2.5), "Heads.count must be a whole number in [1, inf); got 2.5"),
+    (lambda: RMS(2.5), "RMS.heads must be a whole number in [1, inf); got 2.5"),
     (lambda: NormBound(1.0, features=2.5), "NormBound.features must be a whole number in [1, inf)"),
-    (lambda: bound(Abs(), input_norm="1"), "bound(input_norm) must be a number >= 0 or a Size; go"),
+    (
+        lambda: bound(Abs(), input_norm="1"),
+        "bound(input_norm) must be a number >= 0 or a NormBound",
+    ),
     (lambda: msign(COMPLEX), "got complex64; only real numbers are known here. Keep the real and"),
     (lambda: Stiefel().project(COMPLEX), "got complex64; only real numbers"),
     (lambda: Stiefel().project_tangent(COMPLEX, COMPLEX), "got complex64; only real numbers"),

@@ -5,56 +5,28 @@ weights that it has. They do not rely on declared sensitivities, which describe 
 every module has a rule that holds for all.
 """
 
-from manifoldmuon.bounds import _bond_rules, _weight_rules  # registers the rules
+from manifoldmuon.bounds import _rules  # registers the rules
+from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds
 from manifoldmuon.bounds._network import Bounds, bound, reads, rule
-from manifoldmuon.bounds._robustness import (
-    CrossEntropy,
-    Loss,
-    Smoothness,
-    SquareError,
-    certified_radius,
-    smoothness,
-)
-from manifoldmuon.bounds._sizes import (
-    L1,
-    L2,
-    RMS,
-    Heads,
-    LInf,
-    MaskedLInf,
-    Measure,
-    NormBound,
-    OneHot,
-)
-from manifoldmuon.bounds._transfer import LipschitzBounds, convert_norm
-from manifoldmuon.bounds._weights import ROUNDING, MatrixBounds, Weight, matrix_bounds
+from manifoldmuon.bounds._norm_bounds import L1, L2, RMS, LInf, NormBound
+from manifoldmuon.bounds._smoothness import cross_entropy_smoothness, square_error_smoothness
+from manifoldmuon.bounds._weights import MatrixBounds, matrix_bounds
 
 __all__ = [
     "bound",
     "Bounds",
-    "certified_radius",
-    "smoothness",
-    "Smoothness",
-    "Loss",
-    "SquareError",
-    "CrossEntropy",
+    "cross_entropy_smoothness",
+    "square_error_smoothness",
     "NormBound",
-    "Measure",
     "RMS",
     "L2",
-    "Heads",
     "LInf",
-    "MaskedLInf",
     "L1",
-    "OneHot",
     "rule",
     "reads",
-    "convert_norm",
     "LipschitzBounds",
-    "Weight",
     "matrix_bounds",
     "MatrixBounds",
-    "ROUNDING",
 ]
 
-del _bond_rules, _weight_rules
+del _rules

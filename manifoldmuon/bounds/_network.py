@@ -10,18 +10,17 @@ import jax
 import numpy as np
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon.bounds._sizes import RMS, LInf, Measure, NormBound, OneHot
-from manifoldmuon.bounds._transfer import LipschitzBounds, Sizes, leaves
+from manifoldmuon._internal.text import align, branches
+from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, leaves
+from manifoldmuon.bounds._norm_bounds import ONE_HOT, RMS, Measure, NormBound
 from manifoldmuon.bounds._weights import weight_of
 from manifoldmuon.modules import (
-    CausalMask,
     Compose,
     Concatenate,
     Embed,
     Module,
     Positions,
     Sharpness,
-    Softmax,
     Stack,
     Tied,
     map_weights,
@@ -65,12 +64,12 @@ class Bounds:
 
     @property
     def output_norm(self) -> float:
-        """The output is not larger than this."""
+        """The largest norm of an output."""
         return _sum(self.outputs)
 
     @property
     def lipschitz_inputs(self) -> float:
-        """The norm of the derivative in the input is at most this.
+        """A bound on the norm of the derivative in the input.
 
         Between two inputs, `||f(x') - f(x)|| <= L ||x' - x||` if all inputs between them are
         among those that the bounds are for: always, unless a least size was declared.
@@ -79,7 +78,7 @@ class Bounds:
 
     @property
     def lipschitz_weights(self) -> float:
-        """The norm of the derivative in the weights is at most this.
+        """A bound on the norm of the derivative in the weights.
 
         For a step within the radius of the bounds, `||f(w + dw) - f(w)|| <= L ||dw||` in
         the modular norm.
@@ -105,15 +104,9 @@ class Bounds:
         return tuple(dict.fromkeys(self.transfer.reasons))
 
     def __str__(self) -> str:
-        rows = [_HEADER, *_rows(self, "", "")]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(_HEADER))]
-        lines = (
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in rows
-        )
         notes = [f"infinite: {reason}" for reason in self.reasons]
         notes += [f"assumed: {assumption}" for assumption in self.assumptions]
-        return "\n".join([*lines, *notes])
+        return "\n".join([align([_HEADER, *_rows(self, "", "")]), *notes])
 
 
 def _sum(x: Sizes) -> float:
@@ -129,10 +122,8 @@ def _rows(bounds: Bounds, first: str, rest: str) -> list[tuple[str, ...]]:
         # One tree for all copies: what the first and the last of them have in common.
         ends = (_rows(bounds.parts[i], rest + "└─ ", rest + "   ") for i in (0, -1))
         return rows + [tuple(map(_span, *pair)) for pair in zip(*ends, strict=True)]
-    for i, part in enumerate(bounds.parts):
-        last = i == len(bounds.parts) - 1
-        branch, below = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        rows += _rows(part, rest + branch, rest + below)
+    for part, lines in zip(bounds.parts, branches(len(bounds.parts), rest), strict=True):
+        rows += _rows(part, *lines)
     return rows
 
 
@@ -148,14 +139,13 @@ def _span(first: str, last: str) -> str:
 def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound a module's output and its response to perturbations, for inputs of these norms.
 
-    A generic function with one implementation for each type of module. The bounds of a bond of
-    your own are a function `(bond, weights, x) -> LipschitzBounds` decorated with
-    `bounds.rule.register`; `read` and `LipschitzBounds.of` make it a few lines:
+    A generic function with one implementation for each type of module. To bound a bond of your
+    own, decorate a function `(bond, weights, x) -> LipschitzBounds` with `bounds.rule.register`:
 
         @bounds.rule.register
-        def _(bond: Tanh, weights, x):
-            x, converted = bounds.convert_norm(x, bounds.RMS())
-            return converted.then(bounds.LipschitzBounds.of(x.within(), 1.0, gamma=math.inf))
+        def bound_tanh(bond: Tanh, weights, x):
+            read = bounds.LipschitzBounds.convert_norm(x, bounds.RMS())
+            return read.then_of(read.outputs.within(), 1.0, gamma=math.inf)
 
     Declared sensitivities are not looked at: they are figures for typical inputs.
 
@@ -190,11 +180,11 @@ def bound(
     module: Module,
     params: Any = None,
     *,
-    input_norm: Any = 1.0,
+    input_norm: float | NormBound | tuple[Any, ...] = 1.0,
     radius: float = 0.0,
     drift: float = 0.0,
 ) -> Bounds:
-    """Sound bounds on an architecture's output and derivatives, module by module.
+    """Bound an architecture's output and derivatives, module by module.
 
     The bounds hold for every input of the declared size, and
 
@@ -211,8 +201,8 @@ def bound(
       params: the weights, as `module.init` returns them; None for all on the manifolds.
       input_norm: the largest norm of an input, in the norm that the first module reads (RMS of a
         vector, token or pixel; the largest score). Infinity asks for what holds everywhere. A
-        `Size` says more, such as a least norm; a tuple of these is for a tuple of inputs. Whole
-        numbers, read by `Embed`, have norm 1, whatever is said.
+        `NormBound` says more, such as a least norm; a tuple of these is for a tuple of inputs.
+        Whole numbers, read by `Embed`, always have norm 1.
       radius: in the modular norm; only with `params`.
       drift: the largest `Manifold.distance` that a weight may have (what
         `optim.monitor_distance` reports); only without `params`. In flat space every distance is
@@ -224,6 +214,11 @@ def bound(
     Raises:
       TypeError: a module or a manifold of a type without a rule; the message says how to add one.
       ValueError: sizes or weights that do not fit.
+
+    Examples:
+      >>> net = mm.modules.Linear(2, 8) @ mm.modules.ReLU() @ mm.modules.Linear(8, 4)
+      >>> round(bound(net.constrained()).lipschitz_inputs, 6)
+      1.0
     """
     check_number("bound(radius)", radius, least=0.0)
     check_number("bound(drift)", drift, least=0.0)
@@ -248,44 +243,27 @@ def _declared(norm: Any, measure: Measure) -> Sizes:
         return tuple(_declared(part, RMS()) for part in norm)
     if isinstance(norm, NormBound):
         return norm
-    if measure == OneHot():
+    if measure == ONE_HOT:
         return NormBound(1.0, 1.0, measure)
     number = isinstance(norm, int | float | np.integer | np.floating) and not isinstance(norm, bool)
     if not number or not norm >= 0:
-        raise ValueError(f"bound(input_norm) must be a number >= 0 or a Size; got {norm!r}")
+        raise ValueError(f"bound(input_norm) must be a number >= 0 or a NormBound; got {norm!r}")
     return NormBound(float(norm), measure=measure)
 
 
 @functools.singledispatch
 def reads(module: Module) -> Measure:
-    """The norm in which a module reads its input: `RMS()` unless its type says otherwise.
+    """Return the norm in which a module reads its input: `RMS()` unless its type says otherwise.
 
-    It is what a plain number for `input_norm` means. A bond of your own that reads another norm
-    says so with a function `(bond) -> Measure` decorated with `bounds.reads.register`.
+    It is what a plain number for `input_norm` means. For a bond of your own that reads another
+    norm, decorate a function `(bond) -> Measure` with `bounds.reads.register`.
     """
-    return RMS()
-
-
-@reads.register(Compose)
-@reads.register(Stack)
-@reads.register(Tied)
-def _(module: Module) -> Measure:
-    return reads(module.parts[0])
-
-
-@reads.register
-def _(module: Concatenate) -> Measure:
-    found = {reads(part) for part in module.parts}
+    if not isinstance(module, Compose | Stack | Tied | Concatenate):
+        return RMS()
+    first = module.parts if isinstance(module, Concatenate) else module.parts[:1]
+    found = {reads(part) for part in first}
     return found.pop() if len(found) == 1 else RMS()
 
 
-@reads.register(Embed)
-@reads.register(Positions)
-def _(module: Module) -> Measure:
-    return OneHot()
-
-
-@reads.register(Softmax)
-@reads.register(CausalMask)
-def _(module: Module) -> Measure:
-    return LInf()
+for kind in (Embed, Positions):
+    reads.register(kind, lambda module: ONE_HOT)

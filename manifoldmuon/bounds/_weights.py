@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import math
 from typing import Any
 
@@ -32,6 +31,8 @@ from manifoldmuon.norms import (
     scale_of,
 )
 
+Shape = tuple[int, ...]
+
 
 @dataclasses.dataclass(frozen=True)
 class MatrixBounds:
@@ -51,7 +52,7 @@ class MatrixBounds:
 
 
 @functools.singledispatch
-def matrix_bounds(space: object, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
+def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBounds:
     """Bound the points of a manifold, or the weights of norm at most 1 in a norm.
 
     A generic function with one implementation for each type of manifold, and of the norms of
@@ -67,7 +68,11 @@ def matrix_bounds(space: object, shape: tuple[int, ...], drift: float = 0.0) -> 
         space ignore it.
 
     Raises:
-      TypeError: the type has no implementation.
+      TypeError: the type has no implementation, or one without drift.
+
+    Examples:
+      >>> matrix_bounds(mm.manifolds.Stiefel(2.0), (3, 5))
+      MatrixBounds(spectral=2.0, row=2.0, least_singular=2.0, least_row=2.0)
     """
     raise TypeError(
         f"it is not known how large the points of {type(space).__name__} are: decorate a function "
@@ -78,84 +83,79 @@ def matrix_bounds(space: object, shape: tuple[int, ...], drift: float = 0.0) -> 
 @matrix_bounds.register(Stiefel)
 @matrix_bounds.register(Orthogonal)
 @matrix_bounds.register(Grassmann)
-def _(
-    space: Stiefel | Orthogonal | Grassmann, shape: tuple[int, ...], drift: float = 0.0
-) -> MatrixBounds:
+def bound_frames(space: Any, shape: Shape, drift: float = 0.0) -> MatrixBounds:
     return _between(1 - drift, 1 + drift, scale_of(space.scale, shape[-2:]), shape)
 
 
 @matrix_bounds.register(SpectralSphere)
 @matrix_bounds.register(SpectralBall)
-def _(
-    space: SpectralSphere | SpectralBall, shape: tuple[int, ...], drift: float = 0.0
-) -> MatrixBounds:
+def bound_spectral_ball(space: Any, shape: Shape, drift: float = 0.0) -> MatrixBounds:
     return _between(0.0, 1 + drift, scale_of(space.scale, shape[-2:]), shape)
 
 
 @matrix_bounds.register
-def _(space: SpectralBand, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
+def bound_spectral_band(space: SpectralBand, shape: Shape, drift: float = 0.0) -> MatrixBounds:
     scale = scale_of(space.scale, shape[-2:])
     return _between(space.low - drift, space.high + drift, scale, shape)
 
 
 @matrix_bounds.register
-def _(space: Hypersphere, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
+def bound_hypersphere(space: Hypersphere, shape: Shape, drift: float = 0.0) -> MatrixBounds:
     radius = scale_of(space.scale, shape[len(shape) - space.ndim :])
     most = radius * (1 + drift)
-    return _rows(radius, shape, drift) if space.ndim == 1 else MatrixBounds(most, most)
+    return _rows(radius * (1 - drift), most, shape) if space.ndim == 1 else MatrixBounds(most, most)
 
 
 @matrix_bounds.register
-def _(space: EmbeddingRows, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
-    return _rows(scale_of(space.scale, shape[-1:]), shape, drift)
+def bound_embedding_rows(space: EmbeddingRows, shape: Shape, drift: float = 0.0) -> MatrixBounds:
+    radius = scale_of(space.scale, shape[-1:])
+    return _rows(radius * (1 - drift), radius * (1 + drift), shape)
 
 
 @matrix_bounds.register
-def _(space: Euclidean, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
+def bound_flat_space(space: Euclidean, shape: Shape, drift: float = 0.0) -> MatrixBounds:
     return matrix_bounds(space.norm, shape)
 
 
 @matrix_bounds.register
-def _(space: Spectral, shape: tuple[int, ...]) -> MatrixBounds:
-    scale = scale_of(space.scale, shape[-2:])
+def bound_spectral(norm: Spectral, shape: Shape) -> MatrixBounds:
+    scale = scale_of(norm.scale, shape[-2:])
     return MatrixBounds(scale, scale)
 
 
 @matrix_bounds.register
-def _(space: ConvRMSToRMS, shape: tuple[int, ...]) -> MatrixBounds:
-    return matrix_bounds(Spectral(scale=FanRatio(1 / math.prod(shape[-4:-2]))), shape)
+def bound_conv_rms_to_rms(norm: ConvRMSToRMS, shape: Shape) -> MatrixBounds:
+    return bound_spectral(Spectral(scale=FanRatio(1 / math.prod(shape[-4:-2]))), shape)
 
 
 @matrix_bounds.register
-def _(space: MaxRowNorm, shape: tuple[int, ...]) -> MatrixBounds:
-    length = scale_of(space.scale, shape[-1:])
-    return dataclasses.replace(_rows(length, shape), least_row=0.0)
+def bound_max_row_norm(norm: MaxRowNorm, shape: Shape) -> MatrixBounds:
+    return _rows(0.0, scale_of(norm.scale, shape[-1:]), shape)
 
 
 @matrix_bounds.register
-def _(space: Frobenius, shape: tuple[int, ...]) -> MatrixBounds:
-    scale = scale_of(space.scale, shape[len(shape) - space.ndim :])
-    if space.ndim == 0:
-        return MatrixBounds(scale * math.sqrt(shape[-2] * shape[-1]), scale * math.sqrt(shape[-1]))
-    rows = dataclasses.replace(_rows(scale, shape), least_row=0.0)
-    return rows if space.ndim == 1 else MatrixBounds(scale, scale)
+def bound_frobenius(norm: Frobenius, shape: Shape) -> MatrixBounds:
+    scale = scale_of(norm.scale, shape[len(shape) - norm.ndim :])
+    if norm.ndim == 1:
+        return _rows(0.0, scale, shape)
+    rows, columns = shape[-2:] if norm.ndim == 0 else (1, 1)
+    return MatrixBounds(scale * math.sqrt(rows * columns), scale * math.sqrt(columns))
 
 
 @matrix_bounds.register
-def _(space: MaxAbs, shape: tuple[int, ...]) -> MatrixBounds:
-    return MatrixBounds(math.sqrt(shape[-2] * shape[-1]), math.sqrt(shape[-1]))
+def bound_max_abs(norm: MaxAbs, shape: Shape) -> MatrixBounds:
+    return bound_frobenius(Frobenius(ndim=0), shape)
 
 
-def _between(least: float, most: float, scale: float, shape: tuple[int, ...]) -> MatrixBounds:
+def _between(least: float, most: float, scale: float, shape: Shape) -> MatrixBounds:
     """Singular values between two numbers, in units of the scale."""
     least, most = scale * max(least, 0.0), scale * most
     return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
 
 
-def _rows(length: float, shape: tuple[int, ...], drift: float = 0.0) -> MatrixBounds:
-    """Rows of about one length, in any directions: all of them may be parallel."""
-    most = length * (1 + drift)
-    return MatrixBounds(math.sqrt(shape[-2]) * most, most, 0.0, length * max(1 - drift, 0.0))
+def _rows(least: float, most: float, shape: Shape) -> MatrixBounds:
+    """Rows of lengths between two numbers, in any directions: all of them may be parallel."""
+    return MatrixBounds(math.sqrt(shape[-2]) * most, most, 0.0, max(least, 0.0))
 
 
 ROUNDING = 1e-10
@@ -180,28 +180,27 @@ class Weight:
     drift: float
 
     def copy(self, index: int) -> "Weight":
-        """One copy of a stack."""
+        """Return one copy of a stack."""
         spec = dataclasses.replace(self.spec, budget=np.asarray(self.spec.budget[index]))
         value = None if self.value is None else self.value[index]
         return dataclasses.replace(self, spec=spec, value=value)
 
-    def spectral_norm(self, shape: tuple[int, ...], blockwise: bool = False) -> tuple[float, float]:
-        """Of its matrices: the sum of their spectral norms, and the smallest singular value.
+    def spectral_norm(self, shape: Shape, blockwise: bool = False) -> tuple[float, float]:
+        """Return the sum of its matrices' spectral norms, and their smallest singular value.
 
         Of matrices that act blockwise, on entries of their own, the largest norm and not the sum.
         """
-        taps = 1 if blockwise else math.prod(shape[:-2])
         if self.value is None:
             known = self._anywhere(shape)
-            return taps * known.spectral, known.least_singular
+            return _taps(shape, blockwise) * known.spectral, known.least_singular
         values = np.linalg.svd(self.value, compute_uv=False)
         step = self.radius * self.step_norm(shape, blockwise)
         norms = values[..., 0]
         most = norms.max() if blockwise else norms.sum()
         return _rounded(most + step, values[..., -1].min() - step)
 
-    def rows(self, shape: tuple[int, ...]) -> tuple[float, float]:
-        """The length of the longest row and of the shortest."""
+    def rows(self, shape: Shape) -> tuple[float, float]:
+        """Return the lengths of the longest row and of the shortest."""
         if self.value is None:
             known = self._anywhere(shape)
             return known.row, known.least_row
@@ -209,37 +208,34 @@ class Weight:
         step = self.radius * self.step_rows(shape)
         return _rounded(lengths.max() + step, lengths.min() - step)
 
-    def step_norm(self, shape: tuple[int, ...], blockwise: bool = False) -> float:
-        """The sum of its matrices' spectral norms, of a step of modular norm 1, or the largest."""
+    def step_norm(self, shape: Shape, blockwise: bool = False) -> float:
+        """Return `spectral_norm` of a step of modular norm 1."""
+        return _taps(shape, blockwise) * self._step(shape).spectral
+
+    def step_rows(self, shape: Shape) -> float:
+        """Return the length of the longest row of such a step."""
+        return self._step(shape).row
+
+    def _step(self, shape: Shape) -> MatrixBounds:
+        """Of steps of modular norm 1, whose norm need not be that of the manifold's points."""
         budget = float(self.spec.budget)
-        taps = 1 if blockwise else math.prod(shape[:-2])
-        return taps * budget * self._unit_step(shape).spectral if budget else 0.0
+        if not budget:
+            return MatrixBounds(0.0, 0.0)
+        unit = matrix_bounds(self.spec.manifold.norm, shape)
+        return MatrixBounds(budget * unit.spectral, budget * unit.row)
 
-    def step_rows(self, shape: tuple[int, ...]) -> float:
-        """The length of the longest row of such a step."""
-        budget = float(self.spec.budget)
-        return budget * self._unit_step(shape).row if budget else 0.0
-
-    def _unit_step(self, shape: tuple[int, ...]) -> MatrixBounds:
-        """Of steps of norm 1, whose norm need not be that of the manifold's points."""
-        return matrix_bounds(self.spec.manifold.norm, shape)
-
-    def _anywhere(self, shape: tuple[int, ...]) -> MatrixBounds:
+    def _anywhere(self, shape: Shape) -> MatrixBounds:
         """Of all weights within `drift` of the manifold."""
-        space = self.spec.manifold
-        if not self.drift:
-            return matrix_bounds(space, shape)
-        rule = matrix_bounds.dispatch(type(space))
-        if len(inspect.signature(rule).parameters) < 3:
-            raise TypeError(
-                f"the bounds of {type(space).__name__} hold on its set alone: for drift, register "
-                "a function (manifold, shape, drift) with @bounds.matrix_bounds.register"
-            )
-        return rule(space, shape, self.drift)
+        space, drift = self.spec.manifold, (self.drift,) if self.drift else ()
+        return matrix_bounds(space, shape, *drift)
+
+
+def _taps(shape: Shape, blockwise: bool) -> int:
+    return 1 if blockwise else math.prod(shape[:-2])
 
 
 def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> Weight:
-    """A weight with its value, or on its manifold if that is None.
+    """Return a weight with its value, or on its manifold if that is None.
 
     Raises:
       ValueError: the value is not finite.

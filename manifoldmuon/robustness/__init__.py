@@ -6,7 +6,12 @@ need to check it. Losses ask for such margins, and attacks show how much is left
 """
 
 from manifoldmuon.robustness._attacks import AttackResult, auto_attack, pgd
-from manifoldmuon.robustness._certificates import CertificationResult, certified_accuracy, certify
+from manifoldmuon.robustness._certificates import (
+    CertificationResult,
+    certified_accuracy,
+    certified_radius,
+    certify,
+)
 from manifoldmuon.robustness._export import Arrays, describe, export
 from manifoldmuon.robustness._losses import margin_cross_entropy, multiclass_hinge
 
@@ -16,6 +21,7 @@ __all__ = [
     "CertificationResult",
     "auto_attack",
     "certified_accuracy",
+    "certified_radius",
     "certify",
     "describe",
     "export",

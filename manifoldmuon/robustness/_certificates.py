@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon.bounds import L2, ROUNDING, Bounds, NormBound, bound
+from manifoldmuon.bounds import L2, RMS, Bounds, LInf, LipschitzBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules import (
     Bias,
@@ -26,6 +27,9 @@ from manifoldmuon.modules import (
     Mul,
     map_weights,
 )
+
+# Relative: more than norms in float64 may be wrong by.
+_ROUNDING = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -155,6 +159,70 @@ def certified_accuracy(
     return jnp.mean((margin > math.sqrt(2) * lipschitz * radius).astype(jnp.float32))
 
 
+def certified_radius(
+    bounds: Bounds,
+    logits: ArrayLike | Sequence[Any],
+    input_norms: ArrayLike | Sequence[Any] | None = None,
+) -> Float[np.ndarray, "..."]:
+    """Return a length of movements of the input that cannot change the largest logit.
+
+    It is the margin between the two largest logits, over how much a movement of length 1 may change
+    it: `sqrt(2 d) L` for d logits measured by RMS, `sqrt(2) L` for those measured by their length,
+    `2 L` for those measured by the largest, with `L = bounds.lipschitz_inputs`.
+
+    The radius is in the norm of the bounds' input: RMS over the last axis, in the largest token or
+    pixel, or the Euclidean length where the bounds are for `NormBound(..., measure=L2(...))`. For
+    radii class by class, in units of pixels, see `certify`.
+
+    Args:
+      bounds: of the network, with one input and one output array.
+      logits: `(..., d)`, of the inputs in question, by the same weights.
+      input_norms: `(...)`, the norms of these inputs, or `(..., places)`, those of each token or
+        pixel, of which there may be several axes. Needed if the bounds are for inputs of a bounded
+        size: the radius then ends where the bound ends. Where a least size was declared, an input
+        of several tokens needs the norm of each: the smallest decides.
+
+    Returns:
+      `(...)` in float64, not negative.
+
+    Raises:
+      ValueError: `input_norms` is needed and missing, or input or output is a tuple.
+
+    Examples:
+      >>> bounds = mm.bounds.bound(mm.modules.Linear(2, 2), input_norm=np.inf)
+      >>> print(certified_radius(bounds, [3.0, 1.0]))
+      1.0
+    """
+    inner, outer = bounds.inputs, bounds.outputs
+    if not isinstance(inner, NormBound) or not isinstance(outer, NormBound):
+        raise ValueError("a radius takes one input array and one output array, not tuples")
+    scores = np.asarray(logits, np.float64)
+    runner_up, winner = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)
+    if outer.measure == LInf():
+        gain = 2.0
+    elif isinstance(outer.measure, L2):
+        gain = math.sqrt(2)
+    else:
+        read = LipschitzBounds.convert_norm(outer, RMS()).slopes.item()
+        gain = math.sqrt(2 * scores.shape[-1]) * read
+    slope = gain * bounds.lipschitz_inputs
+    margin = winner - runner_up
+    radius = np.where(margin > 0, margin / slope if slope else math.inf, 0.0)
+    if inner.upper == math.inf and inner.lower == 0:
+        return radius
+    if input_norms is None:
+        raise ValueError(
+            "the bounds are for inputs of a bounded size: say input_norms, or bound with "
+            "input_norm=math.inf if its bounds are finite there"
+        )
+    norms = np.asarray(input_norms, np.float64)
+    places = tuple(range(radius.ndim, norms.ndim))
+    room = inner.upper - norms.max(axis=places)
+    if inner.lower:
+        room = np.minimum(room, norms.min(axis=places) - inner.lower)
+    return np.asarray(np.minimum(radius, np.maximum(room, 0.0)))
+
+
 def logits_of(net: Module, params: Any, images: np.ndarray, batch: int) -> np.ndarray:
     """The network's outputs for all images, so many at a time."""
     chunks = np.array_split(images, range(batch, len(images), batch))
@@ -214,7 +282,7 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, n
         distances = np.full((count, count), math.sqrt(2))
     else:
         distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
-    return found, distances * (1 + ROUNDING)
+    return found, distances * (1 + _ROUNDING)
 
 
 def _split(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:

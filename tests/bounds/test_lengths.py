@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks._bounds import build, input_slope, inside, norm, to_jax, weights_of
-from manifoldmuon.bounds import L1, L2, RMS, Heads, LInf, NormBound, bound, certified_radius
-from manifoldmuon.bounds._sizes import factor_between
+from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
+from manifoldmuon.bounds._norm_bounds import factor_between
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.modules import (
     GELU,
@@ -35,6 +35,7 @@ from manifoldmuon.modules import (
     TwoTap,
     residual,
 )
+from manifoldmuon.robustness import certified_radius
 from tests.modules.measure import gaussian, random_like, shapes_of
 
 IMAGE, TOKENS, VECTOR = (4, 4, 6), (5, 6), (6,)
@@ -202,7 +203,7 @@ def test_lengths_bound_other_norms_and_are_bounded(source, target):
     [
         (lambda: factor_between(NormBound(1.0), L2()), "length of the last axis"),
         (lambda: factor_between(NormBound(1.0, measure=L2()), L2(2)), "L2\\(axes=2\\)"),
-        (lambda: factor_between(NormBound(1.0, measure=Heads(2)), L2()), "not known"),
+        (lambda: factor_between(NormBound(1.0, measure=RMS(2)), L2()), "not known"),
         (lambda: factor_between(NormBound(1.0, measure=L2()), L1()), "features="),
         (lambda: L2(0), "axes"),
     ],

@@ -11,9 +11,9 @@ import pytest
 
 from benchmarks._bounds import build, input_slope, inside, norm, to_jax, weights_of
 from manifoldmuon import bounds
-from manifoldmuon.bounds import L1, RMS, Heads, LInf, LipschitzBounds, NormBound, OneHot, bound
-from manifoldmuon.bounds._sizes import factor_between
-from manifoldmuon.bounds._transfer import total
+from manifoldmuon.bounds import L1, RMS, LInf, LipschitzBounds, NormBound, bound
+from manifoldmuon.bounds._lipschitz_bounds import total
+from manifoldmuon.bounds._norm_bounds import factor_between
 from manifoldmuon.manifolds import Euclidean, Manifold, Stiefel
 from manifoldmuon.modules import (
     BALANCED,
@@ -51,7 +51,7 @@ from manifoldmuon.modules import (
 from manifoldmuon.norms import Frobenius, MaxAbs, Spectral
 
 UNIT, BIG = NormBound(1.0, features=6), NormBound(3.0, features=6)
-HEADS = NormBound(2.0, measure=Heads(2), features=3)
+HEADS = NormBound(2.0, measure=RMS(2), features=3)
 SCORES = NormBound(2.0, measure=LInf(), features=4)
 ROWS = NormBound(1.0, measure=L1(), features=4)
 T, S, P, H = (2, 4, 6), (2, 4, 4), (2, 4, 6, 3), (2, 4, 3)
@@ -230,12 +230,12 @@ def test_composed_bounds_are_those_of_the_chain_rule():
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [(a, b) for a in (RMS(), LInf(), L1(), Heads(2)) for b in (RMS(), LInf(), L1())],
+    [(a, b) for a in (RMS(), LInf(), L1(), RMS(2)) for b in (RMS(), LInf(), L1())],
 )
 def test_norms_bound_each_other(source, target):
     """On random, equal and spiked vectors; attained by one of them."""
-    size = NormBound(1.0, measure=source, features=3 if isinstance(source, Heads) else 4)
-    shape = (2, 4, 3) if isinstance(source, Heads) else (5, 4)
+    size = NormBound(1.0, measure=source, features=3 if source == RMS(2) else 4)
+    shape = (2, 4, 3) if source == RMS(2) else (5, 4)
     ratios = []
     for kind in range(5):
         x = inside(size, build(size, shape, 0, kind))
@@ -262,9 +262,9 @@ def test_a_bond_without_a_rule_says_how_to_add_one():
         bound(net)
 
     @bounds.rule.register
-    def _(bond: Tanh, weights, x):
-        x, converted = bounds.convert_norm(x, RMS())
-        return converted.then(LipschitzBounds.of(x.within(), 1.0, gamma=math.inf))
+    def bound_tanh(bond: Tanh, weights, x):
+        read = LipschitzBounds.convert_norm(x, RMS())
+        return read.then_of(read.outputs.within(), 1.0, gamma=math.inf)
 
     assert bound(net).lipschitz_inputs == pytest.approx(1)
 
@@ -283,9 +283,10 @@ def test_a_bond_says_in_which_norm_it_reads_the_input():
             return x**2 / 2
 
     @bounds.rule.register
-    def _(bond: Square, weights, x):
-        x, converted = bounds.convert_norm(x, LInf())
-        return converted.then(LipschitzBounds.of(x.within(x.upper / 2), x.upper, gamma=1.0))
+    def bound_square(bond: Square, weights, x):
+        read = LipschitzBounds.convert_norm(x, LInf())
+        top = read.outputs.upper
+        return read.then_of(read.outputs.within(top / 2), top, gamma=1.0)
 
     net = Linear(3, 4).constrained() @ Square()
     params = weights_of(net)
@@ -303,7 +304,7 @@ def test_a_bond_says_in_which_norm_it_reads_the_input():
     assert 0.4 * spread.lipschitz_inputs < slope(spread) <= spread.lipschitz_inputs
 
     @bounds.reads.register
-    def _(bond: Square):
+    def read_square(bond: Square):
         return LInf()
 
     found = bound(net, input_norm=2.0)
@@ -357,7 +358,7 @@ def test_a_manifold_without_a_rule_says_how_to_add_one():
         bound(atom)
 
     @bounds.matrix_bounds.register
-    def _(space: Foreign, shape):
+    def bound_foreign(space: Foreign, shape):
         return bounds.MatrixBounds(spectral=2.0, row=2.0, least_singular=2.0)
 
     assert bound(atom).lipschitz_inputs == pytest.approx(2 * math.sqrt(4 / 3))
@@ -425,5 +426,5 @@ def test_an_error_says_where():
 
 
 def test_tokens_have_norm_one_whatever_is_said():
-    declared = NormBound(0.5, measure=OneHot())
+    declared = NormBound(0.5, measure=L1(one_hot=True))
     assert bound(Embed(4, 7), input_norm=declared).lipschitz_weights == 1

@@ -1,0 +1,181 @@
+"""Bounds on a module's output and on its response to perturbations: they compose."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from manifoldmuon.bounds._norm_bounds import RMS, Measure, NormBound, factor_between
+
+Sizes = Any
+"""A `NormBound`, or a tuple of such: one for each array that flows between two modules."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class LipschitzBounds:
+    """Bounds on a module's output and on its derivatives, for inputs of given sizes.
+
+    The arrays that come in are numbered by i, those that go out by o, in the order in which their
+    tuples are written. Perturbations are measured as their arrays are, and those of the weights
+    by the modular norm of the whole network.
+
+    Attributes:
+      outputs: bounds on the output: a `NormBound` or a tuple of them.
+      slopes: `(o, i)`, how much output o moves per movement of input i.
+      weights: `(o,)`, how much it moves per movement of the weights.
+      alpha: `(o,)`, its second derivative in the weights.
+      beta: `(o, i)`, in the weights and an input.
+      gamma: `(o, i, i)`, in two inputs.
+      reasons: why something is infinite.
+      parts: the bounds of the module's parts.
+
+    Examples:
+      >>> doubled = LipschitzBounds.of(NormBound(2.0), 2.0)
+      >>> doubled.then(LipschitzBounds.of(NormBound(6.0), 3.0)).slopes
+      array([[6.]])
+    """
+
+    outputs: Sizes
+    slopes: np.ndarray
+    weights: np.ndarray
+    alpha: np.ndarray
+    beta: np.ndarray
+    gamma: np.ndarray
+    reasons: tuple[str, ...] = ()
+    parts: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        outputs: NormBound,
+        slopes: float | Sequence[float],
+        *,
+        weights: float = 0.0,
+        alpha: float = 0.0,
+        beta: float = 0.0,
+        gamma: Any = 0.0,
+        reasons: tuple[str, ...] = (),
+    ) -> "LipschitzBounds":
+        """Return the bounds of a module with one output array.
+
+        Args:
+          outputs: of the output.
+          slopes: one for each input array; a number where there is one.
+          weights: per movement of the weights.
+          alpha: the second derivative in the weights.
+          beta: that in weights and input.
+          gamma: that in two inputs; broadcast to `(i, i)`.
+          reasons: why something is infinite.
+        """
+        row = np.atleast_1d(np.asarray(slopes, float))
+        count = len(row)
+        return cls(
+            outputs,
+            row[None],
+            np.array([weights], float),
+            np.array([alpha], float),
+            np.full((1, count), beta, float),
+            np.broadcast_to(np.asarray(gamma, float), (1, count, count)).copy(),
+            reasons,
+        )
+
+    @classmethod
+    def identity(cls, x: Sizes) -> "LipschitzBounds":
+        """Return the bounds of what changes nothing."""
+        count = len(leaves(x))
+        zero = np.zeros(count)
+        square, cube = np.zeros((count, count)), np.zeros((count, count, count))
+        return cls(x, np.eye(count), zero, zero, square, cube)
+
+    @classmethod
+    def convert_norm(cls, x: Sizes, *measures: Measure) -> "LipschitzBounds":
+        """Return the bounds of reading the input in other norms, which a rule's own come after.
+
+        Args:
+          x: of the input.
+          *measures: one for each array; a single one for an input that is one array.
+
+        Returns:
+          Bounds whose `outputs` are the sizes in these norms.
+
+        Raises:
+          ValueError: the input has another number of arrays, or its norm does not bound this one.
+        """
+        sizes, count = leaves(x), len(measures)
+        if len(sizes) != count or (count == 1) != isinstance(x, NormBound):
+            wanted = "an array" if count == 1 else f"a tuple of {count} arrays"
+            raise ValueError(f"expected {wanted}; got the sizes {x}")
+        pairs = list(zip(sizes, measures, strict=True))
+        factors = [factor_between(size, measure) for size, measure in pairs]
+        found = tuple(
+            size if size.measure == measure else size.within(factor, measure=measure)
+            for (size, measure), factor in zip(pairs, factors, strict=True)
+        )
+        same = cls.identity(found[0] if count == 1 else found)
+        return dataclasses.replace(same, slopes=np.diag(np.array(factors, float)))
+
+    @classmethod
+    def read_length(cls, x: Sizes, axes: int = 1, features: int | None = None) -> "LipschitzBounds":
+        """Return `convert_norm` of an array to its length over `axes` or more, if it is in one.
+
+        Otherwise to the RMS norm. Raise `ValueError` if it has another number of `features`.
+        """
+        length = isinstance(x, NormBound) and x.is_length(axes)
+        read = cls.convert_norm(x, x.measure if length else RMS())
+        read.outputs.expect_features(features)
+        return read
+
+    def then(self, after: "LipschitzBounds") -> "LipschitzBounds":
+        """Return the bounds of the composition."""
+        s1, w1, s2, b2, g2 = self.slopes, self.weights, after.slopes, after.beta, after.gamma
+        return LipschitzBounds(
+            after.outputs,
+            total("oj,ji->oi", s2, s1),
+            total("oj,j->o", s2, w1) + after.weights,
+            total("oj,j->o", s2, self.alpha)
+            + after.alpha
+            + 2 * total("oj,j->o", b2, w1)
+            + total("ojk,j,k->o", g2, w1, w1),
+            total("oj,ji->oi", s2, self.beta)
+            + total("oj,ji->oi", b2, s1)
+            + total("ojk,j,ki->oi", g2, w1, s1),
+            total("oj,jil->oil", s2, self.gamma) + total("ojk,ji,kl->oil", g2, s1, s1),
+            (*self.reasons, *after.reasons),
+        )
+
+    def then_of(self, outputs: NormBound, slopes: Any, **others: Any) -> "LipschitzBounds":
+        """Return `then` of a module with one output array; for the arguments see `of`."""
+        return self.then(LipschitzBounds.of(outputs, slopes, **others))
+
+
+def total(path: str, *arrays: np.ndarray) -> np.ndarray:
+    """`np.einsum` of non-negative arrays, in which 0 times infinity is 0."""
+    finite = [np.where(np.isfinite(array), array, 0.0) for array in arrays]
+    # How many products are not zero, and how many of these have no infinite factor.
+    positive, bounded = (np.einsum(path, *(1.0 * (a > 0) for a in x)) for x in (arrays, finite))
+    return np.where(positive > bounded, np.inf, np.einsum(path, *finite))
+
+
+def side_by_side(parts: Sequence[LipschitzBounds]) -> LipschitzBounds:
+    """Return the bounds of modules that read the same input."""
+    names = ("slopes", "weights", "alpha", "beta", "gamma")
+    return LipschitzBounds(
+        tuple(part.outputs for part in parts),
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
+        reasons=tuple(reason for part in parts for reason in part.reasons),
+    )
+
+
+def leaves(x: Sizes) -> list[NormBound]:
+    """The bounds in a tuple of tuples, from left to right."""
+    return [x] if isinstance(x, NormBound) else [size for part in x for size in leaves(part)]
+
+
+def map_sizes(function: Callable[[NormBound], NormBound], x: Sizes) -> Sizes:
+    """The same tuple with each bound replaced."""
+    return (
+        function(x) if isinstance(x, NormBound) else tuple(map_sizes(function, part) for part in x)
+    )

@@ -1,0 +1,200 @@
+"""Norms of values that flow through a network, and bounds on how large the values are."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Any
+
+from manifoldmuon._internal.arguments import check_fields
+
+
+class Measure(abc.ABC):
+    """A norm of arrays, as a frozen value: over the last axes, and the largest over all others."""
+
+    @abc.abstractmethod
+    def __str__(self) -> str: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class RMS(Measure):
+    """The root mean square over the last axis: the largest among tokens, pixels and examples.
+
+    Attributes:
+      heads: of `(..., heads, sequence, dim)`, a token's root mean square over all its heads and
+        entries. The RMS norm of one head is at most `sqrt(heads)` times as large.
+    """
+
+    heads: int = 1
+
+    def __post_init__(self):
+        check_fields(self, heads="[1, inf)")
+
+    def __str__(self) -> str:
+        return "RMS" if self.heads == 1 else f"RMS over {self.heads} heads"
+
+
+@dataclasses.dataclass(frozen=True)
+class L2(Measure):
+    """The Euclidean length over the last axes: of a vector, an image, or all tokens together.
+
+    The norm of certified robustness. Layers that mix pixels are as steep as they are orthogonal in
+    it, while the largest RMS norm of a pixel grows with how many they mix.
+
+    Attributes:
+      axes: how many; 1 for vectors `(..., d)`, 3 for images `(..., height, width, channels)`.
+    """
+
+    axes: int = 1
+
+    def __post_init__(self):
+        check_fields(self, axes="[1, inf)")
+
+    def __str__(self) -> str:
+        return "length" if self.axes == 1 else f"length over {self.axes} axes"
+
+
+@dataclasses.dataclass(frozen=True)
+class LInf(Measure):
+    """The largest magnitude of an entry.
+
+    Attributes:
+      masked: whether masked scores, which are minus infinity, are left out.
+    """
+
+    masked: bool = False
+
+    def __str__(self) -> str:
+        return "largest kept" if self.masked else "largest"
+
+
+@dataclasses.dataclass(frozen=True)
+class L1(Measure):
+    """The sum of magnitudes over the last axis, as of probabilities.
+
+    Attributes:
+      one_hot: of whole numbers, that of a token's one-hot vector. A token has norm 1, and to
+        exchange it for another is a step of norm 2.
+    """
+
+    one_hot: bool = False
+
+    def __str__(self) -> str:
+        return "one-hot" if self.one_hot else "sum"
+
+
+MASKED, ONE_HOT = LInf(masked=True), L1(one_hot=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class NormBound:
+    """Bounds on the norm of a value.
+
+    Attributes:
+      upper: no token, pixel or example is larger; may be infinite.
+      lower: none is smaller. Only division by the norm gains from knowing it.
+      measure: the norm: `RMS()`, `L2(axes)`, `LInf()` or `L1()`.
+      features: the length of the last axis; None where it is not known.
+
+    Examples:
+      >>> print(NormBound(2.0, lower=1.0, measure=L2(3)))
+      1 … 2
+    """
+
+    upper: float
+    lower: float = 0.0
+    measure: Measure = RMS()
+    features: int | None = None
+
+    def __post_init__(self):
+        check_fields(self, features="[1, inf)")
+        if not 0 <= self.lower <= self.upper:
+            raise ValueError(
+                f"a NormBound needs 0 <= lower <= upper; got {self.lower}, {self.upper}"
+            )
+
+    def scaled(self, factor: float, **changes: Any) -> "NormBound":
+        """Bound what is exactly `factor` times as large; `changes` are other fields."""
+        lower = times(factor, self.lower)
+        return dataclasses.replace(self.within(factor, **changes), lower=lower)
+
+    def within(self, factor: float = 1.0, **changes: Any) -> "NormBound":
+        """Bound what is at most `factor` times as large; `changes` are other fields."""
+        return dataclasses.replace(self, upper=times(factor, self.upper), lower=0.0, **changes)
+
+    def is_length(self, axes: int) -> bool:
+        """Return whether this is the length over this many axes, or more."""
+        return isinstance(self.measure, L2) and self.measure.axes >= axes
+
+    def expect_features(self, features: int | None = None, divisor: int = 1) -> None:
+        """Raise `ValueError` if the last axis has another length, or one that does not divide.
+
+        Args:
+          features: the length that is needed; None for any.
+          divisor: what has to divide it.
+        """
+        known = self.features
+        if known is not None and features not in (None, known):
+            raise ValueError(f"expected {features} entries in the last axis; got {known}")
+        if known is not None and known % divisor:
+            raise ValueError(f"{divisor} does not divide the {known} entries of the last axis")
+
+    def expect_numbers(self) -> None:
+        """Raise `ValueError` for values that cannot be computed with: tokens and masked scores."""
+        if self.measure in (ONE_HOT, MASKED):
+            raise ValueError(f"values measured as '{self.measure}' cannot be computed with here")
+
+    def __str__(self) -> str:
+        low = f"{self.lower:.4g} … " if self.lower and self.lower != self.upper else ""
+        return f"{low}{self.upper:.4g}"
+
+
+def times(a: float, b: float) -> float:
+    """The product, with 0 times infinity being 0: what does not move has no effect."""
+    return 0.0 if a == 0 or b == 0 else float(a * b)
+
+
+def factor_between(size: NormBound, target: Measure) -> float:
+    """A number c with `||v||_target <= c ||v||_measure` for all values like this one.
+
+    Raises:
+      ValueError: there is none, or it depends on a length that is not known.
+    """
+    source, special = size.measure, (MASKED, ONE_HOT)
+    if source == target:
+        return 1.0
+    if source in special or target in special:
+        raise ValueError(f"a value measured as '{source}' cannot be read as '{target}'")
+    if isinstance(target, L2):
+        # Lengths over fewer axes are no larger; over more of them, their number would be needed.
+        axes = source.axes if isinstance(source, L2) else 1
+        if target.axes > axes or (isinstance(source, RMS) and source.heads > 1):
+            raise ValueError(
+                f"from the norm '{source}' to '{target}' takes the lengths of axes that are not "
+                f"known here: declare the input as NormBound(..., measure={target!r})"
+            )
+        return _root_of_features(size, target) if isinstance(source, RMS | LInf) else 1.0
+    if isinstance(source, L2):
+        if target == L1():
+            return _root_of_features(size, target)
+        # A length is at least the magnitude of every entry.
+        known = size.features if target == RMS() else None
+        return 1.0 if known is None else 1 / math.sqrt(known)
+    if isinstance(source, RMS) and source.heads > 1:
+        per_head = dataclasses.replace(size, measure=RMS())
+        return math.sqrt(source.heads) * factor_between(per_head, target)
+    # Of entries of magnitude 1 the RMS norm is 1.
+    if isinstance(target, RMS) or isinstance(source, L1):
+        return 1.0
+    root = _root_of_features(size, target)
+    return root if isinstance(target, LInf) else root**2
+
+
+def _root_of_features(size: NormBound, target: Measure) -> float:
+    if size.features is None:
+        raise ValueError(
+            f"from the norm '{size.measure}' to '{target}' takes the length of the last axis, "
+            "which is not known here: declare the input as NormBound(..., features=...)"
+        )
+    return math.sqrt(size.features)

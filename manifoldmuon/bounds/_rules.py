@@ -1,0 +1,494 @@
+"""Rules of the package's modules: atoms, combinations and bonds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+
+from manifoldmuon.bounds._lipschitz_bounds import (
+    LipschitzBounds,
+    Sizes,
+    leaves,
+    map_sizes,
+    side_by_side,
+)
+from manifoldmuon.bounds._network import bound_part, reads, rule
+from manifoldmuon.bounds._norm_bounds import L1, L2, MASKED, ONE_HOT, RMS, LInf, NormBound, times
+from manifoldmuon.bounds._weights import Weight
+from manifoldmuon.modules import (
+    GELU,
+    Abs,
+    Add,
+    AttendValues,
+    AveragePool,
+    Bias,
+    CausalMask,
+    Compose,
+    Concatenate,
+    Conv2D,
+    Embed,
+    Flatten,
+    FunctionalAttention,
+    GroupSort,
+    Householder,
+    Identity,
+    Linear,
+    LocallyConnected,
+    MeanSubtract,
+    MergeHeads,
+    Module,
+    Mul,
+    NormPool,
+    Positions,
+    QueryKey,
+    ReLU,
+    RMSDivide,
+    RoPE,
+    ScaledReLU,
+    Shift,
+    Softmax,
+    SpaceToDepth,
+    SplitHeads,
+    Stack,
+    SwapAxes,
+    Tied,
+    TwoTap,
+    Unembed,
+)
+
+read_length, convert_norm = LipschitzBounds.read_length, LipschitzBounds.convert_norm
+
+
+@rule.register(Linear)
+@rule.register(LocallyConnected)
+def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
+    m, n = atom.shape[-2:]
+    read = read_length(x, features=n)
+    size = read.outputs
+    most, least = weights.spectral_norm(atom.shape, blockwise=True)
+    # From singular values to RMS norms.
+    ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
+    gain, step = ratio * most, ratio * weights.step_norm(atom.shape, blockwise=True)
+    # A wide matrix has a kernel: nothing is known of how small its output may be.
+    low = times(ratio * least, size.lower) if m >= n else 0.0
+    high = times(gain, size.upper)
+    out = NormBound(high, min(low, high), size.measure, m)
+    return read.then_of(out, gain, weights=times(step, size.upper), beta=step)
+
+
+@rule.register
+def bound_conv2d(atom: Conv2D, weights: Weight, x: NormBound) -> LipschitzBounds:
+    """The output is a sum over the taps, at every stride and padding."""
+    m, n = atom.shape[-2:]
+    read = read_length(x, axes=3, features=n)
+    size = read.outputs
+    ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
+    gain = ratio * weights.spectral_norm(atom.shape)[0]
+    step = ratio * weights.step_norm(atom.shape)
+    out = size.within(gain, features=m)
+    return read.then_of(out, gain, weights=times(step, size.upper), beta=step)
+
+
+@rule.register
+def bound_embed(atom: Embed, weights: Weight, x: NormBound) -> LipschitzBounds:
+    longest, shortest, step = (
+        length / math.sqrt(atom.dim)
+        for length in (*weights.rows(atom.shape), weights.step_rows(atom.shape))
+    )
+    out = NormBound(longest, shortest, RMS(), atom.dim)
+    return convert_norm(x, ONE_HOT).then_of(out, longest, weights=step, beta=step)
+
+
+@rule.register
+def bound_unembed(atom: Unembed, weights: Weight, x: NormBound) -> LipschitzBounds:
+    read, root = convert_norm(x, RMS()), math.sqrt(atom.dim)
+    size = read.outputs
+    size.expect_features(atom.dim)
+    gain, step = weights.rows(atom.shape)[0] / root, weights.step_rows(atom.shape) / root
+    out = size.within(gain, measure=LInf(), features=atom.vocabulary)
+    return read.then_of(out, gain, weights=times(step, size.upper), beta=step)
+
+
+@rule.register
+def bound_bias(atom: Bias, weights: Weight, x: NormBound) -> LipschitzBounds:
+    """In the length over several axes, it is added once for each place, whose number is open."""
+    read, row = read_length(x, features=atom.features), (1, atom.features)
+    size = read.outputs
+    root = math.sqrt(atom.features) if size.measure == RMS() else 1.0
+    places = math.inf if size.is_length(2) else 1.0
+    length, step = (
+        times(places, found / root) for found in (weights.rows(row)[0], weights.step_rows(row))
+    )
+    reason = f"a bias is as long as there are places in the norm '{size.measure}'"
+    out = NormBound(size.upper + length, max(size.lower - length, 0.0), size.measure, atom.features)
+    return read.then_of(out, 1.0, weights=step, reasons=(reason,) if math.isinf(step) else ())
+
+
+@rule.register
+def bound_compose(module: Compose, weights: Any, x: Sizes) -> LipschitzBounds:
+    return _in_sequence(zip(module.parts, weights, strict=True), x)
+
+
+@rule.register
+def bound_stack(module: Stack, weights: Any, x: Sizes) -> LipschitzBounds:
+    return _in_sequence(((module.module, _copy(weights, i)) for i in range(module.copies)), x)
+
+
+@rule.register
+def bound_concatenate(module: Concatenate, weights: Any, x: Sizes) -> LipschitzBounds:
+    pairs = zip(module.parts, weights, strict=True)
+    parts = tuple(bound_part(part, inner, x) for part, inner in pairs)
+    return dataclasses.replace(side_by_side([part.transfer for part in parts]), parts=parts)
+
+
+@rule.register
+def bound_tied(module: Tied, weights: Any, x: Sizes) -> LipschitzBounds:
+    """Every place moves with the one budget; that the effects add up is the rule for sums."""
+    part = bound_part(module.module, module.untied(weights), x)
+    return dataclasses.replace(part.transfer, parts=(part,))
+
+
+def _in_sequence(parts: Iterable[tuple[Module, Any]], x: Sizes) -> LipschitzBounds:
+    whole, found = LipschitzBounds.identity(x), []
+    for module, weights in parts:
+        found.append(bound_part(module, weights, whole.outputs))
+        whole = whole.then(found[-1].transfer)
+    return dataclasses.replace(whole, parts=tuple(found))
+
+
+def _copy(weights: Any, index: int) -> Any:
+    return jax.tree.map(
+        lambda weight: weight.copy(index), weights, is_leaf=lambda x: isinstance(x, Weight)
+    )
+
+
+@rule.register
+def bound_identity(bond: Identity, weights: Any, x: Sizes) -> LipschitzBounds:
+    return LipschitzBounds.identity(x)
+
+
+@rule.register
+def bound_mul(bond: Mul, weights: Any, x: Sizes) -> LipschitzBounds:
+    factor = abs(bond.factor)
+    for size in leaves(x):
+        size.expect_numbers()
+    same = LipschitzBounds.identity(map_sizes(lambda size: size.scaled(factor), x))
+    return dataclasses.replace(same, slopes=factor * same.slopes)
+
+
+@rule.register
+def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
+    """The norm of a sum is at most the sum of norms, and at least one of them less the others.
+
+    Terms of different norms are added in the RMS norm, which every norm bounds.
+    """
+    if isinstance(x, NormBound):
+        raise ValueError(f"expected a tuple of terms; got the size {x}")
+    terms = [leaves(term) for term in x]
+    columns = list(zip(*terms, strict=True))
+    measures = [{size.measure for size in column} for column in columns]
+    norms = [found.pop() if len(found) == 1 else RMS() for found in measures]
+    read = convert_norm(x, *(norms * len(terms)))
+    for first, *others in columns:
+        for other in others:
+            first.expect_features(other.features)
+    width = len(columns)
+    sums = iter([_sum(leaves(read.outputs)[k::width]) for k in range(width)])
+    added = LipschitzBounds.identity(map_sizes(lambda size: next(sums), x[0]))
+    count = width * len(terms)
+    return read.then(
+        dataclasses.replace(
+            added,
+            slopes=np.tile(added.slopes, len(terms)),
+            beta=np.zeros((width, count)),
+            gamma=np.zeros((width, count, count)),
+        )
+    )
+
+
+def _sum(terms: list[NormBound]) -> NormBound:
+    most = float(sum(term.upper for term in terms))
+    ahead = [term.lower - (most - term.upper) for term in terms] if math.isfinite(most) else []
+    known = [term.features for term in terms if term.features is not None]
+    return NormBound(most, max([0.0, *ahead]), terms[0].measure, known[0] if known else None)
+
+
+def _kinked(bond: Module, out: NormBound, slope: float = 1.0) -> LipschitzBounds:
+    """Entry by entry, or on groups of entries, in any norm of numbers."""
+    out.expect_numbers()
+    reason = f"{type(bond).__name__} has a kink, and no second derivative there"
+    return LipschitzBounds.of(out, slope, gamma=math.inf, reasons=(reason,))
+
+
+@rule.register
+def bound_abs(bond: Abs, weights: Any, x: NormBound) -> LipschitzBounds:
+    return _kinked(bond, x)
+
+
+@rule.register
+def bound_relu(bond: ReLU, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Not the declared sensitivity: where all entries are positive, nothing shrinks."""
+    return _kinked(bond, x.within())
+
+
+@rule.register
+def bound_group_sort(bond: GroupSort, weights: Any, x: NormBound) -> LipschitzBounds:
+    """A permutation of entries, which never moves two inputs apart."""
+    x.expect_features(divisor=bond.size)
+    return _kinked(bond, x)
+
+
+@rule.register
+def bound_gelu(bond: GELU, weights: Any, x: NormBound) -> LipschitzBounds:
+    """The second derivative of one entry is at most `gamma`: in the RMS norm, that of a spike.
+
+    `RMS(a b) <= max|a| RMS(b)`, and `max|a| <= sqrt(d) RMS(a)`; the length of a square is at most
+    the square of the length.
+    """
+    x.expect_numbers()
+    spike, reasons = 1.0, ()
+    if isinstance(x.measure, RMS):
+        spike = math.sqrt(x.measure.heads * (x.features or math.inf))
+        reasons = () if x.features else ("the length of GELU's last axis is not known",)
+    out = x.within()
+    return LipschitzBounds.of(out, bond.LIPSCHITZ, gamma=spike * bond.gamma, reasons=reasons)
+
+
+@rule.register
+def bound_mean_subtract(bond: MeanSubtract, weights: Any, x: NormBound) -> LipschitzBounds:
+    """A projection over the last axis; over others an outlier among pixels may nearly double."""
+    x.expect_numbers()
+    axes = (bond.axis,) if isinstance(bond.axis, int) else bond.axis
+    if isinstance(x.measure, L2):
+        orthogonal = all(-x.measure.axes <= axis < 0 for axis in axes)
+    else:
+        orthogonal = axes == (-1,) and isinstance(x.measure, RMS)
+    slope = 1.0 if orthogonal else 2.0
+    return LipschitzBounds.of(x.within(slope), slope)
+
+
+@rule.register
+def bound_rms_divide(bond: RMSDivide, weights: Any, x: NormBound) -> LipschitzBounds:
+    """As steep as the smallest input is small."""
+    read = convert_norm(x, RMS())
+    least, most, reasons = read.outputs.lower, 1.0, ()
+    if bond.axis not in (-1, (-1,)):
+        least, most = 0.0, math.inf
+        reasons = (f"{bond!r} divides by the norm over other axes than the last",)
+    elif least == 0:
+        reasons = ("RMSDivide may get inputs near zero, where it has no largest slope",)
+    out = NormBound(most, 1.0 if least else 0.0, features=read.outputs.features)
+    slope = 1 / least if least else math.inf
+    return read.then_of(out, slope, gamma=times(bond.gamma, slope) * slope, reasons=reasons)
+
+
+@rule.register
+def bound_split_heads(bond: SplitHeads, weights: Any, x: NormBound) -> LipschitzBounds:
+    """An isometry, if the norm is taken over all heads; see `RMS`."""
+    read = convert_norm(x, RMS())
+    read.outputs.expect_features(divisor=bond.heads)
+    features = read.outputs.features and read.outputs.features // bond.heads
+    out = dataclasses.replace(read.outputs, measure=RMS(bond.heads), features=features)
+    return read.then_of(out, 1.0)
+
+
+@rule.register
+def bound_merge_heads(bond: MergeHeads, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Undoes `SplitHeads`; of heads that were measured one by one, the largest."""
+    if isinstance(x.measure, RMS) and x.measure.heads > 1:
+        features = x.features and x.measure.heads * x.features
+        return LipschitzBounds.of(dataclasses.replace(x, measure=RMS(), features=features), 1.0)
+    read = convert_norm(x, RMS())
+    return read.then_of(dataclasses.replace(read.outputs, features=None), 1.0)
+
+
+@rule.register
+def bound_average_pool(bond: AveragePool, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Of lengths it is steeper than need be: by the root of how many pixels make a mean."""
+    read = read_length(x, axes=3)
+    return read.then_of(read.outputs.within(), 1.0)
+
+
+@rule.register
+def bound_flatten(bond: Flatten, weights: Any, x: NormBound) -> LipschitzBounds:
+    """The root mean square of all is between the least and the largest of the parts."""
+    read = read_length(x, axes=bond.axes)
+    measure = read.outputs.measure
+    if isinstance(measure, L2):
+        measure = L2(measure.axes - bond.axes + 1)
+    return read.then_of(dataclasses.replace(read.outputs, measure=measure, features=None), 1.0)
+
+
+@rule.register
+def bound_positions(bond: Positions, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Places are whole numbers that do not depend on the tokens."""
+    read = convert_norm(x, ONE_HOT)
+    return read.then_of(read.outputs, 0.0)
+
+
+@rule.register
+def bound_rope(bond: RoPE, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Planes turn: an isometry of every head."""
+    x.expect_features(divisor=2)
+    return convert_norm(x, x.measure if isinstance(x.measure, RMS) else RMS())
+
+
+@rule.register
+def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> LipschitzBounds:
+    """Scores, probabilities and values: the product of their bounds, with one gain of its own.
+
+    The output of a token is an average of values: it moves at most as much as they do. In the
+    norm over heads, a query moves the output of its own token only, head by head, so that the
+    norms over heads of query and of output compare without a factor. Keys and values may be large
+    in one head for one token, in another for the next: that costs sqrt(heads).
+    """
+    measures = {size.measure for size in leaves(x)}
+    norm = measures.pop() if len(measures) == 1 else RMS()
+    norm = norm if isinstance(norm, RMS) else RMS()
+    read = convert_norm(x, norm, norm, norm)
+    q, k, v = read.outputs
+    q.expect_features(k.features)
+    spread = math.sqrt(norm.heads)
+    kv, qv = (times(size.upper, v.upper) for size in (k, q))
+    slopes = [norm.heads * kv, norm.heads * qv, spread]
+    # Second derivatives head by head: every norm of one head is `spread` times as large at most.
+    q1, k1, v1 = (spread * size.upper for size in (q, k, v))
+    cross = times(1 + times(q1, k1), v1)
+    gamma = norm.heads * np.array(
+        [
+            [times(v1, times(k1, k1)), cross, k1],
+            [cross, times(v1, times(q1, q1)), q1],
+            [k1, q1, 0.0],
+        ]
+    )
+    return read.then_of(v.within(spread), slopes, gamma=gamma)
+
+
+# ---- contrib: attention in pieces
+
+
+_CROSS = np.array([[0.0, 1.0], [1.0, 0.0]])
+
+
+@rule.register
+def bound_softmax(bond: Softmax, weights: Any, x: NormBound) -> LipschitzBounds:
+    read = convert_norm(x, x.measure if isinstance(x.measure, LInf) else LInf())
+    out = NormBound(1.0, 1.0, L1(), read.outputs.features)
+    return read.then_of(out, bond.scale, gamma=bond.scale**2)
+
+
+@rule.register
+def bound_query_key(bond: QueryKey, weights: Any, x: Sizes) -> LipschitzBounds:
+    """A product: as steep in each factor as the other is large."""
+    read = convert_norm(x, RMS(), RMS())
+    q, k = read.outputs
+    q.expect_features(k.features)
+    out = k.within(q.upper, measure=LInf(), features=None)
+    return read.then_of(out, [k.upper, q.upper], gamma=_CROSS)
+
+
+@rule.register
+def bound_causal_mask(bond: CausalMask, weights: Any, x: NormBound) -> LipschitzBounds:
+    read = convert_norm(x, LInf())
+    return read.then_of(read.outputs.within(measure=MASKED), 1.0)
+
+
+@rule.register
+def bound_attend_values(bond: AttendValues, weights: Any, x: Sizes) -> LipschitzBounds:
+    read = convert_norm(x, L1(), RMS())
+    p, v = read.outputs
+    return read.then_of(v.within(p.upper), [v.upper, p.upper], gamma=_CROSS)
+
+
+for kind in (Softmax, CausalMask):
+    reads.register(kind, lambda bond: LInf())
+# ---- contrib: layers of networks with Lipschitz constant 1
+
+
+@rule.register
+def bound_householder(atom: Householder, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Each pair is kept, or sent through `I - 2 v v^T`; both agree where one becomes the other."""
+    read = read_length(x, features=atom.features)
+    longest, shortest = weights.rows(atom.shape)
+    gain = max(1.0, 2 * longest**2 - 1)
+    out = read.outputs if longest == shortest == 1 else read.outputs.within(gain)
+    moved = read.outputs.within(4 * longest * weights.step_rows(atom.shape)).upper
+    return read.then_of(
+        out,
+        gain,
+        weights=moved,
+        alpha=math.inf,
+        beta=math.inf,
+        gamma=math.inf,
+        reasons=("Householder has a kink, and no second derivative there",),
+    )
+
+
+@rule.register
+def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
+    """An eigenvector of `U U^T`, of eigenvalue p, becomes `1 - p` of itself here and p there.
+
+    In length that is at most `|1 - p| + p`. In the largest norm of a pixel, here and there are two
+    pixels: the root of `2 ((1 - p)**2 + p**2)`. Both are convex in p, so that its ends decide.
+    """
+    read = read_length(x, axes=-atom.axis, features=atom.channels)
+    size = read.outputs
+    most, turn = weights.spectral_norm(atom.shape)[0], weights.step_norm(atom.shape)
+    p = most**2
+    if size.measure == RMS():
+        gain = math.sqrt(2) * max(1.0, math.hypot(1 - p, p))
+    else:
+        gain = max(1.0, 2 * p - 1)
+    # What is moved differs from what stays: twice the movement of U U^T.
+    step = 4 * most * turn
+    return read.then_of(
+        size.within(gain, features=atom.channels),
+        gain,
+        weights=size.within(step).upper,
+        alpha=size.within(4 * turn**2).upper,
+        beta=step,
+    )
+
+
+@rule.register
+def bound_scaled_relu(bond: ScaledReLU, weights: Any, x: NormBound) -> LipschitzBounds:
+    root = math.sqrt(2)
+    return _kinked(bond, x.within(root), root)
+
+
+@rule.register
+def bound_space_to_depth(bond: SpaceToDepth, weights: Any, x: NormBound) -> LipschitzBounds:
+    features = x.features and bond.side**2 * x.features
+    read = read_length(x, axes=3)
+    return read.then_of(dataclasses.replace(read.outputs, features=features), 1.0)
+
+
+@rule.register
+def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBounds:
+    """In the largest RMS norm of a pixel, all pixels of a block may move at once."""
+    read, reason = read_length(x, axes=3), "NormPool has a kink at a block of zeros"
+    length = x.is_length(3)
+    slope = 1.0 if length else float(bond.side)
+    out = x if length else read.outputs.within(slope)
+    return read.then_of(out, slope, gamma=math.inf, reasons=(reason,))
+
+
+@rule.register
+def bound_swap_axes(bond: SwapAxes, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Of vectors measured one by one, only the entries' magnitudes are known behind it."""
+    read = convert_norm(x, x.measure if x.is_length(2) else LInf())
+    return read.then_of(dataclasses.replace(read.outputs, features=None), 1.0)
+
+
+@rule.register
+def bound_shift(bond: Shift, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Five pixels meet in one, each with a group of channels: at most the norms of all five."""
+    if x.is_length(3) or x.measure == LInf():
+        return LipschitzBounds.of(x, 1.0)
+    read, root = convert_norm(x, RMS()), math.sqrt(5)
+    return read.then_of(read.outputs.within(root), root)

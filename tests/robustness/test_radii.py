@@ -1,0 +1,62 @@
+"""Certified radii in the norm of the bounds, against distances that are known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from benchmarks._bounds import starts, weights_of
+from manifoldmuon.bounds import NormBound, bound
+from manifoldmuon.modules import Flatten, Linear, RMSDivide, Unembed
+from manifoldmuon.robustness import certified_radius
+
+
+@pytest.mark.parametrize("head", [Linear(3, 4), Unembed(3, 4)])
+def test_no_movement_within_the_radius_changes_the_prediction(head):
+    """One layer: against the distance to the nearest boundary, which is known exactly."""
+    net = head.constrained() @ Linear(4, 4).constrained()
+    params = weights_of(net)
+    x = starts(0, (50, 4))[0]
+    w = np.asarray(params[1], float) @ np.asarray(params[0], float)
+    w = w / 4 if isinstance(head, Unembed) else w
+    scores = x @ w.T
+    order = np.argsort(scores, axis=-1)
+    nearest = np.full(50, np.inf)
+    for i in range(50):
+        top = order[i, -1]
+        for j in order[i, :-1]:
+            away = np.linalg.norm(w[top] - w[j])
+            nearest[i] = min(nearest[i], (scores[i, top] - scores[i, j]) / away / 2)
+    everywhere = bound(net, params, input_norm=math.inf)
+    radius = certified_radius(everywhere, scores)
+    assert np.all(radius <= nearest)  # RMS: the Euclidean distance over sqrt(4)
+    assert np.max(radius / nearest) > (0.999 if isinstance(head, Linear) else 0.3)
+
+
+def test_the_radius_is_attained_by_two_classes():
+    """Logits of an orthogonal map: the boundary is where the two are equal."""
+    net = Linear(2, 2)
+    eye = np.eye(2)
+    radius = certified_radius(bound(net, eye, input_norm=math.inf), np.array([[3.0, 1.0]]))
+    assert radius == pytest.approx([1.0])  # from (3, 1) to (2, 2) it is sqrt(2), in RMS 1
+
+
+def test_the_radius_ends_where_the_bounds_end():
+    found = bound(Linear(2, 2), np.eye(2), input_norm=NormBound(4.0, 1.0))
+    logits = np.array([[30.0, 10.0], [30.0, 10.0], [1.0, 1.0], [30.0, 10.0]])
+    radius = certified_radius(found, logits, input_norms=[3.5, 1.2, 2.0, 5.0])
+    np.testing.assert_allclose(radius, [0.5, 0.2, 0.0, 0.0])
+    with pytest.raises(ValueError, match="say input_norms"):
+        certified_radius(found, logits)
+    with pytest.raises(ValueError, match="not tuples"):
+        certified_radius(bound((Linear(2, 2), Linear(2, 2)) @ Linear(2, 2)), logits)
+
+
+def test_the_smallest_token_ends_a_radius_where_a_least_size_was_declared():
+    """Of tokens of norms 1 and 3: within 0.05 both stay above 0.95, within 2.05 one does not."""
+    net = Linear(2, 8) @ Flatten(2) @ RMSDivide()
+    found = bound(net, ((), (), 0.1 * np.eye(2, 8)), input_norm=NormBound(6.0, 0.95))
+    logits = np.array([9.0, 0.0])
+    assert certified_radius(found, logits, [1.0, 3.0]) == pytest.approx(0.05)
+    assert certified_radius(found, logits[None], [[1.0, 3.0]]) == pytest.approx(0.05)
+    assert certified_radius(found, logits, 3.0) == pytest.approx(2.05)
