@@ -1,5 +1,6 @@
 """Sharded parameters on eight devices, on meshes whose axes are automatic or explicit."""
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,7 +16,7 @@ from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stie
 from manifoldmuon.manifolds.solvers import DualAscent
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS, Sum
 from manifoldmuon.testing import check_sharding
-from tests.optim.instances import Instance
+from tests.optim.instances import INSTANCES, Instance
 
 MESHES = {
     "automatic": ((8,), ("x",), (AxisType.Auto,)),
@@ -239,3 +240,29 @@ def test_checks_of_a_tree_on_a_mesh(mesh):
     assert optim.resolve(PLACED, placed)["stack"] == Hypersphere()
     assert str(optim.tabulate(PLACED, placed)) == str(optim.tabulate(PLACED, mixed(0)))
     optim.check_chain(optim.riemannian_sgd(0.01, PLACED), PLACED, placed)
+
+
+# Of tests/optim/instances.py: those with a state, for any geometry.
+STATEFUL = ("steepest", "normalize", "neurons", "muon", "normuon", "scion", "riemannian_adam",
+            "riemannian_sgd", "master copies")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STATEFUL)
+def test_states_keep_their_types_in_half_precision(name):
+    """As Optax's `contrib/_sharding_test.py` asks: in and out of jit, from the first step on.
+
+    A stack of matrices in float16, at zero, whose rows are spread over an explicit mesh.
+    """
+    instance = INSTANCES[name]
+    uniform = {k: v for k, v in instance.arguments.items() if not isinstance(v, dict)}
+    tx = dataclasses.replace(instance, geometry=Euclidean(RMSToRMS()), arguments=uniform).tx()
+    mesh = jax.make_mesh(*MESHES["explicit"])
+    assert tx.init({"w": jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)}) is not None
+    with jax.set_mesh(mesh):
+        params = {"w": jnp.zeros((2, 8, 4), jnp.float16, out_sharding=jax.P(None, "x"))}
+        state = tx.init(params)
+        types = jax.tree.map(jax.typeof, state)
+        _, stepped = tx.update(params, state, params)
+        _, compiled = jax.jit(tx.update)(params, state, params)
+        for found in (jax.jit(tx.init)(params), stepped, compiled):
+            assert jax.tree.map(jax.typeof, found) == types
