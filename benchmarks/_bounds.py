@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks._sets import scale_of
 from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
 from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.manifolds import (
@@ -52,7 +53,7 @@ from manifoldmuon.modules import (
     SwapAxes,
     TwoTap,
 )
-from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxRowNorm, Spectral, scale_of
+from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxRowNorm, Spectral
 
 STEPS = 12
 

@@ -20,7 +20,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Spectral, scale_of
+from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, ScaleRule, Spectral
 from manifoldmuon.testing import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
@@ -169,6 +169,11 @@ _BALLS: dict[type, tuple[Callable[[np.ndarray], Any], Normal]] = {
     MaxAbs: (lambda x: np.abs(x).max(), lambda x: np.clip(x, -1, 1)),
     MaxRowNorm: (lambda x: _rows(x).max(), lambda x: x / np.maximum(_rows(x), 1)),
 }
+
+
+def scale_of(scale: float | ScaleRule, shape: tuple[int, ...]) -> float:
+    """Return a scale as a number."""
+    return scale.of(shape) if isinstance(scale, ScaleRule) else scale
 
 
 def unit_of(norm: Any, weight: np.ndarray) -> float:

@@ -143,6 +143,15 @@ def nonzero_or_one(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.where(x == 0, 1, x)
 
 
+def relative_gap(
+    upper: Float[Array, "*batch"], value: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """Return `(upper - value) / upper`, and 0 where the upper bound is 0: zero is optimal then."""
+    missed = jnp.where(upper == 0, 0, jnp.maximum(upper - value, 0))
+    # The quotient comes last: XLA computes it once, and not again for each leaf of a stack.
+    return missed / nonzero_or_one(upper)
+
+
 def gram_matrix(
     x: Float[Array, "*batch m n"],
     y: Float[Array, "*batch m n"],

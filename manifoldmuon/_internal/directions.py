@@ -15,11 +15,12 @@ from manifoldmuon._internal.arrays import (
     frobenius_norm,
     inner_product,
     nonzero_or_one,
+    relative_gap,
     rounding_loss,
 )
 from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon.linalg import msign, nuclear_parts, spectral_bound
-from manifoldmuon.norms import Frobenius, Spectral, relative_gap
+from manifoldmuon.norms import Frobenius, Spectral
 
 
 def euclidean_direction(

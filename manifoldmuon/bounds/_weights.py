@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -21,15 +22,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.modules import WeightSpec
-from manifoldmuon.norms import (
-    ConvRMSToRMS,
-    FanRatio,
-    Frobenius,
-    MaxAbs,
-    MaxRowNorm,
-    Spectral,
-    scale_of,
-)
+from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxAbs, MaxRowNorm, Spectral
 
 Shape = tuple[int, ...]
 

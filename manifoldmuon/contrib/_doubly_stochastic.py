@@ -19,12 +19,13 @@ from manifoldmuon._internal.directions import (
     stay_if_still,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.scales import scale_of
 from manifoldmuon._internal.values import Value
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
-from manifoldmuon.norms import FanRatio, Frobenius, Spectral, scale_of
+from manifoldmuon.norms import FanRatio, Frobenius, Spectral
 
 
 class StochasticRetraction(Value, abc.ABC):

@@ -28,11 +28,12 @@ from manifoldmuon._internal.arrays import (
 from manifoldmuon._internal.directions import projected_direction, stay_if_still
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.retractions import positive_qr
 from manifoldmuon.manifolds.solvers import Steepest
-from manifoldmuon.norms import Frobenius, Spectral, scale_of
+from manifoldmuon.norms import Frobenius, Spectral
 
 _TIED = 1e-6  # singular values closer than this, relative to the largest, count as equal
 

@@ -37,6 +37,7 @@ from manifoldmuon._internal.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )
+from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import (
     TRAINING_MSIGN,
     inverse_sqrt_minus_one,
@@ -50,14 +51,7 @@ from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Clip, SpectralRetraction, positive_qr
 from manifoldmuon.manifolds.solvers import DouglasRachford, LineMultiplier, Steepest
-from manifoldmuon.norms import (
-    Frobenius,
-    Norm,
-    ScaleRule,
-    Spectral,
-    check_scale,
-    scale_of,
-)
+from manifoldmuon.norms import Norm, Spectral
 
 # For the retraction: what these miss is a distance from the set.
 _LANCZOS = 56
@@ -147,13 +141,13 @@ class SpectralSphere(_Bounded):
         return times_power_of_two(part, exponent, 2).astype(vector.dtype)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
-        return () if isinstance(self.norm, Frobenius) else self.solver.init_dual(shape[:-2])
+        return () if self.norm.is_euclidean else self.solver.init_dual(shape[:-2])
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
         unit = self._normal(point)
-        if isinstance(self.norm, Frobenius):
+        if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(grad, lambda v: _without(unit, v), 2)
             size = scale_of(self.norm.scale, grad.shape[-2:])
             return Steepest(size * direction, (), residual, gap).astype(grad.dtype)

@@ -29,6 +29,7 @@ from manifoldmuon._internal.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )
+from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
 from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
@@ -39,16 +40,7 @@ from manifoldmuon.manifolds.solvers import (
     SpaceDual,
     Steepest,
 )
-from manifoldmuon.norms import (
-    Frobenius,
-    MaxRowNorm,
-    Norm,
-    RootDim,
-    ScaleRule,
-    Spectral,
-    check_scale,
-    scale_of,
-)
+from manifoldmuon.norms import Frobenius, MaxRowNorm, Norm, RootDim, Spectral
 
 _SMOOTH = (BOUNDED_MSIGN, TRAINING_MSIGN)
 
@@ -96,7 +88,7 @@ class Hypersphere(Manifold):
         return Frobenius(self.ndim, self.scale) if self.step_norm is None else self.step_norm
 
     def fast(self) -> "Hypersphere":
-        if isinstance(self.norm, Frobenius):
+        if self.norm.is_euclidean:
             return self
         return with_fast_norm(self, solver=dataclasses.replace(self.solver, steps=1))
 
@@ -118,13 +110,13 @@ class Hypersphere(Manifold):
         return tangent.astype(vector.dtype).reshape(vector.shape)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
-        closed = isinstance(self.norm, Frobenius)
+        closed = self.norm.is_euclidean
         return () if closed else self.solver.init_dual(shape[: len(shape) - self.ndim])
 
     def steepest(
         self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
     ) -> Steepest:
-        if not isinstance(self.norm, Frobenius):
+        if not self.norm.is_euclidean:
             unit = normalize(point, self.ndim)
             return self.solver.solve(self.norm, unit, grad, dual).astype(grad.dtype)
         unit = normalize(self._flat(point), 1)
@@ -246,7 +238,7 @@ class EmbeddingRows(Manifold):
     @property
     def _closed(self) -> bool:
         """Return whether the direction has a closed form."""
-        return isinstance(self.norm, MaxRowNorm | Frobenius)
+        return isinstance(self.norm, MaxRowNorm) or self.norm.is_euclidean
 
     def steepest(
         self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
@@ -254,7 +246,7 @@ class EmbeddingRows(Manifold):
         unit, norm = normalize(point, 1), self.norm
         if isinstance(norm, MaxRowNorm):
             return self._by_row(norm, unit, grad)
-        if isinstance(norm, Frobenius):
+        if norm.is_euclidean:
             direction, gap, residual = euclidean_direction(
                 grad, lambda v: _without_radial(unit, v), 2
             )

@@ -38,11 +38,12 @@ from manifoldmuon._internal.directions import (
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import SVD, msign, polar_derivative
 from manifoldmuon.manifolds._manifold import Manifold, with_fields
 from manifoldmuon.manifolds.retractions import Polar, Retraction, positive_qr
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, Steepest, StiefelSolver
-from manifoldmuon.norms import Frobenius, ScaleRule, Spectral, check_scale, scale_of
+from manifoldmuon.norms import Frobenius, Spectral
 
 
 class _Orthonormal(Manifold):
@@ -173,11 +174,11 @@ class _Frames(_Orthonormal):
             )
 
     def fast(self) -> "_Frames":
-        return self if isinstance(self.norm, Frobenius) else with_fields(self, solver=FAST)
+        return self if self.norm.is_euclidean else with_fields(self, solver=FAST)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         *batch, m, n = shape
-        if isinstance(self.norm, Frobenius):
+        if self.norm.is_euclidean:
             return ()
         return self.solver.init_dual((*batch, max(m, n), min(m, n)))
 
@@ -191,7 +192,7 @@ class _Frames(_Orthonormal):
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
     ) -> Steepest:
         unit, high, loss = self._at(point), tall(grad), rounding_loss(grad.dtype)
-        if isinstance(self.norm, Frobenius):
+        if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(
                 high, lambda vector: self._tangent_part(unit, vector), 2
             )

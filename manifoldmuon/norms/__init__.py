@@ -5,26 +5,10 @@ answers three questions: how large is a weight, how large is a gradient in the d
 which step of norm one ascends the fastest. Combinations make one norm of those of many layers.
 """
 
-from manifoldmuon.norms._combinations import (
-    Combination,
-    Max,
-    RootSumSquares,
-    Sum,
-    product_dual_norm,
-    product_dualize,
-    product_norm,
-)
-from manifoldmuon.norms._norm import (
-    FanRatio,
-    Norm,
-    PowerIterations,
-    RootDim,
-    RootRank,
-    ScaleRule,
-    check_scale,
-    relative_gap,
-    scale_of,
-)
+from manifoldmuon._internal.scales import ScaleRule
+from manifoldmuon.norms._combinations import Combination, Max, RootSumSquares, Sum
+from manifoldmuon.norms._norm import Norm, PowerIterations
+from manifoldmuon.norms._scales import FanRatio, RootDim, RootRank
 from manifoldmuon.norms._spectral import ConvRMSToRMS, RMSToRMS, Spectral
 from manifoldmuon.norms._vectors import Frobenius, L1ToRMS, MaxAbs, MaxRowNorm
 
@@ -46,10 +30,4 @@ __all__ = [
     "ScaleRule",
     "Spectral",
     "Sum",
-    "check_scale",
-    "product_dual_norm",
-    "product_dualize",
-    "product_norm",
-    "relative_gap",
-    "scale_of",
 ]

@@ -1,4 +1,4 @@
-"""Ways to combine the norms of layers into one norm, and the duality maps of the wholes."""
+"""Ways to combine the norms of layers into one norm."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from manifoldmuon._internal.values import Value
-from manifoldmuon.norms._norm import Norm
 from manifoldmuon.norms._vectors import Frobenius, MaxAbs
 
 
@@ -85,48 +84,3 @@ class RootSumSquares(Combination):
 
     def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
         return Frobenius(ndim=1).dualize(sizes)
-
-
-def product_norm(
-    norms: PyTree[Norm], weights: PyTree, combination: Combination = Max()
-) -> Float[Array, ""]:
-    """The norm on a tree of weights: the combination of its leaves' norms.
-
-    Args:
-      norms: a tree of norms, a prefix of `weights`.
-      weights: a tree of arrays; each copy along leading axes is a layer by itself.
-      combination: how the norms of layers combine.
-    """
-    values = [norm.norm(weight) for norm, weight in _pairs(norms, weights)]
-    return combination.norm(_flat(values))
-
-
-def product_dual_norm(
-    norms: PyTree[Norm], grads: PyTree, combination: Combination = Max()
-) -> Float[Array, ""]:
-    """The dual of `product_norm`: of the maximum, the sum of the leaves' dual norms."""
-    values = [norm.dual_norm(grad) for norm, grad in _pairs(norms, grads)]
-    return combination.dual_norm(_flat(values))
-
-
-def product_dualize(norms: PyTree[Norm], grads: PyTree) -> PyTree:
-    """The duality map of `product_norm` for the maximum: leaf by leaf."""
-    return jax.tree.map(lambda norm, branch: jax.tree.map(norm.dualize, branch), norms, grads)
-
-
-def _flat(values: list[Array]) -> Float[Array, " layers"]:
-    return jnp.concatenate([value.ravel() for value in values])
-
-
-def _pairs(norms: PyTree[Norm], arrays: PyTree) -> list[tuple[Norm, Array]]:
-    """Every array with its norm, where `norms` is a prefix of `arrays`."""
-    leaves, structure = jax.tree.flatten(norms)
-    branches = structure.flatten_up_to(arrays)
-    pairs = [
-        (n, leaf)
-        for n, branch in zip(leaves, branches, strict=True)
-        for leaf in jax.tree.leaves(branch)
-    ]
-    if not pairs:
-        raise ValueError("a product space needs at least one weight, but the tree has no leaves")
-    return pairs

@@ -1,101 +1,18 @@
-"""The interface of a norm on weights, and the scales that depend on a weight's shape."""
+"""The interface of a norm on weights."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arguments import check_fields, shown
-from manifoldmuon._internal.arrays import inner_product, nonzero_or_one, upcast
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import inner_product, relative_gap, upcast
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.scales import ScaleRule
 from manifoldmuon._internal.values import Value
-
-
-class ScaleRule(Value, abc.ABC):
-    """A scale that depends on the shape of one weight, as a frozen, hashable value."""
-
-    @abc.abstractmethod
-    def of(self, shape: tuple[int, ...]) -> float:
-        """The scale of one weight of this shape (without leading axes)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FanRatio(ScaleRule):
-    """`gain * sqrt(fan_out / fan_in)` for a `(fan_out, fan_in)` matrix.
-
-    A matrix whose singular values all have this size maps inputs with entries of size about 1
-    to outputs with entries of size about `gain`, at every width: unit RMS-to-RMS norm.
-
-    Attributes:
-      gain: a positive factor.
-    """
-
-    gain: float = 1.0
-
-    def __post_init__(self):
-        check_fields(self, gain="(0, inf)")
-
-    def of(self, shape: tuple[int, ...]) -> float:
-        fan_out, fan_in = shape[-2:]
-        return self.gain * math.sqrt(fan_out / fan_in) if fan_out and fan_in else self.gain
-
-
-@dataclasses.dataclass(frozen=True)
-class RootDim(ScaleRule):
-    """`gain * sqrt(d)` for a vector of `d` entries: a root-mean-square norm of `gain`.
-
-    Attributes:
-      gain: a positive factor.
-    """
-
-    gain: float = 1.0
-
-    def __post_init__(self):
-        check_fields(self, gain="(0, inf)")
-
-    def of(self, shape: tuple[int, ...]) -> float:
-        return self.gain * math.sqrt(max(math.prod(shape), 1))
-
-
-@dataclasses.dataclass(frozen=True)
-class RootRank(ScaleRule):
-    """`sqrt(min(m, n))` times the scale of singular values: a Frobenius norm for a matrix.
-
-    It is that of a matrix whose singular values all equal `each`, so that on the sphere of this
-    radius a direction of spectral norm `each` turns by an angle of 1 to first order.
-
-    Attributes:
-      each: the root-mean-square singular value, a positive number or a rule such as `FanRatio()`.
-    """
-
-    each: float | ScaleRule = 1.0
-
-    def __post_init__(self):
-        check_scale("RootRank.each", self.each)
-
-    def of(self, shape: tuple[int, ...]) -> float:
-        return scale_of(self.each, shape) * math.sqrt(max(min(shape[-2:]), 1))
-
-
-def scale_of(scale: float | ScaleRule, shape: tuple[int, ...]) -> float:
-    """The number that `scale` stands for at one weight of this shape."""
-    return scale.of(shape) if isinstance(scale, ScaleRule) else float(scale)
-
-
-def check_scale(name: str, scale: float | ScaleRule) -> None:
-    """Raise `ValueError` unless `scale` is a rule or a positive, finite number."""
-    number = isinstance(scale, int | float | np.integer | np.floating)
-    positive = number and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0
-    if not (positive or isinstance(scale, ScaleRule)):
-        raise ValueError(
-            f"{name} must be a positive, finite number or a ScaleRule; got {shown(scale)}"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,12 +48,22 @@ class Norm(Value, abc.ABC):
     * `dualize(0) == 0`, `dualize(c * g) == dualize(g)` for `c > 0`, and a NaN in `g` stays visible;
     * `gap(g, dualize(g))` bounds the relative error of `dualize`, by products alone;
     * dtype in = dtype out; arithmetic is done in float32 or wider.
+
+    Attributes:
+      scale: how large a weight of norm 1 is: a number or a rule; 1 for norms without this field.
     """
+
+    scale: float | ScaleRule = 1.0
 
     @property
     @abc.abstractmethod
     def ndim(self) -> int:
         """How many trailing axes make one weight."""
+
+    @property
+    def is_euclidean(self) -> bool:
+        """Return whether the norm is the length of all entries: its directions are projections."""
+        return False
 
     @abc.abstractmethod
     def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -204,12 +131,3 @@ class Norm(Value, abc.ABC):
         the weight changes slowly from call to call.
         """
         return self.norm(weight), vectors
-
-
-def relative_gap(
-    upper: Float[Array, "*batch"], value: Float[Array, "*batch"]
-) -> Float[Array, "*batch"]:
-    """`(upper - value) / upper`; 0 where the upper bound is 0, for then zero is optimal."""
-    missed = jnp.where(upper == 0, 0, jnp.maximum(upper - value, 0))
-    # The quotient comes last: XLA computes it once, and not anew for each leaf of a stack.
-    return missed / nonzero_or_one(upper)

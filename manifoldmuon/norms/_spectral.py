@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import nonzero_or_one, trailing, upcast
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import (
     BOUNDED_MSIGN,
     MsignMethod,
@@ -23,14 +24,8 @@ from manifoldmuon.linalg import (
     spectral_bound,
     spectral_norm,
 )
-from manifoldmuon.norms._norm import (
-    FanRatio,
-    Norm,
-    PowerIterations,
-    ScaleRule,
-    check_scale,
-    scale_of,
-)
+from manifoldmuon.norms._norm import Norm, PowerIterations
+from manifoldmuon.norms._scales import FanRatio
 
 
 @dataclasses.dataclass(frozen=True)

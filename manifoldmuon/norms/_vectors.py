@@ -14,7 +14,9 @@ from manifoldmuon._internal.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )
-from manifoldmuon.norms._norm import Norm, RootDim, ScaleRule, check_scale, scale_of
+from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
+from manifoldmuon.norms._norm import Norm
+from manifoldmuon.norms._scales import RootDim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Frobenius(Norm):
     def __post_init__(self):
         check_fields(self, ndim="[0, inf)")
         check_scale("Frobenius.scale", self.scale)
+
+    @property
+    def is_euclidean(self) -> bool:
+        return True
 
     def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         return self._length(weight, 1 / self._scale(weight))

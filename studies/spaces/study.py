@@ -13,7 +13,7 @@ import optax
 
 from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.norms import scale_of
+from manifoldmuon.norms import ScaleRule
 from studies.networks.architectures import Architecture, Funnel, Transformer
 from studies.networks.descent import Descent, late_loss
 from studies.networks.tasks import IMAGES, TEXTS, Characters, Pictures, Task
@@ -165,7 +165,8 @@ class WeightSpaces(Study):
         values, conditions = [], []
         for weight, manifold in zip(weights, manifolds, strict=True):
             if isinstance(manifold, Stiefel):
-                size = scale_of(manifold.scale, weight.shape[-2:])
+                scale = manifold.scale
+                size = scale.of(weight.shape[-2:]) if isinstance(scale, ScaleRule) else scale
                 found = _singular_values(np.asarray(weight, np.float64) / size)
                 conditions.append((found[..., 0] / found[..., -1]).reshape(len(found), -1))
                 values.append(found.reshape(len(found), -1))

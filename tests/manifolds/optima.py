@@ -9,7 +9,8 @@ from typing import Any
 import cvxpy as cp
 import numpy as np
 
-from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, Spectral, scale_of
+from manifoldmuon._internal.scales import scale_of
+from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, Spectral
 
 
 def optimum(grad: np.ndarray, norm: Norm, tangent: Callable[[Any], Sequence[Any]]) -> float:

@@ -1,7 +1,5 @@
 """Norms, dual norms and duality maps against NumPy in float64, and at the edges."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,9 +19,6 @@ from manifoldmuon.norms import (
     RootSumSquares,
     Spectral,
     Sum,
-    product_dual_norm,
-    product_dualize,
-    product_norm,
 )
 from tests.compiled import ask
 from tests.instances import NORMS
@@ -175,26 +170,6 @@ def test_too_few_axes(case):
             jax.eval_shape(method, x)
 
 
-def test_product_space(rng):
-    """Prefixes are allowed; the dual of the maximum is the sum, leaf by leaf."""
-    norms = {"layers": Spectral(), "bias": Frobenius(ndim=1)}
-    g = {"layers": [normal(rng, 4, 3), normal(rng, 3, 5)], "bias": normal(rng, 6)}
-    w = jax.tree.map(lambda x: normal(rng, *x.shape), g)
-    tops = [singular_values(x).max() for x in w["layers"]] + [np.linalg.norm(w["bias"])]
-    np.testing.assert_allclose(ask(partial(product_norm, norms), w), max(tops), rtol=1e-6)
-    sums = [singular_values(x).sum() for x in g["layers"]] + [np.linalg.norm(g["bias"])]
-    np.testing.assert_allclose(ask(partial(product_dual_norm, norms), g), sum(sums), rtol=1e-6)
-    direction = jax.jit(partial(product_dualize, norms))(g)
-    gained = jax.tree.map(lambda x, a: np.sum(np.float64(x) * np.float64(a)), g, direction)
-    np.testing.assert_allclose(sum(jax.tree.leaves(gained)), sum(sums), rtol=1e-6)
-    np.testing.assert_allclose(ask(partial(product_norm, norms), direction), 1, rtol=1e-5)
-
-
-def test_product_space_of_nothing():
-    with pytest.raises(ValueError, match="no leaves"):
-        product_norm({}, {})
-
-
 def test_norms_are_values():
     assert len({Frobenius(), Frobenius(ndim=2), Spectral(), Spectral(None), RMSToRMS()}) == 3
 
@@ -222,13 +197,11 @@ def test_a_scale_is_the_size_of_norm_one(rng, norm, plain, scale):
 
 @pytest.mark.parametrize("combination", [Max(), Sum(), RootSumSquares()], ids=str)
 def test_combinations_of_layers(rng, combination):
-    """Norm and dual norm of a product space, against NumPy's norms of the vector of layers."""
+    """Norm and dual norm against NumPy's; the duality map attains the dual norm at norm 1."""
     order = {Max: (np.inf, 1), Sum: (1, np.inf), RootSumSquares: (2, 2)}[type(combination)]
-    norms = {"a": Spectral(), "b": Frobenius(ndim=1)}
-    w = {"a": normal(rng, 2, 4, 3), "b": normal(rng, 6)}  # two copies of a matrix are two layers
-    tops = [*(singular_values(x).max() for x in w["a"]), np.linalg.norm(w["b"])]
-    sums = [*(singular_values(x).sum() for x in w["a"]), np.linalg.norm(w["b"])]
-    found = ask(partial(product_norm, norms, combination=combination), w)
-    np.testing.assert_allclose(found, np.linalg.norm(tops, order[0]), rtol=1e-6)
-    found = ask(partial(product_dual_norm, norms, combination=combination), w)
-    np.testing.assert_allclose(found, np.linalg.norm(sums, order[1]), rtol=1e-6)
+    sizes = np.abs(normal(rng, 5))
+    for found, p in zip((combination.norm, combination.dual_norm), order, strict=True):
+        np.testing.assert_allclose(ask(found, sizes), np.linalg.norm(sizes, p), rtol=1e-6)
+    shares = ask(combination.dualize, sizes)
+    np.testing.assert_allclose(np.linalg.norm(shares, order[0]), 1, rtol=1e-6)
+    np.testing.assert_allclose(shares @ sizes, np.linalg.norm(sizes, order[1]), rtol=1e-6)

@@ -25,7 +25,7 @@ from manifoldmuon.manifolds.solvers._multipliers import (
     without_normal,
 )
 from manifoldmuon.manifolds.solvers._solver import Steepest
-from manifoldmuon.norms import Frobenius, Norm
+from manifoldmuon.norms import Norm
 
 _START = 100  # what is below the mean by this factor starts short of norm 1
 
@@ -69,7 +69,7 @@ class DouglasRachford(Value):
           grad: the gradient.
           cone: whether it is a cone, of which the normal part of the gradient matters.
         """
-        if cone and isinstance(norm, Frobenius):
+        if cone and norm.is_euclidean:
             return _euclidean_on_cone(norm, normal, grad)
         ndim = norm.ndim
         problem = _on_cone(grad, normal, ndim) if cone else without_normal(grad, normal, ndim)
@@ -104,7 +104,7 @@ class DouglasRachford(Value):
         return certified(norm, problem, whole, reduced, attained, direction, (), residual)
 
 
-def _euclidean_on_cone(norm: Frobenius, normal: Normal, grad: Float[Array, "..."]) -> Steepest:
+def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Float[Array, "..."]) -> Steepest:
     """Return the tangent part of the gradient at norm 1, with a gap that counts rounding."""
     problem = _on_cone(grad, normal, norm.ndim)
     direction = _tangent_part(norm, normal, problem)

@@ -22,10 +22,11 @@ from manifoldmuon._internal.arrays import (
     frobenius_norm,
     inner_product,
     nonzero_or_one,
+    relative_gap,
 )
 from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon.manifolds.solvers._solver import Steepest
-from manifoldmuon.norms import Norm, relative_gap
+from manifoldmuon.norms import Norm
 
 Normal = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 """The projection onto the normal space, or the normal cone, at a point: the nearest element."""

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float
 from manifoldmuon._internal.arrays import (
     frobenius_norm,
     gram_matrix,
+    relative_gap,
     right_multiply,
     rounding,
     rounding_loss,
@@ -21,7 +22,6 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg import nuclear_parts
-from manifoldmuon.norms import relative_gap
 
 _SMALL_PART = 0.1  # of a gradient: below it the tangent part is projected twice
 

@@ -1,0 +1,67 @@
+"""Rules for scales that depend on the shape of a weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
+
+
+@dataclasses.dataclass(frozen=True)
+class FanRatio(ScaleRule):
+    """`gain * sqrt(fan_out / fan_in)` for a `(fan_out, fan_in)` matrix.
+
+    A matrix whose singular values all have this size maps inputs with entries of size about 1
+    to outputs with entries of size about `gain`, at every width: unit RMS-to-RMS norm.
+
+    Attributes:
+      gain: a positive factor.
+    """
+
+    gain: float = 1.0
+
+    def __post_init__(self):
+        check_fields(self, gain="(0, inf)")
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        fan_out, fan_in = shape[-2:]
+        return self.gain * math.sqrt(fan_out / fan_in) if fan_out and fan_in else self.gain
+
+
+@dataclasses.dataclass(frozen=True)
+class RootDim(ScaleRule):
+    """`gain * sqrt(d)` for a vector of `d` entries: a root-mean-square norm of `gain`.
+
+    Attributes:
+      gain: a positive factor.
+    """
+
+    gain: float = 1.0
+
+    def __post_init__(self):
+        check_fields(self, gain="(0, inf)")
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        return self.gain * math.sqrt(max(math.prod(shape), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class RootRank(ScaleRule):
+    """`sqrt(min(m, n))` times the scale of singular values: a Frobenius norm for a matrix.
+
+    It is that of a matrix whose singular values all equal `each`, so that on the sphere of this
+    radius a direction of spectral norm `each` turns by an angle of 1 to first order.
+
+    Attributes:
+      each: the root-mean-square singular value, a positive number or a rule such as `FanRatio()`.
+    """
+
+    each: float | ScaleRule = 1.0
+
+    def __post_init__(self):
+        check_scale("RootRank.each", self.each)
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        return scale_of(self.each, shape) * math.sqrt(max(min(shape[-2:]), 1))
