@@ -19,11 +19,11 @@ from tqdm import tqdm
 from benchmarks._command import command, save_with_table
 from benchmarks._passes import multiplications
 from benchmarks.steps import ADAM, MUON, measure
-from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.program import parse
+from studies.timing import interleaved_seconds
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
 SOLVERS = {"manifold_muon, FAST": FAST, "manifold_muon, ACCURATE": ACCURATE}

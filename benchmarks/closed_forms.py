@@ -15,11 +15,11 @@ import numpy as np
 from benchmarks._command import command, save_with_table
 from benchmarks.solvers import MUON, muon_direction
 from manifoldmuon.contrib import DoublyStochastic, Isospectral
-from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import Grassmann, Manifold
 from manifoldmuon.norms import FanRatio, Spectral
 from studies.program import parse
+from studies.timing import interleaved_seconds
 
 SHAPES = ((3072, 128), (768, 256), (256, 192), (128, 64), (64, 10))
 RATE = 0.02

@@ -21,7 +21,6 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command
-from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.modules import Module
 from studies.gpt.methods import METHODS, Job, build_equal, build_muon, constrained
@@ -29,6 +28,7 @@ from studies.gpt.settings import Settings
 from studies.gpt.training import chunk_of_steps, mean_loss
 from studies.program import parse
 from studies.records import environment, write_record
+from studies.timing import interleaved_seconds
 
 VOCABULARY = 65
 RATE = METHODS["constrained"].learning_rate

@@ -17,7 +17,6 @@ from tqdm import tqdm
 import manifoldmuon as mm
 from benchmarks._command import command, save_with_table
 from benchmarks.steps import MUON, RATE, TREES, optimizers, step_of, tree
-from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -32,6 +31,7 @@ from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, LineMultiplier
 from manifoldmuon.norms import RootRank, Spectral
 from studies.program import parse
+from studies.timing import interleaved_seconds
 
 WARM_UP = 10
 

@@ -18,7 +18,6 @@ from matplotlib.figure import Figure
 
 from benchmarks._command import command
 from benchmarks._published import closed_form_by_qr, closed_form_by_rows, dual_ascent
-from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds.solvers import (
     ACCURATE,
@@ -33,6 +32,7 @@ from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.digits.gradients import record_gradients
 from studies.display import COLOURS, dress, panels
 from studies.program import parse, save
+from studies.timing import interleaved_seconds
 
 SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))
 # Iterative solvers take long and gaps need singular values in float64: not for the largest.

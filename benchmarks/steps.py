@@ -21,12 +21,12 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command, save_with_table
-from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.norms import RMSToRMS
 from studies.program import parse
+from studies.timing import interleaved_seconds
 
 RATE = 0.02
 # layers, width, whether the layers are stacked

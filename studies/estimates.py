@@ -5,13 +5,15 @@ studies call `mean` and others `value`; each of them is None where there is none
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import scipy.stats
 from jaxtyping import Float
 
-from manifoldmuon.lab import half_width, mean_and_standard_error, mean_estimate
+Numbers = Sequence[float | int] | Float[np.ndarray, " n"]
 
 Found = Mapping[str, Any]
 """An estimate from a record."""
@@ -29,12 +31,63 @@ class Mean:
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Mean":
-        return cls(*mean_and_standard_error(list(values)))
+        """The mean of one or more independent values."""
+        array = np.fromiter(values, np.float64)
+        if not len(array):
+            raise ValueError("values must hold at least one number; got none")
+        with np.errstate(invalid="ignore"):  # a training may have diverged to infinity
+            error = float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else None
+            return cls(float(array.mean()), error)
 
     def text(self, form: str) -> str:
         """Both numbers in this format, or the mean alone; a sign is for the mean."""
         error = "" if self.error is None else f" ± {self.error:{form.lstrip('+')}}"
         return f"{self.mean:{form}}{error}"
+
+
+class Estimate(NamedTuple):
+    """A number and the 95 % interval around it, by Student's distribution.
+
+    Attributes:
+      value: the number.
+      interval: its lower and its upper end; None where there are too few values to tell.
+    """
+
+    value: float
+    interval: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, value: float, error: float, degrees: int) -> "Estimate":
+        """The estimate of this standard error, with so many degrees of freedom."""
+        if degrees < 1:
+            return cls(value, None)
+        half = float(scipy.stats.t.ppf(0.975, degrees)) * error
+        return cls(value, (value - half, value + half))
+
+
+def mean_estimate(values: Numbers) -> Estimate:
+    """The mean of one or more independent values, such as those of seeds."""
+    found = Mean.of(values)
+    return Estimate.of(found.mean, found.error or 0.0, len(values) - 1)
+
+
+def difference_estimate(values: Numbers, others: Numbers) -> Estimate:
+    """The mean of the values less that of as many others, all of them independent."""
+    one, two = Mean.of(values), Mean.of(others)
+    error = math.hypot(one.error or 0.0, two.error or 0.0)
+    return Estimate.of(one.mean - two.mean, error, 2 * (len(values) - 1))
+
+
+def slope_estimate(x: Numbers, y: Numbers) -> Estimate:
+    """The slope of the least-squares line: a bend widens the interval, as noise does."""
+    line: Any = scipy.stats.linregress(x, y)
+    return Estimate.of(float(line.slope), float(line.stderr), len(x) - 2)
+
+
+def half_width(interval: Sequence[float | int | None] | None) -> float | None:
+    """Half of the width of an interval: the number after ±; None where there is no interval."""
+    low, high = interval or (None, None)
+    return None if low is None or high is None else (high - low) / 2
 
 
 def estimate(values: Sequence[float | None] | Float[np.ndarray, " seeds"]) -> dict[str, Any]:

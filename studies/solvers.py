@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon.lab import half_width, mean_estimate, solver_gaps
 from manifoldmuon.linalg import DEFAULT_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, DualAscent, Steepest, StiefelSolver
@@ -27,7 +26,8 @@ from studies.classification import (
 )
 from studies.datasets import FlatImages
 from studies.display import COLOURS, dress, panels, short, text_table
-from studies.estimates import shown
+from studies.estimates import half_width, mean_estimate, shown
+from studies.solver_gaps import solver_gaps
 from studies.study import Cell, Record, Row, Study, option
 
 

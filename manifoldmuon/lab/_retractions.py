@@ -1,4 +1,4 @@
-"""Measure retractions: order, drift, length of steps, cost."""
+"""Retractions: their order, and random walks, which show drift and the length of steps."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from manifoldmuon._internal.arrays import product
-from manifoldmuon.lab._timing import interleaved_seconds
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.testing import error_slope
 
@@ -21,7 +19,7 @@ TIMES = tuple(2.0**-k for k in range(3, 8))
 
 
 class RetractionOrder(NamedTuple):
-    """How the distance from the geodesic grows with the step.
+    """Distances from the geodesic, and how they grow with the step.
 
     Attributes:
       times: lengths of the steps, in the manifold's norm.
@@ -38,13 +36,19 @@ class RetractionOrder(NamedTuple):
 def retraction_order(
     manifold: Manifold, exact: Manifold, shape: tuple[int, int], key: PRNGKeyArray
 ) -> RetractionOrder:
-    """Measures the order of a retraction in float64, along one random tangent.
+    """Measure the order of a retraction in float64, along one random tangent.
 
     Args:
       manifold: with the retraction.
       exact: the same manifold with the retraction that follows the geodesic.
       shape: of the point.
       key: of the point and the tangent.
+
+    Examples:
+      >>> exact = mm.manifolds.Hypersphere(ndim=2, retraction=mm.manifolds.retractions.Geodesic())
+      >>> sphere = mm.manifolds.Hypersphere(ndim=2)
+      >>> round(retraction_order(sphere, exact, (4, 3), jax.random.key(0)).slope, 1)
+      3.0
     """
     with jax.enable_x64(True):
         errors = np.asarray(jax.jit(functools.partial(_errors, manifold, exact, shape))(key))
@@ -53,7 +57,7 @@ def retraction_order(
 
 
 def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, int], key: Any) -> Any:
-    """For steps of all lengths along one random direction of norm 1."""
+    """Return the errors of steps of all lengths along one random direction of norm 1."""
     point_key, key = jax.random.split(key)
     point = manifold.random_point(point_key, shape, jnp.float64)
     vector = manifold.project_tangent(point, jax.random.normal(key, shape, jnp.float64))
@@ -85,7 +89,7 @@ def random_walk(
     key: PRNGKeyArray,
     dtype: Any = jnp.float32,
 ) -> RandomWalk:
-    """Walks along steepest directions of fresh Gaussian gradients.
+    """Walk along steepest directions of fresh Gaussian gradients.
 
     Points are kept in the dtype, the arithmetic is in float32. How far they have drifted from
     the set says `manifold.distance`, or better a computation in float64.
@@ -100,6 +104,10 @@ def random_walk(
 
     Raises:
       ValueError: if `steps` is less than 1 or a rate is not positive.
+
+    Examples:
+      >>> random_walk(mm.manifolds.EmbeddingRows(), (3, 4), (0.1,), 20, jax.random.key(0)).at
+      [1, 10, 20]
     """
     if steps < 1 or not rates or min(rates) <= 0:
         raise ValueError(f"steps must be at least 1 and rates positive; got {steps} and {rates}")
@@ -119,7 +127,7 @@ def random_walk(
 
 @functools.lru_cache(maxsize=1)
 def _advance(manifold: Manifold) -> Any:
-    """The walk from one step to another; compiled once for all seeds and lengths."""
+    """Return the compiled walk from one step to another, for all seeds and lengths."""
 
     @jax.jit
     def advance(points, rates, key, start, stop):
@@ -132,48 +140,3 @@ def _advance(manifold: Manifold) -> Any:
         return jax.lax.fori_loop(start, stop, step, points)
 
     return advance
-
-
-class RetractionCost(NamedTuple):
-    """Times in products of an `(m, n)` matrix with an `(n, n)` matrix, all in float32.
-
-    Attributes:
-      retraction: of one step of length 0.1.
-      direction: of the steepest direction before it.
-    """
-
-    retraction: float
-    direction: float
-
-
-def retraction_cost(
-    manifold: Manifold, shape: tuple[int, int], key: PRNGKeyArray, rounds: int = 25
-) -> RetractionCost:
-    """Times a retraction beside a matrix product, in turn: the least of the rounds.
-
-    Args:
-      manifold: with the retraction.
-      shape: `(m, n)` of the point; large enough for a product to take a millisecond.
-      key: of the point and the gradient.
-      rounds: how often each is timed.
-    """
-    keys = jax.random.split(key, 3)
-    point = manifold.random_point(keys[0], shape, jnp.float32)
-    grad = jax.random.normal(keys[1], shape)
-    square = jax.random.normal(keys[2], (shape[1], shape[1]))
-    dual = manifold.init_dual(shape)
-    steepest = jax.jit(lambda p, g: manifold.steepest(p, g, dual).direction)
-    retract, multiply = jax.jit(manifold.retract), jax.jit(product)
-    step = -0.1 * steepest(point, grad)
-    seconds = interleaved_seconds(
-        {
-            "product": lambda: multiply(point, square),
-            "retraction": lambda: retract(point, step),
-            "direction": lambda: steepest(point, grad),
-        },
-        rounds,
-        middle=min,
-    )
-    return RetractionCost(
-        seconds["retraction"] / seconds["product"], seconds["direction"] / seconds["product"]
-    )

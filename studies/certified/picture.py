@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.lab import half_width
 from studies.certified.findings import PARTS
 from studies.display import COLOURS, dress, panels
+from studies.estimates import half_width
 from studies.study import Record
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.lab import erasure_auc, erasure_ratio, letter_mask, stable_rank
+from manifoldmuon.lab import erasure_auc, letter_mask, stable_rank
 from manifoldmuon.linalg import msign
 from manifoldmuon.manifolds import Manifold, Stiefel
 from manifoldmuon.norms import FanRatio
@@ -21,6 +21,7 @@ from manifoldmuon.optim import init_tree
 from studies.classification import Weights, accuracy, logits, shapes_of
 from studies.datasets import load_cifar10, load_digits, load_mnist
 from studies.erasure.methods import MIDDLE, SIX_STEPS, Update, method_of
+from studies.erasure.ratio import erasure_ratio
 
 PUBLISHED_IMAGES = 3072
 """As published: the sampler takes the number of pixels for the number of images."""

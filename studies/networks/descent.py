@@ -10,8 +10,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon.lab import feature_changes
-from manifoldmuon.modules import Module
+from manifoldmuon.modules import Compose, Module
 from studies.networks.architectures import gaussian_weights
 from studies.networks.methods import Method
 from studies.networks.tasks import Task
@@ -127,6 +126,36 @@ def _training(descent: Descent) -> Any:
         return jax.lax.map(lambda rate: train(rate, start, order, data), rates)
 
     return run
+
+
+def feature_changes(
+    network: Module, before: Any, after: Any, x: Any
+) -> dict[str, Float[Array, ""]]:
+    """By layer, the root mean square of the change of its output between two trees of weights.
+
+    The layers are the top-level parts of the network that have weights, counted from 1 at the
+    input; a stack of blocks is one.
+
+    Args:
+      network: whose features are compared.
+      before: a tree of weights.
+      after: another one, such as the same after a few steps.
+      x: inputs.
+    """
+    pairs = zip(_features(network, before, x), _features(network, after, x), strict=True)
+    moved = [jnp.sqrt(jnp.mean((new - old) ** 2)) for old, new in pairs]
+    return {str(number): change for number, change in enumerate(moved, 1)}
+
+
+def _features(network: Module, weights: Any, x: Any) -> list[Array]:
+    if not isinstance(network, Compose):
+        return [network.apply(weights, x)]
+    found = []
+    for part, own in zip(network.parts, weights, strict=True):
+        x = part.apply(own, x)
+        if part.mass > 0:
+            found.append(x)
+    return found
 
 
 @functools.lru_cache(maxsize=4)

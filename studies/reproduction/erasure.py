@@ -10,9 +10,10 @@ import optax
 from jaxtyping import Array, Float
 
 import manifoldmuon as mm
-from manifoldmuon.lab import erasure_auc, erasure_ratio, letter_mask, stable_rank
+from manifoldmuon.lab import erasure_auc, letter_mask, stable_rank
 from manifoldmuon.linalg import MsignMethod, power_iteration
 from studies.datasets import Dataset
+from studies.erasure.ratio import erasure_ratio
 from studies.reproduction import modula
 
 BATCH = 1024

@@ -7,16 +7,12 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from manifoldmuon.lab import (
-    half_width,
-    mean_estimate,
-    random_walk,
-    retraction_cost,
-    retraction_order,
-)
+from manifoldmuon.lab import random_walk, retraction_order
 from studies import classification
 from studies.classification import shapes_of
 from studies.display import short, text_table
+from studies.estimates import half_width, mean_estimate
+from studies.retractions.cost import retraction_cost
 from studies.retractions.picture import middle, picture
 from studies.retractions.spaces import SPACES, Space
 from studies.study import Cell, Record, Row, Study, option
@@ -101,8 +97,7 @@ class RetractionLaboratory(Study):
             exact = space.build(space.retractions[space.exact], shape)
             return retraction_order(manifold, exact, shape, key)._asdict()
         if cell["part"] == "cost":
-            cost = retraction_cost(manifold, shape, key)
-            return {"cost": cost.retraction, "direction_cost": cost.direction}
+            return retraction_cost(manifold, shape, key)
         found = random_walk(manifold, shape, self.rates, self.walk_steps, key, cell["dtype"])
         distances = np.stack([space.distance(points) for points in found.points], axis=1)
         return {"at": found.at, "distances": distances, "effective": found.effective}

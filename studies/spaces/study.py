@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manifoldmuon.lab import interleaved_seconds
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.norms import ScaleRule
 from studies.networks.architectures import Architecture, Funnel, Transformer
@@ -21,6 +20,7 @@ from studies.spaces.findings import summary, table
 from studies.spaces.picture import picture
 from studies.spaces.sets import FROBENIUS, MUON, SETS, STIEFEL, Hidden, sets_of
 from studies.study import Cell, Record, Row, Study, option
+from studies.timing import interleaved_seconds
 
 EXPONENTS = {"gpt": (-4, 0), "images": (-6, -2)}
 """The grids of learning rates in powers of two."""

@@ -6,17 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.lab import (
-    BestRate,
-    best_rate,
-    excess_loss,
-    mean_estimate,
-    rate_drift,
-    slope_estimate,
-)
+from manifoldmuon.lab import BestRate, best_rate, excess_loss
 from studies.display import text_table
-from studies.estimates import at_best_rate, shown
+from studies.estimates import at_best_rate, mean_estimate, shown, slope_estimate
 from studies.study import Row
+from studies.transfer.drift import rate_drift
 
 RATES = "rates"
 MASS = "mass"

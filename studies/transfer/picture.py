@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.lab import half_width
 from studies.display import COLOURS, dress, panels
+from studies.estimates import half_width
 from studies.transfer.findings import RATES
 
 COLUMNS = 4

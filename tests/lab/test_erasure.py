@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from manifoldmuon.lab import erasure_auc, erasure_ratio, letter_mask, stable_rank
+from manifoldmuon.lab import erasure_auc, letter_mask, stable_rank
+from studies.erasure.ratio import erasure_ratio
 
 MASK = letter_mask((96, 128))
 
@@ -81,7 +82,7 @@ def test_measures_refuse_what_does_not_fit(rng):
     with pytest.raises(ValueError, match="shape"):
         erasure_auc(weights(rng, (4, 4)), MASK)
     with pytest.raises(ValueError, match="letter_mask"):
-        erasure_ratio(weights(rng), np.ones_like(MASK))
+        erasure_auc(weights(rng), np.ones_like(MASK))
 
 
 def test_the_stable_rank(rng):

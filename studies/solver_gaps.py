@@ -1,7 +1,5 @@
 """How far the directions of a Stiefel solver are from the optimum along a training run."""
 
-from __future__ import annotations
-
 import functools
 from typing import NamedTuple
 

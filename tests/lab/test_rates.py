@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.lab import BestRate, best_rate, excess_loss, feature_changes, rate_drift
+from manifoldmuon.lab import BestRate, best_rate, excess_loss
 from manifoldmuon.modules import MLP, Linear
+from studies.networks.descent import feature_changes
+from studies.transfer.drift import rate_drift
 
 EXPONENTS = list(range(-6, 3))
 

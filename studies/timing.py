@@ -1,6 +1,4 @@
-"""Timing on a noisy machine: several functions in turn, so that their ratios can be trusted."""
-
-from __future__ import annotations
+"""Timing on a noisy machine, where only ratios can be trusted."""
 
 import statistics
 import time
@@ -15,10 +13,9 @@ def interleaved_seconds(
     at_least: float = 2e-3,
     middle: Callable[[list[float]], float] = statistics.median,
 ) -> dict[str, float]:
-    """The seconds that a call of each function takes, all of them measured in every round.
+    """Return the seconds that a call of each function takes, all measured in every round.
 
-    What else the machine does then slows all of them down, and their ratios stay. Every function
-    has run once before, so that nothing is compiled in a measured round.
+    What else the machine does slows all of them alike. Nothing is compiled in a measured round.
 
     Args:
       functions: without arguments, by name; what they return is waited for.

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from manifoldmuon.lab import solver_gaps
 from manifoldmuon.manifolds.solvers import ACCURATE
 from studies.baselines import ADMM
+from studies.solver_gaps import solver_gaps
 from studies.solvers import NoProjection
 
 
