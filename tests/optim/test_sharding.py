@@ -255,7 +255,7 @@ def test_states_keep_their_types_in_half_precision(name):
     """
     instance = INSTANCES[name]
     uniform = {k: v for k, v in instance.arguments.items() if not isinstance(v, dict)}
-    tx = dataclasses.replace(instance, geometry=Euclidean(RMSToRMS()), arguments=uniform).tx()
+    tx: Any = dataclasses.replace(instance, geometry=Euclidean(RMSToRMS()), arguments=uniform).tx()
     mesh = jax.make_mesh(*MESHES["explicit"])
     assert tx.init({"w": jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)}) is not None
     with jax.set_mesh(mesh):
