@@ -7,7 +7,7 @@ the point given. A case that breaks a bound of `LIMITS` is shrunk by Hypothesis 
 """
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,8 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.solvers import FAST, DualAscent, Resolvents
 from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, Spectral
-from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
+from manifoldmuon.testing import gradient_sequence, strategies
+from manifoldmuon.testing.strategies import Case
 from studies.program import parse, save
 
 MATRICES = {
@@ -98,24 +99,10 @@ RESIDUALS = {
 OF_FLOAT64 = 1e-2
 
 
-class Case(NamedTuple):
-    """A stack of problems; `scale` and `share`, of the tangent part, are powers of two."""
-
-    manifold: str
-    shape: tuple[int, ...]
-    dtype: str
-    scale: int
-    share: int
-    decay: float
-    kind: str
-    seed: int
-
-
 def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.SearchStrategy[Case]:
-    """The strategy; fewer of each compile fewer programs."""
+    """Return the strategy, with shapes that the manifolds take."""
 
     def fitting(case: Case) -> Case:
-        """A shape that the manifold takes."""
         *batch, m, n = case.shape
         if case.manifold == "Orthogonal":
             m = n
@@ -125,19 +112,7 @@ def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.Sear
             m, n = (m + 4, 4) if m >= n else (4, n)
         return case._replace(shape=(*batch, m, n))
 
-    faults = ("zero", "NaN", "infinite")
-    kinds = st.sampled_from(("normal", "normal", "inward", "inward", "low rank", *faults))
-    return st.builds(
-        Case,
-        manifold=st.sampled_from(manifolds),
-        shape=st.sampled_from(shapes),
-        dtype=st.sampled_from(dtypes),
-        scale=st.integers(-140, 120),
-        share=st.integers(-24, 0),
-        decay=st.floats(0, 6),
-        kind=kinds,
-        seed=st.integers(0, 2**31),
-    ).map(fitting)
+    return strategies.cases(manifolds, shapes, dtypes).map(fitting)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -166,7 +141,8 @@ def check(case: Case) -> dict[str, float]:
     with jax.enable_x64(dtype == np.float64):
         drawn = clear_of_edges(manifold, rng.standard_normal(case.shape))
         point = draw(manifold, drawn.astype(dtype))
-        grad = _gradient(case, manifold, np.asarray(point, np.float64), rng).astype(dtype)
+        normal = functools.partial(_normal_part, case, manifold, np.asarray(point, np.float64))
+        grad = case.gradient(rng, normal).astype(dtype)
         direction, gap, moved, distance = jax.tree.map(np.float64, ask(manifold, point, grad))
     found = dict.fromkeys(LIMITS, 0.0)
     exact = np.asarray(grad, np.float64)
@@ -191,28 +167,10 @@ def check(case: Case) -> dict[str, float]:
     return found
 
 
-def _gradient(
-    case: Case, manifold: Manifold, point: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
-    """A part normal to the set, or its negative (inward), and 2**share of one that is not."""
-    *batch, m, n = case.shape
-    if case.kind in ("zero", "NaN", "infinite"):
-        grad = np.zeros(case.shape)
-        grad[..., 0, 0] = {"zero": 0, "NaN": np.nan, "infinite": np.inf}[case.kind]
-        return grad
-    free = rng.standard_normal(case.shape) * np.logspace(0, -case.decay, n)
-    if case.kind == "low rank":
-        free = rng.standard_normal((*batch, m, 1)) @ rng.standard_normal((*batch, 1, n))
+def _normal_part(case: Case, manifold: Manifold, point: np.ndarray, x: np.ndarray) -> np.ndarray:
     if case.manifold in ROWS:
-        normal = point * rng.standard_normal((*batch, m, 1))
-    else:
-        drawn = rng.standard_normal(case.shape)
-        normal = np.stack([normal_at(manifold, w)(x) for w, x in zip(point, drawn, strict=True)])
-    normal = -normal if case.kind == "inward" else normal
-    largest = np.abs(normal).max() or 1.0  # nothing is normal inside of a set
-    grad = normal / largest * (case.share < 0) + 2.0**case.share * free
-    # float16 holds numbers from 2**-24 to 2**16.
-    return grad * 2.0 ** (np.clip(case.scale, -4, 10) if case.dtype == "float16" else case.scale)
+        return point * np.sum(point * x, -1, keepdims=True)
+    return np.stack([normal_at(manifold, w)(y) for w, y in zip(point, x, strict=True)])
 
 
 def _measure(manifold, point, grad, direction, reported) -> tuple[float, ...]:
@@ -360,10 +318,6 @@ WARM = (
 )
 EXCESS = 0.75  # of normalised updates over their budgets: at most .6 is measured
 
-sequences = st.tuples(
-    st.sampled_from(GRADIENT_FAMILIES), st.sampled_from((1, 5, 50)), st.integers(0, 2**31)
-)
-
 
 @functools.partial(jax.jit, static_argnums=0)
 def walk(name: str, point: Any, grads: Any) -> tuple[Any, ...]:
@@ -469,9 +423,6 @@ def check_bounds(networks: range, sets: tuple[str, ...] = DRIFTING) -> dict[str,
     return worst
 
 
-runs = st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_size=6)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Draws the cases and writes what was worst; a broken bound ends it with the case."""
     parser = command("reliability", "Random cases, and the worst that they found.")
@@ -516,9 +467,9 @@ def main(argv: list[str] | None = None) -> None:
         for dtype in DTYPES:
             draw_all(direction, cases((name,), SHAPES, (dtype,)))
     for name in LINKS:
-        draw_all(training, st.just(name), runs, st.integers(0, 2**31))
+        draw_all(training, st.just(name), strategies.gradient_scales(), st.integers(0, 2**31))
     for name in WARM:
-        draw_all(switching, st.just(name), sequences)
+        draw_all(switching, st.just(name), strategies.sequences())
     counts["networks"] = options.examples
     worst |= check_bounds(range(options.seed, options.seed + options.examples))
     for name, table in sorted(worst.items()):

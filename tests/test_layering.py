@@ -44,7 +44,7 @@ APART = {("robustness", "optim")}
 DELAYED = {"matplotlib", "safetensors"}
 
 # What a part needs that is imported by name only, and that not everyone has.
-EXTRAS = {"checkpoints": {"orbax"}}
+EXTRAS = {"checkpoints": {"orbax"}, "testing": {"hypothesis"}}  # of `strategies` alone
 
 
 class Import(NamedTuple):

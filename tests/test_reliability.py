@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from benchmarks import reliability
 from benchmarks._sets import most, normal_at
-from benchmarks.reliability import Case
 from manifoldmuon.manifolds import SpectralBall, SpectralBand
 from manifoldmuon.manifolds.solvers import DouglasRachford
+from manifoldmuon.testing import GRADIENT_FAMILIES
+from manifoldmuon.testing.strategies import Case, gradient_scales
 
 NETWORKS = (1, 10, 14)  # of `random_network`: drawn once, and among the faster ones
 few = settings(
@@ -78,7 +79,7 @@ def test_a_splitting_that_fails_gives_way_to_the_tangent_part():
 @pytest.mark.parametrize("name", sorted(reliability.LINKS.keys() - {"normalized Adam, sets"}))
 def test_trainings(name):
     @few
-    @given(reliability.runs, st.integers(0, 2**31))
+    @given(gradient_scales(), st.integers(0, 2**31))
     def train(scales, draws):
         reliability.check_training(name, scales, draws)
 
@@ -88,7 +89,7 @@ def test_trainings(name):
 @pytest.mark.slow_except("Stiefel, DualAscent", "normalized momentum")
 @pytest.mark.parametrize("name", reliability.WARM)
 def test_warm_starts_with_sparse_and_switching_gradients(name):
-    families = reliability.GRADIENT_FAMILIES
+    families = GRADIENT_FAMILIES
     for seed, (family, period) in enumerate(zip(families, 3 * (5, 50, 1), strict=False)):
         reliability.check_switching(name, (family, period, seed))
 
@@ -132,6 +133,6 @@ def test_a_broken_bound_is_found(monkeypatch):
         return direction / 2, 0 * gap, *rest
 
     monkeypatch.setattr(reliability, "ask", too_good)
-    case = reliability.Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0)
+    case = Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0)
     with pytest.raises(AssertionError, match="gap under the true one: 0.5"):
         reliability.check(case)
