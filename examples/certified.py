@@ -55,7 +55,7 @@ def main(steps: int = 840, width: int = 128) -> float:
         print(f"{radius:6}  {found.accuracy(radius):9.1%}  {attacked.accuracy:8.1%}")
     with tempfile.TemporaryDirectory() as folder:
         proof = Path(folder, "proof")
-        export(proof, net, params, test_x, data.test_y, found.radii, at=RADII)
+        export(proof, found, at=RADII)
         verified = verify(proof)  # NumPy alone: shares no code with the package
     print(
         f"verified: {len(verified.radii)} images, {np.mean(verified.radii > 0):.1%} with a radius"

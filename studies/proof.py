@@ -217,11 +217,11 @@ def table(found: CertificationResult, rows: Sequence[dict[str, float]], settings
     return "\n".join(lines)
 
 
-def prove(folder: Path, net: Module, params: Any, data: Images, radii: Any, at: Any) -> None:
+def prove(folder: Path, found: CertificationResult, at: Sequence[float]) -> None:
     """Exports. Of the proof of an earlier run each file is replaced; all other files stay."""
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent) as begun:
-            export(f"{begun}/proof", net, params, data.test_x, data.test_y, radii, at=at)
+            export(f"{begun}/proof", found, at=at)
             folder.mkdir(exist_ok=True)
             for file in Path(begun, "proof").iterdir():
                 file.replace(folder / file.name)
@@ -262,7 +262,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return interrupted()
     with told():
-        prove(proof, net, params, data, found.radii, at=settings.radii)
+        prove(proof, found, settings.radii)
         title = f"{given.data}: certified and attacked"
         figure = picture(found, rows, settings.attacked, title)
         with whole(given.out.with_suffix(".png")) as temporary:

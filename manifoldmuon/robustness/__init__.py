@@ -12,11 +12,10 @@ from manifoldmuon.robustness._certificates import (
     certified_radius,
     certify,
 )
-from manifoldmuon.robustness._export import Arrays, describe, export
+from manifoldmuon.robustness._export import describe, export
 from manifoldmuon.robustness._losses import margin_cross_entropy, multiclass_hinge
 
 __all__ = [
-    "Arrays",
     "AttackResult",
     "CertificationResult",
     "auto_attack",

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Real
 
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.bounds import L2, RMS, Bounds, LInf, LipschitzBounds, NormBound, bound
@@ -34,24 +34,34 @@ _ROUNDING = 1e-10
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CertificationResult:
-    """Radii of images; made by `certify`.
+    """Radii of images with all that they belong to; made by `certify`, written by `export`.
 
     Attributes:
+      net: the classifier.
+      params: its weights.
+      images: `(n, ...)`, as they were given. The network reads `(images - shift) / scale`.
+      labels: `(n,)`, the true ones; None where they were not given.
+      shift: of the images.
+      scale: likewise.
+      predicted: `(n,)`, the labels that are certified.
       radii: `(n,)` in float64: no movement of the image that is shorter, in Euclidean length and
         in units of the image, changes the predicted label.
-      predicted: `(n,)`, the labels that are certified.
-      labels: `(n,)`, the true ones; None where they were not given.
       bounds: of the network up to its last linear layer, at its weights. Its `lipschitz_inputs`
         is in units of the network's input.
     """
 
-    radii: Float[np.ndarray, " n"]
-    predicted: Int[np.ndarray, " n"]
+    net: Module
+    params: Any
+    images: Real[np.ndarray, "n ..."]
     labels: Int[np.ndarray, " n"] | None
+    shift: np.ndarray
+    scale: np.ndarray
+    predicted: Int[np.ndarray, " n"]
+    radii: Float[np.ndarray, " n"]
     bounds: Bounds
 
     def accuracy(self, radius: float = 0.0) -> float:
-        """The share of images that are right, and stay so within this radius.
+        """Return the share of images that are right, and stay so within this radius.
 
         Args:
           radius: in units of the image; 0 asks for the clean accuracy.
@@ -65,14 +75,15 @@ class CertificationResult:
         return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
 
     def first(self, count: int) -> "CertificationResult":
-        """The same for the first images alone."""
-        labels = None if self.labels is None else self.labels[:count]
-        return dataclasses.replace(
-            self, radii=self.radii[:count], predicted=self.predicted[:count], labels=labels
-        )
+        """Return the same for the first images alone."""
+        rows = {
+            name: None if (array := getattr(self, name)) is None else array[:count]
+            for name in ("images", "labels", "predicted", "radii")
+        }
+        return dataclasses.replace(self, **rows)
 
-    def curve(self, radii: Any) -> Float[np.ndarray, " k"]:
-        """The accuracy at each of several radii."""
+    def curve(self, radii: ArrayLike) -> Float[np.ndarray, " k"]:
+        """Return the accuracy at each of several radii."""
         return np.array([self.accuracy(float(radius)) for radius in np.ravel(np.asarray(radii))])
 
 
@@ -82,13 +93,14 @@ def certify(
     images: ArrayLike,
     labels: ArrayLike | None = None,
     *,
-    scale: ArrayLike = 1.0,
+    shift: ArrayLike | Sequence[float] = 0.0,
+    scale: ArrayLike | Sequence[float] = 1.0,
     tolerance: float = 1e-3,
     batch: int = 1000,
 ) -> CertificationResult:
-    """Certified radii of a classifier's labels, in Euclidean length.
+    """Certify radii within which a classifier's labels cannot change, in Euclidean length.
 
-    The label c of an image stands against every other class j within
+    Against every other class j, the label c of an image holds within
     `(z_c - z_j) / (L ||w_c - w_j||)`, where z are the logits, w the rows of the last linear layer,
     and L bounds how much its input moves per movement of the image (Tsuzuku et al.,
     arXiv:1802.04034; pair by pair, so that rows need not be orthonormal). Of a network that ends
@@ -100,13 +112,14 @@ def certify(
 
     Args:
       net: the classifier, from images without their first axis to logits `(classes,)`. An
-        `ExternalModule` network needs slots with atoms.
+        `ExternalModule` network needs parameters with atoms.
       params: its weights.
-      images: `(n, ...)`, as the network reads them. All axes but the first are measured together.
+      images: `(n, ...)`, in the unit of the radii, such as pixels from 0 to 255 or to 1. All axes
+        but the first are measured together.
       labels: `(n,)` whole numbers, the true classes.
-      scale: the network reads `(image - shift) / scale`, and radii are to be in units of the
-        image, such as pixels in [0, 1]. Where it is an array, one for each channel, say, its least
-        entry counts.
+      shift: a number, or what broadcasts against an image, such as one for each channel. The
+        network reads `(images - shift) / scale`, in float32.
+      scale: the same, positive. Of an array the least entry counts for the radii.
       tolerance: how far a weight may be from its manifold, relative to the manifold's scale. What
         is certified is right for any weights, but weights that are far off are not those that
         were trained, and are refused.
@@ -115,24 +128,32 @@ def certify(
     Raises:
       ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
         in Euclidean length, or a logit is not finite.
+
+    Examples:
+      >>> net = mm.modules.Linear(2, 2, mm.manifolds.Stiefel())
+      >>> found = certify(net, jnp.eye(2), np.float32([[3.0, 1.0]]), [0])
+      >>> found.radii.round(6), found.accuracy(1.0)
+      (array([1.414214]), 1.0)
     """
     net, params = net.network(params) if isinstance(net, ExternalModule) else (net, params)
     _check_on_manifolds(net, params, tolerance)
     x = np.asarray(images)
-    if x.ndim < 2 or not np.issubdtype(x.dtype, np.floating):
+    if x.ndim < 2 or not (np.isrealobj(x) and np.issubdtype(x.dtype, np.number)):
         raise ValueError(
-            f"certify(images) must be floating point numbers (n, ...); got {x.dtype} of the shape "
-            f"{x.shape}"
+            f"certify(images) must be numbers (n, ...); got {x.dtype} of the shape {x.shape}"
         )
-    unit = float(np.min(np.asarray(scale, np.float64)))
-    check_number("certify(scale)", unit, least=np.finfo(float).tiny)
+    zero, unit = np.asarray(shift, np.float64), np.asarray(scale, np.float64)
+    check_number("certify(scale)", float(np.min(unit)), least=np.finfo(float).tiny)
     truth = None if labels is None else _labels(labels, len(x))
-    logits = logits_of(net, params, x, batch)
+    seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
+    chunks = np.array_split(seen, range(batch, len(seen), batch))
+    logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
     if logits.ndim != 2 or not np.isfinite(logits).all():
         raise ValueError(f"certify takes finite logits (n, classes); got the shape {logits.shape}")
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
     radii, predicted = _radii(logits.astype(np.float64), found.lipschitz_inputs * distances)
-    return CertificationResult(radii * unit, predicted, truth, found)
+    radii = radii * float(np.min(unit))
+    return CertificationResult(net, params, x, truth, zero, unit, predicted, radii, found)
 
 
 def certified_accuracy(
@@ -141,11 +162,12 @@ def certified_accuracy(
     radius: float,
     lipschitz: float = 1.0,
 ) -> Float[Array, ""]:
-    """The share of examples that are right with a margin above `sqrt(2) * lipschitz * radius`.
+    """Return the share of examples that are right with a sufficient margin.
 
-    A number for the log while training, in JAX. It is the certified accuracy if `lipschitz` is the
-    Euclidean Lipschitz constant of the logits, as 1 is with all weights on their manifolds; what
-    is reported in the end is for `certify`, which looks at the weights.
+    It is more than `sqrt(2) * lipschitz * radius`: a number for the log while training, in JAX, and
+    the certified accuracy if `lipschitz` is the Euclidean Lipschitz constant of the logits, as 1 is
+    with all weights on their manifolds. What is reported in the end is for `certify`, which looks
+    at the weights.
 
     Args:
       logits: of k classes.
@@ -221,12 +243,6 @@ def certified_radius(
     if inner.lower:
         room = np.minimum(room, norms.min(axis=places) - inner.lower)
     return np.asarray(np.minimum(radius, np.maximum(room, 0.0)))
-
-
-def logits_of(net: Module, params: Any, images: np.ndarray, batch: int) -> np.ndarray:
-    """The network's outputs for all images, so many at a time."""
-    chunks = np.array_split(images, range(batch, len(images), batch))
-    return np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, Int, Real
 
 from manifoldmuon.modules import (
     Abs,
     Add,
+    Atom,
     AveragePool,
     Bias,
-    Bond,
     Compose,
     Concatenate,
-    ExternalModule,
     Flatten,
     GroupSort,
     Householder,
@@ -45,10 +43,10 @@ from manifoldmuon.modules import (
     Tied,
     TwoTap,
 )
-from manifoldmuon.robustness._certificates import logits_of
+from manifoldmuon.robustness._certificates import CertificationResult
 
 FORMAT, VERSION = "manifoldmuon-certificate", 2
-_BATCH = 500
+Entry = dict[str, Any]
 
 
 class Arrays:
@@ -65,7 +63,7 @@ class Arrays:
         self._given: list[tuple[Any, str]] = []
 
     def add(self, kind: str, value: Any) -> str:
-        """Adds an array, unless this very object is there already, and returns its name.
+        """Add an array, unless this very object is there already, and return its name.
 
         Args:
           kind: of the layer that it belongs to; a part of the name.
@@ -83,39 +81,27 @@ class Arrays:
 
 def export(
     directory: str | os.PathLike[str],
-    net: Module | ExternalModule,
-    params: Any,
-    images: Real[np.ndarray | Array, "n ..."],
-    labels: Int[np.ndarray | Array, "..."],
-    radii: Real[np.ndarray | Array, "..."],
+    certified: CertificationResult,
     *,
-    shift: float | Sequence[float] = 0.0,
-    scale: float | Sequence[float] = 1.0,
     pixels: tuple[float, float] | None = None,
     at: Sequence[float] = (),
     arithmetic: str = "real",
     margin: float = 1e-5,
 ) -> Path:
-    """Writes `certificate.json`, `weights.safetensors` and `images.safetensors`.
+    """Write `certificate.json`, `weights.safetensors` and `images.safetensors`.
 
-    `python -m manifoldmuon_verify DIRECTORY` then derives the claims anew from the weights and the
-    images, or refuses them. Nothing is derived here: the claims are the network's own predictions
-    and the radii that are given, less `margin`. The verifier bounds what rounding may do, which the
-    float32 that radii are computed in does not. See the page on certificates.
+    `python -m manifoldmuon_verify DIRECTORY` then derives the claims again from the weights and the
+    images, or refuses them. The claims are the predictions and radii of `certify`, less `margin`.
+    The verifier bounds what rounding may do, which the float32 that radii are computed in does
+    not. See the page on certificates.
 
     Args:
       directory: a new one, or one that is empty; it appears with all three files or not at all.
-      net: a network of layers that the verifier knows (see `describe`); an `ExternalModule` one
-        needs slots with atoms.
-      params: its parameters; they are written in their own dtypes.
-      images: in the unit of the pixels. The network sees `(images - shift) / scale`.
-      labels: the true classes, `(n,)`.
-      radii: `(n,)`: how far each image may move in the Euclidean norm, in the unit of the pixels,
-        without a change of the predicted class; 0 where nothing is claimed.
-      shift: a number, or one for each channel.
-      scale: the same, positive.
+      certified: what `certify` found, with labels, for a network of layers that the verifier knows
+        (see `describe`). Weights are written in their own dtypes. To claim less, replace `radii`:
+        0 claims nothing of an image.
       pixels: the least and the largest value that a pixel can have, such as `(0, 255)`: the unit
-        in which radii are to be read. By default those of `images`.
+        in which radii are to be read. By default those of the images.
       at: the radii at which the certified accuracy is claimed.
       arithmetic: `"real"` claims for the network in exact arithmetic, `"float32"` for the one that
         float32 computes, with sums in any order; the latter proves smaller radii.
@@ -130,21 +116,14 @@ def export(
       TypeError: a module of a kind that the verifier does not know.
       ValueError: arguments that do not fit.
     """
-    net, params = net.network(params) if isinstance(net, ExternalModule) else (net, params)
     place = Path(directory)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FileExistsError(f"{place} holds something already; name a new directory")
-    images, labels, radii = np.asarray(images), np.asarray(labels), np.asarray(radii, np.float64)
-    count = len(images)
-    if labels.shape != (count,) or radii.shape != (count,):
-        raise ValueError(
-            f"labels and radii must be one for each of {count} images; got {labels.shape} and "
-            f"{radii.shape}"
-        )
-    if not (np.all(np.isfinite(radii)) and np.all(radii >= 0)):
+    images, labels, radii = certified.images, certified.labels, certified.radii
+    if labels is None:
+        raise ValueError("certify was not given the labels that a certificate needs")
+    if not (np.isfinite(radii) & (radii >= 0)).all():
         raise ValueError("radii must be finite and not negative")
-    if not np.min(np.asarray(scale)) > 0:
-        raise ValueError(f"scale must be positive; got {scale!r}")
     if arithmetic not in ("real", "float32"):
         raise ValueError(f"arithmetic must be 'real' or 'float32'; got {arithmetic!r}")
     low, high = (np.min(images), np.max(images)) if pixels is None else pixels
@@ -154,33 +133,29 @@ def export(
             f"got {pixels!r}"
         )
     arrays = Arrays()
-    network = describe(net, params, arrays)
-    zero, unit = np.asarray(shift, np.float32), np.asarray(scale, np.float32)
-    x = (images.astype(np.float32) - zero) / unit
-    predictions = np.argmax(logits_of(net, params, x, _BATCH), axis=-1)
+    network = describe(certified.net, certified.params, arrays)
     claimed = np.array([_floor(r) for r in radii - margin * np.max(radii, initial=0.0)])
-    right = (predictions == labels) & (claimed > 0)
-    files = {
-        "weights": _packed("weights.safetensors", arrays.values) | {"shared": arrays.shared},
-        "images": _packed(
-            "images.safetensors", {"images": images, "labels": labels.astype(np.int64)}
-        ),
-    }
+    right = (certified.predicted == labels) & (claimed > 0)
+    weights, weight_file = _packed("weights.safetensors", arrays.values)
+    pictures, image_file = _packed(
+        "images.safetensors", {"images": images, "labels": labels.astype(np.int64)}
+    )
     certificate = {
         "format": FORMAT,
         "version": VERSION,
         "norm": "l2",
         "arithmetic": arithmetic,
-        **{name: {k: v for k, v in told.items() if k != "bytes"} for name, told in files.items()},
+        "weights": weights | {"shared": arrays.shared},
+        "images": pictures,
         "input": {
             "shape": list(images.shape[1:]),
             "pixels": [float(low), float(high)],
-            "shift": np.asarray(shift, np.float64).tolist(),
-            "scale": np.asarray(scale, np.float64).tolist(),
+            "shift": certified.shift.tolist(),
+            "scale": certified.scale.tolist(),
         },
         "network": network,
         "claims": {
-            "predictions": predictions.tolist(),
+            "predictions": certified.predicted.tolist(),
             "radii": claimed.tolist(),
             "correct": int(np.sum(right)),
             "certified": [
@@ -188,18 +163,17 @@ def export(
             ],
         },
     }
-    contents = {told["file"]: told["bytes"] for told in files.values()}
-    contents["certificate.json"] = _text(certificate).encode()
-    _write(place, contents)
+    contents = {weights["file"]: weight_file, pictures["file"]: image_file}
+    _write(place, contents | {"certificate.json": _text(certificate).encode()})
     return place / "certificate.json"
 
 
 @functools.singledispatch
-def describe(module: Module, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
-    """The entries of a certificate that stand for a module; the arrays that they name are added.
+def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
+    """Return the entries of a certificate that describe a module, and add the arrays they name.
 
-    For a module of one's own, register what it is in terms of the kinds that the verifier knows:
-    `@describe.register`.
+    To export a module of your own, decorate a function of these arguments, which describes it in
+    terms of the kinds that the verifier knows, with `describe.register`.
 
     Args:
       module: of a network.
@@ -216,7 +190,7 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[dict[str, Any]
 
 
 @describe.register
-def _(module: Compose, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
+def describe_compose(module: Compose, params: Any, arrays: Arrays) -> list[Entry]:
     entries = []
     parts = list(zip(module.modules, params, strict=True))
     for i, (part, weights) in enumerate(parts):
@@ -236,61 +210,57 @@ def _(module: Compose, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
 
 
 @describe.register
-def _(module: Stack, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
+def describe_stack(module: Stack, params: Any, arrays: Arrays) -> list[Entry]:
     inner = describe(module.module, params, arrays)
     return [{"kind": "stack", "copies": module.copies, "layers": inner}]
 
 
 @describe.register
-def _(module: Tied, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
+def describe_tied(module: Tied, params: Any, arrays: Arrays) -> list[Entry]:
     return describe(module.module, module.untied(params), arrays)
 
 
-def _register_atom(kind: str, atom: type[Module], *options: str) -> None:
-    def entry(module: Any, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
-        told = {key: getattr(module, key) for key in options}
-        return [{"kind": kind, "weight": arrays.add(kind, params), **told}]
+def _register(kind: type[Module], name: str, *options: str) -> None:
+    """One entry of this name, with these attributes, and with the array of an atom."""
 
-    describe.register(atom, entry)
-
-
-def _register_bond(kind: str, bond: type[Bond], *options: str) -> None:
-    def entry(module: Any, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
-        return [{"kind": kind, **{key: getattr(module, key) for key in options}}]
-
-    describe.register(bond, entry)
+    @describe.register(kind)
+    def describe_layer(module: Any, params: Any, arrays: Arrays) -> list[Entry]:
+        weight = {"weight": arrays.add(name, params)} if isinstance(module, Atom) else {}
+        return [{"kind": name, **weight, **{key: getattr(module, key) for key in options}}]
 
 
-_register_atom("linear", Linear)
-_register_atom("bias", Bias)
-_register_atom("householder", Householder)
-_register_atom("two_tap", TwoTap, "axis", "offset")
-_register_bond("identity", Identity)
-_register_bond("scale", Mul, "factor")
-_register_bond("group_sort", GroupSort, "size")
-_register_bond("abs", Abs)
-_register_bond("relu", ReLU)
-_register_bond("flatten", Flatten, "axes")
-_register_bond("average_pool", AveragePool, "rows", "columns")
-_register_bond("norm_pool", NormPool, "side")
-_register_bond("space_to_depth", SpaceToDepth, "side")
-_register_bond("swap_axes", SwapAxes)
-_register_bond("shift", Shift, "pixels")
+_register(Linear, "linear")
+_register(Bias, "bias")
+_register(Householder, "householder")
+_register(TwoTap, "two_tap", "axis", "offset")
+_register(Identity, "identity")
+_register(Mul, "scale", "factor")
+_register(GroupSort, "group_sort", "size")
+_register(Abs, "abs")
+_register(ReLU, "relu")
+_register(Flatten, "flatten", "axes")
+_register(AveragePool, "average_pool", "rows", "columns")
+_register(NormPool, "norm_pool", "side")
+_register(SpaceToDepth, "space_to_depth", "side")
+_register(SwapAxes, "swap_axes")
+_register(Shift, "shift", "pixels")
 
 
 @describe.register
-def _(module: ScaledReLU, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
+def describe_scaled_relu(module: ScaledReLU, params: Any, arrays: Arrays) -> list[Entry]:
     return [{"kind": "relu"}, {"kind": "scale", "factor": math.sqrt(2)}]
 
 
 @describe.register
-def _(module: LocallyConnected, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
+def describe_locally_connected(
+    module: LocallyConnected, params: Any, arrays: Arrays
+) -> list[Entry]:
     kind = "locally_connected"
     return [{"kind": kind, "weight": arrays.add(kind, params), "axes": len(module.places)}]
 
 
 @describe.register
-def _(module: MeanSubtract, params: Any, arrays: Arrays) -> list[dict[str, Any]]:
+def describe_mean_subtract(module: MeanSubtract, params: Any, arrays: Arrays) -> list[Entry]:
     if module.axis not in (-1, (-1,)):
         raise TypeError(f"MeanSubtract can be exported over the last axis, not {module.axis}")
     return [{"kind": "mean_subtract"}]
@@ -302,8 +272,8 @@ def _floor(value: float) -> float:
     return max(0.0, float(digits.create_decimal_from_float(float(value))))
 
 
-def _packed(file: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Return a certificate's entry for a file, with the file itself under `bytes`."""
+def _packed(file: str, arrays: dict[str, np.ndarray]) -> tuple[Entry, bytes]:
+    """Return a certificate's entry for a file, and the file itself."""
     try:
         from safetensors.numpy import save
     except ImportError as error:
@@ -313,7 +283,7 @@ def _packed(file: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     # The words for dtypes are those of the file's own header.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    told = {
+    entries = {
         name: {
             "dtype": header[name]["dtype"],
             "shape": list(array.shape),
@@ -321,29 +291,27 @@ def _packed(file: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
         }
         for name, array in arrays.items()
     }
-    return {"file": file, "sha256": _digest(data), "arrays": told, "bytes": data}
+    return {"file": file, "sha256": _digest(data), "arrays": entries}, data
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _text(certificate: dict[str, Any]) -> str:
+def _text(certificate: Entry) -> str:
     """JSON to be read: a line for each entry, and one for all images."""
-
-    def line(value: Any) -> str:
-        return json.dumps(value, allow_nan=False)
-
+    line = functools.partial(json.dumps, allow_nan=False)
     parts = []
     for key, value in certificate.items():
-        if isinstance(value, dict):
-            inner = ",\n".join(f"  {line(k)}: {line(v)}" for k, v in value.items())
-            parts.append(f"{line(key)}: {{\n{inner}\n}}")
-        elif isinstance(value, list):
-            inner = ",\n".join(f"  {line(entry)}" for entry in value)
-            parts.append(f"{line(key)}: [\n{inner}\n]")
-        else:
-            parts.append(f"{line(key)}: {line(value)}")
+        text = line(value)
+        if isinstance(value, dict | list):
+            keyed = isinstance(value, dict)
+            entries = (
+                [f"{line(k)}: {line(v)}" for k, v in value.items()] if keyed else map(line, value)
+            )
+            inner = ",\n".join(f"  {entry}" for entry in entries)
+            text = f"{{\n{inner}\n}}" if keyed else f"[\n{inner}\n]"
+        parts.append(f"{line(key)}: {text}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 

@@ -117,11 +117,14 @@ def test_accuracies_and_curve(rng):
 
 def test_radii_are_in_the_units_of_the_image(rng):
     params, pixels = weights_of(FULL), images(rng, 50, 6)
-    plain = certify(FULL, params, (pixels - 0.3) / 0.25)
-    scaled = certify(FULL, params, (pixels - 0.3) / 0.25, scale=0.25)
+    plain = certify(FULL, params, np.float32((pixels - np.float32(0.3)) / np.float32(0.25)))
+    scaled = certify(FULL, params, pixels, shift=0.3, scale=0.25)
     np.testing.assert_allclose(scaled.radii, 0.25 * plain.radii, rtol=1e-12)
-    by_channel = certify(FULL, params, pixels, scale=np.array([0.5, 0.25, 2.0]))
-    np.testing.assert_allclose(by_channel.radii, 0.25 * certify(FULL, params, pixels).radii)
+    scale = np.array([0.5, 0.25, 2.0, 1.0, 1.0, 1.0], np.float32)
+    by_channel = certify(FULL, params, pixels, scale=scale)
+    np.testing.assert_allclose(
+        by_channel.radii, 0.25 * certify(FULL, params, pixels / scale).radii, rtol=1e-12
+    )
 
 
 def test_images_and_networks_without_a_linear_head(rng):
@@ -220,7 +223,7 @@ def test_declared_networks_say_what_is_missing():
     ("change", "message"),
     [
         ({"images": np.ones(6, np.float32)}, "certify\\(images\\)"),
-        ({"images": np.ones((2, 6), int)}, "floating point"),
+        ({"images": np.ones((2, 6), complex)}, "must be numbers"),
         ({"labels": np.zeros(3, int)}, "one for each of 2 images"),
         ({"labels": np.zeros(2)}, "whole numbers"),
         ({"scale": 0.0}, "scale"),

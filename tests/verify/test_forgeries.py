@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from benchmarks._forgeries import Forgery, pack, sha256, unpack, with_header
-from manifoldmuon.robustness import export
 from manifoldmuon_verify import Refused, _network, verify
 from manifoldmuon_verify.__main__ import main
-from tests.verify.forge import case, write_tight
+from tests.verify.forge import case, export_radii, write_tight
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +213,7 @@ def test_what_is_weaker_or_equal_is_another_true_certificate(tight, tmp_path):
 def test_an_array_may_be_shared_if_that_is_said(tmp_path):
     net, params, images, labels = case()
     params = (*params[:4], params[1], *params[5:])
-    export(tmp_path / "shared", net, params, images, labels, np.zeros(len(images)))
+    export_radii(tmp_path / "shared", net, params, images, labels, np.zeros(len(images)))
     assert verify(tmp_path / "shared").matrices == 5
     forged = Forgery(tmp_path / "shared")
     forged.told["weights"]["shared"] = []

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from manifoldmuon import modules
-from manifoldmuon.robustness import Arrays, describe
+from manifoldmuon.robustness import describe
+from manifoldmuon.robustness._export import Arrays
 from manifoldmuon_verify import Refused
 from manifoldmuon_verify._files import Stored
 from manifoldmuon_verify._layers import normalisation
