@@ -131,7 +131,7 @@ def certify(
 
     Examples:
       >>> net = mm.modules.Linear(2, 2, mm.manifolds.Stiefel())
-      >>> found = certify(net, jnp.eye(2), np.float32([[3.0, 1.0]]), [0])
+      >>> found = certify(net, jnp.eye(2), np.float32([[3.0, 1.0]]), np.array([0]))
       >>> found.radii.round(6), found.accuracy(1.0)
       (array([1.414214]), 1.0)
     """

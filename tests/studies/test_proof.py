@@ -57,7 +57,8 @@ def test_a_new_proof_takes_the_place_of_the_old_one_and_of_nothing_else(tmp_path
     told = set()
     for seed in (0, 1):
         params = net.init(jax.random.key(seed))
-        proof.prove(folder, net, params, data, np.zeros(20), at=())
+        found = proof.certify(net, params, data.test_x, data.test_y)
+        proof.prove(folder, found, at=())
         told.add((folder / "certificate.json").read_text())
         (folder / "notes.txt").write_text("mine")
     assert len(told) == 2
@@ -66,7 +67,7 @@ def test_a_new_proof_takes_the_place_of_the_old_one_and_of_nothing_else(tmp_path
     assert len(verify(folder).radii) == 20
     assert list(tmp_path.iterdir()) == [folder]
     with pytest.raises(WriteError, match="cannot write"):
-        proof.prove(folder / "notes.txt", net, params, data, np.zeros(20), at=())
+        proof.prove(folder / "notes.txt", found, at=())
 
 
 def test_a_file_where_the_folder_goes_is_told_before_training(tmp_path, capfd):
