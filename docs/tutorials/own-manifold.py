@@ -69,7 +69,7 @@ class Standardized(Manifold):
     def project_tangent(self, point, vector):
         return self.sphere.project_tangent(point, centred(vector))
 
-    def steepest(self, point, grad, dual):
+    def steepest(self, point, grad, dual=()):
         found = self.sphere.steepest(point, centred(grad), dual)
         return found._replace(direction=centred(found.direction))
 
@@ -101,7 +101,7 @@ check_manifold(Standardized(), (3, 16), jax.random.key(0), thorough=False, retur
 
 # %%
 class Careless(Standardized):
-    def steepest(self, point, grad, dual):
+    def steepest(self, point, grad, dual=()):
         return self.sphere.steepest(point, grad, dual)
 
 

@@ -67,6 +67,15 @@ def check_kind(holder: Any, field: str, *kinds: type) -> None:
         raise TypeError(_wrong_kind(holder, field, kinds, value))
 
 
+def check_retraction(manifold: Any, points: str) -> None:
+    """Raise `TypeError` unless the field `retraction` holds a retraction of such points."""
+    held = manifold.retraction
+    if isinstance(held, type) or points not in getattr(held, "points", ()):
+        hint = "; write an instance, with parentheses" if callable(held) else ""
+        name = f"{type(manifold).__name__}.retraction"
+        raise TypeError(f"{name} must be a Retraction of {points}; got {shown(held)}{hint}")
+
+
 def check_step_norm(manifold: Any, *kinds: type) -> None:
     """Raise `ValueError` for a norm of steps of another class, or for another number of axes."""
     if not isinstance(norm := manifold.norm, kinds):

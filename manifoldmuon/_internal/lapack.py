@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 _Result = TypeVar("_Result")
@@ -35,3 +36,10 @@ def map_matrices(
     if x.ndim == 2:
         return function(x)
     return jax.lax.platform_dependent(x, cpu=mapped, default=function)
+
+
+def positive_qr(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    """Return the Q whose R has a positive diagonal: a unique, smooth choice."""
+    q, r = map_matrices(jnp.linalg.qr, matrix)
+    diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
+    return q * jnp.where(diagonal < 0, -1, 1).astype(q.dtype)[..., None, :]

@@ -4,7 +4,6 @@ from manifoldmuon.contrib._doubly_stochastic import (
     DoublyStochastic,
     Nearest,
     Sinkhorn,
-    StochasticRetraction,
 )
 from manifoldmuon.contrib._isospectral import Isospectral
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
@@ -14,7 +13,6 @@ __all__ = [
     "Isospectral",
     "Nearest",
     "Sinkhorn",
-    "StochasticRetraction",
     "nearest_with_sums",
     "sinkhorn",
 ]

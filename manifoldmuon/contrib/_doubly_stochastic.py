@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 from typing import Any, ClassVar
@@ -11,7 +10,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_axes, check_fields, check_kind, check_step_norm
+from manifoldmuon._internal.arguments import (
+    check_axes,
+    check_fields,
+    check_retraction,
+    check_step_norm,
+)
 from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.directions import (
     never_fused,
@@ -20,42 +24,25 @@ from manifoldmuon._internal.directions import (
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.scales import scale_of
-from manifoldmuon._internal.values import Value
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 from manifoldmuon.manifolds import Manifold
+from manifoldmuon.manifolds.retractions import Retraction
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import FanRatio, Frobenius, Spectral
 
 
-class StochasticRetraction(Value, abc.ABC):
-    """Moves a non-negative matrix with rows of sum 1 and columns of sum m/n, and keeps these sums.
-
-    A frozen, hashable value. Vectors have rows and columns of sum zero; the manifold divides by its
-    scale, and makes the dtype float32 or wider. Leading axes are independent. Among matrices with
-    positive entries the set is flat, and a geodesic is `X + t V`.
-
-    Attributes:
-      order: `R(X, t V)` differs by O(t**(order + 1)) from it, where all entries of X are positive.
-    """
-
-    order: ClassVar[float]
-
-    @abc.abstractmethod
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
-        """A matrix of the set near `point + vector`."""
-
-
 @dataclasses.dataclass(frozen=True)
-class Nearest(StochasticRetraction):
-    """The point of the set nearest to `X + V` in the Frobenius norm: addition, where that stays.
+class Nearest(Retraction):
+    """The point of the set nearest to `X + V`: addition, where that stays.
+
+    Points have rows of sum 1 and columns of sum m/n. Inside, the set is flat: geodesics are lines.
 
     Entries that would be negative become zero, and may grow again in any later step. Undoes the
     distance that X has from the set; see `nearest_with_sums`.
     """
 
+    points: ClassVar[tuple[str, ...]] = ("non-negative matrices of fixed sums",)
     order: ClassVar[float] = math.inf
 
     def retract(
@@ -65,7 +52,7 @@ class Nearest(StochasticRetraction):
 
 
 @dataclasses.dataclass(frozen=True)
-class Sinkhorn(StochasticRetraction):
+class Sinkhorn(Retraction):
     """`X exp(V / X)`, entry by entry, balanced by Sinkhorn's iteration: entries stay positive.
 
     First order (Douik and Hassibi, arXiv:1802.02628, section III-C). A step no longer than the
@@ -83,6 +70,7 @@ class Sinkhorn(StochasticRetraction):
     limit: float = 1.0
     max_iterations: int = 200
 
+    points: ClassVar[tuple[str, ...]] = ("non-negative matrices of fixed sums",)
     order: ClassVar[float] = 1
 
     def __post_init__(self):
@@ -122,12 +110,12 @@ class DoublyStochastic(Manifold):
 
     row_sum: float = 1.0
     column_sum: float | None = None
-    retraction: StochasticRetraction = Nearest()
+    retraction: Retraction = Nearest()
     step_norm: Spectral | Frobenius | None = None
 
     def __post_init__(self):
         check_fields(self, row_sum="(0, inf)", column_sum="(0, inf)")
-        check_kind(self, "retraction", StochasticRetraction)
+        check_retraction(self, "non-negative matrices of fixed sums")
         check_step_norm(self, Spectral, Frobenius)
 
     @property
@@ -161,7 +149,7 @@ class DoublyStochastic(Manifold):
         return times_power_of_two(_centered(scaled), exponent, 2).astype(vector.dtype)
 
     def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
     ) -> Steepest:
         direction, gap, residual = projected_direction(grad, _centered, self.norm)
         size = scale_of(self.norm.scale, grad.shape[-2:])

@@ -26,12 +26,11 @@ from manifoldmuon._internal.arrays import (
     upcast,
 )
 from manifoldmuon._internal.directions import projected_direction, stay_if_still
-from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.manifolds.retractions import positive_qr
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Spectral
 
@@ -137,7 +136,7 @@ class Isospectral(Manifold):
         return match_orientation(part, vector).astype(vector.dtype)
 
     def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
     ) -> Steepest:
         unit, high = self._unit(point), tall(grad)
         left, right = self._singular_vectors(unit)

@@ -61,7 +61,7 @@ class Euclidean(Manifold):
         return vector
 
     def steepest(
-        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
+        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
     ) -> Steepest:
         exact = upcast(grad)  # the certificate is of the direction before it is rounded
         direction = self.step_norm.dualize(exact)

@@ -79,11 +79,20 @@ class Manifold(Value, abc.ABC):
         """The cold start of `steepest` for points of this shape; `()` for a closed form."""
         return ()
 
+    def _dual(self, dual: Any, shape: tuple[int, ...]) -> Any:
+        return self.init_dual(shape) if isinstance(dual, tuple) and not dual else dual
+
     @abc.abstractmethod
     def steepest(
-        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
+        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
     ) -> Steepest:
-        """The tangent direction of norm at most 1 with the largest `<grad, direction>`."""
+        """The tangent direction of norm at most 1 with the largest `<grad, direction>`.
+
+        Args:
+          point: a point of the set, or near it.
+          grad: the gradient at any scale.
+          dual: what the last, nearby problem returned, or `init_dual`; by default a cold start.
+        """
 
     @abc.abstractmethod
     def retract(

@@ -13,7 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_axes, check_fields, check_kind, check_step_norm
+from manifoldmuon._internal.arguments import (
+    check_axes,
+    check_fields,
+    check_kind,
+    check_retraction,
+    check_step_norm,
+)
 from manifoldmuon._internal.arrays import (
     expand_trailing,
     identity_like,
@@ -31,7 +37,7 @@ from manifoldmuon._internal.directions import (
     never_fused,
     stay_if_still,
 )
-from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
@@ -49,7 +55,7 @@ from manifoldmuon.linalg import (
 )
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
-from manifoldmuon.manifolds.retractions import Clip, SpectralRetraction, positive_qr
+from manifoldmuon.manifolds.retractions import Clip, Retraction
 from manifoldmuon.manifolds.solvers import DouglasRachford, LineMultiplier, Steepest
 from manifoldmuon.norms import Norm, Spectral
 
@@ -144,14 +150,16 @@ class SpectralSphere(_Bounded):
         return () if self.norm.is_euclidean else self.solver.init_dual(shape[:-2])
 
     def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
     ) -> Steepest:
         unit = self._normal(point)
         if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(grad, lambda v: _without(unit, v), 2)
             size = scale_of(self.norm.scale, grad.shape[-2:])
             return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
-        return self.solver.solve(self.norm, unit, grad, dual).astype(grad.dtype)
+        return self.solver.solve(self.norm, unit, grad, self._dual(dual, grad.shape)).astype(
+            grad.dtype
+        )
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -197,13 +205,19 @@ class _WithBoundary(_Bounded):
     """Sets of matrices with `low <= sigma_i / scale <= high`: closed, with an inside."""
 
     solver: DouglasRachford | None
-    retraction: SpectralRetraction
+    retraction: Retraction
     active_tolerance: float
 
     @property
     @abc.abstractmethod
     def _edges(self) -> tuple[float, float]:
         """The smallest and the largest singular value, relative to the scale."""
+
+    @abc.abstractmethod
+    def _returned(
+        self, unit: Float[Array, "*batch p q"], step: Float[Array, "*batch p q"]
+    ) -> Float[Array, "*batch p q"]:
+        """A tall point of unit scale after a step."""
 
     def fast(self) -> "_WithBoundary":
         return with_fast_norm(self, solver=None)
@@ -217,7 +231,7 @@ class _WithBoundary(_Bounded):
         return times_power_of_two(part, exponent, 2).astype(vector.dtype)
 
     def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
     ) -> Steepest:
         if self.solver is None:
             return Euclidean(self.norm).steepest(point, upcast(grad), dual).astype(grad.dtype)
@@ -229,7 +243,7 @@ class _WithBoundary(_Bounded):
     ) -> Float[Array, "*batch m n"]:
         scale = self._scale(point)
         unit, step = (tall(upcast(x) / scale) for x in (point, vector))
-        moved = self.retraction.retract(unit, step, *self._edges)
+        moved = self._returned(unit, step)
         return stay_if_still(point, vector, scale * match_orientation(moved, point), 2)
 
     def random_point(
@@ -309,13 +323,14 @@ class SpectralBall(_WithBoundary):
 
     scale: float | ScaleRule = 1.0
     solver: DouglasRachford | None = DouglasRachford()
-    retraction: SpectralRetraction = Clip()
+    retraction: Retraction = Clip()
     step_norm: Norm | None = None
     active_tolerance: float = 1e-3
 
     def __post_init__(self):
         check_scale("SpectralBall.scale", self.scale)
         check_step_norm(self, Norm)
+        check_retraction(self, "matrices of norm at most 1")
         _check_boundary(self)
 
     def fast(self) -> "SpectralBall":
@@ -328,6 +343,11 @@ class SpectralBall(_WithBoundary):
     def _edges(self) -> tuple[float, float]:
         return 0.0, 1.0
 
+    def _returned(
+        self, unit: Float[Array, "*batch p q"], step: Float[Array, "*batch p q"]
+    ) -> Float[Array, "*batch p q"]:
+        return self.retraction.retract(unit, step)
+
 
 @dataclasses.dataclass(frozen=True)
 class SpectralBand(_WithBoundary):
@@ -339,10 +359,10 @@ class SpectralBand(_WithBoundary):
 
     Attributes:
       low: the smallest singular value, relative to the scale; positive.
-      high: the largest one, by more than `4 * touching` above `low`.
+      high: the largest one, by more than `4 * active_tolerance` above `low`.
       scale: see `SpectralBall`.
       solver: see `SpectralBall`.
-      retraction: see `SpectralBall`.
+      retraction: how a step returns to the set: `Clip`, of any method.
       step_norm: see `SpectralBall`.
       active_tolerance: see `SpectralBall`.
     """
@@ -351,7 +371,7 @@ class SpectralBand(_WithBoundary):
     high: float = 2.0
     scale: float | ScaleRule = 1.0
     solver: DouglasRachford | None = DouglasRachford()
-    retraction: SpectralRetraction = Clip()
+    retraction: Clip = Clip()
     step_norm: Norm | None = None
     active_tolerance: float = 1e-3
 
@@ -359,14 +379,10 @@ class SpectralBand(_WithBoundary):
         check_scale("SpectralBand.scale", self.scale)
         check_fields(self, low="[0, inf)", high="(0, inf)")
         check_step_norm(self, Norm)
+        check_kind(self, "retraction", Clip)
         _check_boundary(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
-        if not self.retraction.raises:
-            raise ValueError(
-                "SpectralBand.retraction must bring singular values up to the lower edge; got "
-                f"{self.retraction!r}. Take Clip()"
-            )
         if not self.low + 4 * self.active_tolerance < self.high:
             raise ValueError(
                 "SpectralBand takes low + 4 * active_tolerance < high; got "
@@ -377,6 +393,11 @@ class SpectralBand(_WithBoundary):
     @property
     def _edges(self) -> tuple[float, float]:
         return self.low, self.high
+
+    def _returned(
+        self, unit: Float[Array, "*batch p q"], step: Float[Array, "*batch p q"]
+    ) -> Float[Array, "*batch p q"]:
+        return self.retraction.clip(unit + step, self.low, self.high)
 
 
 def _inverse_root(excess: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
@@ -398,6 +419,5 @@ def _without(
 
 def _check_boundary(manifold: _WithBoundary) -> None:
     check_kind(manifold, "solver", DouglasRachford, type(None))
-    check_kind(manifold, "retraction", SpectralRetraction)
     require_projection(manifold, manifold.solver)
     check_fields(manifold, active_tolerance="(0, 0.1)")

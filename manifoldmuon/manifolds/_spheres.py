@@ -10,7 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_axes, check_fields, check_kind, check_step_norm
+from manifoldmuon._internal.arguments import (
+    check_axes,
+    check_fields,
+    check_kind,
+    check_retraction,
+    check_step_norm,
+)
 from manifoldmuon._internal.arrays import (
     expand_trailing,
     frobenius_norm,
@@ -32,7 +38,7 @@ from manifoldmuon._internal.powers_of_two import (
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
 from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
-from manifoldmuon.manifolds.retractions import Normalize, SphereRetraction
+from manifoldmuon.manifolds.retractions import Normalize, Retraction
 from manifoldmuon.manifolds.solvers import (
     BarzilaiBorwein,
     DouglasRachford,
@@ -72,13 +78,13 @@ class Hypersphere(Manifold):
 
     scale: float | ScaleRule = 1.0
     ndim: int = 1
-    retraction: SphereRetraction = Normalize()
+    retraction: Retraction = Normalize()
     step_norm: Norm | None = None
     solver: LineMultiplier = LineMultiplier()
 
     def __post_init__(self):
         check_scale("Hypersphere.scale", self.scale)
-        check_kind(self, "retraction", SphereRetraction)
+        check_retraction(self, "unit vectors")
         check_kind(self, "solver", LineMultiplier)
         check_fields(self, ndim="[1, inf)")
         check_step_norm(self, Norm)
@@ -114,11 +120,13 @@ class Hypersphere(Manifold):
         return () if closed else self.solver.init_dual(shape[: len(shape) - self.ndim])
 
     def steepest(
-        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any
+        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
     ) -> Steepest:
         if not self.norm.is_euclidean:
             unit = normalize(point, self.ndim)
-            return self.solver.solve(self.norm, unit, grad, dual).astype(grad.dtype)
+            return self.solver.solve(self.norm, unit, grad, self._dual(dual, grad.shape)).astype(
+                grad.dtype
+            )
         unit = normalize(self._flat(point), 1)
         direction, gap, residual = euclidean_direction(
             self._flat(grad), lambda v: _without_radial(unit, v), 1
@@ -187,13 +195,13 @@ class EmbeddingRows(Manifold):
     """
 
     scale: float | ScaleRule = RootDim()
-    retraction: SphereRetraction = Normalize()
+    retraction: Retraction = Normalize()
     step_norm: Norm | None = None
     solver: BarzilaiBorwein | DouglasRachford = DouglasRachford()
 
     def __post_init__(self):
         check_scale("EmbeddingRows.scale", self.scale)
-        check_kind(self, "retraction", SphereRetraction)
+        check_retraction(self, "unit vectors")
         check_kind(self, "solver", BarzilaiBorwein, DouglasRachford)
         check_step_norm(self, Norm)
         require_projection(self, self.solver)
@@ -241,7 +249,7 @@ class EmbeddingRows(Manifold):
         return isinstance(self.norm, MaxRowNorm) or self.norm.is_euclidean
 
     def steepest(
-        self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
+        self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any = ()
     ) -> Steepest:
         unit, norm = normalize(point, 1), self.norm
         if isinstance(norm, MaxRowNorm):
@@ -265,6 +273,7 @@ class EmbeddingRows(Manifold):
 
         if isinstance(self.solver, DouglasRachford):
             return self.solver.solve(self.norm, normal, grad)
+        dual = self._dual(dual, grad.shape)
         start = SpaceDual(unit * dual.shift[..., None], dual.step)
         answer = self.solver.solve(self.norm, normal, grad, start)
         after = SpaceDual(radial(answer.dual.shift).astype(dual.shift.dtype), answer.dual.step)

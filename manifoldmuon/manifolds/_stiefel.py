@@ -12,7 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_axes, check_kind, check_step_norm
+from manifoldmuon._internal.arguments import (
+    check_axes,
+    check_kind,
+    check_retraction,
+    check_step_norm,
+)
 from manifoldmuon._internal.arrays import (
     expand_trailing,
     frobenius_norm,
@@ -35,13 +40,13 @@ from manifoldmuon._internal.directions import (
     projected_direction,
     stay_if_still,
 )
-from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import SVD, msign, polar_derivative
 from manifoldmuon.manifolds._manifold import Manifold, with_fields
-from manifoldmuon.manifolds.retractions import Polar, Retraction, positive_qr
+from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, Spectral
 
@@ -59,7 +64,7 @@ class _Orthonormal(Manifold):
 
     def __post_init__(self):
         check_scale(f"{type(self).__name__}.scale", self.scale)
-        check_kind(self, "retraction", Retraction)
+        check_retraction(self, "orthonormal matrices")
         check_step_norm(self, Spectral, Frobenius)
 
     @property
@@ -189,7 +194,7 @@ class _Frames(_Orthonormal):
         return _without(normal, vector)
 
     def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
     ) -> Steepest:
         unit, high, loss = self._at(point), tall(grad), rounding_loss(grad.dtype)
         if self.norm.is_euclidean:
@@ -201,6 +206,7 @@ class _Frames(_Orthonormal):
             unit, high = match_orientation(unit, point), grad
         # Accelerators round float32 factors to fewer bits unless told otherwise.
         with jax.default_matmul_precision("highest"):
+            dual = self._dual(dual, grad.shape)
             answer = self.solver.solve(unit, upcast(high), dual)
         return self._answered(_silence(answer, high, loss) if loss else answer, grad)
 
@@ -301,7 +307,7 @@ class Grassmann(_Orthonormal):
         return _without(normal, vector)
 
     def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
     ) -> Steepest:
         unit = self._at(point)
         direction, gap, residual = projected_direction(

@@ -20,14 +20,14 @@ from manifoldmuon.manifolds.retractions import (
     Normalize,
     Polar,
     Retraction,
-    SphereRetraction,
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class NoRetraction(Retraction, SphereRetraction):
+class NoRetraction(Retraction):
     """`W + V`, of matrices and of vectors: what happens when nothing brings the weights back."""
 
+    points: ClassVar[tuple[str, ...]] = ("orthonormal matrices", "unit vectors")
     order: ClassVar[float] = 1
     from_set: ClassVar[bool] = False
 
@@ -55,12 +55,13 @@ class Scalar(Retraction):
 
 
 @dataclasses.dataclass(frozen=True)
-class SphereScalar(SphereRetraction):
+class SphereScalar(Retraction):
     """`(w + v) / sqrt(1 + eta^2)` with `eta = ||v||` (Modula documentation, hypersphere page).
 
     `Normalize`, but for the rounding that it hands on.
     """
 
+    points: ClassVar[tuple[str, ...]] = ("unit vectors",)
     order: ClassVar[float] = 2
     from_set: ClassVar[bool] = False
 

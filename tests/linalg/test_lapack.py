@@ -8,8 +8,8 @@ import numpy as np
 
 from manifoldmuon import linalg
 from manifoldmuon._internal import lapack
+from manifoldmuon._internal.lapack import positive_qr
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.retractions import positive_qr
 from manifoldmuon.modules import Linear
 
 

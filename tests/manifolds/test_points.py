@@ -1,5 +1,7 @@
 """Points and directions against NumPy in float64, and at the edges."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,9 +15,10 @@ from manifoldmuon.manifolds import (
     Hypersphere,
     Manifold,
     Orthogonal,
+    SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.solvers import FAST, SkewPolar
+from manifoldmuon.manifolds.solvers import FAST, BarzilaiBorwein, DualAscent, SkewPolar
 from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, RootDim, Spectral
 from manifoldmuon.testing import stiefel_errors
 from tests.compiled import ask, point_of
@@ -26,7 +29,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def steepest(manifold: Manifold, point, grad):
-    return ask(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)), point, grad)
+    return ask(lambda p, g: manifold.steepest(p, g), point, grad)
 
 
 def name(value) -> str:
@@ -322,3 +325,16 @@ def test_flat_random_points_have_norm_one():
     for norm, shape in ((Spectral(), (3, 6, 4)), (MaxAbs(), (4, 3)), (Frobenius(ndim=0), (5,))):
         manifold = Euclidean(norm)
         np.testing.assert_allclose(ask(manifold.norm.norm, point_of(manifold, shape)), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "manifold",
+    [Stiefel(solver=DualAscent()), SpectralSphere(), EmbeddingRows(2.0, solver=BarzilaiBorwein())],
+    ids=name,
+)
+def test_a_dual_that_is_not_given_is_a_cold_start(rng, manifold):
+    manifold = dataclasses.replace(manifold, step_norm=Spectral())
+    point, grad = point_of(manifold, (6, 4)), normal(rng, 6, 4)
+    found = ask(lambda p, g: manifold.steepest(p, g), point, grad)
+    wanted = ask(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)), point, grad)
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -1,8 +1,10 @@
 """Retractions: how a step along a tangent vector ends on the set again.
 
-Those of matrices with orthonormal columns (`Retraction`): `Polar`, `QR`, `Analytic`, `Cayley`,
-`Exponential`. Those of bounded singular values (`SpectralRetraction`): `Clip`, `SoftCap`. Those of
-spheres (`SphereRetraction`): `Normalize`, `Geodesic`.
+| points | retractions |
+|---|---|
+| orthonormal matrices | `Polar`, `QR`, `Analytic`, `Cayley`, `Exponential` |
+| unit vectors | `Normalize`, `Geodesic` |
+| matrices of norm at most 1 | `Clip`, `SoftCap` |
 """
 
 from manifoldmuon.manifolds.retractions._orthonormal import (
@@ -11,11 +13,10 @@ from manifoldmuon.manifolds.retractions._orthonormal import (
     Cayley,
     Exponential,
     Polar,
-    Retraction,
-    positive_qr,
 )
-from manifoldmuon.manifolds.retractions._spectral import Clip, SoftCap, SpectralRetraction
-from manifoldmuon.manifolds.retractions._spheres import Geodesic, Normalize, SphereRetraction
+from manifoldmuon.manifolds.retractions._retraction import Retraction
+from manifoldmuon.manifolds.retractions._spectral import Clip, SoftCap
+from manifoldmuon.manifolds.retractions._spheres import Geodesic, Normalize
 
 __all__ = [
     "QR",
@@ -28,7 +29,4 @@ __all__ = [
     "Polar",
     "Retraction",
     "SoftCap",
-    "SpectralRetraction",
-    "SphereRetraction",
-    "positive_qr",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 import math
@@ -24,43 +23,14 @@ from manifoldmuon._internal.arrays import (
     skew,
     tall,
 )
-from manifoldmuon._internal.lapack import map_matrices
-from manifoldmuon._internal.values import Value
+from manifoldmuon._internal.lapack import positive_qr
 from manifoldmuon.linalg import (
     inverse_sqrt_minus_one,
     largest_row_sum,
     polar_derivative,
     spectral_norm,
 )
-
-
-class Retraction(Value, abc.ABC):
-    """Moves an orthonormal matrix along a tangent vector, and back onto the set.
-
-    A frozen, hashable value without arrays. Points are tall or square with `W^T W = I` and
-    vectors tangent, `sym(W^T V) = 0`; the manifolds transpose wide matrices, divide by their
-    scale, and make the dtype float32 or wider. Leading axes are independent.
-
-    Laws: `R(W, 0) = W`; `R(W, t V) = W + t V + O(t**2)`.
-
-    Attributes:
-      order: `R(W, t V)` differs by O(t**(order + 1)) from the geodesic of the embedded metric,
-        the path that a point free of forces would take on the set.
-      wide: whether `retract` takes wide matrices as well; they are transposed for it otherwise,
-        which costs memory traffic.
-      from_set: whether manifolds project points that are far off first. False to study what a
-        retraction does by itself.
-    """
-
-    order: ClassVar[float]
-    wide: ClassVar[bool] = False
-    from_set: ClassVar[bool] = True
-
-    @abc.abstractmethod
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
-        """An orthonormal matrix near `point + vector`, for a tangent `vector`."""
+from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +40,7 @@ class Polar(Retraction):
     Second order (Absil, Mahony and Sepulchre 2008, section 4.1). For a tangent `V` the Gram
     matrix is `I + V^T V`, at least the identity and close to it for a small step, so that a few
     `n x n` products find its inverse root: no iteration for a learning rate of 0.05, at most one
-    up to 0.3, two for 1, up to ten for 100. The Gram matrix is formed anew from `W + V`, so
+    up to 0.3, two for 1, up to ten for 100. The Gram matrix is that of `W + V`, so
     whatever distance from the set rounding has left in `W` is undone rather than handed on.
 
     The iteration stops by itself; the derivative, in either mode, is that of the exact factor.
@@ -134,13 +104,6 @@ class QR(Retraction):
         return positive_qr(point + vector)
 
 
-def positive_qr(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-    """The Q of the QR decomposition whose R has a positive diagonal: a unique, smooth choice."""
-    q, r = map_matrices(jnp.linalg.qr, matrix)
-    diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
-    return q * jnp.where(diagonal < 0, -1, 1).astype(q.dtype)[..., None, :]
-
-
 @dataclasses.dataclass(frozen=True)
 class Analytic(Retraction):
     """`(W + V)(I - A^T A + A^T A / sqrt(1 + eta^2))` with `V = eta A` and `eta = ||V||_2`.
@@ -195,7 +158,7 @@ class Exponential(Retraction):
     `[W V] exp([[K, -S], [I, K]]) [I; 0] exp(-K)` with `K = W^T V` and `S = V^T V`: one matrix
     exponential of size 2n and one of size n (Edelman, Arias and Smith 1998, section 2.2.2).
     Not the geodesic of the canonical metric, which differs from it unless `K = 0` or `W` is
-    square. The dearest of the retractions, and the one to compare the others with; it keeps
+    square. The most expensive retraction, and the one to compare the others with; it keeps
     the distance that `W` has from the set.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import ClassVar
 
@@ -11,7 +10,6 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import expand_trailing, identity_like, mT, product
-from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg import (
     MsignMethod,
     check_method,
@@ -20,42 +18,14 @@ from manifoldmuon.linalg import (
     positive_part,
     spectral_bound,
 )
-
-
-class SpectralRetraction(Value, abc.ABC):
-    """Moves a matrix, and brings its singular values between two edges.
-
-    A frozen, hashable value. Matrices are tall, float32 or wider; leading axes are independent.
-
-    Attributes:
-      raises: whether singular values can be brought up to a lower edge as well.
-    """
-
-    raises: ClassVar[bool]
-
-    @abc.abstractmethod
-    def retract(
-        self,
-        point: Float[Array, "*batch m n"],
-        vector: Float[Array, "*batch m n"],
-        low: float,
-        high: float,
-    ) -> Float[Array, "*batch m n"]:
-        """A matrix near `point + vector`, with singular values between `low` and `high`.
-
-        Args:
-          point: within the edges.
-          vector: the step.
-          low: 0 for no lower edge.
-          high: positive.
-        """
+from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 
 @dataclasses.dataclass(frozen=True)
-class Clip(SpectralRetraction):
-    """Brings the singular values of a matrix between two edges: the nearest such matrix.
+class Clip(Retraction):
+    """The nearest matrix whose singular values are at most 1, or between two edges.
 
-    With `C = X^T X / high^2` it is `X (I + (C - I)_+)^(-1/2)` at the upper edge, and likewise at
+    With `C = X^T X / high^2` this is `X (I + (C - I)_+)^(-1/2)` at the upper edge, and likewise at
     the lower one: a sign and a few more products of small matrices, two tall ones. A singular value
     that would have to grow more than a hundredfold stays short. Derivatives are those of the exact
     sign and root.
@@ -68,7 +38,7 @@ class Clip(SpectralRetraction):
       max_iterations: of the inverse root, as in `Polar`; each one doubles a small singular value.
     """
 
-    raises: ClassVar[bool] = True
+    points: ClassVar[tuple[str, ...]] = ("matrices of norm at most 1",)
 
     method: MsignMethod | None = None
     max_iterations: int = 40
@@ -79,19 +49,14 @@ class Clip(SpectralRetraction):
         check_fields(self, max_iterations="[1, inf)")
 
     def retract(
-        self,
-        point: Float[Array, "*batch m n"],
-        vector: Float[Array, "*batch m n"],
-        low: float,
-        high: float,
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        """The nearest matrix to `point + vector`."""
-        return self.clip(point + vector, low, high)
+        return self.clip(point + vector)
 
     def clip(
-        self, matrix: Float[Array, "*batch m n"], low: float, high: float
+        self, matrix: Float[Array, "*batch m n"], low: float = 0.0, high: float = 1.0
     ) -> Float[Array, "*batch m n"]:
-        """Singular values below `low` become `low`, those above `high` become `high`.
+        """Raise singular values below `low` to it, and lower those above `high`.
 
         Args:
           matrix: tall, float32 or wider; leading axes are independent.
@@ -139,7 +104,7 @@ def _soft_cap(largest: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
 
 
 @dataclasses.dataclass(frozen=True)
-class SoftCap(SpectralRetraction):
+class SoftCap(Retraction):
     """Lowers the largest singular values by two cubics, so that a step cannot lift them too high.
 
     With the step's norm e relative to the edge, singular values x up to 1 + e become
@@ -152,32 +117,21 @@ class SoftCap(SpectralRetraction):
     gradient pushes outwards. `Clip` leaves them alone.
     """
 
-    raises: ClassVar[bool] = False
+    points: ClassVar[tuple[str, ...]] = ("matrices of norm at most 1",)
 
     def retract(
-        self,
-        point: Float[Array, "*batch m n"],
-        vector: Float[Array, "*batch m n"],
-        low: float,
-        high: float,
+        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        """A matrix near `point + vector` of singular values up to `high`.
-
-        Raises:
-          ValueError: `low` is not 0.
-        """
-        if low != 0:
-            raise ValueError(f"SoftCap knows no lower edge; got low = {low}. Take Clip()")
         # A norm has no derivative at zero.
         still = jnp.all(vector == 0, axis=(-2, -1))
-        size = spectral_bound(jnp.where(expand_trailing(still, 2), 1, vector / high))
+        size = spectral_bound(jnp.where(expand_trailing(still, 2), 1, vector))
         excess = jnp.where(still, 0, jnp.maximum(size, jnp.finfo(vector.dtype).eps))
         # Beyond, the cubics are not monotone: so long steps are shortened by a factor first.
         largest = jnp.minimum(1 + excess, _LARGEST_CAPPED)
-        moved = (point + vector) / expand_trailing(high * (1 + excess) / largest, 2)
+        moved = (point + vector) / expand_trailing((1 + excess) / largest, 2)
         cubic = expand_trailing(_soft_cap(largest), 2)
         gram = product(mT(moved), moved)
         identity = identity_like(gram)
         once = identity - cubic * gram
         factor = once + cubic * product(gram, product(once, product(once, once)))
-        return high * product(moved, factor)
+        return product(moved, factor)

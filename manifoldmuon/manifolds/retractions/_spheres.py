@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 from typing import ClassVar
@@ -12,39 +11,18 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import expand_trailing, inner_product
 from manifoldmuon._internal.powers_of_two import normalize
-from manifoldmuon._internal.values import Value
-
-
-class SphereRetraction(Value, abc.ABC):
-    """Moves unit vectors along tangent vectors, on the sphere of radius 1.
-
-    A frozen, hashable value. Vectors lie in the last axis; arithmetic is done in the dtype of
-    the arguments, which the manifolds make float32 or wider.
-
-    Attributes:
-      order: `R(w, t v)` differs from the great circle by O(t**(order + 1)).
-      from_set: whether manifolds normalise points that are far off first. False to study what a
-        retraction does by itself.
-    """
-
-    order: ClassVar[float]
-    from_set: ClassVar[bool] = True
-
-    @abc.abstractmethod
-    def retract(
-        self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
-    ) -> Float[Array, "*batch d"]:
-        """A unit vector near `point + vector`, for a tangent `vector`."""
+from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 
 @dataclasses.dataclass(frozen=True)
-class Normalize(SphereRetraction):
+class Normalize(Retraction):
     """`(w + v) / ||w + v||`: the nearest point of the sphere, second order.
 
     For a tangent step of length eta the divisor is `sqrt(1 + eta**2)`; the true length is computed
     instead, so that errors of a step do not add up.
     """
 
+    points: ClassVar[tuple[str, ...]] = ("unit vectors",)
     order: ClassVar[float] = 2
 
     def retract(
@@ -54,12 +32,13 @@ class Normalize(SphereRetraction):
 
 
 @dataclasses.dataclass(frozen=True)
-class Geodesic(SphereRetraction):
+class Geodesic(Retraction):
     """The great circle: `cos(eta) w + sin(eta) v / eta` with `eta = ||v||`.
 
     Exact, so a step of length pi arrives at the antipode.
     """
 
+    points: ClassVar[tuple[str, ...]] = ("unit vectors",)
     order: ClassVar[float] = math.inf
 
     def retract(

@@ -1,0 +1,40 @@
+"""The interface of a retraction."""
+
+from __future__ import annotations
+
+import abc
+from typing import ClassVar
+
+from jaxtyping import Array, Float
+
+from manifoldmuon._internal.values import Value
+
+
+class Retraction(Value, abc.ABC):
+    """Brings a point that moved along a tangent vector back to its set.
+
+    A frozen, hashable value without arrays. Manifolds divide points and vectors by their scale,
+    make matrices tall and the dtype float32 or wider. Leading axes are independent.
+
+    Laws: `R(W, 0) = W`; `R(W, t V) = W + t V + O(t**2)`.
+
+    Attributes:
+      points: what it moves, any of "orthonormal matrices" (`W^T W = I`), "unit vectors" (in the
+        last axis) and "matrices of norm at most 1" (the spectral norm).
+      order: `R(W, t V)` differs by O(t**(order + 1)) from the geodesic of the embedded metric,
+        the path that a point free of forces would take on the set.
+      wide: whether `retract` takes wide matrices as well, which spares transposing them.
+      from_set: whether manifolds project points that are far off first. False to study what a
+        retraction does by itself.
+    """
+
+    points: ClassVar[tuple[str, ...]] = ("orthonormal matrices",)
+    order: ClassVar[float]
+    wide: ClassVar[bool] = False
+    from_set: ClassVar[bool] = True
+
+    @abc.abstractmethod
+    def retract(
+        self, point: Float[Array, "..."], vector: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        """Return a point of the set near `point + vector`, for a tangent `vector`."""
