@@ -23,22 +23,21 @@ from manifoldmuon.linalg import (
     MODULA_SIX_STEP,
     MUON,
     POLAR_EXPRESS,
-    QDWH,
     QUINTIC,
     SVD,
-    GramEigh,
-    InverseRoot,
+    GramNewtonSchulz,
     MsignMethod,
     NewtonSchulz,
     PolarExpress,
     msign,
 )
+from studies.polar_methods import QDWH, GramEigh, InverseRoot
 from studies.program import Parser, parse, save
 
 METHODS: dict[str, MsignMethod] = {
     "default": DEFAULT_MSIGN,
-    "default, direct form": NewtonSchulz(DEFAULT_MSIGN.schedule, gram=False),
-    "default, Gram form": NewtonSchulz(DEFAULT_MSIGN.schedule, gram=True),
+    "default, direct form": NewtonSchulz(DEFAULT_MSIGN.schedule),
+    "default, Gram form": GramNewtonSchulz(DEFAULT_MSIGN.schedule),
     "SVD": SVD(),
     "QDWH": QDWH(),
     "Gram eigenvalues": GramEigh(),

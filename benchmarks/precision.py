@@ -22,11 +22,12 @@ from benchmarks._passes import multiplications, on_tpu
 from benchmarks.drift import PRESETS, RATES, distances
 from benchmarks.msign_accuracy import matrix
 from manifoldmuon import optim
-from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, GramEigh, InverseRoot, msign
+from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, ProjectedPolar, SkewPolar, StiefelSolver
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.digits.gradients import record_gradients
+from studies.polar_methods import GramEigh, InverseRoot
 from studies.program import parse
 from studies.records import environment, write_record
 

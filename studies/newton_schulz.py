@@ -17,7 +17,6 @@ from manifoldmuon.linalg import (
     FixedSchedule,
     PolarExpress,
     Schedule,
-    factor_products,
 )
 from studies.display import COLOURS, dress, panels, short, text_table
 from studies.study import Cell, Record, Row, Study, option
@@ -91,14 +90,14 @@ class NewtonSchulzDesigner(Study):
         prefixes = [FixedSchedule(schedule.coefficients, steps=k) for k in lengths]
         return {
             "coefficients": schedule.coefficients,
-            "products": products(schedule),
+            "products": schedule.products,
             "bounds": bounds,
             "polynomial_error": [polynomial_error(schedule, bound) for bound in bounds],
             "matrix_error": [
                 max(matrix_error(schedule, b, self.dtype, self.size, s) for s in self.seeds)
                 for b in bounds
             ],
-            "products_after": [products(prefix) for prefix in prefixes],
+            "products_after": [prefix.products for prefix in prefixes],
             "error_after": [polynomial_error(prefix, self.lower) for prefix in prefixes],
         }
 
@@ -165,11 +164,6 @@ class NewtonSchulzDesigner(Study):
         dress(costs, "What a product buys", f"largest error over [{self.lower:g}, 1] by the steps",
               "products of square matrices", "largest |f(x) - 1|")  # fmt: skip
         return figure
-
-
-def products(schedule: Schedule) -> int:
-    """The products of square matrices that a schedule takes: `X p(X^T X)` for every step."""
-    return sum(2 + factor_products(len(step)) for step in schedule.coefficients)
 
 
 def polynomial_error(schedule: Schedule, lower: float) -> float:

@@ -19,7 +19,8 @@ from manifoldmuon._internal.arrays import (
     rounding_loss,
 )
 from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
-from manifoldmuon.linalg import msign, nuclear_parts, spectral_bound
+from manifoldmuon._internal.spectral import nuclear_parts, spectral_bound
+from manifoldmuon.linalg import msign
 from manifoldmuon.norms import Frobenius, Spectral
 
 

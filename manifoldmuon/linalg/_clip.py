@@ -14,9 +14,9 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon.linalg._decompositions import SVD
 from manifoldmuon.linalg._msign import msign
 from manifoldmuon.linalg._newton_schulz import MsignMethod
+from manifoldmuon.linalg._svd import SVD
 
 
 def spectral_projector(

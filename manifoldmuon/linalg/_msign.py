@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import match_orientation, mT, product, sym, tall
-from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.arrays import match_orientation, tall
+from manifoldmuon._internal.polar import polar_derivative
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon.linalg._newton_schulz import MsignMethod, NewtonSchulz, check_method
+from manifoldmuon.linalg._newton_schulz import GramNewtonSchulz, MsignMethod
 from manifoldmuon.linalg._polar_express import PolarExpress
 
-DEFAULT_MSIGN = NewtonSchulz(PolarExpress(3e-7, steps=13, safety=1.001, cushion=0.05))
+DEFAULT_MSIGN = GramNewtonSchulz(PolarExpress(3e-7, steps=13, safety=1.001, cushion=0.05))
 """Thirteen steps of Polar Express: matrix products only.
 
 Orthogonal to a few units of float32 rounding up to a condition number of 1e6; singular values
@@ -23,7 +23,7 @@ the Schatten norm by which the matrix is divided can exceed the spectral norm by
 is 2.4 at n = 1000.
 """
 
-TRAINING_MSIGN = NewtonSchulz(
+TRAINING_MSIGN = GramNewtonSchulz(
     PolarExpress(1e-2, steps=4, safety=1.001, cushion=0.03), precision=jax.lax.Precision.DEFAULT
 )
 """Four steps of Polar Express, for directions of descent: the price of Muon's five, or less.
@@ -34,7 +34,7 @@ takes one pass (bfloat16 factors on a TPU, TF32 on a GPU), which adds up to 0.01
 `dataclasses.replace(TRAINING_MSIGN, precision=jax.lax.Precision.HIGHEST)` takes float32.
 """
 
-BOUNDED_MSIGN = NewtonSchulz(
+BOUNDED_MSIGN = GramNewtonSchulz(
     PolarExpress(1e-2, steps=4, safety=1.001, cushion=0.03, contract=True),
     precision=jax.lax.Precision.DEFAULT,
 )
@@ -79,7 +79,7 @@ def msign(
       TypeError: `x` is not of a floating dtype, or `method` is not a `MsignMethod`.
     """
     method = DEFAULT_MSIGN if method is None else method
-    check_method("method", method)
+    MsignMethod.check("method", method)
     if x.ndim < 2:
         raise ValueError(
             f"msign takes matrices in the trailing two axes; got an array of shape {x.shape}"
@@ -111,78 +111,3 @@ def _polar_jvp(method, primals, tangents):
     # is used, which costs nothing more where it is the method itself.
     factor = _polar(x, DEFAULT_MSIGN)
     return _polar(x, method), polar_derivative(x, factor, tangent)
-
-
-def polar_derivative(
-    x: Float[Array, "*batch m n"],
-    factor: Float[Array, "*batch m n"],
-    tangent: Float[Array, "*batch m n"],
-) -> Float[Array, "*batch m n"]:
-    """The derivative of the polar factor at `x = Q H` in the direction `E`.
-
-    `Q A + (I - Q Q^T) E H^-1` with the skew A that solves `H A + A H = Q^T E - E^T Q` (Higham,
-    Functions of Matrices, 2008, sec. 8.1, by differentiating `x = Q H`). Both equations are
-    solved in the eigenbasis of H, but are told to JAX as linear equations: their own derivative
-    needs no derivative of the eigenvectors, so that higher derivatives are right as well.
-
-    Args:
-      x: tall or square.
-      factor: Q, its polar factor.
-      tangent: E.
-
-    Returns:
-      The derivative. Where H is singular to rounding the pseudo-inverse stands in: what would
-      be infinite contributes zero.
-    """
-    h = sym(product(mT(factor), x))
-    basis = _eigenbasis(h, x.shape[-2])
-    values, vectors, floor = basis
-    over_values = _inverse(values, floor)[..., None, :]
-
-    def solve_leave(right):
-        return product(product(right, vectors) * over_values, mT(vectors))
-
-    along = product(mT(factor), tangent)
-    turn = _solve_sum(h, along - mT(along), basis)
-    leave = _linear_solve(lambda a: product(a, h), solve_leave, tangent - product(factor, along))
-    return product(factor, turn) + leave
-
-
-def solve_lyapunov(
-    h: Float[Array, "*batch n n"], right: Float[Array, "*batch n n"]
-) -> Float[Array, "*batch n n"]:
-    """The A with `H A + A H = B`: a linear equation to JAX, so that derivatives of any order pass.
-
-    Args:
-      h: H, symmetric, positive semi-definite, float32 or wider. Where a sum of two eigenvalues is
-        zero to rounding the pseudo-inverse stands in.
-      right: B, symmetric or skew.
-    """
-    return _solve_sum(h, right, _eigenbasis(h, h.shape[-1]))
-
-
-def _solve_sum(h, right, basis):
-    values, vectors, floor = basis
-    over_sums = _inverse(values[..., :, None] + values[..., None, :], floor[..., None])
-
-    def solve(right):
-        inside = product(product(mT(vectors), right), vectors)
-        return product(product(vectors, inside * over_sums), mT(vectors))
-
-    return _linear_solve(lambda a: product(h, a) + product(a, h), solve, right)
-
-
-def _eigenbasis(h, size):
-    """Eigenvalues and eigenvectors, which solve and are not differentiated, and what is zero."""
-    values, vectors = map_matrices(jnp.linalg.eigh, jax.lax.stop_gradient(h))
-    return values, vectors, values[..., -1:] * size * jnp.finfo(h.dtype).eps
-
-
-def _linear_solve(operator, solve, right):
-    return jax.lax.custom_linear_solve(operator, right, lambda _, b: solve(b), symmetric=True)
-
-
-def _inverse(values, floor):
-    """One over what exceeds the floor, zero for the rest; NaN stays NaN."""
-    keep = ~(values <= floor)
-    return jnp.where(keep, 1 / jnp.where(keep, values, 1), 0)

@@ -1,13 +1,11 @@
-"""The interface of a method for msign, and the one by matrix products alone.
-
-`NewtonSchulz` applies odd polynomials, in the direct or in the Gram form.
-"""
+"""The interface of a method of msign, and Newton-Schulz: schedules of odd polynomials."""
 
 from __future__ import annotations
 
 import abc
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,14 +18,13 @@ from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
     factor_products,
+    odd_factor,
     scan_runs,
     schatten_bound,
 )
-from manifoldmuon.linalg._schedules import Coefficients, Schedule, check_schedule
+from manifoldmuon.linalg._schedules import Coefficients, Schedule
 
-# Steps that are taken on a fresh Gram matrix at the end of a schedule: they remove what rounding
-# has left in the blocks before, which grows with the size and the length of a block.
-_LAST_BLOCK = 1
+# Of the noise that a Gram matrix may gain before it is formed anew.
 _MARGIN = 1e-4
 
 
@@ -44,139 +41,189 @@ class MsignMethod(Value, abc.ABC):
 
     @abc.abstractmethod
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-        """`U V^T` for each `x = U S V^T` with `m >= n >= 1`."""
+        """Return `U V^T` for each `x = U S V^T` with `m >= n >= 1`."""
 
-
-def check_method(name: str, method: object) -> None:
-    """Raises `TypeError`, naming the argument, for what is not a `MsignMethod`."""
-    if isinstance(method, Schedule):
-        raise TypeError(f"{name} must be a MsignMethod: write NewtonSchulz({method!r})")
-    if not isinstance(method, MsignMethod):
-        raise TypeError(f"{name} must be a MsignMethod such as SVD(); got {method!r}")
+    @classmethod
+    def check(cls, name: str, method: object) -> None:
+        """Raise `TypeError`, naming the argument, for what is not a `MsignMethod`."""
+        if isinstance(method, Schedule):
+            raise TypeError(f"{name} must be a MsignMethod: write NewtonSchulz({method!r})")
+        if not isinstance(method, cls):
+            raise TypeError(f"{name} must be a MsignMethod such as SVD(); got {method!r}")
 
 
 @dataclasses.dataclass(frozen=True)
-class NewtonSchulz(MsignMethod):
-    """Applies a schedule of odd polynomials: a few large products, nothing else.
+class _Products(MsignMethod):
+    """A schedule, and how its products are rounded."""
 
-    *Direct form*: `X <- X p(X^T X)`, one step at a time. *Gram form*: for a tall matrix several
-    steps are taken on the small Gram matrix, `S <- p(S) S p(S)`, `Q <- Q p(S)`, before
-    `X <- X Q`. S has the squared condition number, and rounding makes its smallest eigenvalues
-    noise that grows with the gain of the steps; so it is formed anew (a restart) before that
-    noise matters, after two steps in float32 and after every step in bfloat16.
+    schedule: Schedule
+    operands: Any = None
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+
+    def __post_init__(self):
+        Schedule.check(f"{type(self).__name__}.schedule", self.schedule)
+        check_precision(f"{type(self).__name__}.precision", self.precision)
+        check_fields(self)
+        if self.operands is not None:
+            check_dtype(f"{type(self).__name__}.operands", self.operands)
+
+    def _multiply(self, left, right):
+        return product(left, right, self.precision, self.operands)
+
+
+@dataclasses.dataclass(frozen=True)
+class NewtonSchulz(_Products):
+    """Apply a schedule of odd polynomials, `X <- X p(X^T X)`: large products alone.
 
     The matrix is divided by the Schatten norm `||X^T X X^T X||_F^(1/4)`, at most `n**(1/8)`
     times the spectral norm, which the first step has at hand; the Frobenius norm of the
     published iterations may be `n**(1/2)` times the spectral norm, which costs two more steps.
+    For matrices with twice as many rows as columns `GramNewtonSchulz` takes less time.
 
     Attributes:
       schedule: the polynomials.
-      gram: True or False for the Gram or the direct form; None: whichever takes fewer
-        floating-point operations for the shape.
-      frobenius: divide by the Frobenius norm instead, to repeat published runs exactly.
       operands: dtype to which the factors of every product are rounded, `jnp.bfloat16` for
         speed on an accelerator; None: float32 or wider. Sums are in float32 or wider always.
-      precision: of float32 products on accelerators, where a restart follows from it as from
-        `operands`. `HIGHEST` are six passes of bfloat16 on a TPU, `HIGH` three, `DEFAULT` one.
-      skew: the matrices are skew-symmetric, so `X^T X = -X X`, which needs no transpose (a third
-        of the time of a product on a CPU). For such matrices only: it is not checked.
+      precision: of float32 products on accelerators. `HIGHEST` are six passes of bfloat16 on a
+        TPU, `HIGH` three, `DEFAULT` one.
+      frobenius: divide by the Frobenius norm instead, to repeat published runs exactly.
+
+    Examples:
+      >>> msign(jnp.eye(3), NewtonSchulz(MUON)).shape
+      (3, 3)
     """
 
-    schedule: Schedule
-    gram: bool | None = None
     frobenius: bool = False
-    operands: Any = None
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
-    skew: bool = False
 
-    def __post_init__(self):
-        check_schedule("NewtonSchulz.schedule", self.schedule)
-        check_precision("NewtonSchulz.precision", self.precision)
-        check_fields(self)
-        if self.operands is not None:
-            check_dtype("NewtonSchulz.operands", self.operands)
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        def gram_of(x):
+            gram = self._multiply(mT(x), x)
+            return gram, gram
+
+        return _direct(x, self.schedule.coefficients, gram_of, self._multiply, self.frobenius)
+
+
+@dataclasses.dataclass(frozen=True)
+class SkewNewtonSchulz(_Products):
+    """`NewtonSchulz` for skew-symmetric matrices, of which `X^T X = -X X` needs no transpose.
+
+    That saves a third of the time of a product on a CPU. Skew symmetry is not checked.
+
+    Attributes:
+      schedule: see `NewtonSchulz`, and so are the others.
+      operands: likewise.
+      precision: likewise.
+    """
+
+    def polar(self, x: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+        def gram_of(x):
+            minus = self._multiply(x, x)
+            return -minus, minus
+
+        return _direct(x, self.schedule.coefficients, gram_of, self._multiply, False)
+
+
+def _direct(
+    x: Float[Array, "*batch m n"],
+    steps: tuple[Coefficients, ...],
+    gram_of: Callable[[Any], tuple[Any, Any]],
+    multiply: Callable[[Any, Any], Any],
+    frobenius: bool,
+) -> Float[Array, "*batch m n"]:
+    """Apply the steps; `gram_of` returns `X^T X`, and what has the same square without a sign."""
+    gram, square, inverse = _normalised(gram_of(x)[0], steps[0], multiply, frobenius)
+
+    def advance(x, step):
+        gram, root = gram_of(x)
+        square = multiply(root, root) if factor_products(len(step)) else None
+        return multiply(x, odd_factor(gram, step, multiply, square))
+
+    first = multiply(x, odd_factor(gram, steps[0], multiply, square) * inverse)
+    return scan_runs(advance, first, steps[1:], x.dtype)
+
+
+def _normalised(gram, step: Coefficients, multiply, frobenius: bool = False):
+    """Return `X^T X / bound^2`, its square where the first step needs it, and `1 / bound`."""
+    trace = nonzero_or_one(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
+    gram = gram / trace  # so that the squares below cannot overflow
+    square = multiply(gram, gram) if factor_products(len(step)) else None
+    if frobenius:
+        return gram, square, 1 / jnp.sqrt(trace)
+    bound = schatten_bound(gram, 1) if square is None else schatten_bound(square, 2)
+    bound = nonzero_or_one(bound)
+    square = None if square is None else square / bound**2
+    return gram / bound, square, 1 / jnp.sqrt(bound * trace)
+
+
+@dataclasses.dataclass(frozen=True)
+class GramNewtonSchulz(_Products):
+    """`NewtonSchulz` in fewer operations for tall matrices: several steps on the Gram matrix.
+
+    `S <- p(S) S p(S)`, `Q <- Q p(S)` from `S = X^T X`, then `X <- X Q`. S has the squared condition
+    number, and rounding makes its smallest eigenvalues noise that grows with the gain of the steps;
+    so it is formed anew before that noise matters, after two steps in float32 and after every step
+    in bfloat16. For shapes where `NewtonSchulz` takes no more operations it is that.
+
+    Attributes:
+      schedule: see `NewtonSchulz`, and so are the others.
+      operands: likewise.
+      precision: likewise.
+    """
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         own = float(jnp.finfo(self.operands or x.dtype).eps)
-        blocks = self._blocks(x, own)
-        restarted = self._blocks(x, max(own, rounding(self.precision, x.dtype)))
-        if blocks == restarted:
-            return self._through(x, blocks)
+        rounded = max(own, rounding(self.precision, x.dtype))
+        here, there = (self._blocks(x.shape, eps) for eps in (own, rounded))
+        if here == there:
+            return self._through(x, here)
+        run = functools.partial
         return jax.lax.platform_dependent(
-            x,
-            cpu=functools.partial(self._through, blocks=blocks),
-            default=functools.partial(self._through, blocks=restarted),
+            x, cpu=run(self._through, blocks=here), default=run(self._through, blocks=there)
         )
 
     def _through(self, x, blocks):
-        gram, _ = self._gram_of(x)
-        gram, square, inverse = self._normalised(gram, blocks[0][0])
-        first = coupled_factor(gram, blocks[0], self._product, square)
+        if max(map(len, blocks)) == 1:
+            return NewtonSchulz(self.schedule, self.operands, self.precision).polar(x)
+        multiply = self._multiply
+        gram, square, inverse = _normalised(multiply(mT(x), x), blocks[0][0], multiply)
+        first = coupled_factor(gram, blocks[0], multiply, square)
 
         def advance(x, block):
-            gram, root = self._gram_of(x)
-            square = self._product(root, root) if factor_products(len(block[0])) else None
-            return self._product(x, coupled_factor(gram, block, self._product, square))
+            return multiply(x, coupled_factor(multiply(mT(x), x), block, multiply))
 
-        return scan_runs(advance, self._product(x, first * inverse), blocks[1:], x.dtype)
+        return scan_runs(advance, multiply(x, first * inverse), blocks[1:], x.dtype)
 
-    def _product(self, left, right):
-        return product(left, right, self.precision, self.operands)
-
-    def _gram_of(self, x):
-        """`S = X^T X`, and what has the square of S: a product needs no pass for a sign."""
-        root = self._product(x, x) if self.skew else self._product(mT(x), x)
-        return (-root if self.skew else root), root
-
-    def _normalised(self, gram: Float[Array, "*batch n n"], step: Coefficients):
-        """`X^T X / bound^2`, its square where the first step needs it, and `1 / bound`."""
-        trace = nonzero_or_one(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
-        gram = gram / trace  # so that the squares below cannot overflow
-        square = self._product(gram, gram) if factor_products(len(step)) else None
-        if self.frobenius:
-            return gram, square, 1 / jnp.sqrt(trace)
-        bound = schatten_bound(gram, 1) if square is None else schatten_bound(square, 2)
-        bound = nonzero_or_one(bound)
-        square = None if square is None else square / bound**2
-        return gram / bound, square, 1 / jnp.sqrt(bound * trace)
-
-    def _blocks(self, x, eps: float):
-        m, n = x.shape[-2:]
+    def _blocks(self, shape: tuple[int, ...], eps: float):
         steps = self.schedule.coefficients
-        direct = tuple((step,) for step in steps)
-        if self.gram is False:
-            return direct
-        blocks = gram_blocks(steps, eps)
-        cheaper = block_flops(blocks, m, n) < block_flops(direct, m, n)
-        return blocks if self.gram or cheaper else direct
+        direct, blocks = tuple((step,) for step in steps), gram_blocks(steps, eps)
+        return min(direct, blocks, key=lambda found: block_flops(found, *shape[-2:]))
 
 
 def gram_blocks(
     steps: tuple[Coefficients, ...], eps: float
 ) -> tuple[tuple[Coefficients, ...], ...]:
-    """Cuts a schedule where the Gram matrix has to be formed anew.
+    """Cut a schedule where the Gram matrix has to be formed anew.
 
     Within a block rounding grows by the squared slope of every step, and what `X Q` then is
     differs by that much from what S says it is. A value that S has at the upper end of a step's
     interval, where the steps turn up steeply, must not lie past it: a block ends while the
-    difference is below the safety margin of `DEFAULT_MSIGN`.
+    difference is below the safety margin of `DEFAULT_MSIGN`. The last step has a fresh Gram
+    matrix always: it removes what rounding has left in the blocks before.
     """
-    body, last = steps[:-_LAST_BLOCK], steps[-_LAST_BLOCK:]
     blocks: list[tuple[Coefficients, ...]] = []
     gain = float("inf")
-    for step in body:
+    for step in steps[:-1]:
         gain *= abs(step[0])
         if eps * gain**2 > _MARGIN:
             blocks.append(())
             gain = abs(step[0])
         blocks[-1] += (step,)
-    return (*blocks, last)
+    return (*blocks, steps[-1:])
 
 
 def block_flops(blocks: tuple[tuple[Coefficients, ...], ...], m: int, n: int) -> int:
-    """Floating-point operations of `NewtonSchulz` on an m x n matrix, products only."""
-    small = tall = 0
+    """Count the floating-point operations for an m x n matrix, products only."""
+    small = 0
     for block in blocks:
-        tall += 2
         small += 3 * (len(block) - 1) + sum(factor_products(len(step)) for step in block)
-    return 2 * n * n * (tall * m + small * n)
+    return 2 * n * n * (2 * len(blocks) * m + small * n)

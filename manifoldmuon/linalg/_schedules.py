@@ -9,6 +9,7 @@ import numpy as np
 
 from manifoldmuon._internal.arguments import check_fields, check_number, shown
 from manifoldmuon._internal.values import Value
+from manifoldmuon.linalg._polynomials import factor_products
 
 Coefficients = tuple[float, ...]
 
@@ -34,6 +35,11 @@ class Schedule(Value, abc.ABC):
         """How many steps are taken."""
         return len(self.coefficients)
 
+    @property
+    def products(self) -> int:
+        """How many products of square matrices the direct form takes."""
+        return sum(2 + factor_products(len(step)) for step in self.coefficients)
+
     def apply(self, values) -> np.ndarray:
         """Apply the schedule to singular values, in float64: for plots and for tests."""
         x = np.asarray(values, np.float64)
@@ -41,11 +47,12 @@ class Schedule(Value, abc.ABC):
             x = x * np.polynomial.polynomial.polyval(x * x, step)
         return np.asarray(x)
 
-
-def check_schedule(name: str, schedule: object) -> None:
-    """Raises `TypeError`, naming the argument, for what is not a `Schedule`."""
-    if not isinstance(schedule, Schedule):
-        raise TypeError(f"{name} must be a Schedule such as PolarExpress(1e-3); got {schedule!r}")
+    @classmethod
+    def check(cls, name: str, schedule: object) -> None:
+        """Raise `TypeError`, naming the argument, for what is not a `Schedule`."""
+        if not isinstance(schedule, cls):
+            got = f"got {schedule!r}"
+            raise TypeError(f"{name} must be a Schedule such as PolarExpress(1e-3); {got}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,21 +38,15 @@ from manifoldmuon._internal.directions import (
     stay_if_still,
 )
 from manifoldmuon._internal.lapack import map_matrices, positive_qr
+from manifoldmuon._internal.polar import inverse_sqrt_minus_one, largest_row_sum
 from manifoldmuon._internal.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
     times_power_of_two,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon.linalg import (
-    TRAINING_MSIGN,
-    inverse_sqrt_minus_one,
-    largest_eigenpair,
-    largest_row_sum,
-    positive_part,
-    spectral_norm,
-    spectral_projector,
-)
+from manifoldmuon._internal.spectral import largest_eigenpair
+from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_norm, spectral_projector
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Clip, Retraction

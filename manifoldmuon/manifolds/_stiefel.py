@@ -42,9 +42,10 @@ from manifoldmuon._internal.directions import (
 )
 from manifoldmuon._internal.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.polar import polar_derivative
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon.linalg import SVD, msign, polar_derivative
+from manifoldmuon.linalg import SVD, msign
 from manifoldmuon.manifolds._manifold import Manifold, with_fields
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, Steepest, StiefelSolver

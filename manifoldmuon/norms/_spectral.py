@@ -12,16 +12,14 @@ from jaxtyping import Array, Float
 from manifoldmuon._internal.arrays import nonzero_or_one, trailing, upcast
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
+from manifoldmuon._internal.spectral import nuclear_parts, spectral_bound
 from manifoldmuon.linalg import (
     BOUNDED_MSIGN,
     MsignMethod,
-    check_method,
     clip_singular_values,
     msign,
     nuclear_norm,
-    nuclear_parts,
     power_iteration,
-    spectral_bound,
     spectral_norm,
 )
 from manifoldmuon.norms._norm import Norm, PowerIterations
@@ -51,7 +49,7 @@ class Spectral(Norm):
 
     def __post_init__(self):
         if self.method is not None:
-            check_method("Spectral.method", self.method)
+            MsignMethod.check("Spectral.method", self.method)
         check_scale("Spectral.scale", self.scale)
 
     @property
@@ -136,7 +134,7 @@ class ConvRMSToRMS(Norm):
 
     def __post_init__(self):
         if self.method is not None:
-            check_method("ConvRMSToRMS.method", self.method)
+            MsignMethod.check("ConvRMSToRMS.method", self.method)
 
     @property
     def ndim(self) -> int:

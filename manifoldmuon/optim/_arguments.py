@@ -14,7 +14,7 @@ import optax
 from jax.core import Tracer
 
 from manifoldmuon._internal.arguments import check_dtype, check_number, shown
-from manifoldmuon.linalg import check_method
+from manifoldmuon.linalg import MsignMethod
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import Combination, PowerIterations
 from manifoldmuon.optim._geometry import (
@@ -146,5 +146,5 @@ _CHECKS: dict[str, Check] = {
     "dtype": check_dtype,
     "combination": one_of(Combination),
     "iterations": one_of(PowerIterations),
-    "method": _optional(check_method),
+    "method": _optional(MsignMethod.check),
 }

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from manifoldmuon._internal.arrays import sym
+from manifoldmuon._internal.polar import solve_lyapunov
+from manifoldmuon._internal.spectral import largest_eigenpair
 from manifoldmuon.contrib import nearest_with_sums, sinkhorn
-from manifoldmuon.linalg import MUON, SVD, NewtonSchulz, largest_eigenpair, msign, solve_lyapunov
+from manifoldmuon.linalg import MUON, SVD, NewtonSchulz, msign
 from tests.linalg.instances import conditioned, polar
 
 

@@ -8,7 +8,7 @@ from manifoldmuon.testing import check_msign
 from tests.linalg.instances import METHODS, MethodCase
 
 
-@pytest.mark.slow_except("default", "muon", "inverse root", "svd")
+@pytest.mark.slow_except("default", "muon", "svd")
 @pytest.mark.parametrize("case", METHODS, ids=lambda case: case.name)
 def test_a_stack_of_wide_matrices(case: MethodCase):
     check_msign(case.method, (2, 3, 5), jax.random.key(1), case.orthogonality)

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import DEFAULT_MSIGN, QDWH, SVD, GramEigh, InverseRoot, MsignMethod, msign
+from manifoldmuon.linalg import DEFAULT_MSIGN, SVD, MsignMethod, msign
 from tests.linalg.instances import conditioned, polar
 
-DIRECT = [DEFAULT_MSIGN, SVD(), GramEigh(), InverseRoot()]
+DIRECT = [DEFAULT_MSIGN, SVD()]
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 4), (0, 3, 4)], ids=str)
@@ -29,19 +29,14 @@ def test_rows_and_columns_of_zeros_stay_zero(method):
     np.testing.assert_allclose(msign(jnp.asarray(x), method), expected, atol=2e-6)
 
 
-# One pass of the last two divides by the square root of rounding, and so magnifies it.
-ROUNDING = [(DEFAULT_MSIGN, 1e-5), (SVD(), 1e-5), (QDWH(), 1e-5), (GramEigh(), 5e-4)]
-ROUNDING += [(InverseRoot(), 5e-4)]
-
-
-@pytest.mark.parametrize(("method", "atol"), ROUNDING, ids=lambda item: type(item).__name__)
-def test_rank_deficient_is_no_longer_than_one_and_right_on_its_range(method, atol):
+@pytest.mark.parametrize("method", DIRECT, ids=lambda method: type(method).__name__)
+def test_rank_deficient_is_no_longer_than_one_and_right_on_its_range(method):
     rng = np.random.default_rng(0)
     left = np.linalg.qr(rng.standard_normal((12, 2)))[0]
     right = np.linalg.qr(rng.standard_normal((8, 2)))[0]
     q = np.asarray(msign(jnp.asarray(left * [1.0, 0.5] @ right.T, jnp.float32), method))
     assert np.linalg.norm(q, 2) <= 1 + 1e-5
-    np.testing.assert_allclose(q @ right, left, atol=atol)
+    np.testing.assert_allclose(q @ right, left, atol=1e-5)
 
 
 def test_vmap_and_scan_give_what_a_loop_gives():
@@ -81,12 +76,6 @@ def test_wrong_arguments(x, method, error, words):
     unchecked = inspect.unwrap(msign)  # without the suite's type checker, as users run it
     with pytest.raises(error, match=words):
         unchecked(x, method)
-
-
-@pytest.mark.parametrize("method", [GramEigh, InverseRoot])
-def test_methods_refuse_zero_passes(method):
-    with pytest.raises(ValueError, match=r"passes must be a whole number in \[1, inf\)"):
-        method(passes=0)
 
 
 def test_the_interface_is_abstract():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from manifoldmuon.linalg import inverse, zolotarev
+from manifoldmuon.manifolds.solvers._rational import inverse, zolotarev
 
 
 @pytest.mark.parametrize(("poles", "lower"), [(1, 0.5), (2, 2e-3), (4, 1e-2), (8, 3e-3)])

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import SVD, GramEigh
+from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import Grassmann, Orthogonal, Stiefel
 from manifoldmuon.manifolds.retractions import QR, Analytic, Cayley, Exponential, Polar
 from manifoldmuon.manifolds.solvers import (
@@ -23,7 +23,6 @@ SOLVERS = {
     "ACCURATE": ACCURATE,
     "FAST": FAST,
     "SkewPolar by svd": SkewPolar(SVD()),
-    "SkewPolar by GramEigh": SkewPolar(GramEigh()),
     "Resolvents": Resolvents(),
     "DualAscent": DualAscent(steps=10),
 }

@@ -5,7 +5,7 @@ import pytest
 
 from manifoldmuon.linalg import CUBIC, MODULA_SIX_STEP, MUON, QUINTIC, FixedSchedule
 from studies import NewtonSchulzDesigner, run_study
-from studies.newton_schulz import DESIGN, matrix_error, polynomial_error, products
+from studies.newton_schulz import DESIGN, matrix_error, polynomial_error
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +60,10 @@ def test_the_number_of_steps_suits_the_dtype(dtype):
 
 def test_what_a_schedule_costs():
     """`X p(X^T X)`: the Gram matrix, the powers of it, and the last product."""
-    assert products(CUBIC.with_steps(1)) == 2
-    assert products(QUINTIC.with_steps(1)) == 3
-    assert products(MUON) == 15
-    assert products(FixedSchedule(((2.0, -1.0, 0.5, -0.1, 0.01),))) == 4
+    assert CUBIC.with_steps(1).products == 2
+    assert QUINTIC.with_steps(1).products == 3
+    assert MUON.products == 15
+    assert FixedSchedule(((2.0, -1.0, 0.5, -0.1, 0.01),)).products == 4
 
 
 def test_the_record_has_every_interval(record):

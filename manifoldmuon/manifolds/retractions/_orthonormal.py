@@ -24,12 +24,8 @@ from manifoldmuon._internal.arrays import (
     tall,
 )
 from manifoldmuon._internal.lapack import positive_qr
-from manifoldmuon.linalg import (
-    inverse_sqrt_minus_one,
-    largest_row_sum,
-    polar_derivative,
-    spectral_norm,
-)
+from manifoldmuon._internal.polar import inverse_sqrt_minus_one, largest_row_sum, polar_derivative
+from manifoldmuon.linalg import spectral_norm
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 

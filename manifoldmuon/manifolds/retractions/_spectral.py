@@ -10,14 +10,9 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import expand_trailing, identity_like, mT, product
-from manifoldmuon.linalg import (
-    MsignMethod,
-    check_method,
-    inverse_sqrt_minus_one,
-    largest_row_sum,
-    positive_part,
-    spectral_bound,
-)
+from manifoldmuon._internal.polar import inverse_sqrt_minus_one, largest_row_sum
+from manifoldmuon._internal.spectral import spectral_bound
+from manifoldmuon.linalg import MsignMethod, positive_part
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 
@@ -45,7 +40,7 @@ class Clip(Retraction):
 
     def __post_init__(self):
         if self.method is not None:
-            check_method("Clip.method", self.method)
+            MsignMethod.check("Clip.method", self.method)
         check_fields(self, max_iterations="[1, inf)")
 
     def retract(

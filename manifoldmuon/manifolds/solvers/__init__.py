@@ -24,7 +24,7 @@ from manifoldmuon.manifolds.solvers._solver import (
 ACCURATE = ByPlatform(
     cpu=ClosedForm(),
     accelerator=SkewPolar(
-        NewtonSchulz(ROUNDED_SIGN_SCHEDULE, gram=False, precision=Precision.DEFAULT),
+        NewtonSchulz(ROUNDED_SIGN_SCHEDULE, precision=Precision.DEFAULT),
         ROUNDED_SCHEDULE,
         Precision.DEFAULT,
     ),

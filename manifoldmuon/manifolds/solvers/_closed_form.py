@@ -39,15 +39,14 @@ from manifoldmuon._internal.arrays import (
     tall,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.spectral import largest_eigenpair
 from manifoldmuon.linalg import (
     MsignMethod,
     NewtonSchulz,
     PolarExpress,
     Schedule,
-    check_method,
-    check_schedule,
+    SkewNewtonSchulz,
     inverse_sqrt,
-    largest_eigenpair,
 )
 from manifoldmuon.manifolds.solvers._solver import (
     MemorylessSolver,
@@ -92,15 +91,15 @@ class SkewPolar(MemorylessSolver):
         `HIGHEST` the basis is iterated directly; the method must be one for rounded products, too.
     """
 
-    method: MsignMethod = NewtonSchulz(SIGN_SCHEDULE, gram=False, skew=True)
+    method: MsignMethod = SkewNewtonSchulz(SIGN_SCHEDULE)
     schedule: Schedule = SPLIT_SCHEDULE
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 
     wide: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_method("SkewPolar.method", self.method)
-        check_schedule("SkewPolar.schedule", self.schedule)
+        MsignMethod.check("SkewPolar.method", self.method)
+        Schedule.check("SkewPolar.schedule", self.schedule)
         check_precision("SkewPolar.precision", self.precision)
 
     def solve(
@@ -179,7 +178,7 @@ class ProjectedPolar(MemorylessSolver):
     wide: ClassVar[bool] = True
 
     def __post_init__(self):
-        check_schedule("ProjectedPolar.schedule", self.schedule)
+        Schedule.check("ProjectedPolar.schedule", self.schedule)
         check_precision("ProjectedPolar.precision", self.precision)
 
     def solve(
@@ -234,13 +233,11 @@ class ProjectedPolar(MemorylessSolver):
         return Steepest(match_orientation(high @ turned + away, grad), (), residual, gap)
 
     def _rounded(self) -> NewtonSchulz:
-        return NewtonSchulz(self.schedule, gram=False, precision=self.precision)
+        return NewtonSchulz(self.schedule, precision=self.precision)
 
 
 # What square points take: singular values down to 1e-2 of the Schatten norm end above 0.99.
-_SQUARE = SkewPolar(
-    NewtonSchulz(dataclasses.replace(COARSE_SCHEDULE, contract=True), gram=False, skew=True)
-)
+_SQUARE = SkewPolar(SkewNewtonSchulz(dataclasses.replace(COARSE_SCHEDULE, contract=True)))
 
 
 def _trace_bound(

@@ -27,7 +27,7 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, check_method, msign
+from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, msign
 from manifoldmuon.manifolds.solvers._solver import (
     Steepest,
     StiefelSolver,
@@ -111,7 +111,7 @@ class DualAscent(StiefelSolver):
     method: MsignMethod = DEFAULT_MSIGN
 
     def __post_init__(self):
-        check_method("DualAscent.method", self.method)
+        MsignMethod.check("DualAscent.method", self.method)
         check_fields(self, step="(0, inf)", steps="[1, inf)", tolerance="[0, inf)")
 
     def init_dual(self, shape: tuple[int, ...]) -> Float[Array, "*batch n n"]:

@@ -40,8 +40,8 @@ from manifoldmuon._internal.arrays import (
     sym,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon.linalg import inverse, zolotarev
 from manifoldmuon.manifolds.solvers._closed_form import SkewPolar
+from manifoldmuon.manifolds.solvers._rational import inverse, zolotarev
 from manifoldmuon.manifolds.solvers._solver import (
     MemorylessSolver,
     Steepest,

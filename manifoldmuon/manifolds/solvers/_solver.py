@@ -20,8 +20,8 @@ from manifoldmuon._internal.arrays import (
     skew,
     sym,
 )
+from manifoldmuon._internal.spectral import nuclear_parts
 from manifoldmuon._internal.values import Value
-from manifoldmuon.linalg import nuclear_parts
 
 _SMALL_PART = 0.1  # of a gradient: below it the tangent part is projected twice
 

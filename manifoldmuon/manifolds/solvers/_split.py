@@ -76,7 +76,7 @@ def split(
     if precision == jax.lax.Precision.HIGHEST:
         rough = outer @ inverse_sqrt(mT(outer) @ outer, schedule)
     else:
-        rough = NewtonSchulz(schedule, gram=False, precision=precision).polar(outer)
+        rough = NewtonSchulz(schedule, precision=precision).polar(outer)
     overlap = mT(point) @ rough
     gram = sym(mT(rough) @ rough - mT(overlap) @ overlap)
     identity = identity_like(gram)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from manifoldmuon import linalg
+from manifoldmuon._internal import polar as polar_parts
 from manifoldmuon.linalg import CUBIC, PolarExpress
-from tests.linalg.instances import conditioned, polar
+from tests.linalg.instances import conditioned
 
 inverse_sqrt = jax.jit(linalg.inverse_sqrt, static_argnames="schedule")
-inverse_root = jax.jit(linalg.inverse_root, static_argnames=("root", "steps", "ridge"))
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -56,12 +56,12 @@ def test_inverse_sqrt_minus_one_is_right_relative_to_its_own_size(size):
     v = rng.standard_normal((7, 7))
     s = v + v.T
     s *= size / np.linalg.norm(s, 2)
-    found = jax.jit(linalg.inverse_sqrt_minus_one, static_argnums=1)(np.float32(s), 20)
+    found = jax.jit(polar_parts.inverse_sqrt_minus_one, static_argnums=1)(np.float32(s), 20)
     values, vectors = np.linalg.eigh(np.float64(np.float32(s)))
     expected = vectors * np.expm1(-np.log1p(values) / 2) @ vectors.T
     loss = 8 * EPS / (1 - size)  # of the smallest eigenvalue of I + E
     np.testing.assert_allclose(found, expected, atol=loss * np.abs(expected).max())
-    assert linalg.largest_row_sum(jnp.asarray(s)) == pytest.approx(np.abs(s).sum(1).max())
+    assert polar_parts.largest_row_sum(jnp.asarray(s)) == pytest.approx(np.abs(s).sum(1).max())
 
 
 def test_inverse_sqrt_of_singular_and_bad_matrices():
@@ -73,23 +73,3 @@ def test_inverse_sqrt_of_singular_and_bad_matrices():
     np.testing.assert_allclose(u @ one @ u, 0.5, atol=EPS * np.abs(one).max())
     assert np.isfinite(one).all()
     assert np.isnan(nan).all()
-
-
-@pytest.mark.parametrize("root", [1, 2, 3, 4])
-def test_inverse_root(root):
-    s = np.stack([gram_of(c) * 3 for c in (1.0, 10.0)])
-    found = inverse_root(jnp.asarray(s, jnp.float32), root)
-    expected = np.stack([root_of(one, -1 / root) for one in s])
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
-
-
-def test_two_fourth_roots_are_shampoo_and_msign():
-    g = conditioned((4, 4), 5.0).astype(np.float32)
-    left, right = (inverse_root(jnp.asarray(s), 4) for s in (g @ g.T, g.T @ g))
-    np.testing.assert_allclose(left @ g @ right, polar(g), atol=1e-4)
-
-
-@pytest.mark.parametrize("options", [{"root": 0}, {"steps": 0}, {"ridge": -1.0}], ids=str)
-def test_inverse_root_refuses(options):
-    with pytest.raises(ValueError, match="must be at least 1 and ridge not negative"):
-        inverse_root(jnp.eye(2), **options)

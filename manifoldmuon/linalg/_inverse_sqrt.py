@@ -1,0 +1,60 @@
+"""The inverse square root of symmetric positive matrices, by products alone."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon._internal.arrays import nonzero_or_one, product, sym
+from manifoldmuon.linalg._polar_express import PolarExpress
+from manifoldmuon.linalg._polynomials import coupled_factor, schatten_bound
+from manifoldmuon.linalg._schedules import Schedule
+
+DEFAULT_INVERSE_SQRT = PolarExpress(1e-3, safety=1.0001, cushion=0.05)
+"""For eigenvalues down to a millionth of the bound, about where float32 still resolves them."""
+
+
+def inverse_sqrt(
+    gram: Float[Array, "*batch n n"],
+    schedule: Schedule = DEFAULT_INVERSE_SQRT,
+    bound: float | Float[Array, "*batch"] | None = None,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Float[Array, "*batch n n"]:
+    """`S^(-1/2)` by the coupled iteration `S <- p(S) S p(S)`, `Q <- Q p(S)`.
+
+    Each step acts on the square roots of the eigenvalues as the schedule's odd polynomial, so
+    a schedule designed for `[lower, 1]` covers eigenvalues down to `lower**2 * bound`. Where
+    all eigenvalues lie close to 1 (`I + V^T V` in a retraction) give the bound and a schedule
+    of two or three steps.
+
+    Args:
+      gram: symmetric, positive semi-definite, float32 or wider; only its symmetric part counts.
+        Neither its largest entry nor its size may over- or underflow when squared.
+      schedule: the polynomials.
+      bound: an upper bound of the largest eigenvalue, the tighter the better. None: the
+        Schatten norm `||S^2||_F^(1/2)`, at most `n**(1/4)` times the largest eigenvalue.
+      precision: the precision of float32 products on accelerators.
+
+    Returns:
+      Symmetric. Relative error of about `eps` times the condition number. Eigenvalues below the
+      range of the schedule give finite values too small, and a zero matrix gives the finite
+      multiple of the identity that the slopes of the schedule multiply to.
+
+    Raises:
+      TypeError: `schedule` is not a `Schedule`.
+    """
+    Schedule.check("schedule", schedule)
+    multiply = functools.partial(product, precision=precision)
+    s = sym(gram)
+    if bound is None:
+        trace = nonzero_or_one(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
+        s = s / trace
+        upper = nonzero_or_one(schatten_bound(multiply(s, s), 2))
+        s, upper = s / upper, upper * trace
+    else:
+        upper = jnp.asarray(bound, s.dtype)[..., None, None]
+        s = s / upper
+    return sym(coupled_factor(s, schedule.coefficients, multiply)) / jnp.sqrt(upper)

@@ -1,0 +1,54 @@
+"""msign by the singular value decomposition: the definition, and the reference for methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arrays import product
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.polar import polar_derivative
+from manifoldmuon.linalg._newton_schulz import MsignMethod
+from manifoldmuon.linalg._polynomials import polish
+
+
+@dataclasses.dataclass(frozen=True)
+class SVD(MsignMethod):
+    """`U V^T` from `x = U S V^T`: the definition.
+
+    LAPACK's singular vectors are orthogonal to some ten units of rounding only, which one
+    Newton-Schulz step repairs.
+
+    Attributes:
+      cutoff: singular values at most `cutoff * eps` times the largest count as zero, and zero
+        stays zero. Below `eps` the matrix does not determine its singular vectors.
+    """
+
+    cutoff: float = 1.0
+
+    def __post_init__(self):
+        check_fields(self, cutoff="[0, inf)")
+
+    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+        return _factor(x, self.cutoff)
+
+
+# That of the singular vectors is NaN where values coincide, as those of skew matrices do in pairs.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _factor(x: Float[Array, "*batch m n"], cutoff: float) -> Float[Array, "*batch m n"]:
+    left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
+    floor = cutoff * jnp.finfo(x.dtype).eps * values[..., :1]
+    # Not >=, or this fails with a matrix of zeros.
+    kept = jnp.where((values > floor)[..., None, :], left, 0)
+    return polish(product(kept, right))
+
+
+@_factor.defjvp
+def _factor_jvp(cutoff, primals, tangents):
+    factor = _factor(primals[0], cutoff)
+    return factor, polar_derivative(primals[0], factor, tangents[0])
