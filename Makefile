@@ -20,7 +20,7 @@ CODE := $(wildcard manifoldmuon manifoldmuon_verify studies examples benchmarks 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train reproduce test lint types unit laws coverage ends wheel docs bench format clean
+.PHONY: help train reproduce test lint types unit laws ci coverage ends wheel docs bench format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -31,11 +31,14 @@ train: $(VENV)/.examples  ## Train on the digits, side by side (options: ARGS="-
 reproduce: $(VENV)/.examples  ## Put published numbers beside reproduced ones; runs what has no record (options: ARGS="--help")
 	@$(BIN)/python -m studies.reproduction $(ARGS)
 
-test: lint types unit  ## Run ruff, pyright and pytest (every case: PYTEST_ARGS=--exhaustive)
+test: lint types unit  ## Run linters, pyright and pytest (every case: PYTEST_ARGS=--exhaustive)
 
 lint: $(VENV)/.dev
 	@$(BIN)/ruff check $(CODE)
 	@$(BIN)/ruff format --check $(CODE) || { echo "Run 'make format'." >&2; exit 1; }
+	@$(BIN)/codespell $(CODE) $(wildcard *.md)
+	@$(if $(wildcard .github),$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows \
+		.github/workflows/*.yml)
 
 types: $(VENV)/.dev
 	@$(BIN)/pyright --pythonpath $(BIN)/python
@@ -46,6 +49,12 @@ unit: $(VENV)/.dev
 laws: $(VENV)/.dev  ## Check the laws with XLA's own flags, as users compile (the suite switches optimisation off)
 	@XLA_DEFAULTS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive \
 		tests/linalg/test_laws.py tests/norms tests/manifolds/test_laws.py tests/test_reliability.py
+
+ci:  ## Run everything that a change must pass: every case, the laws, documentation and wheel
+	@$(MAKE) test PYTEST_ARGS=--exhaustive
+	@$(MAKE) laws
+	@$(MAKE) docs ARGS=--formulas-if-npm
+	@$(MAKE) wheel
 
 ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
 	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct PYTEST_ARGS="--exhaustive $(PYTEST_ARGS)"
@@ -61,7 +70,7 @@ wheel: $(VENV)/.dev  ## Build wheel and sdist into dist/, and check them in an e
 	@$(BIN)/python tests/check_wheel.py dist
 
 docs: $(VENV)/.dev  ## Build the documentation strictly into site/ (a minute or two: the tutorials run)
-	@$(BIN)/python -m docs.build
+	@$(BIN)/python -m docs.build $(ARGS)
 
 bench: $(VENV)/.dev  ## Run the benchmarks and write their records (names: ARGS="--help")
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -25,6 +25,10 @@ _MARKED = re.compile(
 )
 
 
+class Unreachable(RuntimeError):
+    """npm could not install what the lock file names."""
+
+
 def bundle(site: Path) -> int:
     """Sets every formula on the pages under `site`, as HTML and MathML, and copies what they need.
 
@@ -32,7 +36,8 @@ def bundle(site: Path) -> int:
         How many formulas there were.
 
     Raises:
-        RuntimeError: If npm cannot install what the lock file names, or KaTeX refuses a formula.
+        Unreachable: If npm cannot install what the lock file names.
+        RuntimeError: If KaTeX refuses a formula.
     """
     modules = _install(Path(sys.prefix) / "node-of-docs")
     to = site / "bundled"
@@ -85,6 +90,6 @@ def _install(folder: Path) -> Path:
             shutil.copy(file, folder)
         options = ["--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
         if npm(["ci", *options], cwd=folder):
-            raise RuntimeError(f"npm could not install what {lock} names")
+            raise Unreachable(f"npm could not install what {lock} names")
         shutil.copy(lock, done)
     return modules
