@@ -15,7 +15,7 @@ from studies import mixer
 from studies.datasets import Dataset
 from studies.reproduction import __main__ as reproduce
 from studies.reproduction import hello_mnist, hello_world, modula, weight_erasure
-from studies.reproduction.rows import CHAPTERS, markdown
+from studies.reproduction.rows import CHAPTERS
 
 
 def orthogonal(matrix, steps):
@@ -114,13 +114,6 @@ def test_bad_options_are_refused_in_one_line(example, tmp_path, capsys):
         assert said.startswith("error: ")
         assert said.count("\n") == 1
     assert taken.read_text(encoding="utf-8") == '{"settings": 0}'
-
-
-def test_the_documented_table_is_that_of_the_records():
-    records = reproduce.read_all(reproduce.RESULTS)
-    assert any(records.values())
-    written = (reproduce.RESULTS / reproduce.TABLE).read_text(encoding="utf-8")
-    assert written == markdown(records)
 
 
 def test_every_number_has_its_row_without_any_record(tmp_path, capsys):

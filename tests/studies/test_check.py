@@ -1,0 +1,35 @@
+"""The check of saved records finds what does not follow from the rows."""
+
+import json
+
+import pytest
+
+from studies import STUDIES
+from studies.check import DOCS, differences
+
+
+@pytest.fixture
+def record():
+    path = DOCS / "lab" / "results" / "newton-schulz.json"
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def found(record, tmp_path):
+    path = tmp_path / "newton-schulz.json"
+    path.write_text(json.dumps(record), encoding="utf-8")
+    return differences(path, STUDIES["newton-schulz"])
+
+
+def test_a_record_as_written_has_no_problems(record, tmp_path):
+    assert found(record, tmp_path) == []
+
+
+def test_a_changed_summary_is_found(record, tmp_path):
+    record["summary"]["of another study"] = 1.0
+    (line,) = found(record, tmp_path)
+    assert line.startswith("summary is {")
+
+
+def test_missing_rows_are_found(record, tmp_path):
+    del record["rows"][0]
+    assert found(record, tmp_path) == ["the rows are not those of the cells"]
