@@ -20,7 +20,7 @@ CODE := $(wildcard manifoldmuon manifoldmuon_verify studies examples benchmarks 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train reproduce test lint types unit laws ci coverage ends wheel docs bench format clean
+.PHONY: help train reproduce test lint types unit laws ci coverage ends wheel docs records bench format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
@@ -50,9 +50,10 @@ laws: $(VENV)/.dev  ## Check the laws with XLA's own flags, as users compile (th
 	@XLA_DEFAULTS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive \
 		tests/linalg/test_laws.py tests/norms tests/manifolds/test_laws.py tests/test_reliability.py
 
-ci:  ## Run everything that a change must pass: every case, the laws, documentation and wheel
+ci:  ## Run everything that a change must pass: every case, the laws, records, documentation and wheel
 	@$(MAKE) test PYTEST_ARGS=--exhaustive
 	@$(MAKE) laws
+	@$(MAKE) records
 	@$(MAKE) docs ARGS=--formulas-if-npm
 	@$(MAKE) wheel
 
@@ -71,6 +72,9 @@ wheel: $(VENV)/.dev  ## Build wheel and sdist into dist/, and check them in an e
 
 docs: $(VENV)/.dev  ## Build the documentation strictly into site/ (a minute or two: the tutorials run)
 	@$(BIN)/python -m docs.build $(ARGS)
+
+records: $(VENV)/.dev  ## Check the records in the source against the code and the pages
+	@$(BIN)/python -m studies check
 
 bench: $(VENV)/.dev  ## Run the benchmarks and write their records (names: ARGS="--help")
 	@$(BIN)/python -m benchmarks $(ARGS)
