@@ -102,7 +102,7 @@ def measure(
         functions[name] = functools.partial(step, params, state, grads)
         if geometry is not None:
             gaps = jax.tree.leaves(mm.optim.monitor(state)["gap"])
-            far = jax.jit(functools.partial(mm.optim.distance_tree, geometry))
+            far = jax.jit(functools.partial(mm.optim.monitor_distance, geometry))
             away = jax.tree.leaves(far(params))
             ended[name] = {
                 "gap": float(max(jnp.max(gap) for gap in gaps)) if certify else None,

@@ -21,6 +21,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
+from manifoldmuon._internal.paths import path_string
 from manifoldmuon.checkpoints import STATE_LAYOUT, CheckpointError, Checkpoints
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import FAST, ByPlatform, DualAscent, ProjectedPolar, SkewPolar
@@ -82,7 +83,7 @@ def bits(tree):
     for path, x in pairs:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
             x = jax.random.key_data(x)
-        found[optim.path_string(path)] = (str(x.dtype), x.shape, np.asarray(x).tobytes())
+        found[path_string(path)] = (str(x.dtype), x.shape, np.asarray(x).tobytes())
     return found
 
 

@@ -35,7 +35,7 @@ def labels_of(params: Any) -> Any:
     """Which optimizer each parameter has: Adam for biases and for the head."""
 
     def label(path, _):
-        name = mm.optim.path_string(path)
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
         return "adam" if name.endswith("/b") or name == "mlp/~/linear_1/w" else "manifolds"
 
     return jax.tree_util.tree_map_with_path(label, params)

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
+from jax.core import Tracer
+
+Check = Callable[[str, Any], None]
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def check_number(
@@ -115,3 +125,101 @@ def _wrong_kind(holder: object, field: str, kinds: tuple[type, ...], value: obje
     names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
     hint = "; write an instance, with parentheses" if callable(value) else ""
     return f"{type(holder).__name__}.{field} must be {names}; got {shown(value)}{hint}"
+
+
+def check_arguments(**checks: Check) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Return a decorator that checks arguments by their names before a function is called.
+
+    Args:
+      **checks: by name, for the arguments that the function has; beside `CHECKS`.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        names = tuple(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def make(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+            for name, value in (dict(zip(names, args, strict=False)) | kwargs).items():
+                if check := checks.get(name, CHECKS.get(name)):
+                    check(f"{function.__name__}: {name}", value)
+            return function(*args, **kwargs)
+
+        return make
+
+    return decorate
+
+
+def number(within: str, *, none: bool = False, schedule: bool = False, link: bool = False) -> Check:
+    """Return a check for numbers and scalar arrays in an interval; see `check_number`.
+
+    The values of traced arrays, such as those of `optax.inject_hyperparams`, are not known.
+    """
+    kinds = {"a schedule": schedule, "a gradient transformation": link, "None": none}
+    words = [kind for kind, allowed in kinds.items() if allowed]
+    others = "".join(f", {word}" for word in words[:-1]) + "".join(f" or {w}" for w in words[-1:])
+
+    def check(name: str, value: Any) -> None:
+        is_link = link and isinstance(value, optax.GradientTransformation)
+        if is_link or (none and value is None) or (schedule and _is_schedule(value)):
+            return
+        if isinstance(value, jax.Array | np.ndarray) and jnp.shape(value) == ():
+            if isinstance(value, Tracer) and jnp.isdtype(value.dtype, _REAL):
+                return
+            value = value if isinstance(value, Tracer) else value.item()
+        check_number(name, value, within=within, others=others)
+
+    return check
+
+
+_REAL = "real floating", "integral"
+
+
+def _is_schedule(value: Any) -> bool:
+    """Return False for what is not callable, or returns no number for a traced count."""
+    if not callable(value) or isinstance(value, type):
+        return False
+    results = []
+    try:
+        jax.eval_shape(lambda n: results.append(value(n)), jax.ShapeDtypeStruct((), jnp.int32))
+    except Exception:  # a schedule may need a concrete count
+        return True
+    return all(isinstance(x, int | float | np.number | jax.Array | np.ndarray) for x in results)
+
+
+def one_of(*kinds: Any) -> Check:
+    """Return a check for instances of these classes."""
+    names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+
+    def check(name: str, value: Any) -> None:
+        if not isinstance(value, kinds):
+            hint = "; write it with parentheses" if callable(value) else ""
+            raise TypeError(f"{name} must be a {names}; got {shown(value)}{hint}")
+
+    return check
+
+
+def optional(check: Check) -> Check:
+    """Return a check that also takes None."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+CHECKS: dict[str, Check] = {
+    "learning_rate": number("[0, inf)", schedule=True),
+    "gain": number("[0, inf)", schedule=True),
+    "momentum": number("[0, 1)", none=True),
+    "decay": number("[0, 1)"),
+    "b1": number("[0, 1)"),
+    "b2": number("[0, 1)"),
+    "eps": number("[0, inf)"),
+    "clip": number("(0, inf)", none=True, link=True),
+    "weight_decay": number("[0, inf)", none=True, schedule=True, link=True),
+    "tolerance": number("[0, inf)", none=True),
+    "steps": functools.partial(check_number, within="[1, inf)", whole=True),
+    "nesterov": one_of(bool, np.bool_),
+    "certify": one_of(bool, np.bool_),
+    "accumulator_dtype": optional(check_dtype),
+    "dtype": check_dtype,
+    "base": one_of(optax.GradientTransformation),
+    "inner": one_of(optax.GradientTransformation),
+    "tx": one_of(optax.GradientTransformation),
+}

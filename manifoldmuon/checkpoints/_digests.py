@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt32
 
-from manifoldmuon.optim import path_string
+from manifoldmuon._internal.paths import path_string
 
 
 def leaves(tree: Any) -> dict[str, Any]:

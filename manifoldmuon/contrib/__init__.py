@@ -1,18 +1,41 @@
 """What is new, rarely needed or not yet proved useful: same laws and tests, no promise to stay."""
 
+from manifoldmuon.contrib._cautious import cautious
+from manifoldmuon.contrib._decay import add_cautious_weight_decay, add_decay_towards
+from manifoldmuon.contrib._distance import scale_by_distance
 from manifoldmuon.contrib._doubly_stochastic import (
     DoublyStochastic,
     Nearest,
     Sinkhorn,
 )
 from manifoldmuon.contrib._isospectral import Isospectral
+from manifoldmuon.contrib._line_search import scale_by_line_search
+from manifoldmuon.contrib._lint import lint
+from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
+from manifoldmuon.contrib._qk_clip import with_qk_clip
+from manifoldmuon.contrib._rule import DeepTrust, SquareLossSmoothness, StepRule, scale_by_rule
+from manifoldmuon.contrib._scion import scion
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 
 __all__ = [
+    "DeepTrust",
     "DoublyStochastic",
     "Isospectral",
     "Nearest",
     "Sinkhorn",
+    "SquareLossSmoothness",
+    "StepRule",
+    "add_cautious_weight_decay",
+    "add_decay_towards",
+    "cautious",
+    "lint",
     "nearest_with_sums",
+    "normuon",
+    "scale_by_distance",
+    "scale_by_line_search",
+    "scale_by_neuron_rms",
+    "scale_by_rule",
+    "scion",
     "sinkhorn",
+    "with_qk_clip",
 ]

@@ -11,16 +11,17 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.links import link
 from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex, is_hole
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import Places, find_places, if_complex
-from manifoldmuon.optim._leaves import LikePoint, batched, check_alike, is_placeholder
+from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._retract import chain
 from manifoldmuon.optim._trees import random_leaf
 
-Layouts = Any
+Layouts = Spec[Layout]
 """A prefix tree of `Layout`, a `by_path` object, or a function `(path, leaf) -> Layout`."""
 
 
@@ -92,31 +93,37 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
     """
 
     def init_fn(params: Any) -> ScaleByAGDState:
-        if not is_placeholder(params):
-            _find_layouts(layouts, params)  # so that a bias is refused before training
-        state = ScaleByAGDState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-        return match_varying_axes(state, params)
+        _find_layouts(layouts, params)  # so that a bias is refused before training
+        return match_varying_axes(_start(), params)
 
     def update_fn(updates, state, params=None, **extra_args):
         del state, extra_args
-        if params is not None:
-            check_alike("agd", _find_layouts(layouts, params), updates, params)
-        places = _find_layouts(layouts, updates)
-        leaves = places.leaves(updates)
-        grads = {i: jnp.asarray(leaves[i]) for i in places.real if jnp.size(leaves[i])}
-        depth = max(sum(_layers(places.values[i], grad.shape) for i, grad in grads.items()), 1)
-        entries = [_matrices(places.values[i], grad.shape) for i, grad in grads.items()]
-        found = batched(_split, entries, [(LikePoint(grad),) for grad in grads.values()])
-        summary = sum((jnp.sum(sizes) for _, sizes in found), jnp.zeros(())) / depth
+        points = updates if params is None else params
+        places = _find_layouts(layouts, points)
+        leaves, values = places.leaves(points), places.values
+        entries = {i: _matrices(values[i], jnp.shape(leaves[i])) for i in places.real}
+        geometry = places.fill(points, entries)
+        units, sizes = map_leaves(_split, geometry, updates, points, name="agd")
+        moved = [place for place in places.real if places.paths[place] in sizes]
+        depth = max(sum(_layers(values[i], jnp.shape(leaves[i])) for i in moved), 1)
+        summary = sum(map(jnp.sum, sizes.values()), jnp.zeros(())) / depth
         eta = step_length(summary)
-        steps = {
-            place: ((eta / depth).astype(unit.dtype) * unit).astype(grads[place].dtype)
-            for place, (unit, _) in zip(grads, found, strict=True)
-        }
-        state = ScaleByAGDState(eta.astype(jnp.float32), summary.astype(jnp.float32))
-        return places.fill(updates, steps), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+        def step(unit, grad):
+            return (
+                unit
+                if is_hole(unit)
+                else (unit * (eta / depth).astype(unit.dtype)).astype(jnp.result_type(grad))
+            )
+
+        state = ScaleByAGDState(eta.astype(jnp.float32), summary.astype(jnp.float32))
+        return jax.tree.map(step, units, updates, is_leaf=is_hole), state
+
+    return link(update_fn, init_fn, lambda params: _start())
+
+
+def _start() -> ScaleByAGDState:
+    return ScaleByAGDState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
 
 
 def step_length(summary: Float[Array, ""]) -> Float[Array, ""]:
@@ -177,10 +184,10 @@ def _taps(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[axis] for axis in axes)
 
 
-def _split(manifold: Manifold, grad: jax.Array) -> tuple[LikePoint, jax.Array]:
-    """Scaled unit matrices, and the scaled norm of each."""
+def _split(manifold: Manifold, point: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return scaled unit matrices, and the scaled norm of each."""
     wide = upcast(grad)
-    return LikePoint(manifold.norm.dualize(wide)), manifold.norm.dual_norm(wide)
+    return manifold.norm.dualize(wide), manifold.norm.dual_norm(wide)
 
 
 def _find_layouts(layouts: Layouts, tree: Any) -> Places:

@@ -1,4 +1,4 @@
-"""Whole optimizers for a geometry: chains of the links, and nothing else."""
+"""Whole optimizers for a geometry: chains of links."""
 
 from __future__ import annotations
 
@@ -8,17 +8,40 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
+from manifoldmuon._internal.links import LastLink, link
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, Spectral
-from manifoldmuon.optim._arguments import checked, number
+from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._decay import Decay, decay_link
-from manifoldmuon.optim._geometry import Geometry, find_manifolds, manifold_of, map_geometry
-from manifoldmuon.optim._leaves import is_placeholder, pair_up
-from manifoldmuon.optim._normuon import scale_by_neuron_rms
-from manifoldmuon.optim._retract import LastLink, chain, retract
+from manifoldmuon.optim._geometry import (
+    Geometry,
+    constrained,
+    find_manifolds,
+    manifold_of,
+    map_geometry,
+)
+from manifoldmuon.optim._leaves import check_updates
+from manifoldmuon.optim._retract import build_chain, retract
 from manifoldmuon.optim._steepest import scale_by_duality, scale_by_steepest
+
+Decay = optax.ScalarOrSchedule | optax.GradientTransformation
+"""A rate of weight decay, or a link that adds it."""
+
+
+def decay_links(
+    weight_decay: Decay | None, geometry: Geometry
+) -> list[optax.GradientTransformation]:
+    """Return weight decay of the unconstrained leaves, or the given link; None decays nothing."""
+    if weight_decay is None or isinstance(weight_decay, optax.GradientTransformation):
+        return [] if weight_decay is None else [weight_decay]
+
+    def mask(tree: Any) -> Any:
+        places = find_manifolds(geometry, tree)
+        marks = {i: not constrained(manifold_of(places.values[i])) for i in places.real}
+        return places.fill(tree, marks)
+
+    return [optax.add_decayed_weights(weight_decay, mask=mask)]
 
 
 @checked()
@@ -33,16 +56,13 @@ def manifold_muon(
     weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
     combination: Combination = Max(),
-    neuron_decay: ArrayLike | None = None,
     certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    """Steepest descent on manifolds, with momentum: manifold Muon and its kin.
+    """Steepest descent on manifolds, with momentum; on Stiefel matrices it is manifold Muon.
 
-    The chain is: clipping, `optax.trace`, `scale_by_steepest`, `scale_by_neuron_rms` if asked for,
-    `scale_by_budget`, weight decay (unconstrained leaves), `optax.scale_by_learning_rate`,
-    `retract`. On `Stiefel` leaves this is
-    manifold Muon ("Modular Manifolds", Thinking Machines 2025); every other geometry works the
-    same way.
+    The chain is: clipping, `optax.trace`, `scale_by_steepest`, `scale_by_budget`, weight decay
+    (unconstrained leaves), `optax.scale_by_learning_rate`, `retract` ("Modular Manifolds",
+    Thinking Machines 2025).
 
     Args:
       learning_rate: a number or an Optax schedule. On a constrained manifold it is an angle, to
@@ -56,13 +76,11 @@ def manifold_muon(
       clip: applied to gradients before they enter the momentum, where alone it has an effect:
         a largest global norm, or a transformation such as `optax.adaptive_grad_clip(0.01)`.
       weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, multiplied by the
-        learning rate, or a link such as `add_cautious_weight_decay(0.1, geometry)`. Constrained
-        manifolds bound their weights by themselves.
+        learning rate, or a link such as `contrib.add_cautious_weight_decay(0.1, geometry)`.
+        Constrained manifolds bound their weights by themselves.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
       combination: how the norms of the layers combine; `Max()` treats each leaf by itself. See
         `scale_by_duality`, which takes the place of its two links for any other.
-      neuron_decay: of the running mean squares by neuron of `scale_by_neuron_rms`, which goes
-        behind the directions then; None for none.
       certify: whether residuals and gaps are kept for `monitor`; see `scale_by_steepest`.
 
     Returns:
@@ -84,22 +102,12 @@ def manifold_muon(
         links.append(scale_by_duality(geometry, shares, combination, certify))
     else:
         links.append(scale_by_steepest(geometry, certify))
-    if neuron_decay is not None:
-        links.append(scale_by_neuron_rms(geometry, neuron_decay))
     if combination == Max() and budgets is not None:
         links.append(scale_by_budget(budgets))
-    if weight_decay is not None:
-        links.append(decay_link(weight_decay, geometry))
-    links.append(optax.scale_by_learning_rate(learning_rate))
-    links.append(retract(geometry))
-    tx = chain(*links)
-
-    def update_fn(updates, state, params=None, **extra_args):
-        # Before clipping and momentum, which would broadcast an update of another shape.
-        pair_up(geometry, updates, params, "manifold_muon")
-        return tx.update(updates, state, params, **extra_args)
-
-    return LastLink(tx.init, update_fn)
+    links += decay_links(weight_decay, geometry)
+    links += [optax.scale_by_learning_rate(learning_rate), retract(geometry)]
+    # Before clipping and momentum, which would broadcast an update of another shape.
+    return build_chain(links, lambda u, params: check_updates(geometry, u, params, "manifold_muon"))
 
 
 @checked()
@@ -115,7 +123,6 @@ def muon(
     weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
     combination: Combination = Max(),
-    neuron_decay: ArrayLike | None = None,
     certify: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     """Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
@@ -138,7 +145,6 @@ def muon(
       weight_decay: see `manifold_muon`.
       budgets: see `manifold_muon`.
       combination: see `manifold_muon`.
-      neuron_decay: see `manifold_muon`; `normuon` is this optimizer with 0.95.
       certify: see `manifold_muon`; gaps take a third of this optimizer's time.
 
     Returns:
@@ -160,134 +166,24 @@ def muon(
         weight_decay=weight_decay,
         budgets=budgets,
         combination=combination,
-        neuron_decay=neuron_decay,
         certify=certify,
     )
 
     def init_fn(params: Any) -> Any:
-        if not is_placeholder(params):
-            places = find_manifolds(geometry, params)
-            values = {places.paths[i]: manifold_of(places.values[i]) for i in places.real}
-            if found := [path for path, manifold in values.items() if manifold.constrained]:
-                raise ValueError(
-                    f"muon is for flat space, but {found} lie on constrained manifolds; use"
-                    " manifold_muon, or Euclidean with a norm."
-                )
+        places = find_manifolds(geometry, params)
+        values = {places.paths[i]: manifold_of(places.values[i]) for i in places.real}
+        if found := [path for path, manifold in values.items() if manifold.constrained]:
+            raise ValueError(
+                f"muon is for flat space, but {found} lie on constrained manifolds; use"
+                " manifold_muon, or Euclidean with a norm."
+            )
         return descent.init(params)
 
-    return LastLink(init_fn, descent.update)
-
-
-@checked()
-def normuon(
-    learning_rate: optax.ScalarOrSchedule,
-    geometry: Geometry,
-    momentum: ArrayLike | None = 0.95,
-    neuron_decay: ArrayLike = 0.95,
-    *,
-    method: MsignMethod | None = TRAINING_MSIGN,
-    nesterov: bool = True,
-    accumulator_dtype: DTypeLike | None = "float32",
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: Decay | None = None,
-    budgets: Budgets | None = None,
-) -> optax.GradientTransformationExtraArgs:
-    """NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
-
-    `muon` with `scale_by_neuron_rms` behind its directions. The rates of decay are the authors'. On
-    constrained manifolds take `manifold_muon(..., neuron_decay=0.95)`.
-
-    Args:
-      learning_rate: a number or an Optax schedule; that of Muon.
-      geometry: see `muon`. Leaves whose norm is not spectral get the step of `muon`.
-      momentum: see `manifold_muon`.
-      neuron_decay: see `scale_by_neuron_rms`.
-      method: see `muon`.
-      nesterov: see `manifold_muon`.
-      accumulator_dtype: see `manifold_muon`.
-      clip: see `manifold_muon`.
-      weight_decay: see `manifold_muon`.
-      budgets: see `manifold_muon`.
-
-    Returns:
-      The chain. `update` needs `params`.
-
-    Raises:
-      TypeError: see `muon`.
-      ValueError: see `muon` and `scale_by_neuron_rms`.
-    """
-    return muon(
-        learning_rate,
-        geometry,
-        momentum,
-        method=method,
-        nesterov=nesterov,
-        accumulator_dtype=accumulator_dtype,
-        clip=clip,
-        weight_decay=weight_decay,
-        budgets=budgets,
-        neuron_decay=neuron_decay,
-    )
-
-
-@checked()
-def scion(
-    learning_rate: optax.ScalarOrSchedule,
-    geometry: Geometry,
-    radius: Budgets = 1.0,
-    momentum: ArrayLike | None = 0.9,
-    *,
-    constrained: bool = True,
-    method: MsignMethod | None = TRAINING_MSIGN,
-    accumulator_dtype: DTypeLike | None = "float32",
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-) -> optax.GradientTransformationExtraArgs:
-    """Scion: conditional gradients in the ball of each leaf's norm (arXiv:2502.07529, alg. 1, 2).
-
-    `w <- (1 - learning_rate) w - learning_rate * radius * a`, where `a` is the steepest direction
-    of the averaged gradient in the leaf's norm: a Frank-Wolfe step. It is `muon` without lookahead
-    whose weight decay is 1 and whose budgets are the radii. Weights that start in the ball
-    `norm(w) <= radius` stay in it, as closely as the method of msign is exact (1.014 radii for the
-    default), and others come in; `init_tree` draws weights of norm 1, to be multiplied by the
-    radius.
-
-    Args:
-      learning_rate: a number in [0, 1], or an Optax schedule of such.
-      geometry: `Euclidean` with a norm for every parameter, the paper's choice of which is
-        `RMSToRMS()` for matrices, `L1ToRMS()` or `MaxAbs()` for tables and the last layer,
-        `Frobenius(1, RootDim())` for biases; see `resolve`.
-      radius: of the ball of each leaf, in its norm; see `scale_by_budget`. The paper takes 50 in
-        the body of a language model and `3000 / fan_in`, under `MaxAbs()`, for its last layer.
-      momentum: 1 minus the weight of the newest gradient in the average (the paper's `alpha`).
-      constrained: whether there is a ball. False is its unconstrained variant, without decay.
-      method: see `muon`.
-      accumulator_dtype: see `manifold_muon`.
-      clip: see `manifold_muon`.
-
-    Returns:
-      The chain. `update` needs `params`.
-
-    Raises:
-      TypeError: see `muon`.
-      ValueError: a learning rate outside of [0, 1] where there is a ball; see `muon`.
-    """
-    if constrained:  # the share of the way to the edge of the ball
-        number("[0, 1]", schedule=True)("scion: learning_rate", learning_rate)
-    return muon(
-        learning_rate,
-        geometry,
-        momentum,
-        method=method,
-        nesterov=False,
-        accumulator_dtype=accumulator_dtype,
-        clip=clip,
-        weight_decay=1.0 if constrained else None,
-        budgets=radius,
-    )
+    return link(descent.update, init_fn, descent.init, LastLink)
 
 
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:
-    """The manifold with this method in its norm, where that names none."""
+    """Return the manifold with this method in its norm, where that names none."""
     norm = manifold.norm
     if (
         not isinstance(manifold, Euclidean)

@@ -8,16 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.typing import ArrayLike
 
-from manifoldmuon.optim._geometry import Places, find_places, if_complex
-from manifoldmuon.optim._leaves import is_placeholder
+from manifoldmuon._internal.links import link
+from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex
 
-Budgets = Any
+Budgets = Spec[ArrayLike]
 """Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""
 
 
 def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
-    """Multiplies each update by its leaf's share of the learning rate.
+    """Multiply each update by its leaf's share of the learning rate.
 
     For a fixed architecture the modular norm (arXiv:2405.14813) is one number per leaf times
     the leaf's own duality map: this link applies the numbers.
@@ -39,28 +40,28 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
     """
 
     def init_fn(params: Any) -> optax.EmptyState:
-        if not is_placeholder(params):
-            find_budgets(budgets, params)
+        find_budgets(budgets, params)
         return optax.EmptyState()
 
     def update_fn(updates, state, params=None, **extra_args):
         del params, extra_args
         places = find_budgets(budgets, updates)
         leaves = places.leaves(updates)
-        moving = {place: jnp.asarray(leaves[place]) for place in places.real}
-        scaled = {i: x * jnp.asarray(places.values[i], x.dtype) for i, x in moving.items()}
-        return places.fill(updates, scaled), state
+        for place in places.real:
+            x = jnp.asarray(leaves[place])
+            leaves[place] = x * jnp.asarray(places.values[place], x.dtype)
+        return jax.tree.unflatten(places.treedef, leaves), state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return link(update_fn, init_fn)
 
 
 def find_budgets(budgets: Budgets, tree: Any) -> Places:
-    """`find_places` for budgets, with every number checked; see `scale_by_budget`."""
+    """Return `find_places` for budgets, with every number checked; see `scale_by_budget`."""
     return find_places(budgets, tree, _check_budget)
 
 
 def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:
-    """Raises where a budget is not a number or an array of at most the leaf's axes."""
+    """Raise where a budget is not a number or an array of at most the leaf's axes."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
             f"{path!r} has dtype {leaf.dtype}, not real floating point. Take it out"

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from manifoldmuon._internal.links import LastLink, difference
+from manifoldmuon._internal.paths import is_hole
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import is_hole
-from manifoldmuon.optim._retract import LastLink, difference
 
 
 class MasterCopiesState(NamedTuple):
@@ -30,7 +30,7 @@ class MasterCopiesState(NamedTuple):
 def with_master_copies(
     inner: optax.GradientTransformation, dtype: DTypeLike = jnp.float32
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps a copy of the parameters in float32 and takes every step on it.
+    """Keep a copy of the parameters in float32 and takes every step on it.
 
     For parameters in bfloat16, whose spacing of 1/256 swallows small steps and keeps a point as far
     from its manifold as one rounding does. The copies stay on their manifolds to rounding of

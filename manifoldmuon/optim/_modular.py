@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import shown
 from manifoldmuon.norms import Combination, Max, PowerIterations
-from manifoldmuon.optim._aliases import manifold_muon
+from manifoldmuon.optim._aliases import Decay, decay_links, manifold_muon
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._decay import Decay, decay_link
+from manifoldmuon.optim._budget import Budgets
+from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._normalize import normalize
 from manifoldmuon.optim._retract import chain, retract
 
@@ -24,16 +25,16 @@ class Architecture(Protocol):
     is enough that they are prefix trees, compared by path.
     """
 
-    def geometry(self) -> Any:
-        """Which manifold each parameter lives on; see `resolve`."""
+    def geometry(self) -> Geometry:
+        """Return which manifold each parameter lives on; see `resolve`."""
         ...
 
-    def budgets(self) -> Any:
-        """The target norm of each parameter; see `scale_by_budget`."""
+    def budgets(self) -> Budgets:
+        """Return the target norm of each parameter; see `scale_by_budget`."""
         ...
 
 
-def _check_architecture(name: str, value: Any) -> None:
+def _check_architecture(name: str, value: object) -> None:
     if isinstance(value, type) or not isinstance(value, Architecture):
         raise TypeError(f"{name} must have geometry() and budgets(); got {shown(value)}")
 
@@ -119,7 +120,7 @@ def normed(
     geometry = architecture.geometry()
     return chain(
         normalize(base, geometry, architecture.budgets(), iterations=iterations),
-        decay_link(weight_decay, geometry),
+        *decay_links(weight_decay, geometry),
         optax.scale_by_learning_rate(learning_rate),
         retract(geometry),
     )

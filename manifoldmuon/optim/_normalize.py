@@ -1,4 +1,4 @@
-"""Normed descent: the update of any optimizer, with every leaf brought to its target norm."""
+"""Normed descent: the update of any optimizer, each leaf at its target norm."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.arrays import expand_trailing, inner_product, nonzero_or_one, upcast
+from manifoldmuon._internal.links import init_by_path, link
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
-from manifoldmuon.optim._leaves import (
-    Leaf,
-    LikePoint,
-    batched,
-    is_placeholder,
-    pair_up,
-    replicated_like,
+from manifoldmuon.optim._geometry import (
+    Entry,
+    Geometry,
+    constrained,
+    find_manifolds,
+    inner_shape,
+    manifold_of,
 )
+from manifoldmuon.optim._leaves import check_updates, map_leaves
 from manifoldmuon.optim._tangent import tangent_part
 
 _ORDINARY = 80  # binary places of the square of a norm, far from both ends
@@ -51,7 +52,7 @@ def normalize(
     *,
     iterations: PowerIterations = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
-    """Brings each leaf of an optimizer's updates to its target norm: normed descent.
+    """Bring each leaf of an optimizer's updates to its target norm: normed descent.
 
     `update = budget * base / ||base||`, leaf by leaf in each leaf's own norm, one norm for each
     point of the manifold (modular norm, arXiv:2405.14813, section 2 and appendix A.3). With
@@ -86,67 +87,50 @@ def normalize(
     shares = scale_by_budget(budgets)
 
     def init_fn(params: Any) -> NormalizeState:
-        if is_placeholder(params):  # a leaf that is not a parameter
-            return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
         places = find_manifolds(geometry, params)
         shares.init(params)
-        leaves, vectors = places.leaves(params), {}
-        for place in places.real:
-            cold = _cold_vectors(places.values[place], jnp.shape(leaves[place]))
-            if jax.tree.leaves(cold):
-                vectors[places.paths[place]] = replicated_like(cold, leaves[place])
-        return NormalizeState(base.init(params), vectors)
+        return NormalizeState(base.init(params), init_by_path(places, params, _init_vectors))
 
     def update_fn(updates, state, params=None, **extra_args):
-        pair_up(geometry, updates, params, "normalize")  # before the base, which may broadcast
+        check_updates(
+            geometry, updates, params, "normalize"
+        )  # before the base, which may broadcast
         updates, base_state = base.update(updates, state.base, params, **extra_args)
-        paired = pair_up(geometry, updates, params, "normalize")
-        entries, tangents = [leaf.entry for leaf in paired.leaves], _tangents(paired.leaves)
-        arguments = []
-        for leaf, tangent in zip(paired.leaves, tangents, strict=True):
-            cold = _cold_vectors(leaf.entry, leaf.param.shape)
-            if jax.tree.leaves(cold) and leaf.path not in state.vectors:
-                raise ValueError(
-                    f"normalize: the state knows no parameter {leaf.path!r}; it was made for"
-                    " another tree. Call tx.init(params) again."
-                )
-            arguments.append((LikePoint(tangent), state.vectors.get(leaf.path, cold)))
+        tangents, _ = map_leaves(
+            _tangent, geometry, updates, params, name="normalize", select=constrained
+        )
+        measure = functools.partial(_measure, iterations)
+        _, found = map_leaves(
+            measure, geometry, tangents, params, name="normalize", carried=state.vectors
+        )
+        sizes = {path: size for path, (size, _) in found.items()}
+        units, _ = map_leaves(_divide, geometry, tangents, params, carried=sizes, stack=False)
+        scaled, _ = shares.update(units, optax.EmptyState())
+        vectors = {path: after for path, (_, after) in found.items()}
+        return scaled, NormalizeState(base_state, state.vectors | vectors)
 
-        found = batched(functools.partial(_size, iterations), entries, arguments)
-        pairs = zip(paired.leaves, found, strict=True)
-        kept = {leaf.path: v for leaf, (_, v) in pairs if leaf.path in state.vectors}
-        arguments = [
-            (LikePoint(tangent), size) for tangent, (size, _) in zip(tangents, found, strict=True)
-        ]
-        units = batched(_divide, entries, arguments, stack=False)
-        units = [u.astype(leaf.param.dtype) for u, leaf in zip(units, paired.leaves, strict=True)]
-        scaled, _ = shares.update(paired.filled(units), optax.EmptyState())
-        return scaled, NormalizeState(base_state, state.vectors | kept)
+    def placeholder(params: Any) -> NormalizeState:
+        return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return link(update_fn, init_fn, placeholder)
 
 
-def _cold_vectors(entry: Any, shape: tuple[int, ...]) -> Any:
+def _init_vectors(entry: Entry, shape: tuple[int, ...]) -> Any:
     return manifold_of(entry).norm.init_vectors(inner_shape(entry, shape))
 
 
-def _tangents(leaves: list[Leaf]) -> list[jax.Array]:
-    """The updates' tangent parts, of moderate size; on unconstrained leaves the updates."""
-    moving = [leaf for leaf in leaves if manifold_of(leaf.entry).constrained]
-    marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
-
-    def part(manifold: Manifold, point: jax.Array, update: jax.Array) -> LikePoint:
-        return LikePoint(tangent_part(manifold, point, update)[0])
-
-    parts = batched(part, [leaf.entry for leaf in moving], marked)
-    found = {leaf.place: part for leaf, part in zip(moving, parts, strict=True)}
-    return [found.get(leaf.place, leaf.update) for leaf in leaves]
+def _tangent(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
+    return tangent_part(manifold, point, update)[0]  # of moderate size
 
 
-def _size(
-    iterations: PowerIterations, manifold: Manifold, update: jax.Array, vectors: Any
-) -> tuple[tuple[jax.Array, jax.Array], Any]:
-    """The norm of an update as a number and a power of two, and what the next one starts from.
+def _measure(
+    iterations: PowerIterations,
+    manifold: Manifold,
+    point: jax.Array,
+    update: jax.Array,
+    vectors: Any,
+) -> tuple[None, Any]:
+    """Return the norm of an update as a number and a power of two, and the next vectors.
 
     An update of ordinary size is read as it is: on CPUs its largest entry, and a scaled copy, would
     take longer than all else.
@@ -164,10 +148,16 @@ def _size(
     update, vectors = match_varying_axes((upcast(update), vectors))
     square = inner_product(update, update, manifold.ndim)
     ordinary = jnp.all((square > 2.0**-_ORDINARY) & (square < 2.0**_ORDINARY))
-    return jax.lax.cond(ordinary, as_it_is, scaled, update)
+    return None, jax.lax.cond(ordinary, as_it_is, scaled, update)
 
 
-def _divide(manifold: Manifold, update: jax.Array, size: tuple[jax.Array, jax.Array]) -> LikePoint:
+def _divide(
+    manifold: Manifold,
+    point: jax.Array,
+    update: jax.Array,
+    size: tuple[jax.Array, jax.Array],
+) -> jax.Array:
     number, exponent = size
     scaled = times_power_of_two(upcast(update), -exponent, manifold.ndim)
-    return LikePoint(scaled / expand_trailing(nonzero_or_one(number), manifold.ndim))
+    unit = scaled / expand_trailing(nonzero_or_one(number), manifold.ndim)
+    return unit.astype(point.dtype)

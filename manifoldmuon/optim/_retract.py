@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,20 +11,16 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from manifoldmuon._internal.arguments import one_of
 from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.links import LastLink, Link, difference, link
+from manifoldmuon._internal.mesh import divided_alike
+from manifoldmuon._internal.paths import flatten_with_path, is_hole, path_string
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._arguments import checked, one_of
-from manifoldmuon.optim._geometry import (
-    Geometry,
-    find_manifolds,
-    flatten_with_path,
-    is_hole,
-    manifold_of,
-    path_string,
-)
-from manifoldmuon.optim._leaves import LikePoint, batched, is_placeholder, pair_up
-from manifoldmuon.optim._owners import divided_alike
-from manifoldmuon.optim._trees import distance_tree, far_distances, init_tree
+from manifoldmuon.optim._arguments import checked
+from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds
+from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.optim._trees import far_distances, init_tree, monitor_distance
 
 # Paths of the constrained leaves that were retracted while one link of a `chain` updates.
 _retracted: ContextVar[set[str] | None] = ContextVar("_retracted", default=None)
@@ -32,16 +28,9 @@ _retracted: ContextVar[set[str] | None] = ContextVar("_retracted", default=None)
 _SHOWN = 5  # how many far parameters one warning lists
 
 
-class LastLink(optax.GradientTransformationExtraArgs):
-    """A transformation after which nothing may change the updates any more.
-
-    An ordinary `optax.GradientTransformationExtraArgs`; the type lets `chain` see the mistake.
-    """
-
-
 @checked()
-def retract(geometry: Geometry) -> LastLink:
-    """Emits `R_W(u) - W`, so that `optax.apply_updates` lands on the manifold.
+def retract(geometry: Geometry) -> Link:
+    """Emit `R_W(u) - W`, so that `optax.apply_updates` lands on the manifold.
 
     It must be the last link: anything that scales or adds to its updates leaves the manifold
     without a word. `manifoldmuon.optim.chain` refuses a wrong order, and `check_chain` finds it
@@ -68,50 +57,34 @@ def retract(geometry: Geometry) -> LastLink:
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        paired = pair_up(geometry, updates, params, "retract")
-        moving = [leaf for leaf in paired.leaves if manifold_of(leaf.entry).constrained]
+        updates, moved = map_leaves(
+            _step, geometry, updates, params, name="retract", select=constrained, divide=True
+        )
         if (retracted := _retracted.get()) is not None:
-            retracted |= {leaf.path for leaf in moving}
-        marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
-        steps = batched(_step, [leaf.entry for leaf in moving], marked, divide=True)
-        by_place = {leaf.place: step for leaf, step in zip(moving, steps, strict=True)}
-        emitted = [
-            by_place.get(leaf.place, leaf.update.astype(leaf.param.dtype)) for leaf in paired.leaves
-        ]
-        pairs = zip(emitted, paired.leaves, strict=True)
-        return paired.filled([divided_alike(u, leaf.param) for u, leaf in pairs]), state
+            retracted.update(moved)
+        return divided_alike(updates, params), state
 
     def init_fn(params: Any) -> optax.EmptyState:
-        if not is_placeholder(params) and (far := far_distances(geometry, params)):
+        if far := far_distances(geometry, params):
             shown = [f"{path!r} (distance {size:.2g})" for path, size in [*far.items()][:_SHOWN]]
             shown += [f"{len(far) - _SHOWN} more"] if len(far) > _SHOWN else []
             warnings.warn(
                 f"parameters start far from their manifolds: {', '.join(shown)}."
                 " Start from optim.project_tree(geometry, params).",
-                stacklevel=2,
+                stacklevel=3,
             )
         return optax.EmptyState()
 
-    return LastLink(init_fn, update_fn)
+    return link(update_fn, init_fn, kind=LastLink)
 
 
-def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> LikePoint:
+def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
     start = upcast(point)
-    return LikePoint(difference(manifold.retract(start, vector.astype(start.dtype)), point))
+    return difference(manifold.retract(start, vector.astype(start.dtype)), point)
 
 
-def difference(target: jax.Array, point: jax.Array) -> jax.Array:
-    """The update `u` in the point's dtype for which the rounded `point + u` is next to `target`.
-
-    Rounding the target first makes the difference exact wherever target and point are within a
-    factor of two of one another (Sterbenz): the sum is then the best number there is.
-    """
-    nearest = target.astype(point.dtype)
-    return (upcast(nearest) - upcast(point)).astype(point.dtype)
-
-
-def chain(*links: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """`optax.chain` that refuses to change updates after `retract`.
+def chain(*links: optax.GradientTransformation) -> Link:
+    """Return `optax.chain` that refuses to change updates after `retract`.
 
     It also sees a `retract` within a link (`optax.partition`, `optax.masked`, `optax.MultiSteps`):
     later links may change only what that `retract` leaves alone, so
@@ -131,32 +104,41 @@ def chain(*links: optax.GradientTransformation) -> optax.GradientTransformationE
     Example:
       `chain(optax.trace(0.95), scale_by_steepest(g), optax.scale_by_learning_rate(lr), retract(g))`
     """
-    for position, link in enumerate(links):
-        one_of(optax.GradientTransformation)(f"chain: link {position} of {len(links)}", link)
-    for position, link in enumerate(links[:-1]):
-        if isinstance(link, LastLink):
+    return build_chain(links)
+
+
+def build_chain(
+    links: Sequence[optax.GradientTransformation],
+    before: Callable[[Any, Any], Any] = lambda updates, params: None,
+) -> Link:
+    """Return the `chain` of links; `before(updates, params)` is called first in each update."""
+    for position, part in enumerate(links):
+        one_of(optax.GradientTransformation)(f"chain: link {position} of {len(links)}", part)
+    for position, part in enumerate(links[:-1]):
+        if isinstance(part, LastLink):
             raise ValueError(
                 f"link {position} of {len(links)} is a retract, but it must be last: whatever"
                 " changes its updates takes the parameters off the manifold. Move the links after"
                 " it (learning rate, budgets, weight decay) in front of it."
             )
     chained = optax.chain(*links)
-    supported = [optax.with_extra_args_support(link) for link in links]
+    supported = [optax.with_extra_args_support(part) for part in links]
 
     def update_fn(updates, state, params=None, **extra_args):
+        before(updates, params)
         if len(state) != len(links):
             raise ValueError(
                 f"chain: {len(links)} links got {len(state)} states; call tx.init(params) again."
             )
         states, done, broken = [], set(), set()
-        for link, before in zip(supported, state, strict=True):
+        for part, old_state in zip(supported, state, strict=True):
             old = _leaves_by_path(updates) if done else {}
             token = _retracted.set(found := set())
             try:
-                updates, after = link.update(updates, before, params, **extra_args)
+                updates, new_state = part.update(updates, old_state, params, **extra_args)
             finally:
                 _retracted.reset(token)
-            states.append(after)
+            states.append(new_state)
             new = _leaves_by_path(updates) if done else {}
             # Unchanged leaves are the same objects: masked and partition pass them on.
             changed = {path for path in done if new.get(path) is not old.get(path)}
@@ -172,8 +154,7 @@ def chain(*links: optax.GradientTransformation) -> optax.GradientTransformationE
         return updates, tuple(states)
 
     last = bool(links) and isinstance(links[-1], LastLink)
-    kind = LastLink if last else optax.GradientTransformationExtraArgs
-    return kind(chained.init, update_fn)
+    return (LastLink if last else Link)(chained.init, update_fn)
 
 
 def _leaves_by_path(tree: Any) -> dict[str, Any]:
@@ -217,7 +198,6 @@ def check_chain(
       ValueError: naming the parameters that left their manifold; or if no parameter moved, so
         that nothing was checked.
     """
-    places = find_manifolds(geometry, params)
     # Without the arrays, which may lie on a mesh.
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
     start = moving = jax.jit(lambda: init_tree(geometry, jax.random.key(0), shapes))()
@@ -242,17 +222,15 @@ def check_chain(
     moved = [jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (start, moving)), strict=True)]
     if not any(moved):
         raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
-    leaves = places.leaves(moving)
-    distances = places.leaves(jax.jit(lambda p: distance_tree(geometry, p))(moving))
-    left = {}
+    places = find_manifolds(geometry, moving)
+    leaves, left = places.leaves(moving), {}
+    distances = jax.jit(lambda p: monitor_distance(geometry, p))(moving)
     for place in places.real:
-        leaf = leaves[place]
-        allowed = tolerance
-        if allowed is None:
-            allowed = 16 * float(jnp.finfo(leaf.dtype).eps) * max((*leaf.shape, 1)) ** 0.5
-        farthest = float(jnp.max(distances[place], initial=0.0))
-        if not farthest <= allowed:  # a NaN does not pass
-            left[places.paths[place]] = farthest
+        path, leaf = places.paths[place], leaves[place]
+        allowed = 16 * float(jnp.finfo(leaf.dtype).eps) * max((*leaf.shape, 1)) ** 0.5
+        allowed = allowed if tolerance is None else tolerance
+        if not distances[path] <= allowed:  # a NaN does not pass
+            left[path] = float(distances[path])
     if left:
         raise ValueError(
             f"after {steps} steps these parameters have left their manifold, at distance {left}."

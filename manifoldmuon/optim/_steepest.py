@@ -10,21 +10,21 @@ import numpy as np
 import optax
 
 from manifoldmuon._internal.arrays import expand_trailing, inner_product, upcast
+from manifoldmuon._internal.links import init_by_path, link
+from manifoldmuon._internal.mesh import divided_alike
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import Combination, Max
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
-from manifoldmuon.optim._leaves import (
-    Leaf,
-    LikePoint,
-    batched,
-    is_placeholder,
-    pair_up,
-    replicated_like,
+from manifoldmuon.optim._geometry import (
+    Entry,
+    Geometry,
+    find_manifolds,
+    inner_shape,
+    manifold_of,
 )
-from manifoldmuon.optim._owners import divided_alike
+from manifoldmuon.optim._leaves import map_leaves
 
 
 class ScaleBySteepestState(NamedTuple):
@@ -50,7 +50,7 @@ class ScaleBySteepestState(NamedTuple):
 def scale_by_steepest(
     geometry: Geometry, certify: bool = True
 ) -> optax.GradientTransformationExtraArgs:
-    """Replaces each gradient by the steepest tangent direction at its parameter.
+    """Replace each gradient by the steepest tangent direction at its parameter.
 
     The direction ascends and has norm at most 1 in the manifold's norm, whatever the
     gradient's scale, so momentum goes before this link and the learning rate after it.
@@ -73,63 +73,40 @@ def scale_by_steepest(
     """
 
     def init_fn(params: Any) -> ScaleBySteepestState:
-        if is_placeholder(params):  # three leaves, none of them a parameter
-            return ScaleBySteepestState(jnp.zeros(()), jnp.zeros(()), jnp.zeros(()))  # type: ignore
         places = find_manifolds(geometry, params)
-        leaves = places.leaves(params)
-        state = ScaleBySteepestState({}, {}, {})
-        for place in places.real:
-            path, entry, leaf = places.paths[place], places.values[place], leaves[place]
-            manifold, shape = manifold_of(entry), inner_shape(entry, jnp.shape(leaf))
-            dual = manifold.init_dual(shape)
-            if jax.tree.leaves(dual):
-                state.dual[path] = replicated_like(dual, leaf)
-            points = shape[: len(shape) - manifold.ndim]
-            if not certify:
-                continue
-            # Two arrays, not one twice: a buffer cannot be donated twice.
-            state.residual[path] = replicated_like(jnp.zeros(points, jnp.float32), leaf)
-            state.gap[path] = replicated_like(jnp.zeros(points, jnp.float32), leaf)
-        return state
+        # Two arrays, not one twice: a buffer cannot be donated twice.
+        numbers = [init_by_path(places, params, _zeros) if certify else {} for _ in range(2)]
+        return ScaleBySteepestState(init_by_path(places, params, _init_dual), *numbers)
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        paired = pair_up(geometry, updates, params, "scale_by_steepest")
-        duals = [_dual_of(state, leaf) for leaf in paired.leaves]
-        unknown = [
-            leaf.path
-            for leaf, dual in zip(paired.leaves, duals, strict=True)
-            if (certify and leaf.path not in state.residual)
-            or (jax.tree.leaves(dual) and leaf.path not in state.dual)
-        ]
-        if unknown:
-            raise ValueError(
-                f"scale_by_steepest: the state knows no parameters {unknown}; it was made for"
-                " another tree. Call tx.init(params) again."
-            )
-        arguments = [
-            # Otherwise what comes before this link would be divided as it suits the solvers.
-            (LikePoint(leaf.param), LikePoint(divided_alike(leaf.update, leaf.param)), dual)
-            for leaf, dual in zip(paired.leaves, duals, strict=True)
-        ]
-        entries = [leaf.entry for leaf in paired.leaves]
-        found = batched(_direction, entries, arguments, divide=True)
-        by_path = dict(zip([leaf.path for leaf in paired.leaves], found, strict=True))
-        dual = {path: by_path[path].dual for path in by_path.keys() & state.dual.keys()}
-        shown = by_path if certify else {}
-        residual = {path: answer.residual for path, answer in shown.items()}
-        gap = {path: answer.gap for path, answer in shown.items()}
-        after = ScaleBySteepestState(state.dual | dual, state.residual | residual, state.gap | gap)
-        return paired.filled([answer.direction for answer in found]), after
+        # Otherwise what comes before this link would be divided as it suits the solvers.
+        updates = divided_alike(updates, params)
+        updates, found = map_leaves(
+            _direction,
+            geometry,
+            updates,
+            params,
+            name="scale_by_steepest",
+            carried=state.dual,
+            divide=True,
+        )
+        # Parameters without an update keep what they have.
+        kept = [old | {path: x[i] for path, x in found.items()} for i, old in enumerate(state)]
+        return updates, ScaleBySteepestState(kept[0], *(kept[1:] if certify else state[1:]))
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    zero = jnp.zeros(())
+    return link(update_fn, init_fn, lambda _: ScaleBySteepestState(zero, zero, zero))  # type: ignore
 
 
-def _dual_of(state: ScaleBySteepestState, leaf: Leaf) -> Any:
-    """Return the dual variables of the last step, or those of a cold start."""
-    if leaf.path in state.dual:
-        return state.dual[leaf.path]
-    return manifold_of(leaf.entry).init_dual(inner_shape(leaf.entry, leaf.param.shape))
+def _init_dual(entry: Entry, shape: tuple[int, ...]) -> Any:
+    return manifold_of(entry).init_dual(inner_shape(entry, shape))
+
+
+def _zeros(entry: Entry, shape: tuple[int, ...]) -> jax.Array:
+    """Return a zero for every point."""
+    inner = inner_shape(entry, shape)
+    return jnp.zeros(inner[: len(inner) - manifold_of(entry).ndim], jnp.float32)
 
 
 def _direction(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any) -> Any:
@@ -138,16 +115,12 @@ def _direction(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any)
     next_dual = jax.tree.map(
         lambda new, old: jnp.where(jnp.isfinite(new), new, old).astype(old.dtype), found.dual, dual
     )
-    return found._replace(
-        direction=LikePoint(found.direction.astype(point.dtype)),
-        dual=next_dual,
-        residual=found.residual.astype(jnp.float32),
-        gap=found.gap.astype(jnp.float32),
-    )
+    numbers = found.residual.astype(jnp.float32), found.gap.astype(jnp.float32)
+    return found.direction.astype(point.dtype), (next_dual, *numbers)
 
 
 def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
-    """The last step's certificates, wherever in an optimizer state they are.
+    """Return the last step's certificates, wherever in an optimizer state they are.
 
     Works on the state of any composition (chains, `optax.masked`, `optax.partition`,
     `optax.MultiSteps`, ...), and under `jax.jit`. See `monitor_distance` for the distance of the
@@ -187,7 +160,7 @@ def scale_by_duality(
     combination: Combination = Max(),
     certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    """Replaces gradients by the steepest step of norm 1 in the norm of the whole tree.
+    """Replace gradients by the steepest step of norm 1 in the norm of the whole tree.
 
     That norm is `combine_k ||w_k|| / b_k` over the layers. A layer is one point of its manifold:
     each copy in a stack counts by itself, and so does each tap of a kernel whose taps are the
@@ -216,41 +189,34 @@ def scale_by_duality(
         return steepest.init(params)
 
     def update_fn(updates, state, params=None, **extra_args):
-        directions, state = steepest.update(updates, state, params, **extra_args)
-        directions, _ = shares.update(directions, optax.EmptyState())
-        grads = pair_up(geometry, updates, params, "scale_by_duality").leaves
-        steps = pair_up(geometry, directions, params, "scale_by_duality")
-        if not steps.leaves:
-            return directions, state
-        entries = [leaf.entry for leaf in steps.leaves]
-        pairs = zip(steps.leaves, grads, strict=True)
-        marked = [(LikePoint(step.update), LikePoint(grad.update)) for step, grad in pairs]
-        given = _combine(combination, batched(_gain, entries, marked))
-        pairs = zip(steps.leaves, given, strict=True)
-        shared = [(LikePoint(step.update), numbers) for step, numbers in pairs]
-        moved = batched(_multiply, entries, shared)
-        return steps.filled(moved), state
+        grads = updates
+        updates, state = steepest.update(updates, state, params, **extra_args)
+        updates, _ = shares.update(updates, optax.EmptyState())
+        _, gains = map_leaves(_gain, geometry, updates, params, grads, name="scale_by_duality")
+        if gains:
+            given = _combine(combination, gains)
+            updates, _ = map_leaves(_multiply, geometry, updates, params, carried=given)
+        return updates, state
 
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return link(update_fn, init_fn, steepest.init)
 
 
-def _gain(manifold: Manifold, step: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`<grad, step>` of every point, as numbers of moderate size and powers of two."""
+def _gain(manifold: Manifold, point: jax.Array, step: jax.Array, grad: jax.Array) -> Any:
+    """Return `<grad, step>` of every point, as numbers of moderate size and powers of two."""
     scaled, exponent = scale_to_unit_exponent(grad, manifold.ndim)
-    return jnp.maximum(inner_product(scaled, step, manifold.ndim), 0), exponent
+    return None, (jnp.maximum(inner_product(scaled, step, manifold.ndim), 0), exponent)
 
 
-def _combine(combination: Combination, gains: list[tuple[jax.Array, jax.Array]]) -> list[jax.Array]:
+def _combine(combination: Combination, gains: dict[str, Any]) -> dict[str, jax.Array]:
     """Return the share of every point, from the gains of all points on one scale."""
-    scales = [jnp.where(size > 0, power, -(2**20)).ravel() for size, power in gains]
+    scales = [jnp.where(size > 0, power, -(2**20)).ravel() for size, power in gains.values()]
     largest = jnp.max(jnp.concatenate(scales))
     # Not above 0: the exponent of a leaf of zeros means nothing.
-    sizes = [times_power_of_two(d, jnp.minimum(power - largest, 0)) for d, power in gains]
+    sizes = [times_power_of_two(d, jnp.minimum(e - largest, 0)) for d, e in gains.values()]
     given = combination.dualize(jnp.concatenate([size.ravel() for size in sizes]))
-    ends = np.cumsum([size.size for size in sizes])[:-1]
-    parts = jnp.split(given, ends)
-    return [part.reshape(size.shape) for part, size in zip(parts, sizes, strict=True)]
+    parts = jnp.split(given, np.cumsum([size.size for size in sizes])[:-1])
+    return {k: p.reshape(s.shape) for k, p, s in zip(gains, parts, sizes, strict=True)}
 
 
-def _multiply(manifold: Manifold, step: jax.Array, given: jax.Array) -> LikePoint:
-    return LikePoint(step * expand_trailing(given, manifold.ndim).astype(step.dtype))
+def _multiply(manifold: Manifold, point: jax.Array, step: jax.Array, given: jax.Array) -> jax.Array:
+    return step * expand_trailing(given, manifold.ndim).astype(step.dtype)

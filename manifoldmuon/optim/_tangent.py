@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, upcast
+from manifoldmuon._internal.links import link
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import Geometry, manifold_of
-from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
+from manifoldmuon.optim._geometry import Geometry, constrained
+from manifoldmuon.optim._leaves import map_leaves
 
 
 @checked()
 def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
-    """Projects each update onto the tangent space at its parameter.
+    """Project each update onto the tangent space at its parameter.
 
     In front of a base optimizer it makes the Riemannian gradient (of the Euclidean metric) of a
     gradient; behind one that works entry by entry, or that remembers other points, it makes a
@@ -39,35 +40,32 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
       TypeError: on use, for parameters that are not floating point.
       ValueError: on use, where geometry, parameters and updates do not fit, naming the path.
 
-    Example:
-      `chain(tangent(g), optax.scale_by_lion(), tangent(g), optax.scale(-1e-3), retract(g))`
+    Examples:
+      >>> g = mm.manifolds.Stiefel()
+      >>> tx = chain(optax.scale_by_lion(), project_tangent(g), optax.scale(-1e-3), retract(g))
     """
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        paired = pair_up(geometry, updates, params, "tangent")
-        moving = [leaf for leaf in paired.leaves if manifold_of(leaf.entry).constrained]
-        marked = [(LikePoint(leaf.param), LikePoint(leaf.update)) for leaf in moving]
-        parts = batched(_projected, [leaf.entry for leaf in moving], marked)
-        by_place = {leaf.place: part for leaf, part in zip(moving, parts, strict=True)}
-        found = [by_place.get(leaf.place, leaf.update) for leaf in paired.leaves]
-        pairs = zip(found, paired.leaves, strict=True)
-        return paired.filled([part.astype(leaf.param.dtype) for part, leaf in pairs]), state
+        updates, _ = map_leaves(
+            _project, geometry, updates, params, name="project_tangent", select=constrained
+        )
+        return updates, state
 
-    return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update_fn)
+    return link(update_fn)
 
 
-def _projected(manifold: Manifold, point: jax.Array, update: jax.Array) -> LikePoint:
+def _project(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
     part, exponent = tangent_part(manifold, point, update)
-    return LikePoint(times_power_of_two(part, exponent, manifold.ndim))
+    return times_power_of_two(part, exponent, manifold.ndim).astype(point.dtype)
 
 
 def tangent_part(
     manifold: Manifold, point: jax.Array, update: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The tangent part, of moderate size, and for each point the power of two that it lacks.
+    """Return the tangent part, scaled to moderate size, and the exponent of 2 of each point.
 
-    It is zero where it is rounding of a normal vector.
+    The part is zero where it is rounding of a normal vector.
     """
     vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
     # Updates ascend. At the edge of a convex set it matters which way the point will move.

@@ -154,8 +154,7 @@ def _epoch(tx: optax.GradientTransformation) -> Callable[..., Any]:
 
 
 def _eta(state: Any) -> Float[Array, ""] | None:
-    first = state[0]
-    return first.eta if isinstance(first, mm.optim.ScaleByAGDState) else None
+    return getattr(state[0], "eta", None)  # of automatic gradient descent alone
 
 
 def _evaluate(weights, train_x, train_y, test_x, test_y):

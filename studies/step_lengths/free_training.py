@@ -11,8 +11,9 @@ import optax
 from jaxtyping import Array, Float
 
 import manifoldmuon as mm
+from manifoldmuon import contrib
+from manifoldmuon.contrib import DeepTrust, SquareLossSmoothness, StepRule
 from manifoldmuon.modules import MLP, Module, ResMLP
-from manifoldmuon.optim import DeepTrust, SquareLossSmoothness, StepRule
 from studies.datasets import FlatImages, batches, load_digits, standardise
 from studies.step_lengths.agd_training import scale_images
 
@@ -48,11 +49,11 @@ def free_links(net: Module) -> dict[str, optax.GradientTransformation]:
     """What stands in place of `optax.scale_by_learning_rate`, without a learning rate."""
     geometry, budgets = net.geometry(), net.budgets()
     return {
-        "smoothness": mm.optim.step_by_rule(SquareLossSmoothness(net.sharpness.alpha)),
-        "deep trust": mm.optim.step_by_rule(DeepTrust()),
-        "line search": mm.optim.step_by_line_search(geometry),
-        "distance": mm.optim.step_by_distance(geometry, budgets),
-        "Polyak": mm.optim.step_by_rule(Polyak()),
+        "smoothness": contrib.scale_by_rule(SquareLossSmoothness(net.sharpness.alpha)),
+        "deep trust": contrib.scale_by_rule(DeepTrust()),
+        "line search": contrib.scale_by_line_search(geometry),
+        "distance": contrib.scale_by_distance(geometry, budgets),
+        "Polyak": contrib.scale_by_rule(Polyak()),
     }
 
 

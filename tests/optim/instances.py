@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
+from manifoldmuon._internal.paths import path_string
 from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -101,7 +102,7 @@ def small_geometry(path: Any, leaf: Any) -> Any:
     """A function of the path, as a user may write it."""
     del leaf
     fast = Stiefel(solver=FAST).transposed()
-    return CURVED_GEOMETRY["gain"] if optim.path_string(path) == "gain" else fast
+    return CURVED_GEOMETRY["gain"] if path_string(path) == "gain" else fast
 
 
 def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
@@ -111,7 +112,7 @@ def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformati
 def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
     """Clips three heads of a fused kernel, and supplies their logits: one of them is too large."""
     heads = optim.by_path({"q": Layout(out_blocks=3), "**": None})
-    tx = optim.with_qk_clip(optim.muon(learning_rate, geometry), geometry, heads)
+    tx = contrib.with_qk_clip(optim.muon(learning_rate, geometry), geometry, heads)
 
     def update(updates, state, params=None, **extra_args):
         logits = {"q": jnp.array([50.0, 400.0, 100.0])} if updates else 0.0
@@ -154,20 +155,20 @@ INSTANCES = {
         {"budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0}},
     ),
     "neurons": Instance(
-        optim.scale_by_neuron_rms,
+        contrib.scale_by_neuron_rms,
         {"a": STIEFEL.transposed(), "b": Euclidean(RMSToRMS())},
         {"a": (6, 3), "b": (6, 3)},
         scale_free=False,
     ),
     "cautious": Instance(
-        optim.cautious,
+        contrib.cautious,
         {"vectors": Hypersphere(), "gain": Euclidean()},
         {"vectors": (2, 5), "gain": (4,)},
         {"base": optax.trace(0.9, accumulator_dtype=jnp.float32)},
         scale_free=False,
     ),
     "cautious decay": Instance(
-        optim.add_cautious_weight_decay,
+        contrib.add_cautious_weight_decay,
         {"vectors": Hypersphere(), "gain": Euclidean()},
         {"vectors": (2, 5), "gain": (4,)},
         {"weight_decay": 0.1},
@@ -175,7 +176,7 @@ INSTANCES = {
         still=False,
     ),
     "decay towards a set": Instance(
-        optim.add_decay_towards,
+        contrib.add_decay_towards,
         {"table": Euclidean(L1ToRMS()), "vectors": Hypersphere()},
         {"table": (6, 3), "vectors": (2, 5)},
         {"weight_decay": 0.1, "sets": {"table": EmbeddingRows(), "vectors": Euclidean()}},
@@ -205,14 +206,14 @@ INSTANCES = {
         still=False,
     ),
     "normuon": Instance(
-        optim.normuon,
+        contrib.normuon,
         PAIR_GEOMETRY,
         PAIR,
         {"learning_rate": 0.1, "budgets": 0.5},
         wrappers=False,
     ),
     "scion": Instance(
-        optim.scion,
+        contrib.scion,
         PAIR_GEOMETRY,
         PAIR,
         {"learning_rate": 0.1, "radius": {"kernel": 3.0, "bias": 0.5}},

@@ -11,6 +11,7 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Layout
+from manifoldmuon.optim._agd import scale_by_agd
 from manifoldmuon.testing._transformations import BASICS, WRAPPERS, Case, check_injected, make_case
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -254,7 +255,7 @@ PAIR = {"a": (5, 3), "b": (2, 4, 4)}
 
 
 def case() -> Case:
-    tx = optax.with_extra_args_support(optim.scale_by_agd(Layout()))
+    tx = optax.with_extra_args_support(scale_by_agd(Layout()))
     rng = np.random.default_rng(0)
     params, grads = (single({n: rng.normal(size=s) for n, s in PAIR.items()}) for _ in range(2))
     return make_case(tx, params, grads, needs_params=False)
@@ -332,7 +333,7 @@ def test_refusals_name_the_path(layouts, params, error, message):
     for act in (optim.agd(layouts).init, lambda p: optim.init_semi_orthogonal(layouts, KEY, p)):
         with pytest.raises(error, match=message):
             act(params)
-    tx: Any = optim.scale_by_agd(layouts)
+    tx: Any = scale_by_agd(layouts)
     with pytest.raises(error, match=message):
         tx.update(params, tx.init(None))
 

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
 from manifoldmuon.modules import Linear
 from manifoldmuon.norms import RMSToRMS
@@ -22,14 +22,14 @@ PARAMS = {"w": jnp.eye(4, 3)}
 OPTIMIZERS = {
     "manifold_muon": optim.manifold_muon(0.1, Stiefel()),
     "muon": optim.muon(0.1, FLAT, clip=1.0),
-    "normuon": optim.normuon(0.1, FLAT),
-    "scion": optim.scion(0.1, FLAT),
+    "normuon": contrib.normuon(0.1, FLAT),
+    "scion": contrib.scion(0.1, FLAT),
     "modular": optim.modular(0.1, Linear(4, 3)),
     "normed": optim.normed(0.1, optax.scale_by_adam(), Linear(4, 3)),
     "riemannian_adam": optim.riemannian_adam(0.1, Stiefel()),
     "riemannian_sgd": optim.riemannian_sgd(0.1, Stiefel(), 0.9),
     "agd": optim.agd(Layout()),
-    "cautious": optim.cautious(optax.trace(0.9), FLAT),
+    "cautious": contrib.cautious(optax.trace(0.9), FLAT),
     "with_master_copies": optim.with_master_copies(optim.muon(0.1, FLAT)),
 }
 
@@ -71,10 +71,10 @@ def test_numbers_of_all_kinds_are_accepted(number):
 
 def test_schedules_and_links_are_accepted():
     schedule = optax.linear_schedule(0.1, 0.0, 5)
-    decay = optim.add_cautious_weight_decay(schedule, FLAT)
+    decay = contrib.add_cautious_weight_decay(schedule, FLAT)
     for given in (schedule, decay):
         optim.muon(schedule, FLAT, weight_decay=given, clip=optax.clip(1.0)).init(PARAMS)
-    optim.scion(schedule, FLAT).init(PARAMS)
+    contrib.scion(schedule, FLAT).init(PARAMS)
 
 
 def test_traced_numbers_are_accepted():
@@ -82,7 +82,7 @@ def test_traced_numbers_are_accepted():
 
     @jax.jit
     def step(rate, momentum):
-        tx = optim.scion(rate, FLAT, momentum=momentum)
+        tx = contrib.scion(rate, FLAT, momentum=momentum)
         return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]
 
     step(0.1, 0.9)

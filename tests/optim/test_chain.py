@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.linalg import DEFAULT_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
@@ -174,7 +174,7 @@ def test_check_chain_gives_what_a_line_search_takes():
     def loss(params):
         return sum(jnp.sum(jnp.square(x - 1)) for x in jax.tree.leaves(params))
 
-    search = optim.step_by_line_search(SPHERE)
+    search = contrib.scale_by_line_search(SPHERE)
     links = optim.scale_by_steepest(SPHERE), search
     with pytest.raises(ValueError, match="needs value and grad and value_fn"):
         optim.check_chain(optax.chain(*links), SPHERE, SHAPES)

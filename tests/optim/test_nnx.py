@@ -11,7 +11,8 @@ import optax
 import pytest
 from flax import nnx
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
+from manifoldmuon._internal.paths import path_string
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS, Sum
@@ -60,7 +61,7 @@ def loss(model):
 
 def of_kernels(params: Any, kernel: Any, other: Any) -> Any:
     def chosen(path, _):
-        return kernel if "kernel" in optim.path_string(path) else other
+        return kernel if "kernel" in path_string(path) else other
 
     return jax.tree_util.tree_map_with_path(chosen, params)
 
@@ -79,7 +80,7 @@ EVERY_TX = {
     ),
     "distance": optim.chain(
         optim.scale_by_steepest(GEOMETRY),
-        optim.step_by_distance(GEOMETRY),
+        contrib.scale_by_distance(GEOMETRY),
         optim.retract(GEOMETRY),
     ),
     "wrapped": optax.MultiSteps(

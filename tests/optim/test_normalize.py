@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import (
     Euclidean,
     Hypersphere,
@@ -205,7 +205,7 @@ def test_at_the_edge_of_a_convex_set_a_step_may_go_in_but_not_out(sign):
     update = sign * point * [1, 0]
     update[2, 1] = 1.0
     wanted = update if sign > 0 else update * [0, 1]
-    for link in (optim.normalize(optax.identity(), ball), optim.scale_by_neuron_rms(ball)):
+    for link in (optim.normalize(optax.identity(), ball), contrib.scale_by_neuron_rms(ball)):
         tx: Any = link
         found = jax.jit(tx.update)(update.astype(np.float32), tx.init(point), point)[0]
         moved = np.abs(np.asarray(found)) > 1e-6

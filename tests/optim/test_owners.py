@@ -13,10 +13,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
+from manifoldmuon._internal import mesh as meshes
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import FAST, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
-from manifoldmuon.optim import _owners
 
 SPECS = {
     "replicated": PartitionSpec(),
@@ -176,7 +176,7 @@ def test_counts_that_do_not_divide(layers, mesh):
 )
 def test_few_large_matrices_are_divided_themselves(name, sizes, layers, monkeypatch):
     """By all devices, or by groups of two."""
-    monkeypatch.setattr(_owners, "_LARGE", 0)
+    monkeypatch.setattr(meshes, "_LARGE", 0)
     names = ("x", "y")[: len(sizes)]
     mesh = jax.make_mesh(sizes, names, (AxisType.Auto,) * len(sizes))
     tall = [{key: x for key, x in tree(i, layers).items() if "up" in key} for i in range(2)]

@@ -11,7 +11,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS, Sum
@@ -69,7 +69,7 @@ def test_blocks_and_neurons_where_their_array_is_sharded(mesh):
     """An axis that is cut into two blocks is divided among eight devices."""
     muon = Euclidean(RMSToRMS())
     geometry = {"fused": LaidOut(muon, Layout(out_blocks=2)), "kernel": muon.transposed()}
-    instance = Instance(optim.scale_by_neuron_rms, geometry, {"fused": (16, 8), "kernel": (8, 5)})
+    instance = Instance(contrib.scale_by_neuron_rms, geometry, {"fused": (16, 8), "kernel": (8, 5)})
     spec = NamedSharding(jax.make_mesh(*MESHES[mesh]), PartitionSpec("x", None))
     placed = jax.tree.map(lambda _: spec, instance.params())
     check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
@@ -86,7 +86,7 @@ def test_trees_on_an_explicit_mesh():
     def tour(doubled):
         projected = optim.project_tree(GEOMETRY, doubled)
         drawn = optim.init_tree(GEOMETRY, jax.random.key(3), doubled)
-        return projected, drawn, optim.distance_tree(GEOMETRY, doubled)
+        return projected, drawn, optim.monitor_distance(GEOMETRY, doubled)
 
     found = tour(jax.device_put(doubled, shardings(mesh)))
     for wanted, got in zip(jax.tree.leaves(tour(doubled)), jax.tree.leaves(found), strict=True):
@@ -176,7 +176,6 @@ def matrices(make: Any) -> Any:
 
 TREE_FUNCTIONS = {
     "project_tree": lambda params, _: optim.project_tree(PLACED, params),
-    "distance_tree": lambda params, _: optim.distance_tree(PLACED, params),
     "monitor_distance": lambda params, _: optim.monitor_distance(PLACED, params),
     "monitor_distance, flat": lambda params, _: optim.monitor_distance(FLAT, params),
     "init_tree": lambda params, _: optim.init_tree(PLACED, KEY, params),
@@ -185,32 +184,30 @@ TREE_FUNCTIONS = {
     "scale_by_steepest": update(optim.scale_by_steepest, PLACED),
     "scale_by_duality": update(optim.scale_by_duality, PLACED, combination=Sum()),
     "scale_by_budget": update(optim.scale_by_budget, 0.5),
-    "scale_by_neuron_rms": update(optim.scale_by_neuron_rms, PLACED),
-    "scale_by_agd": matrices(
-        lambda p: (tx := optim.scale_by_agd(Layout())).update(p, tx.init(p), p)[0]
-    ),
+    "scale_by_neuron_rms": update(contrib.scale_by_neuron_rms, PLACED),
+    "agd": matrices(lambda p: (tx := optim.agd(Layout())).update(p, tx.init(p), p)[0]),
     "retract": update(optim.retract, PLACED),
     "tangent": update(optim.project_tangent, PLACED),
     "normalize": update(optim.normalize, optax.identity(), PLACED),
-    "cautious": update(optim.cautious, optax.identity(), PLACED),
-    "add_cautious_weight_decay": update(optim.add_cautious_weight_decay, 0.1, PLACED),
-    "add_decay_towards": update(optim.add_decay_towards, 0.1, FLAT, PLACED),
-    "step_by_distance": update(optim.step_by_distance, PLACED),
-    "step_by_rule": update(optim.step_by_rule, optim.DeepTrust()),
-    "step_by_line_search": update(optim.step_by_line_search, PLACED, max_trials=3),
+    "cautious": update(contrib.cautious, optax.identity(), PLACED),
+    "add_cautious_weight_decay": update(contrib.add_cautious_weight_decay, 0.1, PLACED),
+    "add_decay_towards": update(contrib.add_decay_towards, 0.1, FLAT, PLACED),
+    "scale_by_distance": update(contrib.scale_by_distance, PLACED),
+    "scale_by_rule": update(contrib.scale_by_rule, contrib.DeepTrust()),
+    "scale_by_line_search": update(contrib.scale_by_line_search, PLACED, max_trials=3),
     "manifold_muon": update(optim.manifold_muon, 0.1, PLACED, weight_decay=0.1),
     "muon": update(optim.muon, 0.1, FLAT),
-    "normuon": update(optim.normuon, 0.1, FLAT),
-    "scion": update(optim.scion, 0.1, FLAT),
+    "normuon": update(contrib.normuon, 0.1, FLAT),
+    "scion": update(contrib.scion, 0.1, FLAT),
     "riemannian_adam": update(optim.riemannian_adam, 0.1, PLACED),
     "riemannian_sgd": update(optim.riemannian_sgd, 0.1, PLACED),
-    "with_qk_clip": update(optim.with_qk_clip, optax.sgd(0.1), FLAT, HEADS),
+    "with_qk_clip": update(contrib.with_qk_clip, optax.sgd(0.1), FLAT, HEADS),
     "with_master_copies": update(optim.with_master_copies, optim.riemannian_sgd(0.1, PLACED)),
 }
 
 
 @pytest.mark.slow_except(
-    "distance_tree-explicit-outside",
+    "monitor_distance-explicit-outside",
     "monitor_distance, flat-explicit-inside",
     "init_tree-explicit-inside",
     "retract-automatic-inside, mesh set",

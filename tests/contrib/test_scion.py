@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.norms import Frobenius, L1ToRMS, MaxAbs, RMSToRMS, RootDim
 
@@ -62,7 +62,7 @@ def train(tx: Any, params: Any, steps: int) -> list[Any]:
 
 @pytest.mark.parametrize("constrained", [True, False])
 def test_five_steps_of_the_published_algorithm(constrained):
-    tx = optim.scion(0.2, GEOMETRY, RADIUS, 0.7, constrained=constrained, method=None)
+    tx = contrib.scion(0.2, GEOMETRY, RADIUS, 0.7, constrained=constrained, method=None)
     found = train(tx, drawn(0), 5)[-1]
     for name, lmo in LMO.items():
         w, d = drawn(0)[name].astype(float), np.zeros(SHAPES[name])
@@ -77,7 +77,7 @@ def test_weights_stay_in_their_balls_and_come_in_from_outside():
     shapes = {name: jnp.zeros(shape) for name, shape in SHAPES.items()}
     inside = jax.jit(lambda: optim.init_tree(GEOMETRY, jax.random.key(0), shapes))()
     edge = {name: RADIUS[name] * inside[name] for name in SHAPES}
-    tx = optim.scion(0.3, GEOMETRY, RADIUS)
+    tx = contrib.scion(0.3, GEOMETRY, RADIUS)
     for params in train(tx, edge, 12):
         for name, norm in NORM.items():
             assert norm(np.asarray(params[name], float)) <= 1.015 * RADIUS[name]
@@ -91,9 +91,9 @@ def test_weights_stay_in_their_balls_and_come_in_from_outside():
 @pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan")])
 def test_a_rate_that_leaves_the_ball(rate):
     with pytest.raises(ValueError, match=r"learning_rate must be a finite number in \["):
-        optim.scion(rate, GEOMETRY)
+        contrib.scion(rate, GEOMETRY)
 
 
 def test_constrained_manifolds_are_refused_by_name():
     with pytest.raises(ValueError, match=r"\['w'\] lie on constrained manifolds"):
-        optim.scion(0.1, Stiefel()).init({"w": jnp.eye(3)})
+        contrib.scion(0.1, Stiefel()).init({"w": jnp.eye(3)})

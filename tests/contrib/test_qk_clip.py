@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
 from manifoldmuon.norms import RMSToRMS
 
@@ -51,7 +51,7 @@ def key(params: Any, name: str = "k") -> np.ndarray:
 def clip(params: Any, max_logits: Any, step: float = 0.0, **options: Any) -> Any:
     """The parameters after one step of gradient descent along ones."""
     heads = options.pop("heads", HEADS_OF)
-    tx = optim.with_qk_clip(optax.sgd(step), FLAT, heads, **options)
+    tx = contrib.with_qk_clip(optax.sgd(step), FLAT, heads, **options)
 
     @jax.jit
     def after(params, max_logits):
@@ -118,7 +118,7 @@ def test_stacked_layers_and_a_prefix_for_the_layer():
     params = {"attention": {"q": np.ones((2, D, HEADS, WIDTH), np.float32), "v": np.ones(3)}}
     heads = optim.by_path({"**/q": Layout(-3, -1), "**": None})
     geometry = {"attention": {"q": FLAT.with_axes(-3, (-2, -1)), "v": Euclidean()}}
-    tx = optim.with_qk_clip(optax.sgd(0.0), geometry, heads)
+    tx = contrib.with_qk_clip(optax.sgd(0.0), geometry, heads)
     logits = np.arange(2 * HEADS).reshape(2, HEADS) * 100.0
     updates: Any = tx.update(
         jax.tree.map(jnp.zeros_like, params),
@@ -136,7 +136,7 @@ def test_heads_as_a_prefix_tree_with_none():
     weight = np.ones((D, HEADS, WIDTH), np.float32)
     params = {"attention": {"q": weight, "v": weight}, "mlp": {"up": weight, "bias": np.ones(3)}}
     heads = {"attention": {"q": APART, "v": None}, "mlp": None}
-    tx = optim.with_qk_clip(optax.sgd(0.0), Euclidean(), heads)
+    tx = contrib.with_qk_clip(optax.sgd(0.0), Euclidean(), heads)
     for logits in ({"attention": 400.0}, {"attention/q": 400.0, "attention/v": None}):
         updates: Any = tx.update(params, tx.init(params), params, max_logits=logits)[0]
         np.testing.assert_array_equal(updates["attention"]["q"], -0.5)
@@ -146,10 +146,10 @@ def test_heads_as_a_prefix_tree_with_none():
 def test_shared_rotary_keys():
     """Multi-head latent attention: two wrappers, which read one tree."""
     before, logits = weights(), np.array([50.0, 400.0, 100.0, 1600.0])
-    inner = optim.with_qk_clip(
+    inner = contrib.with_qk_clip(
         optax.sgd(0.0), FLAT, optim.by_path({"k": FUSED, "**": None}), power=0.5
     )
-    tx = optim.with_qk_clip(inner, FLAT, optim.by_path({"q": APART, "**": None}), power=1.0)
+    tx = contrib.with_qk_clip(inner, FLAT, optim.by_path({"q": APART, "**": None}), power=1.0)
     updates: Any = jax.jit(tx.update)(
         before, tx.init(before), before, max_logits={"q": logits, "k": logits}
     )[0]
@@ -173,7 +173,7 @@ def test_what_is_no_large_logit_clips_nothing(logit):
 def test_master_copies_go_around_it():
     """The copies are scaled in float32, and bfloat16 parameters are the rounded copies."""
     params = {"q": jnp.asarray(weights()["q"], jnp.bfloat16)}
-    inner = optim.with_qk_clip(optim.muon(0.01, FLAT.with_axes(0, (1, 2))), FLAT, {"q": APART})
+    inner = contrib.with_qk_clip(optim.muon(0.01, FLAT.with_axes(0, (1, 2))), FLAT, {"q": APART})
     tx: Any = optim.with_master_copies(inner)
     zeros = jax.tree.map(jnp.zeros_like, params)
     updates, state = tx.update(zeros, tx.init(params), params, max_logits={"q": 300.0})
@@ -213,7 +213,7 @@ def test_errors(change, message):
     logits = given.pop("max_logits")
 
     def step():
-        tx = optim.with_qk_clip(optax.sgd(0.1), **given)
+        tx = contrib.with_qk_clip(optax.sgd(0.1), **given)
         tx.update(params, tx.init(params), params, max_logits=logits)
 
     with pytest.raises((ValueError, TypeError), match=message):

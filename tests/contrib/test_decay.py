@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import RMSToRMS
 
@@ -23,7 +23,9 @@ def test_cautious_decay_is_the_published_line():
     """`x <- x - eta (u + lambda [u x >= 0] x)`, from every pair of signs and zeros."""
     values = np.array([-2.0, -1e-30, 0.0, 1e-30, 3.0], np.float32)
     u, x = (a.ravel() for a in np.meshgrid(values, values))
-    tx = optim.chain(optim.add_cautious_weight_decay(0.3, FLAT), optax.scale_by_learning_rate(0.1))
+    tx = optim.chain(
+        contrib.add_cautious_weight_decay(0.3, FLAT), optax.scale_by_learning_rate(0.1)
+    )
     wanted = -0.1 * (u + 0.3 * (np.float64(u) * np.float64(x) >= 0) * x)
     np.testing.assert_allclose(once(tx, u, x), wanted, rtol=1e-6)
 
@@ -31,7 +33,7 @@ def test_cautious_decay_is_the_published_line():
 def test_where_all_signs_agree_it_is_plain_decay_on_a_schedule():
     schedule = optax.linear_schedule(0.5, 0.1, 3)
     cautious, plain = (
-        optim.add_cautious_weight_decay(schedule, FLAT),
+        contrib.add_cautious_weight_decay(schedule, FLAT),
         optax.add_decayed_weights(schedule),
     )
     params = jnp.array([1.0, -2.0, 0.5])
@@ -45,7 +47,7 @@ def test_where_all_signs_agree_it_is_plain_decay_on_a_schedule():
 def test_constrained_leaves_are_not_decayed_and_the_aliases_take_the_link():
     geometry = {"free": FLAT, "ball": Hypersphere()}
     params = {"free": jnp.array([3.0, 4.0]), "ball": jnp.array([0.6, 0.8])}
-    decay = optim.add_cautious_weight_decay(0.5, geometry)
+    decay = contrib.add_cautious_weight_decay(0.5, geometry)
     alias = optim.manifold_muon(0.1, geometry, None, weight_decay=decay)
     towards = {"free": jnp.array([1.0, 0.0]), "ball": jnp.array([0.8, -0.6])}
     found = once(alias, towards, params)
@@ -84,17 +86,17 @@ def test_decay_towards_the_nearest_point():
         "ball": 3 * w["ball"] / np.linalg.norm(w["ball"]),
         "free": w["free"],
     }
-    found = once(optim.add_decay_towards(0.3, STEPS, SETS), u, w)
+    found = once(contrib.add_decay_towards(0.3, STEPS, SETS), u, w)
     for name, x in w.items():
         np.testing.assert_allclose(found[name], 1 + 0.3 * (x - nearest[name]), atol=1e-5)
 
 
 def test_without_gradients_the_distance_shrinks_by_the_rate():
-    decay = optim.add_decay_towards(optax.constant_schedule(0.5), STEPS, SETS)
+    decay = contrib.add_decay_towards(optax.constant_schedule(0.5), STEPS, SETS)
     tx = optim.muon(0.2, STEPS, weight_decay=decay)
     params: Any = drawn()
     zeros, state = jax.tree.map(np.zeros_like, params), tx.init(params)
-    update, distance = jax.jit(tx.update), jax.jit(lambda p: optim.distance_tree(SETS, p))
+    update, distance = jax.jit(tx.update), jax.jit(lambda p: optim.monitor_distance(SETS, p))
     for _ in range(3):
         before = distance(params)
         updates, state = update(zeros, state, params)
@@ -105,7 +107,7 @@ def test_without_gradients_the_distance_shrinks_by_the_rate():
 
 
 def test_a_leaf_that_its_retraction_holds_is_not_decayed_as_well():
-    link = optim.add_decay_towards(0.1, {"w": Stiefel(), "b": FLAT}, Hypersphere())
+    link = contrib.add_decay_towards(0.1, {"w": Stiefel(), "b": FLAT}, Hypersphere())
     with pytest.raises(ValueError, match=r"\['w'\] lie on constrained manifolds"):
         link.init({"w": jnp.eye(3), "b": jnp.ones(3)})
 
@@ -114,6 +116,6 @@ def test_a_leaf_that_its_retraction_holds_is_not_decayed_as_well():
 def test_a_negative_decay_is_refused(rate):
     message = r"weight_decay must be a finite number in \[0, inf\) or a schedule; got"
     with pytest.raises(ValueError, match=f"add_cautious_weight_decay: {message}"):
-        optim.add_cautious_weight_decay(rate, FLAT)
+        contrib.add_cautious_weight_decay(rate, FLAT)
     with pytest.raises(ValueError, match=f"add_decay_towards: {message}"):
-        optim.add_decay_towards(rate, FLAT, FLAT)
+        contrib.add_decay_towards(rate, FLAT, FLAT)

@@ -10,18 +10,17 @@ import optax
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
+from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.arrays import nonzero_or_one
+from manifoldmuon._internal.links import require
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._geometry import Geometry, is_hole
-from manifoldmuon.optim._retract import chain
-from manifoldmuon.optim._steepest import scale_by_steepest
-from manifoldmuon.optim._step_by_rule import inner, require, scaled
+from manifoldmuon._internal.paths import is_hole
+from manifoldmuon.contrib._rule import inner, scaled
+from manifoldmuon.optim import Budgets, Geometry, chain, scale_by_budget, scale_by_steepest
 
 
-class StepByDistanceState(NamedTuple):
-    """State of `step_by_distance`: the parts of its bound.
+class ScaleByDistanceState(NamedTuple):
+    """State of `scale_by_distance`: the parts of its bound.
 
     Attributes:
       distance: the bound so far; float32.
@@ -43,11 +42,13 @@ class StepByDistanceState(NamedTuple):
     dual: Any
 
 
-@checked()
-def step_by_distance(
+@check_arguments(first=number("(0, inf)"))
+def scale_by_distance(
     geometry: Geometry, budgets: Budgets = 1.0, first: ArrayLike = 1e-2
 ) -> optax.GradientTransformationExtraArgs:
-    """Stands in place of `optax.scale_by_learning_rate`: distance over the root of the step count.
+    """Scale updates by minus an estimated distance over the root of the step count.
+
+    It takes the place of `optax.scale_by_learning_rate`, and flips the sign as that does.
 
     Directions of norm 1 with steps `D / sqrt(t)` are the classical choice if `D`, the distance
     from the start to the optimum, is known. D-Adaptation (arXiv:2301.07733) and Prodigy
@@ -68,11 +69,11 @@ def step_by_distance(
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.
       budgets: what `scale_by_budget` was given.
-      first: the distance that is assumed at first; below the true one. Steps of modular norm 1
+      first: initial distance estimate; must underestimate the true one. Steps of modular norm 1
         are a natural unit, of which the default is a hundredth; much smaller ones cost steps.
 
     Returns:
-      A transformation that flips the sign, whose state is a `StepByDistanceState`.
+      A transformation that flips the sign, whose state is a `ScaleByDistanceState`.
 
     Raises:
       TypeError: on use; see `resolve`.
@@ -80,7 +81,7 @@ def step_by_distance(
     """
     steepest = chain(scale_by_steepest(geometry), scale_by_budget(budgets))
 
-    def init_fn(params: Any) -> StepByDistanceState:
+    def init_fn(params: Any) -> ScaleByDistanceState:
         def zero():  # an array of its own each time: a buffer cannot be donated twice
             return jnp.zeros((), jnp.float32)
 
@@ -89,11 +90,11 @@ def step_by_distance(
         count = jnp.zeros((), jnp.int32)
         dual = steepest.init(params)
         state = begin, zero(), count, zero(), start, _wide_zeros(params), dual
-        return match_varying_axes(StepByDistanceState(*state), params)
+        return match_varying_axes(ScaleByDistanceState(*state), params)
 
     def update_fn(updates, state, params=None, *, grad=None, **extra_args):
         del extra_args
-        require("step_by_distance", params=params, grad=grad)
+        require("scale_by_distance", params=params, grad=grad)
         begun = state.count > 0
         start = jax.tree.map(lambda old, now: jnp.where(begun, old, now), state.start, params)
         back = jax.tree.map(jnp.subtract, start, params)
@@ -107,7 +108,7 @@ def step_by_distance(
         distance = jnp.maximum(state.distance, bound)
         rate = distance / root
         count = jnp.asarray(optax.safe_increment(state.count))
-        after = StepByDistanceState(distance, rate, count, gained, start, total, dual)
+        after = ScaleByDistanceState(distance, rate, count, gained, start, total, dual)
         return scaled(updates, -rate), after
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -9,10 +9,10 @@ import optax
 import pytest
 from scipy.optimize import minimize_scalar
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
+from manifoldmuon.contrib import DeepTrust, SquareLossSmoothness
 from manifoldmuon.manifolds import Euclidean, Hypersphere
 from manifoldmuon.norms import Frobenius, RMSToRMS
-from manifoldmuon.optim import DeepTrust, SquareLossSmoothness
 from manifoldmuon.testing._transformations import BASICS, WRAPPERS, check_injected, make_case
 
 
@@ -75,7 +75,7 @@ def test_the_smoothness_step_decreases_as_promised(rng):
     """By half the squared slope over the smoothness, in every step, from far and from near."""
     for scale in (0.1, 10.0):
         start = {"w": jnp.asarray(scale * rng.normal(size=(3, 5)), jnp.float32)}
-        tx = chain_of(optim.step_by_rule(SquareLossSmoothness(0.0)))
+        tx = chain_of(contrib.scale_by_rule(SquareLossSmoothness(0.0)))
         losses, _, state = walk(tx, convex, start, 30)
         slope = np.asarray(state.slope, np.float64)
         assert np.all(losses[1:] <= losses[:-1] - slope[:-1] ** 2 / 2 + 1e-6 * losses[0])
@@ -86,7 +86,7 @@ def test_the_smoothness_step_decreases_as_promised(rng):
 @pytest.mark.parametrize("spoilt", ["value", "grad"])
 def test_a_nan_does_not_collapse_the_line_search(rng, spoilt):
     """One bad batch: no step is searched, and the next search begins where this one would have."""
-    tx = optim.step_by_line_search(GEOMETRY)
+    tx = contrib.scale_by_line_search(GEOMETRY)
     params = {"w": jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)}
     value, grads = jax.value_and_grad(convex)(params)
     bad = {"value": value, "grad": grads}
@@ -103,7 +103,7 @@ def test_a_nan_does_not_collapse_the_line_search(rng, spoilt):
 
 def test_the_slope_is_the_dual_norm(rng):
     start = {"w": jnp.asarray(rng.normal(size=(3, 5)), jnp.float32)}
-    tx = chain_of(optim.step_by_rule(DeepTrust()), budgets=0.25)
+    tx = chain_of(contrib.scale_by_rule(DeepTrust()), budgets=0.25)
     _, _, state = walk(tx, convex, start, 1)
     grad = np.asarray(jax.grad(convex)(start)["w"], np.float64)
     nuclear = np.sqrt(3 / 5) * np.linalg.svd(grad, compute_uv=False).sum()
@@ -118,7 +118,7 @@ def test_the_distance_is_never_more_than_the_true_one():
         start = {"w": jnp.asarray(origin, jnp.float32)}
         budget = 0.5
         true = np.sqrt(5 / 3) * np.linalg.norm(origin - OPTIMUM, 2) / budget
-        tx = chain_of(optim.step_by_distance(GEOMETRY, budget, first), budgets=budget)
+        tx = chain_of(contrib.scale_by_distance(GEOMETRY, budget, first), budgets=budget)
         losses, visited, state = walk(tx, convex, start, 200)
         distance = np.asarray(state.distance, np.float64)
         assert np.all(distance <= true * (1 + 1e-4))
@@ -164,7 +164,7 @@ def bumpy_by_hand(w: np.ndarray, v: np.ndarray) -> tuple[float, np.ndarray, np.n
 def test_the_line_search_accepts_what_armijo_accepts():
     rng = np.random.default_rng(1)
     start = {"w": jnp.asarray(rng.normal(size=(4, 2)), jnp.float32), "v": 2 * jnp.eye(4)[0]}
-    tx = chain_of(optim.step_by_line_search(CURVED), CURVED, SHARES)
+    tx = chain_of(contrib.scale_by_line_search(CURVED), CURVED, SHARES)
     losses, visited, state = walk(tx, bumpy, start, 30)
     slope = np.asarray(state.slope, np.float64)
     taken = np.asarray(state.learning_rate, np.float64)
@@ -189,7 +189,7 @@ def test_the_line_search_accepts_what_armijo_accepts():
 
 
 def test_a_search_that_fails_stays_where_it_is():
-    tx = chain_of(optim.step_by_line_search(GEOMETRY, max_trials=3))
+    tx = chain_of(contrib.scale_by_line_search(GEOMETRY, max_trials=3))
     params = {"w": jnp.ones((3, 5))}
     grads = jax.grad(convex)(params)
     update = jax.jit(tx.update, static_argnames="value_fn")
@@ -207,7 +207,7 @@ def test_the_line_search_reaches_the_accuracy_of_float64():
     target = np.random.default_rng(3).standard_normal((3, 5))
     with jax.enable_x64(True):
         geometry = {"w": Euclidean(Frobenius())}
-        tx: Any = optim.step_by_line_search(geometry)
+        tx: Any = contrib.scale_by_line_search(geometry)
 
         def loss(p):
             return 1 + jnp.sum((p["w"] - target) ** 2)
@@ -232,7 +232,7 @@ def test_the_line_search_reaches_the_accuracy_of_float64():
 
 def test_the_rate_recovers_after_failed_searches():
     """Forty losses of NaN, and forty searches at the optimum, where rounding hides a decrease."""
-    tx: Any = optim.step_by_line_search(GEOMETRY)
+    tx: Any = contrib.scale_by_line_search(GEOMETRY)
     params = {"w": jnp.asarray(np.random.default_rng(4).standard_normal((3, 5)), jnp.float32)}
     value, grads = jax.value_and_grad(convex)(params)
     update = jax.jit(tx.update, static_argnames="value_fn")
@@ -256,7 +256,7 @@ def test_the_rate_recovers_after_failed_searches():
 
 
 def test_no_step_from_an_infinite_loss_to_an_infinite_loss():
-    tx: Any = optim.step_by_line_search(GEOMETRY, max_trials=4)
+    tx: Any = contrib.scale_by_line_search(GEOMETRY, max_trials=4)
     params = {"w": jnp.ones((3, 5))}
     extras = {"value": jnp.float32(np.inf), "grad": params}
     updates, state = tx.update(
@@ -282,7 +282,7 @@ def test_derivatives_pass_through_the_line_search():
         def loss(p):
             return bumpy(p) + weight * jnp.sum(p["w"] ** 2)
 
-        tx = chain_of(optim.step_by_line_search(CURVED), CURVED, SHARES)
+        tx = chain_of(contrib.scale_by_line_search(CURVED), CURVED, SHARES)
         params = {"w": jnp.linspace(-1.0, 1.0, 8).reshape(4, 2), "v": 2 * jnp.eye(4)[0]}
         state = tx.init(params)
         state = (*state[:2], state[2]._replace(learning_rate=rate), *state[3:])
@@ -307,9 +307,9 @@ def test_derivatives_pass_through_the_line_search():
 
 RULE = SquareLossSmoothness(0.5)
 LINKS = {
-    "rule": (optim.step_by_rule, {"rule": RULE}),
-    "distance": (optim.step_by_distance, {"geometry": Euclidean(RMSToRMS())}),
-    "search": (optim.step_by_line_search, {"geometry": Euclidean(RMSToRMS())}),
+    "rule": (contrib.scale_by_rule, {"rule": RULE}),
+    "distance": (contrib.scale_by_distance, {"geometry": Euclidean(RMSToRMS())}),
+    "search": (contrib.scale_by_line_search, {"geometry": Euclidean(RMSToRMS())}),
 }
 COUPLED = {"_holes", "_nan_in_one_leaf", "_errors", "_masked_partition_and_chain"}
 
@@ -348,13 +348,13 @@ def _wide(x: jax.Array) -> jax.Array:
 
 def test_uphill_zero_and_nan():
     params = {"w": jnp.ones((2, 2))}
-    tx: Any = optim.step_by_rule(RULE)
+    tx: Any = contrib.scale_by_rule(RULE)
     for grad, wanted in ((-params["w"], 0.0), (0 * params["w"], 0.0), (jnp.nan * params["w"],
                                                                        jnp.nan)):  # fmt: skip
         updates, _ = tx.update(params, tx.init(params), params, value=1.0, grad={"w": grad})
         np.testing.assert_array_equal(updates["w"], np.full((2, 2), wanted))
     zeros = jax.tree.map(jnp.zeros_like, params)
-    for link in (optim.step_by_distance(GEOMETRY), optim.step_by_line_search(GEOMETRY)):
+    for link in (contrib.scale_by_distance(GEOMETRY), contrib.scale_by_line_search(GEOMETRY)):
         extras = {"value": 1.0, "grad": zeros, "value_fn": lambda p: 1.0}
         updates, state = link.update(zeros, link.init(params), params, **extras)
         assert not np.any(jax.tree.leaves(updates)[0])
@@ -366,8 +366,8 @@ def test_masked_leaves_do_not_count():
     grads = jax.tree.map(lambda x: 2 * x, params)
     alone = {"w": params["w"]}, {"w": grads["w"]}
     for link in (
-        optim.step_by_rule(RULE),
-        optim.step_by_distance(Euclidean(RMSToRMS())),
+        contrib.scale_by_rule(RULE),
+        contrib.scale_by_distance(Euclidean(RMSToRMS())),
     ):
         masked = optax.masked(link, {"w": True, "frozen": False})
         found: Any = masked.update(
@@ -383,9 +383,9 @@ def test_masked_leaves_do_not_count():
 def test_errors():
     params = {"w": jnp.ones((2, 2))}
     for link, missing in (
-        (optim.step_by_rule(RULE), "step_by_rule needs value and grad"),
-        (optim.step_by_distance(GEOMETRY), "step_by_distance needs grad"),
-        (optim.step_by_line_search(GEOMETRY), "needs value and grad and value_fn"),
+        (contrib.scale_by_rule(RULE), "scale_by_rule needs value and grad"),
+        (contrib.scale_by_distance(GEOMETRY), "scale_by_distance needs grad"),
+        (contrib.scale_by_line_search(GEOMETRY), "needs value and grad and value_fn"),
     ):
         with pytest.raises(ValueError, match=missing):
             link.update(params, link.init(params), params)
@@ -401,4 +401,4 @@ def test_errors():
     ]
     for arguments in wrong_numbers:
         with pytest.raises(ValueError, match=next(iter(arguments))):
-            optim.step_by_line_search(GEOMETRY, **arguments)
+            contrib.scale_by_line_search(GEOMETRY, **arguments)

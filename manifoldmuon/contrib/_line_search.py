@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,16 +10,16 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
+from manifoldmuon._internal.arguments import check_arguments, check_number, number
 from manifoldmuon._internal.arrays import nonzero_or_one
+from manifoldmuon._internal.links import require
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._retract import retract
-from manifoldmuon.optim._step_by_rule import inner, require, scaled
+from manifoldmuon.contrib._rule import inner, scaled
+from manifoldmuon.optim import Geometry, retract
 
 
-class StepByLineSearchState(NamedTuple):
-    """State of `step_by_line_search`: the result of the last search.
+class ScaleByLineSearchState(NamedTuple):
+    """State of `scale_by_line_search`: the result of the last search.
 
     Attributes:
       learning_rate: where the next search begins, up to `growth`; the widest dtype of the
@@ -32,8 +33,14 @@ class StepByLineSearchState(NamedTuple):
     slope: Float[Array, ""]
 
 
-@checked()
-def step_by_line_search(
+@check_arguments(
+    first=number("(0, inf)"),
+    growth=number("[1, inf)"),
+    shrink=number("(0, 1)"),
+    share=number("(0, 1)"),
+    max_trials=functools.partial(check_number, within="[1, inf)", whole=True),
+)
+def scale_by_line_search(
     geometry: Geometry,
     *,
     first: float = 1.0,
@@ -42,7 +49,9 @@ def step_by_line_search(
     share: float = 0.5,
     max_trials: int = 30,
 ) -> optax.GradientTransformationExtraArgs:
-    """Stands in place of `optax.scale_by_learning_rate`: Armijo's rule along the retraction.
+    """Scale updates by minus a learning rate found by Armijo's rule along the retraction.
+
+    It takes the place of `optax.scale_by_learning_rate`, and flips the sign as that does.
 
     The step `eta` is accepted when `loss(R(W, -eta A)) <= loss(W) - share * eta * <G, A>`. The
     first trial is `growth` times the last step, each next one `shrink` times the one before. A
@@ -71,25 +80,25 @@ def step_by_line_search(
         made: name them in `static_args` of `optax.inject_hyperparams`.
 
     Returns:
-      A transformation whose state is a `StepByLineSearchState`.
+      A transformation whose state is a `ScaleByLineSearchState`.
 
     Raises:
       ValueError: for a number out of its range; on use, without `value`, `grad` or `value_fn`.
     """
     onto = retract(geometry)
 
-    def init_fn(params: Any) -> StepByLineSearchState:
+    def init_fn(params: Any) -> ScaleByLineSearchState:
         kinds = [getattr(x, "dtype", jnp.float32) for x in jax.tree.leaves(params)]
         kind = jnp.result_type(jnp.float32, *[k for k in kinds if jnp.issubdtype(k, jnp.floating)])
         start = jnp.asarray(first / growth, kind)
         trials, slope = jnp.zeros((), jnp.int32), jnp.zeros((), kind)
-        return match_varying_axes(StepByLineSearchState(start, trials, slope), params)
+        return match_varying_axes(ScaleByLineSearchState(start, trials, slope), params)
 
     def update_fn(
         updates, state, params: Any = None, *, value=None, grad=None, value_fn: Any = None, **extra
     ):
         del extra
-        require("step_by_line_search", value=value, grad=grad, value_fn=value_fn)
+        require("scale_by_line_search", value=value, grad=grad, value_fn=value_fn)
         slope = inner(grad, updates, state.slope.dtype)
         promised = share * jnp.maximum(slope, 0.0)
         now = jnp.asarray(value, jnp.promote_types(slope.dtype, jnp.result_type(value)))
@@ -125,6 +134,6 @@ def step_by_line_search(
         kept = jnp.where(
             comparable & (found | (rate * promised > least)), rate, state.learning_rate
         )
-        return scaled(updates, -taken), StepByLineSearchState(kept, trials, slope)
+        return scaled(updates, -taken), ScaleByLineSearchState(kept, trials, slope)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere
 from manifoldmuon.norms import RMSToRMS
 
@@ -36,7 +36,7 @@ def test_the_published_line(momentum):
     """Each matrix of a stack by itself; without momentum nothing is taken away."""
     first, second, params = drawn(2, 3, 5)
     found = second_step(
-        optim.cautious(optax.trace(momentum), MUON.transposed()), first, second, params
+        contrib.cautious(optax.trace(momentum), MUON.transposed()), first, second, params
     )
     u = momentum * first.astype(float) + second
     mask = u * second > 0
@@ -47,7 +47,7 @@ def test_the_published_line(momentum):
 
 def test_where_everything_disagrees_nothing_moves():
     first, _, params = drawn(4)
-    tx = optim.cautious(optax.trace(0.9), Euclidean())
+    tx = contrib.cautious(optax.trace(0.9), Euclidean())
     np.testing.assert_array_equal(second_step(tx, first, -0.1 * first, params), np.zeros(4))
 
 
@@ -58,7 +58,7 @@ def test_on_a_constrained_manifold_the_step_stays_tangent(manifold):
     point = manifold.project(jnp.asarray(noise))
     base = optax.chain(optax.trace(0.9), optim.scale_by_steepest(manifold))
     plain = second_step(base, first, second, point)
-    found = second_step(optim.cautious(base, manifold), first, second, point)
+    found = second_step(contrib.cautious(base, manifold), first, second, point)
     kept = plain * (plain * second > 0)
     wanted = np.asarray(manifold.project_tangent(point, jnp.asarray(kept, jnp.float32)), float)
     wanted *= np.linalg.norm(plain) / np.linalg.norm(wanted)

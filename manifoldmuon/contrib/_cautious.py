@@ -6,20 +6,18 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one, upcast
 from manifoldmuon._internal.powers_of_two import normalize
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._leaves import LikePoint, batched, pair_up
-from manifoldmuon.optim._tangent import tangent_part
+from manifoldmuon.optim import Geometry, map_leaves, project_tangent
 
 
-@checked()
+@check_arguments()
 def cautious(
     base: optax.GradientTransformation, geometry: Geometry
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps of an update what agrees in sign with the gradient, entry by entry.
+    """Keep of an update what agrees in sign with the gradient, entry by entry.
 
     `u <- u * [u * g > 0] / mean([u * g > 0])`, the mean over the entries of one weight, one point
     of the manifold (Liang et al., arXiv:2411.16085, algorithm 1, where the mean has a small number
@@ -41,32 +39,35 @@ def cautious(
       TypeError: on use; see `resolve`.
       ValueError: on use; see `resolve`.
     """
-    base = optax.with_extra_args_support(base)
+    base, tangent = optax.with_extra_args_support(base), project_tangent(geometry)
 
     def update_fn(updates, state, params=None, **extra_args):
-        pulls = pair_up(geometry, updates, params, "cautious").leaves
+        signs, _ = map_leaves(_sign, geometry, updates, params, name="cautious", stack=False)
         steps, state = base.update(updates, state, params, **extra_args)
-        paired = pair_up(geometry, steps, params, "cautious")
-        grads = {leaf.place: leaf.update for leaf in pulls}
-        arguments = [
-            (LikePoint(leaf.param), LikePoint(leaf.update), LikePoint(grads[leaf.place]))
-            for leaf in paired.leaves
-        ]
-        entries = [leaf.entry for leaf in paired.leaves]
-        return paired.filled(batched(_agreeing, entries, arguments, stack=False)), state
+        kept, _ = map_leaves(_keep, geometry, steps, params, signs, name="cautious", stack=False)
+        kept, _ = tangent.update(kept, optax.EmptyState(), params)
+        kept, _ = map_leaves(
+            _lengthen, geometry, kept, params, steps, select=lambda m: m.constrained, stack=False
+        )
+        return kept, state
 
     return optax.GradientTransformationExtraArgs(base.init, update_fn)
 
 
-def _agreeing(
-    manifold: Manifold, point: jax.Array, update: jax.Array, grad: jax.Array
-) -> LikePoint:
+def _sign(manifold: Manifold, point: jax.Array, grad: jax.Array) -> jax.Array:
+    return jnp.sign(upcast(grad))
+
+
+def _keep(manifold: Manifold, point: jax.Array, update: jax.Array, sign: jax.Array) -> jax.Array:
     vector, ndim = upcast(update), manifold.ndim
     # Signs, not the product, which may be too small; and a NaN is kept, for it must stay visible.
-    agree = ~(jnp.sign(vector) * jnp.sign(upcast(grad)) <= 0)
+    agree = ~(jnp.sign(vector) * sign <= 0)
     share = expand_trailing(jnp.mean(agree, axis=tuple(range(-ndim, 0)), dtype=vector.dtype), ndim)
-    kept = jnp.where(agree, vector, 0) / nonzero_or_one(share)
-    if manifold.constrained:
-        length = expand_trailing(frobenius_norm(vector, ndim), ndim)
-        kept = length * normalize(tangent_part(manifold, point, kept)[0], ndim)
-    return LikePoint(kept.astype(point.dtype))
+    return jnp.where(agree, vector, 0) / nonzero_or_one(share)
+
+
+def _lengthen(
+    manifold: Manifold, point: jax.Array, kept: jax.Array, update: jax.Array
+) -> jax.Array:
+    length = expand_trailing(frobenius_norm(upcast(update), manifold.ndim), manifold.ndim)
+    return (length * normalize(kept, manifold.ndim)).astype(point.dtype)

@@ -11,11 +11,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arguments import check_arguments, check_fields, one_of
+from manifoldmuon._internal.links import require
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon.optim._agd import step_length
-from manifoldmuon.optim._arguments import checked, one_of
-from manifoldmuon.optim._geometry import is_hole
+from manifoldmuon._internal.paths import is_hole
 
 
 class StepRule(abc.ABC):
@@ -23,7 +22,7 @@ class StepRule(abc.ABC):
 
     @abc.abstractmethod
     def length(self, slope: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:
-        """The learning rate.
+        """Return the learning rate.
 
         Args:
           slope: `<gradient, direction>`, positive; the dual norm of the gradient where the
@@ -66,11 +65,12 @@ class DeepTrust(StepRule):
     """
 
     def length(self, slope: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:
-        return step_length(slope)
+        # So written, a tiny slope gives itself and not the logarithm of 1.
+        return jnp.log1p(2 * slope / (1 + jnp.sqrt(1 + 4 * slope)))
 
 
-class StepByRuleState(NamedTuple):
-    """State of `step_by_rule`: measurements of the last step.
+class ScaleByRuleState(NamedTuple):
+    """State of `scale_by_rule`: measurements of the last step.
 
     Attributes:
       learning_rate: the length of the step; float32.
@@ -81,8 +81,8 @@ class StepByRuleState(NamedTuple):
     slope: Float[Array, ""]
 
 
-@checked(rule=one_of(StepRule))
-def step_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
+@check_arguments(rule=one_of(StepRule))
+def scale_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
     """Stands in place of `optax.scale_by_learning_rate`, without a learning rate.
 
     `update` takes the loss and the gradient as Optax's line searches do:
@@ -94,40 +94,30 @@ def step_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
       rule: how the length follows from the loss and the slope along the direction.
 
     Returns:
-      A transformation whose state is a `StepByRuleState`.
+      A transformation whose state is a `ScaleByRuleState`.
 
     Raises:
       ValueError: on use, without `value` or `grad`.
 
     Example:
       `chain(scale_by_steepest(net.geometry()), scale_by_budget(net.budgets()),
-      step_by_rule(SquareLossSmoothness(net.sharpness.alpha)), retract(net.geometry()))`
+      scale_by_rule(SquareLossSmoothness(net.sharpness.alpha)), retract(net.geometry()))`
     """
 
-    def init_fn(params: Any) -> StepByRuleState:
-        state = StepByRuleState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
+    def init_fn(params: Any) -> ScaleByRuleState:
+        state = ScaleByRuleState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
         return match_varying_axes(state, params)
 
     def update_fn(updates, state, params=None, *, value=None, grad=None, **extra_args):
         del state, params, extra_args
-        require("step_by_rule", value=value, grad=grad)
+        require("scale_by_rule", value=value, grad=grad)
         slope = inner(grad, updates)
         rate = rule.length(slope, jnp.asarray(value, jnp.float32))
         # Not `slope > 0`: a NaN has to stay visible.
         rate = jnp.where(slope <= 0, 0.0, rate)
-        return scaled(updates, -rate), StepByRuleState(rate, slope)
+        return scaled(updates, -rate), ScaleByRuleState(rate, slope)
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
-
-
-def require(name: str, **arguments: Any) -> None:
-    """Raises `ValueError` where an extra argument of `update` is missing."""
-    missing = [key for key, value in arguments.items() if value is None]
-    if missing:
-        call = ", ".join(f"{key}=..." for key in arguments)
-        raise ValueError(
-            f"{name} needs {' and '.join(missing)}: call tx.update(grads, state, params, {call})."
-        )
 
 
 def inner(grads: Any, updates: Any, dtype: Any = jnp.float32) -> Float[Array, ""]:

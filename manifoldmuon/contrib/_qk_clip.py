@@ -9,27 +9,19 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.arrays import expand_trailing, upcast
+from manifoldmuon._internal.links import LastLink, difference, link, require
+from manifoldmuon._internal.paths import Places, Spec, find_places, match_prefix
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Frobenius
-from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import (
-    Geometry,
-    Places,
-    find_manifolds,
-    find_places,
-    manifold_of,
-    match_prefix,
-)
-from manifoldmuon.optim._leaves import Leaf, LikePoint, batched, is_placeholder, pair_up
-from manifoldmuon.optim._retract import LastLink, difference
-from manifoldmuon.optim._step_by_rule import require
+from manifoldmuon.optim import Geometry, map_leaves, resolve
 
-Heads = Any
+Heads = Spec[Layout | None]
 """A prefix tree, a `by_path` object, or a function of path and leaf: a `Layout`, or None."""
 
 
-@checked()
+@check_arguments(threshold=number("(0, inf)"), power=number("(0, inf)"))
 def with_qk_clip(
     inner: optax.GradientTransformation,
     geometry: Geometry,
@@ -37,7 +29,7 @@ def with_qk_clip(
     threshold: ArrayLike = 100.0,
     power: ArrayLike = 0.5,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keeps attention logits below a threshold, by the weights that make them: QK-Clip.
+    """Keep attention logits below a threshold, by the weights that make them: QK-Clip.
 
     After the step of `inner`, the query and key weights of every head whose largest logit `S` in
     this batch was above `threshold` are multiplied by `(threshold / S)**power`: with the power 1/2
@@ -87,44 +79,47 @@ def with_qk_clip(
     inner = optax.with_extra_args_support(inner)
 
     def init_fn(params: Any) -> Any:
-        if not is_placeholder(params):
-            _find_heads(heads, geometry, params)
+        _find_heads(heads, geometry, params)
         return inner.init(params)
 
     def update_fn(updates, state, params=None, *, max_logits=None, **extra_args):
-        require("with_qk_clip", max_logits=max_logits)
+        require("with_qk_clip", max_logits=max_logits, params=params)
         steps, state = inner.update(updates, state, params, max_logits=max_logits, **extra_args)
-        paired = pair_up(geometry, steps, params, "with_qk_clip")
         places = _find_heads(heads, geometry, params)
-        clipped = [leaf for leaf in paired.leaves if places.values[leaf.place] is not None]
-        layouts = [places.values[leaf.place] for leaf in clipped]
-        factors = [
-            _factors(leaf, layout, logits, threshold, power)
-            for leaf, layout, logits in zip(
-                clipped, layouts, _logits(max_logits, clipped, places), strict=True
-            )
-        ]
-        entries = [LaidOut(Euclidean(Frobenius(2)), layout) for layout in layouts]
-        arguments = [
-            (LikePoint(leaf.param), LikePoint(leaf.update), factor)
-            for leaf, factor in zip(clipped, factors, strict=True)
-        ]
-        found = batched(_clip, entries, arguments, stack=False)
-        by_place = {leaf.place: step for leaf, step in zip(clipped, found, strict=True)}
-        return paired.filled([by_place.get(x.place, x.update) for x in paired.leaves]), state
+        clipped = [i for i in places.real if places.values[i] is not None]
+        logits = _match_logits(max_logits, clipped, places)
+        leaves, factors = places.leaves(params), {}
+        entries: dict[int, Any] = dict.fromkeys(places.real, _WHOLE)
+        for place, given in zip(clipped, logits, strict=True):
+            path, layout = places.paths[place], places.values[place]
+            entries[place] = LaidOut(Euclidean(Frobenius(2)), layout)
+            shape = layout.inner_shape(jnp.shape(leaves[place]))[:-2]
+            factors[path] = _factors(path, shape, given, threshold, power)
+        steps, _ = map_leaves(
+            _clip,
+            places.fill(params, entries),
+            steps,
+            params,
+            name="with_qk_clip",
+            select=lambda manifold: manifold.ndim == 2,
+            carried=factors,
+            stack=False,
+        )
+        return steps, state
 
-    return LastLink(init_fn, update_fn)
+    return link(update_fn, init_fn, inner.init, LastLink)
+
+
+_WHOLE = Euclidean(Frobenius(0))
 
 
 def _find_heads(heads: Heads, geometry: Geometry, params: Any) -> Places:
-    """The layout of every clipped parameter, None for the others."""
-    places, manifolds = find_places(heads, params, _check_heads), find_manifolds(geometry, params)
-    constrained = [
-        places.paths[place]
-        for place in places.real
-        if places.values[place] is not None and manifold_of(manifolds.values[place]).constrained
-    ]
-    if constrained:
+    """Return the layout of every clipped parameter, None for the others."""
+    places = find_places(heads, params, _check_heads)
+    manifolds = places.leaves(resolve(geometry, params))
+    clipped = [i for i in places.real if places.values[i] is not None]
+    entries = {places.paths[i]: getattr(manifolds[i], "manifold", manifolds[i]) for i in clipped}
+    if constrained := [path for path, manifold in entries.items() if manifold.constrained]:
         raise ValueError(
             f"with_qk_clip scales weights, but {constrained} lie on constrained manifolds, which"
             " say how large they are; leave them out (None), or choose Euclidean with a norm"
@@ -146,12 +141,12 @@ def _check_heads(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
         raise ValueError(f"with_qk_clip: the parameter {path!r}: {error}") from error
 
 
-def _logits(max_logits: Any, clipped: list[Leaf], places: Places) -> list[Any]:
-    """The entry of `max_logits` above each clipped parameter."""
+def _match_logits(max_logits: Any, clipped: list[int], places: Places) -> list[Any]:
+    """Return the entry of `max_logits` above each clipped parameter."""
     if not clipped:
         return []
-    paths = [leaf.path for leaf in clipped]
-    others = [(path, None) for path in places.paths if path not in paths]
+    paths = [places.paths[place] for place in clipped]
+    others = {path: None for path in places.paths if path not in paths}
     try:
         return match_prefix(max_logits, paths, others)
     except ValueError as error:
@@ -159,23 +154,22 @@ def _logits(max_logits: Any, clipped: list[Leaf], places: Places) -> list[Any]:
 
 
 def _factors(
-    leaf: Leaf, layout: Layout, logits: Any, threshold: ArrayLike, power: ArrayLike
+    path: str, heads: tuple[int, ...], logits: Any, threshold: ArrayLike, power: ArrayLike
 ) -> jax.Array:
     """Return the factor of each head."""
-    heads = layout.inner_shape(leaf.param.shape)[:-2]
     shape = None if logits is None else jnp.shape(logits)
     if shape not in ((), heads):
         raise ValueError(
-            f"with_qk_clip: the largest logits of {leaf.path!r} have shape {shape}, and its"
-            f" heads {heads}: give one number for each head (where queries share a key, the key"
-            " gets the largest of its group), or one for all"
+            f"with_qk_clip: the largest logits of {path!r} have shape {shape}, and its heads"
+            f" {heads}: give one number for each head (where queries share a key, the key gets the"
+            " largest of its group), or one for all"
         )
     logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), heads)
     above = jnp.isfinite(logits) & (logits > threshold)
     return jnp.where(above, (threshold / jnp.where(above, logits, threshold)) ** power, 1.0)
 
 
-def _clip(manifold: Manifold, point: jax.Array, update: jax.Array, factor: jax.Array) -> LikePoint:
+def _clip(manifold: Manifold, point: jax.Array, update: jax.Array, factor: jax.Array) -> jax.Array:
     factor = expand_trailing(factor, manifold.ndim)
     scaled = difference(factor * (upcast(point) + upcast(update)), point)
-    return LikePoint(jnp.where(factor == 1, update.astype(point.dtype), scaled))
+    return jnp.where(factor == 1, update.astype(point.dtype), scaled)

@@ -1,0 +1,95 @@
+"""Parts of gradient transformations: Optax's placeholders, last links, states keyed by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.mesh import replicated_like
+from manifoldmuon._internal.paths import Places
+
+Link = optax.GradientTransformationExtraArgs
+
+
+class LastLink(Link):
+    """A transformation after which nothing may change the updates.
+
+    An ordinary `optax.GradientTransformationExtraArgs`; the type lets `chain` see the mistake.
+    """
+
+
+def _placeholder_type() -> type:
+    """Return the stand-in for parameters with which optax finds them in a state."""
+    seen = []
+
+    def init(params):
+        seen.append(type(params))
+        return params
+
+    optax.tree_utils.tree_map_params(init, lambda leaf: leaf, {})
+    return seen[0]
+
+
+_Placeholder = _placeholder_type()
+
+
+def link(
+    update: Callable[..., Any],
+    init: Callable[[Any], Any] = lambda params: optax.EmptyState(),
+    placeholder: Callable[[Any], Any] = lambda params: optax.EmptyState(),
+    kind: type[Link] = Link,
+) -> Link:
+    """Return a transformation whose `init` also answers Optax's placeholders.
+
+    `optax.tree_utils.tree_map_params` calls `init` with a placeholder in place of parameters, to
+    learn which parts of a state have their shape. States keyed by path have none.
+
+    Args:
+      update: the transformation's `update`.
+      init: the state for parameters; by default none.
+      placeholder: the state for a placeholder, one scalar for each dictionary keyed by path.
+      kind: the type of the transformation.
+    """
+
+    def init_fn(params: Any) -> Any:
+        return (placeholder if isinstance(params, _Placeholder) else init)(params)
+
+    return kind(init_fn, update)
+
+
+def init_by_path(places: Places, params: Any, make: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """Return `make(entry, shape)` for every parameter by path, replicated over its mesh.
+
+    Parameters for which it is None are left out.
+    """
+    leaves, found = places.leaves(params), {}
+    for place in places.real:
+        made = make(places.values[place], jnp.shape(leaves[place]))
+        if made is not None:
+            found[places.paths[place]] = replicated_like(made, leaves[place])
+    return found
+
+
+def require(name: str, **arguments: Any) -> None:
+    """Raise `ValueError` where an extra argument of `update` is missing."""
+    missing = [key for key, value in arguments.items() if value is None]
+    if missing:
+        call = ", ".join(f"{key}=..." for key in arguments)
+        raise ValueError(
+            f"{name} needs {' and '.join(missing)}: call tx.update(grads, state, params, {call})."
+        )
+
+
+def difference(target: jax.Array, point: jax.Array) -> jax.Array:
+    """Return the update `u`, in the point's dtype, whose rounded `point + u` is next to `target`.
+
+    Rounding the target first makes the difference exact wherever target and point are within a
+    factor of two of one another (Sterbenz): the sum is then the best number there is.
+    """
+    nearest = target.astype(point.dtype)
+    return (upcast(nearest) - upcast(point)).astype(point.dtype)

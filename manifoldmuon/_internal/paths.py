@@ -1,0 +1,375 @@
+"""Key paths, and trees of values (manifolds, budgets, layouts) matched to parameters by them."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from manifoldmuon._internal.arguments import shown
+
+KeyPath = tuple[Any, ...]
+
+
+def path_string(path: KeyPath) -> str:
+    """Return a JAX key path as text: keys, attribute names and indices joined by `/`.
+
+    Args:
+      path: a key path as `jax.tree_util.tree_flatten_with_path` gives it.
+
+    Returns:
+      For instance `"params/Dense_0/kernel"` (Flax), `"layers/0/weight"` (Equinox); the empty
+      string for a tree that is a single array.
+    """
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def flatten_with_path(
+    tree: Any, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[tuple[KeyPath, Any]], Any]:
+    """Return `jax.tree_util.tree_flatten_with_path`, with paths that leave out boxes.
+
+    A box is a node whose one child is its attribute `value`, as in Flax (`nnx.Variable`,
+    `nn.Partitioned`). `nnx.Optimizer` initialises with boxes and updates without, and a state
+    keyed by path has to find its parameters again. A module with other fields is no box.
+    """
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    boxed = {path[:-1] for path, _ in pairs if path and path[-1] == _VALUE}
+    if not boxed:
+        return pairs, treedef
+    below = collections.Counter(path[:n] for path, _ in pairs for n in range(len(path)))
+    boxed = {path for path in boxed if below[path] == 1}
+    return [(path[:-1] if path[:-1] in boxed else path, leaf) for path, leaf in pairs], treedef
+
+
+_VALUE = jax.tree_util.GetAttrKey("value")
+
+
+def is_hole(node: Any) -> bool:
+    """Return whether a node is `None` or `optax.MaskedNode`: a place without a parameter."""
+    return node is None or isinstance(node, optax.MaskedNode)
+
+
+Pattern = str | re.Pattern[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class ByPath:
+    """Values chosen by patterns on the path; made by `by_path`.
+
+    Not callable on purpose: `optax.inject_hyperparams` would take a callable for a schedule.
+
+    Attributes:
+      rules: `(pattern, value)` pairs in the order in which they are tried.
+    """
+
+    rules: tuple[tuple[Pattern, Any], ...]
+
+    def assign(self, paths: Sequence[str], holes: Mapping[str, Any]) -> list[Any]:
+        """Return the value of the first rule that matches each path.
+
+        Args:
+          paths: path strings of the parameters.
+          holes: nodes without a parameter, by path. A rule may match a `None` alone; where a
+            `MaskedNode` hides part of the tree, rules may be unused.
+
+        Raises:
+          ValueError: a path matches no rule, or a rule is used for no path.
+        """
+        chosen = [self._first_match(path) for path in paths]
+        unmatched = [path for path, rule in zip(paths, chosen, strict=True) if rule is None]
+        if unmatched:
+            patterns = [_text(pattern) for pattern, _ in self.rules]
+            raise ValueError(
+                f"no pattern matches the parameters {unmatched}; the patterns are {patterns}."
+                " Add a pattern for them."
+            )
+        used = {*chosen, *map(self._first_match, holes)}
+        unused = [_text(p) for i, (p, _) in enumerate(self.rules) if i not in used]
+        if unused and not any(isinstance(node, optax.MaskedNode) for node in holes.values()):
+            raise ValueError(
+                f"the patterns {unused} match no parameter (an earlier pattern may have taken"
+                f" theirs); the parameters are {list(paths)}. Correct or remove them."
+            )
+        return [self.rules[rule][1] for rule in chosen if rule is not None]
+
+    def _first_match(self, path: str) -> int | None:
+        for index, (pattern, _) in enumerate(self.rules):
+            if re.fullmatch(_regex(pattern), path):
+                return index
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class ByFunction:
+    """Values chosen by a function, for `optax.inject_hyperparams`, which calls what is callable.
+
+    Everywhere else pass the function itself.
+
+    Attributes:
+      function: `(path, leaf) -> value` of the JAX key path and a `jax.ShapeDtypeStruct`.
+
+    Examples:
+      >>> geometry = ByFunction(lambda path, leaf: mm.manifolds.Hypersphere())
+      >>> tx = optax.inject_hyperparams(manifold_muon)(0.1, geometry)
+    """
+
+    function: Callable[[KeyPath, jax.ShapeDtypeStruct], Any]
+
+
+if TYPE_CHECKING:
+    _Value = TypeVar("_Value")
+    Spec = (
+        _Value
+        | ByPath
+        | ByFunction
+        | Mapping[str, Any]
+        | Sequence[Any]
+        | Callable[[KeyPath, jax.ShapeDtypeStruct], _Value]
+    )
+else:
+
+    class Spec:
+        """A value for every parameter: a prefix tree, a `ByPath`, or a function of path and leaf.
+
+        Not checked at run time, where any container may be a prefix tree.
+        """
+
+        def __class_getitem__(cls, kind):
+            return Any
+
+
+def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
+    """Choose a value (a manifold, a budget) for each parameter by its path.
+
+    Args:
+      rules: patterns and their values, tried in order; the first match decides. A string is a
+        glob over the whole path: `*` and `?` match inside one segment, `**` across segments,
+        including none. A compiled `re.Pattern` is matched against the whole path.
+
+    Returns:
+      An object accepted wherever a `geometry` or `budgets` is. When it is used, a parameter
+      without a pattern and a pattern without a parameter are errors that name them.
+
+    Raises:
+      TypeError: for a pattern that is neither a string nor a compiled one.
+
+    Examples:
+      >>> kernel = mm.manifolds.Stiefel().transposed()  # (in, out)
+      >>> geometry = by_path({"**/kernel": kernel, "**/bias": mm.manifolds.Euclidean()})
+    """
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"by_path takes a dictionary of patterns and values; got {shown(rules)}")
+    for pattern in rules:
+        if not isinstance(pattern, str | re.Pattern):
+            raise TypeError(
+                f"a pattern of by_path is a string or a compiled re.Pattern; got {pattern!r}."
+                " The keys and indices of a path are text: '0' or '*'."
+            )
+    return ByPath(tuple(rules.items()))
+
+
+def _regex(pattern: Pattern) -> str | re.Pattern[str]:
+    if isinstance(pattern, re.Pattern):
+        return pattern
+    tokens = {"**/": "(?:.*/)?", "/**": "(?:/.*)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    parts = re.split(r"(\*\*/|/\*\*|\*\*|\*|\?)", pattern)
+    return "".join(tokens.get(part, re.escape(part)) for part in parts)
+
+
+def _text(pattern: Pattern) -> str:
+    return pattern.pattern if isinstance(pattern, re.Pattern) else pattern
+
+
+def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any]) -> list[Any]:
+    """Return the value of the prefix-tree entry above each path.
+
+    Entries and parameters are compared by path, not by container: nested dictionaries describe
+    an Equinox module or a Flax state as well.
+
+    Args:
+      spec: a tree of values; a single value is a tree, too. `None` is a value, and may be unused.
+      paths: path strings of the parameters.
+      holes: nodes without a parameter, by path; entries at or below them may be unused.
+
+    Raises:
+      ValueError: a path has no entry or two, or an entry lies above no path.
+    """
+    pairs, _ = flatten_with_path(spec, is_leaf=lambda node: node is None)
+    entries = [(path_string(path), value) for path, value in pairs]
+    found = [[value for entry, value in entries if _above(entry, path)] for path in paths]
+    for path, values in zip(paths, found, strict=True):
+        if len(values) != 1:
+            globs = any("*" in entry for entry, _ in entries)
+            hint = "Put patterns into by_path" if globs else "Give every parameter exactly one"
+            raise ValueError(
+                f"the parameter {path!r} has {len(values) or 'no'} entries above it; the entries"
+                f" are {[entry for entry, _ in entries]}. {hint}."
+            )
+    unused = [
+        entry
+        for entry, value in entries
+        if value is not None
+        and not any(_above(entry, path) for path in (*paths, *holes))
+        and not any(_above(hole, entry) for hole in holes)
+    ]
+    if unused:
+        raise ValueError(
+            f"the entries {unused} describe no parameter; the parameters are {list(paths)}."
+            " Correct or remove them."
+        )
+    return [values[0] for values in found]
+
+
+def _above(prefix: str, path: str) -> bool:
+    return prefix in ("", path) or path.startswith(prefix + "/")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Places:
+    """A flattened tree, and the value of a specification at each of its leaves.
+
+    Attributes:
+      paths: of every leaf, holes included.
+      values: of every leaf; None for a hole.
+      real: the indices of the leaves that are parameters.
+      treedef: the structure, with holes as leaves.
+    """
+
+    paths: tuple[str, ...]
+    values: tuple[Any, ...]
+    real: tuple[int, ...]
+    treedef: Any
+
+    def leaves(self, tree: Any) -> list[Any]:
+        """Return the leaves of a tree of this structure."""
+        return self.treedef.flatten_up_to(tree)
+
+    def fill(self, tree: Any, leaves: Mapping[int, Any]) -> Any:
+        """Return a tree of this structure, with other leaves at some indices."""
+        filled = self.leaves(tree)
+        for place, leaf in leaves.items():
+            filled[place] = leaf
+        return jax.tree.unflatten(self.treedef, filled)
+
+
+Check = Callable[[str, Any, jax.ShapeDtypeStruct], None]
+
+
+def find_places(spec: Any, tree: Any, check: Check) -> Places:
+    """Flatten a tree and find the value of every leaf, once for each structure and shapes.
+
+    Args:
+      spec: a prefix tree of values, a `ByPath`, or a function of JAX key path and leaf.
+      tree: parameters or updates; may hold `None` and `MaskedNode`.
+      check: a function at module level that raises, given path, value and leaf, where value and
+        leaf do not fit.
+
+    Raises:
+      TypeError: a leaf is not an array.
+      ValueError: a leaf has no value, an entry has no leaf, or two leaves have the same path.
+    """
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_hole)
+    try:
+        abstract = tuple([x if is_hole(x) else (x.shape, x.dtype) for x in leaves])
+    except AttributeError:  # Python numbers, or no arrays at all
+        abstract = _abstract(tree)
+    if isinstance(spec, ByFunction):
+        spec = spec.function
+    if callable(spec) and not isinstance(spec, type):
+        # Call it each time: what it has captured may have changed, and the cache must not keep it.
+        pairs = zip(flatten_with_path(tree, is_hole)[0], abstract, strict=True)
+        found = [None if is_hole(x) else spec(p, jax.ShapeDtypeStruct(*x)) for (p, _), x in pairs]
+        spec = _PerLeaf(tuple(found))
+    try:
+        return _find_once(_Spec(spec), abstract, treedef, check)
+    except TypeError as error:
+        if "unhashable" not in str(error):  # budgets that are arrays, for example
+            raise
+        return _find(_Spec(spec), abstract, treedef, check)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PerLeaf:
+    """One value per leaf, None for holes: the results of a function."""
+
+    values: tuple[Any, ...]
+
+
+class _Spec:
+    """A specification that is hashed and compared by content."""
+
+    def __init__(self, spec: Any):
+        self.spec = spec
+        values, treedef = jax.tree.flatten(spec)
+        if isinstance(spec, ByPath):
+            values, treedef = [value for _, value in spec.rules], spec
+        elif isinstance(spec, _PerLeaf):
+            values, treedef = spec.values, None
+        # The types as well: True, 1 and 1.0 are equal.
+        self.key = treedef, tuple(values), tuple(map(type, values))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Spec) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+def _find(spec: _Spec, abstract: tuple[Any, ...], treedef: Any, check: Check) -> Places:
+    pairs, _ = flatten_with_path(jax.tree.unflatten(treedef, list(range(len(abstract)))))
+    paths = tuple(path_string(path) for path, _ in pairs)
+    if len(set(paths)) < len(paths):
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        raise ValueError(f"the parameter paths {twice} occur more than once: rename a key.")
+    real = tuple(place for place, leaf in enumerate(abstract) if not is_hole(leaf))
+    values: list[Any] = [None] * len(paths)
+    if real:  # an empty or wholly masked tree fits every specification
+        holes = {path: leaf for path, leaf in zip(paths, abstract, strict=True) if is_hole(leaf)}
+        named = [paths[place] for place in real]
+        if isinstance(spec.spec, ByPath):
+            chosen = spec.spec.assign(named, holes)
+        elif isinstance(spec.spec, _PerLeaf):
+            chosen = [spec.spec.values[place] for place in real]
+        else:
+            chosen = match_prefix(spec.spec, named, holes)
+        for place, value in zip(real, chosen, strict=True):
+            check(paths[place], value, jax.ShapeDtypeStruct(*abstract[place]))
+            values[place] = value
+    return Places(paths, tuple(values), real, treedef)
+
+
+_find_once = functools.lru_cache(maxsize=512)(_find)
+
+
+def _abstract(tree: Any) -> tuple[Any, ...]:
+    """Return shape and dtype of each leaf; a hole is itself."""
+    found = []
+    for path, leaf in flatten_with_path(tree, is_hole)[0]:
+        if is_hole(leaf):
+            found.append(leaf)
+            continue
+        try:
+            dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
+            found.append((jnp.shape(leaf), dtype))
+        except TypeError as error:
+            hint = "Take the parameters alone: equinox.filter(model, equinox.is_inexact_array)"
+            if isinstance(leaf, ByPath | ByFunction) or hasattr(leaf, "check_shape"):
+                hint = "A geometry stands before the parameters: were the two exchanged?"
+            raise TypeError(
+                f"the leaf {path_string(path)!r} is a {type(leaf).__name__}, not an array. {hint}"
+            ) from error
+    return tuple(found)
+
+
+def if_complex(dtype: Any) -> str:
+    """Return a further hint for complex parameters."""
+    split = ", or keep its two parts as parameters (optax.contrib.split_real_and_imaginary)"
+    return split if jnp.issubdtype(dtype, jnp.complexfloating) else ""

@@ -1,0 +1,170 @@
+"""NorMuon: one learning rate for each neuron, behind the orthogonalised direction."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike, DTypeLike
+
+from manifoldmuon._internal.arguments import check_arguments, number
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one, upcast
+from manifoldmuon._internal.links import init_by_path, link
+from manifoldmuon._internal.paths import find_places
+from manifoldmuon._internal.powers_of_two import normalize
+from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
+from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon.norms import ConvRMSToRMS, Spectral
+from manifoldmuon.optim import Budgets, Decay, Geometry, chain, map_leaves, muon, project_tangent
+
+
+class ScaleByNeuronRMSState(NamedTuple):
+    """How large the neurons' updates have been.
+
+    Attributes:
+      nu: by path (see `path_string`), for the leaves with a spectral norm: the running mean square
+        of each neuron's update, shape `(..., fan_out)`, float32.
+    """
+
+    nu: dict[str, jax.Array]
+
+
+@check_arguments()
+def scale_by_neuron_rms(
+    geometry: Geometry, decay: ArrayLike = 0.95
+) -> optax.GradientTransformationExtraArgs:
+    """Divide each neuron's update by its running root mean square: the second half of NorMuon.
+
+    An orthogonalised direction has rows of very different lengths. With `O` the direction of a
+    matrix `(fan_out, fan_in)` and one number `v_i` for each row (Li et al., arXiv:2510.05491,
+    algorithm 1):
+
+    `v_i <- decay * v_i + (1 - decay) * mean_j O_ij^2`, `O_ij <- O_ij / sqrt(v_i)`,
+
+    and then the whole matrix is brought back to the Frobenius norm that `O` had, so that learning
+    rates stay those of Muon. (The algorithm as printed gives it root mean square 0.2 instead; the
+    authors' program keeps the norm, as here.) It goes behind `scale_by_steepest`, before the
+    budgets, and works on leaves whose norm is spectral; all others pass through. Each matrix of a
+    stack counts by itself. A row of a kernel with taps is its output channel, over all taps.
+
+    What comes out is not the steepest direction any more: its spectral norm may be above 1, up to
+    the square root of the rank, and certificates are of the direction before. On a constrained
+    manifold scaled rows are not tangent: their tangent part is taken, and brought to that norm.
+
+    Args:
+      geometry: which manifold, and so which norm and layout, each parameter has; see `resolve`.
+      decay: of the running mean, from 0 up to but not including 1.
+
+    Returns:
+      A transformation whose updates have the parameters' dtypes; the arithmetic is done in float32
+      or wider. Its state is a `ScaleByNeuronRMSState`. `update` needs `params`. Rows of zeros stay
+      zero; a NaN stays in its leaf, and does not enter the running mean.
+
+    Raises:
+      TypeError: on use; see `resolve`.
+      ValueError: a decay outside of [0, 1); on use, see `resolve`.
+    """
+
+    tangent = project_tangent(geometry)
+
+    def init_fn(params: Any) -> ScaleByNeuronRMSState:
+        places = find_places(geometry, params, lambda path, entry, leaf: None)
+        return ScaleByNeuronRMSState(init_by_path(places, params, _init_squares))
+
+    def update_fn(updates, state, params=None, **extra_args):
+        del extra_args
+        # Not stacked: the rows of a leaf are read once and written once.
+        options: Any = {"name": "scale_by_neuron_rms", "select": _has_neurons, "stack": False}
+        scale = functools.partial(_scale, decay)
+        scaled, nu = map_leaves(scale, geometry, updates, params, carried=state.nu, **options)
+        scaled, _ = tangent.update(scaled, optax.EmptyState(), params)
+        steps, _ = map_leaves(_lengthen, geometry, scaled, params, updates, **options)
+        return steps, ScaleByNeuronRMSState(state.nu | nu)
+
+    return link(update_fn, init_fn, lambda _: ScaleByNeuronRMSState(jnp.zeros(())))  # type: ignore
+
+
+def _has_neurons(manifold: Manifold) -> bool:
+    return isinstance(manifold.norm, Spectral | ConvRMSToRMS)
+
+
+def _init_squares(entry: Manifold | LaidOut, shape: tuple[int, ...]) -> jax.Array | None:
+    if isinstance(entry, LaidOut):
+        return _init_squares(entry.manifold, entry.layout.inner_shape(shape))
+    copies = shape[: len(shape) - entry.ndim]
+    return jnp.zeros((*copies, shape[-2]), jnp.float32) if _has_neurons(entry) else None
+
+
+def _scale(
+    decay: ArrayLike, manifold: Manifold, point: jax.Array, update: jax.Array, nu: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    direction, ndim = upcast(update), manifold.ndim
+    others = tuple(axis for axis in range(-ndim, 0) if axis != -2)
+    after = jnp.asarray(decay * nu + (1 - decay) * jnp.mean(direction**2, axis=others))
+    scaled = direction / jnp.expand_dims(jnp.sqrt(nonzero_or_one(after)), others)
+    return scaled, jnp.where(jnp.isfinite(after), after, nu).astype(nu.dtype)
+
+
+def _lengthen(
+    manifold: Manifold, point: jax.Array, scaled: jax.Array, update: jax.Array
+) -> jax.Array:
+    length = expand_trailing(frobenius_norm(upcast(update), manifold.ndim), manifold.ndim)
+    return (length * normalize(scaled, manifold.ndim)).astype(point.dtype)
+
+
+@check_arguments(neuron_decay=number("[0, 1)"))
+def normuon(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    momentum: ArrayLike | None = 0.95,
+    neuron_decay: ArrayLike = 0.95,
+    *,
+    method: MsignMethod | None = TRAINING_MSIGN,
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
+    clip: ArrayLike | optax.GradientTransformation | None = None,
+    weight_decay: Decay | None = None,
+    budgets: Budgets | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
+
+    `muon` with `scale_by_neuron_rms` behind its directions. The rates of decay are the authors'. On
+    constrained manifolds put the link behind `scale_by_steepest` in a chain of your own.
+
+    Args:
+      learning_rate: a number or an Optax schedule; that of Muon.
+      geometry: see `muon`. Leaves whose norm is not spectral get the step of `muon`.
+      momentum: see `manifold_muon`.
+      neuron_decay: see `scale_by_neuron_rms`.
+      method: see `muon`.
+      nesterov: see `manifold_muon`.
+      accumulator_dtype: see `manifold_muon`.
+      clip: see `manifold_muon`.
+      weight_decay: see `manifold_muon`.
+      budgets: see `manifold_muon`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: see `muon`.
+      ValueError: see `muon` and `scale_by_neuron_rms`.
+    """
+    links: list[Any] = [scale_by_neuron_rms(geometry, neuron_decay)]
+    if weight_decay is not None:
+        is_link = isinstance(weight_decay, optax.GradientTransformation)
+        links.append(weight_decay if is_link else optax.add_decayed_weights(weight_decay))
+    return muon(
+        learning_rate,
+        geometry,
+        momentum,
+        method=method,
+        nesterov=nesterov,
+        accumulator_dtype=accumulator_dtype,
+        clip=clip,
+        weight_decay=chain(*links),  # behind the directions
+        budgets=budgets,
+    )
