@@ -1,8 +1,8 @@
 """Workers: processes that measure cells, each with compiled programs of its own.
 
-A worker is asked for one cell after the other and answers each with its row, so that the parent
-can save it at once. Groups are never split, since cells of a group share their programs. Workers
-are started afresh (spawned), because a process that has run JAX cannot be forked.
+Each worker is a pool of one process: a larger pool hands a task to any of its processes, and cells
+that share their programs are to stay in one. Workers are started afresh (spawned), because a process
+that has run JAX cannot be forked.
 """
 
 import collections
@@ -14,17 +14,16 @@ import os
 import pickle
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
 from studies.study import Cell, Row, Study, measured
 
-_NAME = "manifoldmuon-study"
 _GUARD = "a script that uses several processes is a file, its work under if __name__ == '__main__'"
 
 # N processes with N threads each would be in each other's way.
@@ -41,12 +40,6 @@ _CONFIG = (
 )
 
 
-class Failure(NamedTuple):
-    """What was raised where a row was asked for."""
-
-    error: BaseException
-
-
 # --- The parent --------------------------------------------------------------------------------
 
 
@@ -60,7 +53,7 @@ def check_jobs(jobs: int) -> None:
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1; got {jobs}")
     # A worker imports the script of the user before it does anything else.
-    if jobs > 1 and multiprocessing.current_process().name.startswith(_NAME):
+    if jobs > 1 and multiprocessing.parent_process() is not None:
         raise RuntimeError(f"a worker has started the study again: {_GUARD}")
 
 
@@ -85,78 +78,72 @@ def in_workers(
     """
     pickled, waiting = _pickled(study), collections.deque(groups)
     workers: list[_Worker] = []
+    busy: dict[Future[Row], _Worker] = {}
+
+    def proceed(worker: _Worker) -> None:
+        if not worker.left and waiting:
+            worker.left.extend(waiting.popleft())
+        if worker.left:
+            worker.cell = worker.left.popleft()
+            begin(worker.cell)
+            with worker.watched():
+                busy[worker.pool.submit(row_of, pickled, worker.cell)] = worker
+
     try:
         with inherited_by_workers():
-            for number in range(min(jobs, len(groups))):
-                workers.append(_start(pickled, number))
+            workers += [_started(number) for number in range(min(jobs, len(groups)))]
         for worker in workers:
-            worker.proceed(waiting, begin)
-        while busy := {worker.connection: worker for worker in workers if worker.cell is not None}:
-            answers = []
-            for connection in wait(list(busy)):
-                worker = busy[connection]  # pyright: ignore[reportArgumentType]
-                answers.append((worker.cell, worker.answer()))
-                worker.proceed(waiting, begin)
+            proceed(worker)
+        while busy:
+            done = [(future, busy.pop(future)) for future in wait(busy, None, FIRST_COMPLETED)[0]]
             # Rows before failures: what has been measured is to be saved.
-            yield from ((cell, row) for cell, row in answers if not isinstance(row, Failure))
-            for _, answer in answers:
-                if isinstance(answer, Failure):
-                    raise answer.error
+            for future, worker in sorted(done, key=lambda one: one[0].exception() is not None):
+                with worker.watched():
+                    cell, row = worker.cell, future.result()
+                proceed(worker)
+                yield cell, row
     finally:
+        for worker in busy.values():
+            worker.process.kill()
         for worker in workers:
-            worker.stop()
-        for worker in workers:
-            worker.process.join()
+            worker.pool.shutdown()
 
 
 @dataclasses.dataclass
 class _Worker:
     """A worker as the parent sees it: the cell that it measures, and the rest of its group."""
 
+    pool: ProcessPoolExecutor
     process: BaseProcess
-    connection: Connection
-    cell: Cell | None = None
+    cell: Cell = dataclasses.field(default_factory=dict)
     left: collections.deque[Cell] = dataclasses.field(default_factory=collections.deque)
-    answered: bool = False
 
-    def proceed(
-        self, waiting: collections.deque[Sequence[Cell]], begin: Callable[[Cell], None]
-    ) -> None:
-        """Asks for the next cell, if there is one."""
-        if not self.left and waiting:
-            self.left.extend(waiting.popleft())
-        self.cell = self.left.popleft() if self.left else None
-        if self.cell is not None:
-            begin(self.cell)
-            with contextlib.suppress(OSError):  # if it has died, `answer` finds out
-                self.connection.send(self.cell)
-
-    def answer(self) -> Row | Failure:
-        """What it has sent, or how it ended."""
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Says how the process has died, if it has."""
         try:
-            answer = self.connection.recv()
-        except (EOFError, OSError):
-            return Failure(ChildProcessError(self._how_it_ended()))
-        self.answered = True
-        return answer
+            yield
+        except BrokenProcessPool as error:
+            self.process.join(10)
+            code = self.process.exitcode
+            if code is not None and code < 0:
+                how = f"was killed by {signal.Signals(-code).name}"
+                how += " (out of memory?)" if code == -signal.SIGKILL else ""
+            else:
+                how = f"ended with exit code {code}"
+            where = ", ".join(f"{name} {value}" for name, value in self.cell.items())
+            hint = f"; {_GUARD}" if code == 1 else ""
+            raise ChildProcessError(f"a worker {how} in the cell {where}{hint}") from error
 
-    def _how_it_ended(self) -> str:
-        self.process.join(10)
-        code = self.process.exitcode
-        if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
-            how += " (out of memory?)" if code == -signal.SIGKILL else ""
-        else:
-            how = f"ended with exit code {code}"
-        where = ", ".join(f"{name} {value}" for name, value in (self.cell or {}).items())
-        hint = "" if self.answered or code != 1 else f"; {_GUARD}"
-        return f"a worker {how} in the cell {where}{hint}"
 
-    def stop(self) -> None:
-        """Ends it: at once where it measures something."""
-        self.connection.close()  # whereupon an idle worker ends
-        if self.cell is not None:
-            self.process.kill()
+def _started(number: int) -> _Worker:
+    config = {name: getattr(jax.config, name) for name in _CONFIG}
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, spawn, _begin, (number, config, os.getcwd()))
+    before = set(multiprocessing.active_children())
+    pool.submit(os.getpid)  # starts the process
+    (process,) = set(multiprocessing.active_children()) - before
+    return _Worker(pool, process)
 
 
 def _pickled(study: Study) -> bytes:
@@ -197,31 +184,17 @@ def inherited_by_workers() -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
 
 
-def _start(pickled: bytes, number: int) -> _Worker:
-    spawn = multiprocessing.get_context("spawn")
-    ours, theirs = spawn.Pipe()
-    config = {name: getattr(jax.config, name) for name in _CONFIG}
-    arguments = theirs, pickled, config, os.getcwd(), number
-    process = spawn.Process(target=_work, args=arguments, name=f"{_NAME}-{number + 1}", daemon=True)
-    process.start()
-    theirs.close()  # so that its end is noticed
-    return _Worker(process, ours)
-
-
 # --- The worker --------------------------------------------------------------------------------
 
 
-def _work(
-    connection: Connection, pickled: bytes, config: dict[str, Any], folder: str, number: int
-) -> None:
-    """All that a worker does; `number` counts workers from 0."""
+def _begin(number: int, config: dict[str, Any], folder: str) -> None:
+    """Prepares a worker; `number` counts workers from 0."""
     _stay_on_one_processor(number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.chdir(folder)
     for name, value in config.items():
         jax.config.update(name, value)
-    serve(connection, pickled)
 
 
 def _stay_on_one_processor(number: int) -> None:
@@ -241,20 +214,16 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def serve(connection: Connection, pickled: bytes) -> None:
-    """Answers every cell that arrives with its row, until the parent closes the connection."""
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            connection.send(_answer(pickled, connection.recv()))
-
-
-def _answer(pickled: bytes, cell: Cell) -> Row | Failure:
+def row_of(pickled: bytes, cell: Cell) -> Row:
+    """The row of a cell; what is raised survives the way to the parent."""
     try:
         return measured(_study(pickled), cell)
-    except BaseException as error:  # interruptions too: the parent raises whatever it is
-        portable = _portable(error)
-        portable.add_note(f"raised in a worker:\n\n{traceback.format_exc()}")
-        return Failure(portable)
+    except Exception as error:
+        try:
+            pickle.loads(pickle.dumps(error))
+        except Exception:  # of many types, by what the exception holds
+            raise RuntimeError(f"{type(error).__name__}: {error}") from None
+        raise
 
 
 @functools.lru_cache(maxsize=1)
@@ -266,12 +235,3 @@ def _study(pickled: bytes) -> Study:
             f"a worker cannot load the study ({type(error).__name__}: {error}); define its class "
             "in a module that can be imported, or leave jobs at 1"
         ) from error
-
-
-def _portable(error: BaseException) -> BaseException:
-    """The exception, or its message where it does not survive the way to another process."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:  # of many types, by what the exception holds
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error

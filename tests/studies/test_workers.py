@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -20,7 +19,7 @@ from studies.command import command
 from studies.datasets import DatasetError
 from studies.run import partial_path
 from studies.study import groups_of
-from studies.workers import Failure, inherited_by_workers, serve
+from studies.workers import inherited_by_workers, row_of
 
 
 class Twofold(Exception):
@@ -177,21 +176,6 @@ def test_a_dead_worker_is_told_and_finished_cells_are_kept(tmp_path, capsys):
     assert sorted(p.stem for p in tmp_path.glob("*.note")) == ["baker-13", "baker-6", "clock-0"]
 
 
-def answers(pickled, cells):
-    """Of a worker, that runs in a thread."""
-    ours, theirs = multiprocessing.Pipe()
-    worker = threading.Thread(target=serve, args=(theirs, pickled))
-    worker.start()
-    try:
-        for cell in cells:
-            ours.send(cell)
-            yield ours.recv()
-    finally:
-        ours.close()
-        worker.join(60)
-        theirs.close()
-
-
 @pytest.mark.parametrize(
     ("shop", "kind", "message"),
     [
@@ -200,20 +184,21 @@ def answers(pickled, cells):
         ("split", RuntimeError, "Twofold: halfbaked"),
     ],
 )
-def test_what_a_worker_raises_arrives(shop, kind, message):
-    cells = [{"seed": 0, "shop": name} for name in (shop, "baker")]
-    failure, row = answers(pickle.dumps(Errands()), cells)
-    assert isinstance(failure, Failure)
-    assert type(failure.error) is kind
-    assert str(failure.error) == message
-    assert "in run" in failure.error.__notes__[0]  # the traceback
-    assert row == {"seed": 0, "shop": "baker", "minutes": row["minutes"], "cost": None}
+def test_what_a_worker_raises_survives_pickling(shop, kind, message):
+    with pytest.raises(kind) as caught:
+        row_of(pickle.dumps(Errands()), {"seed": 0, "shop": shop})
+    assert str(pickle.loads(pickle.dumps(caught.value))) == message
+
+
+def test_what_a_worker_raises_arrives(tmp_path):
+    with pytest.raises(DatasetError, match="no bread") as caught:
+        run_study(Errands(shops=("burnt",), seeds=(1,)), tmp_path / "errands.json", jobs=2)
+    assert "in run" in str(caught.value.__cause__)  # the traceback of the worker
 
 
 def test_a_study_that_a_worker_cannot_load_is_told():
-    (failure,) = answers(b"cno_such_module\nStudy\n.", [{"seed": 0}])
     with pytest.raises(ValueError, match="cannot load the study .ModuleNotFoundError.*no_such_"):
-        raise failure.error
+        row_of(b"cno_such_module\nStudy\n.", {"seed": 0})
 
 
 def test_a_study_that_cannot_go_to_another_process_is_refused(tmp_path):
