@@ -1,8 +1,8 @@
 """Workers: processes that measure cells, each with compiled programs of its own.
 
 Each worker is a pool of one process: a larger pool hands a task to any of its processes, and cells
-that share their programs are to stay in one. Workers are started afresh (spawned), because a process
-that has run JAX cannot be forked.
+that share their programs are to stay in one. Workers are spawned, because a process that has run
+JAX cannot be forked.
 """
 
 import collections
