@@ -14,6 +14,9 @@ from manifoldmuon.manifolds._layout import AxisNumbers, Layout
 from manifoldmuon.manifolds.solvers import DouglasRachford, Steepest
 from manifoldmuon.norms import Norm
 
+FAR = 0.005
+"""Relative distance from the set beyond which a point stands for its projection."""
+
 
 class Manifold(Value, abc.ABC):
     """A space of weights and the norm of its steps, as a frozen, hashable value without arrays.

@@ -37,7 +37,7 @@ from manifoldmuon._internal.powers_of_two import (
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
-from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
+from manifoldmuon.manifolds._manifold import FAR, Manifold, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Normalize, Retraction
 from manifoldmuon.manifolds.solvers import (
     BarzilaiBorwein,
@@ -142,7 +142,7 @@ class Hypersphere(Manifold):
         unit, step = upcast(self._flat(point)) / radius, upcast(self._flat(vector)) / radius
         if self.retraction.from_set:
             # From the nearest point of the sphere where this one is far: it bounds the way there.
-            near = jnp.abs(frobenius_norm(unit, 1) - 1) < 0.005  # False for a NaN
+            near = jnp.abs(frobenius_norm(unit, 1) - 1) < FAR  # False for a NaN
             unit = jnp.where(expand_trailing(near, 1), unit, normalize(unit, 1))
         moved = radius * self.retraction.retract(unit, step)
         return stay_if_still(point, vector, moved.reshape(point.shape), self.ndim)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import (
     check_axes,
@@ -21,14 +19,11 @@ from manifoldmuon._internal.arguments import (
 from manifoldmuon._internal.arrays import (
     expand_trailing,
     frobenius_norm,
-    gram_matrix,
     identity_like,
     inner_product,
     match_orientation,
     mT,
-    nonzero_or_one,
     product,
-    right_multiply,
     rounding_loss,
     sym,
     tall,
@@ -41,12 +36,10 @@ from manifoldmuon._internal.directions import (
     stay_if_still,
 )
 from manifoldmuon._internal.lapack import map_matrices, positive_qr
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.polar import polar_derivative
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon.linalg import SVD, msign
 from manifoldmuon.manifolds._manifold import Manifold, with_fields
+from manifoldmuon.manifolds._polar_factors import nearest_orthonormal, polish, project_if_far
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, Spectral
@@ -56,7 +49,7 @@ class _Orthonormal(Manifold):
     """Matrices whose singular values all equal `scale`; which shapes is the subclass's to say.
 
     A subclass is a dataclass with these fields. Inside, points are tall and of unit scale, and a
-    point farther than 0.005 from the set stands for its polar factor: see `_projected_if_far`.
+    point farther than `FAR` from the set stands for its polar factor: see `project_if_far`.
     """
 
     scale: float | ScaleRule
@@ -85,7 +78,7 @@ class _Orthonormal(Manifold):
         if 0 in point.shape:
             return point
         scaled, _ = scale_to_unit_exponent(point, 2)
-        return _like(_nearest(tall(scaled)), point, self._scale(point))
+        return _like(nearest_orthonormal(tall(scaled)), point, self._scale(point))
 
     def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -99,8 +92,7 @@ class _Orthonormal(Manifold):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         scale = self._scale(point)
-        unit = self._unit(point) if self.retraction.from_set else tall(upcast(point) / scale)
-        step = tall(upcast(vector) / scale)
+        unit, step = self._unit(point, self.retraction.from_set), tall(upcast(vector) / scale)
         if self.retraction.wide:
             unit, step = match_orientation(unit, point), match_orientation(step, vector)
         moved = self.retraction.retract(unit, step)
@@ -124,7 +116,7 @@ class _Orthonormal(Manifold):
         means `sigma - 1 = l / (1 + sqrt(1 + l))`. An eigenvalue routine is at home here: this is a
         monitor, not a part of a training step.
         """
-        unit = tall(upcast(point) / self._scale(point))
+        unit = self._unit(point, from_set=False)
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         gram = product(mT(unit), unit)
@@ -146,7 +138,7 @@ class _Orthonormal(Manifold):
         unit = self._unit(point)
         if not rounding_loss(point.dtype):
             return unit
-        return product(unit, _polish(product(mT(unit), unit)))
+        return product(unit, polish(product(mT(unit), unit)))
 
     def _answered(self, answer: Steepest, grad: Float[Array, "*batch m n"]) -> Steepest:
         """An answer for a tall point of unit scale, as one to the question that was asked."""
@@ -159,9 +151,12 @@ class _Orthonormal(Manifold):
     def _scale(self, point: Float[Array, "*batch m n"]) -> float:
         return scale_of(self.scale, point.shape[-2:])
 
-    def _unit(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
-        """The point or its transpose, tall, of unit scale, near the set, in float32 or wider."""
-        return tall(_projected_if_far(upcast(point) / self._scale(point)))
+    def _unit(
+        self, point: Float[Array, "*batch m n"], from_set: bool = True
+    ) -> Float[Array, "*batch p q"]:
+        """The point or its transpose, tall, of unit scale; its polar factor where it is far."""
+        unit = upcast(point) / self._scale(point)
+        return tall(project_if_far(unit) if from_set else unit)
 
 
 class _Frames(_Orthonormal):
@@ -333,109 +328,6 @@ def _like(
 ) -> Float[Array, "*batch m n"]:
     """A tall result of unit scale in the scale, orientation and dtype of `example`."""
     return (scale * match_orientation(result, example)).astype(example.dtype)
-
-
-def _nearest(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-    """The orthonormal matrix nearest to a tall `x`.
-
-    From its singular vectors where it is too close to rank-deficient for products alone, and in
-    float64, for which the default schedule is not made.
-    """
-    factor = msign(x, SVD() if x.dtype == jnp.float64 else None)
-    gram = product(mT(factor), factor)
-    error = jnp.max(jnp.abs(gram - identity_like(gram)), axis=(-2, -1), keepdims=True)
-    lost = error > 1000 * jnp.finfo(x.dtype).eps
-
-    def decomposed(x):
-        left, _, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
-        found = product(left, right)
-        return product(found, _polish(product(mT(found), found)))
-
-    whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: factor, jax.lax.stop_gradient(x))
-    return jnp.where(lost, whole, factor)
-
-
-@jax.custom_jvp
-def _projected_if_far(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-    """The polar factor of each matrix farther than 0.005 from orthonormal; others unchanged.
-
-    One loop of products, which takes no step where every matrix is near: training pays for
-    `_is_far` alone, also under `jax.vmap`. Singular values grow by 15/8 a step; float32 resolves
-    them down to about 1e-6 of the largest. After 64 steps only a matrix without full rank is left:
-    a little noise takes it to an orthonormal matrix near one of its polar factors.
-
-    Args:
-      x: tall or wide, float32 or wider. NaN stays NaN.
-    """
-    if 0 in x.shape:
-        return x
-    eps = float(jnp.finfo(x.dtype).eps)
-    m, n = x.shape[-2:]
-
-    def unfinished(carry):
-        count, _, error = carry
-        return (count < 128) & jnp.any(error > eps ** (1 / 3))  # a step leaves the cube
-
-    def step(carry):
-        count, old, before = carry
-        largest = jnp.max(jnp.abs(old), axis=(-2, -1), keepdims=True)
-        # To norm 1 at most, by two divisions: the largest number times a root is infinite.
-        start = old / jnp.where(count == 0, nonzero_or_one(largest), 1)
-        start = start / jnp.where(count == 0, math.sqrt(m * n), 1)
-        noise = jnp.sin(jnp.arange(1.0, m + 1)[:, None] * jnp.arange(1.0, n + 1)[None] ** 2)
-        noise = jnp.expand_dims(noise.astype(x.dtype), tuple(range(x.ndim - 2)))
-        start = start + jnp.where(count == 64, eps**0.5, 0) * noise
-        gram = gram_matrix(start, start)
-        new, error = (
-            right_multiply(start, _polish(gram)),
-            frobenius_norm(gram - identity_like(gram)),
-        )
-        active = before > eps ** (1 / 3)
-        return (
-            count + 1,
-            jnp.where(expand_trailing(active, 2), new, old),
-            jnp.where(active, error, before),
-        )
-
-    error = jnp.where(_is_far(x), jnp.inf, jnp.zeros((), x.dtype))
-    return jax.lax.while_loop(unfinished, step, match_varying_axes((jnp.int32(0), x, error), x))[1]
-
-
-@_projected_if_far.defjvp
-def _projected_if_far_jvp(primals, tangents):
-    (x,), (tangent,) = primals, tangents
-    found, far = _projected_if_far(x), _is_far(x)
-
-    def moved(tangent):
-        turned = match_orientation(polar_derivative(tall(x), tall(found), tall(tangent)), x)
-        return jnp.where(expand_trailing(far, 2), turned, tangent)
-
-    return found, jax.lax.cond(jnp.any(far), moved, lambda tangent: tangent, tangent)
-
-
-def _is_far(x: Float[Array, "*batch m n"]) -> Bool[Array, "*batch"]:
-    """Return whether a matrix is farther than about 0.005 from orthonormal: never below that.
-
-    `E^2 v` for four fixed random unit vectors, with `E = W^T W - I`: a tenth of the price of E.
-    What bfloat16 rounds is below. A single singular value that is off by d is seen if
-    `d^2 > 3e-5 sqrt(n)`, but for one time in 1e8 where d is large.
-    """
-    high = tall(x)
-    vectors = np.random.default_rng(0).standard_normal((high.shape[-1], 4))
-    start = jnp.asarray(vectors / np.linalg.norm(vectors, axis=0), x.dtype)
-    start = jnp.expand_dims(start, tuple(range(x.ndim - 2)))
-    error = product(mT(high), product(high, start)) - start
-    error = product(mT(high), product(high, error)) - error
-    # Not `>`: where squares overflow, infinity minus infinity is NaN.
-    return ~(jnp.max(jnp.sum(error**2, axis=-2), axis=-1) <= _NEAR**4)
-
-
-_NEAR = 0.01  # ||W^T W - I||, twice the distance
-
-
-def _polish(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
-    """Return the factor that makes a nearly orthonormal `W` with this Gram matrix exact."""
-    return 15 / 8 * identity_like(gram) - 10 / 8 * gram + 3 / 8 * product(gram, gram)
 
 
 def _silence(answer: Steepest, grad: Float[Array, "*batch m n"], noise: float) -> Steepest:
