@@ -48,7 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _skips_slow(config: pytest.Config) -> bool:
     """Return whether this run asks for nothing in particular: neither by name nor by option."""
-    asked = (config.getoption(name) for name in ("exhaustive", "keyword", "markexpr", "lf"))
+    asked = (config.getoption(name, False) for name in ("exhaustive", "keyword", "markexpr", "lf"))
     return not any(asked) and not any("::" in arg for arg in config.args)
 
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -280,7 +280,7 @@ class Checkpoints:
             ) from error
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _told(self, what: str) -> Generator[None, None, None]:
         """Turns what Orbax and the file system raise into one line."""
         try:
             yield

@@ -158,7 +158,7 @@ class Case:
         return inner_products(x, y, len(self.shape))
 
 
-def jitted(function: Callable) -> Callable:
+def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled, with NumPy arrays as results."""
     compiled = jax.jit(function)
     return lambda *arrays: numpy(compiled(*arrays))
