@@ -19,5 +19,5 @@ def save_with_table(given: argparse.Namespace, record: Mapping[str, Any], text: 
     """Prints the table, and writes the record and, beside it, the table as `.md`."""
     print(text)
     program.save(given, record)
-    with program.told(), whole(given.out.with_suffix(".md")) as temporary:
+    with program.errors_in_one_line(), whole(given.out.with_suffix(".md")) as temporary:
         temporary.write_text(f"{text}\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What an accelerator computes, on a CPU: products in passes of bfloat16, and how many there are.
+"""Products of an accelerator on a CPU: in passes of bfloat16, and how many there are.
 
 A TPU multiplies bfloat16 numbers and sums in float32. A product of float32 factors is one pass with
 both factors rounded, three passes with each split in two, or six with each split in three, as its
@@ -21,11 +21,11 @@ from jax.interpreters import partial_eval
 # By JAX's own names: https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
 PASSES = {"DEFAULT": 1, "HIGH": 3, "HIGHEST": 6}
 PASSES |= {"BF16_BF16_F32": 1, "BF16_BF16_F32_X3": 3, "BF16_BF16_F32_X6": 6}
-"""Of bfloat16 in one float32 product; the TPU compiler's estimate of cycles is 1 : 3.1 : 6.1."""
+"""Passes of bfloat16 in one float32 product; the TPU compiler's estimate of cycles: 1, 3.1, 6.1."""
 
 
 def passes_of(precision: Any) -> int:
-    """How many passes a float32 product of this (canonical) precision takes."""
+    """The number of passes of a float32 product of this (canonical) precision."""
     if isinstance(precision, tuple):
         return max(map(passes_of, precision))
     return 1 if precision is None else PASSES[precision.name]
@@ -140,7 +140,7 @@ def _step(eqn, args: list, passes: int | None) -> list:
 
 
 def _constants_and_carry(params: dict) -> tuple[int, int]:
-    """How many of the arguments of a scan are which."""
+    """The numbers of each kind of argument of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     constants, carry, _ = params["ft_in"].unpack()  # from JAX 0.12 on
@@ -153,7 +153,7 @@ def _inner(params: dict) -> Any:
 
 
 def _branch(params: dict) -> Any:
-    """What a TPU takes of `jax.lax.platform_dependent`; None for a choice that depends on data."""
+    """The branch of `jax.lax.platform_dependent` on a TPU; None if the choice depends on data."""
     platforms = params.get("branches_platforms")
     if platforms is None:
         return None

@@ -1,4 +1,4 @@
-"""What a program that was compiled for TPUs does on one chip, read from its text.
+"""Cost of a program that was compiled for TPUs on one chip, read from its text.
 
 `cost_analysis` counts the body of a loop once, whatever its length, and a float32 product of the
 highest precision like one of the lowest. Here a body counts as often as it runs, and products are
@@ -30,7 +30,7 @@ _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
 @dataclasses.dataclass
 class Work:
-    """Of one chip.
+    """The cost on one chip.
 
     Attributes:
       flops: of the matrix products, two for each multiplication, by passes.
@@ -153,7 +153,7 @@ def _executed(
 
 
 def _length(loop: _Instruction, around: _Computation, condition: _Computation) -> int | None:
-    """How often a loop runs that counts up by ones; None where that is not seen."""
+    """The number of turns of a loop that counts up by ones; None where that is not seen."""
     end = next(x for x in condition.values() if x.root)
     if end.kind != "compare" or end.attribute("direction") != "LT":
         return None
@@ -236,7 +236,7 @@ def _received(kind: str, x: _Instruction) -> float:
 
 
 def _group(x: _Instruction) -> int:
-    """How many chips take part in one collective."""
+    """The number of chips in one collective."""
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", x.rest):
         sizes = dict(part.split("=") for part in mesh[1].replace("'", "").split(","))
         return math.prod(int(sizes[name.strip(" '")]) for name in mesh[2].split(","))

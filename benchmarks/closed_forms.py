@@ -1,4 +1,4 @@
-"""What a step on each set with a closed form costs, beside Muon's five steps.
+"""Cost of a step on each set with a closed form, beside Muon's five steps.
 
     python -m benchmarks closed_forms    # two minutes; docs/benchmarks/results/closed_forms.*
 

@@ -1,4 +1,4 @@
-"""How far the weights drift from their manifolds in very long runs of manifold Muon.
+"""Drift of weights from their manifolds in very long runs of manifold Muon.
 
     python -m benchmarks.drift    # a few minutes; docs/benchmarks/results/drift.json
 
@@ -95,7 +95,7 @@ def drift(shape: tuple[int, int], name: str, steps: int, seed: int, bar: tqdm) -
 
 
 def distances(manifold: Manifold, weights: np.ndarray) -> np.ndarray:
-    """That of each weight of a stack, in float64."""
+    """The distance of each weight of a stack, in float64."""
     with jax.enable_x64(True):
         return np.asarray(jax.jit(manifold.distance)(weights))
 
@@ -132,5 +132,5 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(run["within_bound"] for run in runs) else 1
 
 
-if __name__ == "__main__" and (status := main()):  # `python -m benchmarks` goes on after a 0
+if __name__ == "__main__" and (status := main()):  # `python -m benchmarks` continues after a 0
     sys.exit(status)

@@ -67,7 +67,7 @@ def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> dict[str, 
 
 
 def optimizer_parts(settings: Settings) -> dict[str, Callable[[], Any]]:
-    """What an optimizer's share of a step is made of, each part by itself."""
+    """The parts of an optimizer's share of a step, each by itself."""
     versions = networks(settings)
     weights = versions["fast"].init(jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(weights)))
@@ -106,7 +106,7 @@ def forward_and_backward(settings: Settings, tokens: jax.Array) -> Callable[[], 
 
 
 def starts_of(settings: Settings, steps: int, tokens: jax.Array) -> jax.Array:
-    """Where the windows of each step start."""
+    """The first characters of the windows of each step."""
     last = len(tokens) - settings.context
     places = np.random.default_rng(0).integers(last, size=(steps, settings.batch))
     return jnp.asarray(places, jnp.int32)

@@ -1,4 +1,4 @@
-"""How a step and its compilation grow: with width, with leaves, with copies in a stack.
+"""Growth of a step and its compilation: with width, with leaves, with copies in a stack.
 
     python -m benchmarks growth    # ten minutes; docs/benchmarks/results/growth.*
 

@@ -3,7 +3,7 @@
     python -m benchmarks.kills      # five minutes; docs/benchmarks/results/kills.json
 
 Every other kill comes while a checkpoint is written, the others at some time after one was. The
-same command goes on each time, with a checkpoint after every chunk of steps.
+same command resumes each time, with a checkpoint after every chunk of steps.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""How close power iteration with vectors kept comes to the spectral norms of real updates.
+"""Error of power iteration with vectors kept on the spectral norms of real updates.
 
     python -m benchmarks power_iteration    # some minutes; writes power_iteration.json
 

@@ -1,4 +1,4 @@
-"""What products in few passes cost and leave: method x passes, emulated on a CPU.
+"""Cost and error of products in few passes: method x passes, emulated on a CPU.
 
     python -m benchmarks.precision    # ten minutes; docs/benchmarks/results/precision.*
 
@@ -39,7 +39,7 @@ LAST, LAST_OF_COPIES = "in the last tenth", "of the copies, in the last tenth"
 
 
 def peer(grad):
-    """What Optax's Muon does to a gradient: five steps."""
+    """Optax's Muon on a gradient: five steps."""
     tx = optax.contrib.scale_by_muon(beta=0.0)
     return tx.update(grad, tx.init(grad))[0]
 

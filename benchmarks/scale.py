@@ -6,7 +6,7 @@
 Nothing runs: what a chip computes, holds and moves is read from the compiled programs. The
 matrices q, k, v, o, up and down of all layers are stacked as `jax.lax.scan` wants them, and their
 rows are divided over all chips, as in FSDP. Every program is written to the record once it is
-compiled; the same command goes on from there.
+compiled; the same command resumes from there.
 """
 
 import argparse
@@ -46,7 +46,7 @@ UTILISATION = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Of one chip: bfloat16 FLOP/s, bytes/s of the memory and of a link in one direction, clock.
+    """One chip: bfloat16 FLOP/s, bytes/s of the memory and of a link in one direction, clock.
 
     The sides of a slice close to rings where they are a multiple of `ring`.
     """
@@ -90,7 +90,7 @@ class Row:
 
     @property
     def training_seconds(self) -> float:
-        """Of the forward and the backward pass, on `TOKENS` tokens a chip."""
+        """Products of the forward and the backward pass, on `TOKENS` tokens a chip."""
         return 6 * self.parameters * TOKENS / (UTILISATION * self.chip.peak)
 
 
@@ -130,7 +130,7 @@ def compiled(
 
 
 def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: float) -> dict:
-    """What one chip does in a step, or why the compiler refuses."""
+    """The work of one chip in a step, or why the compiler refuses."""
     topology = topologies.get_topology_desc(row.topology, "tpu")
     start, busy = time.perf_counter(), time.process_time()
     try:
@@ -185,7 +185,7 @@ def least_seconds(row: Row, cell: dict) -> dict[str, float]:
 
 
 def table(cells: list[dict]) -> str:
-    """What one chip does, a line for each program."""
+    """The work of one chip, a line for each program."""
     lines = [
         "| model, slice | parameters | optimizer | TFLOP | times passes | moved |"
         " collectives | in loops | temporary | compile |",
@@ -283,7 +283,7 @@ def measure_all(given: argparse.Namespace) -> None:
 
 
 def order(cell: dict) -> tuple[int, ...]:
-    """As the tables have it."""
+    """A number as the tables have it."""
     ranks = (ROWS, "row"), (DTYPES, "dtype"), (EFFORTS, "effort"), (NAMES, "optimizer")
     return tuple(list(values).index(cell[key]) for values, key in ranks)
 
@@ -299,7 +299,7 @@ def label(row: Row) -> str:
 
 
 def compile_without_tpus() -> None:
-    """Before JAX starts: the host is the backend, and nobody asks a cloud for TPUs."""
+    """Sets JAX up: the host is the backend, and nobody asks a cloud for TPUs."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # another process may compile, too

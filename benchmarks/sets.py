@@ -4,7 +4,7 @@
 
 The trees, steps and times are those of `python -m benchmarks steps`. Each optimizer is warmed up
 with steps along gradients of a linear regression before it is timed: multipliers are carried from
-step to step. The largest gap and distance of the last of these steps stand in the table.
+step to step. The largest gap and distance of the last of these steps are in the table.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ WARM_UP = 10
 
 
 def weight_spaces() -> dict[str, Manifold]:
-    """By name, at training prices; all of singular values about 1.
+    """The sets by name, at training prices; all of singular values about 1.
 
     What `fast` makes of each, and variants of it.
     """

@@ -62,7 +62,7 @@ def tree(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, Any
 
 
 def optimizers() -> dict[str, optax.GradientTransformation]:
-    """By name; the first of each pair that is compared comes from Optax."""
+    """The optimizers by name; the first of each pair that is compared comes from Optax."""
 
     def muon(method=None):
         return mm.optim.muon(RATE, Euclidean(RMSToRMS(method)))

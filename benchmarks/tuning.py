@@ -125,5 +125,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-if __name__ == "__main__" and (status := main()):  # `python -m benchmarks` goes on after a 0
+if __name__ == "__main__" and (status := main()):  # `python -m benchmarks` continues after a 0
     sys.exit(status)

@@ -1,6 +1,6 @@
 """Builds the documentation into site/ and checks it: `make docs`.
 
-`--formulas-if-npm` goes on without formulas where npm's registry cannot be reached.
+`--formulas-if-npm` continues without formulas if npm's registry cannot be reached.
 """
 
 import shutil
@@ -15,7 +15,7 @@ SITE = ROOT / "site"
 
 
 def build() -> None:
-    """Makes the site anew.
+    """Builds the site.
 
     Raises:
         SystemExit: On a public name without documentation, a warning of the generator, and a page

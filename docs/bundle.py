@@ -52,7 +52,7 @@ def bundle(site: Path) -> int:
 
 
 def _set_formulas(site: Path, modules: Path) -> tuple[dict[tuple[str, bool], str], int]:
-    """What KaTeX made of each formula, and how many there were."""
+    """Sets each formula by KaTeX; returns them, and how many there were."""
     pages = {path: path.read_text(encoding="utf-8") for path in sorted(site.rglob("*.html"))}
     found = [_formula(mark) for text in pages.values() for mark in _MARKED.finditer(text)]
     done = node(

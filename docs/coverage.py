@@ -30,7 +30,7 @@ def problems(root: Path = ROOT) -> list[str]:
 
 
 def _gaps(name: str, root: Path) -> tuple[list[str], set[str]]:
-    """What a package lacks, and its public names."""
+    """Lines about what a package lacks, and its public names."""
     package = griffe.load(name, search_paths=[root], try_relative_path=False, resolve_aliases=True)
     assert isinstance(package, griffe.Module)
     found, public = [], set()
@@ -55,7 +55,7 @@ def _public_modules(module: griffe.Module) -> Iterator[griffe.Module]:
 
 
 def _exported(module: griffe.Module) -> list[str]:
-    """The names in `__all__` but for modules, which have pages of their own, and `__version__`."""
+    """The names in `__all__` except modules, which have pages of their own, and `__version__`."""
     names = [str(name) for name in module.exports or []]
     return [name for name in names if not name.startswith("__") and not module[name].is_module]
 

@@ -1,4 +1,4 @@
-"""How far weights drift from the Stiefel manifold under each retraction.
+"""Drift of weights from the Stiefel manifold under each retraction.
 
 python -m examples.retractions    # writes runs/retractions.png
 """

@@ -27,7 +27,7 @@ GAINS = {
 METRICS = ("held_out_losses", "held_out_errors", "losses")
 
 DRAWN = {"gpt": ("held_out_losses", 1.0, "nats"), "images": ("held_out_errors", 100.0, "% points")}
-"""By network: the metric of the picture, its factor and its unit."""
+"""The metric of the picture, its factor and its unit, by network."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Ablation(Study):
     context: int = option(32, "characters of a window")
     hidden: tuple[int, ...] = option((128, 64), "widths of the hidden layers of the classifier")
     steps: int = option(100, "of each training; the rate falls linearly to zero")
-    multiplier: float = option(4.0, "of the scores, but for the baseline")
+    multiplier: float = option(4.0, "of the scores, except for the baseline")
     images: str = option("digits", "for the classifier", choices=IMAGES)
     text: str = option("pydoc", "for the GPT", choices=TEXTS)
     data_dir: Path | None = option(None, "with the files of the data", recorded=False)

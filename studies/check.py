@@ -41,7 +41,7 @@ def problems(studies: Mapping[str, type[Study]]) -> Iterator[str]:
 
 
 def differences(path: Path, kind: type[Study]) -> list[str]:
-    """What in a record does not follow from its settings and rows."""
+    """Lines about a record that does not follow from its settings and rows."""
     record = read_record(path, kind.name)
     study = kind.from_settings(record["settings"])
     cells, rows = list(map(plain, study.cells())), record["rows"]
@@ -54,7 +54,7 @@ def differences(path: Path, kind: type[Study]) -> list[str]:
 
 
 def _unequal(found: Any, saved: Any, place: str) -> Iterator[str]:
-    """Where two trees differ by more than the rounding of another version of NumPy."""
+    """Differences of two trees above the rounding of another version of NumPy."""
     if isinstance(found, dict) and isinstance(saved, dict) and found.keys() == saved.keys():
         for key, value in found.items():
             yield from _unequal(value, saved[key], f"{place}[{key!r}]")

@@ -92,7 +92,7 @@ def accuracy(
 
 
 class Trained(NamedTuple):
-    """What training came to.
+    """Results of training.
 
     Attributes:
       loss: of the whole training part, in nats, of the final weights.

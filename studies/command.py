@@ -59,7 +59,7 @@ def _measure(study: Study, out: Path, overwrite: bool, jobs: int | None) -> int:
     _check_target(out, ".json", overwrite)
     _check_target(picture, ".png", overwrite)
     kept = (
-        f"finished cells are kept in {partial_path(out)}, and the same command goes on from there"
+        f"finished cells are kept in {partial_path(out)}, and the same command resumes from there"
     )
     jobs = default_jobs() if jobs is None else jobs
     try:
@@ -112,14 +112,14 @@ def parser(study: type[Study]) -> Parser:
         _add(p, field.name, hints[field.name], field.default, field.metadata)
     # fmt: off
     p.add_argument("--out", type=Path, metavar="FILE",
-                   help=f"the record; its picture lies beside it (default: {FOLDER}/"
+                   help=f"the record; its picture goes beside it (default: {FOLDER}/"
                    f"{study.name}.json)")
     p.add_argument("--jobs", type=int, metavar="N",
                    help="processes that share the work, of one thread each if there are "
                    "several (default: one for each processor, four at most; 1 on an accelerator)")
     p.add_argument("--overwrite", action="store_true", help="replace an existing record or picture")
     p.add_argument("--plot", type=Path, metavar="RECORD",
-                   help="run nothing: print the table of a record and draw its picture anew")
+                   help="run nothing: print the table of a record and draw its picture again")
     # fmt: on
     return p
 

@@ -1,4 +1,4 @@
-"""How findings are shown: pictures with one look, tables for a terminal, short numbers."""
+"""Pictures with one look, tables for a terminal, short numbers."""
 
 from collections.abc import Sequence
 from typing import Any

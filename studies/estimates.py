@@ -137,7 +137,7 @@ def at_best_rate(
 def gain(
     values: Mapping[Levels, Float[np.ndarray, " seeds"]], factor: int, level: str, without: str
 ) -> dict[str, Any]:
-    """How much lower the loss is with a level of a factor than without, paired by seed.
+    """The decrease of the loss by a level of a factor, paired by seed.
 
     Args:
       values: by arm, the loss of every seed; every combination of levels.

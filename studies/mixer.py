@@ -1,4 +1,4 @@
-"""An architecture of one's own: an MLP-mixer, and one learning rate for all of its sizes.
+"""A custom architecture: an MLP-mixer, and one learning rate for all of its sizes.
 
     python -m studies.mixer
 
@@ -24,7 +24,7 @@ import manifoldmuon as mm
 from manifoldmuon.modules import GELU, Bond, Identity, LayerNorm, Linear, Module
 from studies.datasets import load_digits
 from studies.digits import figure
-from studies.program import command, interrupted, parse, progress, save, told
+from studies.program import command, errors_in_one_line, interrupted, parse, progress, save
 from studies.records import whole
 
 # --- the architecture, from here ... -------------------------------------------------------------
@@ -132,7 +132,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return interrupted(f"{len(curves)} of {len(sizes)} sizes are in {given.out}")
     print(table(curves))
-    with told():
+    with errors_in_one_line():
         figure.save(draw(curves), picture)
         with whole(table_of) as temporary:
             temporary.write_text(table(curves) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the command lines share: a record, its folder, a progress bar."""
+"""Common parts of the command lines: a record, its folder, a progress bar."""
 
 import argparse
 import contextlib
@@ -18,7 +18,7 @@ INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """Without the usage text in front of an error: one line, and exit status 2."""
+    """A parser without the usage text in front of an error: one line, and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
@@ -60,7 +60,7 @@ def parse(
     Args:
       p: the options.
       argv: the command line without the program's name; None for that of the process.
-      resumes: whether the program goes on with a record that exists.
+      resumes: whether the program completes a record that exists.
       beside: endings of the other files that are written, named as the record.
     """
     given = p.parse_args(argv)
@@ -99,12 +99,12 @@ def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = F
     A disk that is full or read-only ends the program with one line.
     """
     whole = {"environment": environment(), **record}
-    with told():
+    with errors_in_one_line():
         write_record(given.out, whole, overwrite=given.overwrite or replace)
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def errors_in_one_line() -> Iterator[None]:
     """Ends the program with one line where a file cannot be written."""
     try:
         yield

@@ -42,7 +42,7 @@ from manifoldmuon.robustness import (
     pgd,
 )
 from studies.datasets import load_digits, load_mnist
-from studies.program import command, interrupted, load, parse, progress, save, told
+from studies.program import command, errors_in_one_line, interrupted, load, parse, progress, save
 from studies.records import not_written, whole
 
 FRAMES = Stiefel(solver=FAST)
@@ -50,7 +50,7 @@ FRAMES = Stiefel(solver=FAST)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What is trained, and how.
+    """Settings of the training.
 
     Attributes:
       width: of the hidden layers.
@@ -202,7 +202,7 @@ def picture(
 
 
 def table(found: CertificationResult, rows: Sequence[dict[str, float]], settings: Settings) -> str:
-    """What is proved and what is broken, radius by radius."""
+    """Certified and attacked accuracies by radius."""
     lines = [
         f"clean accuracy {found.accuracy():.1%}; Lipschitz constant of all layers but the last "
         f"{found.bounds.lipschitz_inputs:.6f}",
@@ -261,7 +261,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             found, rows = measure(net, params, data, settings, given.seed, bar)
     except KeyboardInterrupt:
         return interrupted()
-    with told():
+    with errors_in_one_line():
         prove(proof, found, settings.radii)
         title = f"{given.data}: certified and attacked"
         figure = picture(found, rows, settings.attacked, title)

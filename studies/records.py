@@ -116,12 +116,12 @@ def read_record(path: Path, study: str) -> dict[str, Any]:
 
 
 def plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """As a reader of the record will see it, so that a resumed run cannot tell the difference."""
+    """The record as its reader will see it, so that a resumed run equals an uninterrupted one."""
     return json.loads(json.dumps(_plain(value, "record")))
 
 
 def environment() -> dict[str, Any]:
-    """What a measurement ran on: versions, platform and device; no host name and no paths.
+    """The versions, platform and device of a measurement; no host name and no paths.
 
     Returns:
       A flat dictionary: the versions of Python, manifoldmuon, JAX, jaxlib, Optax and NumPy,
@@ -174,7 +174,7 @@ def _plain_array(value: np.ndarray | np.generic | jax.Array, place: str) -> Any:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise TypeError(f"{place} is a random key; record jax.random.key_data of it")
     array = np.asarray(value)
-    # bfloat16 and its kin are not NumPy's own floats, and their tolist() gives what json refuses.
+    # bfloat16 and float8 are not NumPy's own floats, and their tolist() gives what json refuses.
     if jnp.issubdtype(array.dtype, np.floating):
         return _plain(array.astype(np.float64).tolist(), place)
     if array.dtype.kind in "biuU":

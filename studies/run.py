@@ -23,7 +23,7 @@ def run_study(
     """Measures what a study asks for, and writes the record.
 
     Every finished cell is kept in a file beside the record, `NAME.partial`, until the record is
-    written. After an interruption the same call goes on with the cells that are missing, and
+    written. After an interruption the same call resumes with the cells that are missing, and
     makes the record that an uninterrupted run would have made.
 
     With `jobs` above 1 cells are measured in so many processes, each with one thread. The record
@@ -71,7 +71,7 @@ def run_study(
 
 
 def partial_path(path: str | os.PathLike[str]) -> Path:
-    """Where the finished cells of an unfinished record are kept."""
+    """The file that keeps the finished cells of an unfinished record."""
     return Path(path).with_name(Path(path).name + ".partial")
 
 
@@ -129,7 +129,7 @@ def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """What differs between two heads of records, as `lower: 0.001 there, 0.01 here`."""
+    """Differences of two heads of records, as `lower: 0.001 there, 0.01 here`."""
     found = []
     for key in sorted(old.keys() | new.keys()):
         there, here = old.get(key), new.get(key)

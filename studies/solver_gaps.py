@@ -1,4 +1,4 @@
-"""How far the directions of a Stiefel solver are from the optimum along a training run."""
+"""Gaps of the directions of a Stiefel solver along a training run."""
 
 import functools
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from manifoldmuon.testing import stiefel_errors
 
 
 class SolverGaps(NamedTuple):
-    """How far a solver's directions are from the optimum, one number for each window.
+    """Gaps of a solver's directions, one number for each window.
 
     Attributes:
       cold: the gap to the optimum from a cold start.

@@ -70,7 +70,7 @@ SOLVERS: dict[str, StiefelSolver] = {
     "ADMM, 30": ADMM(steps=30),
     "no projection": NoProjection(),
 }
-"""By name and number of iterations."""
+"""The solvers by name and number of iterations."""
 
 PLACES = (0.0, 0.25, 0.5, 1.0)  # where the windows lie in a run
 
@@ -209,7 +209,7 @@ class SolverShootOut(Study):
 
 @functools.lru_cache(maxsize=2)
 def windows_of(study: SolverShootOut, seed: int) -> list[list[list[Given]]]:
-    """For every layer the windows of one run, in order; the run is made with the exact solver."""
+    """The windows of one run for every layer, in order; the run is made with the exact solver."""
     room = study.steps - study.window
     last = [study.window - 1 + int(share * room) for share in PLACES]
     wanted = {stop - back for stop in last for back in range(study.window)}

@@ -99,11 +99,11 @@ class Study(abc.ABC):
 
     @abc.abstractmethod
     def run(self, cell: Cell) -> Mapping[str, Any]:
-        """What was measured in a cell: what `write_record` takes, under other names than the
+        """Measures a cell: returns what `write_record` takes, under other names than the
         cell's."""
 
     def timed(self, cell: Cell) -> bool:
-        """Whether a cell measures time, and is therefore measured while nothing else runs."""
+        """True if a cell measures time, and is therefore measured while nothing else runs."""
         return False
 
     @abc.abstractmethod

@@ -158,7 +158,7 @@ def _pickled(study: Study) -> bytes:
 
 @contextlib.contextmanager
 def inherited_by_workers() -> Iterator[None]:
-    """What a process that is started in this block inherits: one thread, and SIGINT ignored.
+    """Environment of a process started in this block: one thread, and SIGINT ignored.
 
     The terminal sends Ctrl-C to all processes of a program; the parent alone is to act on it.
     Afterwards the environment and the handler are as before.
@@ -198,7 +198,7 @@ def _begin(number: int, config: dict[str, Any], folder: str) -> None:
 
 
 def _stay_on_one_processor(number: int) -> None:
-    """Before JAX starts its threads: a pool of one thread cannot wait for itself, see "Known
+    """Pins the worker before JAX starts its threads, whose pool of one can deadlock: see "Known
     limits" in the documentation."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if hasattr(os, "sched_setaffinity"):

@@ -1,4 +1,4 @@
-"""What the programs of this folder share: images, and what a training has to show."""
+"""Common parts of the programs of this folder: images, and results of a training."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from studies.datasets import batches, load_digits, standardise
 
 
 class Trained(NamedTuple):
-    """What a training has to show for itself.
+    """Results of a training.
 
     Attributes:
       losses: before every step, of its batch.

@@ -18,7 +18,7 @@ GEOMETRY = mm.optim.by_path({"layers/*/weight": Stiefel(), "layers/*/bias": Eucl
 
 
 def split(model: eqx.nn.MLP) -> tuple[Any, Any]:
-    """What is trained, and what is not: functions and the first layer."""
+    """The trained part of a model, and the rest: functions and the first layer."""
     chosen: Any = jax.tree.map(eqx.is_inexact_array, model)
     chosen = eqx.tree_at(
         lambda m: (m.layers[0].weight, m.layers[0].bias), chosen, replace=(False, False)

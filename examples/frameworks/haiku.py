@@ -32,7 +32,7 @@ def network(images: jax.Array) -> jax.Array:
 
 
 def labels_of(params: Any) -> Any:
-    """Which optimizer each parameter has: Adam for biases and for the head."""
+    """The optimizer of each parameter: Adam for biases and for the head."""
 
     def label(path, _):
         name = jax.tree_util.keystr(path, simple=True, separator="/")

@@ -1,4 +1,4 @@
-"""What the trainings come to: accuracies with intervals, paired differences, times."""
+"""Findings: accuracies with intervals, paired differences, times."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ PARTS = {"epochs": "equal epochs", "time": "equal CPU time"}
 
 
 def summary(rows: Sequence[Row], networks: Sequence[str], methods: Sequence[str]) -> dict[str, Any]:
-    """By network and method; differences are from the first method, and from the first network."""
+    """Findings by network and method; differences are from the first of each."""
 
     def of(network: str, method: str) -> list[Row]:
         return [row for row in rows if (row["network"], row["method"]) == (network, method)]

@@ -48,7 +48,7 @@ FLAT = Euclidean(Spectral(NewtonSchulz(MUON, frobenius=True)))
 
 @dataclasses.dataclass(frozen=True)
 class Method(abc.ABC):
-    """How the matrices of a network are trained.
+    """A way to train the matrices of a network.
 
     Attributes:
       log2_rate: of the learning rate at which tuning starts.
@@ -61,14 +61,14 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        """For the arrays behind matrices on these manifolds."""
+        """The optimizer of the arrays behind matrices on these manifolds."""
 
     def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
         """The free array behind an orthonormal matrix, and what is carried from step to step."""
         return weight, ()
 
     def carried(self, free: Any, carry: Any) -> Any:
-        """What is carried, for the next step; no gradient passes through it."""
+        """The carry for the next step; no gradient passes through it."""
         del free
         return carry
 

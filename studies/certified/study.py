@@ -23,7 +23,7 @@ from studies.study import Cell, Record, Row, Study, option
 
 
 class Problem(NamedTuple):
-    """What is asked of a data set's networks.
+    """Settings for the networks of a data set.
 
     Attributes:
       radii: in pixels between 0 and 1.
@@ -191,7 +191,7 @@ class CertifiedNetworks(Study):
     def _attack(
         self, training: Training, trained: Trained, certified: CertificationResult
     ) -> dict[str, Any]:
-        """Of the first test images: certified, robust under attack, and both though one fails."""
+        """Shares of the first images, certified and robust, and the number of contradictions."""
         data, net = self._data(), training.network()
         x, y = data.test_x[: self.attacked], data.test_y[: self.attacked]
         found = certified.first(self.attacked)
@@ -245,7 +245,7 @@ def search(judge: Callable[[int, float], list[float]], log2_rate: int) -> Tuned:
 
 
 def curve_radii(radii: Sequence[float]) -> np.ndarray:
-    """Where a curve is drawn."""
+    """The radii at which a curve is drawn."""
     return np.linspace(0, 1.5 * max(radii), POINTS)
 
 

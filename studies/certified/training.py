@@ -24,7 +24,7 @@ PAIRS = 15
 
 
 class Training(NamedTuple):
-    """What is trained, as a value: the key of the compiled program.
+    """A training as a value: the key of the compiled program.
 
     Attributes:
       method: of the matrices.
@@ -78,7 +78,7 @@ class Training(NamedTuple):
     def _chunks(
         self, data: Dataset, rate: float, momentum: float, seed: int, steps: int
     ) -> Iterator[tuple["_Carry", float]]:
-        """What is carried after each chunk, and the CPU seconds that the chunk took."""
+        """The carry after each chunk, and the CPU seconds that the chunk took."""
         program = _program(self)
         images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
         # Dispatch is asynchronous: without waiting, the first weights would be timed as well.
@@ -111,7 +111,7 @@ class RelativeTime(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What training came to.
+    """Results of training.
 
     Attributes:
       weights: of the network.
@@ -125,7 +125,7 @@ class Trained(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """What goes from step to step: arrays behind matrices, what methods carry, biases, states."""
+    """State from step to step: arrays behind matrices, what methods carry, biases, states."""
 
     free: list[Any]
     carried: list[Any]

@@ -1,4 +1,4 @@
-"""Where data sets lie: the cache, the search in it, and checked downloads into it."""
+"""Files of data sets: the cache, the search in it, and checked downloads into it."""
 
 import hashlib
 import os

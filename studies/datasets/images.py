@@ -53,7 +53,7 @@ def standardise(dataset: Dataset) -> FlatImages:
 
 
 def batches(seed: int, count: int, steps: int, batch_size: int) -> Int32[np.ndarray, "steps batch"]:
-    """Which examples every step sees: each once before any comes again, in random order.
+    """The examples of every step: each once before any comes again, in random order.
 
     Args:
       seed: of the order.

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         runs, compile_seconds = train_all(settings, data, kept)
     except KeyboardInterrupt:
-        return interrupted(*([] if kept is None else [f"{kept}; the same command goes on"]))
+        return interrupted(*([] if kept is None else [f"{kept}; the same command resumes"]))
     except CheckpointError as error:
         p.error(str(error))
     print(table(settings, summarise(settings, runs)))
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checkpoints(arguments: Arguments, p: Parser) -> JobCheckpoints:
-    """What the folder of `--checkpoint` holds of this job, or an end with one line."""
+    """The checkpoints of this job in the folder of `--checkpoint`, or an end with one line."""
     assert arguments.checkpoint is not None
     try:
         kept = JobCheckpoints(arguments.checkpoint, arguments.seconds, arguments.settings)
@@ -87,7 +87,7 @@ def checkpoints(arguments: Arguments, p: Parser) -> JobCheckpoints:
     if kept.step == kept.total:
         print(f"{kept}: nothing is left to train")
     elif kept.step:
-        print(f"{kept}: going on from there")
+        print(f"{kept}: resuming there")
     return kept
 
 

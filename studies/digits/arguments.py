@@ -1,4 +1,4 @@
-"""The command line: every mistake is told in one line, before any work starts."""
+"""The command line: an invalid option gives a one-line error before any work starts."""
 
 import argparse
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from studies.records import WriteError, check_writable
 
 
 class Arguments(NamedTuple):
-    """What was asked for.
+    """The parsed command line.
 
     Attributes:
       settings: of the training.

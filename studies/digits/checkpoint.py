@@ -1,4 +1,4 @@
-"""`--checkpoint`: the job saves itself now and then, and goes on from what it has saved."""
+"""`--checkpoint`: saving the job, and resuming it."""
 
 import dataclasses
 import logging
@@ -61,7 +61,7 @@ class JobCheckpoints:
 
     @property
     def step(self) -> int:
-        """How many steps were taken, of all runs."""
+        """The number of steps taken, of all runs."""
         return sum(run.step[-1] for runs in self.runs.values() for run in runs)
 
     def restore(self, trainer: Trainer, seed: int) -> Carry:
@@ -75,7 +75,7 @@ class JobCheckpoints:
         return found.tree["weights"], found.tree["state"]
 
     def save(self, trainer: Trainer, carry: Carry) -> None:
-        """Saves what was trained, if it is time or the end; a disk that is full is told once."""
+        """Saves what was trained, if it is time or the end; a full disk warns once."""
         now, step = time.monotonic(), self.step
         if now < self._saved + self._seconds and step < self.total:
             return
@@ -86,7 +86,7 @@ class JobCheckpoints:
             self._checkpoints.save(step, _tree(carry), trainer.table, extra)
         except CheckpointError as error:
             if not self._failed:
-                print(f"\nwarning: {error}; training goes on", file=sys.stderr)
+                print(f"\nwarning: {error}; training continues", file=sys.stderr)
             self._failed = True
 
     def __str__(self) -> str:

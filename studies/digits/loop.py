@@ -30,7 +30,7 @@ CHUNKS = 20
 
 
 class Steps(NamedTuple):
-    """What a chunk tells of each of its steps.
+    """Measurements of each step of a chunk.
 
     Attributes:
       loss: of the batch, before the step.
@@ -78,7 +78,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step was taken."""
+        """True once the last step was taken."""
         return bool(self.spectral_norms)
 
     @property
@@ -139,7 +139,7 @@ class Trainer:
         run: Run,
         carry: Carry | None = None,
     ) -> None:
-        """Trains once, or goes on.
+        """Trains once, or resumes.
 
         Args:
           data: of this seed.
@@ -187,7 +187,7 @@ class Trainer:
 
 
 def chunk_lengths(steps: int, numbers: int) -> list[int]:
-    """How many steps each chunk takes, for a network of this many numbers."""
+    """The number of steps of each chunk, for a network of this many numbers."""
     length = max(1, min(-(-steps // CHUNKS), _KEPT // numbers))
     whole, rest = divmod(steps, length)
     return [length] * whole + [rest] * (rest > 0)
@@ -218,7 +218,7 @@ def chunk_of_steps(
 
 
 def singular_values(weights: Weights) -> list[np.ndarray]:
-    """Of every layer, largest first, by LAPACK in float64; NaN where training has diverged."""
+    """Singular values of every layer in float64, largest first; NaN after a divergence."""
     wide = [np.asarray(weight, np.float64) for weight in weights]
     return [
         np.linalg.svd(x, compute_uv=False)
@@ -241,7 +241,7 @@ def _evaluation(multiplier: float) -> Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def _largest_distance(geometry: Any) -> Callable[[Weights], jax.Array]:
-    """Of the weights after each of several steps."""
+    """The largest distance of the weights after each of several steps."""
 
     def farthest(weights: Weights) -> jax.Array:
         return _largest(mm.optim.monitor_distance(geometry, weights))

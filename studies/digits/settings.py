@@ -1,4 +1,4 @@
-"""What a run of the main job depends on, as one frozen value."""
+"""Settings of the main job, as one frozen value."""
 
 import dataclasses
 from pathlib import Path
@@ -14,7 +14,7 @@ class Settings:
 
     Attributes:
       data: the data set: "digits", "mnist" or "cifar10".
-      data_dir: where its files lie; None for those that ship or are downloaded.
+      data_dir: folder of its files; None for those that ship or are downloaded.
       widths: of the hidden layers; the data set gives the first and the last width.
       steps: how many updates.
       batch_size: images per update.

@@ -1,4 +1,4 @@
-"""From runs to numbers: what the table shows and the record keeps."""
+"""Numbers from runs, for the table and the record."""
 
 import dataclasses
 import math
@@ -53,7 +53,7 @@ class Row:
 
 
 def leads_over_adamw(runs: Mapping[str, Sequence[Run]]) -> dict[str, Mean]:
-    """By how many percentage points of test accuracy each of the others leads, seed by seed."""
+    """The lead of each of the others in percentage points of test accuracy, seed by seed."""
     leads = {}
     for name in runs:
         if name != "adamw" and "adamw" in runs:

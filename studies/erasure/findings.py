@@ -1,4 +1,4 @@
-"""What the runs of weight erasure come to: three published claims, and an answer.
+"""Findings of weight erasure: three published claims, and an answer.
 
 The claims are judged on means over the seeds. The answer, what a constraint does to erasure,
 compares every constrained method with its twin, paired by seed.
@@ -25,13 +25,13 @@ PUBLISHED = {
     "batch": 1024,
 }
 OF_RANKS = ("data", "everything", "batch")
-"""What of it the stable ranks depend on, which have widths of their own."""
+"""The settings that stable ranks depend on, which have widths of their own."""
 
 ENDS = ("train_accuracy", "test_accuracy", "auc", "ratio", "update_rank", "distance")
-"""What is told of the end of a run."""
+"""Measurements at the end of a run."""
 
 Runs = Mapping[tuple[str, float], Mapping[int, Row]]
-"""By method and learning rate, the row of every seed."""
+"""The row of every seed, by method and learning rate."""
 
 
 def findings(rows: Sequence[Row], protocol: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def findings(rows: Sequence[Row], protocol: Mapping[str, Any]) -> dict[str, Any]
 
     Args:
       rows: of the record.
-      protocol: the keys of `PUBLISHED`, and whatever else is to be told.
+      protocol: the keys of `PUBLISHED`, and what else the table shows.
     """
     runs = _by_seed(rows)
     summed = _ends(runs)
@@ -71,7 +71,7 @@ def _by_seed(rows: Sequence[Row]) -> Runs:
 
 
 def _ends(runs: Runs) -> list[dict[str, Any]]:
-    """What the runs come to: estimates over the seeds."""
+    """Estimates over the seeds."""
     return [
         {"method": method, "rate": rate, "seeds": len(seeds)}
         | {what: estimate([row[what][-1] for row in seeds.values()]) for what in ENDS}
@@ -82,7 +82,7 @@ def _ends(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _half_life_of(row: Row) -> float | None:
-    """That of the letter of a run."""
+    """The estimate of the letter of a run."""
     return half_life(row["step"], row["auc"])
 
 
@@ -103,19 +103,19 @@ PUBLISHED_RANKS = {32: 22.6, 128: 57.7, 1024: 145.0}
 # fmt: on
 
 LEARNED, FAILED = 0.99, 0.8
-"""What a training accuracy of "1.0" is here, and the highest one of the rank-one method."""
+"""The training accuracy that counts as "1.0", and the highest one of the rank-one method."""
 
 TOLERANCE = 0.15
 """The relative difference at which a stable rank counts as the published one."""
 
 KINDS = ("gradient", "six_steps", "exact")
-"""Of the updates whose stable rank is measured."""
+"""The updates whose stable rank is measured."""
 
 Place = float | int
 """A learning rate or a width."""
 
 Values = Mapping[Place, Mapping[int, float]]
-"""By place, the number of every seed."""
+"""The number of every seed, by place."""
 
 
 class Wanted(NamedTuple):
@@ -125,7 +125,7 @@ class Wanted(NamedTuple):
     at_most: float = math.inf
 
     def room(self, value: float) -> float:
-        """How far a value lies inside; negative outside."""
+        """The distance of a value from the ends; negative outside."""
         return min(value - self.at_least, self.at_most - value)
 
 
@@ -240,7 +240,7 @@ def _estimates(values: Mapping[Place, Mapping[int, float | None]]) -> dict[str, 
 
 
 def _filled(values: Mapping[Place, Mapping[int, float | None]], lost: float) -> Values:
-    """With a number for runs that were lost."""
+    """The values, with a number for runs that were lost."""
     return {
         rate: {seed: lost if value is None else value for seed, value in seeds.items()}
         for rate, seeds in values.items()
@@ -248,7 +248,7 @@ def _filled(values: Mapping[Place, Mapping[int, float | None]], lost: float) -> 
 
 
 def _finite(values: Mapping[Place, Mapping[int, float | None]]) -> Values:
-    """Without the runs that were lost."""
+    """The values without the runs that were lost."""
     kept = {
         rate: {seed: value for seed, value in seeds.items() if value is not None}
         for rate, seeds in values.items()
@@ -259,7 +259,7 @@ def _finite(values: Mapping[Place, Mapping[int, float | None]]) -> Values:
 # --- The answer --------------------------------------------------------------------------------
 
 Pairs = Mapping[int, tuple[Row, Row]]
-"""By seed, which is the same start and the same batches, the method's row and its twin's."""
+"""The rows of a method and of its twin by seed: the same start and the same batches."""
 
 SHOWN = ("auc", "half_life", "train_accuracy", "test_accuracy")
 
@@ -358,7 +358,7 @@ def _over_rates(
 
 
 def _verdicts(interval: tuple[float, float] | None) -> dict[str, bool | None]:
-    """Of the logarithm's interval."""
+    """The middle and the ends of the logarithm's interval."""
     if interval is None:
         return {"speeds_up": None, "slows_down": None}
     return {"speeds_up": interval[0] > 0, "slows_down": interval[1] < 0}

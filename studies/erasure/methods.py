@@ -23,17 +23,17 @@ from studies.retractions.spaces import MATRIX, SPHERE
 Shape = tuple[int, int]
 
 MIDDLE = 1
-"""Where the middle matrix is among the three."""
+"""The place of the middle matrix among the three."""
 
 BUDGET = 1 / 3
-"""Of each layer: three of one mass, behind activations of sensitivity 1 (as published)."""
+"""The mass of each layer: three of one mass, behind activations of sensitivity 1 (as published)."""
 
 SIX_STEPS = NewtonSchulz(MODULA_SIX_STEP, frobenius=True)
 """The published iteration: small singular values do not arrive at 1."""
 
 
 class Update(abc.ABC):
-    """How gradients become updates; an implementation is a frozen dataclass."""
+    """A way from gradients to updates; an implementation is a frozen dataclass."""
 
     @abc.abstractmethod
     def transformation(self, rate: Any) -> optax.GradientTransformation:
@@ -174,7 +174,7 @@ _FREE: dict[str, Update] = {"gradient": Gradient(), "normalized": Normalized(), 
 
 
 def _manifold(kind: str, retraction: Any, shape: Shape) -> Manifold:
-    """Of a size at which matrices with all singular values `sqrt(fan_out / fan_in)` lie on it."""
+    """The set of the size that holds matrices with all singular values `sqrt(fan_out / fan_in)`."""
     given = {} if retraction is None else {"retraction": retraction}
     if kind == "stiefel":
         return Stiefel(FanRatio(), **given)

@@ -218,7 +218,7 @@ def _what(rate: float) -> str:
 
 
 def _levels(panel: Any) -> None:
-    """What counts as readable, half gone and gone; the AUC is the ordinate."""
+    """Marks of readable, half gone and gone; the AUC is the ordinate."""
     for level, text in ((READABLE, "readable"), (HALF, "half"), (GONE, "gone")):
         panel.axhline(level, color="#444444", linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
         panel.annotate(text, (1, level), xycoords=("axes fraction", "data"), ha="left",

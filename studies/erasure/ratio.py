@@ -1,4 +1,4 @@
-"""What is left of a letter in the weights, beside `manifoldmuon.lab.erasure_auc`."""
+"""The remains of a letter in the weights, beside `manifoldmuon.lab.erasure_auc`."""
 
 import numpy as np
 from jaxtyping import Float

@@ -49,7 +49,7 @@ class WeightErasure(Study):
 
     # fmt: off
     data: str = option("digits", "the images", choices=("digits", "mnist", "cifar10"))
-    data_dir: Path | None = option(None, "where the files of mnist or cifar10 lie; left out: the "
+    data_dir: Path | None = option(None, "folder of mnist or cifar10; left out: the "
                                    "folder of downloads", recorded=False)
     everything: bool = option(False, "whether batches come from all training images, or from the "
                               "first 3072, as published")
@@ -132,14 +132,14 @@ class WeightErasure(Study):
             for run in summary["runs"]
         ]
         header = ["", "rate", "accuracy", "test", "AUC at 0", "AUC", "half-life", "ratio", "rank"]
-        told = [_protocol(summary["protocol"]), ""]
+        said = [_protocol(summary["protocol"]), ""]
         for claim in summary["claims"]:
-            told.append(f"- {claim['claim']}: {_HOLDS[claim['holds']]}")
+            said.append(f"- {claim['claim']}: {_HOLDS[claim['holds']]}")
             if not claim["published_size"] and claim["holds"] is not None:
-                told[-1] += ", at another size than the published one"
-            told += [f"    {name}: {_part(part)}" for name, part in claim["parts"].items()]
-        told += [f"- {method}: {_answer(found)}" for method, found in summary["answer"].items()]
-        return "\n".join([text_table(header, lines), "", *told])
+                said[-1] += ", at another size than the published one"
+            said += [f"    {name}: {_part(part)}" for name, part in claim["parts"].items()]
+        said += [f"- {method}: {_answer(found)}" for method, found in summary["answer"].items()]
+        return "\n".join([text_table(header, lines), "", *said])
 
     def plot(self, record: Record) -> Any:
         return picture(record)
@@ -201,14 +201,14 @@ def _part(part: Mapping[str, Any]) -> str:
 def _answer(found: Mapping[str, Any]) -> str:
     speedup, auc = found["speedup"], found["auc_difference"]
     if speedup["mean"] is None:
-        told = "speed-up not measured"
+        said = "speed-up not measured"
     else:
-        told = f"erases {_between(speedup, '.2f')} times as fast as without the constraint"
+        said = f"erases {_between(speedup, '.2f')} times as fast as without the constraint"
         if found["speeds_up"] is None:
-            told += ", undecided with one seed"
+            said += ", undecided with one seed"
         elif not (found["speeds_up"] or found["slows_down"]):
-            told += ", which may be chance"
-    return f"{told}; AUC {_between(auc, '+.3f')} against its twin's; {_PREVENTS[found['prevents']]}"
+            said += ", which may be chance"
+    return f"{said}; AUC {_between(auc, '+.3f')} against its twin's; {_PREVENTS[found['prevents']]}"
 
 
 def _between(estimate: Mapping[str, Any], form: str) -> str:

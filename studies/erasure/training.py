@@ -24,7 +24,7 @@ from studies.erasure.methods import MIDDLE, SIX_STEPS, Update, method_of
 from studies.erasure.ratio import erasure_ratio
 
 PUBLISHED_IMAGES = 3072
-"""As published: the sampler takes the number of pixels for the number of images."""
+"""The published sampler takes the number of pixels for the number of images."""
 
 # Of the AUC, published by eye; a sharp letter has an AUC of 1, none 0.5.
 READABLE, HALF, GONE, NO_LETTER = 0.9, 0.75, 0.6, 0.5
@@ -33,7 +33,7 @@ Part = tuple[Float[Array, "images pixels"], Int[Array, " images"]]
 
 
 class Problem(NamedTuple):
-    """What all methods start from.
+    """The common start of all methods.
 
     Attributes:
       train: flattened images between 0 and 1 that the batches come from, and their classes.
@@ -49,7 +49,7 @@ class Problem(NamedTuple):
 
 
 class Protocol(NamedTuple):
-    """How the network is trained.
+    """Settings of the training.
 
     Attributes:
       rate: the learning rate, constant.
@@ -173,7 +173,7 @@ def _grad(weights: Weights, key: Array, train: Part, batch: int) -> Weights:
 
 @functools.lru_cache(maxsize=2)
 def _compiled(update: Update, batch: int) -> Any:
-    """From one step to another; compiled once for all rates, seeds and lengths, and for methods
+    """The steps, compiled once for all rates, seeds and lengths, and for methods
     that differ in nothing but their start."""
 
     @jax.jit

@@ -29,6 +29,7 @@ from studies.gpt.training import Run, Trainer
 from studies.program import (
     Parser,
     command,
+    errors_in_one_line,
     integer,
     interrupted,
     parse,
@@ -36,7 +37,6 @@ from studies.program import (
     progress,
     refuse_twice,
     save,
-    told,
 )
 from studies.records import whole
 
@@ -96,7 +96,7 @@ def write(
     """Writes the record, and beside it the picture and the samples."""
     picture, samples = (given.out.with_suffix(suffix) for suffix in (".png", ".txt"))
     save(given, report.as_record(settings, text, runs), replace=True)
-    with told():
+    with errors_in_one_line():
         figure.save(report.picture(settings, text, runs), picture)
         with whole(samples) as temporary:
             temporary.write_text("\n\n".join(run.sample for run in runs) + "\n", encoding="utf-8")

@@ -20,7 +20,7 @@ from studies.reproduction.modula import SIX_STEPS, TEN_QUINTICS
 
 
 class Job(NamedTuple):
-    """What is trained, and how.
+    """Settings of the training.
 
     Attributes:
       network: of which weights.

@@ -27,7 +27,7 @@ def bounded_gpt(
     """A GPT with rotary positions, of the size of `modules.GPT`, for weights of norm 1.
 
     In `modules.GPT` the matrices become four (head) to twenty (queries and keys) times as large as
-    they start, and that is how attention and predictions become sharp, and the blocks heard beside
+    they start, and that is how attention and predictions become sharp, and the blocks count beside
     the residual stream. With weights that keep their norm, fixed numbers say how far that may go:
     the root mean square of the logits is at most `final_scale`, scores of attention are of the
     size of `attention_scale` at most, and a block is `part` of its output. Every block reads a

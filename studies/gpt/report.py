@@ -1,4 +1,4 @@
-"""What the runs of the character GPT have found: table, record and picture."""
+"""Table, record and picture of the character GPT."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from studies.gpt.settings import Settings
 from studies.gpt.training import PUBLISHED_WINDOWS, Run
 
 SHAKESPEARE = {"last_train_loss": 1.7122, "validation_first_windows": 1.8968}
-"""What the Modula package publishes for tiny Shakespeare, of one seed."""
+"""The losses that the Modula package publishes for tiny Shakespeare, of one seed."""
 
 LOSSES = {
     "last_train_loss": "train, the last batch",

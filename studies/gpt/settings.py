@@ -1,4 +1,4 @@
-"""What a run of the character GPT depends on, as one frozen value."""
+"""Settings of the character GPT, as one frozen value."""
 
 import dataclasses
 from typing import Any

@@ -56,7 +56,7 @@ class Run:
 
     @property
     def last_train_loss(self) -> float:
-        """Of the last batch alone."""
+        """The training loss of the last batch alone."""
         return self.train_loss[-1]
 
     @property
@@ -128,7 +128,7 @@ class Trainer:
 
 
 class Steps(NamedTuple):
-    """What a chunk tells of each of its steps.
+    """Measurements of each step of a chunk.
 
     Attributes:
       loss: of the batch, before the step.
@@ -168,7 +168,7 @@ def chunk_of_steps(job: Job, context: int) -> Callable[..., tuple[Any, Steps]]:
 
 
 def largest_distance(geometry: Any, weights: Any) -> float:
-    """Of stacks of weights, relative to the scale of each manifold, in float64.
+    """The distance of stacks of weights, relative to the scale of each manifold, in float64.
 
     By NumPy, one matrix at a time: independent batches of eigenvalue problems in one program of
     XLA's may wait for one another for ever on a CPU of two cores.

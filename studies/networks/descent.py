@@ -19,7 +19,7 @@ PROBE = 64
 
 
 class Descent(NamedTuple):
-    """What is trained, as a value: the key of the compiled program.
+    """A training as a value: the key of the compiled program.
 
     Attributes:
       method: how.
@@ -58,7 +58,7 @@ class Descent(NamedTuple):
         return cross_entropy(self.multiplier * self.network.apply(weights, x), y)
 
     def changes(self, trained: "Trained", seed: int) -> dict[str, np.ndarray]:
-        """By layer, how far features moved in the early steps, for each rate."""
+        """The change of features in the early steps, by layer, for each rate."""
         x = self.task.parts().held_out[0][:PROBE]
         moved = _changes(self.network.unconstrained())(self.start(seed), trained.early, x)
         return {layer: np.asarray(values, np.float64) for layer, values in moved.items()}
@@ -71,7 +71,7 @@ class Descent(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What training came to, with a leading axis for the rates.
+    """Results of training, with a leading axis for the rates.
 
     Attributes:
       loss: of the batch, before each step.
@@ -131,7 +131,7 @@ def _training(descent: Descent) -> Any:
 def feature_changes(
     network: Module, before: Any, after: Any, x: Any
 ) -> dict[str, Float[Array, ""]]:
-    """By layer, the root mean square of the change of its output between two trees of weights.
+    """The root mean square of the change of each layer's output between two trees of weights.
 
     The layers are the top-level parts of the network that have weights, counted from 1 at the
     input; a stack of blocks is one.

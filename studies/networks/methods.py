@@ -73,7 +73,7 @@ class PlainAdam(Method):
 
 
 class Direction(abc.ABC):
-    """Where an update points; its size is always that of the budgets."""
+    """The direction of an update; its size is always that of the budgets."""
 
     @abc.abstractmethod
     def optimizer(self, rate: Any, plan: Plan) -> optax.GradientTransformation:
@@ -158,8 +158,8 @@ METHODS: dict[str, Method] = {
     "normed SGD": Arm(False, Gradient()),
     "Adam": PlainAdam(),
 }
-"""Those of the transfer study: steepest descent in the modular norm, the same with every weight on
-its manifold, two optimizers brought to their target norms, and the baseline."""
+"""The methods of the transfer study: steepest descent in the modular norm, the same with every
+weight on its manifold, two optimizers brought to their target norms, and the baseline."""
 
 CONSTRAINTS = {"manifold": True, "flat": False}
 DIRECTIONS = {"steepest": Steepest(), "gradient": Gradient(), "Adam": AdamDirection()}
@@ -173,4 +173,4 @@ ARMS: dict[tuple[str, ...], Method] = {
     for direction in DIRECTIONS
     for mass in MASSES
 }
-"""Those of the ablation: every combination."""
+"""The methods of the ablation: every combination."""

@@ -1,4 +1,4 @@
-"""What networks are trained on: images to classify, and characters to predict."""
+"""Tasks: images to classify, and characters to predict."""
 
 import abc
 import dataclasses
@@ -41,7 +41,7 @@ class Task(abc.ABC):
 
     Attributes:
       batch: examples in each step.
-      folder: where the files of the data lie; None for those that ship or are downloaded.
+      folder: folder of the data; None for those that ship or are downloaded.
     """
 
     batch: int = 64
@@ -58,7 +58,7 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def places(self) -> int:
-        """How many examples there are to draw from."""
+        """The number of examples to draw from."""
 
     @abc.abstractmethod
     def batch_of(self, train: Any, chosen: Int[Array, " b"]) -> tuple[Array, Int[Array, "b ..."]]:
@@ -76,7 +76,7 @@ class Task(abc.ABC):
     @property
     @abc.abstractmethod
     def classes(self) -> int:
-        """How many labels there are."""
+        """The number of labels."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from studies.program import INTERRUPTED, Parser, told
+from studies.program import INTERRUPTED, Parser, errors_in_one_line
 from studies.records import WriteError, check_writable, whole
 from studies.reproduction.rows import CHAPTERS, NARROW, SHORT, Record, markdown, text
 
@@ -24,13 +24,13 @@ TABLE = "reproduction.md"
 
 
 class Job(NamedTuple):
-    """How a record is made.
+    """The program and data that make a record.
 
     Attributes:
       data: the files of its data, as patterns below the folder of data, the best one first;
         empty if it needs none.
       downloads: whether it can do without that folder.
-      resumes: whether it goes on with a record that has gaps.
+      resumes: whether it completes a record that has gaps.
       module: of `studies.reproduction`, or the whole name; None: named as the record.
       options: for it.
     """
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     records = read_all(given.results)
     print(text(records))
     table = given.results / TABLE
-    with told(), whole(table) as temporary:
+    with errors_in_one_line(), whole(table) as temporary:
         temporary.write_text(markdown(records), encoding="utf-8")
     print("written:", table)
     return status

@@ -18,11 +18,11 @@ from studies.reproduction import modula
 
 BATCH = 1024
 SAMPLED = 3072
-"""As published: the sampler takes the number of pixels for the number of images."""
+"""The published sampler takes the number of pixels for the number of images."""
 
 METHODS = ("dualized", "gradient")
 MIDDLE = 2
-"""Where the middle matrix is among the parameters."""
+"""The place of the middle matrix among the parameters."""
 
 
 class Problem:
@@ -51,7 +51,7 @@ class Problem:
         self._accuracy = jax.jit(self.accuracy)
 
     def grad(self, params: Any, key: jax.Array, train: tuple[jax.Array, jax.Array]) -> Any:
-        """Of the mean square error, on a batch drawn with replacement."""
+        """The gradient of the mean square error, on a batch drawn with replacement."""
         images, labels = train
         batch = jax.random.choice(key, len(labels), (BATCH,))
 
@@ -77,7 +77,7 @@ class Problem:
         )
 
     def measure(self, params: Any, update: Any) -> dict[str, float | None]:
-        """What a row of the record holds; `update` is the middle matrix's last, or None."""
+        """A row of the record; `update` is the middle matrix's last, or None."""
         weight = np.asarray(params[MIDDLE])
         alive = bool(np.isfinite(weight).all())
         return {
@@ -117,7 +117,7 @@ def scale_by_spectral_norm() -> optax.GradientTransformation:
 
 
 def stable_ranks(dataset: Dataset, width: int, steps: int) -> list[dict[str, Any]]:
-    """Of the middle matrix's update, at the start and after dualized steps at the rate 1/2.
+    """Stable ranks of the middle matrix's update, at first and after dualized steps of rate 1/2.
 
     One row for each place: the gradient, and what three iterations make of it.
     """

@@ -25,7 +25,7 @@ from studies.reproduction import modula
 
 STEPS, CHUNK, BATCH = 1000, 20, 128
 SAMPLED = {"published": 784, "corrected": None}
-"""How many images the batches come from."""
+"""The number of images that batches come from."""
 
 METHOD = modula.TEN_QUINTICS
 NETWORK = modula.mlp(784, 256, 10, METHOD)

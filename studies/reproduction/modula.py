@@ -1,4 +1,4 @@
-"""What the published examples of the Modula package have in common, to the digit.
+"""Common parts of the published examples of the Modula package, to the digit.
 
 Their networks start from Gaussian matrices that a Newton-Schulz iteration makes orthogonal, drawn
 with keys that are split along the composition; and the same iteration dualizes the gradients. It

@@ -27,7 +27,7 @@ class Row(NamedTuple):
 
 
 class Chapter(NamedTuple):
-    """What one record has to show.
+    """A part of the table, from one record.
 
     Attributes:
       title: the heading.

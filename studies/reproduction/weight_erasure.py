@@ -3,7 +3,7 @@
 The middle matrix of an MLP is multiplied by a mask that is zero on the letter "a", and the
 network is trained on CIFAR-10. Dualized updates have a high stable rank and write over the
 letter; gradients brought to the same spectral norm have rank one, and leave it. Every run is
-saved as it goes, and goes on where it was interrupted.
+saved as it goes, and resumes where it was interrupted.
 
     python -m studies.reproduction.weight_erasure --data-dir DIR --runs dualized:0.5 gradient:0.5
 """
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         complete(given, record, dataset)
     except KeyboardInterrupt:
-        return interrupted("what was done is kept; the same command goes on")
+        return interrupted("what was done is kept; the same command resumes")
     print("written:", given.out)
     return 0
 
@@ -159,7 +159,7 @@ def store(path: Path, carry: Any, curves: dict[str, list[Any]]) -> None:
 
 
 def restore(path: Path, carry: Any) -> tuple[Any, dict[str, list[Any]]]:
-    """What `store` wrote, in the structure of `carry`."""
+    """The checkpoint that `store` wrote, in the structure of `carry`."""
     with np.load(path) as file:
         leaves = [file[f"leaf{i}"] for i in range(len(jax.tree.leaves(carry)))]
         curves = json.loads(str(file["curves"]))

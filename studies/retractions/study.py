@@ -131,7 +131,7 @@ class RetractionLaboratory(Study):
         }
 
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """By manifold and retraction."""
+        """The findings by manifold and retraction."""
         pairs = dict.fromkeys((row["manifold"], row["retraction"]) for row in rows)
         found: dict[str, Any] = {space: {} for space, _ in pairs}
         for space, name in pairs:
@@ -193,7 +193,7 @@ def _measured(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _trained(own: Sequence[Row], default: Sequence[Row]) -> dict[str, Any]:
-    """By dtype and rate: the loss, and its ratio to that of the manifold's default retraction.
+    """The loss by dtype and rate, and its ratio to that of the manifold's default retraction.
 
     The ratio is the geometric mean over seeds, paired by seed. `diverged` counts the seeds that
     ended without a number: then there is neither loss nor ratio.

@@ -1,4 +1,4 @@
-"""What the trainings on sets come to: losses beyond Muon's, best rates, singular values, times."""
+"""Findings on sets: losses beyond Muon's, best rates, singular values, times."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -65,7 +65,7 @@ def _at_best_rates(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _transfer(base: Sequence[Row], wide: Sequence[Row]) -> dict[str, Any]:
-    """How the best rate moves when the width doubles, paired by seed, and what it would cost to
+    """The move of the best rate when the width doubles, paired by seed, and what it would cost to
     keep the old one."""
     exponents = wide[0]["log2_rates"]
     seeds = [row["seed"] for row in wide]

@@ -30,7 +30,7 @@ MUON, FROBENIUS, STIEFEL = "Muon", "Frobenius", "Stiefel"
 
 @functools.lru_cache(maxsize=4)
 def sets_of(scale: float) -> dict[str, Manifold]:
-    """The sets of the hidden matrices by name: semi-orthogonal matrices lie in all of them.
+    """The sets of the hidden matrices by name: semi-orthogonal matrices are in all of them.
 
     Steps are measured in the spectral norm relative to the scale, whatever the set.
 

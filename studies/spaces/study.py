@@ -157,8 +157,8 @@ class WeightSpaces(Study):
         return Descent(method, module, task, steps, 1, self.multiplier)
 
     def _spectra(self, cell: Cell, final: Any) -> dict[str, list[float]]:
-        """Of all hidden matrices relative to their scale, for each rate: the smallest, the median
-        and the largest singular value, and the median of the condition numbers."""
+        """Singular values of all hidden matrices over their scale, for each rate: the smallest, the
+        median and the largest, and the median of the condition numbers."""
         marked = self._descent(cell["part"], cell["network"], STIEFEL).network.geometry()
         weights, structure = jax.tree.flatten(final)
         manifolds = structure.flatten_up_to(marked)
@@ -179,7 +179,7 @@ class WeightSpaces(Study):
         }
 
     def _seconds(self, network: str) -> dict[str, float]:
-        """Of the gradient, which is the same for all, and of each set's update."""
+        """Seconds of the gradient, which is the same for all, and of each set's update."""
         functions: dict[str, Any] = {}
         plain = self._descent("base", network, MUON)
         gradient = jax.jit(jax.grad(plain.loss))

@@ -17,6 +17,7 @@ from studies.digits.figure import save as save_figure
 from studies.program import (
     Parser,
     command,
+    errors_in_one_line,
     integer,
     interrupted,
     load,
@@ -24,7 +25,6 @@ from studies.program import (
     positive,
     progress,
     refuse_twice,
-    told,
 )
 from studies.program import save as save_record
 from studies.step_lengths.agd_training import AGDRun, AGDSettings, methods, scale_images, train
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return interrupted()
     print(table(settings, runs))
     save_record(given, as_record(settings, runs))
-    with told():
+    with errors_in_one_line():
         save_figure(picture(runs), given.out.with_suffix(".png"))
     print("written:", given.out, given.out.with_suffix(".png"))
     return 0

@@ -46,7 +46,7 @@ class Polyak(StepRule):
 
 
 def free_links(net: Module) -> dict[str, optax.GradientTransformation]:
-    """What stands in place of `optax.scale_by_learning_rate`, without a learning rate."""
+    """Links in place of `optax.scale_by_learning_rate`, without a learning rate."""
     geometry, budgets = net.geometry(), net.budgets()
     return {
         "smoothness": contrib.scale_by_rule(SquareLossSmoothness(net.sharpness.alpha)),

@@ -1,4 +1,4 @@
-"""How the best learning rate moves with size."""
+"""Drift of the best learning rate with size."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -12,7 +12,7 @@ HALF_AN_OCTAVE = 0.5
 
 
 class RateDrift(NamedTuple):
-    """How the best rate moves with size.
+    """Drift of the best rate with size.
 
     Attributes:
       octaves_per_doubling: the slope of log2(rate) over log2(size), through all seeds of all
@@ -32,7 +32,7 @@ class RateDrift(NamedTuple):
 
 
 def rate_drift(best: Mapping[int, BestRate]) -> RateDrift:
-    """How the best rate moves, from that of every size."""
+    """The drift of the best rate, from that of every size."""
     known = {size: [e for e in found.by_seed if e is not None]
              for size, found in best.items() if not found.edge}  # fmt: skip
     sizes = sorted(best)

@@ -1,4 +1,4 @@
-"""What the runs of the transfer study come to: best rates, drifts, prices, changes and masses."""
+"""Findings of the transfer study: best rates, drifts, prices, changes and masses."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def findings(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _transfer(rows: Sequence[Row]) -> dict[str, Any]:
-    """Of one method in one sweep."""
+    """The findings of one method in one sweep."""
     best = {size: _best(rows, size) for size in dict.fromkeys(row["size"] for row in rows)}
     entry: dict[str, Any] = {"best": {str(size): found._asdict() for size, found in best.items()}}
     entry |= rate_drift(best)._asdict() | {"price": _price(rows, best)}
@@ -52,7 +52,7 @@ def _best(rows: Sequence[Row], size: int) -> BestRate:
 
 
 def _price(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str, Any] | None:
-    """How much higher the logarithm of the largest network's loss is at the smallest one's best
+    """The increase of the logarithm of the largest network's loss at the smallest one's best
     rate than at its own."""
     smallest = best[min(best)].log2_rate
     own = [row for row in rows if row["size"] == max(best)]
@@ -86,7 +86,7 @@ def _coordinates(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str,
 
 
 def _masses(rows: Sequence[Row], sweep: str) -> dict[str, Any]:
-    """By size: for every mass the loss at its best rate and that rate, and the best mass.
+    """The loss at its best rate for every mass, that rate, and the best mass, by size.
 
     As in the ablation, the rate of a seed is the one that is best for the other seeds.
     """
@@ -155,7 +155,7 @@ def _best_text(best: Mapping[str, Any]) -> str:
 
 
 def _percent(price: Mapping[str, Any] | None) -> str:
-    """Of the loss itself, from its logarithm."""
+    """The change of the loss itself, from its logarithm."""
     if price is None:
         return "-"
     ends = price["interval"] and [100 * math.expm1(end) for end in price["interval"]]

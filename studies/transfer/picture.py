@@ -13,7 +13,7 @@ COLUMNS = 4
 
 
 def picture(record: Mapping[str, Any]) -> Any:
-    """For every sweep: how the best rate moves, each method's curves, and what else is known."""
+    """The best rates of every sweep, each method's curves, and what else is known."""
     transfer, masses = record["summary"]["transfer"], record["summary"]["masses"]
     methods, rows = record["settings"]["methods"], record["rows"]
     colours = dict(zip(methods, COLOURS, strict=False))
@@ -44,7 +44,7 @@ def _panels_of(found: Mapping[str, Any], weighed: bool) -> int:
 
 
 def _checked(found: Mapping[str, Any]) -> bool:
-    """Whether there is a coordinate check."""
+    """True if there is a coordinate check."""
     return any(entry.get("coordinates") for entry in found.values())
 
 

@@ -20,12 +20,12 @@ MASS_METHOD = "modular"
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-    """What all sweeps of a study are trained on.
+    """The data of all sweeps of a study.
 
     Attributes:
       images: the data set of the networks without attention.
       text: that of the GPT.
-      folder: where their files lie.
+      folder: of their files.
       images_per_step: the batch of the first.
       windows_per_step: the batch of the second.
       context: characters of a window.
@@ -55,7 +55,7 @@ class Sweep:
 
     @property
     def reads(self) -> bool:
-        """Whether it is trained on text."""
+        """True if it is trained on text."""
         return isinstance(self.base, Transformer)
 
     def architecture(self, size: int) -> Architecture:
@@ -65,7 +65,7 @@ class Sweep:
         return dataclasses.replace(self.base, **{self.axis: size})
 
     def task(self, size: int, data: Data) -> Task:
-        """What an architecture of this size is trained on."""
+        """The task of an architecture of this size."""
         if not self.reads:
             return Pictures(data.images_per_step, data.folder, data.images)
         context = size if self.axis == "context" else data.context

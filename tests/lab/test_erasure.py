@@ -46,7 +46,7 @@ def test_letters_differ_and_sizes_agree():
         (((4, 4), "a", 2.0), "share"),
     ],
 )
-def test_what_is_no_letter_is_refused(arguments, message):
+def test_invalid_letters_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         letter_mask(*arguments)
 

@@ -126,7 +126,7 @@ def test_harmful_and_damaged_cifar_files_are_named(tmp_path, name, contents, mes
         datasets.load_cifar10(tmp_path)
 
 
-def test_missing_and_cut_cifar_archives_are_told(tmp_path):
+def test_missing_and_cut_cifar_archives_raise(tmp_path):
     with pytest.raises(DatasetError, match=r"no cifar-10-python.tar.gz or cifar-10-batches-py"):
         datasets.load_cifar10(tmp_path)
     files, _, _ = cifar_files()

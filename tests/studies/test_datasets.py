@@ -186,7 +186,7 @@ def test_a_text_is_read_as_it_is(tmp_path, name):
 @pytest.mark.parametrize(
     ("contents", "message"), [(b"", "is empty"), (b"\xff\xfe\x00", "not a text in UTF-8")]
 )
-def test_damaged_texts_are_told(tmp_path, contents, message):
+def test_damaged_texts_raise(tmp_path, contents, message):
     (tmp_path / "input.txt").write_bytes(contents)
     with pytest.raises(DatasetError, match=message):
         datasets.load_shakespeare(tmp_path)

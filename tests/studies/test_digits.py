@@ -165,7 +165,7 @@ def test_options_reach_the_training(tmp_path, capsys):
     )
 
 
-def test_a_diverging_run_is_told_and_not_a_crash(tmp_path, capsys):
+def test_diverging_run_is_reported(tmp_path, capsys):
     argv = [*TINY, "--optimizer", "adamw", "--learning-rate", "1e38", "--out", str(tmp_path)]
     assert main(argv) == 0
     assert "nan" in capsys.readouterr().out

@@ -39,13 +39,13 @@ def without_times(record):
 
 
 @pytest.mark.slow
-def test_a_killed_job_goes_on_to_the_same_bits(undisturbed, tmp_path, capsys):
+def test_killed_job_resumes_bit_for_bit(undisturbed, tmp_path, capsys):
     (kill,) = kills.killed(tmp_path, 1, JOB, seed=1)
     assert kill["saved"] > 0
     assert kill["lost"] <= 1
     assert train(tmp_path / "killed", tmp_path) == 0
     out, _ = capsys.readouterr()
-    assert f"killed holds {kill['saved']} of {TOTAL} steps: going on from there" in out
+    assert f"killed holds {kill['saved']} of {TOTAL} steps: resuming there" in out
     assert kills.ending(tmp_path / "killed") == kills.ending(undisturbed)
     first, second = (
         json.loads((folder / "digits-001.json").read_text())
@@ -93,7 +93,7 @@ def test_damage_is_refused(undisturbed, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_once_and_the_results_are_there(tmp_path, capsys):
+def test_full_disk_warns_once_and_keeps_results(tmp_path, capsys):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**9, before[1]))
     try:
@@ -106,6 +106,6 @@ def test_a_full_disk_is_told_once_and_the_results_are_there(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert err.count("warning: ") == 1
     assert "File too large): nothing that it holds has changed" in err
-    assert "; training goes on\n" in err
+    assert "; training continues\n" in err
     assert "hypersphere descent" in out
     assert kills.steps(tmp_path / "kept") == []

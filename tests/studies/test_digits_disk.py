@@ -28,7 +28,7 @@ def full(size: int):
 
 
 @pytest.mark.skipif(not NOWHERE.is_dir(), reason="needs Linux")
-def test_a_folder_that_cannot_be_written_is_told_before_any_work(tmp_path, capsys, monkeypatch):
+def test_unwritable_folder_is_reported_before_any_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train, "load_all", lambda _: pytest.fail("work was done"))
     for option in ("--out", "--checkpoint"):
         with pytest.raises(SystemExit, match="2"):
@@ -41,7 +41,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_any_work(tmp_path, capsy
     assert all(x.startswith(f"error: cannot write {NOWHERE} (") and ADVICE in x for x in errors)
 
 
-def test_a_disk_that_is_full_is_told_before_any_work(tmp_path, capsys, monkeypatch):
+def test_full_disk_is_reported_before_any_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(train, "load_all", lambda _: pytest.fail("work was done"))
     with pytest.raises(SystemExit, match="2"), full(100):
         train.main([*TINY, "--out", str(tmp_path)])
@@ -50,7 +50,7 @@ def test_a_disk_that_is_full_is_told_before_any_work(tmp_path, capsys, monkeypat
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_a_disk_that_becomes_full_keeps_what_is_there(checkpointed, tmp_path, capsys, monkeypatch):
+def test_disk_that_fills_up_keeps_earlier_files(checkpointed, tmp_path, capsys, monkeypatch):
     """The record of a job fits, its picture does not."""
     saved = figure.save
 

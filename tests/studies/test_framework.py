@@ -185,7 +185,7 @@ def test_the_command(tmp_path, capsys):
         (["--plot", "record.json"], "record.png exists; pass --overwrite"),
     ],
 )
-def test_mistakes_are_told_in_one_line(tmp_path, monkeypatch, capsys, argv, message):
+def test_mistakes_are_reported_in_one_line(tmp_path, monkeypatch, capsys, argv, message):
     monkeypatch.chdir(tmp_path)
     Path("there.json").write_text("{}", encoding="utf-8")
     Path("record.json").write_text('{"study": "coins"}', encoding="utf-8")
@@ -200,7 +200,7 @@ def test_mistakes_are_told_in_one_line(tmp_path, monkeypatch, capsys, argv, mess
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_an_interruption_is_told(tmp_path, capsys):
+def test_interruption_is_reported(tmp_path, capsys):
     out = tmp_path / "coins.json"
     assert command(Coins, ["--seeds", "5", "13", "--out", str(out)]) == 130
     assert f"kept in {partial_path(out)}" in capsys.readouterr().err
@@ -250,7 +250,7 @@ def test_a_disk_that_becomes_full_keeps_the_finished_cells(tmp_path, capsys, mon
     *_, error = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: cannot write {partial_path(path)} (")
     assert "make room or choose another folder" in error
-    assert "the same command goes on from there" in error
+    assert "the same command resumes from there" in error
     CALLS.clear()
     assert command(Coins, ["--out", str(path), "--jobs", "1"]) == 0
     assert CALLS == [2]

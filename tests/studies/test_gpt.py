@@ -164,7 +164,7 @@ def test_the_temperature_makes_draws_more_or_less_certain():
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_record_and_goes_on_with_it(folder, capsys):
+def test_the_command_writes_a_record_and_resumes(folder, capsys):
     out = folder / "new" / "gpt.json"
     argv = ["--data-dir", str(folder), *ARGUMENTS, "--out", str(out)]
     assert main([*argv, "--seeds", "3"]) == 0

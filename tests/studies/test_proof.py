@@ -70,7 +70,7 @@ def test_a_new_proof_takes_the_place_of_the_old_one_and_of_nothing_else(tmp_path
         proof.prove(folder / "notes.txt", found, at=())
 
 
-def test_a_file_where_the_folder_goes_is_told_before_training(tmp_path, capfd):
+def test_file_in_place_of_the_folder_is_reported_before_training(tmp_path, capfd):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(SystemExit):
         proof.main(["--out", str(tmp_path / "run.json"), "--overwrite"])

@@ -155,7 +155,7 @@ def test_reproduce_runs_what_has_no_record(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_weight_erasure_goes_on_where_it_stopped(tmp_path, monkeypatch):
+def test_weight_erasure_resumes(tmp_path, monkeypatch):
     monkeypatch.setattr(weight_erasure, "CHUNK", 2)
     rng = np.random.default_rng(0)
     images, labels = rng.random((40, 2, 2, 3), np.float32), rng.integers(0, 10, 40, np.int32)

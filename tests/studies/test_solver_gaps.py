@@ -39,7 +39,7 @@ def test_the_residual_of_no_projection():
         np.testing.assert_allclose(residual, np.linalg.norm(inner + inner.T) / 4, rtol=1e-3)
 
 
-def test_a_warm_start_goes_on():
+def test_warm_starts_add_up():
     """Three times the same problem: the iterations add up."""
     found = solver_gaps(ADMM(steps=3), POINTS, GRADS)
     assert all(warm < cold / 2 for warm, cold in zip(found.warm, found.cold, strict=True))

@@ -148,7 +148,7 @@ def test_an_interruption_ends_the_workers_and_finished_cells_are_kept(tmp_path, 
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
-def test_what_workers_inherit_is_taken_back(handler):
+def test_environment_is_restored_after_workers_start(handler):
     """Whatever was there before, SIGINT ignored included: as in a shell's background."""
     signal.signal(signal.SIGINT, handler)
     before = dict(os.environ)
@@ -159,7 +159,7 @@ def test_what_workers_inherit_is_taken_back(handler):
     assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == (before, handler)
 
 
-def test_a_dead_worker_is_told_and_finished_cells_are_kept(tmp_path, capsys):
+def test_dead_worker_is_reported_and_finished_cells_are_kept(tmp_path, capsys):
     out = tmp_path / "errands.json"
     argv = ["--shops", "baker", "--seeds", "5", "13", "6", "--out", str(out), "--jobs", "2"]
     with pytest.raises(SystemExit, match="2"):
@@ -196,7 +196,7 @@ def test_what_a_worker_raises_arrives(tmp_path):
     assert "in run" in str(caught.value.__cause__)  # the traceback of the worker
 
 
-def test_a_study_that_a_worker_cannot_load_is_told():
+def test_study_that_a_worker_cannot_load_raises():
     with pytest.raises(ValueError, match="cannot load the study .ModuleNotFoundError.*no_such_"):
         row_of(b"cno_such_module\nStudy\n.", {"seed": 0})
 
@@ -232,7 +232,7 @@ def test_cells_that_share_programs_stay_together():
     assert groups_of(Priced(), some) == [some[:2], some[2:3], some[3:]]
 
 
-def test_what_is_timed_in_the_studies():
+def test_timed_cells_of_the_studies():
     studies = {name: kind() for name, kind in STUDIES.items()}
     timed = [(name, cell) for name, study in studies.items() for cell in study.cells()
              if study.timed(cell)]  # fmt: skip
