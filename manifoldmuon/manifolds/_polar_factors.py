@@ -52,18 +52,30 @@ def nearest_orthonormal(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m
 def project_if_far(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     """Return the polar factor of each matrix farther than `FAR` from orthonormal, others unchanged.
 
-    One loop of products, which takes no step where every matrix is near: training pays for
-    `_is_far` alone, also under `jax.vmap`. Singular values grow by 15/8 a step; float32 resolves
-    them down to about 1e-6 of the largest. After 64 steps only a matrix without full rank is left:
-    a little noise takes it to an orthonormal matrix near one of its polar factors.
+    Training pays for `_is_far` alone.
 
     Args:
       x: tall or wide, float32 or wider. NaN stays NaN.
     """
     if 0 in x.shape:
         return x
+    far = _is_far(x)
+    return jax.lax.cond(jnp.any(far), lambda x: _iterated(x, far), lambda x: x, x)
+
+
+def _iterated(
+    x: Float[Array, "*batch m n"], far: Bool[Array, "*batch"]
+) -> Float[Array, "*batch m n"]:
+    """Return the polar factor of the matrices marked as far.
+
+    Singular values grow by 15/8 a step; float32 resolves them down to about 1e-6 of the largest.
+    After 64 steps only a matrix without full rank is left: a little noise takes it to an
+    orthonormal matrix near one of its polar factors.
+    """
     eps = float(jnp.finfo(x.dtype).eps)
     m, n = x.shape[-2:]
+    noise = jnp.sin(jnp.arange(1.0, m + 1)[:, None] * jnp.arange(1.0, n + 1)[None] ** 2)
+    noise = eps**0.5 * jnp.expand_dims(noise.astype(x.dtype), tuple(range(x.ndim - 2)))
 
     def unfinished(carry):
         count, _, error = carry
@@ -71,27 +83,21 @@ def project_if_far(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
 
     def step(carry):
         count, old, before = carry
-        largest = jnp.max(jnp.abs(old), axis=(-2, -1), keepdims=True)
-        # To norm 1 at most, by two divisions: the largest number times a root is infinite.
-        start = old / jnp.where(count == 0, nonzero_or_one(largest), 1)
-        start = start / jnp.where(count == 0, math.sqrt(m * n), 1)
-        noise = jnp.sin(jnp.arange(1.0, m + 1)[:, None] * jnp.arange(1.0, n + 1)[None] ** 2)
-        noise = jnp.expand_dims(noise.astype(x.dtype), tuple(range(x.ndim - 2)))
-        start = start + jnp.where(count == 64, eps**0.5, 0) * noise
+        start = old + jnp.where(count == 64, noise, 0)
         gram = gram_matrix(start, start)
-        new, error = (
-            right_multiply(start, polish(gram)),
-            frobenius_norm(gram - identity_like(gram)),
-        )
+        new = right_multiply(start, polish(gram))
+        error = frobenius_norm(gram - identity_like(gram))
         active = before > eps ** (1 / 3)
-        return (
-            count + 1,
-            jnp.where(expand_trailing(active, 2), new, old),
-            jnp.where(active, error, before),
-        )
+        old = jnp.where(expand_trailing(active, 2), new, old)
+        return count + 1, old, jnp.where(active, error, before)
 
-    error = jnp.where(_is_far(x), jnp.inf, jnp.zeros((), x.dtype))
-    return jax.lax.while_loop(unfinished, step, match_varying_axes((jnp.int32(0), x, error), x))[1]
+    # To norm 1 at most, by two divisions: the largest number times a root is infinite.
+    largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
+    start = x / nonzero_or_one(largest) / math.sqrt(m * n)
+    start = jnp.where(expand_trailing(far, 2), start, x)
+    error = jnp.where(far, jnp.inf, jnp.zeros((), x.dtype))
+    carry = match_varying_axes((jnp.int32(0), start, error), x)
+    return jax.lax.while_loop(unfinished, step, carry)[1]
 
 
 @project_if_far.defjvp
@@ -113,20 +119,16 @@ def _is_far(x: Float[Array, "*batch m n"]) -> Bool[Array, "*batch"]:
     and a vector. What bfloat16 rounds is below. A single singular value that is off by d is seen
     if d is above 0.01 or so, and a large d is missed one time in 1e7.
     """
-    high = tall(x)
+    high, exact = tall(x), jax.lax.Precision.HIGHEST
     normal = np.random.default_rng(0).standard_normal(high.shape[-1])
     start = jnp.asarray(normal / np.linalg.norm(normal), x.dtype)
     vector = jnp.broadcast_to(start, (*high.shape[:-2], high.shape[-1]))
     for _ in range(4):
-        vector = _applied(mT(high), _applied(high, vector)) - vector
+        # Written without a transpose, which XLA on CPUs would carry out.
+        moved = jnp.einsum("...mn,...n->...m", high, vector, precision=exact)
+        vector = jnp.einsum("...m,...mn->...n", moved, high, precision=exact) - vector
     # Not `>`: where squares overflow, infinity minus infinity is NaN.
     return ~(jnp.sum(vector**2, axis=-1) <= (2 * FAR) ** 8)
-
-
-def _applied(
-    x: Float[Array, "*batch m n"], vector: Float[Array, "*batch n"]
-) -> Float[Array, "*batch m"]:
-    return jnp.einsum("...mn,...n->...m", x, vector, precision=jax.lax.Precision.HIGHEST)
 
 
 def polish(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
