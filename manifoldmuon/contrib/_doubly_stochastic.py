@@ -40,6 +40,10 @@ class Nearest(Retraction):
 
     Entries that would be negative become zero, and may grow again in any later step. Undoes the
     distance that X has from the set; see `nearest_with_sums`.
+
+    Examples:
+      >>> Nearest().retract(jnp.eye(2), -0.1 * jnp.ones((2, 2)) + 0.2 * jnp.eye(2)).tolist()
+      [[1.0, 0.0], [0.0, 1.0]]
     """
 
     points: ClassVar[tuple[str, ...]] = ("non-negative matrices of fixed sums",)
@@ -65,6 +69,10 @@ class Sinkhorn(Retraction):
 
     Raises:
       ValueError: a field is not positive.
+
+    Examples:
+      >>> DoublyStochastic(retraction=Sinkhorn(limit=0.5)).retraction
+      Sinkhorn(limit=0.5)
     """
 
     limit: float = 1.0
@@ -106,6 +114,10 @@ class DoublyStochastic(Manifold):
       retraction: how a step ends on the set: at its `Nearest` point, or by `Sinkhorn`.
       step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
         norm relative to that of the points.
+
+    Examples:
+      >>> DoublyStochastic().project(jnp.zeros((2, 2))).tolist()
+      [[0.5, 0.5], [0.5, 0.5]]
     """
 
     row_sum: float = 1.0

@@ -58,6 +58,10 @@ class Isospectral(Manifold):
         column of the smaller side.
       step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
         norm relative to the largest singular value.
+
+    Examples:
+      >>> round(float(Isospectral((2.0, 1.0)).distance(jnp.diag(jnp.array([2.0, 1.0])))), 4)
+      0.0
     """
 
     singular_values: tuple[float, ...]

@@ -43,6 +43,10 @@ def nearest_with_sums(
     Returns:
       In float32 or wider; a NaN spreads over its own matrix. The derivative is that of the nearest
       matrix: entries of zero stay zero, and of the others the sums are kept.
+
+    Examples:
+      >>> nearest_with_sums(jnp.zeros((2, 2)), 1.0).tolist()
+      [[0.5, 0.5], [0.5, 0.5]]
     """
     x, mean = upcast(x), row_sum / max(x.shape[-1], 1)
     if x.size == 0:
@@ -68,6 +72,10 @@ def sinkhorn(
     Returns:
       In float32 or wider; a NaN spreads over its own matrix. The derivative is that of the matrix
       that is balanced exactly.
+
+    Examples:
+      >>> sinkhorn(jnp.zeros((2, 2)), 1.0).tolist()
+      [[0.5, 0.5], [0.5, 0.5]]
     """
     logits, mean = upcast(logits), row_sum / max(logits.shape[-1], 1)
     if logits.size == 0:

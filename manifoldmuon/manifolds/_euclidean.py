@@ -30,6 +30,11 @@ class Euclidean(Manifold):
 
     Attributes:
       step_norm: the norm in which directions are steepest.
+
+    Examples:
+      >>> g = jnp.array([3.0, 4.0])
+      >>> [round(float(x), 4) for x in Euclidean().steepest(g, g).direction]
+      [0.6, 0.8]
     """
 
     step_norm: Norm = Frobenius(ndim=1)

@@ -67,6 +67,10 @@ class Layout(Value):
     Raises:
       ValueError: no axis, the same axis twice, numbers of both signs without `ndim`, an `ndim`
         that does not reach them, or less than one block.
+
+    Examples:
+      >>> Layout(in_axes=(0, 1, 2), out_axes=3).inner_shape((3, 3, 16, 32))  # HWIO
+      (32, 144)
     """
 
     in_axes: AxisNumbers = -1

@@ -28,6 +28,10 @@ def low_rank(shape: tuple[int, int], rank: int) -> dict[str, Manifold]:
 
     Raises:
       ValueError: the rank does not fit the shape.
+
+    Examples:
+      >>> low_rank((64, 32), 4)["B"]
+      Stiefel(scale=FanRatio())
     """
     check_number("low_rank: rank", rank, whole=True)
     if len(shape) != 2 or not 1 <= rank <= min(shape):

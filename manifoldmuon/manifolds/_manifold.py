@@ -157,6 +157,10 @@ class LaidOut(Value):
     Attributes:
       manifold: what the rearranged array belongs to; its points have at least two axes.
       layout: how the array is laid out.
+
+    Examples:
+      >>> Stiefel().transposed().ndim
+      2
     """
 
     manifold: Manifold

@@ -120,6 +120,10 @@ class SpectralSphere(_Bounded):
       solver: finds the multiplier.
       lanczos: steps of Lanczos' method for the singular pair of the normal. Where the largest
         singular values nearly tie, it is a mixture of theirs.
+
+    Examples:
+      >>> round(float(SpectralSphere().distance(jnp.diag(jnp.array([2.0, 1.0])))), 4)
+      1.0
     """
 
     scale: float | ScaleRule = 1.0
@@ -313,6 +317,10 @@ class SpectralBall(_WithBoundary):
         relative to the scale.
       active_tolerance: how close a singular value is to the boundary that counts as touching,
         relative to the scale.
+
+    Examples:
+      >>> float(SpectralBall().distance(jnp.diag(jnp.array([1.0, 0.5]))))
+      0.0
     """
 
     scale: float | ScaleRule = 1.0
@@ -359,6 +367,11 @@ class SpectralBand(_WithBoundary):
       retraction: how a step returns to the set: `Clip`, of any method.
       step_norm: see `SpectralBall`.
       active_tolerance: see `SpectralBall`.
+
+    Examples:
+      >>> point = SpectralBand(0.5, 2.0).project(jnp.diag(jnp.array([3.0, 0.1])))
+      >>> [round(float(x), 4) for x in jnp.linalg.svd(point, compute_uv=False)]
+      [2.0, 0.5]
     """
 
     low: float = 0.5

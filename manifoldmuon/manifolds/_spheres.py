@@ -74,6 +74,11 @@ class Hypersphere(Manifold):
       step_norm: the norm of steps, any norm for as many axes, taken as it is; None: the Euclidean
         norm relative to the scale.
       solver: finds the multiplier where the norm is not Euclidean.
+
+    Examples:
+      >>> point = Hypersphere(2.0).project(jnp.array([3.0, 4.0]))
+      >>> round(float(jnp.linalg.norm(point)), 4)
+      2.0
     """
 
     scale: float | ScaleRule = 1.0
@@ -192,6 +197,11 @@ class EmbeddingRows(Manifold):
       solver: finds the multipliers where the norm is neither `MaxRowNorm` nor `Frobenius`. In
         training `BarzilaiBorwein()` is cheaper, with a duality map that is smooth, such as
         `Spectral(TRAINING_MSIGN)`.
+
+    Examples:
+      >>> table = EmbeddingRows().random_point(jax.random.key(0), (10, 4), jnp.float32)
+      >>> bool(jnp.allclose(jnp.linalg.norm(table, axis=-1), 2.0))
+      True
     """
 
     scale: float | ScaleRule = RootDim()

@@ -225,6 +225,11 @@ class Stiefel(_Frames):
       retraction: how a step returns to the set.
       step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
         norm relative to the scale.
+
+    Examples:
+      >>> point = Stiefel().random_point(jax.random.key(0), (8, 3), jnp.float32)
+      >>> bool(jnp.allclose(point.T @ point, jnp.eye(3), atol=1e-6))
+      True
     """
 
     scale: float | ScaleRule = 1.0
@@ -250,6 +255,10 @@ class Orthogonal(_Frames):
         msign breaks is repaired, and reported as residual.
       retraction: see `Stiefel`.
       step_norm: see `Stiefel`.
+
+    Examples:
+      >>> float(Orthogonal().distance(jnp.eye(3)))
+      0.0
     """
 
     scale: float | ScaleRule = 1.0
@@ -282,6 +291,10 @@ class Grassmann(_Orthonormal):
         subspace alike, to second order.
       step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; the method of msign
         is that of `Spectral`. None: the spectral norm relative to the scale, converged.
+
+    Examples:
+      >>> Grassmann().steepest(jnp.eye(4, 2), jnp.ones((4, 2))).direction.shape
+      (4, 2)
     """
 
     scale: float | ScaleRule = 1.0

@@ -39,7 +39,12 @@ class Combination(Value, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Max(Combination):
-    """The largest: the modular norm (arXiv:2405.14813). Every layer moves at full length."""
+    """The largest: the modular norm (arXiv:2405.14813). Every layer moves at full length.
+
+    Examples:
+      >>> Max().dualize(jnp.array([3.0, 4.0])).tolist()
+      [1.0, 1.0]
+    """
 
     def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
         return MaxAbs(ndim=1).norm(sizes)
@@ -56,6 +61,10 @@ class Sum(Combination):
     """The sum: only the layer of the largest dual norm moves (duality-structure descent).
 
     The first of several equal ones.
+
+    Examples:
+      >>> Sum().dualize(jnp.array([3.0, 4.0])).tolist()
+      [0.0, 1.0]
     """
 
     def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
@@ -74,7 +83,12 @@ class Sum(Combination):
 
 @dataclasses.dataclass(frozen=True)
 class RootSumSquares(Combination):
-    """The Euclidean length: a layer moves in proportion to its dual norm."""
+    """The Euclidean length: a layer moves in proportion to its dual norm.
+
+    Examples:
+      >>> round(float(RootSumSquares().norm(jnp.array([3.0, 4.0]))), 4)
+      5.0
+    """
 
     def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
         return Frobenius(ndim=1).norm(sizes)

@@ -24,6 +24,10 @@ class PowerIterations(Value):
         arXiv:2405.14813, appendix A.3).
       cold_start_steps: where there is no such vector: in the first step, and in the first after
         nothing but zeros.
+
+    Examples:
+      >>> tx = mm.optim.normalize(optax.identity(), mm.manifolds.Euclidean(),
+      ...                         iterations=PowerIterations(warm=1))
     """
 
     warm: int = 2

@@ -42,6 +42,10 @@ class Spectral(Norm):
         short of convergence (Muon's own five steps) returns a direction whose singular values
         lie around 1, with the laws of `Norm` kept as closely as that.
       scale: the largest singular value of a weight of norm 1, a positive number or a rule.
+
+    Examples:
+      >>> round(float(Spectral().norm(jnp.array([[0.0, 2.0], [0.0, 0.0]]))), 4)
+      2.0
     """
 
     method: MsignMethod | None = None
@@ -108,6 +112,10 @@ def RMSToRMS(method: MsignMethod | None = None) -> Spectral:
 
     Args:
       method: how the duality map is computed; see `Spectral`.
+
+    Examples:
+      >>> round(float(RMSToRMS().norm(jnp.ones((2, 8)))), 4)
+      8.0
     """
     return Spectral(method, FanRatio())
 
@@ -128,6 +136,10 @@ class ConvRMSToRMS(Norm):
 
     Attributes:
       method: how the duality map is computed, as in `Spectral`.
+
+    Examples:
+      >>> round(float(ConvRMSToRMS().norm(jnp.ones((3, 3, 4, 4)))), 3)
+      36.0
     """
 
     method: MsignMethod | None = None

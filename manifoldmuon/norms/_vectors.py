@@ -30,6 +30,10 @@ class Frobenius(Norm):
       ndim: how many trailing axes make one weight: 2 for matrices (the default), 1 for biases
         and gains, 0 for scalars.
       scale: the length of a weight of norm 1, a positive number or a rule such as `RootDim()`.
+
+    Examples:
+      >>> float(Frobenius(ndim=1).norm(jnp.array([3.0, 4.0])))
+      5.0
     """
 
     ndim: int = 2
@@ -75,6 +79,10 @@ class MaxAbs(Norm):
     Attributes:
       ndim: how many trailing axes make one weight: 2 for matrices (the default), 1 for biases
         and gains, 0 for scalars.
+
+    Examples:
+      >>> MaxAbs(ndim=1).dualize(jnp.array([0.5, -2.0, 0.0])).tolist()
+      [1.0, -1.0, 0.0]
     """
 
     ndim: int = 2
@@ -119,6 +127,10 @@ class MaxRowNorm(Norm):
         a token that occurs once in a batch move beside one that occurs a million times, and
         stops a token after 270 steps of momentum 0.95 (130 of 0.9). The law
         `<g, dualize(g)> == dual_norm(g)` holds to `rows * threshold` at worst. 0 disables it.
+
+    Examples:
+      >>> float(MaxRowNorm().norm(jnp.array([[3.0, 4.0], [1.0, 0.0]])))
+      5.0
     """
 
     scale: float | ScaleRule = 1.0
@@ -168,6 +180,10 @@ def L1ToRMS(threshold: float = 1e-6) -> MaxRowNorm:
 
     Args:
       threshold: see `MaxRowNorm`.
+
+    Examples:
+      >>> round(float(L1ToRMS().norm(jnp.array([[3.0, 4.0], [1.0, 0.0]]))), 3)
+      3.536
     """
     return MaxRowNorm(RootDim(), threshold)
 

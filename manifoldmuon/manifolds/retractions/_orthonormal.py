@@ -44,6 +44,11 @@ class Polar(Retraction):
     Attributes:
       max_iterations: where the iteration gives up, as it does at a rank-deficient `W + V`, which
         has no one polar factor. The manifolds give a `W` near the set, so that it has full rank.
+
+    Examples:
+      >>> moved = Polar().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
+      >>> bool(jnp.allclose(moved.T @ moved, jnp.eye(2), atol=1e-6))
+      True
     """
 
     max_iterations: int = 20
@@ -90,6 +95,11 @@ class QR(Retraction):
     First order: unlike the polar factor it depends on the order of the columns, and it turns
     the first one least (Absil, Mahony and Sepulchre 2008, example 4.1.3). Undoes the distance
     that `W` has from the set.
+
+    Examples:
+      >>> moved = QR().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
+      >>> bool(jnp.allclose(moved.T @ moved, jnp.eye(2), atol=1e-6))
+      True
     """
 
     order: ClassVar[float] = 1
@@ -109,6 +119,11 @@ class Analytic(Retraction):
     values all 0 or 1, as a steepest direction on a square manifold is; otherwise the result misses
     the set by O(eta^4), and every distance that `W` already has is handed on. For long runs and
     for directions with other singular values use `Polar`.
+
+    Examples:
+      >>> moved = Analytic().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
+      >>> bool(jnp.allclose(moved.T @ moved, jnp.eye(2), atol=1e-6))
+      True
     """
 
     order: ClassVar[float] = 2
@@ -131,6 +146,11 @@ class Cayley(Retraction):
     of size 2n suffices (Wen and Yin 2013). A rotation of the whole space: it keeps the distance
     that `W` has from the set. First order for the embedded metric on a non-square manifold,
     second order for the canonical one.
+
+    Examples:
+      >>> moved = Cayley().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
+      >>> bool(jnp.allclose(moved.T @ moved, jnp.eye(2), atol=1e-6))
+      True
     """
 
     order: ClassVar[float] = 1
@@ -156,6 +176,11 @@ class Exponential(Retraction):
     Not the geodesic of the canonical metric, which differs from it unless `K = 0` or `W` is
     square. The most expensive retraction, and the one to compare the others with; it keeps
     the distance that `W` has from the set.
+
+    Examples:
+      >>> moved = Exponential().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
+      >>> bool(jnp.allclose(moved.T @ moved, jnp.eye(2), atol=1e-6))
+      True
     """
 
     order: ClassVar[float] = math.inf

@@ -31,6 +31,10 @@ class Clip(Retraction):
         inside, the more the wider the band: `TRAINING_MSIGN` by a thousandth in a ball and by
         tenths between 1/3 and 3, where only one that converges will do.
       max_iterations: of the inverse root, as in `Polar`; each one doubles a small singular value.
+
+    Examples:
+      >>> round(float(jnp.linalg.norm(Clip().clip(2 * jnp.eye(3)), 2)), 4)
+      1.0
     """
 
     points: ClassVar[tuple[str, ...]] = ("matrices of norm at most 1",)
@@ -110,6 +114,11 @@ class SoftCap(Retraction):
     What lies inside sinks as well, by about `e x^5` in each step: a weight decay that large
     singular values feel and small ones do not, so that weights stop short of the edge unless every
     gradient pushes outwards. `Clip` leaves them alone.
+
+    Examples:
+      >>> moved = SoftCap().retract(jnp.eye(3), 0.1 * jnp.eye(3))
+      >>> bool(jnp.linalg.norm(moved, 2) < 1 + 1e-5)
+      True
     """
 
     points: ClassVar[tuple[str, ...]] = ("matrices of norm at most 1",)

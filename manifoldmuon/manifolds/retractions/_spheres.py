@@ -20,6 +20,10 @@ class Normalize(Retraction):
 
     For a tangent step of length eta the divisor is `sqrt(1 + eta**2)`; the true length is computed
     instead, so that errors of a step do not add up.
+
+    Examples:
+      >>> Normalize().retract(jnp.array([1.0, 0.0]), jnp.array([0.0, 0.0])).tolist()
+      [1.0, 0.0]
     """
 
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)
@@ -36,6 +40,11 @@ class Geodesic(Retraction):
     """The great circle: `cos(eta) w + sin(eta) v / eta` with `eta = ||v||`.
 
     Exact, so a step of length pi arrives at the antipode.
+
+    Examples:
+      >>> moved = Geodesic().retract(jnp.array([1.0, 0.0]), jnp.array([0.0, jnp.pi]))
+      >>> round(float(moved[0]), 4)
+      -1.0
     """
 
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)
