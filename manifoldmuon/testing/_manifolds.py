@@ -157,6 +157,13 @@ class Case:
         """`<x, y>` over the whole array, in float64."""
         return inner_products(x, y, len(self.shape))
 
+    def unit(self, vector: Numbers) -> np.ndarray:
+        """The vector, or the longest of several, at norm 1."""
+        return vector / max(_largest(self.norm(vector)), 1e-30)
+
+    def agree(self, law: str, actual, expected, factor: float = 1.0) -> None:
+        agree(law, actual, expected, factor * self.tolerance)
+
 
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled, with NumPy arrays as results."""
@@ -182,11 +189,10 @@ def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -
 
 
 def _agree_all(law: str, actual: Answers, expected: Answers, case: Case) -> None:
-    for name in ("projected", "tangent", "size", "direction", "direction_size", "moved"):
-        agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name), case.tolerance)
     # Certificates are small numbers: their noise is that of the direction.
-    for name in ("gap", "distance"):
-        agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name), case.tolerance)
+    directions = ("projected", "tangent", "size", "direction", "direction_size", "moved")
+    for name in (*directions, "gap", "distance"):
+        case.agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name))
 
 
 def _check_shapes(case: Case) -> None:
@@ -215,7 +221,7 @@ def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> N
     require("random_point depends on its key alone", bool(np.all(again == case.point)))
     projected = answers.projected
     at_most("project lands on the set", case.distance(projected), on_set)
-    agree("project is idempotent", case.project(projected), projected, case.tolerance)
+    case.agree("project is idempotent", case.project(projected), projected)
     away = case.vector - projected
     if convex:
         for point in (case.point, case.project(case.other)):
@@ -225,7 +231,7 @@ def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> N
     else:
         rest = case.project_tangent(projected, away)
         law = "x - project(x) is normal to the set"
-        agree(law, rest, np.zeros(case.shape), 10 * case.tolerance)
+        case.agree(law, rest, np.zeros(case.shape), 10.0)
     near = np.sum((wide(case.vector) - wide(projected)) ** 2)
     far = np.sum((wide(case.vector) - wide(case.point)) ** 2)
     at_most("project finds the nearest point", near, far)
@@ -233,18 +239,16 @@ def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> N
 
 def _check_tangent_space(case: Case) -> None:
     first, second = (case.project_tangent(case.point, x) for x in (case.vector, case.other))
-    agree("tangent is idempotent", case.project_tangent(case.point, first), first, case.tolerance)
-    agree(
+    case.agree("tangent is idempotent", case.project_tangent(case.point, first), first)
+    case.agree(
         "tangent is linear",
         case.project_tangent(case.point, 2.0 * case.vector - 3.0 * case.other),
         2.0 * first - 3.0 * second,
-        case.tolerance,
     )
-    agree(
+    case.agree(
         "tangent is self-adjoint, so that it projects orthogonally",
         case.inner(first, case.other),
         case.inner(case.vector, second),
-        case.tolerance,
     )
     _check_stays_near("tangent", case, first)
 
@@ -255,8 +259,7 @@ def _check_stays_near(law: str, case: Case, vector: Numbers) -> None:
     The route that knows nothing of how the tangent space was computed.
     """
     t = 0.03
-    step = t * vector / max(_largest(case.norm(vector)), 1e-30)
-    away = case.distance(case.point + step)
+    away = case.distance(case.point + t * case.unit(vector))
     at_most(f"{law}: the set is left to second order only", away, t**2)
 
 
@@ -266,18 +269,11 @@ def _largest(size: Numbers) -> Any:
 
 
 def _check_steepest(case: Case) -> None:
-    answers = case.ask(case.point, case.grad, case.vector)
-    direction = answers.direction
-    at_most("norm(direction) <= 1", answers.direction_size, 1 + case.overshoot)
-    tangent = case.project_tangent(case.point, direction)
-    agree("direction is tangent", tangent, direction, case.tolerance)
-    _check_stays_near("direction", case, direction)
+    answers = _check_direction(case, case.point, case.grad, "", slack=0.0)
+    _check_stays_near("direction", case, answers.direction)
     at_most("residual >= 0", 0, answers.residual)
     at_most("gap >= 0", 0, answers.gap)
     at_most(f"gap <= {case.gap}", answers.gap, case.gap)
-    value = case.inner(case.grad, direction)
-    at_most("direction ascends", 0, value)
-    _check_gap(case, case.point, case.grad, answers)
 
 
 def _check_gap(case: Case, point: Numbers, grad: Numbers, answers: Answers) -> None:
@@ -297,8 +293,7 @@ def _check_gap(case: Case, point: Numbers, grad: Numbers, answers: Answers) -> N
     ):
         # At a boundary a descent step must not leave, hence the signs. What is tangent of a vector
         # may be rounding alone, which a second projection removes.
-        rival = -case.project_tangent(point, -rival)
-        rival = rival / max(_largest(case.norm(rival)), 1e-30)
+        rival = case.unit(-case.project_tangent(point, -rival))
         again = -case.project_tangent(point, -rival)
         if (size := _largest(case.norm(again))) > 0.1:
             best.append(case.inner(grad, again) / max(size, 1))
@@ -319,18 +314,22 @@ def _check_nearly_normal(case: Case) -> None:
         for share in NEARLY_NORMAL:
             for sign in (1, -1):
                 grad = sign * length / size * normal + share * outside
-                _check_direction(case, point, grad.astype(case.grad.dtype))
+                grad = grad.astype(case.grad.dtype)
+                _check_direction(case, point, grad, ", nearly normal", case.tolerance)
 
 
-def _check_direction(case: Case, point: Numbers, grad: Numbers) -> None:
+def _check_direction(
+    case: Case, point: Numbers, grad: Numbers, where: str, slack: float
+) -> Answers:
     answers = case.ask(point, grad, case.vector)
     direction = answers.direction
-    at_most("norm(direction) <= 1, nearly normal", answers.direction_size, 1 + case.overshoot)
+    at_most(f"norm(direction) <= 1{where}", answers.direction_size, 1 + case.overshoot)
     back = -case.project_tangent(point, -direction)
-    agree("direction is tangent, nearly normal", back, direction, case.tolerance)
-    slack = case.tolerance * float(np.linalg.norm(wide(grad)) * np.linalg.norm(wide(direction)))
-    at_most("direction ascends, nearly normal", 0, case.inner(grad, direction), slack)
+    case.agree(f"direction is tangent{where}", back, direction)
+    slack *= float(np.linalg.norm(wide(grad)) * np.linalg.norm(wide(direction)))
+    at_most(f"direction ascends{where}", 0, case.inner(grad, direction), slack)
     _check_gap(case, point, grad, answers)
+    return answers
 
 
 def _check_zero(case: Case, on_set: float) -> None:
@@ -351,14 +350,12 @@ def _check_scale(case: Case) -> None:
     for c in SCALES:
         scaled = case.ask(case.point, c * case.grad, case.vector)
         law = f"steepest(p, c g) == steepest(p, g) at c = {c:g}"
-        agree(law, scaled.direction, first.direction, case.tolerance)
-        agree(f"{law} (gap)", scaled.gap, first.gap, case.tolerance)
+        case.agree(law, scaled.direction, first.direction)
+        case.agree(f"{law} (gap)", scaled.gap, first.gap)
 
 
 def _check_retraction(case: Case, on_set: float) -> None:
-    vector = case.project_tangent(case.point, case.vector)
-    vector = vector / max(_largest(case.norm(vector)), 1e-30)
-    retract = case.retract
+    vector, retract = case.unit(case.project_tangent(case.point, case.vector)), case.retract
     for t in (0.01, 0.1, 1.0):
         away = case.distance(retract(case.point, t * vector))
         at_most(f"retract lands on the set at t = {t:g}", away, on_set)
@@ -403,15 +400,13 @@ def _check_unconstrained(case: Case) -> None:
     if case.manifold.constrained:
         return
     answers = case.ask(case.point, case.grad, case.vector)
-    require(
-        "an unconstrained project changes nothing", bool(np.all(answers.projected == case.vector))
-    )
-    require(
-        "an unconstrained tangent changes nothing", bool(np.all(answers.tangent == case.vector))
-    )
-    agree("an unconstrained retract adds", answers.moved, case.point + case.vector, case.tolerance)
+    law = "an unconstrained project changes nothing"
+    require(law, bool(np.all(answers.projected == case.vector)))
+    law = "an unconstrained tangent changes nothing"
+    require(law, bool(np.all(answers.tangent == case.vector)))
+    case.agree("an unconstrained retract adds", answers.moved, case.point + case.vector)
     elsewhere = case.ask(case.other, case.grad, case.vector).direction
-    agree("free space: a direction has no point", elsewhere, answers.direction, case.tolerance)
+    case.agree("free space: a direction has no point", elsewhere, answers.direction)
 
 
 def _check_copies(case: Case) -> None:
@@ -435,10 +430,10 @@ def _check_eager(case: Case) -> None:
     arrays = [jnp.asarray(x) for x in (case.point, case.grad, compiled.tangent)]
     point, grad, tangent = arrays
     answer = case.manifold.steepest(point, grad, case.manifold.init_dual(case.shape))
-    agree("jit = eager (direction)", compiled.direction, answer.direction, case.tolerance)
-    agree("jit = eager (gap)", compiled.gap, answer.gap, case.tolerance)
+    case.agree("jit = eager (direction)", compiled.direction, answer.direction)
+    case.agree("jit = eager (gap)", compiled.gap, answer.gap)
     moved = case.manifold.retract(point, tangent)
-    agree("jit = eager (moved)", case.retract(case.point, compiled.tangent), moved, case.tolerance)
+    case.agree("jit = eager (moved)", case.retract(case.point, compiled.tangent), moved)
 
 
 def _check_vmap(case: Case) -> None:
@@ -447,7 +442,7 @@ def _check_vmap(case: Case) -> None:
     steepest = jax.vmap(lambda p, g: case.manifold.steepest(p, g, dual).direction)
     for index, direction in enumerate(jitted(steepest)(points, grads)):
         alone = case.ask(points[index], grads[index], case.vector).direction
-        agree("vmap = loop (direction)", direction, alone, case.tolerance)
+        case.agree("vmap = loop (direction)", direction, alone)
 
 
 def _check_shard_map(case: Case) -> None:
