@@ -18,6 +18,7 @@ from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import Grassmann, Manifold
 from manifoldmuon.norms import FanRatio, Spectral
+from studies.display import markdown_table
 from studies.program import parse
 from studies.timing import interleaved_seconds
 
@@ -70,8 +71,7 @@ def measure(shape: tuple[int, int], rounds: int) -> dict:
 def table(rows: list[dict]) -> str:
     """Ratios to Muon: the direction, and the retraction behind a plus; the reported gap."""
     shapes = [" x ".join(str(side) for side in row["shape"]) for row in rows]
-    lines = ["| | " + " | ".join(shapes) + " | gap, at most |"]
-    lines.append("|---" * (len(rows) + 2) + "|")
+    lines = []
     for name in rows[0]["gaps"]:
         cells = []
         for row in rows:
@@ -79,8 +79,8 @@ def table(rows: list[dict]) -> str:
             parts = (seconds[key] / seconds[MUON] for key in (name, f"{name}: retraction"))
             cells.append(" + ".join(f"{part:.2f}" for part in parts))
         gap = max(row["gaps"][name] for row in rows)
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {gap:.1e} |")
-    return "\n".join(lines)
+        lines.append([name, *cells, f"{gap:.1e}"])
+    return markdown_table(["", *shapes, "gap, at most"], lines)
 
 
 def main(argv: list[str] | None = None) -> None:

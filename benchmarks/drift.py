@@ -32,8 +32,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, BarzilaiBorwein, DouglasRachford
 from manifoldmuon.norms import RootRank, Spectral
-from studies.program import parse
-from studies.records import environment, write_record
+from studies.program import parse, save
 
 PRESETS = {"accurate": ACCURATE, "fast": FAST}
 SMALL, LARGE = (64, 10), (128, 64)
@@ -125,10 +124,9 @@ def main(argv: list[str] | None = None) -> int:
         "learning_rates": list(RATES),
         "bound": BOUND,
         "seed": options.seed,
-        "environment": environment(),
         "runs": runs,
     }
-    print("written:", write_record(options.out, record, overwrite=options.overwrite))
+    save(options, record)
     return 0 if all(run["within_bound"] for run in runs) else 1
 
 

@@ -20,14 +20,14 @@ import optax
 from tqdm import tqdm
 
 import manifoldmuon as mm
-from benchmarks._command import command
+from benchmarks._command import command, save_with_table
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.modules import Module
+from studies.display import markdown_table
 from studies.gpt.methods import METHODS, Job, build_equal, build_muon, constrained
 from studies.gpt.settings import Settings
 from studies.gpt.training import chunk_of_steps, mean_loss
 from studies.program import parse
-from studies.records import environment, write_record
 from studies.timing import interleaved_seconds
 
 VOCABULARY = 65
@@ -134,20 +134,19 @@ def measure(batch: int, rounds: int, parts: dict[str, Callable[[], Any]]) -> dic
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as Markdown."""
-    lines = ["| batch | optimizer | ms/step | tokens/s | against Muon |", "|---|---|---|---|---|"]
-    for row in rows:
-        for name, speed in row["tokens_per_second"].items():
-            lines.append(
-                f"| {row['batch']} | {name} | {row['milliseconds_per_step'][name]:.1f} "
-                f"| {speed:,.0f} | {100 * row['relative_to_muon'][name]:.0f} % |"
-            )
-    names = list(rows[0]["milliseconds_of_part"])
-    batches = " | ".join(f"batch {row['batch']}" for row in rows)
-    lines += ["", f"| part of a step, ms | {batches} |", "|---" * (1 + len(rows)) + "|"]
-    for name in names:
-        cells = " | ".join(f"{row['milliseconds_of_part'][name]:.2f}" for row in rows)
-        lines.append(f"| {name} | {cells} |")
-    return "\n".join(lines)
+    lines = [
+        [row["batch"], name, f"{row['milliseconds_per_step'][name]:.1f}", f"{speed:,.0f}",
+         f"{100 * row['relative_to_muon'][name]:.0f} %"]
+        for row in rows
+        for name, speed in row["tokens_per_second"].items()
+    ]  # fmt: skip
+    parts = [
+        [name, *(f"{row['milliseconds_of_part'][name]:.2f}" for row in rows)]
+        for name in rows[0]["milliseconds_of_part"]
+    ]
+    whole = markdown_table(["batch", "optimizer", "ms/step", "tokens/s", "against Muon"], lines)
+    batches = [f"batch {row['batch']}" for row in rows]
+    return f"{whole}\n\n{markdown_table(['part of a step, ms', *batches], parts)}"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -158,22 +157,17 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(p, argv, beside=(".md",))
     if min(*options.batches, options.rounds) < 1:
         p.error("--batches and --rounds must be at least 1")
-    page = options.out.with_suffix(".md")
     parts = optimizer_parts(Settings())
     rows = [
         measure(batch, options.rounds, parts) for batch in tqdm(options.batches, unit="batch size")
     ]
-    text = table(rows)
-    print(text)
     record = {
         "what": "tokens per second of the character GPT, all optimizers in one run",
         "settings": Settings().as_record(),
         "rounds": options.rounds,
-        "environment": environment(),
         "rows": rows,
     }
-    print("written:", write_record(options.out, record, overwrite=options.overwrite), page)
-    page.write_text(f"{text}\n", encoding="utf-8")
+    save_with_table(options, record, table(rows))
 
 
 if __name__ == "__main__":

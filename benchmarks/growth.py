@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from benchmarks._command import command, save_with_table
 from benchmarks.steps import MUON, measure
-from studies.display import dress, panels
+from studies.display import dress, markdown_table, panels
 from studies.program import parse
 
 OPTIMIZERS = (MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
@@ -34,14 +34,14 @@ def table(rows: list[dict]) -> str:
     """The rows as Markdown: seconds of Optax's, and ratios to them."""
     ours = OPTIMIZERS[1:]
     header = ["grows", "layers of width", f"{MUON}, ms", *ours, "compile, s", *ours]
-    lines = ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    lines = []
     for row in rows:
         cells = [row["grows"], f"{row['layers']} of {row['width']}"]
         for key, unit in (("seconds", 1e3), ("compile_seconds", 1.0)):
             first = row[key][MUON]
             cells += [f"{first * unit:.1f}", *(f"{row[key][name] / first:.2f}" for name in ours)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(header, lines)
 
 
 def plot(rows: list[dict]) -> Figure:

@@ -17,7 +17,7 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from benchmarks._command import command
+from benchmarks._command import command, save_with_table
 from benchmarks._passes import multiplications, on_tpu
 from benchmarks.drift import PRESETS, RATES, distances
 from benchmarks.msign_accuracy import matrix
@@ -27,9 +27,9 @@ from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, ProjectedPolar, SkewPolar, StiefelSolver
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.digits.gradients import record_gradients
+from studies.display import markdown_table
 from studies.polar_methods import GramEigh, InverseRoot
 from studies.program import parse
-from studies.records import environment, write_record
 
 PASSES = {"as delivered": None, "1": 1, "3": 3, "6": 6}
 SHAPES = ((256, 64), (80, 64), (64, 64))
@@ -198,20 +198,20 @@ def markdown(record: dict) -> str:
         f"Error: the largest |sigma - 1| among singular values above {LARGE} of the largest.",
         "Norm: the largest singular value of the answer. Cost at 1024 x 256.",
         "",
-        *table(record["polar"], ("method", "passes", "cost", "error", "norm")),
+        table(record["polar"], ("method", "passes", "cost", "error", "norm")),
         "",
         "## Directions on the Stiefel manifold",
         "",
         "The largest gap and tangent residual of a group of gradients.",
         "",
-        *table(record["solvers"], ("solver", "passes", "gradients", "cost", "gap", "residual")),
+        table(record["solvers"], ("solver", "passes", "gradients", "cost", "gap", "residual")),
         "",
         "## Distance from the manifold",
         "",
         f"The largest `|sigma - 1|` after any of {record['walks'][0]['steps']} steps: momentum",
         "0.95, a fresh Gaussian gradient in each, a learning rate that falls from 0.1 to 0.001.",
         "",
-        *table(
+        table(
             record["walks"],
             ("preset", "passes", "shape", "parameters", "distance", LAST, LAST_OF_COPIES),
         ),
@@ -221,12 +221,14 @@ def markdown(record: dict) -> str:
         "Direction, gap and retraction of one matrix: multiplications in passes, relative to those",
         "of the peer's direction. float32: six passes throughout.",
         "",
-        *table(record["steps"], ("preset", "shape", "float32", "as delivered")),
+        table(record["steps"], ("preset", "shape", "float32", "as delivered")),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)
 
 
-def table(rows: list[dict], columns: tuple[str, ...]) -> list[str]:
+def table(rows: list[dict], columns: tuple[str, ...]) -> str:
+    """The columns of the rows as Markdown."""
+
     def cell(value):
         if isinstance(value, list):
             return " x ".join(map(str, value))
@@ -234,8 +236,7 @@ def table(rows: list[dict], columns: tuple[str, ...]) -> list[str]:
             return "fails" if value > 1e6 else f"{value:.2g}"
         return str(value)
 
-    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
-    return lines + ["| " + " | ".join(cell(row[c]) for c in columns) + " |" for row in rows]
+    return markdown_table(columns, [[cell(row[c]) for c in columns] for row in rows])
 
 
 def step_costs() -> list[dict]:
@@ -264,11 +265,12 @@ def step_costs() -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark."""
     parser = command("precision", (__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each walk")
     parser.add_argument("--recorded", type=int, default=200, help="steps of the recorded main job")
     options = parse(parser, argv, beside=(".md",))
-    record: dict = {"environment": environment(), "steps": step_costs(), "solvers": []}
+    record: dict = {"steps": step_costs(), "solvers": []}
     record["polar"] = [polar_row(name, passes) for name in POLAR for passes in PASSES]
     problems = problems_of(options.recorded)
     for name in SOLVERS:
@@ -277,10 +279,7 @@ def main(argv: list[str] | None = None) -> None:
             record["solvers"] += solver_rows(name, passes, problems)
     with tqdm(total=len(WALKS) * options.steps, unit="step", dynamic_ncols=True) as bar:
         record["walks"] = [walk(*case, options.steps, bar) for case in WALKS]
-    write_record(options.out, record, overwrite=options.overwrite)
-    text = markdown(record)
-    options.out.with_suffix(".md").write_text(text, encoding="utf-8")
-    print(text)
+    save_with_table(options, record, markdown(record))
 
 
 if __name__ == "__main__":

@@ -283,7 +283,7 @@ def measure_all(given: argparse.Namespace) -> None:
 
 
 def order(cell: dict) -> tuple[int, ...]:
-    """A number as the tables have it."""
+    """The place of a cell in the tables."""
     ranks = (ROWS, "row"), (DTYPES, "dtype"), (EFFORTS, "effort"), (NAMES, "optimizer")
     return tuple(list(values).index(cell[key]) for values, key in ranks)
 

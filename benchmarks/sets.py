@@ -30,6 +30,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, LineMultiplier
 from manifoldmuon.norms import RootRank, Spectral
+from studies.display import markdown_table
 from studies.program import parse
 from studies.timing import interleaved_seconds
 
@@ -121,7 +122,7 @@ def measure(
 def table(rows: list[dict]) -> str:
     """The rows as Markdown: ratios to the optimizer of Optax, with gap and distance."""
     names = [name for name in rows[0]["seconds"] if name != MUON]
-    lines = ["| tree | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = []
     for row in rows:
         kind = "stacked" if row["stacked"] else "unstacked"
         tree_name = f"{row['layers']} of {row['width']}, {kind}"
@@ -132,8 +133,8 @@ def table(rows: list[dict]) -> str:
         distances = [f"{end['distance']:.0e}" for end in ended]
         cells_of = {tree_name: ratios, "gap": gaps, "distance": distances}
         for title, cells in cells_of.items() if row["certify"] else [(tree_name, ratios)]:
-            lines.append("| " + " | ".join([title, *cells]) + " |")
-    return "\n".join(lines)
+            lines.append([title, *cells])
+    return markdown_table(["tree", *names], lines)
 
 
 def main(argv: list[str] | None = None) -> None:

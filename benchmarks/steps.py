@@ -25,6 +25,7 @@ from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST
 from manifoldmuon.norms import RMSToRMS
+from studies.display import markdown_table
 from studies.program import parse
 from studies.timing import interleaved_seconds
 
@@ -119,9 +120,7 @@ def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str
 def table(rows: list[dict]) -> str:
     """The rows as Markdown: ratios to the optimizer of Optax."""
     names = [name for name in rows[0]["seconds"] if name not in (MUON, ADAM)]
-    lines = ["| tree | " + " | ".join(names) + " | trace and compile: | "]
-    lines[0] += " | ".join(names[:-1]) + " |"
-    lines.append("|---" * (2 * len(names) + 1) + "|")
+    lines = []
     for row in rows:
         seconds, compiled = row["seconds"], row["compile_seconds"]
         kind = "stacked" if row["stacked"] else "unstacked"
@@ -131,8 +130,8 @@ def table(rows: list[dict]) -> str:
             cells.append(f"{seconds[name] / seconds[against]:.2f}" if against in seconds else "")
         cells.append(f"{compiled[MUON]:.1f} s")
         cells += [f"{compiled[name] / compiled[MUON]:.2f}" for name in names if name[0] == "m"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        lines.append(cells)
+    return markdown_table(["tree", *names, "trace and compile:", *names[:-1]], lines)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -24,8 +24,7 @@ from studies.datasets import batches
 from studies.digits.methods import METHODS, PRESETS, build_adamw
 from studies.digits.settings import Settings
 from studies.estimates import Mean
-from studies.program import parse
-from studies.records import environment, write_record
+from studies.program import parse, save
 
 MULTIPLIERS = (1.0, 2.0, 4.0, 8.0)
 RATES = {
@@ -118,10 +117,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             f" {Mean(**score).text('.2f')} %"
             f", loss {row['held_out_loss']['mean']:.4f}{decay}"
         )
-    record = {"settings": settings.as_record(), "environment": environment(), "rows": rows}
+    record = {"settings": settings.as_record(), "rows": rows}
     for derived in ("learning_rates", "multiplier", "optimizers"):  # these are what is tuned
         del record["settings"][derived]
-    print("written:", write_record(options.out, record, overwrite=options.overwrite))
+    save(options, record)
     return 0
 
 

@@ -47,6 +47,12 @@ def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([join(header), rule, *map(join, lines)])
 
 
+def markdown_table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """Lines of cells as a table in Markdown."""
+    first, *rest = ("| " + " | ".join(map(str, row)) + " |" for row in (header, *lines))
+    return "\n".join([first.replace("|  |", "| |", 1), "|---" * len(header) + "|", *rest])
+
+
 def short(value: float | None, form: str = ".1e") -> str:
     """A number, or a dash where there is none."""
     return "-" if value is None else format(value, form)

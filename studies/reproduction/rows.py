@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from studies.display import markdown_table
 from studies.estimates import Mean
 
 Record = dict[str, Any]
@@ -263,19 +264,12 @@ def markdown(records: dict[str, Record | None]) -> str:
     """The table as Markdown, one heading and table for every chapter."""
     parts = []
     for name, chapter in CHAPTERS.items():
-        lines = [
-            f"## {chapter.title}",
-            "",
-            "| | published | reproduced | corrected protocol |",
-            "|---|---|---|---|",
+        rows = [
+            [row.what, row.published, cell(row.reproduced), cell(row.corrected)]
+            for row in chapter.rows(records.get(name))
         ]
-        rows = chapter.rows(records.get(name))
-        lines += [
-            f"| {r.what} | {r.published} | {cell(r.reproduced)} | {cell(r.corrected)} |"
-            for r in rows
-        ]
-        lines += ["", f"`python -m {chapter.command}`"]
-        parts.append("\n".join(lines))
+        table = markdown_table(["", "published", "reproduced", "corrected protocol"], rows)
+        parts.append(f"## {chapter.title}\n\n{table}\n\n`python -m {chapter.command}`")
     return "\n\n".join(parts) + "\n"
 
 
