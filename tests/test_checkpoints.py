@@ -128,7 +128,7 @@ def refusal(folder, target, table=None, step=None):
 
 
 @pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
-def test_training_goes_on_to_the_same_bits(tx, tmp_path):
+def test_training_resumes_bit_for_bit(tx, tmp_path):
     tree = trained(tx, start(tx), 2)
     with Checkpoints(tmp_path) as saved:
         saved.save(2, tree)
@@ -183,7 +183,7 @@ def test_leaves_of_all_kinds(tmp_path):
     assert {k: type(x) for k, x in found.items()} == {k: type(x) for k, x in tree.items()}
 
 
-def test_what_is_no_array_is_named(tmp_path):
+def test_non_arrays_are_named_in_the_error(tmp_path):
     with Checkpoints(tmp_path) as saved:
         with pytest.raises(TypeError, match="'name' is a str, neither an array nor a number"):
             saved.save(0, {"name": "run 1"})
@@ -197,7 +197,7 @@ def test_what_is_no_array_is_named(tmp_path):
 # --- Devices -----------------------------------------------------------------------------------
 
 
-def test_sharded_parameters_go_on_to_the_same_bits(tmp_path):
+def test_sharded_training_resumes_bit_for_bit(tmp_path):
     mesh = jax.make_mesh((4, 2), ("x", "y"), (AxisType.Explicit, AxisType.Auto))
     both, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("x", "y"), ()))
     tx = optim.manifold_muon(0.1, {"w": Hypersphere(8**0.5, ndim=2), "b": Euclidean()})
@@ -526,7 +526,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(background, tmp_path, caplog)
         ({"w": jnp.ones(4, jnp.int4)}, TypeError, "'w' has dtype int4, narrower than a byte"),
     ],
 )
-def test_what_orbax_does_not_keep_is_said_before_it_is_asked(tree, error, message, tmp_path):
+def test_refuses_what_orbax_cannot_store(tree, error, message, tmp_path):
     with Checkpoints(tmp_path) as saved, pytest.raises(error, match=message):
         saved.save(1, tree)
 

@@ -169,7 +169,7 @@ def test_the_documentation_has_the_same_floors():
     assert told == {name or PACKAGE: floor for name, floor in FLOORS.items()}
 
 
-def test_nothing_enters_by_a_private_door():
+def test_no_private_imports():
     assert private(ROOT) == []
 
 

@@ -52,7 +52,7 @@ FOUND = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FOUND, ids=str)
-def test_what_random_cases_have_found(case):
+def test_cases_found_by_random_search(case):
     reliability.check(case)
 
 

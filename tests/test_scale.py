@@ -113,7 +113,7 @@ def test_a_program_for_another_machine_is_refused():
         read(text)
 
 
-def test_what_goes_all_to_all_waits_at_the_middle_of_a_slice():
+def test_all_to_all_is_limited_by_the_bisection():
     all_to_all, gather = {"all-to-all": [1.0, 9e9]}, {"all-gather": [1.0, 9e9]}
     # An open line of eight: four chips send half of 9 GB each over one link of 45 GB/s.
     assert link_seconds(Row(1, 1, "v5e:8x8"), all_to_all) == pytest.approx(4 * 4.5 / 45)

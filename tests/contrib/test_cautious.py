@@ -45,7 +45,7 @@ def test_the_published_line(momentum):
     assert (momentum == 0) == mask.all()
 
 
-def test_where_everything_disagrees_nothing_moves():
+def test_no_move_if_all_signs_disagree():
     first, _, params = drawn(4)
     tx = contrib.cautious(optax.trace(0.9), Euclidean())
     np.testing.assert_array_equal(second_step(tx, first, -0.1 * first, params), np.zeros(4))

@@ -30,7 +30,7 @@ def test_cautious_decay_is_the_published_line():
     np.testing.assert_allclose(once(tx, u, x), wanted, rtol=1e-6)
 
 
-def test_where_all_signs_agree_it_is_plain_decay_on_a_schedule():
+def test_plain_scheduled_decay_if_all_signs_agree():
     schedule = optax.linear_schedule(0.5, 0.1, 3)
     cautious, plain = (
         contrib.add_cautious_weight_decay(schedule, FLAT),

@@ -141,7 +141,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_looks_wrong_is_said_in_one_sentence(name):
+def test_suspicious_entries_get_one_sentence(name):
     shapes, geometry, message = WRONG[name]
     (warning,) = lint(geometry, abstract(shapes))
     assert re.search(message if ".*" in message else re.escape(message), warning)

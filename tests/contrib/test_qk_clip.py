@@ -163,7 +163,7 @@ def test_shared_rotary_keys():
 
 
 @pytest.mark.parametrize("logit", [np.nan, np.inf, -np.inf, 0.0, -400.0])
-def test_what_is_no_large_logit_clips_nothing(logit):
+def test_small_or_invalid_logits_clip_nothing(logit):
     before = weights()
     after = clip(before, logit, heads=NO_GROUPS)
     for name in SHAPES:

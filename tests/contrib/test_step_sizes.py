@@ -315,7 +315,7 @@ COUPLED = {"_holes", "_nan_in_one_leaf", "_errors", "_masked_partition_and_chain
 
 
 @pytest.mark.parametrize("name", LINKS)
-def test_is_a_good_citizen(name):
+def test_works_with_optax_wrappers(name):
     """The gradient is its own direction here: the links do not ask where it comes from."""
     make, arguments = LINKS[name]
     tx = supplied(make(**arguments))

@@ -114,7 +114,7 @@ def test_times_power_of_two_keeps_short_dtypes(dtype):
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (3, 5), (4, 4)])
-def test_wide_matrices_stand_for_their_transposes(shape):
+def test_wide_matrices_are_treated_as_transposes(shape):
     rng = np.random.default_rng(0)
     x, y = jnp.asarray(rng.standard_normal((2, *shape)), jnp.float32)
     small = gram_matrix(x, y)

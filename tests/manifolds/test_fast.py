@@ -74,7 +74,7 @@ def test_the_same_set_in_fewer_products(manifold, shape):
 
 
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
-def test_what_was_chosen_stays(case):
+def test_explicit_choices_are_kept(case):
     fast = case.manifold.fast()
     assert isinstance(fast.norm, Frobenius) == isinstance(case.manifold.norm, Frobenius)
     named = getattr(case.manifold.norm, "method", None)
@@ -120,7 +120,7 @@ def test_a_walk_on_the_spectral_sphere_stays_on_it():
         Euclidean(Spectral(SVD())),
     ],
 )
-def test_what_is_no_cheaper_stays_as_it_is(manifold):
+def test_values_without_cheaper_form_are_unchanged(manifold):
     assert manifold.fast() == manifold
 
 

@@ -160,7 +160,7 @@ def test_rows_at_training_prices():
     assert missed <= 0.01
 
 
-def test_a_tangent_constraint_of_ones_own():
+def test_a_custom_tangent_constraint():
     """The projection onto the normal space is all that a solver asks of a set."""
     rng = np.random.default_rng(1)
     grad = rng.standard_normal((6, 5))

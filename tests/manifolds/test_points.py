@@ -152,7 +152,7 @@ def test_the_riemannian_gradient_is_steepest_in_the_frobenius_norm(rng, shape):
     assert 0 < answer.gap < 1e-6
 
 
-def test_a_spectral_norm_of_ones_own_is_taken_as_it_is(rng):
+def test_a_custom_spectral_norm_is_used_unchanged(rng):
     """Its scale is the size of a direction, whatever the set's."""
     w, g = point_of(Stiefel(2.0), (6, 3)), normal(rng, 6, 3)
     plain = steepest(Stiefel(2.0), w, g).direction

@@ -255,7 +255,7 @@ def _wander(manifold, point, key, steps):
     return point, worst
 
 
-def test_a_matrix_that_is_nan_does_not_spoil_the_batch():
+def test_nan_stays_in_its_batch_element():
     point, vector = (np.stack([x] * 3).astype(np.float32) for x in problem(6, 3))
     vector[1, 0, 0] = np.nan
     moved = np.asarray(_polar(point, 0.1 * vector))

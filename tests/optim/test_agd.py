@@ -266,7 +266,7 @@ COUPLED = {"_holes", "_nan_in_one_leaf", "_masked_partition_and_chain"}
 
 
 @pytest.mark.slow
-def test_is_a_good_citizen():
+def test_works_with_optax_wrappers():
     whole = case()
     for check in (*BASICS, *WRAPPERS):
         if check.__name__ not in COUPLED:

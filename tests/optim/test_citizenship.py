@@ -8,7 +8,7 @@ from tests.optim.instances import INSTANCES
 
 @pytest.mark.slow_except("manifold_muon", "muon", "normalize-others", "retract", "steepest-edges")
 @pytest.mark.parametrize("name", INSTANCES)
-def test_is_a_good_citizen(name):
+def test_works_with_optax_wrappers(name):
     instance = INSTANCES[name]
     check_transformation(
         instance.make_tx,

@@ -47,7 +47,7 @@ def test_one_warning_lists_a_few_of_many_far_parameters():
     assert len(caught) == 1
 
 
-def test_nothing_is_told_where_values_are_unknown_or_points_near():
+def test_no_warning_if_values_are_unknown_or_points_near():
     given, tx = params(), optim.manifold_muon(0.1, GEOMETRY)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     with warnings.catch_warnings(action="error"):

@@ -46,7 +46,7 @@ def test_a_single_manifold_is_for_every_leaf():
     assert optim.resolve(B, jnp.ones(3)) == B
 
 
-def test_a_prefix_stands_for_the_whole_branch():
+def test_a_prefix_covers_the_whole_branch():
     tree = abstract({"mlp/~/linear": {"w": (3, 2)}, "mlp": {"x": (2, 2)}})
     assert optim.resolve({"mlp/~/linear": W, "mlp/x": W}, tree)["mlp/~/linear"] == {"w": W}
 
@@ -125,7 +125,7 @@ def test_only_real_floating_point_parameters(dtype):
         (optim.by_path({"**": W}), "the leaf '' is a ByPath.*: were the two exchanged?"),
     ],
 )
-def test_what_is_no_array_is_named(params, message):
+def test_non_arrays_are_named_in_the_error(params, message):
     with pytest.raises(TypeError, match=message):
         optim.monitor_distance(W, params)
 

@@ -50,7 +50,7 @@ def test_few_frames_lie_between_a_link_and_the_work():
     assert 0 < found["retractions"] <= 6
 
 
-def test_what_is_kept_does_not_hide_a_mistake():
+def test_the_cache_does_not_hide_wrong_types():
     """Equal in Python is not equal in kind: `True == 1.0`."""
     updates = {"a": jnp.ones(2)}
     scaled: Any

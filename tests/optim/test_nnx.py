@@ -142,7 +142,7 @@ def test_split_and_merge_keep_it_going():
     chex.assert_trees_all_equal(found, plain(nnx.state(copied[0], nnx.Param)))
 
 
-def test_what_the_filter_leaves_out_is_frozen():
+def test_filtered_parameters_are_frozen():
     model = projected_net()
     before = plain(nnx.state(model))
     trained = nnx.All(nnx.Param, nnx.PathContains("stack"))

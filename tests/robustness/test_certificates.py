@@ -236,7 +236,7 @@ def test_errors_say_what_does_not_fit(change, message):
         certify(FULL, weights_of(FULL), **given)
 
 
-def test_what_is_not_bounded_in_length_is_refused(rng):
+def test_unbounded_networks_are_refused(rng):
     divided = Linear(4, 6, Stiefel()) @ RMSDivide()
     with pytest.raises(ValueError, match="not bounded in Euclidean length"):
         certify(divided, weights_of(divided), images(rng, 3, 6))

@@ -192,7 +192,7 @@ def test_nothing_is_overwritten(rng, tmp_path, monkeypatch):
         (modules.Abs() @ modules.Add(), "behind modules side by side"),
     ],
 )
-def test_what_the_verifier_does_not_know_is_not_exported(module, what):
+def test_export_refuses_unknown_modules(module, what):
     params = jax.eval_shape(lambda: module.init(jax.random.key(0)))
     params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), params)
     with pytest.raises(TypeError, match=what):
@@ -218,7 +218,7 @@ def test_arguments_that_do_not_fit_are_errors(rng, tmp_path, change, what):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_module_of_ones_own_can_be_described(rng, tmp_path):
+def test_custom_modules_can_be_described(rng, tmp_path):
     class Doubled(Linear):
         def apply(self, params, x):
             return 2 * super().apply(params, x)

@@ -62,7 +62,7 @@ def stood_still(method, weight, move, steps):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_cayley_and_bjorck_make_is_orthonormal(shape):
+def test_cayley_and_bjorck_give_orthonormal_matrices(shape):
     move = 0.3 * np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     for method in (Cayley(0), Bjorck(0)):
         found = ask(

@@ -64,7 +64,7 @@ def test_letters_at_the_start(small):
 
 
 @pytest.mark.slow
-def test_what_training_does_to_the_letter(record):
+def test_training_erases_the_letter(record):
     """A rate of zero keeps it, a dualized step does not; the constraint holds; nothing is NaN."""
     rows = {row["method"]: row for row in record[1]["rows"] if row["part"] == "run"}
     assert rows["gradient"]["auc"] == [1, 1, 1]

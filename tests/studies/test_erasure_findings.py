@@ -83,7 +83,7 @@ def test_claims_are_judged_on_means_and_tell_of_the_worst_seed():
     assert [part["holds"] for part in parts.values()] == [False, True, None]
 
 
-def test_whether_the_size_is_the_published_one():
+def test_published_sizes_are_recognised():
     def sizes(**protocol):
         found = found_in(published_rows(), **protocol)
         claims = [claim["published_size"] for claim in found["claims"]]
@@ -170,7 +170,7 @@ def test_one_seed_decides_nothing():
     assert found["speeds_up"] is found["slows_down"] is None
 
 
-def test_what_prevents_erasure():
+def test_findings_on_preventing_erasure():
     """The twin's letter is gone and the method's is not, in the mean over the seeds."""
     twins = [run_row("stiefel:flat", 0.5, 0.55, seed=seed) for seed in (0, 1)]
     aucs = {"polar": (0.58, 0.9), "QR": (0.7, 0.85), "none": (0.9, None)}
@@ -200,7 +200,7 @@ def test_estimates_need_every_seed():
     ("methods", "seeds", "panels"),
     [(("dualized:six-steps", "normalized"), (0, 1, 2), 3), (("stiefel:polar",), (0,), 2)],
 )
-def test_what_was_not_measured_is_left_out(methods, seeds, panels):
+def test_missing_measurements_are_left_out(methods, seeds, panels):
     """The published experiment has no constraints; a constraint alone has no twin."""
     study = WeightErasure(methods=methods, seeds=seeds)
     rows = [row for seed in seeds for row in published_rows(seed=seed)]

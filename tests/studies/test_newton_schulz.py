@@ -58,7 +58,7 @@ def test_the_number_of_steps_suits_the_dtype(dtype):
     assert errors[-2] <= eps < errors[-3]
 
 
-def test_what_a_schedule_costs():
+def test_the_cost_of_a_schedule():
     """`X p(X^T X)`: the Gram matrix, the powers of it, and the last product."""
     assert CUBIC.with_steps(1).products == 2
     assert QUINTIC.with_steps(1).products == 3

@@ -77,7 +77,7 @@ def test_numbers_keep_every_bit(tmp_path):
         ({"a": jax.random.key(0)}, r"record\['a'\] is a random key"),
     ],
 )
-def test_what_json_cannot_hold_is_named(tmp_path, record, message):
+def test_values_that_json_cannot_hold_are_named(tmp_path, record, message):
     with pytest.raises(TypeError, match=message):
         write_record(tmp_path / "record.json", record)
     assert list(tmp_path.iterdir()) == []

@@ -184,13 +184,13 @@ def test_dead_worker_is_reported_and_finished_cells_are_kept(tmp_path, capsys):
         ("split", RuntimeError, "Twofold: halfbaked"),
     ],
 )
-def test_what_a_worker_raises_survives_pickling(shop, kind, message):
+def test_worker_errors_survive_pickling(shop, kind, message):
     with pytest.raises(kind) as caught:
         row_of(pickle.dumps(Errands()), {"seed": 0, "shop": shop})
     assert str(pickle.loads(pickle.dumps(caught.value))) == message
 
 
-def test_what_a_worker_raises_arrives(tmp_path):
+def test_worker_errors_are_reported(tmp_path):
     with pytest.raises(DatasetError, match="no bread") as caught:
         run_study(Errands(shops=("burnt",), seeds=(1,)), tmp_path / "errands.json", jobs=2)
     assert "in run" in str(caught.value.__cause__)  # the traceback of the worker

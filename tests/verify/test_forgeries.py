@@ -51,7 +51,7 @@ def at(place, value):
     return changed
 
 
-def test_what_is_not_forged_is_accepted(tight, tmp_path, monkeypatch):
+def test_genuine_certificates_are_accepted(tight, tmp_path, monkeypatch):
     report = verify(tight)
     claims = json.loads((tight / "certificate.json").read_text())["claims"]
     assert report.correct == claims["correct"]
@@ -200,7 +200,7 @@ def weaker(f):
     f.told["claims"]["certified"] = []
 
 
-def test_what_is_weaker_or_equal_is_another_true_certificate(tight, tmp_path):
+def test_weaker_claims_are_accepted(tight, tmp_path):
     """Not a forgery: smaller radii, or logits twice as large, are proved as well."""
     smaller = Forgery(tight)
     weaker(smaller)
@@ -333,7 +333,7 @@ def nest(f, depth):
 
 
 @pytest.mark.parametrize("name", STRUCTURE)
-def test_what_does_not_fit_together_is_refused(tight, tmp_path, name):
+def test_inconsistent_arguments_are_refused(tight, tmp_path, name):
     change, wanted = STRUCTURE[name]
     forged = Forgery(tight)
     change(forged)

@@ -171,7 +171,7 @@ WAYS = {
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and devices of Unix")
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", ["certificate.json", "weights.safetensors", "images.safetensors"])
-def test_what_is_no_file_is_refused(tight, tmp_path, name, way):
+def test_non_files_are_refused(tight, tmp_path, name, way):
     make, wanted = WAYS[way]
     folder = Forgery(tight).write(tmp_path / "forged", digests=True)
     (folder / name).unlink()

@@ -150,7 +150,7 @@ def test_known_singular_values_far_apart_and_together():
         (np.array([[2.0**200, 2.0**-1000]]), "different sizes"),
     ],
 )
-def test_what_cannot_be_enclosed_is_an_error(matrix, what):
+def test_matrices_that_cannot_be_enclosed_are_errors(matrix, what):
     with pytest.raises(ArithmeticError, match=what):
         singular_values(matrix)
 
