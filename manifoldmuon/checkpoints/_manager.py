@@ -18,7 +18,7 @@ import numpy as np
 import manifoldmuon
 from manifoldmuon._internal.arguments import shown
 from manifoldmuon.checkpoints._digests import digests, leaves
-from manifoldmuon.checkpoints._geometry import entries_of, record_geometry
+from manifoldmuon.checkpoints._geometry import record_geometry
 from manifoldmuon.optim import Table
 
 try:
@@ -28,22 +28,21 @@ except ImportError as error:
         "manifoldmuon.checkpoints needs Orbax: pip install 'manifoldmuon[checkpoints]'"
     ) from error
 
-STATE_LAYOUT = 2
-"""The version of the record and of what the transformations keep in their states. It is raised when
-either changes its meaning; steps that were saved with another are refused."""
+STATE_LAYOUT = 3
+"""Version of the record and of the states; steps that were saved with another are refused."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint that is refused, or could not be written: one line that says what to do."""
+    """Raised, in one line, for a checkpoint that is refused or could not be written."""
 
 
 class Restored(NamedTuple):
-    """A step that was found whole.
+    """A restored step.
 
     Attributes:
       step: its number.
-      tree: what was saved, in the structure and on the devices of the target.
-      extra: what was saved with it; None if nothing was.
+      tree: the saved tree, in the structure and on the devices of the target.
+      extra: the `extra` of `save`, or None.
     """
 
     step: int
@@ -54,37 +53,35 @@ class Restored(NamedTuple):
 class Checkpoints:
     """A folder of checkpoints, each with a record that is checked when it is restored.
 
-    The work is done by `orbax.checkpoint.CheckpointManager`: a step appears in the folder whole or
-    not at all. Every step holds the item `tree` and the item `record`, so that Orbax reads it
-    without this class, too. The record has a digest, dtype and shape of every array, the manifold,
-    layout and budget of each parameter with all of their fields, and the version of the state's
-    layout.
+    `orbax.checkpoint.CheckpointManager` does the work: a step appears in the folder whole or not at
+    all. Each step holds the items `tree` and `record`, so Orbax reads it without this class, too.
+    The record has digest, dtype and shape of every array, every field of each parameter's manifold,
+    layout and budget, and `STATE_LAYOUT`.
 
     Attributes:
-      manager: Orbax's own, for its other methods.
+      manager: Orbax's manager, for its other methods.
 
-    Example:
-      ```
-      with Checkpoints(folder) as checkpoints:
-          if found := checkpoints.restore({"params": params, "state": state}, table):
-              params, state = found.tree["params"], found.tree["state"]
-          ...
-          checkpoints.save(step, {"params": params, "state": state}, table)
-      ```
+    Examples:
+      >>> import tempfile
+      >>> tree = {"params": {"w": jnp.ones(3)}}
+      >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+      ...     saved = checkpoints.save(1, tree)
+      ...     checkpoints.restore(tree).step
+      1
     """
 
     def __init__(
         self, directory: str | os.PathLike[str], options: ocp.CheckpointManagerOptions | None = None
     ):
-        """Opens a folder, and makes it if there is none.
+        """Open a folder, and make it if there is none.
 
         Args:
           directory: for the steps of one run; a path or, where Orbax can, a URL such as `gs://...`.
-          options: of Orbax's manager, for instance how many steps are kept; by default all are, and
-            what killed processes have left unfinished is removed.
+          options: of Orbax's manager, such as how many steps to keep; by default all steps are kept
+            and unfinished ones of killed processes are removed.
 
         Raises:
-          CheckpointError: if the folder cannot be opened.
+          CheckpointError: the folder cannot be opened.
         """
         place = os.fspath(directory)
         self._directory = place if "://" in place else os.path.abspath(place)
@@ -97,34 +94,27 @@ class Checkpoints:
     def save(
         self, step: int, tree: Any, table: Table | None = None, extra: Any | None = None
     ) -> bool:
-        """Saves one step, whole or not at all.
+        """Save one step, whole or not at all, and return whether the options chose it.
 
         Args:
           step: its number, above those of all steps in the folder.
-          tree: everything that training goes on from: parameters, state, random keys, in any
-            registered pytree of arrays and numbers. Arrays may be sharded over devices and
-            processes.
-          table: `optim.tabulate` of geometry, parameters and budgets; None where there is no
-            geometry.
-          extra: what is not an array, such as the position in the data; what JSON holds.
-
-        Returns:
-          Whether it was saved: False where the manager's options skip this step.
+          tree: everything that training needs to resume: parameters, state, random keys, in any
+            registered pytree of arrays and numbers, sharded in any way.
+          table: `optim.tabulate` of geometry, parameters and budgets; None without a geometry.
+          extra: other data that JSON can hold, such as the position in the data set.
 
         Raises:
-          CheckpointError: if the folder holds this step or a later one, or if this save, or the one
-            before if that was asynchronous, could not be written. The steps in the folder are as
-            they were.
-          TypeError: if a leaf of the tree is neither an array nor a number, if the numbers of an
-            array are narrower than a byte, if JSON cannot hold `extra`, or if a field of a manifold
-            is not data: a lambda, or an object that is no dataclass.
-          ValueError: if the paths of two leaves read the same, or the tree has no node or no leaf.
+          CheckpointError: the folder holds this step or a later one, or this save (or the one
+            before, if asynchronous) could not be written. Earlier steps are unchanged.
+          TypeError: a leaf is neither an array nor a number, or narrower than a byte; `extra` is
+            not JSON; a field of a manifold is not data, such as a lambda.
+          ValueError: two leaves have the same path, or the tree has no node or no leaf.
         """
         newest = self.manager.latest_step()
         if newest is not None and step <= newest:
             raise CheckpointError(
                 f"step {step} is not after step {newest}, which {self._directory} holds: restore"
-                " that one and go on from there, or choose another folder"
+                " that one and resume from there, or choose another folder"
             )
         if not self.manager.should_save(step):
             return False
@@ -153,57 +143,38 @@ class Checkpoints:
     def restore(
         self, target: Any, table: Table | None = None, step: int | None = None
     ) -> Restored | None:
-        """The newest step, or an error; nothing in the folder is changed.
+        """Return the newest step, or None from an empty folder; nothing on disk is changed.
 
         Args:
-          target: a tree like the saved one, of arrays or of `jax.ShapeDtypeStruct`. An array is
-            restored onto the sharding of its target, whatever it was saved from; without one, or
-            where the target is not committed to its devices, to the default device, uncommitted, as
-            `jnp.zeros` would be.
-          table: `optim.tabulate` of the geometry that training goes on with; None: the geometry is
-            not compared.
-          step: another than the newest.
-
-        Returns:
-          The step, its tree and its extra; None if the folder holds no step.
+          target: a tree like the saved one, of arrays or `jax.ShapeDtypeStruct`. Arrays are
+            restored onto the sharding of their target; without one, or where the target is not
+            committed to its devices, to the default device, uncommitted, as `jnp.zeros` would be.
+          table: `optim.tabulate` of the current geometry; None does not compare it.
+          step: another step than the newest.
 
         Raises:
-          CheckpointError: if the step is damaged (the line names the newest older one that is
-            whole), or was saved with another layout of the state, another geometry, or arrays of
-            other paths, shapes or dtypes.
+          CheckpointError: the step is damaged (the line names the newest older one that is whole),
+            or was saved with another layout of the state, another geometry, or arrays of other
+            paths, shapes or dtypes.
         """
         return self._checked(step, lambda step: self._restore(step, target, table))
 
     def read_extra(self, step: int | None = None) -> Any:
-        """Return the metadata saved beside the arrays, for making the target of a restore.
-
-        Args:
-          step: another than the newest.
-
-        Returns:
-          The extra of the step; None if it has none, or the folder holds no step.
+        """Return the `extra` of the newest or given step, or None, to make a target with it.
 
         Raises:
-          CheckpointError: if its record is damaged.
+          CheckpointError: the record of the step is damaged.
         """
         found = self._checked(step, self._record)
         return None if found is None else found["extra"]
 
     def wait(self) -> None:
-        """Waits for a save that goes on in the background.
-
-        Raises:
-          CheckpointError: if it could not be written.
-        """
+        """Wait for a save in the background; raise `CheckpointError` if it failed."""
         with self._told("cannot hold the last step"):
             self.manager.wait_until_finished()
 
     def close(self) -> None:
-        """Waits, and ends the manager's threads.
-
-        Raises:
-          CheckpointError: if the last step could not be written.
-        """
+        """Wait, and end the manager's threads; raise `CheckpointError` if the last save failed."""
         with self._told("cannot hold the last step"):
             self.manager.close()
 
@@ -255,13 +226,10 @@ class Checkpoints:
                 raise CheckpointError(f"{place} has no geometry: restore without a table")
             hint = "go on with that geometry, or restore without a table if the change is meant"
             another = f"{place} was saved with another geometry"
-            _check_same(another, entries_of(saved), entries_of(record_geometry(table)), hint)
+            _check_same(another, saved, record_geometry(table), hint)
         hint = "go on with its model and optimizer, or restore a part of it with Orbax"
-        saved, given = (
-            {repr(path): kind for path, kind in kinds.items()}
-            for kinds in (record["arrays"], _kinds(target))
-        )
-        _check_same(f"{place} holds another tree", saved, given, hint)
+        kinds = [{repr(k): v for k, v in x.items()} for x in (record["arrays"], _kinds(target))]
+        _check_same(f"{place} holds another tree", *kinds, hint)
         placed = jax.tree.map(_abstract, jax.tree.map(_unless_empty, target))
         tree = self._item(step, "tree", ocp.args.StandardRestore(placed))
         tree = jax.tree.map(_as_committed, target, tree)
@@ -281,7 +249,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _told(self, what: str) -> Generator[None, None, None]:
-        """Turns what Orbax and the file system raise into one line."""
+        """Turn errors of Orbax and the file system into one line."""
         try:
             yield
         except (OSError, ValueError, RuntimeError) as error:
@@ -323,12 +291,12 @@ def _kinds(tree: Any) -> dict[str, str]:
 
 
 def _unless_empty(leaf: Any) -> Any:
-    """A leaf, or None in place of an array without entries, which Orbax does not take."""
+    """Return a leaf, or None for an array without entries, which Orbax does not take."""
     return None if np.size(leaf) == 0 else leaf
 
 
 def _abstract(leaf: Any) -> Any:
-    """The target of a leaf as Orbax takes it: with a sharding, so that none is guessed."""
+    """Return the target of a leaf for Orbax: with a sharding, so that none is guessed."""
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
@@ -336,7 +304,7 @@ def _abstract(leaf: Any) -> Any:
 
 
 def _as_committed(target: Any, leaf: Any) -> Any:
-    """A leaf, free to follow other arrays to their devices where its target is."""
+    """Return a leaf, free to follow other arrays to their devices where its target is."""
     if leaf is None:
         return jnp.zeros(target.shape, target.dtype, device=target.sharding)
     if isinstance(target, np.generic):
