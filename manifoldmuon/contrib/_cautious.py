@@ -38,6 +38,11 @@ def cautious(
     Raises:
       TypeError: on use; see `resolve`.
       ValueError: on use; see `resolve`.
+
+    Examples:
+      >>> geometry = mm.manifolds.Euclidean()
+      >>> ascent = mm.optim.chain(optax.trace(0.95), mm.optim.scale_by_steepest(geometry))
+      >>> tx = optax.chain(cautious(ascent, geometry), optax.scale_by_learning_rate(0.1))
     """
     base, tangent = optax.with_extra_args_support(base), project_tangent(geometry)
 

@@ -42,8 +42,10 @@ def add_cautious_weight_decay(
       TypeError: on use; see `resolve`.
       ValueError: a negative number; on use, see `resolve`.
 
-    Example:
-      `muon(0.02, geometry, weight_decay=add_cautious_weight_decay(0.1, geometry))`
+    Examples:
+      >>> geometry = mm.manifolds.Euclidean(mm.norms.RMSToRMS())
+      >>> decay = add_cautious_weight_decay(0.1, geometry)
+      >>> tx = mm.optim.muon(0.02, geometry, weight_decay=decay)
     """
     decay = optax.add_decayed_weights(weight_decay)
 
@@ -100,8 +102,10 @@ def add_decay_towards(
       ValueError: a negative number; on use, for a leaf that `geometry` constrains and that has a
         set: its retraction holds it already. See `resolve`.
 
-    Example:
-      `muon(0.02, geometry, weight_decay=add_decay_towards(0.1, geometry, Stiefel()))`
+    Examples:
+      >>> geometry = mm.manifolds.Euclidean(mm.norms.RMSToRMS())
+      >>> decay = add_decay_towards(0.1, geometry, mm.manifolds.Stiefel())
+      >>> tx = mm.optim.muon(0.02, geometry, weight_decay=decay)
     """
     decay = optax.add_decayed_weights(weight_decay)
 

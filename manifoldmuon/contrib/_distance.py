@@ -78,6 +78,11 @@ def scale_by_distance(
     Raises:
       TypeError: on use; see `resolve`.
       ValueError: on use, without `params` or `grad`; see `resolve` and `scale_by_budget`.
+
+    Examples:
+      >>> g = mm.manifolds.Hypersphere()
+      >>> links = mm.optim.scale_by_steepest(g), scale_by_distance(g), mm.optim.retract(g)
+      >>> tx = mm.optim.chain(*links)
     """
     steepest = chain(scale_by_steepest(geometry), scale_by_budget(budgets))
 
@@ -122,7 +127,7 @@ def _wide_zeros(params: Any) -> Any:
 
 
 def _add(total: Any, grad: Any, weight: Float[Array, ""]) -> Any:
-    """`total + weight * grad`; places without a sum or without a gradient stay."""
+    """Return `total + weight * grad`; places without a sum or without a gradient stay."""
 
     def add(old, new):
         return old if is_hole(old) or is_hole(new) else old + weight.astype(old.dtype) * new

@@ -84,6 +84,11 @@ def scale_by_line_search(
 
     Raises:
       ValueError: for a number out of its range; on use, without `value`, `grad` or `value_fn`.
+
+    Examples:
+      >>> g = mm.manifolds.Hypersphere()
+      >>> links = mm.optim.scale_by_steepest(g), scale_by_line_search(g), mm.optim.retract(g)
+      >>> tx = mm.optim.chain(*links)
     """
     onto = retract(geometry)
 

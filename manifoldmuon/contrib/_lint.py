@@ -127,7 +127,7 @@ def _axes(numbers: int | tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _find_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    """The parameters that look like stacked layers, by path, and how many layers.
+    """Return the parameters that look like stacked layers, by path, and how many layers.
 
     All parameters of a scanned module begin with the same axis, its biases and gains included,
     which then have two axes or more, not counting those of length 1 for the places of an image.
@@ -142,7 +142,7 @@ def _find_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def _find_bare_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
-    """The parameters that look like stacked layers without biases or gains, by path.
+    """Return the parameters that look like stacked layers without biases or gains, by path.
 
     All of a module have three axes or more, the first of one length, which is shorter than all
     others; and those others tell layers of several kinds, or square ones, from a fan that several
@@ -165,7 +165,7 @@ def _find_bare_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
 
 
 def _by_module(shapes: dict[str, tuple[int, ...]]) -> dict[str, list[str]]:
-    """The parameters of every subtree, by its path."""
+    """Return the parameters of every subtree, by its path."""
     members: dict[str, list[str]] = {}
     for path in shapes:
         parts = path.split("/")
@@ -175,7 +175,7 @@ def _by_module(shapes: dict[str, tuple[int, ...]]) -> dict[str, list[str]]:
 
 
 def _bias(path: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...] | None:
-    """The shape of the bias of the same layer."""
+    """Return the shape of the bias of the same layer."""
     parent = path.rpartition("/")[0]
     names = (f"{parent}/{name}" if parent else name for name in ("bias", "b"))
     return next((shapes[name] for name in names if name in shapes and name != path), None)
@@ -188,7 +188,7 @@ def _fits(bias: tuple[int, ...], leading: list[int], fan_out: int) -> bool:
 
 
 def _is_table(path: str) -> bool:
-    """By its name. A patch embedding is a linear map."""
+    """Return whether a path names a table; a patch embedding is a linear map."""
     return any(word in path.lower() for word in _TABLES) and "patch" not in path.lower()
 
 
@@ -196,7 +196,7 @@ _TABLES = ("embed", "wte", "wpe", "vocab", "lookup")
 
 
 def _is_vector(path: str) -> bool:
-    """By its name: a bias or a gain, or a parameter of a normalisation."""
+    """Return whether a path names a bias, a gain or a parameter of a normalisation."""
     parts = path.lower().split("/")
     return parts[-1] in _VECTORS or any("norm" in part for part in parts[-2:])
 

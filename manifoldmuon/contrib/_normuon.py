@@ -22,7 +22,7 @@ from manifoldmuon.optim import Budgets, Decay, Geometry, chain, map_leaves, muon
 
 
 class ScaleByNeuronRMSState(NamedTuple):
-    """How large the neurons' updates have been.
+    """State of `scale_by_neuron_rms`.
 
     Attributes:
       nu: by path (see `path_string`), for the leaves with a spectral norm: the running mean square
@@ -66,6 +66,11 @@ def scale_by_neuron_rms(
     Raises:
       TypeError: on use; see `resolve`.
       ValueError: a decay outside of [0, 1); on use, see `resolve`.
+
+    Examples:
+      >>> g = mm.manifolds.Stiefel()
+      >>> directions = mm.optim.chain(mm.optim.scale_by_steepest(g), scale_by_neuron_rms(g))
+      >>> tx = mm.optim.chain(directions, optax.scale(-0.1), mm.optim.retract(g))
     """
 
     tangent = project_tangent(geometry)
@@ -152,6 +157,9 @@ def normuon(
     Raises:
       TypeError: see `muon`.
       ValueError: see `muon` and `scale_by_neuron_rms`.
+
+    Examples:
+      >>> tx = normuon(0.02, mm.manifolds.Euclidean(mm.norms.RMSToRMS()))
     """
     links: list[Any] = [scale_by_neuron_rms(geometry, neuron_decay)]
     if weight_decay is not None:

@@ -73,8 +73,10 @@ def with_qk_clip(
       ValueError: a threshold or a power that is not positive; on use, without `max_logits`, for
         logits of the wrong shape or at no path, and for clipped weights on a constrained manifold.
 
-    Example:
-      `with_qk_clip(muon(0.02, g), g, by_path({"**/query": h, "**/key": h, "**": None}))`
+    Examples:
+      >>> g, h = mm.manifolds.Euclidean(mm.norms.RMSToRMS()), mm.manifolds.Layout(out_blocks=4)
+      >>> heads = mm.optim.by_path({"**/query": h, "**/key": h, "**": None})
+      >>> tx = with_qk_clip(mm.optim.muon(0.02, g), g, heads)
     """
     inner = optax.with_extra_args_support(inner)
 

@@ -18,7 +18,12 @@ from manifoldmuon._internal.paths import is_hole
 
 
 class StepRule(abc.ABC):
-    """How far to go along a direction of (modular) norm 1, as a frozen value without arrays."""
+    """Rule for the length of a step along a direction of norm 1: a frozen value without arrays.
+
+    Examples:
+      >>> DeepTrust().length(jnp.array(2.0), jnp.array(1.0)).round(3).item()
+      0.693...
+    """
 
     @abc.abstractmethod
     def length(self, slope: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:
@@ -43,6 +48,10 @@ class SquareLossSmoothness(StepRule):
 
     Attributes:
       alpha: the sharpness of the network in its weights, 0 or more.
+
+    Examples:
+      >>> SquareLossSmoothness(1.0).length(jnp.array(6.0), jnp.array(2.0)).item()
+      2.0
     """
 
     alpha: float
@@ -62,6 +71,10 @@ class DeepTrust(StepRule):
     that are a product of layers of norm 1, the square loss `|f - y|_RMS^2 / 2`, and budgets that
     add up to 1. With a spectral norm for each layer the paper's second assumption, that gradients
     have rank one, is not needed.
+
+    Examples:
+      >>> DeepTrust().length(jnp.array(0.0), jnp.array(1.0)).item()
+      0.0
     """
 
     def length(self, slope: Float[Array, ""], value: Float[Array, ""]) -> Float[Array, ""]:
@@ -83,7 +96,7 @@ class ScaleByRuleState(NamedTuple):
 
 @check_arguments(rule=one_of(StepRule))
 def scale_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
-    """Stands in place of `optax.scale_by_learning_rate`, without a learning rate.
+    """Scale updates by minus a learning rate that a rule computes from the loss and its slope.
 
     `update` takes the loss and the gradient as Optax's line searches do:
     `tx.update(grads, state, params, value=loss, grad=grads)`. It flips the sign. Directions of
@@ -99,9 +112,11 @@ def scale_by_rule(rule: StepRule) -> optax.GradientTransformationExtraArgs:
     Raises:
       ValueError: on use, without `value` or `grad`.
 
-    Example:
-      `chain(scale_by_steepest(net.geometry()), scale_by_budget(net.budgets()),
-      scale_by_rule(SquareLossSmoothness(net.sharpness.alpha)), retract(net.geometry()))`
+    Examples:
+      >>> net = mm.modules.Linear(3, 4)
+      >>> steepest = mm.optim.scale_by_duality(net.geometry(), net.budgets())
+      >>> rule = scale_by_rule(SquareLossSmoothness(net.sharpness.alpha))
+      >>> tx = mm.optim.chain(steepest, rule, mm.optim.retract(net.geometry()))
     """
 
     def init_fn(params: Any) -> ScaleByRuleState:
@@ -137,7 +152,7 @@ def inner(grads: Any, updates: Any, dtype: Any = jnp.float32) -> Float[Array, ""
 
 
 def scaled(updates: Any, factor: Float[Array, ""]) -> Any:
-    """Every update times a number, in the update's dtype."""
+    """Return every update times a number, in the update's dtype."""
     return jax.tree.map(
         lambda u: u if is_hole(u) else (u * factor.astype(jnp.result_type(u))), updates,
         is_leaf=is_hole,

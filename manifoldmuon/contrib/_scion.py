@@ -51,6 +51,9 @@ def scion(
     Raises:
       TypeError: see `muon`.
       ValueError: a learning rate outside of [0, 1] where there is a ball; see `muon`.
+
+    Examples:
+      >>> tx = scion(0.05, mm.manifolds.Euclidean(mm.norms.RMSToRMS()), radius=50.0)
     """
     if constrained:  # the share of the way to the edge of the ball
         number("[0, 1]", schedule=True)("scion: learning_rate", learning_rate)

@@ -66,12 +66,18 @@ def agd(
     Raises:
       TypeError: on use; see `scale_by_agd`.
       ValueError: on use; see `scale_by_agd`.
+
+    Examples:
+      >>> layouts = {"w": mm.manifolds.Layout()}  # (out, in)
+      >>> params = init_semi_orthogonal(layouts, jax.random.key(0), {"w": jnp.ones((4, 3))})
+      >>> tx = agd(layouts)
+      >>> updates, state = tx.update(params, tx.init(params), params)
     """
     return chain(scale_by_agd(layouts), optax.scale_by_learning_rate(gain))
 
 
 def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
-    """The ascending step of `agd`, of gain 1.
+    """Replace gradients by the ascending step of `agd`, with gain 1.
 
     The length of the step looks at all layers: a NaN in one gradient makes every update NaN (wrap
     it in `optax.apply_if_finite`), and under `optax.masked` the depth is that of what is left.
@@ -127,7 +133,7 @@ def _start() -> ScaleByAGDState:
 
 
 def step_length(summary: Float[Array, ""]) -> Float[Array, ""]:
-    """`log((1 + sqrt(1 + 4 G)) / 2)`, the minimiser over eta of `-eta G + (exp(eta) - 1)^2 / 2`.
+    """Return `log((1 + sqrt(1 + 4 G)) / 2)`, which minimises `-eta G + (exp(eta) - 1)^2 / 2`.
 
     Written so that a tiny `G` gives `G` and not the logarithm of one, which is zero.
     """
@@ -135,7 +141,7 @@ def step_length(summary: Float[Array, ""]) -> Float[Array, ""]:
 
 
 def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> Any:
-    """Random weights for automatic gradient descent: semi-orthogonal, of unit RMS-to-RMS norm.
+    """Return random weights for `agd`: semi-orthogonal, of unit RMS-to-RMS norm.
 
     Every matrix has all its singular values equal to `sqrt(d_out / d_in)`, those of a convolution
     (one for each tap) to `sqrt(d_out / (d_in * taps))` (arXiv:2304.05187, appendix B; the factor
@@ -153,6 +159,10 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
     Raises:
       TypeError: an entry is not a `Layout`, or a parameter is not floating point.
       ValueError: a parameter has no entry or not the axes, or an entry no parameter.
+
+    Examples:
+      >>> init_semi_orthogonal(mm.manifolds.Layout(), jax.random.key(0), jnp.ones((4, 3))).shape
+      (4, 3)
     """
     places = _find_layouts(layouts, params)
     leaves, filled = places.leaves(params), {}
@@ -164,17 +174,17 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
 
 
 def _size(layout: Layout, shape: tuple[int, ...]) -> FanRatio:
-    """`sqrt(d_out / (d_in * taps))`: the size of a layer's matrices, one for each tap."""
+    """Return `sqrt(d_out / (d_in * taps))`: the size of a layer's matrices, one for each tap."""
     return FanRatio(1 / math.sqrt(max(math.prod(_taps(layout, shape)), 1)))
 
 
 def _matrices(layout: Layout, shape: tuple[int, ...]) -> LaidOut:
-    """Flat space, in the norm of which a matrix of norm 1 has that Frobenius norm."""
+    """Return flat space, in the norm of which a matrix of norm 1 has that Frobenius norm."""
     return LaidOut(Euclidean(Frobenius(2, _size(layout, shape))), layout)
 
 
 def _layers(layout: Layout, shape: tuple[int, ...]) -> int:
-    """How many layers an array of this shape holds."""
+    """Return how many layers an array of this shape holds."""
     copies = layout.inner_shape(shape)[:-2]
     return math.prod(copies[: len(copies) - len(_taps(layout, shape))])
 

@@ -90,6 +90,14 @@ def manifold_muon(
     Raises:
       TypeError: on use; see `resolve`.
       ValueError: on use; see `resolve`.
+
+    Examples:
+      >>> geometry = mm.manifolds.Hypersphere()
+      >>> tx = manifold_muon(0.1, geometry)
+      >>> params = jnp.array([1.0, 0.0])
+      >>> updates, _ = tx.update(jnp.array([0.0, 1.0]), tx.init(params), params)
+      >>> print(f"{updates[1]:.4f}")  # turned by arctan(0.1)
+      -0.0995
     """
     links = []
     if clip is not None:
@@ -153,6 +161,11 @@ def muon(
     Raises:
       TypeError: `method` is not a `MsignMethod`; on use, see `resolve`.
       ValueError: on use, for a leaf on a constrained manifold; see `resolve`.
+
+    Examples:
+      >>> rules = {"**/kernel": mm.norms.RMSToRMS(), "**": mm.norms.Frobenius(ndim=1)}
+      >>> geometry = by_path({path: mm.manifolds.Euclidean(norm) for path, norm in rules.items()})
+      >>> tx = muon(0.02, geometry, weight_decay=0.01)
     """
     if method is not None:
         geometry = map_geometry(lambda manifold: _with_method(manifold, method), geometry)

@@ -37,6 +37,12 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
       ValueError: on use, for a negative or infinite budget, an array that does not fit the
         update, an update without a budget, or a budget without an update. Every message names the
         path.
+
+    Examples:
+      >>> tx = scale_by_budget({"body": 1.0, "head": 0.5})
+      >>> updates = {"body": jnp.ones(2), "head": jnp.ones(2)}
+      >>> tx.update(updates, tx.init(updates))[0]["head"].tolist()
+      [0.5, 0.5]
     """
 
     def init_fn(params: Any) -> optax.EmptyState:

@@ -15,7 +15,7 @@ from manifoldmuon.optim._arguments import checked
 
 
 class MasterCopiesState(NamedTuple):
-    """The copies that steps are taken on, and the state of what takes them.
+    """State of `with_master_copies`: the copies and the inner state.
 
     Attributes:
       copies: a tree like the parameters, with their shardings.
@@ -30,7 +30,7 @@ class MasterCopiesState(NamedTuple):
 def with_master_copies(
     inner: optax.GradientTransformation, dtype: DTypeLike = jnp.float32
 ) -> optax.GradientTransformationExtraArgs:
-    """Keep a copy of the parameters in float32 and takes every step on it.
+    """Keep a copy of the parameters in float32 and take every step on it.
 
     For parameters in bfloat16, whose spacing of 1/256 swallows small steps and keeps a point as far
     from its manifold as one rounding does. The copies stay on their manifolds to rounding of
@@ -54,6 +54,9 @@ def with_master_copies(
     Raises:
       TypeError: `dtype` is not floating; on use, for what the inner transformation refuses.
       ValueError: on use, without `params`, and for what the inner transformation refuses.
+
+    Examples:
+      >>> tx = with_master_copies(manifold_muon(0.02, mm.manifolds.Stiefel()))
     """
     inner = optax.with_extra_args_support(inner)
 

@@ -23,6 +23,10 @@ class Architecture(Protocol):
 
     Every `manifoldmuon.modules.Module` is one. Neither needs the structure of the parameters: it
     is enough that they are prefix trees, compared by path.
+
+    Examples:
+      >>> isinstance(mm.modules.Linear(3, 4), Architecture)
+      True
     """
 
     def geometry(self) -> Geometry:
@@ -75,6 +79,10 @@ def modular(
     Raises:
       TypeError: on use; see `resolve` and `scale_by_budget`.
       ValueError: on use; see `resolve` and `scale_by_budget`.
+
+    Examples:
+      >>> net = mm.modules.Linear(10, 256) @ mm.modules.ReLU() @ mm.modules.Linear(256, 784)
+      >>> tx = modular(0.1, net)
     """
     return manifold_muon(
         learning_rate,
@@ -116,6 +124,9 @@ def normed(
     Raises:
       TypeError: on use; see `resolve` and `scale_by_budget`.
       ValueError: on use; see `resolve` and `scale_by_budget`.
+
+    Examples:
+      >>> tx = normed(0.1, optax.scale_by_adam(), mm.modules.Linear(10, 784))
     """
     geometry = architecture.geometry()
     return chain(

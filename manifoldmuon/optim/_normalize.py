@@ -32,7 +32,7 @@ _ORDINARY = 80  # binary places of the square of a norm, far from both ends
 
 
 class NormalizeState(NamedTuple):
-    """The state of the base optimizer, and what the norms start from.
+    """State of `normalize`: the base optimizer's, and warm starts of the norms.
 
     Attributes:
       base: whatever the base optimizer keeps.
@@ -82,6 +82,12 @@ def normalize(
     Raises:
       TypeError: on use; see `resolve` and `scale_by_budget`.
       ValueError: on use; see `resolve` and `scale_by_budget`.
+
+    Examples:
+      >>> tx = normalize(optax.identity(), mm.manifolds.Euclidean(), budgets=0.5)
+      >>> params = jnp.zeros(2)
+      >>> tx.update(jnp.array([0.0, 8.0]), tx.init(params), params)[0].tolist()
+      [0.0, 0.5]
     """
     base = optax.with_extra_args_support(base)
     shares = scale_by_budget(budgets)

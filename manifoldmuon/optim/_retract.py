@@ -53,6 +53,12 @@ def retract(geometry: Geometry) -> Link:
     Raises:
       TypeError: on use, for parameters that are not floating point.
       ValueError: on use, where geometry, parameters and updates do not fit, naming the path.
+
+    Examples:
+      >>> tx, params = retract(mm.manifolds.Hypersphere()), jnp.array([0.0, 1.0])
+      >>> updates, _ = tx.update(jnp.array([1.0, 0.0]), tx.init(params), params)
+      >>> print(optax.apply_updates(params, updates).round(3))
+      [0.707 0.707]
     """
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -101,8 +107,9 @@ def chain(*links: optax.GradientTransformation) -> Link:
       ValueError: if a link follows a `retract`; on use, naming the parameters, if a link changes
         what a `retract` within an earlier link has emitted.
 
-    Example:
-      `chain(optax.trace(0.95), scale_by_steepest(g), optax.scale_by_learning_rate(lr), retract(g))`
+    Examples:
+      >>> g = mm.manifolds.Stiefel()
+      >>> tx = chain(optax.trace(0.95), scale_by_steepest(g), optax.scale(-0.1), retract(g))
     """
     return build_chain(links)
 
@@ -197,6 +204,10 @@ def check_chain(
     Raises:
       ValueError: naming the parameters that left their manifold; or if no parameter moved, so
         that nothing was checked.
+
+    Examples:
+      >>> sphere = mm.manifolds.Hypersphere()
+      >>> check_chain(manifold_muon(0.1, sphere), sphere, jnp.ones(3))
     """
     # Without the arrays, which may lie on a mesh.
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)

@@ -50,6 +50,9 @@ def riemannian_adam(
     Raises:
       TypeError: on use; see `resolve`.
       ValueError: on use; see `resolve`.
+
+    Examples:
+      >>> tx = riemannian_adam(1e-3, mm.manifolds.Stiefel())
     """
     return chain(
         project_tangent(geometry),
@@ -89,6 +92,9 @@ def riemannian_sgd(
     Raises:
       TypeError: on use; see `resolve`.
       ValueError: on use; see `resolve`.
+
+    Examples:
+      >>> tx = riemannian_sgd(0.1, mm.manifolds.Stiefel(), momentum=0.9)
     """
     links = [project_tangent(geometry)]
     if momentum is not None:

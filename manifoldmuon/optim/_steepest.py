@@ -70,6 +70,12 @@ def scale_by_steepest(
     Raises:
       TypeError: on use, for parameters that are not floating point.
       ValueError: on use, where geometry, parameters and updates do not fit, naming the path.
+
+    Examples:
+      >>> tx, params = scale_by_steepest(mm.manifolds.Hypersphere()), jnp.array([1.0, 0.0])
+      >>> updates, state = tx.update(jnp.array([5.0, 2.0]), tx.init(params), params)
+      >>> updates.tolist()
+      [0.0, 1.0]
     """
 
     def init_fn(params: Any) -> ScaleBySteepestState:
@@ -136,6 +142,11 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
 
     Raises:
       ValueError: if there is no `ScaleBySteepestState`, or two speak of the same parameter.
+
+    Examples:
+      >>> tx, params = manifold_muon(0.1, mm.manifolds.Hypersphere()), {"w": jnp.array([1.0, 0.0])}
+      >>> monitor(tx.init(params))["gap"]["w"].item()
+      0.0
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, ScaleBySteepestState))
     found = [node for node in nodes if isinstance(node, ScaleBySteepestState)]
@@ -181,6 +192,12 @@ def scale_by_duality(
     Raises:
       TypeError: on use; see `resolve` and `scale_by_budget`.
       ValueError: on use; see `resolve` and `scale_by_budget`.
+
+    Examples:
+      >>> tx = scale_by_duality(mm.manifolds.Euclidean(), combination=mm.norms.RootSumSquares())
+      >>> grads = {"a": jnp.full(1, 3.0), "b": jnp.full(1, 4.0)}
+      >>> tx.update(grads, tx.init(grads), grads)[0]["b"].round(3).item()
+      0.8...
     """
     steepest, shares = scale_by_steepest(geometry, certify), scale_by_budget(budgets)
 

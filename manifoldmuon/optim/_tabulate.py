@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from manifoldmuon import linalg
+from manifoldmuon._internal.text import align
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 from manifoldmuon.manifolds.solvers import ByPlatform
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm
@@ -70,21 +71,14 @@ class Table:
     rows: tuple[TableRow, ...]
 
     def __str__(self) -> str:
-        lines = [_COLUMNS, *(row.cells() for row in self.rows)]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        lines.insert(1, tuple("-" * width for width in widths))
-        text = []
-        for line in lines:
-            cells = zip(line, widths, _COLUMNS, strict=True)
-            padded = [c.rjust(w) if name in _NUMBERS else c.ljust(w) for c, w, name in cells]
-            text.append("  ".join(padded).rstrip())
-        return "\n".join(text)
+        rows = [_COLUMNS, *(row.cells() for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return align([_COLUMNS, tuple("-" * width for width in widths), *rows[1:]])
 
 
 _COLUMNS = (
     "path", "shape", "copies", "fan-in", "fan-out", "manifold", "norm", "budget", "retraction",
 )  # fmt: skip
-_NUMBERS = ("copies", "fan-in", "fan-out", "budget")
 
 
 def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
@@ -131,7 +125,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
 
 
 def brief(value: Any, without: tuple[str, ...] = ()) -> str:
-    """A frozen value as text: its fields that are not at their defaults."""
+    """Return a frozen value as text: the fields that are not at their defaults."""
     if isinstance(value, ByPlatform):  # the presets; the other solver has fewer passes
         return brief(value.cpu)
     for name in ("TRAINING_MSIGN", "BOUNDED_MSIGN"):

@@ -143,6 +143,11 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
     Raises:
       TypeError: see `resolve`.
       ValueError: see `resolve`.
+
+    Examples:
+      >>> shapes = {"w": jax.ShapeDtypeStruct((4, 3), jnp.float32)}
+      >>> init_tree(mm.manifolds.Stiefel(), jax.random.key(0), shapes)["w"].shape
+      (4, 3)
     """
     places = find_manifolds(geometry, params)
     leaves = places.leaves(params)
