@@ -228,8 +228,11 @@ class Checkpoints:
             another = f"{place} was saved with another geometry"
             _check_same(another, saved, record_geometry(table), hint)
         hint = "go on with its model and optimizer, or restore a part of it with Orbax"
-        kinds = [{repr(k): v for k, v in x.items()} for x in (record["arrays"], _kinds(target))]
-        _check_same(f"{place} holds another tree", *kinds, hint)
+        saved, given = (
+            {repr(path): kind for path, kind in kinds.items()}
+            for kinds in (record["arrays"], _kinds(target))
+        )
+        _check_same(f"{place} holds another tree", saved, given, hint)
         placed = jax.tree.map(_abstract, jax.tree.map(_unless_empty, target))
         tree = self._item(step, "tree", ocp.args.StandardRestore(placed))
         tree = jax.tree.map(_as_committed, target, tree)

@@ -3,6 +3,7 @@
 import gc
 import re
 import weakref
+from typing import Any
 
 import equinox
 import flax.linen
@@ -94,7 +95,7 @@ def test_errors_name_the_path(geometry, error, message):
 
 
 def test_a_geometry_function_is_called_anew_and_not_kept():
-    chosen: dict[str, object] = {"b": B}
+    chosen: dict[str, Any] = {"b": B}
 
     def geometry(path, leaf):
         return chosen.get(path[-1].key, W)
