@@ -28,6 +28,10 @@ def spectral_projector(
       x: S, symmetric, float32 or wider; leading axes are independent.
       edge: eigenvalues that the method does not tell from it come out between 0 and 1.
       method: of the sign; None: the default, and in float64 by decomposition, for all digits.
+
+    Examples:
+      >>> spectral_projector(jnp.diag(jnp.array([2.0, 0.5])), 1.0).diagonal().round(4)
+      Array([1., 0.], dtype=float32)
     """
     identity = identity_like(x)
     if method is None and x.dtype == jnp.float64:
@@ -43,6 +47,10 @@ def positive_part(
     Args:
       x: S, symmetric, float32 or wider; leading axes are independent.
       method: see `above`; eigenvalues that it does not resolve are halved.
+
+    Examples:
+      >>> round(float(positive_part(jnp.diag(jnp.array([2.0, -3.0]))).sum()), 4)
+      2.0
     """
     return sym(product(x, spectral_projector(x, 0.0, method)))
 
@@ -62,6 +70,10 @@ def clip_singular_values(
 
     Returns:
       Shape and dtype of `x`; the arithmetic is done in float32 or wider.
+
+    Examples:
+      >>> clip_singular_values(jnp.diag(jnp.array([3.0, 0.5])), 1.0).diagonal().round(4)
+      Array([1. , 0.5], dtype=float32)
     """
     if x.size == 0:
         return x

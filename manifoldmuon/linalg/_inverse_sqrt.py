@@ -45,6 +45,10 @@ def inverse_sqrt(
 
     Raises:
       TypeError: `schedule` is not a `Schedule`.
+
+    Examples:
+      >>> inverse_sqrt(4 * jnp.eye(2)).diagonal().round(4)
+      Array([0.5, 0.5], dtype=float32)
     """
     Schedule.check("schedule", schedule)
     multiply = functools.partial(product, precision=precision)

@@ -147,6 +147,10 @@ def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
 
     Returns:
       Float32 or wider, the leading axes' shape; 0 for a zero or empty matrix.
+
+    Examples:
+      >>> round(float(spectral_norm(jnp.diag(jnp.array([2.0, -3.0])))), 4)
+      3.0
     """
     if x.size == 0:
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32))
@@ -164,6 +168,10 @@ def nuclear_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
 
     Returns:
       Float32 or wider, the leading axes' shape; 0 for a zero or empty matrix.
+
+    Examples:
+      >>> round(float(nuclear_norm(jnp.diag(jnp.array([2.0, -3.0])))), 4)
+      5.0
     """
     scaled, exponent = scale_to_unit_exponent(x, 2)
     if 0 in scaled.shape:

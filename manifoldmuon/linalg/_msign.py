@@ -77,6 +77,10 @@ def msign(
     Raises:
       ValueError: `x` has fewer than two axes.
       TypeError: `x` is not of a floating dtype, or `method` is not a `MsignMethod`.
+
+    Examples:
+      >>> msign(jnp.diag(jnp.array([2.0, -3.0]))).diagonal().round(4)
+      Array([ 1., -1.], dtype=float32)
     """
     method = DEFAULT_MSIGN if method is None else method
     MsignMethod.check("method", method)

@@ -168,6 +168,11 @@ class GramNewtonSchulz(_Products):
       schedule: see `NewtonSchulz`, and so are the others.
       operands: likewise.
       precision: likewise.
+
+    Examples:
+      >>> q = msign(jnp.eye(4, 3) * 5, GramNewtonSchulz(POLAR_EXPRESS))
+      >>> bool(jnp.allclose(q.T @ q, jnp.eye(3), atol=0.05))
+      True
     """
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:

@@ -45,6 +45,10 @@ class PolarExpress(Schedule):
 
     Raises:
       ValueError: a field out of range.
+
+    Examples:
+      >>> msign(jnp.eye(4, 3), NewtonSchulz(PolarExpress(lower=1e-3, steps=8))).shape
+      (4, 3)
     """
 
     lower: float = 1e-3

@@ -67,6 +67,11 @@ class FixedSchedule(Schedule):
     Raises:
       ValueError: a step of fewer than two coefficients, a step count below 1, or one that
         exceeds `head` where there is no `tail`.
+
+    Examples:
+      >>> newton_schulz = FixedSchedule(((1.5, -0.5),) * 5)
+      >>> msign(jnp.eye(2), NewtonSchulz(newton_schulz)).shape
+      (2, 2)
     """
 
     head: tuple[Coefficients, ...] = ()

@@ -27,6 +27,10 @@ class SVD(MsignMethod):
     Attributes:
       cutoff: singular values at most `cutoff * eps` times the largest count as zero, and zero
         stays zero. Below `eps` the matrix does not determine its singular vectors.
+
+    Examples:
+      >>> msign(jnp.diag(jnp.array([2.0, -3.0])), SVD()).diagonal()
+      Array([ 1., -1.], dtype=float32)
     """
 
     cutoff: float = 1.0

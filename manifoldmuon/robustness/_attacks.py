@@ -89,6 +89,11 @@ def pgd(
       TypeError: images are not float32 or float64, or labels no whole numbers.
       ValueError: shapes do not fit, a number is out of its range, images are out of bounds, or
         logits or gradients are not finite, so that an attack would be blind.
+
+    Examples:
+      >>> key, x, labels = jax.random.key(0), jnp.eye(2), jnp.arange(2)
+      >>> pgd(lambda x: x, x, labels, 0.1, key=key).accuracy
+      1.0
     """
     images = _prepare("pgd", f, x, labels, radius, bounds, batch)
     _check_counts("pgd", steps=steps, restarts=restarts, batch=batch)
@@ -141,6 +146,11 @@ def auto_attack(
     Raises:
       TypeError: see `pgd`.
       ValueError: see `pgd`.
+
+    Examples:
+      >>> key, x, labels = jax.random.key(0), jnp.eye(2), jnp.arange(2)
+      >>> auto_attack(lambda x: x, x, labels, 0.1, key=key, steps=10).accuracy
+      1.0
     """
     images = _prepare("auto_attack", f, x, labels, radius, bounds, batch)
     _check_counts("auto_attack", steps=steps, restarts=restarts, batch=batch)

@@ -174,6 +174,11 @@ def certified_accuracy(
       labels: whole numbers below k.
       radius: in units of the network's input.
       lipschitz: the constant.
+
+    Examples:
+      >>> logits, labels = jnp.array([[3.0, 0.0], [0.0, 0.1]]), jnp.array([0, 1])
+      >>> float(certified_accuracy(logits, labels, radius=0.5))
+      0.5
     """
     own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
     others = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], -jnp.inf, logits)

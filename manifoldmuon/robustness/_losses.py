@@ -41,6 +41,10 @@ def margin_cross_entropy(
       TypeError: logits are not floating point, or labels no whole numbers.
       ValueError: shapes do not fit, or a number is out of its range. Numbers that are arrays of
         JAX, which a schedule may have made under `jax.jit`, are not checked.
+
+    Examples:
+      >>> margin_cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), 0.0, 1.0).round(4)
+      Array([0.6931], dtype=float32)
     """
     _check("margin_cross_entropy", logits, labels)
     _check_scale("margin_cross_entropy: offset", offset)
@@ -71,6 +75,10 @@ def multiclass_hinge(
     Raises:
       TypeError: see `margin_cross_entropy`.
       ValueError: see `margin_cross_entropy`.
+
+    Examples:
+      >>> multiclass_hinge(jnp.array([[2.0, 0.0]]), jnp.array([0]), 1.0)
+      Array([0.], dtype=float32)
     """
     _check("multiclass_hinge", logits, labels)
     _check_scale("multiclass_hinge: margin", margin)
