@@ -16,7 +16,17 @@ import numpy as np
 
 from benchmarks._sets import scale_of
 from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
-from manifoldmuon.contrib import DoublyStochastic, Isospectral
+from manifoldmuon.contrib import (
+    DoublyStochastic,
+    Householder,
+    Isospectral,
+    NormPool,
+    ScaledReLU,
+    Shift,
+    SpaceToDepth,
+    SwapAxes,
+    TwoTap,
+)
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -36,22 +46,15 @@ from manifoldmuon.modules import (
     Flatten,
     FunctionalAttention,
     GroupSort,
-    Householder,
     Identity,
     Linear,
     MeanSubtract,
     MergeHeads,
     Module,
     Mul,
-    NormPool,
     ReLU,
     RMSDivide,
-    ScaledReLU,
-    Shift,
-    SpaceToDepth,
     SplitHeads,
-    SwapAxes,
-    TwoTap,
 )
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxRowNorm, Spectral
 

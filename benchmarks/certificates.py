@@ -25,9 +25,9 @@ from tqdm import tqdm
 from benchmarks._command import command
 from benchmarks._forgeries import FAMILIES, Forgery
 from benchmarks._independent import claimed_too_much
-from manifoldmuon import modules
+from manifoldmuon import contrib, modules
 from manifoldmuon.manifolds import Orthogonal, Stiefel
-from manifoldmuon.modules import Bias, Linear, MaxMin, Module
+from manifoldmuon.modules import Bias, GroupSort, Linear, Module
 from manifoldmuon.robustness import certify, export
 from manifoldmuon_verify import verify
 from studies.program import integer, parse, save
@@ -60,18 +60,18 @@ class Outcome(NamedTuple):
 
 def networks() -> dict[str, tuple[Module, tuple[int, ...]]]:
     """Small networks of all kinds of layers, and the shape of their images."""
-    block = MaxMin() @ Bias(8) @ Linear(8, 8, Orthogonal())
+    block = GroupSort(2) @ Bias(8) @ Linear(8, 8, Orthogonal())
     perceptron = (
         Bias(3) @ Linear(3, 8, Stiefel()) @ modules.residual(block, 2)
-        @ modules.Householder(8) @ Bias(8) @ Linear(8, 12, Stiefel())
+        @ contrib.Householder(8) @ Bias(8) @ Linear(8, 12, Stiefel())
     )  # fmt: skip
-    blocks = modules.residual(modules.Householder(12) @ Linear(12, 12, Orthogonal()), 2)
-    places = modules.LocallyConnected((2, 2), 12, 12, Orthogonal())
-    pixels = modules.Shift() @ places @ modules.OrthogonalConv2D(12, 2) @ Bias(12)
-    tokens = modules.SwapAxes() @ Linear(2, 2, Orthogonal()) @ modules.SwapAxes()
-    pool = modules.Flatten(3) @ (2**0.5 * modules.AveragePool(2, 1)) @ modules.NormPool(1) @ tokens
+    blocks = modules.residual(contrib.Householder(12) @ Linear(12, 12, Orthogonal()), 2)
+    places = contrib.LocallyConnected((2, 2), 12, 12, Orthogonal())
+    pixels = contrib.Shift() @ places @ contrib.orthogonal_conv2d(12, 2) @ Bias(12)
+    tokens = contrib.SwapAxes() @ Linear(2, 2, Orthogonal()) @ contrib.SwapAxes()
+    pool = modules.Flatten(3) @ (2**0.5 * modules.AveragePool(2, 1)) @ contrib.NormPool(1) @ tokens
     head = Bias(4) @ Linear(4, 24, Stiefel()) @ modules.GroupSort(3)
-    image = head @ pool @ blocks @ pixels @ modules.SpaceToDepth(2)
+    image = head @ pool @ blocks @ pixels @ contrib.SpaceToDepth(2)
     return {"perceptron": (perceptron, (12,)), "image": (image, (4, 4, 3))}
 
 

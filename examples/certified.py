@@ -15,7 +15,7 @@ import optax
 import manifoldmuon as mm
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import FAST
-from manifoldmuon.modules import Bias, Linear, MaxMin
+from manifoldmuon.modules import Bias, GroupSort, Linear
 from manifoldmuon.robustness import certify, export, margin_cross_entropy, pgd
 from manifoldmuon_verify import verify
 from studies.datasets import load_digits
@@ -29,8 +29,10 @@ def main(steps: int = 840, width: int = 128) -> float:
     train_x, test_x = (x.reshape(len(x), -1) for x in (data.train_x, data.test_x))
     x, y = jnp.asarray(train_x), jnp.asarray(data.train_y)
     frames = Stiefel(solver=FAST)
-    hidden = MaxMin() @ Bias(width) @ Linear(width, width, frames)
-    net = Linear(10, width, frames) @ hidden @ MaxMin() @ Bias(width) @ Linear(width, 64, frames)
+    hidden = GroupSort(2) @ Bias(width) @ Linear(width, width, frames)
+    net = (
+        Linear(10, width, frames) @ hidden @ GroupSort(2) @ Bias(width) @ Linear(width, 64, frames)
+    )
     tx = mm.optim.modular(optax.cosine_decay_schedule(0.3, steps), net, momentum=0.8)
 
     def loss(params, rows):

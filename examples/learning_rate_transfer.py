@@ -11,7 +11,7 @@ import optax
 
 import manifoldmuon as mm
 from manifoldmuon.lab import best_rate
-from manifoldmuon.modules import MLP, Module
+from manifoldmuon.modules import Module, mlp
 from studies.datasets import batches, load_digits, standardise
 
 EXPONENTS = range(-6, 2)
@@ -46,7 +46,7 @@ def main(widths: tuple[int, ...] = (32, 64, 128, 256), steps: int = 200) -> dict
     best = {}
     print("width  " + "".join(f"   2^{k:<3}" for k in EXPONENTS) + " best")
     for width in widths:
-        net = MLP(10, 64, width, 3)
+        net = mlp(10, 64, width, 3)
         losses = [float(train(net, jnp.float32(2.0**k), x, y, order)) for k in EXPONENTS]
         best[width] = best_rate(EXPONENTS, [losses]).log2_rate
         cells = "".join(f"{loss:8.4f}" for loss in losses)

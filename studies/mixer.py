@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 from matplotlib.figure import Figure
 
 import manifoldmuon as mm
-from manifoldmuon.modules import GELU, Bond, Identity, LayerNorm, Linear, Module
+from manifoldmuon.modules import GELU, Bond, Identity, Linear, MeanSubtract, Module, RMSDivide
 from studies.datasets import load_digits
 from studies.digits import figure
 from studies.program import command, errors_in_one_line, interrupted, parse, progress, save
@@ -70,12 +70,13 @@ def mixer(classes: int, pixels: int, side: int, width: int, blocks: int) -> Modu
     """MLPs over the tokens of a feature and the features of a token, in turn."""
     tokens, keep, step = (pixels // side) ** 2, 1 - 1 / (2 * blocks), 1 / (2 * blocks)
     gelu = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ
+    norm = RMSDivide() @ MeanSubtract()
     over_tokens = Linear(tokens, 2 * tokens) @ gelu @ Linear(2 * tokens, tokens)
     over_features = Linear(width, 2 * width) @ gelu @ Linear(2 * width, width)
-    mix = keep * Identity() + step * (Transpose() @ over_tokens @ Transpose() @ LayerNorm())
-    feed = keep * Identity() + step * (over_features @ LayerNorm())
+    mix = keep * Identity() + step * (Transpose() @ over_tokens @ Transpose() @ norm)
+    feed = keep * Identity() + step * (over_features @ norm)
     body = ((feed @ mix) ** blocks).tare(absolute=2.0)
-    head = Linear(classes, width) @ Mean() @ LayerNorm()
+    head = Linear(classes, width) @ Mean() @ norm
     return head @ body @ Linear(width, side**2) @ Patches(side)
 
 

@@ -31,7 +31,7 @@ from tqdm import tqdm
 import manifoldmuon as mm
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import FAST
-from manifoldmuon.modules import Bias, Linear, MaxMin, Module
+from manifoldmuon.modules import Bias, GroupSort, Linear, Module
 from manifoldmuon.robustness import (
     CertificationResult,
     auto_attack,
@@ -102,9 +102,9 @@ def read(p: Any, given: argparse.Namespace) -> Images:
 def network(pixels: int, settings: Settings) -> Module:
     """Linear layers with orthonormal rows or columns, biases, and MaxMin between them."""
     width = settings.width
-    net = MaxMin() @ Bias(width) @ Linear(width, pixels, FRAMES)
+    net = GroupSort(2) @ Bias(width) @ Linear(width, pixels, FRAMES)
     for _ in range(settings.layers - 2):
-        net = MaxMin() @ Bias(width) @ Linear(width, width, FRAMES) @ net
+        net = GroupSort(2) @ Bias(width) @ Linear(width, width, FRAMES) @ net
     return Linear(10, width, FRAMES) @ net
 
 

@@ -23,7 +23,6 @@ from manifoldmuon.modules import (
     Sharpness,
     Stack,
     Tied,
-    map_weights,
 )
 
 _HEADER = ("module", "input", "output", "Lipschitz: input", "weights", "sharpness")
@@ -225,13 +224,14 @@ def bound(
     if (radius and params is None) or (drift and params is not None):
         raise ValueError("radius goes with params: a ball around them; drift goes without")
     known = functools.partial(weight_of, radius=float(radius), drift=float(drift))
-    specs = module.weights()
     if params is None:
-        weights = map_weights(lambda spec: known(spec, None), specs)
+        weights = module.map_weights(lambda spec: known(spec, None))
     else:
-        weights = map_weights(known, specs, params)
+        weights = module.map_weights(known, params)
     found = bound_part(module, weights, _declared(input_norm, reads(module)))
-    free = params is None and any(not s.manifold.constrained for s in jax.tree.leaves(specs))
+    free = params is None and any(
+        not s.manifold.constrained for s in jax.tree.leaves(module.weights())
+    )
     return dataclasses.replace(found, assumptions=(_NORM_ONE,) if free else ())
 
 

@@ -17,17 +17,15 @@ from manifoldmuon.bounds._lipschitz_bounds import (
     map_sizes,
     side_by_side,
 )
-from manifoldmuon.bounds._network import bound_part, reads, rule
-from manifoldmuon.bounds._norm_bounds import L1, L2, MASKED, ONE_HOT, RMS, LInf, NormBound, times
+from manifoldmuon.bounds._network import bound_part, rule
+from manifoldmuon.bounds._norm_bounds import L2, ONE_HOT, RMS, LInf, NormBound, times
 from manifoldmuon.bounds._weights import Weight
 from manifoldmuon.modules import (
     GELU,
     Abs,
     Add,
-    AttendValues,
     AveragePool,
     Bias,
-    CausalMask,
     Compose,
     Concatenate,
     Conv2D,
@@ -35,29 +33,19 @@ from manifoldmuon.modules import (
     Flatten,
     FunctionalAttention,
     GroupSort,
-    Householder,
     Identity,
     Linear,
-    LocallyConnected,
     MeanSubtract,
     MergeHeads,
     Module,
     Mul,
-    NormPool,
     Positions,
-    QueryKey,
     ReLU,
     RMSDivide,
     RoPE,
-    ScaledReLU,
-    Shift,
-    Softmax,
-    SpaceToDepth,
     SplitHeads,
     Stack,
-    SwapAxes,
     Tied,
-    TwoTap,
     Unembed,
 )
 
@@ -65,7 +53,6 @@ read_length, convert_norm = LipschitzBounds.read_length, LipschitzBounds.convert
 
 
 @rule.register(Linear)
-@rule.register(LocallyConnected)
 def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
     m, n = atom.shape[-2:]
     read = read_length(x, features=n)
@@ -367,128 +354,3 @@ def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> Lipsch
         ]
     )
     return read.then_of(v.within(spread), slopes, gamma=gamma)
-
-
-# ---- contrib: attention in pieces
-
-
-_CROSS = np.array([[0.0, 1.0], [1.0, 0.0]])
-
-
-@rule.register
-def bound_softmax(bond: Softmax, weights: Any, x: NormBound) -> LipschitzBounds:
-    read = convert_norm(x, x.measure if isinstance(x.measure, LInf) else LInf())
-    out = NormBound(1.0, 1.0, L1(), read.outputs.features)
-    return read.then_of(out, bond.scale, gamma=bond.scale**2)
-
-
-@rule.register
-def bound_query_key(bond: QueryKey, weights: Any, x: Sizes) -> LipschitzBounds:
-    """A product: as steep in each factor as the other is large."""
-    read = convert_norm(x, RMS(), RMS())
-    q, k = read.outputs
-    q.expect_features(k.features)
-    out = k.within(q.upper, measure=LInf(), features=None)
-    return read.then_of(out, [k.upper, q.upper], gamma=_CROSS)
-
-
-@rule.register
-def bound_causal_mask(bond: CausalMask, weights: Any, x: NormBound) -> LipschitzBounds:
-    read = convert_norm(x, LInf())
-    return read.then_of(read.outputs.within(measure=MASKED), 1.0)
-
-
-@rule.register
-def bound_attend_values(bond: AttendValues, weights: Any, x: Sizes) -> LipschitzBounds:
-    read = convert_norm(x, L1(), RMS())
-    p, v = read.outputs
-    return read.then_of(v.within(p.upper), [v.upper, p.upper], gamma=_CROSS)
-
-
-for kind in (Softmax, CausalMask):
-    reads.register(kind, lambda bond: LInf())
-# ---- contrib: layers of networks with Lipschitz constant 1
-
-
-@rule.register
-def bound_householder(atom: Householder, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Each pair is kept, or sent through `I - 2 v v^T`; both agree where one becomes the other."""
-    read = read_length(x, features=atom.features)
-    longest, shortest = weights.rows(atom.shape)
-    gain = max(1.0, 2 * longest**2 - 1)
-    out = read.outputs if longest == shortest == 1 else read.outputs.within(gain)
-    moved = read.outputs.within(4 * longest * weights.step_rows(atom.shape)).upper
-    return read.then_of(
-        out,
-        gain,
-        weights=moved,
-        alpha=math.inf,
-        beta=math.inf,
-        gamma=math.inf,
-        reasons=("Householder has a kink, and no second derivative there",),
-    )
-
-
-@rule.register
-def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
-    """An eigenvector of `U U^T`, of eigenvalue p, becomes `1 - p` of itself here and p there.
-
-    In length that is at most `|1 - p| + p`. In the largest norm of a pixel, here and there are two
-    pixels: the root of `2 ((1 - p)**2 + p**2)`. Both are convex in p, so that its ends decide.
-    """
-    read = read_length(x, axes=-atom.axis, features=atom.channels)
-    size = read.outputs
-    most, turn = weights.spectral_norm(atom.shape)[0], weights.step_norm(atom.shape)
-    p = most**2
-    if size.measure == RMS():
-        gain = math.sqrt(2) * max(1.0, math.hypot(1 - p, p))
-    else:
-        gain = max(1.0, 2 * p - 1)
-    # What is moved differs from what stays: twice the movement of U U^T.
-    step = 4 * most * turn
-    return read.then_of(
-        size.within(gain, features=atom.channels),
-        gain,
-        weights=size.within(step).upper,
-        alpha=size.within(4 * turn**2).upper,
-        beta=step,
-    )
-
-
-@rule.register
-def bound_scaled_relu(bond: ScaledReLU, weights: Any, x: NormBound) -> LipschitzBounds:
-    root = math.sqrt(2)
-    return _kinked(bond, x.within(root), root)
-
-
-@rule.register
-def bound_space_to_depth(bond: SpaceToDepth, weights: Any, x: NormBound) -> LipschitzBounds:
-    features = x.features and bond.side**2 * x.features
-    read = read_length(x, axes=3)
-    return read.then_of(dataclasses.replace(read.outputs, features=features), 1.0)
-
-
-@rule.register
-def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBounds:
-    """In the largest RMS norm of a pixel, all pixels of a block may move at once."""
-    read, reason = read_length(x, axes=3), "NormPool has a kink at a block of zeros"
-    length = x.is_length(3)
-    slope = 1.0 if length else float(bond.side)
-    out = x if length else read.outputs.within(slope)
-    return read.then_of(out, slope, gamma=math.inf, reasons=(reason,))
-
-
-@rule.register
-def bound_swap_axes(bond: SwapAxes, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Of vectors measured one by one, only the entries' magnitudes are known behind it."""
-    read = convert_norm(x, x.measure if x.is_length(2) else LInf())
-    return read.then_of(dataclasses.replace(read.outputs, features=None), 1.0)
-
-
-@rule.register
-def bound_shift(bond: Shift, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Five pixels meet in one, each with a group of channels: at most the norms of all five."""
-    if x.is_length(3) or x.measure == LInf():
-        return LipschitzBounds.of(x, 1.0)
-    read, root = convert_norm(x, RMS()), math.sqrt(5)
-    return read.then_of(read.outputs.within(root), root)

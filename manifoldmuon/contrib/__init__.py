@@ -1,5 +1,6 @@
 """What is new, rarely needed or not yet proved useful: same laws and tests, no promise to stay."""
 
+from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, Softmax
 from manifoldmuon.contrib._cautious import cautious
 from manifoldmuon.contrib._decay import add_cautious_weight_decay, add_decay_towards
 from manifoldmuon.contrib._distance import scale_by_distance
@@ -11,6 +12,17 @@ from manifoldmuon.contrib._doubly_stochastic import (
 from manifoldmuon.contrib._isospectral import Isospectral
 from manifoldmuon.contrib._line_search import scale_by_line_search
 from manifoldmuon.contrib._lint import lint
+from manifoldmuon.contrib._lipschitz_layers import (
+    Householder,
+    LocallyConnected,
+    NormPool,
+    ScaledReLU,
+    Shift,
+    SpaceToDepth,
+    SwapAxes,
+    TwoTap,
+    orthogonal_conv2d,
+)
 from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
 from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._rule import DeepTrust, SquareLossSmoothness, StepRule, scale_by_rule
@@ -18,6 +30,19 @@ from manifoldmuon.contrib._scion import scion
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 
 __all__ = [
+    "AttendValues",
+    "CausalMask",
+    "QueryKey",
+    "Softmax",
+    "Householder",
+    "LocallyConnected",
+    "NormPool",
+    "ScaledReLU",
+    "Shift",
+    "SpaceToDepth",
+    "SwapAxes",
+    "TwoTap",
+    "orthogonal_conv2d",
     "DeepTrust",
     "DoublyStochastic",
     "Isospectral",

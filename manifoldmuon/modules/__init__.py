@@ -4,7 +4,25 @@ A module is built from atoms (which have a weight), bonds (which have none) and 
 `Module`. It compiles to plain data: `init(key)`, `apply(params, x)`, `geometry()`, `budgets()`.
 """
 
-from manifoldmuon.modules._algebra import (
+from manifoldmuon.modules._activations import (
+    GELU,
+    Abs,
+    GroupSort,
+    MeanSubtract,
+    ReLU,
+    RMSDivide,
+)
+from manifoldmuon.modules._atoms import Atom, Bias, Conv2D, Embed, Linear, Unembed
+from manifoldmuon.modules._attention import (
+    FunctionalAttention,
+    MergeHeads,
+    Positions,
+    RoPE,
+    SplitHeads,
+)
+from manifoldmuon.modules._budgets import Sharpness, WeightSpec
+from manifoldmuon.modules._external import ExternalModule, Param
+from manifoldmuon.modules._module import (
     Add,
     Bond,
     Compose,
@@ -14,105 +32,47 @@ from manifoldmuon.modules._algebra import (
     Mul,
     Stack,
 )
-from manifoldmuon.modules._atoms import Atom, Conv2D, Embed, Linear, LocallyConnected, Unembed
-from manifoldmuon.modules._attention import (
-    GPT,
-    AttendValues,
-    Attention,
-    CausalMask,
-    FunctionalAttention,
-    QueryKey,
-    RoPE,
-)
-from manifoldmuon.modules._bonds import (
-    BALANCED,
-    GELU,
-    Abs,
-    AveragePool,
-    Flatten,
-    LayerNorm,
-    MeanSubtract,
-    MergeHeads,
-    Positions,
-    ReLU,
-    RMSDivide,
-    ScaledReLU,
-    Softmax,
-    SplitHeads,
-)
-from manifoldmuon.modules._lipschitz import (
-    Bias,
-    GroupSort,
-    Householder,
-    MaxMin,
-    NormPool,
-    OrthogonalConv2D,
-    Shift,
-    SpaceToDepth,
-    SwapAxes,
-    TwoTap,
-)
-from manifoldmuon.modules._networks import MLP, ResCNN, ResMLP, residual
-from manifoldmuon.modules._plan import Sharpness, WeightSpec, map_weights
-from manifoldmuon.modules._slot import ExternalModule, Param, declare
-from manifoldmuon.modules._tied import Tied, tie
+from manifoldmuon.modules._networks import attention, gpt, mlp, res_cnn, res_mlp, residual
+from manifoldmuon.modules._shapes import AveragePool, Flatten
+from manifoldmuon.modules._tied import Tied
 
 __all__ = [
     "Module",
     "Sharpness",
     "WeightSpec",
-    "map_weights",
     "Compose",
     "Concatenate",
     "Stack",
     "Tied",
-    "tie",
     "Param",
     "ExternalModule",
-    "declare",
     "Atom",
     "Linear",
-    "LocallyConnected",
+    "Bias",
     "Embed",
     "Unembed",
     "Conv2D",
-    "Bias",
-    "Householder",
-    "TwoTap",
     "Bond",
     "Identity",
     "Add",
     "Mul",
-    "BALANCED",
     "Abs",
     "ReLU",
-    "ScaledReLU",
     "GELU",
-    "Softmax",
+    "GroupSort",
     "MeanSubtract",
     "RMSDivide",
-    "LayerNorm",
-    "SplitHeads",
-    "MergeHeads",
     "AveragePool",
     "Flatten",
+    "SplitHeads",
+    "MergeHeads",
     "Positions",
-    "GroupSort",
-    "MaxMin",
-    "SpaceToDepth",
-    "NormPool",
-    "SwapAxes",
-    "Shift",
     "RoPE",
-    "QueryKey",
-    "CausalMask",
-    "AttendValues",
     "FunctionalAttention",
-    "MLP",
+    "mlp",
     "residual",
-    "ResMLP",
-    "ResCNN",
-    "OrthogonalConv2D",
-    "Attention",
-    "GPT",
+    "res_mlp",
+    "res_cnn",
+    "attention",
+    "gpt",
 ]

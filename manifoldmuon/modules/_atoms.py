@@ -1,4 +1,4 @@
-"""Atoms: modules with one weight. The linear layer, embedding tables and the convolution."""
+"""Atoms: modules with one weight. Linear layer, bias, embedding tables and convolution."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_fields, check_number
+from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
-from manifoldmuon.modules._algebra import Module
-from manifoldmuon.modules._plan import Sharpness, WeightSpec
-from manifoldmuon.norms import ConvRMSToRMS, FanRatio, L1ToRMS, RMSToRMS
+from manifoldmuon.modules._budgets import LINEAR, Sharpness, WeightSpec
+from manifoldmuon.modules._module import Module
+from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, L1ToRMS, RMSToRMS, RootDim
+
+POSITIVE = "[1, inf)"
 
 
 # Outside of jit: one program for each kind of weight, not one for each operation.
@@ -37,10 +39,30 @@ class Atom(Module):
 
     The parameters are the array itself. An atom in flat space starts on its default
     constraint, and is then trained without it.
+
+    A new atom has the fields `manifold` and `mass`, and names its `FREE_SPACE` and `CONSTRAINT`.
     """
 
     sensitivity: ClassVar[float] = 1.0
     sharpness: ClassVar[Sharpness] = Sharpness(0.0, 1.0, 0.0)
+    parts: ClassVar[tuple[Module, ...]] = ()
+    FREE_SPACE: ClassVar[Manifold]
+    CONSTRAINT: ClassVar[Manifold]
+
+    def __post_init__(self):
+        name, space = type(self).__name__, self.manifold
+        check_fields(self, mass="[0, inf)", **self.ranges)
+        if not isinstance(space, Manifold):
+            raise TypeError(
+                f"{name}.manifold must be a Manifold; got {space!r}. The weight of an atom has "
+                "the layout that its docstring says"
+            )
+        try:
+            space.check_shape(self.shape)
+        except ValueError as error:
+            raise ValueError(f"{name}.manifold: {error}") from error
+        if space.ndim > len(self.shape):
+            raise ValueError(f"{name}.manifold takes {space.ndim} axes of {self.shape}")
 
     @property
     @abc.abstractmethod
@@ -52,29 +74,25 @@ class Atom(Module):
     def manifold(self) -> Manifold:
         """The space of the weight; its directions are measured in its norm."""
 
-    @abc.abstractmethod
     def free_space(self) -> Manifold:
-        """Flat space with the atom's own norm."""
+        """Return flat space with the atom's own norm."""
+        return self.FREE_SPACE
 
-    @abc.abstractmethod
     def constraint(self) -> Manifold:
-        """The default constraint: as large as norm 1 allows."""
+        """Return the default constraint: as large as norm 1 allows."""
+        return self.CONSTRAINT
 
     def on(self, manifold: Manifold) -> Any:
-        """The same atom on another manifold."""
+        """Return the same atom on another manifold."""
         return dataclasses.replace(self, manifold=manifold)
-
-    @property
-    def parts(self) -> tuple[Module, ...]:
-        return ()
 
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "..."]:
         start = self.manifold if self.manifold.constrained else self.constraint()
         return _random_point(start, key, self.shape, dtype)
 
-    def plan(self, target: np.ndarray) -> WeightSpec:
-        # A frozen atom is given nothing by any rule but when it stands alone.
-        budget = target if self.mass > 0 else np.zeros_like(target)
+    def plan(self, budget: np.ndarray) -> WeightSpec:
+        # A frozen atom that stands alone would get it all.
+        budget = budget if self.mass > 0 else np.zeros_like(budget)
         return WeightSpec(self.manifold, len(self.shape), self.mass, budget)
 
     def map_atoms(self, function: Any) -> Any:
@@ -84,35 +102,13 @@ class Atom(Module):
         sizes = ", ".join(str(size) for size in self.shape)
         return f"{type(self).__name__}({sizes}) on {type(self.manifold).__name__}"
 
-
-def check_atom(atom: Atom, *sizes: str) -> None:
-    """Raise an error for a size below 1, a bad mass or a manifold that does not fit.
-
-    Args:
-      atom: what is checked.
-      *sizes: the names of the fields that are sizes.
-    """
-    name = type(atom).__name__
-    check_fields(atom, mass="[0, inf)", **dict.fromkeys(sizes, "[1, inf)"))
-    if not isinstance(atom.manifold, Manifold):
-        raise TypeError(
-            f"{name}.manifold must be a Manifold; got {atom.manifold!r}. The weight of an atom has "
-            "the layout that its docstring says"
-        )
-    try:
-        atom.manifold.check_shape(atom.shape)
-    except ValueError as error:
-        raise ValueError(f"{name}.manifold: {error}") from error
-    if atom.manifold.ndim > len(atom.shape):
-        raise ValueError(f"{name}.manifold takes {atom.manifold.ndim} axes of {atom.shape}")
-
-
-def expect_features(name: str, x: Any, features: int) -> None:
-    """Raises `ValueError` unless the last axis of `x` has `features` entries."""
-    if not x.shape or x.shape[-1] != features:
-        raise ValueError(
-            f"{name} takes an input whose last axis has {features} entries; got {x.shape}"
-        )
+    def expect_features(self, x: Any, features: int) -> None:
+        """Raise `ValueError` unless the last axis of `x` has `features` entries."""
+        if not x.shape or x.shape[-1] != features:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name} takes an input whose last axis has {features} entries; got {x.shape}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,86 +123,60 @@ class Linear(Atom):
       fan_out: entries of the output.
       fan_in: entries of the input.
       manifold: `Euclidean(RMSToRMS())` (default), `Stiefel(FanRatio())`, or another that fits.
-      mass: the share of learning.
+      mass: see `Module`.
+
+    Examples:
+      >>> layer = Linear(10, 784, mm.manifolds.Stiefel())
+      >>> layer.apply(layer.init(jax.random.key(0)), jnp.ones((5, 784))).shape
+      (5, 10)
     """
 
     fan_out: int
     fan_in: int
     manifold: Manifold = Euclidean(RMSToRMS())
     mass: float = 1.0
-
-    def __post_init__(self):
-        check_atom(self, "fan_out", "fan_in")
+    ranges: ClassVar = {"fan_out": POSITIVE, "fan_in": POSITIVE}
+    FREE_SPACE: ClassVar = Euclidean(RMSToRMS())
+    CONSTRAINT: ClassVar = Stiefel(FanRatio())
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.fan_out, self.fan_in)
 
-    def free_space(self) -> Manifold:
-        return Euclidean(RMSToRMS())
-
-    def constraint(self) -> Manifold:
-        return Stiefel(FanRatio())
-
     def apply(self, params: Float[Array, "m n"], x: Float[Array, "..."]) -> Float[Array, "..."]:
-        expect_features("Linear", x, self.fan_in)
+        self.expect_features(x, self.fan_in)
         return jnp.matmul(x, params.T)
 
 
 @dataclasses.dataclass(frozen=True)
-class LocallyConnected(Atom):
-    """`x_p -> W_p x_p`: a matrix of its own for every place, where `Linear` has one for all.
-
-    Inputs are `(..., *places, fan_in)`. Behind `SpaceToDepth` it is a locally connected layer, a
-    convolution of as large a stride as kernel that shares no weights between places; on rows of
-    features, a block-diagonal matrix. The weight is `(*places, fan_out, fan_in)`, measured matrix
-    by matrix as that of `Linear`, its norm the largest of them.
+class Bias(Atom):
+    """`x -> x + b` on the last axis. The start is zero.
 
     Attributes:
-      places: the lengths of the axes before the last, such as `(rows, columns)` of an image.
-      fan_out: entries of the output at a place.
-      fan_in: entries of the input at a place.
-      manifold: `Euclidean(RMSToRMS())` (default), `Stiefel(FanRatio())`, or another that fits.
-      mass: the share of learning.
+      features: entries of the last axis; the parameters are `(features,)`.
+      manifold: flat space under the RMS norm (default), or another that fits.
+      mass: see `Module`.
     """
 
-    places: tuple[int, ...]
-    fan_out: int
-    fan_in: int
-    manifold: Manifold = Euclidean(RMSToRMS())
+    features: int
+    manifold: Manifold = Euclidean(Frobenius(1, RootDim()))
     mass: float = 1.0
-
-    def __post_init__(self):
-        if not isinstance(self.places, tuple) or not self.places:
-            raise ValueError(
-                "LocallyConnected.places must be a tuple of at least one length; got "
-                f"{self.places!r}. A layer without places is Linear"
-            )
-        for size in self.places:
-            check_number("LocallyConnected.places", size, least=1.0, whole=True)
-        check_atom(self, "fan_out", "fan_in")
+    sharpness: ClassVar[Sharpness] = LINEAR
+    ranges: ClassVar = {"features": POSITIVE}
+    # Nothing is gained by a bias of fixed length.
+    FREE_SPACE: ClassVar = Euclidean(Frobenius(1, RootDim()))
+    CONSTRAINT: ClassVar = FREE_SPACE
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (*self.places, self.fan_out, self.fan_in)
+        return (self.features,)
 
-    def free_space(self) -> Manifold:
-        return Euclidean(RMSToRMS())
+    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, " n"]:
+        return jnp.zeros(self.shape, dtype)
 
-    def constraint(self) -> Manifold:
-        return Stiefel(FanRatio())
-
-    def apply(
-        self, params: Float[Array, "*places m n"], x: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
-        wanted = (*self.places, self.fan_in)
-        if x.shape[-len(wanted) :] != wanted:
-            sizes = ", ".join(str(size) for size in wanted)
-            raise ValueError(f"LocallyConnected takes inputs (..., {sizes}); got {x.shape}")
-        before = x.shape[: x.ndim - len(wanted)]
-        matrices = params.reshape(-1, self.fan_out, self.fan_in)
-        y = jnp.einsum("pmn,bpn->bpm", matrices, x.reshape(-1, len(matrices), self.fan_in))
-        return y.reshape(*before, *self.places, self.fan_out)
+    def apply(self, params: Float[Array, " n"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+        self.expect_features(x, self.features)
+        return x + params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,29 +190,23 @@ class Embed(Atom):
       dim: entries of each vector.
       vocabulary: how many vectors.
       manifold: `Euclidean(L1ToRMS())` (default), `EmbeddingRows()`, or another that fits.
-      mass: the share of learning.
+      mass: see `Module`.
     """
 
     dim: int
     vocabulary: int
     manifold: Manifold = Euclidean(L1ToRMS())
     mass: float = 1.0
-
-    def __post_init__(self):
-        check_atom(self, "dim", "vocabulary")
+    ranges: ClassVar = {"dim": POSITIVE, "vocabulary": POSITIVE}
+    FREE_SPACE: ClassVar = Euclidean(L1ToRMS())
+    CONSTRAINT: ClassVar = EmbeddingRows()
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.vocabulary, self.dim)
 
-    def free_space(self) -> Manifold:
-        return Euclidean(L1ToRMS())
-
-    def constraint(self) -> Manifold:
-        return EmbeddingRows()
-
     def apply(self, params: Float[Array, "v d"], x: Num[Array, "..."]) -> Float[Array, "..."]:
-        """The vectors of the tokens; a token outside of the vocabulary gives NaN."""
+        """Return the vectors of the tokens; a token outside of the vocabulary gives NaN."""
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"Embed takes whole numbers; got an input of dtype {x.dtype}")
         return params.at[x].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
@@ -252,37 +216,31 @@ class Embed(Atom):
 class Unembed(Atom):
     """`x -> E x / dim`: one score for each row of a table like that of `Embed`.
 
-    It is the head that can share the table of `Embed` (see `tie`). In the norm of `Embed`, the
+    It is the head that can share the table of `Embed` (see `Tied`). In the norm of `Embed`, the
     largest RMS norm of a row, it is well-normed from the RMS norm of the input to the *largest*
     score: `|<e, x>| / dim <= ||e||_RMS ||x||_RMS`. That bounds the RMS norm of the scores too.
 
     Attributes:
       vocabulary: how many scores.
       dim: entries of the input.
-      manifold: `Euclidean(L1ToRMS())` (default), `EmbeddingRows()`, or another that fits.
-      mass: the share of learning.
+      manifold: as of `Embed`.
+      mass: see `Module`.
     """
 
     vocabulary: int
     dim: int
     manifold: Manifold = Euclidean(L1ToRMS())
     mass: float = 1.0
-
-    def __post_init__(self):
-        check_atom(self, "vocabulary", "dim")
+    ranges: ClassVar = {"vocabulary": POSITIVE, "dim": POSITIVE}
+    FREE_SPACE: ClassVar = Euclidean(L1ToRMS())
+    CONSTRAINT: ClassVar = EmbeddingRows()
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.vocabulary, self.dim)
 
-    def free_space(self) -> Manifold:
-        return Euclidean(L1ToRMS())
-
-    def constraint(self) -> Manifold:
-        return EmbeddingRows()
-
     def apply(self, params: Float[Array, "v d"], x: Float[Array, "..."]) -> Float[Array, "..."]:
-        expect_features("Unembed", x, self.dim)
+        self.expect_features(x, self.dim)
         return jnp.matmul(x, params.T) / self.dim
 
 
@@ -303,7 +261,7 @@ class Conv2D(Atom):
         stride 1 (for an even kernel one more at the bottom and on the right).
       manifold: `Euclidean(ConvRMSToRMS())` (default), `Stiefel(FanRatio(1 / kernel**2))` tap by
         tap, or another that fits.
-      mass: the share of learning.
+      mass: see `Module`.
     """
 
     out_channels: int
@@ -313,23 +271,21 @@ class Conv2D(Atom):
     padding: int | None = None
     manifold: Manifold = Euclidean(ConvRMSToRMS())
     mass: float = 1.0
-
-    def __post_init__(self):
-        check_atom(self, "out_channels", "in_channels", "kernel", "stride")
-        check_fields(self, padding="[0, inf)")
+    FREE_SPACE: ClassVar = Euclidean(ConvRMSToRMS())
+    ranges: ClassVar = {
+        **dict.fromkeys(("out_channels", "in_channels", "kernel", "stride"), POSITIVE),
+        "padding": "[0, inf)",
+    }
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.kernel, self.kernel, self.out_channels, self.in_channels)
 
-    def free_space(self) -> Manifold:
-        return Euclidean(ConvRMSToRMS())
-
     def constraint(self) -> Manifold:
         return Stiefel(FanRatio(1 / self.kernel**2))
 
     def apply(self, params: Float[Array, "k k m n"], x: Any) -> Float[Array, "..."]:
-        expect_features("Conv2D", x, self.in_channels)
+        self.expect_features(x, self.in_channels)
         if x.ndim < 3:
             raise ValueError(f"Conv2D takes (..., height, width, channels); got {x.shape}")
         pixels = x.reshape(-1, *x.shape[-3:])

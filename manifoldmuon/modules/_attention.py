@@ -1,19 +1,17 @@
-"""Attention as a bond, in one piece and in its pieces; rotary positions; and the GPT."""
+"""Attention as a bond, and what goes with it: heads and positions."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from manifoldmuon._internal.arguments import check_fields, check_number
-from manifoldmuon.modules._algebra import Bond, Identity, Module
-from manifoldmuon.modules._atoms import Embed, Linear
-from manifoldmuon.modules._bonds import GELU, LayerNorm, MergeHeads, Positions, SplitHeads
+from manifoldmuon.modules._module import Bond
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +26,6 @@ class FunctionalAttention(Bond):
     """
 
     causal: bool = True
-    sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 3.0
 
     def forward(
@@ -38,57 +35,54 @@ class FunctionalAttention(Bond):
         ],
     ) -> Float[Array, "*batch t e"]:
         query, key, value = x
-        scores = QueryKey().forward((query, key))
+        scores = jnp.matmul(query, key.mT) / query.shape[-1]
         if self.causal:
-            scores = CausalMask().forward(scores)
-        return AttendValues().forward((jax.nn.softmax(scores, axis=-1), value))
+            scores = jnp.where(np.tri(scores.shape[-1], dtype=bool), scores, -jnp.inf)
+        return jnp.matmul(jax.nn.softmax(scores, axis=-1), value)
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryKey(Bond):
-    """`(q, k) -> q k^T / d`: the scores `(..., sequence, sequence)` of attention.
+class SplitHeads(Bond):
+    """`(..., sequence, heads * dim)` to `(..., heads, sequence, dim)`.
 
-    In the largest RMS norm of a token and the largest score: sensitivity and sharpness 1, for
-    queries and keys of norm at most 1. The sensitivity grows in proportion to their norm.
+    An isometry where the norm is the root mean square over the heads. In the largest norm of a
+    head, which attention takes, a vector that lies in one head alone counts sqrt(heads) times as
+    much; the declared 1 is that of vectors spread evenly.
+
+    Attributes:
+      heads: how many.
     """
 
-    sensitivity: ClassVar[float] = 1.0
-    gamma: ClassVar[float] = 1.0
+    heads: int
+    ranges: ClassVar = {"heads": "[1, inf)"}
 
-    def forward(
-        self, x: tuple[Float[Array, "*batch t d"], Float[Array, "*batch s d"]]
-    ) -> Float[Array, "*batch t s"]:
-        query, key = x
-        return jnp.matmul(query, key.mT) / query.shape[-1]
-
-
-@dataclasses.dataclass(frozen=True)
-class CausalMask(Bond):
-    """Scores `(..., sequence, sequence)` with minus infinity where a token would look ahead."""
-
-    sensitivity: ClassVar[float] = 1.0
-    gamma: ClassVar[float] = 0.0
-
-    def forward(self, x: Float[Array, "*batch t t"]) -> Float[Array, "*batch t t"]:
-        return jnp.where(np.tri(x.shape[-1], dtype=bool), x, -jnp.inf)
+    def forward(self, x: Float[Array, "*batch t d"]) -> Float[Array, "*batch h t e"]:
+        if x.shape[-1] % self.heads:
+            raise ValueError(f"{x.shape[-1]} features do not split into {self.heads} heads")
+        split = x.reshape(*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
+        return jnp.swapaxes(split, -3, -2)
 
 
 @dataclasses.dataclass(frozen=True)
-class AttendValues(Bond):
-    """`(probabilities, v) -> probabilities v`.
+class MergeHeads(Bond):
+    """`(..., heads, sequence, dim)` to `(..., sequence, heads * dim)`: undoes `SplitHeads`."""
 
-    In the largest sum of a row of probabilities and the largest RMS norm of a token: sensitivity
-    and sharpness 1, for values of norm at most 1.
+    def forward(self, x: Float[Array, "*batch h t e"]) -> Float[Array, "*batch t d"]:
+        moved = jnp.swapaxes(x, -3, -2)
+        return moved.reshape(*moved.shape[:-2], math.prod(moved.shape[-2:]))
+
+
+@dataclasses.dataclass(frozen=True)
+class Positions(Bond):
+    """Tokens `(..., sequence)` to the number of their place: 0, 1, 2, ...
+
+    The sensitivity is declared as 1, that of the tokens beside it, so that token and position
+    embeddings sum to a module of sensitivity 1 (modular norm, arXiv:2405.14813, appendix B.7).
+    It is in truth 0.
     """
 
-    sensitivity: ClassVar[float] = 1.0
-    gamma: ClassVar[float] = 1.0
-
-    def forward(
-        self, x: tuple[Float[Array, "*batch t s"], Float[Array, "*batch s e"]]
-    ) -> Float[Array, "*batch t e"]:
-        probabilities, value = x
-        return jnp.matmul(probabilities, value)
+    def forward(self, x: Int[Array, "*batch t"]) -> Int[Array, "*batch t"]:
+        return jnp.broadcast_to(jnp.arange(x.shape[-1], dtype=x.dtype), x.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +97,7 @@ class RoPE(Bond):
     """
 
     base: float = 10_000.0
-    sensitivity: ClassVar[float] = 1.0
-    gamma: ClassVar[float] = 0.0
-
-    def __post_init__(self):
-        check_fields(self, base="[1, inf)")
+    ranges: ClassVar = {"base": "[1, inf)"}
 
     def forward(self, x: Float[Array, "*batch t d"]) -> Float[Array, "*batch t d"]:
         tokens, dim = x.shape[-2:]
@@ -119,82 +109,3 @@ class RoPE(Bond):
         cos, sin = (jnp.asarray(f(angles), x.dtype) for f in (np.cos, np.sin))
         a, b = x[..., :half], x[..., half:]
         return jnp.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
-
-
-def Attention(
-    width: int,
-    heads: int,
-    key_dim: int | None = None,
-    value_dim: int | None = None,
-    *,
-    causal: bool = True,
-    rope: bool = False,
-) -> Module:
-    """Multi-head attention on `(..., sequence, width)`: mass 4, sensitivity 1.
-
-    `Linear @ MergeHeads @ 1/3 FunctionalAttention @ (Q, K, V)`: the third makes up for the three
-    inputs, whose sensitivities add up (modular norm, arXiv:2405.14813, appendix B.6).
-
-    Args:
-      width: entries of a token.
-      heads: how many.
-      key_dim: entries of a query and a key of one head; None: `width // heads`.
-      value_dim: entries of a value of one head; None: `width // heads`.
-      causal: whether a token sees only itself and those before it.
-      rope: whether queries and keys are rotated by their position.
-    """
-    check_number("Attention heads", heads, least=1.0, whole=True)
-    key_dim = width // heads if key_dim is None else key_dim
-    value_dim = width // heads if value_dim is None else value_dim
-    turn = RoPE() if rope else Identity()
-    query = turn @ SplitHeads(heads) @ Linear(heads * key_dim, width)
-    key = turn @ SplitHeads(heads) @ Linear(heads * key_dim, width)
-    value = SplitHeads(heads) @ Linear(heads * value_dim, width)
-    attend = FunctionalAttention(causal) / 3
-    return Linear(width, heads * value_dim) @ MergeHeads() @ attend @ (query, key, value)
-
-
-def GPT(
-    vocabulary: int,
-    width: int,
-    heads: int,
-    blocks: int,
-    *,
-    context: int | None = None,
-    mass: float = 5.0,
-    layer_norm: bool = False,
-) -> Module:
-    """A language model on tokens `(..., sequence)`: scores `(..., sequence, vocabulary)`.
-
-    Embedding and head have mass 1 each, sensitivity is 1. With the defaults this is the
-    character GPT of the Modula package (rotary positions, no layer norms); with `context` and
-    `layer_norm` the GPT of the modular norm (arXiv:2405.14813, appendix B.7).
-
-    Args:
-      vocabulary: how many tokens.
-      width: entries of the residual stream.
-      heads: attention heads; the width is divided among them.
-      blocks: how many pairs of an attention block and an MLP block.
-      context: None for rotary positions; else how many learned ones, a limit on the sequence
-        (beyond it the output is NaN).
-      mass: of all blocks together.
-      layer_norm: whether each block and the head normalise what they read.
-    """
-    check_number("GPT blocks", blocks, least=1.0, whole=True)
-    norm = LayerNorm() if layer_norm else Identity()
-    attention = Attention(width, heads, rope=context is None) @ norm
-    nonlinear = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ
-    feed_forward = Linear(width, 4 * width) @ nonlinear @ Linear(4 * width, width) @ norm
-    part = 1 / (2 * blocks)
-    attention_block = (1 - part) * Identity() + part * attention
-    feed_forward_block = (1 - part) * Identity() + part * feed_forward
-    body = ((feed_forward_block @ attention_block) ** blocks).tare(absolute=mass)
-    return Linear(vocabulary, width) @ norm @ body @ _embedding(width, vocabulary, context)
-
-
-def _embedding(width: int, vocabulary: int, context: int | None) -> Module:
-    tokens = Embed(width, vocabulary)
-    if context is None:
-        return tokens
-    positions = Embed(width, context) @ Positions()
-    return (0.5 * tokens + 0.5 * positions).tare()

@@ -1,15 +1,23 @@
-"""Published architectures without attention: MLP, ResMLP, ResCNN."""
+"""Published architectures: MLP, residual networks, attention and GPT."""
 
 from __future__ import annotations
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon.modules._algebra import Identity, Module
-from manifoldmuon.modules._atoms import Conv2D, Linear
-from manifoldmuon.modules._bonds import Abs, AveragePool, Flatten, MeanSubtract, ReLU, RMSDivide
+from manifoldmuon.modules._activations import GELU, Abs, MeanSubtract, ReLU, RMSDivide
+from manifoldmuon.modules._atoms import Conv2D, Embed, Linear
+from manifoldmuon.modules._attention import (
+    FunctionalAttention,
+    MergeHeads,
+    Positions,
+    RoPE,
+    SplitHeads,
+)
+from manifoldmuon.modules._module import Identity, Module
+from manifoldmuon.modules._shapes import AveragePool, Flatten
 
 
-def MLP(outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU()) -> Module:
-    """`depth` linear layers with nonlinearities between them.
+def mlp(outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU()) -> Module:
+    """Return `depth` linear layers with nonlinearities between them.
 
     Args:
       outputs: entries of the output.
@@ -18,16 +26,18 @@ def MLP(outputs: int, inputs: int, width: int, depth: int, activation: Module = 
       depth: linear layers; at least 2. Those in the middle are one `Stack`.
       activation: between two layers. The default declares sensitivity 1, so that every layer has
         the same budget.
+
+    Examples:
+      >>> mlp(10, 784, 256, depth=3).mass
+      3.0
     """
-    check_number("MLP depth", depth, least=2.0, whole=True)
-    first = activation @ Linear(width, inputs)
-    middle = (activation @ Linear(width, width)) ** (depth - 2) if depth > 2 else Identity()
-    body = middle @ first if depth > 2 else first
+    check_number("mlp(depth)", depth, least=2.0, whole=True)
+    body = (activation @ Linear(width, width)) ** (depth - 2) @ activation @ Linear(width, inputs)
     return Linear(outputs, width) @ body
 
 
 def residual(residue: Module, blocks: int) -> Module:
-    """`((1 - 1/L) Identity + 1/L residue) ** L`.
+    """Return `((1 - 1/L) Identity + 1/L residue) ** L`.
 
     Of sensitivity 1 if the residue is, and of bounded sharpness at every depth (modular norm,
     arXiv:2405.14813, proposition 4).
@@ -35,15 +45,23 @@ def residual(residue: Module, blocks: int) -> Module:
     Args:
       residue: a module whose output is like its input.
       blocks: L.
+
+    Examples:
+      >>> round(residual(ReLU() @ Linear(8, 8), blocks=6).sensitivity, 6)
+      1.0
     """
-    check_number("residual blocks", blocks, least=1.0, whole=True)
-    return ((1 - 1 / blocks) * Identity() + (1 / blocks) * residue) ** blocks
+    check_number("residual(blocks)", blocks, least=1.0, whole=True)
+    return _mix(residue, 1 / blocks) ** blocks
 
 
-def ResMLP(
+def _mix(residue: Module, part: float) -> Module:
+    return (1 - part) * Identity() + part * residue
+
+
+def res_mlp(
     outputs: int, inputs: int, width: int, blocks: int, block_depth: int = 2, mass: float = 1.0
 ) -> Module:
-    """The residual MLP of the modular norm (arXiv:2405.14813, appendix B.5).
+    """Return the residual MLP of the modular norm (arXiv:2405.14813, appendix B.5).
 
     Each residue is `MeanSubtract @ Abs @ Linear @ RMSDivide`, `block_depth` times.
 
@@ -60,7 +78,7 @@ def ResMLP(
     return Linear(outputs, width) @ body @ Linear(width, inputs)
 
 
-def ResCNN(
+def res_cnn(
     outputs: int,
     channels: int,
     width: int,
@@ -70,9 +88,9 @@ def ResCNN(
     kernel: int = 3,
     pool: int = 1,
 ) -> Module:
-    """The residual convolutional network of the same paper, for `(..., height, width, channels)`.
+    """Return the residual convolutional network of the same paper, for images with channels last.
 
-    As `ResMLP`, with convolutions; then average pooling, flattening and a linear head. Means and
+    As `res_mlp`, with convolutions; then average pooling, flattening and a linear head. Means and
     root mean squares are taken over the channels of each pixel.
 
     Args:
@@ -89,3 +107,79 @@ def ResCNN(
     body = residual(layer**block_depth, blocks).tare(absolute=mass)
     head = Linear(outputs, pool * pool * width) @ Flatten(3) @ AveragePool(pool, pool)
     return head @ body @ Conv2D(width, channels, kernel)
+
+
+def attention(
+    width: int,
+    heads: int,
+    key_dim: int | None = None,
+    value_dim: int | None = None,
+    *,
+    causal: bool = True,
+    rope: bool = False,
+) -> Module:
+    """Return multi-head attention on `(..., sequence, width)`: mass 4, sensitivity 1.
+
+    `Linear @ MergeHeads @ 1/3 FunctionalAttention @ (Q, K, V)`: the third makes up for the three
+    inputs, whose sensitivities add up (modular norm, arXiv:2405.14813, appendix B.6).
+
+    Args:
+      width: entries of a token.
+      heads: how many.
+      key_dim: entries of a query and a key of one head; None: `width // heads`.
+      value_dim: entries of a value of one head; None: `width // heads`.
+      causal: whether a token sees only itself and those before it.
+      rope: whether queries and keys are rotated by their position.
+    """
+    check_number("attention(heads)", heads, least=1.0, whole=True)
+    key_dim = width // heads if key_dim is None else key_dim
+    value_dim = width // heads if value_dim is None else value_dim
+    turn = RoPE() if rope else Identity()
+    query = key = turn @ SplitHeads(heads) @ Linear(heads * key_dim, width)
+    value = SplitHeads(heads) @ Linear(heads * value_dim, width)
+    attend = FunctionalAttention(causal) / 3
+    return Linear(width, heads * value_dim) @ MergeHeads() @ attend @ (query, key, value)
+
+
+def gpt(
+    vocabulary: int,
+    width: int,
+    heads: int,
+    blocks: int,
+    *,
+    context: int | None = None,
+    mass: float = 5.0,
+    layer_norm: bool = False,
+) -> Module:
+    """Return a language model on tokens `(..., sequence)`: scores `(..., sequence, vocabulary)`.
+
+    Embedding and head have mass 1 each, sensitivity is 1. With the defaults this is the
+    character GPT of the Modula package (rotary positions, no layer norms); with `context` and
+    `layer_norm` the GPT of the modular norm (arXiv:2405.14813, appendix B.7).
+
+    Args:
+      vocabulary: how many tokens.
+      width: entries of the residual stream.
+      heads: attention heads; the width is divided among them.
+      blocks: how many pairs of an attention block and an MLP block.
+      context: None for rotary positions; else how many learned ones, a limit on the sequence
+        (beyond it the output is NaN).
+      mass: of all blocks together.
+      layer_norm: whether each block and the head normalise what they read.
+
+    Examples:
+      >>> gpt(65, width=128, heads=4, blocks=4).mass
+      7.0
+    """
+    check_number("gpt(blocks)", blocks, least=1.0, whole=True)
+    norm = RMSDivide() @ MeanSubtract() if layer_norm else Identity()
+    attend = attention(width, heads, rope=context is None) @ norm
+    nonlinear = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ
+    feed_forward = Linear(width, 4 * width) @ nonlinear @ Linear(4 * width, width) @ norm
+    part = 1 / (2 * blocks)
+    body = ((_mix(feed_forward, part) @ _mix(attend, part)) ** blocks).tare(absolute=mass)
+    embedding = Embed(width, vocabulary)
+    if context is not None:
+        positions = Embed(width, context) @ Positions()
+        embedding = (0.5 * embedding + 0.5 * positions).tare()
+    return Linear(vocabulary, width) @ norm @ body @ embedding

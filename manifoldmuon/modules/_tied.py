@@ -12,70 +12,65 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon.modules._algebra import Module
-from manifoldmuon.modules._plan import Sharpness, WeightSpec
+from manifoldmuon.modules._budgets import Sharpness, WeightSpec
+from manifoldmuon.modules._module import Module
 
 Place = tuple[int, ...]
 
 
-def tie(module: Module, *places: int | Place) -> "Tied":
-    """A module in which several atoms share one weight.
-
-    Args:
-      module: what holds them.
-      *places: where the atoms' parameters are in the tree of parameters, two at least: an index,
-        or a tuple of indices for deeper ones. `tie(head @ blocks @ table, 0, 2)` ties an
-        `Embed` and an `Unembed`. The first is where the weight is kept; the others become `()`.
-
-    Returns:
-      The tied module. To tie several groups, tie again (a place is the same in the result).
-
-    Raises:
-      ValueError: fewer than two places, a place that holds no atom, or atoms that differ in
-        shape, manifold or number of copies, or of which some are frozen and others are not.
-    """
-    paths = tuple(tuple(p) if isinstance(p, tuple | list) else (p,) for p in places)
-    return Tied(module, paths)
-
-
 @dataclasses.dataclass(frozen=True)
 class Tied(Module):
-    """A module with one weight in several places; made by `tie`.
+    """A module in which several atoms share one weight.
 
     The paper's modules never share a weight; this is what its theory gives. A place whose
-    untied budget is `b_i` and whose share of the mass is `p_i` adds at most `p_i ||dw|| / b_i` to
-    the change of the output. The shared leaf may use up what its places were given together,
-    `sum_i p_i`, so that its budget is their mean, weighted harmonically:
+    untied budget is `b_i` and whose part of the mass is `p_i` adds at most `p_i ||dw|| / b_i` to
+    the change of the output. The shared leaf may use up the mass of its places together,
+    `sum_i p_i`, so that its budget is the harmonic mean of theirs, weighted by mass:
 
     `budget = sum_i p_i / sum_i (p_i / b_i)`.
 
     The module is well-normed with it, its mass is the sum over all places, and where the places
     have equal budgets the leaf has that budget. A place that never reaches the output adds its
-    share and no effect.
+    mass and no effect. To tie several groups, tie again (a place is the same in the result).
 
     Attributes:
       module: the module with every place of its own.
-      places: paths in the tree of parameters; the first is kept.
+      places: where the atoms' parameters are in the tree of parameters, two at least: an index,
+        or a tuple of indices for deeper ones. The first is where the weight is kept; the others
+        become `()`.
+
+    Raises:
+      ValueError: fewer than two places, a place that holds no atom, or atoms that differ in
+        shape, manifold or number of copies, or of which some are frozen and others are not.
+
+    Examples:
+      >>> net = Tied(Unembed(65, 16) @ Linear(16, 16) @ Embed(16, 65), (0, 2))
+      >>> jax.tree.map(jnp.shape, net.init(jax.random.key(0)))
+      ((65, 16), (16, 16), ())
     """
 
     module: Module
-    places: tuple[Place, ...]
+    places: tuple[int | Place, ...]
     wraps: ClassVar[bool] = True
 
     def __post_init__(self):
-        for index in (index for place in self.places for index in place):
-            check_number("an index of tie(places)", index, least=0.0, whole=True)
-        if len(set(self.places)) < max(len(self.places), 2):
-            raise ValueError(f"tie takes two different places at least; got {self.places}")
+        for index in (index for place in self._paths for index in place):
+            check_number("an index of Tied.places", index, least=0.0, whole=True)
+        if len(set(self._paths)) < max(len(self.places), 2):
+            raise ValueError(f"Tied takes two different places at least; got {self.places}")
         specs = self._specs(self.module.weights())
-        for place, spec in zip(self.places, specs, strict=True):
+        for place, spec in zip(self._paths, specs, strict=True):
             if not isinstance(spec, WeightSpec):
                 raise ValueError(f"there is no atom's weight at {place} in\n{self.module}")
         shared_weight(f"tied at {self.places}", specs)
         params = jax.eval_shape(lambda: self.module.init(jax.random.key(0)))
-        shapes = [_find(params, place).shape for place in self.places]
+        shapes = [_find(params, place).shape for place in self._paths]
         if len({*shapes}) > 1:
             raise ValueError(f"tied weights must agree in shape; got {shapes}")
+
+    @property
+    def _paths(self) -> list[Place]:
+        return [place if isinstance(place, tuple) else (place,) for place in self.places]
 
     @property
     def mass(self) -> float:
@@ -109,27 +104,28 @@ class Tied(Module):
         return self.module.apply(self.untied(params), x)
 
     def untied(self, params: Any) -> Any:
-        """The parameters of the untied module: the shared one in every place."""
-        shared = _find(params, self.places[0])
-        return functools.reduce(lambda tree, p: _put(tree, p, shared), self.places[1:], params)
+        """Return the parameters of the untied module: the shared one in every place."""
+        first, *others = self._paths
+        shared = _find(params, first)
+        return functools.reduce(lambda tree, p: _put(tree, p, shared), others, params)
 
-    def plan(self, target: np.ndarray) -> Any:
-        plan = self.module.plan(target)
+    def plan(self, budget: np.ndarray) -> Any:
+        plan = self.module.plan(budget)
         shared = shared_weight(f"tied at {self.places}", self._specs(plan))
-        return self._thin(_put(plan, self.places[0], shared))
+        return self._thin(_put(plan, self._paths[0], shared))
 
     def map_atoms(self, function: Any) -> "Tied":
         return Tied(self.module.map_atoms(function), self.places)
 
     def describe(self) -> str:
-        return "Tied at " + ", ".join("/".join(map(str, place)) for place in self.places)
+        return "Tied at " + ", ".join("/".join(map(str, place)) for place in self._paths)
 
     def _specs(self, plan: Any) -> list[Any]:
         """Return the `WeightSpec` at each place, if the places are those of atoms."""
-        return [_find(plan, place) for place in self.places]
+        return [_find(plan, place) for place in self._paths]
 
     def _thin(self, tree: Any) -> Any:
-        return functools.reduce(lambda t, place: _put(t, place, ()), self.places[1:], tree)
+        return functools.reduce(lambda t, place: _put(t, place, ()), self._paths[1:], tree)
 
 
 def shared_weight(where: str, specs: list[WeightSpec]) -> WeightSpec:

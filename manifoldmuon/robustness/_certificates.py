@@ -25,7 +25,6 @@ from manifoldmuon.modules import (
     Linear,
     Module,
     Mul,
-    map_weights,
 )
 
 # Relative: more than norms in float64 may be wrong by.
@@ -278,7 +277,7 @@ def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
                 "weights? `spec.manifold.project` brings a weight back to its manifold"
             )
 
-    map_weights(check, net.weights(), params)
+    net.map_weights(check, params)
 
 
 # One program for each kind of weight, not one for each operation.

@@ -6,7 +6,6 @@ import decimal
 import functools
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -26,22 +25,14 @@ from manifoldmuon.modules import (
     Concatenate,
     Flatten,
     GroupSort,
-    Householder,
     Identity,
     Linear,
-    LocallyConnected,
     MeanSubtract,
     Module,
     Mul,
-    NormPool,
     ReLU,
-    ScaledReLU,
-    Shift,
-    SpaceToDepth,
     Stack,
-    SwapAxes,
     Tied,
-    TwoTap,
 )
 from manifoldmuon.robustness._certificates import CertificationResult
 
@@ -231,8 +222,6 @@ def _register(kind: type[Module], name: str, *options: str) -> None:
 
 _register(Linear, "linear")
 _register(Bias, "bias")
-_register(Householder, "householder")
-_register(TwoTap, "two_tap", "axis", "offset")
 _register(Identity, "identity")
 _register(Mul, "scale", "factor")
 _register(GroupSort, "group_sort", "size")
@@ -240,23 +229,6 @@ _register(Abs, "abs")
 _register(ReLU, "relu")
 _register(Flatten, "flatten", "axes")
 _register(AveragePool, "average_pool", "rows", "columns")
-_register(NormPool, "norm_pool", "side")
-_register(SpaceToDepth, "space_to_depth", "side")
-_register(SwapAxes, "swap_axes")
-_register(Shift, "shift", "pixels")
-
-
-@describe.register
-def describe_scaled_relu(module: ScaledReLU, params: Any, arrays: Arrays) -> list[Entry]:
-    return [{"kind": "relu"}, {"kind": "scale", "factor": math.sqrt(2)}]
-
-
-@describe.register
-def describe_locally_connected(
-    module: LocallyConnected, params: Any, arrays: Arrays
-) -> list[Entry]:
-    kind = "locally_connected"
-    return [{"kind": kind, "weight": arrays.add(kind, params), "axes": len(module.places)}]
 
 
 @describe.register

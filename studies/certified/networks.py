@@ -3,19 +3,10 @@
 import dataclasses
 import itertools
 
+from manifoldmuon.contrib import LocallyConnected, Shift, SpaceToDepth, orthogonal_conv2d
 from manifoldmuon.manifolds import Orthogonal, Stiefel
 from manifoldmuon.manifolds.solvers import StiefelSolver
-from manifoldmuon.modules import (
-    Bias,
-    Flatten,
-    Linear,
-    LocallyConnected,
-    MaxMin,
-    Module,
-    OrthogonalConv2D,
-    Shift,
-    SpaceToDepth,
-)
+from manifoldmuon.modules import Bias, Flatten, GroupSort, Linear, Module
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +47,8 @@ class Convolutional:
         channels = self.patch**2 * colours
         net: Module = SpaceToDepth(self.patch)
         for _ in range(self.depth):
-            convolution = OrthogonalConv2D(channels, self.kernel)
-            net = MaxMin() @ Bias(channels) @ convolution @ net
+            convolution = orthogonal_conv2d(channels, self.kernel)
+            net = GroupSort(2) @ Bias(channels) @ convolution @ net
         return _head(Flatten(3) @ net, (height * width * colours, *self.widths), classes, solver)
 
 
@@ -78,7 +69,7 @@ class Local:
         height, width, colours = image
         places, features = (height // self.patch, width // self.patch), self.patch**2 * colours
         patches = LocallyConnected(places, features, features, Orthogonal(solver=solver))
-        net = MaxMin() @ Bias(features) @ patches @ SpaceToDepth(self.patch)
+        net = GroupSort(2) @ Bias(features) @ patches @ SpaceToDepth(self.patch)
         return _head(Flatten(3) @ net, (height * width * colours, *self.widths), classes, solver)
 
 
@@ -131,7 +122,7 @@ def _linear(fan_out: int, fan_in: int, solver: StiefelSolver) -> Linear:
 
 
 def _layer(fan_out: int, fan_in: int, solver: StiefelSolver) -> Module:
-    return MaxMin() @ Bias(fan_out) @ _linear(fan_out, fan_in, solver)
+    return GroupSort(2) @ Bias(fan_out) @ _linear(fan_out, fan_in, solver)
 
 
 def _head(net: Module, widths: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:

@@ -12,7 +12,7 @@ import manifoldmuon as mm
 from manifoldmuon.linalg import MsignMethod
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import FAST, StiefelSolver
-from manifoldmuon.modules import GPT, Embed, Linear, Module
+from manifoldmuon.modules import Embed, Linear, Module, gpt
 from manifoldmuon.norms import FanRatio, L1ToRMS, RMSToRMS
 from studies.gpt.network import bounded_gpt
 from studies.gpt.settings import Settings
@@ -64,7 +64,7 @@ class Method:
 
 def unconstrained(settings: Settings, vocabulary: int) -> Module:
     """The GPT of the Modula package, dualized with this package's converged msign."""
-    return GPT(vocabulary, settings.width, settings.heads, settings.blocks)
+    return gpt(vocabulary, settings.width, settings.heads, settings.blocks)
 
 
 def published(method: MsignMethod) -> Callable[[Settings, int], Module]:

@@ -24,9 +24,9 @@ def bounded_gpt(
     final_scale: float,
     part: float,
 ) -> Module:
-    """A GPT with rotary positions, of the size of `modules.GPT`, for weights of norm 1.
+    """A GPT with rotary positions, of the size of `modules.gpt`, for weights of norm 1.
 
-    In `modules.GPT` the matrices become four (head) to twenty (queries and keys) times as large as
+    In `modules.gpt` the matrices become four (head) to twenty (queries and keys) times as large as
     they start, and that is how attention and predictions become sharp, and the blocks count beside
     the residual stream. With weights that keep their norm, fixed numbers say how far that may go:
     the root mean square of the logits is at most `final_scale`, scores of attention are of the

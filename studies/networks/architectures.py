@@ -15,10 +15,7 @@ from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.modules import (
-    BALANCED,
     GELU,
-    GPT,
-    MLP,
     Abs,
     Embed,
     FunctionalAttention,
@@ -28,10 +25,12 @@ from manifoldmuon.modules import (
     MergeHeads,
     Module,
     ReLU,
-    ResMLP,
     RMSDivide,
     RoPE,
     SplitHeads,
+    gpt,
+    mlp,
+    res_mlp,
 )
 from manifoldmuon.norms import MaxRowNorm
 
@@ -62,7 +61,7 @@ class Perceptron(Architecture):
     depth: int = 3
 
     def modular(self, inputs: int, outputs: int) -> Module:
-        return MLP(outputs, inputs, self.width, self.depth)
+        return mlp(outputs, inputs, self.width, self.depth)
 
     def standard(self, inputs: int, outputs: int) -> Module:
         return self.modular(inputs, outputs)
@@ -83,7 +82,7 @@ class Funnel(Architecture):
     def modular(self, inputs: int, outputs: int) -> Module:
         network: Module = Linear(self.hidden[0], inputs)
         for before, after in itertools.pairwise((*self.hidden, outputs)):
-            network = Linear(after, before) @ ReLU(BALANCED) @ network
+            network = Linear(after, before) @ ReLU(ReLU.BALANCED) @ network
         return network
 
     def standard(self, inputs: int, outputs: int) -> Module:
@@ -105,7 +104,7 @@ class Residual(Architecture):
     mass: float = 1.0
 
     def modular(self, inputs: int, outputs: int) -> Module:
-        return ResMLP(outputs, inputs, self.width, self.depth, mass=self.mass)
+        return res_mlp(outputs, inputs, self.width, self.depth, mass=self.mass)
 
     def standard(self, inputs: int, outputs: int) -> Module:
         layer = MeanSubtract() @ Abs() @ Linear(self.width, self.width) @ RMSDivide()
@@ -130,7 +129,7 @@ class Transformer(Architecture):
     mass: float = 5.0
 
     def modular(self, inputs: int, outputs: int) -> Module:
-        return GPT(inputs, self.width, self.heads, self.depth, mass=self.mass)
+        return gpt(inputs, self.width, self.heads, self.depth, mass=self.mass)
 
     def standard(self, inputs: int, outputs: int) -> Module:
         width, split = self.width, SplitHeads(self.heads)

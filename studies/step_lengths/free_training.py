@@ -13,11 +13,11 @@ from jaxtyping import Array, Float
 import manifoldmuon as mm
 from manifoldmuon import contrib
 from manifoldmuon.contrib import DeepTrust, SquareLossSmoothness, StepRule
-from manifoldmuon.modules import MLP, Module, ResMLP
+from manifoldmuon.modules import Module, mlp, res_mlp
 from studies.datasets import FlatImages, batches, load_digits, standardise
 from studies.step_lengths.agd_training import scale_images
 
-NETWORKS: dict[str, Module] = {"mlp": MLP(10, 64, 128, 3), "resmlp": ResMLP(10, 64, 128, 3)}
+NETWORKS: dict[str, Module] = {"mlp": mlp(10, 64, 128, 3), "resmlp": res_mlp(10, 64, 128, 3)}
 
 RATES = tuple(2.0**power for power in range(-4, 1))
 """The grid of learning rates; they fall linearly to zero."""

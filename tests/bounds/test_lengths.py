@@ -10,6 +10,17 @@ import pytest
 from benchmarks._bounds import build, input_slope, inside, norm, to_jax, weights_of
 from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
 from manifoldmuon.bounds._norm_bounds import factor_between
+from manifoldmuon.contrib import (
+    Householder,
+    LocallyConnected,
+    NormPool,
+    ScaledReLU,
+    Shift,
+    SpaceToDepth,
+    SwapAxes,
+    TwoTap,
+    orthogonal_conv2d,
+)
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.modules import (
     GELU,
@@ -19,20 +30,10 @@ from manifoldmuon.modules import (
     Conv2D,
     Flatten,
     GroupSort,
-    Householder,
     Identity,
     Linear,
-    LocallyConnected,
-    MaxMin,
     MeanSubtract,
-    NormPool,
-    OrthogonalConv2D,
     ReLU,
-    ScaledReLU,
-    Shift,
-    SpaceToDepth,
-    SwapAxes,
-    TwoTap,
     residual,
 )
 from manifoldmuon.robustness import certified_radius
@@ -56,7 +57,7 @@ MODULES = {
     "Householder": (Householder(6), TOKENS, 0.5),
     "TwoTap": (TwoTap(6, 2), TOKENS, 0.5),
     "TwoTap of rows": (TwoTap(6, 2, axis=-3), IMAGE, 0.5),
-    "orthogonal convolution": (OrthogonalConv2D(6, 2), IMAGE, 0.1),
+    "orthogonal convolution": (orthogonal_conv2d(6, 2), IMAGE, 0.1),
     "GroupSort": (GroupSort(3), TOKENS, 1),
     "SpaceToDepth": (SpaceToDepth(2), IMAGE, 1),
     "NormPool": (NormPool(2), IMAGE, 0.999),
@@ -70,7 +71,7 @@ MODULES = {
     "ReLU": (ReLU(), TOKENS, 1),
     "ScaledReLU": (ScaledReLU(), TOKENS, 1),
     "GELU": (GELU(), TOKENS, 0.8),
-    "residual": (residual(MaxMin() @ Linear(6, 6), 2), VECTOR, 0.2),
+    "residual": (residual(GroupSort(2) @ Linear(6, 6), 2), VECTOR, 0.2),
     "deep": (FREE @ Flatten(3) @ NormPool(4) @ Abs() @ Linear(6, 6) @ Bias(6), IMAGE, 0.1),
 }
 
@@ -171,7 +172,9 @@ def test_no_step_of_the_weights_moves_more_than_the_bound(atom):
 
 
 def test_orthonormal_weights_have_slope_one():
-    net = Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ MaxMin() @ OrthogonalConv2D(8, 3)
+    net = (
+        Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ GroupSort(2) @ orthogonal_conv2d(8, 3)
+    )
     net = net @ Householder(8) @ Bias(8) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
     everywhere = bound(net, input_norm=NormBound(math.inf, measure=L2(3)))
     assert everywhere.lipschitz_inputs == pytest.approx(1, abs=1e-12)

@@ -25,17 +25,16 @@ from manifoldmuon.bounds import (
     cross_entropy_smoothness,
     square_error_smoothness,
 )
+from manifoldmuon.contrib import QueryKey, Softmax
 from manifoldmuon.modules import (
     GELU,
-    GPT,
-    MLP,
     FunctionalAttention,
     Identity,
     Linear,
-    QueryKey,
     RMSDivide,
-    Softmax,
     SplitHeads,
+    gpt,
+    mlp,
 )
 
 NEAR = 1 + 1e-3
@@ -70,7 +69,7 @@ def test_the_declared_sharpness_is_exceeded(smooth):
 
 
 def test_the_sharpness_of_a_gpt_is_not_exceeded():
-    net = GPT(5, 4, 2, 1).constrained()
+    net = gpt(5, 4, 2, 1).constrained()
     found = bound(net)
     attack = Attack(net, found.inputs, found.outputs, tokens(0, net, 1, 3))
     worst = attack.climb_twice(2, first="w", second="w")
@@ -199,10 +198,10 @@ def test_proposition_5_for_a_well_normed_network():
 
 def test_kinks_are_refused():
     """ReLU is declared with sharpness 0; the bounds say that it has none."""
-    found = square_error_smoothness(bound(MLP(3, 4, 4, 2)))
+    found = square_error_smoothness(bound(mlp(3, 4, 4, 2)))
     assert found.bound == math.inf
     assert found.reasons == ("ReLU has a kink, and no second derivative there",)
-    last = square_error_smoothness(bound(Linear(3, 4) @ MLP(4, 4, 4, 2).tare(absolute=0.0)))
+    last = square_error_smoothness(bound(Linear(3, 4) @ mlp(4, 4, 4, 2).tare(absolute=0.0)))
     assert math.isfinite(last.bound)  # only the last layer moves, behind all kinks
     assert last.reasons == ()
 

@@ -22,10 +22,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.modules import (
     GELU,
-    GPT,
-    MLP,
     Abs,
-    Attention,
     AveragePool,
     Compose,
     Conv2D,
@@ -35,12 +32,15 @@ from manifoldmuon.modules import (
     Mul,
     Positions,
     ReLU,
-    ResCNN,
-    ResMLP,
     Stack,
+    Tied,
     Unembed,
+    attention,
+    gpt,
+    mlp,
+    res_cnn,
+    res_mlp,
     residual,
-    tie,
 )
 from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, Spectral
 from tests.modules import paper
@@ -66,18 +66,18 @@ STARTS = 6
 # network, an input, its size, and how much of each bound is found at least: in inputs and weights
 # over all weights on the manifolds, then at the weights of a random start.
 NETWORKS = {
-    "MLP": (MLP(4, 9, 9, 3).constrained(), (2, 9), 1.0, (0.99, 0.99, 0.75, 0.75)),
-    "wide MLP in flat space": (MLP(4, 6, 12, 2), (2, 6), 2.0, (0.99, 0.99, 0.6, 0.6)),
+    "MLP": (mlp(4, 9, 9, 3).constrained(), (2, 9), 1.0, (0.99, 0.99, 0.75, 0.75)),
+    "wide MLP in flat space": (mlp(4, 6, 12, 2), (2, 6), 2.0, (0.99, 0.99, 0.6, 0.6)),
     "smooth MLP": (Linear(4, 9) @ GELU() @ Linear(9, 6), (2, 6), 2.0, (0.9, 0.9, 0.8, 0.8)),
     "ResMLP": (
-        ResMLP(4, 6, 6, 2, block_depth=1).constrained(),
+        res_mlp(4, 6, 6, 2, block_depth=1).constrained(),
         (2, 6),
         NormBound(4.0, 4.0),
         (0.7, 0.7, 0.4, 0.5),
     ),
     "CNN": (small_cnn().constrained(), (1, 4, 4, 2), 1.0, (0.2, 0.2, 0.1, 0.1)),
-    "attention": (Attention(6, 2).constrained(), (1, 4, 6), 3.0, (0.2, 0.2, 0.1, 0.1)),
-    "GPT behind its embedding": (body(GPT(7, 8, 2, 2)), (1, 5, 8), 1.0, (0.4, 0.4, 0.1, 0.1)),
+    "attention": (attention(6, 2).constrained(), (1, 4, 6), 3.0, (0.2, 0.2, 0.1, 0.1)),
+    "GPT behind its embedding": (body(gpt(7, 8, 2, 2)), (1, 5, 8), 1.0, (0.4, 0.4, 0.1, 0.1)),
 }
 
 
@@ -102,8 +102,8 @@ def test_no_attack_exceeds_the_bounds(name):
 
 
 GPTS = {
-    "GPT": GPT(7, 8, 2, 2).constrained(),
-    "GPT with positions": GPT(7, 8, 2, 1, context=6),
+    "GPT": gpt(7, 8, 2, 2).constrained(),
+    "GPT with positions": gpt(7, 8, 2, 1, context=6),
 }
 
 
@@ -124,7 +124,7 @@ def test_no_exchange_of_tokens_exceeds_the_bounds_of_a_gpt(name):
 
 def test_finite_steps_within_the_radius():
     """||f(w + dw) - f(w)|| <= L ||dw||, for steps as long as the radius."""
-    net = MLP(4, 6, 6, 3, activation=GELU())
+    net = mlp(4, 6, 6, 3, activation=GELU())
     params = weights_of(net)
     attack = Attack(net, NormBound(1.0), NormBound(1.0), jnp.zeros((4, 6)))
     apply = jax.jit(net.apply)
@@ -182,7 +182,7 @@ def test_a_stack_has_the_bounds_of_its_copies():
 
 def test_a_tied_weight_counts_in_every_place():
     """In the modular norm of the tied network, whose budget takes care of both places."""
-    net = tie(Unembed(5, 4) @ Linear(4, 4) @ Embed(4, 5), 0, 2).constrained()
+    net = Tied(Unembed(5, 4) @ Linear(4, 4) @ Embed(4, 5), (0, 2)).constrained()
     assert bound(net).lipschitz_weights == pytest.approx(1)
     x = jnp.arange(5)[None]
     params = jax.jit(net.init)(jax.random.key(0))
@@ -208,20 +208,20 @@ def test_positions_do_not_depend_on_tokens():
 
 
 def test_a_zero_multiple_stops_everything():
-    net = Mul(0.0) @ ResMLP(3, 3, 3, 2)
+    net = Mul(0.0) @ res_mlp(3, 3, 3, 2)
     assert bound(net, input_norm=math.inf).lipschitz_inputs == 0
 
 
 def test_a_global_bound_of_a_homogeneous_network():
-    net = MLP(4, 9, 9, 3).constrained()
+    net = mlp(4, 9, 9, 3).constrained()
     everywhere = bound(net, input_norm=math.inf)
     assert everywhere.lipschitz_inputs == pytest.approx(1)
     assert everywhere.output_norm == everywhere.lipschitz_weights == math.inf
-    assert bound(Attention(4, 2), input_norm=math.inf).lipschitz_inputs == math.inf
+    assert bound(attention(4, 2), input_norm=math.inf).lipschitz_inputs == math.inf
 
 
 @pytest.mark.parametrize(
-    "net", [ResMLP(3, 6, 6, 2), ResCNN(3, 2, 4, 1), GPT(5, 4, 1, 1, layer_norm=True)]
+    "net", [res_mlp(3, 6, 6, 2), res_cnn(3, 2, 4, 1), gpt(5, 4, 1, 1, layer_norm=True)]
 )
 def test_division_by_the_norm_has_no_bound(net):
     found = bound(net)
@@ -232,7 +232,7 @@ def test_division_by_the_norm_has_no_bound(net):
 
 def test_and_rightly_so():
     """The slope of a residual network grows without end as its input shrinks."""
-    net = ResMLP(3, 6, 6, 2, block_depth=1)
+    net = res_mlp(3, 6, 6, 2, block_depth=1)
     params = weights_of(net)
     x, dx = np.random.default_rng(0).standard_normal((2, 6))
     push = jax.jit(lambda x: jax.jvp(lambda x: net.apply(params, x), (x,), (jnp.asarray(dx),))[1])
@@ -244,8 +244,8 @@ def test_and_rightly_so():
 def test_no_least_input_helps_behind_a_subtracted_mean():
     """`MeanSubtract` maps equal entries to zero, however large, and the next layer divides."""
     size = NormBound(8.0, 8.0)
-    assert bound(ResMLP(3, 6, 6, 2, block_depth=1), input_norm=size).reasons
-    constrained = [ResMLP(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
+    assert bound(res_mlp(3, 6, 6, 2, block_depth=1), input_norm=size).reasons
+    constrained = [res_mlp(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
     slopes = [bound(net, input_norm=size).lipschitz_inputs for net in constrained]
     assert slopes[0] < 1
     assert slopes[1] == math.inf
@@ -320,16 +320,16 @@ def test_weights_that_drifted_are_covered():
 
 def test_the_published_gpt_has_finite_bounds():
     """65 characters, width 128, 4 heads, 4 blocks: finite, without any input declared."""
-    found = bound(GPT(65, 128, 4, 4).constrained())
+    found = bound(gpt(65, 128, 4, 4).constrained())
     assert 1 <= found.lipschitz_inputs < 2.4
     assert 1 <= found.lipschitz_weights < 2.3
     assert found.inputs.upper == 1
-    deep = bound(GPT(65, 128, 4, 16).constrained())
+    deep = bound(gpt(65, 128, 4, 16).constrained())
     assert found.lipschitz_weights < deep.lipschitz_weights < 2.5
 
 
 def test_printing_shows_the_tree():
-    text = str(bound(MLP(4, 6, 8, 4).constrained()))
+    text = str(bound(mlp(4, 6, 8, 4).constrained()))
     head, *lines = text.splitlines()
     assert head.split() == [
         "module",

@@ -14,38 +14,39 @@ from manifoldmuon import bounds
 from manifoldmuon.bounds import L1, RMS, LInf, LipschitzBounds, NormBound, bound
 from manifoldmuon.bounds._lipschitz_bounds import total
 from manifoldmuon.bounds._norm_bounds import factor_between
+from manifoldmuon.contrib import (
+    AttendValues,
+    CausalMask,
+    Householder,
+    LocallyConnected,
+    QueryKey,
+    ScaledReLU,
+    Softmax,
+    TwoTap,
+)
 from manifoldmuon.manifolds import Euclidean, Manifold, Stiefel
 from manifoldmuon.modules import (
-    BALANCED,
     GELU,
     Abs,
     Add,
-    AttendValues,
     AveragePool,
     Bias,
     Bond,
-    CausalMask,
     Conv2D,
     Embed,
     Flatten,
     FunctionalAttention,
     GroupSort,
-    Householder,
     Identity,
     Linear,
-    LocallyConnected,
     MeanSubtract,
     MergeHeads,
     Mul,
     Positions,
-    QueryKey,
     ReLU,
     RMSDivide,
     RoPE,
-    ScaledReLU,
-    Softmax,
     SplitHeads,
-    TwoTap,
     Unembed,
 )
 from manifoldmuon.norms import Frobenius, MaxAbs, Spectral
@@ -65,7 +66,7 @@ RULES = {
     "Add of two norms": (Add(), (SCORES, NormBound(1.0, features=4)), (S, S), 0.999),
     "Abs": (Abs(), UNIT, T, 0.999),
     "ReLU": (ReLU(), UNIT, T, 0.999),
-    "ReLU of balanced signs": (ReLU(BALANCED), UNIT, T, 0.999),
+    "ReLU of balanced signs": (ReLU(ReLU.BALANCED), UNIT, T, 0.999),
     "ScaledReLU": (ScaledReLU(), UNIT, T, 0.999),
     "GELU": (GELU(), BIG, T, 0.99),
     "GELU of heads": (GELU(), HEADS, H, 0.99),

@@ -10,7 +10,7 @@ import pytest
 from manifoldmuon import optim
 from manifoldmuon.contrib import lint
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, LaidOut, Layout, Stiefel
-from manifoldmuon.modules import GPT, MLP
+from manifoldmuon.modules import gpt, mlp
 from manifoldmuon.norms import ConvRMSToRMS, Frobenius, RMSToRMS
 from tests.optim.instances import abstract
 
@@ -79,7 +79,7 @@ def test_the_bias_of_a_fused_projection_fits():
         assert lint(geometry, abstract(params)) == []
 
 
-@pytest.mark.parametrize("network", [MLP(10, 64, 32, 3), GPT(256, 32, 2, 2)])
+@pytest.mark.parametrize("network", [mlp(10, 64, 32, 3), gpt(256, 32, 2, 2)])
 def test_an_architecture_is_sound(network):
     params = jax.eval_shape(network.init, jax.random.key(0))
     table = optim.tabulate(network.geometry(), params, network.budgets())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon.lab import BestRate, best_rate, excess_loss
-from manifoldmuon.modules import MLP, Linear
+from manifoldmuon.modules import Linear, mlp
 from studies.networks.descent import feature_changes
 from studies.transfer.drift import rate_drift
 
@@ -108,7 +108,7 @@ def test_the_price_of_a_rate(at):
 
 
 def test_features_move_as_far_as_the_weights_say():
-    network, changes = MLP(3, 4, 5, 2), jax.jit(feature_changes, static_argnums=0)
+    network, changes = mlp(3, 4, 5, 2), jax.jit(feature_changes, static_argnums=0)
     before = network.init(jax.random.key(0))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
     still = changes(network, before, before, x)

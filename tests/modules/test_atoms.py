@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from manifoldmuon import optim
+from manifoldmuon.contrib import LocallyConnected
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -24,12 +25,11 @@ from manifoldmuon.modules import (
     Conv2D,
     Embed,
     Linear,
-    LocallyConnected,
     MeanSubtract,
     RMSDivide,
     Stack,
+    Tied,
     Unembed,
-    tie,
 )
 from manifoldmuon.norms import FanRatio, Spectral
 from tests.modules import paper
@@ -318,7 +318,7 @@ def test_the_program_does_not_grow_with_the_number_of_copies():
 
 # Weight sharing -------------------------------------------------------------------------------
 
-TIED = tie(Unembed(7, 6, mass=2.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), 0, 3)
+TIED = Tied(Unembed(7, 6, mass=2.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
 
 
 def test_a_tied_leaf_gets_the_sum_of_its_places_shares():
@@ -328,7 +328,7 @@ def test_a_tied_leaf_gets_the_sum_of_its_places_shares():
     np.testing.assert_allclose([TIED.budgets()[0], TIED.budgets()[1]], [0.5, 0.5])
     assert TIED.geometry()[3] == ()
     # Shares 1/5 and 3/5, budgets 1/5 / (1/2) and 3/5: the effects are 1/2 and 1 for a unit step.
-    other = tie(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), 0, 3)
+    other = Tied(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
     assert other.budgets()[0] == pytest.approx((1 / 5 + 3 / 5) / (1 / 2 + 1))
 
 
@@ -367,7 +367,7 @@ def test_a_tied_module_is_well_normed():
 
 def test_tied_budgets_never_exceed_what_both_places_bear():
     """The sharpness of the tied module is that of the untied one for its longer step."""
-    uneven = tie(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), 0, 3)
+    uneven = Tied(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
     alpha, beta, gamma = uneven.module.sharpness
     stretch = uneven.budgets()[0] / (1 / 5 / 0.5)
     assert stretch > 1
@@ -376,11 +376,11 @@ def test_tied_budgets_never_exceed_what_both_places_bear():
 
 def test_tying_in_a_stack_and_twice():
     """Budgets keep their copies' axis; a second group keeps the places of the first."""
-    inner = tie(Linear(6, 6) @ (2 * Linear(6, 6)), 0, 2)
+    inner = Tied(Linear(6, 6) @ (2 * Linear(6, 6)), (0, 2))
     # Within a copy: shares 1/2 each, budgets 1/2/2 and 1/2, so 1 / (2 + 1) = 1/3.
     stack = inner**2
     np.testing.assert_allclose(np.ravel(stack.budgets()[0]), [1 / 3 / 2 / 2, 1 / 3 / 2])
-    twice = tie(tie(Compose((Linear(6, 6),) * 4), 0, 2), 1, 3)
+    twice = Tied(Tied(Compose((Linear(6, 6),) * 4), (0, 2)), (1, 3))
     assert twice.budgets() == (0.25, 0.25, (), ())
     assert twice.masses() == (2.0, 2.0, (), ())
     assert "tied" in str(twice)

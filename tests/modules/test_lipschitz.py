@@ -7,22 +7,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.manifolds import Orthogonal, Stiefel
-from manifoldmuon.modules import (
-    Bias,
-    Flatten,
-    GroupSort,
+from manifoldmuon.contrib import (
     Householder,
-    Linear,
     LocallyConnected,
-    MaxMin,
     NormPool,
-    OrthogonalConv2D,
     Shift,
     SpaceToDepth,
     SwapAxes,
     TwoTap,
+    orthogonal_conv2d,
 )
+from manifoldmuon.manifolds import Orthogonal, Stiefel
+from manifoldmuon.modules import Bias, Flatten, GroupSort, Linear
 from tests.compiled import ask, point_of
 from tests.modules.measure import gaussian, random_like, steepest_step
 
@@ -43,13 +39,13 @@ def test_groups_are_sorted_with_the_largest_first():
         np.testing.assert_array_equal(found.reshape(groups.shape), -np.sort(-groups, axis=1))
     first, second = np.split(np.asarray(x), 2, axis=-1)
     pair = [np.maximum(first, second), np.minimum(first, second)]
-    np.testing.assert_array_equal(ask(MaxMin().forward, x), np.concatenate(pair, axis=-1))
+    np.testing.assert_array_equal(ask(GroupSort(2).forward, x), np.concatenate(pair, axis=-1))
 
 
 def test_reflections_against_a_loop_and_their_start():
     atom, x = Householder(6), gaussian(2, 5, 6)
     start = ask(lambda key: atom.apply(atom.init(key), x), jax.random.key(0))
-    np.testing.assert_allclose(start, ask(MaxMin().forward, x), atol=1e-6)
+    np.testing.assert_allclose(start, ask(GroupSort(2).forward, x), atol=1e-6)
     v = point_of(atom.manifold, atom.shape, 1)
     found = ask(atom.apply, v, x)
     for row, i in itertools.product(range(5), range(3)):
@@ -85,9 +81,9 @@ def test_the_gradient_of_a_pool_of_zeros_is_zero():
 @pytest.mark.parametrize(
     ("net", "shape"),
     [
-        (OrthogonalConv2D(4, 3), (5, 6, 4)),
-        (OrthogonalConv2D(4, 2), (3, 5, 4)),
-        (OrthogonalConv2D(3, 1), (2, 2, 3)),
+        (orthogonal_conv2d(4, 3), (5, 6, 4)),
+        (orthogonal_conv2d(4, 2), (3, 5, 4)),
+        (orthogonal_conv2d(3, 1), (2, 2, 3)),
         (LocallyConnected((2, 3), 4, 4, Orthogonal()), (2, 3, 4)),
         (TwoTap(5, 2, axis=-2, offset=2), (7, 5)),
         (TwoTap(5, 3, axis=-3, offset=-1), (4, 2, 5)),
@@ -95,7 +91,7 @@ def test_the_gradient_of_a_pool_of_zeros_is_zero():
         (Shift(2), (5, 4, 7)),
         (SwapAxes(), (4, 3)),
         (Householder(6), (3, 6)),
-        (MaxMin(), (3, 6)),
+        (GroupSort(2), (3, 6)),
         (GroupSort(3), (9,)),
     ],
     ids=repr,
@@ -109,7 +105,7 @@ def test_jacobians_are_orthogonal(net, shape):
 
 def test_an_orthogonal_convolution_is_one():
     """It commutes with shifts, and a pixel sees a square of `kernel` pixels around it."""
-    net, x = OrthogonalConv2D(4, 3), gaussian(4, 7, 8, 4)
+    net, x = orthogonal_conv2d(4, 3), gaussian(4, 7, 8, 4)
     params = net.init(jax.random.key(1))
     both = np.stack([x, np.roll(x, (2, -3), (0, 1))])
     y, moved = ask(jax.vmap(net.apply, (None, 0)), params, both)
@@ -156,8 +152,8 @@ def test_atoms_are_well_normed(atom):
 
 
 def test_training_starts_from_the_manifolds():
-    net = Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ MaxMin() @ Bias(8)
-    net = net @ OrthogonalConv2D(8, 2) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
+    net = Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ GroupSort(2) @ Bias(8)
+    net = net @ orthogonal_conv2d(8, 2) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
     params = net.init(jax.random.key(0))
     for manifold, leaf in zip(*map(jax.tree.leaves, (net.geometry(), params)), strict=True):
         assert np.max(manifold.distance(leaf)) < 1e-5
@@ -179,8 +175,8 @@ def test_training_starts_from_the_manifolds():
         (lambda: SwapAxes().forward(jnp.ones(3)), "at least two axes"),
         (lambda: Shift().forward(jnp.ones((3, 5))), "height, width, channels"),
         (lambda: Bias(3).apply(jnp.ones(3), jnp.ones(4)), "3 entries"),
-        (lambda: OrthogonalConv2D(4, 0), "kernel"),
-        (lambda: OrthogonalConv2D(1, 3), "less than the 1 channels"),
+        (lambda: orthogonal_conv2d(4, 0), "kernel"),
+        (lambda: orthogonal_conv2d(1, 3), "TwoTap.rank must be a whole number"),
     ],
 )
 def test_errors_say_what_does_not_fit(build, message):

@@ -8,16 +8,15 @@ import scipy.special
 
 from manifoldmuon.manifolds import EmbeddingRows, Stiefel
 from manifoldmuon.modules import (
-    BALANCED,
-    GPT,
-    MLP,
-    Attention,
     FunctionalAttention,
     Linear,
     Module,
     ReLU,
-    ResCNN,
-    ResMLP,
+    attention,
+    gpt,
+    mlp,
+    res_cnn,
+    res_mlp,
     residual,
 )
 from tests.modules.measure import (
@@ -40,7 +39,7 @@ def budgets(module: Module) -> list[float]:
 
 def test_the_constants_of_the_character_gpt():
     """The Modula package's hello-gpt: 65 characters, width 128, 4 heads, 4 blocks."""
-    net = GPT(65, 128, 4, 4)
+    net = gpt(65, 128, 4, 4)
     assert net.mass == pytest.approx(7)
     assert net.sensitivity == pytest.approx(1)
     embed, query, key, value, exit_, up, down, head = budgets(net)
@@ -55,10 +54,10 @@ def test_the_constants_of_the_character_gpt():
 @pytest.mark.parametrize(
     ("net", "mass", "shares"),
     [
-        (GPT(7, 6, 2, 3, context=5, layer_norm=True), 7, [1 / 2, 1 / 2]),
-        (ResMLP(3, 5, 6, 4, mass=2.0), 4, [1]),
-        (ResCNN(3, 2, 6, 4), 22, [1]),
-        (MLP(3, 5, 6, 4), 4, [1]),
+        (gpt(7, 6, 2, 3, context=5, layer_norm=True), 7, [1 / 2, 1 / 2]),
+        (res_mlp(3, 5, 6, 4, mass=2.0), 4, [1]),
+        (res_cnn(3, 2, 6, 4), 22, [1]),
+        (mlp(3, 5, 6, 4), 4, [1]),
     ],
 )
 def test_masses_and_sensitivities(net, mass, shares):
@@ -74,24 +73,24 @@ def test_masses_and_sensitivities(net, mass, shares):
 
 
 def test_mlp_has_equal_budgets():
-    assert budgets(MLP(10, 784, 256, 3)) == pytest.approx([1 / 3] * 3)
-    published = budgets(MLP(10, 784, 256, 3, ReLU(BALANCED)))
+    assert budgets(mlp(10, 784, 256, 3)) == pytest.approx([1 / 3] * 3)
+    published = budgets(mlp(10, 784, 256, 3, ReLU(ReLU.BALANCED)))
     assert published == pytest.approx([2 / 3, 2**0.5 / 3, 1 / 3])
 
 
 def test_a_relu_in_an_mlp_is_a_relu_by_hand():
     """One default for both: the sensitivity that holds for every input."""
     assert ReLU().sensitivity == 1
-    assert ReLU(BALANCED).sensitivity == pytest.approx(1 / np.sqrt(2), rel=1e-15)
-    pairs = (ReLU(), MLP(3, 5, 6, 3)), (ReLU(BALANCED), MLP(3, 5, 6, 3, ReLU(BALANCED)))
-    for relu, mlp in pairs:
+    assert ReLU(ReLU.BALANCED).sensitivity == pytest.approx(1 / np.sqrt(2), rel=1e-15)
+    half = ReLU(ReLU.BALANCED)
+    for relu, net in ((ReLU(), mlp(3, 5, 6, 3)), (half, mlp(3, 5, 6, 3, half))):
         by_hand = Linear(3, 6) @ relu @ Linear(6, 6) @ relu @ Linear(6, 5)
-        assert budgets(mlp) == pytest.approx(budgets(by_hand), rel=1e-12)
-        assert (mlp.mass, mlp.sensitivity) == pytest.approx((3, by_hand.sensitivity), rel=1e-12)
+        assert budgets(net) == pytest.approx(budgets(by_hand), rel=1e-12)
+        assert (net.mass, net.sensitivity) == pytest.approx((3, by_hand.sensitivity), rel=1e-12)
 
 
 def test_attention_has_mass_four_and_sensitivity_one():
-    module = Attention(8, 2, key_dim=3, value_dim=5)
+    module = attention(8, 2, key_dim=3, value_dim=5)
     assert (module.mass, module.sensitivity) == pytest.approx((4, 1))
     shapes = jax.tree.leaves(shapes_of(module))
     assert [leaf.shape for leaf in shapes] == [(6, 8), (6, 8), (10, 8), (8, 10)]
@@ -99,10 +98,10 @@ def test_attention_has_mass_four_and_sensitivity_one():
 
 
 def test_the_same_architecture_on_manifolds():
-    net = GPT(7, 6, 2, 3).constrained()
+    net = gpt(7, 6, 2, 3).constrained()
     kinds = [type(m) for m in jax.tree.leaves(net.geometry())]
     assert kinds == [EmbeddingRows] + [Stiefel] * 7
-    assert net.unconstrained() == GPT(7, 6, 2, 3)
+    assert net.unconstrained() == gpt(7, 6, 2, 3)
 
 
 def params_of(net: Module, seed: int = 0):
@@ -114,7 +113,7 @@ def flat(params) -> list[np.ndarray]:
 
 
 def test_mlp_forward():
-    net = MLP(3, 5, 6, 4)
+    net = mlp(3, 5, 6, 4)
     w, x = params_of(net), gaussian(1, 2, 5)
     first, middle, last = flat(w)
     h = np.asarray(x, np.float64)
@@ -124,7 +123,7 @@ def test_mlp_forward():
 
 
 def test_resmlp_forward():
-    net = ResMLP(3, 5, 6, 2, block_depth=2)
+    net = res_mlp(3, 5, 6, 2, block_depth=2)
     w, x = params_of(net), gaussian(1, 2, 5)
     first, blocks, last = flat(w)
     h = np.asarray(x, np.float64) @ first.T
@@ -139,7 +138,7 @@ def test_resmlp_forward():
 
 def test_rescnn_forward_for_single_pixels():
     """On an image of one pixel only the middle taps count, and the network is a ResMLP."""
-    cnn, mlp = ResCNN(3, 5, 6, 2), ResMLP(3, 5, 6, 2, mass=20.0)
+    cnn, mlp = res_cnn(3, 5, 6, 2), res_mlp(3, 5, 6, 2, mass=20.0)
     w, x = params_of(cnn), gaussian(1, 2, 5)
     first, blocks, last = jax.tree.leaves(w)
     middle = jax.tree.unflatten(
@@ -147,7 +146,7 @@ def test_rescnn_forward_for_single_pixels():
     )
     found = jax.jit(cnn.apply)(w, x[:, None, None])
     np.testing.assert_allclose(found, jax.jit(mlp.apply)(middle, x), rtol=1e-4, atol=1e-5)
-    assert ResCNN(3, 2, 6, 2, pool=2).mass == 22
+    assert res_cnn(3, 2, 6, 2, pool=2).mass == 22
 
 
 def gpt_by_hand(params, text, context, layer_norm, blocks=2, heads=2):
@@ -198,7 +197,7 @@ def gpt_by_hand(params, text, context, layer_norm, blocks=2, heads=2):
 
 @pytest.mark.parametrize(("context", "layer_norm"), [(None, False), (5, True)])
 def test_gpt_forward(context, layer_norm):
-    net = GPT(7, 8, 2, 2, context=context, layer_norm=layer_norm)
+    net = gpt(7, 8, 2, 2, context=context, layer_norm=layer_norm)
     w = jax.tree.map(lambda p: 0.5 * p, params_of(net))
     found = jax.jit(net.apply)(w, TEXT)
     expected = gpt_by_hand(w, TEXT, context, layer_norm)
@@ -206,7 +205,7 @@ def test_gpt_forward(context, layer_norm):
 
 
 def test_later_tokens_do_not_change_earlier_scores():
-    net = GPT(7, 8, 2, 2)
+    net = gpt(7, 8, 2, 2)
     w, apply = params_of(net), jax.jit(net.apply)
     changed = TEXT.at[:, -1].set(4)
     np.testing.assert_array_equal(apply(w, TEXT)[:, :-1], apply(w, changed)[:, :-1])
@@ -221,7 +220,7 @@ def test_the_whole_is_well_normed(name):
         net = Linear(6, 6) @ residual(block, 3)
         x, size = unit_tokens(0, 6), tokens
     else:
-        net, x, size = Attention(6, 1), unit_tokens(0, 3, 6), tokens
+        net, x, size = attention(6, 1), unit_tokens(0, 3, 6), tokens
 
     @jax.jit
     def climb(w, x, aim):
@@ -287,10 +286,10 @@ def test_the_sharpness_of_attention_with_weights_is_not_exceeded():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: MLP(3, 4, 5, 1), "MLP depth must be a whole number >= 2"),
-        (lambda: residual(Linear(3, 3), 0), "residual blocks"),
-        (lambda: GPT(7, 8, 2, 0), "GPT blocks"),
-        (lambda: Attention(8, 0), "Attention heads"),
+        (lambda: mlp(3, 4, 5, 1), r"mlp\(depth\) must be a whole number >= 2"),
+        (lambda: residual(Linear(3, 3), 0), r"residual\(blocks\)"),
+        (lambda: gpt(7, 8, 2, 0), r"gpt\(blocks\)"),
+        (lambda: attention(8, 0), r"attention\(heads\)"),
     ],
 )
 def test_errors_name_the_argument(build, message):

@@ -12,9 +12,6 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.modules import (
-    BALANCED,
-    GPT,
-    MLP,
     Abs,
     Add,
     Compose,
@@ -25,16 +22,17 @@ from manifoldmuon.modules import (
     Module,
     Mul,
     ReLU,
-    ResCNN,
-    ResMLP,
     RMSDivide,
     Sharpness,
     Stack,
+    Tied,
     Unembed,
     WeightSpec,
-    map_weights,
+    gpt,
+    mlp,
+    res_cnn,
+    res_mlp,
     residual,
-    tie,
 )
 from tests.modules import paper
 from tests.modules.measure import (
@@ -63,7 +61,7 @@ ROWS = {
     "atom": (A, 1.0, 1.0, [1.0]),
     "composition": (B @ A, 3.0, 1.0, [1 / 3, 2 / 3]),
     "composition over a sensitivity": (
-        B @ ReLU(BALANCED) @ A,
+        B @ ReLU(ReLU.BALANCED) @ A,
         3.0,
         math.sqrt(0.5),
         [math.sqrt(2) / 3, 2 / 3],
@@ -115,11 +113,11 @@ def test_mass_sensitivity_and_budgets(name):
 
 # Of few different shapes: the optimizer stacks what is alike into one call to compile.
 NETWORKS = {
-    "MLP": MLP(4, 4, 4, 4, ReLU(BALANCED)),
-    "ResMLP": ResMLP(4, 4, 4, 2, mass=2.0),
-    "ResCNN": ResCNN(4, 4, 4, 2),
+    "MLP": mlp(4, 4, 4, 4, ReLU(ReLU.BALANCED)),
+    "ResMLP": res_mlp(4, 4, 4, 2, mass=2.0),
+    "ResCNN": res_cnn(4, 4, 4, 2),
     "sums of sums": B @ (A + 2 * (A - 3 * FROZEN)) @ residual(D + C @ C, 3) @ Linear(5, 4) @ C,
-    "GPT with a head of rows": Unembed(5, 4, mass=0.5) @ GPT(4, 4, 2, 2, context=5),
+    "GPT with a head of rows": Unembed(5, 4, mass=0.5) @ gpt(4, 4, 2, 2, context=5),
 }
 MODULES = {name: row[0] for name, row in ROWS.items()} | NETWORKS
 
@@ -230,7 +228,7 @@ def test_decay_shrinks_unconstrained_weights_and_projection_returns_constrained_
     np.testing.assert_allclose(singular, math.sqrt(3 / 5), rtol=1e-5)
 
 
-TIED = tie(Q @ (2 * Q) ** 2 @ GPT(4, 4, 2, 2), 2, 4)
+TIED = Tied(Q @ (2 * Q) ** 2 @ gpt(4, 4, 2, 2), (2, 4))
 
 
 @pytest.mark.parametrize("name", [*MODULES, "tied"])
@@ -242,11 +240,11 @@ def test_the_tree_of_weights_has_the_structure_of_init(name):
     for spec, shape in pairs:
         assert isinstance(spec, WeightSpec)
         assert shape.shape[: len(shape.shape) - spec.ndim] == spec.budget.shape
-    sizes = map_weights(lambda spec, shape: shape.size * spec.mass, specs, shapes)
+    sizes = module.map_weights(lambda spec, shape: shape.size * spec.mass, shapes)
     trees = specs, sizes, module.geometry(), module.budgets(), module.masses()
     assert all(jax.tree.structure(tree) == structure for tree in trees)
     with pytest.raises(ValueError, match="expected a tree of the structure that init returns"):
-        map_weights(lambda spec, shape: shape, specs, (shapes, shapes))
+        module.map_weights(lambda spec, shape: shape, (shapes, shapes))
 
 
 # Sharpness ------------------------------------------------------------------------------------
@@ -367,10 +365,10 @@ def test_residual_networks_stay_below_their_limit(blocks):
             ValueError,
             "needs the current parameters",
         ),
-        (lambda: tie(Q @ Q, 0), ValueError, "two different places"),
-        (lambda: tie(Q @ Abs() @ Q, 0, 1), ValueError, r"no atom's weight at \(1,\)"),
-        (lambda: tie(B @ A, 0, 1), ValueError, "agree in shape"),
-        (lambda: tie(Q @ Q.tare(0.0), 0, 1), ValueError, "frozen together"),
+        (lambda: Tied(Q @ Q, (0,)), ValueError, "two different places"),
+        (lambda: Tied(Q @ Abs() @ Q, (0, 1)), ValueError, r"no atom's weight at \(1,\)"),
+        (lambda: Tied(B @ A, (0, 1)), ValueError, "agree in shape"),
+        (lambda: Tied(Q @ Q.tare(0.0), (0, 1)), ValueError, "frozen together"),
     ],
 )
 def test_errors_say_what_is_wrong(build, error, message):

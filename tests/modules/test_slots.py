@@ -21,17 +21,16 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.modules import (
-    BALANCED,
     Embed,
+    ExternalModule,
     Identity,
     Linear,
     Param,
     ReLU,
     Sharpness,
+    Tied,
     Unembed,
-    declare,
     residual,
-    tie,
 )
 from manifoldmuon.norms import (
     FanRatio,
@@ -48,7 +47,7 @@ from tests.modules.measure import gaussian
 MATRIX = Euclidean(RMSToRMS())
 KERNEL = MATRIX.transposed()
 # 4 -> 6 -> 6 -> 3, the second layer three times as heavy, ReLUs of sensitivity 1 / sqrt(2).
-RELU = ReLU(BALANCED)
+RELU = ReLU(ReLU.BALANCED)
 MODULE = Linear(3, 6) @ RELU @ Linear(6, 6, mass=3.0) @ RELU @ Linear(6, 4)
 
 
@@ -56,7 +55,7 @@ def mlp(paths: list[str], manifold: Any) -> Any:
     first, second, third = (
         Param(path, manifold, mass=mass) for path, mass in zip(paths, (1.0, 3.0, 1.0), strict=True)
     )
-    return declare(third @ RELU @ second @ RELU @ first)
+    return ExternalModule(third @ RELU @ second @ RELU @ first)
 
 
 class Linen(nn.Module):
@@ -129,7 +128,7 @@ def test_budgets_are_those_of_the_module():
     assert declared.masses() == {"a": {"0": 1.0, "1": 3.0}, "b": 1.0}
     assert declared.geometry() == {"a": {"0": MATRIX, "1": MATRIX}, "b": MATRIX}
     np.testing.assert_allclose([first, second, third], [2 / 5, 3 * np.sqrt(2) / 5, 1 / 5])
-    assert "Slot 'a/0' on Euclidean" in str(declared)
+    assert "Param 'a/0' on Euclidean" in str(declared)
 
 
 def test_scanned_layers_biases_and_frozen_weights():
@@ -146,15 +145,15 @@ def test_scanned_layers_biases_and_frozen_weights():
         Param("h", MATRIX),
     )
     atoms = net(Linear(2, 2), Linear(2, 2), Linear(2, 2))
-    found, (second, wanted, third) = declare(slots).budgets(), atoms.budgets()
+    found, (second, wanted, third) = ExternalModule(slots).budgets(), atoms.budgets()
     np.testing.assert_allclose(found["blocks"]["w"], jax.tree.leaves(wanted)[0])
     assert found["blocks"]["w"].shape == (4, 3, 1, 1)
     np.testing.assert_allclose([found["b"], found["h"]], [second, third])
     params = {"blocks": {"w": (4, 3, 2, 2)}, "b": (2,), "h": (2, 2)}
     params = jax.tree.map(lambda s: jnp.ones(s), params, is_leaf=lambda s: isinstance(s, tuple))
-    tx = optim.modular(0.1, declare(slots))
+    tx = optim.modular(0.1, ExternalModule(slots))
     jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
-    frozen = declare(Param("a", MATRIX, mass=0.0) @ Param("b", MATRIX))
+    frozen = ExternalModule(Param("a", MATRIX, mass=0.0) @ Param("b", MATRIX))
     assert frozen.budgets() == {"a": 0.0, "b": 1.0}
 
 
@@ -162,22 +161,25 @@ def test_one_path_twice_is_a_shared_weight():
     table = Euclidean(L1ToRMS())
     slots = Param("table", table) @ (3 * Param("w", MATRIX)) @ Param("table", table, mass=2.0)
     atoms = Unembed(7, 4) @ (3 * Linear(4, 4)) @ Embed(4, 7, mass=2.0)
-    shared, middle, _, _ = tie(atoms, 0, 3).budgets()
-    assert declare(slots).budgets() == {"table": shared, "w": middle}
-    assert declare(slots).masses() == {"table": 3.0, "w": 1.0}
+    shared, middle, _, _ = Tied(atoms, (0, 3)).budgets()
+    assert ExternalModule(slots).budgets() == {"table": shared, "w": middle}
+    assert ExternalModule(slots).masses() == {"table": 3.0, "w": 1.0}
 
 
 def test_a_single_array():
-    assert declare(Param("", Stiefel())).geometry() == Stiefel()
-    assert declare(Param("", Stiefel()) ** 2).budgets() == 0.5
+    assert ExternalModule(Param("", Stiefel())).geometry() == Stiefel()
+    assert ExternalModule(Param("", Stiefel()) ** 2).budgets() == 0.5
 
 
 @pytest.mark.parametrize(
     ("tree", "message"),
     [
-        (lambda: Linear(2, 2) @ Param("a", MATRIX), "made of slots and bonds"),
-        (lambda: Param("a/b", MATRIX) @ Param("a", MATRIX), "slot 'a/b' lies inside slot 'a'"),
-        (lambda: Param("a", MATRIX) @ Param("a/b", MATRIX), "other slots lie inside slot 'a'"),
+        (lambda: Linear(2, 2) @ Param("a", MATRIX), "made of Param and bonds"),
+        (lambda: Param("a/b", MATRIX) @ Param("a", MATRIX), "Param 'a/b' lies inside Param 'a'"),
+        (
+            lambda: Param("a", MATRIX) @ Param("a/b", MATRIX),
+            "lie inside Param 'a'",
+        ),
         (lambda: Param("a", MATRIX) @ Param("a", KERNEL), "weights at 'a' must agree"),
         (lambda: Param("a", MATRIX) @ Param("a", MATRIX) ** 2, "weights at 'a' must agree"),
         (lambda: Param("a", MATRIX, mass=0.0) @ Param("a", MATRIX), "frozen together or not"),
@@ -190,7 +192,7 @@ def test_a_single_array():
 )
 def test_errors(tree, message):
     with pytest.raises(ValueError, match=message):
-        declare(tree())
+        ExternalModule(tree())
 
 
 FREE = {
@@ -209,7 +211,7 @@ def test_an_unconstrained_slot_is_in_flat_space_under_its_own_norm(name):
     free = slot.unconstrained()
     assert free == Param("a/b", Euclidean(norm), mass=2.0, sensitivity=3.0, ndim=4)
     assert free.unconstrained() == free
-    assert declare(free).geometry() == {"a": {"b": Euclidean(norm)}}
+    assert ExternalModule(free).geometry() == {"a": {"b": Euclidean(norm)}}
     if manifold.ndim == 2:
         assert Param("a", manifold.transposed()).unconstrained().manifold == LaidOut(
             Euclidean(norm), Layout(in_axes=-2, out_axes=-1)
@@ -221,14 +223,14 @@ def test_a_constrained_slot_keeps_its_manifold():
     for manifold in (Stiefel(), EmbeddingRows(), Hypersphere(), laid_out):
         slot = Param("a", manifold, mass=2.0)
         assert slot.constrained() == slot
-        assert declare(slot.constrained()).geometry() == {"a": manifold}
+        assert ExternalModule(slot.constrained()).geometry() == {"a": manifold}
 
 
 @pytest.mark.parametrize("manifold", [MATRIX, KERNEL])
 def test_a_flat_slot_has_no_default_constraint(manifold):
     flat = Param("layers/1/kernel", manifold)
     for tree in (flat, Param("a", Stiefel()) @ ReLU() @ flat, flat**2):
-        with pytest.raises(ValueError, match="Slot 'layers/1/kernel' .* no default constraint"):
+        with pytest.raises(ValueError, match="Param 'layers/1/kernel' .* no default constraint"):
             tree.constrained()
 
 
@@ -237,8 +239,8 @@ def test_a_step_of_an_unconstrained_architecture():
     manifold: Manifold = Stiefel(FanRatio())
     net = Param("b", manifold) @ ReLU() @ Param("a", manifold.transposed(), mass=3.0)
     assert net.constrained() == net
-    free = declare(net.unconstrained())
-    assert free.budgets() == declare(net).budgets() == {"a": 0.75, "b": 0.25}
+    free = ExternalModule(net.unconstrained())
+    assert free.budgets() == ExternalModule(net).budgets() == {"a": 0.75, "b": 0.25}
     rng = np.random.default_rng(0)
     grads = {name: rng.standard_normal((4, 6)).astype(np.float32) for name in ("a", "b")}
     tx = optim.modular(1.0, free, momentum=None)
@@ -260,8 +262,8 @@ def test_a_slot_has_no_forward_map():
 def test_unknown_paths_are_named():
     params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
     for declared, message in (
-        (declare(Param("a", MATRIX)), "the parameter 'b' has no entries"),
-        (declare(Param("a", MATRIX) @ Param("b", MATRIX) @ Param("c", MATRIX)), "\\['c'\\]"),
+        (ExternalModule(Param("a", MATRIX)), "the parameter 'b' has no entries"),
+        (ExternalModule(Param("a", MATRIX) @ Param("b", MATRIX) @ Param("c", MATRIX)), "\\['c'\\]"),
     ):
         with pytest.raises(ValueError, match=message):
             optim.modular(0.1, declared).init(params)

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.modules import GPT, Linear, Module, ReLU
+from manifoldmuon.modules import Linear, Module, ReLU, gpt
 from tests.modules import paper
 
 UNEVEN = Linear(2, 3) @ (2 * Linear(3, 3)) ** 2 @ ReLU() @ Linear(3, 4, mass=2.0)
@@ -93,13 +93,13 @@ def test_an_architecture_is_not_a_schedule():
 
 def test_the_character_gpt():
     """Published constants, and steps by the paper's recursion."""
-    full = GPT(65, 128, 4, 4)
+    full = gpt(65, 128, 4, 4)
     assert full.mass == pytest.approx(7)
     assert full.sensitivity == pytest.approx(1)
     targets = sorted(round(budget, 4) for budget in jax.tree.leaves(full.budgets()))
     assert targets == [round(1 / 7, 4)] * 2 + [0.2381] * 3 + [0.7143] * 3
 
-    net = GPT(5, 4, 2, 2)
+    net = gpt(5, 4, 2, 2)
     grads = random_like(jax.eval_shape(net.init, jax.random.key(0)))
     assert jax.tree.structure(grads) == jax.tree.structure(net.geometry())
     tx = optim.modular(1.0, net, momentum=None)

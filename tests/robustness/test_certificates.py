@@ -7,26 +7,23 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon.contrib import NormPool, SpaceToDepth, orthogonal_conv2d
 from manifoldmuon.manifolds import EmbeddingRows, Stiefel
 from manifoldmuon.modules import (
     Bias,
+    ExternalModule,
     Flatten,
     GroupSort,
     Linear,
-    MaxMin,
     Module,
-    NormPool,
-    OrthogonalConv2D,
     Param,
     RMSDivide,
-    SpaceToDepth,
-    declare,
     residual,
 )
 from manifoldmuon.robustness import certified_accuracy, certify
 
 FULL: Module = (
-    Linear(4, 12, Stiefel()) @ MaxMin() @ Bias(12) @ Linear(12, 6, Stiefel())
+    Linear(4, 12, Stiefel()) @ GroupSort(2) @ Bias(12) @ Linear(12, 6, Stiefel())
 )  # fmt: skip
 
 
@@ -64,7 +61,9 @@ def test_radii_of_a_linear_classifier_are_distances_to_its_boundaries(rng, rows)
 @pytest.mark.slow
 def test_no_movement_within_the_radius_changes_a_label(rng):
     """Towards every other class, by as much as is certified, image by image."""
-    net = residual(MaxMin() @ Linear(12, 12, Stiefel()), 2) @ Bias(12) @ Linear(12, 6, Stiefel())
+    net = (
+        residual(GroupSort(2) @ Linear(12, 12, Stiefel()), 2) @ Bias(12) @ Linear(12, 6, Stiefel())
+    )
     net = 2.0 * Linear(4, 12, EmbeddingRows(1.0)) @ net
     params, x = weights_of(net), images(rng, 200, 6)
     found = certify(net, params, x)
@@ -128,7 +127,7 @@ def test_radii_are_in_the_units_of_the_image(rng):
 
 
 def test_images_and_networks_without_a_linear_head(rng):
-    net = Flatten(3) @ NormPool(2) @ GroupSort(2) @ OrthogonalConv2D(4, 2) @ Bias(4)
+    net = Flatten(3) @ NormPool(2) @ GroupSort(2) @ orthogonal_conv2d(4, 2) @ Bias(4)
     net = net @ Linear(4, 12, Stiefel()) @ SpaceToDepth(2)
     x = images(rng, 20, 4, 4, 3)
     params = weights_of(net)
@@ -177,9 +176,9 @@ class Equinox(eqx.Module):
 
 def slots(paths, manifold):
     one, bias, two = paths
-    return declare(
+    return ExternalModule(
         Param(two, manifold, atom=Linear(4, 12))
-        @ MaxMin()
+        @ GroupSort(2)
         @ Param(bias, Bias(12).manifold, atom=Bias(12))
         @ Param(one, manifold, atom=Linear(12, 6))
     )
@@ -216,7 +215,7 @@ def test_declared_networks_say_what_is_missing():
     with pytest.raises(ValueError, match="'a' has the shape \\(6, 12\\).*takes \\(12, 6\\)"):
         net.network({"a": w1.T, "b": b, "c": w2})
     with pytest.raises(ValueError, match="does not say what the model does"):
-        declare(Param("a", Stiefel())).network({"a": w1})
+        ExternalModule(Param("a", Stiefel())).network({"a": w1})
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon import modules
+from manifoldmuon import contrib, modules
 from manifoldmuon.manifolds import Orthogonal, Stiefel
 from manifoldmuon.modules import Bias, Linear
 from manifoldmuon.robustness import certify, describe, export
@@ -30,12 +30,12 @@ def margins(net, params, x, constant):
 
 def image_network():
     """Patches, an orthogonal convolution, shifts, residual blocks over tokens, both poolings."""
-    pixels = modules.MaxMin() @ modules.Shift() @ modules.OrthogonalConv2D(12, 2)
-    tokens = modules.SwapAxes() @ Linear(4, 4, Orthogonal()) @ modules.SwapAxes()
-    blocks = modules.residual(modules.Householder(12) @ Linear(12, 12, Orthogonal()), 2)
+    pixels = modules.GroupSort() @ contrib.Shift() @ contrib.orthogonal_conv2d(12, 2)
+    tokens = contrib.SwapAxes() @ Linear(4, 4, Orthogonal()) @ contrib.SwapAxes()
+    blocks = modules.residual(contrib.Householder(12) @ Linear(12, 12, Orthogonal()), 2)
     head = Bias(4) @ Linear(4, 24, Stiefel()) @ modules.GroupSort(3)
-    pool = modules.Flatten(3) @ (2**0.5 * modules.AveragePool(2, 1)) @ modules.NormPool(2)
-    return head @ pool @ tokens @ blocks @ pixels @ Bias(12) @ modules.SpaceToDepth(2)
+    pool = modules.Flatten(3) @ (2**0.5 * modules.AveragePool(2, 1)) @ contrib.NormPool(2)
+    return head @ pool @ tokens @ blocks @ pixels @ Bias(12) @ contrib.SpaceToDepth(2)
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_a_network_of_images_is_certified(rng, tmp_path):
 def test_no_attack_moves_a_label_within_the_radius_that_is_proved(rng, tmp_path):
     """Ascent on the pixels, with shift and scale in between, as someone outside would do it."""
     net = (
-        Bias(3) @ Linear(3, 16, Stiefel()) @ modules.Householder(16) @ Bias(16)
-        @ Linear(16, 16, Orthogonal()) @ modules.MaxMin() @ Linear(16, 12, Stiefel())
+        Bias(3) @ Linear(3, 16, Stiefel()) @ contrib.Householder(16) @ Bias(16)
+        @ Linear(16, 16, Orthogonal()) @ modules.GroupSort() @ Linear(16, 12, Stiefel())
     )  # fmt: skip
     params = jax.tree.map(lambda w: 1.05 * w + 0.01, net.init(jax.random.key(5)))
     images = rng.uniform(size=(100, 12)).astype(np.float32)
@@ -99,7 +99,7 @@ def test_no_attack_moves_a_label_within_the_radius_that_is_proved(rng, tmp_path)
 
 
 def small(rng, width=6):
-    net = Bias(3) @ Linear(3, width, Stiefel()) @ modules.MaxMin() @ Linear(width, 5, Stiefel())
+    net = Bias(3) @ Linear(3, width, Stiefel()) @ modules.GroupSort() @ Linear(width, 5, Stiefel())
     images = rng.normal(size=(8, 5)).astype(np.float32)
     return net, net.init(jax.random.key(1)), images, np.arange(8) % 3
 
@@ -229,7 +229,7 @@ def test_custom_modules_can_be_described(rng, tmp_path):
         return [{"kind": "linear", "weight": weight}, {"kind": "scale", "factor": 2}]
 
     _, _, images, labels = small(rng)
-    net = Linear(3, 6, Stiefel()) @ modules.MaxMin() @ Doubled(6, 5, Stiefel())
+    net = Linear(3, 6, Stiefel()) @ modules.GroupSort() @ Doubled(6, 5, Stiefel())
     params = net.init(jax.random.key(0))
     radii = margins(net, params, images, 2.0)
     report = verify(export_radii(tmp_path / "it", net, params, images, labels, radii))
@@ -237,8 +237,8 @@ def test_custom_modules_can_be_described(rng, tmp_path):
 
 
 def test_a_shared_weight_is_written_once(rng, tmp_path):
-    layer = Linear(6, 6, Orthogonal()) @ modules.MaxMin()
-    net = modules.tie(Linear(3, 6, Stiefel()) @ layer @ layer @ Linear(6, 5, Stiefel()), 2, 4)
+    layer = Linear(6, 6, Orthogonal()) @ modules.GroupSort()
+    net = modules.Tied(Linear(3, 6, Stiefel()) @ layer @ layer @ Linear(6, 5, Stiefel()), (2, 4))
     _, _, images, labels = small(rng)
     params = net.init(jax.random.key(0))
     radii = margins(net, params, images, 1.0)
@@ -256,8 +256,8 @@ def test_a_declared_network_gets_the_radii_of_certify(rng, tmp_path):
     frames = [np.linalg.qr(rng.normal(size=(8, n)))[0] for n in (5, 3)]
     model = {"a": {"kernel": frames[0].T}, "b": {"kernel": frames[1]}}
     model = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), model)
-    net = modules.declare(
-        slot("b/kernel", Linear(3, 8)) @ modules.MaxMin() @ slot("a/kernel", Linear(8, 5))
+    net = modules.ExternalModule(
+        slot("b/kernel", Linear(3, 8)) @ modules.GroupSort() @ slot("a/kernel", Linear(8, 5))
     )
     _, _, images, labels = small(rng)
     scale = np.asarray([0.5, 1.0, 2.0, 1.0, 0.7])

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from manifoldmuon.modules import MLP
+from manifoldmuon.modules import mlp
 from studies import bounds
 
 
@@ -13,7 +13,7 @@ def test_attacks_stay_below_the_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "STEPS", 50)
     monkeypatch.setattr(bounds, "RATE", 1.0)
     monkeypatch.setattr(bounds, "RADII", (0.02,))
-    monkeypatch.setattr(bounds, "NETWORKS", {"small": 10.0 * MLP(10, 64, 16, 2)})
+    monkeypatch.setattr(bounds, "NETWORKS", {"small": 10.0 * mlp(10, 64, 16, 2)})
     assert bounds.main(["--out", str(tmp_path / "record.json")]) == 0
     record = json.loads((tmp_path / "record.json").read_text(encoding="utf-8"))
     for row in record["networks"].values():

@@ -37,7 +37,7 @@ def test_automatic_gradient_descent_learns_beside_adam(tmp_path, capsys):
 def test_images_and_targets_have_the_paper_s_sizes():
     data = free_training.digits(0)
     np.testing.assert_allclose(np.sum(data.train_x**2, axis=1), data.train_x.shape[1], rtol=1e-4)
-    net = free_training.MLP(10, 64, 8, 2)
+    net = free_training.mlp(10, 64, 8, 2)
     zero = jax.tree.map(jnp.zeros_like, net.init(jax.random.key(0)))
     # Of the output zero the loss is half the squared root mean square of a target: one half.
     images, labels = map(jnp.asarray, data[:2])
@@ -60,7 +60,7 @@ def test_the_table_marks_the_best_rate_and_shows_its_neighbours():
 
 def test_free_steps_train(monkeypatch, tmp_path):
     monkeypatch.setattr(free_training, "RATES", (0.25,))
-    monkeypatch.setitem(free_training.NETWORKS, "mlp", free_training.MLP(10, 64, 8, 2))
+    monkeypatch.setitem(free_training.NETWORKS, "mlp", free_training.mlp(10, 64, 8, 2))
     keep = ("smoothness", "rate 0.25")
     for name in ("free_links", "tuned_links"):
         make = getattr(free_steps, name)

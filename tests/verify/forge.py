@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manifoldmuon.contrib import Householder
 from manifoldmuon.manifolds import Orthogonal, Stiefel
-from manifoldmuon.modules import Bias, Householder, Linear, MaxMin, residual
+from manifoldmuon.modules import Bias, GroupSort, Linear, residual
 from manifoldmuon.robustness import certify, export
 from manifoldmuon_verify import verify
 
@@ -20,9 +21,9 @@ AT = (0.01, 0.05, 0.1)
 
 def network():
     """Linear layers and biases, two activations, and a stack of residual blocks."""
-    block = MaxMin() @ Bias(WIDTH) @ Linear(WIDTH, WIDTH, Orthogonal())
+    block = GroupSort(2) @ Bias(WIDTH) @ Linear(WIDTH, WIDTH, Orthogonal())
     first = Householder(WIDTH) @ Bias(WIDTH) @ Linear(WIDTH, FEATURES, Stiefel())
-    second = MaxMin() @ Bias(WIDTH) @ Linear(WIDTH, WIDTH, Orthogonal())
+    second = GroupSort(2) @ Bias(WIDTH) @ Linear(WIDTH, WIDTH, Orthogonal())
     return Bias(CLASSES) @ Linear(CLASSES, WIDTH, Stiefel()) @ residual(block, 2) @ second @ first
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon import modules
+from manifoldmuon import contrib, modules
 from manifoldmuon.robustness import describe
 from manifoldmuon.robustness._export import Arrays
 from manifoldmuon_verify import Refused
@@ -22,27 +22,27 @@ from tests.compiled import ask
 CASES = {
     "linear": (modules.Linear(5, 7), (7,)),
     "linear on tokens": (modules.Linear(5, 7), (3, 7)),
-    "locally_connected": (modules.LocallyConnected((2, 3), 5, 4), (2, 3, 4)),
-    "locally_connected rows": (modules.LocallyConnected((3,), 5, 4), (2, 3, 4)),
+    "locally_connected": (contrib.LocallyConnected((2, 3), 5, 4), (2, 3, 4)),
+    "locally_connected rows": (contrib.LocallyConnected((3,), 5, 4), (2, 3, 4)),
     "bias": (modules.Bias(6), (2, 6)),
     "scale": (modules.Mul(-1.7), (6,)),
-    "maxmin": (modules.MaxMin(), (6,)),
+    "maxmin": (modules.GroupSort(), (6,)),
     "group_sort": (modules.GroupSort(3), (12,)),
-    "householder": (modules.Householder(8), (2, 8)),
+    "householder": (contrib.Householder(8), (2, 8)),
     "abs": (modules.Abs(), (5,)),
     "relu": (modules.ReLU(), (5,)),
-    "scaled relu": (modules.ScaledReLU(), (5,)),
+    "scaled relu": (contrib.ScaledReLU(), (5,)),
     "mean_subtract": (modules.MeanSubtract(), (5,)),
     "flatten": (modules.Flatten(2), (2, 3, 4)),
-    "swap_axes": (modules.SwapAxes(), (3, 4)),
-    "space_to_depth": (modules.SpaceToDepth(2), (4, 6, 3)),
-    "norm_pool": (modules.NormPool(2), (4, 6, 2)),
+    "swap_axes": (contrib.SwapAxes(), (3, 4)),
+    "space_to_depth": (contrib.SpaceToDepth(2), (4, 6, 3)),
+    "norm_pool": (contrib.NormPool(2), (4, 6, 2)),
     "average_pool": (modules.AveragePool(2, 3), (4, 6, 2)),
-    "shift": (modules.Shift(1), (3, 4, 7)),
-    "two_tap on tokens": (modules.TwoTap(5, 2), (4, 5)),
-    "two_tap on rows": (modules.TwoTap(5, 2, -3, -1), (4, 3, 5)),
-    "orthogonal convolution": (modules.OrthogonalConv2D(4, 2), (3, 3, 4)),
-    "residual": (modules.residual(modules.MaxMin() @ modules.Linear(6, 6), 3), (6,)),
+    "shift": (contrib.Shift(1), (3, 4, 7)),
+    "two_tap on tokens": (contrib.TwoTap(5, 2), (4, 5)),
+    "two_tap on rows": (contrib.TwoTap(5, 2, -3, -1), (4, 3, 5)),
+    "orthogonal convolution": (contrib.orthogonal_conv2d(4, 2), (3, 3, 4)),
+    "residual": (modules.residual(modules.GroupSort() @ modules.Linear(6, 6), 3), (6,)),
     "difference": (modules.Linear(4, 6) - modules.Abs() @ modules.Linear(4, 6), (6,)),
 }
 

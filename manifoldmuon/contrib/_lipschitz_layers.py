@@ -1,0 +1,421 @@
+"""More layers with Lipschitz constant 1 in the Euclidean norm, with their bounds and certificates.
+
+All of these keep or shrink distances in the Euclidean length of the whole input. With
+`Linear(m, n, Stiefel())`, of scale 1, they make networks whose margins certify their labels (see
+`robustness.certify`). The algebra's budgets hold in every norm in which the parts are as sensitive
+as they declare; here that is the Euclidean length.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from manifoldmuon._internal.arguments import check_fields, check_number
+from manifoldmuon._internal.arrays import nonzero_or_one
+from manifoldmuon.bounds import RMS, LInf, LipschitzBounds, NormBound, rule
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    Grassmann,
+    Manifold,
+    Orthogonal,
+    Stiefel,
+)
+from manifoldmuon.modules import Atom, Bond, Linear, Module
+from manifoldmuon.norms import FanRatio, MaxRowNorm, RMSToRMS, Spectral
+from manifoldmuon.robustness import describe
+
+
+@dataclasses.dataclass(frozen=True)
+class LocallyConnected(Atom):
+    """`x_p -> W_p x_p`: a matrix of its own for every place, where `Linear` has one for all.
+
+    Inputs are `(..., *places, fan_in)`. Behind `SpaceToDepth` it is a locally connected layer, a
+    convolution of as large a stride as kernel that shares no weights between places; on rows of
+    features, a block-diagonal matrix. The weight is `(*places, fan_out, fan_in)`, measured matrix
+    by matrix as that of `Linear`, its norm the largest of them.
+
+    Attributes:
+      places: the lengths of the axes before the last, such as `(rows, columns)` of an image.
+      fan_out: entries of the output at a place.
+      fan_in: entries of the input at a place.
+      manifold: `Euclidean(RMSToRMS())` (default), `Stiefel(FanRatio())`, or another that fits.
+      mass: see `Module`.
+    """
+
+    places: tuple[int, ...]
+    fan_out: int
+    fan_in: int
+    manifold: Manifold = Euclidean(RMSToRMS())
+    mass: float = 1.0
+    ranges: ClassVar = {"fan_out": "[1, inf)", "fan_in": "[1, inf)"}
+    FREE_SPACE: ClassVar = Euclidean(RMSToRMS())
+    CONSTRAINT: ClassVar = Stiefel(FanRatio())
+
+    def __post_init__(self):
+        if not isinstance(self.places, tuple) or not self.places:
+            raise ValueError(
+                "LocallyConnected.places must be a tuple of at least one length; got "
+                f"{self.places!r}. A layer without places is Linear"
+            )
+        for size in self.places:
+            check_number("LocallyConnected.places", size, least=1.0, whole=True)
+        super().__post_init__()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.places, self.fan_out, self.fan_in)
+
+    def apply(
+        self, params: Float[Array, "*places m n"], x: Float[Array, "..."]
+    ) -> Float[Array, "..."]:
+        wanted = (*self.places, self.fan_in)
+        if x.shape[-len(wanted) :] != wanted:
+            sizes = ", ".join(str(size) for size in wanted)
+            raise ValueError(f"LocallyConnected takes inputs (..., {sizes}); got {x.shape}")
+        before = x.shape[: x.ndim - len(wanted)]
+        matrices = params.reshape(-1, self.fan_out, self.fan_in)
+        y = jnp.einsum("pmn,bpn->bpm", matrices, x.reshape(-1, len(matrices), self.fan_in))
+        return y.reshape(*before, *self.places, self.fan_out)
+
+
+@dataclasses.dataclass(frozen=True)
+class Householder(Atom):
+    """Learned reflections of pairs of entries (Singla et al., arXiv:2108.04062).
+
+    Entries i and `i + features / 2` are a pair z with a unit vector v of its own: z stays where
+    `<v, z> > 0`, else it becomes `z - 2 <v, z> v`. The start `v = (1, -1) / sqrt(2)` is MaxMin.
+
+    Attributes:
+      features: entries of the last axis, an even number; the parameters are `(features / 2, 2)`.
+      manifold: rows of length 1, of which a step of norm 1 turns each by half a radian, for that
+        moves an output at most by the length of its pair.
+      mass: see `Module`.
+    """
+
+    features: int
+    manifold: Manifold = EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
+    mass: float = 1.0
+    ranges: ClassVar = {"features": "[1, inf)"}
+    FREE_SPACE: ClassVar = Euclidean(MaxRowNorm(0.25))
+    CONSTRAINT: ClassVar = EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.features % 2:
+            raise ValueError(f"Householder.features must be even; got {self.features}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.features // 2, 2)
+
+    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "n 2"]:
+        return jnp.broadcast_to(jnp.asarray([math.sqrt(0.5), -math.sqrt(0.5)], dtype), self.shape)
+
+    def apply(self, params: Float[Array, "n 2"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+        self.expect_features(x, self.features)
+        first, second = jnp.split(x, 2, axis=-1)
+        v1, v2 = params[:, 0], params[:, 1]
+        fold = 2 * jnp.minimum(v1 * first + v2 * second, 0)
+        return jnp.concatenate([first - fold * v1, second - fold * v2], axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class TwoTap(Atom):
+    """An orthogonal convolution with two taps along one axis, circular.
+
+    With orthonormal columns U and `P = U U^T`, what lies in the span of U moves on by `offset`
+    places, and the rest stays: `y = x - P x + shift(P x)`. Every orthogonal convolution along one
+    axis is a product of such factors and one orthogonal matrix (paraunitary filters; Su et al.,
+    arXiv:2106.09121). Only the span counts, hence the Grassmann manifold.
+
+    Attributes:
+      channels: entries of the last axis.
+      rank: columns of U, less than `channels`; the parameters are `(channels, rank)`.
+      axis: along which what is shifted: -2 for tokens or the columns of an image
+        `(..., height, width, channels)`, -3 for its rows.
+      offset: by how many places.
+      manifold: spans, of which a step of norm 1 turns none by more than half a radian, for that
+        moves an output at most by the length of the input.
+      mass: see `Module`.
+    """
+
+    channels: int
+    rank: int
+    axis: int = -2
+    offset: int = 1
+    manifold: Manifold = Grassmann(step_norm=Spectral(scale=0.5))
+    mass: float = 1.0
+    ranges: ClassVar = {
+        "channels": "[1, inf)",
+        "rank": "[1, inf)",
+        "axis": "[-3, -2]",
+        "offset": "(-inf, inf)",
+    }
+    FREE_SPACE: ClassVar = Euclidean(Spectral(scale=0.25))
+    CONSTRAINT: ClassVar = Grassmann(step_norm=Spectral(scale=0.5))
+
+    def __post_init__(self):
+        check_fields(self, **self.ranges)
+        if self.rank >= self.channels:
+            raise ValueError(
+                f"TwoTap.rank must be less than the {self.channels} channels; got {self.rank}"
+            )
+        super().__post_init__()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.channels, self.rank)
+
+    def apply(self, params: Float[Array, "c r"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+        self.expect_features(x, self.channels)
+        if x.ndim < -self.axis:
+            raise ValueError(f"TwoTap shifts along axis {self.axis}; got an input of {x.shape}")
+        part = jnp.matmul(jnp.matmul(x, params), params.T)
+        return x - part + jnp.roll(part, self.offset, self.axis)
+
+
+def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
+    """Return an orthogonal convolution of images `(..., height, width, channels)`, circular.
+
+    An orthogonal matrix for the channels, then `kernel - 1` two-tap factors along each axis,
+    which take turns: as BCOP's blocks do (Li et al., arXiv:1911.00937), it reaches kernels that do
+    not separate into rows and columns. It is orthogonal as long as its weights are on their
+    manifolds, without any orthogonalisation in the forward pass, and takes `2 kernel - 1` products
+    of channels where a dense kernel takes `kernel**2`. For a stride, put `SpaceToDepth` and a
+    `Linear` before it.
+
+    Args:
+      channels: of input and output; at least 2.
+      kernel: pixels along each side that an output pixel sees.
+    """
+    check_number("orthogonal_conv2d(kernel)", kernel, least=1.0, whole=True)
+    net: Module = Linear(channels, channels, Orthogonal())
+    for tap in range(kernel - 1):
+        for axis in (-3, -2):
+            net = TwoTap(channels, channels // 2, axis, 1 if tap % 2 else -1) @ net
+    return net
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledReLU(Bond):
+    """`sqrt(2) max(x, 0)`: keeps the RMS norm of inputs of which half are negative.
+
+    Attributes:
+      sensitivity: what is declared: 1, or sqrt(2) for a bound at every input.
+    """
+
+    sensitivity: float = 1.0
+    ranges: ClassVar = {"sensitivity": "[0, inf)"}
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return math.sqrt(2) * jnp.maximum(x, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SpaceToDepth(Bond):
+    """Blocks of pixels as channels: an isometry, and half of a strided or patchwise convolution.
+
+    `(..., height, width, channels)` to `(..., height / side, width / side, side**2 channels)`, the
+    channels by row in the block, then column, then channel.
+
+    Attributes:
+      side: pixels of a block along each side; must divide height and width.
+    """
+
+    side: int
+    ranges: ClassVar = {"side": "[1, inf)"}
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        blocks = _blocks("SpaceToDepth", x, self.side)
+        return blocks.reshape(*blocks.shape[:-3], -1)
+
+
+@dataclasses.dataclass(frozen=True)
+class NormPool(Bond):
+    """The Euclidean norm of each channel over blocks of pixels: pooling that keeps lengths.
+
+    `(..., height, width, channels)` to `(..., height / side, width / side, channels)`. Two inputs
+    never move apart; at a block of zeros the derivative is zero.
+
+    Attributes:
+      side: pixels of a block along each side; must divide height and width.
+    """
+
+    side: int
+    ranges: ClassVar = {"side": "[1, inf)"}
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        square = jnp.sum(_blocks("NormPool", x, self.side) ** 2, axis=(-3, -2))
+        return jnp.where(square == 0, 0, jnp.sqrt(nonzero_or_one(square)))
+
+
+@dataclasses.dataclass(frozen=True)
+class SwapAxes(Bond):
+    """The last two axes exchanged: what follows mixes tokens in place of channels."""
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        if x.ndim < 2:
+            raise ValueError(f"SwapAxes takes at least two axes; got the shape {x.shape}")
+        return jnp.swapaxes(x, -1, -2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shift(Bond):
+    """Five groups of channels: one stays, the others move up, down, left and right, circularly.
+
+    A permutation of the entries of an image `(..., height, width, channels)`, so that orthogonal
+    matrices on the channels suffice to mix pixels (Hu et al., LipNeXt, arXiv:2601.18513). The
+    groups are as `numpy.array_split` makes them.
+
+    Attributes:
+      pixels: how far.
+    """
+
+    pixels: int = 1
+    ranges: ClassVar = {"pixels": "(-inf, inf)"}
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        if x.ndim < 3:
+            raise ValueError(f"Shift takes (..., height, width, channels); got {x.shape}")
+        stay, *moving = jnp.array_split(x, 5, axis=-1)
+        ways = ((-self.pixels, -3), (self.pixels, -3), (-self.pixels, -2), (self.pixels, -2))
+        moved = [jnp.roll(part, by, axis) for part, (by, axis) in zip(moving, ways, strict=True)]
+        return jnp.concatenate([stay, *moved], axis=-1)
+
+
+def _blocks(name: str, x: Float[Array, "..."], side: int) -> Float[Array, "..."]:
+    """`(..., rows, columns, side, side, channels)`."""
+    if x.ndim < 3 or x.shape[-3] % side or x.shape[-2] % side:
+        raise ValueError(
+            f"{name} takes (..., height, width, channels) with sides that {side} divides; got "
+            f"{x.shape}"
+        )
+    *batch, height, width, channels = x.shape
+    cut = x.reshape(*batch, height // side, side, width // side, side, channels)
+    return jnp.swapaxes(cut, -4, -3)
+
+
+# Bounds
+
+
+rule.register(LocallyConnected, rule.dispatch(Linear))  # takes the largest of several matrices
+
+
+@rule.register
+def bound_householder(atom: Householder, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Each pair is kept, or sent through `I - 2 v v^T`; both agree where one becomes the other."""
+    read = LipschitzBounds.read_length(x, features=atom.features)
+    longest, shortest = weights.rows(atom.shape)
+    gain = max(1.0, 2 * longest**2 - 1)
+    out = read.outputs if longest == shortest == 1 else read.outputs.within(gain)
+    moved = read.outputs.within(4 * longest * weights.step_rows(atom.shape)).upper
+    return read.then_of(
+        out,
+        gain,
+        weights=moved,
+        alpha=math.inf,
+        beta=math.inf,
+        gamma=math.inf,
+        reasons=("Householder has a kink, and no second derivative there",),
+    )
+
+
+@rule.register
+def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
+    """An eigenvector of `U U^T`, of eigenvalue p, becomes `1 - p` of itself here and p there.
+
+    In length that is at most `|1 - p| + p`. In the largest norm of a pixel, here and there are two
+    pixels: the root of `2 ((1 - p)**2 + p**2)`. Both are convex in p, so that its ends decide.
+    """
+    read = LipschitzBounds.read_length(x, axes=-atom.axis, features=atom.channels)
+    size = read.outputs
+    most, turn = weights.spectral_norm(atom.shape)[0], weights.step_norm(atom.shape)
+    p = most**2
+    if size.measure == RMS():
+        gain = math.sqrt(2) * max(1.0, math.hypot(1 - p, p))
+    else:
+        gain = max(1.0, 2 * p - 1)
+    # What is moved differs from what stays: twice the movement of U U^T.
+    step = 4 * most * turn
+    return read.then_of(
+        size.within(gain, features=atom.channels),
+        gain,
+        weights=size.within(step).upper,
+        alpha=size.within(4 * turn**2).upper,
+        beta=step,
+    )
+
+
+@rule.register
+def bound_scaled_relu(bond: ScaledReLU, weights: Any, x: NormBound) -> LipschitzBounds:
+    x.expect_numbers()
+    root, reason = math.sqrt(2), "ScaledReLU has a kink, and no second derivative there"
+    return LipschitzBounds.of(x.within(root), root, gamma=math.inf, reasons=(reason,))
+
+
+@rule.register
+def bound_space_to_depth(bond: SpaceToDepth, weights: Any, x: NormBound) -> LipschitzBounds:
+    features = x.features and bond.side**2 * x.features
+    read = LipschitzBounds.read_length(x, axes=3)
+    return read.then_of(dataclasses.replace(read.outputs, features=features), 1.0)
+
+
+@rule.register
+def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBounds:
+    """In the largest RMS norm of a pixel, all pixels of a block may move at once."""
+    read, reason = LipschitzBounds.read_length(x, axes=3), "NormPool has a kink at a block of zeros"
+    length = x.is_length(3)
+    slope = 1.0 if length else float(bond.side)
+    out = x if length else read.outputs.within(slope)
+    return read.then_of(out, slope, gamma=math.inf, reasons=(reason,))
+
+
+@rule.register
+def bound_swap_axes(bond: SwapAxes, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Of vectors measured one by one, only the entries' magnitudes are known behind it."""
+    read = LipschitzBounds.convert_norm(x, x.measure if x.is_length(2) else LInf())
+    return read.then_of(dataclasses.replace(read.outputs, features=None), 1.0)
+
+
+@rule.register
+def bound_shift(bond: Shift, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Five pixels meet in one, each with a group of channels: at most the norms of all five."""
+    if x.is_length(3) or x.measure == LInf():
+        return LipschitzBounds.of(x, 1.0)
+    read, root = LipschitzBounds.convert_norm(x, RMS()), math.sqrt(5)
+    return read.then_of(read.outputs.within(root), root)
+
+
+# Entries of certificates
+
+
+def _register(kind: type[Module], name: str, *options: str) -> None:
+    @describe.register(kind)
+    def describe_layer(module: Any, params: Any, arrays: Any) -> list[dict[str, Any]]:
+        weight = {"weight": arrays.add(name, params)} if isinstance(module, Atom) else {}
+        return [{"kind": name, **weight, **{key: getattr(module, key) for key in options}}]
+
+
+_register(Householder, "householder")
+_register(TwoTap, "two_tap", "axis", "offset")
+_register(NormPool, "norm_pool", "side")
+_register(SpaceToDepth, "space_to_depth", "side")
+_register(SwapAxes, "swap_axes")
+_register(Shift, "shift", "pixels")
+
+
+@describe.register
+def describe_locally_connected(module: LocallyConnected, params: Any, arrays: Any) -> list[Any]:
+    kind = "locally_connected"
+    return [{"kind": kind, "weight": arrays.add(kind, params), "axes": len(module.places)}]
+
+
+@describe.register
+def describe_scaled_relu(module: ScaledReLU, params: Any, arrays: Any) -> list[Any]:
+    return [{"kind": "relu"}, {"kind": "scale", "factor": math.sqrt(2)}]

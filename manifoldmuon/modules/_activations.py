@@ -1,0 +1,149 @@
+"""Nonlinearities and normalisation: bonds that change entries, but not shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from manifoldmuon._internal.arguments import check_number
+from manifoldmuon._internal.arrays import nonzero_or_one, upcast
+from manifoldmuon.modules._module import Bond
+
+
+@dataclasses.dataclass(frozen=True)
+class Abs(Bond):
+    """The magnitude of every entry. Its second derivative is zero except at the kink."""
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.abs(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReLU(Bond):
+    """`max(x, 0)`. Its second derivative is zero except at the kink.
+
+    The default sensitivity 1 is the bound that holds for every input, as in the Modula package; the
+    one of the paper, 1/sqrt(2) (modular norm, arXiv:2405.14813, appendix B.2), is that of inputs
+    of which half are negative: `ReLU(ReLU.BALANCED)`.
+
+    Attributes:
+      sensitivity: what is declared.
+
+    Examples:
+      >>> round((ReLU(ReLU.BALANCED) @ Linear(8, 4)).sensitivity, 4)
+      0.7071
+    """
+
+    sensitivity: float = 1.0
+    ranges: ClassVar = {"sensitivity": "[0, inf)"}
+    BALANCED: ClassVar[float] = math.sqrt(0.5)
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.maximum(x, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class GELU(Bond):
+    """`x P(N(0,1) <= x)`, the Gaussian error linear unit, in its exact form.
+
+    The published sensitivity is that of `ReLU`; a Gaussian input shrinks a perturbation to 0.675
+    of its size. The bound that holds for every input is `GELU.LIPSCHITZ` (1.1289), so that
+    `GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ` has sensitivity 1 everywhere. The sharpness is the
+    largest second derivative, sqrt(2/pi), in the maximum norm.
+
+    Attributes:
+      sensitivity: what is declared.
+    """
+
+    sensitivity: float = ReLU.BALANCED
+    ranges: ClassVar = {"sensitivity": "[0, inf)"}
+    gamma: ClassVar[float] = math.sqrt(2 / math.pi)
+    # At x = sqrt(2), where the second derivative (2 - x**2) exp(-x**2 / 2) / sqrt(2 pi) vanishes.
+    LIPSCHITZ: ClassVar[float] = 0.5 * (1 + math.erf(1.0)) + math.exp(-1.0) / math.sqrt(math.pi)
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jax.nn.gelu(x, approximate=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupSort(Bond):
+    """Sorts the entries of each group, the largest first (Anil et al., arXiv:1811.05381).
+
+    The last axis of n entries falls into `n / size` groups: entries `i`, `i + n / size`,
+    `i + 2 n / size`, ... are one. Sorting permutes entries, so that it keeps every norm that does
+    not depend on their order, and never moves two inputs apart; gradients keep their length.
+    `GroupSort(2)` is MaxMin: of each pair the larger entry, then the smaller one.
+
+    Attributes:
+      size: entries of a group; must divide the length of the last axis.
+    """
+
+    size: int = 2
+    ranges: ClassVar = {"size": "[1, inf)"}
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        features = x.shape[-1]
+        if features % self.size:
+            raise ValueError(f"{features} features do not fall into groups of {self.size}")
+        if self.size == 2:
+            first, second = jnp.split(x, 2, axis=-1)
+            parts = [jnp.maximum(first, second), jnp.minimum(first, second)]
+            return jnp.concatenate(parts, axis=-1)
+        groups = x.reshape(*x.shape[:-1], self.size, features // self.size)
+        return jnp.sort(groups, axis=-2, descending=True).reshape(x.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OverAxes(Bond):
+    """A normalisation.
+
+    Attributes:
+      axis: over which axes; the default is the last.
+    """
+
+    axis: int | tuple[int, ...] = -1
+
+    def __post_init__(self):
+        for number in self.axis if isinstance(self.axis, tuple) else (self.axis,):
+            check_number(f"{type(self).__name__}.axis", number, whole=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanSubtract(_OverAxes):
+    """The input, less its mean.
+
+    Attributes:
+      axis: over which axes; the default is the last.
+    """
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return x - jnp.mean(x, axis=self.axis, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class RMSDivide(_OverAxes):
+    """The input, divided by its root mean square; zero stays zero.
+
+    The sensitivity is `1 / ||x||_RMS`, so that the declared 1 holds for inputs of RMS norm at
+    least 1; in the same way the sharpness is `2/sqrt(3) / ||x||_RMS**2`. Layer normalisation,
+    without gain or bias, is `RMSDivide() @ MeanSubtract()`.
+
+    Attributes:
+      axis: over which axes; the default is the last.
+    """
+
+    gamma: ClassVar[float] = 2 / math.sqrt(3)
+
+    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        wide = upcast(x)
+        # By the largest magnitude first: no square over- or underflows. The quotient does not
+        # depend on it, and neither does the derivative.
+        top = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), axis=self.axis, keepdims=True))
+        scaled = wide / nonzero_or_one(top)
+        square = jnp.mean(scaled**2, axis=self.axis, keepdims=True)
+        return (scaled / jnp.sqrt(nonzero_or_one(square))).astype(x.dtype)
