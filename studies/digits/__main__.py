@@ -4,6 +4,7 @@
 record. The optimizers start from the same weights and see the same batches in the same order.
 """
 
+import argparse
 import functools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from tqdm import tqdm
 from manifoldmuon.checkpoints import CheckpointError
 from studies.datasets import DatasetError, FlatImages
 from studies.digits import figure
-from studies.digits.arguments import SUFFIXES, Arguments, parse, parser
+from studies.digits.arguments import SUFFIXES, parse, parser
 from studies.digits.checkpoint import JobCheckpoints
 from studies.digits.gradients import record_gradients, save_gradients
 from studies.digits.loop import Carry, Run, Trainer
@@ -36,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
       The exit status. Wrong arguments and missing data end the program with status 2.
     """
     p = parser()
-    arguments = parse(argv, p)
-    settings = arguments.settings
+    given = parse(argv, p)
+    settings = given.settings
     try:
         data = load_all(settings)
     except DatasetError as error:
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"argument --batch-size: {settings.batch_size} is more than the {len(first.train_y)} "
             f"training images of {settings.data}"
         )
-    kept = None if arguments.checkpoint is None else checkpoints(arguments, p)
+    kept = None if given.checkpoint is None else checkpoints(given, p)
     try:
         runs, compile_seconds = train_all(settings, data, kept)
     except KeyboardInterrupt:
@@ -61,12 +62,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     record = as_record(settings, first.widths(settings.widths), runs, compile_seconds)
     written: list[Path] = []
     try:
-        for path in write(arguments, record, runs):
+        for path in write(given, record, runs):
             written.append(path)
-        if arguments.gradients is not None:
+        if given.record_gradients is not None:
             recorded = record_gradients(settings.steps, settings.seeds[0], settings=settings)
-            save_gradients(arguments.gradients, recorded)
-            written.append(arguments.gradients)
+            save_gradients(given.record_gradients, recorded)
+            written.append(given.record_gradients)
     except WriteError as error:
         kept_too = "" if kept is None else f"; {kept}, and the same command writes the rest"
         print(f"error: {error}{kept_too}", file=sys.stderr)
@@ -77,11 +78,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def checkpoints(arguments: Arguments, p: Parser) -> JobCheckpoints:
+def checkpoints(given: argparse.Namespace, p: Parser) -> JobCheckpoints:
     """The checkpoints of this job in the folder of `--checkpoint`, or an end with one line."""
-    assert arguments.checkpoint is not None
     try:
-        kept = JobCheckpoints(arguments.checkpoint, arguments.seconds, arguments.settings)
+        kept = JobCheckpoints(given.checkpoint, given.checkpoint_every, given.settings)
     except CheckpointError as error:
         p.error(str(error))
     if kept.step == kept.total:
@@ -149,24 +149,24 @@ def train_all(
 
 
 def write(
-    arguments: Arguments, record: Mapping[str, object], runs: Mapping[str, Sequence[Run]]
+    given: argparse.Namespace, record: Mapping[str, object], runs: Mapping[str, Sequence[Run]]
 ) -> Iterator[Path]:
     """Writes the record and, beside it, the picture; yields each as soon as it is there."""
-    paths = [arguments.out / f"{name_of(arguments)}{suffix}" for suffix in SUFFIXES]
-    yield write_record(paths[0], record, overwrite=arguments.overwrite)
-    figure.save(figure.picture(arguments.settings, runs), paths[1])
+    paths = [given.out / f"{name_of(given)}{suffix}" for suffix in SUFFIXES]
+    yield write_record(paths[0], record, overwrite=given.overwrite)
+    figure.save(figure.picture(given.settings, runs), paths[1])
     yield paths[1]
 
 
-def name_of(arguments: Arguments) -> str:
+def name_of(given: argparse.Namespace) -> str:
     """The name that was asked for, or the data set's with the next free number."""
-    if arguments.name is not None:
-        return arguments.name
+    if given.name is not None:
+        return given.name
     number = 1
-    while any((arguments.out / f"{arguments.settings.data}-{number:03d}{s}").exists()
+    while any((given.out / f"{given.settings.data}-{number:03d}{s}").exists()
               for s in SUFFIXES):  # fmt: skip
         number += 1
-    return f"{arguments.settings.data}-{number:03d}"
+    return f"{given.settings.data}-{number:03d}"
 
 
 if __name__ == "__main__":

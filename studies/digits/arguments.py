@@ -3,34 +3,11 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from studies.digits.methods import METHODS, PRESETS
 from studies.digits.settings import Settings
 from studies.program import Parser, integer, positive, refuse_twice
 from studies.records import WriteError, check_writable
-
-
-class Arguments(NamedTuple):
-    """The parsed command line.
-
-    Attributes:
-      settings: of the training.
-      out: the folder for the record and the picture.
-      name: of the two files; None for the next free number.
-      overwrite: whether files of that name may be replaced.
-      gradients: where recorded gradients go; None for nowhere.
-      checkpoint: the folder that the job saves itself into; None for nowhere.
-      seconds: between two checkpoints.
-    """
-
-    settings: Settings
-    out: Path
-    name: str | None
-    overwrite: bool
-    gradients: Path | None
-    checkpoint: Path | None
-    seconds: float
 
 
 def parser() -> Parser:
@@ -84,11 +61,15 @@ def parser() -> Parser:
     return p
 
 
-def parse(argv: Sequence[str] | None, p: Parser) -> Arguments:
-    """Reads and checks the command line; a mistake ends the program with status 2."""
+def parse(argv: Sequence[str] | None, p: Parser) -> argparse.Namespace:
+    """Reads and checks the command line; a mistake ends the program with status 2.
+
+    Returns:
+      The options by their names, and `settings`, of the training.
+    """
     given = p.parse_args(argv)
     refuse_twice(p, given, "seeds", "optimizers")
-    settings = Settings(
+    given.settings = Settings(
         data=given.data,
         data_dir=given.data_dir,
         widths=tuple(given.widths),
@@ -101,15 +82,7 @@ def parse(argv: Sequence[str] | None, p: Parser) -> Arguments:
         multiplier=given.multiplier,
     )
     _check_paths(given, p)
-    return Arguments(
-        settings,
-        given.out,
-        given.name,
-        given.overwrite,
-        given.record_gradients,
-        given.checkpoint,
-        given.checkpoint_every,
-    )
+    return given
 
 
 def _check_paths(given: argparse.Namespace, p: Parser) -> None:
