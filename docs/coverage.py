@@ -1,7 +1,7 @@
 """Fails the documentation's build on a public name that a reader could not find.
 
-A step of the build (docs/build.py), and a test (tests/test_docs.py). Public are the names in the
-`__all__` of every package and module whose dotted name has no underscore.
+A step of the build (docs/build.py), and a test (tests/programs/test_docs.py). Public are the names
+in the `__all__` of every package and module whose dotted name has no underscore.
 """
 
 import re

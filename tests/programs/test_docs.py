@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from docs import coverage, excerpts, references
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 _TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -12,7 +12,7 @@ import pytest
 
 from studies import datasets
 from studies.datasets import DatasetError, cifar, digits, files, text
-from tests.studies.test_datasets import idx
+from tests.programs.studies.test_datasets import idx
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 # Each may import from those before it.
 PROGRAMS = ("studies", "examples", "benchmarks")

@@ -14,7 +14,7 @@ from examples import (
     weight_erasure,
 )
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPTS = sorted((ROOT / "examples").rglob("[!_]*.py"))
 
 
