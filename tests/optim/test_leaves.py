@@ -15,7 +15,7 @@ import pytest
 
 import manifoldmuon
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.manifolds import Euclidean, Stiefel
 
 PACKAGE = str(manifoldmuon.__path__[0])
 
@@ -48,6 +48,33 @@ def test_few_frames_lie_between_a_link_and_the_work():
     found = depths_of(("linalg", "retractions"), step)
     assert 0 < found["linalg"] <= 11
     assert 0 < found["retractions"] <= 6
+
+
+def test_map_leaves_stacks_leaves_and_passes_others_through():
+    """Layouts, states by path, and leaves that are not selected."""
+    geometry = {"a": Stiefel(), "b": Stiefel().transposed(), "bias": Euclidean()}
+    params = {"a": jnp.eye(3, 2), "b": jnp.eye(2, 3), "bias": jnp.ones(2)}
+    updates = jax.tree.map(lambda x: 2 * x, params)
+    shapes = []
+
+    def scale(manifold, point, update, factor):
+        shapes.append(point.shape)
+        return factor[..., None, None] * update, jnp.max(point, axis=(-2, -1))
+
+    found, largest = optim.map_leaves(
+        scale,
+        geometry,
+        updates,
+        params,
+        select=lambda manifold: manifold.constrained,
+        carried={"a": jnp.array(3.0), "b": jnp.array(5.0)},
+    )
+    assert shapes == [(2, 3, 2)]  # one call for both, in the manifold's layout
+    assert {path: float(x) for path, x in largest.items()} == {"a": 1, "b": 1}
+    for name, factor in {"a": 6, "b": 10, "bias": 2}.items():
+        np.testing.assert_array_equal(found[name], factor * params[name])
+    with pytest.raises(ValueError, match=r"map_leaves: the state knows no parameters \['a', 'b'\]"):
+        optim.map_leaves(scale, geometry, updates, params, carried={"bias": jnp.array(1.0)})
 
 
 def test_the_cache_does_not_hide_wrong_types():
