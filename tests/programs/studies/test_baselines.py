@@ -13,7 +13,7 @@ BASELINES = {AlternatingProjection(): 0.3, FixedPoint(): 0.05, ADMM(): 0.05}
 WARM = pytest.mark.parametrize("kind", [FixedPoint, ADMM])
 
 
-def problems(shape, seed=0):
+def problems(shape: tuple[int, int], seed: int = 0):
     pairs = [stiefel_problem(family, *shape, seed) for family in STIEFEL_FAMILIES]
     return tuple(jnp.float32(np.stack(x)) for x in zip(*pairs, strict=True))
 
