@@ -44,6 +44,10 @@ class Bounds:
       inputs: the size of the input, or a tuple of them.
       transfer: the bounds, one for each pair of an output array and an input array.
       assumptions: what no constraint ensures, and the bounds need: one line each.
+
+    Examples:
+      >>> bound(mm.modules.Abs()).reasons
+      ('Abs has a kink, and no second derivative there',)
     """
 
     module: Module
@@ -257,6 +261,10 @@ def reads(module: Module) -> Measure:
 
     It is what a plain number for `input_norm` means. For a bond of your own that reads another
     norm, decorate a function `(bond) -> Measure` with `bounds.reads.register`.
+
+    Examples:
+      >>> reads(mm.modules.Embed(16, 65))
+      L1(one_hot=True)
     """
     if not isinstance(module, Compose | Stack | Tied | Concatenate):
         return RMS()

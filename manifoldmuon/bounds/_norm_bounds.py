@@ -24,6 +24,10 @@ class RMS(Measure):
     Attributes:
       heads: of `(..., heads, sequence, dim)`, a token's root mean square over all its heads and
         entries. The RMS norm of one head is at most `sqrt(heads)` times as large.
+
+    Examples:
+      >>> bound(mm.modules.SplitHeads(4)).outputs.measure
+      RMS(heads=4)
     """
 
     heads: int = 1
@@ -44,6 +48,10 @@ class L2(Measure):
 
     Attributes:
       axes: how many; 1 for vectors `(..., d)`, 3 for images `(..., height, width, channels)`.
+
+    Examples:
+      >>> bound(mm.modules.ReLU(), input_norm=NormBound(1.0, measure=L2(3))).output_norm
+      1.0
     """
 
     axes: int = 1
@@ -61,6 +69,10 @@ class LInf(Measure):
 
     Attributes:
       masked: whether masked scores, which are minus infinity, are left out.
+
+    Examples:
+      >>> bound(mm.modules.Unembed(65, 16)).outputs.measure
+      LInf(masked=False)
     """
 
     masked: bool = False
@@ -76,6 +88,10 @@ class L1(Measure):
     Attributes:
       one_hot: of whole numbers, that of a token's one-hot vector. A token has norm 1, and to
         exchange it for another is a step of norm 2.
+
+    Examples:
+      >>> bound(mm.modules.Embed(16, 65)).inputs.measure
+      L1(one_hot=True)
     """
 
     one_hot: bool = False

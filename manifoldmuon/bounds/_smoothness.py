@@ -48,6 +48,10 @@ def square_error_smoothness(
 
     Raises:
       ValueError: the output is a tuple, or a number is negative.
+
+    Examples:
+      >>> round(square_error_smoothness(bound(mm.modules.Linear(2, 3))).bound, 6)
+      1.0
     """
     check_number("square_error_smoothness(target_norm)", target_norm, least=0.0)
     output = _output("square_error_smoothness", bounds, value)

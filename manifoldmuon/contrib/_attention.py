@@ -24,6 +24,10 @@ class Softmax(Bond):
 
     Attributes:
       scale: the inverse temperature; not negative.
+
+    Examples:
+      >>> Softmax().forward(jnp.zeros(2))
+      Array([0.5, 0.5], dtype=float32)
     """
 
     scale: float = 1.0
@@ -47,6 +51,10 @@ class QueryKey(Bond):
 
     In the largest RMS norm of a token and the largest score: sensitivity and sharpness 1, for
     queries and keys of norm at most 1. The sensitivity grows in proportion to their norm.
+
+    Examples:
+      >>> QueryKey().forward((jnp.ones((3, 8)), jnp.ones((5, 8)))).shape
+      (3, 5)
     """
 
     gamma: ClassVar[float] = 1.0
@@ -60,7 +68,12 @@ class QueryKey(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class CausalMask(Bond):
-    """Scores `(..., sequence, sequence)` with minus infinity where a token would look ahead."""
+    """Scores `(..., sequence, sequence)` with minus infinity where a token would look ahead.
+
+    Examples:
+      >>> CausalMask().forward(jnp.zeros((2, 2)))[0].tolist()
+      [0.0, -inf]
+    """
 
     def forward(self, x: Float[Array, "*batch t t"]) -> Float[Array, "*batch t t"]:
         return jnp.where(np.tri(x.shape[-1], dtype=bool), x, -jnp.inf)
@@ -72,6 +85,10 @@ class AttendValues(Bond):
 
     In the largest sum of a row of probabilities and the largest RMS norm of a token: sensitivity
     and sharpness 1, for values of norm at most 1.
+
+    Examples:
+      >>> AttendValues().forward((jnp.ones((3, 5)), jnp.ones((5, 8)))).shape
+      (3, 8)
     """
 
     gamma: ClassVar[float] = 1.0

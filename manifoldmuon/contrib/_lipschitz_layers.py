@@ -46,6 +46,10 @@ class LocallyConnected(Atom):
       fan_in: entries of the input at a place.
       manifold: `Euclidean(RMSToRMS())` (default), `Stiefel(FanRatio())`, or another that fits.
       mass: see `Module`.
+
+    Examples:
+      >>> LocallyConnected((2, 2), 8, 12).shape
+      (2, 2, 8, 12)
     """
 
     places: tuple[int, ...]
@@ -96,6 +100,10 @@ class Householder(Atom):
       manifold: rows of length 1, of which a step of norm 1 turns each by half a radian, for that
         moves an output at most by the length of its pair.
       mass: see `Module`.
+
+    Examples:
+      >>> Householder(4).init(jax.random.key(0)).shape
+      (2, 2)
     """
 
     features: int
@@ -143,6 +151,10 @@ class TwoTap(Atom):
       manifold: spans, of which a step of norm 1 turns none by more than half a radian, for that
         moves an output at most by the length of the input.
       mass: see `Module`.
+
+    Examples:
+      >>> TwoTap(4, 2).apply(jnp.eye(4, 2), jnp.ones((5, 4))).shape
+      (5, 4)
     """
 
     channels: int
@@ -193,6 +205,10 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
     Args:
       channels: of input and output; at least 2.
       kernel: pixels along each side that an output pixel sees.
+
+    Examples:
+      >>> orthogonal_conv2d(4, kernel=2).sensitivity
+      1.0
     """
     check_number("orthogonal_conv2d(kernel)", kernel, least=1.0, whole=True)
     net: Module = Linear(channels, channels, Orthogonal())
@@ -208,6 +224,10 @@ class ScaledReLU(Bond):
 
     Attributes:
       sensitivity: what is declared: 1, or sqrt(2) for a bound at every input.
+
+    Examples:
+      >>> ScaledReLU().forward(jnp.zeros((2, 3))).shape
+      (2, 3)
     """
 
     sensitivity: float = 1.0
@@ -226,6 +246,10 @@ class SpaceToDepth(Bond):
 
     Attributes:
       side: pixels of a block along each side; must divide height and width.
+
+    Examples:
+      >>> SpaceToDepth(2).forward(jnp.ones((4, 6, 3))).shape
+      (2, 3, 12)
     """
 
     side: int
@@ -245,6 +269,10 @@ class NormPool(Bond):
 
     Attributes:
       side: pixels of a block along each side; must divide height and width.
+
+    Examples:
+      >>> NormPool(2).forward(jnp.ones((2, 2, 1))).item()
+      2.0
     """
 
     side: int
@@ -257,7 +285,12 @@ class NormPool(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class SwapAxes(Bond):
-    """The last two axes exchanged: what follows mixes tokens in place of channels."""
+    """The last two axes exchanged: what follows mixes tokens in place of channels.
+
+    Examples:
+      >>> SwapAxes().forward(jnp.ones((4, 6))).shape
+      (6, 4)
+    """
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < 2:
@@ -275,6 +308,10 @@ class Shift(Bond):
 
     Attributes:
       pixels: how far.
+
+    Examples:
+      >>> Shift().forward(jnp.ones((4, 6, 5))).shape
+      (4, 6, 5)
     """
 
     pixels: int = 1

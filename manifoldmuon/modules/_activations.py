@@ -17,7 +17,12 @@ from manifoldmuon.modules._module import Bond
 
 @dataclasses.dataclass(frozen=True)
 class Abs(Bond):
-    """The magnitude of every entry. Its second derivative is zero except at the kink."""
+    """The magnitude of every entry. Its second derivative is zero except at the kink.
+
+    Examples:
+      >>> Abs().forward(jnp.array([-1.0, 2.0]))
+      Array([1., 2.], dtype=float32)
+    """
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.abs(x)
@@ -58,6 +63,10 @@ class GELU(Bond):
 
     Attributes:
       sensitivity: what is declared.
+
+    Examples:
+      >>> round(GELU.LIPSCHITZ, 4)
+      1.1289
     """
 
     sensitivity: float = ReLU.BALANCED
@@ -81,6 +90,10 @@ class GroupSort(Bond):
 
     Attributes:
       size: entries of a group; must divide the length of the last axis.
+
+    Examples:
+      >>> GroupSort(2).forward(jnp.array([1.0, 2.0, 3.0, 0.0]))
+      Array([3., 2., 1., 0.], dtype=float32)
     """
 
     size: int = 2
@@ -119,6 +132,10 @@ class MeanSubtract(_OverAxes):
 
     Attributes:
       axis: over which axes; the default is the last.
+
+    Examples:
+      >>> MeanSubtract().forward(jnp.array([1.0, 3.0]))
+      Array([-1.,  1.], dtype=float32)
     """
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -135,6 +152,10 @@ class RMSDivide(_OverAxes):
 
     Attributes:
       axis: over which axes; the default is the last.
+
+    Examples:
+      >>> RMSDivide().forward(jnp.array([3.0, -3.0]))
+      Array([ 1., -1.], dtype=float32)
     """
 
     gamma: ClassVar[float] = 2 / math.sqrt(3)

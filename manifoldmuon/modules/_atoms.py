@@ -156,6 +156,10 @@ class Bias(Atom):
       features: entries of the last axis; the parameters are `(features,)`.
       manifold: flat space under the RMS norm (default), or another that fits.
       mass: see `Module`.
+
+    Examples:
+      >>> Bias(3).init(jax.random.key(0))
+      Array([0., 0., 0.], dtype=float32)
     """
 
     features: int
@@ -191,6 +195,10 @@ class Embed(Atom):
       vocabulary: how many vectors.
       manifold: `Euclidean(L1ToRMS())` (default), `EmbeddingRows()`, or another that fits.
       mass: see `Module`.
+
+    Examples:
+      >>> Embed(16, 65).apply(jnp.ones((65, 16)), jnp.arange(5)).shape
+      (5, 16)
     """
 
     dim: int
@@ -225,6 +233,10 @@ class Unembed(Atom):
       dim: entries of the input.
       manifold: as of `Embed`.
       mass: see `Module`.
+
+    Examples:
+      >>> Unembed(65, 16).apply(jnp.ones((65, 16)), jnp.ones((5, 16))).shape
+      (5, 65)
     """
 
     vocabulary: int
@@ -262,6 +274,10 @@ class Conv2D(Atom):
       manifold: `Euclidean(ConvRMSToRMS())` (default), `Stiefel(FanRatio(1 / kernel**2))` tap by
         tap, or another that fits.
       mass: see `Module`.
+
+    Examples:
+      >>> Conv2D(8, 3).apply(jnp.ones((3, 3, 8, 3)), jnp.ones((1, 6, 6, 3))).shape
+      (1, 6, 6, 8)
     """
 
     out_channels: int

@@ -23,6 +23,10 @@ class FunctionalAttention(Bond):
 
     Attributes:
       causal: whether a token sees only itself and those before it.
+
+    Examples:
+      >>> FunctionalAttention().forward(3 * (jnp.ones((10, 8)),)).shape
+      (10, 8)
     """
 
     causal: bool = True
@@ -51,6 +55,10 @@ class SplitHeads(Bond):
 
     Attributes:
       heads: how many.
+
+    Examples:
+      >>> SplitHeads(4).forward(jnp.ones((10, 32))).shape
+      (4, 10, 8)
     """
 
     heads: int
@@ -65,7 +73,12 @@ class SplitHeads(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class MergeHeads(Bond):
-    """`(..., heads, sequence, dim)` to `(..., sequence, heads * dim)`: undoes `SplitHeads`."""
+    """`(..., heads, sequence, dim)` to `(..., sequence, heads * dim)`: undoes `SplitHeads`.
+
+    Examples:
+      >>> MergeHeads().forward(jnp.ones((4, 10, 8))).shape
+      (10, 32)
+    """
 
     def forward(self, x: Float[Array, "*batch h t e"]) -> Float[Array, "*batch t d"]:
         moved = jnp.swapaxes(x, -3, -2)
@@ -79,6 +92,10 @@ class Positions(Bond):
     The sensitivity is declared as 1, that of the tokens beside it, so that token and position
     embeddings sum to a module of sensitivity 1 (modular norm, arXiv:2405.14813, appendix B.7).
     It is in truth 0.
+
+    Examples:
+      >>> Positions().forward(jnp.array([7, 7, 7])).tolist()
+      [0, 1, 2]
     """
 
     def forward(self, x: Int[Array, "*batch t"]) -> Int[Array, "*batch t"]:
@@ -94,6 +111,10 @@ class RoPE(Bond):
 
     Attributes:
       base: the slowest rotation takes about `2 pi base` tokens.
+
+    Examples:
+      >>> RoPE().forward(jnp.ones((10, 8))).shape
+      (10, 8)
     """
 
     base: float = 10_000.0

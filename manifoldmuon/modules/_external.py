@@ -45,6 +45,10 @@ class Param(Module):
       atom: the layer of this package that computes what the model does with this weight, in the
         layout that the manifold's `with_axes` brings it to, such as `Linear(10, 256)`; None where
         nobody asks. Its own manifold and mass do not count.
+
+    Examples:
+      >>> Param("0/weight", mm.manifolds.Stiefel(), atom=Linear(2, 4)).describe()
+      "Param '0/weight' on Stiefel"
     """
 
     path: str

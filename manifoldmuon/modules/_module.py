@@ -339,6 +339,10 @@ class Compose(_Several):
 
     Attributes:
       modules: in the order in which they are applied: the reverse of how `@` is written.
+
+    Examples:
+      >>> len((Linear(2, 8) @ ReLU() @ Linear(8, 4)).modules)
+      3
     """
 
     @property
@@ -366,6 +370,10 @@ class Concatenate(_Several):
 
     Attributes:
       modules: what reads the input.
+
+    Examples:
+      >>> (Add() @ (Identity(), Abs())).sensitivity
+      2.0
     """
 
     @property
@@ -396,6 +404,10 @@ class Stack(Module):
     Attributes:
       module: what is copied.
       copies: how many; at least 1.
+
+    Examples:
+      >>> (Linear(8, 8) ** 3).init(jax.random.key(0)).shape
+      (3, 8, 8)
     """
 
     module: Module
@@ -485,7 +497,12 @@ class Bond(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Identity(Bond):
-    """The input, unchanged."""
+    """The input, unchanged.
+
+    Examples:
+      >>> Identity() @ Abs()
+      Abs()
+    """
 
     def forward(self, x: Any) -> Any:
         return x
@@ -493,7 +510,12 @@ class Identity(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class Add(Bond):
-    """The sum of a tuple of inputs, which carry the sum of their norms."""
+    """The sum of a tuple of inputs, which carry the sum of their norms.
+
+    Examples:
+      >>> Add().forward((jnp.ones(2), jnp.ones(2)))
+      Array([2., 2.], dtype=float32)
+    """
 
     def forward(self, x: tuple[Any, ...]) -> Any:
         return jax.tree.map(lambda *terms: functools.reduce(jnp.add, terms), *x)
@@ -505,6 +527,10 @@ class Mul(Bond):
 
     Attributes:
       factor: any finite number; the sensitivity is its magnitude.
+
+    Examples:
+      >>> (0.5 * Identity()).sensitivity
+      0.5
     """
 
     factor: float

@@ -19,6 +19,10 @@ class AveragePool(Bond):
     Attributes:
       rows: pixels of the output, from top to bottom; must divide the height.
       columns: pixels of the output, from left to right; must divide the width.
+
+    Examples:
+      >>> AveragePool(2, 2).forward(jnp.ones((8, 6, 3))).shape
+      (2, 2, 3)
     """
 
     rows: int = 1
@@ -43,6 +47,10 @@ class Flatten(Bond):
 
     Attributes:
       axes: how many; 3 for images.
+
+    Examples:
+      >>> Flatten().forward(jnp.ones((5, 8, 6, 3))).shape
+      (5, 144)
     """
 
     axes: int = 3
