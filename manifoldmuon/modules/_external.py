@@ -35,7 +35,7 @@ class Param(Module):
 
     Attributes:
       path: where the weight is in the tree of parameters: keys, names and indices joined by `/`,
-        as in `"params/Dense_0/kernel"` or `"layers/0/weight"` (`optim.path_string`).
+        as in `"params/Dense_0/kernel"` or `"layers/0/weight"`.
       manifold: the space of the weight; its directions are measured in its norm. A `LaidOut`
         (`Manifold.with_axes`) says how a kernel is laid out.
       mass: see `Module`.
