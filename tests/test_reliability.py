@@ -11,8 +11,15 @@ from hypothesis import strategies as st
 
 from benchmarks import reliability
 from benchmarks._sets import most, normal_at
-from manifoldmuon.manifolds import SpectralBall, SpectralBand
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Hypersphere,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+)
 from manifoldmuon.manifolds.solvers import DouglasRachford
+from manifoldmuon.norms import Spectral
 from manifoldmuon.testing import GRADIENT_FAMILIES
 from manifoldmuon.testing.strategies import Case, gradient_scales
 
@@ -92,6 +99,39 @@ def test_warm_starts_with_sparse_and_switching_gradients(name):
     families = GRADIENT_FAMILIES
     for seed, (family, period) in enumerate(zip(families, 3 * (5, 50, 1), strict=False)):
         reliability.check_switching(name, (family, period, seed))
+
+
+def test_a_sequence_whose_warm_starts_once_descended():
+    reliability.check_switching("EmbeddingRows, fast", ("entry", 1, 48))
+
+
+@pytest.mark.parametrize(
+    "manifold",
+    [
+        EmbeddingRows(step_norm=Spectral()).fast(),
+        Hypersphere(ndim=2, step_norm=Spectral()).fast(),
+        SpectralSphere().fast(),
+    ],
+    ids=["rows, fast", "sphere, fast", "spectral sphere, fast"],
+)
+def test_directions_ascend_from_any_warm_start(manifold, rng):
+    """From multipliers that are wrong by 1e3 a direction gains no less than the tangent part."""
+    shape = (20, 6, 4)
+    point = manifold.project(jnp.asarray(rng.normal(size=shape), jnp.float32))
+    grad = jnp.asarray(rng.normal(size=shape), jnp.float32)
+    cold = manifold.steepest(point, grad, manifold.init_dual(shape))
+    wrong = jax.tree.map(
+        lambda x: 1e3 * jnp.asarray(rng.normal(size=x.shape), x.dtype),
+        manifold.init_dual(shape),
+    )._replace(step=cold.dual.step)
+    answer = manifold.steepest(point, grad, wrong)
+    tangent = np.float64(manifold.project_tangent(point, grad))
+    least = np.sum(tangent**2, axis=(-2, -1)) / np.linalg.norm(tangent, 2, axis=(-2, -1))
+    gained = np.sum(np.float64(grad) * np.float64(answer.direction), axis=(-2, -1))
+    optimum = np.sum(np.float64(grad) * np.float64(cold.direction), axis=(-2, -1))
+    assert np.all(gained >= 0.98 * least)
+    assert np.all(1 - gained / optimum <= answer.gap + 1e-5)
+    assert np.linalg.norm(answer.direction, 2, axis=(-2, -1)).max() <= 1 + 1e-5
 
 
 def test_every_solver_with_a_dual_is_among_the_warm_starts():

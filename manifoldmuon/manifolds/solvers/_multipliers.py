@@ -76,11 +76,27 @@ def certified(
 ) -> Steepest:
     """`direction` with the bound that `attained`, the duality map of `reduced = G - N`, gives.
 
-    `grad` is G, with as much of its normal part as matters to a tangent direction.
+    `grad` is G, with as much of its normal part as matters to a tangent direction. A multiplier
+    that was right for another gradient may give a direction that gains little, or descends: where
+    the tangent part of a gradient gains more, it takes its place, and `dual` becomes a cold start.
     """
     ndim = norm.ndim
     upper = inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
     value = inner_product(grad, direction, ndim)
+    if jax.tree.leaves(dual):
+
+        def or_tangent_part(answer):
+            direction, dual, value = answer
+            size = nonzero_or_one(norm.bound(problem.part))
+            plain = problem.part / expand_trailing(size, ndim)
+            gained = inner_product(grad, plain, ndim)
+            worse = value < gained  # false for a NaN, which has to stay
+            cold = jax.tree.map(jnp.zeros_like, dual)
+            return pick(worse, (plain, cold, gained), (direction, dual, value))
+
+        poor = jnp.any(value < 0.5 * upper)
+        answer = direction, dual, value
+        direction, dual, value = jax.lax.cond(poor, or_tangent_part, lambda x: x, answer)
     noise = problem.noise * frobenius_norm(attained, ndim)
     gap = relative_gap(upper + noise, value - noise)
     gap = jnp.where(problem.still, jnp.where(problem.zero, 0, 1), gap)
