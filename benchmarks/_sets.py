@@ -14,7 +14,6 @@ from manifoldmuon.manifolds import (
     Grassmann,
     Hypersphere,
     Manifold,
-    Orthogonal,
     SpectralBall,
     SpectralBand,
     SpectralSphere,
@@ -50,7 +49,7 @@ def normal_at(manifold: Manifold, point: np.ndarray) -> Normal:
 def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
     w = unit if tall else unit.T
     u, s, vt = np.linalg.svd(w, full_matrices=False)
-    if isinstance(manifold, Stiefel | Orthogonal):
+    if isinstance(manifold, Stiefel):
         return lambda x: u @ _sym(u.T @ x @ vt.T) @ vt
     if isinstance(manifold, Grassmann):
         return lambda x: u @ (u.T @ x)
@@ -117,7 +116,7 @@ def most(manifold: Any, point: np.ndarray, grad: np.ndarray, normal: Normal) -> 
     norm, tall = manifold.norm, grad.shape[0] >= grad.shape[1]
     if isinstance(norm, Spectral) and isinstance(manifold, Grassmann | DoublyStochastic):
         return unit_of(norm, grad) * float(np.linalg.norm(grad - normal(grad), "nuc"))
-    if isinstance(norm, Spectral) and isinstance(manifold, Stiefel | Orthogonal):
+    if isinstance(norm, Spectral) and isinstance(manifold, Stiefel):
         w, g = (x if tall else x.T for x in (point, grad))
         u, _, vt = np.linalg.svd(w, full_matrices=False)
         return unit_of(norm, grad) * stiefel_optimum(u @ vt, g)

@@ -18,10 +18,14 @@ from manifoldmuon._internal.arrays import (
     relative_gap,
     rounding_loss,
 )
-from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.powers_of_two import (
+    normalize,
+    scale_to_unit_exponent,
+    times_power_of_two,
+)
 from manifoldmuon._internal.spectral import nuclear_parts, spectral_bound
 from manifoldmuon.linalg import msign
-from manifoldmuon.norms import Frobenius, Spectral
+from manifoldmuon.norms import Norm, Spectral
 
 
 def euclidean_direction(
@@ -63,7 +67,7 @@ def euclidean_direction(
 def projected_direction(
     grad: Float[Array, "*batch m n"],
     tangent: Callable[[Any], Any],
-    norm: Spectral | Frobenius,
+    norm: Norm,
     magnified: float | None = None,
     beyond: Callable[[Any], Any] | None = None,
 ) -> tuple[Float[Array, "*batch m n"], Float[Array, "*batch"], Float[Array, "*batch"]]:
@@ -133,6 +137,21 @@ def stay_if_still(
     axes = tuple(range(-ndim, 0))
     still = jnp.all(vector == 0, axis=axes, keepdims=True)
     return jnp.where(still, point, moved.astype(point.dtype))
+
+
+def without(
+    unit: Float[Array, "..."], vector: Float[Array, "..."], ndim: int
+) -> Float[Array, "..."]:
+    """Return `v - u <u, v>` over the trailing `ndim` axes, for unit (or zero) `u`."""
+    return vector - never_fused(unit * expand_trailing(inner_product(unit, vector, ndim), ndim))
+
+
+def at_any_scale(
+    projection: Callable[[Any], Any], vector: Float[Array, "..."], ndim: int
+) -> Float[Array, "..."]:
+    """Return `projection(vector)`, which scales with the vector, without under- or overflow."""
+    scaled, exponent = scale_to_unit_exponent(vector, ndim)
+    return times_power_of_two(projection(scaled), exponent, ndim).astype(vector.dtype)
 
 
 def never_fused(product: Float[Array, "..."]) -> Float[Array, "..."]:

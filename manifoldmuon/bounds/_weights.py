@@ -15,7 +15,6 @@ from manifoldmuon.manifolds import (
     Euclidean,
     Grassmann,
     Hypersphere,
-    Orthogonal,
     SpectralBall,
     SpectralBand,
     SpectralSphere,
@@ -74,7 +73,6 @@ def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBoun
 
 
 @matrix_bounds.register(Stiefel)
-@matrix_bounds.register(Orthogonal)
 @matrix_bounds.register(Grassmann)
 def bound_frames(space: Any, shape: Shape, drift: float = 0.0) -> MatrixBounds:
     return _between(1 - drift, 1 + drift, scale_of(space.scale, shape[-2:]), shape)

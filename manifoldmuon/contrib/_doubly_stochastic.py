@@ -18,11 +18,11 @@ from manifoldmuon._internal.arguments import (
 )
 from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.directions import (
+    at_any_scale,
     never_fused,
     projected_direction,
     stay_if_still,
 )
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
@@ -157,8 +157,7 @@ class DoublyStochastic(Manifold):
     def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        scaled, exponent = scale_to_unit_exponent(vector, 2)
-        return times_power_of_two(_centered(scaled), exponent, 2).astype(vector.dtype)
+        return at_any_scale(_centered, vector, 2)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()

@@ -25,9 +25,9 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon._internal.directions import projected_direction, stay_if_still
+from manifoldmuon._internal.directions import at_any_scale, projected_direction, stay_if_still
 from manifoldmuon._internal.lapack import map_matrices, positive_qr
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.manifolds import Manifold
@@ -132,12 +132,10 @@ class Isospectral(Manifold):
     def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        scaled, exponent = scale_to_unit_exponent(vector, 2)
         unit = self._unit(point)
-        vectors = self._singular_vectors(unit)
-        part = self._tangent_part(*vectors, tall(scaled), _nearly_tied(unit.dtype))
-        part = times_power_of_two(part, exponent, 2)
-        return match_orientation(part, vector).astype(vector.dtype)
+        vectors, near = self._singular_vectors(unit), _nearly_tied(unit.dtype)
+        part = at_any_scale(lambda v: self._tangent_part(*vectors, v, near), tall(vector), 2)
+        return match_orientation(part, vector)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()

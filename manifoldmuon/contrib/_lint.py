@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from manifoldmuon.manifolds import Orthogonal, Stiefel
+from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.norms import MaxRowNorm, Spectral
 from manifoldmuon.optim import Geometry, tabulate
 
@@ -51,7 +51,7 @@ def _warnings(row: Any, stack: int | None, bias: tuple[int, ...] | None) -> Iter
     leading = _leading_axes(row)
     blocks = 1 if row.layout is None else row.layout.out_blocks
     inside = bool(row.shape) and 0 not in leading
-    orthonormal = isinstance(manifold, Stiefel | Orthogonal)
+    orthonormal = isinstance(manifold, Stiefel)
     if _is_table(row.path) and (orthonormal or isinstance(norm, Spectral)):
         where = type(manifold).__name__ if orthonormal else "flat space with a spectral norm"
         yield (

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_axes, check_step_norm
+from manifoldmuon._internal.arguments import check_step_norm
 from manifoldmuon._internal.arrays import expand_trailing, nonzero_or_one, upcast
 from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
@@ -53,9 +53,6 @@ class Euclidean(Manifold):
     @property
     def constrained(self) -> bool:
         return False
-
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        check_axes(self, shape)
 
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
         return point

@@ -8,11 +8,12 @@ from typing import Any, TypeVar, cast
 
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_kind
+from manifoldmuon._internal.arguments import check_axes, check_kind
+from manifoldmuon._internal.scales import ScaleRule, scale_of
 from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
 from manifoldmuon.manifolds.solvers import DouglasRachford, Steepest
-from manifoldmuon.norms import Norm
+from manifoldmuon.norms import Norm, Spectral
 
 FAR = 0.005
 """Relative distance from the set beyond which a point stands for its projection."""
@@ -60,9 +61,9 @@ class Manifold(Value, abc.ABC):
         """
         return True
 
-    @abc.abstractmethod
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises `ValueError`, saying what arrived and what to do, where no point fits `shape`."""
+        """Raise `ValueError` where no point fits `shape`: here, where it has too few axes."""
+        check_axes(self, shape)
 
     @abc.abstractmethod
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -142,6 +143,27 @@ class Manifold(Value, abc.ABC):
     def transposed(self) -> "LaidOut":
         """The trailing two axes swapped: Flax kernels (in, out), tables (d, vocabulary)."""
         return self.with_axes(in_axes=-2, out_axes=-1)
+
+
+class ScaledMatrices(Manifold):
+    """Base of sets of matrices whose steps are measured by spectral norm, relative to the scale.
+
+    A subclass is a dataclass with these fields.
+    """
+
+    scale: float | ScaleRule
+    step_norm: Norm | None
+
+    @property
+    def ndim(self) -> int:
+        return 2
+
+    @property
+    def norm(self) -> Norm:
+        return Spectral(scale=self.scale) if self.step_norm is None else self.step_norm
+
+    def _scale(self, point: Float[Array, "*batch m n"]) -> float:
+        return scale_of(self.scale, point.shape[-2:])
 
 
 AnyManifold = TypeVar("AnyManifold", bound=Manifold)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import (
-    check_axes,
     check_fields,
     check_kind,
     check_retraction,
@@ -23,7 +22,6 @@ from manifoldmuon._internal.arguments import (
 from manifoldmuon._internal.arrays import (
     expand_trailing,
     identity_like,
-    inner_product,
     match_orientation,
     mT,
     nonzero_or_one,
@@ -33,9 +31,10 @@ from manifoldmuon._internal.arrays import (
     upcast,
 )
 from manifoldmuon._internal.directions import (
+    at_any_scale,
     euclidean_direction,
-    never_fused,
     stay_if_still,
+    without,
 )
 from manifoldmuon._internal.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.polar import inverse_sqrt_minus_one, largest_row_sum
@@ -48,31 +47,17 @@ from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon._internal.spectral import largest_eigenpair
 from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_norm, spectral_projector
 from manifoldmuon.manifolds._euclidean import Euclidean
-from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
+from manifoldmuon.manifolds._manifold import ScaledMatrices, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Clip, Retraction
 from manifoldmuon.manifolds.solvers import DouglasRachford, LineMultiplier, Steepest
-from manifoldmuon.norms import Norm, Spectral
+from manifoldmuon.norms import Norm
 
 # For the retraction: what these miss is a distance from the set.
 _LANCZOS = 56
 
 
-class _Bounded(Manifold):
-    """Base of the sets in this file; a subclass is a dataclass with these fields."""
-
-    scale: float | ScaleRule
-    step_norm: Norm | None
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
-    @property
-    def norm(self) -> Norm:
-        return Spectral(scale=self.scale) if self.step_norm is None else self.step_norm
-
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        check_axes(self, shape)
+class _Bounded(ScaledMatrices):
+    """Base of the sets in this file."""
 
     def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         """The nearest point, from singular vectors: for setting up, not for training."""
@@ -95,9 +80,6 @@ class _Bounded(Manifold):
     @abc.abstractmethod
     def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
         """The nearest allowed singular values, given some in descending order."""
-
-    def _scale(self, point: Float[Array, "*batch m n"]) -> float:
-        return scale_of(self.scale, point.shape[-2:])
 
     def _unit(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
         return tall(upcast(point) / self._scale(point))
@@ -140,9 +122,8 @@ class SpectralSphere(_Bounded):
     def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        scaled, exponent = scale_to_unit_exponent(vector, 2)
-        part = _without(self._normal(point), scaled)
-        return times_power_of_two(part, exponent, 2).astype(vector.dtype)
+        unit = self._normal(point)
+        return at_any_scale(lambda v: without(unit, v, 2), vector, 2)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         return () if self.norm.is_euclidean else self.solver.init_dual(shape[:-2])
@@ -152,7 +133,7 @@ class SpectralSphere(_Bounded):
     ) -> Steepest:
         unit = self._normal(point)
         if self.norm.is_euclidean:
-            direction, gap, residual = euclidean_direction(grad, lambda v: _without(unit, v), 2)
+            direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 2), 2)
             size = scale_of(self.norm.scale, grad.shape[-2:])
             return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
         return self.solver.solve(self.norm, unit, grad, self._dual(dual, grad.shape)).astype(
@@ -224,9 +205,8 @@ class _WithBoundary(_Bounded):
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
         """The nearest displacement that does not leave the set: onto a cone, at the boundary."""
-        scaled, exponent = scale_to_unit_exponent(vector, 2)
-        part = scaled + self._normal(point)(-scaled)
-        return times_power_of_two(part, exponent, 2).astype(vector.dtype)
+        normal = self._normal(point)
+        return at_any_scale(lambda v: v + normal(-v), vector, 2)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
@@ -415,13 +395,6 @@ def _inverse_root(excess: Float[Array, "*batch n n"]) -> Float[Array, "*batch n 
     middle = jnp.where(size > 1, 1 + size / 2, 1)
     root = inverse_sqrt_minus_one((excess - (middle - 1) * identity) / middle, 8)
     return (identity + root) / jnp.sqrt(middle)
-
-
-def _without(
-    unit: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-) -> Float[Array, "*batch m n"]:
-    """`V - U <U, V>` for `U` of length 1."""
-    return vector - never_fused(unit * expand_trailing(inner_product(unit, vector), 2))
 
 
 def _check_boundary(manifold: _WithBoundary) -> None:

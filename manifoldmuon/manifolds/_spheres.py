@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import (
-    check_axes,
     check_fields,
     check_kind,
     check_retraction,
@@ -26,14 +25,14 @@ from manifoldmuon._internal.arrays import (
     upcast,
 )
 from manifoldmuon._internal.directions import (
+    at_any_scale,
     euclidean_direction,
-    never_fused,
     stay_if_still,
+    without,
 )
 from manifoldmuon._internal.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
-    times_power_of_two,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
@@ -103,9 +102,6 @@ class Hypersphere(Manifold):
             return self
         return with_fast_norm(self, solver=dataclasses.replace(self.solver, steps=1))
 
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        check_axes(self, shape)
-
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
         unit = normalize(point, self.ndim)
         equal = 1 / math.sqrt(max(math.prod(self._point_shape(point)), 1))
@@ -115,10 +111,8 @@ class Hypersphere(Manifold):
     def project_tangent(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
     ) -> Float[Array, "..."]:
-        unit = normalize(self._flat(point), 1)
-        scaled, exponent = scale_to_unit_exponent(self._flat(vector), 1)
-        tangent = times_power_of_two(_without_radial(unit, scaled), exponent, 1)
-        return tangent.astype(vector.dtype).reshape(vector.shape)
+        unit = normalize(point, self.ndim)
+        return at_any_scale(lambda v: without(unit, v, self.ndim), vector, self.ndim)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         closed = self.norm.is_euclidean
@@ -127,18 +121,15 @@ class Hypersphere(Manifold):
     def steepest(
         self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
     ) -> Steepest:
+        unit = normalize(point, self.ndim)
         if not self.norm.is_euclidean:
-            unit = normalize(point, self.ndim)
-            return self.solver.solve(self.norm, unit, grad, self._dual(dual, grad.shape)).astype(
-                grad.dtype
-            )
-        unit = normalize(self._flat(point), 1)
+            dual = self._dual(dual, grad.shape)
+            return self.solver.solve(self.norm, unit, grad, dual).astype(grad.dtype)
         direction, gap, residual = euclidean_direction(
-            self._flat(grad), lambda v: _without_radial(unit, v), 1
+            grad, lambda v: without(unit, v, self.ndim), self.ndim
         )
         size = scale_of(self.norm.scale, self._point_shape(grad))
-        direction = (size * direction).reshape(grad.shape)
-        return Steepest(direction, (), residual, gap).astype(grad.dtype)
+        return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
 
     def retract(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
@@ -237,9 +228,6 @@ class EmbeddingRows(Manifold):
         few = dataclasses.replace(self.solver, steps=min(self.solver.steps, 4))
         return with_fast_norm(self, solver=BarzilaiBorwein(steps=1) if smooth else few)
 
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        check_axes(self, shape)
-
     def project(self, point: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
         return self._row.project(point)
 
@@ -265,9 +253,7 @@ class EmbeddingRows(Manifold):
         if isinstance(norm, MaxRowNorm):
             return self._by_row(norm, unit, grad)
         if norm.is_euclidean:
-            direction, gap, residual = euclidean_direction(
-                grad, lambda v: _without_radial(unit, v), 2
-            )
+            direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 2)
             direction = scale_of(norm.scale, grad.shape[-2:]) * direction
             return Steepest(direction, (), residual, gap).astype(grad.dtype)
         return self._by_multipliers(unit, grad, dual).astype(grad.dtype)
@@ -292,9 +278,9 @@ class EmbeddingRows(Manifold):
     def _by_row(
         self, norm: MaxRowNorm, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"]
     ) -> Steepest:
-        direction, gaps, residual = euclidean_direction(grad, lambda v: _without_radial(unit, v), 1)
+        direction, gaps, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 1)
         scaled, _ = scale_to_unit_exponent(grad, 2)  # one scale for the table: rows are compared
-        gains = frobenius_norm(_without_radial(unit, scaled), 1)
+        gains = frobenius_norm(without(unit, scaled, 1), 1)
         direction = jnp.where(expand_trailing(norm.stale(gains), 1), 0, direction)
         # What rounding may have added to a row's gain, or hidden.
         hidden = 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, 1)
@@ -323,10 +309,3 @@ class EmbeddingRows(Manifold):
     @property
     def _row(self) -> Hypersphere:
         return Hypersphere(self.scale, retraction=self.retraction)
-
-
-def _without_radial(
-    unit: Float[Array, "*batch d"], vectors: Float[Array, "*batch d"]
-) -> Float[Array, "*batch d"]:
-    """`v - w <w, v>` for unit (or zero) `w`: the orthogonal projection onto the tangent space."""
-    return vectors - never_fused(unit * jnp.sum(unit * vectors, axis=-1, keepdims=True))

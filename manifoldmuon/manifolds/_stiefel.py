@@ -30,29 +30,29 @@ from manifoldmuon._internal.arrays import (
     upcast,
 )
 from manifoldmuon._internal.directions import (
+    at_any_scale,
     euclidean_direction,
     never_fused,
     projected_direction,
     stay_if_still,
 )
 from manifoldmuon._internal.lapack import map_matrices, positive_qr
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon.manifolds._manifold import Manifold, with_fields
+from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
 from manifoldmuon.manifolds._polar_factors import nearest_orthonormal, polish, project_if_far
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ACCURATE, FAST, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, Spectral
 
 
-class _Orthonormal(Manifold):
+class _Orthonormal(ScaledMatrices):
     """Matrices whose singular values all equal `scale`; which shapes is the subclass's to say.
 
     A subclass is a dataclass with these fields. Inside, points are tall and of unit scale, and a
     point farther than `FAR` from the set stands for its polar factor: see `project_if_far`.
     """
 
-    scale: float | ScaleRule
     retraction: Retraction
     step_norm: Spectral | Frobenius | None
 
@@ -60,14 +60,6 @@ class _Orthonormal(Manifold):
         check_scale(f"{type(self).__name__}.scale", self.scale)
         check_retraction(self, "orthonormal matrices")
         check_step_norm(self, Spectral, Frobenius)
-
-    @property
-    def ndim(self) -> int:
-        return 2
-
-    @property
-    def norm(self) -> Spectral | Frobenius:
-        return Spectral(scale=self.scale) if self.step_norm is None else self.step_norm
 
     def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         """The orthogonal polar factor.
@@ -83,10 +75,9 @@ class _Orthonormal(Manifold):
     def project_tangent(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
     ) -> Float[Array, "*batch m n"]:
-        # A product of huge numbers would overflow.
-        scaled, exponent = scale_to_unit_exponent(vector, 2)
-        part = times_power_of_two(self._tangent_part(self._unit(point), tall(scaled)), exponent, 2)
-        return _like(part, vector, 1.0)
+        unit = self._unit(point)
+        part = at_any_scale(lambda v: self._tangent_part(unit, v), tall(vector), 2)
+        return match_orientation(part, vector)
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -113,8 +104,7 @@ class _Orthonormal(Manifold):
         """The largest `|sigma_i / scale - 1|`, accurate to a few units of rounding.
 
         From the eigenvalues `l` of the small matrix `W^T W / s^2 - I`, since `l = sigma^2 - 1`
-        means `sigma - 1 = l / (1 + sqrt(1 + l))`. An eigenvalue routine is at home here: this is a
-        monitor, not a part of a training step.
+        means `sigma - 1 = l / (1 + sqrt(1 + l))`. For monitoring: it calls an eigenvalue routine.
         """
         unit = self._unit(point, from_set=False)
         if 0 in unit.shape:
@@ -148,9 +138,6 @@ class _Orthonormal(Manifold):
             answer = answer._replace(gap=0 * answer.gap)
         return answer
 
-    def _scale(self, point: Float[Array, "*batch m n"]) -> float:
-        return scale_of(self.scale, point.shape[-2:])
-
     def _unit(
         self, point: Float[Array, "*batch m n"], from_set: bool = True
     ) -> Float[Array, "*batch p q"]:
@@ -159,56 +146,8 @@ class _Orthonormal(Manifold):
         return tall(project_if_far(unit) if from_set else unit)
 
 
-class _Frames(_Orthonormal):
-    """Points are the matrices themselves: at unit scale `sym(W^T A) = 0` for tangent `A`."""
-
-    solver: StiefelSolver
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_kind(self, "solver", StiefelSolver)
-        if isinstance(self.norm, Spectral) and self.norm.method is not None:
-            name = type(self).__name__
-            raise ValueError(
-                f"{name}.step_norm names a method of msign, but {name}.solver finds the direction: "
-                "leave the method out and choose a solver, such as solvers.FAST"
-            )
-
-    def fast(self) -> "_Frames":
-        return self if self.norm.is_euclidean else with_fields(self, solver=FAST)
-
-    def init_dual(self, shape: tuple[int, ...]) -> Any:
-        *batch, m, n = shape
-        if self.norm.is_euclidean:
-            return ()
-        return self.solver.init_dual((*batch, max(m, n), min(m, n)))
-
-    def _tangent_part(
-        self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
-    ) -> Float[Array, "*batch p q"]:
-        normal = product(unit, sym(product(mT(unit), vector)))
-        return _without(normal, vector)
-
-    def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
-    ) -> Steepest:
-        unit, high, loss = self._at(point), tall(grad), rounding_loss(grad.dtype)
-        if self.norm.is_euclidean:
-            direction, gap, residual = euclidean_direction(
-                high, lambda vector: self._tangent_part(unit, vector), 2
-            )
-            return self._answered(Steepest(direction, dual, residual, gap), grad)
-        if self.solver.wide:
-            unit, high = match_orientation(unit, point), grad
-        # Accelerators round float32 factors to fewer bits unless told otherwise.
-        with jax.default_matmul_precision("highest"):
-            dual = self._dual(dual, grad.shape)
-            answer = self.solver.solve(unit, upcast(high), dual)
-        return self._answered(_silence(answer, high, loss) if loss else answer, grad)
-
-
 @dataclasses.dataclass(frozen=True)
-class Stiefel(_Frames):
+class Stiefel(_Orthonormal):
     """Matrices whose singular values all equal `scale`: `W^T W = s^2 I`, or `W W^T` if wide.
 
     At unit scale the tangent space is `sym(W^T A) = 0`. The direction that maximises `<G, A>`
@@ -237,34 +176,63 @@ class Stiefel(_Frames):
     retraction: Retraction = Polar()
     step_norm: Spectral | Frobenius | None = None
 
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        check_axes(self, shape)
+    def __post_init__(self):
+        super().__post_init__()
+        check_kind(self, "solver", StiefelSolver)
+        if isinstance(self.norm, Spectral) and self.norm.method is not None:
+            name = type(self).__name__
+            raise ValueError(
+                f"{name}.step_norm names a method of msign, but {name}.solver finds the direction: "
+                "leave the method out and choose a solver, such as solvers.FAST"
+            )
+
+    def fast(self) -> "Stiefel":
+        return self if self.norm.is_euclidean else with_fields(self, solver=FAST)
+
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
+        *batch, m, n = shape
+        if self.norm.is_euclidean:
+            return ()
+        return self.solver.init_dual((*batch, max(m, n), min(m, n)))
+
+    def _tangent_part(
+        self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
+    ) -> Float[Array, "*batch p q"]:
+        return _without(product(unit, sym(product(mT(unit), vector))), vector)
+
+    def steepest(
+        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
+    ) -> Steepest:
+        unit, high, loss = self._at(point), tall(grad), rounding_loss(grad.dtype)
+        if self.norm.is_euclidean:
+            direction, gap, residual = euclidean_direction(
+                high, lambda vector: self._tangent_part(unit, vector), 2
+            )
+            return self._answered(Steepest(direction, dual, residual, gap), grad)
+        if self.solver.wide:
+            unit, high = match_orientation(unit, point), grad
+        # Accelerators round float32 factors to fewer bits unless told otherwise.
+        with jax.default_matmul_precision("highest"):
+            dual = self._dual(dual, grad.shape)
+            answer = self.solver.solve(unit, upcast(high), dual)
+        return self._answered(_silence(answer, high, loss) if loss else answer, grad)
 
 
 @dataclasses.dataclass(frozen=True)
-class Orthogonal(_Frames):
+class Orthogonal(Stiefel):
     """Square matrices `W^T W = s^2 I`: `Stiefel`, and an error for any other shape.
 
     Tangent vectors at unit scale are `W X` with `X` skew, and under the spectral norm the
     steepest is `W msign(W^T G - G^T W)` (Modula documentation, orthogonal page), which equals
     the closed form of `Stiefel`.
 
-    Attributes:
-      scale: see `Stiefel`.
-      solver: see `Stiefel`. Odd polynomials keep skew symmetry exactly; what another method of
-        msign breaks is repaired, and reported as residual.
-      retraction: see `Stiefel`.
-      step_norm: see `Stiefel`.
+    Fields are those of `Stiefel`. Odd polynomials keep skew symmetry exactly; what another method
+    of msign breaks is repaired, and reported as residual.
 
     Examples:
       >>> float(Orthogonal().distance(jnp.eye(3)))
       0.0
     """
-
-    scale: float | ScaleRule = 1.0
-    solver: StiefelSolver = ACCURATE
-    retraction: Retraction = Polar()
-    step_norm: Spectral | Frobenius | None = None
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         check_axes(self, shape)
@@ -312,8 +280,7 @@ class Grassmann(_Orthonormal):
     def _tangent_part(
         self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
     ) -> Float[Array, "*batch p q"]:
-        normal = product(unit, product(mT(unit), vector))
-        return _without(normal, vector)
+        return _without(product(unit, product(mT(unit), vector)), vector)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon._internal.values import Value
+from manifoldmuon.norms._norm import Norm
 from manifoldmuon.norms._vectors import Frobenius, MaxAbs
 
 
@@ -37,8 +39,23 @@ class Combination(Value, abc.ABC):
         """Return the share of each layer, of combined norm 1; zeros for zeros. NaN stays."""
 
 
+class _NormOfSizes(Combination):
+    """A norm of vectors, applied to the vector of sizes."""
+
+    _of: ClassVar[Norm]
+
+    def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        return self._of.norm(sizes)
+
+    def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
+        return self._of.dual_norm(sizes)
+
+    def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
+        return self._of.dualize(sizes)
+
+
 @dataclasses.dataclass(frozen=True)
-class Max(Combination):
+class Max(_NormOfSizes):
     """The largest: the modular norm (arXiv:2405.14813). Every layer moves at full length.
 
     Examples:
@@ -46,14 +63,7 @@ class Max(Combination):
       [1.0, 1.0]
     """
 
-    def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
-        return MaxAbs(ndim=1).norm(sizes)
-
-    def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
-        return MaxAbs(ndim=1).dual_norm(sizes)
-
-    def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
-        return MaxAbs(ndim=1).dualize(sizes)
+    _of: ClassVar[Norm] = MaxAbs(ndim=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +92,7 @@ class Sum(Combination):
 
 
 @dataclasses.dataclass(frozen=True)
-class RootSumSquares(Combination):
+class RootSumSquares(_NormOfSizes):
     """The Euclidean length: a layer moves in proportion to its dual norm.
 
     Examples:
@@ -90,11 +100,4 @@ class RootSumSquares(Combination):
       5.0
     """
 
-    def norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
-        return Frobenius(ndim=1).norm(sizes)
-
-    def dual_norm(self, sizes: Float[Array, " layers"]) -> Float[Array, ""]:
-        return Frobenius(ndim=1).norm(sizes)
-
-    def dualize(self, sizes: Float[Array, " layers"]) -> Float[Array, " layers"]:
-        return Frobenius(ndim=1).dualize(sizes)
+    _of: ClassVar[Norm] = Frobenius(ndim=1)
