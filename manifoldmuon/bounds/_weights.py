@@ -1,4 +1,4 @@
-"""How large a weight may be: what its manifold says, or its value."""
+"""Bounds on weights, from their manifolds or from their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attacks in the Euclidean norm: the upper bound that stands beside a certified number."""
+"""Attacks in the Euclidean norm: upper bounds on what can be certified."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.robustness._climbs import climb_by_apgd, climb_by_pgd, random_points
 
 _SHARPNESS = 8.0  # units of logits in the margin of an image
@@ -36,15 +37,15 @@ class AttackResult:
 
     @property
     def accuracy(self) -> float:
-        """The share of images that are still right: no bound can certify more."""
+        """The share of images that are still right, which no bound can exceed."""
         return float(np.mean(self.robust))
 
 
 def pgd(
     f: Logits,
-    x: Any,
-    labels: Any,
-    radius: Any,
+    x: ArrayLike,
+    labels: ArrayLike,
+    radius: ArrayLike,
     *,
     key: PRNGKeyArray,
     steps: int = 50,
@@ -98,15 +99,15 @@ def pgd(
     images = _prepare("pgd", f, x, labels, radius, bounds, batch)
     _check_counts("pgd", steps=steps, restarts=restarts, batch=batch)
     others = ~images.of_class(images.labels)
-    runs = (_Run(climb_by_pgd, others, scattered=restart > 0) for restart in range(restarts))
+    runs = ((climb_by_pgd, others, restart > 0) for restart in range(restarts))
     return _attack(images, runs, steps, key, batch)
 
 
 def auto_attack(
     f: Logits,
-    x: Any,
-    labels: Any,
-    radius: Any,
+    x: ArrayLike,
+    labels: ArrayLike,
+    radius: ArrayLike,
     *,
     key: PRNGKeyArray,
     steps: int = 100,
@@ -159,7 +160,7 @@ def auto_attack(
     ranked = np.argsort(np.where(own, -np.inf, images.logits), axis=1)[:, ::-1]
     chosen = [ranked[:, rank] for rank in range(min(targets, ranked.shape[1] - 1))]
     rivals = [~own, *map(images.of_class, chosen)]
-    runs = (_Run(climb_by_apgd, mask, scattered=True) for mask in rivals for _ in range(restarts))
+    runs = ((climb_by_apgd, mask, True) for mask in rivals for _ in range(restarts))
     return _attack(images, runs, steps, key, batch)
 
 
@@ -183,12 +184,8 @@ class _Images(NamedTuple):
         return np.arange(self.logits.shape[1]) == labels[:, None]
 
 
-class _Run(NamedTuple):
-    """One of the climbs, towards the classes in `rivals`, from the images or from random points."""
-
-    climb: Callable[..., Any]
-    rivals: np.ndarray
-    scattered: bool
+# A climb, the classes that it goes for, and whether it starts from random points.
+_Run = tuple[Callable[..., Any], np.ndarray, bool]
 
 
 def _attack(
@@ -304,7 +301,4 @@ def _logits(f: Partial, x: Array) -> Array:
 
 def _check_counts(name: str, least: int = 1, **counts: int) -> None:
     for which, count in counts.items():
-        if not isinstance(count, int | np.integer) or isinstance(count, bool) or count < least:
-            raise ValueError(
-                f"{name}: {which} must be a whole number, {least} or more; got {count!r}"
-            )
+        check_number(f"{name}: {which}", count, float(least), whole=True)

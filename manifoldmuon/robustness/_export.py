@@ -45,7 +45,7 @@ class Arrays:
 
     Attributes:
       values: by name.
-      shared: the names of those that stand in several places.
+      shared: the names of those that several layers use.
     """
 
     def __init__(self):
