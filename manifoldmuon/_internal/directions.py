@@ -53,15 +53,15 @@ def euclidean_direction(
     length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     unit = float(jnp.finfo(scaled.dtype).eps)
     noise = 8 * magnified * unit * whole
-    heard = ~(length <= jnp.maximum(noise, rounding_loss(grad.dtype) * whole))
+    significant = ~(length <= jnp.maximum(noise, rounding_loss(grad.dtype) * whole))
     # Once more: where the tangent part is small, the first pass left relatively much behind.
     direction = normalize(part, ndim)
     again = tangent(direction)
-    residual = jnp.where(heard, frobenius_norm(direction - again, ndim), 0)
+    residual = jnp.where(significant, frobenius_norm(direction - again, ndim), 0)
     turned = (noise / nonzero_or_one(length)) ** 2
-    gap = jnp.where(whole == 0, 0, jnp.where(heard, turned + 4 * unit, 1))
+    gap = jnp.where(whole == 0, 0, jnp.where(significant, turned + 4 * unit, 1))
     # Not where the length is above the noise: a NaN has to stay.
-    return jnp.where(expand_trailing(heard, ndim), normalize(again, ndim), 0), gap, residual
+    return jnp.where(expand_trailing(significant, ndim), normalize(again, ndim), 0), gap, residual
 
 
 def projected_direction(
@@ -105,7 +105,7 @@ def projected_direction(
     length, whole = frobenius_norm(part), frobenius_norm(scaled)
     unit, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
     unit = 2 * unit * magnified if magnified else unit
-    heard = ~(length <= max(8 * unit, rounding_loss(grad.dtype)) * whole)
+    significant = ~(length <= max(8 * unit, rounding_loss(grad.dtype)) * whole)
     sign = msign(part, norm.method)
     direction = tangent(sign)
     left = frobenius_norm(sign - direction)
@@ -118,9 +118,9 @@ def projected_direction(
     noise = (side + 4) * unit * whole
     upper = gained + missed + math.sqrt(side) * lost + noise
     gap = relative_gap(upper, inner_product(part, direction) - noise)
-    gap = jnp.where(whole == 0, 0, jnp.where(heard, gap, 1))
-    residual = jnp.where(heard, residual, 0)
-    return jnp.where(expand_trailing(heard, 2), direction, 0), gap, residual
+    gap = jnp.where(whole == 0, 0, jnp.where(significant, gap, 1))
+    residual = jnp.where(significant, residual, 0)
+    return jnp.where(expand_trailing(significant, 2), direction, 0), gap, residual
 
 
 def stay_if_still(

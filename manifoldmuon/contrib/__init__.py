@@ -1,4 +1,4 @@
-"""What is new, rarely needed or not yet proved useful: same laws and tests, no promise to stay."""
+"""New, rarely needed or unproved parts: held to the same tests, and free to change or go."""
 
 from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, Softmax
 from manifoldmuon.contrib._cautious import cautious

@@ -106,7 +106,7 @@ class DoublyStochastic(Manifold):
     Under the spectral norm the steepest direction is `msign(P G P)` with `P = I - 1 1^T / n` on
     each side, a closed form, the same at every point. An entry of zero may not fall, which this
     direction does not know: there the retraction takes out what would leave the set, and the
-    certificate is still a bound, since the steepest of the feasible directions gains no more.
+    certificate remains a bound, since the steepest of the feasible directions gains no more.
 
     Attributes:
       row_sum: r, a positive number.

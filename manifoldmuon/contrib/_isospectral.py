@@ -39,7 +39,7 @@ _TIED = 1e-6  # singular values closer than this, relative to the largest, count
 
 @dataclasses.dataclass(frozen=True)
 class Isospectral(Manifold):
-    """Matrices `U diag(s) V^T` with given singular values s, of whatever singular vectors.
+    """Matrices `U diag(s) V^T` with given singular values s, and arbitrary singular vectors.
 
     Steps are two infinitesimal rotations, `A = X W + W Y` with skew X and Y, as in training by
     orthogonal equivalence (POET, arXiv:2506.08001). The normal space at W is, in its singular
@@ -277,7 +277,7 @@ def _resolved(spectrum: tuple[float, ...], near: float) -> tuple[np.ndarray, flo
 def _ties(
     spectrum: tuple[float, ...], ndim: int, near: float = _TIED
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which pairs of singular values are equal, which are zero, and which pairs are both zero."""
+    """Return which pairs of singular values are equal, which are 0, and which pairs are both 0."""
     values = np.asarray(spectrum) / spectrum[0]
     values = values.reshape(*(1,) * (ndim - 1), -1)
     gone = values <= near

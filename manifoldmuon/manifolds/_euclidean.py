@@ -1,4 +1,4 @@
-"""Flat space with any norm: normalised gradient descent, sign descent, Muon and its kin."""
+"""Flat space with any norm: normalised gradient descent, sign descent, Muon."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Layout(Value):
 
     @classmethod
     def from_muon(cls, dims: optax.contrib.MuonDimensionNumbers | None, ndim: int = 0) -> "Layout":
-        """The layout that `optax.contrib.muon` is told by `MuonDimensionNumbers`.
+        """Return the layout of the dimension numbers that `optax.contrib.muon` takes.
 
         Args:
           dims: its `reduction_axis` is the fan-in, its `output_axis` the fan-out.
@@ -126,7 +126,7 @@ class Layout(Value):
         return cls(ins, outs, ndim=ndim)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises `ValueError` where an array of this shape has no such axes."""
+        """Raise `ValueError` where an array of this shape has no such axes."""
         if len(shape) < self.ndim:
             raise ValueError(
                 f"{self._words()} take an array of at least {self.ndim} axes; got the shape "
@@ -151,7 +151,7 @@ class Layout(Value):
                 )
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the rearranged array."""
+        """Return the shape of the rearranged array."""
         *copies, fan_out, fan_in = self._matrix_shape(shape)
         before = len(copies) - len(_axes(self.taps))
         blocks = (n for n in (self.out_blocks, self.in_blocks) if n > 1)
@@ -159,14 +159,14 @@ class Layout(Value):
         return (*copies[:before], *blocks, *copies[before:], *matrix)
 
     def inward(self, x: Any) -> Any:
-        """A JAX or NumPy array as `(..., blocks, taps, fan_out, fan_in)`."""
+        """Return a JAX or NumPy array as `(..., blocks, taps, fan_out, fan_in)`."""
         matrices = x.transpose(self._order(x.ndim))
         if self._blocked:
             matrices = matrices.reshape(self._cut_shape(x.shape)).transpose(self._moves(x.shape))
         return matrices.reshape(self.inner_shape(x.shape))
 
     def outward(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """Undoes `inward` of an array of this shape."""
+        """Undo `inward` of an array of this shape."""
         if self._blocked:
             cut, moves = self._cut_shape(shape), self._moves(shape)
             x = x.reshape(tuple(cut[axis] for axis in moves)).transpose(_inverse(moves))
@@ -220,7 +220,7 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _as_tuple(name: str, axes: AxisNumbers) -> tuple[int, ...]:
-    """One axis or several as a tuple of numbers."""
+    """Return one axis or several as a tuple of numbers."""
     numbers = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     if not (numbers or name == "taps") or not all(type(axis) is int for axis in numbers):
         raise ValueError(f"{name} must be an axis number or several; got {axes!r}")

@@ -45,16 +45,16 @@ class Manifold(Value, abc.ABC):
     @property
     @abc.abstractmethod
     def ndim(self) -> int:
-        """How many trailing axes make one point."""
+        """Return how many trailing axes make one point."""
 
     @property
     @abc.abstractmethod
     def norm(self) -> Norm:
-        """The norm, scale included, in which directions are steepest."""
+        """Return the norm, scale included, in which directions are steepest."""
 
     @property
     def constrained(self) -> bool:
-        """True unless the set is all of space.
+        """Return True unless the set is all of space.
 
         Optimizers decay the weights of unconstrained leaves, and add to them instead of
         retracting.
@@ -67,7 +67,7 @@ class Manifold(Value, abc.ABC):
 
     @abc.abstractmethod
     def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The nearest point of the set, in the Frobenius norm.
+        """Return the nearest point of the set, in the Frobenius norm.
 
         Where several are equally near, at a rank-deficient matrix or a zero vector, it is one of
         them, always the same: the manifold says which.
@@ -77,10 +77,10 @@ class Manifold(Value, abc.ABC):
     def project_tangent(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
     ) -> Float[Array, "..."]:
-        """The orthogonal projection of `vector` onto the tangent space at `point`."""
+        """Project `vector` orthogonally onto the tangent space at `point`."""
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
-        """The cold start of `steepest` for points of this shape; `()` for a closed form."""
+        """Return the cold start of `steepest` for points of this shape; `()` for a closed form."""
         return ()
 
     def _dual(self, dual: Any, shape: tuple[int, ...]) -> Any:
@@ -90,7 +90,7 @@ class Manifold(Value, abc.ABC):
     def steepest(
         self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
     ) -> Steepest:
-        """The tangent direction of norm at most 1 with the largest `<grad, direction>`.
+        """Return the tangent direction of norm at most 1 with the largest `<grad, direction>`.
 
         Args:
           point: a point of the set, or near it.
@@ -102,15 +102,15 @@ class Manifold(Value, abc.ABC):
     def retract(
         self, point: Float[Array, "..."], vector: Float[Array, "..."]
     ) -> Float[Array, "..."]:
-        """A point of the set near `point + vector`, for a tangent `vector`."""
+        """Return a point of the set near `point + vector`, for a tangent `vector`."""
 
     @abc.abstractmethod
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Float[Array, "..."]:
-        """A random point (uniform on the set where that means something)."""
+        """Return a random point (uniform on the set where that means something)."""
 
     @abc.abstractmethod
     def distance(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
-        """How far each point is from the set, relative to the scale; leading axes.
+        """Return how far each point is from the set, relative to the scale; leading axes.
 
         For matrices the largest `|sigma_i / scale - 1|`, for vectors `|norm / scale - 1|`,
         for flat space 0.
@@ -207,7 +207,7 @@ class LaidOut(Value):
         return dataclasses.replace(self, manifold=self.manifold.fast())
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raises `ValueError` where no point fits an array of this shape."""
+        """Raise `ValueError` where no point fits an array of this shape."""
         self.layout.check_shape(shape)
         inner = self.layout.inner_shape(shape)
         try:

@@ -62,7 +62,7 @@ class Norm(Value, abc.ABC):
     @property
     @abc.abstractmethod
     def ndim(self) -> int:
-        """How many trailing axes make one weight."""
+        """Return how many trailing axes make one weight."""
 
     @property
     def is_euclidean(self) -> bool:
@@ -71,18 +71,18 @@ class Norm(Value, abc.ABC):
 
     @abc.abstractmethod
     def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The norm of each weight; the result has the leading axes' shape."""
+        """Return the norm of each weight; the result has the leading axes' shape."""
 
     @abc.abstractmethod
     def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
-        """max <grad, a> over norm(a) <= 1; the result has the leading axes' shape."""
+        """Return max <grad, a> over norm(a) <= 1; the result has the leading axes' shape."""
 
     @abc.abstractmethod
     def dualize(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The duality map: an `a` of norm at most 1 that attains the dual norm."""
+        """Return an `a` of norm at most 1 that attains the dual norm."""
 
     def gap(self, grad: Float[Array, "..."], direction: Float[Array, "..."]) -> Float[Array, "..."]:
-        """A cheap upper bound on `1 - <grad, direction> / dual_norm(grad)`.
+        """Return a cheap upper bound on `1 - <grad, direction> / dual_norm(grad)`.
 
         Meant for every training step: no decompositions. That of the interface is the definition,
         for norms whose dual norm is as cheap.
@@ -100,7 +100,7 @@ class Norm(Value, abc.ABC):
         return relative_gap(optimum, value)
 
     def fast(self) -> "Norm":
-        """This norm with its duality map at the price of a training step, where that differs.
+        """Return this norm with a duality map that is cheap enough for every training step.
 
         The spectral norms that name no method take `linalg.BOUNDED_MSIGN`; all others are as they
         are.
@@ -108,9 +108,9 @@ class Norm(Value, abc.ABC):
         return self
 
     def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The nearest weight of norm at most 1, in the Frobenius norm.
+        """Return the nearest weight of norm at most 1, in the Frobenius norm.
 
-        What `DouglasRachford` asks of a norm, and nothing else.
+        Used by `DouglasRachford` alone.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no projection onto its ball: define `project`, or choose a "
@@ -118,7 +118,7 @@ class Norm(Value, abc.ABC):
         )
 
     def bound(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The norm, or slightly more where that is cheaper: by this a step is shortened."""
+        """Return the norm, or slightly more where that is cheaper: used to shorten steps."""
         return upcast(self.norm(weight))
 
     def init_vectors(self, shape: tuple[int, ...]) -> Any:

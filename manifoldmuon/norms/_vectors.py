@@ -163,8 +163,8 @@ class MaxRowNorm(Norm):
         return Frobenius(1, self.scale).project(weight)
 
     def stale(self, lengths: Float[Array, "*batch v"]) -> Bool[Array, "*batch v"]:
-        """Which rows are less than `threshold` times as long as the longest of their table."""
-        # A NaN compares false: it counts as fresh, or it would vanish.
+        """Return which rows are shorter than `threshold` times the longest of their table."""
+        # NaN rows must not count as stale, or the NaN would be dropped.
         return lengths < self.threshold * jnp.max(lengths, axis=-1, keepdims=True, initial=0)
 
     def _scale(self, x: Float[Array, "*batch v d"]) -> float:

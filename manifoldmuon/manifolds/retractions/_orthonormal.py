@@ -37,7 +37,7 @@ class Polar(Retraction):
     matrix is `I + V^T V`, at least the identity and close to it for a small step, so that a few
     `n x n` products find its inverse root: no iteration for a learning rate of 0.05, at most one
     up to 0.3, two for 1, up to ten for 100. The Gram matrix is that of `W + V`, so
-    whatever distance from the set rounding has left in `W` is undone rather than handed on.
+    any distance from the set that rounding has left in `W` is undone.
 
     The iteration stops by itself; the derivative, in either mode, is that of the exact factor.
 
