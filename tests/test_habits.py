@@ -1,11 +1,13 @@
-"""Habits of the tests themselves: each draws random numbers of its own."""
+"""Habits of the project: tests draw their own random numbers, check-lists name files that exist."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
-TESTS = sorted(Path(__file__).parent.rglob("*.py"))
+ROOT = Path(__file__).parents[1]
+TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def generators(source: str) -> list[str]:
@@ -30,3 +32,10 @@ def test_no_tests_share_a_generator():
 )
 def test_a_shared_generator_is_found(line, found):
     assert len(generators(line)) == found
+
+
+def test_check_lists_name_files_that_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w.-]+/[\w./-]+\.py)`", text))
+    assert len(named) > 10
+    assert [path for path in named if "name.py" not in path and not (ROOT / path).is_file()] == []
