@@ -20,13 +20,14 @@ from benchmarks._command import command, save_with_table
 from benchmarks._passes import multiplications
 from benchmarks.steps import ADAM, MUON, measure
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
+from manifoldmuon.norms import Spectral
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.program import parse
 from studies.timing import interleaved_seconds
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
-SOLVERS = {"manifold_muon, FAST": FAST, "manifold_muon, ACCURATE": ACCURATE}
+SOLVERS = {"manifold_muon, FAST": ProjectedPolar(), "manifold_muon, ACCURATE": ClosedForm()}
 NAMES = [MUON, "muon", *SOLVERS, ADAM, "normed Adam"]
 
 
@@ -68,8 +69,8 @@ def accuracy(shape: tuple[int, int]) -> list[dict]:
     for family in STIEFEL_FAMILIES:
         point, grad = (jnp.float32(x) for x in stiefel_problem(family, *shape, 0))
         for name, solver in SOLVERS.items():
-            solve: Callable[..., Any] = jax.jit(solver.solve)
-            answer = solve(point, grad, solver.init_dual(shape))
+            solve: Callable[..., Any] = jax.jit(functools.partial(solver.solve, Spectral()))
+            answer = solve(point, grad, solver.init(shape))
             errors = stiefel_errors(point, grad, answer.direction)
             row = {"solver": name, "gradient": family, "shape": list(shape)}
             row |= {"gap": errors.gap, "residual": errors.residual, "norm": errors.norm}

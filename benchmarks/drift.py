@@ -30,11 +30,16 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST, BarzilaiBorwein, DouglasRachford
+from manifoldmuon.manifolds.solvers import (
+    BarzilaiBorwein,
+    ClosedForm,
+    DouglasRachford,
+    ProjectedPolar,
+)
 from manifoldmuon.norms import RootRank, Spectral
 from studies.program import parse, save
 
-PRESETS = {"accurate": ACCURATE, "fast": FAST}
+PRESETS = {"accurate": ClosedForm(), "fast": ProjectedPolar()}
 SMALL, LARGE = (64, 10), (128, 64)
 QUICK = Spectral(TRAINING_MSIGN)
 SETS: dict[str, tuple[Manifold, tuple[tuple[int, int], ...]]] = {

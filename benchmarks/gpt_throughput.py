@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command, save_with_table
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.modules import Module
 from studies.display import markdown_table
 from studies.gpt.methods import METHODS, Job, build_equal, build_muon, constrained
@@ -35,7 +35,7 @@ RATE = METHODS["constrained"].learning_rate
 MUON = "optax.contrib.muon"
 LEAST_WINDOWS = 36  # in one measurement: a step by itself is short at a small batch
 BATCHES = (12, 96)
-PRESETS = {"fast": FAST, "accurate": ACCURATE}
+PRESETS = {"fast": ProjectedPolar(), "accurate": ClosedForm()}
 
 
 def networks(settings: Settings) -> dict[str, Module]:
@@ -49,7 +49,7 @@ def jobs(settings: Settings) -> dict[str, Job]:
         f"manifold Muon, {name}": Job(network, build_equal(RATE, network))
         for name, network in networks(settings).items()
     }
-    network = constrained(settings, VOCABULARY, FAST)
+    network = constrained(settings, VOCABULARY, ProjectedPolar())
     return found | {MUON: Job(network, build_muon(RATE, network))}
 
 

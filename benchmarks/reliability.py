@@ -38,7 +38,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
     low_rank,
 )
-from manifoldmuon.manifolds.solvers import FAST, DualAscent, Resolvents
+from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar, Resolvents
 from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing import gradient_sequence, strategies
 from manifoldmuon.testing.strategies import Case
@@ -46,7 +46,7 @@ from studies.program import parse, save
 
 MATRICES = {
     "Stiefel": Stiefel(),
-    "Stiefel, FAST": Stiefel(solver=FAST),
+    "Stiefel, FAST": Stiefel(solver=ProjectedPolar()),
     "Stiefel, Resolvents": Stiefel(FanRatio(), solver=Resolvents()),
     "Stiefel, DualAscent": Stiefel(solver=DualAscent()),
     "Stiefel, Frobenius steps": Stiefel(2.0, step_norm=Frobenius(scale=2.0)),

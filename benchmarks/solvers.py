@@ -20,13 +20,14 @@ from benchmarks._command import command
 from benchmarks._published import closed_form_by_qr, closed_form_by_rows, dual_ascent
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds.solvers import (
-    ACCURATE,
-    FAST,
+    ClosedForm,
     DualAscent,
+    ProjectedPolar,
     Resolvents,
     SkewPolar,
     StiefelSolver,
 )
+from manifoldmuon.norms import Spectral
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.digits.gradients import record_gradients
@@ -43,8 +44,8 @@ PUBLISHED = {
     "m x m, five steps of Muon": closed_form_by_rows,
 }
 SOLVERS: dict[str, StiefelSolver] = {
-    "accurate": ACCURATE,
-    "fast": FAST,
+    "accurate": ClosedForm(),
+    "fast": ProjectedPolar(),
     "products": SkewPolar(),
     "resolvents": Resolvents(),
     "alternating projection, 10": AlternatingProjection(steps=10),
@@ -67,7 +68,7 @@ DIRECT = ("accurate", "fast", "products", "resolvents")
 @functools.partial(jax.jit, static_argnums=0)
 def solve(solver: StiefelSolver, point, grad):
     """A cold start with the solver's own budget."""
-    return solver.solve(point, grad, solver.init_dual(point.shape))
+    return solver.solve(Spectral(), point, grad, solver.init(point.shape))
 
 
 def accuracy(name: str, solver: StiefelSolver, problems: dict) -> list[dict]:

@@ -23,7 +23,7 @@ import manifoldmuon as mm
 from benchmarks._command import command, save_with_table
 from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST
+from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from studies.display import markdown_table
 from studies.program import parse
@@ -76,8 +76,8 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
         MUON: optax.contrib.muon(RATE, muon_weight_dimension_numbers=matrices),
         "muon": muon(),
         "muon, exact": muon(EXACT),
-        "manifold_muon, FAST": mm.optim.manifold_muon(RATE, Stiefel(solver=FAST)),
-        "manifold_muon, ACCURATE": mm.optim.manifold_muon(RATE, Stiefel(solver=ACCURATE)),
+        "manifold_muon, FAST": mm.optim.manifold_muon(RATE, Stiefel(solver=ProjectedPolar())),
+        "manifold_muon, ACCURATE": mm.optim.manifold_muon(RATE, Stiefel(solver=ClosedForm())),
         ADAM: optax.adam(RATE),
         "normed Adam": optax.chain(
             mm.optim.normalize(optax.scale_by_adam(), Euclidean(RMSToRMS())),

@@ -14,7 +14,7 @@ import optax
 
 import manifoldmuon as mm
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.modules import Bias, GroupSort, Linear
 from manifoldmuon.robustness import certify, export, margin_cross_entropy, pgd
 from manifoldmuon_verify import verify
@@ -28,7 +28,7 @@ def main(steps: int = 840, width: int = 128) -> float:
     data = load_digits()
     train_x, test_x = (x.reshape(len(x), -1) for x in (data.train_x, data.test_x))
     x, y = jnp.asarray(train_x), jnp.asarray(data.train_y)
-    frames = Stiefel(solver=FAST)
+    frames = Stiefel(solver=ProjectedPolar())
     hidden = GroupSort(2) @ Bias(width) @ Linear(width, width, frames)
     net = (
         Linear(10, width, frames) @ hidden @ GroupSort(2) @ Bias(width) @ Linear(width, 64, frames)

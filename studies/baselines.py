@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import msign
 from manifoldmuon.manifolds.solvers import Steepest, StiefelSolver
+from manifoldmuon.norms import Norm
 
 
 def sym(x: Float[Array, "n n"]) -> Float[Array, "n n"]:
@@ -33,18 +34,26 @@ class Problem(NamedTuple):
 class Baseline(StiefelSolver):
     """A solver of one tall problem, `_solve`; stacks are solved one problem after the other."""
 
-    def init_dual(self, shape: tuple[int, ...]) -> Any:
+    def init(self, shape: tuple[int, ...], axes: int = 2) -> Any:
         """A cold start."""
-        return jnp.zeros((*shape[:-2], shape[-1], shape[-1]), jnp.float32)
+        n = min(shape[-2:])
+        return jnp.zeros((*shape[:-2], n, n), jnp.float32)
 
     def solve(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any
+        self,
+        norm: Norm,
+        at: Float[Array, "*batch m n"],
+        grad: Float[Array, "*batch m n"],
+        dual: Any,
     ) -> Steepest:
-        if point.ndim > 2:
-            return jax.lax.map(lambda given: self.solve(*given), (point, grad, dual))
-        n, size = point.shape[-1], jnp.max(jnp.abs(grad))
+        if at.shape[-2] < at.shape[-1]:
+            answer = self.solve(norm, at.mT, grad.mT, dual)
+            return answer._replace(direction=answer.direction.mT)
+        if at.ndim > 2:
+            return jax.lax.map(lambda given: self.solve(norm, *given), (at, grad, dual))
+        n, size = at.shape[-1], jnp.max(jnp.abs(grad))
         grad = grad / jnp.where(size == 0, 1, size)
-        basis, factor = jnp.linalg.qr(jnp.concatenate([point, grad], axis=1))
+        basis, factor = jnp.linalg.qr(jnp.concatenate([at, grad], axis=1))
         point, grad = factor[:, :n], factor[:, n:]
         tangent = grad - point @ sym(point.T @ grad)
         unit = jnp.sqrt(jnp.sum(tangent**2) / n)
@@ -137,8 +146,9 @@ class ADMM(Baseline):
     relaxation: float = 1.6
     balance: float = 3.0
 
-    def init_dual(self, shape: tuple[int, ...]) -> Splitting:
-        return Splitting(super().init_dual(shape), jnp.zeros(shape, jnp.float32))
+    def init(self, shape: tuple[int, ...], axes: int = 2) -> Splitting:
+        tall = (*shape[:-2], max(shape[-2:]), min(shape[-2:]))
+        return Splitting(super().init(shape), jnp.zeros(tall, jnp.float32))
 
     def _solve(self, problem: Problem, dual: Splitting):
         basis, point, tangent = problem
@@ -180,7 +190,7 @@ class AlternatingProjection(Baseline):
 
     steps: int = 10
 
-    def init_dual(self, shape: tuple[int, ...]) -> tuple[()]:
+    def init(self, shape: tuple[int, ...], axes: int = 2) -> tuple[()]:
         return ()
 
     def _solve(self, problem: Problem, dual: tuple[()]):

@@ -30,7 +30,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.modules import Bias, GroupSort, Linear, Module
 from manifoldmuon.robustness import (
     CertificationResult,
@@ -45,7 +45,7 @@ from studies.datasets import load_digits, load_mnist
 from studies.program import command, errors_in_one_line, interrupted, load, parse, progress, save
 from studies.records import not_written, whole
 
-FRAMES = Stiefel(solver=FAST)
+FRAMES = Stiefel(solver=ProjectedPolar())
 
 
 @dataclasses.dataclass(frozen=True)

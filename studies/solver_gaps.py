@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from manifoldmuon.manifolds.solvers import Steepest, StiefelSolver
+from manifoldmuon.norms import Spectral
 from manifoldmuon.testing import stiefel_errors
 
 
@@ -64,13 +65,13 @@ def _cold_and_warm(
     points: Float[Array, "steps windows m n"],
     grads: Float[Array, "steps windows m n"],
 ) -> tuple[Steepest, Steepest]:
-    start = solver.init_dual(points.shape[1:])
+    start = solver.init(points.shape[1:])
 
     def follow(dual, given):
         point, grad = given
-        answer = solver.solve(point, grad, dual)
+        answer = solver.solve(Spectral(), point, grad, dual)
         return answer.dual, answer._replace(dual=())
 
     _, answers = jax.lax.scan(follow, start, (points, grads))
-    cold = solver.solve(points[-1], grads[-1], start)._replace(dual=())
+    cold = solver.solve(Spectral(), points[-1], grads[-1], start)._replace(dual=())
     return cold, jax.tree.map(lambda x: x[-1], answers)

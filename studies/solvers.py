@@ -12,7 +12,14 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import DEFAULT_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST, DualAscent, Steepest, StiefelSolver
+from manifoldmuon.manifolds.solvers import (
+    ClosedForm,
+    DualAscent,
+    ProjectedPolar,
+    Steepest,
+    StiefelSolver,
+)
+from manifoldmuon.norms import Norm
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.classification import (
     BATCH,
@@ -38,20 +45,20 @@ class NoProjection(StiefelSolver):
     The negative control. Its residual is right; its gap it does not know (NaN).
     """
 
-    def init_dual(self, shape: tuple[int, ...]) -> Any:
-        del shape
-        return ()  # it hands nothing on to the next problem
-
     def solve(
         self,
-        point: Float[Array, "*batch m n"],
+        norm: Norm,
+        at: Float[Array, "*batch m n"],
         grad: Float[Array, "*batch m n"],
         dual: Any,
     ) -> Steepest:
+        if at.shape[-2] < at.shape[-1]:
+            answer = self.solve(norm, at.mT, grad.mT, dual)
+            return answer._replace(direction=answer.direction.mT)
         direction = msign(grad, DEFAULT_MSIGN)
-        along = point.mT @ direction
+        along = at.mT @ direction
         along = along + along.mT
-        residual = jnp.sqrt(jnp.sum(along**2, axis=(-2, -1))) / max(point.shape[-1], 1)
+        residual = jnp.sqrt(jnp.sum(along**2, axis=(-2, -1))) / max(at.shape[-1], 1)
         return Steepest(direction, dual, residual, jnp.full_like(residual, jnp.nan))
 
 
@@ -59,8 +66,8 @@ EXACT = "exact"
 """The one that the others are compared with."""
 
 SOLVERS: dict[str, StiefelSolver] = {
-    EXACT: ACCURATE,
-    "one step": FAST,
+    EXACT: ClosedForm(),
+    "one step": ProjectedPolar(),
     "alternating, 10": AlternatingProjection(steps=10),
     "dual ascent, 10": DualAscent(steps=10),
     "dual ascent, 100": DualAscent(steps=100),

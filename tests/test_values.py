@@ -18,7 +18,7 @@ NAMES = {"Precision": Precision} | {
 VALUES = {
     **{case.name: case.manifold for case in MANIFOLDS},
     **{case.name: case.norm for case in NORMS},
-    "presets": Stiefel(2.0, solvers.FAST),
+    "presets": Stiefel(2.0, solvers.ProjectedPolar()),
     "training": norms.Spectral(linalg.TRAINING_MSIGN),
     "layout": Layout(0, (1, 2), out_blocks=2),
     "laid out": Euclidean(norms.RMSToRMS()).transposed(),

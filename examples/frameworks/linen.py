@@ -16,7 +16,7 @@ import optax
 import manifoldmuon as mm
 from examples.frameworks.digits import Trained, cross_entropy
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from studies.datasets import batches, load_digits
 
 WIDTH, HEADS, DEPTH, LEVELS, PIXELS = 32, 4, 2, 17, 64
@@ -48,7 +48,7 @@ class Pixels(nn.Module):
         return table.attend(nn.LayerNorm(name="last_norm")(x)) / WIDTH**0.5
 
 
-MATRIX = Stiefel(solver=FAST)
+MATRIX = Stiefel(solver=ProjectedPolar())
 GEOMETRY = mm.optim.by_path(
     {
         "**/embedding": EmbeddingRows(),

@@ -10,7 +10,7 @@ from flax import nnx
 import manifoldmuon as mm
 from examples.frameworks.digits import Trained, cross_entropy, minibatches
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS
 
 WIDTH, DEPTH = 32, 3
@@ -52,7 +52,7 @@ class Net(nnx.Module):
         return self.head(through(self.blocks, x))
 
 
-MATRIX = Stiefel(solver=FAST)
+MATRIX = Stiefel(solver=ProjectedPolar())
 GEOMETRY = mm.optim.by_path(
     {
         "first/kernel": Euclidean(ConvRMSToRMS()).with_axes(-2, -1, taps=(-4, -3)),

@@ -13,12 +13,12 @@ import optax
 import manifoldmuon as mm
 from examples.frameworks.digits import Trained, cross_entropy, minibatches
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 
 WIDTH, DEPTH, EVERY = 64, 4, 2
 
-MATRIX = Stiefel(solver=FAST)
+MATRIX = Stiefel(solver=ProjectedPolar())
 GEOMETRY = {
     "first": {"w": Euclidean(RMSToRMS())},  # (fan_out, fan_in): the layout of the manifolds
     "stack": {"w": MATRIX, "gain": Euclidean(), "bias": Euclidean()},

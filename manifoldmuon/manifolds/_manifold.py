@@ -120,9 +120,9 @@ class Manifold(Value, abc.ABC):
         """Return this set at the price of a training step; here with `norm.fast()` for its steps.
 
         Norms take `linalg.BOUNDED_MSIGN` unless they name a method, multipliers one or two signs a
-        step, Stiefel points `solvers.FAST`; balls and bands leave their boundary to the retraction,
-        which in a ball is `Clip(TRAINING_MSIGN)` where it is the default. Certificates say what it
-        costs; those of balls and bands are of flat space then, and know no boundary. A norm that
+        step, Stiefel points `ProjectedPolar()`; balls and bands leave their boundary to the
+        retraction, which in a ball is `Clip(TRAINING_MSIGN)` where it is the default. Certificates
+        say what it costs; those of balls and bands are of flat space then. A norm that
         was relative to the scale is fixed: choose the scale first.
         """
         return with_fast_norm(self) if hasattr(self, "step_norm") else self

@@ -49,7 +49,7 @@ from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_norm, sp
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import ScaledMatrices, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Clip, Retraction
-from manifoldmuon.manifolds.solvers import DouglasRachford, LineMultiplier, Steepest
+from manifoldmuon.manifolds.solvers import DouglasRachford, LineMultiplier, Normal, Steepest
 from manifoldmuon.norms import Norm
 
 # For the retraction: what these miss is a distance from the set.
@@ -126,7 +126,7 @@ class SpectralSphere(_Bounded):
         return at_any_scale(lambda v: without(unit, v, 2), vector, 2)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
-        return () if self.norm.is_euclidean else self.solver.init_dual(shape[:-2])
+        return () if self.norm.is_euclidean else self.solver.init(shape[:-2], 0)
 
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
@@ -136,7 +136,8 @@ class SpectralSphere(_Bounded):
             direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 2), 2)
             size = scale_of(self.norm.scale, grad.shape[-2:])
             return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
-        return self.solver.solve(self.norm, unit, grad, self._dual(dual, grad.shape)).astype(
+        at = Normal.line(unit, 2)
+        return self.solver.solve(self.norm, at, grad, self._dual(dual, grad.shape)).astype(
             grad.dtype
         )
 
@@ -213,7 +214,7 @@ class _WithBoundary(_Bounded):
     ) -> Steepest:
         if self.solver is None:
             return Euclidean(self.norm).steepest(point, upcast(grad), dual).astype(grad.dtype)
-        answer = self.solver.solve(self.norm, self._normal(point), grad, cone=True)
+        answer = self.solver.solve(self.norm, Normal(self._normal(point), cone=True), grad, ())
         return answer.astype(grad.dtype)
 
     def retract(

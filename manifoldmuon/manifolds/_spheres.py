@@ -42,7 +42,7 @@ from manifoldmuon.manifolds.solvers import (
     BarzilaiBorwein,
     DouglasRachford,
     LineMultiplier,
-    SpaceDual,
+    Normal,
     Steepest,
 )
 from manifoldmuon.norms import Frobenius, MaxRowNorm, Norm, RootDim, Spectral
@@ -116,15 +116,15 @@ class Hypersphere(Manifold):
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         closed = self.norm.is_euclidean
-        return () if closed else self.solver.init_dual(shape[: len(shape) - self.ndim])
+        return () if closed else self.solver.init(shape[: len(shape) - self.ndim], 0)
 
     def steepest(
         self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
     ) -> Steepest:
         unit = normalize(point, self.ndim)
         if not self.norm.is_euclidean:
-            dual = self._dual(dual, grad.shape)
-            return self.solver.solve(self.norm, unit, grad, dual).astype(grad.dtype)
+            dual, at = self._dual(dual, grad.shape), Normal.line(unit, self.ndim)
+            return self.solver.solve(self.norm, at, grad, dual).astype(grad.dtype)
         direction, gap, residual = euclidean_direction(
             grad, lambda v: without(unit, v, self.ndim), self.ndim
         )
@@ -237,9 +237,7 @@ class EmbeddingRows(Manifold):
         return self._row.project_tangent(point, vector)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
-        if not isinstance(self.solver, BarzilaiBorwein) or self._closed:
-            return ()
-        return SpaceDual(jnp.zeros(shape[:-1], jnp.float32), jnp.zeros(shape[:-2], jnp.float32))
+        return () if self._closed else self.solver.init(shape[:-1], 1)
 
     @property
     def _closed(self) -> bool:
@@ -256,24 +254,9 @@ class EmbeddingRows(Manifold):
             direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 2)
             direction = scale_of(norm.scale, grad.shape[-2:]) * direction
             return Steepest(direction, (), residual, gap).astype(grad.dtype)
-        return self._by_multipliers(unit, grad, dual).astype(grad.dtype)
-
-    def _by_multipliers(
-        self, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any
-    ) -> Steepest:
-        def radial(vectors):
-            return jnp.sum(unit * vectors, axis=-1)
-
-        def normal(vectors):
-            return unit * radial(vectors)[..., None]
-
-        if isinstance(self.solver, DouglasRachford):
-            return self.solver.solve(self.norm, normal, grad)
-        dual = self._dual(dual, grad.shape)
-        start = SpaceDual(unit * dual.shift[..., None], dual.step)
-        answer = self.solver.solve(self.norm, normal, grad, start)
-        after = SpaceDual(radial(answer.dual.shift).astype(dual.shift.dtype), answer.dual.step)
-        return answer._replace(dual=after)
+        radial = Normal.line(unit, 1)  # of each row
+        answer = self.solver.solve(norm, radial, grad, self._dual(dual, grad.shape))
+        return answer.astype(grad.dtype)
 
     def _by_row(
         self, norm: MaxRowNorm, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"]

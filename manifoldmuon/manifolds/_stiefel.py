@@ -42,7 +42,7 @@ from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
 from manifoldmuon.manifolds._polar_factors import nearest_orthonormal, polish, project_if_far
 from manifoldmuon.manifolds.retractions import Polar, Retraction
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST, Steepest, StiefelSolver
+from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, Spectral
 
 
@@ -172,7 +172,7 @@ class Stiefel(_Orthonormal):
     """
 
     scale: float | ScaleRule = 1.0
-    solver: StiefelSolver = ACCURATE
+    solver: StiefelSolver = ClosedForm()
     retraction: Retraction = Polar()
     step_norm: Spectral | Frobenius | None = None
 
@@ -183,17 +183,14 @@ class Stiefel(_Orthonormal):
             name = type(self).__name__
             raise ValueError(
                 f"{name}.step_norm names a method of msign, but {name}.solver finds the direction: "
-                "leave the method out and choose a solver, such as solvers.FAST"
+                "leave the method out and choose a solver, such as ProjectedPolar()"
             )
 
     def fast(self) -> "Stiefel":
-        return self if self.norm.is_euclidean else with_fields(self, solver=FAST)
+        return self if self.norm.is_euclidean else with_fields(self, solver=ProjectedPolar())
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
-        *batch, m, n = shape
-        if self.norm.is_euclidean:
-            return ()
-        return self.solver.init_dual((*batch, max(m, n), min(m, n)))
+        return () if self.norm.is_euclidean else self.solver.init(shape)
 
     def _tangent_part(
         self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
@@ -203,19 +200,17 @@ class Stiefel(_Orthonormal):
     def steepest(
         self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
     ) -> Steepest:
-        unit, high, loss = self._at(point), tall(grad), rounding_loss(grad.dtype)
+        unit, loss = self._at(point), rounding_loss(grad.dtype)
         if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(
-                high, lambda vector: self._tangent_part(unit, vector), 2
+                tall(grad), lambda vector: self._tangent_part(unit, vector), 2
             )
             return self._answered(Steepest(direction, dual, residual, gap), grad)
-        if self.solver.wide:
-            unit, high = match_orientation(unit, point), grad
+        dual, unit = self._dual(dual, grad.shape), match_orientation(unit, point)
         # Accelerators round float32 factors to fewer bits unless told otherwise.
         with jax.default_matmul_precision("highest"):
-            dual = self._dual(dual, grad.shape)
-            answer = self.solver.solve(unit, upcast(high), dual)
-        return self._answered(_silence(answer, high, loss) if loss else answer, grad)
+            answer = self.solver.solve(Spectral(), unit, upcast(grad), dual)
+        return self._answered(_silence(answer, grad, loss) if loss else answer, grad)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from manifoldmuon import linalg
 from manifoldmuon._internal.text import align
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
-from manifoldmuon.manifolds.solvers import ByPlatform
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
@@ -126,8 +125,6 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
 
 def brief(value: Any, without: tuple[str, ...] = ()) -> str:
     """Return a frozen value as text: the fields that are not at their defaults."""
-    if isinstance(value, ByPlatform):  # the presets; the other solver has fewer passes
-        return brief(value.cpu)
     for name in ("TRAINING_MSIGN", "BOUNDED_MSIGN"):
         if value == getattr(linalg, name):
             return name

@@ -21,7 +21,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import MUON, NewtonSchulz
 from manifoldmuon.manifolds import Euclidean
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST, StiefelSolver
+from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, StiefelSolver
 from manifoldmuon.norms import Spectral
 from manifoldmuon.optim import (
     chain,
@@ -56,7 +56,7 @@ class Method(abc.ABC):
 
     log2_rate: int
 
-    solver: ClassVar[StiefelSolver] = FAST
+    solver: ClassVar[StiefelSolver] = ProjectedPolar()
     on_manifolds: ClassVar[bool] = True
 
     @abc.abstractmethod
@@ -90,7 +90,7 @@ class Muon(Method):
 class AccurateMuon(Muon):
     """Manifold Muon with the default preset, the closed form."""
 
-    solver: ClassVar[StiefelSolver] = ACCURATE
+    solver: ClassVar[StiefelSolver] = ClosedForm()
 
 
 @dataclasses.dataclass(frozen=True)

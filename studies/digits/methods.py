@@ -9,12 +9,12 @@ import optax
 
 import manifoldmuon as mm
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
-from manifoldmuon.manifolds.solvers import ACCURATE, FAST, StiefelSolver
+from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, StiefelSolver
 from manifoldmuon.norms import RMSToRMS
 
 Shapes = list[tuple[int, int]]
 
-PRESETS: dict[str, StiefelSolver] = {"accurate": ACCURATE, "fast": FAST}
+PRESETS: dict[str, StiefelSolver] = {"accurate": ClosedForm(), "fast": ProjectedPolar()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from optax.contrib import MuonDimensionNumbers
 import manifoldmuon as mm
 from manifoldmuon.linalg import MsignMethod
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import FAST, StiefelSolver
+from manifoldmuon.manifolds.solvers import ProjectedPolar, StiefelSolver
 from manifoldmuon.modules import Embed, Linear, Module, gpt
 from manifoldmuon.norms import FanRatio, L1ToRMS, RMSToRMS
 from studies.gpt.network import bounded_gpt
@@ -87,7 +87,9 @@ def bounded(settings: Settings, vocabulary: int) -> Module:
     )  # fmt: skip
 
 
-def constrained(settings: Settings, vocabulary: int, solver: StiefelSolver = FAST) -> Module:
+def constrained(
+    settings: Settings, vocabulary: int, solver: StiefelSolver = ProjectedPolar()
+) -> Module:
     """Every matrix on a Stiefel manifold, every row of the embedding on a sphere."""
     return (
         bounded(settings, vocabulary)

@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import Spectral
 from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import FlatImages, batches, load_cifar10, standardise
@@ -50,7 +50,7 @@ def stiefel(learning_rate: Schedule, manifold: Stiefel) -> optax.GradientTransfo
 
 METHODS = {
     "exact": (0.1, functools.partial(stiefel, manifold=Stiefel())),
-    "one step": (0.1, functools.partial(stiefel, manifold=Stiefel(solver=FAST))),
+    "one step": (0.1, functools.partial(stiefel, manifold=Stiefel(solver=ProjectedPolar()))),
     "no projection": (0.1, without_projection),
     "adamw": (3e-3, optax.adamw),
 }

@@ -18,7 +18,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.manifolds.retractions import Clip, SoftCap
-from manifoldmuon.manifolds.solvers import FAST, DouglasRachford
+from manifoldmuon.manifolds.solvers import DouglasRachford, ProjectedPolar
 from manifoldmuon.modules import Linear, Module
 from manifoldmuon.norms import FanRatio, RMSToRMS, RootRank, Spectral
 from manifoldmuon.optim import manifold_muon
@@ -51,7 +51,7 @@ def sets_of(scale: float) -> dict[str, Manifold]:
         "spectral sphere": SpectralSphere(ratio, norm),
         "spectral ball": SpectralBall(ratio, None, clip, norm),
         **bands,
-        STIEFEL: Stiefel(ratio, solver=FAST),
+        STIEFEL: Stiefel(ratio, solver=ProjectedPolar()),
         "ball, soft cap": SpectralBall(ratio, None, SoftCap(), norm),
         # The solver subtracts what signs have clipped, so that four steps of them will not do.
         "ball, tangent steps": SpectralBall(ratio, DouglasRachford(), clip, Spectral(None, ratio)),

@@ -23,7 +23,12 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.manifolds.retractions import SoftCap
-from manifoldmuon.manifolds.solvers import FAST, DouglasRachford, LineMultiplier, SkewPolar
+from manifoldmuon.manifolds.solvers import (
+    DouglasRachford,
+    LineMultiplier,
+    ProjectedPolar,
+    SkewPolar,
+)
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxAbs, RMSToRMS, Spectral
 from manifoldmuon.optim import manifold_muon
 from tests.compiled import ask, point_of
@@ -82,14 +87,14 @@ def test_explicit_choices_are_kept(case):
 
 
 def test_choices_by_name():
-    assert Stiefel().fast().solver == FAST
+    assert Stiefel().fast().solver == ProjectedPolar()
     soft = SpectralBall(retraction=SoftCap()).fast()
     assert soft.solver is None
     assert soft.retraction == SoftCap()
     one = LineMultiplier(steps=1)
     assert SpectralSphere(solver=one).fast().solver == one
     assert SpectralSphere(lanczos=8).fast().lanczos == 8
-    assert Stiefel(2.0).transposed().fast() == Stiefel(2.0, solver=FAST).transposed()
+    assert Stiefel(2.0).transposed().fast() == Stiefel(2.0, solver=ProjectedPolar()).transposed()
     with pytest.raises(ValueError, match=r"lanczos must be a whole number in \[1, inf\); got 0"):
         SpectralSphere(lanczos=0)
 

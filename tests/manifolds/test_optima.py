@@ -18,7 +18,12 @@ from manifoldmuon.manifolds import (
     SpectralBand,
     SpectralSphere,
 )
-from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DouglasRachford, LineMultiplier
+from manifoldmuon.manifolds.solvers import (
+    BarzilaiBorwein,
+    DouglasRachford,
+    LineMultiplier,
+    Normal,
+)
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, RMSToRMS, Spectral
 from tests.compiled import ask
 from tests.manifolds.optima import optimum
@@ -168,13 +173,14 @@ def test_a_custom_tangent_constraint():
     def normal(vector):  # the sums of columns are kept
         return jnp.mean(vector, axis=-2, keepdims=True) * jnp.ones_like(vector)
 
+    columns = Normal(normal)
     with jax.enable_x64(True):
         given = grad + 3
         solver = BarzilaiBorwein(steps=30)
-        start = solver.init_dual((6, 5), 2)
+        start = solver.init((6, 5))
         answers = [
-            ask(lambda g: DouglasRachford(steps=200).solve(EXACT, normal, g), given),
-            ask(lambda g: solver.solve(RMSToRMS(SVD()), normal, g, start), given),
+            ask(lambda g: DouglasRachford(steps=200).solve(EXACT, columns, g, ()), given),
+            ask(lambda g: solver.solve(RMSToRMS(SVD()), columns, g, start), given),
         ]
     for answer, norm in zip(answers, (EXACT, RMSToRMS()), strict=True):
         best = optimum(given, norm, lambda a: [cp.sum(a, axis=0) == 0])

@@ -20,7 +20,7 @@ from manifoldmuon.manifolds import (
     Orthogonal,
     Stiefel,
 )
-from manifoldmuon.manifolds.solvers import FAST, ProjectedPolar
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import Frobenius, L1ToRMS, MaxAbs, RMSToRMS
 
 
@@ -101,7 +101,7 @@ SMALL = {"a": (6, 3), "b": (6, 3), "gain": (4,)}
 def small_geometry(path: Any, leaf: Any) -> Any:
     """A function of the path, as a user may write it."""
     del leaf
-    fast = Stiefel(solver=FAST).transposed()
+    fast = Stiefel(solver=ProjectedPolar()).transposed()
     return CURVED_GEOMETRY["gain"] if path_string(path) == "gain" else fast
 
 

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
 from manifoldmuon._internal import mesh as meshes
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import FAST, ProjectedPolar
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 
 SPECS = {
@@ -54,7 +54,7 @@ VISITS = {
     ),
 }
 # The same on CPUs, and traced for other platforms, too.
-PRESET = optim.manifold_muon(0.02, Stiefel(solver=FAST))
+PRESET = optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar()))
 # Sixteen squares, eight tall and eight wide matrices: two and one for each of eight devices.
 LAYERS, WIDTH, NAMES = 8, 32, ("q", "o", "up", "down")
 FEWER = ("q", "up")

@@ -12,7 +12,7 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from tests.instances import MANIFOLDS
 from tests.optim.instances import INSTANCES, abstract
@@ -84,7 +84,9 @@ def normed(rate, decay):
 
 
 PRESETS: dict[str, Callable[..., Any]] = {
-    "fast": lambda rate, decay: optim.manifold_muon(rate, on(Stiefel(solver=FAST)), decay),
+    "fast": lambda rate, decay: optim.manifold_muon(
+        rate, on(Stiefel(solver=ProjectedPolar())), decay
+    ),
     # Converged: msign has the derivative of the exact polar factor, whatever the method.
     "muon": lambda rate, decay: optim.muon(rate, on(Euclidean(RMSToRMS())), decay, method=None),
     "normalize": normed,

@@ -16,36 +16,33 @@ from manifoldmuon._internal.arrays import (
     nonzero_or_one,
 )
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds.solvers._multipliers import (
-    Normal,
     certified,
     repeat,
     shortened,
     without_normal,
 )
-from manifoldmuon.manifolds.solvers._solver import Steepest, in_dtypes_of
+from manifoldmuon.manifolds.solvers._solver import (
+    Multiplier,
+    Normal,
+    Steepest,
+    WarmSolver,
+    in_dtypes_of,
+)
 from manifoldmuon.norms import Norm
-
-
-class SpaceDual(NamedTuple):
-    """The normal part that is left, relative to the tangent part, and the last step length."""
-
-    shift: Float[Array, "..."]
-    step: Float[Array, "*batch"]
 
 
 class Descent(NamedTuple):
     """The next multiplier, and the last one with its duality map and the normal part of that."""
 
-    dual: SpaceDual
+    dual: Multiplier
     before: Float[Array, "..."]
     direction: Float[Array, "..."]
     residual: Float[Array, "..."]
 
 
 @dataclasses.dataclass(frozen=True)
-class BarzilaiBorwein(Value):
+class BarzilaiBorwein(WarmSolver):
     """For any linear tangent space: dual descent with step lengths by Barzilai and Borwein.
 
     The dual's gradient in the normal part T is the normal part R of `dualize(G + T)`. A step length
@@ -65,24 +62,11 @@ class BarzilaiBorwein(Value):
     def __post_init__(self):
         check_fields(self, steps="[1, inf)", cold_start_steps="[0, inf)")
 
-    def init_dual(self, shape: tuple[int, ...], ndim: int) -> SpaceDual:
-        """The cold start for points of this shape."""
-        batch = shape[: len(shape) - ndim]
-        return SpaceDual(jnp.zeros(shape, jnp.float32), jnp.zeros(batch, jnp.float32))
-
     def solve(
-        self, norm: Norm, normal: Normal, grad: Float[Array, "..."], dual: SpaceDual
+        self, norm: Norm, at: Normal, grad: Float[Array, "..."], dual: Multiplier
     ) -> Steepest:
-        """The direction with its certificate.
-
-        Args:
-          norm: in which it is steepest.
-          normal: the orthogonal projection onto the normal space at every point.
-          grad: the gradient.
-          dual: from `init_dual`, or what the last call returned.
-        """
         ndim = norm.ndim
-        problem = without_normal(grad, normal, ndim)
+        problem = without_normal(grad, at, ndim)
 
         def inner(x, y):
             return inner_product(x, y, ndim)
@@ -91,25 +75,26 @@ class BarzilaiBorwein(Value):
             (shift, step), before, _, residual_before = descent
             reduced = problem.part + shift
             direction = norm.dualize(reduced)
-            residual = normal(direction)
+            residual = at.project(direction)
             moved, turned = shift - before, residual - residual_before
             curved = inner(moved, turned)
             length = inner(reduced, direction) / nonzero_or_one(inner(direction, direction))
             step = jnp.where(step > 0, step, length)
             step = jnp.where(curved > 0, curved / nonzero_or_one(inner(turned, turned)), step)
-            after = SpaceDual(shift - expand_trailing(step, ndim) * residual, step)
+            after = Multiplier(shift - expand_trailing(step, ndim) * residual, step)
             return Descent(after, shift, direction, residual)
 
-        start = SpaceDual(*(x.astype(problem.noise.dtype) for x in dual))
-        start = start._replace(shift=normal(start.shift))  # the point has moved since
+        start = Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
+        start = start._replace(shift=at.project(at.embed(start.shift)))  # the point has moved since
         nothing = jnp.zeros_like(problem.part)
         descent = Descent(start, start.shift, nothing, nothing)
-        descent = match_varying_axes(descent, normal(problem.part))
+        descent = match_varying_axes(descent, at.project(problem.part))
         descent = repeat(descend, descent, self.steps, self.cold_start_steps, start.step > 0)
         direction = descent.direction - descent.residual
         direction = shortened(norm, direction, descent.residual)
         reduced = problem.part + descent.before
-        after = in_dtypes_of(dual, descent.dual)
+        shift, step = descent.dual
+        after = in_dtypes_of(dual, Multiplier(at.coordinates(shift), step))
         residual = frobenius_norm(descent.residual, ndim)
         return certified(
             norm, problem, problem.part, reduced, descent.direction, direction, after, residual

@@ -16,22 +16,20 @@ from manifoldmuon._internal.arrays import (
     nonzero_or_one,
 )
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds.solvers._multipliers import (
-    Normal,
     Problem,
     certified,
     shortened,
     without_normal,
 )
-from manifoldmuon.manifolds.solvers._solver import Steepest
+from manifoldmuon.manifolds.solvers._solver import Normal, Solver, Steepest
 from manifoldmuon.norms import Norm
 
 _START = 100  # what is below the mean by this factor starts short of norm 1
 
 
 @dataclasses.dataclass(frozen=True)
-class DouglasRachford(Value):
+class DouglasRachford(Solver):
     """For any set, also with boundary, and any norm: two projections in turn.
 
     One onto the ball of the norm (`Norm.project`), pushed along the gradient, one onto the tangent
@@ -54,25 +52,13 @@ class DouglasRachford(Value):
         check_fields(self, steps="[1, inf)", penalty="(0, inf)", relaxation="[1, 2)")
 
     def solve(
-        self, norm: Norm, normal: Normal, grad: Float[Array, "..."], cone: bool = False
+        self, norm: Norm, at: Normal, grad: Float[Array, "..."], dual: tuple[()] = ()
     ) -> Steepest:
-        """The direction with its certificate, and no dual variable.
-
-        On a cone the tangent part of the gradient stands in where it gains more than what the
-        splitting came to; where rounding hides that either gains, the direction is zero and the gap
-        1. In the Frobenius norm the tangent part is the answer.
-
-        Args:
-          norm: in which it is steepest.
-          normal: the projection of ascending directions onto the normal space, or the cone of what
-            may not be descended.
-          grad: the gradient.
-          cone: whether it is a cone, of which the normal part of the gradient matters.
-        """
+        normal, cone = at.project, at.cone
         if cone and norm.is_euclidean:
-            return _euclidean_on_cone(norm, normal, grad)
+            return _euclidean_on_cone(norm, at, grad)
         ndim = norm.ndim
-        problem = _on_cone(grad, normal, ndim) if cone else without_normal(grad, normal, ndim)
+        problem = _on_cone(grad, at, ndim) if cone else without_normal(grad, at, ndim)
         whole = problem.whole if cone else problem.part
         free = norm.dualize(problem.part)
         length = inner_product(problem.part, free, ndim)
@@ -96,7 +82,7 @@ class DouglasRachford(Value):
             direction = direction - normal(direction)
         direction = shortened(norm, direction, direction - inside)
         if cone:
-            direction, hidden = _that_ascends(norm, normal, problem, direction)
+            direction, hidden = _that_ascends(norm, at, problem, direction)
             problem = problem._replace(still=problem.still | hidden)
         reduced = (push - multiplier) * self.penalty * unit
         attained = norm.dualize(reduced)
@@ -138,7 +124,7 @@ def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Float[Array, 
     left = away * expand_trailing(inner_product(away, problem.part, ndim) / length, ndim)
     # Zero in exact arithmetic, and so is its derivative.
     part = problem.part - jax.lax.stop_gradient(left)
-    part = part - normal(part)
+    part = part - normal.project(part)
     return part / nonzero_or_one(expand_trailing(norm.bound(part), ndim))
 
 

@@ -10,7 +10,6 @@ less from step to step than N does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,11 +24,8 @@ from manifoldmuon._internal.arrays import (
     relative_gap,
 )
 from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
-from manifoldmuon.manifolds.solvers._solver import Steepest
+from manifoldmuon.manifolds.solvers._solver import Normal, Steepest
 from manifoldmuon.norms import Norm
-
-Normal = Callable[[Float[Array, "..."]], Float[Array, "..."]]
-"""The projection onto the normal space, or the normal cone, at a point: the nearest element."""
 
 
 class Problem(NamedTuple):
@@ -53,8 +49,8 @@ class Problem(NamedTuple):
 def without_normal(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Problem:
     """Takes the normal part out of a gradient, twice: the rest may be small beside rounding."""
     scaled, _ = scale_to_unit_exponent(grad, ndim)
-    part = scaled - normal(scaled)
-    part = part - normal(part)
+    part = scaled - normal.project(scaled)
+    part = part - normal.project(part)
     size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     noise = 8 * jnp.finfo(scaled.dtype).eps * length
     # What a short dtype rounds a gradient by is no direction either. False for a NaN.

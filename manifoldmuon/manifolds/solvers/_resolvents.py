@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,31 +40,23 @@ from manifoldmuon._internal.arrays import (
     sym,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon.manifolds.solvers._closed_form import SkewPolar
+from manifoldmuon.manifolds.solvers._parts import certify, is_noise, raise_of, tangent_parts
 from manifoldmuon.manifolds.solvers._rational import inverse, zolotarev
-from manifoldmuon.manifolds.solvers._solver import (
-    MemorylessSolver,
-    Steepest,
-    certify,
-    is_noise,
-    raise_of,
-    tangent_parts,
-)
+from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver
+from manifoldmuon.norms import Norm
 
 _POWER_STEPS = 6
-_SMALL = 64  # columns
 _ENTRIES = 2**22  # of the matrices that are inverted at once
 
 
 @dataclasses.dataclass(frozen=True)
-class Resolvents(MemorylessSolver):
+class Resolvents(StiefelSolver):
     """The closed form `A = f(G W^T - W G^T) W` with Zolotarev's function f in place of the sign.
 
-    Everything is n x n but eight products with tall matrices, two of them for the gap: for points
-    with many rows it is the cheapest way to the direction on a CPU, where an inverse costs as much
-    as two or three products. Accelerators prefer `SkewPolar`, which has products alone.
-
-    Singular values whose squares are below rounding come out short.
+    When to use it: for points with many rows on a CPU, where an inverse costs as much as two or
+    three products; everything is n x n except eight products with tall matrices. On accelerators
+    take `SkewPolar`, which has products alone. Singular values whose squares are below rounding
+    come out short.
 
     Attributes:
       poles: how many pole pairs, each an inverse.
@@ -78,20 +70,19 @@ class Resolvents(MemorylessSolver):
     poles: int = 8
     lower: float = 3e-3
 
-    wide: ClassVar[bool] = True
-
     def __post_init__(self):
         check_fields(self, poles="[1, inf)", lower="[1e-5, 1)")
 
     def solve(
         self,
-        point: Float[Array, "*batch m n"],
+        norm: Norm,
+        at: Float[Array, "*batch m n"],
         grad: Float[Array, "*batch m n"],
         dual: Any,
     ) -> Steepest:
-        entries = self.poles * min(point.shape[-2:]) ** 2
+        entries = self.poles * min(at.shape[-2:]) ** 2
         grad, _ = scale_to_unit_exponent(grad, ndim=2)
-        direction, residual, gap = _in_chunks(self._solve, entries, point, grad)
+        direction, residual, gap = _in_chunks(self._solve, entries, at, grad)
         return Steepest(direction, dual, residual, gap)
 
     def _solve(self, point, grad):
@@ -132,34 +123,6 @@ class Resolvents(MemorylessSolver):
         )
         turn = -skew(_mix(weights * roots, resolvents))
         return turn, sym(_mix(weights, resolvents)) / 2
-
-
-@dataclasses.dataclass(frozen=True)
-class ClosedForm(MemorylessSolver):
-    """The closed form in float32 by whichever of its two algorithms is cheaper on CPUs.
-
-    Points with more than 64 columns and clearly more rows than columns take `resolvents`, all
-    others `products`. Accelerators prefer products for every shape.
-
-    Attributes:
-      products: matrix products alone.
-      resolvents: a few inverses.
-    """
-
-    products: SkewPolar = SkewPolar()
-    resolvents: Resolvents = Resolvents()
-
-    wide: ClassVar[bool] = True
-
-    def solve(
-        self,
-        point: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: Any,
-    ) -> Steepest:
-        n, m = sorted(point.shape[-2:])
-        small = n <= _SMALL or 3 * m < 4 * n
-        return (self.products if small else self.resolvents).solve(point, grad, dual)
 
 
 def _mix(

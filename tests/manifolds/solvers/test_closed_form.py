@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon.manifolds.solvers import SkewPolar
+from manifoldmuon.norms import Spectral
 from manifoldmuon.testing import (
     STIEFEL_FAMILIES,
     orthonormal,
@@ -49,7 +50,7 @@ def test_no_random_feasible_direction_does_better(family):
 
 @jax.jit
 def _solve(point, grad):
-    return SkewPolar().solve(point, grad, ())
+    return SkewPolar().solve(Spectral(), point, grad, ())
 
 
 def solve(point, grad):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon.norms import Spectral
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 
@@ -19,8 +20,8 @@ def problems(shape: tuple[int, int], seed: int = 0):
 
 
 def solve(solver, point, grad, dual=None):
-    dual = solver.init_dual(point.shape) if dual is None else dual
-    return jax.jit(solver.solve)(point, grad, dual)
+    dual = solver.init(point.shape) if dual is None else dual
+    return jax.jit(solver.solve, static_argnums=0)(Spectral(), point, grad, dual)
 
 
 def gaps(points, grads, answer):

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import FAST
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 from studies import CertifiedNetworks
 from studies.certified import study as module
 from studies.certified.methods import BJORCK_STEPS, METHODS, Bjorck, Cayley, SpectralNorm
@@ -109,7 +109,7 @@ def test_spectral_normalisation_follows_the_largest_singular_value():
     ],
 )
 def test_networks_keep_lengths_up_to_the_last_layers(architecture):
-    net = architecture.network((8, 8, 1), 10, FAST)
+    net = architecture.network((8, 8, 1), 10, ProjectedPolar())
     weights = net.init(jax.random.key(0))
     x = np.random.default_rng(1).standard_normal((2, 8, 8, 1)).astype(np.float32)
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from manifoldmuon.manifolds.solvers import ACCURATE
+from manifoldmuon.manifolds.solvers import ClosedForm
 from studies.baselines import ADMM
 from studies.solver_gaps import solver_gaps
 from studies.solvers import NoProjection
@@ -23,7 +23,7 @@ POINTS, GRADS = (np.stack([np.stack(x)] * 3) for x in zip(*WINDOWS, strict=True)
 
 
 def test_the_optimum_has_no_gap_and_others_have():
-    exact = solver_gaps(ACCURATE, POINTS, GRADS)
+    exact = solver_gaps(ClosedForm(), POINTS, GRADS)
     assert max(exact.cold + exact.warm) < 1e-3
     control = solver_gaps(NoProjection(), POINTS, GRADS)
     assert min(control.cold) > 0.02

@@ -12,22 +12,20 @@ from jaxtyping import Array, Bool, Float
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import expand_trailing, inner_product, nonzero_or_one
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds.solvers._multipliers import (
     certified,
     pick,
     repeat,
     without_normal,
 )
-from manifoldmuon.manifolds.solvers._solver import Steepest, in_dtypes_of
+from manifoldmuon.manifolds.solvers._solver import (
+    Multiplier,
+    Normal,
+    Steepest,
+    WarmSolver,
+    in_dtypes_of,
+)
 from manifoldmuon.norms import Norm
-
-
-class LineDual(NamedTuple):
-    """The multiplier of a normal line, and how much of it changes the slope by one."""
-
-    shift: Float[Array, "*batch"]
-    step: Float[Array, "*batch"]
 
 
 class Side(NamedTuple):
@@ -45,7 +43,7 @@ class Search(NamedTuple):
     `high.slope = -1` stand for sides that are not known.
     """
 
-    dual: LineDual
+    dual: Multiplier
     low: Side
     high: Side
 
@@ -61,7 +59,7 @@ class Search(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LineMultiplier(Value):
+class LineMultiplier(WarmSolver):
     """For sets whose normal space is a line: two multipliers, one on each side of the root.
 
     With the unit normal U, the slope `<U, dualize(G + t U)>` never falls with t. From the last
@@ -81,34 +79,18 @@ class LineMultiplier(Value):
     def __post_init__(self):
         check_fields(self, steps="[1, inf)", cold_start_steps="[0, inf)")
 
-    def init_dual(self, batch: tuple[int, ...]) -> LineDual:
-        """The cold start for points with these leading axes."""
-        return LineDual(jnp.zeros(batch, jnp.float32), jnp.zeros(batch, jnp.float32))
-
     def solve(
-        self, norm: Norm, unit: Float[Array, "..."], grad: Float[Array, "..."], dual: LineDual
+        self, norm: Norm, at: Normal, grad: Float[Array, "..."], dual: Multiplier
     ) -> Steepest:
-        """The direction with its certificate.
-
-        Args:
-          norm: in which it is steepest.
-          unit: U at every point, of Frobenius norm 1, float32 or wider.
-          grad: the gradient.
-          dual: from `init_dual`, or what the last call returned.
-        """
         ndim = norm.ndim
-        unit, grad, dual = match_varying_axes((unit, grad, dual))
-
-        def along(vector):
-            return inner_product(unit, vector, ndim)
-
-        problem = without_normal(grad, lambda v: unit * expand_trailing(along(v), ndim), ndim)
+        grad, dual = match_varying_axes((grad, dual), at.project(grad))
+        problem = without_normal(grad, at, ndim)
 
         def look(search: Search) -> Search:
             (shift, step), low, high = search
-            reduced = problem.part + expand_trailing(shift, ndim) * unit
+            reduced = problem.part + at.embed(shift)
             direction = norm.dualize(reduced)
-            found = Side(shift, along(direction), direction)
+            found = Side(shift, at.coordinates(direction), direction)
             known = (low.slope < 0) | (high.slope >= 0)
             below = found.slope < 0
             search = Search(search.dual, pick(below, found, low), pick(~below, found, high))
@@ -123,34 +105,31 @@ class LineMultiplier(Value):
                 jnp.clip(shift - reach, search.low.shift, search.high.shift),
                 shift - reach,
             )
-            return search._replace(dual=LineDual(target, step))
+            return search._replace(dual=Multiplier(target, step))
 
         none = jnp.zeros_like(problem.noise)
         unknown = Side(none, none, jnp.zeros_like(problem.part))
-        start = LineDual(*(x.astype(problem.noise.dtype) for x in dual))
+        start = Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
         search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
         search = repeat(look, search, self.steps, self.cold_start_steps, start.step > 0)
         low, high, closed = search.low, search.high, search.closed
         near = pick((low.slope < 0) & ~(closed & (high.slope < -low.slope)), low, high)
 
         def with_normal(_):
-            size = norm.bound(unit)
+            size = norm.bound(at.embed(jnp.ones_like(near.slope)))
             share = jnp.abs(near.slope) * size
             share = share / (1 + share)
             back = jnp.sign(near.slope) * share / nonzero_or_one(size)
-            return (
-                near.direction
-                - expand_trailing(share, ndim) * near.direction
-                - expand_trailing(back, ndim) * unit
-            )
+            rest = near.direction - expand_trailing(share, ndim) * near.direction
+            return rest - at.embed(back)
 
         share = expand_trailing(high.slope / nonzero_or_one(high.slope - low.slope), ndim)
         mixed = share * low.direction + (1 - share) * high.direction
         open_sided = jax.lax.cond(jnp.all(closed), lambda d: d, with_normal, near.direction)
         direction = jnp.where(expand_trailing(closed, ndim), mixed, open_sided)
         root = jnp.where(closed, low.shift - low.slope * search.secant, search.dual.shift)
-        after = in_dtypes_of(dual, LineDual(root, search.dual.step))
-        reduced = problem.part + expand_trailing(near.shift, ndim) * unit
+        after = in_dtypes_of(dual, Multiplier(root, search.dual.step))
+        reduced = problem.part + at.embed(near.shift)
         residual = jnp.abs(near.slope)
         return certified(
             norm, problem, problem.part, reduced, near.direction, direction, after, residual

@@ -1,0 +1,205 @@
+"""The parts of a gradient on the Stiefel manifold, and the certificate of a direction.
+
+With an orthonormal basis `Q` of what `W` leaves over, `G = W B + Q R`, and every feasible
+direction worth considering is `A = W X + Q Y`: a solver that takes the `split` meets only `n x n`
+matrices, whatever the number of rows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from manifoldmuon._internal.arrays import (
+    frobenius_norm,
+    gram_matrix,
+    identity_like,
+    mT,
+    product,
+    relative_gap,
+    right_multiply,
+    rounding,
+    skew,
+    sym,
+)
+from manifoldmuon._internal.spectral import nuclear_parts
+from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, inverse_sqrt
+
+_SMALL_PART = 0.1  # of a gradient: below it the tangent part is projected twice
+
+# For singular values down to 2e-3 of the bound. Rounding spoils some digits of the result; the
+# polishing step brings them back.
+SPLIT_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03)
+
+
+# Products in one pass of bfloat16: more steps gain nothing, and each has to keep back what rounding
+# has lifted above its interval.
+ROUNDED_SCHEDULE = PolarExpress(1e-2, steps=4, safety=1.01, cushion=0.03, contract=True)
+
+
+class Split(NamedTuple):
+    """`G = W inner + Q normal`, up to `defect`; `Q` is kept in factors, see `assemble`.
+
+    Attributes:
+      point: the point `W`.
+      inner: `B = W^T G`.
+      normal: `R = Q^T G`. Its Gram matrix is that of `G - W B`.
+      rough: a tall `Q_1` that is orthonormal, and normal to `W`, only to a few digits.
+      overlap: `W^T Q_1`.
+      polish: `C` with `Q = (Q_1 - W overlap) C` orthonormal to rounding.
+      defect: an upper bound on the nuclear norm of `G - W B - Q R`: the directions too small
+        beside the others for float32 to tell from rounding, which `Q` leaves out.
+    """
+
+    point: Float[Array, "*batch m n"]
+    inner: Float[Array, "*batch n n"]
+    normal: Float[Array, "*batch n n"]
+    rough: Float[Array, "*batch m n"]
+    overlap: Float[Array, "*batch n n"]
+    polish: Float[Array, "*batch n n"]
+    defect: Float[Array, "*batch"]
+
+    def assemble(
+        self, inner: Float[Array, "*batch n n"], normal: Float[Array, "*batch n n"]
+    ) -> Float[Array, "*batch m n"]:
+        """`W inner + Q normal`."""
+        polished = self.polish @ normal
+        return self.point @ (inner - self.overlap @ polished) + self.rough @ polished
+
+
+def split(
+    point: Float[Array, "*batch m n"],
+    grad: Float[Array, "*batch m n"],
+    schedule: Schedule | None = None,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Split:
+    """Splits `grad` at `point` by matrix products only.
+
+    `Q_1 = E K^(-1/2)` with `E = G - W B` and `K = E^T E`. An inverse root of a Gram matrix
+    magnifies rounding by up to the condition number that it resolves, so `Q_1` is measured as it
+    came out, and one Newton-Schulz step on what was measured makes it orthonormal again.
+
+    Args:
+      point: `W`, tall or square, `W^T W = I`.
+      grad: `G`, of the same shape, with entries of moderate size (see `scale_to_unit_exponent`).
+      schedule: what drives the inverse root of `K`; None: one that suits the precision.
+      precision: of float32 products on accelerators. Below `HIGHEST` a Gram matrix knows too few of
+        the singular values, and `Q_1` is iterated on `E` itself.
+    """
+    inner = product(mT(point), grad, tangent_precision(precision))
+    outer = grad - product(point, inner, tangent_precision(precision))
+    if precision == jax.lax.Precision.HIGHEST:
+        rough = outer @ inverse_sqrt(mT(outer) @ outer, schedule or SPLIT_SCHEDULE)
+    else:
+        rough = NewtonSchulz(schedule or ROUNDED_SCHEDULE, precision=precision).polar(outer)
+    overlap = mT(point) @ rough
+    gram = sym(mT(rough) @ rough - mT(overlap) @ overlap)
+    identity = identity_like(gram)
+    polish = 15 / 8 * identity - 10 / 8 * gram + 3 / 8 * gram @ gram
+    normal = polish @ (mT(rough) @ outer)
+    missing = outer - rough @ (polish @ normal)
+    defect = math.sqrt(missing.shape[-1]) * frobenius_norm(missing)
+    return Split(point, inner, normal, rough, overlap, polish, defect)
+
+
+def nuclear_bound(
+    x: Float[Array, "*batch m n"],
+    polar: Float[Array, "*batch m n"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Float[Array, "*batch"]:
+    """An upper bound on the nuclear norm of a tall `x`, from an approximation of its polar factor.
+
+    Matrix products only; see `manifoldmuon.linalg.nuclear_parts` for the proof. It is tight
+    where the polar factor has converged; singular values too small for that cost at most their
+    own size times `sqrt(n)`.
+    """
+    gained, missed = nuclear_parts(x, polar, precision)
+    return gained + missed
+
+
+def tangent_residual(inner: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
+    """`||W^T A + A^T W||_F / n`, given `W^T A`."""
+    return 2 * frobenius_norm(sym(inner)) / max(inner.shape[-1], 1)
+
+
+def tangent_precision(precision: jax.lax.Precision) -> jax.lax.Precision:
+    """Return the precision for the tangent part of a gradient where the rest takes `precision`.
+
+    It is a difference, and a small one near a critical point: in one pass of bfloat16 a tangent
+    part of a hundredth of the gradient would be noise.
+    """
+    low = precision == jax.lax.Precision.DEFAULT
+    return jax.lax.Precision.HIGH if low else precision
+
+
+def is_noise(
+    length: Float[Array, "*batch"],
+    grad: Float[Array, "*batch m n"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Bool[Array, "*batch"]:
+    """Return whether a tangent part of this Frobenius norm is rounding of a normal gradient.
+
+    At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
+    """
+    return length <= 8 * rounding(tangent_precision(precision), grad.dtype) * frobenius_norm(grad)
+
+
+def certify(
+    upper: Float[Array, "*batch"],
+    value: Float[Array, "*batch"],
+    grad: Float[Array, "*batch m n"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> Float[Array, "*batch"]:
+    """The relative duality gap, with what rounding may hide in the tangent part of `grad`.
+
+    An entry of `W^T G` is off by less than a unit of rounding of the length of a column of `G`, so
+    the nuclear norm of the error is at most `n` such units: little, unless the gradient is nearly
+    normal to the set.
+
+    Args:
+      upper: an upper bound on the optimum, in exact arithmetic.
+      value: what the direction attains, in exact arithmetic.
+      grad: what both were computed from, of moderate size.
+      precision: of float32 products on accelerators.
+    """
+    size = frobenius_norm(grad)
+    unit = rounding(tangent_precision(precision), grad.dtype)
+    noise = (min(grad.shape[-2:]) + 4) * unit * size
+    total = jnp.where(size == 0, 0, jnp.where(value == 0, 1, upper + noise))
+    return relative_gap(total, jnp.where(value == 0, 0, value - noise))
+
+
+def raise_of(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
+    """Bound the rounding error of the eigenvalues of `gram = x^T x`.
+
+    An entry is off by less than a unit of rounding of the product of the lengths of two columns.
+    """
+    trace = jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None]
+    return jnp.finfo(gram.dtype).eps * trace
+
+
+def tangent_parts(
+    point: Float[Array, "*batch m n"],
+    grad: Float[Array, "*batch m n"],
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> tuple[Float[Array, "*batch k k"], Float[Array, "*batch m n"]]:
+    """`(Omega, E)` with the tangent part `W Omega + E` of a gradient: Omega skew, `W^T E = 0`.
+
+    Wide points stand for their transposes, and so does their E.
+
+    What rounding leaves of W in E counts where E is a small part of the gradient. It is taken out
+    there, by two products more.
+    """
+    precision = tangent_precision(precision)
+    inner = gram_matrix(point, grad, precision)
+    along, outer = skew(inner), grad - right_multiply(point, inner, precision)
+
+    def again(outer):
+        return outer - right_multiply(point, gram_matrix(point, outer, precision), precision)
+
+    small = frobenius_norm(outer) < _SMALL_PART * frobenius_norm(grad)
+    return along, jax.lax.cond(jnp.any(small), again, lambda outer: outer, outer)
