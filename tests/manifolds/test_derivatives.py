@@ -71,11 +71,8 @@ def test_reverse_mode_through_a_step_is_the_slope_of_differences(name):
     "flat vector",
     "sphere of a matrix",
     "embedding rows",
-    "orthogonal by svd",
     "stiefel wide, scaled",
-    "isospectral tall",
     "spectral sphere",
-    "spectral ball",
 )
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_at_a_zero_gradient_both_modes_are_finite_and_agree(case):

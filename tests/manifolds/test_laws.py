@@ -15,11 +15,7 @@ from tests.instances import MANIFOLDS, ManifoldCase
     "embedding rows",
     "rows by spectral steps",
     "stiefel tall",
-    "stiefel square",
-    "orthogonal odd stack",
     "grassmann tall",
-    "isospectral tall",
-    "spheres of radius 3",
     "spectral ball",
 )
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)

@@ -194,6 +194,7 @@ def test_zero_stays_zero_and_nan_stays_in_its_own_problem(name, shape):
     assert np.isnan(answer.gap[2])
 
 
+@pytest.mark.slow
 def test_the_published_dual_ascent_depends_on_the_scale_of_the_gradient():
     """256x64 Gaussian gradients of Frobenius norm `s sqrt(n)`, 100 iterations of step 0.01."""
     point, grad = stiefel_problem("gaussian", 256, 64)
