@@ -36,8 +36,7 @@ def cautious(
       needs `params`. Where no sign agrees the update is zero; a NaN stays in its leaf.
 
     Raises:
-      TypeError: on use; see `resolve`.
-      ValueError: on use; see `resolve`.
+      TypeError, ValueError: on use; see `resolve`.
 
     Examples:
       >>> geometry = mm.manifolds.Euclidean()

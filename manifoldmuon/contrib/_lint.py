@@ -27,8 +27,7 @@ def lint(geometry: Geometry, params: Any) -> list[str]:
       params: arrays or `jax.ShapeDtypeStruct`, in any registered pytree.
 
     Raises:
-      TypeError: see `optim.resolve`.
-      ValueError: see `optim.resolve`.
+      TypeError, ValueError: see `optim.resolve`.
 
     Examples:
       >>> lint(mm.manifolds.Stiefel(), {"embedding": jnp.ones((8, 4))})[0][:41]

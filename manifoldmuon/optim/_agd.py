@@ -64,8 +64,7 @@ def agd(
       The chain of `scale_by_agd` and `optax.scale_by_learning_rate(gain)`.
 
     Raises:
-      TypeError: on use; see `scale_by_agd`.
-      ValueError: on use; see `scale_by_agd`.
+      TypeError, ValueError: on use; see `scale_by_agd`.
 
     Examples:
       >>> layouts = {"w": mm.manifolds.Layout()}  # (out, in)

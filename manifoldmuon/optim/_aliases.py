@@ -88,8 +88,7 @@ def manifold_muon(
       that are functions in `ByFunction`.
 
     Raises:
-      TypeError: on use; see `resolve`.
-      ValueError: on use; see `resolve`.
+      TypeError, ValueError: on use; see `resolve`.
 
     Examples:
       >>> geometry = mm.manifolds.Hypersphere()

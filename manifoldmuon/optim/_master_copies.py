@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from manifoldmuon._internal.links import LastLink, difference
+from manifoldmuon._internal.links import LastLink, difference, require
 from manifoldmuon._internal.paths import is_hole
 from manifoldmuon.optim._arguments import checked
 
@@ -65,25 +65,18 @@ def with_master_copies(
         return MasterCopiesState(copies, inner.init(copies))
 
     def update_fn(updates, state, params=None, **extra_args):
-        if params is None:
-            raise ValueError(
-                "with_master_copies needs params: call tx.update(grads, state, params)."
-            )
+        require("with_master_copies", params=params)
         grads = jax.tree.map(lambda x: _cast(x, dtype), updates)
         steps, inner_state = inner.update(grads, state.inner, state.copies, **extra_args)
-        copies = jax.tree.map(
-            lambda u, x: x if is_hole(u) else (x + u).astype(x.dtype),
-            steps,
-            state.copies,
-            is_leaf=is_hole,
-        )
-        moved = jax.tree.map(
-            lambda u, x, p: u if is_hole(u) else difference(x, p),
-            steps,
-            copies,
-            params,
-            is_leaf=is_hole,
-        )
+
+        def take(step, copy):
+            return copy if is_hole(step) else (copy + step).astype(copy.dtype)
+
+        def move(step, copy, param):
+            return step if is_hole(step) else difference(copy, param)
+
+        copies = jax.tree.map(take, steps, state.copies, is_leaf=is_hole)
+        moved = jax.tree.map(move, steps, copies, params, is_leaf=is_hole)
         return moved, MasterCopiesState(copies, inner_state)
 
     return LastLink(init_fn, update_fn)

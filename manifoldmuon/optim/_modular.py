@@ -77,8 +77,7 @@ def modular(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: on use; see `resolve` and `scale_by_budget`.
-      ValueError: on use; see `resolve` and `scale_by_budget`.
+      TypeError, ValueError: on use; see `resolve` and `scale_by_budget`.
 
     Examples:
       >>> net = mm.modules.Linear(10, 256) @ mm.modules.ReLU() @ mm.modules.Linear(256, 784)
@@ -122,8 +121,7 @@ def normed(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: on use; see `resolve` and `scale_by_budget`.
-      ValueError: on use; see `resolve` and `scale_by_budget`.
+      TypeError, ValueError: on use; see `resolve` and `scale_by_budget`.
 
     Examples:
       >>> tx = normed(0.1, optax.scale_by_adam(), mm.modules.Linear(10, 784))

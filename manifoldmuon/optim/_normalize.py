@@ -80,8 +80,7 @@ def normalize(
       stays in its leaf and enters no vector.
 
     Raises:
-      TypeError: on use; see `resolve` and `scale_by_budget`.
-      ValueError: on use; see `resolve` and `scale_by_budget`.
+      TypeError, ValueError: on use; see `resolve` and `scale_by_budget`.
 
     Examples:
       >>> tx = normalize(optax.identity(), mm.manifolds.Euclidean(), budgets=0.5)

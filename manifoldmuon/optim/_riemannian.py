@@ -48,8 +48,7 @@ def riemannian_adam(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: on use; see `resolve`.
-      ValueError: on use; see `resolve`.
+      TypeError, ValueError: on use; see `resolve`.
 
     Examples:
       >>> tx = riemannian_adam(1e-3, mm.manifolds.Stiefel())
@@ -90,8 +89,7 @@ def riemannian_sgd(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: on use; see `resolve`.
-      ValueError: on use; see `resolve`.
+      TypeError, ValueError: on use; see `resolve`.
 
     Examples:
       >>> tx = riemannian_sgd(0.1, mm.manifolds.Stiefel(), momentum=0.9)

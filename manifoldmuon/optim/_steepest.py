@@ -190,8 +190,7 @@ def scale_by_duality(
       `params`. Zeros give zeros. Where layers depend on one another, so do their NaNs.
 
     Raises:
-      TypeError: on use; see `resolve` and `scale_by_budget`.
-      ValueError: on use; see `resolve` and `scale_by_budget`.
+      TypeError, ValueError: on use; see `resolve` and `scale_by_budget`.
 
     Examples:
       >>> tx = scale_by_duality(mm.manifolds.Euclidean(), combination=mm.norms.RootSumSquares())

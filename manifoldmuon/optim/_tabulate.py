@@ -96,8 +96,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       `manifold`, `budget` and `layout`.
 
     Raises:
-      TypeError: see `resolve` and `scale_by_budget`.
-      ValueError: see `resolve` and `scale_by_budget`.
+      TypeError, ValueError: see `resolve` and `scale_by_budget`.
 
     Examples:
       >>> table = tabulate(mm.manifolds.Stiefel(), {"w": jnp.ones((5, 4, 3))})

@@ -36,8 +36,7 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
       A tree of the same structure, shapes and dtypes.
 
     Raises:
-      TypeError: see `resolve`.
-      ValueError: see `resolve`.
+      TypeError, ValueError: see `resolve`.
 
     Examples:
       >>> project_tree(mm.manifolds.Hypersphere(), {"w": jnp.array([0.0, 4.0])})["w"].tolist()
@@ -63,8 +62,7 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
       One float32 scalar per parameter, by path: the largest `Manifold.distance` of its points.
 
     Raises:
-      TypeError: see `resolve`.
-      ValueError: see `resolve`.
+      TypeError, ValueError: see `resolve`.
 
     Examples:
       >>> distances = monitor_distance(mm.manifolds.Hypersphere(), {"w": jnp.array([3.0, 4.0])})
@@ -141,8 +139,7 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
       that a framework has initialised, `project_tree` of its parameters.
 
     Raises:
-      TypeError: see `resolve`.
-      ValueError: see `resolve`.
+      TypeError, ValueError: see `resolve`.
 
     Examples:
       >>> shapes = {"w": jax.ShapeDtypeStruct((4, 3), jnp.float32)}
