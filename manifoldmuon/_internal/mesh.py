@@ -36,10 +36,10 @@ Tree = TypeVar("Tree")
 
 
 def match_varying_axes(tree: Tree, *others: Any) -> Tree:
-    """`tree`, each array varying over every axis of a mesh over which any array given varies.
+    """Return a tree whose arrays vary over every axis of a mesh over which any given array varies.
 
-    Inside of `jax.shard_map` a loop has to begin with arrays that vary over the same axes as those
-    that it goes on with. Elsewhere the tree comes back as it is.
+    Inside of `jax.shard_map` the carry of a loop has to start with the axes that its results have.
+    Elsewhere the tree is returned as it is.
 
     Args:
       tree: a pytree of arrays, to be carried by one loop.
@@ -47,7 +47,8 @@ def match_varying_axes(tree: Tree, *others: Any) -> Tree:
     """
     if not inside_shard_map():
         return tree
-    # By what stands in all versions of JAX: a choice varies as what it is made by. XLA removes it.
+    # `lax.select` exists in every supported JAX, and its output varies over the axes of its
+    # operands; XLA removes it.
     unset = [jnp.zeros_like(x, bool, shape=()) for x in jax.tree.leaves((tree, others))]
     either = functools.reduce(jnp.logical_or, unset, jnp.zeros((), bool))
     return jax.tree.map(lambda x: jax.lax.select(either, jnp.asarray(x), jnp.asarray(x)), tree)
@@ -59,7 +60,7 @@ def inside_shard_map() -> bool:
 
 
 def explicit_mesh(x: Any) -> Any:
-    """The mesh of an array whose sharding is part of its type; None for every other array."""
+    """Return the mesh of an array whose sharding is part of its type, or None."""
     if not isinstance(x, jax.Array):
         return None
     mesh = jax.typeof(x).sharding.mesh
@@ -67,7 +68,7 @@ def explicit_mesh(x: Any) -> Any:
 
 
 def replicated_like(tree: Any, like: Any) -> Any:
-    """`tree` replicated over the mesh of `like`, so that its type is what a step will return.
+    """Return `tree` replicated over the mesh of `like`, as a step will return it.
 
     Inside jit only an explicit mesh is known (and needed); outside, every mesh. Inside of
     `jax.shard_map` every device holds what it works on, and `tree` varies as `like` does.
@@ -84,7 +85,7 @@ def replicated_like(tree: Any, like: Any) -> Any:
 
 
 def placed_like(x: jax.Array, like: Any) -> jax.Array:
-    """`x` with the sharding of `like`, as far as it has one; inside jit, an explicit one."""
+    """Return `x` with the sharding of `like`, if it has one; inside jit, an explicit one."""
     if inside_shard_map():
         return x
     if isinstance(like, Tracer) or isinstance(x, Tracer):
@@ -97,7 +98,7 @@ def placed_like(x: jax.Array, like: Any) -> jax.Array:
 
 
 def working_mesh(example: Any) -> Any:
-    """The mesh to divide work over, or None: `jax.set_mesh`, under `jax.jit`, axes automatic.
+    """Return the mesh to divide work over, or None: `jax.set_mesh` under `jax.jit`, axes automatic.
 
     Outside a compiled program arrays lie where they lie; within `jax.shard_map` the axes are in the
     hands of whoever called it.
@@ -126,7 +127,7 @@ def divided_alike(tree: Any, like: Any) -> Any:
 def solve_by_owners(
     mesh: Any, function: Callable[..., Any], batch_ndim: int, arguments: tuple[Any, ...]
 ) -> Any:
-    """`function(*arguments)`, with the leading axes divided over the devices of the mesh.
+    """Return `function(*arguments)`, with leading axes divided over the devices of the mesh.
 
     A number of problems that the devices do not divide is filled up with zeros. On their way to the
     owners and back the matrices are divided by rows: then they move all to all, once, whether the
@@ -177,7 +178,7 @@ def solve_by_owners(
 
 
 def _owning_axes(sizes: dict[str, int], count: int) -> tuple[str, ...]:
-    """The axes with the most devices of which `count` problems keep half or more busy."""
+    """Return the axes with the most devices of which `count` problems keep half or more busy."""
     some = [s for k in range(len(sizes) + 1) for s in itertools.combinations(sizes, k)]
     owners = {axes: math.prod(sizes[name] for name in axes) for axes in some}
     busy = [axes for axes, n in owners.items() if 2 * count >= -(-count // n) * n]
@@ -185,7 +186,7 @@ def _owning_axes(sizes: dict[str, int], count: int) -> tuple[str, ...]:
 
 
 def _spread(x: jax.Array, names: tuple[str, ...], axes: tuple[int, ...]) -> jax.Array:
-    """The stack divided over the mesh's axes of these names, by the first axis that they divide."""
+    """Return the stack divided over these axes of the mesh, by its first axis that they divide."""
     if not names:
         return x
     mesh = jax.sharding.get_abstract_mesh()
