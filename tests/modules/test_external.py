@@ -139,19 +139,19 @@ def test_scanned_layers_biases_and_frozen_weights():
         return (head @ residual(body, 4) @ bias).tare(absolute=6.0)
 
     bias = Euclidean(MaxAbs(ndim=1))
-    slots = net(
+    named = net(
         Param("blocks/w", KERNEL),
         Param("b", bias, sharpness=Sharpness(0, 0, 0)),
         Param("h", MATRIX),
     )
     atoms = net(Linear(2, 2), Linear(2, 2), Linear(2, 2))
-    found, (second, wanted, third) = ExternalModule(slots).budgets(), atoms.budgets()
+    found, (second, wanted, third) = ExternalModule(named).budgets(), atoms.budgets()
     np.testing.assert_allclose(found["blocks"]["w"], jax.tree.leaves(wanted)[0])
     assert found["blocks"]["w"].shape == (4, 3, 1, 1)
     np.testing.assert_allclose([found["b"], found["h"]], [second, third])
     params = {"blocks": {"w": (4, 3, 2, 2)}, "b": (2,), "h": (2, 2)}
     params = jax.tree.map(lambda s: jnp.ones(s), params, is_leaf=lambda s: isinstance(s, tuple))
-    tx = optim.modular(0.1, ExternalModule(slots))
+    tx = optim.modular(0.1, ExternalModule(named))
     jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
     frozen = ExternalModule(Param("a", MATRIX, mass=0.0) @ Param("b", MATRIX))
     assert frozen.budgets() == {"a": 0.0, "b": 1.0}
@@ -159,11 +159,11 @@ def test_scanned_layers_biases_and_frozen_weights():
 
 def test_one_path_twice_is_a_shared_weight():
     table = Euclidean(L1ToRMS())
-    slots = Param("table", table) @ (3 * Param("w", MATRIX)) @ Param("table", table, mass=2.0)
+    named = Param("table", table) @ (3 * Param("w", MATRIX)) @ Param("table", table, mass=2.0)
     atoms = Unembed(7, 4) @ (3 * Linear(4, 4)) @ Embed(4, 7, mass=2.0)
     shared, middle, _, _ = Tied(atoms, (0, 3)).budgets()
-    assert ExternalModule(slots).budgets() == {"table": shared, "w": middle}
-    assert ExternalModule(slots).masses() == {"table": 3.0, "w": 1.0}
+    assert ExternalModule(named).budgets() == {"table": shared, "w": middle}
+    assert ExternalModule(named).masses() == {"table": 3.0, "w": 1.0}
 
 
 def test_a_single_array():
@@ -205,10 +205,10 @@ FREE = {
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_an_unconstrained_slot_is_in_flat_space_under_its_own_norm(name):
+def test_an_unconstrained_param_is_in_flat_space_under_its_own_norm(name):
     manifold, norm = FREE[name]
-    slot = Param("a/b", manifold, mass=2.0, sensitivity=3.0, ndim=4)
-    free = slot.unconstrained()
+    param = Param("a/b", manifold, mass=2.0, sensitivity=3.0, ndim=4)
+    free = param.unconstrained()
     assert free == Param("a/b", Euclidean(norm), mass=2.0, sensitivity=3.0, ndim=4)
     assert free.unconstrained() == free
     assert ExternalModule(free).geometry() == {"a": {"b": Euclidean(norm)}}
@@ -218,16 +218,16 @@ def test_an_unconstrained_slot_is_in_flat_space_under_its_own_norm(name):
         )
 
 
-def test_a_constrained_slot_keeps_its_manifold():
+def test_a_constrained_param_keeps_its_manifold():
     laid_out = Stiefel(FanRatio()).with_axes(in_axes=-3, out_axes=-4, taps=(-2, -1))
     for manifold in (Stiefel(), EmbeddingRows(), Hypersphere(), laid_out):
-        slot = Param("a", manifold, mass=2.0)
-        assert slot.constrained() == slot
-        assert ExternalModule(slot.constrained()).geometry() == {"a": manifold}
+        param = Param("a", manifold, mass=2.0)
+        assert param.constrained() == param
+        assert ExternalModule(param.constrained()).geometry() == {"a": manifold}
 
 
 @pytest.mark.parametrize("manifold", [MATRIX, KERNEL])
-def test_a_flat_slot_has_no_default_constraint(manifold):
+def test_a_flat_param_has_no_default_constraint(manifold):
     flat = Param("layers/1/kernel", manifold)
     for tree in (flat, Param("a", Stiefel()) @ ReLU() @ flat, flat**2):
         with pytest.raises(ValueError, match="Param 'layers/1/kernel' .* no default constraint"):
@@ -251,12 +251,12 @@ def test_a_step_of_an_unconstrained_architecture():
         np.testing.assert_allclose(updates[name], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_slot_has_no_forward_map():
-    slot = Param("a", MATRIX)
+def test_a_param_has_no_forward_map():
+    param = Param("a", MATRIX)
     with pytest.raises(ValueError, match="the model makes it"):
-        slot.init(jax.random.key(0))
+        param.init(jax.random.key(0))
     with pytest.raises(ValueError, match="apply the model instead"):
-        (slot @ ReLU()).apply(((), None), jnp.ones(2))
+        (param @ ReLU()).apply(((), None), jnp.ones(2))
 
 
 def test_unknown_paths_are_named():
