@@ -27,6 +27,8 @@ from manifoldmuon.manifolds.solvers._solver import (
 )
 from manifoldmuon.norms import Norm
 
+_CLOSE = 0.1  # a slope, which is at least what mixing in the normal costs
+
 
 class Side(NamedTuple):
     """A multiplier, its duality map A, and the slope `<U, A>`."""
@@ -53,6 +55,12 @@ class Search(NamedTuple):
         return (self.low.slope < 0) & (self.high.slope >= 0)
 
     @property
+    def settled(self) -> Bool[Array, "*batch"]:
+        """Return whether the root is between the two sides, or close to the one that is known."""
+        slope = jnp.where(self.low.slope < 0, -self.low.slope, self.high.slope)
+        return self.closed | (slope < _CLOSE)
+
+    @property
     def secant(self) -> Float[Array, "*batch"]:
         """The change of the multiplier per change of the slope, where it is closed."""
         return (self.high.shift - self.low.shift) / nonzero_or_one(self.high.slope - self.low.slope)
@@ -70,7 +78,8 @@ class LineMultiplier(WarmSolver):
 
     Attributes:
       steps: duality maps for each direction; two keep up with training.
-      cold_start_steps: how many more a first one takes.
+      cold_start_steps: how many more a first one takes, and others at most where the gradient has
+        jumped and two steps or more have not come close.
     """
 
     steps: int = 2
@@ -111,7 +120,10 @@ class LineMultiplier(WarmSolver):
         unknown = Side(none, none, jnp.zeros_like(problem.part))
         start = Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
         search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
-        search = repeat(look, search, self.steps, self.cold_start_steps, start.step > 0)
+        # One step follows from afar, and may never be close.
+        settled = None if self.steps == 1 else lambda search: search.settled
+        warm = start.step > 0
+        search = repeat(look, search, self.steps, self.cold_start_steps, warm, settled)
         low, high, closed = search.low, search.high, search.closed
         near = pick((low.slope < 0) & ~(closed & (high.slope < -low.slope)), low, high)
 

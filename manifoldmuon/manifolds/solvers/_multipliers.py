@@ -109,15 +109,27 @@ def shortened(
     return direction / expand_trailing(jnp.maximum(size, 1), norm.ndim)
 
 
-def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"]):
-    """`steps` times, and `cold` times more before for problems that are not `warm`."""
+def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"], settled=None):
+    """Return the state after `steps` steps, and up to `cold` more for problems that need them.
+
+    Args:
+      step: of the state, for all problems.
+      state: arrays with the problems' axes first.
+      steps: for every problem.
+      cold: for problems that are not `warm`, and while they are not `settled`.
+      warm: which problems start from an answer to a similar one.
+      settled: of a state, which problems are close to their answer; None: all that are warm.
+    """
 
     def once(k, state):
+        active = (k < steps) | ~warm
+        active = active if settled is None else active | ~settled(state)
+
         def move(state):
-            return pick((k >= cold) | ~warm, step(state), state)
+            return pick(active, step(state), state)
 
         # Not two loops: the program would hold the duality map twice.
-        return jax.lax.cond((k >= cold) | ~jnp.all(warm), move, lambda s: s, state)
+        return jax.lax.cond(jnp.any(active), move, lambda s: s, state)
 
     return jax.lax.fori_loop(0, cold + steps, once, state)
 
