@@ -25,8 +25,8 @@ class ScaleByNeuronRMSState(NamedTuple):
     """State of `scale_by_neuron_rms`.
 
     Attributes:
-      nu: by path (see `path_string`), for the leaves with a spectral norm: the running mean square
-        of each neuron's update, shape `(..., fan_out)`, float32.
+      nu: by path such as `layer/kernel`, for the leaves with a spectral norm: the running mean
+        square of each neuron's update, shape `(..., fan_out)`, float32.
     """
 
     nu: dict[str, jax.Array]

@@ -46,7 +46,7 @@ def positive_part(
 
     Args:
       x: S, symmetric, float32 or wider; leading axes are independent.
-      method: see `above`; eigenvalues that it does not resolve are halved.
+      method: see `spectral_projector`; eigenvalues that it does not resolve are halved.
 
     Examples:
       >>> round(float(positive_part(jnp.diag(jnp.array([2.0, -3.0]))).sum()), 4)

@@ -34,12 +34,12 @@ class Manifold(Value, abc.ABC):
     Laws (checked by `manifoldmuon.testing.check_manifold`):
 
     * `project` is idempotent and lands on the set, also from zero; `distance` is zero there;
-    * `tangent(p, .)` is linear and idempotent;
+    * `project_tangent(p, .)` is linear and idempotent;
     * `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
       a zero gradient gives a zero direction, and its gap is a true bound;
     * `retract(p, 0) == p`, d/dt retract(p, t*v) at 0 is v, and the result is on the set;
     * a stack of points gives what a loop over them gives;
-    * unless `constrained`, `project` and `tangent` change nothing, and `retract` is addition.
+    * unless `constrained`, `project` and `project_tangent` change nothing, and `retract` adds.
     """
 
     @property

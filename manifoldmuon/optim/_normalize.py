@@ -36,7 +36,7 @@ class NormalizeState(NamedTuple):
 
     Attributes:
       base: whatever the base optimizer keeps.
-      vectors: by path (see `path_string`), for the leaves whose norm is found by iteration: one
+      vectors: by path such as `layer/kernel`, for the leaves whose norm is found by iteration: one
         singular vector for each matrix, float32. None of them has the shape of a parameter.
     """
 

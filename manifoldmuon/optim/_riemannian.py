@@ -24,9 +24,10 @@ def riemannian_adam(
 ) -> optax.GradientTransformationExtraArgs:
     """Adam on manifolds, entry by entry in the coordinates of the surrounding space.
 
-    The chain is: `tangent`, `optax.scale_by_adam`, `tangent`, `optax.scale_by_learning_rate`,
-    `retract`; on unconstrained leaves it is `optax.adam`. (Bécigneul and Ganea, arXiv:1810.00760,
-    have one second moment for each point, which does not depend on coordinates.)
+    The chain is: `project_tangent`, `optax.scale_by_adam`, `project_tangent`,
+    `optax.scale_by_learning_rate`, `retract`; on unconstrained leaves it is `optax.adam`.
+    (Bécigneul and Ganea, arXiv:1810.00760, have one second moment for each point, which does not
+    depend on coordinates.)
 
     The averages stay in the surrounding space, and what comes of them is projected when it is
     used; textbooks project the averages themselves onto the tangent space at each new point.
@@ -73,7 +74,7 @@ def riemannian_sgd(
 ) -> optax.GradientTransformationExtraArgs:
     """Riemannian stochastic gradient descent, with momentum or without.
 
-    The chain is: `tangent`, `optax.trace` and `tangent` if there is momentum,
+    The chain is: `project_tangent`, `optax.trace` and `project_tangent` if there is momentum,
     `optax.scale_by_learning_rate`, `retract`; on unconstrained leaves it is `optax.sgd`. Momentum
     stays in the surrounding space: see `riemannian_adam`. To bound the weight of one gradient,
     write `chain(optax.clip_by_global_norm(1.0), riemannian_sgd(...))`.

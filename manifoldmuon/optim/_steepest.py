@@ -30,7 +30,7 @@ from manifoldmuon.optim._leaves import map_leaves
 class ScaleBySteepestState(NamedTuple):
     """State carried between steps: warm starts and certificates.
 
-    All three are dictionaries keyed by path (see `path_string`): none has the shape of the
+    All three are dictionaries keyed by path such as `layer/kernel`: none has the shape of the
     parameters, so `optax.tree_utils.tree_map_params` hands each of them whole to
     `transform_non_params`.
 

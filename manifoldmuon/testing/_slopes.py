@@ -50,7 +50,7 @@ def check_slopes(
     length: float = 1.0,
     margin: float = 0.1,
 ) -> None:
-    """Check `retract` and `tangent` by slopes over two and a half decades, in float64.
+    """Check `retract` and `project_tangent` by slopes over two and a half decades, in float64.
 
     For a random point p, a random tangent vector v and a random quadratic cost f:
 

@@ -113,7 +113,7 @@ def nuclear_bound(
 ) -> Float[Array, "*batch"]:
     """An upper bound on the nuclear norm of a tall `x`, from an approximation of its polar factor.
 
-    Matrix products only; see `manifoldmuon.linalg.nuclear_parts` for the proof. It is tight
+    Matrix products only; see `nuclear_parts` for the proof. It is tight
     where the polar factor has converged; singular values too small for that cost at most their
     own size times `sqrt(n)`.
     """

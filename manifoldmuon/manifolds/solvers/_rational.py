@@ -1,7 +1,7 @@
 """Parts of rational functions of matrices: Zolotarev's coefficients, and inverses.
 
 The inverses are computed here because LAPACK's take four times as long on stacks of matrices, and
-stand still for longer where its threads and XLA's get into each other's way.
+stall where its threads and XLA's compete for processors.
 """
 
 from __future__ import annotations
