@@ -159,7 +159,7 @@ class Case:
 
     def unit(self, vector: Numbers) -> np.ndarray:
         """The vector, or the longest of several, at norm 1."""
-        return vector / max(_largest(self.norm(vector)), 1e-30)
+        return np.asarray(vector / max(_largest(self.norm(vector)), 1e-30))
 
     def agree(self, law: str, actual, expected, factor: float = 1.0) -> None:
         agree(law, actual, expected, factor * self.tolerance)
