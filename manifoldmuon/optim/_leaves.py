@@ -64,9 +64,10 @@ def map_leaves(
     there. `None`, `MaskedNode` and arrays without entries are not visited.
 
     Args:
-      function: `function(manifold, point, update, *others)` returns a new update, or a pair of that
-        (None: the update stays) and any tree of arrays. Arguments are in the manifold's layout and
-        leading axes are independent copies, in every array that is returned, too.
+      function: `function(manifold, point, update, *others)` returns a new update, or a tuple of
+        that (None: the update stays) and any tree of arrays. Arguments are in the manifold's layout
+        and leading axes are independent copies, in every array that is returned, too. The new
+        update has the shape of the point; cast it to the dtype of the point, for it is not cast.
       geometry: which manifold each parameter lives on; see `resolve`.
       updates: gradients or updates, one for each parameter.
       params: the current parameters.

@@ -239,14 +239,14 @@ def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> N
 
 def _check_tangent_space(case: Case) -> None:
     first, second = (case.project_tangent(case.point, x) for x in (case.vector, case.other))
-    case.agree("tangent is idempotent", case.project_tangent(case.point, first), first)
+    case.agree("project_tangent is idempotent", case.project_tangent(case.point, first), first)
     case.agree(
-        "tangent is linear",
+        "project_tangent is linear",
         case.project_tangent(case.point, 2.0 * case.vector - 3.0 * case.other),
         2.0 * first - 3.0 * second,
     )
     case.agree(
-        "tangent is self-adjoint, so that it projects orthogonally",
+        "project_tangent is self-adjoint, so that it projects orthogonally",
         case.inner(first, case.other),
         case.inner(case.vector, second),
     )

@@ -55,8 +55,8 @@ def check_slopes(
     For a random point p, a random tangent vector v and a random quadratic cost f:
 
     * `retract(p, t v) - p - t v` falls like t^2;
-    * `f(retract(p, t v)) - f(p) - t <tangent(p, grad f), v>` falls like t^2 (the gradient check of
-      pymanopt and Manopt);
+    * `f(retract(p, t v)) - f(p) - t <project_tangent(p, grad f), v>` falls like t^2 (the
+      gradient check of pymanopt and Manopt);
     * for a retraction of second order the tangent part of the first falls like t^3 (Absil, Mahony
       and Sepulchre 2008, Proposition 5.5.5).
 
@@ -81,8 +81,8 @@ def check_slopes(
         straight, bent, taylor = map(np.asarray, errors(point, length, *drawn))
     for law, found, wanted in (
         ("retract(p, t v) = p + t v + O(t^2)", straight, 2),
-        ("f(retract(p, t v)) = f(p) + t <tangent(p, grad f), v> + O(t^2)", taylor, 2),
-        ("tangent(p, retract(p, t v) - p - t v) = O(t^3)", bent, 3 if order >= 2 else 2),
+        ("f(retract(p, t v)) = f(p) + t <project_tangent(p, grad f), v> + O(t^2)", taylor, 2),
+        ("project_tangent(p, retract(p, t v) - p - t v) = O(t^3)", bent, 3 if order >= 2 else 2),
     ):
         slope = error_slope(LENGTHS, found)
         require(law, slope >= wanted - margin, f"slope {slope:.3g}, errors {found}")

@@ -16,11 +16,13 @@ class Retraction(Value, abc.ABC):
     A frozen, hashable value without arrays. Manifolds divide points and vectors by their scale,
     make matrices tall and the dtype float32 or wider. Leading axes are independent.
 
-    Laws: `R(W, 0) = W`; `R(W, t V) = W + t V + O(t**2)`.
+    Laws, which `testing.check_slopes` checks on a manifold that takes it: `R(W, 0) = W`;
+    `R(W, t V) = W + t V + O(t**2)`.
 
     Attributes:
-      points: what it moves, any of "orthonormal matrices" (`W^T W = I`), "unit vectors" (in the
-        last axis) and "matrices of norm at most 1" (the spectral norm).
+      points: what it moves, such as "orthonormal matrices" (`W^T W = I`), "unit vectors" (in the
+        last axis) or "matrices of norm at most 1" (the spectral norm). A manifold takes the
+        retractions of its own kind of points.
       order: `R(W, t V)` differs by O(t**(order + 1)) from the geodesic of the embedded metric,
         the path that a point free of forces would take on the set.
       wide: whether `retract` takes wide matrices as well, which spares transposing them.

@@ -78,11 +78,14 @@ class Solver(Value, abc.ABC):
 
     A frozen, hashable value without arrays: budgets and tolerances are fields, so that the
     iteration count is static under `jax.jit`. Leading axes are independent problems. The answer
-    does not depend on the scale of G.
+    does not depend on the scale of G. Each manifold names the solvers that it takes.
+
+    Laws: A is tangent and `||A|| <= 1`; the gap is a true upper bound; G = 0 gives A = 0 and gap 0;
+    a NaN stays in its own problem; the returned dual has the structure of the one given.
 
     | solver | sets | norms |
     |---|---|---|
-    | `ClosedForm`, `ProjectedPolar`, `DualAscent` | Stiefel | spectral |
+    | `ClosedForm`, `SkewPolar`, `Resolvents`, `ProjectedPolar`, `DualAscent` | Stiefel | spectral |
     | `LineMultiplier` | whose normal space is a line | any |
     | `BarzilaiBorwein` | whose normal space is linear | any with a smooth duality map |
     | `DouglasRachford` | any, also with a boundary | any with an exact projection |
