@@ -1,5 +1,5 @@
 # %% [markdown]
-# # A manifold of one's own
+# # Your own manifold
 #
 # Whoever photographs digits under changing light wants a network that does not mind brightness. A
 # neuron ignores a constant that is added to all of its inputs if its weights add up to zero. Let
