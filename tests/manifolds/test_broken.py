@@ -133,7 +133,7 @@ def test_a_callable_manifold_is_found():
     ("broken", "shape", "order", "law"),
     [
         (TooFast(), (5,), 1, "retract.p, t v. = p"),
-        (NotOrthogonal(), (5,), 1, "<tangent.p, grad f., v>"),
+        (NotOrthogonal(), (5,), 1, "<project_tangent.p, grad f., v>"),
         (Stiefel(retraction=QR()), (5, 3), 2, "= O.t.3."),
     ],
     ids=["TooFast", "NotOrthogonal", "FirstOrder"],
