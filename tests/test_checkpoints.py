@@ -340,7 +340,7 @@ def test_another_array_is_noticed(tmp_path):
             1.0,
             "the manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
         ),
-        (GEOMETRY, {"w": 0.5, "b": 1.0}, "the budget of 'w' was 1.0 and is 0.5; go on with that"),
+        (GEOMETRY, {"w": 0.5, "b": 1.0}, "the budget of 'w' was 1.0 and is 0.5; continue with that"),
         (
             GEOMETRY | {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
             1.0,
@@ -429,7 +429,7 @@ def test_another_layout_of_the_state_is_refused(run, monkeypatch):
     monkeypatch.setattr("manifoldmuon.checkpoints._manager.STATE_LAYOUT", STATE_LAYOUT + 1)
     line = refusal(folder, start(tx), table)
     assert f"has the state's layout {STATE_LAYOUT}, of manifoldmuon" in line
-    assert "go on with that version, or restore the parameters alone with Orbax" in line
+    assert "continue with that version, or restore the parameters alone with Orbax" in line
 
 
 def test_another_tree_is_refused(run):

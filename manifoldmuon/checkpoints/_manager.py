@@ -218,16 +218,16 @@ class Checkpoints:
             raise CheckpointError(
                 f"{place} has the state's layout {record['layout']}, of manifoldmuon"
                 f" {record['version']}, and this is {manifoldmuon.__version__} with layout"
-                f" {STATE_LAYOUT}: go on with that version, or restore the parameters alone with"
-                " Orbax and initialise the state anew"
+                f" {STATE_LAYOUT}: continue with that version, or restore the parameters alone with"
+                " Orbax and call tx.init again"
             )
         if table is not None:
             if (saved := record["geometry"]) is None:
                 raise CheckpointError(f"{place} has no geometry: restore without a table")
-            hint = "go on with that geometry, or restore without a table if the change is meant"
+            hint = "continue with that geometry, or restore without a table if the change is meant"
             another = f"{place} was saved with another geometry"
             _check_same(another, saved, record_geometry(table), hint)
-        hint = "go on with its model and optimizer, or restore a part of it with Orbax"
+        hint = "continue with its model and optimizer, or restore a part of it with Orbax"
         saved, given = (
             {repr(path): kind for path, kind in kinds.items()}
             for kinds in (record["arrays"], _kinds(target))

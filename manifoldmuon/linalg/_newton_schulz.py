@@ -24,7 +24,7 @@ from manifoldmuon.linalg._polynomials import (
 )
 from manifoldmuon.linalg._schedules import Coefficients, Schedule
 
-# Of the noise that a Gram matrix may gain before it is formed anew.
+# Of the noise that a Gram matrix may gain before it is formed again.
 _MARGIN = 1e-4
 
 
@@ -161,7 +161,7 @@ class GramNewtonSchulz(_Products):
 
     `S <- p(S) S p(S)`, `Q <- Q p(S)` from `S = X^T X`, then `X <- X Q`. S has the squared condition
     number, and rounding makes its smallest eigenvalues noise that grows with the gain of the steps;
-    so it is formed anew before that noise matters, after two steps in float32 and after every step
+    so it is formed again before that noise matters, after two steps in float32 and after every step
     in bfloat16. For shapes where `NewtonSchulz` takes no more operations it is that.
 
     Attributes:
@@ -207,7 +207,7 @@ class GramNewtonSchulz(_Products):
 def gram_blocks(
     steps: tuple[Coefficients, ...], eps: float
 ) -> tuple[tuple[Coefficients, ...], ...]:
-    """Cut a schedule where the Gram matrix has to be formed anew.
+    """Cut a schedule where the Gram matrix has to be formed again.
 
     Within a block rounding grows by the squared slope of every step, and what `X Q` then is
     differs by that much from what S says it is. A value that S has at the upper end of a step's

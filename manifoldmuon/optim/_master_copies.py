@@ -39,7 +39,7 @@ def with_master_copies(
 
     It wraps a whole optimizer and is the last link: `with_master_copies(manifold_muon(0.02, g))`.
     What else changes the parameters is undone by the next step, since copies are not read from them
-    again; call `init` anew, or replace the copies in the state.
+    again; call `init` again, or replace the copies in the state.
 
     Args:
       inner: the optimizer; it sees copies in place of parameters, and gradients in their dtype.

@@ -297,7 +297,7 @@ BASICS = (
 
 
 def check_injected(injected: optax.GradientTransformation, case: Case) -> None:
-    """`inject_hyperparams` makes the transformation anew in every call, from traced numbers."""
+    """`inject_hyperparams` makes the transformation again in every call, from traced numbers."""
     update = jax.jit(injected.update)
     state, injected_state = case.tx.init(case.params), jax.jit(injected.init)(case.params)
     for _ in range(2):

@@ -46,7 +46,7 @@ from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver
 from manifoldmuon.norms import Norm
 
 # Three steps of degree 9 end 0.004 from 1, as many products of quintics 0.013 from it. The Gram
-# matrix is never formed anew, so its rounding errors, 1e-7 of its largest entry, must not be
+# matrix is never formed again, so its rounding errors, 1e-7 of its largest entry, must not be
 # magnified to order 1: singular values below 1e-2 are left short.
 COARSE_SCHEDULE = PolarExpress(1e-2, degree=9, steps=3, safety=1.0001, cushion=0.03)
 
@@ -126,7 +126,7 @@ class ProjectedPolar(StiefelSolver):
         return Steepest(direction, (), residual, certify(upper, value, grad))
 
     def _direct(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
-        """The schedule on `[along; outer]`, whose Gram matrix is formed anew in every step."""
+        """The schedule on `[along; outer]`, whose Gram matrix is formed again in every step."""
         assert self.precision is not None
         high, n = tall(point), min(point.shape[-2:])
         tangent = jnp.concatenate(tangent_parts(high, tall(grad), self.precision), axis=-2)
