@@ -340,7 +340,11 @@ def test_another_array_is_noticed(tmp_path):
             1.0,
             "the manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
         ),
-        (GEOMETRY, {"w": 0.5, "b": 1.0}, "the budget of 'w' was 1.0 and is 0.5; continue with that"),
+        (
+            GEOMETRY,
+            {"w": 0.5, "b": 1.0},
+            "the budget of 'w' was 1.0 and is 0.5; continue with that",
+        ),
         (
             GEOMETRY | {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
             1.0,

@@ -88,8 +88,8 @@ def map_leaves(
 
     Raises:
       TypeError: an update is not floating point; see `resolve`.
-      ValueError: `params` is None, trees or shapes differ, or `carried` lacks a path; see
-        `resolve`.
+      ValueError: `params` is None, trees or shapes differ, the function returns something else, or
+        `carried` lacks a path; see `resolve`.
 
     Examples:
       >>> def double(manifold, point, update):
@@ -222,6 +222,13 @@ def _gather(group: list[Leaf], stack: bool = False) -> tuple[Any, ...]:
 def _scatter(answer: Any, group: list[Leaf], stack: bool = False) -> list[tuple[Any, Any]]:
     """Return the update and the second result of each leaf, in the parameter's layout."""
     answer, answers = answer if isinstance(answer, tuple) else (answer, ()), []
+    shape = inner_shape(group[0].entry, group[0].arrays[0].shape)
+    shape = (len(group), *shape) if stack or len(group) > 1 else shape
+    if len(answer) != 2 or (answer[0] is not None and getattr(answer[0], "shape", None) != shape):
+        raise ValueError(
+            f"map_leaves: for a point of shape {shape} the function must return an update of that"
+            f" shape, or a tuple of it and a tree of arrays; got {jax.tree.map(jnp.shape, answer)}."
+        )
     for i, leaf in enumerate(group):
         update, result = answer
         if stack or len(group) > 1:

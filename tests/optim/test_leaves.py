@@ -98,3 +98,20 @@ def test_budgets_may_be_traced():
 
     for budget in (0.5, 2.0):
         np.testing.assert_array_equal(scale(budget, {"a": jnp.ones(2)})["a"], budget)
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda point: point[..., :1],
+        lambda point: [point],
+        lambda point: (point, (), ()),
+        lambda point: (point[0], ()),
+    ],
+    ids=["shape", "list", "three", "shape in a tuple"],
+)
+@pytest.mark.parametrize("names", ["a", "ab"])
+def test_map_leaves_refuses_what_is_no_update(returned, names):
+    params = {name: jnp.eye(3, 2) for name in names}
+    with pytest.raises(ValueError, match="map_leaves: for a point of shape .* must return"):
+        optim.map_leaves(lambda manifold, point, update: returned(point), Stiefel(), params, params)
