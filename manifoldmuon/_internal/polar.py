@@ -21,7 +21,7 @@ def polar_derivative(
 
     `Q A + (I - Q Q^T) E H^-1` with the skew A that solves `H A + A H = Q^T E - E^T Q` (Higham,
     Functions of Matrices, 2008, sec. 8.1, by differentiating `x = Q H`). Both equations are
-    solved in the eigenbasis of H, but are told to JAX as linear equations: their own derivative
+    solved in the eigenbasis of H, but are given to JAX as linear equations: their own derivative
     needs no derivative of the eigenvectors, so that higher derivatives are right as well.
 
     Args:

@@ -145,8 +145,8 @@ def _find_bare_stacks(shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
 
     All of a module have three axes or more, the first of one length, which is shorter than all
     others; and those others tell layers of several kinds, or square ones, from a fan that several
-    layers share, such as that of fused heads. The taps of a convolution look the same: it is told
-    by its name.
+    layers share, such as that of fused heads. The taps of a convolution look the same, and
+    are recognised by the name.
     """
     found = {}
     for paths in _by_module(shapes).values():

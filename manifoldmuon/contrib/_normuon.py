@@ -89,6 +89,7 @@ def scale_by_neuron_rms(
         steps, _ = map_leaves(_lengthen, geometry, scaled, params, updates, **options)
         return steps, ScaleByNeuronRMSState(state.nu | nu)
 
+    # The placeholder has a number for each dictionary; see `link`.
     return link(update_fn, init_fn, lambda _: ScaleByNeuronRMSState(jnp.zeros(())))  # type: ignore
 
 

@@ -115,6 +115,7 @@ def normalize(
         return scaled, NormalizeState(base_state, state.vectors | vectors)
 
     def placeholder(params: Any) -> NormalizeState:
+        # A number for each dictionary; see `link`.
         return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
 
     return link(update_fn, init_fn, placeholder)

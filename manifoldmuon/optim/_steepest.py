@@ -102,6 +102,7 @@ def scale_by_steepest(
         return updates, ScaleBySteepestState(kept[0], *(kept[1:] if certify else state[1:]))
 
     zero = jnp.zeros(())
+    # The placeholder has a number for each dictionary; see `link`.
     return link(update_fn, init_fn, lambda _: ScaleBySteepestState(zero, zero, zero))  # type: ignore
 
 
