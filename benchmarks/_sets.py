@@ -19,7 +19,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, ScaleRule, Spectral
+from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, RMSToRMS, ScaleRule, Spectral
 from manifoldmuon.testing import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
@@ -164,6 +164,7 @@ def _clipped(x: np.ndarray) -> np.ndarray:
 # Each norm, and the projection onto its ball.
 _BALLS: dict[type, tuple[Callable[[np.ndarray], Any], Normal]] = {
     Spectral: (lambda x: np.linalg.norm(x, 2), _clipped),
+    RMSToRMS: (lambda x: np.linalg.norm(x, 2), _clipped),
     Frobenius: (np.linalg.norm, lambda x: x / max(1, np.linalg.norm(x))),
     MaxAbs: (lambda x: np.abs(x).max(), lambda x: np.clip(x, -1, 1)),
     MaxRowNorm: (lambda x: _rows(x).max(), lambda x: x / np.maximum(_rows(x), 1)),

@@ -160,7 +160,7 @@ REFUSED = [
     (lambda: Stiefel(step_norm=MaxAbs()), "Stiefel.step_norm must be Spectral or Frobenius; got M"),
     (lambda: Hypersphere(step_norm=1.0), "Hypersphere.step_norm must be Norm; got 1.0"),
     (lambda: SpectralBall(step_norm=1.0), "SpectralBall.step_norm must be Norm; got 1.0"),
-    (lambda: Euclidean(RMSToRMS), "Euclidean.step_norm must be Norm; got <function RMSToRMS"),
+    (lambda: Euclidean(RMSToRMS), "Euclidean.step_norm must be Norm; got <class 'manifoldmuon.nor"),
     (lambda: Stiefel(retraction=QR), "Stiefel.retraction must be a Retraction of orthonormal"),
     (lambda: Grassmann(retraction=Clip()), "Grassmann.retraction must be a Retraction of"),
     (lambda: Stiefel(solver="x"), "Stiefel.solver must be StiefelSolver; got 'x'"),

@@ -21,6 +21,8 @@ VALUES = {
     "presets": Stiefel(2.0, solvers.ProjectedPolar()),
     "training": norms.Spectral(linalg.TRAINING_MSIGN),
     "layout": Layout(0, (1, 2), out_blocks=2),
+    "layout of a batch": Layout(ndim=3),
+    "kernel": Layout(-2, -1, taps=(-4, -3)),
     "laid out": Euclidean(norms.RMSToRMS()).transposed(),
 }
 
@@ -33,6 +35,8 @@ def test_repr_is_read_back(value):
 def test_repr_is_short():
     assert repr(Stiefel()) == "Stiefel()"
     assert repr(Stiefel(2.0)) == "Stiefel(scale=2.0)"
+    assert repr(Layout()) == "Layout()"
+    assert repr(Euclidean(norms.RMSToRMS())) == "Euclidean(step_norm=RMSToRMS())"
     assert repr(Euclidean(norms.Frobenius(0))) == "Euclidean(step_norm=Frobenius(ndim=0))"
 
 

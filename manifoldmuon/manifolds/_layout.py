@@ -203,6 +203,15 @@ class Layout(Value):
         places = tuple(rank + axis for axis in named)
         return (*(axis for axis in range(rank) if axis not in places), *places)
 
+    def __repr__(self) -> str:
+        """Show what differs from the default, one axis as a number."""
+        axes = {name: _axes(getattr(self, name)) for name in _KINDS}
+        shown: dict[str, Any] = {k: v[0] if len(v) == 1 else v for k, v in axes.items()}
+        shown["ndim"] = 0 if self.ndim == -min(sum(axes.values(), ())) else self.ndim
+        shown |= {"in_blocks": self.in_blocks, "out_blocks": self.out_blocks}
+        differ = [f"{k}={v}" for k, v in shown.items() if v != getattr(Layout, k)]
+        return f"Layout({', '.join(differ)})"
+
     def _words(self) -> str:
         given = {name: getattr(self, name) for name in _KINDS}
         return ", ".join(f"{name}={axes}" for name, axes in given.items() if axes != ())

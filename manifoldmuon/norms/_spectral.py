@@ -101,23 +101,24 @@ class Spectral(Norm):
         return scale_of(self.scale, x.shape[-2:])
 
 
-def RMSToRMS(method: MsignMethod | None = None) -> Spectral:
+@dataclasses.dataclass(frozen=True)
+class RMSToRMS(Spectral):
     """The operator norm between root-mean-square norms: `sqrt(d_in / d_out) * ||W||_2`.
 
     A weight `(d_out, d_in)` of norm 1 maps an input with entries of size about 1 to an output
     with entries of size at most about 1, at every width: the reason why learning rates measured
-    in it transfer (modular duality, arXiv:2410.21265). The dual norm is
-    `sqrt(d_out / d_in) * ||G||_*`, the duality map `sqrt(d_out / d_in) * U V^T`:
-    `Spectral(scale=FanRatio())`.
+    in it transfer (modular duality, arXiv:2410.21265). It is a `Spectral` whose scale is
+    `FanRatio()`.
 
-    Args:
-      method: how the duality map is computed; see `Spectral`.
+    Attributes:
+      method: how the duality map is computed, as in `Spectral`.
 
     Examples:
       >>> round(float(RMSToRMS().norm(jnp.ones((2, 8)))), 4)
       8.0
     """
-    return Spectral(method, FanRatio())
+
+    scale: float | ScaleRule = dataclasses.field(default=FanRatio(), init=False)
 
 
 @dataclasses.dataclass(frozen=True)

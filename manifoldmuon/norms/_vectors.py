@@ -172,20 +172,22 @@ class MaxRowNorm(Norm):
         return scale_of(self.scale, x.shape[-1:])
 
 
-def L1ToRMS(threshold: float = 1e-6) -> MaxRowNorm:
+@dataclasses.dataclass(frozen=True)
+class L1ToRMS(MaxRowNorm):
     """The largest root-mean-square norm among the vectors of an embedding table.
 
     The operator norm from l1 (tokens as one-hot vectors) to RMS (modular duality,
-    arXiv:2410.21265): `MaxRowNorm(RootDim())`.
+    arXiv:2410.21265). It is a `MaxRowNorm` whose scale is `RootDim()`.
 
-    Args:
-      threshold: see `MaxRowNorm`.
+    Attributes:
+      threshold: the relative length below which a row counts as stale, as in `MaxRowNorm`.
 
     Examples:
       >>> round(float(L1ToRMS().norm(jnp.array([[3.0, 4.0], [1.0, 0.0]]))), 3)
       3.536
     """
-    return MaxRowNorm(RootDim(), threshold)
+
+    scale: float | ScaleRule = dataclasses.field(default=RootDim(), init=False)
 
 
 def _row_lengths(table: Float[Array, "*batch v d"]):

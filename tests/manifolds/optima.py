@@ -10,7 +10,7 @@ import cvxpy as cp
 import numpy as np
 
 from manifoldmuon._internal.scales import scale_of
-from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, Spectral
+from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, RMSToRMS, Spectral
 
 
 def optimum(grad: np.ndarray, norm: Norm, tangent: Callable[[Any], Sequence[Any]]) -> float:
@@ -37,6 +37,7 @@ def optimum(grad: np.ndarray, norm: Norm, tangent: Callable[[Any], Sequence[Any]
 
 _SIZES = {
     Spectral: cp.sigma_max,
+    RMSToRMS: cp.sigma_max,
     Frobenius: lambda a: cp.norm(a, "fro"),
     MaxAbs: lambda a: cp.max(cp.abs(a)),
     MaxRowNorm: lambda a: cp.max(cp.norm(a, 2, axis=1)),

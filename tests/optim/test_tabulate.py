@@ -48,7 +48,7 @@ def test_copies_and_fans(entry, shape, copies, fan_in, fan_out):
 
 def test_the_sign_of_training_is_named():
     printed = str(optim.tabulate(MUON.fast(), abstract({"w": (6, 4)})))
-    assert "Spectral(method=BOUNDED_MSIGN, scale=FanRatio)" in printed
+    assert "RMSToRMS(method=BOUNDED_MSIGN)" in printed
 
 
 def test_it_prints_as_a_table():
