@@ -9,6 +9,7 @@ from manifoldmuon.contrib._doubly_stochastic import (
     Nearest,
     Sinkhorn,
 )
+from manifoldmuon.contrib._hyperball import hyperball, keep_norms
 from manifoldmuon.contrib._isospectral import Isospectral
 from manifoldmuon.contrib._line_search import scale_by_line_search
 from manifoldmuon.contrib._lint import lint
@@ -53,6 +54,8 @@ __all__ = [
     "add_cautious_weight_decay",
     "add_decay_towards",
     "cautious",
+    "hyperball",
+    "keep_norms",
     "lint",
     "nearest_with_sums",
     "normuon",
