@@ -1,0 +1,377 @@
+"""Weights that keep the norm of their start, against the published formula in NumPy's float64."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from manifoldmuon import optim
+from manifoldmuon.contrib import hyperball, keep_norms
+from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
+from manifoldmuon.norms import RootRank, Spectral
+from manifoldmuon.testing import check_sharding, check_transformation
+
+SPHERE = Hypersphere(ndim=2)
+SHAPES = {"w": (5, 4), "kernel": (3, 5), "stack": (2, 3, 4, 3), "fused": (6, 3), "bias": (4,)}
+GEOMETRY = {
+    "w": SPHERE,
+    "kernel": SPHERE.transposed(),
+    "stack": SPHERE,
+    "fused": LaidOut(SPHERE, Layout(out_blocks=2)),
+    "bias": Euclidean(),
+}
+MATRICES = {name: shape for name, shape in SHAPES.items() if name != "bias"}
+
+
+def drawn(seed: int, shapes: Any = SHAPES) -> Any:
+    rng = np.random.default_rng(seed)
+    return {k: rng.standard_normal(s).astype(np.float32) for k, s in shapes.items()}
+
+
+def norm(x: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.sum(x.astype(np.float64) ** 2, axis=(-2, -1), keepdims=True))
+
+
+def published(
+    start: np.ndarray, updates: list[np.ndarray], rate: float, radial: float = 1.0
+) -> np.ndarray:
+    """Return the weights that arXiv:2606.16899 reaches by these updates of its base."""
+    weight, radius = start.astype(np.float64), norm(start)
+    for update in updates:
+        unit, step = weight / norm(weight), update.astype(np.float64)
+        along = np.sum(unit * step, axis=(-2, -1), keepdims=True) * unit
+        step = step - along + radial * along
+        moved = weight - rate * radius * step / norm(step)
+        weight = radius * moved / norm(moved)
+    return weight
+
+
+def train(tx: Any, params: Any, batches: list[Any]) -> tuple[Any, Any]:
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = tx.init(params)
+    for grads in batches:
+        params, state = step(params, state, grads)
+    return jax.device_get(params), state
+
+
+def as_matrices(name: str, x: np.ndarray) -> np.ndarray:
+    return x.reshape(2, 3, 3) if name == "fused" else x
+
+
+@pytest.mark.parametrize("radial", [1.0, pytest.param(0.044, marks=pytest.mark.slow), 0.0])
+def test_one_step_is_the_formula(radial):
+    params, grads = drawn(0), drawn(1)
+    tx = hyperball(optax.identity(), 0.3, GEOMETRY, radial=radial)
+    found, _ = train(tx, params, [grads])
+    for name in MATRICES:
+        start, grad = as_matrices(name, params[name]), as_matrices(name, grads[name])
+        wanted = published(start, [grad], 0.3, radial)
+        np.testing.assert_allclose(as_matrices(name, found[name]), wanted, rtol=2e-6, atol=5e-7)
+    np.testing.assert_allclose(found["bias"], params["bias"] - 0.3 * grads["bias"], rtol=1e-6)
+
+
+def msign(x: np.ndarray) -> np.ndarray:
+    u, _, vt = np.linalg.svd(x, full_matrices=False)
+    return u @ vt
+
+
+def adam(grads: list[np.ndarray], b1: float = 0.9, b2: float = 0.999) -> list[np.ndarray]:
+    m, v, found = np.zeros(grads[0].shape), np.zeros(grads[0].shape), []
+    for t, grad in enumerate(grads, 1):
+        m, v = b1 * m + (1 - b1) * grad, b2 * v + (1 - b2) * np.square(grad, dtype=np.float64)
+        found.append(m / (1 - b1**t) / (np.sqrt(v / (1 - b2**t)) + 1e-8))
+    return found
+
+
+def muon(grads: list[np.ndarray], decay: float = 0.95) -> list[np.ndarray]:
+    trace, found = np.zeros(grads[0].shape), []
+    for grad in grads:
+        trace = decay * trace + grad
+        found.append(msign(decay * trace + grad))
+    return found
+
+
+FLAT = Euclidean(Spectral())
+BASES = {
+    "AdamH": (optax.scale_by_adam(), adam),
+    "MuonH": (
+        optax.chain(optax.trace(0.95, nesterov=True), optim.scale_by_steepest(FLAT, certify=False)),
+        muon,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_ten_steps_are_those_of_a_loop(name):
+    base, updates = BASES[name]
+    shapes = {"w": (5, 4), "stack": (2, 3, 4)}
+    params, batches = drawn(2, shapes), [drawn(10 + i, shapes) for i in range(10)]
+    found, _ = train(hyperball(base, 0.1, SPHERE), params, batches)
+    for key, start in params.items():
+        wanted = published(start, updates([batch[key] for batch in batches]), 0.1)
+        np.testing.assert_allclose(found[key], wanted, rtol=2e-4, atol=2e-5)
+
+
+def test_base_of_optax():
+    """`optax.contrib.scale_by_muon`, whose updates do not depend on the parameters."""
+    dims = {"w": optax.contrib.MuonDimensionNumbers()}
+    base: Any = optax.contrib.scale_by_muon(weight_dimension_numbers=dims)
+    params, batches = drawn(3, {"w": (5, 4)}), [drawn(20 + i, {"w": (5, 4)}) for i in range(3)]
+    found, _ = train(hyperball(base, 0.1, SPHERE), params, batches)
+    state, updates = base.init(params), []
+    for batch in batches:
+        update, state = base.update(batch, state)
+        updates.append(np.asarray(update["w"]))
+    np.testing.assert_allclose(
+        found["w"], published(params["w"], updates, 0.1), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_a_tangent_step_is_that_of_the_sphere():
+    """`radial=0` at a known radius: `optim.normalize` and `optim.retract`."""
+    grads = drawn(4, {"w": (2, 5, 4)})
+    sphere = Hypersphere(3.0, ndim=2)
+    params = jax.device_get(optim.project_tree(sphere, drawn(5, {"w": (2, 5, 4)})))
+    rate = optax.scale_by_learning_rate(0.2)
+    found, _ = train(hyperball(optax.identity(), 0.2, SPHERE, radial=0), params, [grads])
+    # normalize divides by the norm relative to the scale 3: its steps have length 3 for budget 1.
+    own = optim.chain(optim.normalize(optax.identity(), sphere), rate, optim.retract(sphere))
+    wanted, _ = train(own, params, [grads])
+    np.testing.assert_allclose(found["w"], wanted["w"], rtol=1e-5, atol=1e-6)
+
+
+def test_a_radial_update_has_no_tangent_part():
+    """Divided by its norm, what rounding leaves of it would be a whole step."""
+    params = drawn(6, {"w": (5, 4)})
+    found, _ = train(hyperball(optax.identity(), 0.5, SPHERE, radial=0), params, [params])
+    np.testing.assert_array_equal(found["w"], params["w"])
+    # And published steps of it do not move either, to rounding.
+    found, _ = train(hyperball(optax.identity(), 0.5, SPHERE), params, [params])
+    np.testing.assert_allclose(found["w"], params["w"], rtol=1e-6)
+
+
+def sizes(x: Any, axes: tuple[int, ...]) -> np.ndarray:
+    return np.sqrt(np.sum(np.square(np.asarray(x, np.float64)), axis=axes))
+
+
+def test_every_expert_keeps_its_own_norm():
+    """Marin's MuonH took the norm over all experts of a layer (marin #8621)."""
+    scales = np.float32([0.5, 1.0, 3.0])[:, None, None]
+    params = {"experts": drawn(7, {"x": (2, 3, 4, 5)})["x"] * scales}  # layers, experts, in, out
+    batches = [drawn(30 + i, {"experts": (2, 3, 4, 5)}) for i in range(5)]
+    own, _ = train(hyperball(optax.identity(), 0.5, SPHERE), params, batches)
+    np.testing.assert_allclose(
+        sizes(own["experts"], (2, 3)), sizes(params["experts"], (2, 3)), rtol=1e-6
+    )
+    # Together, where the geometry says so.
+    all_experts = hyperball(optax.identity(), 0.5, Hypersphere(ndim=3))
+    found, _ = train(all_experts, params, batches)
+    before, after = (sizes(x["experts"], (1, 2, 3)) for x in (params, found))
+    np.testing.assert_allclose(after, before, rtol=1e-6)
+    moved = sizes(found["experts"], (2, 3)) / sizes(params["experts"], (2, 3))
+    assert np.max(np.abs(moved - 1)) > 0.1
+
+
+MESHES = {
+    "automatic": ((4, 2), ("x", "y"), (AxisType.Auto, AxisType.Auto)),
+    "explicit": ((4, 2), ("x", "y"), (AxisType.Explicit, AxisType.Explicit)),
+}
+PLACES = {"w": ("x", "y"), "kernel": (None, "x"), "experts": (None, "x", None, "y")}
+
+
+@pytest.mark.slow_except("explicit")
+@pytest.mark.parametrize("mesh", MESHES)
+def test_norms_on_a_mesh_count_every_shard_once(mesh):
+    """A norm of sharded matrices was several times too large in marin #8073."""
+    mesh = jax.make_mesh(*MESHES[mesh])
+    places = {k: NamedSharding(mesh, PartitionSpec(*spec)) for k, spec in PLACES.items()}
+    shapes = {"w": (8, 6), "kernel": (5, 8), "experts": (2, 4, 3, 6)}
+    geometry = {"w": SPHERE, "kernel": SPHERE.transposed(), "experts": SPHERE}
+    params, tx = drawn(8, shapes), hyperball(optax.trace(0.9), 0.1, geometry, radial=0.5)
+    check_sharding(tx, params, drawn(9, shapes), places)
+    radii = keep_norms(geometry).init(jax.device_put(params, places)).radius
+    for name, radius in radii.items():
+        np.testing.assert_allclose(radius, sizes(params[name], (-2, -1)), rtol=1e-6)
+
+
+@pytest.mark.slow_except("automatic")
+@pytest.mark.parametrize("mesh", MESHES)
+def test_sharded_experts_are_not_gathered(mesh):
+    """A stack of experts was gathered on every device in marin #7512."""
+    mesh = jax.make_mesh((8,), ("expert",), MESHES[mesh][2][:1])
+    place = NamedSharding(mesh, PartitionSpec(None, "expert"))
+    params = {"experts": jax.device_put(drawn(10, {"x": (2, 8, 4, 6)})["x"], place)}
+    tx = hyperball(optax.scale_by_adam(), 0.1, SPHERE.transposed(), radial=0.5)
+    with jax.set_mesh(mesh):
+        step = jax.jit(tx.update).lower(params, tx.init(params), params).compile()
+    moves = r"(all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)"
+    # Radii alone may be gathered: 2 x 8 numbers.
+    found = re.findall(rf"= f32\[([\d,]*)\]\S* {moves}", step.as_text())
+    assert all(len(shape.split(",")) <= 2 for shape, _ in found), found
+
+
+def test_checkpoints_keep_the_radius(tmp_path, no_futures_left):
+    from manifoldmuon.checkpoints import Checkpoints
+
+    tx, batches = hyperball(optax.scale_by_adam(), 0.1, GEOMETRY), [drawn(i) for i in range(4)]
+    params, state = train(tx, drawn(11), batches[:2])
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, {"params": params, "state": state})
+        target = {"params": drawn(12), "state": tx.init(drawn(12))}
+        tree = checkpoints.restore(target).tree
+    assert tree["state"][-1].radius.keys() == MATRICES.keys()
+    jax.tree.map(np.testing.assert_array_equal, tree["state"][-1], tx.init(drawn(11))[-1])
+    updates, _ = tx.update(batches[2], tree["state"], tree["params"])
+    wanted, _ = tx.update(batches[2], state, params)
+    jax.tree.map(np.testing.assert_array_equal, updates, wanted)
+
+
+def test_fine_tuning_starts_from_the_weights_given():
+    tx = keep_norms(SPHERE)
+    state = tx.init({"w": 3 * jnp.eye(4)})
+    np.testing.assert_allclose(state.radius["w"], 6.0)
+    drifted = {"w": 2 * jnp.eye(4)}
+    step = {"w": 0.1 * jnp.ones((4, 4))}
+    for radius, old in ((6.0, state), (4.0, tx.init(drifted))):
+        updates, _ = tx.update(step, old, drifted)
+        moved = optax.apply_updates(drifted, updates)["w"]
+        np.testing.assert_allclose(np.linalg.norm(moved), radius, rtol=1e-6)
+
+
+def test_weights_of_norm_zero():
+    zero = {"w": jnp.ones((2, 3)), "out": jnp.zeros((2, 3, 2))}
+    with pytest.raises(ValueError, match=r"keep_norms: \['out'\] have weights of norm zero"):
+        keep_norms(SPHERE).init(zero)
+    # Inside of jit nothing can be raised, but it shows.
+    state = jax.jit(keep_norms(SPHERE).init)(zero)
+    assert np.isfinite(state.radius["w"])
+    assert np.all(np.isnan(state.radius["out"]))
+    radius = optim.by_path({"out": RootRank(3.0), "**": None})
+    tx = hyperball(optax.identity(), 0.1, SPHERE, radius=radius)
+    found, _ = train(tx, zero, [{"w": jnp.ones((2, 3)), "out": jnp.ones((2, 3, 2))}])
+    np.testing.assert_allclose(sizes(found["out"], (1, 2)), 3 * np.sqrt(2), rtol=1e-6)
+    np.testing.assert_allclose(np.linalg.norm(found["w"]), np.sqrt(6), rtol=1e-6)
+
+
+def test_zero_updates_keep_the_weights():
+    params = drawn(13)
+    zeros = jax.tree.map(np.zeros_like, params)
+    found, _ = train(hyperball(optax.scale_by_adam(), 0.1, GEOMETRY), params, [zeros, zeros])
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+def test_nan_stays_in_its_matrix():
+    params, grads = drawn(14), drawn(15)
+    grads["stack"][0, 1, 0, 0] = np.nan
+    found, state = train(hyperball(optax.identity(), 0.1, GEOMETRY), params, [grads])
+    bad = np.isnan(found.pop("stack"))
+    assert np.all(bad[0, 1])
+    assert np.sum(bad) == 12
+    assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves((found, state)))
+
+
+@pytest.mark.parametrize("radial", [1.0, pytest.param(0.0, marks=pytest.mark.slow)])
+def test_works_with_optax_wrappers(radial):
+    shapes = {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)}
+    geometry = {"w": SPHERE.transposed(), "stack": SPHERE, "bias": Euclidean()}
+
+    def make(learning_rate):
+        # The checks start from zeros, too, which have no sphere of their own.
+        base = optax.trace(0.9, accumulator_dtype=jnp.float32)
+        return hyperball(base, learning_rate, geometry, radial=radial, radius=2.0)
+
+    check_transformation(make, drawn(16, shapes), {"learning_rate": 0.1}, scale_free=False)
+
+
+def test_injected_numbers():
+    tx = optax.inject_hyperparams(hyperball)(
+        optax.identity(),
+        learning_rate=optax.linear_schedule(0.2, 0.1, 1),
+        geometry=SPHERE,
+        radial=0.5,
+    )
+    params, batches = drawn(17, {"w": (5, 4)}), [drawn(40, {"w": (5, 4)})]
+    found, state = train(tx, params, batches)
+    np.testing.assert_allclose(
+        found["w"], published(params["w"], [batches[0]["w"]], 0.2, 0.5), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(state.hyperparams["radial"], 0.5)
+
+
+def test_budgets_are_shares_of_the_rate():
+    params, grads = drawn(18, {"a": (3, 4), "b": (3, 4)}), drawn(19, {"a": (3, 4), "b": (3, 4)})
+    tx = hyperball(optax.identity(), 0.4, SPHERE, budgets={"a": 1.0, "b": 0.5})
+    found, _ = train(tx, params, [grads])
+    for name, rate in (("a", 0.4), ("b", 0.2)):
+        wanted = published(params[name], [grads[name]], rate)
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_keep_their_norms():
+    """`Hypersphere()` is one row."""
+    params, grads = drawn(20, {"w": (5, 4)}), drawn(21, {"w": (5, 4)})
+    found, _ = train(hyperball(optax.identity(), 0.5, Hypersphere()), params, [grads])
+    wanted = published(params["w"][:, None], [grads["w"][:, None]], 0.5)[:, 0]
+    np.testing.assert_allclose(found["w"], wanted, rtol=1e-5, atol=1e-6)
+
+
+REFUSED = [
+    (lambda: keep_norms(Stiefel()).init(jnp.eye(3)), "keep_norms: the geometry of '' is Stiefel()"),
+    (lambda: keep_norms(SPHERE, radius=-1.0).init(jnp.eye(3)), "keep_norms: the radius of '' must"),
+    (lambda: hyperball(optax.identity(), 0.1, SPHERE, radial=1.5), "hyperball: radial must be a"),
+    (lambda: hyperball(optax.identity(), -1, SPHERE), "hyperball: learning_rate must be a finite"),
+    (
+        lambda: hyperball(optax.adam, 0.1, SPHERE),
+        "hyperball: base must be a GradientTransformation",
+    ),
+    (lambda: optim.chain(keep_norms(SPHERE), optax.scale(2)), "link 0 of 2 is a retract, but it"),
+    (
+        lambda: optim.chain(hyperball(optax.identity(), 0.1, SPHERE), optax.scale(2)),
+        "link 0 of 2 is a retract, but it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_wrong_arguments_are_refused(call, message):
+    with pytest.raises((TypeError, ValueError)) as error:
+        call()
+    assert str(error.value).startswith(message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_norms_do_not_drift_in_a_hundred_thousand_steps(dtype):
+    """The radius is state; measured anew in each step, rounding errors add up."""
+    start = (3 * jax.random.normal(jax.random.key(0), (2, 8, 8))).astype(dtype)
+    tx = hyperball(optax.identity(), 0.02, SPHERE)
+
+    def run(update):
+        def step(i, carry):
+            weight, state = carry
+            grad = jax.random.normal(jax.random.fold_in(jax.random.key(1), i), start.shape, dtype)
+            updates, state = update(grad, state, weight)
+            return weight + updates, state
+
+        return jax.jit(lambda c: jax.lax.fori_loop(0, 100_000, step, c)[0])((start, tx.init(start)))
+
+    def measured_anew(grad, state, weight):
+        return tx.update(grad, tx.init(weight), weight)[0], state
+
+    def drift(weight):
+        return np.max(np.abs(sizes(weight, (1, 2)) / sizes(start, (1, 2)) - 1))
+
+    kept, anew = drift(run(tx.update)), drift(run(measured_anew))
+    # The rounding of one step: of the entries (64 errors, half of them up), and of the norm.
+    eps, of_sums = (float(jnp.finfo(x).eps) for x in (dtype, jnp.float32))
+    assert kept < eps / 8 + 2 * of_sums
+    assert anew > 100 * kept
