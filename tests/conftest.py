@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import shutil
+import zlib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,7 +23,8 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # which has inherited them
 # ... on the CPU, so that a run means the same on every machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # What one run has compiled, the other worker and the next run load: half of a whole run's time.
-os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".cache/jax"))
+# Not in .cache, which the builder of the documentation empties.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Two workers on two cores: the threads of NumPy's linear algebra would only spin.
@@ -39,7 +41,7 @@ from tests.slow import mark_slow
 jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
 
 
-_CACHE = Path(__file__).parents[1] / ".cache/jax"
+_CACHE = Path(__file__).parents[1] / ".jax_cache"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -97,9 +99,9 @@ def bounded_memory():
 
 
 @pytest.fixture
-def rng() -> np.random.Generator:
-    """Random numbers of each test's own: the same whichever tests ran before."""
-    return np.random.default_rng(0)
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers of each test's own: the same in every run, whichever tests ran before."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(scope="module")
