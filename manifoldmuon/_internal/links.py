@@ -62,6 +62,13 @@ def link(
     return kind(init_fn, update)
 
 
+def as_links(value: Any, make: Callable[[Any], Any]) -> list[optax.GradientTransformation]:
+    """Return a link as it is, `make` of another value, and nothing for None, in a list."""
+    if value is None:
+        return []
+    return [value if isinstance(value, optax.GradientTransformation) else make(value)]
+
+
 def init_by_path(places: Places, params: Any, make: Callable[[Any, Any], Any]) -> dict[str, Any]:
     """Return `make(entry, shape)` for every parameter by path, replicated over its mesh.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 
 class Value:
@@ -18,7 +19,12 @@ class Value:
             cls.__repr__ = Value.__repr__
 
     def __repr__(self) -> str:
-        fields = dataclasses.fields(self) if dataclasses.is_dataclass(self) else ()
-        held = {f.name: (getattr(self, f.name), f.default) for f in fields if f.init and f.repr}
-        shown = [f"{name}={value!r}" for name, (value, default) in held.items() if value != default]
+        shown = [f"{name}={value!r}" for name, value in changed_fields(self).items()]
         return f"{type(self).__name__}({', '.join(shown)})"
+
+
+def changed_fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a value that are shown and not at their defaults, by name."""
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    held = {f.name: (getattr(value, f.name), f.default) for f in fields if f.init and f.repr}
+    return {name: kept for name, (kept, default) in held.items() if kept != default}

@@ -12,7 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one, upcast
-from manifoldmuon._internal.links import init_by_path, link
+from manifoldmuon._internal.links import as_links, init_by_path, link
 from manifoldmuon._internal.paths import find_places
 from manifoldmuon._internal.powers_of_two import normalize
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
@@ -163,9 +163,7 @@ def normuon(
       >>> tx = normuon(0.02, mm.manifolds.Euclidean(mm.norms.RMSToRMS()))
     """
     links: list[Any] = [scale_by_neuron_rms(geometry, neuron_decay)]
-    if weight_decay is not None:
-        is_link = isinstance(weight_decay, optax.GradientTransformation)
-        links.append(weight_decay if is_link else optax.add_decayed_weights(weight_decay))
+    links += as_links(weight_decay, optax.add_decayed_weights)
     return muon(
         learning_rate,
         geometry,

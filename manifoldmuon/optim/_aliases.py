@@ -8,7 +8,7 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon._internal.links import LastLink, link
+from manifoldmuon._internal.links import LastLink, as_links, link
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, Spectral
@@ -33,15 +33,13 @@ def decay_links(
     weight_decay: Decay | None, geometry: Geometry
 ) -> list[optax.GradientTransformation]:
     """Return weight decay of the unconstrained leaves, or the given link; None decays nothing."""
-    if weight_decay is None or isinstance(weight_decay, optax.GradientTransformation):
-        return [] if weight_decay is None else [weight_decay]
 
     def mask(tree: Any) -> Any:
         places = find_manifolds(geometry, tree)
         marks = {i: not constrained(manifold_of(places.values[i])) for i in places.real}
         return places.fill(tree, marks)
 
-    return [optax.add_decayed_weights(weight_decay, mask=mask)]
+    return as_links(weight_decay, lambda rate: optax.add_decayed_weights(rate, mask=mask))
 
 
 @checked()
@@ -98,10 +96,7 @@ def manifold_muon(
       >>> print(f"{updates[1]:.4f}")  # turned by arctan(0.1)
       -0.0995
     """
-    links = []
-    if clip is not None:
-        is_link = isinstance(clip, optax.GradientTransformation)
-        links.append(clip if is_link else optax.clip_by_global_norm(clip))
+    links = as_links(clip, optax.clip_by_global_norm)
     if momentum is not None:
         links.append(optax.trace(momentum, nesterov, accumulator_dtype))
     if combination != Max():

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from manifoldmuon import linalg
 from manifoldmuon._internal.text import align
+from manifoldmuon._internal.values import changed_fields
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm
 from manifoldmuon.optim._budget import Budgets, find_budgets
@@ -129,9 +130,6 @@ def brief(value: Any, without: tuple[str, ...] = ()) -> str:
             return name
     if not dataclasses.is_dataclass(value):
         return repr(value)
-    shown = []
-    for field in dataclasses.fields(value):
-        held = getattr(value, field.name)
-        if field.init and field.repr and field.name not in without and held != field.default:
-            shown.append(f"{field.name}={brief(held)}")
+    fields = changed_fields(value).items()
+    shown = [f"{name}={brief(held)}" for name, held in fields if name not in without]
     return f"{type(value).__name__}({', '.join(shown)})" if shown else type(value).__name__
