@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
 from manifoldmuon.manifolds import Manifold
+from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.testing._assertions import (
     agree,
     at_most,
@@ -173,6 +174,7 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -> Answers:
     answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
+    require("steepest returns a Steepest", isinstance(answer, Steepest), type(answer).__name__)
     # One compilation answers every question: a check asks with the arrays that it wants.
     return Answers(
         projected=manifold.project(vector),
@@ -206,10 +208,12 @@ def _check_shapes(case: Case) -> None:
         require("check_shape refuses a shape without axes", case.manifold.ndim == 0)
     answers = case.ask(case.point, case.grad, case.vector)
     for name in ("projected", "tangent", "direction", "moved"):
-        require(f"{name} keeps the shape", getattr(answers, name).shape == case.shape)
-    copies = answers.gap.shape
-    for name in ("residual", "distance", "size", "direction_size"):
-        require(f"{name} has one number per point", getattr(answers, name).shape == copies)
+        shape = np.shape(getattr(answers, name))
+        require(f"{name} keeps the shape", shape == case.shape, f"{shape} for {case.shape}")
+    copies = case.shape[: len(case.shape) - case.manifold.ndim]
+    for name in ("gap", "residual", "distance", "size", "direction_size"):
+        shape = np.shape(getattr(answers, name))
+        require(f"{name} has one number per point", shape == copies, f"{shape} for {copies}")
     # The dual is carried through jax.lax.scan and stored in checkpoints.
     cold = jax.eval_shape(lambda: case.manifold.init_dual(case.shape))
     same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)

@@ -46,6 +46,16 @@ class GapTooSmall(Hypersphere):
         return answer._replace(direction=answer.direction / 2)
 
 
+class DirectionAlone(Hypersphere):
+    def steepest(self, point, grad, dual):
+        return super().steepest(point, grad, dual).direction
+
+
+class NoGap(Hypersphere):
+    def steepest(self, point, grad, dual):
+        return super().steepest(point, grad, dual)._replace(gap=None)
+
+
 class Descends(Hypersphere):
     def steepest(self, point, grad, dual):
         answer = super().steepest(point, grad, dual)
@@ -96,6 +106,8 @@ BROKEN = [
     (NotOrthogonal, "self-adjoint|is normal"),
     (EpsilonInTheDenominator, "steepest.p, c g. == steepest.p, g."),
     (GapTooSmall, "the gap is a true bound"),
+    (DirectionAlone, "steepest returns a Steepest .*Tracer"),
+    (NoGap, "gap"),
     (Descends, "direction ascends"),
     (SwallowsNaN, "a NaN stays visible .direction."),
     (MixesCopies, "stack = loop .direction."),
