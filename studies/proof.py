@@ -34,13 +34,13 @@ from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.modules import Bias, GroupSort, Linear, Module
 from manifoldmuon.robustness import (
     CertificationResult,
-    auto_attack,
     certified_accuracy,
     certify,
     export,
     margin_cross_entropy,
     pgd,
 )
+from studies.auto_attack import auto_attack
 from studies.datasets import load_digits, load_mnist
 from studies.program import command, errors_in_one_line, interrupted, load, parse, progress, save
 from studies.records import not_written, whole

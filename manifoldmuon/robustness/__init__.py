@@ -5,7 +5,7 @@ than its margin allows: `certify` says how short, image by image, and `export` w
 need to check it. Losses ask for such margins, and attacks show how much is left to certify.
 """
 
-from manifoldmuon.robustness._attacks import AttackResult, auto_attack, pgd
+from manifoldmuon.robustness._attacks import AttackResult, pgd
 from manifoldmuon.robustness._certificates import (
     CertificationResult,
     certified_accuracy,
@@ -18,7 +18,6 @@ from manifoldmuon.robustness._losses import margin_cross_entropy, multiclass_hin
 __all__ = [
     "AttackResult",
     "CertificationResult",
-    "auto_attack",
     "certified_accuracy",
     "certified_radius",
     "certify",

@@ -1,0 +1,238 @@
+"""Auto-PGD without and with targets, the white-box part of AutoAttack, in l2.
+
+Croce and Hein (arXiv:2003.01690): gradient ascent with momentum whose steps begin at twice the
+radius and are halved at checkpoints where they have stopped to pay, for each image by itself
+(algorithm 1); first away from the label, as in `robustness.pgd`, then towards each of the classes
+that the image is most likely taken for. Images that are broken leave the pool. FAB and Square, the
+paper's other attacks, are not part of this.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+from jax.typing import ArrayLike
+from jaxtyping import Array, PRNGKeyArray
+
+from manifoldmuon.robustness import AttackResult
+
+_SHARPNESS = 8.0  # units of logits in the margin of an image
+_NEWTON_STEPS = 5  # of a projection: four reach rounding for images of 784 pixels
+
+
+def auto_attack(
+    f: Callable[[Array], Array],
+    x: ArrayLike,
+    labels: ArrayLike,
+    radius: ArrayLike,
+    *,
+    key: PRNGKeyArray,
+    steps: int = 100,
+    restarts: int = 1,
+    targets: int = 9,
+    bounds: tuple[Any, Any] | None = None,
+    batch: int = 250,
+) -> AttackResult:
+    """Attack images; for the arguments see `manifoldmuon.robustness.pgd`, which checks them.
+
+    The climb towards a target is of `logits[target] - logits[label]`. The paper divides that by
+    differences of other logits, so that the scale of logits does not matter: here it does not,
+    because steps have a length of their own.
+
+    Args:
+        f: From images `(n, ...)` to logits `(n, classes)`.
+        x: Images, float32 or float64.
+        labels: Their classes.
+        radius: The largest Euclidean length of a movement; a number, or one for each image.
+        key: Where randomness comes from.
+        steps: How many gradients each run takes.
+        restarts: How many runs without a target and towards each, all from random points of the
+            sphere.
+        targets: How many classes to go for, by their logits at the image; at most all others.
+        bounds: The least and the largest values of pixels.
+        batch: How many images at a time.
+    """
+    x, labels = np.asarray(x), np.asarray(labels)
+    f = f if isinstance(f, Partial) else Partial(f)
+    radius = np.broadcast_to(np.asarray(radius, np.float64), x.shape[:1])
+    limits = bounds and tuple(np.broadcast_to(np.asarray(b, x.dtype), x.shape[1:]) for b in bounds)
+    size = min(batch, len(x))
+    parts = [
+        np.asarray(f(x[rows]))[: len(chunk)] for chunk, rows in _chunks(np.arange(len(x)), size)
+    ]
+    logits = np.concatenate(parts)
+    classes = np.arange(logits.shape[1])
+    own = classes == labels[:, None]
+    margin = logits[own] - np.max(np.where(own, -np.inf, logits), axis=1)
+    # The ball is that of the points as they are rounded, and lengths are sums of so many squares.
+    short = jax.dtypes.canonicalize_dtype(x.dtype)
+    eps, flat = float(np.finfo(short).eps), x.reshape(len(x), -1)
+    reach = (1 - eps * (16 + flat.shape[1] ** 0.5)) * radius - eps * np.linalg.norm(flat, axis=1)
+    reach = np.maximum(reach, 0).astype(short)
+    unit = np.maximum(margin / _SHARPNESS, 1e-3 * np.std(logits, axis=1)).astype(short)
+    unit = np.where(unit > 0, unit, 1)
+
+    ranked = np.argsort(np.where(own, -np.inf, logits), axis=1)[:, ::-1]
+    count = min(targets, ranked.shape[1] - 1)
+    rivals = [~own, *(classes == ranked[:, rank, None] for rank in range(count))]
+    points, most = x.copy(), np.full(len(x), -np.inf)
+    robust = np.argmax(logits, axis=1) == labels
+    for run, mask in enumerate(mask for mask in rivals for _ in range(restarts)):
+        run_key = jax.random.fold_in(key, run)
+        for chunk, rows in _chunks(np.flatnonzero(robust & (reach > 0)), size):
+            keys = jax.vmap(jax.random.fold_in, (None, 0))(run_key, rows)
+            given = x[rows], labels[rows], mask[rows], unit[rows], reach[rows]
+            found = _climb(f, *given, limits, keys, steps=steps)
+            place, lead = (np.asarray(part)[: len(chunk)] for part in found)
+            place = place.astype(x.dtype)
+            if limits is not None:  # they may lie between two numbers of float32
+                place = np.clip(place, *limits)
+            away = (place.astype(np.float64) - x[chunk]).reshape(len(chunk), -1)
+            better = (np.linalg.norm(away, axis=1) <= radius[chunk]) & (lead > most[chunk])
+            kept = chunk[better]
+            points[kept], most[kept] = place[better], lead[better]
+            robust[kept] &= lead[better] <= 0
+    return AttackResult(points, robust)
+
+
+class _Place(NamedTuple):
+    point: Array
+    uphill: Array
+    height: Array
+
+
+class _Best(NamedTuple):
+    """The points where another class leads by most."""
+
+    point: Array
+    lead: Array
+
+
+@functools.partial(jax.jit, static_argnames="steps")
+def _climb(f, x, labels, rivals, unit, reach, limits, keys, *, steps):
+    """Algorithm 1 from a random point of each image's sphere: its best point, and the lead there.
+
+    Args:
+        f: From images to logits.
+        x: The images, which are the centres.
+        labels: Their classes.
+        rivals: `(n, classes)`, True for the classes to go for.
+        unit: In which logits are read.
+        reach: Radii.
+        limits: What pixels may be, or None.
+        keys: For each image.
+        steps: How many.
+    """
+    windows = jnp.asarray(checkpoints(steps))
+
+    def ascend(point, best):
+        def heights(point):
+            logits = f(point).astype(point.dtype)
+            own = jnp.arange(logits.shape[1]) == labels[:, None]
+            label = jnp.sum(jnp.where(own, logits, 0), axis=1)
+            relative = (logits - label[:, None]) / unit[:, None]
+            height = jax.nn.logsumexp(relative, axis=1, where=rivals)
+            lead = jnp.max(jnp.where(own, -jnp.inf, logits), axis=1) - label
+            return jnp.sum(height), (height, lead)
+
+        grad, (height, lead) = jax.grad(heights, has_aux=True)(point)
+        best = _select(lead > best.lead, _Best(point, lead), best)
+        return _Place(point, _unit(grad), height), best
+
+    def step(k, carry):
+        at, before, top, length, rises, top_then, halved, best = carry
+        ahead = nearest(x, at.point - x + _over(length, x) * at.uphill, reach, limits)
+        share = jnp.where(k == 0, 1.0, 0.75).astype(x.dtype)
+        mixed = share * (ahead - at.point) + (1 - share) * (at.point - before)
+        now, best = ascend(nearest(x, at.point - x + mixed, reach, limits), best)
+        rises = rises + (now.height > at.height)
+        top = _select(now.height > top.height, now, top)
+        check = windows[k] > 0
+        stuck = ~halved & (top.height <= top_then)
+        halve = check & ((rises < 0.75 * windows[k]) | stuck)
+        return (
+            _select(halve, top, now),
+            at.point,
+            top,
+            jnp.where(halve, length / 2, length),
+            jnp.where(check, 0, rises),
+            jnp.where(check, top.height, top_then),
+            jnp.where(check, halve, halved),
+            best,
+        )
+
+    drawn = jax.vmap(lambda key: jax.random.normal(key, x.shape[1:], x.dtype))(keys)
+    start = nearest(x, _over(reach, x) * _unit(drawn), reach, limits)
+    at, best = ascend(start, _Best(x, jnp.full(len(x), -jnp.inf, x.dtype)))
+    rises, halved = jnp.zeros(len(x), jnp.int32), jnp.ones(len(x), bool)
+    carry = (at, start, at, 2 * reach, rises, at.height, halved, best)
+    return jax.lax.fori_loop(0, steps, step, carry)[-1]
+
+
+def checkpoints(steps: int) -> np.ndarray:
+    """For each step the steps since the last checkpoint, 0 where there is none (section 3.1)."""
+    widths = np.zeros(steps, np.int32)
+    last, share, done = 0.0, 0.22, 0
+    while (step := math.ceil(share * steps - 1e-9)) <= steps:  # 0.41 of 100 steps is 41
+        if step > done:
+            widths[step - 1], done = step - done, step
+        last, share = share, share + max(share - last - 0.03, 0.06)
+    return widths
+
+
+def nearest(x: Array, move: Array, reach: Array, limits: Any) -> Array:
+    """The point nearest to `x + move` within the ball around `x` and within the limits.
+
+    It is `clip(x + s * move)` for the largest s up to 1 that stays in the ball. The squared length
+    of that movement is concave and piecewise linear in `s**2`, so Newton's method climbs to the
+    solution from below, and is in the ball wherever it ends.
+    """
+    axes = tuple(range(1, move.ndim))
+    square, whole = move**2, jnp.sqrt(jnp.sum(move**2, axis=axes))
+    share = jnp.minimum(1, (reach / jnp.where(whole == 0, 1, whole)) ** 2)
+    if limits is None:
+        return x + _over(jnp.sqrt(share), x) * move
+    low, high = limits
+    room = jnp.where(move > 0, high - x, x - low) ** 2
+
+    def newton(_, share):
+        free = _over(share, x) * square <= room
+        length = jnp.sum(jnp.where(free, _over(share, x) * square, room), axis=axes)
+        slope = jnp.sum(jnp.where(free, square, 0), axis=axes)
+        gain = (reach**2 - length) / jnp.where(slope == 0, 1, slope)
+        return jnp.minimum(1, share + jnp.maximum(gain, 0) * (slope > 0))
+
+    share = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, share)
+    return jnp.clip(x + _over(jnp.sqrt(share), x) * move, low, high)
+
+
+def _chunks(pool: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Parts of the pool, and each filled up to one size, for which the program is compiled."""
+    parts = (pool[begin : begin + size] for begin in range(0, len(pool), size))
+    return [(part, np.resize(part, size)) for part in parts]
+
+
+def _over(numbers: Array, x: Array) -> Array:
+    """One number for each image, to be multiplied with images."""
+    return numbers.reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _unit(x: Array) -> Array:
+    """Each image at length 1, without squares that over- or underflow; zero stays zero."""
+    axes = tuple(range(1, x.ndim))
+    size = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
+    x = x / jnp.where(size == 0, 1, size)
+    length = jnp.sqrt(jnp.sum(x**2, axis=axes, keepdims=True))
+    return x / jnp.where(length == 0, 1, length)
+
+
+def _select(chosen: Array, new: Any, old: Any) -> Any:
+    """Image by image, in every array of a tree."""
+    return jax.tree.map(lambda a, b: jnp.where(_over(chosen, a), a, b), new, old)
