@@ -112,6 +112,7 @@ class Householder(Atom):
     ranges: ClassVar = {"features": "[1, inf)"}
     FREE_SPACE: ClassVar = Euclidean(MaxRowNorm(0.25))
     CONSTRAINT: ClassVar = EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
+    entry: ClassVar = ("householder",)
 
     def __post_init__(self):
         super().__post_init__()
@@ -171,6 +172,7 @@ class TwoTap(Atom):
     }
     FREE_SPACE: ClassVar = Euclidean(Spectral(scale=0.25))
     CONSTRAINT: ClassVar = Grassmann(step_norm=Spectral(scale=0.5))
+    entry: ClassVar = ("two_tap", "axis", "offset")
 
     def __post_init__(self):
         check_fields(self, **self.ranges)
@@ -254,6 +256,7 @@ class SpaceToDepth(Bond):
 
     side: int
     ranges: ClassVar = {"side": "[1, inf)"}
+    entry: ClassVar = ("space_to_depth", "side")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         blocks = _blocks("SpaceToDepth", x, self.side)
@@ -277,6 +280,7 @@ class NormPool(Bond):
 
     side: int
     ranges: ClassVar = {"side": "[1, inf)"}
+    entry: ClassVar = ("norm_pool", "side")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         square = jnp.sum(_blocks("NormPool", x, self.side) ** 2, axis=(-3, -2))
@@ -291,6 +295,8 @@ class SwapAxes(Bond):
       >>> SwapAxes().forward(jnp.ones((4, 6))).shape
       (6, 4)
     """
+
+    entry: ClassVar = ("swap_axes",)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < 2:
@@ -316,6 +322,7 @@ class Shift(Bond):
 
     pixels: int = 1
     ranges: ClassVar = {"pixels": "(-inf, inf)"}
+    entry: ClassVar = ("shift", "pixels")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < 3:
@@ -430,21 +437,6 @@ def bound_shift(bond: Shift, weights: Any, x: NormBound) -> LipschitzBounds:
 
 
 # Entries of certificates
-
-
-def _register(kind: type[Module], name: str, *options: str) -> None:
-    @describe.register(kind)
-    def describe_layer(module: Any, params: Any, arrays: Any) -> list[dict[str, Any]]:
-        weight = {"weight": arrays.add(name, params)} if isinstance(module, Atom) else {}
-        return [{"kind": name, **weight, **{key: getattr(module, key) for key in options}}]
-
-
-_register(Householder, "householder")
-_register(TwoTap, "two_tap", "axis", "offset")
-_register(NormPool, "norm_pool", "side")
-_register(SpaceToDepth, "space_to_depth", "side")
-_register(SwapAxes, "swap_axes")
-_register(Shift, "shift", "pixels")
 
 
 @describe.register

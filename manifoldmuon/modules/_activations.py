@@ -24,6 +24,8 @@ class Abs(Bond):
       Array([1., 2.], dtype=float32)
     """
 
+    entry: ClassVar = ("abs",)
+
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.abs(x)
 
@@ -47,6 +49,7 @@ class ReLU(Bond):
     sensitivity: float = 1.0
     ranges: ClassVar = {"sensitivity": "[0, inf)"}
     BALANCED: ClassVar[float] = math.sqrt(0.5)
+    entry: ClassVar = ("relu",)
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.maximum(x, 0)
@@ -98,6 +101,7 @@ class GroupSort(Bond):
 
     size: int = 2
     ranges: ClassVar = {"size": "[1, inf)"}
+    entry: ClassVar = ("group_sort", "size")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         features = x.shape[-1]

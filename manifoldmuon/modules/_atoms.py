@@ -138,6 +138,7 @@ class Linear(Atom):
     ranges: ClassVar = {"fan_out": POSITIVE, "fan_in": POSITIVE}
     FREE_SPACE: ClassVar = Euclidean(RMSToRMS())
     CONSTRAINT: ClassVar = Stiefel(FanRatio())
+    entry: ClassVar = ("linear",)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -170,6 +171,7 @@ class Bias(Atom):
     # Nothing is gained by a bias of fixed length.
     FREE_SPACE: ClassVar = Euclidean(Frobenius(1, RootDim()))
     CONSTRAINT: ClassVar = FREE_SPACE
+    entry: ClassVar = ("bias",)
 
     @property
     def shape(self) -> tuple[int, ...]:

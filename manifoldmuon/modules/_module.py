@@ -61,6 +61,9 @@ class Module(abc.ABC):
     __array_ufunc__: ClassVar[None] = None
     # The intervals of fields that are numbers; see `check_fields`.
     ranges: ClassVar[Mapping[str, str]] = {}
+    # How a certificate names the module, if it can: a kind of layer that the verifier knows, and
+    # the fields that go with it; see `robustness.describe`.
+    entry: ClassVar[tuple[str, ...]] = ()
     # Whether the one part's parameters are the module's own, not the only entry of a tuple.
     wraps: ClassVar[bool] = False
 
@@ -504,6 +507,8 @@ class Identity(Bond):
       Abs()
     """
 
+    entry: ClassVar = ("identity",)
+
     def forward(self, x: Any) -> Any:
         return x
 
@@ -535,6 +540,7 @@ class Mul(Bond):
 
     factor: float
     ranges: ClassVar = {"factor": "(-inf, inf)"}
+    entry: ClassVar = ("scale", "factor")
 
     @property
     def sensitivity(self) -> float:

@@ -28,6 +28,7 @@ class AveragePool(Bond):
     rows: int = 1
     columns: int = 1
     ranges: ClassVar = {"rows": "[1, inf)", "columns": "[1, inf)"}
+    entry: ClassVar = ("average_pool", "rows", "columns")
 
     def forward(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch r s c"]:
         *batch, height, width, channels = x.shape
@@ -55,6 +56,7 @@ class Flatten(Bond):
 
     axes: int = 3
     ranges: ClassVar = {"axes": "[1, inf)"}
+    entry: ClassVar = ("flatten", "axes")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         if x.ndim < self.axes:

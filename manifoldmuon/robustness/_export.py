@@ -16,21 +16,12 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon.modules import (
-    Abs,
     Add,
     Atom,
-    AveragePool,
-    Bias,
     Compose,
     Concatenate,
-    Flatten,
-    GroupSort,
-    Identity,
-    Linear,
     MeanSubtract,
     Module,
-    Mul,
-    ReLU,
     Stack,
     Tied,
 )
@@ -163,8 +154,9 @@ def export(
 def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
     """Return the entries of a certificate that describe a module, and add the arrays they name.
 
-    To export a module of your own, decorate a function of these arguments, which describes it in
-    terms of the kinds that the verifier knows, with `describe.register`.
+    By default that is the module's `entry`: a kind that the verifier knows and the names of fields
+    that go with it; the weight of an atom is added. To export another module of your own, decorate
+    a function of these arguments with `describe.register`.
 
     Args:
       module: of a network.
@@ -174,10 +166,15 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
     Raises:
       TypeError: no entry is known for this module.
     """
-    raise TypeError(
-        f"the verifier knows nothing like {module.describe()}: a certificate can be exported for "
-        "networks of Linear, Bias, GroupSort and the other layers on the page on certificates"
-    )
+    if not module.entry:
+        raise TypeError(
+            f"the verifier knows nothing like {module.describe()}: a certificate can be exported "
+            "for networks of Linear, Bias, GroupSort and the other layers on the page on "
+            "certificates"
+        )
+    kind, *fields = module.entry
+    weight = {"weight": arrays.add(kind, params)} if isinstance(module, Atom) else {}
+    return [{"kind": kind, **weight, **{name: getattr(module, name) for name in fields}}]
 
 
 @describe.register
@@ -209,26 +206,6 @@ def describe_stack(module: Stack, params: Any, arrays: Arrays) -> list[Entry]:
 @describe.register
 def describe_tied(module: Tied, params: Any, arrays: Arrays) -> list[Entry]:
     return describe(module.module, module.untied(params), arrays)
-
-
-def _register(kind: type[Module], name: str, *options: str) -> None:
-    """One entry of this name, with these attributes, and with the array of an atom."""
-
-    @describe.register(kind)
-    def describe_layer(module: Any, params: Any, arrays: Arrays) -> list[Entry]:
-        weight = {"weight": arrays.add(name, params)} if isinstance(module, Atom) else {}
-        return [{"kind": name, **weight, **{key: getattr(module, key) for key in options}}]
-
-
-_register(Linear, "linear")
-_register(Bias, "bias")
-_register(Identity, "identity")
-_register(Mul, "scale", "factor")
-_register(GroupSort, "group_sort", "size")
-_register(Abs, "abs")
-_register(ReLU, "relu")
-_register(Flatten, "flatten", "axes")
-_register(AveragePool, "average_pool", "rows", "columns")
 
 
 @describe.register
