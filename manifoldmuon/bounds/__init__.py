@@ -9,14 +9,11 @@ from manifoldmuon.bounds import _rules  # registers the rules
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds
 from manifoldmuon.bounds._network import Bounds, bound, reads, rule
 from manifoldmuon.bounds._norm_bounds import L1, L2, RMS, LInf, NormBound
-from manifoldmuon.bounds._smoothness import cross_entropy_smoothness, square_error_smoothness
 from manifoldmuon.bounds._weights import MatrixBounds, matrix_bounds
 
 __all__ = [
     "bound",
     "Bounds",
-    "cross_entropy_smoothness",
-    "square_error_smoothness",
     "NormBound",
     "RMS",
     "L2",

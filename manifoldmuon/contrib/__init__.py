@@ -28,6 +28,7 @@ from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
 from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._rule import DeepTrust, SquareLossSmoothness, StepRule, scale_by_rule
 from manifoldmuon.contrib._scion import scion
+from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "add_cautious_weight_decay",
     "add_decay_towards",
     "cautious",
+    "cross_entropy_smoothness",
     "hyperball",
     "keep_norms",
     "lint",
@@ -65,5 +67,6 @@ __all__ = [
     "scale_by_rule",
     "scion",
     "sinkhorn",
+    "square_error_smoothness",
     "with_qk_clip",
 ]

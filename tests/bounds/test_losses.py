@@ -22,10 +22,13 @@ from manifoldmuon.bounds import (
     LInf,
     NormBound,
     bound,
+)
+from manifoldmuon.contrib import (
+    QueryKey,
+    Softmax,
     cross_entropy_smoothness,
     square_error_smoothness,
 )
-from manifoldmuon.contrib import QueryKey, Softmax
 from manifoldmuon.modules import (
     GELU,
     FunctionalAttention,

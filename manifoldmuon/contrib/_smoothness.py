@@ -6,8 +6,7 @@ import math
 from typing import NamedTuple
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon.bounds._network import Bounds
-from manifoldmuon.bounds._norm_bounds import RMS, LInf, NormBound, factor_between, times
+from manifoldmuon.bounds import RMS, Bounds, LInf, LipschitzBounds, NormBound
 
 
 class Smoothness(NamedTuple):
@@ -50,12 +49,12 @@ def square_error_smoothness(
       ValueError: the output is a tuple, or a number is negative.
 
     Examples:
-      >>> round(square_error_smoothness(bound(mm.modules.Linear(2, 3))).bound, 6)
+      >>> bounds = mm.bounds.bound(mm.modules.Linear(2, 3))
+      >>> round(square_error_smoothness(bounds).bound, 6)
       1.0
     """
     check_number("square_error_smoothness(target_norm)", target_norm, least=0.0)
-    output = _output("square_error_smoothness", bounds, value)
-    factor = factor_between(output, RMS())
+    output, factor = _output("square_error_smoothness", bounds, value)
     residual = factor * output.upper + target_norm
     residual = residual if value is None else min(residual, math.sqrt(2 * value))
     return _smoothness(bounds, factor * residual, factor**2)
@@ -67,49 +66,45 @@ def cross_entropy_smoothness(bounds: Bounds, value: float | None = None) -> Smoo
     The modular norm's proposition 5 (arXiv:2405.14813) combines the declared sharpness of a
     well-normed module with the loss. Here sharpness and slope are those of the bounds: sizes that
     grow beyond 1 count, and a bond with a kink (ReLU, Abs: declared sharpness 0) makes the bound
-    infinite, since next to a kink the gradient jumps.
-
-    With p the probabilities, the gradient `p - e` has length at most `sqrt(2) (1 - p[label])`
-    and entries that sum to `2 (1 - p[label])` in magnitude; the second derivative along a
-    movement is its variance under p. In the RMS norm of the logits, `sqrt(d)` shorter than their
-    length, sigma is `sqrt(2 d)` and tau `d / 2`; in the largest logit they are 2 and 1. At a
-    known loss, `1 - p[label] = 1 - exp(-loss)`.
+    infinite, since next to a kink the gradient jumps. In the RMS norm of the logits sigma is
+    `sqrt(2 d)` and tau `d / 2`, in the largest logit 2 and 1; at a known loss, sigma is smaller by
+    the factor `1 - exp(-loss)`.
 
     Args:
       bounds: of the network, with one output array.
-      value: the loss at the weights in question. It lowers sigma, and what is bounded is then the
-        second derivative at these weights; None for a bound at all weights and inputs.
-
-    Returns:
-      A tuple with `bound`, and what it is made of: `sigma` and `tau`, the slope and curvature of
-      the loss of one example, `alpha` and `lipschitz_weights` of the network, and `reasons`.
+      value: the loss at the weights in question. What is bounded is then the second derivative at
+        these weights; None for a bound at all weights and inputs.
 
     Raises:
       ValueError: the output is a tuple, its length is not known, or `value` is negative.
 
     Examples:
-      >>> round(cross_entropy_smoothness(bound(mm.modules.Linear(2, 3))).bound, 6)
+      >>> bounds = mm.bounds.bound(mm.modules.Linear(2, 3))
+      >>> round(cross_entropy_smoothness(bounds).bound, 6)
       1.0
     """
-    output = _output("cross_entropy_smoothness", bounds, value)
+    output, factor = _output("cross_entropy_smoothness", bounds, value)
     wrong = 1.0 if value is None else -math.expm1(-value)
     if output.measure == LInf():
         return _smoothness(bounds, 2.0 * wrong, 1.0)
-    factor, classes = factor_between(output, RMS()), output.features
-    if classes is None:
+    if output.features is None:
         raise ValueError("the number of classes is not known: the last module does not say it")
-    return _smoothness(bounds, wrong * factor * math.sqrt(2 * classes), factor**2 * classes / 2)
+    sigma, tau = factor * math.sqrt(2 * output.features), factor**2 * output.features / 2
+    return _smoothness(bounds, wrong * sigma, tau)
 
 
-def _output(name: str, bounds: Bounds, value: float | None) -> NormBound:
+def _output(name: str, bounds: Bounds, value: float | None) -> tuple[NormBound, float]:
+    """Return the size of the output, and its RMS norm at most per its own."""
     if not isinstance(bounds.outputs, NormBound):
         raise ValueError(f"a loss takes one output array; got the sizes {bounds.outputs}")
     if value is not None:
         check_number(f"{name}(value)", value, least=0.0)
-    return bounds.outputs
+    read = LipschitzBounds.convert_norm(bounds.outputs, RMS())
+    return bounds.outputs, read.slopes.item()
 
 
 def _smoothness(bounds: Bounds, sigma: float, tau: float) -> Smoothness:
     alpha, slope = bounds.sharpness.alpha, bounds.lipschitz_weights
-    bound = times(sigma, alpha) + times(tau, times(slope, slope))
+    # Zero times infinity is zero: what does not move has no effect.
+    bound = (sigma * alpha if sigma and alpha else 0.0) + tau * slope**2
     return Smoothness(bound, sigma, tau, alpha, slope, bounds.reasons if math.isinf(bound) else ())
