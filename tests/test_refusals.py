@@ -313,7 +313,7 @@ REFUSED = [
     (lambda: project_tangent(0), "project_tangent: geometry must be a Manifold, a tree of them, b"),
     (lambda: cautious(FLAT, FLAT), "cautious: base must be a GradientTransformation; got Euclidea"),
     (lambda: add_cautious_weight_decay(None, FLAT), "add_cautious_weight_decay: weight_decay must"),
-    (lambda: add_decay_towards(0.1, FLAT, None).init(PARAMS), "the geometry of 'w' is None, not"),
+    (lambda: add_decay_towards(0.1, FLAT, None).init(PARAMS), "add_decay_towards: the set of 'w'"),
     (lambda: with_master_copies(0.1), "with_master_copies: inner must be a GradientTransformation"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, 0), "with_qk_clip: threshold must be a fini"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, power=NAN), "with_qk_clip: power must be a"),

@@ -1,5 +1,5 @@
-"""Nested dictionaries: stacked layers under `lax.scan`, `optax.masked` with Adam for the rest, and
-gradients accumulated over several batches.
+"""Nested dictionaries: stacked layers under `lax.scan`, Adam for gains and biases, and gradients
+accumulated over several batches.
 
 python -m examples.frameworks.plain
 """
@@ -21,7 +21,7 @@ WIDTH, DEPTH, EVERY = 64, 4, 2
 MATRIX = Stiefel(solver=ProjectedPolar())
 GEOMETRY = {
     "first": {"w": Euclidean(RMSToRMS())},  # (fan_out, fan_in): the layout of the manifolds
-    "stack": {"w": MATRIX, "gain": Euclidean(), "bias": Euclidean()},
+    "stack": {"w": MATRIX, "gain": None, "bias": None},  # None: Adam
     "head": {"w": MATRIX.transposed()},
 }
 
@@ -35,9 +35,8 @@ def init(key: jax.Array) -> Any:
         "head": {"w": (WIDTH, 10)},
     }
     zeros = jax.tree.map(jnp.zeros, shapes, is_leaf=lambda node: isinstance(node, tuple))
-    params = mm.optim.init_tree(GEOMETRY, key, zeros)
-    stack = zeros["stack"] | {"w": params["stack"]["w"], "gain": jnp.ones((DEPTH, WIDTH))}
-    return params | {"stack": stack}
+    zeros["stack"]["gain"] = jnp.ones((DEPTH, WIDTH))
+    return mm.optim.init_tree(GEOMETRY, key, zeros)
 
 
 def apply(params: Any, images: jax.Array) -> jax.Array:
@@ -51,23 +50,12 @@ def apply(params: Any, images: jax.Array) -> jax.Array:
     return x @ params["head"]["w"]
 
 
-def matrices(params: Any) -> Any:
-    """True for what has a norm of matrices."""
-    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key == "w", params)
-
-
-def others(params: Any) -> Any:
-    """True for gains and biases."""
-    return jax.tree.map(lambda chosen: not chosen, matrices(params))
-
-
 def train(steps: int = 100) -> Trained:
     """Trains on the digits; an update every second batch."""
     params = init(jax.random.key(0))
     table = mm.optim.tabulate(GEOMETRY, params)
     muon = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps // EVERY), GEOMETRY)
-    # Each masked link passes on what it masks out: the steps of the other one.
-    both = optax.chain(optax.masked(muon, matrices), optax.masked(optax.adam(0.01), others))
+    both = mm.optim.hybrid(muon, GEOMETRY, optax.adam(0.01))
     tx = optax.MultiSteps(both, every_k_schedule=EVERY).gradient_transformation()
 
     @jax.jit

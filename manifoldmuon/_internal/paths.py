@@ -107,29 +107,11 @@ class ByPath:
         return None
 
 
-@dataclasses.dataclass(frozen=True)
-class ByFunction:
-    """Values chosen by a function, for `optax.inject_hyperparams`, which calls what is callable.
-
-    Everywhere else pass the function itself.
-
-    Attributes:
-      function: `(path, leaf) -> value` of the JAX key path and a `jax.ShapeDtypeStruct`.
-
-    Examples:
-      >>> geometry = ByFunction(lambda path, leaf: mm.manifolds.Hypersphere())
-      >>> tx = optax.inject_hyperparams(manifold_muon)(0.1, geometry)
-    """
-
-    function: Callable[[KeyPath, jax.ShapeDtypeStruct], Any]
-
-
 if TYPE_CHECKING:
     _Value = TypeVar("_Value")
     Spec = (
         _Value
         | ByPath
-        | ByFunction
         | Mapping[str, Any]
         | Sequence[Any]
         | Callable[[KeyPath, jax.ShapeDtypeStruct], _Value]
@@ -241,12 +223,14 @@ class Places:
       values: of every leaf; None for a hole.
       real: the indices of the leaves that are parameters.
       treedef: the structure, with holes as leaves.
+      rest: of a geometry, the indices of parameters that another optimizer has; not in `real`.
     """
 
     paths: tuple[str, ...]
     values: tuple[Any, ...]
     real: tuple[int, ...]
     treedef: Any
+    rest: tuple[int, ...] = ()
 
     def leaves(self, tree: Any) -> list[Any]:
         """Return the leaves of a tree of this structure."""
@@ -281,8 +265,6 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
         abstract = tuple([x if is_hole(x) else (x.shape, x.dtype) for x in leaves])
     except AttributeError:  # Python numbers, or no arrays at all
         abstract = _abstract(tree)
-    if isinstance(spec, ByFunction):
-        spec = spec.function
     if callable(spec) and not isinstance(spec, type):
         # Call it each time: what it has captured may have changed, and the cache must not keep it.
         pairs = zip(flatten_with_path(tree, is_hole)[0], abstract, strict=True)
@@ -361,7 +343,7 @@ def _abstract(tree: Any) -> tuple[Any, ...]:
             found.append((jnp.shape(leaf), dtype))
         except TypeError as error:
             hint = "Take the parameters alone: equinox.filter(model, equinox.is_inexact_array)"
-            if isinstance(leaf, ByPath | ByFunction) or hasattr(leaf, "check_shape"):
+            if isinstance(leaf, ByPath) or hasattr(leaf, "check_shape"):
                 hint = "A geometry stands before the parameters: were the two exchanged?"
             raise TypeError(
                 f"the leaf {path_string(path)!r} is a {type(leaf).__name__}, not an array. {hint}"

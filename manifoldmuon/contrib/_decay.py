@@ -126,11 +126,19 @@ def add_decay_towards(
 
 
 def _check_sets(geometry: Geometry, sets: Geometry, params: Any) -> None:
-    entries = jax.tree_util.tree_leaves_with_path(resolve(geometry, params))
-    targets = jax.tree.leaves(resolve(sets, params))
+    entries = jax.tree_util.tree_leaves_with_path(resolve(geometry, params), is_hole)
+    paths = [path_string(path) for path, _ in entries]
+    targets = jax.tree.leaves(resolve(sets, params), is_leaf=is_hole)
+    leaves = jax.tree.leaves(params, is_leaf=is_hole)
+    for path, target, leaf in zip(paths, targets, leaves, strict=True):
+        if target is None and not is_hole(leaf):
+            raise TypeError(
+                f"add_decay_towards: the set of {path!r} is None; give Euclidean() to what is not"
+                " pulled anywhere"
+            )
     both = [
-        path_string(path)
-        for (path, entry), target in zip(entries, targets, strict=True)
+        path
+        for path, (_, entry), target in zip(paths, entries, targets, strict=True)
         if _is_constrained(entry) and _is_constrained(target)
     ]
     if both:
@@ -140,8 +148,8 @@ def _check_sets(geometry: Geometry, sets: Geometry, params: Any) -> None:
         )
 
 
-def _is_constrained(entry: Manifold | LaidOut) -> bool:
-    return (entry.manifold if isinstance(entry, LaidOut) else entry).constrained
+def _is_constrained(entry: Any) -> bool:
+    return getattr(entry.manifold if isinstance(entry, LaidOut) else entry, "constrained", False)
 
 
 def _gap(manifold: Manifold, point: jax.Array, _: jax.Array) -> jax.Array:

@@ -23,7 +23,8 @@ def lint(geometry: Geometry, params: Any) -> list[str]:
     * a matrix under the norm of vectors, because none was chosen for it.
 
     Args:
-      geometry: which manifold each parameter lives on; see `optim.resolve`.
+      geometry: which manifold each parameter lives on; see `optim.resolve`. Of parameters whose
+        entry is None nothing is said.
       params: arrays or `jax.ShapeDtypeStruct`, in any registered pytree.
 
     Raises:
@@ -33,8 +34,9 @@ def lint(geometry: Geometry, params: Any) -> list[str]:
       >>> lint(mm.manifolds.Stiefel(), {"embedding": jnp.ones((8, 4))})[0][:41]
       'embedding: looks like a table of embeddin'
     """
-    rows = tabulate(geometry, params).rows
-    shapes = {row.path: row.shape for row in rows}
+    every = tabulate(geometry, params).rows
+    shapes = {row.path: row.shape for row in every}
+    rows = [row for row in every if row.manifold is not None]
     stacks, bare = _find_stacks(shapes), _find_bare_stacks(shapes)
     found = []
     for row in rows:

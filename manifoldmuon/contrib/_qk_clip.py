@@ -121,7 +121,7 @@ def _find_heads(heads: Heads, geometry: Geometry, params: Any) -> Places:
     manifolds = places.leaves(resolve(geometry, params))
     clipped = [i for i in places.real if places.values[i] is not None]
     entries = {places.paths[i]: getattr(manifolds[i], "manifold", manifolds[i]) for i in clipped}
-    if constrained := [path for path, manifold in entries.items() if manifold.constrained]:
+    if constrained := [path for path, entry in entries.items() if entry and entry.constrained]:
         raise ValueError(
             f"with_qk_clip scales weights, but {constrained} lie on constrained manifolds, which"
             " say how large they are; leave them out (None), or choose Euclidean with a norm"

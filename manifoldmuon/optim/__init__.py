@@ -3,7 +3,7 @@
 A geometry says which manifold each parameter lives on; the links of a chain use it leaf by leaf.
 """
 
-from manifoldmuon._internal.paths import ByFunction, by_path
+from manifoldmuon._internal.paths import by_path
 from manifoldmuon.optim._agd import agd, init_semi_orthogonal
 from manifoldmuon.optim._aliases import Decay as Decay
 from manifoldmuon.optim._aliases import manifold_muon, muon
@@ -11,9 +11,11 @@ from manifoldmuon.optim._budget import Budgets as Budgets
 from manifoldmuon.optim._budget import scale_by_budget
 from manifoldmuon.optim._geometry import Geometry as Geometry
 from manifoldmuon.optim._geometry import resolve
+from manifoldmuon.optim._hybrid import hybrid
 from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._master_copies import with_master_copies
-from manifoldmuon.optim._modular import Architecture, modular, normed
+from manifoldmuon.optim._modular import Architecture as Architecture
+from manifoldmuon.optim._modular import modular, normed
 from manifoldmuon.optim._normalize import normalize
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._riemannian import riemannian_adam, riemannian_sgd
@@ -24,12 +26,11 @@ from manifoldmuon.optim._tangent import project_tangent
 from manifoldmuon.optim._trees import init_tree, monitor_distance, project_tree
 
 __all__ = [
-    "Architecture",
-    "ByFunction",
     "agd",
     "by_path",
     "chain",
     "check_chain",
+    "hybrid",
     "init_semi_orthogonal",
     "init_tree",
     "manifold_muon",

@@ -82,8 +82,8 @@ def manifold_muon(
       certify: whether residuals and gaps are kept for `monitor`; see `scale_by_steepest`.
 
     Returns:
-      The chain. `update` needs `params`. For `optax.inject_hyperparams`, wrap a geometry or budgets
-      that are functions in `ByFunction`.
+      The chain. `update` needs `params`. For `optax.inject_hyperparams`, name a geometry or
+      budgets that are functions in its `static_args`.
 
     Raises:
       TypeError, ValueError: on use; see `resolve`.
@@ -132,7 +132,7 @@ def muon(
     `manifold_muon` for a geometry that is `Euclidean` everywhere. The norms say what each leaf
     is: `Euclidean(RMSToRMS())` for matrices, so that the learning rate transfers across widths,
     `Euclidean(L1ToRMS())` for embeddings, `Euclidean()` for biases and gains. Every leaf gets the
-    steepest direction of its norm; none is handed to Adam (use `optax.partition` for that).
+    steepest direction of its norm; none is handed to Adam (see `hybrid` for that).
 
     Args:
       learning_rate: a number or an Optax schedule.

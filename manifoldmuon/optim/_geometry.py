@@ -12,7 +12,6 @@ import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import shown
 from manifoldmuon._internal.paths import (
-    ByFunction,
     ByPath,
     Places,
     Spec,
@@ -24,8 +23,9 @@ from manifoldmuon._internal.paths import (
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 
 Entry = Manifold | LaidOut
-Geometry = Spec[Entry]
-"""A prefix tree of `Manifold` and `LaidOut`, a `by_path` object, or a function of path and leaf."""
+Geometry = Spec[Entry | None]
+"""A prefix tree of `Manifold`, `LaidOut` and None, a `by_path` object, or a function of path and
+leaf. None leaves a parameter to another optimizer; see `hybrid`."""
 
 
 def resolve(geometry: Geometry, params: Any) -> Any:
@@ -40,12 +40,15 @@ def resolve(geometry: Geometry, params: Any) -> Any:
         or a function `(path, leaf) -> Manifold` of the JAX key path (`jax.tree_util.keystr` makes
         it text) and a `jax.ShapeDtypeStruct`. Paths leave out boxes: a parameter has the same path
         bare and inside a node whose one child is its attribute `value`, such as an `nnx.Variable`.
+        An entry may be None: another optimizer has the parameter, of any shape and dtype. Functions
+        of whole trees (this one, `tabulate`, `project_tree`, ...) leave it as it is; optimizers and
+        links refuse it unless they are wrapped in `hybrid`.
       params: the parameters: arrays or `jax.ShapeDtypeStruct`, in any registered pytree. `None`
         and `optax.MaskedNode` pass through.
 
     Raises:
-      TypeError: an entry is not a `Manifold`, or a parameter is not an array of real floating
-        point numbers of 16 bits or more.
+      TypeError: an entry is neither a `Manifold` nor None, or a parameter with a manifold is not
+        an array of real floating point numbers of 16 bits or more.
       ValueError: a parameter has no entry, an entry no parameter, or a shape does not fit its
         manifold. Every message names the path.
 
@@ -54,18 +57,37 @@ def resolve(geometry: Geometry, params: Any) -> Any:
       >>> resolve({"layer": sphere}, {"layer": {"w": jnp.ones(3)}}) == {"layer": {"w": sphere}}
       True
     """
-    places = find_manifolds(geometry, params)
-    return places.fill(params, {place: places.values[place] for place in places.real})
+    places = find_manifolds(geometry, params, rest=True)
+    return places.fill(params, {i: places.values[i] for i in (*places.real, *places.rest)})
 
 
-def find_manifolds(geometry: Geometry, params: Any) -> Places:
-    """Return `find_places` for a geometry, with manifolds, dtypes and shapes checked."""
-    return find_places(geometry, params, _check_manifold)
+def find_manifolds(geometry: Geometry, params: Any, rest: bool = False) -> Places:
+    """Return `find_places` for a geometry, with manifolds, dtypes and shapes checked.
+
+    Args:
+      geometry: which manifold each parameter lives on; see `resolve`.
+      params: the parameters.
+      rest: whether entries may be None. Their parameters are then in `Places.rest`.
+
+    Raises:
+      ValueError: there are such entries, and `rest` is False.
+    """
+    places = find_places(geometry, params, _check_manifold)
+    left = tuple([place for place in places.real if places.values[place] is None])
+    if not left:
+        return places
+    if not rest:
+        raise ValueError(
+            f"the geometry leaves {[places.paths[place] for place in left]} to another optimizer"
+            " (None): wrap this one, as in optim.hybrid(tx, geometry, optax.adamw(3e-4))."
+        )
+    real = tuple([place for place in places.real if places.values[place] is not None])
+    return dataclasses.replace(places, real=real, rest=left)
 
 
 def check_geometry(name: str, geometry: Any) -> None:
     """Raise `TypeError` unless an argument is a geometry, as far as it can be told by itself."""
-    if isinstance(geometry, ByFunction) or (callable(geometry) and not isinstance(geometry, type)):
+    if callable(geometry) and not isinstance(geometry, type):
         return
     entries = [(path_string(path), entry) for path, entry in flatten_with_path(geometry)[0]]
     if isinstance(geometry, ByPath):
@@ -81,7 +103,7 @@ def check_geometry(name: str, geometry: Any) -> None:
 
 
 def _check_entry(path: str, entry: Any) -> None:
-    if not isinstance(entry, Entry):
+    if not isinstance(entry, Entry | None):
         hint = "; write an instance, with parentheses" if isinstance(entry, type) else ""
         if isinstance(entry, Layout):
             hint = "; write Manifold.with_axes(...) for a manifold in another layout"
@@ -90,11 +112,13 @@ def _check_entry(path: str, entry: Any) -> None:
 
 def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
     _check_entry(path, entry)
+    if entry is None:
+        return
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
             f"the parameter {path!r} has dtype {leaf.dtype}; only real floating point"
-            " parameters live on a manifold. Take it out with optax.masked or optax.partition"
-            f"{if_complex(leaf.dtype)}."
+            " parameters live on a manifold. Leave it to another optimizer (None, and optim.hybrid)"
+            f" or take it out with optax.masked{if_complex(leaf.dtype)}."
         )
     if jnp.finfo(leaf.dtype).bits < 16:
         raise TypeError(
@@ -117,10 +141,9 @@ def map_geometry(function: Callable[[Manifold], Manifold], geometry: Geometry) -
 
     if isinstance(geometry, ByPath):
         return ByPath(tuple((pattern, mapped(value)) for pattern, value in geometry.rules))
-    given = geometry.function if isinstance(geometry, ByFunction) else geometry
-    if callable(given) and not isinstance(given, type):
-        return lambda path, leaf: mapped(given(path, leaf))
-    return jax.tree.map(mapped, given)
+    if callable(geometry) and not isinstance(geometry, type):
+        return lambda path, leaf: mapped(geometry(path, leaf))
+    return jax.tree.map(mapped, geometry)
 
 
 def manifold_of(entry: Entry) -> Manifold:

@@ -130,17 +130,19 @@ def map_leaves(
     return jax.tree.unflatten(places.treedef, filled), results
 
 
-def check_updates(geometry: Geometry, updates: Any, params: Any, name: str) -> Places:
+def check_updates(
+    geometry: Geometry, updates: Any, params: Any, name: str, rest: bool = False
+) -> Places:
     """Return the manifolds of the parameters, or raise unless updates fit: see `map_leaves`."""
     if params is None:
         raise ValueError(
             f"{name} needs the current parameters: call tx.update(updates, state, params)."
         )
-    places = find_manifolds(geometry, params)
+    places = find_manifolds(geometry, params, rest)
     if (found := jax.tree.structure(updates, is_leaf=is_hole)) != places.treedef:
         raise ValueError(f"{name}: {_difference(places, updates, found)}")
     trees = places.paths, places.leaves(params), places.leaves(updates)
-    for path, param, update in zip(*trees, strict=True):
+    for place, (path, param, update) in enumerate(zip(*trees, strict=True)):
         if is_hole(param) or is_hole(update):
             continue
         if jnp.shape(update) != jnp.shape(param):
@@ -148,7 +150,8 @@ def check_updates(geometry: Geometry, updates: Any, params: Any, name: str) -> P
                 f"{name}: the update of {path!r} has shape {jnp.shape(update)}, the parameter"
                 f" {jnp.shape(param)}."
             )
-        if not jnp.issubdtype(dtype := jnp.result_type(update), jnp.floating):
+        dtype = jnp.result_type(update)
+        if not jnp.issubdtype(dtype, jnp.floating) and place not in places.rest:
             raise TypeError(
                 f"{name}: the update of {path!r} has dtype {dtype}; give the gradient of a real"
                 f" floating point parameter{if_complex(dtype)}."

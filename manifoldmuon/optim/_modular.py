@@ -23,10 +23,6 @@ class Architecture(Protocol):
 
     Every `manifoldmuon.modules.Module` is one. Neither needs the structure of the parameters: it
     is enough that they are prefix trees, compared by path.
-
-    Examples:
-      >>> isinstance(mm.modules.Linear(3, 4), Architecture)
-      True
     """
 
     def geometry(self) -> Geometry:

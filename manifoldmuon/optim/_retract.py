@@ -211,7 +211,15 @@ def check_chain(
     """
     # Without the arrays, which may lie on a mesh.
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
-    start = moving = jax.jit(lambda: init_tree(geometry, jax.random.key(0), shapes))()
+    places = find_manifolds(geometry, shapes, rest=True)
+
+    @jax.jit
+    def draw():
+        leaves = places.leaves(shapes)
+        ones = {place: jnp.ones(leaves[place].shape, leaves[place].dtype) for place in places.rest}
+        return init_tree(geometry, jax.random.key(0), places.fill(shapes, ones))
+
+    start = moving = draw()
     update = optax.with_extra_args_support(tx).update
 
     @jax.jit
@@ -230,11 +238,10 @@ def check_chain(
     state = tx.init(moving)
     for key in jax.random.split(jax.random.key(1), steps):
         moving, state = step(key, moving, state)
-    moved = [jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (start, moving)), strict=True)]
-    if not any(moved):
+    before, leaves = places.leaves(start), places.leaves(moving)
+    if not any(jnp.any(before[place] != leaves[place]) for place in places.real):
         raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
-    places = find_manifolds(geometry, moving)
-    leaves, left = places.leaves(moving), {}
+    left = {}
     distances = jax.jit(lambda p: monitor_distance(geometry, p))(moving)
     for place in places.real:
         path, leaf = places.paths[place], leaves[place]

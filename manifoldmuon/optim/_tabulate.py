@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import jax.numpy as jnp
+import optax
 
 from manifoldmuon import linalg
 from manifoldmuon._internal.text import align
@@ -24,27 +25,31 @@ class TableRow:
     Attributes:
       path: the key path as text.
       shape: of the parameter, in its own layout.
-      copies: how many points of the manifold it holds: stacked layers, heads, blocks, taps.
+      copies: how many points of the manifold it holds: stacked layers, heads, blocks, taps; None
+        where another optimizer has the parameter.
       fan_in: of one point; taps that are part of the point count. None for vectors. A table of
         vectors, one per row, has its rows as fan-in.
       fan_out: of one point.
-      manifold: where each point lives, in the manifold's own layout.
-      budget: its share of the learning rate: a number, or an array over the stack.
+      manifold: where each point lives, in the manifold's own layout; None where another optimizer
+        has the parameter.
+      budget: its share of the learning rate: a number, or an array over the stack; None likewise.
       layout: which axes of the parameter are whose; None where they are in the manifold's order.
     """
 
     path: str
     shape: tuple[int, ...]
-    copies: int
+    copies: int | None
     fan_in: int | None
     fan_out: int | None
-    manifold: Manifold
+    manifold: Manifold | None
     budget: Any
     layout: Layout | None
 
     def cells(self) -> tuple[str, ...]:
         """Return the row as text, in the order of the table's columns."""
         manifold, budget = self.manifold, self.budget
+        if manifold is None:
+            return (self.path, str(self.shape), "-", "-", "-", "rest", "-", "-", "-")
         retraction = getattr(manifold, "retraction", None)
         how = "addition" if not manifold.constrained else brief(retraction) if retraction else "-"
         return (
@@ -94,7 +99,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
 
     Returns:
       A `Table`, whose `rows` have the fields `path`, `shape`, `copies`, `fan_in`, `fan_out`,
-      `manifold`, `budget` and `layout`.
+      `manifold`, `budget` and `layout`. A parameter of the entry None is shown as `rest`.
 
     Raises:
       TypeError, ValueError: see `resolve` and `scale_by_budget`.
@@ -104,11 +109,15 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       >>> table.rows[0].copies, table.rows[0].fan_in
       (5, 3)
     """
-    places, shares = find_manifolds(geometry, params), find_budgets(budgets, params)
-    leaves = places.leaves(params)
+    places = find_manifolds(geometry, params, rest=True)
+    own = places.fill(params, dict.fromkeys(places.rest, optax.MaskedNode()))  # as `hybrid` does
+    leaves, shares = places.leaves(params), find_budgets(budgets, own)
     rows = []
-    for place in places.real:
+    for place in sorted((*places.real, *places.rest)):
         entry, shape = places.values[place], tuple(jnp.shape(leaves[place]))
+        if entry is None:
+            rows.append(TableRow(places.paths[place], shape, *[None] * 6))
+            continue
         manifold, inner = manifold_of(entry), inner_shape(entry, shape)
         leading, point = inner[: len(inner) - manifold.ndim], inner[len(inner) - manifold.ndim :]
         fan_in = fan_out = None

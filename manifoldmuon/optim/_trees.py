@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.mesh import placed_like
+from manifoldmuon._internal.paths import Places
 from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Entry,
@@ -33,7 +34,8 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
       params: any tree of floating point arrays.
 
     Returns:
-      A tree of the same structure, shapes and dtypes.
+      A tree of the same structure, shapes and dtypes. Unconstrained parameters, and those of the
+      entry None, stay as they are.
 
     Raises:
       TypeError, ValueError: see `resolve`.
@@ -46,9 +48,16 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
     def project(manifold: Manifold, point: jax.Array, _: jax.Array) -> jax.Array:
         return _project(manifold, point)
 
-    return map_leaves(
-        project, geometry, params, params, name="project_tree", select=constrained
-    )[0]  # fmt: skip
+    places, own = _without_rest(geometry, params)
+    projected, _ = map_leaves(project, geometry, own, own, name="project_tree", select=constrained)
+    leaves = places.leaves(params)
+    return places.fill(projected, {place: leaves[place] for place in places.rest})
+
+
+def _without_rest(geometry: Geometry, params: Any) -> tuple[Places, Any]:
+    """Return `find_manifolds`, and the tree with None for parameters of the entry None."""
+    places = find_manifolds(geometry, params, rest=True)
+    return places, places.fill(params, dict.fromkeys(places.rest))
 
 
 def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
@@ -60,6 +69,7 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
 
     Returns:
       One float32 scalar per parameter, by path: the largest `Manifold.distance` of its points.
+      Parameters of the entry None are left out.
 
     Raises:
       TypeError, ValueError: see `resolve`.
@@ -69,10 +79,10 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
       >>> distances["w"].item()
       4.0
     """
-    places, zero = find_manifolds(geometry, params), jnp.zeros((), jnp.float32)
+    (places, own), zero = _without_rest(geometry, params), jnp.zeros((), jnp.float32)
     _, found = map_leaves(
-        _measure, geometry, params, params, name="monitor_distance", select=constrained
-    )
+        _measure, geometry, own, own, name="monitor_distance", select=constrained
+    )  # fmt: skip
     paths = [places.paths[place] for place in places.real]
     return {path: jnp.max(found.get(path, zero), initial=0.0) for path in paths}
 
@@ -136,18 +146,26 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
     Returns:
       A tree of the same structure, shapes, dtypes and shardings (under jit, explicit ones; for
       others take its `out_shardings`). All of it is random, gains and biases too: to keep those
-      that a framework has initialised, `project_tree` of its parameters.
+      that a framework has initialised, `project_tree` of its parameters. Arrays of the entry None
+      stay as they are.
 
     Raises:
-      TypeError, ValueError: see `resolve`.
+      TypeError: see `resolve`.
+      ValueError: a parameter of the entry None has no values; see `resolve`.
 
     Examples:
       >>> shapes = {"w": jax.ShapeDtypeStruct((4, 3), jnp.float32)}
       >>> init_tree(mm.manifolds.Stiefel(), jax.random.key(0), shapes)["w"].shape
       (4, 3)
     """
-    places = find_manifolds(geometry, params)
+    places = find_manifolds(geometry, params, rest=True)
     leaves = places.leaves(params)
+    empty = [places.paths[i] for i in places.rest if isinstance(leaves[i], jax.ShapeDtypeStruct)]
+    if empty:
+        raise ValueError(
+            f"init_tree: the geometry says nothing of {empty} (None), so that they must be arrays:"
+            " give the parameters that the framework has initialised."
+        )
     points = {
         place: random_leaf(places.values[place], key, places.paths[place], leaves[place])
         for place in places.real

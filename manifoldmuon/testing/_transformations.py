@@ -190,14 +190,17 @@ def _tree_map_params(case: Case) -> None:
     chex.assert_trees_all_equal(same, state)
     # What a user does with it: the parameters' own layout for every copy of their tree.
     marks = jax.tree.map(lambda x: x.shape, case.params, is_leaf=lambda x: x is None)
+    # The second tree is whole where a split masks a part of the state: Optax's way is `is_leaf`.
     marked = optax.tree_utils.tree_map_params(
-        case.tx, lambda x, mark: _assert_shape(x, mark), state, marks
+        case.tx, _assert_shape, state, marks, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
     )
     chex.assert_trees_all_equal(marked, state)
 
 
-def _assert_shape(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    assert x.shape == shape, f"{x.shape} is given for a parameter of shape {shape}"
+def _assert_shape(x: Any, shape: tuple[int, ...]) -> Any:
+    assert isinstance(x, optax.MaskedNode) or x.shape == shape, (
+        f"{x.shape} is given for a parameter of shape {shape}"
+    )
     return x
 
 

@@ -44,7 +44,13 @@ class Instance:
     def params(self) -> Any:
         """A random point."""
         shapes = abstract(self.shapes)
-        return jax.jit(lambda: optim.init_tree(self.geometry, jax.random.key(3), shapes))()
+
+        @jax.jit
+        def draw():
+            ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
+            return optim.init_tree(self.geometry, jax.random.key(3), ones)
+
+        return draw()
 
     def grads(self, seed: int = 5) -> Any:
         leaves, treedef = jax.tree.flatten(abstract(self.shapes))
@@ -107,6 +113,14 @@ def small_geometry(path: Any, leaf: Any) -> Any:
 
 def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
     return optim.with_master_copies(optim.manifold_muon(learning_rate, geometry))
+
+
+def with_adam(
+    learning_rate: Any, rest_rate: Any, geometry: Any
+) -> optax.GradientTransformationExtraArgs:
+    tx = optim.manifold_muon(learning_rate, geometry)
+    # Not Optax's, whose updates have the dtype of gradients.
+    return optim.hybrid(tx, geometry, optim.riemannian_adam(rest_rate, Euclidean(Frobenius(0))))
 
 
 def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
@@ -241,7 +255,7 @@ INSTANCES = {
     ),
     "manifold_muon": Instance(
         optim.manifold_muon,
-        optim.ByFunction(small_geometry),
+        small_geometry,
         SMALL,
         {"learning_rate": optax.linear_schedule(0.1, 0.0, 10), "momentum": 0.9},
     ),
@@ -250,6 +264,14 @@ INSTANCES = {
     ),
     "master copies": Instance(
         with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, {"learning_rate": 0.1}
+    ),
+    "hybrid": Instance(
+        with_adam,
+        {"a": STIEFEL, "b": STIEFEL, "table": None, "gain": None},
+        {"a": (6, 3), "b": (6, 3), "table": (5, 2), "gain": (4,)},
+        {"learning_rate": 0.1, "rest_rate": 0.01},
+        scale_free=False,
+        still=False,
     ),
     "qk clip": Instance(
         with_clipped_heads,

@@ -14,6 +14,7 @@ def test_works_with_optax_wrappers(name):
         instance.make_tx,
         instance.params(),
         instance.hyperparams(),
+        static_args="geometry" if callable(instance.geometry) else (),
         scale_free=instance.scale_free,
         still=instance.still,
         needs_params=instance.needs_params,

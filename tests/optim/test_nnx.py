@@ -83,6 +83,9 @@ EVERY_TX = {
         contrib.scale_by_distance(GEOMETRY),
         optim.retract(GEOMETRY),
     ),
+    "hybrid": optim.hybrid(
+        MUON, optim.by_path({"**/kernel": KERNEL, "**/bias": None}), optax.adamw(0.01)
+    ),
     "wrapped": optax.MultiSteps(
         optax.partition(
             {"muon": MUON, "adam": optax.adam(0.01)}, lambda p: of_kernels(p, "muon", "adam")
@@ -92,7 +95,7 @@ EVERY_TX = {
 }
 
 
-@pytest.mark.slow_except("manifold_muon")
+@pytest.mark.slow_except("manifold_muon", "hybrid")
 @pytest.mark.parametrize("name", EVERY_TX)
 def test_it_takes_the_steps_of_an_optax_loop(name):
     """Against the same transformation, given the same gradients as nested dictionaries."""
@@ -119,7 +122,7 @@ def test_it_takes_the_steps_of_an_optax_loop(name):
     found = nnx.state(model, nnx.Param)
     chex.assert_trees_all_close(plain(found), params, atol=2e-5)
     assert max(optim.monitor_distance(GEOMETRY, found).values()) < 1e-5 or name == "normalize"
-    if name in ("manifold_muon", "wrapped"):
+    if name in ("manifold_muon", "wrapped", "hybrid"):
         report = optim.monitor(optimizer.opt_state)
         assert set(report["gap"]) == (PATHS if name == "manifold_muon" else KERNELS)
         chex.assert_trees_all_close(report, optim.monitor(state), atol=1e-3)

@@ -23,6 +23,6 @@ def test_a_program_trains(name):
     trained = importlib.import_module(f"examples.frameworks.{name}").train(steps)
     assert len(trained.losses) == steps
     assert math.fsum(trained.losses[-10:]) / 10 < below < trained.losses[0]
-    assert set(trained.distances) == {row.path for row in trained.table.rows}
+    assert set(trained.distances) == {row.path for row in trained.table.rows if row.manifold}
     # One rounding of bfloat16 entries, or of float32 ones.
     assert max(map(float, trained.distances.values())) < (0.01 if name == "equinox" else 1e-5)

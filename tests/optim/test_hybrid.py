@@ -1,0 +1,223 @@
+"""The usual split: matrices on manifolds, everything else by another optimizer."""
+
+import re
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import contrib, optim
+from manifoldmuon.checkpoints import CheckpointError, Checkpoints
+from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
+from manifoldmuon.manifolds.solvers import ProjectedPolar
+from manifoldmuon.norms import RMSToRMS
+from manifoldmuon.testing import check_sharding
+
+MATRIX = Stiefel(solver=ProjectedPolar()).transposed()
+GEOMETRY = optim.by_path({"**/kernel": MATRIX, "**": None})
+SHAPES = {
+    "embed": (9, 4),
+    "layer": {"kernel": (4, 6), "bias": (2, 3, 1, 1), "gain": ()},
+    "head": {"kernel": (6, 4), "bias": (4,)},
+}
+OWN = ("layer/kernel", "head/kernel")
+SCHEDULE, OTHER = optax.linear_schedule(0.1, 0.02, 4), optax.linear_schedule(0.01, 0.0, 6)
+FLAT = optim.by_path({"**/kernel": Euclidean(RMSToRMS()).transposed(), "**": None})
+
+
+def drawn(seed: int) -> Any:
+    shapes, treedef = jax.tree.flatten(SHAPES, is_leaf=lambda node: isinstance(node, tuple))
+    rng = np.random.default_rng(seed)
+    arrays = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
+    return jax.tree.unflatten(treedef, arrays)
+
+
+PARAMS = optim.project_tree(GEOMETRY, drawn(0))
+
+
+def update(tx: Any, grads: Any, params: Any, **arguments: Any) -> Any:
+    return tx.update(grads, tx.init(params), params, **arguments)[0]
+
+
+def by_name(tree: Any) -> dict[str, Any]:
+    pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in pairs}
+
+
+def parts(tree: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    named = by_name(tree)
+    own = {name: named[name] for name in OWN}
+    return own, {name: x for name, x in named.items() if name not in OWN}
+
+
+def test_each_side_takes_the_steps_that_it_takes_alone():
+    """Against two loops over two dictionaries, with the norm of all gradients in NumPy."""
+    muon = optim.manifold_muon(SCHEDULE, GEOMETRY)
+    both = optim.hybrid(muon, GEOMETRY, optax.adamw(OTHER, weight_decay=0.3))
+    tx = optim.chain(optax.clip_by_global_norm(1.0), both)
+    alone = optim.manifold_muon(SCHEDULE, MATRIX), optax.adamw(OTHER, weight_decay=0.3)
+    params, state = PARAMS, tx.init(PARAMS)
+    sides: list[Any] = list(parts(PARAMS))
+    states = [side.init(part) for side, part in zip(alone, sides, strict=True)]
+    step = jax.jit(tx.update)
+    for seed in range(1, 5):
+        grads = drawn(seed)
+        updates, state = step(grads, state, params)
+        params = optax.apply_updates(params, updates)
+        length = np.sqrt(
+            sum(np.sum(np.asarray(g, np.float64) ** 2) for g in by_name(grads).values())
+        )
+        clipped = parts(jax.tree.map(lambda g, n=length: g / n, grads))
+        for i, side in enumerate(alone):
+            steps, states[i] = side.update(clipped[i], states[i], sides[i])
+            sides[i] = optax.apply_updates(sides[i], steps)
+    for found, wanted in zip(parts(params), sides, strict=True):
+        chex.assert_trees_all_close(found, wanted, atol=2e-6)
+    assert set(optim.monitor(state)["gap"]) == set(OWN)
+    assert max(optim.monitor_distance(GEOMETRY, params).values()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optim.manifold_muon(0.1, GEOMETRY),
+        optim.muon(0.1, FLAT),
+        contrib.normuon(0.1, FLAT),
+        optim.riemannian_adam(0.1, GEOMETRY),
+        optim.chain(optax.trace(0.9), optim.scale_by_steepest(GEOMETRY)),
+        optim.retract(GEOMETRY),
+    ],
+)
+def test_alone_it_refuses_what_is_left_to_another_optimizer(tx):
+    names = ["embed", "head/bias", "layer/bias", "layer/gain"]
+    message = re.escape(f"the geometry leaves {names} to another optimizer (None): wrap this one")
+    with pytest.raises(ValueError, match=message):
+        update(tx, PARAMS, PARAMS)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        GEOMETRY,
+        lambda path, leaf: MATRIX if path[-1].key == "kernel" else None,
+        {
+            "embed": None,
+            "layer": {"kernel": MATRIX, "bias": None, "gain": None},
+            "head": {"kernel": MATRIX, "bias": None},
+        },
+        {
+            "embed": None,
+            "layer/kernel": MATRIX,
+            "layer/bias": None,
+            "layer/gain": None,
+            "head/kernel": MATRIX,
+            "head/bias": None,
+        },
+    ],
+)
+def test_functions_of_trees_leave_the_rest_as_it_is(geometry):
+    far = drawn(0)
+    moved = optim.project_tree(geometry, far)
+    found = optim.init_tree(geometry, jax.random.key(0), far)
+    for tree in (moved, found):
+        chex.assert_trees_all_equal(parts(tree)[1], parts(far)[1])
+        assert optim.monitor_distance(geometry, tree).keys() == set(OWN)
+        assert max(optim.monitor_distance(geometry, tree).values()) < 1e-5
+    entries = by_name(jax.tree.map(str, optim.resolve(geometry, far)))
+    assert entries == dict.fromkeys(OWN, str(MATRIX))
+    with pytest.raises(ValueError, match="init_tree: the geometry says nothing of .*'embed'"):
+        optim.init_tree(geometry, jax.random.key(0), jax.eval_shape(lambda: far))
+
+
+def test_the_table_shows_the_rest_and_nothing_looks_wrong():
+    budgets = optim.by_path({"**/kernel": 0.5})  # as inside of `hybrid`
+    table = optim.tabulate(GEOMETRY, PARAMS, budgets)
+    assert len(table.rows) == 6
+    rest = [line.split() for line in str(table).splitlines() if " rest " in line]
+    assert [line[0] for line in rest] == ["embed", "head/bias", "layer/bias", "layer/gain"]
+    assert contrib.lint(GEOMETRY, PARAMS) == []
+    vectors = optim.by_path({"**/kernel": MATRIX, "embed": None, "**": Euclidean()})
+    assert contrib.lint(
+        vectors,
+        PARAMS | {"layer": {"kernel": PARAMS["layer"]["kernel"], "bias": jnp.ones((6, 1, 1))}},
+    )
+
+
+def test_chain_and_check_chain_know_it():
+    tx = optim.hybrid(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, optax.adamw(0.01))
+    optim.check_chain(tx, GEOMETRY, PARAMS)
+    with pytest.raises(ValueError, match="it must be last"):
+        optim.chain(tx, optax.scale(0.5))
+    optim.chain(optim.hybrid(optax.sgd(0.1), GEOMETRY, optax.adam(0.1)), optax.scale(0.5))
+    with pytest.raises(ValueError, match="have left their manifold, at distance {'head/kernel'"):
+        optim.check_chain(optim.hybrid(optax.sgd(0.1), GEOMETRY, optax.adam(0.1)), GEOMETRY, PARAMS)
+    still = optim.hybrid(optim.manifold_muon(0.0, GEOMETRY), GEOMETRY, optax.adamw(0.01))
+    with pytest.raises(ValueError, match="saw no parameter move"):
+        optim.check_chain(still, GEOMETRY, PARAMS)
+
+
+def test_rates_of_both_sides_are_hyperparameters():
+    def make(rate, rest_rate):
+        return optim.hybrid(optim.manifold_muon(rate, GEOMETRY), GEOMETRY, optax.adamw(rest_rate))
+
+    tx = optax.inject_hyperparams(make)(rate=0.1, rest_rate=0.01)
+    state: Any = tx.init(PARAMS)
+    state.hyperparams["rest_rate"] = jnp.zeros(())
+    updates, _ = jax.jit(tx.update)(drawn(1), state, PARAMS)
+    assert all(jnp.all(x == 0) for x in parts(updates)[1].values())
+    assert all(jnp.any(x != 0) for x in parts(updates)[0].values())
+
+
+def test_counters_may_be_left_to_the_rest():
+    params = {"kernel": PARAMS["head"]["kernel"], "steps": jnp.arange(3)}
+    geometry = {"kernel": MATRIX, "steps": None}
+    tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.set_to_zero())
+    assert jnp.all(update(tx, params, params)["steps"] == 0)
+    with pytest.raises(ValueError, match="hybrid: the update of 'steps' has shape"):
+        update(tx, params | {"steps": jnp.zeros(4)}, params)
+
+
+def test_other_whole_optimizers_go_around_it():
+    tx = optim.hybrid(optim.muon(0.02, FLAT), FLAT, optax.adamw(0.01))
+    heads = optim.by_path(
+        {"layer/kernel": Layout(-2, -1, out_blocks=2), "embed": Layout(), "**": None}
+    )
+    clipped = contrib.with_qk_clip(optim.with_master_copies(tx), FLAT, heads)
+    updates = update(clipped, drawn(1), PARAMS, max_logits=1e4)
+    plain = update(tx, drawn(1), PARAMS)
+    assert jnp.allclose(updates["head"]["kernel"], plain["head"]["kernel"], atol=1e-6)
+    assert not jnp.allclose(updates["embed"], plain["embed"], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_on_a_mesh(kind):
+    # Not Adam, whose counter is on no mesh before the first step.
+    muon, momentum = optim.manifold_muon(0.1, MATRIX_AND_TABLE), optax.sgd(0.1, momentum=0.9)
+    tx = optim.hybrid(muon, MATRIX_AND_TABLE, momentum)
+    mesh = jax.make_mesh((8,), ("x",), (getattr(jax.sharding.AxisType, kind),))
+    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x", None))
+    rng = np.random.default_rng(11)
+    arrays = {"kernel": (8, 4), "table": (16, 3)}
+    trees = [{k: rng.standard_normal(s).astype("float32") for k, s in arrays.items()} for _ in "ab"]
+    params = optim.project_tree(MATRIX_AND_TABLE, jax.tree.map(jnp.asarray, trees[0]))
+    check_sharding(tx, params, trees[1], dict.fromkeys(arrays, spec))
+
+
+MATRIX_AND_TABLE = {"kernel": MATRIX, "table": None}
+
+
+def test_checkpoints_record_who_has_a_parameter(tmp_path):
+    table = optim.tabulate(GEOMETRY, PARAMS)
+    other = optim.by_path({"**/kernel": MATRIX, "head/bias": Euclidean(), "**": None})
+    tx = optim.hybrid(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, optax.adamw(0.01))
+    tree = {"params": PARAMS, "state": tx.init(PARAMS)}
+    with Checkpoints(tmp_path) as saved:
+        saved.save(1, tree, table)
+        found: Any = saved.restore(tree, table)
+        chex.assert_trees_all_equal(found.tree, tree)
+        with pytest.raises(CheckpointError, match="the manifold of 'head/bias' was"):
+            saved.restore(tree, optim.tabulate(other, PARAMS))
