@@ -25,6 +25,7 @@ from manifoldmuon.contrib._lipschitz_layers import (
     orthogonal_conv2d,
 )
 from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
+from manifoldmuon.contrib._optax_muon import optax_muon
 from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._rule import DeepTrust, SquareLossSmoothness, StepRule, scale_by_rule
 from manifoldmuon.contrib._scion import scion
@@ -61,6 +62,7 @@ __all__ = [
     "lint",
     "nearest_with_sums",
     "normuon",
+    "optax_muon",
     "scale_by_distance",
     "scale_by_line_search",
     "scale_by_neuron_rms",

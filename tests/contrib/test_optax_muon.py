@@ -1,0 +1,169 @@
+"""`contrib.optax_muon` beside the function of Optax that it takes the place of."""
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from manifoldmuon import optim
+from manifoldmuon.contrib import optax_muon
+from manifoldmuon.linalg import SVD, TRAINING_MSIGN
+from manifoldmuon.manifolds import Stiefel
+
+Dims = optax.contrib.MuonDimensionNumbers
+SHAPES = {
+    "query": {"kernel": (6, 2, 4), "bias": (2, 4)},  # (d_model, heads, head_dim)
+    "first": {"kernel": (6, 9), "bias": (9,)},
+    "second": {"kernel": (6, 9)},
+    "wide": (4, 7),
+    "layers": (5, 3, 2),  # the stack's axis comes last
+}
+DIMS = {
+    "query": {"kernel": Dims(0, (1, 2)), "bias": None},
+    "first": {"kernel": Dims(), "bias": None},
+    "second": Dims(),  # a prefix
+    "wide": None,  # for Adam
+    "layers": Dims(0, 1),
+}
+
+
+def drawn(seed: int, shapes: Any = SHAPES) -> Any:
+    rng, is_shape = np.random.default_rng(seed), lambda x: isinstance(x, tuple)
+    return jax.tree.map(
+        lambda s: rng.standard_normal(s).astype(np.float32), shapes, is_leaf=is_shape
+    )
+
+
+def matrices(params: Any) -> Any:
+    return jax.tree.map(lambda x: Dims(-2, -1) if x.ndim == 3 else None, params)
+
+
+def large(params: Any) -> Any:
+    return jax.tree.map(lambda x: x.ndim > 2, params)
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "tree": {"muon_weight_dimension_numbers": DIMS, "weight_decay": 0.1, "consistent_rms": 0.2},
+    "callable": {"muon_weight_dimension_numbers": matrices, "adam_learning_rate": 0.01},
+    "not nesterov": {"nesterov": False, "beta": 0.8, "eps": 1.0, "adam_weight_decay": 0.1},
+    "adaptive": {"adaptive": True, "muon_weight_dimension_numbers": DIMS, "adam_b1": 0.5},
+    "spectral": {"preconditioning": "spectral", "ns_coeffs": "dion", "adam_b2": 0.9},
+    "aol": {"preconditioning": "aol", "ns_steps": 4, "adam_eps_root": 0.1},
+    "schatten": {
+        "preconditioning": "schatten",
+        "weight_decay": 0.1,
+        "weight_decay_mask": large,
+        "muon_weight_dimension_numbers": DIMS,
+    },
+    "bfloat16 momentum": {"mu_dtype": jnp.bfloat16},
+}
+
+
+@pytest.mark.slow_except("defaults", "tree", "adaptive")
+@pytest.mark.parametrize("name", CALLS)
+def test_ten_updates_are_those_of_optax(name):
+    rate = optax.linear_schedule(0.1, 0.05, 10)
+    ours, theirs = optax_muon(rate, **CALLS[name]), optax.contrib.muon(rate, **CALLS[name])
+    params, batches = drawn(0), [drawn(1 + i) for i in range(10)]
+
+    @jax.jit
+    def both(params, state, other, grads):
+        updates, state = ours.update(grads, state, params)
+        wanted, other = theirs.update(grads, other, params)
+        return updates, state, wanted, other
+
+    state, other = ours.init(params), theirs.init(params)
+    jax.tree.map(np.testing.assert_array_equal, state, other)  # the same tree
+    for grads in batches:
+        updates, state, wanted, other = both(params, state, other, grads)
+        for found, expected in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
+            scale = float(jnp.max(jnp.abs(expected)))
+            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
+        params = optax.apply_updates(params, updates)
+
+
+def test_its_arguments_are_those_of_optax():
+    ours, theirs = (inspect.signature(f).parameters for f in (optax_muon, optax.contrib.muon))
+    assert [*ours] == [*theirs, "method"]
+    for name, parameter in theirs.items():
+        assert ours[name].default == parameter.default
+        assert ours[name].kind == parameter.kind
+
+
+def test_checkpoints_of_optax_continue():
+    """A state of Optax is taken over in the middle of training."""
+    ours, theirs = optax_muon(0.1), optax.contrib.muon(0.1)
+    params, grads = drawn(20, {"w": (6, 9), "b": (9,)}), drawn(21, {"w": (6, 9), "b": (9,)})
+    _, state = jax.jit(theirs.update)(grads, theirs.init(params), params)
+    updates, _ = jax.jit(ours.update)(grads, state, params)
+    wanted, _ = jax.jit(theirs.update)(grads, state, params)
+    for found, expected in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_program_does_not_grow_with_depth():
+    def products(depth):
+        params = drawn(22, {f"layer{i}": (6, 9) for i in range(depth)})
+        tx = optax_muon(0.1)
+        text = jax.jit(tx.update).lower(params, tx.init(params), params).as_text()
+        return text.count("dot_general")
+
+    assert products(3) == products(6) > 0
+
+
+def test_converged_directions():
+    params = drawn(23, {"w": (6, 9)})
+    for method, distance in ((SVD(), 1e-5), (TRAINING_MSIGN, 0.05)):
+        tx = optax_muon(1.0, method=method, nesterov=False)
+        updates: Any = tx.update(params, tx.init(params), params)[0]
+        singular = np.linalg.svd(updates["w"], compute_uv=False)
+        np.testing.assert_allclose(singular, np.sqrt(9 / 6), rtol=distance)
+
+
+@pytest.mark.parametrize(
+    "kind", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)]
+)
+def test_matrices_on_a_mesh(kind):
+    mesh = jax.make_mesh((8,), ("x",), (kind,))
+    shapes = {"a": (8, 6), "b": (8, 6), "experts": (8, 16, 3)}
+    params, grads = drawn(24, shapes), drawn(25, shapes)
+    tx = optax_muon(0.1, muon_weight_dimension_numbers=Dims(-2, -1))
+    wanted, _ = tx.update(grads, tx.init(params), params)
+    place = NamedSharding(mesh, PartitionSpec("x"))
+    params, grads = jax.device_put((params, grads), place)
+    with jax.set_mesh(mesh):
+        updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+    for found, expected in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        assert found.sharding.is_equivalent_to(place, found.ndim)
+
+
+def test_constrained_later():
+    """The import is exchanged first; then some matrices move to a manifold."""
+    shapes, hidden = {"w": (6, 9), "hidden": (6, 9), "b": (9,)}, Stiefel().transposed()
+    params, grads = drawn(26, shapes), drawn(27, shapes)
+    params["hidden"] = optim.project_tree(hidden, params["hidden"])
+    labels = {"w": "muon", "hidden": "stiefel", "b": "muon"}
+    tx = optax.partition(
+        {"muon": optax_muon(0.1), "stiefel": optim.manifold_muon(0.1, hidden)}, labels
+    )
+    updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
+    moved = params["hidden"] + updates["hidden"]
+    np.testing.assert_allclose(moved @ moved.T, np.eye(6), atol=1e-5)
+    wanted, _ = jax.jit(optax_muon(0.1).update)(grads, optax_muon(0.1).init(params), params)
+    np.testing.assert_allclose(updates["w"], wanted["w"], rtol=1e-4, atol=1e-6)
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(TypeError, match="optax_muon: method must be a MsignMethod"):
+        optax_muon(0.1, method="svd")  # type: ignore[arg-type]  # what is refused
+    params = {"w": jnp.ones((2, 3, 4))}
+    tx = optax_muon(0.1, muon_weight_dimension_numbers={"w": Dims(0, 0)})
+    with pytest.raises(ValueError, match="same axis twice"):
+        tx.update(params, tx.init(params), params)
