@@ -53,31 +53,20 @@ read_length, convert_norm = LipschitzBounds.read_length, LipschitzBounds.convert
 
 
 @rule.register(Linear)
+@rule.register(Conv2D)
 def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
-    m, n = atom.shape[-2:]
-    read = read_length(x, features=n)
+    """The output of a convolution is a sum over its taps, at every stride and padding."""
+    taps, (m, n) = isinstance(atom, Conv2D), atom.shape[-2:]
+    read = read_length(x, axes=3 if taps else 1, features=n)
     size = read.outputs
-    most, least = weights.spectral_norm(atom.shape, blockwise=True)
+    most, least = weights.spectral_norm(atom.shape, blockwise=not taps)
     # From singular values to RMS norms.
     ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
-    gain, step = ratio * most, ratio * weights.step_norm(atom.shape, blockwise=True)
-    # A wide matrix has a kernel: nothing is known of how small its output may be.
-    low = times(ratio * least, size.lower) if m >= n else 0.0
+    gain, step = ratio * most, ratio * weights.step_norm(atom.shape, blockwise=not taps)
+    # Of a wide matrix, which has a kernel, and of a sum nothing is known of how small they may be.
+    low = times(ratio * least, size.lower) if m >= n and not taps else 0.0
     high = times(gain, size.upper)
     out = NormBound(high, min(low, high), size.measure, m)
-    return read.then_of(out, gain, weights=times(step, size.upper), beta=step)
-
-
-@rule.register
-def bound_conv2d(atom: Conv2D, weights: Weight, x: NormBound) -> LipschitzBounds:
-    """The output is a sum over the taps, at every stride and padding."""
-    m, n = atom.shape[-2:]
-    read = read_length(x, axes=3, features=n)
-    size = read.outputs
-    ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
-    gain = ratio * weights.spectral_norm(atom.shape)[0]
-    step = ratio * weights.step_norm(atom.shape)
-    out = size.within(gain, features=m)
     return read.then_of(out, gain, weights=times(step, size.upper), beta=step)
 
 

@@ -31,7 +31,6 @@ class Softmax(Bond):
     """
 
     scale: float = 1.0
-    ranges: ClassVar = {"scale": "[0, inf)"}
 
     @property
     def sensitivity(self) -> float:

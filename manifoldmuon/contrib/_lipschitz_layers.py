@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_fields, check_number
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.arrays import nonzero_or_one
 from manifoldmuon.bounds import RMS, LInf, LipschitzBounds, NormBound, rule
 from manifoldmuon.manifolds import (
@@ -57,7 +57,6 @@ class LocallyConnected(Atom):
     fan_in: int
     manifold: Manifold = Euclidean(RMSToRMS())
     mass: float = 1.0
-    ranges: ClassVar = {"fan_out": "[1, inf)", "fan_in": "[1, inf)"}
     FREE_SPACE: ClassVar = Euclidean(RMSToRMS())
     CONSTRAINT: ClassVar = Stiefel(FanRatio())
 
@@ -109,7 +108,6 @@ class Householder(Atom):
     features: int
     manifold: Manifold = EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
     mass: float = 1.0
-    ranges: ClassVar = {"features": "[1, inf)"}
     FREE_SPACE: ClassVar = Euclidean(MaxRowNorm(0.25))
     CONSTRAINT: ClassVar = EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
     entry: ClassVar = ("householder",)
@@ -164,18 +162,13 @@ class TwoTap(Atom):
     offset: int = 1
     manifold: Manifold = Grassmann(step_norm=Spectral(scale=0.5))
     mass: float = 1.0
-    ranges: ClassVar = {
-        "channels": "[1, inf)",
-        "rank": "[1, inf)",
-        "axis": "[-3, -2]",
-        "offset": "(-inf, inf)",
-    }
+    ranges: ClassVar = {"axis": "[-3, -2]", "offset": "(-inf, inf)"}
     FREE_SPACE: ClassVar = Euclidean(Spectral(scale=0.25))
     CONSTRAINT: ClassVar = Grassmann(step_norm=Spectral(scale=0.5))
     entry: ClassVar = ("two_tap", "axis", "offset")
 
     def __post_init__(self):
-        check_fields(self, **self.ranges)
+        Module.__post_init__(self)  # before the manifold sees the shape
         if self.rank >= self.channels:
             raise ValueError(
                 f"TwoTap.rank must be less than the {self.channels} channels; got {self.rank}"
@@ -233,7 +226,6 @@ class ScaledReLU(Bond):
     """
 
     sensitivity: float = 1.0
-    ranges: ClassVar = {"sensitivity": "[0, inf)"}
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return math.sqrt(2) * jnp.maximum(x, 0)
@@ -255,7 +247,6 @@ class SpaceToDepth(Bond):
     """
 
     side: int
-    ranges: ClassVar = {"side": "[1, inf)"}
     entry: ClassVar = ("space_to_depth", "side")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -279,7 +270,6 @@ class NormPool(Bond):
     """
 
     side: int
-    ranges: ClassVar = {"side": "[1, inf)"}
     entry: ClassVar = ("norm_pool", "side")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:

@@ -141,16 +141,10 @@ def normuon(
     constrained manifolds put the link behind `scale_by_steepest` in a chain of your own.
 
     Args:
-      learning_rate: a number or an Optax schedule; that of Muon.
+      learning_rate: a number or an Optax schedule; that of Muon. All other arguments, too, are
+        those of `muon`.
       geometry: see `muon`. Leaves whose norm is not spectral get the step of `muon`.
-      momentum: see `manifold_muon`.
       neuron_decay: see `scale_by_neuron_rms`.
-      method: see `muon`.
-      nesterov: see `manifold_muon`.
-      accumulator_dtype: see `manifold_muon`.
-      clip: see `manifold_muon`.
-      weight_decay: see `manifold_muon`.
-      budgets: see `manifold_muon`.
 
     Returns:
       The chain. `update` needs `params`.

@@ -47,7 +47,6 @@ class ReLU(Bond):
     """
 
     sensitivity: float = 1.0
-    ranges: ClassVar = {"sensitivity": "[0, inf)"}
     BALANCED: ClassVar[float] = math.sqrt(0.5)
     entry: ClassVar = ("relu",)
 
@@ -73,7 +72,6 @@ class GELU(Bond):
     """
 
     sensitivity: float = ReLU.BALANCED
-    ranges: ClassVar = {"sensitivity": "[0, inf)"}
     gamma: ClassVar[float] = math.sqrt(2 / math.pi)
     # At x = sqrt(2), where the second derivative (2 - x**2) exp(-x**2 / 2) / sqrt(2 pi) vanishes.
     LIPSCHITZ: ClassVar[float] = 0.5 * (1 + math.erf(1.0)) + math.exp(-1.0) / math.sqrt(math.pi)
@@ -100,7 +98,6 @@ class GroupSort(Bond):
     """
 
     size: int = 2
-    ranges: ClassVar = {"size": "[1, inf)"}
     entry: ClassVar = ("group_sort", "size")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:

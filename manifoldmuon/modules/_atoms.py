@@ -12,13 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
 from manifoldmuon.modules._budgets import LINEAR, Sharpness, WeightSpec
 from manifoldmuon.modules._module import Module
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, L1ToRMS, RMSToRMS, RootDim
-
-POSITIVE = "[1, inf)"
 
 
 # Outside of jit: one program for each kind of weight, not one for each operation.
@@ -51,7 +48,7 @@ class Atom(Module):
 
     def __post_init__(self):
         name, space = type(self).__name__, self.manifold
-        check_fields(self, mass="[0, inf)", **self.ranges)
+        super().__post_init__()
         if not isinstance(space, Manifold):
             raise TypeError(
                 f"{name}.manifold must be a Manifold; got {space!r}. The weight of an atom has "
@@ -135,7 +132,6 @@ class Linear(Atom):
     fan_in: int
     manifold: Manifold = Euclidean(RMSToRMS())
     mass: float = 1.0
-    ranges: ClassVar = {"fan_out": POSITIVE, "fan_in": POSITIVE}
     FREE_SPACE: ClassVar = Euclidean(RMSToRMS())
     CONSTRAINT: ClassVar = Stiefel(FanRatio())
     entry: ClassVar = ("linear",)
@@ -167,7 +163,6 @@ class Bias(Atom):
     manifold: Manifold = Euclidean(Frobenius(1, RootDim()))
     mass: float = 1.0
     sharpness: ClassVar[Sharpness] = LINEAR
-    ranges: ClassVar = {"features": POSITIVE}
     # Nothing is gained by a bias of fixed length.
     FREE_SPACE: ClassVar = Euclidean(Frobenius(1, RootDim()))
     CONSTRAINT: ClassVar = FREE_SPACE
@@ -207,7 +202,6 @@ class Embed(Atom):
     vocabulary: int
     manifold: Manifold = Euclidean(L1ToRMS())
     mass: float = 1.0
-    ranges: ClassVar = {"dim": POSITIVE, "vocabulary": POSITIVE}
     FREE_SPACE: ClassVar = Euclidean(L1ToRMS())
     CONSTRAINT: ClassVar = EmbeddingRows()
 
@@ -245,7 +239,6 @@ class Unembed(Atom):
     dim: int
     manifold: Manifold = Euclidean(L1ToRMS())
     mass: float = 1.0
-    ranges: ClassVar = {"vocabulary": POSITIVE, "dim": POSITIVE}
     FREE_SPACE: ClassVar = Euclidean(L1ToRMS())
     CONSTRAINT: ClassVar = EmbeddingRows()
 
@@ -290,10 +283,7 @@ class Conv2D(Atom):
     manifold: Manifold = Euclidean(ConvRMSToRMS())
     mass: float = 1.0
     FREE_SPACE: ClassVar = Euclidean(ConvRMSToRMS())
-    ranges: ClassVar = {
-        **dict.fromkeys(("out_channels", "in_channels", "kernel", "stride"), POSITIVE),
-        "padding": "[0, inf)",
-    }
+    ranges: ClassVar = {"padding": "[0, inf)"}
 
     @property
     def shape(self) -> tuple[int, ...]:

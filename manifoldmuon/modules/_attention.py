@@ -62,7 +62,6 @@ class SplitHeads(Bond):
     """
 
     heads: int
-    ranges: ClassVar = {"heads": "[1, inf)"}
 
     def forward(self, x: Float[Array, "*batch t d"]) -> Float[Array, "*batch h t e"]:
         if x.shape[-1] % self.heads:

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon.manifolds import Euclidean, LaidOut, Manifold
 from manifoldmuon.modules._atoms import Atom
 from manifoldmuon.modules._budgets import Sharpness, WeightSpec
@@ -59,10 +58,10 @@ class Param(Module):
     ndim: int | None = None
     atom: Atom | None = None
     parts: ClassVar[tuple[Module, ...]] = ()
-    ranges: ClassVar = dict.fromkeys(("mass", "sensitivity", "ndim"), "[0, inf)")
+    ranges: ClassVar = {"ndim": "[0, inf)"}
 
     def __post_init__(self):
-        check_fields(self, **self.ranges)
+        super().__post_init__()
         if self.ndim is not None and self.ndim < self.manifold.ndim:
             raise ValueError(
                 f"Param.ndim is {self.ndim}, but a point of the manifold of {self.path!r} takes "

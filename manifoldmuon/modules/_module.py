@@ -30,6 +30,8 @@ from manifoldmuon.modules._budgets import (
     sharpness_side_by_side,
 )
 
+_USUAL: dict[Any, str] = {"int": "[1, inf)", "float": "[0, inf)"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Module(abc.ABC):
@@ -59,7 +61,8 @@ class Module(abc.ABC):
 
     # NumPy's scalars must leave `a * module` to the module.
     __array_ufunc__: ClassVar[None] = None
-    # The intervals of fields that are numbers; see `check_fields`.
+    # The intervals of fields that are numbers, where a whole one may be less than 1, or another one
+    # negative; see `check_fields`.
     ranges: ClassVar[Mapping[str, str]] = {}
     # How a certificate names the module, if it can: a kind of layer that the verifier knows, and
     # the fields that go with it; see `robustness.describe`.
@@ -68,7 +71,9 @@ class Module(abc.ABC):
     wraps: ClassVar[bool] = False
 
     def __post_init__(self):
-        check_fields(self, **self.ranges)
+        kinds = {field.name: field.type for field in dataclasses.fields(self)}
+        usual = {name: _USUAL[kind] for name, kind in kinds.items() if kind in _USUAL}
+        check_fields(self, **{**usual, **self.ranges})
 
     @property
     @abc.abstractmethod
@@ -416,7 +421,6 @@ class Stack(Module):
     module: Module
     copies: int
     wraps: ClassVar[bool] = True
-    ranges: ClassVar = {"copies": "[1, inf)"}
 
     @property
     def mass(self) -> float:

@@ -27,7 +27,6 @@ class AveragePool(Bond):
 
     rows: int = 1
     columns: int = 1
-    ranges: ClassVar = {"rows": "[1, inf)", "columns": "[1, inf)"}
     entry: ClassVar = ("average_pool", "rows", "columns")
 
     def forward(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch r s c"]:
@@ -55,7 +54,6 @@ class Flatten(Bond):
     """
 
     axes: int = 3
-    ranges: ClassVar = {"axes": "[1, inf)"}
     entry: ClassVar = ("flatten", "axes")
 
     def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
