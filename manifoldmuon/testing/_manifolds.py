@@ -58,7 +58,8 @@ def check_manifold(
       overshoot: how far above 1 the norm of a direction may be: what an approximation of
         msign leaves.
       thorough: whether to run the slow checks too, each of which compiles or traces everything once
-        more: without `jax.jit`, under `jax.vmap`, in bfloat16, and inside of `jax.shard_map`.
+        more: from a warm start, without `jax.jit`, under `jax.vmap`, in bfloat16, and inside of
+        `jax.shard_map`.
       dtype: float32, or float64 under `jax.enable_x64(True)`.
       convex: the set is convex and has a boundary, where the projection of a random array may lie:
         `x - project(x)` then has an obtuse angle to all of the set, and need not be normal.
@@ -98,6 +99,7 @@ def check_manifold(
     _check_copies(case)
     _check_dtypes(case, key)
     if thorough:
+        _check_warm(case)
         _check_vmap(case)
         _check_short_dtype(case)
         _check_eager(case)
@@ -280,7 +282,7 @@ def _check_steepest(case: Case) -> None:
     at_most(f"gap <= {case.gap}", answers.gap, case.gap)
 
 
-def _check_gap(case: Case, point: Numbers, grad: Numbers, answers: Answers) -> None:
+def _check_gap(case: Case, point: Numbers, grad: Numbers, answers: Answers | Steepest) -> None:
     """No feasible direction may beat the bound that the gap implies."""
     value, direction = case.inner(grad, answers.direction), answers.direction
     left = 1 - np.max(wide(answers.gap), initial=0)
@@ -427,6 +429,20 @@ def _check_copies(case: Case) -> None:
     bad = pick(stacked, 1)
     for name in ("direction", "tangent", "moved"):
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
+
+
+def _check_warm(case: Case) -> None:
+    """From what another problem has left, a solver's answer is as feasible and as honest."""
+    start = case.ask(case.point, 1e3 * case.other, case.vector).dual
+    if not jax.tree.leaves(start):
+        return
+    answer = jitted(case.manifold.steepest)(case.point, case.grad, start)
+    same_tree_of_shapes("the dual keeps its structure", answer.dual, start)
+    size = case.norm(answer.direction)
+    at_most("norm(direction) <= 1, from another dual", size, 1 + case.overshoot)
+    back = -case.project_tangent(case.point, -answer.direction)
+    case.agree("direction is tangent, from another dual", back, answer.direction)
+    _check_gap(case, case.point, case.grad, answer)
 
 
 def _check_eager(case: Case) -> None:

@@ -124,6 +124,23 @@ def test_a_broken_manifold_is_found(broken, law):
         check_manifold(broken(), (5,), jax.random.key(0), thorough=False)
 
 
+class TrustsItsStart(Hypersphere):
+    """Right from a cold start only."""
+
+    def init_dual(self, shape):
+        return jnp.zeros(shape, jnp.float32)
+
+    def steepest(self, point, grad, dual):
+        used = jnp.where(dual == 0, grad, dual).astype(grad.dtype)
+        return super().steepest(point, used)._replace(dual=jnp.sign(grad).astype(jnp.float32))
+
+
+@pytest.mark.slow
+def test_a_solver_that_trusts_its_start_is_found():
+    with pytest.raises(AssertionError, match="the gap is a true bound"):
+        check_manifold(TrustsItsStart(), (5,), jax.random.key(0))
+
+
 def test_a_loop_that_a_mesh_refuses_is_found():
     with pytest.raises(AssertionError, match="inside of jax.shard_map .arguments 1 vary"):
         check_manifold(BeginsWithConstants(), (5,), jax.random.key(0))
