@@ -12,7 +12,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from manifoldmuon import bounds, linalg, manifolds, modules, norms, optim, robustness
+    from manifoldmuon import (
+        bounds,
+        linalg,
+        manifolds,
+        minimize,
+        modules,
+        norms,
+        optim,
+        robustness,
+    )
 
 try:
     __version__ = importlib.metadata.version("manifoldmuon")
@@ -24,6 +33,7 @@ __all__ = [
     "norms",
     "manifolds",
     "optim",
+    "minimize",
     "modules",
     "bounds",
     "robustness",

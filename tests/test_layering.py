@@ -29,6 +29,7 @@ FLOORS = {
     "optim": 5,
     "modules": 5,
     "bounds": 6,
+    "minimize": 6,
     "robustness": 7,
     "": 8,
     "testing": 9,

@@ -1,0 +1,305 @@
+"""Methods that search along a line: L-BFGS, conjugate gradients, gradient descent."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array
+
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon.minimize._problem import (
+    RUNNING,
+    Method,
+    Problem,
+    Reason,
+    Result,
+    Stop,
+    length,
+    rounding,
+)
+
+_MOST_TRIALS = 30
+_SUFFICIENT = 1e-4  # of the decrease that the slope promises (Nocedal and Wright 2006, section 3.1)
+
+
+class _State(NamedTuple):
+    """A point, the line through it, and the next step length to try.
+
+    Attributes:
+      point: the last accepted point, with its `value` and `gradient`.
+      direction: of the line, with the derivative `slope` of the cost along it.
+      low: the longest length known to be too short, with the derivative there; `high`: the shortest
+        known to be too long; `trial`: what to try next; `trials`: how many were tried.
+      memory: of the method.
+    """
+
+    point: Array
+    value: Array
+    gradient: Array
+    direction: Array
+    slope: Array
+    low: Array
+    low_slope: Array
+    high: Array
+    trial: Array
+    trials: Array
+    memory: Any
+    steps: Array
+    evaluations: Array
+    reason: Array
+
+
+class LineSearch(Method):
+    """A method that moves along a direction until the Wolfe conditions hold.
+
+    Each turn of the loop tries one point, and costs one cost with gradient, one retraction and one
+    projection, so that batches wait for no line search. Slopes at a trial are those of the
+    direction's tangent part. Where rounding hides the decrease, slopes alone decide (Hager and
+    Zhang 2005, approximate Wolfe conditions).
+    """
+
+    curvature: ClassVar[float]
+    """How much of the slope may be left."""
+
+    @abc.abstractmethod
+    def init(self, point: Array) -> Any:
+        """Return the memory before the first step."""
+
+    def vectors(self, memory: Any) -> list[Array]:
+        """Return matrices whose rows are tangent vectors to be moved to the new point."""
+        return []
+
+    @abc.abstractmethod
+    def direction(
+        self, memory: Any, gradient: Array, before: Array, step: Array, moved: list[Array]
+    ) -> tuple[Array, Any]:
+        """Return the next direction and the memory.
+
+        Args:
+          memory: what it was.
+          gradient: at the new point.
+          before: the last gradient, moved to the new point; `step`, too; zeros at first.
+          step: what led there.
+          moved: `vectors(memory)`, moved to the new point.
+        """
+
+    def trial(self, state: _State, slope: Array) -> Array:
+        """Return the first length to try along a new direction with this slope."""
+        return jnp.ones_like(slope)
+
+    def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
+        zero, number = jnp.zeros_like(start), jnp.zeros((), start.dtype)
+        count = jnp.zeros((), jnp.int32)
+        # The start is the first trial: a step of zero, to be accepted unless it is not finite.
+        state = _State(
+            point=start,
+            value=number,
+            gradient=zero,
+            direction=zero,
+            slope=number,
+            low=number,
+            low_slope=number,
+            high=number + jnp.inf,
+            trial=number,
+            trials=count,
+            memory=self.init(start),
+            steps=count - 1,
+            evaluations=count,
+            reason=reason,
+        )
+
+        def turn(state: _State) -> _State:
+            return self._turn(problem, stop, state)
+
+        state = jax.lax.while_loop(lambda state: state.reason == RUNNING, turn, state)
+        norm = length(state.gradient)
+        found = state.point, state.value, norm, state.steps, state.evaluations, state.reason
+        return Result(*found)
+
+    def _turn(self, problem: Problem, stop: Stop, state: _State) -> _State:
+        step = state.trial * state.direction
+        point = problem.retract(state.point, step)
+        value, euclidean = jax.value_and_grad(problem.cost)(point)
+        vectors = self.vectors(state.memory)
+        rows = [x.reshape(-1, x.shape[-1]) for x in (euclidean, state.gradient, step, *vectors)]
+        moved = problem.project(point, jnp.concatenate(rows))
+        (gradient, before, step), rest = moved[:3], moved[3:]
+        moved = [rest[i * len(x) : (i + 1) * len(x)] for i, x in enumerate(vectors)]
+
+        first = state.steps < 0
+        slope = jnp.vdot(gradient, state.direction)
+        finite = jnp.isfinite(value) & jnp.isfinite(slope)
+        promised = state.value + _SUFFICIENT * state.trial * state.slope
+        # Where rounding hides the decrease, the slope has to show it.
+        level = value <= state.value + rounding(state.value, value)
+        level &= slope <= (2 * _SUFFICIENT - 1) * state.slope
+        shorter = finite & ((value <= promised) | level)
+        not_steep = slope >= self.curvature * state.slope
+        flat = not_steep & (slope <= -self.curvature * state.slope)
+        accepted = first | (shorter & (flat | (state.trials > _MOST_TRIALS // 3)))
+
+        def accept() -> _State:
+            direction, memory = self.direction(state.memory, gradient, before, step, moved)
+            new_slope = jnp.vdot(gradient, direction)
+            # Not a direction of descent: begin again.
+            descends = new_slope < 0
+            direction = jnp.where(descends, direction, -gradient)
+            new_slope = jnp.where(descends, new_slope, -jnp.vdot(gradient, gradient))
+            fresh = self.init(point)
+            memory = jax.tree.map(lambda x, y: jnp.where(descends, x, y), memory, fresh)
+            # Not farther than the points are long: a retraction has come round by then.
+            farthest = jnp.maximum(length(point), 1) / length(direction)
+            norm, steps = length(gradient), state.steps + 1
+            stop.report(steps, value, norm)
+            reason = stop.reason(norm, length(step), steps)
+            broken = first & ~(jnp.isfinite(value) & jnp.isfinite(norm))
+            return _State(
+                point,
+                value,
+                gradient,
+                direction,
+                new_slope,
+                jnp.zeros_like(slope),
+                new_slope,
+                jnp.full_like(slope, jnp.inf),
+                jnp.minimum(self.trial(state, new_slope), farthest),
+                jnp.zeros_like(state.trials),
+                memory,
+                steps,
+                state.evaluations + 1,
+                jnp.where(broken, jnp.int32(Reason.NOT_FINITE), reason),
+            )
+
+        def reject() -> _State:
+            short = shorter & ~not_steep
+            low = jnp.where(short, state.trial, state.low)
+            high = jnp.where(short, state.high, state.trial)
+            # The zero of the straight line through the slopes, inside of the bracket.
+            rise = slope - state.low_slope
+            zero = state.low - state.low_slope * (state.trial - state.low) / rise
+            width = jnp.where(jnp.isfinite(high), high - low, 9 * low)
+            # Slopes say little about where the cost has risen again.
+            most = jnp.where(shorter, 0.9, 0.5)
+            inside = jnp.clip(zero, low + 0.1 * width, low + most * width)
+            usable = finite & (rise > 0) & (zero > low) & (zero < high)
+            trial = jnp.where(usable, inside, low + jnp.where(finite, 0.5, 0.1) * width)
+            lost = state.trials >= _MOST_TRIALS
+            return state._replace(
+                low=low,
+                low_slope=jnp.where(short, slope, state.low_slope),
+                high=high,
+                trial=trial,
+                trials=state.trials + 1,
+                evaluations=state.evaluations + 1,
+                reason=jnp.where(lost, jnp.int32(Reason.NO_PROGRESS), state.reason),
+            )
+
+        return jax.lax.cond(accepted, accept, reject)
+
+
+@dataclasses.dataclass(frozen=True)
+class LBFGS(LineSearch):
+    """L-BFGS, the default: quasi-Newton steps from the last few steps and changes of the gradient.
+
+    Riemannian L-BFGS (Huang, Gallivan and Absil 2015): the memory is moved to each new point by
+    projection. The recursion is that of `optax.scale_by_lbfgs`. Superlinear in practice, at the
+    price of a gradient and some inner products a step; on ill-conditioned problems, or for a
+    gradient near rounding, take `TrustRegion`.
+
+    Attributes:
+      memory: how many steps are remembered.
+
+    Examples:
+      >>> LBFGS(memory=5)
+      LBFGS(memory=5)
+    """
+
+    memory: int = 10
+
+    curvature: ClassVar[float] = 0.9
+
+    def __post_init__(self):
+        check_fields(self, memory="[1, inf)")
+
+    def _scale(self) -> optax.GradientTransformation:
+        return optax.scale_by_lbfgs(self.memory)
+
+    def init(self, point: Array) -> Any:
+        return self._scale().init(point)
+
+    def vectors(self, memory: Any) -> list[Array]:
+        return [memory.diff_params_memory, memory.diff_updates_memory]
+
+    def direction(self, memory, gradient, before, step, moved):
+        # Optax takes differences to what it remembers: the step is one already.
+        memory = memory._replace(
+            params=jnp.zeros_like(step),
+            updates=before,
+            diff_params_memory=moved[0],
+            diff_updates_memory=moved[1],
+        )
+        bends = jnp.vdot(step, gradient - before) > 0
+        fresh = self.init(step)
+        memory = jax.tree.map(lambda x, y: jnp.where(bends, x, y), memory, fresh)
+        scaled, memory = self._scale().update(gradient, memory, step)
+        return jnp.negative(scaled), memory  # pyright: ignore[reportArgumentType]
+
+
+@dataclasses.dataclass(frozen=True)
+class ConjugateGradient(LineSearch):
+    """Nonlinear conjugate gradients, with less memory than `LBFGS` and most often more steps.
+
+    The hybrid of Hestenes and Stiefel and of Dai and Yuan (2001), which begins again by itself;
+    the last step is moved to each new point by projection (Sato 2022).
+
+    Examples:
+      >>> ConjugateGradient()
+      ConjugateGradient()
+    """
+
+    curvature: ClassVar[float] = 0.1
+
+    def init(self, point: Array) -> Any:
+        return ()
+
+    def direction(self, memory, gradient, before, step, moved):
+        change = gradient - before
+        along = jnp.vdot(step, change)
+        most = jnp.minimum(jnp.vdot(gradient, change), jnp.vdot(gradient, gradient))
+        share = jnp.where(along > 0, jnp.maximum(most, 0) / along, 0)
+        return share * step - gradient, memory
+
+    def trial(self, state: _State, slope: Array) -> Array:
+        # As much first-order decrease as the last step had.
+        first = 1 / jnp.maximum(jnp.sqrt(-slope), 1)
+        same = state.trial * state.slope / slope
+        return jnp.where(same > 0, same, first)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientDescent(LineSearch):
+    """Gradient descent with line search: to compare with, since `LBFGS` takes fewer steps.
+
+    Each search begins at the step length of Barzilai and Borwein (1988).
+
+    Examples:
+      >>> GradientDescent()
+      GradientDescent()
+    """
+
+    curvature: ClassVar[float] = 0.9
+
+    def init(self, point: Array) -> Any:
+        return ()
+
+    def direction(self, memory, gradient, before, step, moved):
+        change = gradient - before
+        along = jnp.vdot(step, change)
+        scale = jnp.where(along > 0, along / jnp.vdot(change, change), 1)
+        first = 1 / jnp.maximum(length(gradient), 1)
+        return -jnp.where(along > 0, scale, first) * gradient, memory

@@ -1,0 +1,239 @@
+"""`minimize`: what SciPy's function of this name is, on a tree of manifolds."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array
+
+from manifoldmuon._internal.arguments import check_number, shown
+from manifoldmuon.manifolds import LaidOut, Manifold, SpectralBall, SpectralBand
+from manifoldmuon.minimize._line_search import LBFGS
+from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop, length
+from manifoldmuon.optim import Geometry, map_leaves, monitor_distance, resolve
+
+_TOLERANCES = {jnp.dtype(jnp.float32): 1e-4, jnp.dtype(jnp.float64): 1e-10}
+
+
+def minimize(
+    f: Callable[..., Any],
+    geometry: Geometry,
+    x0: Any,
+    args: tuple[Any, ...] = (),
+    *,
+    method: Method = LBFGS(),
+    tolerance: float | None = None,
+    step_tolerance: float = 0.0,
+    max_steps: int = 1000,
+    callback: Callable[[Any, Any, Any], None] | None = None,
+) -> Result:
+    """Minimise a cost over a tree of manifolds, to convergence, in one compiled program.
+
+    A tree is a product of manifolds, and leading axes of a leaf are a power. Gradients are those of
+    the embedded (Euclidean) metric, whatever the manifolds' `step_norm`. Works inside of `jax.jit`
+    and under `jax.vmap`, over many starts or many problems. It is compiled once for each f, method
+    and shapes: give what changes as `args`, for what f has captured is kept as it first was.
+
+    The minimum can be differentiated with respect to `args` and to what f has captured, in either
+    mode, by the implicit function theorem: one linear system with the Riemannian Hessian, solved by
+    conjugate gradients. It has to be a minimum, to the tolerance, whose Hessian is positive
+    definite on the tangent space. Derivatives with respect to x0 are zero.
+
+    Args:
+      f: the cost, `f(x, *args)`, one real number. Differentiable; twice for `TrustRegion` and for
+        derivatives of the minimum.
+      geometry: which manifold each leaf of x0 lives on; see `optim.resolve`. Sets without boundary.
+      x0: where to start: arrays on their manifolds, all float32 or all float64.
+      args: further arguments of f, arrays or trees of them.
+      method: `LBFGS()`, `ConjugateGradient()`, `GradientDescent()` or `TrustRegion()`.
+      tolerance: of the Riemannian gradient's Frobenius norm. None: 1e-10 in float64, 1e-4 in
+        float32, which rounds gradients of size 1 to about 1e-6.
+      step_tolerance: stop after a step of this length.
+      max_steps: stop after so many steps.
+      callback: called as `callback(steps, value, gradient_norm)` after every step, such as `print`.
+
+    Returns:
+      A `Result`: point, value, gradient norm, steps, evaluations, and the `Reason`.
+
+    Raises:
+      TypeError: leaves of other or of several dtypes; f does not return one real number; no method.
+      ValueError: geometry and x0 do not fit; a set with a boundary; a tolerance below rounding; x0
+        off its manifold; a cost or gradient that is not finite at x0. Inside of `jax.jit` and
+        `jax.vmap` the last two are a `Reason`.
+
+    Examples:
+      >>> a = jnp.diag(jnp.array([3.0, 2.0, 1.0]))
+      >>> start = mm.manifolds.Hypersphere().project(jnp.ones(3))
+      >>> found = minimize(lambda x: x @ a @ x, mm.manifolds.Hypersphere(), start)
+      >>> print(f"{found.value:.4f}", Reason(int(found.reason)).name)
+      1.0000 GRADIENT
+    """
+    entries = resolve(geometry, x0)
+    leaves, treedef = jax.tree.flatten(x0)
+    dtype = _check_leaves(entries, leaves)
+    tolerance = _check_numbers(dtype, tolerance, step_tolerance, max_steps)
+    if not isinstance(method, Method):
+        raise TypeError(f"minimize: method must be LBFGS() or another one; got {shown(method)}")
+    stop = Stop(tolerance, step_tolerance, max_steps, callback)
+    manifolds = tuple(jax.tree.leaves(entries)), treedef
+    result = _solve(f, manifolds, method, stop, x0, tuple(args))
+    if not isinstance(result.reason, Tracer):
+        _refuse(result, entries, x0)
+    return result
+
+
+def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
+    if not leaves:
+        raise ValueError("minimize: x0 has no arrays; give it at least one")
+    dtypes = {jnp.result_type(leaf) for leaf in leaves}
+    if len(dtypes) > 1 or (dtype := dtypes.pop()) not in _TOLERANCES:
+        names = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
+        raise TypeError(f"minimize: x0 must be all float32 or all float64; got {', '.join(names)}")
+    for entry in jax.tree.leaves(entries):
+        manifold = entry.manifold if isinstance(entry, LaidOut) else entry
+        if isinstance(manifold, SpectralBall | SpectralBand):
+            raise ValueError(
+                f"minimize: {manifold!r} has a boundary, where a zero gradient is not what tells"
+                " a minimum; use optim.manifold_muon, or a set without one"
+            )
+    return dtype
+
+
+def _check_numbers(
+    dtype: Any, tolerance: float | None, step_tolerance: float, max_steps: int
+) -> float:
+    check_number("minimize: step_tolerance", step_tolerance, within="[0, inf)")
+    check_number("minimize: max_steps", max_steps, within="[0, inf)", whole=True)
+    if tolerance is None:
+        return _TOLERANCES[dtype]
+    check_number("minimize: tolerance", tolerance, within="[0, inf)", others=" or None")
+    if tolerance < (eps := float(jnp.finfo(dtype).eps)):
+        hint = "jax.enable_x64(True) and a float64 x0, or " if dtype == jnp.float32 else ""
+        raise ValueError(
+            f"minimize: tolerance={tolerance:g} is below the rounding of {dtype}, {eps:.1e}; use"
+            f" {hint}at least {_TOLERANCES[dtype]:g} for gradients of ordinary size"
+        )
+    return float(tolerance)
+
+
+def _refuse(result: Result, entries: Any, x0: Any) -> None:
+    """Raise where the start was no start."""
+    if result.reason == Reason.OFF_SET:
+        far = {k: v for k, v in monitor_distance(entries, x0).items() if v > OFF}
+        raise ValueError(
+            f"minimize: x0 is off its manifolds by {far}; start from"
+            " optim.project_tree(geometry, x0)"
+        )
+    if result.reason == Reason.NOT_FINITE and result.steps == 0:
+        raise ValueError(
+            f"minimize: f(x0) is {result.value}, with a gradient of norm {result.gradient_norm};"
+            " start where both are finite"
+        )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _solve(
+    f: Callable[..., Any], manifolds: Any, method: Method, stop: Stop, x0: Any, args: Any
+) -> Result:
+    entries, treedef = manifolds
+    geometry = treedef.unflatten(entries)
+    start, unravel = ravel_pytree(x0)
+
+    def of_vector(x: Array, *args: Any) -> Array:
+        value = f(unravel(x), *args)
+        if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+            raise TypeError(f"minimize: f must return one real number; got {jax.typeof(value)}")
+        return jnp.asarray(value, x.dtype)
+
+    # What f has captured becomes an argument, to which derivatives may be asked.
+    cost, captured = jax.closure_convert(of_vector, start, *args)
+
+    def problem(data: Any) -> Problem:
+        return Problem(lambda x: cost(x, *data), unravel, geometry)
+
+    @jax.custom_jvp
+    def run(start: Array, data: Any) -> Result:
+        off = _distance(geometry, unravel(start)) > OFF
+        reason = jnp.where(off, jnp.int32(Reason.OFF_SET), RUNNING)
+        return method.run(problem(data), start, stop, reason)
+
+    @run.defjvp
+    def run_jvp(primals: Any, tangents: Any) -> tuple[Result, Result]:
+        (start, data), (_, changed) = primals, tangents
+        result = run(start, data)
+        moved, value = _implicit(problem, result.point, data, changed)
+        still: list[Any] = [np.zeros(jnp.shape(x), jax.dtypes.float0) for x in result[3:]]
+        return result, Result(moved, value, jnp.zeros_like(result.gradient_norm), *still)
+
+    result = run(start, (*args, *captured))
+    return result._replace(point=unravel(result.point))
+
+
+def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, changed: Any) -> Any:
+    """Return how minimum and value move with the data: the implicit function theorem.
+
+    With the gradient zero, Hess[dx] = -d(gradient), solved in the tangent space by conjugate
+    gradients; the identity stands in on the normal space.
+    """
+    at = problem(data)
+    _, rhs = jax.jvp(lambda data: problem(data).gradient(point)[0], (data,), (changed,))
+    _, hessian = jax.linearize(lambda x: at.gradient(x)[0], point)
+
+    def operator(vector: Array) -> Array:
+        tangent = at.project(point, vector)
+        return at.project(point, hessian(tangent)) + vector - tangent
+
+    moved = jax.lax.custom_linear_solve(operator, -rhs, _conjugate_gradients, symmetric=True)
+    _, value = jax.jvp(lambda x, data: problem(data).cost(x), (point, data), (moved, changed))
+    return moved, value
+
+
+def _conjugate_gradients(operator: Callable[[Array], Array], rhs: Array) -> Array:
+    """Return the solution of a positive definite system, to rounding."""
+    enough = 10 * jnp.finfo(rhs.dtype).eps * length(rhs)
+
+    def turn(carry: Any) -> Any:
+        count, found, residual, direction, square = carry
+        product = operator(direction)
+        share = square / jnp.vdot(direction, product)
+        residual = residual - share * product
+        new = jnp.vdot(residual, residual)
+        found = found + share * direction
+        return count + 1, found, residual, residual + new / square * direction, new
+
+    def unfinished(carry: Any) -> Array:
+        return (carry[0] < 2 * rhs.size) & (jnp.sqrt(carry[-1]) > enough)
+
+    start = jnp.zeros((), jnp.int32), jnp.zeros_like(rhs), rhs, rhs, jnp.vdot(rhs, rhs)
+    return jax.lax.while_loop(unfinished, turn, start)[1]
+
+
+OFF = 1e-5
+"""Largest distance of a start from its manifold."""
+
+
+def _distance(geometry: Any, tree: Any) -> Array:
+    """Return the largest distance of a leaf from its manifold."""
+
+    @jax.custom_batching.custom_vmap
+    def one(tree: Any) -> Array:
+        _, found = map_leaves(_measure, geometry, tree, tree, name="minimize")
+        return jnp.max(jnp.stack([jnp.max(x, initial=0) for x in found.values()]))
+
+    @one.def_vmap
+    def many(size: int, batched: Any, tree: Any) -> tuple[Array, bool]:
+        # One after the other: see `_internal.lapack`.
+        return jax.lax.map(one, tree), True
+
+    return one(tree)
+
+
+def _measure(manifold: Manifold, point: Array, _: Array) -> tuple[None, Array]:
+    return None, manifold.distance(point)

@@ -1,0 +1,162 @@
+"""A cost on a tree of manifolds as a function of one vector, and what a method returns."""
+
+from __future__ import annotations
+
+import abc
+import enum
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from manifoldmuon._internal.values import Value
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim import map_leaves
+
+
+class Reason(enum.IntEnum):
+    """Reason why `minimize` stopped; a plain integer inside of `jax.jit` and `jax.vmap`.
+
+    Attributes:
+      GRADIENT: the Riemannian gradient's norm is at most the tolerance.
+      STEP: a step was at most `step_tolerance` long.
+      MAX_STEPS: `max_steps` steps were taken.
+      NO_PROGRESS: no step reduces the cost, most often because rounding hides what is left.
+      NOT_FINITE: cost or gradient is not finite at the start.
+      OFF_SET: the start is not on its manifold.
+
+    Examples:
+      >>> Reason(0).name
+      'GRADIENT'
+    """
+
+    GRADIENT = 0
+    STEP = 1
+    MAX_STEPS = 2
+    NO_PROGRESS = 3
+    NOT_FINITE = 4
+    OFF_SET = 5
+
+
+RUNNING = -1
+
+
+class Result(NamedTuple):
+    """Outcome of `minimize`.
+
+    Attributes:
+      point: the last point, a tree like the start.
+      value: its cost.
+      gradient_norm: Frobenius norm of its Riemannian gradient, over the whole tree.
+      steps: how many steps were taken.
+      evaluations: how many times cost and gradient were computed; for `TrustRegion` also products
+        with the Hessian.
+      reason: why it stopped, a `Reason` as an integer.
+
+    Examples:
+      >>> Result._fields
+      ('point', 'value', 'gradient_norm', 'steps', 'evaluations', 'reason')
+    """
+
+    point: Any
+    value: Float[Array, ""]
+    gradient_norm: Float[Array, ""]
+    steps: Int[Array, ""]
+    evaluations: Int[Array, ""]
+    reason: Int[Array, ""]
+
+
+class Stop(NamedTuple):
+    """When to stop, and whom to tell."""
+
+    tolerance: float
+    step_tolerance: float
+    max_steps: int
+    callback: Callable[[Any, Any, Any], None] | None
+
+    def reason(self, gradient_norm: Array, length: Array, steps: Array) -> Array:
+        """Return the reason to stop after a step, or `RUNNING`."""
+        small_step = (length <= self.step_tolerance) & (steps > 0)
+        reasons = [
+            (gradient_norm <= self.tolerance, Reason.GRADIENT),
+            (small_step, Reason.STEP),
+            (steps >= self.max_steps, Reason.MAX_STEPS),
+        ]
+        found = jnp.select([holds for holds, _ in reasons], [r for _, r in reasons], RUNNING)
+        return found.astype(jnp.int32)
+
+    def report(self, steps: Array, value: Array, gradient_norm: Array) -> None:
+        if self.callback is not None:
+            jax.debug.callback(self.callback, steps, value, gradient_norm)
+
+
+class Problem(NamedTuple):
+    """A cost and its manifolds, with points and tangent vectors as single vectors.
+
+    Attributes:
+      cost: of the vector of a point.
+      unravel: vector to tree.
+      geometry: a manifold for each leaf.
+    """
+
+    cost: Callable[[Array], Array]
+    unravel: Callable[[Array], Any]
+    geometry: Any
+
+    def project(self, point: Array, vector: Array) -> Array:
+        """Return the tangent part of a vector, or of each row of a matrix."""
+        if vector.ndim > 1:
+            return jax.vmap(lambda row: self.project(point, row))(vector)
+        return self._map(_project_tangent, point, vector)
+
+    def retract(self, point: Array, vector: Array) -> Array:
+        return self._map(_retract, point, vector)
+
+    def gradient(self, point: Array) -> tuple[Array, Array]:
+        """Return the Riemannian gradient and the cost."""
+        value, gradient = jax.value_and_grad(self.cost)(point)
+        return self.project(point, gradient), value
+
+    def _map(self, function: Callable[..., Array], point: Array, vector: Array) -> Array:
+        trees = self.unravel(vector), self.unravel(point)
+        return ravel(map_leaves(function, self.geometry, *trees, name="minimize")[0])
+
+
+class Method(Value, abc.ABC):
+    """A method of minimisation: a frozen value without arrays."""
+
+    @abc.abstractmethod
+    def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
+        """Return the result, with a vector as its point.
+
+        Args:
+          problem: what to minimise.
+          start: a point.
+          stop: when to stop.
+          reason: `RUNNING`, or why nothing is to be done.
+        """
+
+
+def ravel(tree: Any) -> Array:
+    leaves = [jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)]
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves)
+
+
+def length(vector: Array) -> Array:
+    return jnp.sqrt(jnp.vdot(vector, vector))
+
+
+def rounding(*values: Array) -> Array:
+    """Return how much of these values may be rounding."""
+    largest = jnp.max(jnp.abs(jnp.stack(values)))
+    return 1000 * jnp.finfo(largest.dtype).eps * largest
+
+
+def _project_tangent(manifold: Manifold, point: Array, vector: Array) -> Array:
+    return manifold.project_tangent(point, vector)
+
+
+def _retract(manifold: Manifold, point: Array, vector: Array) -> Array:
+    return manifold.retract(point, vector)

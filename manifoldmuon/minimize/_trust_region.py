@@ -1,0 +1,171 @@
+"""Newton's method inside of a trust region."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon.minimize._problem import (
+    RUNNING,
+    Method,
+    Problem,
+    Reason,
+    Result,
+    Stop,
+    length,
+    rounding,
+)
+
+
+class _State(NamedTuple):
+    """A point, and the region around it: `moved` is the length of the last step that was taken."""
+
+    point: Array
+    value: Array
+    norm: Array
+    radius: Array
+    moved: Array
+    steps: Array
+    failures: Array
+    evaluations: Array
+    reason: Array
+
+
+class _Inner(NamedTuple):
+    """A step, its product with the Hessian, and what conjugate gradients need for the next.
+
+    Attributes:
+      largest: the largest curvature so far.
+    """
+
+    step: Array
+    product: Array
+    residual: Array
+    direction: Array
+    largest: Array
+    count: Array
+    done: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class TrustRegion(Method):
+    """Newton's method, kept where its model holds: few steps, quadratic at the end.
+
+    The Riemannian trust region of Absil, Baker and Gallivan (2007). The Hessian is exact, the
+    projected derivative of the Riemannian gradient, and never formed: each product with it costs
+    about as much as two gradients. Steps solve the model by truncated conjugate gradients
+    (Steihaug 1983), which leave a saddle point along a direction of negative curvature. The model
+    is that of a retraction of second order; one of first order converges as fast at the end.
+
+    Attributes:
+      radius: of the first region is `radius / 8` times the root of the number of entries; no
+        region is larger than eight times that.
+      inner_steps: the most products with the Hessian in a step; None: the number of entries.
+
+    Examples:
+      >>> TrustRegion(inner_steps=20)
+      TrustRegion(inner_steps=20)
+    """
+
+    radius: float = 1.0
+    inner_steps: int | None = None
+
+    def __post_init__(self):
+        check_fields(self, radius="(0, inf)", inner_steps="[1, inf)")
+
+    def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
+        number, count = jnp.zeros((), start.dtype), jnp.zeros((), jnp.int32)
+        largest = self.radius * jnp.sqrt(jnp.asarray(start.size, start.dtype))
+        state = _State(start, number, number, largest / 8, number, count, count, count, reason)
+
+        def turn(state: _State) -> _State:
+            gradient, hessian, value = jax.linearize(problem.gradient, state.point, has_aux=True)
+            norm = length(gradient)
+            found = stop.reason(norm, state.moved, state.steps)
+            # A rejected step is no small one.
+            found = jnp.where((state.failures > 0) & (found == Reason.STEP), RUNNING, found)
+            broken = ~(jnp.isfinite(value) & jnp.isfinite(norm))
+            found = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), found)
+            jax.lax.cond(
+                state.failures == 0, lambda: stop.report(state.steps, value, norm), lambda: None
+            )
+
+            def apply(vector: Array) -> Array:
+                return problem.project(state.point, hessian(vector))
+
+            inner = self._truncated(apply, gradient, state.radius, found != RUNNING)
+            step = inner.step
+            point = problem.retract(state.point, step)
+            gain = -jnp.vdot(gradient, step) - jnp.vdot(step, inner.product) / 2
+            # Where both are rounding, believe the model (Conn, Gould and Toint 2000, 17.4.2).
+            after = problem.cost(point)
+            noise = rounding(value, after)
+            ratio = (value - after + noise) / (gain + noise)
+            good = jnp.isfinite(after) & (ratio > 0.1) & (found == RUNNING)
+            at_edge = length(step) >= 0.99 * state.radius
+            radius = jnp.where((ratio > 0.75) & at_edge, 2 * state.radius, state.radius)
+            radius = jnp.where(ratio >= 0.25, radius, length(step) / 4)
+            failures = jnp.where(good, 0, state.failures + 1)
+            lost = (found == RUNNING) & (failures > 30)
+            return _State(
+                jnp.where(good, point, state.point),
+                value,
+                norm,
+                jnp.minimum(radius, largest),
+                jnp.where(good, length(step), state.moved),
+                state.steps + good,
+                failures,
+                state.evaluations + 1 + inner.count,
+                jnp.where(lost, jnp.int32(Reason.NO_PROGRESS), found),
+            )
+
+        state = jax.lax.while_loop(lambda state: state.reason == RUNNING, turn, state)
+        found = state.point, state.value, state.norm, state.steps, state.evaluations, state.reason
+        return Result(*found)
+
+    def _truncated(self, hessian, gradient: Array, radius: Array, done: Array) -> _Inner:
+        """Steihaug's conjugate gradients: to the edge, or until the residual is small."""
+        most = gradient.size if self.inner_steps is None else self.inner_steps
+        start = length(gradient)
+        enough = start * jnp.minimum(start, 0.1)
+        eps = float(jnp.finfo(gradient.dtype).eps)
+
+        def turn(state: _Inner) -> _Inner:
+            product = hessian(state.direction)
+            bend = jnp.vdot(state.direction, product)
+            curvature = bend / jnp.vdot(state.direction, state.direction)
+            largest = jnp.maximum(state.largest, jnp.abs(curvature))
+            # Rounding alone, along which there is nothing to gain: normal to the set, for instance.
+            nothing = jnp.abs(curvature) <= eps ** (2 / 3) * largest
+            square = jnp.vdot(state.residual, state.residual)
+            share = square / bend
+            inside = state.step + share * state.direction
+            leaves = ~(bend > 0) | (length(inside) >= radius)
+            # The positive root of |step + t direction| = radius.
+            a = jnp.vdot(state.direction, state.direction)
+            b = jnp.vdot(state.step, state.direction)
+            c = radius**2 - jnp.vdot(state.step, state.step)
+            share = jnp.where(leaves, (jnp.sqrt(b * b + a * c) - b) / a, share)
+            share = jnp.where(nothing, 0, share)
+            residual = state.residual + share * product
+            new = jnp.vdot(residual, residual)
+            count = state.count + 1
+            return _Inner(
+                state.step + share * state.direction,
+                state.product + share * product,
+                residual,
+                -residual + new / square * state.direction,
+                largest,
+                count,
+                nothing | leaves | (jnp.sqrt(new) <= enough) | (count >= most),
+            )
+
+        zero = jnp.zeros_like(gradient)
+        number, count = jnp.zeros_like(start), jnp.zeros((), jnp.int32)
+        state = _Inner(zero, zero, gradient, -gradient, number, count, done)
+        return jax.lax.while_loop(lambda state: ~state.done, turn, state)

@@ -1,0 +1,292 @@
+"""Minimisation to convergence: known optima, derivatives, batches, and what is refused."""
+
+# Wrong kinds are the point.
+# pyright: reportArgumentType=false
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import config
+
+from manifoldmuon.manifolds import (
+    Euclidean,
+    Grassmann,
+    Hypersphere,
+    SpectralBall,
+    Stiefel,
+    retractions,
+)
+from manifoldmuon.minimize import (
+    LBFGS,
+    ConjugateGradient,
+    GradientDescent,
+    Reason,
+    TrustRegion,
+    minimize,
+)
+
+METHODS = [LBFGS(), ConjugateGradient(), GradientDescent(), TrustRegion()]
+WEIGHTS = np.array([1.0, 2.0])
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def symmetric(seed, *shape):
+    matrix = np.random.default_rng(seed).standard_normal(shape)
+    return (matrix + np.swapaxes(matrix, -1, -2)) / 2
+
+
+def orthonormal(seed, *shape):
+    return np.linalg.qr(np.random.default_rng(seed).standard_normal(shape))[0]
+
+
+def brockett(x, a):
+    return -jnp.sum(x * (a @ x) * WEIGHTS)
+
+
+def rayleigh(x, a):
+    return jnp.einsum("...i,...ij,...j->", x, a, x)
+
+
+def name_of(value):
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
+def test_eigenvectors_by_every_method(method):
+    a, start = symmetric(1, 8, 8), orthonormal(2, 8, 2)
+    found = minimize(brockett, Stiefel(), start, (a,), method=method)
+    optimum = -np.linalg.eigvalsh(a)[-2:] @ WEIGHTS
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+    assert float(found.gradient_norm) <= 1e-10
+    assert abs(float(found.value) - optimum) < 1e-12
+    np.testing.assert_allclose(found.point.T @ found.point, np.eye(2), atol=1e-13)
+    assert int(found.evaluations) >= int(found.steps) > 0
+
+
+@pytest.mark.slow_except("QR")
+@pytest.mark.parametrize(
+    "retraction",
+    [retractions.QR(), retractions.Cayley()],
+    ids=name_of,
+)
+def test_newtons_method_ends_quadratically_with_every_retraction(retraction):
+    a, start, norms = symmetric(3, 6, 6), orthonormal(4, 6, 2), []
+    found = minimize(
+        brockett,
+        Stiefel(retraction=retraction),
+        start,
+        (a,),
+        method=TrustRegion(),
+        callback=lambda steps, value, norm: norms.append(float(norm)),
+    )
+    jax.effects_barrier()
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+    assert abs(float(found.value) + np.linalg.eigvalsh(a)[-2:] @ WEIGHTS) < 1e-12
+    assert norms[-1] < 10 * norms[-2] ** 1.8 + 1e-13
+
+
+def test_a_product_of_manifolds():
+    rng = np.random.default_rng(5)
+    a = rng.standard_normal((9, 6))
+
+    def cost(x):
+        return jnp.sum((a - (x["u"] * x["s"]) @ x["v"]) ** 2)
+
+    geometry = {"u": Stiefel(), "s": Euclidean(), "v": Stiefel().transposed()}
+    start = {"u": orthonormal(6, 9, 2), "s": np.ones(2), "v": orthonormal(7, 6, 2).T}
+    found = minimize(cost, geometry, start)
+    values = np.linalg.svd(a, compute_uv=False)
+    assert abs(float(found.value) - np.sum(values[2:] ** 2)) < 1e-10
+    np.testing.assert_allclose(np.sort(np.abs(found.point["s"]))[::-1], values[:2], atol=1e-8)
+
+
+def test_leading_axes_are_a_power():
+    a = symmetric(8, 3, 5, 5)
+    start = Hypersphere().project(jnp.asarray(np.random.default_rng(9).standard_normal((3, 5))))
+    found = minimize(rayleigh, Hypersphere(), start, (a,))
+    assert abs(float(found.value) - np.linalg.eigvalsh(a)[:, 0].sum()) < 1e-12
+
+
+@pytest.mark.slow_except("LBFGS")
+@pytest.mark.parametrize("method", [LBFGS(), TrustRegion()], ids=name_of)
+def test_many_starts_by_vmap_inside_of_jit(method):
+    a = symmetric(10, 6, 6)
+    starts = Hypersphere().project(jnp.asarray(np.random.default_rng(11).standard_normal((4, 6))))
+
+    def one(start):
+        return minimize(rayleigh, Hypersphere(), start, (a,), method=method)
+
+    found, alone = jax.jit(jax.vmap(one))(starts), one(starts[2])
+    assert found.reason.tolist() == [Reason.GRADIENT] * 4
+    np.testing.assert_allclose(found.value, np.linalg.eigvalsh(a)[0], atol=1e-12)
+    np.testing.assert_allclose(found.point[2], alone.point, atol=1e-8)
+    assert abs(int(found.steps[2]) - int(alone.steps)) <= 2
+
+
+def solution(geometry, cost, start, observe=lambda x: x):
+    def solve(a):
+        return observe(minimize(cost, geometry, start, (a,), tolerance=1e-12).point)
+
+    return solve
+
+
+CASES = {
+    "Stiefel": (Stiefel(), brockett, orthonormal(12, 6, 2), lambda x: x * jnp.sign(x[:1])),
+    "sphere": (Hypersphere(), rayleigh, orthonormal(13, 6, 1)[:, 0], lambda x: x * x),
+    "Grassmann": (
+        Grassmann(),
+        lambda x, a: -jnp.sum(x * (a @ x)),
+        orthonormal(14, 6, 2),
+        lambda x: x @ x.T,
+    ),
+}
+
+
+@pytest.mark.slow_except("sphere")
+@pytest.mark.parametrize("name", CASES)
+def test_derivatives_of_the_minimum_are_those_of_finite_differences(name):
+    solve = solution(*CASES[name])
+    a, change = symmetric(15, 6, 6), symmetric(16, 6, 6)
+    found, moved = jax.jvp(solve, (a,), (change,))
+    near, far = (solve(a + h * change) - solve(a - h * change) for h in (3e-4, 6e-4))
+    np.testing.assert_allclose(moved, (8 * near - far) / 36e-4, atol=1e-8)
+    weights = np.random.default_rng(17).standard_normal(found.shape)
+    gradient = jax.grad(lambda a: jnp.sum(weights * solve(a)))(a)
+    np.testing.assert_allclose(jnp.sum(gradient * change), jnp.sum(weights * moved), rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_derivatives_with_respect_to_what_the_cost_has_captured():
+    a, start = jnp.asarray(symmetric(18, 5, 5)), orthonormal(19, 5, 1)[:, 0]
+
+    def least(scale):
+        return minimize(lambda x: rayleigh(x, scale * a), Hypersphere(), start).value
+
+    np.testing.assert_allclose(jax.grad(least)(2.0), np.linalg.eigvalsh(a)[0], atol=1e-10)
+    np.testing.assert_allclose(jax.jit(jax.grad(least))(2.0), np.linalg.eigvalsh(a)[0], atol=1e-10)
+
+
+def test_stops_by_step_and_by_count():
+    a, start = symmetric(20, 6, 6), orthonormal(21, 6, 1)[:, 0]
+    few = minimize(rayleigh, Hypersphere(), start, (a,), max_steps=3)
+    assert (int(few.steps), Reason(int(few.reason))) == (3, Reason.MAX_STEPS)
+    none = minimize(rayleigh, Hypersphere(), start, (a,), max_steps=0)
+    assert int(none.steps) == 0
+    np.testing.assert_array_equal(none.point, start)
+    short = minimize(rayleigh, Hypersphere(), start, (a,), step_tolerance=1e-3)
+    assert Reason(int(short.reason)) is Reason.STEP
+    assert 1e-10 < float(short.gradient_norm) < 0.1
+
+
+@pytest.mark.slow_except("LBFGS")
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
+def test_float32_meets_its_default_tolerance(method):
+    a = np.float32(symmetric(22, 8, 8))
+    start = np.float32(orthonormal(23, 8, 2))
+    found = minimize(brockett, Stiefel(), start, (a,), method=method)
+    assert found.point.dtype == jnp.float32
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+
+
+def test_rounding_ends_the_search_with_a_reason():
+    a = np.float32(1e6 * symmetric(24, 8, 8))  # gradients of 1e6, rounded to 1
+    start = np.float32(orthonormal(25, 8, 2))
+    found = minimize(brockett, Stiefel(), start, (a,), tolerance=1e-6)
+    assert Reason(int(found.reason)) is Reason.NO_PROGRESS
+    optimum = -np.linalg.eigvalsh(np.float64(a))[-2:] @ WEIGHTS
+    assert abs(float(found.value) - optimum) < 1e-5 * abs(optimum)
+
+
+def test_a_hole_far_out_does_not_end_the_search():
+    """The cost is not a number for long steps, which are shortened."""
+    found = minimize(
+        lambda x: jnp.sum(x**2 - jnp.log(x)), Euclidean(), np.array([1e-3, 5.0]), tolerance=1e-9
+    )
+    np.testing.assert_allclose(found.point, np.sqrt(0.5), atol=1e-9)
+
+
+def sphere_cost(x):
+    return jnp.sum(x[0])
+
+
+UNIT = np.eye(3)[0]
+REFUSED = {
+    "a start off the set": (
+        lambda: minimize(sphere_cost, Hypersphere(), 2 * UNIT),
+        ValueError,
+        "off its manifolds by .*project_tree",
+    ),
+    "a cost that is not a number": (
+        lambda: minimize(lambda x: jnp.log(-jnp.sum(x * x)), Hypersphere(), UNIT),
+        ValueError,
+        r"f\(x0\) is nan",
+    ),
+    "a tolerance below rounding": (
+        lambda: minimize(sphere_cost, Hypersphere(), np.float32(UNIT), tolerance=1e-10),
+        ValueError,
+        "tolerance=1e-10 is below the rounding of float32, 1.2e-07; use jax.enable_x64",
+    ),
+    "a tree that does not fit": (
+        lambda: minimize(sphere_cost, {"w": Hypersphere()}, {"v": UNIT}),
+        ValueError,
+        "'v' has no entries",
+    ),
+    "no array": (lambda: minimize(sphere_cost, {}, {}), ValueError, "x0 has no arrays"),
+    "two dtypes": (
+        lambda: minimize(sphere_cost, Hypersphere(), (UNIT, np.float32(UNIT))),
+        TypeError,
+        "got float32, float64",
+    ),
+    "a short dtype": (
+        lambda: minimize(sphere_cost, Hypersphere(), jnp.bfloat16(UNIT)),
+        TypeError,
+        "got bfloat16",
+    ),
+    "a set with a boundary": (
+        lambda: minimize(sphere_cost, SpectralBall(), np.eye(3)),
+        ValueError,
+        "has a boundary",
+    ),
+    "several costs": (
+        lambda: minimize(lambda x: x, Hypersphere(), UNIT),
+        TypeError,
+        "f must return one real number",
+    ),
+    "no method": (
+        lambda: minimize(sphere_cost, Hypersphere(), UNIT, method="L-BFGS"),
+        TypeError,
+        "method must be",
+    ),
+    "a negative count": (
+        lambda: minimize(sphere_cost, Hypersphere(), UNIT, max_steps=-1),
+        ValueError,
+        "max_steps must be",
+    ),
+    "no memory": (lambda: LBFGS(memory=0), ValueError, "LBFGS.memory"),
+    "no region": (lambda: TrustRegion(radius=0.0), ValueError, "TrustRegion.radius"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_input_gives_one_line(case, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+    call, kind, message = REFUSED[case]
+    with pytest.raises(kind, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_starts_inside_of_jit_are_a_reason():
+    starts = jnp.stack([UNIT, 2 * UNIT, -UNIT])
+
+    def cost(x):
+        return jnp.log(x[0]) + x[1]
+
+    found = jax.jit(jax.vmap(lambda x: minimize(cost, Hypersphere(), x, max_steps=2)))(starts)
+    assert found.reason.tolist() == [Reason.MAX_STEPS, Reason.OFF_SET, Reason.NOT_FINITE]
