@@ -7,7 +7,7 @@ Budgets flow down from the whole to the weights, sharpness flows up from the par
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -63,26 +63,6 @@ class WeightSpec:
         moving = self.budget > 0
         relative = norms / np.where(moving, self.budget, 1)
         return jnp.max(jnp.where(moving, relative, 0), initial=0)
-
-
-def map_weights(function: Callable[..., Any], specs: Any, *trees: Any) -> Any:
-    """Return the tree of `function(spec, ...)` over compiled weights and trees alike.
-
-    Raises:
-      ValueError: a tree has another structure.
-    """
-    leaves, structure = jax.tree.flatten(specs)
-    flat = []
-    for tree in trees:
-        found = jax.tree.structure(tree)
-        if found != structure:
-            wanted, got = (str(s).removeprefix("PyTreeDef(")[:-1] for s in (structure, found))
-            raise ValueError(
-                f"expected a tree of the structure that init returns, {wanted}; got {got}"
-            )
-        flat.append(jax.tree.leaves(tree))
-    mapped = [function(*pieces) for pieces in zip(leaves, *flat, strict=True)]
-    return jax.tree.unflatten(structure, mapped)
 
 
 class Sharpness(NamedTuple):

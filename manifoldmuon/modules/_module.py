@@ -17,18 +17,17 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_fields, check_number
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.text import align, branches
 from manifoldmuon.modules._budgets import (
     LINEAR,
     Sharpness,
     WeightSpec,
-    map_weights,
     plan_copies,
     plan_in_sequence,
     plan_side_by_side,
     sharpness_in_sequence,
     sharpness_side_by_side,
 )
+from manifoldmuon.modules._tree import printed_tree
 
 _USUAL: dict[Any, str] = {"int": "[1, inf)", "float": "[0, inf)"}
 
@@ -150,7 +149,15 @@ class Module(abc.ABC):
         Raises:
           ValueError: a tree has another structure.
         """
-        return map_weights(function, self.weights(), *trees)
+        specs, structure = jax.tree.flatten(self.weights())
+        for tree in trees:
+            if (found := jax.tree.structure(tree)) != structure:
+                wanted, got = (str(s).removeprefix("PyTreeDef(")[:-1] for s in (structure, found))
+                raise ValueError(
+                    f"expected a tree of the structure that init returns, {wanted}; got {got}"
+                )
+        mapped = map(function, specs, *map(jax.tree.leaves, trees))
+        return jax.tree.unflatten(structure, mapped)
 
     def geometry(self) -> Any:
         """Return the manifold of every weight, in the structure of the parameters."""
@@ -223,7 +230,7 @@ class Module(abc.ABC):
         Atoms show their part of the total mass, and their budget in the whole (from the first copy
         to the last, where the copies of a stack differ).
         """
-        return align([_HEADER, *_rows(self, self.weights(), "", "", self.mass)])
+        return printed_tree(self, self.weights())
 
     def __matmul__(self, other: Any) -> "Module":
         return _either(lambda: compose(as_module(other), self), other)
@@ -258,33 +265,6 @@ class Module(abc.ABC):
         if copies < 0:
             raise ValueError(f"a power is a whole number of copies, 0 or more; got {copies!r}")
         return Stack(self, int(copies)) if copies else Identity()
-
-
-_HEADER = ("module", "mass", "sensitivity", "sharpness", "part of the mass", "budget")
-
-
-def _rows(module: Module, plan: Any, first: str, rest: str, whole: float) -> list[tuple[str, ...]]:
-    sharpness = "({:.3g}, {:.3g}, {:.3g})".format(*module.sharpness)
-    row = (first + module.describe(), f"{module.mass:.4g}", f"{module.sensitivity:.4g}", sharpness)
-    if not module.parts:
-        return [(*row, *_learning(module, plan, whole))]
-    rows = [(*row, "", "")]
-    plans = (plan,) if module.wraps else plan
-    lines = branches(len(plans), rest)
-    for part, inner, (branch, below) in zip(module.parts, plans, lines, strict=True):
-        rows += _rows(part, inner, branch, below, whole)
-    return rows
-
-
-def _learning(module: Module, plan: Any, whole: float) -> tuple[str, str]:
-    leaves = jax.tree.leaves(plan)
-    if not leaves:
-        return ("", "") if not module.mass else ("tied", "")
-    mass = sum(leaf.mass for leaf in leaves)
-    if not mass:
-        return "frozen", "0"
-    ends = dict.fromkeys(f"{b:.4g}" for leaf in leaves for b in leaf.budget.flat[[0, -1]])
-    return f"{mass / whole:.1%}", " … ".join(ends)
 
 
 def as_module(value: Any) -> Module:
