@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from manifoldmuon.bounds._norm_bounds import RMS, Measure, NormBound, factor_between
 
 Sizes = Any
-"""A `NormBound`, or a tuple of such: one for each array that flows between two modules."""
+"""A `NormBound`, which is a leaf of trees, or a tuple of such: one for each array."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,7 +86,7 @@ class LipschitzBounds:
     @classmethod
     def identity(cls, x: Sizes) -> "LipschitzBounds":
         """Return the bounds of what changes nothing."""
-        count = len(leaves(x))
+        count = len(jax.tree.leaves(x))
         zero = np.zeros(count)
         square, cube = np.zeros((count, count)), np.zeros((count, count, count))
         return cls(x, np.eye(count), zero, zero, square, cube)
@@ -104,7 +105,7 @@ class LipschitzBounds:
         Raises:
           ValueError: the input has another number of arrays, or its norm does not bound this one.
         """
-        sizes, count = leaves(x), len(measures)
+        sizes, count = jax.tree.leaves(x), len(measures)
         if len(sizes) != count or (count == 1) != isinstance(x, NormBound):
             wanted = "an array" if count == 1 else f"a tuple of {count} arrays"
             raise ValueError(f"expected {wanted}; got the sizes {x}")
@@ -166,16 +167,4 @@ def side_by_side(parts: Sequence[LipschitzBounds]) -> LipschitzBounds:
         tuple(part.outputs for part in parts),
         *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
         reasons=tuple(reason for part in parts for reason in part.reasons),
-    )
-
-
-def leaves(x: Sizes) -> list[NormBound]:
-    """The bounds in a tuple of tuples, from left to right."""
-    return [x] if isinstance(x, NormBound) else [size for part in x for size in leaves(part)]
-
-
-def map_sizes(function: Callable[[NormBound], NormBound], x: Sizes) -> Sizes:
-    """The same tuple with each bound replaced."""
-    return (
-        function(x) if isinstance(x, NormBound) else tuple(map_sizes(function, part) for part in x)
     )

@@ -11,7 +11,7 @@ import numpy as np
 
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.text import align, branches
-from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, leaves
+from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes
 from manifoldmuon.bounds._norm_bounds import ONE_HOT, RMS, Measure, NormBound
 from manifoldmuon.bounds._weights import weight_of
 from manifoldmuon.modules import (
@@ -113,7 +113,7 @@ class Bounds:
 
 
 def _sum(x: Sizes) -> float:
-    return float(np.sum([size.upper for size in leaves(x)]))
+    return float(np.sum([size.upper for size in jax.tree.leaves(x)]))
 
 
 def _rows(bounds: Bounds, first: str, rest: str) -> list[tuple[str, ...]]:

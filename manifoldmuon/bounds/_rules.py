@@ -10,13 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from manifoldmuon.bounds._lipschitz_bounds import (
-    LipschitzBounds,
-    Sizes,
-    leaves,
-    map_sizes,
-    side_by_side,
-)
+from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, side_by_side
 from manifoldmuon.bounds._network import bound_part, rule
 from manifoldmuon.bounds._norm_bounds import L2, ONE_HOT, RMS, LInf, NormBound, times
 from manifoldmuon.bounds._weights import Weight
@@ -138,9 +132,7 @@ def _in_sequence(parts: Iterable[tuple[Module, Any]], x: Sizes) -> LipschitzBoun
 
 
 def _copy(weights: Any, index: int) -> Any:
-    return jax.tree.map(
-        lambda weight: weight.copy(index), weights, is_leaf=lambda x: isinstance(x, Weight)
-    )
+    return jax.tree.map(lambda weight: weight.copy(index), weights)
 
 
 @rule.register
@@ -151,9 +143,9 @@ def bound_identity(bond: Identity, weights: Any, x: Sizes) -> LipschitzBounds:
 @rule.register
 def bound_mul(bond: Mul, weights: Any, x: Sizes) -> LipschitzBounds:
     factor = abs(bond.factor)
-    for size in leaves(x):
+    for size in jax.tree.leaves(x):
         size.expect_numbers()
-    same = LipschitzBounds.identity(map_sizes(lambda size: size.scaled(factor), x))
+    same = LipschitzBounds.identity(jax.tree.map(lambda size: size.scaled(factor), x))
     return dataclasses.replace(same, slopes=factor * same.slopes)
 
 
@@ -165,7 +157,7 @@ def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
     """
     if isinstance(x, NormBound):
         raise ValueError(f"expected a tuple of terms; got the size {x}")
-    terms = [leaves(term) for term in x]
+    terms = [jax.tree.leaves(term) for term in x]
     columns = list(zip(*terms, strict=True))
     measures = [{size.measure for size in column} for column in columns]
     norms = [found.pop() if len(found) == 1 else RMS() for found in measures]
@@ -174,8 +166,8 @@ def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
         for other in others:
             first.expect_features(other.features)
     width = len(columns)
-    sums = iter([_sum(leaves(read.outputs)[k::width]) for k in range(width)])
-    added = LipschitzBounds.identity(map_sizes(lambda size: next(sums), x[0]))
+    sums = iter([_sum(jax.tree.leaves(read.outputs)[k::width]) for k in range(width)])
+    added = LipschitzBounds.identity(jax.tree.map(lambda size: next(sums), x[0]))
     count = width * len(terms)
     return read.then(
         dataclasses.replace(
@@ -323,7 +315,7 @@ def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> Lipsch
     norms over heads of query and of output compare without a factor. Keys and values may be large
     in one head for one token, in another for the next: that costs sqrt(heads).
     """
-    measures = {size.measure for size in leaves(x)}
+    measures = {size.measure for size in jax.tree.leaves(x)}
     norm = measures.pop() if len(measures) == 1 else RMS()
     norm = norm if isinstance(norm, RMS) else RMS()
     read = convert_norm(x, norm, norm, norm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, cast
 
 from jaxtyping import Array, Float
 
@@ -13,6 +13,7 @@ from manifoldmuon._internal.arrays import inner_product, relative_gap, upcast
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule
 from manifoldmuon._internal.values import Value
+from manifoldmuon.linalg import BOUNDED_MSIGN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,10 +103,11 @@ class Norm(Value, abc.ABC):
     def fast(self) -> "Norm":
         """Return this norm with a duality map that is cheap enough for every training step.
 
-        The spectral norms that name no method take `linalg.BOUNDED_MSIGN`; all others are as they
-        are.
+        The spectral norms that name no `method` take `linalg.BOUNDED_MSIGN`; all others are as
+        they are.
         """
-        return self
+        unnamed = getattr(self, "method", self) is None
+        return dataclasses.replace(cast(Any, self), method=BOUNDED_MSIGN) if unnamed else self
 
     def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return the nearest weight of norm at most 1, in the Frobenius norm.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, TypeVar
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -14,7 +14,6 @@ from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_p
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon._internal.spectral import nuclear_parts, spectral_bound
 from manifoldmuon.linalg import (
-    BOUNDED_MSIGN,
     MsignMethod,
     clip_singular_values,
     msign,
@@ -74,9 +73,6 @@ class Spectral(Norm):
     ) -> Float[Array, "*batch"]:
         scaled, _ = scale_to_unit_exponent(grad, 2)
         return _gap(*nuclear_parts(scaled, upcast(direction) / self._scale(grad)))
-
-    def fast(self) -> "Spectral":
-        return _fast(self)
 
     def project(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         return clip_singular_values(weight, self._scale(weight), self.method)
@@ -173,9 +169,6 @@ class ConvRMSToRMS(Norm):
         gained, missed = nuclear_parts(scale_to_unit_exponent(grad, 4)[0], unit)
         return _gap(jnp.sum(gained, axis=(-2, -1)), jnp.sum(missed, axis=(-2, -1)))
 
-    def fast(self) -> "ConvRMSToRMS":
-        return _fast(self)
-
     def project(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
         return self._tap(weight).project(weight)
 
@@ -196,13 +189,6 @@ class ConvRMSToRMS(Norm):
         trailing(kernel, 4)
         taps = max(math.prod(kernel.shape[-4:-2]), 1)
         return Spectral(self.method, FanRatio(1 / taps))
-
-
-_Spectral = TypeVar("_Spectral", Spectral, ConvRMSToRMS)
-
-
-def _fast(norm: _Spectral) -> _Spectral:
-    return norm if norm.method else dataclasses.replace(norm, method=BOUNDED_MSIGN)
 
 
 def _gap(gained: Float[Array, "*batch"], missed: Float[Array, "*batch"]) -> Float[Array, "*batch"]:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks._bounds import Attack, project, to_jax, tokens, weights_of
 from manifoldmuon.bounds import NormBound, bound
-from manifoldmuon.contrib import DoublyStochastic, Isospectral
+from manifoldmuon.contrib import DoublyStochastic, Isospectral, res_cnn
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Grassmann,
@@ -38,7 +38,6 @@ from manifoldmuon.modules import (
     attention,
     gpt,
     mlp,
-    res_cnn,
     res_mlp,
     residual,
 )

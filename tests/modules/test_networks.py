@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from manifoldmuon.contrib import res_cnn
 from manifoldmuon.manifolds import EmbeddingRows, Stiefel
 from manifoldmuon.modules import (
     FunctionalAttention,
@@ -15,7 +16,6 @@ from manifoldmuon.modules import (
     attention,
     gpt,
     mlp,
-    res_cnn,
     res_mlp,
     residual,
 )

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from manifoldmuon import optim
+from manifoldmuon.contrib import res_cnn
 from manifoldmuon.modules import (
     Abs,
     Add,
@@ -30,7 +31,6 @@ from manifoldmuon.modules import (
     WeightSpec,
     gpt,
     mlp,
-    res_cnn,
     res_mlp,
     residual,
 )
