@@ -31,6 +31,7 @@ class Softmax(Bond):
     """
 
     scale: float = 1.0
+    ranges: ClassVar = {"scale": "[0, inf)"}
 
     @property
     def sensitivity(self) -> float:

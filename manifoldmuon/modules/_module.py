@@ -29,8 +29,6 @@ from manifoldmuon.modules._budgets import (
 )
 from manifoldmuon.modules._tree import printed_tree
 
-_USUAL: dict[Any, str] = {"int": "[1, inf)", "float": "[0, inf)"}
-
 
 @dataclasses.dataclass(frozen=True)
 class Module(abc.ABC):
@@ -60,8 +58,8 @@ class Module(abc.ABC):
 
     # NumPy's scalars must leave `a * module` to the module.
     __array_ufunc__: ClassVar[None] = None
-    # The intervals of fields that are numbers, where a whole one may be less than 1, or another one
-    # negative; see `check_fields`.
+    # The intervals of fields that are numbers, see `check_fields`. Of mass and sensitivity it is
+    # `[0, inf)`, and of fields annotated as `int`, which mostly are sizes, `[1, inf)`.
     ranges: ClassVar[Mapping[str, str]] = {}
     # How a certificate names the module, if it can: a kind of layer that the verifier knows, and
     # the fields that go with it; see `robustness.describe`.
@@ -70,9 +68,10 @@ class Module(abc.ABC):
     wraps: ClassVar[bool] = False
 
     def __post_init__(self):
-        kinds = {field.name: field.type for field in dataclasses.fields(self)}
-        usual = {name: _USUAL[kind] for name, kind in kinds.items() if kind in _USUAL}
-        check_fields(self, **{**usual, **self.ranges})
+        sizes = {f.name: "[1, inf)" for f in dataclasses.fields(self) if f.type == "int"}
+        check_fields(
+            self, **{"mass": "[0, inf)", "sensitivity": "[0, inf)", **sizes, **self.ranges}
+        )
 
     @property
     @abc.abstractmethod
