@@ -15,6 +15,7 @@ from studies.solvers import SolverShootOut
 from studies.spaces.study import WeightSpaces
 from studies.study import Study, option
 from studies.transfer.study import LearningRateTransfer
+from studies.transformers.study import Transformers
 
 _ALL: tuple[type[Study], ...] = (
     RetractionLaboratory,
@@ -23,6 +24,7 @@ _ALL: tuple[type[Study], ...] = (
     SolverShootOut,
     Ablation,
     WeightSpaces,
+    Transformers,
     CertifiedNetworks,
     NewtonSchulzDesigner,
 )

@@ -1,0 +1,1 @@
+"""Transformers: constrained recipes against Muon with tuned weight decay."""

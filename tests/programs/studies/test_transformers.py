@@ -1,0 +1,173 @@
+"""Transformers: rounding by a loop, a search on known losses, a study that resumes bit for bit."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+from studies import Transformers, run_study
+from studies.transformers.findings import range_of_rates
+from studies.transformers.methods import METHODS, PROGRAMS, Knobs, first_matrices, optimizer
+from studies.transformers.network import BRANCH_ENDS, Size, loss_of, scores_of
+from studies.transformers.rounding import FOUR_BITS, round_blocks, round_rows
+from studies.transformers.search import MOVES, START, best_place, search
+from studies.transformers.training import schedule
+
+TINY = Transformers(
+    sizes=("tiny",), lengths=(4,), methods=("Muon",), tries=2, seeds=(0, 1), batch=2, context=8,
+    held_out=32, widths=(32,), wide_methods=("Muon",), wide_seeds=(0,),
+)  # fmt: skip
+
+
+def _matrices(seed, shape=(2, 3, 32)):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("bits", [8, 4, 3])
+def test_rows_are_rounded_as_by_a_loop(bits):
+    w = _matrices(0)
+    found, most = np.asarray(round_rows(jnp.asarray(w), bits)), 2 ** (bits - 1) - 1
+    for index in np.ndindex(w.shape[:-1]):
+        step = max(abs(w[index])) / most
+        levels = step * np.arange(-most, most + 1)
+        expected = [levels[np.argmin(abs(levels - x))] for x in w[index]]
+        np.testing.assert_allclose(found[index], expected, rtol=1e-5, atol=1e-6)
+        assert len(set(found[index])) <= 2 * most + 1
+
+
+def test_blocks_are_rounded_as_by_a_loop():
+    w = _matrices(1)
+    w[0, 0, :16] = 0
+    found = np.asarray(round_blocks(jnp.asarray(w)))
+    sizes = np.array([-x for x in FOUR_BITS[:0:-1]] + list(FOUR_BITS))
+    for matrix, rounded in zip(w, found, strict=True):
+        whole = abs(matrix).max() / (6 * 448)
+        for row in range(matrix.shape[0]):
+            for start in (0, 16):
+                block = matrix[row, start : start + 16]
+                scale = np.float32(abs(block).max() / 6 / whole).astype(ml_dtypes.float8_e4m3fn)
+                levels = sizes * float(scale) * whole
+                expected = [levels[np.argmin(abs(levels - x))] for x in block]
+                np.testing.assert_allclose(
+                    rounded[row, start : start + 16], expected, rtol=1e-5, atol=1e-6
+                )
+
+
+def test_rounding_keeps_what_has_few_bits():
+    w = jnp.asarray(np.random.default_rng(2).choice(FOUR_BITS, (1, 4, 32)), jnp.float32)
+    w = w.at[..., ::16].set(6)
+    np.testing.assert_allclose(round_blocks(w), w, rtol=1e-6)
+    whole = jnp.round(w).at[..., 0].set(7)
+    np.testing.assert_allclose(round_rows(whole, 4), whole, rtol=1e-6)
+    assert not np.any(round_rows(jnp.zeros((2, 16)), 4))
+
+
+def test_the_search_follows_a_valley_beyond_any_grid():
+    def loss(place):
+        return (place[0] / 2 - 4) ** 2 + (place[1] - 2) ** 2 + place[2] ** 2 + (place[3] + 1) ** 2
+
+    found = search(loss, 30)
+    assert best_place(found) == (8, 2, 0, -1)
+    assert len(search(loss, 7)) == 7
+    assert len(search(lambda place: 0.0, 40)) == 1 + len(MOVES)
+
+
+def test_the_search_flees_what_is_not_finite():
+    found = search(lambda place: float("nan") if place[0] > -2 else 1.0, 5)
+    assert best_place(found)[0] <= -2
+
+
+def test_the_range_of_rates_is_that_of_straight_lines():
+    tuned = [(-2, 0, 1.1), (0, 0, 1.0), (2, 0, 1.04), (4, 0, 1.5), (0, 1, 0.9)]
+    found = range_of_rates(tuned, [0])
+    assert not found["open"]
+    np.testing.assert_allclose(found["octaves"], 0.2 + 0.5)
+    assert range_of_rates(tuned, [1]) == {"octaves": 0.0, "open": True}
+
+
+def test_rates_rise_and_fall_to_zero():
+    rates = [float(schedule(step, 100)) for step in range(100)]
+    assert rates[0] == pytest.approx(0.2)
+    assert max(rates) == pytest.approx(1.0)
+    assert 0 < rates[-1] < 0.02
+    assert np.argmax(rates) == 4
+
+
+def test_the_network_does_not_look_ahead():
+    size = Size(32, 1, 7)
+    weights = size.start(jax.random.key(0))
+    weights["head"] = jax.random.normal(jax.random.key(1), weights["head"].shape)
+    tokens = jax.random.randint(jax.random.key(2), (1, 8), 0, 7)
+    others = tokens.at[0, 5:].set((tokens[0, 5:] + 1) % 7)
+    one, two = (scores_of(weights, x)[0] for x in (tokens, others))
+    np.testing.assert_allclose(one[:, :5], two[:, :5], rtol=1e-5, atol=1e-5)
+    assert not np.allclose(one[:, 5:], two[:, 5:])
+
+
+@pytest.mark.parametrize("program", ["Muon, sphere", "Muon, rows", "Muon, streams"])
+def test_a_step_keeps_what_the_program_is_named_after(program):
+    size = Size(32, 1, 7)
+    start = size.start(jax.random.key(0))["matrices"]
+    matrices = first_matrices(program, size, start)
+    tx = optimizer(program, Knobs(rate=0.1), lambda step: 1.0)
+    grads = jax.tree.map(lambda w: jnp.sin(100 * w), matrices)
+    updates, _ = jax.jit(tx.update)(grads, tx.init(matrices), matrices)
+    for role, before in matrices.items():
+        after = before + updates[role]
+        assert float(jnp.max(abs(updates[role]))) > 1e-3
+        columns = program == "Muon, streams" and role in BRANCH_ENDS
+        axes = (-2, -1) if program == "Muon, sphere" else -2 if columns else -1
+        norms = [jnp.linalg.norm(w, axis=axes) for w in (before, after)]
+        np.testing.assert_allclose(*norms, rtol=1e-5)
+
+
+def test_every_method_has_a_program():
+    assert {method.program for method in METHODS.values()} <= set(PROGRAMS)
+    method = METHODS["Muon"]
+    start, knobs = method.knobs(START), method.knobs((2, -1, 1, -2))
+    assert knobs.rate == 2 * start.rate == 2.0 ** (method.centre + 1)
+    assert knobs.decay == start.decay / 2
+    np.testing.assert_allclose([1 - start.momentum, 1 - knobs.momentum], [0.1, 0.2])
+    assert knobs.rest_rate == start.rest_rate / 4
+
+
+def test_the_study_resumes_bit_for_bit(tmp_path):
+    whole = run_study(dataclasses.replace(TINY, runs=tmp_path / "whole"))
+    lines = (tmp_path / "whole").read_text().splitlines(keepends=True)
+    (tmp_path / "half").write_text("".join(lines[:4]) + lines[4][:9])  # the last was cut short
+    resumed = run_study(dataclasses.replace(TINY, runs=tmp_path / "half"))
+    assert resumed == whole
+    read = [(tmp_path / name).read_text().splitlines() for name in ("half", "whole")]
+    assert read[0].pop(4) == lines[4][:9]
+    assert dict(map(json.loads, read[0])) == dict(map(json.loads, read[1]))
+    main, wide = whole["rows"]
+    assert len(main["tuned"]) == 2
+    assert len(main["loss"]) == 2
+    assert len(wide["log2_rates"]) == len(wide["loss"][0]) >= 3
+    study = Transformers.from_settings(whole["settings"])
+    assert "Muon" in study.table(whole)
+    assert len(study.plot(whole).axes) == 4
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tries": 0}, "at least 1"),
+        ({"widths": (33,)}, "multiples of 32"),
+        ({"methods": ("AdamH",)}, "Muon must be among"),
+        ({"seeds": (0, 100)}, "none twice"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TINY, **wrong)
+
+
+def test_the_loss_of_a_head_of_zeros_is_that_of_chance():
+    weights = Size(32, 1, 7).start(jax.random.key(0))
+    tokens = jnp.zeros((2, 4), jnp.int32)
+    np.testing.assert_allclose(loss_of(weights, tokens, tokens), np.log(7), rtol=1e-6)
