@@ -30,6 +30,7 @@ FLOORS = {
     "modules": 5,
     "bounds": 6,
     "minimize": 6,
+    "frameworks": 6,
     "robustness": 7,
     "": 8,
     "testing": 9,
@@ -45,7 +46,11 @@ APART = {("robustness", "optim")}
 DELAYED = {"matplotlib", "safetensors"}
 
 # What a part needs that is imported by name only, and that not everyone has.
-EXTRAS = {"checkpoints": {"orbax"}, "testing": {"hypothesis"}}  # of `strategies` alone
+EXTRAS = {
+    "checkpoints": {"orbax"},
+    "frameworks": {"equinox", "flax", "haiku"},  # each in its own module
+    "testing": {"hypothesis"},  # of `strategies` alone
+}
 
 
 class Import(NamedTuple):

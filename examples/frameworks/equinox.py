@@ -12,9 +12,8 @@ import optax
 
 import manifoldmuon as mm
 from examples.frameworks.digits import Trained, cross_entropy, minibatches
+from manifoldmuon.frameworks.equinox import geometry
 from manifoldmuon.manifolds import Euclidean, Stiefel
-
-GEOMETRY = mm.optim.by_path({"layers/*/weight": Stiefel(), "layers/*/bias": Euclidean()})
 
 
 def split(model: eqx.nn.MLP) -> tuple[Any, Any]:
@@ -31,10 +30,11 @@ def train(steps: int = 100) -> Trained:
     model = eqx.nn.MLP(64, 10, width_size=64, depth=3, key=jax.random.key(0))
     model = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x, model)
     params, frozen = split(model)
-    params = mm.optim.project_tree(GEOMETRY, params)
-    table = mm.optim.tabulate(GEOMETRY, params)  # without the first layer
+    spaces = geometry(params, Stiefel(), rest=Euclidean())  # without the first layer
+    params = mm.optim.project_tree(spaces, params)
+    table = mm.optim.tabulate(spaces, params)
     # The momentum is float32, whatever the parameters are.
-    tx = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps), GEOMETRY)
+    tx = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps), spaces)
 
     @eqx.filter_jit
     def step(params, state, images, labels):
@@ -51,7 +51,7 @@ def train(steps: int = 100) -> Trained:
     for batch in minibatches(steps):
         params, state, loss = step(params, state, *batch)
         losses.append(float(loss))
-    measure = jax.jit(lambda params: mm.optim.monitor_distance(GEOMETRY, params))
+    measure = jax.jit(lambda params: mm.optim.monitor_distance(spaces, params))
     return Trained(losses, measure(params), table)
 
 

@@ -5,7 +5,6 @@ The model reads the 64 pixels of a digit in order, and says which of 17 intensit
 python -m examples.frameworks.linen
 """
 
-import re
 from typing import Any
 
 import flax.linen as nn
@@ -15,6 +14,7 @@ import optax
 
 import manifoldmuon as mm
 from examples.frameworks.digits import Trained, cross_entropy
+from manifoldmuon.frameworks.linen import geometry
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from studies.datasets import batches, load_digits
@@ -48,32 +48,22 @@ class Pixels(nn.Module):
         return table.attend(nn.LayerNorm(name="last_norm")(x)) / WIDTH**0.5
 
 
-MATRIX = Stiefel(solver=ProjectedPolar())
-GEOMETRY = mm.optim.by_path(
-    {
-        "**/embedding": EmbeddingRows(),
-        # (d_model, heads, head_dim): one matrix for each head. With out_axes=(-2, -1): for all.
-        re.compile(".*/(query|key|value)/kernel"): MATRIX.with_axes(in_axes=-3, out_axes=-1),
-        "**/out/kernel": MATRIX.with_axes(in_axes=(-3, -2), out_axes=-1),
-        "**/kernel": MATRIX.transposed(),
-        "**": Euclidean(),  # gains and biases
-    }
-)
-
-
 def train(steps: int = 60) -> Trained:
     """Trains on the digits."""
     images = load_digits().train_x.reshape(-1, PIXELS)
     tokens = jnp.asarray((images * 16).astype("int32"))
     model = Pixels()
+    matrix = Stiefel(solver=ProjectedPolar())
+    options: Any = {"per_head": True, "embedding": EmbeddingRows(), "rest": Euclidean()}
+    spaces = {"params": geometry(model, (tokens[:1, :-1],), matrix, **options)}
     shapes = jax.eval_shape(model.init, jax.random.key(0), tokens[:1, :-1])
-    table = mm.optim.tabulate(GEOMETRY, shapes)
+    table = mm.optim.tabulate(spaces, shapes)
 
     @jax.jit
     def init(key):
-        return mm.optim.project_tree(GEOMETRY, model.init(key, tokens[:1, :-1]))
+        return mm.optim.project_tree(spaces, model.init(key, tokens[:1, :-1]))
 
-    tx = mm.optim.manifold_muon(optax.linear_schedule(0.1, 0.0, steps), GEOMETRY)
+    tx = mm.optim.manifold_muon(optax.linear_schedule(0.1, 0.0, steps), spaces)
 
     @jax.jit
     def step(params, state, batch):
@@ -90,7 +80,7 @@ def train(steps: int = 60) -> Trained:
     for chosen in batches(0, len(tokens), steps, 32):
         params, state, loss = step(params, state, tokens[chosen])
         losses.append(float(loss))
-    measure = jax.jit(lambda params: mm.optim.monitor_distance(GEOMETRY, params))
+    measure = jax.jit(lambda params: mm.optim.monitor_distance(spaces, params))
     return Trained(losses, measure(params), table)
 
 

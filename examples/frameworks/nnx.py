@@ -1,4 +1,4 @@
-"""Flax NNX: convolutions, stacked layers, gains and biases, trained by `nnx.Optimizer`.
+"""Flax NNX: the geometry read off the modules, convolutions and stacked layers included.
 
 python -m examples.frameworks.nnx
 """
@@ -9,6 +9,7 @@ from flax import nnx
 
 import manifoldmuon as mm
 from examples.frameworks.digits import Trained, cross_entropy, minibatches
+from manifoldmuon.frameworks.nnx import geometry
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS
@@ -52,26 +53,22 @@ class Net(nnx.Module):
         return self.head(through(self.blocks, x))
 
 
-MATRIX = Stiefel(solver=ProjectedPolar())
-GEOMETRY = mm.optim.by_path(
-    {
-        "first/kernel": Euclidean(ConvRMSToRMS()).with_axes(-2, -1, taps=(-4, -3)),
-        "second/kernel": MATRIX.with_axes(in_axes=(0, 1, 2), out_axes=3),  # as one matrix
-        "blocks/linear/kernel": MATRIX.transposed(),  # one matrix for each block
-        "head/kernel": Euclidean(RMSToRMS()).transposed(),
-        "**/bias": Euclidean(),
-        "**/scale": Euclidean(),
-    }
-)
+UNCONSTRAINED = {
+    "first/kernel": Euclidean(ConvRMSToRMS()),
+    "head/kernel": Euclidean(RMSToRMS()),
+}
 
 
 def train(steps: int = 100) -> Trained:
     """Trains on the digits."""
     model = Net(nnx.Rngs(0))
-    params = mm.optim.project_tree(GEOMETRY, nnx.state(model, nnx.Param))
-    table = mm.optim.tabulate(GEOMETRY, params)
+    spaces = geometry(
+        model, Stiefel(solver=ProjectedPolar()), rest=Euclidean(), overrides=UNCONSTRAINED
+    )
+    params = mm.optim.project_tree(spaces, nnx.state(model, nnx.Param))
+    table = mm.optim.tabulate(spaces, params)
     nnx.update(model, params)
-    tx = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps), GEOMETRY)
+    tx = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps), spaces)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
 
     @nnx.jit
@@ -81,7 +78,7 @@ def train(steps: int = 100) -> Trained:
         return loss
 
     losses = [float(step(model, optimizer, *batch)) for batch in minibatches(steps)]
-    measure = jax.jit(lambda params: mm.optim.monitor_distance(GEOMETRY, params))
+    measure = jax.jit(lambda params: mm.optim.monitor_distance(spaces, params))
     return Trained(losses, measure(nnx.state(model, nnx.Param)), table)
 
 

@@ -83,7 +83,7 @@ class ByPath:
         Raises:
           ValueError: a path matches no rule, or a rule is used for no path.
         """
-        chosen = [self._first_match(path) for path in paths]
+        chosen = [self.first_match(path) for path in paths]
         unmatched = [path for path, rule in zip(paths, chosen, strict=True) if rule is None]
         if unmatched:
             patterns = [_text(pattern) for pattern, _ in self.rules]
@@ -91,7 +91,7 @@ class ByPath:
                 f"no pattern matches the parameters {unmatched}; the patterns are {patterns}."
                 " Add a pattern for them."
             )
-        used = {*chosen, *map(self._first_match, holes)}
+        used = {*chosen, *map(self.first_match, holes)}
         unused = [_text(p) for i, (p, _) in enumerate(self.rules) if i not in used]
         if unused and not any(isinstance(node, optax.MaskedNode) for node in holes.values()):
             raise ValueError(
@@ -100,7 +100,8 @@ class ByPath:
             )
         return [self.rules[rule][1] for rule in chosen if rule is not None]
 
-    def _first_match(self, path: str) -> int | None:
+    def first_match(self, path: str) -> int | None:
+        """Return the number of the first rule that matches a path, or None."""
         for index, (pattern, _) in enumerate(self.rules):
             if re.fullmatch(_regex(pattern), path):
                 return index

@@ -74,8 +74,9 @@ def _warnings(row: Any, stack: int | None, bias: tuple[int, ...] | None) -> Iter
                 f" {row.fan_out}: the axis of length {longest} looks like a fan that was taken for"
                 " a batch axis, and a batch axis taken for a fan. Name the axes: with_axes(...)."
             )
-        elif bias is not None and not _fits(
-            bias, [*(row.shape[i] for i in leading), blocks], row.fan_out
+        elif bias is not None and not any(
+            _fits(bias, [*(row.shape[i] for i in leading), blocks], fan_out)
+            for fan_out in _fan_outs(row)
         ):
             yield (
                 f"the fan-out is {row.fan_out}, but the bias beside it has shape {bias}: fan-in"
@@ -109,6 +110,14 @@ def _leading_axes(row: Any) -> list[int]:
         return list(range(rank - row.manifold.ndim))
     named = {axis % rank for kind in _KINDS for axis in _axes(getattr(row.layout, kind))}
     return [axis for axis in range(rank) if axis not in named]
+
+
+def _fan_outs(row: Any) -> list[int]:
+    """Return the fan-out, and without axes that a bias lacks: taps of a transposed convolution."""
+    if row.layout is None or row.layout.out_blocks > 1:
+        return [row.fan_out]
+    sizes = [row.shape[axis] for axis in _axes(row.layout.out_axes)]
+    return [math.prod(sizes[n:]) for n in range(len(sizes))]
 
 
 def _kind_of_first(row: Any) -> str:

@@ -33,6 +33,7 @@ class Layout(Value):
     | fused heads (d_model, heads, head_dim) as one matrix | `Layout(in_axes=0, out_axes=(1, 2))` |
     | the same, one matrix per head | `Layout(in_axes=0, out_axes=2)` |
     | fused q, k, v (3 heads head_dim, d_model), by heads | `Layout(out_blocks=3 * heads)` |
+    | fused q, k, v of grouped queries, by heads | `Layout(out_blocks=heads + 2 * kv_heads)` |
     | output projection (d_model, heads head_dim), by heads | `Layout(in_blocks=heads)` |
     | experts (experts, in, out), one matrix each | `Layout(in_axes=-2, out_axes=-1)` |
     | HWIO kernel as one matrix | `Layout(in_axes=(0, 1, 2), out_axes=3)` |

@@ -1,0 +1,228 @@
+"""What all frameworks share: roles and layouts of weights, and the entries that follow from them.
+
+A reader says of one type of module what its parameters are. Paths, owners and types come from the
+module of the framework.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from types import EllipsisType
+from typing import Any, NamedTuple
+
+from manifoldmuon._internal.arguments import one_of, optional, shown
+from manifoldmuon._internal.paths import ByPath
+from manifoldmuon.manifolds import LaidOut, Layout, Manifold
+from manifoldmuon.optim import resolve
+
+Entry = Manifold | LaidOut | None
+Choice = Manifold | None | EllipsisType
+Overrides = Mapping[Any, Entry | Mapping[str, Entry]]
+
+
+class Weight(NamedTuple):
+    """What one parameter is.
+
+    Attributes:
+      role: which field of `Choices` has its manifold.
+      layout: in which it is a matrix; None where it lies as the manifold wants it.
+      kernel: for a manifold of kernels, of more than two axes: the layout with taps.
+    """
+
+    role: str
+    layout: Layout | None = None
+    kernel: Layout | None = None
+
+
+REST = Weight("rest")
+TABLE = Weight("embedding")
+
+Reader = Callable[[Any, bool], Mapping[str, Weight]]
+"""`reader(module, per_head)`: by path below the module; `*` is any parameter of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choices:
+    """The arguments of `geometry` that all frameworks share; see `frameworks.nnx.geometry`."""
+
+    matrices: Manifold | None
+    attention: Choice
+    per_head: bool
+    convolutions: Choice
+    embedding: Manifold | None
+    rest: Manifold | None
+    overrides: Overrides | None
+
+    def __post_init__(self):
+        for field in ("matrices", "attention", "convolutions", "embedding", "rest"):
+            value = getattr(self, field)
+            if value is ... and field in ("attention", "convolutions"):
+                object.__setattr__(self, field, self.matrices)
+            elif isinstance(value, LaidOut):
+                raise TypeError(
+                    f"geometry: {field} must be a Manifold; got {shown(value)}: the layout follows"
+                    " from the module"
+                )
+            else:
+                optional(one_of(Manifold))(f"geometry: {field}", value)
+        one_of(bool)("geometry: per_head", self.per_head)
+        if not isinstance(self.overrides, Mapping | None):
+            raise TypeError(f"geometry: overrides must be a dictionary; got {self.overrides!r}")
+
+
+def matrix(layout: Layout) -> Weight:
+    """Return a linear map, such as `Layout(-2, -1)` for a kernel (in, out)."""
+    return Weight("matrices", layout)
+
+
+KERNEL = matrix(Layout(-2, -1))
+
+
+def general(ins: int, outs: int) -> Weight:
+    """Return one map whose kernel is (..., *in, *out)."""
+    return matrix(Layout(tuple(range(-ins - outs, -outs)), tuple(range(-outs, 0))))
+
+
+def heads(per_head: bool) -> dict[str, Weight]:
+    """Return projections of Flax: (d, heads, head_dim), and `out` (heads, head_dim, d)."""
+    inward = Weight("attention", Layout(-3, -1) if per_head else Layout(-3, (-2, -1)))
+    outward = Weight("attention", Layout(-2, -1) if per_head else Layout((-3, -2), -1))
+    kernels = {f"{name}/kernel": inward for name in ("query", "key", "value")}
+    biases = {f"{name}/bias": REST for name in ("query", "key", "value", "out")}
+    return kernels | biases | {"out/kernel": outward}
+
+
+def einsum(text: str | None) -> Mapping[str, Weight]:
+    """Return the kernel of `input,kernel->output`: contracted axes are the fan-in.
+
+    Axes that all three share are copies. Nothing is returned for what is no such map.
+    """
+    found = {"bias": REST}
+    if text and text.count(",") == 1 and "->" in text:
+        sides, output = text.replace(" ", "").split("->")
+        given, kernel = sides.split(",")
+        numbered = [(axis - len(kernel), letter) for axis, letter in enumerate(kernel)]
+        ins = tuple(i for i, x in numbered if x in given and x not in output)
+        outs = tuple(i for i, x in numbered if x in output and x not in given)
+        alone = [x for x in kernel if x == "." or (x not in given and x not in output)]
+        if ins and outs and not alone:
+            found["kernel"] = matrix(Layout(ins, outs, ndim=len(kernel)))
+    return found
+
+
+def convolution(taps: int, groups: int = 1) -> Weight:
+    """Return a kernel (*taps, in, out): of a patch, (taps in) to out, or tap by tap."""
+    places = tuple(range(-taps - 2, -2))
+    whole = Layout((*places, -2), -1, out_blocks=groups)
+    return Weight("convolutions", whole, Layout(-2, -1, places, out_blocks=groups))
+
+
+def transposed_convolution(taps: int, flipped: bool = False) -> Weight:
+    """Return a kernel (*taps, in, out), or (*taps, out, in): one input to (taps out) outputs."""
+    places, ins, outs = tuple(range(-taps - 2, -2)), -2, -1
+    if flipped:
+        ins, outs = outs, ins
+    return Weight("convolutions", Layout(ins, (*places, outs)), Layout(ins, outs, places))
+
+
+def owners_by_name(path: str, modules: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return path and module of the modules above a parameter, the outermost first."""
+    parts = path.split("/")
+    above = ("/".join(parts[:count]) for count in range(len(parts)))
+    return [(name, modules[name]) for name in above if name in modules]
+
+
+def entries(
+    parameters: Iterable[tuple[str, Iterable[tuple[str, Any]]]],
+    readers: Mapping[type, Reader],
+    choices: Choices,
+    params: Any,
+) -> dict[str, Entry]:
+    """Return the entry of every parameter by path, checked against its shape.
+
+    Args:
+      parameters: the path of each, and path and module of its owners, the outermost first.
+      readers: what is known of each type. The type of a module is its own or the nearest base.
+      choices: the arguments of the user.
+      params: the tree of parameters or shapes, for the check.
+
+    Raises:
+      TypeError: a type of module is unknown, and no override says what its parameter is.
+      ValueError: an override is of no parameter, or a shape does not fit; see `optim.resolve`.
+    """
+    overrides = choices.overrides or {}
+    paths = ByPath(tuple((k, v) for k, v in overrides.items() if not isinstance(k, type)))
+    types = {key: value for key, value in overrides.items() if isinstance(key, type)}
+    found: dict[str, Entry] = {}
+    unknown, used = [], set()
+    for path, owners in parameters:
+        owners = [(path.removeprefix(above).removeprefix("/"), owner) for above, owner in owners]
+        weight = _read(owners, readers, choices.per_head)
+        if (rule := paths.first_match(path)) is not None:
+            key, entry = paths.rules[rule]
+        elif (hit := _find_type(owners, types)) is not None:
+            key, entry = hit
+        elif weight is not None:
+            found[path] = _place(getattr(choices, weight.role), weight)
+            continue
+        else:
+            unknown.append((path, *owners[-1]) if owners else (path, path, None))
+            continue
+        used.add(key)
+        found[path] = _place(entry, weight)
+    if unknown:
+        raise TypeError(_unknown(unknown))
+    if idle := [getattr(key, "__name__", key) for key in overrides if key not in used]:
+        raise ValueError(
+            f"geometry: the overrides {idle} are of no parameter (an earlier one may have taken"
+            f" theirs); the parameters are {list(found)}"
+        )
+    resolve(found, params)
+    return found
+
+
+def _read(
+    owners: list[tuple[str, Any]], readers: Mapping[type, Reader], per_head: bool
+) -> Weight | None:
+    """Return what the outermost module says that knows the parameter."""
+    for place, (below, owner) in enumerate(owners):
+        kind = next((kind for kind in type(owner).__mro__ if kind in readers), None)
+        known = {} if kind is None else readers[kind](owner, per_head)
+        own = place == len(owners) - 1
+        if (weight := known.get(below, known.get("*") if own else None)) is not None:
+            return weight
+    return None
+
+
+def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
+    """Return the override of the innermost module that has one, and its key."""
+    for below, owner in reversed(owners):
+        for kind in type(owner).__mro__:
+            if kind in types:
+                value = types[kind]
+                if not isinstance(value, Mapping):
+                    return kind, value
+                if below in value:
+                    return kind, value[below]
+    return None
+
+
+def _place(entry: Any, weight: Weight | None) -> Any:
+    """Return a manifold in the layout of a weight; what has a layout of its own stays."""
+    if not isinstance(entry, Manifold) or weight is None or weight.layout is None:
+        return entry
+    kernel = weight.kernel if entry.ndim > 2 else None
+    return LaidOut(entry, kernel or weight.layout)
+
+
+def _unknown(found: list[tuple[str, str, Any]]) -> str:
+    named = [
+        f"{path!r}" + (f" (of {type(owner).__name__})" if owner is not None else "")
+        for path, _, owner in found
+    ]
+    path, below, owner = found[0]
+    hint = f"overrides={{{path!r}: manifold}}, None for the rest"
+    if owner is not None:
+        hint += f", or for the type overrides={{{type(owner).__name__}: {{{below!r}: manifold}}}}"
+    return f"geometry: the types of modules do not say what these are: {', '.join(named)}; {hint}"

@@ -1,0 +1,130 @@
+"""Geometries of Equinox models, by the types of their modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+
+from manifoldmuon._internal.paths import path_string
+from manifoldmuon.frameworks import _reading as reading
+from manifoldmuon.frameworks._reading import REST, TABLE, Choice, Entry, Overrides, Weight
+from manifoldmuon.manifolds import Layout, Manifold
+
+__all__ = ["geometry"]
+
+
+def geometry(
+    model: Any,
+    matrices: Manifold | None,
+    *,
+    attention: Choice = ...,
+    per_head: bool = False,
+    convolutions: Choice = ...,
+    embedding: Manifold | None = None,
+    rest: Manifold | None = None,
+    overrides: Overrides | None = None,
+    where: Callable[[Any], bool] = eqx.is_inexact_array,
+) -> dict[str, Entry]:
+    """Return the geometry of a model, read off the types of its modules.
+
+    It reads `Linear`, `Conv`, `ConvTranspose`, `Embedding`, `MultiheadAttention`, `GRUCell`,
+    `LSTMCell`, norms and `PReLU`, and whatever is built of them.
+
+    Args:
+      model: any pytree with Equinox modules; leaves that `where` refuses are left out, such as
+        those that `eqx.partition` has replaced by None.
+      matrices: see `frameworks.nnx.geometry`.
+      attention: see there.
+      per_head: see there.
+      convolutions: see there.
+      embedding: see there.
+      rest: see there.
+      overrides: see there.
+      where: which leaves are trained, the filter given to `eqx.filter`.
+
+    Returns:
+      Entries by path, for `eqx.filter(model, where)`.
+
+    Raises:
+      TypeError, ValueError: see `frameworks.nnx.geometry`.
+
+    Examples:
+      >>> import equinox as eqx
+      >>> model = eqx.nn.Linear(2, 3, key=jax.random.key(0))
+      >>> geometry(model, mm.manifolds.Stiefel())["bias"] is None
+      True
+    """
+    choices = reading.Choices(
+        matrices, attention, per_head, convolutions, embedding, rest, overrides
+    )
+    params = eqx.filter(model, where)
+    pairs = jax.tree_util.tree_leaves_with_path(params)
+    named = [(path_string(path), list(_owners(model, path))) for path, _ in pairs]
+    return reading.entries(named, _READERS, choices, params)
+
+
+def _owners(model: Any, path: tuple[Any, ...]) -> Any:
+    """Yield path and module of the modules above a leaf, the outermost first."""
+    node = model
+    for depth, key in enumerate(path):
+        if isinstance(node, eqx.Module):
+            yield path_string(path[:depth]), node
+        node = _child(node, key)
+
+
+def _child(node: Any, key: Any) -> Any:
+    if isinstance(key, jax.tree_util.GetAttrKey):
+        return getattr(node, key.name)
+    return node[key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key]
+
+
+def _heads(module: eqx.nn.MultiheadAttention, per_head: bool) -> Mapping[str, Weight]:
+    count = module.num_heads if per_head else 1
+    inward = Weight("attention", Layout(out_blocks=count))
+    outward = Weight("attention", Layout(in_blocks=count))
+    names = ("query_proj", "key_proj", "value_proj")
+    weights = {f"{name}/weight": inward for name in names}
+    biases = {f"{name}/bias": REST for name in (*names, "output_proj")}
+    return {**weights, **biases, "output_proj/weight": outward}
+
+
+def _convolution(taps: int, groups: int) -> Weight:
+    """Return a kernel (out, in, *taps)."""
+    places, out = tuple(range(-taps, 0)), -taps - 2
+    whole = Layout((-taps - 1, *places), out, out_blocks=groups)
+    return Weight("convolutions", whole, Layout(-taps - 1, out, places, out_blocks=groups))
+
+
+def _transposed_convolution(module: eqx.nn.ConvTranspose) -> Mapping[str, Weight]:
+    taps, found = module.num_spatial_dims, {"bias": REST}
+    if module.groups == 1:
+        places = tuple(range(-taps, 0))
+        whole = Layout(-taps - 1, (-taps - 2, *places))
+        found["weight"] = Weight("convolutions", whole, Layout(-taps - 1, -taps - 2, places))
+    return found
+
+
+def _gates(count: int) -> Mapping[str, Weight]:
+    gates = reading.matrix(Layout(out_blocks=count))
+    return {"weight_ih": gates, "weight_hh": gates, "bias": REST, "bias_n": REST}
+
+
+_NORMS = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm, eqx.nn.PReLU)
+
+_READERS: dict[type, reading.Reader] = {
+    eqx.nn.Linear: lambda m, _: {"weight": reading.matrix(Layout()), "bias": REST},
+    eqx.nn.MultiheadAttention: _heads,
+    eqx.nn.Conv: lambda m, _: {
+        "weight": _convolution(m.num_spatial_dims, m.groups),
+        "bias": REST,
+    },
+    eqx.nn.ConvTranspose: lambda m, _: _transposed_convolution(m),
+    eqx.nn.Embedding: lambda m, _: {"weight": TABLE},
+    eqx.nn.GRUCell: lambda m, _: _gates(3),
+    eqx.nn.LSTMCell: lambda m, _: _gates(4),
+    eqx.nn.WeightNorm: lambda m, _: {"g": REST},
+    **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
+}

@@ -1,0 +1,116 @@
+"""Geometries of Haiku models, by the types of their modules."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import haiku as hk
+import jax
+
+from manifoldmuon.frameworks import _reading as reading
+from manifoldmuon.frameworks._reading import KERNEL, REST, TABLE, Choice, Entry, Overrides, Weight
+from manifoldmuon.manifolds import Layout, Manifold
+
+__all__ = ["geometry"]
+
+
+def geometry(
+    model: Any,
+    inputs: Sequence[Any],
+    matrices: Manifold | None,
+    *,
+    attention: Choice = ...,
+    per_head: bool = False,
+    convolutions: Choice = ...,
+    embedding: Manifold | None = None,
+    rest: Manifold | None = None,
+    overrides: Overrides | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Entry]:
+    """Return the geometry of a model, read off the types of its modules.
+
+    It reads `Linear`, convolutions, `Embed`, `MultiHeadAttention`, `LSTM`, `GRU` and norms.
+
+    Args:
+      model: what `hk.transform` or `hk.transform_with_state` returned.
+      inputs: the arguments of `model.init` behind the random key, as a tuple: arrays or
+        `jax.ShapeDtypeStruct`. Nothing is computed.
+      matrices: see `frameworks.nnx.geometry`.
+      attention: see there.
+      per_head: see there.
+      convolutions: see there.
+      embedding: see there.
+      rest: see there.
+      overrides: see there.
+      options: keyword arguments of `model.init`, such as `{"is_training": True}`.
+
+    Returns:
+      Entries by path, for the parameters.
+
+    Raises:
+      TypeError, ValueError: see `frameworks.nnx.geometry`.
+
+    Examples:
+      >>> import haiku as hk
+      >>> model = hk.transform(lambda x: hk.Linear(3)(x))
+      >>> geometry(model, (jnp.ones(2),), mm.manifolds.Stiefel())["linear/b"] is None
+      True
+    """
+    choices = reading.Choices(
+        matrices, attention, per_head, convolutions, embedding, rest, overrides
+    )
+    modules: dict[str, hk.Module] = {}
+
+    def note(call: Any, args: Any, kwargs: Any, context: hk.MethodContext) -> Any:
+        result = call(*args, **kwargs)  # first: `__init__` gives the name
+        modules.setdefault(context.module.module_name, context.module)
+        return result
+
+    with hk.intercept_methods(note):
+        init = functools.partial(model.init, **(options or {}))
+        made: Any = jax.eval_shape(init, jax.random.key(0), *inputs)
+    params = made[0] if isinstance(model, hk.TransformedWithState) else made
+    paths = [f"{module}/{name}" for module, arrays in params.items() for name in arrays]
+    named = [(path, reading.owners_by_name(path, modules)) for path in paths]
+    return reading.entries(named, _READERS, choices, params)
+
+
+def _heads(module: hk.MultiHeadAttention, per_head: bool) -> Mapping[str, Weight]:
+    count = module.num_heads if per_head else 1
+    inward = Weight("attention", Layout(-2, -1, out_blocks=count))
+    outward = Weight("attention", Layout(-2, -1, in_blocks=count))
+    names = ("query", "key", "value")
+    weights = {f"{name}/w": inward for name in names}
+    biases = {f"{name}/b": REST for name in (*names, "linear")}
+    return {**weights, **biases, "linear/w": outward}
+
+
+def _gates(count: int) -> Weight:
+    return reading.matrix(Layout(-2, -1, out_blocks=count))
+
+
+_CONVOLUTIONS = (hk.ConvND, hk.Conv1D, hk.Conv2D, hk.Conv3D)
+_TRANSPOSED = (hk.ConvNDTranspose, hk.Conv1DTranspose, hk.Conv2DTranspose, hk.Conv3DTranspose)
+_NORMS = (hk.LayerNorm, hk.RMSNorm, hk.BatchNorm, hk.GroupNorm, hk.InstanceNorm, hk.Bias)
+
+_READERS: dict[type, reading.Reader] = {
+    hk.Linear: lambda m, _: {"w": KERNEL, "b": REST},
+    hk.MultiHeadAttention: _heads,
+    hk.Embed: lambda m, _: {"embeddings": TABLE},
+    hk.LSTM: lambda m, _: {"linear/w": _gates(4), "linear/b": REST},
+    hk.GRU: lambda m, _: {"w_i": _gates(3), "w_h": _gates(3), "b": REST},
+    **dict.fromkeys(
+        _CONVOLUTIONS,
+        lambda m, _: {
+            "w": reading.convolution(m.num_spatial_dims, m.feature_group_count),
+            "b": REST,
+        },
+    ),
+    **dict.fromkeys(
+        _TRANSPOSED,
+        lambda m, _: {"w": reading.transposed_convolution(m.num_spatial_dims, True), "b": REST},
+    ),
+    **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
+}

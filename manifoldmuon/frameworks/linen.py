@@ -1,0 +1,104 @@
+"""Geometries of Flax Linen models, by the types of their modules."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+
+from manifoldmuon._internal.paths import flatten_with_path, path_string
+from manifoldmuon.frameworks import _reading as reading
+from manifoldmuon.frameworks._reading import KERNEL, REST, TABLE, Choice, Entry, Overrides
+from manifoldmuon.manifolds import Manifold
+
+__all__ = ["geometry"]
+
+
+def geometry(
+    model: nn.Module,
+    inputs: Sequence[Any],
+    matrices: Manifold | None,
+    *,
+    attention: Choice = ...,
+    per_head: bool = False,
+    convolutions: Choice = ...,
+    embedding: Manifold | None = None,
+    rest: Manifold | None = None,
+    overrides: Overrides | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> dict[str, Entry]:
+    """Return the geometry of a model, read off the types of its modules.
+
+    It reads `Dense`, `DenseGeneral`, `Einsum`, `Conv`, `ConvTranspose`, `Embed`, attention, cells
+    of recurrent networks and norms, also under `nn.scan`, `nn.vmap` and `nn.remat`.
+
+    Args:
+      model: a Linen module, without parameters.
+      inputs: the arguments of `model.init` behind the random key, as a tuple: arrays or
+        `jax.ShapeDtypeStruct`. Nothing is computed.
+      matrices: see `frameworks.nnx.geometry`.
+      attention: see there.
+      per_head: see there.
+      convolutions: see there.
+      embedding: see there.
+      rest: see there.
+      overrides: see there.
+      options: keyword arguments of `model.init`, such as `{"train": False}`.
+
+    Returns:
+      Entries by path, for `variables["params"]`. For all `variables` write `{"params": geometry}`.
+
+    Raises:
+      TypeError, ValueError: see `frameworks.nnx.geometry`.
+
+    Examples:
+      >>> from flax import linen
+      >>> geometry(linen.Dense(3), (jnp.ones(2),), mm.manifolds.Stiefel())["bias"] is None
+      True
+    """
+    choices = reading.Choices(
+        matrices, attention, per_head, convolutions, embedding, rest, overrides
+    )
+    modules: dict[str, nn.Module] = {}
+
+    def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
+        modules.setdefault("/".join(context.module.path), context.module)
+        return call(*args, **kwargs)
+
+    with nn.intercept_methods(note):
+        init = functools.partial(model.init, **(options or {}))
+        params = jax.eval_shape(init, jax.random.key(0), *inputs).get("params", {})
+    paths = [path_string(path) for path, _ in flatten_with_path(params)[0]]
+    named = [(path, reading.owners_by_name(path, modules)) for path in paths]
+    return reading.entries(named, _READERS, choices, params)
+
+
+def _size(axes: Any) -> int:
+    return 1 if isinstance(axes, int) else len(axes)
+
+
+_NORMS = (nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm, nn.PReLU)
+
+_READERS: dict[type, reading.Reader] = {
+    nn.Dense: lambda m, _: {"kernel": KERNEL, "bias": REST},
+    nn.DenseGeneral: lambda m, _: {
+        "kernel": reading.general(_size(m.axis), _size(m.features)),
+        "bias": REST,
+    },
+    nn.Einsum: lambda m, _: reading.einsum(m.einsum_str),
+    nn.MultiHeadDotProductAttention: lambda m, per_head: reading.heads(per_head),
+    nn.Conv: lambda m, _: {
+        "kernel": reading.convolution(_size(m.kernel_size), m.feature_group_count),
+        "bias": REST,
+    },
+    nn.ConvTranspose: lambda m, _: {
+        "kernel": reading.transposed_convolution(_size(m.kernel_size), m.transpose_kernel),
+        "bias": REST,
+    },
+    nn.Embed: lambda m, _: {"embedding": TABLE},
+    nn.recurrent.DenseParams: lambda m, _: {"kernel": KERNEL, "bias": REST},
+    **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
+}

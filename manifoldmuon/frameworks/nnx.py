@@ -1,0 +1,135 @@
+"""Geometries of Flax NNX models, by the types of their modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from manifoldmuon.frameworks import _reading as reading
+from manifoldmuon.frameworks._reading import KERNEL, REST, TABLE, Choice, Entry, Overrides, Weight
+from manifoldmuon.manifolds import Layout, Manifold
+
+__all__ = ["geometry"]
+
+
+def geometry(
+    model: Any,
+    matrices: Manifold | None,
+    *,
+    attention: Choice = ...,
+    per_head: bool = False,
+    convolutions: Choice = ...,
+    embedding: Manifold | None = None,
+    rest: Manifold | None = None,
+    overrides: Overrides | None = None,
+    wrt: Any = nnx.Param,
+) -> dict[str, Entry]:
+    """Return the geometry of a model, read off the types of its modules.
+
+    Each type says which axes of its parameters are fan-in, fan-out, heads and taps; shapes are not
+    looked at. Stacks made by `nnx.vmap` and subclasses are read like the modules themselves.
+
+    | module | read as |
+    |---|---|
+    | `Linear`, `LinearGeneral`, `LoRALinear` | one map from all input to all output axes |
+    | `Einsum` | contracted axes are the fan-in, axes shared by all three operands are copies |
+    | `MultiHeadAttention` | `attention`: projections d to (heads, head_dim), output back |
+    | `Conv` | `convolutions`: a patch, all taps and inputs, to the outputs of each group |
+    | `ConvTranspose` | `convolutions`: one input to all taps and outputs |
+    | `Embed` | `embedding`: a table, a vector in each row |
+    | `LSTMCell`, `GRUCell`, ... | `matrices`, one for each gate |
+    | norms, `PReLU`, biases, `LoRA` factors | `rest` |
+
+    None, the default of `embedding` and `rest`, leaves parameters to another optimizer; see
+    `optim.hybrid`.
+
+    Args:
+      model: an `nnx.Module`; arrays or shapes (`nnx.eval_shape`).
+      matrices: the manifold of linear maps `(fan_out, fan_in)`, or None.
+      attention: that of attention's projections; by default (`...`) as `matrices`.
+      per_head: whether each head is a matrix by itself in all four projections, so that
+        heads do not influence one another's steps. By default a projection is one matrix.
+      convolutions: that of kernels; by default (`...`) as `matrices`. A manifold of more than two
+        axes, such as `Euclidean(ConvRMSToRMS())`, gets the kernel tap by tap.
+      embedding: that of tables `(vocabulary, d)`, such as `EmbeddingRows()`.
+      rest: that of everything else.
+      overrides: entries that take precedence, by a pattern on the path as in `optim.by_path`, then
+        by a type of module, the innermost first: `{"head/kernel": None, nnx.LoRA: Stiefel(),
+        Mine: {"w": Stiefel().transposed(), "b": None}}`. A manifold gets the layout of the module
+        where that is known; an entry with a layout is taken as it is.
+      wrt: which variables are trained, the filter given to `nnx.Optimizer`.
+
+    Returns:
+      Entries by path, for `nnx.state(model, wrt)`. It is a plain dictionary: print it, change it.
+
+    Raises:
+      TypeError: the type of a module is unknown; the message names paths, types and the override
+        to write. Or an argument is not a manifold.
+      ValueError: an override is of no parameter, or a shape does not fit; see `optim.resolve`.
+
+    Examples:
+      >>> from flax import nnx as flax_nnx
+      >>> model = flax_nnx.Linear(2, 3, rngs=flax_nnx.Rngs(0))
+      >>> geometry(model, mm.manifolds.Stiefel())["bias"] is None
+      True
+    """
+    choices = reading.Choices(
+        matrices, attention, per_head, convolutions, embedding, rest, overrides
+    )
+    params = nnx.state(model, wrt)
+    named = [
+        ("/".join(map(str, path)), list(_owners(model, path)))
+        for path, _ in nnx.to_flat_state(params)
+    ]
+    return reading.entries(named, _READERS, choices, params)
+
+
+def _owners(model: Any, path: tuple[Any, ...]) -> Any:
+    """Yield path and module of the modules above a variable, the outermost first."""
+    node = model
+    for depth, key in enumerate(path):
+        if isinstance(node, nnx.Module) and not isinstance(node, nnx.List | nnx.Dict):
+            yield "/".join(map(str, path[:depth])), node
+        node = _child(node, key)
+
+
+def _child(node: Any, key: Any) -> Any:
+    return getattr(node, key) if isinstance(key, str) and hasattr(node, key) else node[key]
+
+
+def _gates(count: int) -> Mapping[str, Weight]:
+    """Return the two fused layers of a recurrent cell."""
+    gates = reading.matrix(Layout(-2, -1, out_blocks=count))
+    biases = {"dense_i/bias": REST, "dense_h/bias": REST}
+    return {"dense_i/kernel": gates, "dense_h/kernel": gates, **biases}
+
+
+_NORMS = (nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.PReLU)
+
+_READERS: dict[type, reading.Reader] = {
+    nnx.Linear: lambda m, _: {"kernel": KERNEL, "bias": REST},
+    nnx.LinearGeneral: lambda m, _: {
+        "kernel": reading.general(len(m.in_features), len(m.out_features)),
+        "bias": REST,
+    },
+    nnx.Einsum: lambda m, _: reading.einsum(m.einsum_str),
+    nnx.MultiHeadAttention: lambda m, per_head: reading.heads(per_head),
+    nnx.Conv: lambda m, _: {
+        "kernel": reading.convolution(len(m.kernel_size), m.feature_group_count),
+        "bias": REST,
+    },
+    nnx.ConvTranspose: lambda m, _: {
+        "kernel": reading.transposed_convolution(len(m.kernel_size), m.transpose_kernel),
+        "bias": REST,
+    },
+    nnx.Embed: lambda m, _: {"embedding": TABLE},
+    nnx.LoRA: lambda m, _: {
+        "lora_a": Weight("rest", Layout(-2, -1)),
+        "lora_b": Weight("rest", Layout(-2, -1)),
+    },
+    nnx.OptimizedLSTMCell: lambda m, _: _gates(4),
+    nnx.GRUCell: lambda m, _: _gates(3),
+    **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
+}

@@ -1,0 +1,93 @@
+"""Geometries of Flax Linen models."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from manifoldmuon import contrib, optim
+from manifoldmuon.manifolds import EmbeddingRows, Stiefel
+
+nn: Any = pytest.importorskip("flax.linen")
+reading = pytest.importorskip("manifoldmuon.frameworks.linen")
+
+W = Stiefel()
+TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
+
+
+class Block(nn.Module):
+    """Attention and a layer, as `nn.scan` wants them."""
+
+    @nn.compact
+    def __call__(self, x, _):
+        x = x + nn.MultiHeadDotProductAttention(4, name="attention")(nn.RMSNorm()(x))
+        return x + nn.Dense(8)(x), None
+
+
+class Net(nn.Module):
+    """A module of every kind."""
+
+    @nn.compact
+    def __call__(self, tokens, train):
+        assert train is True
+        embed = nn.Embed(9, 8, name="embed")
+        scan = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=3)
+        x, _ = scan(name="blocks")(embed(tokens), None)
+        x = nn.RNN(nn.OptimizedLSTMCell(8, name="lstm"))(x)
+        x = nn.RNN(nn.GRUCell(8, name="gru"))(x)
+        x = nn.ConvTranspose(6, (2,), name="up")(nn.Conv(8, (3,), name="conv")(x))
+        x = nn.Einsum((6, 2, 4), "btd,dhk->bthk", name="einsum")(x)
+        x = nn.DenseGeneral((3, 4), axis=(-2, -1), name="general")(x)
+        return nn.BatchNorm(not train)(nn.remat(nn.Dense)(8, name="dense")(x))
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_every_type(per_head):
+    given = {"per_head": per_head, "embedding": EmbeddingRows(), "options": {"train": True}}
+    found = reading.geometry(Net(), (TOKENS,), W, **given)
+    kernel = W.transposed()
+    heads, out = W.with_axes(-3, (-2, -1)), W.with_axes((-3, -2), -1)
+    if per_head:
+        heads, out = W.with_axes(-3, -1), kernel
+    attention = "blocks/attention"
+    wanted = {
+        "embed/embedding": EmbeddingRows(),
+        **{f"{attention}/{name}/kernel": heads for name in ("query", "key", "value")},
+        f"{attention}/out/kernel": out,
+        "blocks/Dense_0/kernel": kernel,
+        **{f"lstm/{x}{y}/kernel": kernel for x in "ih" for y in "ifgo"},
+        **{f"gru/{x}{y}/kernel": kernel for x in "ih" for y in "rzn"},
+        "conv/kernel": W.with_axes((-3, -2), -1),
+        "up/kernel": W.with_axes(-2, (-3, -1)),
+        "einsum/kernel": W.with_axes(0, (1, 2)),
+        "general/kernel": W.with_axes((-4, -3), (-2, -1)),
+        "dense/kernel": kernel,
+    }
+    assert {path: x for path, x in found.items() if x is not None} == wanted
+    shapes = jax.eval_shape(lambda x: Net().init(jax.random.key(0), x, True), TOKENS)
+    rows = optim.tabulate({"params": found}, {"params": shapes["params"]}).rows
+    assert {row.path for row in rows} == {f"params/{path}" for path in found}
+    assert not [x for x in contrib.lint(found, shapes["params"]) if "einsum" not in x]
+
+
+def test_partitioned_parameters_have_the_paths_of_bare_ones():
+    init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "x"))
+    found = reading.geometry(nn.Dense(4, kernel_init=init), (jnp.ones(3),), W)
+    assert found == {"kernel": W.transposed(), "bias": None}
+
+
+class Own(nn.Module):
+    """A parameter that no type explains."""
+
+    @nn.compact
+    def __call__(self, x):
+        return x @ self.param("w", nn.initializers.ones, (8, 3))
+
+
+def test_what_no_type_explains_is_an_error():
+    model, x = nn.Sequential([nn.Dense(8), Own()]), jnp.ones(4)
+    with pytest.raises(TypeError, match=r"'layers_1/w' \(of Own\); overrides={'layers_1/w'"):
+        reading.geometry(model, (x,), W)
+    found = reading.geometry(model, (x,), W, overrides={Own: W.transposed()})
+    assert found["layers_1/w"] == found["layers_0/kernel"] == W.transposed()

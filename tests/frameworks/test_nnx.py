@@ -1,0 +1,336 @@
+"""Geometries of Flax NNX models, against the linear maps that their modules compute."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jaxtyping import config
+
+from manifoldmuon import contrib, optim
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, LaidOut, Layout, Stiefel
+from manifoldmuon.manifolds.solvers import ProjectedPolar
+from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS
+
+nnx = pytest.importorskip("flax.nnx")
+reading = pytest.importorskip("manifoldmuon.frameworks.nnx")
+
+MATRIX = Stiefel(solver=ProjectedPolar())
+FLAT = Euclidean(RMSToRMS())
+
+
+def rngs() -> Any:
+    return nnx.Rngs(0)
+
+
+def attention(**options: Any) -> Any:
+    return nnx.MultiHeadAttention(4, 8, num_kv_heads=2, decode=False, rngs=rngs(), **options)
+
+
+class Block(nnx.Module):
+    """A transformer's block, with a parameter of every kind that the types name."""
+
+    def __init__(self, rngs: Any):
+        self.norm = nnx.RMSNorm(8, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(
+            4, 8, num_kv_heads=2, normalize_qk=True, decode=False, keep_rngs=False, rngs=rngs
+        )
+        self.mlp = nnx.List([nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)])
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm(x))
+        return x + self.mlp[1](jax.nn.relu(self.mlp[0](x)))
+
+
+class Net(nnx.Module):
+    """An embedding, stacked blocks and a head."""
+
+    def __init__(self, rngs: Any):
+        self.embed = nnx.Embed(9, 8, rngs=rngs)
+
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap
+        def stacked(rngs):
+            return Block(rngs)
+
+        self.blocks = stacked(rngs)
+        self.head = nnx.Linear(8, 9, rngs=rngs)
+
+    def __call__(self, tokens):
+        @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+        def through(block, x):
+            return block(x)
+
+        return self.head(through(self.blocks, self.embed(tokens)))
+
+
+def matrices(entry: LaidOut, kernel: Any) -> np.ndarray:
+    """All points of a kernel, `(copies, fan_out, fan_in)`."""
+    inner = entry.layout.inward(np.asarray(kernel, np.float64))
+    return inner.reshape(-1, *inner.shape[-2:])
+
+
+def jacobian(function: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """The matrix of a linear map of one array, by its derivative."""
+    slope = jax.jacobian(function)(jnp.zeros(shape))
+    size = int(np.prod(shape))
+    return np.asarray(slope, np.float64).reshape(-1, size)
+
+
+def same_maps(found: np.ndarray, wanted: list[np.ndarray]) -> None:
+    """Compare shapes and singular values: the order of rows and columns plays no role."""
+    assert found.shape == (len(wanted), *wanted[0].shape)
+    for a, b in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(np.linalg.svd(a)[1], np.linalg.svd(b)[1], atol=1e-5)
+
+
+def only(module: Any, path: str = "kernel", **options: Any) -> LaidOut:
+    entry = reading.geometry(module, MATRIX, **options)[path]
+    assert isinstance(entry, LaidOut)
+    return entry
+
+
+def linear_maps() -> Any:
+    return {
+        "Linear": (nnx.Linear(3, 5, rngs=rngs()), (3,)),
+        "LinearGeneral": (
+            nnx.LinearGeneral((2, 3), (4, 5), axis=(-2, -1), rngs=rngs()),
+            (2, 3),
+        ),
+        "Einsum": (nnx.Einsum("nta,hab->nthb", (8, 2, 4), rngs=rngs()), (1, 1, 2)),
+        "Conv": (nnx.Conv(2, 5, (3, 2), padding="VALID", rngs=rngs()), (3, 2, 2)),
+        "ConvTranspose": (
+            nnx.ConvTranspose(6, 2, (2, 2), strides=(2, 2), padding="VALID", rngs=rngs()),
+            (1, 1, 6),
+        ),
+        "ConvTranspose, flipped": (
+            nnx.ConvTranspose(
+                6, 2, (2, 3), (2, 3), padding="VALID", transpose_kernel=True, rngs=rngs()
+            ),
+            (1, 1, 6),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", linear_maps())
+def test_a_kernel_is_the_map_that_its_module_computes(name):
+    module, shape = linear_maps()[name]
+    same_maps(matrices(only(module), module.kernel[...]), [jacobian(module, shape)])
+
+
+def test_axes_that_an_einsum_shares_are_copies():
+    module = nnx.Einsum("ea,eab->eb", (3, 2, 4), rngs=rngs())
+    whole = jacobian(module, (3, 2)).reshape(3, 4, 3, 2)
+    same_maps(matrices(only(module), module.kernel[...]), [whole[i, :, i] for i in range(3)])
+
+
+def test_groups_of_a_convolution_are_apart():
+    module = nnx.Conv(4, 6, (3,), padding="VALID", feature_group_count=2, rngs=rngs())
+    whole = jacobian(module, (3, 4)).reshape(2, 3, 3, 2, 2)
+    wanted = [whole[g, :, :, g].reshape(3, 6) for g in range(2)]
+    same_maps(matrices(only(module), module.kernel[...]), wanted)
+
+
+def test_a_norm_of_kernels_gets_the_taps():
+    found = only(nnx.Conv(2, 5, (3, 2), rngs=rngs()), convolutions=Euclidean(ConvRMSToRMS()))
+    assert found == Euclidean(ConvRMSToRMS()).with_axes(-2, -1, taps=(-4, -3))
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_projections_of_attention(per_head):
+    module = attention()
+    found = reading.geometry(module, FLAT, attention=MATRIX, per_head=per_head)
+    for name in ("query", "key", "value"):
+        part = getattr(module, name)
+        whole = jacobian(part, (8,))
+        wanted = np.split(whole, part.kernel.shape[1]) if per_head else [whole]
+        same_maps(matrices(found[f"{name}/kernel"], part.kernel[...]), list(wanted))
+    whole = jacobian(module.out, (4, 2))
+    wanted = np.split(whole, 4, axis=1) if per_head else [whole]
+    same_maps(matrices(found["out/kernel"], module.out.kernel[...]), list(wanted))
+    assert found["query/kernel"].manifold == MATRIX
+    assert found["query/bias"] is None
+
+
+def steps(geometry: Any, params: Any, grads: Any) -> Any:
+    own = {path: entry for path, entry in geometry.items() if entry is not None}
+    named = {path: params[path] for path in own}
+
+    @jax.jit
+    def directions(params, grads):
+        return optim.map_leaves(lambda m, p, g: m.steepest(p, g).direction, own, grads, params)[0]
+
+    return directions(named, {path: grads[path] for path in own})
+
+
+def flat(model: Any) -> dict[str, Any]:
+    pairs = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    return {"/".join(map(str, path)): leaf[...] for path, leaf in pairs}
+
+
+def test_heads_do_not_influence_one_another():
+    """Gradients of one head a hundred times larger: the other heads step as before."""
+    params = flat(attention())
+    geometry = reading.geometry(attention(), FLAT, per_head=True)
+    rng = np.random.default_rng(1)
+    grads = {path: jnp.asarray(rng.standard_normal(x.shape), x.dtype) for path, x in params.items()}
+    louder = dict(grads)
+    for name, axis in {"query": 1, "key": 1, "value": 1, "out": 0}.items():
+        path = f"{name}/kernel"
+        scale = np.ones(params[path].shape[axis])
+        scale[1] = 100
+        louder[path] = grads[path] * jnp.expand_dims(scale, (1 - axis, 2))
+    a, b = steps(geometry, params, grads), steps(geometry, params, louder)
+    for path in a:
+        np.testing.assert_allclose(a[path], b[path], atol=1e-5)
+    whole = reading.geometry(attention(), FLAT)
+    a, b = steps(whole, params, grads), steps(whole, params, louder)
+    assert not any(np.allclose(a[path], b[path], atol=1e-2) for path in a)
+
+
+@pytest.mark.parametrize("blocks", [8, 4])
+def test_fused_projections_of_unequal_sizes(blocks):
+    """Four queries and two keys and values of head_dim 2: by heads, or by groups of queries."""
+    module = nnx.Linear(8, 16, rngs=rngs())  # q, k and v in one axis: 8 + 4 + 4
+    fused = FLAT.with_axes(-2, -1, out_blocks=blocks)
+    geometry = reading.geometry(module, FLAT, overrides={"kernel": fused})
+    grads = jax.random.normal(jax.random.key(0), (8, 16))
+    # The queries of the second key, as one head or as one group.
+    louder = grads.at[:, 4:8].multiply(100)
+    a, b = (steps(geometry, flat(module), {"kernel": g})["kernel"] for g in (grads, louder))
+    np.testing.assert_allclose(np.delete(a, np.s_[4:8], 1), np.delete(b, np.s_[4:8], 1), atol=1e-5)
+    wanted = np.split(jacobian(module, (8,)), blocks)
+    same_maps(matrices(geometry["kernel"], module.kernel[...]), list(wanted))
+
+
+def of_transformer(model: Any) -> dict[str, Any]:
+    head: Any = {"head/kernel": None}
+    return reading.geometry(model, MATRIX, embedding=EmbeddingRows(), overrides=head)
+
+
+def test_a_transformer():
+    model = Net(rngs())
+    geometry, params = of_transformer(model), nnx.state(model, nnx.Param)
+    assert contrib.lint(geometry, params) == []
+    assert set(geometry) == set(flat(model))
+    rest = {path for path, entry in geometry.items() if entry is None}
+    assert rest == {x for x in geometry if not x.endswith("kernel") or "head" in x} - {
+        "embed/embedding"
+    }
+
+
+@pytest.mark.slow
+def test_a_transformer_trains():
+    model = Net(rngs())
+    geometry = of_transformer(model)
+    nnx.update(model, optim.project_tree(geometry, nnx.state(model, nnx.Param)))
+    tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.adamw(0.01))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    tokens = jax.random.randint(jax.random.key(0), (2, 6), 0, 9)
+
+    @nnx.jit
+    def step(model, optimizer):
+        def loss(model):
+            scores = model(tokens[:, :-1])
+            return optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:]).mean()
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return value
+
+    losses = [float(step(model, optimizer)) for _ in range(4)]
+    assert losses[-1] < losses[0]
+    assert max(optim.monitor_distance(geometry, nnx.state(model, nnx.Param)).values()) < 1e-5
+
+
+def test_cells_have_a_matrix_for_each_gate():
+    for cell, gates in ((nnx.GRUCell, 3), (nnx.OptimizedLSTMCell, 4)):
+        found = reading.geometry(cell(2, 5, rngs=rngs()), MATRIX)
+        assert found["dense_h/kernel"] == MATRIX.with_axes(-2, -1, out_blocks=gates)
+        assert set(found.values()) == {found["dense_h/kernel"], None}
+    for cell in (nnx.LSTMCell, nnx.SimpleCell):
+        assert set(reading.geometry(cell(2, 5, rngs=rngs()), MATRIX).values()) == {
+            MATRIX.transposed(),
+            None,
+        }
+
+
+class Own(nnx.Module):
+    """A parameter that no type explains."""
+
+    def __init__(self, rngs: Any):
+        self.weight = nnx.Param(jnp.ones((3, 4)))
+        self.inner = MyLinear(3, 4, rngs=rngs)
+
+
+class MyLinear(nnx.Linear):
+    """A subclass, with a gain of its own."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.gain = nnx.Param(jnp.ones(()))
+
+
+def test_what_no_type_explains_is_an_error():
+    model = nnx.Sequential(Own(rngs()))
+    message = (
+        r"'layers/0/inner/gain' \(of MyLinear\), 'layers/0/weight' \(of Own\);"
+        r" overrides={'layers/0/inner/gain': manifold}, None .*{MyLinear: {'gain': manifold}}"
+    )
+    with pytest.raises(TypeError, match=message):
+        reading.geometry(model, MATRIX)
+
+
+def test_overrides():
+    model = nnx.Sequential(Own(rngs()), nnx.Linear(3, 3, rngs=rngs()))
+    known = {Own: {"weight": MATRIX}, MyLinear: {"gain": None}}
+    found = reading.geometry(model, FLAT, overrides=known)
+    assert found["layers/0/weight"] == MATRIX  # as it lies: nothing is known of it
+    assert found["layers/0/inner/kernel"] == found["layers/1/kernel"] == FLAT.transposed()
+    more: Any = known | {"layers/1/*": None, nnx.Linear: MATRIX, "**/inner/bias": Euclidean()}
+    found = reading.geometry(model, FLAT, overrides=more)
+    assert found["layers/0/inner/kernel"] == MATRIX.transposed()
+    assert found["layers/0/inner/bias"] == Euclidean()
+    assert found["layers/1/kernel"] is found["layers/1/bias"] is None
+    own = LaidOut(MATRIX, Layout(-2, -1, out_blocks=2))
+    assert (
+        reading.geometry(model, FLAT, overrides=known | {"**/inner/kernel": own})[
+            "layers/0/inner/kernel"
+        ]
+        == own
+    )
+    assert set(reading.geometry(model, FLAT, overrides={Own: None, nnx.Linear: None}).values()) == {
+        None
+    }
+    for unused in ({"nowhere": None}, {nnx.Conv: None}):
+        with pytest.raises(ValueError, match=r"the overrides \['(nowhere|Conv)'\] are of no para"):
+            reading.geometry(model, FLAT, overrides=known | unused)
+
+
+def test_adapters_are_left_to_the_rest_or_named():
+    model = nnx.LoRALinear(4, 5, lora_rank=2, rngs=rngs())
+    found = reading.geometry(model, MATRIX)
+    assert found["lora/lora_a"] is found["lora/lora_b"] is None
+    found = reading.geometry(model, MATRIX, overrides={nnx.LoRA: {"lora_a": MATRIX}})
+    assert found["lora/lora_a"] == MATRIX.transposed()
+    frozen = reading.geometry(model, MATRIX, wrt=nnx.LoRAParam)
+    assert set(frozen) == {"lora/lora_a", "lora/lora_b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"matrices": MATRIX.transposed()}, TypeError, "matrices must be a Manifold; got .*layout"),
+        ({"matrices": "stiefel"}, TypeError, "geometry: matrices must be a Manifold"),
+        ({"matrices": MATRIX, "per_head": 1}, TypeError, "per_head must be a bool"),
+        ({"matrices": MATRIX, "overrides": MATRIX}, TypeError, "overrides must be a dictionary"),
+        ({"matrices": MATRIX, "overrides": {"kernel": 3}}, TypeError, "'kernel' is 3, not a Mani"),
+        ({"matrices": MATRIX, "rest": MATRIX}, ValueError, "the parameter 'bias': .*trailing 2"),
+    ],
+)
+def test_wrong_arguments(options, error, message, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # beartype would be first
+    with pytest.raises(error, match=message):
+        reading.geometry(nnx.Linear(3, 4, rngs=rngs()), **options)
