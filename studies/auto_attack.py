@@ -64,10 +64,10 @@ def auto_attack(
     radius = np.broadcast_to(np.asarray(radius, np.float64), x.shape[:1])
     limits = bounds and tuple(np.broadcast_to(np.asarray(b, x.dtype), x.shape[1:]) for b in bounds)
     size = min(batch, len(x))
-    parts = [
-        np.asarray(f(x[rows]))[: len(chunk)] for chunk, rows in _chunks(np.arange(len(x)), size)
-    ]
-    logits = np.concatenate(parts)
+    whole = _chunks(np.arange(len(x)), size)
+    logits = np.concatenate(
+        [np.asarray(_logits(f, x[rows]))[: len(chunk)] for chunk, rows in whole]
+    )
     classes = np.arange(logits.shape[1])
     own = classes == labels[:, None]
     margin = logits[own] - np.max(np.where(own, -np.inf, logits), axis=1)
@@ -100,6 +100,11 @@ def auto_attack(
             points[kept], most[kept] = place[better], lead[better]
             robust[kept] &= lead[better] <= 0
     return AttackResult(points, robust)
+
+
+@jax.jit
+def _logits(f: Partial, x: Array) -> Array:
+    return f(x)
 
 
 class _Place(NamedTuple):
