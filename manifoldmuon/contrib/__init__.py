@@ -9,7 +9,7 @@ from manifoldmuon.contrib._doubly_stochastic import (
     Nearest,
     Sinkhorn,
 )
-from manifoldmuon.contrib._hyperball import hyperball, keep_norms
+from manifoldmuon.contrib._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.contrib._isospectral import Isospectral
 from manifoldmuon.contrib._line_search import scale_by_line_search
 from manifoldmuon.contrib._lint import lint
@@ -61,6 +61,7 @@ __all__ = [
     "hyperball",
     "keep_norms",
     "lint",
+    "match_norms",
     "nearest_with_sums",
     "normuon",
     "optax_muon",

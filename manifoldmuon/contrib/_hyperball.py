@@ -146,7 +146,7 @@ def hyperball(
 
     The norm is fixed, so a gain is a parameter of its own where the model needs one:
     `y = gain * (W @ x)` with `gain` a scalar or vector that starts at 1 and is trained by Adam.
-    Biases, gains and embeddings go to another optimizer with `optax.partition`, as in the example.
+    Biases, gains and embeddings go to another optimizer by `optim.hybrid`, as in the example.
 
     Args:
       base: what makes the updates. It must ascend and have no learning rate, as
@@ -169,9 +169,9 @@ def hyperball(
 
     Examples:
       >>> params = {"kernel": jnp.ones((2, 4, 4)), "bias": jnp.zeros((2, 4))}
-      >>> matrices = hyperball(optax.scale_by_adam(), 0.02, mm.manifolds.Hypersphere(ndim=2))
-      >>> parts = {"matrices": matrices, "rest": optax.adam(1e-3)}
-      >>> tx = optax.partition(parts, {"kernel": "matrices", "bias": "rest"})
+      >>> geometry = {"kernel": mm.manifolds.Hypersphere(ndim=2), "bias": None}
+      >>> adamh = hyperball(optax.scale_by_adam(), 0.02, geometry)
+      >>> tx = mm.optim.hybrid(adamh, geometry, optax.adam(1e-3))
       >>> updates, _ = tx.update(params, tx.init(params), params)
       >>> jnp.linalg.norm(optax.apply_updates(params, updates)["kernel"], axis=(1, 2)).tolist()
       [4.0, 4.0]
@@ -188,6 +188,45 @@ def hyperball(
         return descent.update(updates, state, params, **extra_args)
 
     return link(update_fn, descent.init, descent.init, LastLink)
+
+
+def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
+    """Return a tree with the norms of the parameters: for averages of weights of fixed norm.
+
+    An average of points of a sphere lies inside of it. Before use an average of weights that
+    `keep_norms` has kept gets their norms back; for manifolds of known scale it is
+    `optim.project_tree(geometry, average)`.
+
+    Args:
+      geometry: that of `keep_norms`. Leaves that are not on a `Hypersphere`, and those of the
+        entry None, stay as they are.
+      tree: for instance `optax.incremental_update(params, average, 0.01)`.
+      params: the parameters whose norms are taken.
+
+    Returns:
+      A tree like `tree`, in the dtypes of the parameters. Where a weight of the tree is zero it
+      stays zero.
+
+    Raises:
+      TypeError, ValueError: see `resolve`.
+
+    Examples:
+      >>> match_norms(mm.manifolds.Hypersphere(), jnp.array([0.0, 0.5]), jnp.array([3.0, 4.0]))
+      Array([0., 5.], dtype=float32)
+    """
+    places = find_places(geometry, params, _check_entry)
+    rest = [place for place in places.real if places.values[place] is None]
+    leaves = places.leaves(tree)
+    trees = [places.fill(x, dict.fromkeys(rest)) for x in (tree, params)]
+    found, _ = map_leaves(
+        _match, geometry, *trees, name="match_norms", select=_on_sphere, stack=False
+    )
+    return places.fill(found, {place: leaves[place] for place in rest})
+
+
+def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
+    size = expand_trailing(_measure(manifold, point, other)[1], manifold.ndim)
+    return (size * normalize(other, manifold.ndim)).astype(point.dtype)
 
 
 def _normalize_updates(geometry: Geometry, radial: ArrayLike) -> Link:

@@ -1,0 +1,112 @@
+"""Averages of weights on manifolds: off the set, and better once they are moved onto it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.contrib import hyperball, match_norms
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds.solvers import ProjectedPolar
+
+SHAPES = {"a": (24, 16), "b": (24, 24), "c": (10, 24)}
+MATRIX = Hypersphere(ndim=2)
+
+
+def network(params: Any, x: Any) -> Any:
+    hidden = jax.nn.relu(jax.nn.relu(x @ params["a"].T) @ params["b"].T)
+    return params["gain"] * (hidden @ params["c"].T)
+
+
+def drawn(key: Any, gain: float) -> Any:
+    weights = {
+        name: jax.random.normal(k, shape) * np.sqrt(2 / shape[1])
+        for k, (name, shape) in zip(jax.random.split(key, 3), SHAPES.items(), strict=True)
+    }
+    return weights | {"gain": jnp.full((), gain)}
+
+
+def losses(kind: str, rate: float, key: Any, steps: int) -> Any:
+    """Return the loss of the last weights, of their average and of the average on the set.
+
+    A stream of examples, labelled at random by the probabilities of another network of the same
+    shape, at a constant rate.
+    """
+    teacher_key, start_key, stream, test = jax.random.split(key, 4)
+    teacher, student = drawn(teacher_key, 2.0), drawn(start_key, 1.0)
+    if kind == "Stiefel":
+        entry: Any = Stiefel(solver=ProjectedPolar())
+        tx = optim.manifold_muon(rate, dict.fromkeys(SHAPES, entry) | {"gain": None}, certify=False)
+    else:
+        entry = MATRIX
+        tx = hyperball(optax.scale_by_adam(), rate, dict.fromkeys(SHAPES, entry) | {"gain": None})
+    geometry = dict.fromkeys(SHAPES, entry) | {"gain": None}
+    tx = optim.hybrid(tx, geometry, optax.adam(1e-2))
+    if kind == "Stiefel":
+        student = optim.project_tree(geometry, student)
+
+    def loss(params, key, count):
+        x = jax.random.normal(key, (count, SHAPES["a"][1]))
+        labels = jax.random.categorical(jax.random.fold_in(key, 1), network(teacher, x))
+        logits = network(params, x)
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits, labels))
+
+    def step(carry, key):
+        params, state, average = carry
+        updates, state = tx.update(jax.grad(loss)(params, key, 32), state, params)
+        params = optax.apply_updates(params, updates)
+        average = optax.incremental_update(params, average, 0.01)
+        return (params, state, average), None
+
+    carry = student, tx.init(student), student
+    (params, _, average), _ = jax.lax.scan(step, carry, jax.random.split(stream, steps))
+    if kind == "Stiefel":
+        projected = optim.project_tree(geometry, average)
+    else:
+        projected = match_norms(geometry, average, params)
+    return jnp.stack([loss(p, test, 4096) for p in (params, average, projected)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "rate"), [("Stiefel", 0.1), ("AdamH", 0.05)])
+def test_an_average_on_the_set_is_better(kind, rate):
+    keys = jax.random.split(jax.random.key(0), 4)
+    found = jax.jit(jax.vmap(lambda key: losses(kind, rate, key, 500)))(keys)
+    last, average, projected = np.mean(found, axis=0)
+    assert projected < min(last, average)
+
+
+def test_match_norms():
+    rng = np.random.default_rng(0)
+    params, other = (
+        {
+            "w": rng.standard_normal((2, 3, 4)).astype(np.float32),
+            "b": np.full(3, i, np.float32),
+            "rest": np.full((), i, np.float32),
+        }
+        for i in (1, 2)
+    )
+    geometry = {"w": MATRIX, "b": Euclidean(), "rest": None}
+    found = match_norms(geometry, other, params)
+    norms = [np.linalg.norm(x["w"], axis=(1, 2)) for x in (found, params, other)]
+    np.testing.assert_allclose(norms[0], norms[1], rtol=1e-6)
+    units = [x["w"] / n[:, None, None] for x, n in ((found, norms[0]), (other, norms[2]))]
+    np.testing.assert_allclose(units[0], units[1], rtol=1e-5)
+    for name in ("b", "rest"):
+        np.testing.assert_array_equal(found[name], other[name])
+
+
+def test_averages_are_off_the_set_until_they_are_projected():
+    geometry = Stiefel()
+    keys = jax.random.split(jax.random.key(1), 4)
+    points = [optim.project_tree(geometry, jax.random.normal(key, (6, 4))) for key in keys]
+    average: Any = points[0]
+    for point in points[1:]:
+        average = optax.incremental_update(point, average, 0.3)
+    assert optim.monitor_distance(geometry, average)[""] > 0.1
+    projected = optim.project_tree(geometry, average)
+    assert optim.monitor_distance(geometry, projected)[""] < 1e-5
