@@ -123,10 +123,13 @@ def _is_far(x: Float[Array, "*batch m n"]) -> Bool[Array, "*batch"]:
     normal = np.random.default_rng(0).standard_normal(high.shape[-1])
     start = jnp.asarray(normal / np.linalg.norm(normal), x.dtype)
     vector = jnp.broadcast_to(start, (*high.shape[:-2], high.shape[-1]))
-    for _ in range(4):
+
+    def deviate(_, vector):
         # Written without a transpose, which XLA on CPUs would carry out.
         moved = jnp.einsum("...mn,...n->...m", high, vector, precision=exact)
-        vector = jnp.einsum("...m,...mn->...n", moved, high, precision=exact) - vector
+        return jnp.einsum("...m,...mn->...n", moved, high, precision=exact) - vector
+
+    vector = jax.lax.fori_loop(0, 4, deviate, match_varying_axes(vector, high))
     # Not `>`: where squares overflow, infinity minus infinity is NaN.
     return ~(jnp.sum(vector**2, axis=-1) <= (2 * FAR) ** 8)
 

@@ -44,7 +44,7 @@ from manifoldmuon._internal.powers_of_two import (
     times_power_of_two,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon._internal.spectral import largest_eigenpair
+from manifoldmuon._internal.spectral import largest_eigenpair, largest_eigenvalue
 from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_norm, spectral_projector
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import ScaledMatrices, require_projection, with_fast_norm
@@ -151,7 +151,7 @@ class SpectralSphere(_Bounded):
         """
         moved = upcast(point) + upcast(vector)
         high = tall(moved)
-        square, _ = largest_eigenpair(product(mT(high), high), _LANCZOS)
+        square = largest_eigenvalue(product(mT(high), high), _LANCZOS)
         size = expand_trailing(jnp.sqrt(square), 2)
         moved = self._scale(point) * moved / nonzero_or_one(size)
         return stay_if_still(point, vector, moved, 2)

@@ -21,8 +21,8 @@ from manifoldmuon._internal.paths import Places, flatten_with_path, if_complex, 
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
 
-# Leaves of one kind that are stacks already, as a scan over layers wants them: on a CPU so few are
-# sooner solved one by one (q, k, v and o: 5 to 9 % of a step) than copied into a larger stack.
+# Leaves of one kind that are stacks already, as a scan over layers wants them: so few are solved one
+# after the other, by one program. On a CPU a larger stack takes 5 to 9 % more of a step.
 _FEW = 8
 
 
@@ -60,8 +60,8 @@ def map_leaves(
 
     Leaves are of one kind when manifold, shapes, dtypes and shardings agree. They are stacked into
     one call, so the number of compiled solvers does not grow with depth, and an accelerator gets
-    one large batch. Copying costs time on CPUs: a few leaves that are stacks themselves stay apart
-    there. `None`, `MaskedNode` and arrays without entries are not visited.
+    one large batch. A few leaves that are stacks themselves are solved one after the other, by
+    one program. `None`, `MaskedNode` and arrays without entries are not visited.
 
     Args:
       function: `function(manifold, point, update, *others)` returns a new update, or a tuple of
@@ -120,11 +120,14 @@ def map_leaves(
             " tx.init(params) again."
         )
     results = {}
-    for group in _group(leaves, divide, stack):
+    for group in _group(leaves, stack):
         if _mesh_of(group[0]) is not None:
             answers = _solve_on_mesh(function, group, divide)
         else:
-            answers = _scatter(function(manifold_of(group[0].entry), *_gather(group)), group)
+            solve = functools.partial(function, manifold_of(group[0].entry))
+            given = _gather(group)
+            answer = _one_by_one(solve, given) if _few_stacks(group) else solve(*given)
+            answers = _scatter(answer, group)
         for leaf, (update, results[leaf.path]) in zip(group, answers, strict=True):
             filled[leaf.place] = filled[leaf.place] if update is None else update
     return jax.tree.unflatten(places.treedef, filled), results
@@ -175,21 +178,24 @@ def _difference(places: Places, updates: Any, found: Any) -> str:
     )
 
 
-def _group(leaves: list[Leaf], divide: bool, stack: bool) -> list[list[Leaf]]:
+def _group(leaves: list[Leaf], stack: bool) -> list[list[Leaf]]:
     """Return the leaves in the groups in which they are stacked."""
     if not stack:
         return [[leaf] for leaf in leaves]
     kinds: dict[Any, list[Leaf]] = {}
     for leaf in leaves:
         kinds.setdefault(_kind(leaf), []).append(leaf)
-    groups = []
-    for kind in kinds.values():
-        point, few = kind[0].arrays[0], len(kind) <= _FEW and jax.default_backend() == "cpu"
-        copies = math.prod(point.shape[: point.ndim - kind[0].entry.ndim])
-        # On an explicit mesh, too, the stacks are divided: one large one leaves fewer devices idle.
-        apart = few and copies > 1 and not (divide and _mesh_of(kind[0]) is not None)
-        groups += [[leaf] for leaf in kind] if apart else [kind]
-    return groups
+    return list(kinds.values())
+
+
+def _few_stacks(group: list[Leaf]) -> bool:
+    """Return whether leaves of one kind are so few that each, a stack already, is solved apart."""
+    shape, ndim = group[0].arrays[0].shape, group[0].entry.ndim
+    return 1 < len(group) <= _FEW and math.prod(shape[: len(shape) - ndim]) > 1
+
+
+def _one_by_one(solve: Callable[..., Any], stacks: tuple[Any, ...]) -> Any:
+    return jax.lax.map(lambda given: solve(*given), stacks)
 
 
 def _kind(leaf: Leaf) -> Any:

@@ -13,6 +13,7 @@ power_iteration = jax.jit(linalg.power_iteration, static_argnames="steps")
 spectral_norm = jax.jit(linalg.spectral_norm)
 spectral_bound = jax.jit(spectral.spectral_bound)
 largest_eigenpair = jax.jit(spectral.largest_eigenpair, static_argnums=1)
+largest_eigenvalue = jax.jit(spectral.largest_eigenvalue, static_argnums=1)
 
 SCALES = (1e-30, 1e-3, 1.0, 1e30)
 
@@ -144,16 +145,22 @@ def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
     assert found.shape == (3,)
     assert np.all(found <= values.max() * (1 + 1e-6))
     assert np.all(found >= values.max() * (1 - 1e-3))
+    np.testing.assert_allclose(largest_eigenvalue(gram, 24), found, rtol=1e-5)
     images = np.einsum("bij,bj->bi", gram, vectors)
     np.testing.assert_allclose(np.sum(vectors * images, axis=-1), found, rtol=1e-5)
     assert np.all(largest_eigenpair(jnp.zeros((2, 4, 4)), 24)[0] == 0)
+    assert np.all(largest_eigenvalue(jnp.zeros((2, 4, 4)), 24) == 0)
     bound = spectral_bound(np.linalg.cholesky(gram + np.float32(1e-6) * np.eye(n, dtype="f")))
     assert np.all(bound**2 >= values.max())
     assert np.all(bound**2 <= values.max() * 1.0101 + 2e-6)
 
 
-def test_the_derivative_of_the_largest_eigenvalue():
+@pytest.mark.parametrize("function", ["largest_eigenpair", "largest_eigenvalue"])
+def test_the_derivative_of_the_largest_eigenvalue(function):
+    def value(gram):
+        return jax.tree.leaves(getattr(spectral, function)(gram, 24))[0]
+
     vector = np.array([0.6, 0.0, 0.8], np.float32)
     gram = np.eye(3, dtype=np.float32) + 2 * np.outer(vector, vector)
-    found = jax.jit(jax.grad(lambda s: largest_eigenpair(s, 24)[0]))(gram)
+    found = jax.jit(jax.grad(value))(gram)
     np.testing.assert_allclose(found, np.outer(vector, vector), atol=1e-6)

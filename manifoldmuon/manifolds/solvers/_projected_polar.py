@@ -24,7 +24,7 @@ from manifoldmuon._internal.arrays import (
     tall,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.spectral import largest_eigenpair
+from manifoldmuon._internal.spectral import largest_eigenvalue
 from manifoldmuon.linalg import (
     NewtonSchulz,
     PolarExpress,
@@ -175,5 +175,5 @@ def _length(gram: Float[Array, "*batch n n"], margin: float) -> Float[Array, "*b
     After 24 steps Lanczos is 0.3 % below the largest eigenvalue where they lie evenly in [0, 1],
     and closer where one stands out.
     """
-    found = (1 + margin) * largest_eigenpair(gram, 24)[0][..., None, None]
+    found = (1 + margin) * largest_eigenvalue(gram, 24)[..., None, None]
     return jnp.sqrt(jnp.maximum(found, 1))

@@ -39,6 +39,7 @@ from manifoldmuon._internal.arrays import (
     skew,
     sym,
 )
+from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.manifolds.solvers._parts import certify, is_noise, raise_of, tangent_parts
 from manifoldmuon.manifolds.solvers._rational import inverse, zolotarev
@@ -154,12 +155,15 @@ def _norm(
     index = jnp.argmax(columns, axis=-1, keepdims=True)
     u = jnp.take_along_axis(along, index, axis=-1)
     w = (jnp.arange(along.shape[-1])[:, None] == index).astype(along.dtype) / 2
-    for _ in range(_POWER_STEPS):
-        size = length(u, w)
-        size = nonzero_or_one(size)
+
+    def advance(_, carry):
+        u, w = carry
+        size = nonzero_or_one(length(u, w))
         u, w = u / size, w / size
-        u, w = product(along, u) - product(normal, w) / 2, u / 2
-    return 1.02 * length(u, w)
+        return product(along, u) - product(normal, w) / 2, u / 2
+
+    start = match_varying_axes((u, w), along, normal)
+    return 1.02 * length(*jax.lax.fori_loop(0, _POWER_STEPS, advance, start))
 
 
 def _bound(
