@@ -55,7 +55,15 @@ def scale_to_unit_exponent(
       ValueError: `x` has fewer than `ndim` axes.
     """
     y = upcast(x)
-    exponent, finite = _exponent(y, trailing(x, ndim))
+    integer, places, bias = _LAYOUTS[y.dtype]
+    most = jnp.max(_magnitude(y), axis=trailing(x, ndim), initial=0)
+    # XLA may flush denormal numbers to zero. Their bits, which count units of the smallest, are
+    # safe.
+    tiny, finite = most < 1 << places, most >> places <= 2 * bias
+    units = jax.lax.bitcast_convert_type(most.astype(y.dtype), integer)
+    exponent = (jnp.where(tiny, units, most) >> places) - bias
+    exponent = jnp.where(tiny, exponent - (bias + places - 1), exponent)
+    exponent = jnp.where(finite & (most > 0), exponent, 0).astype(jnp.int32)
     visible = expand_trailing(jnp.where(finite, jnp.ones((), y.dtype), jnp.nan), ndim)
     return times_power_of_two(y, -exponent, ndim) * visible, exponent
 
@@ -105,21 +113,6 @@ def _power_of_two(exponent: Int[Array, "..."], dtype) -> Float[Array, "..."]:
     integer, places, bias = _LAYOUTS[jnp.dtype(dtype)]
     field = jnp.clip(exponent + bias, 0, 2 * bias).astype(integer)
     return jax.lax.bitcast_convert_type(field << places, dtype)
-
-
-def _exponent(x: Float[Array, "..."], axes: tuple[int, ...]):
-    """The binary exponent of the largest magnitude of each block, 0 for none, and if it is finite.
-
-    XLA may flush denormal numbers to zero. Their bits, which count units of the smallest, are safe.
-    """
-    integer, places, bias = _LAYOUTS[x.dtype]
-    most = jnp.max(_magnitude(x), axis=axes, initial=0)
-    tiny = most < 1 << places
-    units = jax.lax.bitcast_convert_type(most.astype(x.dtype), integer)
-    exponent = (jnp.where(tiny, units, most) >> places) - bias
-    exponent = jnp.where(tiny, exponent - (bias + places - 1), exponent)
-    finite = most >> places <= 2 * bias
-    return jnp.where(finite & (most > 0), exponent, 0).astype(jnp.int32), finite
 
 
 def _magnitude(x: Float[Array, "..."]) -> Int[Array, "..."]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from typing import Any, TypeVar, cast
 
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -160,11 +161,13 @@ class ScaledMatrices(Manifold):
 
     @property
     def norm(self) -> Norm:
-        return Spectral(scale=self.scale) if self.step_norm is None else self.step_norm
+        return _spectral(scale=self.scale) if self.step_norm is None else self.step_norm
 
     def _scale(self, point: Float[Array, "*batch m n"]) -> float:
         return scale_of(self.scale, point.shape[-2:])
 
+
+_spectral = functools.lru_cache(Spectral)  # checked once
 
 AnyManifold = TypeVar("AnyManifold", bound=Manifold)
 

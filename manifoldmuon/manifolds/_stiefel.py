@@ -45,6 +45,8 @@ from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, Spectral
 
+_SPECTRAL = Spectral()
+
 
 class _Orthonormal(ScaledMatrices):
     """Matrices whose singular values all equal `scale`; which shapes is the subclass's to say.
@@ -206,10 +208,11 @@ class Stiefel(_Orthonormal):
                 tall(grad), lambda vector: self._tangent_part(unit, vector), 2
             )
             return self._answered(Steepest(direction, dual, residual, gap), grad)
-        dual, unit = self._dual(dual, grad.shape), match_orientation(unit, point)
+        dual = self.solver.init(grad.shape) if isinstance(dual, tuple) and not dual else dual
+        unit = match_orientation(unit, point)
         # Accelerators round float32 factors to fewer bits unless told otherwise.
         with jax.default_matmul_precision("highest"):
-            answer = self.solver.solve(Spectral(), unit, upcast(grad), dual)
+            answer = self.solver.solve(_SPECTRAL, unit, upcast(grad), dual)
         return self._answered(_silence(answer, grad, loss) if loss else answer, grad)
 
 

@@ -77,6 +77,23 @@ def test_map_leaves_stacks_leaves_and_passes_others_through():
         optim.map_leaves(scale, geometry, updates, params, carried={"bias": jnp.array(1.0)})
 
 
+def test_a_few_stacks_of_one_kind_are_solved_by_one_program():
+    """One after the other, where a larger stack would have to be written and read."""
+    rng, shapes = np.random.default_rng(0), []
+    params = {name: jnp.asarray(rng.standard_normal((3, 4, 2)), jnp.float32) for name in "qkvo"}
+    factors = {name: jnp.float32(i) for i, name in enumerate(params)}
+
+    def scale(manifold, point, update, factor):
+        shapes.append(point.shape)
+        return factor * update, jnp.sum(point)
+
+    found, sums = optim.map_leaves(scale, Stiefel(), params, params, carried=factors)
+    assert shapes == [(3, 4, 2)]
+    for name, point in params.items():
+        np.testing.assert_array_equal(found[name], factors[name] * point)
+        np.testing.assert_allclose(sums[name], np.sum(point), rtol=1e-5)
+
+
 def test_the_cache_does_not_hide_wrong_types():
     """Equal in Python is not equal in kind: `True == 1.0`."""
     updates = {"a": jnp.ones(2)}

@@ -17,7 +17,6 @@ certificate: the optimum itself is known, half the nuclear norm of `G W^T - W G^
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -36,6 +35,7 @@ from manifoldmuon._internal.arrays import (
     tall,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.spectral import nuclear_parts
 from manifoldmuon.linalg import (
     MsignMethod,
     NewtonSchulz,
@@ -46,13 +46,12 @@ from manifoldmuon.linalg import (
 from manifoldmuon.manifolds.solvers._parts import (
     certify,
     is_noise,
-    nuclear_bound,
     split,
     tangent_precision,
     tangent_residual,
 )
 from manifoldmuon.manifolds.solvers._resolvents import Resolvents
-from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver
+from manifoldmuon.manifolds.solvers._solver import SolverByPlatform, Steepest, StiefelSolver
 from manifoldmuon.norms import Norm
 
 # Six quintic steps: an error of 1e-5 on singular values down to 2e-3 of the Schatten norm.
@@ -120,9 +119,15 @@ class SkewPolar(StiefelSolver):
                 lift, missed = jnp.concatenate([top, bottom], axis=-2), parts.defect
             still = is_noise(frobenius_norm(lift), scaled, self.precision)[..., None, None]
             # Not `msign`: the gradient has been scaled already, another pass over it takes time.
-            sign = jnp.where(still, 0, self._method.polar(lift))
-            upper, value = self._bound(lift, sign) + missed, inner_product(lift, sign)
-            gap = certify(upper, value, scaled, self.precision)
+            sign = jnp.where(still, 0, (self.method or _METHODS[self.precision]).polar(lift))
+            value = inner_product(lift, sign)
+            if self.precision == jax.lax.Precision.HIGHEST:
+                # `nuclear_parts` with S^T S = -S S: transposes and signs take passes over memory.
+                left = frobenius_norm(lift + lift @ (sign @ sign))
+                missed += math.sqrt(lift.shape[-1]) * left
+            else:  # the sign is less than skew
+                missed += nuclear_parts(lift, sign, self.precision)[1]
+            gap = certify(value + missed, value, scaled, self.precision)
             if parts is None:
                 turn = skew(sign)
                 # ||W^T sym(sign) W|| <= ||sym(sign)||, which saves two products.
@@ -134,26 +139,14 @@ class SkewPolar(StiefelSolver):
                 direction = parts.assemble(skew(inner), normal)
         return Steepest(match_orientation(direction, grad), dual, residual, gap)
 
-    @property
-    def _method(self) -> MsignMethod:
-        if self.method is not None:
-            return self.method
-        if self.precision == jax.lax.Precision.HIGHEST:
-            return SkewNewtonSchulz(SIGN_SCHEDULE)
-        return NewtonSchulz(ROUNDED_SIGN_SCHEDULE, precision=self.precision)
 
-    def _bound(
-        self, lift: Float[Array, "*batch k k"], sign: Float[Array, "*batch k k"]
-    ) -> Float[Array, "*batch"]:
-        if self.precision != jax.lax.Precision.HIGHEST:  # the sign is less than skew
-            return nuclear_bound(lift, sign, self.precision)
-        # The same, with S^T S = -S S: transposes and signs take passes over memory.
-        missed = frobenius_norm(lift + lift @ (sign @ sign))
-        return inner_product(lift, sign) + math.sqrt(lift.shape[-1]) * missed
+_METHODS: dict[jax.lax.Precision, MsignMethod] = {
+    p: NewtonSchulz(ROUNDED_SIGN_SCHEDULE, precision=p) for p in jax.lax.Precision
+} | {jax.lax.Precision.HIGHEST: SkewNewtonSchulz(SIGN_SCHEDULE)}
 
 
 @dataclasses.dataclass(frozen=True)
-class ClosedForm(StiefelSolver):
+class ClosedForm(SolverByPlatform):
     """The closed form by whichever algorithm is cheapest: the default.
 
     | platform | points | algorithm |
@@ -170,15 +163,10 @@ class ClosedForm(StiefelSolver):
     The platform is that for which a program is compiled, which may be absent.
     """
 
-    def solve(
-        self,
-        norm: Norm,
-        at: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: Any,
-    ) -> Steepest:
-        n, m = sorted(at.shape[-2:])
-        cpu = SkewPolar() if n <= _SMALL or 3 * m < 4 * n else Resolvents()
-        accelerator = SkewPolar(precision=jax.lax.Precision.DEFAULT)
-        here, there = (functools.partial(solver.solve, norm) for solver in (cpu, accelerator))
-        return jax.lax.platform_dependent(at, grad, dual, cpu=here, default=there)
+    def choices(self, shape: tuple[int, ...]) -> tuple[StiefelSolver, StiefelSolver]:
+        n, m = sorted(shape[-2:])
+        return (_EXACT if n <= _SMALL or 3 * m < 4 * n else _RESOLVENTS), _ROUNDED
+
+
+_EXACT, _RESOLVENTS = SkewPolar(), Resolvents()
+_ROUNDED = SkewPolar(precision=jax.lax.Precision.DEFAULT)

@@ -29,12 +29,12 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.spectral import nuclear_parts
 from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, msign
 from manifoldmuon.manifolds.solvers._parts import (
     Split,
     certify,
     is_noise,
-    nuclear_bound,
     split,
     tangent_residual,
 )
@@ -147,7 +147,7 @@ class DualAscent(StiefelSolver):
         shift = iterate(ascend, dual.astype(grad.dtype), self.steps, self.tolerance)
         reduced = stack(parts, shift, scale)
         candidate = msign(reduced, self.method)
-        upper = nuclear_bound(reduced, candidate) * jnp.squeeze(scale, (-2, -1))
+        upper = sum(nuclear_parts(reduced, candidate)) * jnp.squeeze(scale, (-2, -1))
         answer = finish(parts, candidate, upper, in_dtypes_of(dual, shift))
         return answer._replace(direction=match_orientation(answer.direction, asked))
 

@@ -26,7 +26,6 @@ from manifoldmuon._internal.arrays import (
     skew,
     sym,
 )
-from manifoldmuon._internal.spectral import nuclear_parts
 from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, inverse_sqrt
 
 _SMALL_PART = 0.1  # of a gradient: below it the tangent part is projected twice
@@ -104,21 +103,6 @@ def split(
     missing = outer - rough @ (polish @ normal)
     defect = math.sqrt(missing.shape[-1]) * frobenius_norm(missing)
     return Split(point, inner, normal, rough, overlap, polish, defect)
-
-
-def nuclear_bound(
-    x: Float[Array, "*batch m n"],
-    polar: Float[Array, "*batch m n"],
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
-) -> Float[Array, "*batch"]:
-    """An upper bound on the nuclear norm of a tall `x`, from an approximation of its polar factor.
-
-    Matrix products only; see `nuclear_parts` for the proof. It is tight
-    where the polar factor has converged; singular values too small for that cost at most their
-    own size times `sqrt(n)`.
-    """
-    gained, missed = nuclear_parts(x, polar, precision)
-    return gained + missed
 
 
 def tangent_residual(inner: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -24,7 +23,7 @@ from manifoldmuon._internal.arrays import (
     tall,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.spectral import largest_eigenvalue
+from manifoldmuon._internal.spectral import largest_eigenvalue, nuclear_parts
 from manifoldmuon.linalg import (
     NewtonSchulz,
     PolarExpress,
@@ -37,12 +36,11 @@ from manifoldmuon.manifolds.solvers._parts import (
     ROUNDED_SCHEDULE,
     certify,
     is_noise,
-    nuclear_bound,
     raise_of,
     tangent_parts,
     tangent_residual,
 )
-from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver
+from manifoldmuon.manifolds.solvers._solver import SolverByPlatform, Steepest, StiefelSolver
 from manifoldmuon.norms import Norm
 
 # Three steps of degree 9 end 0.004 from 1, as many products of quintics 0.013 from it. The Gram
@@ -52,7 +50,7 @@ COARSE_SCHEDULE = PolarExpress(1e-2, degree=9, steps=3, safety=1.0001, cushion=0
 
 
 @dataclasses.dataclass(frozen=True)
-class ProjectedPolar(StiefelSolver):
+class ProjectedPolar(SolverByPlatform):
     """`msign(G - W sym(W^T G))`, projected and shortened to norm 1 where that is needed.
 
     When to use it: in training, for the price of three tall products more than an unconstrained
@@ -82,6 +80,20 @@ class ProjectedPolar(StiefelSolver):
         if self.precision is not None:
             check_precision("ProjectedPolar.precision", self.precision)
 
+    def choices(self, shape: tuple[int, ...]) -> tuple[StiefelSolver, StiefelSolver]:
+        high, low = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
+        if self.precision is not None:
+            high = low = self.precision
+        return _Projected(self.schedule, high), _Projected(self.schedule, low)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Projected(StiefelSolver):
+    """`ProjectedPolar` in one precision."""
+
+    schedule: Schedule | None
+    precision: jax.lax.Precision
+
     def solve(
         self,
         norm: Norm,
@@ -89,11 +101,6 @@ class ProjectedPolar(StiefelSolver):
         grad: Float[Array, "*batch m n"],
         dual: Any,
     ) -> Steepest:
-        if self.precision is None:
-            high, low = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
-            cpu, other = (dataclasses.replace(self, precision=p) for p in (high, low))
-            here, there = (functools.partial(solver.solve, norm) for solver in (cpu, other))
-            return jax.lax.platform_dependent(at, grad, dual, cpu=here, default=there)
         exact = self.precision == jax.lax.Precision.HIGHEST
         if at.shape[-2] == at.shape[-1]:
             square = _SQUARE if exact else SkewPolar(self._rounded(), precision=self.precision)
@@ -127,12 +134,11 @@ class ProjectedPolar(StiefelSolver):
 
     def _direct(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
         """The schedule on `[along; outer]`, whose Gram matrix is formed again in every step."""
-        assert self.precision is not None
         high, n = tall(point), min(point.shape[-2:])
         tangent = jnp.concatenate(tangent_parts(high, tall(grad), self.precision), axis=-2)
         still = is_noise(frobenius_norm(tangent), grad, self.precision)[..., None, None]
         sign = jnp.where(still, 0, self._rounded().polar(tangent))
-        upper = nuclear_bound(tangent, sign, precision=self.precision)
+        upper = sum(nuclear_parts(tangent, sign, self.precision))
         turned, away = skew(sign[..., :n, :]), sign[..., n:, :]
         length = _length(mT(turned) @ turned + mT(away) @ away, 0.02)
         turned, away = turned / length, away / length
@@ -142,7 +148,6 @@ class ProjectedPolar(StiefelSolver):
         return Steepest(match_orientation(high @ turned + away, grad), (), residual, gap)
 
     def _rounded(self) -> NewtonSchulz:
-        assert self.precision is not None
         return NewtonSchulz(self.schedule or ROUNDED_SCHEDULE, precision=self.precision)
 
 
@@ -155,7 +160,7 @@ def _trace_bound(
     root: Float[Array, "*batch n n"],
     closed: Float[Array, "*batch n n"],
 ) -> Float[Array, "*batch"]:
-    """`nuclear_bound` of a matrix x that is known by its Gram matrix and the inverse root of it.
+    """The sum of `nuclear_parts` of x, known by its Gram matrix and the inverse root of it.
 
     Args:
       gram: `x^T x`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -120,6 +121,27 @@ class StiefelSolver(Solver):
     It is given the points: tall or wide, with orthonormal columns or rows, float32 or wider, as are
     gradients. The norm is `Spectral()` always.
     """
+
+
+class SolverByPlatform(StiefelSolver):
+    """A solver that is another one on CPUs than elsewhere: both are traced, and one is compiled."""
+
+    @abc.abstractmethod
+    def choices(self, shape: tuple[int, ...]) -> tuple[StiefelSolver, StiefelSolver]:
+        """Return the solvers of points of this shape on CPUs and on all other platforms."""
+
+    def solve(
+        self,
+        norm: Norm,
+        at: Float[Array, "*batch m n"],
+        grad: Float[Array, "*batch m n"],
+        dual: Any,
+    ) -> Steepest:
+        cpu, other = self.choices(at.shape)
+        if cpu == other:
+            return cpu.solve(norm, at, grad, dual)
+        here, there = (functools.partial(solver.solve, norm) for solver in (cpu, other))
+        return jax.lax.platform_dependent(at, grad, dual, cpu=here, default=there)
 
 
 def in_dtypes_of(example: Any, tree: Any) -> Any:
