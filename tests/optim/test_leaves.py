@@ -50,6 +50,26 @@ def test_few_frames_lie_between_a_link_and_the_work():
     assert 0 < found["retractions"] <= 5
 
 
+def test_few_functions_are_called_in_an_update():
+    """Of the package, the first time, in the default optimizer."""
+    params = {"a": jnp.eye(8), "b": jnp.eye(12, 8)}
+    tx = optim.manifold_muon(0.1, Stiefel())
+    step = functools.partial(jax.eval_shape, tx.update, params, tx.init(params), params)
+    called = set()
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(PACKAGE) and code.co_name[0] != "<":
+            called.add((code.co_filename, code.co_qualname))
+
+    sys.setprofile(look)
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    assert 0 < len(called) <= 114
+
+
 def test_map_leaves_stacks_leaves_and_passes_others_through():
     """Layouts, states by path, and leaves that are not selected."""
     geometry = {"a": Stiefel(), "b": Stiefel().transposed(), "bias": Euclidean()}

@@ -192,7 +192,9 @@ def test_scan_stacked_layers_on_two_axes():
     mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))
     params, grads, tx = tree(0, stacked=True), tree(1, stacked=True), OPTIMIZERS["manifold_muon"]
     program, given = compiled(tx, params, grads, mesh, PartitionSpec(None, "data", "model"))
-    wanted, plain, work = alone("manifold_muon", stacked=True)
+    wanted, plain, _ = alone("manifold_muon", stacked=True)
+    # One device solves q, k, v and o in a loop, whose operations XLA counts once.
+    work = alone("manifold_muon")[2]
     assert flops(program) < 1.15 * work / 8
     found, state = program(*given)
     assert_close(found, wanted)

@@ -141,8 +141,12 @@ class SkewPolar(StiefelSolver):
 
 
 _METHODS: dict[jax.lax.Precision, MsignMethod] = {
-    p: NewtonSchulz(ROUNDED_SIGN_SCHEDULE, precision=p) for p in jax.lax.Precision
-} | {jax.lax.Precision.HIGHEST: SkewNewtonSchulz(SIGN_SCHEDULE)}
+    jax.lax.Precision.HIGHEST: SkewNewtonSchulz(SIGN_SCHEDULE),
+    **{
+        p: NewtonSchulz(ROUNDED_SIGN_SCHEDULE, precision=p)
+        for p in (jax.lax.Precision.HIGH, jax.lax.Precision.DEFAULT)
+    },
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -147,7 +147,8 @@ class DualAscent(StiefelSolver):
         shift = iterate(ascend, dual.astype(grad.dtype), self.steps, self.tolerance)
         reduced = stack(parts, shift, scale)
         candidate = msign(reduced, self.method)
-        upper = sum(nuclear_parts(reduced, candidate)) * jnp.squeeze(scale, (-2, -1))
+        gained, missed = nuclear_parts(reduced, candidate)
+        upper = (gained + missed) * jnp.squeeze(scale, (-2, -1))
         answer = finish(parts, candidate, upper, in_dtypes_of(dual, shift))
         return answer._replace(direction=match_orientation(answer.direction, asked))
 

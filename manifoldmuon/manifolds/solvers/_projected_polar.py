@@ -138,13 +138,13 @@ class _Projected(StiefelSolver):
         tangent = jnp.concatenate(tangent_parts(high, tall(grad), self.precision), axis=-2)
         still = is_noise(frobenius_norm(tangent), grad, self.precision)[..., None, None]
         sign = jnp.where(still, 0, self._rounded().polar(tangent))
-        upper = sum(nuclear_parts(tangent, sign, self.precision))
+        gained, missed = nuclear_parts(tangent, sign, self.precision)
         turned, away = skew(sign[..., :n, :]), sign[..., n:, :]
         length = _length(mT(turned) @ turned + mT(away) @ away, 0.02)
         turned, away = turned / length, away / length
         value = inner_product(tangent, jnp.concatenate([turned, away], axis=-2))
         residual = tangent_residual(sign[..., :n, :])
-        gap = certify(upper, value, grad, self.precision)
+        gap = certify(gained + missed, value, grad, self.precision)
         return Steepest(match_orientation(high @ turned + away, grad), (), residual, gap)
 
     def _rounded(self) -> NewtonSchulz:
