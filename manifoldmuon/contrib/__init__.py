@@ -28,6 +28,7 @@ from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
 from manifoldmuon.contrib._optax_muon import optax_muon
 from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._res_cnn import res_cnn
+from manifoldmuon.contrib._rotations import Rotations
 from manifoldmuon.contrib._rule import DeepTrust, SquareLossSmoothness, StepRule, scale_by_rule
 from manifoldmuon.contrib._scion import scion
 from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
@@ -51,6 +52,7 @@ __all__ = [
     "DoublyStochastic",
     "Isospectral",
     "Nearest",
+    "Rotations",
     "Sinkhorn",
     "SquareLossSmoothness",
     "StepRule",

@@ -36,6 +36,8 @@ class _State(NamedTuple):
       low: the longest length known to be too short, with the derivative there; `high`: the shortest
         known to be too long; `trial`: what to try next; `trials`: how many were tried.
       memory: of the method.
+      largest: the largest magnitude that the cost has had: its rounding is relative to that, where
+        terms cancel.
     """
 
     point: Array
@@ -49,6 +51,7 @@ class _State(NamedTuple):
     trial: Array
     trials: Array
     memory: Any
+    largest: Array
     steps: Array
     evaluations: Array
     reason: Array
@@ -108,6 +111,7 @@ class LineSearch(Method):
             trial=number,
             trials=count,
             memory=self.init(start),
+            largest=number,
             steps=count - 1,
             evaluations=count,
             reason=reason,
@@ -136,7 +140,7 @@ class LineSearch(Method):
         finite = jnp.isfinite(value) & jnp.isfinite(slope)
         promised = state.value + _SUFFICIENT * state.trial * state.slope
         # Where rounding hides the decrease, the slope has to show it.
-        level = value <= state.value + rounding(state.value, value)
+        level = value <= state.value + rounding(jnp.maximum(state.largest, jnp.abs(value)))
         level &= slope <= (2 * _SUFFICIENT - 1) * state.slope
         shorter = finite & ((value <= promised) | level)
         not_steep = slope >= self.curvature * state.slope
@@ -170,6 +174,7 @@ class LineSearch(Method):
                 jnp.minimum(self.trial(state, new_slope), farthest),
                 jnp.zeros_like(state.trials),
                 memory,
+                jnp.maximum(state.largest, jnp.abs(value)),
                 steps,
                 state.evaluations + 1,
                 jnp.where(broken, jnp.int32(Reason.NOT_FINITE), reason),

@@ -148,9 +148,8 @@ def length(vector: Array) -> Array:
     return jnp.sqrt(jnp.vdot(vector, vector))
 
 
-def rounding(*values: Array) -> Array:
-    """Return how much of these values may be rounding."""
-    largest = jnp.max(jnp.abs(jnp.stack(values)))
+def rounding(largest: Array) -> Array:
+    """Return how much of a cost may be rounding that has been as large as this."""
     return 1000 * jnp.finfo(largest.dtype).eps * largest
 
 

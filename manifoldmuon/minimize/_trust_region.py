@@ -23,13 +23,19 @@ from manifoldmuon.minimize._problem import (
 
 
 class _State(NamedTuple):
-    """A point, and the region around it: `moved` is the length of the last step that was taken."""
+    """A point, and the region around it.
+
+    Attributes:
+      moved: the length of the last step that was taken.
+      largest: the largest magnitude that the cost has had.
+    """
 
     point: Array
     value: Array
     norm: Array
     radius: Array
     moved: Array
+    largest: Array
     steps: Array
     failures: Array
     evaluations: Array
@@ -81,7 +87,8 @@ class TrustRegion(Method):
     def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
         number, count = jnp.zeros((), start.dtype), jnp.zeros((), jnp.int32)
         largest = self.radius * jnp.sqrt(jnp.asarray(start.size, start.dtype))
-        state = _State(start, number, number, largest / 8, number, count, count, count, reason)
+        first = largest / 8
+        state = _State(start, number, number, first, number, number, count, count, count, reason)
 
         def turn(state: _State) -> _State:
             gradient, hessian, value = jax.linearize(problem.gradient, state.point, has_aux=True)
@@ -104,7 +111,8 @@ class TrustRegion(Method):
             gain = -jnp.vdot(gradient, step) - jnp.vdot(step, inner.product) / 2
             # Where both are rounding, believe the model (Conn, Gould and Toint 2000, 17.4.2).
             after = problem.cost(point)
-            noise = rounding(value, after)
+            largest_value = jnp.maximum(state.largest, jnp.abs(value))
+            noise = rounding(largest_value)
             ratio = (value - after + noise) / (gain + noise)
             good = jnp.isfinite(after) & (ratio > 0.1) & (found == RUNNING)
             at_edge = length(step) >= 0.99 * state.radius
@@ -118,6 +126,7 @@ class TrustRegion(Method):
                 norm,
                 jnp.minimum(radius, largest),
                 jnp.where(good, length(step), state.moved),
+                largest_value,
                 state.steps + good,
                 failures,
                 state.evaluations + 1 + inner.count,

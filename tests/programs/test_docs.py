@@ -153,6 +153,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
         "docs/math/msign.md",
         "docs/math/stiefel.md",
         "docs/migration.md",
+        "docs/minimize.md",
         "docs/reliability.md",
         "docs/transformations.md",
     ],

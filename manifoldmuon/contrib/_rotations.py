@@ -1,0 +1,91 @@
+"""Rotations: orthogonal matrices of determinant +1, the special orthogonal group."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
+
+from manifoldmuon._internal.arrays import expand_trailing, mT, product, upcast
+from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon.manifolds import Orthogonal
+from manifoldmuon.manifolds.solvers import Steepest
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotations(Orthogonal):
+    """Square matrices `W^T W = s^2 I` of positive determinant: half of `Orthogonal`.
+
+    Tangent space, steepest direction and retractions are those of `Orthogonal`: a step of any
+    length keeps the determinant, since `det(I + K) > 0` for skew K. A point of negative determinant
+    stands for the nearest rotation, which the singular vectors of its smallest singular value tell
+    (Kabsch 1976). Every method but `norm` computes a determinant.
+
+    Fields are those of `Stiefel`.
+
+    Examples:
+      >>> turned = Rotations().project(jnp.diag(jnp.array([1.0, 1.0, -0.5])))
+      >>> round(float(jnp.linalg.det(turned)), 4)
+      1.0
+    """
+
+    def project(self, point: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+        """The nearest rotation; of several, at a tie of the smallest singular values, one."""
+        factor = super().project(point)
+        mirrored = _is_mirrored(factor)
+
+        def turn(factor: Array) -> Array:
+            scaled, _ = scale_to_unit_exponent(point, 2)
+            wide = upcast(factor)
+            stretch = product(mT(wide), scaled)
+            vectors = map_matrices(lambda x: jnp.linalg.eigh(x)[1], stretch + mT(stretch))
+            last = vectors[..., :, :1]
+            turned = wide - 2 * product(product(wide, last), mT(last))
+            return jnp.where(expand_trailing(mirrored, 2), turned, wide).astype(factor.dtype)
+
+        return jax.lax.cond(jnp.any(mirrored), turn, lambda factor: factor, factor)
+
+    def project_tangent(
+        self, point: Float[Array, "*batch n n"], vector: Float[Array, "*batch n n"]
+    ) -> Float[Array, "*batch n n"]:
+        return super().project_tangent(self._unmirrored(point), vector)
+
+    def steepest(
+        self, point: Float[Array, "*batch n n"], grad: Float[Array, "*batch n n"], dual: Any = ()
+    ) -> Steepest:
+        return super().steepest(self._unmirrored(point), grad, dual)
+
+    def retract(
+        self, point: Float[Array, "*batch n n"], vector: Float[Array, "*batch n n"]
+    ) -> Float[Array, "*batch n n"]:
+        return super().retract(self._unmirrored(point), vector)
+
+    def random_point(
+        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
+    ) -> Float[Array, "*batch n n"]:
+        """Uniformly distributed (Haar)."""
+        point = super().random_point(key, shape, dtype)
+        sign = jnp.where(_is_mirrored(point), -1, 1).astype(point.dtype)
+        return jnp.concatenate([expand_trailing(sign, 2) * point[..., :1], point[..., 1:]], axis=-1)
+
+    def distance(self, point: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
+        """The largest `|sigma_i / scale - 1|`, and at least 2 for a negative determinant."""
+        mirrored = jnp.where(_is_mirrored(point), 2.0, 0.0)
+        return jnp.maximum(found := super().distance(point), mirrored.astype(found.dtype))
+
+    def _unmirrored(self, point: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+        mirrored = _is_mirrored(point)
+
+        def nearest(point: Array) -> Array:
+            return jnp.where(expand_trailing(mirrored, 2), self.project(point), point)
+
+        return jax.lax.cond(jnp.any(mirrored), nearest, lambda point: point, point)
+
+
+def _is_mirrored(point: Float[Array, "*batch n n"]) -> Bool[Array, "*batch"]:
+    scaled, _ = scale_to_unit_exponent(point, 2)
+    return map_matrices(jnp.linalg.det, jax.lax.stop_gradient(scaled)) < 0
