@@ -21,6 +21,7 @@ NAMES = (
     "kills",
     "reliability",
     "certificates",
+    "minimize",
 )
 
 

@@ -1,0 +1,276 @@
+"""`minimize` beside pymanopt on a dozen of its example problems, to a gradient of 1e-10.
+
+    python -m benchmarks minimize    # minutes; docs/benchmarks/results/minimize.*
+
+Every problem has one cost, written once and traced by JAX and by autograd. Both start at the same
+point, in float64, and stop at a Riemannian gradient of 1e-10. The rival is pymanopt's trust region
+method with its autograd and its JAX backend (`pip install pymanopt autograd`); where it is not
+installed its columns are left out. Seconds are of the processor, the least of several rounds, since
+other work on the machine changes them little; first calls, with tracing and compiling, are told
+apart. `starts` is the time of a hundred starts by `jax.vmap` over that of one.
+"""
+
+import argparse
+import dataclasses
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks._command import command, save_with_table
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Grassmann, Hypersphere, Stiefel
+from manifoldmuon.minimize import LBFGS, Reason, TrustRegion, minimize
+from manifoldmuon.optim import init_tree
+from studies.display import markdown_table
+from studies.program import parse
+
+try:
+    import autograd.numpy
+    import pymanopt
+except ImportError:
+    pymanopt = None
+
+TOLERANCE = 1e-10
+METHODS = {"L-BFGS": LBFGS(), "trust region": TrustRegion()}
+ROWS = EmbeddingRows(scale=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """A cost, its manifolds, and the shapes of the points and the data for a size.
+
+    Attributes:
+      cost: of a module (`jax.numpy` or `autograd.numpy`), the data and the parts of the point.
+      manifolds: of the parts.
+      shapes: of the parts, for a size.
+      data: for a generator and a size.
+      rival: pymanopt's manifold for a size.
+    """
+
+    name: str
+    cost: Callable[..., Any]
+    manifolds: tuple[Any, ...]
+    shapes: Callable[[int], tuple[tuple[int, ...], ...]]
+    data: Callable[[np.random.Generator, int], np.ndarray]
+    rival: Callable[[Any, int], Any]
+
+
+def covariance(rng: np.random.Generator, n: int) -> np.ndarray:
+    """A covariance matrix with eigenvalues from 1 down to 1/n, at random directions."""
+    basis = np.linalg.qr(rng.standard_normal((n, n)))[0]
+    return (basis / np.arange(1, n + 1)) @ basis.T
+
+
+def mixed(rng: np.random.Generator, n: int) -> np.ndarray:
+    """A thousand whitened samples of independent sources with heavy tails."""
+    x = rng.laplace(size=(1000, n))
+    return np.linalg.svd(x - x.mean(0), full_matrices=False)[0] * np.sqrt(1000)
+
+
+def synchronised(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Noisy products of pairs of n rotations, `(n, n, 3, 3)`."""
+    r = np.linalg.qr(rng.standard_normal((n, 3, 3)))[0]
+    noise = 0.1 * rng.standard_normal((n, n, 3, 3))
+    return np.einsum("iab,jcb->ijac", r, r) + noise + np.transpose(noise, (1, 0, 3, 2))
+
+
+def graph(rng: np.random.Generator, n: int) -> np.ndarray:
+    """The adjacency matrix of a random graph."""
+    upper = np.triu(rng.random((n, n)) < 0.5, 1) * 1.0
+    return upper + upper.T
+
+
+def weighted_gram(xp, a, x):
+    return -xp.sum(x * (a @ x) * xp.arange(1.0, x.shape[1] + 1))
+
+
+def sparse_components(xp, a, x):
+    return -xp.sum(x * (a @ x)) + 0.02 * xp.sum(xp.sqrt(x * x + 1e-2))
+
+
+def packed(xp, a, x):
+    gram = x @ x.T - 4.0 * xp.eye(x.shape[0])
+    return 0.2 * xp.log(xp.sum(xp.exp((gram - 1.0) / 0.2))) + 0 * xp.sum(a)
+
+
+def square_matrices(n: int) -> tuple[tuple[int, ...], ...]:
+    return ((n, n),)
+
+
+def stiefel(p: int) -> Callable[[Any, int], Any]:
+    return lambda m, n: m.Stiefel(n, p)
+
+
+PROBLEMS = (
+    Problem("Rayleigh quotient", lambda xp, a, x: -xp.sum(x * (a @ x)), (Hypersphere(),),
+            lambda n: ((n,),), covariance, lambda m, n: m.Sphere(n)),
+    Problem("dominant subspace", lambda xp, a, x: -xp.sum(x * (a @ x)), (Grassmann(),),
+            lambda n: ((n, 3),), covariance, lambda m, n: m.Grassmann(n, 3)),
+    Problem("PCA, ordered", weighted_gram, (Stiefel(),),
+            lambda n: ((n, 3),), covariance, stiefel(3)),
+    Problem("Procrustes", lambda xp, a, x: xp.sum((a[0] @ x - a[1][:, :3]) ** 2), (Stiefel(),),
+            lambda n: ((n, 3),), lambda rng, n: rng.standard_normal((2, n + 3, n)), stiefel(3)),
+    Problem("max-cut relaxation", lambda xp, a, x: xp.sum(x * (a @ x)) / 4, (ROWS,),
+            lambda n: ((n, 3),),
+            graph,
+            lambda m, n: m.Oblique(3, n)),
+    Problem("packing on the sphere", packed, (ROWS,),
+            lambda n: ((n, 3),), lambda rng, n: np.zeros(1), lambda m, n: m.Oblique(3, n)),
+    Problem("low-rank approximation",
+            lambda xp, a, u, s, v: xp.sum((a - (u * s) @ v.T) ** 2),
+            (Stiefel(), Euclidean(), Stiefel()), lambda n: ((n, 3), (3,), (n + 2, 3)),
+            lambda rng, n: rng.standard_normal((n, n + 2)),
+            lambda m, n: m.Product([m.Stiefel(n, 3), m.Euclidean(3), m.Stiefel(n + 2, 3)])),
+    Problem("sparse PCA, smooth", sparse_components, (Stiefel(),),
+            lambda n: ((n, 3),), covariance, stiefel(3)),
+    Problem("ICA", lambda xp, a, x: xp.mean(xp.log(xp.cosh(a @ x))), (Stiefel(),),
+            square_matrices, mixed, lambda m, n: m.Stiefel(n, n)),
+    Problem("dictionary", lambda xp, a, x: -xp.sum((a @ x) ** 4) / 4e3, (Stiefel(),),
+            square_matrices, mixed, lambda m, n: m.Stiefel(n, n)),
+    Problem("rotation synchronisation",
+            lambda xp, a, x: -xp.sum(a * xp.einsum("iab,jcb->ijac", x, x)), (Stiefel(),),
+            lambda n: ((n, 3, 3),), synchronised, lambda m, n: m.Stiefel(3, 3, k=n)),
+)  # fmt: skip
+DENSE = ("ICA", "dictionary")
+"""Problems whose points are n by n: at most 50."""
+
+
+def cost_of(problem: Problem) -> Callable[..., Any]:
+    """The cost of the parts and the data, for `minimize`."""
+    return lambda x, a: problem.cost(jnp, a, *x)
+
+
+def seconds(call: Callable[[], Any], rounds: int) -> tuple[float, float, Any]:
+    """Return seconds of the processor in the first call, the least of the later ones, a result."""
+    spent = []
+    for _ in range(rounds + 1):
+        start = time.process_time()
+        result = jax.block_until_ready(call())
+        spent.append(time.process_time() - start)
+    return spent[0], min(spent[1:]), result
+
+
+def measure(problem: Problem, size: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Measure one problem at one size with every method."""
+    rng = np.random.default_rng(size)
+    data = problem.data(rng, size) * 1.0
+    shapes = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in problem.shapes(size)]
+    start = tuple(init_tree(problem.manifolds, jax.random.key(size), tuple(shapes)))
+    cost = cost_of(problem)
+    row: dict[str, Any] = {"problem": problem.name, "size": size, "methods": {}}
+    for name, method in METHODS.items():
+        solve = functools.partial(
+            minimize, cost, problem.manifolds, method=method, tolerance=TOLERANCE, max_steps=2000
+        )
+        first, again, found = seconds(lambda s=solve: s(start, (data,)), options.rounds)
+        row["methods"][name] = outcome(first, again, found.value, found.gradient_norm) | {
+            "steps": int(found.steps),
+            "evaluations": int(found.evaluations),
+            "reason": Reason(int(found.reason)).name,
+        }
+        if size <= options.starts_size:
+            keys = jax.random.split(jax.random.key(1), options.starts)
+            many = jax.vmap(lambda key: init_tree(problem.manifolds, key, tuple(shapes)))(keys)
+            batch = jax.jit(jax.vmap(lambda x, s=solve: s(x, (data,))))
+            _, together, _ = seconds(lambda b=batch, m=many: b(m), options.rounds)
+            row["methods"][name]["starts"] = together / again
+    if pymanopt is not None:
+        for name, module in (("autograd", autograd.numpy), ("jax", jnp)):
+            row["methods"][f"pymanopt, {name}"] = rival(problem, size, data, start, name, module)
+    return row
+
+
+def outcome(first: float, again: float, value: Any, gradient_norm: Any) -> dict[str, Any]:
+    return {
+        "first": first,
+        "again": again,
+        "value": float(value),
+        "gradient_norm": float(gradient_norm),
+    }
+
+
+def rival(
+    problem: Problem, size: int, data: np.ndarray, start: Any, backend: str, module: Any
+) -> dict[str, Any]:
+    """Return what pymanopt's trust regions take from the same start."""
+    oblique = problem.manifolds == (ROWS,)
+    manifold = problem.rival(pymanopt.manifolds, size)
+
+    def cost(*parts):
+        return problem.cost(module, data, *(part.T if oblique else part for part in parts))
+
+    parts = [np.asarray(part.T if oblique else part) for part in start]
+
+    def solve():
+        decorated = getattr(pymanopt.function, backend)(manifold)(cost)
+        optimizer = pymanopt.optimizers.TrustRegions(
+            min_gradient_norm=TOLERANCE, max_iterations=1000, max_time=100, verbosity=0
+        )
+        point = parts[0] if len(parts) == 1 else parts
+        return optimizer.run(pymanopt.Problem(manifold, decorated), initial_point=point)
+
+    before = time.process_time()
+    found = solve()
+    spent = time.process_time() - before
+    result = outcome(spent, spent, found.cost, found.gradient_norm)
+    return result | {"steps": found.iterations, "reason": found.stopping_criterion}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Seconds of the first call and of later ones, gradients, and how far the values differ."""
+    names = [name for name in rows[0]["methods"] if name.startswith("pymanopt")]
+    header = ["problem", "size"]
+    for name in METHODS:
+        header += [f"{name}: first, again", "steps", "gradient", "100 starts"]
+    header += [f"{name}: s" for name in names]
+    header += ["its gradient", "its value - ours"] if names else []
+    lines = []
+    for row in rows:
+        line = [row["problem"], row["size"]]
+        for name in METHODS:
+            found = row["methods"][name]
+            starts = f"{found['starts']:.1f} x" if "starts" in found else "-"
+            line += [f"{found['first']:.2f}, {found['again']:.4f}", found["steps"],
+                     f"{found['gradient_norm']:.0e}", starts]  # fmt: skip
+        line += [f"{row['methods'][name]['first']:.2f}" for name in names]
+        if names:
+            best = min(row["methods"][name]["value"] for name in METHODS)
+            line += [f"{row['methods'][names[0]]['gradient_norm']:.0e}",
+                     f"{row['methods'][names[0]]['value'] - best:.0e}"]  # fmt: skip
+        lines.append(line)
+    return markdown_table(header, lines)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the benchmark."""
+    parser = command("minimize", "What minimising to convergence takes beside pymanopt.")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000], help="sizes")
+    parser.add_argument("--starts", type=int, default=100, help="starts by vmap")
+    parser.add_argument("--starts-size", type=int, default=10, help="the largest size for those")
+    parser.add_argument("--problems", nargs="+", default=[p.name for p in PROBLEMS], help="names")
+    options = parse(parser, argv, beside=(".md",))
+    if pymanopt is None:
+        print("pymanopt is not installed (pip install pymanopt autograd): its columns are left out")
+    rows = []
+    with jax.enable_x64(True):
+        for problem in PROBLEMS:
+            if problem.name not in options.problems:
+                continue
+            cases = {min(size, 50) if problem.name in DENSE else size for size in options.sizes}
+            limit = 100 if problem.name == "rotation synchronisation" else 1000
+            for size in sorted(cases):
+                if size <= limit:
+                    rows.append(measure(problem, size, options))
+                    print(table(rows[-1:]).splitlines()[-1], flush=True)
+    settings = {"tolerance": TOLERANCE, "rounds": options.rounds, "starts": options.starts}
+    rival_version = None if pymanopt is None else pymanopt.__version__
+    save_with_table(options, settings | {"pymanopt": rival_version, "rows": rows}, table(rows))
+
+
+if __name__ == "__main__":
+    main()
