@@ -319,6 +319,21 @@ def test_budgets_are_shares_of_the_rate():
         np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6)
 
 
+def test_tangent_spectral_steps_beside_another_optimizer():
+    """The geometry of the directions is that of the norms, and `hybrid` hands out the rest."""
+    sphere = Hypersphere(ndim=2, step_norm=Spectral()).fast().transposed()
+    geometry = {"kernel": sphere, "bias": None}
+    base = optax.chain(optax.trace(0.9), optim.scale_by_steepest(geometry))
+    tx = optim.hybrid(hyperball(base, 0.1, geometry, radial=0), geometry, optax.sgd(0.5))
+    shapes = {"kernel": (6, 4), "bias": (4,)}
+    params, batches = drawn(22, shapes), [drawn(50 + i, shapes) for i in range(3)]
+    found, _ = train(tx, params, batches)
+    np.testing.assert_allclose(norm(found["kernel"]), norm(params["kernel"]), rtol=1e-6)
+    assert np.max(np.abs(found["kernel"] - params["kernel"])) > 0.1
+    moved = sum(batch["bias"] for batch in batches)
+    np.testing.assert_allclose(found["bias"], params["bias"] - 0.5 * moved, rtol=1e-5, atol=1e-6)
+
+
 def test_rows_keep_their_norms():
     """`Hypersphere()` is one row."""
     params, grads = drawn(20, {"w": (5, 4)}), drawn(21, {"w": (5, 4)})
