@@ -31,6 +31,7 @@ from manifoldmuon.contrib import (
     TwoTap,
     add_cautious_weight_decay,
     add_decay_towards,
+    agd,
     cautious,
     normuon,
     orthogonal_conv2d,
@@ -114,7 +115,6 @@ from manifoldmuon.norms import (
     Spectral,
 )
 from manifoldmuon.optim import (
-    agd,
     by_path,
     chain,
     check_chain,

@@ -1,5 +1,6 @@
 """New, rarely needed or unproved parts: held to the same tests, and free to change or go."""
 
+from manifoldmuon.contrib._agd import agd, init_semi_orthogonal
 from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, Softmax
 from manifoldmuon.contrib._cautious import cautious
 from manifoldmuon.contrib._decay import add_cautious_weight_decay, add_decay_towards
@@ -48,6 +49,7 @@ __all__ = [
     "SwapAxes",
     "TwoTap",
     "orthogonal_conv2d",
+    "init_semi_orthogonal",
     "DeepTrust",
     "DoublyStochastic",
     "Isospectral",
@@ -58,6 +60,7 @@ __all__ = [
     "StepRule",
     "add_cautious_weight_decay",
     "add_decay_towards",
+    "agd",
     "cautious",
     "cross_entropy_smoothness",
     "hyperball",

@@ -4,7 +4,6 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 """
 
 from manifoldmuon._internal.paths import by_path
-from manifoldmuon.optim._agd import agd, init_semi_orthogonal
 from manifoldmuon.optim._aliases import Decay as Decay
 from manifoldmuon.optim._aliases import manifold_muon, muon
 from manifoldmuon.optim._budget import Budgets as Budgets
@@ -26,12 +25,10 @@ from manifoldmuon.optim._tangent import project_tangent
 from manifoldmuon.optim._trees import init_tree, monitor_distance, project_tree
 
 __all__ = [
-    "agd",
     "by_path",
     "chain",
     "check_chain",
     "hybrid",
-    "init_semi_orthogonal",
     "init_tree",
     "manifold_muon",
     "map_leaves",

@@ -12,7 +12,7 @@ import pytest
 
 from manifoldmuon import contrib, optim
 from manifoldmuon.checkpoints import CheckpointError, Checkpoints
-from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.testing import check_sharding
@@ -191,6 +191,19 @@ def test_other_whole_optimizers_go_around_it():
     plain = update(tx, drawn(1), PARAMS)
     assert jnp.allclose(updates["head"]["kernel"], plain["head"]["kernel"], atol=1e-6)
     assert not jnp.allclose(updates["embed"], plain["embed"], atol=1e-3)
+
+
+def test_hyperball_is_a_side_like_any_other():
+    geometry = optim.by_path({"**/kernel": Hypersphere(ndim=2), "**": None})
+    ball = contrib.hyperball(optax.scale_by_adam(), 0.1, geometry)
+    tx = optim.hybrid(ball, geometry, optax.adamw(0.01))
+    updates = update(tx, drawn(1), PARAMS)
+    for name in OWN:
+        before, step = by_name(PARAMS)[name], by_name(updates)[name]
+        assert jnp.allclose(jnp.linalg.norm(before + step), jnp.linalg.norm(before), rtol=1e-6)
+        assert jnp.linalg.norm(step) > 0.05
+    with pytest.raises((TypeError, ValueError), match="None"):
+        update(ball, drawn(1), PARAMS)
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])

@@ -10,16 +10,14 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.links import link
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex, is_hole
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
-from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._leaves import map_leaves
-from manifoldmuon.optim._retract import chain
-from manifoldmuon.optim._trees import random_leaf
+from manifoldmuon.optim import chain, init_tree, map_leaves
 
 Layouts = Spec[Layout]
 """A prefix tree of `Layout`, a `by_path` object, or a function `(path, leaf) -> Layout`."""
@@ -38,7 +36,7 @@ class ScaleByAGDState(NamedTuple):
     summary: Float[Array, ""]
 
 
-@checked()
+@check_arguments()
 def agd(
     layouts: Layouts, gain: optax.ScalarOrSchedule = 1.0
 ) -> optax.GradientTransformationExtraArgs:
@@ -164,12 +162,11 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
       (4, 3)
     """
     places = _find_layouts(layouts, params)
-    leaves, filled = places.leaves(params), {}
+    leaves, entries = places.leaves(params), {}
     for place in places.real:
-        layout, leaf = places.values[place], leaves[place]
-        manifold = Stiefel(_size(layout, jnp.shape(leaf)))
-        filled[place] = random_leaf(LaidOut(manifold, layout), key, places.paths[place], leaf)
-    return places.fill(params, filled)
+        layout = places.values[place]
+        entries[place] = LaidOut(Stiefel(_size(layout, jnp.shape(leaves[place]))), layout)
+    return init_tree(places.fill(params, entries), key, params)
 
 
 def _size(layout: Layout, shape: tuple[int, ...]) -> FanRatio:
