@@ -143,6 +143,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
         "docs/index.md",
         "docs/certificates.md",
         "docs/checkpoints.md",
+        "docs/constrain-a-transformer.md",
         "docs/getting-started.md",
         "docs/lab/index.md",
         "docs/math/any-norm.md",
