@@ -25,7 +25,7 @@ def picture(record: Record) -> Any:
         best = methods[MUON]["loss"]["mean"]
         beyond.axvline(0, color="#444444", linewidth=1)
         reach = sorted(abs(methods[name]["over_muon"]["mean"] or 0) for name in names)
-        limit = max(0.02, 1.5 * reach[len(reach) * 3 // 4])
+        limit = max(0.02, 3 * reach[len(reach) // 2])
         for y, name in enumerate(names):
             over, colour = methods[name]["over_muon"], _colour(name)
             value = over["mean"]
