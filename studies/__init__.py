@@ -8,6 +8,7 @@ file, or a folder with its `study.py`; `studies.study` says how to add one.
 from studies.ablation import Ablation
 from studies.certified.study import CertifiedNetworks
 from studies.erasure.study import WeightErasure
+from studies.fine_tuning import FineTuning
 from studies.newton_schulz import NewtonSchulzDesigner
 from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
@@ -27,6 +28,7 @@ _ALL: tuple[type[Study], ...] = (
     Transformers,
     CertifiedNetworks,
     NewtonSchulzDesigner,
+    FineTuning,
 )
 
 STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
@@ -36,6 +38,7 @@ __all__ = [
     "STUDIES",
     "Ablation",
     "CertifiedNetworks",
+    "FineTuning",
     "LearningRateTransfer",
     "NewtonSchulzDesigner",
     "RetractionLaboratory",

@@ -1,0 +1,1 @@
+"""The package in trainers that others have written: one program or patch for each."""

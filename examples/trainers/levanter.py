@@ -1,0 +1,80 @@
+"""Levanter: an optimizer that its configuration files call `manifold_muon`.
+
+Import this module from the program that starts Levanter's training; then a file may say
+
+    optimizer: {type: manifold_muon, learning_rate: 0.02, adam_lr: 6.0e-4}
+"""
+
+# pyright: reportMissingImports=false
+
+import dataclasses
+from typing import Any
+
+import haliax
+import jax
+import optax
+from haliax.util import ensure_tuple
+from levanter.optim.config import OptimizerConfig
+
+import manifoldmuon as mm
+from manifoldmuon.manifolds import Stiefel
+
+
+def _is_linear(node: Any) -> bool:
+    return isinstance(node, haliax.nn.Linear)
+
+
+def geometry(model: Any, matrix: Any = Stiefel()) -> Any:
+    """Return `matrix` for the weights of linear layers, None (AdamW) for all else.
+
+    A `haliax.nn.Linear` says itself which of its named axes are the fan-in and the fan-out. The
+    others are layers of a scan or experts: independent copies, wherever they stand.
+    """
+    rules = {}
+    for path, layer in jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_linear):
+        name = jax.tree_util.keystr(path, simple=True, separator="/")
+        if not _is_linear(layer) or "lm_head" in name or layer.weight is None:
+            continue
+        axes = [axis.name for axis in layer.weight.axes]
+        ins, outs = (
+            tuple(axes.index(axis.name) - len(axes) for axis in ensure_tuple(fan))
+            for fan in (layer.In, layer.Out)
+        )
+        rules[f"{name}/weight/**"] = matrix.with_axes(in_axes=ins, out_axes=outs)
+    return mm.optim.by_path(rules | {"**": None})
+
+
+@OptimizerConfig.register_subclass("manifold_muon")
+@dataclasses.dataclass(frozen=True)
+class ManifoldMuonConfig(OptimizerConfig):
+    """Manifold Muon for the matrices of linear layers, AdamW for the rest."""
+
+    adam_lr: float = 6e-4
+    momentum: float = 0.95
+    max_grad_norm: float = 1.0
+
+    def build(self, num_train_steps: int) -> optax.GradientTransformation:
+        """Return the optimizer; Levanter logs both rates from its state."""
+
+        def optimizer(learning_rate: Any, adam_lr: Any) -> optax.GradientTransformation:
+            def of(params: Any) -> Any:
+                own = geometry(params)
+                tx = mm.optim.manifold_muon(learning_rate, own, self.momentum)
+                rest = optax.adamw(adam_lr, weight_decay=self.weight_decay)
+                clip = optax.clip_by_global_norm(self.max_grad_norm)
+                return mm.optim.chain(clip, mm.optim.hybrid(tx, own, rest))
+
+            return optax.GradientTransformation(
+                lambda params: of(params).init(params),
+                lambda updates, state, params=None: of(params).update(updates, state, params),
+            )
+
+        return optax.inject_hyperparams(optimizer)(
+            learning_rate=self.lr_scheduler(num_train_steps),
+            adam_lr=self.lr_scheduler(num_train_steps, override_lr=self.adam_lr),
+        )
+
+
+def project(model: Any) -> Any:
+    """Return the model with its matrices on their manifolds; to be called after `init`."""
+    return mm.optim.project_tree(geometry(model), model)

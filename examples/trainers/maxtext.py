@@ -1,0 +1,88 @@
+"""MaxText: what to add to `get_optimizer`, for `opt_type: manifold_muon`.
+
+In `maxtext/optimizers/optimizers.py`, before the last `else` of the choice by `opt_type`,
+
+    elif config.opt_type == "manifold_muon":
+      tables = get_muon_weight_dimension_numbers(model, config)
+      base_opt = manifold_muon(learning_rate_schedule, tables, config)
+
+with `manifold_muon` from here, and a member `MANIFOLD_MUON = "manifold_muon"` in `OptimizerType` of
+`maxtext/configs/types.py`. MaxText's own tables say which axes of each kernel are the fan-in and
+the fan-out, and None which parameters are AdamW's.
+
+python -m examples.trainers.maxtext    # with a table like MaxText's, without MaxText
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from optax.contrib import MuonDimensionNumbers
+
+import manifoldmuon as mm
+from manifoldmuon.manifolds import Layout, Manifold, Stiefel
+
+
+def geometry(tables: Any, matrix: Manifold = Stiefel()) -> Any:
+    """Return the entry of each parameter: `matrix` in its layout, or None.
+
+    The tables count from both ends, `(0,)` and `(-1,)`, and name a scan's axis nowhere, so that a
+    layout needs the number of axes, which the parameter has: the geometry is a function of both.
+    """
+    found = {
+        jax.tree_util.keystr(path, simple=True, separator="/"): dims
+        for path, dims in jax.tree_util.tree_leaves_with_path(tables, is_leaf=_is_entry)
+    }
+
+    def entry(path: Any, leaf: Any) -> Any:
+        dims = found[jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")]
+        if dims is None:
+            return None
+        layout = Layout.from_muon(dims, ndim=len(leaf.shape))
+        return mm.manifolds.LaidOut(matrix, layout)
+
+    return entry
+
+
+def _is_entry(node: Any) -> bool:
+    return node is None or isinstance(node, MuonDimensionNumbers)
+
+
+def manifold_muon(rate: Any, tables: Any, config: Any) -> optax.GradientTransformation:
+    """Return the optimizer; its options are those that MaxText has for Muon and AdamW."""
+    own = geometry(tables)
+    tx = mm.optim.manifold_muon(rate, own, config.muon_beta)
+    rest = optax.adamw(rate, config.adam_b1, config.adam_b2, weight_decay=config.adam_weight_decay)
+    return mm.optim.hybrid(tx, own, rest)
+
+
+def main() -> dict[str, float]:
+    """Take a step for kernels in MaxText's layout; return how far each moved off its manifold."""
+    import types
+
+    config = types.SimpleNamespace(muon_beta=0.95, adam_b1=0.9, adam_b2=0.95, adam_weight_decay=0.1)
+    tables = {
+        "query": MuonDimensionNumbers((0,), (-2, -1)),  # (in, layers, heads, head_dim)
+        "out": MuonDimensionNumbers((0, -2), (-1,)),  # (heads, layers, head_dim, out)
+        "wi": MuonDimensionNumbers((0,), (-1,)),  # (in, layers, out)
+        "norm": None,
+    }
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = {"query": (8, 3, 2, 4), "out": (2, 3, 4, 8), "wi": (8, 3, 16), "norm": (8, 3)}
+    params = {
+        k: jax.random.normal(key, s) for key, (k, s) in zip(keys, shapes.items(), strict=True)
+    }
+    params = mm.optim.project_tree(geometry(tables), params)
+    tx = manifold_muon(0.1, tables, config)
+    grads = jax.tree.map(jnp.sin, params)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    moved = optax.apply_updates(params, updates)
+    distances = mm.optim.monitor_distance(geometry(tables), moved)
+    for name, far in distances.items():
+        print(f"{name:6} {shapes[name]}: off its manifold by {far:.1e}")
+    return {name: float(far) for name, far in distances.items()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Fine-tuning: adapters begin where the base is, merge to rounding, and learn."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from studies import FineTuning
+from studies.fine_tuning import METHODS, RIVAL, adapted, summary
+
+ADAPTERS = [name for name in METHODS if "Muon" not in name and "all" not in name]
+BASE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 6)), jnp.float32)
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_nothing_jumps_at_step_zero(name, dtype):
+    base = BASE.astype(dtype)
+    factors = METHODS[name].init(jax.random.key(0), base, 2)
+    np.testing.assert_array_equal(adapted(base, factors).astype(dtype), base)
+
+
+@pytest.mark.slow_except("bfloat16-LoRA, A orthonormal")
+@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_first_steps_from_zero_factors(name, dtype):
+    """Factors whose gradient is zero stay; the others move; then all of them do."""
+    method = METHODS[name]
+    factors = jax.tree.map(lambda x: x.astype(dtype), method.init(jax.random.key(0), BASE, 2))
+    tx = method.optimizer(lambda _: 0.1, 1)
+    grad = jax.grad(lambda f: jnp.sum(jnp.sin(adapted(BASE, f[0]) + 1.0)))
+    params: Any = [factors]
+    state = tx.init(params)
+    first = grad(params)
+    updates: Any
+    updates, state = tx.update(first, state, params)
+    for key, own in first[0].items():
+        moved = float(jnp.abs(updates[0][key].astype(jnp.float32)).max())
+        assert (moved > 0) == bool(jnp.any(own != 0))
+        assert np.isfinite(moved)
+    params = optax.apply_updates(params, updates)
+    updates, state = tx.update(grad(params), state, params)
+    assert all(float(jnp.abs(u.astype(jnp.float32)).max()) > 0 for u in updates[0].values())
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_merged_weights_act_as_the_adapter(name):
+    """By another route than the merged weight: the input passes through the factors."""
+    rng = np.random.default_rng(1)
+    factors = METHODS[name].init(jax.random.key(0), BASE, 2)
+    factors = {k: v + 0.1 * jnp.asarray(rng.normal(size=v.shape), v.dtype)
+               for k, v in factors.items()}  # fmt: skip
+    x = rng.normal(size=6).astype(np.float32)
+    f = {k: np.asarray(v, np.float64) for k, v in factors.items()}
+    if "q" in f:
+        turned = np.concatenate(
+            [q @ part for q, part in zip(f["q"], x.reshape(len(f["q"]), -1), strict=True)]
+        )
+        expected = np.asarray(BASE, np.float64) @ turned
+    elif "s" in f:
+        expected = BASE @ x + f["u"] @ (f["s"] @ (f["v"].T @ x))
+    elif "w" in f:
+        expected = f["w"] @ x
+    else:
+        expected = BASE @ x + f["b"] @ (f["a"] @ x)
+    np.testing.assert_allclose(adapted(BASE, factors) @ x, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_gains_are_paired_by_seed():
+    rng = np.random.default_rng(2)
+    easy = rng.normal(size=4)
+    rows = [
+        {"method": name, "seed": s, "log2_rates": [0, 1], "losses": [9.0, easy[s] - shift]}
+        for name, shift in ((RIVAL, 0.0), ("StelLA", 0.25))
+        for s in range(4)
+    ]
+    found = summary(rows, "losses")
+    assert found["StelLA"]["gain"]["mean"] == pytest.approx(0.25)
+    assert found["StelLA"]["gain"]["interval"] == pytest.approx((0.25, 0.25))
+
+
+@pytest.mark.slow
+def test_the_study_recovers_a_target():
+    study = FineTuning(tasks=("target",), methods=(RIVAL, "StelLA"), seeds=(0, 1))
+    rows = [{**cell, **study.run(cell)} for cell in study.cells()]
+    assert all(row["jump"] == 0 for row in rows)
+    found = study.summarise(rows)["target"]
+    assert found["StelLA"]["mean"] < -3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"methods": ("OFT",)}, {"seeds": (0,)}, {"rank": 0}, {"tasks": ("nothing",)}],
+)
+def test_wrong_settings_are_refused(wrong):
+    with pytest.raises(ValueError, match=r"must"):
+        FineTuning(**wrong)
