@@ -17,9 +17,11 @@ GEOMETRY = mm.optim.by_path({"**/kernel": Stiefel().transposed(), "**": None})
 
 
 class Net(linen.Module):
-    """Two layers; Kauldron reads `images` as the place of the input in a batch."""
+    """Two layers."""
 
-    images: str = "batch.images"
+    def __kontext_keys__(self) -> dict[str, str]:
+        """Return where Kauldron finds the inputs, by their names in `__call__`."""
+        return {"images": "batch.images"}
 
     @linen.compact
     def __call__(self, images):
