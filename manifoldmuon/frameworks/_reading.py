@@ -1,4 +1,4 @@
-"""What all frameworks share: roles and layouts of weights, and the entries that follow from them.
+"""Roles and layouts of weights, shared by all frameworks, and the entries that follow from them.
 
 A reader says of one type of module what its parameters are. Paths, owners and types come from the
 module of the framework.
@@ -22,7 +22,7 @@ Overrides = Mapping[Any, Entry | Mapping[str, Entry]]
 
 
 class Weight(NamedTuple):
-    """What one parameter is.
+    """Role and layout of one parameter.
 
     Attributes:
       role: which field of `Choices` has its manifold.
