@@ -11,8 +11,10 @@ apart. `starts` is the time of a hundred starts by `jax.vmap` over that of one.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import functools
+import importlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +30,11 @@ from manifoldmuon.optim import init_tree
 from studies.display import markdown_table
 from studies.program import parse
 
-try:
-    import autograd.numpy
-    import pymanopt
-except ImportError:
-    pymanopt = None
+pymanopt: Any = None
+autograd_numpy: Any = None
+with contextlib.suppress(ImportError):
+    autograd_numpy = importlib.import_module("autograd.numpy")
+    pymanopt = importlib.import_module("pymanopt")
 
 TOLERANCE = 1e-10
 METHODS = {"L-BFGS": LBFGS(), "trust region": TrustRegion()}
@@ -179,7 +181,7 @@ def measure(problem: Problem, size: int, options: argparse.Namespace) -> dict[st
             _, together, _ = seconds(lambda b=batch, m=many: b(m), options.rounds)
             row["methods"][name]["starts"] = together / again
     if pymanopt is not None:
-        for name, module in (("autograd", autograd.numpy), ("jax", jnp)):
+        for name, module in (("autograd", autograd_numpy), ("jax", jnp)):
             row["methods"][f"pymanopt, {name}"] = rival(problem, size, data, start, name, module)
     return row
 

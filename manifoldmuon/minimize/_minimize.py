@@ -125,7 +125,7 @@ def _check_numbers(
 
 def _refuse(result: Result, entries: Any, x0: Any) -> None:
     """Raise where the start was no start."""
-    if result.reason == Reason.OFF_SET:
+    if result.reason == Reason.OFF_SET and result.steps == 0:
         far = {k: v for k, v in monitor_distance(entries, x0).items() if v > OFF}
         raise ValueError(
             f"minimize: x0 is off its manifolds by {far}; start from"
@@ -162,7 +162,11 @@ def _solve(
     def run(start: Array, data: Any) -> Result:
         off = _distance(geometry, unravel(start)) > OFF
         reason = jnp.where(off, jnp.int32(Reason.OFF_SET), RUNNING)
-        return method.run(problem(data), start, stop, reason)
+        result = method.run(problem(data), start, stop, reason)
+        # A retraction may hand on, and amplify, how far a point is from its set.
+        left = _distance(geometry, unravel(result.point)) > OFF
+        reason = jnp.where(left, jnp.int32(Reason.OFF_SET), result.reason)
+        return result._replace(reason=reason, steps=jnp.maximum(result.steps, 0))
 
     @run.defjvp
     def run_jvp(primals: Any, tangents: Any) -> tuple[Result, Result]:
@@ -216,7 +220,7 @@ def _conjugate_gradients(operator: Callable[[Array], Array], rhs: Array) -> Arra
 
 
 OFF = 1e-5
-"""Largest distance of a start from its manifold."""
+"""Largest distance of a point from its manifold."""
 
 
 def _distance(geometry: Any, tree: Any) -> Array:

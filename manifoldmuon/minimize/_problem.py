@@ -25,7 +25,8 @@ class Reason(enum.IntEnum):
       MAX_STEPS: `max_steps` steps were taken.
       NO_PROGRESS: no step reduces the cost, most often because rounding hides what is left.
       NOT_FINITE: cost or gradient is not finite at the start.
-      OFF_SET: the start is not on its manifold.
+      OFF_SET: the start is not on its manifold, or the last point is not: take a retraction that
+        undoes what rounding leaves, such as `Polar` or `QR`.
 
     Examples:
       >>> Reason(0).name

@@ -91,6 +91,24 @@ def test_newtons_method_ends_quadratically_with_every_retraction(retraction):
     assert norms[-1] < 10 * norms[-2] ** 1.8 + 1e-13
 
 
+class Straight(retractions.Retraction):
+    """No retraction: it stays on the tangent."""
+
+    order = 1
+
+    def retract(self, point, vector):
+        return point + vector
+
+
+def test_a_point_that_left_its_set_is_a_reason():
+    a, start = symmetric(29, 6, 6), orthonormal(30, 6, 2)
+    off = Stiefel(retraction=Straight())
+    found = minimize(brockett, off, start, (a,), method=METHODS[-1], max_steps=20)
+    assert Stiefel().distance(found.point) > 1e-5
+    assert Reason(int(found.reason)) is Reason.OFF_SET
+    assert int(found.steps) > 0
+
+
 def test_a_product_of_manifolds():
     rng = np.random.default_rng(5)
     a = rng.standard_normal((9, 6))
