@@ -11,7 +11,7 @@ from jax.lax import Precision
 
 from benchmarks._passes import multiplications, on_tpu
 from manifoldmuon import optim
-from manifoldmuon._internal.arrays import mT, product, rounding
+from manifoldmuon._internal.arrays import product, rounding
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
@@ -26,7 +26,7 @@ def drawn(shape, seed=0):
 
 def test_one_pass_is_a_product_of_rounded_factors():
     x = drawn((40, 30))
-    one = on_tpu(lambda x: product(mT(x), x, Precision.DEFAULT))(x)
+    one = on_tpu(lambda x: product(x.mT, x, Precision.DEFAULT))(x)
     rounded = np.asarray(x.astype(jnp.bfloat16), np.float64)
     np.testing.assert_allclose(one, rounded.T @ rounded, rtol=1e-5, atol=1e-5)
 

@@ -9,44 +9,45 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
+# Types of arrays. Leading axes are independent copies; in a call one letter is one size.
+Floats = Float[Array, "..."]
+Matrices = Float[Array, "*batch m n"]
+Tall = Float[Array, "*batch p q"]  # ... or wide ones, transposed
+Vectors = Float[Array, "*batch n"]
+Squares = Float[Array, "*batch n n"]
+Numbers = Float[Array, "*batch"]  # one for each copy
 
-def mT(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch n m"]:
-    """The transpose of each matrix."""
-    return jnp.swapaxes(x, -1, -2)
 
-
-def sym(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+def sym(x: Squares) -> Squares:
     """The symmetric part `(x + x^T) / 2`, exactly symmetric; halved first, against overflow."""
     half = x * 0.5
-    return half + mT(half)
+    return half + half.mT
 
 
-def skew(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+def skew(x: Squares) -> Squares:
     """The skew-symmetric part `(x - x^T) / 2`, exactly skew."""
     half = x * 0.5
-    return half - mT(half)
+    return half - half.mT
 
 
-def tall(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
+def tall(x: Matrices) -> Tall:
     """Each matrix, or its transpose, whichever has at least as many rows as columns."""
-    return mT(x) if _is_wide(x) else x
+    return x.mT if _is_wide(x) else x
 
 
-def match_orientation(
-    x: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
-) -> Float[Array, "*batch m n"]:
+def match_orientation(x: Tall, example: Matrices) -> Matrices:
     """The way back from `tall(example)`: each tall matrix, transposed where `example` is wide.
 
     What is wide already stays as it is.
     """
-    return mT(x) if _is_wide(example) and x.shape[-2] > x.shape[-1] else x
+    return x.mT if _is_wide(example) and x.shape[-2] > x.shape[-1] else x
 
 
-def _is_wide(x: Float[Array, "*batch m n"]) -> bool:
+def _is_wide(x: Matrices) -> bool:
     return x.shape[-2] < x.shape[-1]
 
 
-def trailing(x: Float[Array, "..."], ndim: int) -> tuple[int, ...]:
+def trailing(x: Floats, ndim: int) -> tuple[int, ...]:
     """The trailing `ndim` axes of `x`, as negative numbers.
 
     Raises:
@@ -65,25 +66,23 @@ def expand_trailing(numbers: Shaped[Array, "..."], ndim: int) -> Shaped[Array, "
     return jnp.expand_dims(numbers, tuple(range(-ndim, 0)))
 
 
-def identity_like(x: Float[Array, "*batch n n"]) -> Float[Array, "*ones n n"]:
+def identity_like(x: Squares) -> Float[Array, "*ones n n"]:
     """The identity for every matrix of `x`: as many axes, the leading ones of length one."""
     return jnp.expand_dims(jnp.eye(x.shape[-1], dtype=x.dtype), tuple(range(x.ndim - 2)))
 
 
-def inner_product(
-    x: Float[Array, "..."], y: Float[Array, "..."], ndim: int = 2
-) -> Float[Array, "..."]:
+def inner_product(x: Floats, y: Floats, ndim: int = 2) -> Floats:
     """`<x, y>` over the trailing `ndim` axes, in float32 or wider."""
     return jnp.sum(upcast(x) * upcast(y), axis=trailing(x, ndim))
 
 
-def frobenius_norm(x: Float[Array, "..."], ndim: int = 2) -> Float[Array, "..."]:
+def frobenius_norm(x: Floats, ndim: int = 2) -> Floats:
     """The Euclidean length over the trailing `ndim` axes; squares must not over- or underflow."""
     return safe_sqrt(jnp.sum(x**2, axis=trailing(x, ndim)))
 
 
 @jax.custom_jvp
-def safe_sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def safe_sqrt(x: Floats) -> Floats:
     """The square root; at zero it has a derivative, so that lengths of zero have derivative zero.
 
     That of `jnp.sqrt` is infinite there, and times zero NaN in reverse mode.
@@ -100,7 +99,7 @@ def _safe_sqrt_jvp(primals, tangents):
     return root, tangents[0] / (2 * nonzero_or_one(root))
 
 
-def upcast(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def upcast(x: Floats) -> Floats:
     """`x` in float32, or in its own dtype where that is wider.
 
     Raises:
@@ -138,14 +137,12 @@ def product(
     return jnp.matmul(left, right, precision=precision, preferred_element_type=out).astype(out)
 
 
-def nonzero_or_one(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def nonzero_or_one(x: Floats) -> Floats:
     """x, with 1 in place of 0: a divisor."""
     return jnp.where(x == 0, 1, x)
 
 
-def relative_gap(
-    upper: Float[Array, "*batch"], value: Float[Array, "*batch"]
-) -> Float[Array, "*batch"]:
+def relative_gap(upper: Numbers, value: Numbers) -> Numbers:
     """Return `(upper - value) / upper`, and 0 where the upper bound is 0: zero is optimal then."""
     missed = jnp.where(upper == 0, 0, jnp.maximum(upper - value, 0))
     # The quotient comes last: XLA computes it once, and not again for each leaf of a stack.
@@ -153,9 +150,7 @@ def relative_gap(
 
 
 def gram_matrix(
-    x: Float[Array, "*batch m n"],
-    y: Float[Array, "*batch m n"],
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+    x: Matrices, y: Matrices, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> Float[Array, "*batch k k"]:
     """`X^T Y` of tall or square matrices; of wide ones, which stand for their transposes, `X Y^T`.
 
@@ -163,16 +158,16 @@ def gram_matrix(
     a CPU a transpose takes as long as a third of a product with a square of the shorter side, at
     256.
     """
-    return product(x, mT(y), precision) if _is_wide(x) else product(mT(x), y, precision)
+    return product(x, y.mT, precision) if _is_wide(x) else product(x.mT, y, precision)
 
 
 def right_multiply(
-    x: Float[Array, "*batch m n"],
+    x: Matrices,
     weights: Float[Array, "*batch k k"],
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
-) -> Float[Array, "*batch m n"]:
+) -> Matrices:
     """`X S` of a tall or square matrix; of a wide one, which stands for its transpose, `S^T X`."""
-    return product(mT(weights), x, precision) if _is_wide(x) else product(x, weights, precision)
+    return product(weights.mT, x, precision) if _is_wide(x) else product(x, weights, precision)
 
 
 def check_precision(name: str, precision: object) -> None:

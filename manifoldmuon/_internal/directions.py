@@ -8,9 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import (
+    Floats,
+    Matrices,
+    Numbers,
     expand_trailing,
     frobenius_norm,
     inner_product,
@@ -29,8 +31,8 @@ from manifoldmuon.norms import Norm, Spectral
 
 
 def euclidean_direction(
-    grad: Float[Array, "..."], tangent: Callable[[Any], Any], ndim: int, magnified: float = 1.0
-) -> tuple[Float[Array, "..."], Float[Array, "..."], Float[Array, "..."]]:
+    grad: Floats, tangent: Callable[[Any], Any], ndim: int, magnified: float = 1.0
+) -> tuple[Floats, Floats, Floats]:
     """The direction of the tangent part of each gradient: steepest in the Euclidean norm.
 
     A gradient that is normal to the set has a tangent part made of rounding errors alone; dividing
@@ -65,12 +67,12 @@ def euclidean_direction(
 
 
 def projected_direction(
-    grad: Float[Array, "*batch m n"],
+    grad: Matrices,
     tangent: Callable[[Any], Any],
     norm: Norm,
     magnified: float | None = None,
     beyond: Callable[[Any], Any] | None = None,
-) -> tuple[Float[Array, "*batch m n"], Float[Array, "*batch"], Float[Array, "*batch"]]:
+) -> tuple[Matrices, Numbers, Numbers]:
     """The duality map of the tangent part of each gradient.
 
     It is steepest where that map leaves the tangent space as it is. For the Frobenius norm this
@@ -123,12 +125,7 @@ def projected_direction(
     return jnp.where(expand_trailing(significant, 2), direction, 0), gap, residual
 
 
-def stay_if_still(
-    point: Float[Array, "..."],
-    vector: Float[Array, "..."],
-    moved: Float[Array, "..."],
-    ndim: int,
-) -> Float[Array, "..."]:
+def stay_if_still(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Floats:
     """`moved`, except that a point whose step is zero is returned untouched.
 
     Rounding would move it by some 1e-8, and a point that cannot be normalised (all zeros) would
@@ -139,22 +136,18 @@ def stay_if_still(
     return jnp.where(still, point, moved.astype(point.dtype))
 
 
-def without(
-    unit: Float[Array, "..."], vector: Float[Array, "..."], ndim: int
-) -> Float[Array, "..."]:
+def without(unit: Floats, vector: Floats, ndim: int) -> Floats:
     """Return `v - u <u, v>` over the trailing `ndim` axes, for unit (or zero) `u`."""
     return vector - never_fused(unit * expand_trailing(inner_product(unit, vector, ndim), ndim))
 
 
-def at_any_scale(
-    projection: Callable[[Any], Any], vector: Float[Array, "..."], ndim: int
-) -> Float[Array, "..."]:
+def at_any_scale(projection: Callable[[Any], Any], vector: Floats, ndim: int) -> Floats:
     """Return `projection(vector)`, which scales with the vector, without under- or overflow."""
     scaled, exponent = scale_to_unit_exponent(vector, ndim)
     return times_power_of_two(projection(scaled), exponent, ndim).astype(vector.dtype)
 
 
-def never_fused(product: Float[Array, "..."]) -> Float[Array, "..."]:
+def never_fused(product: Floats) -> Floats:
     """Entry by entry products, rounded a bit further: what is subtracted from vectors.
 
     XLA may compute a difference once for its length and again for its entries, and fuse product and

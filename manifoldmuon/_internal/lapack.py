@@ -12,14 +12,13 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+
+from manifoldmuon._internal.arrays import Matrices
 
 _Result = TypeVar("_Result")
 
 
-def map_matrices(
-    function: Callable[[jax.Array], _Result], x: Float[Array, "*batch m n"]
-) -> _Result:
+def map_matrices(function: Callable[[jax.Array], _Result], x: Matrices) -> _Result:
     """`function` of matrices that runs a LAPACK routine, on CPUs of one matrix after the other.
 
     Args:
@@ -38,7 +37,7 @@ def map_matrices(
     return jax.lax.platform_dependent(x, cpu=mapped, default=function)
 
 
-def positive_qr(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+def positive_qr(matrix: Matrices) -> Matrices:
     """Return the Q whose R has a positive diagonal: a unique, smooth choice."""
     q, r = map_matrices(jnp.linalg.qr, matrix)
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)

@@ -8,15 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import identity_like, mT, product, sym
+from manifoldmuon._internal.arrays import Matrices, Squares, identity_like, product, sym
 from manifoldmuon._internal.lapack import map_matrices
 
 
-def polar_derivative(
-    x: Float[Array, "*batch m n"],
-    factor: Float[Array, "*batch m n"],
-    tangent: Float[Array, "*batch m n"],
-) -> Float[Array, "*batch m n"]:
+def polar_derivative(x: Matrices, factor: Matrices, tangent: Matrices) -> Matrices:
     """The derivative of the polar factor at `x = Q H` in the direction `E`.
 
     `Q A + (I - Q Q^T) E H^-1` with the skew A that solves `H A + A H = Q^T E - E^T Q` (Higham,
@@ -33,23 +29,21 @@ def polar_derivative(
       The derivative. Where H is singular to rounding the pseudo-inverse stands in: what would
       be infinite contributes zero.
     """
-    h = sym(product(mT(factor), x))
+    h = sym(product(factor.mT, x))
     basis = _eigenbasis(h, x.shape[-2])
     values, vectors, floor = basis
     over_values = _inverse(values, floor)[..., None, :]
 
     def solve_leave(right):
-        return product(product(right, vectors) * over_values, mT(vectors))
+        return product(product(right, vectors) * over_values, vectors.mT)
 
-    along = product(mT(factor), tangent)
-    turn = _solve_sum(h, along - mT(along), basis)
+    along = product(factor.mT, tangent)
+    turn = _solve_sum(h, along - along.mT, basis)
     leave = _linear_solve(lambda a: product(a, h), solve_leave, tangent - product(factor, along))
     return product(factor, turn) + leave
 
 
-def solve_lyapunov(
-    h: Float[Array, "*batch n n"], right: Float[Array, "*batch n n"]
-) -> Float[Array, "*batch n n"]:
+def solve_lyapunov(h: Squares, right: Squares) -> Squares:
     """The A with `H A + A H = B`: a linear equation to JAX, so that derivatives of any order pass.
 
     Args:
@@ -65,8 +59,8 @@ def _solve_sum(h, right, basis):
     over_sums = _inverse(values[..., :, None] + values[..., None, :], floor[..., None])
 
     def solve(right):
-        inside = product(product(mT(vectors), right), vectors)
-        return product(product(vectors, inside * over_sums), mT(vectors))
+        inside = product(product(vectors.mT, right), vectors)
+        return product(product(vectors, inside * over_sums), vectors.mT)
 
     return _linear_solve(lambda a: product(h, a) + product(a, h), solve, right)
 
@@ -94,7 +88,7 @@ _in_three_passes = functools.partial(product, precision=jax.lax.Precision.HIGH)
 _in_one_pass = functools.partial(product, precision=jax.lax.Precision.DEFAULT)
 
 
-def largest_row_sum(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
+def largest_row_sum(x: Squares) -> Float[Array, "*batch 1 1"]:
     """The largest absolute row sum, with two axes of length 1: it bounds the spectral norm.
 
     Args:
@@ -104,9 +98,7 @@ def largest_row_sum(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def inverse_sqrt_minus_one(
-    excess: Float[Array, "*batch n n"], max_iterations: int
-) -> Float[Array, "*batch n n"]:
+def inverse_sqrt_minus_one(excess: Squares, max_iterations: int) -> Squares:
     """`(I + E)^{-1/2} - I` by products alone, with an error relative to its own size.
 
     The quintic Newton-Schulz step multiplies `S = I + E` on both sides by the Taylor polynomial

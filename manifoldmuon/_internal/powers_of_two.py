@@ -7,9 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Int
 
 from manifoldmuon._internal.arrays import (
+    Floats,
     expand_trailing,
     frobenius_norm,
     nonzero_or_one,
@@ -32,9 +33,7 @@ _LAYOUTS = {
 # jit they are one program.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 @functools.partial(jax.jit, static_argnums=1, inline=True)
-def scale_to_unit_exponent(
-    x: Float[Array, "..."], ndim: int
-) -> tuple[Float[Array, "..."], Int[Array, "..."]]:
+def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..."]]:
     """Divides each block by the power of two nearest below its largest magnitude.
 
     Multiplying by a power of two is exact, so a function that is invariant to positive scale
@@ -77,9 +76,7 @@ def _scale_to_unit_exponent_jvp(ndim, primals, tangents):
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 @functools.partial(jax.jit, static_argnums=2, inline=True)
-def times_power_of_two(
-    x: Float[Array, "..."], exponent: Int[Array, "..."], ndim: int = 0
-) -> Float[Array, "..."]:
+def times_power_of_two(x: Floats, exponent: Int[Array, "..."], ndim: int = 0) -> Floats:
     """`x * 2**exponent`, with one exponent for each block of `ndim` trailing axes.
 
     Denormal entries are read exactly where they become normal numbers.
@@ -105,7 +102,7 @@ def _shifted(x, exponent, ndim):
     return x
 
 
-def _power_of_two(exponent: Int[Array, "..."], dtype) -> Float[Array, "..."]:
+def _power_of_two(exponent: Int[Array, "..."], dtype) -> Floats:
     """`2**exponent` by its bits: 0 below the normal numbers, above them the largest power.
 
     `jnp.ldexp` and `jnp.frexp` are forty operations each, in every loop that XLA fuses them into.
@@ -115,13 +112,13 @@ def _power_of_two(exponent: Int[Array, "..."], dtype) -> Float[Array, "..."]:
     return jax.lax.bitcast_convert_type(field << places, dtype)
 
 
-def _magnitude(x: Float[Array, "..."]) -> Int[Array, "..."]:
+def _magnitude(x: Floats) -> Int[Array, "..."]:
     """The bits of numbers but their sign: ordered as the magnitudes are, NaN last."""
     integer, _, _ = _LAYOUTS[x.dtype]
     return jax.lax.bitcast_convert_type(x, integer) & np.iinfo(integer).max
 
 
-def _raised(x: Float[Array, "..."]) -> Float[Array, "..."]:
+def _raised(x: Floats) -> Floats:
     """`x * 2**_LIFT`, of denormal numbers too."""
     integer, places, bias = _LAYOUTS[x.dtype]
     bits = _magnitude(x)
@@ -131,7 +128,7 @@ def _raised(x: Float[Array, "..."]) -> Float[Array, "..."]:
     return jnp.where(tiny, units * 2.0 ** (_LIFT - bias - places + 1), x * 2.0**_LIFT)
 
 
-def normalize(x: Float[Array, "..."], ndim: int) -> Float[Array, "..."]:
+def normalize(x: Floats, ndim: int) -> Floats:
     """`x / ||x||` over the trailing `ndim` axes, in float32 or wider; zero stays zero."""
     scaled, _ = scale_to_unit_exponent(x, ndim)
     length = expand_trailing(frobenius_norm(scaled, ndim), ndim)

@@ -11,12 +11,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Squares,
+    Vectors,
     expand_trailing,
     frobenius_norm,
     gram_matrix,
     identity_like,
     inner_product,
-    mT,
     nonzero_or_one,
     product,
     right_multiply,
@@ -29,9 +32,7 @@ from manifoldmuon._internal.powers_of_two import normalize
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def largest_eigenpair(
-    gram: Float[Array, "*batch n n"], steps: int
-) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"]]:
+def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
     """A lower bound of the largest eigenvalue of S and its unit vector, by a few steps of Lanczos.
 
     The error falls with the square of the number of steps at least, where power iteration's falls
@@ -55,7 +56,7 @@ def largest_eigenpair(
         value = jnp.sum(vector * image, axis=-1)
         most = jnp.maximum(most, frobenius_norm(image, 1))
         for _ in range(2):  # without it, rounding would decide the last digits
-            image = image - _apply(mT(basis), _apply(basis, image))
+            image = image - _apply(basis.mT, _apply(basis, image))
         after = frobenius_norm(image, 1)
         # Where the basis maps into itself, rounding is left: not orthogonal to it, and ever less.
         after = jnp.where(after > noise * most, after, 0)
@@ -73,7 +74,7 @@ def largest_eigenpair(
     _, power = _tridiagonal_power(*found)
     column = jnp.argmax(jnp.diagonal(power, axis1=-2, axis2=-1), axis=-1)[..., None, None]
     weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
-    vector = normalize(_apply(mT(basis), weights), 1)
+    vector = normalize(_apply(basis.mT, weights), 1)
     return inner_product(vector, _apply(gram, vector), 1), vector
 
 
@@ -96,7 +97,7 @@ def _largest_eigenpair_jvp(steps, primals, tangents):
         return expand_trailing(value, 1) * (turn + along(turn)) - _apply(gram, turn)
 
     def solve(_, right):
-        inside = over_gaps * _apply(mT(basis), right)
+        inside = over_gaps * _apply(basis.mT, right)
         return _apply(basis, inside) + along(right) / expand_trailing(nonzero_or_one(value), 1)
 
     right = image - expand_trailing(slope, 1) * vector
@@ -114,7 +115,7 @@ def _tridiagonal_power(
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
     shifted = jnp.eye(values.shape[-1], k=1, dtype=values.dtype)
     above = shifted * lengths[..., None]
-    small = identity_like(above) * values[..., None] + above + mT(above)
+    small = identity_like(above) * values[..., None] + above + above.mT
 
     def square(_, power):
         trace = nonzero_or_one(jnp.trace(power, axis1=-2, axis2=-1))
@@ -125,7 +126,7 @@ def _tridiagonal_power(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def largest_eigenvalue(gram: Float[Array, "*batch n n"], steps: int) -> Float[Array, "*batch"]:
+def largest_eigenvalue(gram: Squares, steps: int) -> Numbers:
     """The first result of `largest_eigenpair`, in a third of the code, to rounding.
 
     Without the vector a new direction need not be orthogonal to all before: where rounding has it
@@ -162,7 +163,7 @@ def _largest_eigenvalue_jvp(steps, primals, tangents):
     return largest_eigenvalue(primals[0], steps), slope
 
 
-def spectral_bound(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+def spectral_bound(x: Matrices) -> Numbers:
     """`||x||_2` and a little more, for the price of a product: what a step is shortened by.
 
     The largest eigenvalue of the Gram matrix by 24 steps of Lanczos, and 1 % more. They miss 0.3 %
@@ -172,14 +173,12 @@ def spectral_bound(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
       x: matrices of moderate size, float32 or wider; leading axes are independent.
     """
     high = tall(x)
-    return safe_sqrt(1.01 * largest_eigenvalue(product(mT(high), high), 24))
+    return safe_sqrt(1.01 * largest_eigenvalue(product(high.mT, high), 24))
 
 
 def nuclear_parts(
-    x: Float[Array, "*batch m n"],
-    polar: Float[Array, "*batch m n"],
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
-) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+    x: Matrices, polar: Matrices, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+) -> tuple[Numbers, Numbers]:
     """Two numbers with `||X||_* <= gained + missed`, from an approximation of the polar factor.
 
     A method of msign returns `A = U f V^T` with `f_i >= 0` close to 1 for `X = U S V^T`. Since
@@ -207,7 +206,7 @@ def _apply(matrix, vector):
     return jnp.matmul(matrix, vector[..., None], precision=jax.lax.Precision.HIGHEST)[..., 0]
 
 
-def start_vector(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch n"]:
+def start_vector(matrix: Matrices) -> Vectors:
     """A random unit vector for every matrix, the same for all of a width."""
     vector = np.random.default_rng(0).standard_normal(matrix.shape[-1])
     vector = jnp.asarray(vector / np.linalg.norm(vector), matrix.dtype)

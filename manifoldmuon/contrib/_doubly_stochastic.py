@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import (
     check_axes,
@@ -16,7 +16,7 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.arrays import Matrices, Numbers, upcast
 from manifoldmuon._internal.directions import (
     at_any_scale,
     never_fused,
@@ -49,9 +49,7 @@ class Nearest(Retraction):
     points: ClassVar[tuple[str, ...]] = ("non-negative matrices of fixed sums",)
     order: ClassVar[float] = math.inf
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return nearest_with_sums(point + vector, 1.0)
 
 
@@ -84,9 +82,7 @@ class Sinkhorn(Retraction):
     def __post_init__(self):
         check_fields(self, limit="(0, inf)", max_iterations="[1, inf)")
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         gone = point <= 0
         exponent = jnp.clip(vector / jnp.where(gone, 1, point), -self.limit, self.limit)
         moved = jnp.maximum(jnp.log(jnp.where(gone, 1, point)) + exponent, math.log(1e-30))
@@ -151,39 +147,31 @@ class DoublyStochastic(Manifold):
                 f"{self.row_sum * m / max(n, 1):g}"
             )
 
-    def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def project(self, point: Matrices) -> Matrices:
         return nearest_with_sums(point, self.row_sum).astype(point.dtype)
 
-    def project_tangent(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         return at_any_scale(_centered, vector, 2)
 
-    def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         direction, gap, residual = projected_direction(grad, _centered, self.norm)
         size = scale_of(self.norm.scale, grad.shape[-2:])
         if 1 in grad.shape[-2:]:  # a single point: zero is optimal
             gap = 0 * gap
         return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         unit, step = (upcast(x) / self.row_sum for x in (point, vector))
         moved = self.row_sum * self.retraction.retract(unit, step)
         return stay_if_still(point, vector, moved, 2)
 
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch m n"]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Positive entries, log-normal with deviation 1/2 before they are balanced."""
         self.check_shape(shape)
         logits = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32)) / 2
         return sinkhorn(logits, self.row_sum).astype(dtype)
 
-    def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    def distance(self, point: Matrices) -> Numbers:
         """The largest relative error of a sum, or the most negative entry as a share of r."""
         unit, (m, n) = upcast(point) / self.row_sum, point.shape[-2:]
         rows = jnp.abs(jnp.sum(unit, axis=-1) - 1)
@@ -195,7 +183,7 @@ class DoublyStochastic(Manifold):
         )
 
 
-def _centered(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+def _centered(x: Matrices) -> Matrices:
     """Make all rows and columns sum to zero; twice, since the rest may be small beside rounding."""
     for axis in (-1, -2, -1, -2):
         x = x - never_fused(jnp.mean(x, axis=axis, keepdims=True))

@@ -16,9 +16,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_step_norm
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Tall,
     identity_like,
     match_orientation,
-    mT,
     product,
     skew,
     sym,
@@ -121,7 +123,7 @@ class Isospectral(Manifold):
                 f"Isospectral.singular_values are {len(self.singular_values)}"
             )
 
-    def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def project(self, point: Matrices) -> Matrices:
         """The singular values replaced, largest by largest (Mirsky 1960).
 
         Where those of the matrix are equal its singular vectors are LAPACK's choice.
@@ -129,17 +131,13 @@ class Isospectral(Manifold):
         scaled, _ = scale_to_unit_exponent(point, 2)
         return self._like(self._nearest(tall(scaled)), point)
 
-    def project_tangent(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         unit = self._unit(point)
         vectors, near = self._singular_vectors(unit), _nearly_tied(unit.dtype)
         part = at_any_scale(lambda v: self._tangent_part(*vectors, v, near), tall(vector), 2)
         return match_orientation(part, vector)
 
-    def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit, high = self._unit(point), tall(grad)
         left, right = self._singular_vectors(unit)
 
@@ -161,9 +159,7 @@ class Isospectral(Manifold):
         direction = match_orientation(size * direction, grad)
         return Steepest(direction, (), residual, gap).astype(grad.dtype)
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         """The point of the set nearest to `W + V`: of second order, and without any drift.
 
         An SVD; its singular vectors are orthogonal factors on both sides.
@@ -171,9 +167,7 @@ class Isospectral(Manifold):
         moved = self._unit(point) + tall(upcast(vector) / self._largest)
         return stay_if_still(point, vector, self._like(self._nearest(moved), point), 2)
 
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch m n"]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Singular vectors on both sides uniform (Haar)."""
         self.check_shape(shape)
         *batch, m, n = shape
@@ -182,9 +176,9 @@ class Isospectral(Manifold):
         keys = jax.random.split(key)
         left = positive_qr(jax.random.normal(keys[0], (*batch, large, small), wide))
         right = positive_qr(jax.random.normal(keys[1], (*batch, small, small), wide))
-        return self._like(self._assembled(left, mT(right)), jnp.zeros(shape, dtype))
+        return self._like(self._assembled(left, right.mT), jnp.zeros(shape, dtype))
 
-    def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    def distance(self, point: Matrices) -> Numbers:
         """The largest error of a singular value, relative to the largest of them all."""
         values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), self._unit(point))
         return jnp.max(jnp.abs(values - self._values(values)), axis=-1)
@@ -198,39 +192,33 @@ class Isospectral(Manifold):
         values = jnp.asarray(np.asarray(self.singular_values) / self._largest, example.dtype)
         return jnp.expand_dims(values, tuple(range(example.ndim - 1)))
 
-    def _singular_vectors(
-        self, x: Float[Array, "*batch p q"]
-    ) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch q q"]]:
+    def _singular_vectors(self, x: Tall) -> tuple[Tall, Float[Array, "*batch q q"]]:
         """`(U, V)`, by columns from the largest singular value on."""
         left, _, right = _decomposed(x, self.singular_values)
         return left, right
 
-    def _unit(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
+    def _unit(self, point: Matrices) -> Tall:
         """The point or its transpose, tall, divided by the largest singular value."""
         return tall(upcast(point) / self._largest)
 
-    def _like(
-        self, unit: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def _like(self, unit: Tall, example: Matrices) -> Matrices:
         return (self._largest * match_orientation(unit, example)).astype(example.dtype)
 
-    def _assembled(
-        self, left: Float[Array, "*batch p q"], right: Float[Array, "*batch q q"]
-    ) -> Float[Array, "*batch p q"]:
+    def _assembled(self, left: Tall, right: Float[Array, "*batch q q"]) -> Tall:
         return product(left * self._values(left), right)
 
-    def _nearest(self, moved: Float[Array, "*batch p q"]) -> Float[Array, "*batch p q"]:
+    def _nearest(self, moved: Tall) -> Tall:
         left, right = self._singular_vectors(moved)
-        return self._assembled(_polished(left), mT(_polished(right)))
+        return self._assembled(_polished(left), _polished(right).mT)
 
     def _tangent_part(
         self,
-        left: Float[Array, "*batch p q"],
+        left: Tall,
         right: Float[Array, "*batch q q"],
-        vector: Float[Array, "*batch p q"],
+        vector: Tall,
         near: float,
         kept: np.ndarray | None = None,
-    ) -> Float[Array, "*batch p q"]:
+    ) -> Tall:
         """The orthogonal projection, given the singular vectors of a tall point.
 
         Args:
@@ -246,12 +234,12 @@ class Isospectral(Manifold):
             tied, void = (x & known & known[:, None] for x in (tied, void))
             gone = gone & known
         turned = product(vector, right)
-        inner = product(mT(left), turned)
+        inner = product(left.mT, turned)
         outer = turned - product(left, inner)
         inner = jnp.where(tied, skew(inner), inner)
         inner = jnp.where(void, 0, inner)
         outer = jnp.where(gone, 0, outer)
-        return product(product(left, inner) + outer, mT(right))
+        return product(product(left, inner) + outer, right.mT)
 
 
 def _nearly_tied(dtype) -> float:
@@ -290,15 +278,15 @@ def _ties(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _decomposed(
-    x: Float[Array, "*batch p q"], spectrum: tuple[float, ...]
-) -> tuple[Float[Array, "*batch p q"], Float[Array, "*batch q"], Float[Array, "*batch q q"]]:
+    x: Tall, spectrum: tuple[float, ...]
+) -> tuple[Tall, Float[Array, "*batch q"], Float[Array, "*batch q q"]]:
     """`(U, s, V)`; the derivative is for functions that know no order among what the spectrum ties.
 
     Where its singular values are equal, both sides may turn together, and where they are zero, each
     side alone, which the derivative leaves out: it would be infinite.
     """
     left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
-    return left, values, mT(right)
+    return left, values, right.mT
 
 
 @_decomposed.defjvp
@@ -306,7 +294,7 @@ def _decomposed_jvp(spectrum, primals, tangents):
     left, values, right = _decomposed(primals[0], spectrum)
     tied, gone, void = _ties(spectrum, left.ndim)
     moved = product(tangents[0], right)
-    inner = product(mT(left), moved)
+    inner = product(left.mT, moved)
     rows, columns = values[..., :, None], values[..., None, :]
     apart = skew(inner) / jnp.where(void, jnp.inf, rows + columns)
     together = sym(inner) / jnp.where(tied, jnp.inf, columns - rows)
@@ -316,9 +304,9 @@ def _decomposed_jvp(spectrum, primals, tangents):
     return (left, values, right), turned
 
 
-def _polished(x: Float[Array, "*batch p q"]) -> Float[Array, "*batch p q"]:
+def _polished(x: Tall) -> Tall:
     """Columns orthonormal to rounding, from those that LAPACK leaves a little less so."""
-    gram = product(mT(x), x)
+    gram = product(x.mT, x)
     return product(x, 1.5 * identity_like(gram) - gram / 2)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import nonzero_or_one
+from manifoldmuon._internal.arrays import Floats, nonzero_or_one
 from manifoldmuon.bounds import RMS, LInf, LipschitzBounds, NormBound, rule
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -74,9 +74,7 @@ class LocallyConnected(Atom):
     def shape(self) -> tuple[int, ...]:
         return (*self.places, self.fan_out, self.fan_in)
 
-    def apply(
-        self, params: Float[Array, "*places m n"], x: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, "*places m n"], x: Floats) -> Floats:
         wanted = (*self.places, self.fan_in)
         if x.shape[-len(wanted) :] != wanted:
             sizes = ", ".join(str(size) for size in wanted)
@@ -124,7 +122,7 @@ class Householder(Atom):
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "n 2"]:
         return jnp.broadcast_to(jnp.asarray([math.sqrt(0.5), -math.sqrt(0.5)], dtype), self.shape)
 
-    def apply(self, params: Float[Array, "n 2"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, "n 2"], x: Floats) -> Floats:
         self.expect_features(x, self.features)
         first, second = jnp.split(x, 2, axis=-1)
         v1, v2 = params[:, 0], params[:, 1]
@@ -179,7 +177,7 @@ class TwoTap(Atom):
     def shape(self) -> tuple[int, ...]:
         return (self.channels, self.rank)
 
-    def apply(self, params: Float[Array, "c r"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, "c r"], x: Floats) -> Floats:
         self.expect_features(x, self.channels)
         if x.ndim < -self.axis:
             raise ValueError(f"TwoTap shifts along axis {self.axis}; got an input of {x.shape}")
@@ -227,7 +225,7 @@ class ScaledReLU(Bond):
 
     sensitivity: float = 1.0
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         return math.sqrt(2) * jnp.maximum(x, 0)
 
 
@@ -249,7 +247,7 @@ class SpaceToDepth(Bond):
     side: int
     entry: ClassVar = ("space_to_depth", "side")
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         blocks = _blocks("SpaceToDepth", x, self.side)
         return blocks.reshape(*blocks.shape[:-3], -1)
 
@@ -272,7 +270,7 @@ class NormPool(Bond):
     side: int
     entry: ClassVar = ("norm_pool", "side")
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         square = jnp.sum(_blocks("NormPool", x, self.side) ** 2, axis=(-3, -2))
         return jnp.where(square == 0, 0, jnp.sqrt(nonzero_or_one(square)))
 
@@ -288,7 +286,7 @@ class SwapAxes(Bond):
 
     entry: ClassVar = ("swap_axes",)
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         if x.ndim < 2:
             raise ValueError(f"SwapAxes takes at least two axes; got the shape {x.shape}")
         return jnp.swapaxes(x, -1, -2)
@@ -314,7 +312,7 @@ class Shift(Bond):
     ranges: ClassVar = {"pixels": "(-inf, inf)"}
     entry: ClassVar = ("shift", "pixels")
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         if x.ndim < 3:
             raise ValueError(f"Shift takes (..., height, width, channels); got {x.shape}")
         stay, *moving = jnp.array_split(x, 5, axis=-1)
@@ -323,7 +321,7 @@ class Shift(Bond):
         return jnp.concatenate([stay, *moved], axis=-1)
 
 
-def _blocks(name: str, x: Float[Array, "..."], side: int) -> Float[Array, "..."]:
+def _blocks(name: str, x: Floats, side: int) -> Floats:
     """`(..., rows, columns, side, side, channels)`."""
     if x.ndim < 3 or x.shape[-3] % side or x.shape[-2] % side:
         raise ValueError(

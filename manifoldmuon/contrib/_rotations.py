@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, PRNGKeyArray
 
-from manifoldmuon._internal.arrays import expand_trailing, mT, product, upcast
+from manifoldmuon._internal.arrays import Numbers, Squares, expand_trailing, product, upcast
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.manifolds import Orthogonal
@@ -33,7 +33,7 @@ class Rotations(Orthogonal):
       1.0
     """
 
-    def project(self, point: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    def project(self, point: Squares) -> Squares:
         """The nearest rotation; of several, at a tie of the smallest singular values, one."""
         factor = super().project(point)
         mirrored = _is_mirrored(factor)
@@ -41,43 +41,35 @@ class Rotations(Orthogonal):
         def turn(factor: Array) -> Array:
             scaled, _ = scale_to_unit_exponent(point, 2)
             wide = upcast(factor)
-            stretch = product(mT(wide), scaled)
-            vectors = map_matrices(lambda x: jnp.linalg.eigh(x)[1], stretch + mT(stretch))
+            stretch = product(wide.mT, scaled)
+            vectors = map_matrices(lambda x: jnp.linalg.eigh(x)[1], stretch + stretch.mT)
             last = vectors[..., :, :1]
-            turned = wide - 2 * product(product(wide, last), mT(last))
+            turned = wide - 2 * product(product(wide, last), last.mT)
             return jnp.where(expand_trailing(mirrored, 2), turned, wide).astype(factor.dtype)
 
         return jax.lax.cond(jnp.any(mirrored), turn, lambda factor: factor, factor)
 
-    def project_tangent(
-        self, point: Float[Array, "*batch n n"], vector: Float[Array, "*batch n n"]
-    ) -> Float[Array, "*batch n n"]:
+    def project_tangent(self, point: Squares, vector: Squares) -> Squares:
         return super().project_tangent(self._unmirrored(point), vector)
 
-    def steepest(
-        self, point: Float[Array, "*batch n n"], grad: Float[Array, "*batch n n"], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Squares, grad: Squares, dual: Any = ()) -> Steepest:
         return super().steepest(self._unmirrored(point), grad, dual)
 
-    def retract(
-        self, point: Float[Array, "*batch n n"], vector: Float[Array, "*batch n n"]
-    ) -> Float[Array, "*batch n n"]:
+    def retract(self, point: Squares, vector: Squares) -> Squares:
         return super().retract(self._unmirrored(point), vector)
 
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch n n"]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Squares:
         """Uniformly distributed (Haar)."""
         point = super().random_point(key, shape, dtype)
         sign = jnp.where(_is_mirrored(point), -1, 1).astype(point.dtype)
         return jnp.concatenate([expand_trailing(sign, 2) * point[..., :1], point[..., 1:]], axis=-1)
 
-    def distance(self, point: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
+    def distance(self, point: Squares) -> Numbers:
         """The largest `|sigma_i / scale - 1|`, and at least 2 for a negative determinant."""
         mirrored = jnp.where(_is_mirrored(point), 2.0, 0.0)
         return jnp.maximum(found := super().distance(point), mirrored.astype(found.dtype))
 
-    def _unmirrored(self, point: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    def _unmirrored(self, point: Squares) -> Squares:
         mirrored = _is_mirrored(point)
 
         def nearest(point: Array) -> Array:
@@ -86,6 +78,6 @@ class Rotations(Orthogonal):
         return jax.lax.cond(jnp.any(mirrored), nearest, lambda point: point, point)
 
 
-def _is_mirrored(point: Float[Array, "*batch n n"]) -> Bool[Array, "*batch"]:
+def _is_mirrored(point: Squares) -> Bool[Array, "*batch"]:
     scaled, _ = scale_to_unit_exponent(point, 2)
     return map_matrices(jnp.linalg.det, jax.lax.stop_gradient(scaled)) < 0

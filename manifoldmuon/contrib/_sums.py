@@ -10,22 +10,20 @@ import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon._internal.arrays import nonzero_or_one, upcast
+from manifoldmuon._internal.arrays import Matrices, Numbers, nonzero_or_one, upcast
 from manifoldmuon._internal.mesh import match_varying_axes
 
 _SHORTEST = 2.0**-12  # of a Newton step
 _LARGEST = 1e4  # of an entry, in units of the mean one: beyond, float32 would lose the sums
 
 
-def _center(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+def _center(x: Matrices) -> Matrices:
     """`P X P` with `P = I - 1 1^T / n` on each side: all rows and all columns sum to zero."""
     x = x - jnp.mean(x, axis=-1, keepdims=True)
     return x - jnp.mean(x, axis=-2, keepdims=True)
 
 
-def nearest_with_sums(
-    x: Float[Array, "*batch m n"], row_sum: float, max_iterations: int = 50
-) -> Float[Array, "*batch m n"]:
+def nearest_with_sums(x: Matrices, row_sum: float, max_iterations: int = 50) -> Matrices:
     """The nearest non-negative matrix with rows of sum r and columns of sum `r m / n`.
 
     It is `max(X + u 1^T + 1 v^T, 0)`, and a semismooth Newton method finds u and v: the dual is
@@ -55,9 +53,7 @@ def nearest_with_sums(
     return mean * _nearest(flat, max_iterations)[0].reshape(x.shape)
 
 
-def sinkhorn(
-    logits: Float[Array, "*batch m n"], row_sum: float, max_iterations: int = 200
-) -> Float[Array, "*batch m n"]:
+def sinkhorn(logits: Matrices, row_sum: float, max_iterations: int = 200) -> Matrices:
     """`diag(a) exp(L) diag(b)` with rows of sum r and columns of sum `r m / n`.
 
     Rows and columns are divided by their sums in turn (Sinkhorn and Knopp 1967), until the rows
@@ -84,9 +80,7 @@ def sinkhorn(
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _balanced(
-    logits: Float[Array, "*batch m n"], max_iterations: int
-) -> Float[Array, "*batch m n"]:
+def _balanced(logits: Matrices, max_iterations: int) -> Matrices:
     """For a mean entry of 1."""
     top = jnp.max(logits, axis=(-2, -1), keepdims=True)
     start = jnp.exp(logits - jnp.where(jnp.isneginf(top), 0, top))
@@ -201,22 +195,22 @@ def _potentials(
     return (right - weights @ v) / rows, v
 
 
-def _tolerance(x: Float[Array, "*batch m n"]) -> float:
+def _tolerance(x: Matrices) -> float:
     return 4 * float(jnp.finfo(x.dtype).eps)
 
 
-def _error(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+def _error(x: Matrices) -> Numbers:
     """The largest relative error of a sum, for a mean entry of 1."""
     away = [jnp.max(jnp.abs(jnp.mean(x, axis=k) - 1), axis=-1) for k in (-2, -1)]
     return jnp.maximum(*away)
 
 
-def _divided(x: Float[Array, "*batch m n"], axis: int) -> Float[Array, "*batch m n"]:
+def _divided(x: Matrices, axis: int) -> Matrices:
     mean = jnp.mean(x, axis=axis, keepdims=True)
     return x / nonzero_or_one(mean)
 
 
-def _filled(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+def _filled(x: Matrices) -> Matrices:
     """The sums made right, in any case.
 
     Sums nearly right are divided by; otherwise what exceeds is scaled down and what lacks is filled

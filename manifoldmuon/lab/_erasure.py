@@ -10,9 +10,9 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from manifoldmuon._internal.arrays import nonzero_or_one
+from manifoldmuon._internal.arrays import Matrices, Numbers, nonzero_or_one
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.linalg import spectral_norm
 
@@ -100,7 +100,7 @@ def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]
     return float(larger / (len(inside) * len(outside)))
 
 
-def stable_rank(matrix: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+def stable_rank(matrix: Matrices) -> Numbers:
     """Return `||X||_F^2 / ||X||_2^2`: between 1 and the rank, and continuous, as the rank is not.
 
     Args:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Squares,
     identity_like,
     match_orientation,
-    mT,
     product,
     sym,
     tall,
@@ -19,9 +19,7 @@ from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._svd import SVD
 
 
-def spectral_projector(
-    x: Float[Array, "*batch n n"], edge: float = 0.0, method: MsignMethod | None = None
-) -> Float[Array, "*batch n n"]:
+def spectral_projector(x: Squares, edge: float = 0.0, method: MsignMethod | None = None) -> Squares:
     """The projection onto the eigenvectors of S with eigenvalues above `edge`: `(I + sign) / 2`.
 
     Args:
@@ -39,9 +37,7 @@ def spectral_projector(
     return (identity + sym(msign(x - edge * identity, method))) / 2
 
 
-def positive_part(
-    x: Float[Array, "*batch n n"], method: MsignMethod | None = None
-) -> Float[Array, "*batch n n"]:
+def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
     """The nearest positive semi-definite matrix, `(S + |S|) / 2`.
 
     Args:
@@ -55,9 +51,7 @@ def positive_part(
     return sym(product(x, spectral_projector(x, 0.0, method)))
 
 
-def clip_singular_values(
-    x: Float[Array, "*batch m n"], upper: float, method: MsignMethod | None = None
-) -> Float[Array, "*batch m n"]:
+def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None = None) -> Matrices:
     """`U min(S, upper) V^T` for each `x = U S V^T`: the nearest matrix of that spectral norm.
 
     With the polar factor Q and `H = Q^T X` it is `Q (H - (H - upper I)_+)`: two signs. Its error is
@@ -79,7 +73,7 @@ def clip_singular_values(
         return x
     high = tall(upcast(x))
     factor = msign(high, method)
-    length = sym(product(mT(factor), high))
+    length = sym(product(factor.mT, high))
     excess = positive_part(length - upper * identity_like(length), method)
     clipped = high - product(factor, excess)
     return match_orientation(clipped, x).astype(x.dtype)

@@ -6,9 +6,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import nonzero_or_one, product, sym
+from manifoldmuon._internal.arrays import Numbers, Squares, nonzero_or_one, product, sym
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import coupled_factor, schatten_bound
 from manifoldmuon.linalg._schedules import Schedule
@@ -18,11 +17,11 @@ DEFAULT_INVERSE_SQRT = PolarExpress(1e-3, safety=1.0001, cushion=0.05)
 
 
 def inverse_sqrt(
-    gram: Float[Array, "*batch n n"],
+    gram: Squares,
     schedule: Schedule = DEFAULT_INVERSE_SQRT,
-    bound: float | Float[Array, "*batch"] | None = None,
+    bound: float | Numbers | None = None,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
-) -> Float[Array, "*batch n n"]:
+) -> Squares:
     """`S^(-1/2)` by the coupled iteration `S <- p(S) S p(S)`, `Q <- Q p(S)`.
 
     Each step acts on the square roots of the eigenvalues as the schedule's odd polynomial, so

@@ -6,12 +6,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Vectors,
     expand_trailing,
     frobenius_norm,
-    mT,
     nonzero_or_one,
     product,
     safe_sqrt,
@@ -29,11 +30,8 @@ from manifoldmuon._internal.spectral import start_vector
 
 
 def power_iteration(
-    x: Float[Array, "*batch m n"],
-    vector: Float[Array, "*batch n"],
-    steps: int = 2,
-    cold_steps: int | None = None,
-) -> tuple[Float[Array, "*batch"], Float[Array, "*batch n"]]:
+    x: Matrices, vector: Vectors, steps: int = 2, cold_steps: int | None = None
+) -> tuple[Numbers, Vectors]:
     """Estimate `||x||_2` from below, with a vector kept from call to call.
 
     Two steps per call suffice where x changes slowly, as an update under momentum does
@@ -79,7 +77,7 @@ def power_iteration(
     # In the forms that XLA is fast in on CPUs: rows, and where x is transposed, one at a time.
     def measure(rows):
         apart = jnp.split(rows, rows.shape[-2], axis=-2)
-        return rows, jnp.concatenate([product(row, mT(x)) for row in apart], axis=-2)
+        return rows, jnp.concatenate([product(row, x.mT) for row in apart], axis=-2)
 
     def step(_, pair):
         return measure(_unit(product(_unit(pair[1]), x)))
@@ -97,7 +95,7 @@ def power_iteration(
     pair = measure(v)
     v, image = jax.lax.cond(jnp.any(jnp.all(pair[1] == 0, axis=-1)), restart, _same, pair)
     if steps:
-        images = jnp.concatenate([_unit(image), start_vector(mT(x))[..., None, :]], axis=-2)
+        images = jnp.concatenate([_unit(image), start_vector(x.mT)[..., None, :]], axis=-2)
         pair = jnp.concatenate([v, v], axis=-2), images
         v, image = _best_combination(*jax.lax.fori_loop(0, steps, step, pair, unroll=min(steps, 2)))
     v, image = v[..., 0, :], image[..., 0, :]
@@ -135,7 +133,7 @@ def _best_combination(rows, images):
     return c * v + s * rest, c * image + s * image_rest
 
 
-def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+def spectral_norm(x: Matrices) -> Numbers:
     """The largest singular value, from the eigenvalues of the smaller Gram matrix.
 
     Squaring costs the small singular values their accuracy, never the largest. Cubic in the
@@ -156,11 +154,11 @@ def spectral_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32))
     scaled, exponent = scale_to_unit_exponent(x, 2)
     high = tall(scaled)
-    squares = map_matrices(jnp.linalg.eigvalsh, product(mT(high), high))
+    squares = map_matrices(jnp.linalg.eigvalsh, product(high.mT, high))
     return times_power_of_two(safe_sqrt(jnp.maximum(squares[..., -1], 0)), exponent)
 
 
-def nuclear_norm(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+def nuclear_norm(x: Matrices) -> Numbers:
     """The sum of the singular values, by an SVD without vectors: for measuring.
 
     Args:

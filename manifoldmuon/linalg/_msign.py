@@ -6,9 +6,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import match_orientation, tall
+from manifoldmuon._internal.arrays import Matrices, match_orientation, tall
 from manifoldmuon._internal.polar import polar_derivative
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.linalg._newton_schulz import GramNewtonSchulz, MsignMethod
@@ -45,9 +44,7 @@ BOUNDED_MSIGN = GramNewtonSchulz(
 """
 
 
-def msign(
-    x: Float[Array, "*batch m n"], method: MsignMethod | None = None
-) -> Float[Array, "*batch m n"]:
+def msign(x: Matrices, method: MsignMethod | None = None) -> Matrices:
     """The orthogonal polar factor `U V^T` of each matrix `x = U S V^T`.
 
     It is the nearest matrix with orthonormal columns (rows, where x is wide) and the direction
@@ -104,7 +101,7 @@ def _msign(x, method):
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _polar(x: Float[Array, "*batch m n"], method: MsignMethod) -> Float[Array, "*batch m n"]:
+def _polar(x: Matrices, method: MsignMethod) -> Matrices:
     return method.polar(x)
 
 

@@ -10,10 +10,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_dtype, check_fields
-from manifoldmuon._internal.arrays import check_precision, mT, nonzero_or_one, product, rounding
+from manifoldmuon._internal.arrays import (
+    Matrices,
+    Squares,
+    check_precision,
+    nonzero_or_one,
+    product,
+    rounding,
+)
 from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
@@ -40,7 +46,7 @@ class MsignMethod(Value, abc.ABC):
     """
 
     @abc.abstractmethod
-    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def polar(self, x: Matrices) -> Matrices:
         """Return `U V^T` for each `x = U S V^T` with `m >= n >= 1`."""
 
     @classmethod
@@ -95,9 +101,9 @@ class NewtonSchulz(_Products):
 
     frobenius: bool = False
 
-    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def polar(self, x: Matrices) -> Matrices:
         def gram_of(x):
-            gram = self._multiply(mT(x), x)
+            gram = self._multiply(x.mT, x)
             return gram, gram
 
         return _direct(x, self.schedule.coefficients, gram_of, self._multiply, self.frobenius)
@@ -115,7 +121,7 @@ class SkewNewtonSchulz(_Products):
       precision: likewise.
     """
 
-    def polar(self, x: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+    def polar(self, x: Squares) -> Squares:
         def gram_of(x):
             minus = self._multiply(x, x)
             return -minus, minus
@@ -124,12 +130,12 @@ class SkewNewtonSchulz(_Products):
 
 
 def _direct(
-    x: Float[Array, "*batch m n"],
+    x: Matrices,
     steps: tuple[Coefficients, ...],
     gram_of: Callable[[Any], tuple[Any, Any]],
     multiply: Callable[[Any, Any], Any],
     frobenius: bool,
-) -> Float[Array, "*batch m n"]:
+) -> Matrices:
     """Apply the steps; `gram_of` returns `X^T X`, and what has the same square without a sign."""
     gram, square, inverse = _normalised(gram_of(x)[0], steps[0], multiply, frobenius)
 
@@ -175,7 +181,7 @@ class GramNewtonSchulz(_Products):
       True
     """
 
-    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def polar(self, x: Matrices) -> Matrices:
         own = float(jnp.finfo(self.operands or x.dtype).eps)
         rounded = max(own, rounding(self.precision, x.dtype))
         here, there = (self._blocks(x.shape, eps) for eps in (own, rounded))
@@ -190,11 +196,11 @@ class GramNewtonSchulz(_Products):
         if max(map(len, blocks)) == 1:
             return NewtonSchulz(self.schedule, self.operands, self.precision).polar(x)
         multiply = self._multiply
-        gram, square, inverse = _normalised(multiply(mT(x), x), blocks[0][0], multiply)
+        gram, square, inverse = _normalised(multiply(x.mT, x), blocks[0][0], multiply)
         first = coupled_factor(gram, blocks[0], multiply, square)
 
         def advance(x, block):
-            return multiply(x, coupled_factor(multiply(mT(x), x), block, multiply))
+            return multiply(x, coupled_factor(multiply(x.mT, x), block, multiply))
 
         return scan_runs(advance, multiply(x, first * inverse), blocks[1:], x.dtype)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import identity_like, mT, product, safe_sqrt, sym
+from manifoldmuon._internal.arrays import Matrices, Squares, identity_like, product, safe_sqrt, sym
 
 
 def factor_products(terms: int) -> int:
@@ -19,11 +19,8 @@ def factor_products(terms: int) -> int:
 
 
 def odd_factor(
-    gram: Float[Array, "*batch n n"],
-    coefficients,
-    multiply=product,
-    square: Float[Array, "*batch n n"] | None = None,
-) -> Float[Array, "*batch n n"]:
+    gram: Squares, coefficients, multiply=product, square: Squares | None = None
+) -> Squares:
     """`p(S) = a I + b S + c S^2 + ...` in few products (Paterson and Stockmeyer 1973).
 
     Args:
@@ -61,11 +58,8 @@ def _blocks(terms: int, block: int) -> int:
 
 
 def coupled_factor(
-    gram: Float[Array, "*batch n n"],
-    steps,
-    multiply=product,
-    square: Float[Array, "*batch n n"] | None = None,
-) -> Float[Array, "*batch n n"]:
+    gram: Squares, steps, multiply=product, square: Squares | None = None
+) -> Squares:
     """The product Q of the factors of all steps: `S <- p(S) S p(S)`, `Q <- Q p(S)`.
 
     `X Q` is what the odd polynomials make of X with `X^T X = S`, and Q tends to `S^(-1/2)`.
@@ -107,12 +101,12 @@ def scan_runs(body, carry, items, dtype):
     return carry
 
 
-def polish(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+def polish(x: Matrices) -> Matrices:
     """One classical Newton-Schulz step: removes the rounding errors of a nearly orthogonal x."""
-    return product(x, odd_factor(product(mT(x), x), (1.5, -0.5)))
+    return product(x, odd_factor(product(x.mT, x), (1.5, -0.5)))
 
 
-def schatten_bound(power: Float[Array, "*batch n n"], exponent: int) -> Float[Array, "*batch 1 1"]:
+def schatten_bound(power: Squares, exponent: int) -> Float[Array, "*batch 1 1"]:
     """`||S^k||_F^(1/k)` for `power = S^k`: an upper bound of `||S||_2` for k a power of two."""
     bound = safe_sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
     for _ in range(exponent.bit_length() - 1):

@@ -7,10 +7,9 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import product
+from manifoldmuon._internal.arrays import Matrices, product
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.polar import polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod
@@ -38,13 +37,13 @@ class SVD(MsignMethod):
     def __post_init__(self):
         check_fields(self, cutoff="[0, inf)")
 
-    def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def polar(self, x: Matrices) -> Matrices:
         return _factor(x, self.cutoff)
 
 
 # That of the singular vectors is NaN where values coincide, as those of skew matrices do in pairs.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _factor(x: Float[Array, "*batch m n"], cutoff: float) -> Float[Array, "*batch m n"]:
+def _factor(x: Matrices, cutoff: float) -> Matrices:
     left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
     floor = cutoff * jnp.finfo(x.dtype).eps * values[..., :1]
     # Not >=, or this fails with a matrix of zeros.

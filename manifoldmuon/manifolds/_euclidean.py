@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_step_norm
-from manifoldmuon._internal.arrays import expand_trailing, nonzero_or_one, upcast
+from manifoldmuon._internal.arrays import Floats, expand_trailing, nonzero_or_one, upcast
 from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Norm
@@ -54,34 +54,28 @@ class Euclidean(Manifold):
     def constrained(self) -> bool:
         return False
 
-    def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
+    def project(self, point: Floats) -> Floats:
         return point
 
-    def project_tangent(
-        self, point: Float[Array, "..."], vector: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
+    def project_tangent(self, point: Floats, vector: Floats) -> Floats:
         return vector
 
-    def steepest(
-        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Floats, grad: Floats, dual: Any = ()) -> Steepest:
         exact = upcast(grad)  # the certificate is of the direction before it is rounded
         direction = self.step_norm.dualize(exact)
         gap = self.step_norm.gap(exact, direction)
         return Steepest(direction.astype(grad.dtype), (), jnp.zeros_like(gap), gap)
 
-    def retract(
-        self, point: Float[Array, "..."], vector: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
+    def retract(self, point: Floats, vector: Floats) -> Floats:
         return (upcast(point) + upcast(vector)).astype(point.dtype)
 
-    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Float[Array, "..."]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
         """A Gaussian weight, divided by its norm: flat space has no uniform distribution."""
         self.check_shape(shape)
         weight = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
         size = expand_trailing(self.step_norm.norm(weight), self.ndim)
         return (weight / nonzero_or_one(size)).astype(dtype)
 
-    def distance(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
+    def distance(self, point: Floats) -> Floats:
         leading = point.shape[: point.ndim - self.ndim]
         return jnp.zeros(leading, jnp.promote_types(point.dtype, jnp.float32))

@@ -7,9 +7,10 @@ import dataclasses
 import functools
 from typing import Any, TypeVar, cast
 
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_kind
+from manifoldmuon._internal.arrays import Floats, Matrices
 from manifoldmuon._internal.scales import ScaleRule, scale_of
 from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
@@ -67,7 +68,7 @@ class Manifold(Value, abc.ABC):
         check_axes(self, shape)
 
     @abc.abstractmethod
-    def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
+    def project(self, point: Floats) -> Floats:
         """Return the nearest point of the set, in the Frobenius norm.
 
         Where several are equally near, at a rank-deficient matrix or a zero vector, it is one of
@@ -75,9 +76,7 @@ class Manifold(Value, abc.ABC):
         """
 
     @abc.abstractmethod
-    def project_tangent(
-        self, point: Float[Array, "..."], vector: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
+    def project_tangent(self, point: Floats, vector: Floats) -> Floats:
         """Project `vector` orthogonally onto the tangent space at `point`."""
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
@@ -88,9 +87,7 @@ class Manifold(Value, abc.ABC):
         return self.init_dual(shape) if isinstance(dual, tuple) and not dual else dual
 
     @abc.abstractmethod
-    def steepest(
-        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Floats, grad: Floats, dual: Any = ()) -> Steepest:
         """Return the tangent direction of norm at most 1 with the largest `<grad, direction>`.
 
         Args:
@@ -100,17 +97,15 @@ class Manifold(Value, abc.ABC):
         """
 
     @abc.abstractmethod
-    def retract(
-        self, point: Float[Array, "..."], vector: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
+    def retract(self, point: Floats, vector: Floats) -> Floats:
         """Return a point of the set near `point + vector`, for a tangent `vector`."""
 
     @abc.abstractmethod
-    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Float[Array, "..."]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
         """Return a random point (uniform on the set where that means something)."""
 
     @abc.abstractmethod
-    def distance(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
+    def distance(self, point: Floats) -> Floats:
         """Return how far each point is from the set, relative to the scale; leading axes.
 
         For matrices the largest `|sigma_i / scale - 1|`, for vectors `|norm / scale - 1|`,
@@ -163,7 +158,7 @@ class ScaledMatrices(Manifold):
     def norm(self) -> Norm:
         return _spectral(scale=self.scale) if self.step_norm is None else self.step_norm
 
-    def _scale(self, point: Float[Array, "*batch m n"]) -> float:
+    def _scale(self, point: Matrices) -> float:
         return scale_of(self.scale, point.shape[-2:])
 
 

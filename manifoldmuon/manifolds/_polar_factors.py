@@ -7,15 +7,16 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Squares,
     expand_trailing,
     frobenius_norm,
     gram_matrix,
     identity_like,
     match_orientation,
-    mT,
     nonzero_or_one,
     product,
     right_multiply,
@@ -28,28 +29,28 @@ from manifoldmuon.linalg import SVD, msign
 from manifoldmuon.manifolds._manifold import FAR
 
 
-def nearest_orthonormal(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+def nearest_orthonormal(x: Matrices) -> Matrices:
     """The orthonormal matrix nearest to a tall `x`.
 
     From its singular vectors where it is too close to rank-deficient for products alone, and in
     float64, for which the default schedule is not made.
     """
     factor = msign(x, SVD() if x.dtype == jnp.float64 else None)
-    gram = product(mT(factor), factor)
+    gram = product(factor.mT, factor)
     error = jnp.max(jnp.abs(gram - identity_like(gram)), axis=(-2, -1), keepdims=True)
     lost = error > 1000 * jnp.finfo(x.dtype).eps
 
     def decomposed(x):
         left, _, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
         found = product(left, right)
-        return product(found, polish(product(mT(found), found)))
+        return product(found, polish(product(found.mT, found)))
 
     whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: factor, jax.lax.stop_gradient(x))
     return jnp.where(lost, whole, factor)
 
 
 @jax.custom_jvp
-def project_if_far(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+def project_if_far(x: Matrices) -> Matrices:
     """Return the polar factor of each matrix farther than `FAR` from orthonormal, others unchanged.
 
     Training pays for `_is_far` alone.
@@ -63,9 +64,7 @@ def project_if_far(x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
     return jax.lax.cond(jnp.any(far), lambda x: _iterated(x, far), lambda x: x, x)
 
 
-def _iterated(
-    x: Float[Array, "*batch m n"], far: Bool[Array, "*batch"]
-) -> Float[Array, "*batch m n"]:
+def _iterated(x: Matrices, far: Bool[Array, "*batch"]) -> Matrices:
     """Return the polar factor of the matrices marked as far.
 
     Singular values grow by 15/8 a step; float32 resolves them down to about 1e-6 of the largest.
@@ -112,7 +111,7 @@ def project_if_far_jvp(primals, tangents):
     return found, jax.lax.cond(jnp.any(far), moved, lambda tangent: tangent, tangent)
 
 
-def _is_far(x: Float[Array, "*batch m n"]) -> Bool[Array, "*batch"]:
+def _is_far(x: Matrices) -> Bool[Array, "*batch"]:
     """Return whether a matrix is farther than about `FAR` from orthonormal: never below that.
 
     By `E^4 v` for a fixed random unit vector v, with `E = W^T W - I`: eight products of a matrix
@@ -134,6 +133,6 @@ def _is_far(x: Float[Array, "*batch m n"]) -> Bool[Array, "*batch"]:
     return ~(jnp.sum(vector**2, axis=-1) <= (2 * FAR) ** 8)
 
 
-def polish(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+def polish(gram: Squares) -> Squares:
     """Return the factor that makes a nearly orthonormal `W` with this Gram matrix exact."""
     return 15 / 8 * identity_like(gram) - 10 / 8 * gram + 3 / 8 * product(gram, gram)

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import (
     check_fields,
@@ -20,10 +20,14 @@ from manifoldmuon._internal.arguments import (
     check_step_norm,
 )
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Squares,
+    Tall,
+    Vectors,
     expand_trailing,
     identity_like,
     match_orientation,
-    mT,
     nonzero_or_one,
     product,
     sym,
@@ -59,7 +63,7 @@ _LANCZOS = 56
 class _Bounded(ScaledMatrices):
     """Base of the sets in this file."""
 
-    def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def project(self, point: Matrices) -> Matrices:
         """The nearest point, from singular vectors: for setting up, not for training."""
         if 0 in point.shape:
             return point
@@ -69,7 +73,7 @@ class _Bounded(ScaledMatrices):
         moved = self._nearest(values)
         return (self._scale(point) * product(left * moved[..., None, :], right)).astype(point.dtype)
 
-    def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    def distance(self, point: Matrices) -> Numbers:
         """The largest `|sigma_i - its nearest allowed value| / scale`, from singular values."""
         unit = self._unit(point)
         if 0 in unit.shape:
@@ -78,10 +82,10 @@ class _Bounded(ScaledMatrices):
         return jnp.max(jnp.abs(values - self._nearest(values)), axis=-1)
 
     @abc.abstractmethod
-    def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    def _nearest(self, values: Vectors) -> Vectors:
         """The nearest allowed singular values, given some in descending order."""
 
-    def _unit(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
+    def _unit(self, point: Matrices) -> Tall:
         return tall(upcast(point) / self._scale(point))
 
 
@@ -119,18 +123,14 @@ class SpectralSphere(_Bounded):
         check_step_norm(self, Norm)
         check_fields(self, lanczos="[1, inf)")
 
-    def project_tangent(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         unit = self._normal(point)
         return at_any_scale(lambda v: without(unit, v, 2), vector, 2)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         return () if self.norm.is_euclidean else self.solver.init(shape[:-2], 0)
 
-    def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit = self._normal(point)
         if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 2), 2)
@@ -141,9 +141,7 @@ class SpectralSphere(_Bounded):
             grad.dtype
         )
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         """`(W + V) s / ||W + V||_2`, with the norm by 56 steps of Lanczos' method.
 
         Of matrices with more than 56 columns whose largest singular values nearly tie, these miss
@@ -151,7 +149,7 @@ class SpectralSphere(_Bounded):
         """
         moved = upcast(point) + upcast(vector)
         high = tall(moved)
-        square = largest_eigenvalue(product(mT(high), high), _LANCZOS)
+        square = largest_eigenvalue(product(high.mT, high), _LANCZOS)
         size = expand_trailing(jnp.sqrt(square), 2)
         moved = self._scale(point) * moved / nonzero_or_one(size)
         return stay_if_still(point, vector, moved, 2)
@@ -161,22 +159,20 @@ class SpectralSphere(_Bounded):
         solver = dataclasses.replace(self.solver, steps=min(self.solver.steps, 2))
         return with_fast_norm(self, solver=solver, lanczos=min(self.lanczos, 24))
 
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch m n"]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """A Gaussian matrix, divided by its norm."""
         self.check_shape(shape)
         gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
         size = expand_trailing(spectral_norm(gaussian), 2)
         return (self._scale(gaussian) * gaussian / nonzero_or_one(size)).astype(dtype)
 
-    def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    def _nearest(self, values: Vectors) -> Vectors:
         return jnp.minimum(values, 1).at[..., 0].set(1)
 
-    def _normal(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def _normal(self, point: Matrices) -> Matrices:
         """`u v^T` of the largest singular value."""
         unit = self._unit(point)
-        _, right = largest_eigenpair(product(mT(unit), unit), self.lanczos)
+        _, right = largest_eigenpair(product(unit.mT, unit), self.lanczos)
         left = normalize(product(unit, right[..., None])[..., 0], 1)
         return match_orientation(left[..., :, None] * right[..., None, :], point)
 
@@ -194,40 +190,30 @@ class _WithBoundary(_Bounded):
         """The smallest and the largest singular value, relative to the scale."""
 
     @abc.abstractmethod
-    def _returned(
-        self, unit: Float[Array, "*batch p q"], step: Float[Array, "*batch p q"]
-    ) -> Float[Array, "*batch p q"]:
+    def _returned(self, unit: Tall, step: Tall) -> Tall:
         """A tall point of unit scale after a step."""
 
     def fast(self) -> "_WithBoundary":
         return with_fast_norm(self, solver=None)
 
-    def project_tangent(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         """The nearest displacement that does not leave the set: onto a cone, at the boundary."""
         normal = self._normal(point)
         return at_any_scale(lambda v: v + normal(-v), vector, 2)
 
-    def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         if self.solver is None:
             return Euclidean(self.norm).steepest(point, upcast(grad), dual).astype(grad.dtype)
         answer = self.solver.solve(self.norm, Normal(self._normal(point), cone=True), grad, ())
         return answer.astype(grad.dtype)
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
         unit, step = (tall(upcast(x) / scale) for x in (point, vector))
         moved = self._returned(unit, step)
         return stay_if_still(point, vector, scale * match_orientation(moved, point), 2)
 
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch m n"]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Uniformly distributed singular vectors, and singular values between the edges."""
         self.check_shape(shape)
         *batch, m, n = shape
@@ -240,13 +226,13 @@ class _WithBoundary(_Bounded):
         ]
         low, high = self._edges
         values = jax.random.uniform(keys[2], (*batch, 1, rank), wide, low, high)
-        weight = product(sides[0] * values, mT(sides[1]))
+        weight = product(sides[0] * values, sides[1].mT)
         return (self._scale(weight) * weight).astype(dtype)
 
-    def _nearest(self, values: Float[Array, "*batch n"]) -> Float[Array, "*batch n"]:
+    def _nearest(self, values: Vectors) -> Vectors:
         return jnp.clip(values, *self._edges)
 
-    def _normal(self, point: Float[Array, "*batch m n"]):
+    def _normal(self, point: Matrices):
         """The projection of ascending directions onto the cone of those that may not be descended.
 
         With the polar factors M of the touching singular vectors these are `-M S` at the upper
@@ -254,9 +240,9 @@ class _WithBoundary(_Bounded):
         """
         low, high = self._edges
         unit = self._unit(point)
-        gram = product(mT(unit), unit)
+        gram = product(unit.mT, unit)
 
-        def cone(sign: float, edge: float, touching: Float[Array, "*batch n n"]):
+        def cone(sign: float, edge: float, touching: Squares):
             # M is the point times the touching part of the inverse root of this matrix, which is
             # the identity but for what lies beyond the edge.
             beyond = product(touching, product(gram, touching)) / edge**2 - touching
@@ -268,8 +254,8 @@ class _WithBoundary(_Bounded):
                 cone(1.0, low, spectral_projector(-gram, -((low + self.active_tolerance) ** 2)))
             )
 
-        def normal(vector: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
-            inner = product(mT(unit), tall(vector))
+        def normal(vector: Matrices) -> Matrices:
+            inner = product(unit.mT, tall(vector))
             found = jnp.zeros_like(inner)
             for sign, touching, root in cones:
                 part = sign * sym(product(root, product(inner, touching)))
@@ -326,9 +312,7 @@ class SpectralBall(_WithBoundary):
     def _edges(self) -> tuple[float, float]:
         return 0.0, 1.0
 
-    def _returned(
-        self, unit: Float[Array, "*batch p q"], step: Float[Array, "*batch p q"]
-    ) -> Float[Array, "*batch p q"]:
+    def _returned(self, unit: Tall, step: Tall) -> Tall:
         return self.retraction.retract(unit, step)
 
 
@@ -382,13 +366,11 @@ class SpectralBand(_WithBoundary):
     def _edges(self) -> tuple[float, float]:
         return self.low, self.high
 
-    def _returned(
-        self, unit: Float[Array, "*batch p q"], step: Float[Array, "*batch p q"]
-    ) -> Float[Array, "*batch p q"]:
+    def _returned(self, unit: Tall, step: Tall) -> Tall:
         return self.retraction.clip(unit + step, self.low, self.high)
 
 
-def _inverse_root(excess: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+def _inverse_root(excess: Squares) -> Squares:
     """`(I + E)^{-1/2}`; eigenvalues of `I + E` beyond 1e4, or below 1e-4, stay short of theirs."""
     identity = identity_like(excess)
     # It converges up to 7/3: for weights on their set or near it nothing has to be divided.

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import (
     check_fields,
@@ -17,6 +17,10 @@ from manifoldmuon._internal.arguments import (
     check_step_norm,
 )
 from manifoldmuon._internal.arrays import (
+    Floats,
+    Matrices,
+    Numbers,
+    Vectors,
     expand_trailing,
     frobenius_norm,
     nonzero_or_one,
@@ -30,10 +34,7 @@ from manifoldmuon._internal.directions import (
     stay_if_still,
     without,
 )
-from manifoldmuon._internal.powers_of_two import (
-    normalize,
-    scale_to_unit_exponent,
-)
+from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
 from manifoldmuon.manifolds._manifold import FAR, Manifold, require_projection, with_fast_norm
@@ -102,15 +103,13 @@ class Hypersphere(Manifold):
             return self
         return with_fast_norm(self, solver=dataclasses.replace(self.solver, steps=1))
 
-    def project(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
+    def project(self, point: Floats) -> Floats:
         unit = normalize(point, self.ndim)
         equal = 1 / math.sqrt(max(math.prod(self._point_shape(point)), 1))
         nowhere = jnp.all(unit == 0, axis=trailing(unit, self.ndim), keepdims=True)
         return (self._radius(point) * jnp.where(nowhere, equal, unit)).astype(point.dtype)
 
-    def project_tangent(
-        self, point: Float[Array, "..."], vector: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
+    def project_tangent(self, point: Floats, vector: Floats) -> Floats:
         unit = normalize(point, self.ndim)
         return at_any_scale(lambda v: without(unit, v, self.ndim), vector, self.ndim)
 
@@ -118,9 +117,7 @@ class Hypersphere(Manifold):
         closed = self.norm.is_euclidean
         return () if closed else self.solver.init(shape[: len(shape) - self.ndim], 0)
 
-    def steepest(
-        self, point: Float[Array, "..."], grad: Float[Array, "..."], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Floats, grad: Floats, dual: Any = ()) -> Steepest:
         unit = normalize(point, self.ndim)
         if not self.norm.is_euclidean:
             dual, at = self._dual(dual, grad.shape), Normal.line(unit, self.ndim)
@@ -131,9 +128,7 @@ class Hypersphere(Manifold):
         size = scale_of(self.norm.scale, self._point_shape(grad))
         return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
 
-    def retract(
-        self, point: Float[Array, "..."], vector: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
+    def retract(self, point: Floats, vector: Floats) -> Floats:
         radius = self._radius(point)
         unit, step = upcast(self._flat(point)) / radius, upcast(self._flat(vector)) / radius
         if self.retraction.from_set:
@@ -143,21 +138,21 @@ class Hypersphere(Manifold):
         moved = radius * self.retraction.retract(unit, step)
         return stay_if_still(point, vector, moved.reshape(point.shape), self.ndim)
 
-    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Float[Array, "..."]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
         self.check_shape(shape)
         gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
         return self.project(gaussian).astype(dtype)
 
-    def distance(self, point: Float[Array, "..."]) -> Float[Array, "..."]:
+    def distance(self, point: Floats) -> Floats:
         return jnp.abs(Frobenius(self.ndim, self.scale).norm(upcast(point)) - 1)
 
-    def _radius(self, point: Float[Array, "..."]) -> float:
+    def _radius(self, point: Floats) -> float:
         return scale_of(self.scale, self._point_shape(point))
 
-    def _point_shape(self, x: Float[Array, "..."]) -> tuple[int, ...]:
+    def _point_shape(self, x: Floats) -> tuple[int, ...]:
         return x.shape[x.ndim - self.ndim :]
 
-    def _flat(self, x: Float[Array, "..."]) -> Float[Array, "*batch d"]:
+    def _flat(self, x: Floats) -> Vectors:
         """The point's axes as one."""
         return x.reshape(*x.shape[: x.ndim - self.ndim], math.prod(self._point_shape(x)))
 
@@ -228,12 +223,10 @@ class EmbeddingRows(Manifold):
         few = dataclasses.replace(self.solver, steps=min(self.solver.steps, 4))
         return with_fast_norm(self, solver=BarzilaiBorwein(steps=1) if smooth else few)
 
-    def project(self, point: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
+    def project(self, point: Matrices) -> Matrices:
         return self._row.project(point)
 
-    def project_tangent(
-        self, point: Float[Array, "*batch v d"], vector: Float[Array, "*batch v d"]
-    ) -> Float[Array, "*batch v d"]:
+    def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         return self._row.project_tangent(point, vector)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
@@ -244,9 +237,7 @@ class EmbeddingRows(Manifold):
         """Return whether the direction has a closed form."""
         return isinstance(self.norm, MaxRowNorm) or self.norm.is_euclidean
 
-    def steepest(
-        self, point: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit, norm = normalize(point, 1), self.norm
         if isinstance(norm, MaxRowNorm):
             return self._by_row(norm, unit, grad)
@@ -258,9 +249,7 @@ class EmbeddingRows(Manifold):
         answer = self.solver.solve(norm, radial, grad, self._dual(dual, grad.shape))
         return answer.astype(grad.dtype)
 
-    def _by_row(
-        self, norm: MaxRowNorm, unit: Float[Array, "*batch v d"], grad: Float[Array, "*batch v d"]
-    ) -> Steepest:
+    def _by_row(self, norm: MaxRowNorm, unit: Matrices, grad: Matrices) -> Steepest:
         direction, gaps, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 1)
         scaled, _ = scale_to_unit_exponent(grad, 2)  # one scale for the table: rows are compared
         gains = frobenius_norm(without(unit, scaled, 1), 1)
@@ -275,18 +264,14 @@ class EmbeddingRows(Manifold):
         direction = (scale_of(norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)
         return Steepest(direction, (), jnp.max(residual, axis=-1, initial=0), gap)
 
-    def retract(
-        self, point: Float[Array, "*batch v d"], vector: Float[Array, "*batch v d"]
-    ) -> Float[Array, "*batch v d"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return self._row.retract(point, vector)
 
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch v d"]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         self.check_shape(shape)
         return self._row.random_point(key, shape, dtype)
 
-    def distance(self, point: Float[Array, "*batch v d"]) -> Float[Array, "*batch"]:
+    def distance(self, point: Matrices) -> Numbers:
         return jnp.max(self._row.distance(point), axis=-1, initial=0)
 
     @property

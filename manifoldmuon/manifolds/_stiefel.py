@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import (
     check_axes,
@@ -17,12 +17,14 @@ from manifoldmuon._internal.arguments import (
     check_step_norm,
 )
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Tall,
     expand_trailing,
     frobenius_norm,
     identity_like,
     inner_product,
     match_orientation,
-    mT,
     product,
     rounding_loss,
     sym,
@@ -63,7 +65,7 @@ class _Orthonormal(ScaledMatrices):
         check_retraction(self, "orthonormal matrices")
         check_step_norm(self, Spectral, Frobenius)
 
-    def project(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def project(self, point: Matrices) -> Matrices:
         """The orthogonal polar factor.
 
         A matrix without full rank has several: LAPACK's singular vectors choose, for a zero matrix
@@ -74,16 +76,12 @@ class _Orthonormal(ScaledMatrices):
         scaled, _ = scale_to_unit_exponent(point, 2)
         return _like(nearest_orthonormal(tall(scaled)), point, self._scale(point))
 
-    def project_tangent(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         unit = self._unit(point)
         part = at_any_scale(lambda v: self._tangent_part(unit, v), tall(vector), 2)
         return match_orientation(part, vector)
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
         unit, step = self._unit(point, self.retraction.from_set), tall(upcast(vector) / scale)
         if self.retraction.wide:
@@ -91,9 +89,7 @@ class _Orthonormal(ScaledMatrices):
         moved = self.retraction.retract(unit, step)
         return stay_if_still(point, vector, _like(moved, point, scale), 2)
 
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch m n"]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Uniformly distributed (Haar) over the set."""
         self.check_shape(shape)
         *batch, m, n = shape
@@ -102,7 +98,7 @@ class _Orthonormal(ScaledMatrices):
         example = jnp.zeros(shape, dtype)
         return _like(positive_qr(gaussian), example, self._scale(example))
 
-    def distance(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    def distance(self, point: Matrices) -> Numbers:
         """The largest `|sigma_i / scale - 1|`, accurate to a few units of rounding.
 
         From the eigenvalues `l` of the small matrix `W^T W / s^2 - I`, since `l = sigma^2 - 1`
@@ -111,17 +107,15 @@ class _Orthonormal(ScaledMatrices):
         unit = self._unit(point, from_set=False)
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
-        gram = product(mT(unit), unit)
+        gram = product(unit.mT, unit)
         values = map_matrices(jnp.linalg.eigvalsh, gram - identity_like(gram))
         return jnp.max(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), axis=-1)
 
     @abc.abstractmethod
-    def _tangent_part(
-        self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
-    ) -> Float[Array, "*batch p q"]:
+    def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:
         """The orthogonal projection onto the tangent space at a tall point of unit scale."""
 
-    def _at(self, point: Float[Array, "*batch m n"]) -> Float[Array, "*batch p q"]:
+    def _at(self, point: Matrices) -> Tall:
         """Return the tall point of unit scale at which a direction is computed.
 
         As far from the set as rounding leaves a short dtype, a gradient normal to the set would
@@ -130,9 +124,9 @@ class _Orthonormal(ScaledMatrices):
         unit = self._unit(point)
         if not rounding_loss(point.dtype):
             return unit
-        return product(unit, polish(product(mT(unit), unit)))
+        return product(unit, polish(product(unit.mT, unit)))
 
-    def _answered(self, answer: Steepest, grad: Float[Array, "*batch m n"]) -> Steepest:
+    def _answered(self, answer: Steepest, grad: Matrices) -> Steepest:
         """An answer for a tall point of unit scale, as one to the question that was asked."""
         size = scale_of(self.norm.scale, grad.shape[-2:])
         answer = answer._replace(direction=_like(answer.direction, grad, size)).astype(grad.dtype)
@@ -140,9 +134,7 @@ class _Orthonormal(ScaledMatrices):
             answer = answer._replace(gap=0 * answer.gap)
         return answer
 
-    def _unit(
-        self, point: Float[Array, "*batch m n"], from_set: bool = True
-    ) -> Float[Array, "*batch p q"]:
+    def _unit(self, point: Matrices, from_set: bool = True) -> Tall:
         """The point or its transpose, tall, of unit scale; its polar factor where it is far."""
         unit = upcast(point) / self._scale(point)
         return tall(project_if_far(unit) if from_set else unit)
@@ -194,14 +186,10 @@ class Stiefel(_Orthonormal):
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         return () if self.norm.is_euclidean else self.solver.init(shape)
 
-    def _tangent_part(
-        self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
-    ) -> Float[Array, "*batch p q"]:
-        return _without(product(unit, sym(product(mT(unit), vector))), vector)
+    def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:
+        return _without(product(unit, sym(product(unit.mT, vector))), vector)
 
-    def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit, loss = self._at(point), rounding_loss(grad.dtype)
         if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(
@@ -275,14 +263,10 @@ class Grassmann(_Orthonormal):
                 "span the whole space have nowhere to move: use Orthogonal() for square matrices"
             )
 
-    def _tangent_part(
-        self, unit: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
-    ) -> Float[Array, "*batch p q"]:
-        return _without(product(unit, product(mT(unit), vector)), vector)
+    def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:
+        return _without(product(unit, product(unit.mT, vector)), vector)
 
-    def steepest(
-        self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"], dual: Any = ()
-    ) -> Steepest:
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit = self._at(point)
         direction, gap, residual = projected_direction(
             tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
@@ -290,9 +274,7 @@ class Grassmann(_Orthonormal):
         return self._answered(Steepest(direction, dual, residual, gap), grad)
 
 
-def _without(
-    normal: Float[Array, "*batch p q"], vector: Float[Array, "*batch p q"]
-) -> Float[Array, "*batch p q"]:
+def _without(normal: Tall, vector: Tall) -> Tall:
     """The vector without its normal part, whose products for a single column are entry by entry.
 
     Of one number all is normal, and rounding the product would leave some.
@@ -301,14 +283,12 @@ def _without(
     return vector - (never_fused(normal) if column else normal)
 
 
-def _like(
-    result: Float[Array, "*batch p q"], example: Float[Array, "*batch m n"], scale: float
-) -> Float[Array, "*batch m n"]:
+def _like(result: Tall, example: Matrices, scale: float) -> Matrices:
     """A tall result of unit scale in the scale, orientation and dtype of `example`."""
     return (scale * match_orientation(result, example)).astype(example.dtype)
 
 
-def _silence(answer: Steepest, grad: Float[Array, "*batch m n"], noise: float) -> Steepest:
+def _silence(answer: Steepest, grad: Matrices, noise: float) -> Steepest:
     """No direction where the tangent part is below the rounding of the gradient itself."""
     scaled, _ = scale_to_unit_exponent(grad, 2)
     value = inner_product(scaled, answer.direction)

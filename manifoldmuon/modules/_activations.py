@@ -8,10 +8,9 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import nonzero_or_one, upcast
+from manifoldmuon._internal.arrays import Floats, nonzero_or_one, upcast
 from manifoldmuon.modules._module import Bond
 
 
@@ -26,7 +25,7 @@ class Abs(Bond):
 
     entry: ClassVar = ("abs",)
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         return jnp.abs(x)
 
 
@@ -50,7 +49,7 @@ class ReLU(Bond):
     BALANCED: ClassVar[float] = math.sqrt(0.5)
     entry: ClassVar = ("relu",)
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         return jnp.maximum(x, 0)
 
 
@@ -76,7 +75,7 @@ class GELU(Bond):
     # At x = sqrt(2), where the second derivative (2 - x**2) exp(-x**2 / 2) / sqrt(2 pi) vanishes.
     LIPSCHITZ: ClassVar[float] = 0.5 * (1 + math.erf(1.0)) + math.exp(-1.0) / math.sqrt(math.pi)
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         return jax.nn.gelu(x, approximate=False)
 
 
@@ -100,7 +99,7 @@ class GroupSort(Bond):
     size: int = 2
     entry: ClassVar = ("group_sort", "size")
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         features = x.shape[-1]
         if features % self.size:
             raise ValueError(f"{features} features do not fall into groups of {self.size}")
@@ -139,7 +138,7 @@ class MeanSubtract(_OverAxes):
       Array([-1.,  1.], dtype=float32)
     """
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         return x - jnp.mean(x, axis=self.axis, keepdims=True)
 
 
@@ -161,7 +160,7 @@ class RMSDivide(_OverAxes):
 
     gamma: ClassVar[float] = 2 / math.sqrt(3)
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         wide = upcast(x)
         # By the largest magnitude first: no square over- or underflows. The quotient does not
         # depend on it, and neither does the derivative.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
+from manifoldmuon._internal.arrays import Floats
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
 from manifoldmuon.modules._budgets import LINEAR, Sharpness, WeightSpec
 from manifoldmuon.modules._module import Module
@@ -83,7 +84,7 @@ class Atom(Module):
         """Return the same atom on another manifold."""
         return dataclasses.replace(self, manifold=manifold)
 
-    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "..."]:
+    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Floats:
         start = self.manifold if self.manifold.constrained else self.constraint()
         return _random_point(start, key, self.shape, dtype)
 
@@ -140,7 +141,7 @@ class Linear(Atom):
     def shape(self) -> tuple[int, ...]:
         return (self.fan_out, self.fan_in)
 
-    def apply(self, params: Float[Array, "m n"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, "m n"], x: Floats) -> Floats:
         self.expect_features(x, self.fan_in)
         return jnp.matmul(x, params.T)
 
@@ -175,7 +176,7 @@ class Bias(Atom):
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, " n"]:
         return jnp.zeros(self.shape, dtype)
 
-    def apply(self, params: Float[Array, " n"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, " n"], x: Floats) -> Floats:
         self.expect_features(x, self.features)
         return x + params
 
@@ -209,7 +210,7 @@ class Embed(Atom):
     def shape(self) -> tuple[int, ...]:
         return (self.vocabulary, self.dim)
 
-    def apply(self, params: Float[Array, "v d"], x: Num[Array, "..."]) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, "v d"], x: Num[Array, "..."]) -> Floats:
         """Return the vectors of the tokens; a token outside of the vocabulary gives NaN."""
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"Embed takes whole numbers; got an input of dtype {x.dtype}")
@@ -246,7 +247,7 @@ class Unembed(Atom):
     def shape(self) -> tuple[int, ...]:
         return (self.vocabulary, self.dim)
 
-    def apply(self, params: Float[Array, "v d"], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, "v d"], x: Floats) -> Floats:
         self.expect_features(x, self.dim)
         return jnp.matmul(x, params.T) / self.dim
 
@@ -292,7 +293,7 @@ class Conv2D(Atom):
     def constraint(self) -> Manifold:
         return Stiefel(FanRatio(1 / self.kernel**2))
 
-    def apply(self, params: Float[Array, "k k m n"], x: Any) -> Float[Array, "..."]:
+    def apply(self, params: Float[Array, "k k m n"], x: Any) -> Floats:
         self.expect_features(x, self.in_channels)
         if x.ndim < 3:
             raise ValueError(f"Conv2D takes (..., height, width, channels); got {x.shape}")

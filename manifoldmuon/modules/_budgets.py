@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.arrays import Floats, upcast
 from manifoldmuon.manifolds import LaidOut, Manifold
 
 
@@ -54,7 +54,7 @@ class WeightSpec:
             return first
         return self.budget.reshape(self.budget.shape + (1,) * self.ndim)
 
-    def relative_norm(self, weight: Float[Array, "..."]) -> Float[Array, ""]:
+    def relative_norm(self, weight: Floats) -> Float[Array, ""]:
         """Return the largest norm in units of the budget; frozen copies do not count."""
         norms = self.manifold.norm.norm(upcast(self.inward(weight)))
         # The largest over what the manifold sees as separate points of one weight.

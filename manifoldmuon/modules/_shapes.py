@@ -9,6 +9,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon._internal.arrays import Floats
 from manifoldmuon.modules._module import Bond
 
 
@@ -56,7 +57,7 @@ class Flatten(Bond):
     axes: int = 3
     entry: ClassVar = ("flatten", "axes")
 
-    def forward(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def forward(self, x: Floats) -> Floats:
         if x.ndim < self.axes:
             raise ValueError(f"Flatten takes at least {self.axes} axes; got the shape {x.shape}")
         keep = x.ndim - self.axes

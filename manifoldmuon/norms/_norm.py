@@ -6,10 +6,8 @@ import abc
 import dataclasses
 from typing import Any, cast
 
-from jaxtyping import Array, Float
-
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import inner_product, relative_gap, upcast
+from manifoldmuon._internal.arrays import Floats, inner_product, relative_gap, upcast
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule
 from manifoldmuon._internal.values import Value
@@ -71,18 +69,18 @@ class Norm(Value, abc.ABC):
         return False
 
     @abc.abstractmethod
-    def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def norm(self, weight: Floats) -> Floats:
         """Return the norm of each weight; the result has the leading axes' shape."""
 
     @abc.abstractmethod
-    def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dual_norm(self, grad: Floats) -> Floats:
         """Return max <grad, a> over norm(a) <= 1; the result has the leading axes' shape."""
 
     @abc.abstractmethod
-    def dualize(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dualize(self, grad: Floats) -> Floats:
         """Return an `a` of norm at most 1 that attains the dual norm."""
 
-    def gap(self, grad: Float[Array, "..."], direction: Float[Array, "..."]) -> Float[Array, "..."]:
+    def gap(self, grad: Floats, direction: Floats) -> Floats:
         """Return a cheap upper bound on `1 - <grad, direction> / dual_norm(grad)`.
 
         Meant for every training step: no decompositions. That of the interface is the definition,
@@ -109,7 +107,7 @@ class Norm(Value, abc.ABC):
         unnamed = getattr(self, "method", self) is None
         return dataclasses.replace(cast(Any, self), method=BOUNDED_MSIGN) if unnamed else self
 
-    def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def project(self, weight: Floats) -> Floats:
         """Return the nearest weight of norm at most 1, in the Frobenius norm.
 
         Used by `DouglasRachford` alone.
@@ -119,7 +117,7 @@ class Norm(Value, abc.ABC):
             "solver that asks for the duality map alone"
         )
 
-    def bound(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def bound(self, weight: Floats) -> Floats:
         """Return the norm, or slightly more where that is cheaper: used to shorten steps."""
         return upcast(self.norm(weight))
 
@@ -128,8 +126,8 @@ class Norm(Value, abc.ABC):
         return ()
 
     def estimate(
-        self, weight: Float[Array, "..."], vectors: Any, iterations: PowerIterations
-    ) -> tuple[Float[Array, "..."], Any]:
+        self, weight: Floats, vectors: Any, iterations: PowerIterations
+    ) -> tuple[Floats, Any]:
         """The norm at the price of a training step, and what the next call starts from.
 
         Where the norm itself is that cheap it is `norm`, as here; the spectral norms iterate

@@ -9,7 +9,14 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import nonzero_or_one, trailing, upcast
+from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Vectors,
+    nonzero_or_one,
+    trailing,
+    upcast,
+)
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon._internal.spectral import nuclear_parts, spectral_bound
@@ -59,40 +66,38 @@ class Spectral(Norm):
     def ndim(self) -> int:
         return 2
 
-    def norm(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    def norm(self, weight: Matrices) -> Numbers:
         return (spectral_norm(weight) / self._scale(weight)).astype(weight.dtype)
 
-    def dual_norm(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    def dual_norm(self, grad: Matrices) -> Numbers:
         return (nuclear_norm(grad) * self._scale(grad)).astype(grad.dtype)
 
-    def dualize(self, grad: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def dualize(self, grad: Matrices) -> Matrices:
         return (self._scale(grad) * msign(upcast(grad), self.method)).astype(grad.dtype)
 
-    def gap(
-        self, grad: Float[Array, "*batch m n"], direction: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch"]:
+    def gap(self, grad: Matrices, direction: Matrices) -> Numbers:
         scaled, _ = scale_to_unit_exponent(grad, 2)
         return _gap(*nuclear_parts(scaled, upcast(direction) / self._scale(grad)))
 
-    def project(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
+    def project(self, weight: Matrices) -> Matrices:
         return clip_singular_values(weight, self._scale(weight), self.method)
 
-    def bound(self, weight: Float[Array, "*batch m n"]) -> Float[Array, "*batch"]:
+    def bound(self, weight: Matrices) -> Numbers:
         return spectral_bound(upcast(weight)) / self._scale(weight)
 
-    def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*batch n"]:
+    def init_vectors(self, shape: tuple[int, ...]) -> Vectors:
         *batch, _, n = shape
         return jnp.zeros((*batch, n), jnp.float32)
 
     def estimate(
-        self, weight: Float[Array, "*batch m n"], vectors: Any, iterations: PowerIterations
-    ) -> tuple[Float[Array, "*batch"], Any]:
+        self, weight: Matrices, vectors: Any, iterations: PowerIterations
+    ) -> tuple[Numbers, Any]:
         size, vectors = power_iteration(
             weight, vectors, iterations.warm, iterations.cold_start_steps
         )
         return (size / self._scale(weight)).astype(weight.dtype), vectors
 
-    def _scale(self, x: Float[Array, "*batch m n"]) -> float:
+    def _scale(self, x: Matrices) -> float:
         trailing(x, 2)
         return scale_of(self.scale, x.shape[-2:])
 
@@ -149,11 +154,11 @@ class ConvRMSToRMS(Norm):
     def ndim(self) -> int:
         return 4
 
-    def norm(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch"]:
+    def norm(self, weight: Float[Array, "*batch h w m n"]) -> Numbers:
         largest = jnp.max(self._tap(weight).norm(upcast(weight)), axis=(-2, -1), initial=0)
         return largest.astype(weight.dtype)
 
-    def dual_norm(self, grad: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch"]:
+    def dual_norm(self, grad: Float[Array, "*batch h w m n"]) -> Numbers:
         tap = self._tap(grad)
         scaled, exponent = scale_to_unit_exponent(grad, 4)
         total = jnp.sum(tap.dual_norm(scaled), axis=(-2, -1))
@@ -164,7 +169,7 @@ class ConvRMSToRMS(Norm):
 
     def gap(
         self, grad: Float[Array, "*batch h w m n"], direction: Float[Array, "*batch h w m n"]
-    ) -> Float[Array, "*batch"]:
+    ) -> Numbers:
         unit = upcast(direction) / scale_of(self._tap(grad).scale, grad.shape[-2:])
         gained, missed = nuclear_parts(scale_to_unit_exponent(grad, 4)[0], unit)
         return _gap(jnp.sum(gained, axis=(-2, -1)), jnp.sum(missed, axis=(-2, -1)))
@@ -172,7 +177,7 @@ class ConvRMSToRMS(Norm):
     def project(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
         return self._tap(weight).project(weight)
 
-    def bound(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch"]:
+    def bound(self, weight: Float[Array, "*batch h w m n"]) -> Numbers:
         return jnp.max(self._tap(weight).bound(weight), axis=(-2, -1), initial=0)
 
     def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*batch h w n"]:
@@ -180,7 +185,7 @@ class ConvRMSToRMS(Norm):
 
     def estimate(
         self, weight: Float[Array, "*batch h w m n"], vectors: Any, iterations: PowerIterations
-    ) -> tuple[Float[Array, "*batch"], Any]:
+    ) -> tuple[Numbers, Any]:
         sizes, vectors = self._tap(weight).estimate(upcast(weight), vectors, iterations)
         return jnp.max(sizes, axis=(-2, -1), initial=0).astype(weight.dtype), vectors
 
@@ -191,7 +196,7 @@ class ConvRMSToRMS(Norm):
         return Spectral(self.method, FanRatio(1 / taps))
 
 
-def _gap(gained: Float[Array, "*batch"], missed: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+def _gap(gained: Numbers, missed: Numbers) -> Numbers:
     """`missed / (gained + missed)`, and 0 where both are 0."""
     bound = gained + missed
     return missed / nonzero_or_one(bound)

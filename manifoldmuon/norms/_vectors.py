@@ -8,7 +8,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, trailing
+from manifoldmuon._internal.arrays import (
+    Floats,
+    Matrices,
+    Numbers,
+    expand_trailing,
+    frobenius_norm,
+    trailing,
+)
 from manifoldmuon._internal.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
@@ -47,24 +54,24 @@ class Frobenius(Norm):
     def is_euclidean(self) -> bool:
         return True
 
-    def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def norm(self, weight: Floats) -> Floats:
         return self._length(weight, 1 / self._scale(weight))
 
-    def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dual_norm(self, grad: Floats) -> Floats:
         return self._length(grad, self._scale(grad))
 
-    def dualize(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dualize(self, grad: Floats) -> Floats:
         return (self._scale(grad) * normalize(grad, self.ndim)).astype(grad.dtype)
 
-    def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def project(self, weight: Floats) -> Floats:
         return weight / expand_trailing(jnp.maximum(self.norm(weight), 1), self.ndim)
 
-    def _length(self, x: Float[Array, "..."], factor: float) -> Float[Array, "..."]:
+    def _length(self, x: Floats, factor: float) -> Floats:
         scaled, exponent = scale_to_unit_exponent(x, self.ndim)
         length = factor * frobenius_norm(scaled, self.ndim)
         return times_power_of_two(length, exponent).astype(x.dtype)
 
-    def _scale(self, x: Float[Array, "..."]) -> float:
+    def _scale(self, x: Floats) -> float:
         trailing(x, self.ndim)
         return scale_of(self.scale, x.shape[x.ndim - self.ndim :])
 
@@ -90,21 +97,21 @@ class MaxAbs(Norm):
     def __post_init__(self):
         check_fields(self, ndim="[0, inf)")
 
-    def norm(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def norm(self, weight: Floats) -> Floats:
         return jnp.max(jnp.abs(weight), axis=trailing(weight, self.ndim), initial=0)
 
-    def dual_norm(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dual_norm(self, grad: Floats) -> Floats:
         scaled, exponent = scale_to_unit_exponent(grad, self.ndim)
         total = jnp.sum(jnp.abs(scaled), axis=trailing(grad, self.ndim))
         return times_power_of_two(total, exponent).astype(grad.dtype)
 
-    def dualize(self, grad: Float[Array, "..."]) -> Float[Array, "..."]:
+    def dualize(self, grad: Floats) -> Floats:
         trailing(grad, self.ndim)
         # Entry by entry (ndim=0): beside an entry of 1e30, one of 1e-30 keeps its sign.
         scaled, _ = scale_to_unit_exponent(grad, 0)
         return jnp.sign(scaled).astype(grad.dtype)
 
-    def project(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+    def project(self, weight: Floats) -> Floats:
         return jnp.clip(weight, -1, 1)
 
 
@@ -144,22 +151,22 @@ class MaxRowNorm(Norm):
     def ndim(self) -> int:
         return 2
 
-    def norm(self, weight: Float[Array, "*batch v d"]) -> Float[Array, "*batch"]:
+    def norm(self, weight: Matrices) -> Numbers:
         lengths, exponent = _row_lengths(weight)
         longest = jnp.max(lengths, axis=-1, initial=0) / self._scale(weight)
         return times_power_of_two(longest, exponent).astype(weight.dtype)
 
-    def dual_norm(self, grad: Float[Array, "*batch v d"]) -> Float[Array, "*batch"]:
+    def dual_norm(self, grad: Matrices) -> Numbers:
         lengths, exponent = _row_lengths(grad)
         total = self._scale(grad) * jnp.sum(lengths, axis=-1)
         return times_power_of_two(total, exponent).astype(grad.dtype)
 
-    def dualize(self, grad: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
+    def dualize(self, grad: Matrices) -> Matrices:
         lengths, _ = _row_lengths(grad)
         unit = self._scale(grad) * normalize(grad, 1)
         return jnp.where(self.stale(lengths)[..., None], 0, unit).astype(grad.dtype)
 
-    def project(self, weight: Float[Array, "*batch v d"]) -> Float[Array, "*batch v d"]:
+    def project(self, weight: Matrices) -> Matrices:
         return Frobenius(1, self.scale).project(weight)
 
     def stale(self, lengths: Float[Array, "*batch v"]) -> Bool[Array, "*batch v"]:
@@ -167,7 +174,7 @@ class MaxRowNorm(Norm):
         # NaN rows must not count as stale, or the NaN would be dropped.
         return lengths < self.threshold * jnp.max(lengths, axis=-1, keepdims=True, initial=0)
 
-    def _scale(self, x: Float[Array, "*batch v d"]) -> float:
+    def _scale(self, x: Matrices) -> float:
         trailing(x, 2)
         return scale_of(self.scale, x.shape[-1:])
 
@@ -190,7 +197,7 @@ class L1ToRMS(MaxRowNorm):
     scale: float | ScaleRule = dataclasses.field(default=RootDim(), init=False)
 
 
-def _row_lengths(table: Float[Array, "*batch v d"]):
+def _row_lengths(table: Matrices):
     """The length of each row of the prescaled table, with the table's exponent."""
     scaled, exponent = scale_to_unit_exponent(table, 2)
     return frobenius_norm(scaled, 1), exponent

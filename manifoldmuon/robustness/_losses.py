@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.arrays import Numbers, upcast
 
 
 def margin_cross_entropy(
@@ -17,7 +17,7 @@ def margin_cross_entropy(
     labels: Int[Array, "*batch"],
     offset: ArrayLike,
     temperature: ArrayLike,
-) -> Float[Array, "*batch"]:
+) -> Numbers:
     """Cross-entropy of `(logits - offset * onehot(label)) / temperature`, of each example.
 
     The offset is a margin between logits. A 1-Lipschitz network whose last layer has orthonormal
@@ -57,7 +57,7 @@ def margin_cross_entropy(
 
 def multiclass_hinge(
     logits: Float[Array, "*batch classes"], labels: Int[Array, "*batch"], margin: ArrayLike
-) -> Float[Array, "*batch"]:
+) -> Numbers:
     """`sum over i != label of max(0, margin - (logits[label] - logits[i])) / classes`.
 
     Zero, and without a gradient, once every other logit is `margin` below the label's. To train

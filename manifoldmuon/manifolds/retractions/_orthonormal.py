@@ -9,15 +9,14 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import (
+    Matrices,
     expand_trailing,
     gram_matrix,
     identity_like,
     match_orientation,
-    mT,
     product,
     right_multiply,
     skew,
@@ -59,16 +58,12 @@ class Polar(Retraction):
     order: ClassVar[float] = 2
     wide: ClassVar[bool] = True
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return _polar_factor(point + vector, self.max_iterations)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _polar_factor(
-    moved: Float[Array, "*batch m n"], max_iterations: int
-) -> Float[Array, "*batch m n"]:
+def _polar_factor(moved: Matrices, max_iterations: int) -> Matrices:
     gram = gram_matrix(moved, moved)
     # 1 <= eigenvalues <= largest row sum: the middle goes to 1, where the iteration
     # converges fastest; it converges from (0, 7/3), and this leaves nothing above 2.
@@ -104,9 +99,7 @@ class QR(Retraction):
 
     order: ClassVar[float] = 1
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return positive_qr(point + vector)
 
 
@@ -128,10 +121,8 @@ class Analytic(Retraction):
 
     order: ClassVar[float] = 2
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
-        gram = product(mT(vector), vector)  # eta^2 A^T A
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
+        gram = product(vector.mT, vector)  # eta^2 A^T A
         root = expand_trailing(jnp.sqrt(1 + spectral_norm(gram)), 2)
         moved = point + vector
         # (1 - 1/r) / eta^2 = 1 / (r (r + 1)) with r^2 = 1 + eta^2: finite at eta = 0.
@@ -155,16 +146,14 @@ class Cayley(Retraction):
 
     order: ClassVar[float] = 1
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
-        inner = product(mT(point), vector)
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
+        inner = product(point.mT, vector)
         half = vector - product(point, inner) / 2  # P V
         left = jnp.concatenate([half, point], axis=-1)  # K = left right^T
         right = jnp.concatenate([point, -half], axis=-1)
-        small = product(mT(right), left) / 2
+        small = product(right.mT, left) / 2
         system = identity_like(small) - small
-        return point + product(left, jnp.linalg.solve(system, product(mT(right), point)))
+        return point + product(left, jnp.linalg.solve(system, product(right.mT, point)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,13 +174,11 @@ class Exponential(Retraction):
 
     order: ClassVar[float] = math.inf
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         n = point.shape[-1]
-        inner = product(mT(point), vector)
+        inner = product(point.mT, vector)
         inner = skew(inner)
-        gram = product(mT(vector), vector)
+        gram = product(vector.mT, vector)
         one = jnp.broadcast_to(identity_like(gram), gram.shape)
         block = jnp.block([[inner, -gram], [one, inner]])
         # Square W: W^T V is skew and S = -K^2; the formula stays valid, nothing is special.

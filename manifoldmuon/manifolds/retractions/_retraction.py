@@ -5,8 +5,7 @@ from __future__ import annotations
 import abc
 from typing import ClassVar
 
-from jaxtyping import Array, Float
-
+from manifoldmuon._internal.arrays import Floats
 from manifoldmuon._internal.values import Value
 
 
@@ -36,7 +35,5 @@ class Retraction(Value, abc.ABC):
     from_set: ClassVar[bool] = True
 
     @abc.abstractmethod
-    def retract(
-        self, point: Float[Array, "..."], vector: Float[Array, "..."]
-    ) -> Float[Array, "..."]:
+    def retract(self, point: Floats, vector: Floats) -> Floats:
         """Return a point of the set near `point + vector`, for a tangent `vector`."""

@@ -6,10 +6,9 @@ import dataclasses
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import expand_trailing, identity_like, mT, product
+from manifoldmuon._internal.arrays import Matrices, Numbers, expand_trailing, identity_like, product
 from manifoldmuon._internal.polar import inverse_sqrt_minus_one, largest_row_sum
 from manifoldmuon._internal.spectral import spectral_bound
 from manifoldmuon.linalg import MsignMethod, positive_part
@@ -47,14 +46,10 @@ class Clip(Retraction):
             MsignMethod.check("Clip.method", self.method)
         check_fields(self, max_iterations="[1, inf)")
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return self.clip(point + vector)
 
-    def clip(
-        self, matrix: Float[Array, "*batch m n"], low: float = 0.0, high: float = 1.0
-    ) -> Float[Array, "*batch m n"]:
+    def clip(self, matrix: Matrices, low: float = 0.0, high: float = 1.0) -> Matrices:
         """Raise singular values below `low` to it, and lower those above `high`.
 
         Args:
@@ -65,8 +60,8 @@ class Clip(Retraction):
         matrix = self._shortened(matrix / high, 1.0) * high
         return matrix if low == 0 else self._shortened(matrix / low, -1.0) * low
 
-    def _shortened(self, x: Float[Array, "*batch m n"], side: float) -> Float[Array, "*batch m n"]:
-        gram = product(mT(x), x)
+    def _shortened(self, x: Matrices, side: float) -> Matrices:
+        gram = product(x.mT, x)
         identity = identity_like(gram)
         part = positive_part(side * (gram - identity), self.method)
         if side < 0:
@@ -85,7 +80,7 @@ class Clip(Retraction):
 _LARGEST_CAPPED = 1.3
 
 
-def _soft_cap(largest: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
+def _soft_cap(largest: Numbers) -> Numbers:
     """The a with `y + a y^3 = 1`, `y = x - a x^3`, for the largest singular value x up to 1.3.
 
     Falling and concave in a: from above the root Newton's method stays above it, where the result
@@ -123,9 +118,7 @@ class SoftCap(Retraction):
 
     points: ClassVar[tuple[str, ...]] = ("matrices of norm at most 1",)
 
-    def retract(
-        self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
-    ) -> Float[Array, "*batch m n"]:
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         # A norm has no derivative at zero.
         still = jnp.all(vector == 0, axis=(-2, -1))
         size = spectral_bound(jnp.where(expand_trailing(still, 2), 1, vector))
@@ -134,7 +127,7 @@ class SoftCap(Retraction):
         largest = jnp.minimum(1 + excess, _LARGEST_CAPPED)
         moved = (point + vector) / expand_trailing((1 + excess) / largest, 2)
         cubic = expand_trailing(_soft_cap(largest), 2)
-        gram = product(mT(moved), moved)
+        gram = product(moved.mT, moved)
         identity = identity_like(gram)
         once = identity - cubic * gram
         factor = once + cubic * product(gram, product(once, product(once, once)))

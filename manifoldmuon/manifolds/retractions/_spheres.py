@@ -7,9 +7,8 @@ import math
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import expand_trailing, inner_product
+from manifoldmuon._internal.arrays import Vectors, expand_trailing, inner_product
 from manifoldmuon._internal.powers_of_two import normalize
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 
@@ -29,9 +28,7 @@ class Normalize(Retraction):
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)
     order: ClassVar[float] = 2
 
-    def retract(
-        self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
-    ) -> Float[Array, "*batch d"]:
+    def retract(self, point: Vectors, vector: Vectors) -> Vectors:
         return normalize(point + vector, 1)
 
 
@@ -50,9 +47,7 @@ class Geodesic(Retraction):
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)
     order: ClassVar[float] = math.inf
 
-    def retract(
-        self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]
-    ) -> Float[Array, "*batch d"]:
+    def retract(self, point: Vectors, vector: Vectors) -> Vectors:
         # By series a cosine and a sine have derivatives at zero, where a length has none. What they
         # lack is below the rounding of float64, also in their first derivatives. (JAX 0.12 refuses
         # jnp.sinc inside of shard_map.)

@@ -6,22 +6,17 @@ import dataclasses
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import (
+    Floats,
     expand_trailing,
     frobenius_norm,
     inner_product,
     nonzero_or_one,
 )
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon.manifolds.solvers._multipliers import (
-    certified,
-    repeat,
-    shortened,
-    without_normal,
-)
+from manifoldmuon.manifolds.solvers._multipliers import certified, repeat, shortened, without_normal
 from manifoldmuon.manifolds.solvers._solver import (
     Multiplier,
     Normal,
@@ -36,9 +31,9 @@ class Descent(NamedTuple):
     """The next multiplier, and the last one with its duality map and the normal part of that."""
 
     dual: Multiplier
-    before: Float[Array, "..."]
-    direction: Float[Array, "..."]
-    residual: Float[Array, "..."]
+    before: Floats
+    direction: Floats
+    residual: Floats
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,9 +57,7 @@ class BarzilaiBorwein(WarmSolver):
     def __post_init__(self):
         check_fields(self, steps="[1, inf)", cold_start_steps="[0, inf)")
 
-    def solve(
-        self, norm: Norm, at: Normal, grad: Float[Array, "..."], dual: Multiplier
-    ) -> Steepest:
+    def solve(self, norm: Norm, at: Normal, grad: Floats, dual: Multiplier) -> Steepest:
         ndim = norm.ndim
         problem = without_normal(grad, at, ndim)
 

@@ -22,27 +22,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import (
+    Matrices,
     check_precision,
     frobenius_norm,
     inner_product,
     match_orientation,
-    mT,
     product,
     skew,
     tall,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.spectral import nuclear_parts
-from manifoldmuon.linalg import (
-    MsignMethod,
-    NewtonSchulz,
-    PolarExpress,
-    Schedule,
-    SkewNewtonSchulz,
-)
+from manifoldmuon.linalg import MsignMethod, NewtonSchulz, PolarExpress, Schedule, SkewNewtonSchulz
 from manifoldmuon.manifolds.solvers._parts import (
     certify,
     is_noise,
@@ -99,22 +92,16 @@ class SkewPolar(StiefelSolver):
             Schedule.check("SkewPolar.schedule", self.schedule)
         check_precision("SkewPolar.precision", self.precision)
 
-    def solve(
-        self,
-        norm: Norm,
-        at: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: Any,
-    ) -> Steepest:
+    def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
         point, scaled = tall(at), tall(scale_to_unit_exponent(grad, ndim=2)[0])
         m, n = point.shape[-2:]
         with jax.default_matmul_precision(self.precision.name.lower()):
             if m <= 2 * n:
                 parts, missed = None, 0
-                lift = skew(product(scaled, mT(point), tangent_precision(self.precision)))
+                lift = skew(product(scaled, point.mT, tangent_precision(self.precision)))
             else:
                 parts = split(point, scaled, self.schedule, self.precision)
-                top = jnp.concatenate([skew(parts.inner), -mT(parts.normal) / 2], axis=-1)
+                top = jnp.concatenate([skew(parts.inner), -parts.normal.mT / 2], axis=-1)
                 bottom = jnp.concatenate([parts.normal / 2, jnp.zeros_like(parts.normal)], axis=-1)
                 lift, missed = jnp.concatenate([top, bottom], axis=-2), parts.defect
             still = is_noise(frobenius_norm(lift), scaled, self.precision)[..., None, None]

@@ -6,10 +6,12 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import (
+    Floats,
+    Numbers,
     expand_trailing,
     frobenius_norm,
     inner_product,
@@ -51,9 +53,7 @@ class DouglasRachford(Solver):
     def __post_init__(self):
         check_fields(self, steps="[1, inf)", penalty="(0, inf)", relaxation="[1, 2)")
 
-    def solve(
-        self, norm: Norm, at: Normal, grad: Float[Array, "..."], dual: tuple[()] = ()
-    ) -> Steepest:
+    def solve(self, norm: Norm, at: Normal, grad: Floats, dual: tuple[()] = ()) -> Steepest:
         normal, cone = at.project, at.cone
         if cone and norm.is_euclidean:
             return _euclidean_on_cone(norm, at, grad)
@@ -90,7 +90,7 @@ class DouglasRachford(Solver):
         return certified(norm, problem, whole, reduced, attained, direction, (), residual)
 
 
-def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Float[Array, "..."]) -> Steepest:
+def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Floats) -> Steepest:
     """Return the tangent part of the gradient at norm 1, with a gap that counts rounding."""
     problem = _on_cone(grad, normal, norm.ndim)
     direction = _tangent_part(norm, normal, problem)
@@ -100,7 +100,7 @@ def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Float[Array, "..."]) ->
     return certified(norm, problem, problem.whole, problem.part, attained, direction, (), residual)
 
 
-def _on_cone(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Problem:
+def _on_cone(grad: Floats, normal: Normal, ndim: int) -> Problem:
     """Return `without_normal` with the rounding errors of a projection onto a cone.
 
     It takes a sign and some products more than that onto a space. And rounding of the final
@@ -111,7 +111,7 @@ def _on_cone(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Problem:
     return problem._replace(noise=jnp.maximum(4 * problem.noise, lost))
 
 
-def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Float[Array, "..."]:
+def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Floats:
     """Return the tangent part of the gradient at norm 1, orthogonal to the normal part.
 
     Moves inside a cone are feasible, so projecting again does not remove what rounding has left
@@ -128,16 +128,14 @@ def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Float[Array, 
     return part / nonzero_or_one(expand_trailing(norm.bound(part), ndim))
 
 
-def _surely_gained(
-    problem: Problem, direction: Float[Array, "..."], ndim: int
-) -> Float[Array, "*batch"]:
+def _surely_gained(problem: Problem, direction: Floats, ndim: int) -> Numbers:
     noise = problem.noise * frobenius_norm(direction, ndim)
     return inner_product(problem.whole, direction, ndim) - noise
 
 
 def _that_ascends(
-    norm: Norm, normal: Normal, problem: Problem, direction: Float[Array, "..."]
-) -> tuple[Float[Array, "..."], Bool[Array, "*batch"]]:
+    norm: Norm, normal: Normal, problem: Problem, direction: Floats
+) -> tuple[Floats, Bool[Array, "*batch"]]:
     """The direction, or the tangent part where that surely gains more; and where neither gains.
 
     A direction within a cone may well descend along the normal part of a gradient, which is huge

@@ -19,6 +19,10 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import (
+    Floats,
+    Matrices,
+    Numbers,
+    Squares,
     frobenius_norm,
     inner_product,
     match_orientation,
@@ -31,13 +35,7 @@ from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.spectral import nuclear_parts
 from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, msign
-from manifoldmuon.manifolds.solvers._parts import (
-    Split,
-    certify,
-    is_noise,
-    split,
-    tangent_residual,
-)
+from manifoldmuon.manifolds.solvers._parts import Split, certify, is_noise, split, tangent_residual
 from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver, in_dtypes_of
 from manifoldmuon.norms import Norm
 
@@ -51,7 +49,7 @@ def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
 
 
 def stack(
-    parts: Split, shift: Float[Array, "*batch n n"], scale: Float[Array, "*batch 1 1"] | float = 1.0
+    parts: Split, shift: Squares, scale: Float[Array, "*batch 1 1"] | float = 1.0
 ) -> Float[Array, "*batch rows n"]:
     """`[T + Omega; R] / scale`, where `T = scale * shift`."""
     return jnp.concatenate([shift + skew(parts.inner) / scale, parts.normal / scale], axis=-2)
@@ -64,10 +62,7 @@ def halves(x: Float[Array, "*batch rows n"]):
 
 
 def finish(
-    parts: Split,
-    candidate: Float[Array, "*batch rows n"],
-    upper: Float[Array, "*batch"],
-    dual: Any,
+    parts: Split, candidate: Float[Array, "*batch rows n"], upper: Numbers, dual: Any
 ) -> Steepest:
     """Makes a candidate feasible and certifies it.
 
@@ -119,17 +114,11 @@ class DualAscent(StiefelSolver):
         MsignMethod.check("DualAscent.method", self.method)
         check_fields(self, step="(0, inf)", steps="[1, inf)", tolerance="[0, inf)")
 
-    def init(self, shape: tuple[int, ...], axes: int = 2) -> Float[Array, "*batch n n"]:
+    def init(self, shape: tuple[int, ...], axes: int = 2) -> Squares:
         n = min(shape[-2:])
         return jnp.zeros((*shape[:-2], n, n), jnp.float32)
 
-    def solve(
-        self,
-        norm: Norm,
-        at: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: Any,
-    ) -> Steepest:
+    def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
         asked = grad
         point, grad, dual = match_varying_axes((tall(at), tall(grad), dual))
         # The published loop sees the gradient as it came: its scale is part of the algorithm.
@@ -157,10 +146,7 @@ State = TypeVar("State")
 
 
 def iterate(
-    step: Callable[[Any, State], tuple[State, Float[Array, "..."]]],
-    state: State,
-    steps: int,
-    tolerance: float,
+    step: Callable[[Any, State], tuple[State, Floats]], state: State, steps: int, tolerance: float
 ) -> State:
     """Applies `step` up to `steps` times: the same under `jax.jit` and without.
 

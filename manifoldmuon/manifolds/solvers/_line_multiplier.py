@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import expand_trailing, inner_product, nonzero_or_one
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon.manifolds.solvers._multipliers import (
-    certified,
-    pick,
-    repeat,
-    without_normal,
+from manifoldmuon._internal.arrays import (
+    Floats,
+    Numbers,
+    expand_trailing,
+    inner_product,
+    nonzero_or_one,
 )
+from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon.manifolds.solvers._multipliers import certified, pick, repeat, without_normal
 from manifoldmuon.manifolds.solvers._solver import (
     Multiplier,
     Normal,
@@ -33,9 +34,9 @@ _CLOSE = 0.1  # a slope, which is at least what mixing in the normal costs
 class Side(NamedTuple):
     """A multiplier, its duality map A, and the slope `<U, A>`."""
 
-    shift: Float[Array, "*batch"]
-    slope: Float[Array, "*batch"]
-    direction: Float[Array, "..."]
+    shift: Numbers
+    slope: Numbers
+    direction: Floats
 
 
 class Search(NamedTuple):
@@ -61,7 +62,7 @@ class Search(NamedTuple):
         return self.closed | (slope < _CLOSE)
 
     @property
-    def secant(self) -> Float[Array, "*batch"]:
+    def secant(self) -> Numbers:
         """The change of the multiplier per change of the slope, where it is closed."""
         return (self.high.shift - self.low.shift) / nonzero_or_one(self.high.slope - self.low.slope)
 
@@ -88,9 +89,7 @@ class LineMultiplier(WarmSolver):
     def __post_init__(self):
         check_fields(self, steps="[1, inf)", cold_start_steps="[0, inf)")
 
-    def solve(
-        self, norm: Norm, at: Normal, grad: Float[Array, "..."], dual: Multiplier
-    ) -> Steepest:
+    def solve(self, norm: Norm, at: Normal, grad: Floats, dual: Multiplier) -> Steepest:
         ndim = norm.ndim
         grad, dual = match_varying_axes((grad, dual), at.project(grad))
         problem = without_normal(grad, at, ndim)

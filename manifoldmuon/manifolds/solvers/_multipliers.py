@@ -14,9 +14,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool
 
 from manifoldmuon._internal.arrays import (
+    Floats,
+    Numbers,
     expand_trailing,
     frobenius_norm,
     inner_product,
@@ -39,14 +41,14 @@ class Problem(NamedTuple):
       zero: whether the gradient is zero.
     """
 
-    part: Float[Array, "..."]
-    whole: Float[Array, "..."]
-    noise: Float[Array, "*batch"]
+    part: Floats
+    whole: Floats
+    noise: Numbers
     still: Bool[Array, "*batch"]
     zero: Bool[Array, "*batch"]
 
 
-def without_normal(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Problem:
+def without_normal(grad: Floats, normal: Normal, ndim: int) -> Problem:
     """Takes the normal part out of a gradient, twice: the rest may be small beside rounding."""
     scaled, _ = scale_to_unit_exponent(grad, ndim)
     part = scaled - normal.project(scaled)
@@ -63,12 +65,12 @@ def without_normal(grad: Float[Array, "..."], normal: Normal, ndim: int) -> Prob
 def certified(
     norm: Norm,
     problem: Problem,
-    grad: Float[Array, "..."],
-    reduced: Float[Array, "..."],
-    attained: Float[Array, "..."],
-    direction: Float[Array, "..."],
+    grad: Floats,
+    reduced: Floats,
+    attained: Floats,
+    direction: Floats,
     dual: Any,
-    residual: Float[Array, "*batch"],
+    residual: Numbers,
 ) -> Steepest:
     """`direction` with the bound that `attained`, the duality map of `reduced = G - N`, gives.
 
@@ -100,9 +102,7 @@ def certified(
     return Steepest(direction, dual, jnp.where(problem.still, 0, residual), gap)
 
 
-def shortened(
-    norm: Norm, direction: Float[Array, "..."], change: Float[Array, "..."]
-) -> Float[Array, "..."]:
+def shortened(norm: Norm, direction: Floats, change: Floats) -> Floats:
     """To norm 1 at most, for a direction that differs by `change` from one of norm 1."""
     # The second bound is the tighter one where the change is small.
     size = jnp.minimum(norm.bound(direction), 1 + norm.bound(change))

@@ -15,10 +15,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Squares,
     frobenius_norm,
     gram_matrix,
     identity_like,
-    mT,
     product,
     relative_gap,
     right_multiply,
@@ -54,25 +56,23 @@ class Split(NamedTuple):
         beside the others for float32 to tell from rounding, which `Q` leaves out.
     """
 
-    point: Float[Array, "*batch m n"]
-    inner: Float[Array, "*batch n n"]
-    normal: Float[Array, "*batch n n"]
-    rough: Float[Array, "*batch m n"]
-    overlap: Float[Array, "*batch n n"]
-    polish: Float[Array, "*batch n n"]
-    defect: Float[Array, "*batch"]
+    point: Matrices
+    inner: Squares
+    normal: Squares
+    rough: Matrices
+    overlap: Squares
+    polish: Squares
+    defect: Numbers
 
-    def assemble(
-        self, inner: Float[Array, "*batch n n"], normal: Float[Array, "*batch n n"]
-    ) -> Float[Array, "*batch m n"]:
+    def assemble(self, inner: Squares, normal: Squares) -> Matrices:
         """`W inner + Q normal`."""
         polished = self.polish @ normal
         return self.point @ (inner - self.overlap @ polished) + self.rough @ polished
 
 
 def split(
-    point: Float[Array, "*batch m n"],
-    grad: Float[Array, "*batch m n"],
+    point: Matrices,
+    grad: Matrices,
     schedule: Schedule | None = None,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Split:
@@ -89,23 +89,23 @@ def split(
       precision: of float32 products on accelerators. Below `HIGHEST` a Gram matrix knows too few of
         the singular values, and `Q_1` is iterated on `E` itself.
     """
-    inner = product(mT(point), grad, tangent_precision(precision))
+    inner = product(point.mT, grad, tangent_precision(precision))
     outer = grad - product(point, inner, tangent_precision(precision))
     if precision == jax.lax.Precision.HIGHEST:
-        rough = outer @ inverse_sqrt(mT(outer) @ outer, schedule or SPLIT_SCHEDULE)
+        rough = outer @ inverse_sqrt(outer.mT @ outer, schedule or SPLIT_SCHEDULE)
     else:
         rough = NewtonSchulz(schedule or ROUNDED_SCHEDULE, precision=precision).polar(outer)
-    overlap = mT(point) @ rough
-    gram = sym(mT(rough) @ rough - mT(overlap) @ overlap)
+    overlap = point.mT @ rough
+    gram = sym(rough.mT @ rough - overlap.mT @ overlap)
     identity = identity_like(gram)
     polish = 15 / 8 * identity - 10 / 8 * gram + 3 / 8 * gram @ gram
-    normal = polish @ (mT(rough) @ outer)
+    normal = polish @ (rough.mT @ outer)
     missing = outer - rough @ (polish @ normal)
     defect = math.sqrt(missing.shape[-1]) * frobenius_norm(missing)
     return Split(point, inner, normal, rough, overlap, polish, defect)
 
 
-def tangent_residual(inner: Float[Array, "*batch n n"]) -> Float[Array, "*batch"]:
+def tangent_residual(inner: Squares) -> Numbers:
     """`||W^T A + A^T W||_F / n`, given `W^T A`."""
     return 2 * frobenius_norm(sym(inner)) / max(inner.shape[-1], 1)
 
@@ -121,9 +121,7 @@ def tangent_precision(precision: jax.lax.Precision) -> jax.lax.Precision:
 
 
 def is_noise(
-    length: Float[Array, "*batch"],
-    grad: Float[Array, "*batch m n"],
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+    length: Numbers, grad: Matrices, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> Bool[Array, "*batch"]:
     """Return whether a tangent part of this Frobenius norm is rounding of a normal gradient.
 
@@ -133,11 +131,11 @@ def is_noise(
 
 
 def certify(
-    upper: Float[Array, "*batch"],
-    value: Float[Array, "*batch"],
-    grad: Float[Array, "*batch m n"],
+    upper: Numbers,
+    value: Numbers,
+    grad: Matrices,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
-) -> Float[Array, "*batch"]:
+) -> Numbers:
     """The relative duality gap, with what rounding may hide in the tangent part of `grad`.
 
     An entry of `W^T G` is off by less than a unit of rounding of the length of a column of `G`, so
@@ -157,7 +155,7 @@ def certify(
     return relative_gap(total, jnp.where(value == 0, 0, value - noise))
 
 
-def raise_of(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
+def raise_of(gram: Squares) -> Float[Array, "*batch 1 1"]:
     """Bound the rounding error of the eigenvalues of `gram = x^T x`.
 
     An entry is off by less than a unit of rounding of the product of the lengths of two columns.
@@ -167,10 +165,8 @@ def raise_of(gram: Float[Array, "*batch n n"]) -> Float[Array, "*batch 1 1"]:
 
 
 def tangent_parts(
-    point: Float[Array, "*batch m n"],
-    grad: Float[Array, "*batch m n"],
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
-) -> tuple[Float[Array, "*batch k k"], Float[Array, "*batch m n"]]:
+    point: Matrices, grad: Matrices, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+) -> tuple[Float[Array, "*batch k k"], Matrices]:
     """`(Omega, E)` with the tangent part `W Omega + E` of a gradient: Omega skew, `W^T E = 0`.
 
     Wide points stand for their transposes, and so does their E.

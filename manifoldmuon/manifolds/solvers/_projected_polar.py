@@ -10,13 +10,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Squares,
     check_precision,
     frobenius_norm,
     gram_matrix,
     identity_like,
     inner_product,
     match_orientation,
-    mT,
     right_multiply,
     safe_sqrt,
     skew,
@@ -24,13 +26,7 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.spectral import largest_eigenvalue, nuclear_parts
-from manifoldmuon.linalg import (
-    NewtonSchulz,
-    PolarExpress,
-    Schedule,
-    SkewNewtonSchulz,
-    inverse_sqrt,
-)
+from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, SkewNewtonSchulz, inverse_sqrt
 from manifoldmuon.manifolds.solvers._closed_form import SkewPolar
 from manifoldmuon.manifolds.solvers._parts import (
     ROUNDED_SCHEDULE,
@@ -94,13 +90,7 @@ class _Projected(StiefelSolver):
     schedule: Schedule | None
     precision: jax.lax.Precision
 
-    def solve(
-        self,
-        norm: Norm,
-        at: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: Any,
-    ) -> Steepest:
+    def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
         exact = self.precision == jax.lax.Precision.HIGHEST
         if at.shape[-2] == at.shape[-1]:
             square = _SQUARE if exact else SkewPolar(self._rounded(), precision=self.precision)
@@ -110,7 +100,7 @@ class _Projected(StiefelSolver):
             answer = (self._coupled if exact else self._direct)(at, scaled)
         return answer._replace(dual=dual)
 
-    def _coupled(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
+    def _coupled(self, point: Matrices, grad: Matrices):
         """`[along; outer] root`, with the inverse root of the Gram matrix."""
         # The tangent part is W along + outer. A Gram matrix of G minus one of W B would be cheaper
         # by a product, and nothing but rounding where the tangent part is a small part of G.
@@ -118,21 +108,21 @@ class _Projected(StiefelSolver):
         normal = gram_matrix(outer, outer)
         # Raised by what rounding may have taken: the root must not be too large for `outer` itself.
         normal = normal + raise_of(normal) * identity_like(normal)
-        gram = mT(along) @ along + normal
+        gram = along.mT @ along + normal
         still = is_noise(safe_sqrt(jnp.trace(gram, axis1=-2, axis2=-1)), grad)[..., None, None]
         root = inverse_sqrt(
             jnp.where(still, identity_like(gram), gram), self.schedule or COARSE_SCHEDULE
         )
         root = jnp.where(still, 0, root)
         raw, rest = along @ root, root @ (normal @ root)
-        upper = _trace_bound(gram, root, mT(raw) @ raw + rest)
+        upper = _trace_bound(gram, root, raw.mT @ raw + rest)
         residual, turned = tangent_residual(raw), skew(raw)
-        length = _length(mT(turned) @ turned + rest, 0.01)
+        length = _length(turned.mT @ turned + rest, 0.01)
         value = inner_product(along, turned / length) + inner_product(normal, root / length)
         direction = right_multiply(outer, root / length) + right_multiply(point, turned / length)
         return Steepest(direction, (), residual, certify(upper, value, grad))
 
-    def _direct(self, point: Float[Array, "*batch m n"], grad: Float[Array, "*batch m n"]):
+    def _direct(self, point: Matrices, grad: Matrices):
         """The schedule on `[along; outer]`, whose Gram matrix is formed again in every step."""
         high, n = tall(point), min(point.shape[-2:])
         tangent = jnp.concatenate(tangent_parts(high, tall(grad), self.precision), axis=-2)
@@ -140,7 +130,7 @@ class _Projected(StiefelSolver):
         sign = jnp.where(still, 0, self._rounded().polar(tangent))
         gained, missed = nuclear_parts(tangent, sign, self.precision)
         turned, away = skew(sign[..., :n, :]), sign[..., n:, :]
-        length = _length(mT(turned) @ turned + mT(away) @ away, 0.02)
+        length = _length(turned.mT @ turned + away.mT @ away, 0.02)
         turned, away = turned / length, away / length
         value = inner_product(tangent, jnp.concatenate([turned, away], axis=-2))
         residual = tangent_residual(sign[..., :n, :])
@@ -155,11 +145,7 @@ class _Projected(StiefelSolver):
 _SQUARE = SkewPolar(SkewNewtonSchulz(dataclasses.replace(COARSE_SCHEDULE, contract=True)))
 
 
-def _trace_bound(
-    gram: Float[Array, "*batch n n"],
-    root: Float[Array, "*batch n n"],
-    closed: Float[Array, "*batch n n"],
-) -> Float[Array, "*batch"]:
+def _trace_bound(gram: Squares, root: Squares, closed: Squares) -> Numbers:
     """The sum of `nuclear_parts` of x, known by its Gram matrix and the inverse root of it.
 
     Args:
@@ -174,7 +160,7 @@ def _trace_bound(
     return inner_product(gram, root) + safe_sqrt(n * square)
 
 
-def _length(gram: Float[Array, "*batch n n"], margin: float) -> Float[Array, "*batch 1 1"]:
+def _length(gram: Squares, margin: float) -> Float[Array, "*batch 1 1"]:
     """`max(1, ||A||_2)` from `A^T A`, with a margin for what Lanczos and rounded products miss.
 
     After 24 steps Lanczos is 0.3 % below the largest eigenvalue where they lie evenly in [0, 1],

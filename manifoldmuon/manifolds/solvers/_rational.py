@@ -12,10 +12,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import identity_like, mT, product
+from manifoldmuon._internal.arrays import Squares, identity_like, product
 
 _LEAF = 16  # eliminated entry by entry
 _BLOCK = 64  # eliminated at once
@@ -80,7 +79,7 @@ def _jacobi(part: np.ndarray, complement: float) -> tuple[np.ndarray, np.ndarray
     return np.sin(angle), np.cos(angle)
 
 
-def inverse(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
+def inverse(x: Squares) -> Squares:
     """The inverse of matrices whose symmetric part is positive definite, without pivoting.
 
     Blocks are eliminated one after the other, each by the inverses of its triangular factors: the
@@ -113,7 +112,7 @@ def inverse(x: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
         lower, upper = _inverse_factors(jax.lax.dynamic_slice_in_dim(rows, start, block, -1))
         unit = jax.lax.dynamic_slice_in_dim(identity, start, block, -2)
         # One outer product does all four parts: the block itself, its row, its column, the rest.
-        return x - product(product(columns - mT(unit), upper), product(lower, rows + unit))
+        return x - product(product(columns - unit.mT, upper), product(lower, rows + unit))
 
     return jax.lax.fori_loop(0, count, eliminate, x)[..., :n, :n]
 
@@ -132,7 +131,7 @@ def _inverse_factors(x):
     zero = jnp.zeros_like(left)
     lower = jnp.concatenate(
         [
-            jnp.concatenate([l1, mT(zero)], -1),
+            jnp.concatenate([l1, zero.mT], -1),
             jnp.concatenate([-product(l2, product(left, l1)), l2], -1),
         ],
         -2,

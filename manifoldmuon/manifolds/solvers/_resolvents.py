@@ -27,12 +27,14 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Squares,
     expand_trailing,
     frobenius_norm,
     gram_matrix,
     identity_like,
     inner_product,
-    mT,
     nonzero_or_one,
     product,
     right_multiply,
@@ -74,13 +76,7 @@ class Resolvents(StiefelSolver):
     def __post_init__(self):
         check_fields(self, poles="[1, inf)", lower="[1e-5, 1)")
 
-    def solve(
-        self,
-        norm: Norm,
-        at: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: Any,
-    ) -> Steepest:
+    def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
         entries = self.poles * min(at.shape[-2:]) ** 2
         grad, _ = scale_to_unit_exponent(grad, ndim=2)
         direction, residual, gap = _in_chunks(self._solve, entries, at, grad)
@@ -93,7 +89,7 @@ class Resolvents(StiefelSolver):
         normal = gram_matrix(outer, outer)
         # Raised by what rounding may have taken: the direction must not be too long for `outer`.
         raised = raise_of(normal) * identity_like(normal)
-        normal = sym(normal - product(mT(left), left)) + raised
+        normal = sym(normal - product(left.mT, left)) + raised
         size = _norm(along, normal)
         still = is_noise(size[..., 0, 0], grad)[..., None, None]
         size = jnp.where(still, 1, size)
@@ -126,16 +122,12 @@ class Resolvents(StiefelSolver):
         return turn, sym(_mix(weights, resolvents)) / 2
 
 
-def _mix(
-    weights: Float[Array, " poles"], matrices: Float[Array, "*batch poles n n"]
-) -> Float[Array, "*batch n n"]:
+def _mix(weights: Float[Array, " poles"], matrices: Float[Array, "*batch poles n n"]) -> Squares:
     """The weighted sum, as a product: XLA's sum over an axis of large strides is slow on CPUs."""
     return jnp.einsum("p,...pij->...ij", weights, matrices, precision="highest")
 
 
-def _norm(
-    along: Float[Array, "*batch n n"], normal: Float[Array, "*batch n n"]
-) -> Float[Array, "*batch 1 1"]:
+def _norm(along: Squares, normal: Squares) -> Float[Array, "*batch 1 1"]:
     """The spectral norm of the lift to a few percent, by power iteration in its own inner product.
 
     `W u + E w` has the length `|u|^2 + w^T S w`. The largest column is never a null vector, unless
@@ -168,11 +160,11 @@ def _norm(
 
 def _bound(
     along: Float[Array, "*batch k k"],
-    outer: Float[Array, "*batch m n"],
+    outer: Matrices,
     turn: Float[Array, "*batch k k"],
-    away: Float[Array, "*batch m n"],
+    away: Matrices,
     leave: Float[Array, "*batch k k"],
-) -> Float[Array, "*batch"]:
+) -> Numbers:
     """An upper bound on the optimum, `min over symmetric T of || W (Omega + T) + E ||_*`.
 
     `T = sym(X P^-1)` makes `M = [Omega + T; E]` nearly `A H` with the direction `A = [X; E P]`,
@@ -188,7 +180,7 @@ def _bound(
     missed = frobenius_norm(along - skew(ratio))
     simple = jnp.trace(root, axis1=-2, axis2=-1) + math.sqrt(n) * missed
     top = sym(ratio) + along
-    size = sym(product(mT(turn), top) + gram_matrix(away, outer))
+    size = sym(product(turn.mT, top) + gram_matrix(away, outer))
     # Of the norm, which is 1: what rounding may make of an eigenvalue that is zero.
     lift = 128 * float(jnp.finfo(along.dtype).eps)
     lifted = size + lift * identity_like(along)

@@ -9,13 +9,17 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import expand_trailing, inner_product, rounding_loss
+from manifoldmuon._internal.arrays import (
+    Floats,
+    Matrices,
+    Numbers,
+    expand_trailing,
+    inner_product,
+    rounding_loss,
+)
 from manifoldmuon._internal.values import Value
 from manifoldmuon.norms import Norm
-
-Matrices = Float[Array, "*batch m n"]
 
 
 class Steepest(NamedTuple):
@@ -33,10 +37,10 @@ class Steepest(NamedTuple):
         direction otherwise). Leading axes.
     """
 
-    direction: Float[Array, "..."]
+    direction: Floats
     dual: Any
-    residual: Float[Array, "..."]
-    gap: Float[Array, "..."]
+    residual: Floats
+    gap: Floats
 
     def astype(self, dtype) -> "Steepest":
         """Return the answer in the dtype of the gradient, with what that costs in its gap."""
@@ -62,14 +66,14 @@ class Normal(NamedTuple):
     cone: bool = False
 
     @classmethod
-    def line(cls, unit: Float[Array, "..."], ndim: int) -> "Normal":
+    def line(cls, unit: Floats, ndim: int) -> "Normal":
         """Return the line along `unit`, of Frobenius norm 1 (or 0) over `ndim` axes."""
         return cls(
             lambda vector: inner_product(unit, vector, ndim),
             lambda length: expand_trailing(length, ndim) * unit,
         )
 
-    def project(self, vector: Float[Array, "..."]) -> Float[Array, "..."]:
+    def project(self, vector: Floats) -> Floats:
         """Return the nearest normal vector."""
         return self.embed(self.coordinates(vector))
 
@@ -104,7 +108,7 @@ class Solver(Value, abc.ABC):
         return ()
 
     @abc.abstractmethod
-    def solve(self, norm: Norm, at: Any, grad: Float[Array, "..."], dual: Any) -> Steepest:
+    def solve(self, norm: Norm, at: Any, grad: Floats, dual: Any) -> Steepest:
         """Return the direction with its certificate.
 
         Args:
@@ -130,13 +134,7 @@ class SolverByPlatform(StiefelSolver):
     def choices(self, shape: tuple[int, ...]) -> tuple[StiefelSolver, StiefelSolver]:
         """Return the solvers of points of this shape on CPUs and on all other platforms."""
 
-    def solve(
-        self,
-        norm: Norm,
-        at: Float[Array, "*batch m n"],
-        grad: Float[Array, "*batch m n"],
-        dual: Any,
-    ) -> Steepest:
+    def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
         cpu, other = self.choices(at.shape)
         if cpu == other:
             return cpu.solve(norm, at, grad, dual)
@@ -152,8 +150,8 @@ def in_dtypes_of(example: Any, tree: Any) -> Any:
 class Multiplier(NamedTuple):
     """Dual variables of a normal space: coordinates of the multiplier, and the last step length."""
 
-    shift: Float[Array, "..."]
-    step: Float[Array, "*batch"]
+    shift: Floats
+    step: Numbers
 
 
 class WarmSolver(Solver):
