@@ -59,24 +59,7 @@ def optax_muon(
     `optim.manifold_muon`; "Migrating" in the documentation goes on from there.
 
     Args:
-      learning_rate: this argument and the following ones are those of `optax.contrib.muon`.
-      ns_coeffs: see there.
-      ns_steps: see there.
-      beta: see there.
-      eps: see there.
-      weight_decay: see there.
-      weight_decay_mask: see there.
-      mu_dtype: see there.
-      nesterov: see there.
-      adaptive: see there.
-      preconditioning: see there.
-      adam_b1: see there.
-      adam_b2: see there.
-      adam_eps_root: see there.
-      adam_weight_decay: see there.
-      adam_learning_rate: see there.
-      muon_weight_dimension_numbers: see there.
-      consistent_rms: see there.
+      learning_rate: this argument and all that are not listed are those of `optax.contrib.muon`.
       method: how msign is taken, in place of `ns_coeffs`, `ns_steps`, `eps` and `preconditioning`;
         None for Optax's own iteration.
 
@@ -98,12 +81,9 @@ def optax_muon(
     """
     if isinstance(ns_coeffs, str):
         ns_coeffs = _preset(ns_coeffs)
-    iteration: Any = {
-        "ns_coeffs": ns_coeffs,
-        "ns_steps": ns_steps,
-        "eps": eps,
-        "preconditioning": preconditioning,
-    }
+    iteration: Any = {"ns_coeffs": ns_coeffs, "ns_steps": ns_steps, "eps": eps}
+    if preconditioning != "frobenius":  # Optax 0.2.7 knows no other
+        iteration["preconditioning"] = preconditioning
     dims = muon_weight_dimension_numbers
     parts: Any = {
         "muon": optax.chain(

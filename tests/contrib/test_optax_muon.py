@@ -65,9 +65,14 @@ CALLS: dict[str, dict[str, Any]] = {
 }
 
 
+THEIRS = inspect.signature(optax.contrib.muon).parameters
+
+
 @pytest.mark.slow_except("defaults", "tree", "adaptive")
 @pytest.mark.parametrize("name", CALLS)
 def test_ten_updates_are_those_of_optax(name):
+    if unknown := CALLS[name].keys() - THEIRS:
+        pytest.skip(f"this version of Optax has no {unknown}")
     rate = optax.linear_schedule(0.1, 0.05, 10)
     ours, theirs = optax_muon(rate, **CALLS[name]), optax.contrib.muon(rate, **CALLS[name])
     params, batches = drawn(0), [drawn(1 + i) for i in range(10)]
@@ -89,9 +94,10 @@ def test_ten_updates_are_those_of_optax(name):
 
 
 def test_its_arguments_are_those_of_optax():
-    ours, theirs = (inspect.signature(f).parameters for f in (optax_muon, optax.contrib.muon))
-    assert [*ours] == [*theirs, "method"]
-    for name, parameter in theirs.items():
+    ours = inspect.signature(optax_muon).parameters
+    assert [name for name in ours if name in THEIRS] == [*THEIRS]
+    assert ours.keys() - THEIRS <= {"method", "preconditioning"}  # Optax 0.2.7 has neither
+    for name, parameter in THEIRS.items():
         assert ours[name].default == parameter.default
         assert ours[name].kind == parameter.kind
 

@@ -1,5 +1,6 @@
 """Geometries of Flax NNX models, against the linear maps that their modules compute."""
 
+import inspect
 from typing import Any
 
 import jax
@@ -25,8 +26,12 @@ def rngs() -> Any:
     return nnx.Rngs(0)
 
 
+KNOWN = inspect.signature(nnx.MultiHeadAttention).parameters
+GROUPED: Any = {"num_kv_heads": 2} if "num_kv_heads" in KNOWN else {}  # not in Flax 0.12.1
+
+
 def attention(**options: Any) -> Any:
-    return nnx.MultiHeadAttention(4, 8, num_kv_heads=2, decode=False, rngs=rngs(), **options)
+    return nnx.MultiHeadAttention(4, 8, **GROUPED, decode=False, rngs=rngs(), **options)
 
 
 class Block(nnx.Module):
@@ -35,7 +40,7 @@ class Block(nnx.Module):
     def __init__(self, rngs: Any):
         self.norm = nnx.RMSNorm(8, rngs=rngs)
         self.attention = nnx.MultiHeadAttention(
-            4, 8, num_kv_heads=2, normalize_qk=True, decode=False, keep_rngs=False, rngs=rngs
+            4, 8, **GROUPED, normalize_qk=True, decode=False, keep_rngs=False, rngs=rngs
         )
         self.mlp = nnx.List([nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)])
 
