@@ -12,16 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from manifoldmuon import (
-        bounds,
-        linalg,
-        manifolds,
-        minimize,
-        modules,
-        norms,
-        optim,
-        robustness,
-    )
+    from manifoldmuon import bounds, linalg, manifolds, minimize, modules, norms, optim, robustness
 
 try:
     __version__ = importlib.metadata.version("manifoldmuon")

@@ -5,11 +5,7 @@ from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, 
 from manifoldmuon.contrib._cautious import cautious
 from manifoldmuon.contrib._decay import add_cautious_weight_decay, add_decay_towards
 from manifoldmuon.contrib._distance import scale_by_distance
-from manifoldmuon.contrib._doubly_stochastic import (
-    DoublyStochastic,
-    Nearest,
-    Sinkhorn,
-)
+from manifoldmuon.contrib._doubly_stochastic import DoublyStochastic, Nearest, Sinkhorn
 from manifoldmuon.contrib._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.contrib._isospectral import Isospectral
 from manifoldmuon.contrib._line_search import scale_by_line_search

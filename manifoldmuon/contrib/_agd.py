@@ -61,9 +61,6 @@ def agd(
     Returns:
       The chain of `scale_by_agd` and `optax.scale_by_learning_rate(gain)`.
 
-    Raises:
-      TypeError, ValueError: on use; see `scale_by_agd`.
-
     Examples:
       >>> layouts = {"w": mm.manifolds.Layout()}  # (out, in)
       >>> params = init_semi_orthogonal(layouts, jax.random.key(0), {"w": jnp.ones((4, 3))})

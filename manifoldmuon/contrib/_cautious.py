@@ -35,9 +35,6 @@ def cautious(
       A transformation with the state of the base, and updates in the parameters' dtypes. `update`
       needs `params`. Where no sign agrees the update is zero; a NaN stays in its leaf.
 
-    Raises:
-      TypeError, ValueError: on use; see `resolve`.
-
     Examples:
       >>> geometry = mm.manifolds.Euclidean()
       >>> ascent = mm.optim.chain(optax.trace(0.95), mm.optim.scale_by_steepest(geometry))

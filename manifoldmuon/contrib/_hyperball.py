@@ -12,12 +12,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
-from manifoldmuon._internal.arrays import (
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    upcast,
-)
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, inner_product, upcast
 from manifoldmuon._internal.directions import never_fused, stay_if_still
 from manifoldmuon._internal.links import LastLink, Link, difference, link
 from manifoldmuon._internal.mesh import replicated_like
@@ -206,9 +201,6 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
     Returns:
       A tree like `tree`, in the dtypes of the parameters. Where a weight of the tree is zero it
       stays zero.
-
-    Raises:
-      TypeError, ValueError: see `resolve`.
 
     Examples:
       >>> match_norms(mm.manifolds.Hypersphere(), jnp.array([0.0, 0.5]), jnp.array([3.0, 4.0]))

@@ -27,9 +27,6 @@ def lint(geometry: Geometry, params: Any) -> list[str]:
         entry is None nothing is said.
       params: arrays or `jax.ShapeDtypeStruct`, in any registered pytree.
 
-    Raises:
-      TypeError, ValueError: see `optim.resolve`.
-
     Examples:
       >>> lint(mm.manifolds.Stiefel(), {"embedding": jnp.ones((8, 4))})[0][:41]
       'embedding: looks like a table of embeddin'

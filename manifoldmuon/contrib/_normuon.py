@@ -149,10 +149,6 @@ def normuon(
     Returns:
       The chain. `update` needs `params`.
 
-    Raises:
-      TypeError: see `muon`.
-      ValueError: see `muon` and `scale_by_neuron_rms`.
-
     Examples:
       >>> tx = normuon(0.02, mm.manifolds.Euclidean(mm.norms.RMSToRMS()))
     """

@@ -41,9 +41,6 @@ def scion(
         the body of a language model and `3000 / fan_in`, under `MaxAbs()`, for its last layer.
       momentum: 1 minus the weight of the newest gradient in the average (the paper's `alpha`).
       constrained: whether there is a ball. False is its unconstrained variant, without decay.
-      method: see `muon`.
-      accumulator_dtype: see `manifold_muon`.
-      clip: see `manifold_muon`.
 
     Returns:
       The chain. `update` needs `params`.

@@ -36,20 +36,11 @@ def geometry(
     Args:
       model: any pytree with Equinox modules; leaves that `where` refuses are left out, such as
         those that `eqx.partition` has replaced by None.
-      matrices: see `frameworks.nnx.geometry`.
-      attention: see there.
-      per_head: see there.
-      convolutions: see there.
-      embedding: see there.
-      rest: see there.
-      overrides: see there.
+      matrices: this argument and all that are not listed: see `frameworks.nnx.geometry`.
       where: which leaves are trained, the filter given to `eqx.filter`.
 
     Returns:
       Entries by path, for `eqx.filter(model, where)`.
-
-    Raises:
-      TypeError, ValueError: see `frameworks.nnx.geometry`.
 
     Examples:
       >>> import equinox as eqx
@@ -117,10 +108,7 @@ _NORMS = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm, 
 _READERS: dict[type, reading.Reader] = {
     eqx.nn.Linear: lambda m, _: {"weight": reading.matrix(Layout()), "bias": REST},
     eqx.nn.MultiheadAttention: _heads,
-    eqx.nn.Conv: lambda m, _: {
-        "weight": _convolution(m.num_spatial_dims, m.groups),
-        "bias": REST,
-    },
+    eqx.nn.Conv: lambda m, _: {"weight": _convolution(m.num_spatial_dims, m.groups), "bias": REST},
     eqx.nn.ConvTranspose: lambda m, _: _transposed_convolution(m),
     eqx.nn.Embedding: lambda m, _: {"weight": TABLE},
     eqx.nn.GRUCell: lambda m, _: _gates(3),

@@ -37,20 +37,11 @@ def geometry(
       model: what `hk.transform` or `hk.transform_with_state` returned.
       inputs: the arguments of `model.init` behind the random key, as a tuple: arrays or
         `jax.ShapeDtypeStruct`. Nothing is computed.
-      matrices: see `frameworks.nnx.geometry`.
-      attention: see there.
-      per_head: see there.
-      convolutions: see there.
-      embedding: see there.
-      rest: see there.
-      overrides: see there.
+      matrices: this argument and all that are not listed: see `frameworks.nnx.geometry`.
       options: keyword arguments of `model.init`, such as `{"is_training": True}`.
 
     Returns:
       Entries by path, for the parameters.
-
-    Raises:
-      TypeError, ValueError: see `frameworks.nnx.geometry`.
 
     Examples:
       >>> import haiku as hk

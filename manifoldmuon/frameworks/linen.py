@@ -39,20 +39,11 @@ def geometry(
       model: a Linen module, without parameters.
       inputs: the arguments of `model.init` behind the random key, as a tuple: arrays or
         `jax.ShapeDtypeStruct`. Nothing is computed.
-      matrices: see `frameworks.nnx.geometry`.
-      attention: see there.
-      per_head: see there.
-      convolutions: see there.
-      embedding: see there.
-      rest: see there.
-      overrides: see there.
+      matrices: this argument and all that are not listed: see `frameworks.nnx.geometry`.
       options: keyword arguments of `model.init`, such as `{"train": False}`.
 
     Returns:
       Entries by path, for `variables["params"]`. For all `variables` write `{"params": geometry}`.
-
-    Raises:
-      TypeError, ValueError: see `frameworks.nnx.geometry`.
 
     Examples:
       >>> from flax import linen

@@ -2,12 +2,7 @@
 
 from manifoldmuon.lab._erasure import erasure_auc, letter_mask, stable_rank
 from manifoldmuon.lab._rates import BestRate, best_rate, excess_loss
-from manifoldmuon.lab._retractions import (
-    RandomWalk,
-    RetractionOrder,
-    random_walk,
-    retraction_order,
-)
+from manifoldmuon.lab._retractions import RandomWalk, RetractionOrder, random_walk, retraction_order
 
 __all__ = [
     "letter_mask",

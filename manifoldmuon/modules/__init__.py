@@ -4,14 +4,7 @@ A module is built from atoms (which have a weight), bonds (which have none) and 
 `Module`. It compiles to plain data: `init(key)`, `apply(params, x)`, `geometry()`, `budgets()`.
 """
 
-from manifoldmuon.modules._activations import (
-    GELU,
-    Abs,
-    GroupSort,
-    MeanSubtract,
-    ReLU,
-    RMSDivide,
-)
+from manifoldmuon.modules._activations import GELU, Abs, GroupSort, MeanSubtract, ReLU, RMSDivide
 from manifoldmuon.modules._atoms import Atom, Bias, Conv2D, Embed, Linear, Unembed
 from manifoldmuon.modules._attention import (
     FunctionalAttention,

@@ -85,9 +85,6 @@ def manifold_muon(
       The chain. `update` needs `params`. For `optax.inject_hyperparams`, name a geometry or
       budgets that are functions in its `static_args`.
 
-    Raises:
-      TypeError, ValueError: on use; see `resolve`.
-
     Examples:
       >>> geometry = mm.manifolds.Hypersphere()
       >>> tx = manifold_muon(0.1, geometry)
@@ -135,19 +132,12 @@ def muon(
     steepest direction of its norm; none is handed to Adam (see `hybrid` for that).
 
     Args:
-      learning_rate: a number or an Optax schedule.
+      learning_rate: this argument and all that are not listed are those of `manifold_muon`.
       geometry: `Euclidean` with a norm for every parameter; see `resolve`.
-      momentum: see `manifold_muon`.
       method: how msign is taken in norms that name no method themselves. The default is
         `linalg.TRAINING_MSIGN`, singular values within 0.014 of 1 down to 1e-2 of the Schatten
         norm; None converges (see `linalg.DEFAULT_MSIGN`), for twice the time or more.
-      nesterov: see `manifold_muon`.
-      accumulator_dtype: see `manifold_muon`.
-      clip: see `manifold_muon`.
-      weight_decay: see `manifold_muon`.
-      budgets: see `manifold_muon`.
-      combination: see `manifold_muon`.
-      certify: see `manifold_muon`; gaps take a third of this optimizer's time.
+      certify: gaps take a third of this optimizer's time.
 
     Returns:
       The chain. `update` needs `params`.

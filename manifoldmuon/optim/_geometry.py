@@ -32,7 +32,7 @@ def resolve(geometry: Geometry, params: Any) -> Any:
     """Return the manifold of every parameter, as a tree of the parameters' structure.
 
     Nothing is guessed from a shape: every parameter is named by an entry, a pattern or the
-    function.
+    function. Whatever else takes a geometry raises the same errors, transformations on use.
 
     Args:
       geometry: a prefix tree of `Manifold` (or `LaidOut`, for another layout) over `params`,

@@ -60,20 +60,12 @@ def modular(
     `manifold_muon(learning_rate, geometry, budgets=budgets)`.
 
     Args:
-      learning_rate: a number or an Optax schedule.
+      learning_rate: this argument and all that are not listed are those of `manifold_muon`.
       architecture: anything with `geometry()` and `budgets()`.
-      momentum: see `manifold_muon`.
-      nesterov: see `manifold_muon`.
-      accumulator_dtype: see `manifold_muon`.
-      clip: see `manifold_muon`.
-      weight_decay: see `manifold_muon`.
-      combination: see `manifold_muon`; the modular norm is `Max()`.
+      combination: the modular norm is `Max()`.
 
     Returns:
       The chain. `update` needs `params`.
-
-    Raises:
-      TypeError, ValueError: on use; see `resolve` and `scale_by_budget`.
 
     Examples:
       >>> net = mm.modules.Linear(10, 256) @ mm.modules.ReLU() @ mm.modules.Linear(256, 784)
@@ -115,9 +107,6 @@ def normed(
 
     Returns:
       The chain. `update` needs `params`.
-
-    Raises:
-      TypeError, ValueError: on use; see `resolve` and `scale_by_budget`.
 
     Examples:
       >>> tx = normed(0.1, optax.scale_by_adam(), mm.modules.Linear(10, 784))

@@ -79,9 +79,6 @@ def normalize(
       wider. Its state is a `NormalizeState`. `update` needs `params`. Zero stays zero, a NaN
       stays in its leaf and enters no vector.
 
-    Raises:
-      TypeError, ValueError: on use; see `resolve` and `scale_by_budget`.
-
     Examples:
       >>> tx = normalize(optax.identity(), mm.manifolds.Euclidean(), budgets=0.5)
       >>> params = jnp.zeros(2)
@@ -158,10 +155,7 @@ def _measure(
 
 
 def _divide(
-    manifold: Manifold,
-    point: jax.Array,
-    update: jax.Array,
-    size: tuple[jax.Array, jax.Array],
+    manifold: Manifold, point: jax.Array, update: jax.Array, size: tuple[jax.Array, jax.Array]
 ) -> jax.Array:
     number, exponent = size
     scaled = times_power_of_two(upcast(update), -exponent, manifold.ndim)

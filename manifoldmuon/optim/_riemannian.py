@@ -48,9 +48,6 @@ def riemannian_adam(
     Returns:
       The chain. `update` needs `params`.
 
-    Raises:
-      TypeError, ValueError: on use; see `resolve`.
-
     Examples:
       >>> tx = riemannian_adam(1e-3, mm.manifolds.Stiefel())
     """
@@ -88,9 +85,6 @@ def riemannian_sgd(
 
     Returns:
       The chain. `update` needs `params`.
-
-    Raises:
-      TypeError, ValueError: on use; see `resolve`.
 
     Examples:
       >>> tx = riemannian_sgd(0.1, mm.manifolds.Stiefel(), momentum=0.9)

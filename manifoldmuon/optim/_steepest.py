@@ -17,13 +17,7 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import Combination, Max
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._geometry import (
-    Entry,
-    Geometry,
-    find_manifolds,
-    inner_shape,
-    manifold_of,
-)
+from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import map_leaves
 
 
@@ -189,9 +183,6 @@ def scale_by_duality(
     Returns:
       A transformation with the state and the dtypes of `scale_by_steepest`; `update` needs
       `params`. Zeros give zeros. Where layers depend on one another, so do their NaNs.
-
-    Raises:
-      TypeError, ValueError: on use; see `resolve` and `scale_by_budget`.
 
     Examples:
       >>> tx = scale_by_duality(mm.manifolds.Euclidean(), combination=mm.norms.RootSumSquares())

@@ -101,9 +101,6 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       A `Table`, whose `rows` have the fields `path`, `shape`, `copies`, `fan_in`, `fan_out`,
       `manifold`, `budget` and `layout`. A parameter of the entry None is shown as `rest`.
 
-    Raises:
-      TypeError, ValueError: see `resolve` and `scale_by_budget`.
-
     Examples:
       >>> table = tabulate(mm.manifolds.Stiefel(), {"w": jnp.ones((5, 4, 3))})
       >>> table.rows[0].copies, table.rows[0].fan_in

@@ -37,9 +37,6 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
       A tree of the same structure, shapes and dtypes. Unconstrained parameters, and those of the
       entry None, stay as they are.
 
-    Raises:
-      TypeError, ValueError: see `resolve`.
-
     Examples:
       >>> project_tree(mm.manifolds.Hypersphere(), {"w": jnp.array([0.0, 4.0])})["w"].tolist()
       [0.0, 1.0]
@@ -70,9 +67,6 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
     Returns:
       One float32 scalar per parameter, by path: the largest `Manifold.distance` of its points.
       Parameters of the entry None are left out.
-
-    Raises:
-      TypeError, ValueError: see `resolve`.
 
     Examples:
       >>> distances = monitor_distance(mm.manifolds.Hypersphere(), {"w": jnp.array([3.0, 4.0])})

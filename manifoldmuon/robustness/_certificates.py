@@ -17,15 +17,7 @@ from jaxtyping import Array, Float, Int, Real
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.bounds import L2, RMS, Bounds, LInf, LipschitzBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.modules import (
-    Bias,
-    Compose,
-    ExternalModule,
-    Identity,
-    Linear,
-    Module,
-    Mul,
-)
+from manifoldmuon.modules import Bias, Compose, ExternalModule, Identity, Linear, Module, Mul
 
 # Relative: more than norms in float64 may be wrong by.
 _ROUNDING = 1e-10
@@ -156,10 +148,7 @@ def certify(
 
 
 def certified_accuracy(
-    logits: Float[Array, "*n k"],
-    labels: Int[Array, "*n"],
-    radius: float,
-    lipschitz: float = 1.0,
+    logits: Float[Array, "*n k"], labels: Int[Array, "*n"], radius: float, lipschitz: float = 1.0
 ) -> Float[Array, ""]:
     """Return the share of examples that are right with a sufficient margin.
 

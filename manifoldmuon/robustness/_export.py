@@ -15,16 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.modules import (
-    Add,
-    Atom,
-    Compose,
-    Concatenate,
-    MeanSubtract,
-    Module,
-    Stack,
-    Tied,
-)
+from manifoldmuon.modules import Add, Atom, Compose, Concatenate, MeanSubtract, Module, Stack, Tied
 from manifoldmuon.robustness._certificates import CertificationResult
 
 FORMAT, VERSION = "manifoldmuon-certificate", 2

@@ -378,10 +378,7 @@ WRAPPERS = (_masked_partition_and_chain, _wrapped_donated_and_scanned, _vmap)
 
 
 def check_sharding(
-    tx: optax.GradientTransformation,
-    params: Any,
-    grads: Any,
-    shardings: Any,
+    tx: optax.GradientTransformation, params: Any, grads: Any, shardings: Any
 ) -> None:
     """Checks that sharded parameters give what unsharded ones give.
 

@@ -7,13 +7,7 @@
 | matrices of norm at most 1 | `Clip`, `SoftCap` |
 """
 
-from manifoldmuon.manifolds.retractions._orthonormal import (
-    QR,
-    Analytic,
-    Cayley,
-    Exponential,
-    Polar,
-)
+from manifoldmuon.manifolds.retractions._orthonormal import QR, Analytic, Cayley, Exponential, Polar
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 from manifoldmuon.manifolds.retractions._spectral import Clip, SoftCap
 from manifoldmuon.manifolds.retractions._spheres import Geodesic, Normalize
