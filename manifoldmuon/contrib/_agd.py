@@ -40,13 +40,18 @@ class ScaleByAGDState(NamedTuple):
 def agd(
     layouts: Layouts, gain: optax.ScalarOrSchedule = 1.0
 ) -> optax.GradientTransformationExtraArgs:
-    """Automatic gradient descent (arXiv:2304.05187, theorem 2): no learning rate, no schedule.
+    r"""Automatic gradient descent (arXiv:2304.05187, theorem 2): no learning rate, no schedule.
 
     For a network of `L` layers, trained with the square loss `|f - y|^2 / (2 d_L)`, on inputs
     with `|x| = sqrt(d_0)` and targets with `|y| = sqrt(d_L)`, from `init_semi_orthogonal`:
 
-    `G = mean_k s_k |g_k|_F`, `eta = log((1 + sqrt(1 + 4 G)) / 2)`,
-    `dW_k = -gain * eta / L * s_k * g_k / |g_k|_F`, where `s_k = sqrt(d_out / d_in)`.
+    $$
+    \begin{aligned}
+    G &= \frac1L\sum_k s_k \|g_k\|_F, \qquad s_k = \sqrt{d_\text{out}/d_\text{in}}, \qquad
+    \eta = \log\frac{1 + \sqrt{1 + 4G}}2,\\
+    W_k &\leftarrow W_k - \text{gain}\, \frac{\eta}{L}\, s_k\, \frac{g_k}{\|g_k\|_F}.
+    \end{aligned}
+    $$
 
     The taps of a convolution are normalised one by one, with `s_k / sqrt(taps)`, and their norms
     are summed (its appendix B). Every copy of a stacked layer counts for the depth `L`.

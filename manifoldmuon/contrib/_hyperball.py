@@ -124,11 +124,14 @@ def hyperball(
     radius: Radius = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Move weights of fixed norm by normalised updates of any optimizer: AdamH, MuonH.
+    r"""Move weights of fixed norm by normalised updates of any optimizer: AdamH, MuonH.
 
-    With `u` the update of the base and `R` the norm of the weight at the start
+    With the update $u$ of the base and the norm $R$ of the weight at the start
 
-    `W+ = R Norm(W - learning_rate * R Norm(u))`, `Norm(x) = x / ||x||_F`
+    $$
+    W \leftarrow R\,\operatorname{Norm}\bigl(W - \eta R\,\operatorname{Norm}(u)\bigr), \qquad
+    \operatorname{Norm}(x) = \frac{x}{\|x\|_F}
+    $$
 
     (Wen et al., "Hyperball Optimization", arXiv:2606.16899). It takes the place of weight decay,
     and the learning rate is the angle of a step, to first order.

@@ -135,7 +135,14 @@ def normuon(
     weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
+    r"""NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
+
+    With the direction $O$ of a matrix, of root mean square $o_i$ in row $i$:
+
+    $$
+    v_i \leftarrow \beta v_i + (1-\beta)\, o_i^2, \qquad \hat O_{ij} = \frac{O_{ij}}{\sqrt{v_i}},
+    \qquad W \leftarrow W - \eta\, \left(\frac{\|O\|_F}{\|\hat O\|_F}\, \hat O + \lambda W\right).
+    $$
 
     `muon` with `scale_by_neuron_rms` behind its directions. The rates of decay are the authors'. On
     constrained manifolds put the link behind `scale_by_steepest` in a chain of your own.

@@ -23,10 +23,15 @@ def scion(
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Scion: conditional gradients in the ball of each leaf's norm (arXiv:2502.07529, alg. 1, 2).
+    r"""Scion: conditional gradients in the ball of each leaf's norm (arXiv:2502.07529, alg. 1, 2).
 
-    `w <- (1 - learning_rate) w - learning_rate * radius * a`, where `a` is the steepest direction
-    of the averaged gradient in the leaf's norm: a Frank-Wolfe step. It is `muon` without lookahead
+    With the steepest direction $A$ of the averaged gradient in the leaf's norm and the radius $r$:
+
+    $$
+    W \leftarrow (1 - \eta)\, W - \eta\, r A .
+    $$
+
+    This is a Frank-Wolfe step. It is `muon` without lookahead
     whose weight decay is 1 and whose budgets are the radii. Weights that start in the ball
     `norm(w) <= radius` stay in it, as closely as the method of msign is exact (1.014 radii for the
     default), and others come in; `init_tree` draws weights of norm 1, to be multiplied by the

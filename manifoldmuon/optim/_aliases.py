@@ -56,7 +56,18 @@ def manifold_muon(
     combination: Combination = Max(),
     certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    """Steepest descent on manifolds, with momentum; on Stiefel matrices it is manifold Muon.
+    r"""Steepest descent on manifolds, with momentum; on Stiefel matrices it is manifold Muon.
+
+    With gradients $G_t$, the momentum $\mu$, a leaf's budget $b$ and its retraction $R$:
+
+    $$
+    \begin{aligned}
+    M_t &= \mu M_{t-1} + G_t, \qquad A_t = \operatorname*{arg\,max}_A\
+    \langle \mu M_t + G_t, A\rangle \ \text{ over tangent } A \text{ with } \|A\| \le 1,\\
+    W_{t+1} &= R_{W_t}(-\eta_t\, b\, A_t); \quad \text{unconstrained:}\quad
+    W_{t+1} = W_t - \eta_t\,(b A_t + \lambda W_t).
+    \end{aligned}
+    $$
 
     The chain is: clipping, `optax.trace`, `scale_by_steepest`, `scale_by_budget`, weight decay
     (unconstrained leaves), `optax.scale_by_learning_rate`, `retract` ("Modular Manifolds",
@@ -124,7 +135,15 @@ def muon(
     combination: Combination = Max(),
     certify: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
-    """Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
+    r"""Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
+
+    For a matrix with the norm `RMSToRMS()`, budget $b$ and weight decay $\lambda$:
+
+    $$
+    M_t = \mu M_{t-1} + G_t, \qquad W_{t+1} = W_t - \eta_t \left(b\,
+    \sqrt{\tfrac{\text{fan out}}{\text{fan in}}}\, \operatorname{msign}(\mu M_t + G_t)
+    + \lambda W_t\right).
+    $$
 
     `manifold_muon` for a geometry that is `Euclidean` everywhere. The norms say what each leaf
     is: `Euclidean(RMSToRMS())` for matrices, so that the learning rate transfers across widths,

@@ -51,7 +51,14 @@ def modular(
     weight_decay: Decay | None = None,
     combination: Combination = Max(),
 ) -> optax.GradientTransformationExtraArgs:
-    """Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
+    r"""Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
+
+    With the budgets $b_k$ of the architecture and the norm $\|\cdot\|_k$ of each leaf:
+
+    $$
+    W_k \leftarrow R_{W_k}(-\eta\, b_k A_k), \qquad A_k = \operatorname*{arg\,max}_A\
+    \langle \mu M_k + G_k, A\rangle \ \text{ over tangent } A \text{ with } \|A\|_k \le 1.
+    $$
 
     The chain is that of `manifold_muon`: momentum, each leaf's steepest direction, the
     architecture's budgets, weight decay (unconstrained leaves), learning rate, retraction. An
@@ -93,7 +100,13 @@ def normed(
     weight_decay: Decay | None = None,
     iterations: PowerIterations = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
-    """Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
+    r"""Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
+
+    With the updates $U_k$ of the base (their tangent part, if the leaf is constrained):
+
+    $$
+    W_k \leftarrow R_{W_k}\!\left(-\eta\, b_k\, \frac{U_k}{\|U_k\|_k}\right).
+    $$
 
     The chain is: `normalize` around the base, weight decay (unconstrained leaves), learning rate,
     retraction. For hand-written trees put the same chain together from its links.

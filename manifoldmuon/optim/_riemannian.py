@@ -22,7 +22,18 @@ def riemannian_adam(
     nesterov: bool = False,
     accumulator_dtype: DTypeLike | None = "float32",
 ) -> optax.GradientTransformationExtraArgs:
-    """Adam on manifolds, entry by entry in the coordinates of the surrounding space.
+    r"""Adam on manifolds, entry by entry in the coordinates of the surrounding space.
+
+    With the tangent projection $P$ and the retraction $R$ at $W_t$, entry by entry:
+
+    $$
+    \begin{aligned}
+    m_t &= \beta_1 m_{t-1} + (1-\beta_1)\, P G_t, \qquad
+    v_t = \beta_2 v_{t-1} + (1-\beta_2)\, (P G_t)^2,\\
+    W_{t+1} &= R_{W_t}\!\left(-\eta_t\, P\, \frac{m_t/(1-\beta_1^t)}
+    {\sqrt{v_t/(1-\beta_2^t)} + \epsilon}\right).
+    \end{aligned}
+    $$
 
     The chain is: `project_tangent`, `optax.scale_by_adam`, `project_tangent`,
     `optax.scale_by_learning_rate`, `retract`; on unconstrained leaves it is `optax.adam`.
@@ -69,7 +80,13 @@ def riemannian_sgd(
     nesterov: bool = False,
     accumulator_dtype: DTypeLike | None = "float32",
 ) -> optax.GradientTransformationExtraArgs:
-    """Riemannian stochastic gradient descent, with momentum or without.
+    r"""Riemannian stochastic gradient descent, with momentum or without.
+
+    With the tangent projection $P$ and the retraction $R$ at $W_t$:
+
+    $$
+    M_t = \mu M_{t-1} + P G_t, \qquad W_{t+1} = R_{W_t}(-\eta_t\, P M_t).
+    $$
 
     The chain is: `project_tangent`, `optax.trace` and `project_tangent` if there is momentum,
     `optax.scale_by_learning_rate`, `retract`; on unconstrained leaves it is `optax.sgd`. Momentum
