@@ -12,7 +12,12 @@ from manifoldmuon._internal.values import Value
 
 
 class ScaleRule(Value, abc.ABC):
-    """A scale that depends on the shape of one weight, as a frozen, hashable value."""
+    """A scale that depends on the shape of one weight, as a frozen, hashable value.
+
+    Examples:
+      >>> FanRatio().of((8, 2))
+      2.0
+    """
 
     @abc.abstractmethod
     def of(self, shape: tuple[int, ...]) -> float:

@@ -35,6 +35,10 @@ class MatrixBounds:
       row: the Euclidean length of every row is at most this.
       least_singular: each singular value of a point of the manifold is at least this.
       least_row: and each row of it is at least as long as this.
+
+    Examples:
+      >>> matrix_bounds(mm.manifolds.Stiefel(2.0), (8, 4)).spectral
+      2.0
     """
 
     spectral: float

@@ -33,7 +33,18 @@ STATE_LAYOUT = 3
 
 
 class CheckpointError(Exception):
-    """Raised, in one line, for a checkpoint that is refused or could not be written."""
+    """Raised, in one line, for a checkpoint that is refused or could not be written.
+
+    Examples:
+      >>> import tempfile
+      >>> with Checkpoints(tempfile.mkdtemp()) as checkpoints:
+      ...     saved = checkpoints.save(2, {"w": jnp.ones(3)})
+      ...     try:
+      ...         checkpoints.save(1, {"w": jnp.ones(3)})
+      ...     except CheckpointError as error:
+      ...         print(error)
+      step 1 is not after step 2...
+    """
 
 
 class Restored(NamedTuple):
@@ -43,6 +54,10 @@ class Restored(NamedTuple):
       step: its number.
       tree: the saved tree, in the structure and on the devices of the target.
       extra: the `extra` of `save`, or None.
+
+    Examples:
+      >>> Restored(20, {"w": jnp.ones(3)}, {"batches": 20}).step
+      20
     """
 
     step: int

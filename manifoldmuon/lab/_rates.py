@@ -26,6 +26,10 @@ class BestRate(NamedTuple):
       interval: its 95 % interval by Student's distribution; None as well for a single seed.
       edge: "below" or "above", or both, where the grid ends too early, else "".
       by_seed: None where the grid ends.
+
+    Examples:
+      >>> best_rate([-2, -1], [[0.9, 0.5]]).edge  # the grid ends too early
+      'above'
     """
 
     log2_rate: float | None

@@ -26,6 +26,13 @@ class RetractionOrder(NamedTuple):
       errors: distances from the geodesic, in the same norm.
       slope: the exponent of the errors, one more than the order; None where the errors are those
         of rounding.
+
+    Examples:
+      >>> exact = mm.manifolds.Hypersphere(ndim=2, retraction=mm.manifolds.retractions.Geodesic())
+      >>> sphere = mm.manifolds.Hypersphere(ndim=2)
+      >>> found = retraction_order(sphere, exact, (4, 3), jax.random.key(0))
+      >>> len(found.times) == len(found.errors)
+      True
     """
 
     times: tuple[float, ...]
@@ -74,6 +81,10 @@ class RandomWalk(NamedTuple):
       at: the steps after which there are points: 1, 10, 100, ... and the last.
       points: the points there, in the dtype of the walk.
       effective: the length of the first step over the rate, in the manifold's norm.
+
+    Examples:
+      >>> random_walk(mm.manifolds.Stiefel(), (4, 2), (0.1,), 10, jax.random.key(0)).at
+      [1, 10]
     """
 
     at: list[int]

@@ -61,6 +61,11 @@ def power_iteration(
 
     Raises:
       ValueError: a number of steps is negative or the vector's shape does not fit.
+
+    Examples:
+      >>> sigma, vector = power_iteration(jnp.diag(jnp.array([3.0, 1.0])), jnp.zeros(2), 8)
+      >>> print(f"{sigma:.3f}")
+      3.000
     """
     cold_steps = steps if cold_steps is None else cold_steps
     if min(steps, cold_steps) < 0:

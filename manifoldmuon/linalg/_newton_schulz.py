@@ -43,6 +43,10 @@ class MsignMethod(Value, abc.ABC):
     and dtype; a zero matrix gives zero, a NaN matrix NaN, and matrices in a batch do not touch
     each other. It must work under `jax.jit`, `jax.vmap` and `jax.lax.scan`; it need not be
     differentiable.
+
+    Examples:
+      >>> isinstance(SVD(), MsignMethod)
+      True
     """
 
     @abc.abstractmethod
@@ -119,6 +123,11 @@ class SkewNewtonSchulz(_Products):
       schedule: see `NewtonSchulz`, and so are the others.
       operands: likewise.
       precision: likewise.
+
+    Examples:
+      >>> skew = jnp.array([[0.0, -3.0], [3.0, 0.0]])
+      >>> jnp.round(msign(skew, SkewNewtonSchulz(POLAR_EXPRESS)), 3).tolist()
+      [[0.0, -1.0], [1.0, 0.0]]
     """
 
     def polar(self, x: Squares) -> Squares:

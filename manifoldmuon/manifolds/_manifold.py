@@ -42,6 +42,12 @@ class Manifold(Value, abc.ABC):
     * `retract(p, 0) == p`, d/dt retract(p, t*v) at 0 is v, and the result is on the set;
     * a stack of points gives what a loop over them gives;
     * unless `constrained`, `project` and `project_tangent` change nothing, and `retract` adds.
+
+    Examples:
+      >>> sphere, point = Hypersphere(5.0), jnp.array([3.0, 4.0])
+      >>> found = sphere.steepest(point, jnp.array([0.0, 1.0]))
+      >>> [f"{x:.2f}" for x in sphere.retract(point, -0.1 * found.direction)]
+      ['3.38', '3.68']
     """
 
     @property

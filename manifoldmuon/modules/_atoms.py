@@ -39,6 +39,11 @@ class Atom(Module):
     constraint, and is then trained without it.
 
     A new atom has the fields `manifold` and `mass`, and names its `FREE_SPACE` and `CONSTRAINT`.
+
+    Examples:
+      >>> layer = Linear(3, 8, mm.manifolds.Stiefel())
+      >>> layer.mass, layer.init(jax.random.key(0)).shape
+      (1.0, (3, 8))
     """
 
     sensitivity: ClassVar[float] = 1.0

@@ -29,6 +29,10 @@ class WeightSpec:
       mass: its mass, all copies together.
       budget: the norm that its step gets; one number for each copy.
       path: where the weight is in a model that is built elsewhere; None in one built here.
+
+    Examples:
+      >>> [float(weight.budget) for weight in (Linear(10, 20) @ Linear(20, 30)).weights()]
+      [0.5, 0.5]
     """
 
     space: Manifold | LaidOut

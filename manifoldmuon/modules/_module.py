@@ -453,6 +453,10 @@ class Bond(Module):
 
     Its sensitivity is 1, and `gamma`, the bound on its second derivative where there is one, is 0
     as that of piecewise linear maps, unless it says otherwise.
+
+    Examples:
+      >>> ReLU().mass, ReLU().apply((), jnp.array([-1.0, 2.0])).tolist()
+      (0.0, [0.0, 2.0])
     """
 
     mass: ClassVar[float] = 0.0

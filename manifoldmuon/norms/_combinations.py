@@ -24,6 +24,11 @@ class Combination(Value, abc.ABC):
     the vector of the `b_k d_k`.
 
     A frozen, hashable value; the three methods take a vector of numbers that are not negative.
+
+    Examples:
+      >>> lengths = jnp.array([1.0, 3.0])
+      >>> [float(kind().norm(lengths)) for kind in (Max, Sum)]
+      [3.0, 4.0]
     """
 
     @abc.abstractmethod

@@ -54,6 +54,11 @@ class Norm(Value, abc.ABC):
 
     Attributes:
       scale: how large a weight of norm 1 is: a number or a rule; 1 for norms without this field.
+
+    Examples:
+      >>> norm, grad = MaxAbs(), jnp.array([[3.0, -4.0]])
+      >>> norm.dualize(grad).tolist(), float(norm.dual_norm(grad))
+      ([[1.0, -1.0]], 7.0)
     """
 
     scale: float | ScaleRule = 1.0

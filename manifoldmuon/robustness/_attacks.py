@@ -34,6 +34,11 @@ class AttackResult:
         image, the one where another label leads its own by most; images that were wrong to begin
         with, or that have no ball, as they are.
       robust: `(n,)`: whether the label was right, and stayed so at all points tried.
+
+    Examples:
+      >>> found = pgd(lambda x: x, jnp.eye(2), jnp.arange(2), 0.1, key=jax.random.key(0))
+      >>> found.robust.tolist()
+      [True, True]
     """
 
     points: Float[np.ndarray, "n ..."]

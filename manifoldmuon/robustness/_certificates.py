@@ -39,6 +39,11 @@ class CertificationResult:
         in units of the image, changes the predicted label.
       bounds: of the network up to its last linear layer, at its weights. Its `lipschitz_inputs`
         is in units of the network's input.
+
+    Examples:
+      >>> net = mm.modules.Linear(2, 2, mm.manifolds.Orthogonal())
+      >>> [f"{radius:.3f}" for radius in certify(net, jnp.eye(2), jnp.eye(2)).radii]
+      ['0.707', '0.707']
     """
 
     net: Module

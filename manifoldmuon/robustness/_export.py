@@ -88,6 +88,14 @@ def export(
       FileExistsError: the directory holds something.
       TypeError: a module of a kind that the verifier does not know.
       ValueError: arguments that do not fit.
+
+    Examples:
+      >>> import pathlib, tempfile
+      >>> folder = pathlib.Path(tempfile.mkdtemp()) / "certificate"
+      >>> net = mm.modules.Linear(2, 2, mm.manifolds.Orthogonal())
+      >>> found = certify(net, jnp.eye(2), jnp.eye(2), jnp.arange(2))
+      >>> export(folder, found, pixels=(0.0, 1.0), at=[0.5]).name
+      'certificate.json'
     """
     place = Path(directory)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
@@ -156,6 +164,14 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
 
     Raises:
       TypeError: no entry is known for this module.
+
+    Examples:
+      >>> class Center(mm.modules.Bond):
+      ...     def forward(self, x):
+      ...         return x - x.mean(axis=-1, keepdims=True)
+      >>> @describe.register
+      ... def describe_center(layer: Center, params, arrays):
+      ...     return [{"kind": "mean_subtract"}]
     """
     if not module.entry:
         raise TypeError(

@@ -63,6 +63,12 @@ class DirectionErrors(NamedTuple):
         space and divided by its spectral norm where that exceeds 1.
       residual: `||W^T A + A^T W||_F / n` of the direction as it came.
       norm: its spectral norm as it came.
+
+    Examples:
+      >>> point, grad = jnp.eye(2), jnp.array([[0.0, 1.0], [0.0, 0.0]])
+      >>> direction = mm.manifolds.Orthogonal().steepest(point, grad).direction
+      >>> bool(stiefel_errors(point, grad, direction).gap < 0.01)
+      True
     """
 
     gap: float

@@ -30,6 +30,10 @@ class Case(NamedTuple):
       kind: `"normal"`, `"inward"` (the negative of a normal part), `"low rank"` (of the free
         part), `"zero"`, `"NaN"` or `"infinite"`.
       seed: of all that is random.
+
+    Examples:
+      >>> Case("Stiefel", (1, 4, 2), "float32", 0, 0, 0.0, "zero", seed=0).kind
+      'zero'
     """
 
     manifold: str
@@ -88,12 +92,20 @@ def cases(
 
 
 def gradient_scales(steps: int = 6) -> st.SearchStrategy[list[int | None]]:
-    """Return a strategy of powers of two for the gradients of a short training; None is a NaN."""
+    """Return a strategy of powers of two for the gradients of a short training; None is a NaN.
+
+    Examples:
+      >>> strategy = gradient_scales(steps=3)  # for @hypothesis.given
+    """
     return st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_size=steps)
 
 
 def sequences() -> st.SearchStrategy[tuple[str, int, int]]:
-    """Return a strategy of family, period and seed for `manifoldmuon.testing.gradient_sequence`."""
+    """Return a strategy of family, period and seed for `manifoldmuon.testing.gradient_sequence`.
+
+    Examples:
+      >>> strategy = sequences()  # for @hypothesis.given
+    """
     return st.tuples(
         st.sampled_from(GRADIENT_FAMILIES), st.sampled_from((1, 5, 50)), st.integers(0, 2**31)
     )

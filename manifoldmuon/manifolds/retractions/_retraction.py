@@ -27,6 +27,10 @@ class Retraction(Value, abc.ABC):
       wide: whether `retract` takes wide matrices as well, which spares transposing them.
       from_set: whether manifolds project points that are far off first. False to study what a
         retraction does by itself.
+
+    Examples:
+      >>> [(kind.__name__, kind().order) for kind in (Polar, QR, Normalize)]
+      [('Polar', 2), ('QR', 1), ('Normalize', 2)]
     """
 
     points: ClassVar[tuple[str, ...]] = ("orthonormal matrices",)

@@ -49,6 +49,10 @@ class BarzilaiBorwein(WarmSolver):
       steps: duality maps for each direction; three keep up with training, and one, which moves the
         multiplier once for each gradient, follows it from afar.
       cold_start_steps: how many more a first one takes.
+
+    Examples:
+      >>> norm = mm.norms.Spectral(mm.linalg.TRAINING_MSIGN)
+      >>> rows = mm.manifolds.EmbeddingRows(1.0, step_norm=norm, solver=BarzilaiBorwein(steps=3))
     """
 
     steps: int = 3

@@ -152,6 +152,12 @@ class ClosedForm(SolverByPlatform):
     for less time `ProjectedPolar()`.
 
     The platform is that for which a program is compiled, which may be absent.
+
+    Examples:
+      >>> stiefel = mm.manifolds.Stiefel(solver=ClosedForm())  # the default
+      >>> found = stiefel.steepest(jnp.eye(6, 4), jnp.arange(24.0).reshape(6, 4))
+      >>> bool(found.gap < 1e-3)
+      True
     """
 
     def choices(self, shape: tuple[int, ...]) -> tuple[StiefelSolver, StiefelSolver]:

@@ -44,6 +44,9 @@ class DouglasRachford(Solver):
       steps: pairs of projections.
       penalty: how far they may disagree, relative to the mean curvature of the problem.
       relaxation: over-relaxation, between 1 and 2.
+
+    Examples:
+      >>> ball = mm.manifolds.SpectralBall(solver=DouglasRachford(steps=20))
     """
 
     steps: int = 12

@@ -102,6 +102,9 @@ class DualAscent(StiefelSolver):
       tolerance: if above 0, stop once `||W^T A + A^T W||_F / n` is below it.
       relative: whether `step` is in units of the gradient's root mean square singular value.
       method: the polar factor; it acts on `2n x n` matrices.
+
+    Examples:
+      >>> published = mm.manifolds.Stiefel(solver=DualAscent(step=0.01, steps=100, relative=False))
     """
 
     step: float = 0.3

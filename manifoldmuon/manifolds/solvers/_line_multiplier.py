@@ -81,6 +81,9 @@ class LineMultiplier(WarmSolver):
       steps: duality maps for each direction; two keep up with training.
       cold_start_steps: how many more a first one takes, and others at most where the gradient has
         jumped and two steps or more have not come close.
+
+    Examples:
+      >>> sphere = mm.manifolds.SpectralSphere(solver=LineMultiplier(steps=3))
     """
 
     steps: int = 2

@@ -35,6 +35,12 @@ class Steepest(NamedTuple):
       gap: the relative duality gap, an upper bound on `1 - <G, A> / optimum` that needs no
         reference solution and includes rounding (0 for a zero gradient, and 1 for a zero
         direction otherwise). Leading axes.
+
+    Examples:
+      >>> grad = jnp.array([[0.0, 1.0], [0.0, 0.0]])
+      >>> found = mm.manifolds.Orthogonal().steepest(jnp.eye(2), grad)
+      >>> jnp.round(found.direction).tolist(), bool(found.gap < 0.01)
+      ([[0.0, 1.0], [-1.0, 0.0]], True)
     """
 
     direction: Floats
@@ -59,6 +65,12 @@ class Normal(NamedTuple):
       embed: the normal vector with given coordinates, of the same length.
       cone: whether it is the cone of ascending directions that may not be descended; the
         coordinates are then those of the nearest element.
+
+    Examples:
+      >>> sums = Normal(lambda x: jnp.broadcast_to(x.mean(axis=-2, keepdims=True), x.shape))
+      >>> answer = DouglasRachford().solve(mm.norms.Spectral(), sums, jnp.eye(4, 2), ())
+      >>> bool(jnp.abs(answer.direction.sum(axis=-2)).max() < 1e-5)  # no column changes its sum
+      True
     """
 
     coordinates: Callable[[Any], Any]
@@ -96,6 +108,10 @@ class Solver(Value, abc.ABC):
     | `LineMultiplier` | whose normal space is a line | any |
     | `BarzilaiBorwein` | whose normal space is linear | any with a smooth duality map |
     | `DouglasRachford` | any, also with a boundary | any with an exact projection |
+
+    Examples:
+      >>> isinstance(ClosedForm(), Solver)
+      True
     """
 
     def init(self, shape: tuple[int, ...], axes: int = 2) -> Any:
@@ -124,6 +140,10 @@ class StiefelSolver(Solver):
 
     It is given the points: tall or wide, with orthonormal columns or rows, float32 or wider, as are
     gradients. The norm is `Spectral()` always.
+
+    Examples:
+      >>> [isinstance(solver, StiefelSolver) for solver in (SkewPolar(), DouglasRachford())]
+      [True, False]
     """
 
 
