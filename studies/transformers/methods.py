@@ -5,10 +5,11 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from manifoldmuon.contrib import hyperball, scale_by_neuron_rms
-from manifoldmuon.linalg import TRAINING_MSIGN
+from manifoldmuon.linalg import TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import (
     Euclidean,
     Hypersphere,
@@ -101,9 +102,11 @@ METHODS: dict[str, Method] = {
     "AdamW": _decaying("Adam", -6.5, 0.125),
     MUON: _decaying("Muon", -4.0, 0.125),
     "NorMuon": _decaying("NorMuon", -4.0, 0.125),
+    "Aurora": _decaying("Aurora", -4.0, 0.125),
     "AdamH": _kept("Adam, sphere", -5.5),
     "MuonH": _kept("Muon, sphere", -4.0),
     "MuonH, gains": _kept("Muon, sphere", -4.0, gain_rate=GAIN_RATE),
+    "NorMuonH, gains": _kept("NorMuon, sphere", -4.0, gain_rate=GAIN_RATE),
     "MuonH, tangent": _kept("Muon, sphere", -4.0, radial=0.0),
     "rows": _kept("Muon, rows", -4.0),
     "rows, gains": _kept("Muon, rows", -4.0, gain_rate=GAIN_RATE),
@@ -142,6 +145,30 @@ def _with_ends_transposed(tx: optax.GradientTransformation) -> optax.GradientTra
     return optax.GradientTransformation(lambda params: tx.init(turned(params)), update)
 
 
+def _even_directions() -> optax.GradientTransformation:
+    """Return Aurora's directions: orthonormal, the rows of tall matrices nearly of one length.
+
+    The polar factor is taken of `D G`, `D` diagonal: first 1 over the lengths of the rows, then
+    corrected once by those of the factor (Dewulf et al., arXiv:2606.27715). Square matrices have
+    the polar factor, wide ones are transposed.
+    """
+
+    def even(w: Any) -> Any:
+        fan_out, fan_in = w.shape[-2:]
+        tall = w if fan_out >= fan_in else w.mT
+        if fan_out != fan_in:
+            tall = tall / nonzero(jnp.linalg.norm(tall, axis=-1, keepdims=True))
+            lengths = jnp.linalg.norm(msign(tall, TRAINING_MSIGN), axis=-1, keepdims=True)
+            tall = tall / nonzero(lengths)
+        found = msign(tall, TRAINING_MSIGN)
+        return (fan_out / fan_in) ** 0.5 * (found if fan_out >= fan_in else found.mT)
+
+    def nonzero(x: Any) -> Any:
+        return jnp.where(x == 0, 1, x)
+
+    return optax.stateless(lambda updates, _: jax.tree.map(even, updates))
+
+
 def first_matrices(program: str, size: Size, gaussian: dict[str, Any]) -> dict[str, Any]:
     """Return the first hidden matrices: the Gaussian ones, or the nearest on the set."""
     manifold = SETS.get(program)
@@ -177,6 +204,10 @@ def optimizer(program: str, knobs: Knobs, schedule: Any) -> optax.GradientTransf
         "Muon": lambda: optax.chain(steps, *decayed),
         "NorMuon": lambda: optax.chain(steps, scale_by_neuron_rms(flat), *decayed),
         "Adam, sphere": lambda: ball(adam, geometry=Hypersphere(ndim=2)),
+        "Aurora": lambda: optax.chain(momentum, _even_directions(), *decayed),
+        "NorMuon, sphere": lambda: ball(
+            chain(steps, scale_by_neuron_rms(flat)), geometry=Hypersphere(ndim=2)
+        ),
         "Muon, sphere": lambda: ball(steps, geometry=Hypersphere(ndim=2)),
         "Muon, rows": lambda: ball(steps, geometry=Hypersphere()),
         "Muon, streams": lambda: _with_ends_transposed(ball(steps, geometry=Hypersphere())),
@@ -188,7 +219,9 @@ PROGRAMS = (
     "Adam",
     "Muon",
     "NorMuon",
+    "Aurora",
     "Adam, sphere",
+    "NorMuon, sphere",
     "Muon, sphere",
     "Muon, rows",
     "Muon, streams",

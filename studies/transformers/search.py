@@ -17,7 +17,7 @@ MOVES: tuple[Place, ...] = (
 """In the order in which they are tried from the best place so far; no grid has an edge."""
 
 
-def search(loss: Callable[[Place], float], tries: int) -> dict[Place, float]:
+def search(loss: Callable[[Place], float], tries: int, start: Place = START) -> dict[Place, float]:
     """Return the losses of as many places as there are tries.
 
     From the best place so far the first of `MOVES` that leads to a new one is tried. A loss that
@@ -26,8 +26,9 @@ def search(loss: Callable[[Place], float], tries: int) -> dict[Place, float]:
     Args:
       loss: of a place.
       tries: how many places; fewer if all moves from the best one have been tried.
+      start: the first place.
     """
-    found: dict[Place, float] = {START: loss(START)}
+    found: dict[Place, float] = {start: loss(start)}
     while len(found) < tries:
         at = best_place(found)
         near = (tuple(map(operator.add, at, move)) for move in MOVES)

@@ -16,7 +16,7 @@ from studies.transformers.findings import summary, table
 from studies.transformers.methods import METHODS, MUON, Knobs, Method
 from studies.transformers.network import HEAD, Size
 from studies.transformers.picture import picture
-from studies.transformers.search import Place, best_place, search
+from studies.transformers.search import START, Place, best_place, search
 from studies.transformers.training import Task, held_out_loss, measure, train
 
 SIZES = {"small": (64, 2), "middle": (96, 4), "large": (192, 4), "tiny": (32, 1)}
@@ -47,6 +47,11 @@ class Transformers(Study):
         choices=tuple(METHODS))
     tries: int = option(10, "places of its four knobs that tune a method")
     tuning_seeds: tuple[int, ...] = option((100,), "whose mean tunes; none of the seeds")
+    start_from: str = option(
+        "", "size whose best place of a method starts its search at the other sizes; none: all "
+        "searches start alike", choices=("", *SIZES))
+    later_tries: int = option(
+        4, "places that tune at the other sizes then, with the first of the tuning seeds")
     seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the first weights and of the batches")
     widths: tuple[int, ...] = option(
         (), "at which the best rate is looked for, at the first length")
@@ -64,7 +69,14 @@ class Transformers(Study):
     # fmt: on
 
     def __post_init__(self):
-        counts = (*self.lengths, self.tries, self.batch, self.context, self.held_out)
+        counts = (
+            *self.lengths,
+            self.tries,
+            self.later_tries,
+            self.batch,
+            self.context,
+            self.held_out,
+        )
         if not self.lengths or min(counts) < 1:
             raise ValueError(f"lengths, tries, batch and windows must be at least 1; got {counts}")
         if any(width < 1 or width % HEAD for width in self.widths):
@@ -100,7 +112,12 @@ class Transformers(Study):
         if cell["part"] == "width":
             return self._over_rates(method, cell["width"], steps)
         width, blocks = SIZES[cell["size"]]
-        found = self._tuned(method, width, blocks, steps)
+        if self.start_from in ("", cell["size"]):
+            found = self._tuned(method, width, blocks, steps)
+        else:
+            start = best_place(self._tuned(method, *SIZES[self.start_from], steps))
+            tuning = self.later_tries, self.tuning_seeds[:1], start
+            found = self._tuned(method, width, blocks, steps, *tuning)
         place = best_place(found)
         knobs = method.knobs(place)
         rows = [self._trained(method.program, width, blocks, steps, seed, knobs, True)
@@ -125,16 +142,19 @@ class Transformers(Study):
     def plot(self, record: Record) -> Any:
         return picture(record)
 
-    def _tuned(self, method: Method, width: int, blocks: int, steps: int) -> dict[Place, float]:
-        """Return the loss of each place that was tried."""
+    def _tuned(
+        self, method: Method, width: int, blocks: int, steps: int, tries: int | None = None,
+        seeds: Sequence[int] | None = None, start: Place = START,
+    ) -> dict[Place, float]:  # fmt: skip
+        """Return the loss of each place that was tried, by default with the settings' seeds."""
 
         def loss(place: Place) -> float:
             knobs = method.knobs(place)
             rows = [self._trained(method.program, width, blocks, steps, seed, knobs, False)
-                    for seed in self.tuning_seeds]  # fmt: skip
+                    for seed in seeds or self.tuning_seeds]  # fmt: skip
             return float(np.mean([row["loss"] for row in rows]))
 
-        return search(loss, self.tries)
+        return search(loss, tries or self.tries, start)
 
     def _over_rates(self, method: Method, width: int, steps: int) -> Mapping[str, Any]:
         """Return the losses over rates an octave apart, the best one not at an end.

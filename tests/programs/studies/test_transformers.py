@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +74,7 @@ def test_the_search_follows_a_valley_beyond_any_grid():
     found = search(loss, 30)
     assert best_place(found) == (8, 2, 0, -1)
     assert len(search(loss, 7)) == 7
+    assert next(iter(search(loss, 7, (4, 1, 0, 0)))) == (4, 1, 0, 0)
     assert len(search(lambda place: 0.0, 40)) == 1 + len(MOVES)
 
 
@@ -125,6 +127,20 @@ def test_a_step_keeps_what_the_program_is_named_after(program):
         np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
+def test_directions_of_aurora_are_orthonormal_with_rows_of_one_length():
+    stack = {"up": jnp.asarray(_matrices(3, (2, 64, 16)) * np.geomspace(0.01, 1, 64)[:, None])}
+    stack["down"] = stack["up"].mT
+    found = {}
+    for program in ("Aurora", "Muon"):
+        tx = optimizer(program, Knobs(rate=1.0), lambda step: 1.0)
+        updates: Any = tx.update(stack, tx.init(stack), stack)[0]
+        np.testing.assert_allclose(updates["up"] / 4, updates["down"].mT, atol=1e-5)
+        values = jnp.linalg.svd(updates["up"] / 2, compute_uv=False)
+        np.testing.assert_allclose(values, 1, atol=0.03)
+        found[program] = jnp.linalg.norm(updates["up"] / 2, axis=-1)
+    assert float(jnp.std(found["Aurora"])) < 0.2 * float(jnp.std(found["Muon"]))
+
+
 def test_every_method_has_a_program():
     assert {method.program for method in METHODS.values()} <= set(PROGRAMS)
     method = METHODS["Muon"]
@@ -133,6 +149,20 @@ def test_every_method_has_a_program():
     assert knobs.decay == start.decay / 2
     np.testing.assert_allclose([1 - start.momentum, 1 - knobs.momentum], [0.1, 0.2])
     assert knobs.rest_rate == start.rest_rate / 4
+
+
+def test_a_search_starts_from_the_best_place_of_another_size(tmp_path):
+    study = dataclasses.replace(
+        TINY, sizes=("tiny", "small"), widths=(), wide_methods=(), tuning_seeds=(100, 101),
+        start_from="tiny", later_tries=1, runs=tmp_path / "runs",
+    )  # fmt: skip
+    tiny, small = run_study(study)["rows"]
+    assert len(tiny["tuned"]) == 2
+    assert [place for *place, _ in small["tuned"]] == [tiny["place"]]
+    seeds = [
+        json.loads(json.loads(line)[0])[4] for line in (tmp_path / "runs").read_text().splitlines()
+    ]
+    assert seeds == [100, 101, 100, 101, 0, 1, 100, 0, 1]
 
 
 def test_the_study_resumes_bit_for_bit(tmp_path):
