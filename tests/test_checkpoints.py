@@ -168,6 +168,8 @@ def test_leaves_of_all_kinds(tmp_path):
     tree = {
         **{str(dtype): x.astype(dtype) for dtype in ("float16", "bfloat16", "float32", "bool")},
         "int8": jnp.arange(-3, 3, dtype=jnp.int8),
+        "int4": jnp.arange(-8, 8).astype(jnp.int4),
+        "int4 on the host": np.arange(-8, 8).astype(jnp.int4),
         "complex64": jnp.array([1 + 2j, 3j]),
         "empty": jnp.zeros((0, 3)),
         "legacy key": jax.random.PRNGKey(1),
@@ -498,7 +500,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(background, tmp_path, caplog)
     [
         (jnp.ones(3), ValueError, "got a single leaf: save {'params': params}, say"),
         ({}, ValueError, "got no leaf"),
-        ({"w": jnp.ones(4, jnp.int4)}, TypeError, "'w' has dtype int4, narrower than a byte"),
+        ({"w": jnp.ones(4, jnp.int2)}, TypeError, "'w' has dtype int2, narrower than a byte"),
     ],
 )
 def test_refuses_what_orbax_cannot_store(tree, error, message, tmp_path):

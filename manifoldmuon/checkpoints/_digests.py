@@ -30,7 +30,7 @@ def digests(tree: Any) -> dict[str, str]:
     """Return a digest of every leaf's bytes, by path: 64 bits, as hexadecimal digits."""
     found = {}
     for path, leaf in leaves(tree).items():
-        if re.match(r"u?int[124]$|float[46]_", str(getattr(leaf, "dtype", ""))):
+        if re.match(r"u?int[12]$|float[46]_", str(getattr(leaf, "dtype", ""))):
             raise TypeError(
                 f"{path!r} has dtype {leaf.dtype}, narrower than a byte: save it in a wider one."
             )
@@ -44,6 +44,9 @@ def digests(tree: Any) -> dict[str, str]:
     return {path: np.asarray(digest).tobytes().hex() for path, digest in found.items()}
 
 
+_NARROW = jnp.bool_, jnp.int4, jnp.uint4  # which have no words of their own
+
+
 @jax.jit
 def _digest(x: Any) -> UInt32[Array, "2"]:
     """Return two sums over all words, each mixed with its index: the same for every sharding.
@@ -55,8 +58,8 @@ def _digest(x: Any) -> UInt32[Array, "2"]:
         x = jax.random.key_data(x)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         x = jnp.stack([x.real, x.imag], axis=-1)
-    if x.dtype == jnp.bool_:
-        x = x.astype(jnp.uint8)
+    if x.dtype in _NARROW:
+        x = x.astype(jnp.int8)
     words = jax.lax.bitcast_convert_type(x, f"uint{8 * min(x.dtype.itemsize, 4)}")
     words = words.astype(jnp.uint32)
     place, stride = jnp.zeros_like(words), 1
@@ -79,6 +82,7 @@ def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
 def _words(leaf: Any) -> UInt32[np.ndarray, "..."]:
     """Return a host array as 32-bit words, as `_digest` takes them on a device."""
     x = np.asarray(leaf)
+    x = x.astype(np.int8) if x.dtype in _NARROW else x
     if x.dtype.kind not in "biufcV":
         raise TypeError(x.dtype)
     words = np.ascontiguousarray(x).reshape(*x.shape, 1).view(f"u{min(x.dtype.itemsize, 4)}")

@@ -121,7 +121,7 @@ class Checkpoints:
         Raises:
           CheckpointError: the folder holds this step or a later one, or this save (or the one
             before, if asynchronous) could not be written. Earlier steps are unchanged.
-          TypeError: a leaf is neither an array nor a number, or narrower than a byte; `extra` is
+          TypeError: a leaf is neither an array nor a number, or narrower than 4 bits; `extra` is
             not JSON; a field of a manifold is not data, such as a lambda.
           ValueError: two leaves have the same path, or the tree has no node or no leaf.
         """
