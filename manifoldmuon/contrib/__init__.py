@@ -24,6 +24,7 @@ from manifoldmuon.contrib._lipschitz_layers import (
 from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
 from manifoldmuon.contrib._optax_muon import optax_muon
 from manifoldmuon.contrib._qk_clip import with_qk_clip
+from manifoldmuon.contrib._quantized import quantized
 from manifoldmuon.contrib._res_cnn import res_cnn
 from manifoldmuon.contrib._rotations import Rotations
 from manifoldmuon.contrib._rule import DeepTrust, SquareLossSmoothness, StepRule, scale_by_rule
@@ -66,6 +67,7 @@ __all__ = [
     "nearest_with_sums",
     "normuon",
     "optax_muon",
+    "quantized",
     "res_cnn",
     "scale_by_distance",
     "scale_by_line_search",

@@ -115,6 +115,14 @@ def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformati
     return optim.with_master_copies(optim.manifold_muon(learning_rate, geometry))
 
 
+def with_bits(bits: int) -> Callable[..., optax.GradientTransformation]:
+    def make(learning_rate: Any, geometry: Any) -> optax.GradientTransformation:
+        tx = optim.manifold_muon(learning_rate, geometry, momentum=0.9)
+        return contrib.quantized(tx, bits, block=2, min_size=0)
+
+    return make
+
+
 def with_adam(
     learning_rate: Any, rest_rate: Any, geometry: Any
 ) -> optax.GradientTransformationExtraArgs:
@@ -264,6 +272,13 @@ INSTANCES = {
     ),
     "master copies": Instance(
         with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, {"learning_rate": 0.1}
+    ),
+    "8 bits": Instance(with_bits(8), small_geometry, SMALL, {"learning_rate": 0.1}),
+    "4 bits": Instance(
+        with_bits(4),
+        STIEFEL,
+        {"a": (6, 3), "b": (6, 3)},
+        {"learning_rate": 0.1},
     ),
     "hybrid": Instance(
         with_adam,

@@ -1,0 +1,211 @@
+"""Momentum in 8 or 4 bits: state of the parameters' shapes, quantised block by block."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int, Shaped
+
+from manifoldmuon._internal.arguments import check_arguments, check_number, shown
+from manifoldmuon._internal.arrays import nonzero_or_one, upcast
+from manifoldmuon._internal.links import LastLink, Link, link
+from manifoldmuon._internal.mesh import divided_alike, explicit_mesh
+from manifoldmuon._internal.paths import flatten_with_path, path_string
+
+# How fine the code is near zero. Relative errors (root mean square) of 4 bits in blocks of 128 are
+# 0.117 without companding and 0.109 with it for normal entries, 0.19 and 0.13 for Student's t with
+# four degrees of freedom; 3 to 7 differ by less than 0.006.
+_MU = 5.0
+
+_CODES: dict[int, Any] = {8: jnp.int8, 4: jnp.int4}
+
+
+def _check_bits(name: str, value: Any) -> None:
+    if not isinstance(value, int) or value not in _CODES:
+        raise ValueError(f"{name} must be 8 or 4; got {shown(value)}")
+
+
+class QuantizedState(NamedTuple):
+    """State of `quantized`.
+
+    Attributes:
+      inner: the wrapped transformation's state, with codes (`int8` or `int4`) of the same shapes in
+        place of the arrays that are quantised.
+      scales: the largest magnitude of each block, `(..., blocks)` for an array `(..., n)`, in the
+        array's own dtype; by the array's path within `inner`.
+    """
+
+    inner: Any
+    scales: dict[str, jax.Array]
+
+
+@check_arguments(
+    bits=_check_bits,
+    block=functools.partial(check_number, within="[2, inf)", whole=True),
+    min_size=functools.partial(check_number, within="[0, inf)", whole=True),
+)
+def quantized(
+    inner: optax.GradientTransformation, bits: int = 8, block: int = 128, min_size: int = 4096
+) -> Link:
+    """Keep a transformation's momentum in 8 or 4 bits.
+
+    Arrays of the state that have a parameter's shape are stored as integers, and as floating point
+    only while `inner` updates. Entries are divided along the last axis into blocks; `x` in a block
+    whose largest magnitude is `s` becomes the integer nearest to
+
+    `L sign(x) log(1 + mu |x| / s) / log(1 + mu)`, with `mu = 5`, `L = 127` or `7`.
+
+    Companding is the code of 4-bit Muon (Su et al., arXiv:2605.11396; their `mu` of 255 is for
+    entries of a matrix of Frobenius norm 1). They also keep the leading singular vectors apart,
+    which is left out here. Blocks are those of 8-bit Muon (Gupta et al., arXiv:2509.23106).
+
+    Wrap what holds momentum: `quantized(optax.trace(0.95))` or a whole `muon` or `manifold_muon`.
+    A second moment does not bear it (Adam divides by its root, and small entries become zero), nor
+    do the copies of `with_master_copies`: use this inside of them. For bfloat16 use
+    `accumulator_dtype` of the aliases and of `optax.trace`.
+
+    Args:
+      inner: the transformation. What it keeps by path (warm starts, certificates) stays as it is.
+      bits: 8 or 4, of an entry. JAX reports a byte for an `int4`; XLA packs two into a byte.
+      block: entries of a block, at most; an axis is cut into blocks of equal length.
+      min_size: arrays with fewer entries, or fewer than two axes, stay as they are (4096 is the
+        threshold of Dettmers et al., arXiv:2110.02861).
+
+    Returns:
+      A transformation with the updates of `inner`; its state is a `QuantizedState`, and a last link
+      stays one. Zero stays zero, a NaN makes its block NaN. Codes have their parameters' shapes, so
+      `optax.tree_utils.tree_map_params` gives them their shardings; scales belong to no parameter.
+
+    Raises:
+      TypeError: `inner` is no transformation.
+      ValueError: `bits` other than 8 or 4, a `block` below 2, a negative `min_size`.
+
+    Examples:
+      >>> geometry = mm.manifolds.Euclidean(mm.norms.RMSToRMS())
+      >>> tx = quantized(mm.optim.muon(0.02, geometry), bits=8)
+      >>> state = tx.init({"w": jnp.ones((64, 256))})
+      >>> optax.tree.get(state, "trace")["w"].dtype, state.scales["0/trace/w"].shape
+      (dtype('int8'), (64, 2))
+    """
+    base, code = optax.with_extra_args_support(inner), _CODES[bits]
+
+    def is_large(x: Any) -> bool:
+        return (
+            jnp.issubdtype(x.dtype, jnp.floating)
+            and x.ndim >= 2
+            and math.prod(x.shape) >= max(min_size, 1)
+        )
+
+    def init_fn(params: Any) -> QuantizedState:
+        state, scales = base.init(params), {}
+        chosen = optax.tree_utils.tree_map_params(
+            base, is_large, state, transform_non_params=lambda _: False
+        )
+        large = {path_string(path) for path, held in flatten_with_path(chosen)[0] if held}
+
+        def encode(place: str, x: Any) -> Any:
+            if place in large:
+                x, scales[place] = _encode(x, code, block)
+            return x
+
+        return QuantizedState(_map_paths(encode, state), scales)
+
+    def update_fn(updates, state, params=None, **extra_args):
+        before, scales = state.scales, {}
+
+        def decode(place: str, x: Any) -> Any:
+            return _decode(x, before[place]) if place in before else x
+
+        def encode(place: str, x: Any) -> Any:
+            if place in before:
+                x, scales[place] = _encode(x.astype(before[place].dtype), code, block)
+            return x
+
+        updates, after = base.update(updates, _map_paths(decode, state.inner), params, **extra_args)
+        after = QuantizedState(_map_paths(encode, after), scales)
+        return updates, divided_alike(after, state)
+
+    def placeholder(params: Any) -> QuantizedState:
+        # The dictionary of scales is a scalar there; see `link`.
+        return QuantizedState(base.init(params), jnp.zeros(()))  # type: ignore
+
+    return link(update_fn, init_fn, placeholder, LastLink if isinstance(inner, LastLink) else Link)
+
+
+def _map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
+    pairs, treedef = flatten_with_path(tree)
+    return jax.tree.unflatten(treedef, [function(path_string(path), x) for path, x in pairs])
+
+
+def _encode(x: Any, code: Any, block: int) -> tuple[Any, Any]:
+    """Return the codes of an array `(..., n)` and the scales of its blocks, `(..., blocks)`."""
+    count = -(-x.shape[-1] // block)
+    encode = functools.partial(_encode_blocks, code, count)
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.eval_shape(encode, x)
+    return _on_its_mesh(encode, x, (x.shape[-1], count))
+
+
+def _decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
+    """Return the array, in the dtype of its scales."""
+    return _on_its_mesh(_decode_blocks, codes, codes.shape[-1], scales)
+
+
+def _on_its_mesh(function: Callable[..., Any], x: jax.Array, lengths: Any, *others: Any) -> Any:
+    """Return `function(x, *others)`, whose results are divided as `x` is.
+
+    Args:
+      function: the last axis of its results has these lengths, the others are those of `x`.
+      x: an array; on an explicit mesh its sharding is known, elsewhere the compiler chooses.
+      lengths: a tree with a number for each result. A last axis that the devices do not divide is
+        whole on each.
+      *others: arrays.
+    """
+    if (mesh := explicit_mesh(x)) is None:
+        return function(x, *others)
+    spec = [*jax.typeof(x).sharding.spec]
+    size = math.prod(mesh.shape[name] for name in jax.tree.leaves(spec[-1]))
+
+    def divided(length: int) -> NamedSharding:
+        last = spec[-1] if length % size == 0 else None
+        return NamedSharding(mesh, PartitionSpec(*spec[:-1], last))
+
+    automatic: Any = jax.sharding.auto_axes(function, out_sharding=jax.tree.map(divided, lengths))
+    return automatic(x, *others)
+
+
+def _encode_blocks(
+    code: Any, count: int, x: Float[Array, "*rest n"]
+) -> tuple[Int[Array, "*rest n"], Float[Array, "*rest {count}"]]:
+    blocks = upcast(_cut(x, count))
+    largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+    parts = blocks / nonzero_or_one(largest)
+    companded = jnp.sign(parts) * jnp.log1p(_MU * jnp.abs(parts)) / math.log1p(_MU)
+    codes = jnp.round(jnp.iinfo(code).max * companded).astype(code)
+    return _join(codes, x.shape[-1]), largest[..., 0].astype(x.dtype)
+
+
+def _decode_blocks(
+    codes: Int[Array, "*rest n"], scales: Float[Array, "*rest blocks"]
+) -> Float[Array, "*rest n"]:
+    companded = _cut(codes, scales.shape[-1]).astype(jnp.float32) / jnp.iinfo(codes.dtype).max
+    parts = jnp.sign(companded) * jnp.expm1(jnp.abs(companded) * math.log1p(_MU)) / _MU
+    return _join(parts * scales[..., None], codes.shape[-1]).astype(scales.dtype)
+
+
+def _cut(x: Shaped[Array, "*rest n"], count: int) -> Shaped[Array, "*rest {count} length"]:
+    """Return the last axis in equal blocks; zeros fill the last one."""
+    length = -(-x.shape[-1] // count)
+    padding = [(0, 0)] * (x.ndim - 1) + [(0, count * length - x.shape[-1])]
+    return jnp.pad(x, padding).reshape(*x.shape[:-1], count, length)
+
+
+def _join(blocks: Shaped[Array, "*rest count length"], n: int) -> Shaped[Array, "*rest {n}"]:
+    return blocks.reshape(*blocks.shape[:-2], -1)[..., :n]
