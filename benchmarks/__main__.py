@@ -7,6 +7,7 @@ from collections.abc import Sequence
 NAMES = (
     "steps",
     "growth",
+    "memory",
     "msign_accuracy",
     "solvers",
     "sets",

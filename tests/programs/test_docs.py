@@ -156,6 +156,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
         "docs/migration.md",
         "docs/minimize.md",
         "docs/reliability.md",
+        "docs/scale.md",
         "docs/transformations.md",
     ],
 )
