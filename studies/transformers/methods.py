@@ -183,14 +183,23 @@ def branch_factor(program: str, size: Size, factor: Any) -> Any:
     return factor * (size.branch_scale() if program in SETS else 1.0)
 
 
-def optimizer(program: str, knobs: Knobs, schedule: Any) -> optax.GradientTransformation:
-    """Return the optimizer of the hidden matrices; `schedule` maps a step to a part of the rate."""
+def optimizer(
+    program: str, knobs: Knobs, schedule: Any, trace: Any = optax.trace
+) -> optax.GradientTransformation:
+    """Return the optimizer of the hidden matrices.
+
+    Args:
+      program: a name in `PROGRAMS`.
+      knobs: its numbers.
+      schedule: maps a step to a part of the rate.
+      trace: makes the link that holds momentum, with the arguments of `optax.trace`.
+    """
 
     def rate(step: Any) -> Any:
         return knobs.rate * schedule(step)
 
     flat = Euclidean(RMSToRMS(TRAINING_MSIGN))
-    momentum = optax.trace(knobs.momentum, nesterov=True)
+    momentum = trace(knobs.momentum, nesterov=True)
     adam = optax.scale_by_adam(knobs.momentum, 0.95)
     steps = chain(momentum, scale_by_steepest(flat, certify=False))
     decayed = [optax.add_decayed_weights(knobs.decay), optax.scale_by_learning_rate(rate)]

@@ -68,13 +68,13 @@ def schedule(step: Any, steps: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4)
-def _chunk(program: str, size: Size, context: int) -> Any:
+def _chunk(program: str, size: Size, context: int, trace: Any) -> Any:
     @jax.jit
     def chunk(carry: Any, knobs: Knobs, steps: Any, train: Any, order: Any) -> Any:
         def part(step: Any) -> Any:
             return schedule(step, steps)
 
-        hidden = optimizer(program, knobs, part)
+        hidden = optimizer(program, knobs, part, trace)
         adam = optax.scale_by_adam(0.9, 0.95)
         factor = branch_factor(program, size, knobs.factor)
 
@@ -120,19 +120,28 @@ def with_factor(weights: dict[str, Any], factor: Any) -> dict[str, Any]:
 
 
 def train(
-    program: str, size: Size, task: Task, steps: int, seed: int, knobs: Knobs
+    program: str,
+    size: Size,
+    task: Task,
+    steps: int,
+    seed: int,
+    knobs: Knobs,
+    trace: Any = optax.trace,
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the trained weights, with the factor in the gains, and the loss before each step."""
+    """Return the trained weights, with the factor in the gains, and the loss before each step.
+
+    `trace` makes the link that holds momentum; see `optimizer`.
+    """
     weights = size.start(jax.random.key(seed))
     weights = {**weights, "matrices": first_matrices(program, size, weights["matrices"])}
-    hidden = optimizer(program, knobs, float)
+    hidden = optimizer(program, knobs, float, trace)
     own = hidden.init(weights["matrices"])
     rest = optax.scale_by_adam(0.9, 0.95).init(_others(weights))
     carry: Any = (weights, own, rest, jnp.int32(0))
     tokens = jnp.asarray(task.text().train)
     order = batches(seed, len(tokens) - task.context, steps, task.batch)
     traced = Knobs(*(jnp.float32(knob) for knob in knobs))
-    chunk = _chunk(program, size, task.context)
+    chunk = _chunk(program, size, task.context, trace)
     losses = []
     for first in range(0, steps, CHUNK):
         starts = jnp.asarray(order[first : first + CHUNK])
