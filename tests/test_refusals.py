@@ -19,6 +19,7 @@ from manifoldmuon.bounds import (
     bound,
 )
 from manifoldmuon.contrib import (
+    ComplexStiefel,
     DeepTrust,
     DoublyStochastic,
     Householder,
@@ -144,6 +145,7 @@ LOGITS, LABELS = jnp.ones((3, 4)), jnp.arange(3)
 
 # A call, and how the message of its error begins.
 REFUSED = [
+    (lambda: ComplexStiefel(retraction=QR()), "ComplexStiefel.retraction: QR() of the real"),
     (lambda: Spectral(MUON), "Spectral.method must be a MsignMethod: write NewtonSchulz(FixedSche"),
     (lambda: ConvRMSToRMS("svd"), "ConvRMSToRMS.method must be a MsignMethod such as SVD(); got '"),
     (lambda: SkewPolar(MUON), "SkewPolar.method must be a MsignMethod: write NewtonSchulz("),

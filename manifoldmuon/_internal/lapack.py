@@ -12,13 +12,16 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Inexact
 
 from manifoldmuon._internal.arrays import Matrices
 
 _Result = TypeVar("_Result")
 
 
-def map_matrices(function: Callable[[jax.Array], _Result], x: Matrices) -> _Result:
+def map_matrices(
+    function: Callable[[jax.Array], _Result], x: Inexact[Array, "*batch m n"]
+) -> _Result:
     """`function` of matrices that runs a LAPACK routine, on CPUs of one matrix after the other.
 
     Args:

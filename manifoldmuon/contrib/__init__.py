@@ -3,6 +3,7 @@
 from manifoldmuon.contrib._agd import agd, init_semi_orthogonal
 from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, Softmax
 from manifoldmuon.contrib._cautious import cautious
+from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
 from manifoldmuon.contrib._decay import add_cautious_weight_decay, add_decay_towards
 from manifoldmuon.contrib._distance import scale_by_distance
 from manifoldmuon.contrib._doubly_stochastic import DoublyStochastic, Nearest, Sinkhorn
@@ -35,6 +36,7 @@ from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 __all__ = [
     "AttendValues",
     "CausalMask",
+    "ComplexStiefel",
     "QueryKey",
     "Softmax",
     "Householder",

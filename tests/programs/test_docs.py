@@ -154,6 +154,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
         "docs/math/msign.md",
         "docs/math/stiefel.md",
         "docs/migration.md",
+        "docs/math/complex-stiefel.md",
         "docs/minimize.md",
         "docs/reliability.md",
         "docs/scale.md",
