@@ -152,6 +152,9 @@ def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
       weights: what is known of its weights, in the structure of its parameters; `()` for bonds.
       x: the size of the input, or a tuple of sizes where the input is a tuple.
 
+    Returns:
+      The sizes of the output, and its slopes and second derivatives.
+
     Raises:
       TypeError: the type has no implementation.
       ValueError: an input of these sizes does not fit.
@@ -267,6 +270,9 @@ def reads(module: Module) -> Measure:
 
     It is what a plain number for `input_norm` means. For a bond of your own that reads another
     norm, decorate a function `(bond) -> Measure` with `bounds.reads.register`.
+
+    Args:
+      module: a module of any type.
 
     Examples:
       >>> reads(mm.modules.Embed(16, 65))

@@ -63,6 +63,9 @@ def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBoun
       drift: bounds for all matrices whose `Manifold.distance` is at most this. Norms and flat
         space ignore it.
 
+    Returns:
+      Its `MatrixBounds`, for the trailing axes of `shape`.
+
     Raises:
       TypeError: the type has no implementation, or one without drift.
 

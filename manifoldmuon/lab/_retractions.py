@@ -51,6 +51,9 @@ def retraction_order(
       shape: of the point.
       key: of the point and the tangent.
 
+    Returns:
+      A `RetractionOrder`: distances from the geodesic by length of the step, and their slope.
+
     Examples:
       >>> exact = mm.manifolds.Hypersphere(ndim=2, retraction=mm.manifolds.retractions.Geodesic())
       >>> sphere = mm.manifolds.Hypersphere(ndim=2)
@@ -112,6 +115,9 @@ def random_walk(
       steps: how many; at least 1.
       key: of the first points and the gradients.
       dtype: in which points are kept.
+
+    Returns:
+      A `RandomWalk`, whose `points` have the shape `(moments, rates, m, n)`.
 
     Raises:
       ValueError: if `steps` is less than 1 or a rate is not positive.

@@ -20,7 +20,7 @@ from manifoldmuon.linalg._svd import SVD
 
 
 def spectral_projector(x: Squares, edge: float = 0.0, method: MsignMethod | None = None) -> Squares:
-    """The projection onto the eigenvectors of S with eigenvalues above `edge`: `(I + sign) / 2`.
+    """Return the projection onto eigenvectors of S with eigenvalues above `edge`: `(I + sign) / 2`.
 
     Args:
       x: S, symmetric, float32 or wider; leading axes are independent.
@@ -38,7 +38,7 @@ def spectral_projector(x: Squares, edge: float = 0.0, method: MsignMethod | None
 
 
 def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
-    """The nearest positive semi-definite matrix, `(S + |S|) / 2`.
+    """Return the nearest positive semi-definite matrix, `(S + |S|) / 2`.
 
     Args:
       x: S, symmetric, float32 or wider; leading axes are independent.

@@ -121,6 +121,9 @@ def certify(
         were trained, and are refused.
       batch: how many images are evaluated at once.
 
+    Returns:
+      A `CertificationResult`: predicted labels and radii of all images, to count or to `export`.
+
     Raises:
       ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
         in Euclidean length, or a logit is not finite.

@@ -162,6 +162,9 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
       params: its parameters, with the axes of stacks in front.
       arrays: takes those that entries name.
 
+    Returns:
+      A list of dictionaries, as in the table on the page on certificates.
+
     Raises:
       TypeError: no entry is known for this module.
 

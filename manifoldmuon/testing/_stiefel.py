@@ -11,7 +11,12 @@ STIEFEL_FAMILIES = ("gaussian", "ill-conditioned", "rank 8", "rank 8 with noise"
 
 
 def orthonormal(rng: np.random.Generator, m: int, n: int) -> np.ndarray:
-    """A uniformly distributed `(m, n)` matrix with orthonormal columns, float64.
+    """Return a uniformly distributed `(m, n)` matrix with orthonormal columns, float64.
+
+    Args:
+      rng: of the entries.
+      m: rows.
+      n: columns, at most `m`.
 
     Examples:
       >>> w = orthonormal(np.random.default_rng(0), 5, 3)
@@ -23,10 +28,16 @@ def orthonormal(rng: np.random.Generator, m: int, n: int) -> np.ndarray:
 
 
 def stiefel_problem(family: str, m: int, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """A point and a gradient of spectral norm 1, both `(m, n)` in float64.
+    """Return a point and a gradient of spectral norm 1, both `(m, n)` in float64.
 
     The families are those on which published solvers differ: Gaussian entries; singular values
     from 1 to 1e-4 in geometric progression; rank 8; rank 8 with one percent of noise.
+
+    Args:
+      family: one of `STIEFEL_FAMILIES`.
+      m: rows.
+      n: columns, at most `m`.
+      seed: of the entries.
 
     Raises:
       ValueError: `family` is not in `STIEFEL_FAMILIES`, or `m < n`.
@@ -77,9 +88,13 @@ class DirectionErrors(NamedTuple):
 
 
 def stiefel_optimum(point, grad) -> float:
-    """`max <G, A>` over tangent `A` of spectral norm at most 1: half of `||G W^T - W G^T||_*`.
+    """Return the largest `<G, A>` over tangent A of spectral norm 1: half of `||G W^T - W G^T||_*`.
 
     Computed from the `2n x 2n` matrix with the same singular values; float64.
+
+    Args:
+      point: `(m, n)`, with orthonormal columns.
+      grad: `(m, n)`.
 
     Examples:
       >>> point, grad = stiefel_problem("gaussian", 6, 4)
@@ -95,7 +110,15 @@ def stiefel_optimum(point, grad) -> float:
 
 
 def stiefel_errors(point, grad, direction) -> DirectionErrors:
-    """Measures one direction for one tall point of unit scale; any float arrays, `(m, n)`.
+    """Measure one direction for one tall point of unit scale; any float arrays, `(m, n)`.
+
+    Args:
+      point: `(m, n)`, with orthonormal columns.
+      grad: `(m, n)`.
+      direction: `(m, n)`, ascending.
+
+    Returns:
+      Its `DirectionErrors`.
 
     Examples:
       >>> point, grad = stiefel_problem("gaussian", 6, 4)

@@ -72,6 +72,11 @@ def cases(
 ) -> st.SearchStrategy[Case]:
     """Return a strategy of cases; fewer of each argument compile fewer programs.
 
+    Args:
+      manifolds: names, which the test maps to manifolds.
+      shapes: of stacks, with one leading axis or more.
+      dtypes: names.
+
     Examples:
       >>> from hypothesis import given
       >>> @given(cases(["sphere"], [(3, 7, 4)], ["float32"]))
@@ -93,6 +98,9 @@ def cases(
 
 def gradient_scales(steps: int = 6) -> st.SearchStrategy[list[int | None]]:
     """Return a strategy of powers of two for the gradients of a short training; None is a NaN.
+
+    Args:
+      steps: the longest training.
 
     Examples:
       >>> strategy = gradient_scales(steps=3)  # for @hypothesis.given
