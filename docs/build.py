@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from docs import bundle, coverage, landing, notebooks, references
+from docs import bundle, coverage, landing, links, notebooks, references
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "site"
@@ -29,6 +29,7 @@ def build() -> None:
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
         raise SystemExit("docs: the build has failed")
+    print(f"docs: {links.write(SITE)} links to the API and the source")
     try:
         count = bundle.bundle(SITE)
     except bundle.Unreachable as error:

@@ -23,9 +23,9 @@ def problems(root: Path = ROOT) -> list[str]:
             lines, names = _gaps(name, root)
             found += lines
             public |= names
-    listed = _listed(root)
-    found += [f"{path} is on no page of docs/api" for path in sorted(public - set(listed))]
-    found += [f"{listed[path]} lists {path}, not a public name" for path in set(listed) - public]
+    pages = listed(root)
+    found += [f"{path} is on no page of docs/api" for path in sorted(public - set(pages))]
+    found += [f"{pages[path]} lists {path}, not a public name" for path in set(pages) - public]
     return found
 
 
@@ -60,7 +60,7 @@ def _exported(module: griffe.Module) -> list[str]:
     return [name for name in names if not name.startswith("__") and not module[name].is_module]
 
 
-def _listed(root: Path) -> dict[str, str]:
+def listed(root: Path) -> dict[str, str]:
     """The names on the pages of docs/api, each with its page."""
     pages = sorted((root / "docs" / "api").glob("*.md"))
     return {

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from docs import coverage, excerpts, references
+from docs import coverage, excerpts, links, references
 
 ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -133,6 +133,37 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
         "index.html names gone.png, which is not there",
         "index.html names gone/, which is not there",
     ]
+
+
+def test_names_and_sources_are_linked(tmp_path):
+    files = {
+        "manifoldmuon/__init__.py": "",
+        "manifoldmuon/optim/__init__.py": "from ._a import muon",
+        "manifoldmuon/optim/_a.py": "\n\ndef muon(): '''Doc.'''",
+        "docs/api/optim.md": "::: manifoldmuon.optim.muon",
+        "site/api/optim.html": """<article>
+            <h3 id="manifoldmuon.optim.muon" class="doc doc-heading">muon</h3> <code>muon</code>
+            <h3 id="manifoldmuon.optim.A" class="doc doc-heading">A</h3> <code>f</code>
+            <h4 id="manifoldmuon.optim.A.f" class="doc doc-heading">f</h4> <b><code>muon</code></b>
+            """,
+        "site/page.html": """<article> <code>mm.optim.muon(0.1, &quot;&quot;)</code>
+            <code>muon</code> <code>f</code> <pre><code>muon</code></pre> <code>optax.muon</code>
+            """,
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    site = tmp_path / "site"
+    assert links.write(site, tmp_path) == 3
+    page = (site / "page.html").read_text(encoding="utf-8")
+    assert page.count("<a href") == 1
+    assert '<a href="api/optim.html#manifoldmuon.optim.muon"><code>mm.optim.muon(' in page
+    api = (site / "api" / "optim.html").read_text(encoding="utf-8")
+    assert '<a href="#manifoldmuon.optim.A.f"><code>f</code></a>' in api
+    assert 'href="../source/manifoldmuon/optim/_a.py.html#L-3">source</a>' in api
+    source = (site / "source" / "manifoldmuon" / "optim" / "_a.py.html").read_text(encoding="utf-8")
+    assert 'id="L-3"' in source
+    assert references.problems(site) == []
 
 
 @pytest.mark.slow_except("README.md", "docs/getting-started.md")
