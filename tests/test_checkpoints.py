@@ -149,7 +149,7 @@ def test_the_newest_step_comes_with_its_extra(run):
         assert (older.step, older.extra) == (2, None)
 
 
-def test_the_options_of_orbax_decide_what_is_saved(tmp_path):
+def test_orbax_options_choose_the_steps(tmp_path):
     options = ocp.CheckpointManagerOptions(save_interval_steps=2, max_to_keep=1)
     with Checkpoints(tmp_path, options) as saved:
         tree = {"w": jnp.ones(2)}
@@ -158,7 +158,7 @@ def test_the_options_of_orbax_decide_what_is_saved(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["4"]
 
 
-def test_an_empty_folder_has_nothing(tmp_path):
+def test_an_empty_folder_restores_none(tmp_path):
     with Checkpoints(tmp_path / "new" / "folder") as saved:
         assert saved.restore({"w": jnp.ones(2)}) is None
 
@@ -452,7 +452,7 @@ def test_another_tree_is_refused(run):
         assert line.startswith(f"step 3 in {folder} holds another tree: {reason}")
 
 
-def test_a_step_that_is_not_there(run):
+def test_a_missing_step_is_refused(run):
     assert refusal(run[0], start(run[1]), step=7).endswith(" holds no step 7, but 2, 3")
 
 
@@ -469,7 +469,7 @@ def test_nothing_is_overwritten(run, copy):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_full_disk_is_one_line_and_loses_nothing(background, tmp_path, caplog):
+def test_a_full_disk_gives_a_one_line_error_and_keeps_older_steps(background, tmp_path, caplog):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     tree = {"w": jax.random.normal(jax.random.key(0), (256, 256))}
     options = ocp.CheckpointManagerOptions(
@@ -503,13 +503,13 @@ def test_a_full_disk_is_one_line_and_loses_nothing(background, tmp_path, caplog)
         ({"w": jnp.ones(4, jnp.int2)}, TypeError, "'w' has dtype int2, narrower than a byte"),
     ],
 )
-def test_refuses_what_orbax_cannot_store(tree, error, message, tmp_path):
+def test_trees_that_orbax_cannot_store_are_refused(tree, error, message, tmp_path):
     with Checkpoints(tmp_path) as saved, pytest.raises(error, match=message):
         saved.save(1, tree)
 
 
 @pytest.mark.parametrize("place", ["file", "file/run"])
-def test_a_folder_that_cannot_be_is_one_line(place, tmp_path):
+def test_an_impossible_folder_gives_a_one_line_error(place, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         CheckpointError, match=f"{place} cannot be opened .*: nothing that it holds"
@@ -521,7 +521,7 @@ def test_a_folder_that_cannot_be_is_one_line(place, tmp_path):
 # --- Without this module -----------------------------------------------------------------------
 
 
-def test_orbax_alone_reads_what_was_saved(run):
+def test_orbax_alone_restores_a_step(run):
     folder, tx, _, tree = run
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, start(tx))
     with ocp.CheckpointManager(folder) as manager:

@@ -32,7 +32,7 @@ def skew(x: Squares) -> Squares:
 
 def tall(x: Matrices) -> Tall:
     """Each matrix, or its transpose, whichever has at least as many rows as columns."""
-    return x.mT if _is_wide(x) else x
+    return x.mT if x.shape[-2] < x.shape[-1] else x
 
 
 def match_orientation(x: Tall, example: Matrices) -> Matrices:
@@ -40,11 +40,7 @@ def match_orientation(x: Tall, example: Matrices) -> Matrices:
 
     What is wide already stays as it is.
     """
-    return x.mT if _is_wide(example) and x.shape[-2] > x.shape[-1] else x
-
-
-def _is_wide(x: Matrices) -> bool:
-    return x.shape[-2] < x.shape[-1]
+    return x.mT if example.shape[-2] < example.shape[-1] and x.shape[-2] > x.shape[-1] else x
 
 
 def trailing(x: Floats, ndim: int) -> tuple[int, ...]:
@@ -158,7 +154,7 @@ def gram_matrix(
     a CPU a transpose takes as long as a third of a product with a square of the shorter side, at
     256.
     """
-    return product(x, y.mT, precision) if _is_wide(x) else product(x.mT, y, precision)
+    return product(x, y.mT, precision) if x.shape[-2] < x.shape[-1] else product(x.mT, y, precision)
 
 
 def right_multiply(
@@ -167,7 +163,11 @@ def right_multiply(
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Matrices:
     """`X S` of a tall or square matrix; of a wide one, which stands for its transpose, `S^T X`."""
-    return product(weights.mT, x, precision) if _is_wide(x) else product(x, weights, precision)
+    return (
+        product(weights.mT, x, precision)
+        if x.shape[-2] < x.shape[-1]
+        else product(x, weights, precision)
+    )
 
 
 def check_precision(name: str, precision: object) -> None:

@@ -269,64 +269,54 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
     if callable(spec) and not isinstance(spec, type):
         # Call it each time: what it has captured may have changed, and the cache must not keep it.
         pairs = zip(flatten_with_path(tree, is_hole)[0], abstract, strict=True)
-        found = [None if is_hole(x) else spec(p, jax.ShapeDtypeStruct(*x)) for (p, _), x in pairs]
-        spec = _PerLeaf(tuple(found))
+        values = [None if is_hole(x) else spec(p, jax.ShapeDtypeStruct(*x)) for (p, _), x in pairs]
+        structure = None
+    elif isinstance(spec, ByPath):
+        structure, values = (tuple(rule[k] for rule in spec.rules) for k in (0, 1))
+    else:
+        values, structure = jax.tree.flatten(spec)
+    # The types as well: True, 1 and 1.0 are equal.
+    given = structure, tuple(values), tuple(map(type, values)), abstract, treedef, check
     try:
-        return _find_once(_Spec(spec), abstract, treedef, check)
+        return _find_once(*given)
     except TypeError as error:
         if "unhashable" not in str(error):  # budgets that are arrays, for example
             raise
-        return _find(_Spec(spec), abstract, treedef, check)
+        return _find(*given)
 
 
-@dataclasses.dataclass(frozen=True)
-class _PerLeaf:
-    """One value per leaf, None for holes: the results of a function."""
+def _find(
+    structure: Any,
+    values: tuple[Any, ...],
+    types: tuple[type, ...],
+    abstract: tuple[Any, ...],
+    treedef: Any,
+    check: Check,
+) -> Places:
+    """Return `find_places` for the leaves of a specification.
 
-    values: tuple[Any, ...]
-
-
-class _Spec:
-    """A specification that is hashed and compared by content."""
-
-    def __init__(self, spec: Any):
-        self.spec = spec
-        values, treedef = jax.tree.flatten(spec)
-        if isinstance(spec, ByPath):
-            values, treedef = [value for _, value in spec.rules], spec
-        elif isinstance(spec, _PerLeaf):
-            values, treedef = spec.values, None
-        # The types as well: True, 1 and 1.0 are equal.
-        self.key = treedef, tuple(values), tuple(map(type, values))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Spec) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-
-def _find(spec: _Spec, abstract: tuple[Any, ...], treedef: Any, check: Check) -> Places:
+    Their structure is the patterns of a `ByPath`, None for one value per leaf, or a treedef.
+    """
     pairs, _ = flatten_with_path(jax.tree.unflatten(treedef, list(range(len(abstract)))))
     paths = tuple(path_string(path) for path, _ in pairs)
     if len(set(paths)) < len(paths):
         twice = sorted({path for path in paths if paths.count(path) > 1})
         raise ValueError(f"the parameter paths {twice} occur more than once: rename a key.")
     real = tuple(place for place, leaf in enumerate(abstract) if not is_hole(leaf))
-    values: list[Any] = [None] * len(paths)
+    found: list[Any] = [None] * len(paths)
     if real:  # an empty or wholly masked tree fits every specification
         holes = {path: leaf for path, leaf in zip(paths, abstract, strict=True) if is_hole(leaf)}
         named = [paths[place] for place in real]
-        if isinstance(spec.spec, ByPath):
-            chosen = spec.spec.assign(named, holes)
-        elif isinstance(spec.spec, _PerLeaf):
-            chosen = [spec.spec.values[place] for place in real]
+        if structure is None:
+            chosen = [values[place] for place in real]
+        elif isinstance(structure, tuple):
+            chosen = ByPath(tuple(zip(structure, values, strict=True))).assign(named, holes)
         else:
-            chosen = match_prefix(spec.spec, named, holes)
+            chosen = match_prefix(jax.tree.unflatten(structure, values), named, holes)
         for place, value in zip(real, chosen, strict=True):
             check(paths[place], value, jax.ShapeDtypeStruct(*abstract[place]))
-            values[place] = value
-    return Places(paths, tuple(values), real, treedef)
+            found[place] = value
+    return Places(paths, tuple(found), real, treedef)
 
 
 _find_once = functools.lru_cache(maxsize=512)(_find)

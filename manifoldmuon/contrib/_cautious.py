@@ -48,7 +48,7 @@ def cautious(
         kept, _ = map_leaves(_keep, geometry, steps, params, signs, name="cautious", stack=False)
         kept, _ = tangent.update(kept, optax.EmptyState(), params)
         kept, _ = map_leaves(
-            _lengthen, geometry, kept, params, steps, select=lambda m: m.constrained, stack=False
+            lengthen, geometry, kept, params, steps, select=lambda m: m.constrained, stack=False
         )
         return kept, state
 
@@ -67,8 +67,7 @@ def _keep(manifold: Manifold, point: jax.Array, update: jax.Array, sign: jax.Arr
     return jnp.where(agree, vector, 0) / nonzero_or_one(share)
 
 
-def _lengthen(
-    manifold: Manifold, point: jax.Array, kept: jax.Array, update: jax.Array
-) -> jax.Array:
+def lengthen(manifold: Manifold, point: jax.Array, kept: jax.Array, update: jax.Array) -> jax.Array:
+    """Return what is kept of an update, at the length of the whole, in the point's dtype."""
     length = expand_trailing(frobenius_norm(upcast(update), manifold.ndim), manifold.ndim)
     return (length * normalize(kept, manifold.ndim)).astype(point.dtype)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -106,23 +105,31 @@ class NewtonSchulz(_Products):
     frobenius: bool = False
 
     def polar(self, x: Matrices) -> Matrices:
-        def gram_of(x):
-            gram = self._multiply(x.mT, x)
-            return gram, gram
+        first_step, *steps = self.schedule.coefficients
+        multiply = self._multiply
+        gram, square, inverse = _normalised(self._gram(x)[0], first_step, multiply, self.frobenius)
 
-        return _direct(x, self.schedule.coefficients, gram_of, self._multiply, self.frobenius)
+        def advance(x, step):
+            gram, root = self._gram(x)
+            square = multiply(root, root) if factor_products(len(step)) else None
+            return multiply(x, odd_factor(gram, step, multiply, square))
+
+        first = multiply(x, odd_factor(gram, first_step, multiply, square) * inverse)
+        return scan_runs(advance, first, tuple(steps), x.dtype)
+
+    def _gram(self, x: Matrices) -> tuple[Squares, Squares]:
+        """Return `X^T X`, and what has the same square without a sign."""
+        gram = self._multiply(x.mT, x)
+        return gram, gram
 
 
 @dataclasses.dataclass(frozen=True)
-class SkewNewtonSchulz(_Products):
+class SkewNewtonSchulz(NewtonSchulz):
     """`NewtonSchulz` for skew-symmetric matrices, of which `X^T X = -X X` needs no transpose.
 
     That saves a third of the time of a product on a CPU. Skew symmetry is not checked.
 
-    Attributes:
-      schedule: see `NewtonSchulz`, and so are the others.
-      operands: likewise.
-      precision: likewise.
+    Fields are those of `NewtonSchulz`.
 
     Examples:
       >>> skew = jnp.array([[0.0, -3.0], [3.0, 0.0]])
@@ -130,31 +137,9 @@ class SkewNewtonSchulz(_Products):
       [[0.0, -1.0], [1.0, 0.0]]
     """
 
-    def polar(self, x: Squares) -> Squares:
-        def gram_of(x):
-            minus = self._multiply(x, x)
-            return -minus, minus
-
-        return _direct(x, self.schedule.coefficients, gram_of, self._multiply, False)
-
-
-def _direct(
-    x: Matrices,
-    steps: tuple[Coefficients, ...],
-    gram_of: Callable[[Any], tuple[Any, Any]],
-    multiply: Callable[[Any, Any], Any],
-    frobenius: bool,
-) -> Matrices:
-    """Apply the steps; `gram_of` returns `X^T X`, and what has the same square without a sign."""
-    gram, square, inverse = _normalised(gram_of(x)[0], steps[0], multiply, frobenius)
-
-    def advance(x, step):
-        gram, root = gram_of(x)
-        square = multiply(root, root) if factor_products(len(step)) else None
-        return multiply(x, odd_factor(gram, step, multiply, square))
-
-    first = multiply(x, odd_factor(gram, steps[0], multiply, square) * inverse)
-    return scan_runs(advance, first, steps[1:], x.dtype)
+    def _gram(self, x: Squares) -> tuple[Squares, Squares]:
+        minus = self._multiply(x, x)
+        return -minus, minus
 
 
 def _normalised(gram, step: Coefficients, multiply, frobenius: bool = False):
@@ -179,10 +164,7 @@ class GramNewtonSchulz(_Products):
     so it is formed again before that noise matters, after two steps in float32 and after every step
     in bfloat16. For shapes where `NewtonSchulz` takes no more operations it is that.
 
-    Attributes:
-      schedule: see `NewtonSchulz`, and so are the others.
-      operands: likewise.
-      precision: likewise.
+    Fields are those of `NewtonSchulz`.
 
     Examples:
       >>> q = msign(jnp.eye(4, 3) * 5, GramNewtonSchulz(POLAR_EXPRESS))

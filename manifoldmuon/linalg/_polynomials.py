@@ -14,8 +14,8 @@ from manifoldmuon._internal.arrays import Matrices, Squares, identity_like, prod
 
 def factor_products(terms: int) -> int:
     """How many products `odd_factor` takes for so many coefficients, those of S itself aside."""
-    block = _block_length(terms)
-    return block - 1 + _blocks(terms, block) - 1
+    block, count = _blocks(terms)
+    return block - 1 + count - 1
 
 
 def odd_factor(
@@ -29,12 +29,10 @@ def odd_factor(
       multiply: how two matrices are multiplied.
       square: S^2, where the caller has it already.
     """
-    terms = len(coefficients)
-    block = _block_length(terms)
+    block, count = _blocks(len(coefficients))
     powers = [identity_like(gram), gram]
     for k in range(2, block + 1):
         powers.append(square if k == 2 and square is not None else multiply(powers[-1], gram))
-    count = _blocks(terms, block)
     # The last block has one term more, S^block itself: it is there anyway.
     pieces = [coefficients[i * block : (i + 1) * block] for i in range(count - 1)]
     pieces.append(coefficients[(count - 1) * block :])
@@ -48,13 +46,10 @@ def odd_factor(
     return result
 
 
-def _block_length(terms: int) -> int:
-    """The length of a block that needs the fewest products; long ones, which use `square`."""
-    return min(range(1, terms), key=lambda block: (block + _blocks(terms, block), -block))
-
-
-def _blocks(terms: int, block: int) -> int:
-    return max(1, -(-(terms - 1) // block))
+def _blocks(terms: int) -> tuple[int, int]:
+    """Return length and number of blocks that need the fewest products; long ones use `square`."""
+    sizes = [(block, max(1, -(-(terms - 1) // block))) for block in range(1, terms)]
+    return min(sizes, key=lambda size: (sum(size), -size[0]))
 
 
 def coupled_factor(

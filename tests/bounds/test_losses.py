@@ -209,7 +209,7 @@ def test_kinks_are_refused():
     assert last.reasons == ()
 
 
-def test_losses_say_what_they_need():
+def test_losses_refuse_wrong_arguments():
     heads = bound(SplitHeads(2) @ Linear(4, 4))
     assert square_error_smoothness(heads).tau == pytest.approx(2)
     with pytest.raises(ValueError, match="one output array"):

@@ -171,7 +171,7 @@ def test_the_attack_catches_wrong_rules(replace, name, wrong):
     assert worst > 1.05 * most
 
 
-def test_outputs_are_as_large_as_said():
+def test_output_sizes_hold():
     """Random inputs of the largest size; all rules in one program."""
     found = {name: bound(row[0], input_norm=row[1]) for name, row in RULES.items()}
 
@@ -191,7 +191,7 @@ def test_outputs_are_as_large_as_said():
             assert float(size) <= found[name].output_norm * (1 + 1e-5), name
 
 
-def test_a_least_size_is_never_undercut():
+def test_least_sizes_hold():
     """Tokens of norms between 1 and 2, through everything that keeps a least size."""
     nets = [
         2.0 * Identity(),
@@ -415,12 +415,12 @@ def test_division_over_other_axes_has_no_bound():
         (lambda: bound(Linear(3, 5), input_norm=NormBound(1.0, features=6)), "expected 5 entries"),
     ],
 )
-def test_errors_say_what_does_not_fit(build, message):
+def test_error_messages(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_an_error_says_where():
+def test_errors_name_the_module():
     net = Linear(2, 3) @ (0.5 * (Softmax() @ Flatten(2))) @ Linear(3, 3)
     with pytest.raises(ValueError, match=r"at Softmax"):
         bound(net)

@@ -37,7 +37,7 @@ class Sound(nn.Module):
         return table.attend(nn.LayerNorm()(layers()(x, None)[0]))
 
 
-def test_nothing_is_wrong_with_a_sound_geometry():
+def test_a_sound_geometry_has_no_warnings():
     tokens, images = jnp.zeros((2, 4), jnp.int32), jnp.zeros((2, 8, 8, 3))
     params = jax.eval_shape(Sound().init, jax.random.key(0), tokens, images)
     geometry = optim.by_path(

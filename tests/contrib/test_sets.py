@@ -136,7 +136,7 @@ def test_equal_singular_values_are_a_stiefel_manifold():
     np.testing.assert_allclose(ask(values.project, v), ask(Stiefel().project, v), atol=2e-6)
 
 
-def test_the_set_that_a_matrix_lies_on():
+def test_singular_values_of_a_matrix_choose_its_set():
     w = normal(0, 3, 5)
     manifold = Isospectral.of(w)
     np.testing.assert_allclose(ask(manifold.project, w), w, atol=2e-6)

@@ -188,7 +188,7 @@ def test_the_line_search_accepts_what_armijo_accepts():
         assert there > loss - 0.5 * h * slope[t] - 1e-4
 
 
-def test_a_search_that_fails_stays_where_it_is():
+def test_a_failed_search_leaves_the_weights_unchanged():
     tx = chain_of(contrib.scale_by_line_search(GEOMETRY, max_trials=3))
     params = {"w": jnp.ones((3, 5))}
     grads = jax.grad(convex)(params)

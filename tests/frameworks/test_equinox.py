@@ -88,7 +88,7 @@ class Own(eqx.Module):
     table: Any
 
 
-def test_what_no_type_explains_is_an_error():
+def test_parameters_of_unknown_modules_are_refused():
     model = eqx.nn.Sequential([eqx.nn.Linear(3, 4, key=KEY), Own(jnp.ones((4, 2)))])
     with pytest.raises(
         TypeError, match=r"'layers/1/table' \(of Own\); overrides={'layers/1/table'"

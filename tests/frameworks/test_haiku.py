@@ -70,7 +70,7 @@ def test_every_type(per_head):
     assert contrib.lint(found, params) == []
 
 
-def test_what_no_type_explains_is_an_error():
+def test_parameters_of_unknown_modules_are_refused():
     model = hk.transform(lambda x: Own()(x))
     with pytest.raises(
         TypeError, match=r"'own/table' \(of Own\); overrides={'own/table': manifold"

@@ -85,7 +85,7 @@ class Own(nn.Module):
         return x @ self.param("w", nn.initializers.ones, (8, 3))
 
 
-def test_what_no_type_explains_is_an_error():
+def test_parameters_of_unknown_modules_are_refused():
     model, x = nn.Sequential([nn.Dense(8), Own()]), jnp.ones(4)
     with pytest.raises(TypeError, match=r"'layers_1/w' \(of Own\); overrides={'layers_1/w'"):
         reading.geometry(model, (x,), W)

@@ -278,7 +278,7 @@ class MyLinear(nnx.Linear):
         self.gain = nnx.Param(jnp.ones(()))
 
 
-def test_what_no_type_explains_is_an_error():
+def test_parameters_of_unknown_modules_are_refused():
     model = nnx.Sequential(Own(rngs()))
     message = (
         r"'layers/0/inner/gain' \(of MyLinear\), 'layers/0/weight' \(of Own\);"

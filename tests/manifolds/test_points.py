@@ -113,7 +113,7 @@ def test_the_closed_form_on_square_matrices(rng):
         np.testing.assert_allclose(by_stiefel.direction, answer.direction, atol=1e-5)
 
 
-def test_muon_on_the_orthogonal_group_has_an_honest_gap(rng):
+def test_the_gap_of_unconverged_muon_on_the_orthogonal_group(rng):
     """Five steps of Muon's polynomial miss the optimum, and the certificate says so."""
     manifold = Orthogonal(solver=SkewPolar(NewtonSchulz(MUON)))
     w, g = point_of(manifold, (6, 6)), normal(rng, 6, 6)
@@ -230,7 +230,7 @@ def test_a_short_dtype_costs_a_direction_its_own_rounding(rng, manifold, dtype):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_projecting_what_has_no_single_nearest_point(rng, dtype):
+def test_projection_where_several_points_are_nearest(rng, dtype):
     """Zero, rank-deficient, and nearly so: a point of the set, none further than another."""
     eps = float(jnp.finfo(dtype).eps)
     low = normal(rng, 6, 1) @ normal(rng, 1, 4)
@@ -269,7 +269,7 @@ def test_tangent_parts_of_huge_vectors(rng, manifold):
 
 
 def test_a_nearly_normal_gradient_keeps_its_direction():
-    """A tangent part of 1e-5 is heard, and cleaned of the normal part that rounding leaves."""
+    """A tangent part of 1e-5 is resolved, without the normal part that rounding leaves."""
     w = np.eye(4, dtype=np.float32)[0]
     g = np.array([1, 1e-5, -1e-5, 0], np.float32)
     direction = steepest(Hypersphere(), w, g).direction

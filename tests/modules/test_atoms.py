@@ -228,7 +228,7 @@ LAID_OUT: Any = Stiefel().with_axes(in_axes=2, out_axes=1)
         (lambda: Linear(2, 3, LAID_OUT), "Linear.manifold: |parameter 'manifold'"),
     ],
 )
-def test_errors_say_what_does_not_fit(build, message):
+def test_error_messages(build, message):
     with pytest.raises((ValueError, TypeError), match=message):
         build()
 
@@ -365,7 +365,7 @@ def test_a_tied_module_is_well_normed():
     assert 0.5 < max(changes) <= 1
 
 
-def test_tied_budgets_never_exceed_what_both_places_bear():
+def test_tied_budgets_bound_the_change_of_the_output():
     """The sharpness of the tied module is that of the untied one for its longer step."""
     uneven = Tied(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
     alpha, beta, gamma = uneven.module.sharpness

@@ -313,6 +313,6 @@ def test_rope_turns_complex_numbers():
         (lambda: RoPE(base=0.5), "RoPE.base"),
     ],
 )
-def test_errors_say_what_does_not_fit(build, message):
+def test_error_messages(build, message):
     with pytest.raises(ValueError, match=message):
         build()

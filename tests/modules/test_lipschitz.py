@@ -179,6 +179,6 @@ def test_training_starts_from_the_manifolds():
         (lambda: orthogonal_conv2d(1, 3), "TwoTap.rank must be a whole number"),
     ],
 )
-def test_errors_say_what_does_not_fit(build, message):
+def test_error_messages(build, message):
     with pytest.raises(ValueError, match=message):
         build()

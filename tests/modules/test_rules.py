@@ -371,7 +371,7 @@ def test_residual_networks_stay_below_their_limit(blocks):
         (lambda: Tied(Q @ Q.tare(0.0), (0, 1)), ValueError, "frozen together"),
     ],
 )
-def test_errors_say_what_is_wrong(build, error, message):
+def test_error_messages(build, error, message):
     with pytest.raises(error, match=message):
         build()
 

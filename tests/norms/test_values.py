@@ -128,7 +128,7 @@ def test_stale_embedding_vectors_get_zero(rng):
     np.testing.assert_array_equal(every[3], 0)
 
 
-def test_the_gap_covers_what_stale_vectors_lose():
+def test_the_gap_covers_the_loss_of_stale_vectors():
     g = np.ones((4, 3), np.float32)
     g[0] *= 1e-2
     norm = L1ToRMS(threshold=0.1)

@@ -170,7 +170,7 @@ def test_chain_refuses_the_state_of_another_chain():
         tx.update(params, optim.chain(RATE).init(params), params)
 
 
-def test_check_chain_gives_what_a_line_search_takes():
+def test_check_chain_passes_the_arguments_of_a_line_search():
     def loss(params):
         return sum(jnp.sum(jnp.square(x - 1)) for x in jax.tree.leaves(params))
 
@@ -214,7 +214,7 @@ def test_check_chain_finds_what_optax_cannot_see(wrong):
         optim.check_chain(wrong(), GEOMETRY, SHAPES)
 
 
-def test_check_chain_does_not_pass_what_it_cannot_judge():
+def test_check_chain_refuses_where_nothing_can_be_checked():
     with pytest.raises(ValueError, match="saw no parameter move"):
         optim.check_chain(optim.manifold_muon(0.0, GEOMETRY), GEOMETRY, SHAPES)
     shapes = abstract({"v": (3,)})

@@ -91,7 +91,7 @@ def test_errors_name_the_path(geometry, error, message):
         optim.resolve(geometry, TREE)
 
 
-def test_a_geometry_function_is_called_anew_and_not_kept():
+def test_geometry_functions_are_called_each_time_and_not_cached():
     chosen: dict[str, Any] = {"b": B}
 
     def geometry(path, leaf):

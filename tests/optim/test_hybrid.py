@@ -92,7 +92,7 @@ def test_each_side_takes_the_steps_that_it_takes_alone():
         optim.retract(GEOMETRY),
     ],
 )
-def test_alone_it_refuses_what_is_left_to_another_optimizer(tx):
+def test_entries_none_are_refused_outside_hybrid(tx):
     names = ["embed", "head/bias", "layer/bias", "layer/gain"]
     message = re.escape(f"the geometry leaves {names} to another optimizer (None): wrap this one")
     with pytest.raises(ValueError, match=message):
@@ -133,7 +133,7 @@ def test_functions_of_trees_leave_the_rest_as_it_is(geometry):
         optim.init_tree(geometry, jax.random.key(0), jax.eval_shape(lambda: far))
 
 
-def test_the_table_shows_the_rest_and_nothing_looks_wrong():
+def test_tabulate_shows_entries_none():
     budgets = optim.by_path({"**/kernel": 0.5})  # as inside of `hybrid`
     table = optim.tabulate(GEOMETRY, PARAMS, budgets)
     assert len(table.rows) == 6

@@ -67,7 +67,7 @@ def test_few_functions_are_called_in_an_update():
         step()
     finally:
         sys.setprofile(None)
-    assert 0 < len(called) <= 114
+    assert 0 < len(called) <= 106
 
 
 def test_map_leaves_stacks_leaves_and_passes_others_through():
@@ -148,7 +148,7 @@ def test_budgets_may_be_traced():
     ids=["shape", "list", "three", "shape in a tuple"],
 )
 @pytest.mark.parametrize("names", ["a", "ab"])
-def test_map_leaves_refuses_what_is_no_update(returned, names):
+def test_map_leaves_refuses_results_that_are_no_updates(returned, names):
     params = {name: jnp.eye(3, 2) for name in names}
     with pytest.raises(ValueError, match="map_leaves: for a point of shape .* must return"):
         optim.map_leaves(lambda manifold, point, update: returned(point), Stiefel(), params, params)

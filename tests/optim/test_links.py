@@ -25,7 +25,7 @@ def drawn(shapes: Any, seed: int = 0, dtype: Any = jnp.float32) -> Any:
     return jax.tree.unflatten(treedef, arrays)
 
 
-def test_leaves_solved_together_get_what_they_get_alone():
+def test_stacked_leaves_equal_leaves_solved_alone():
     instance = INSTANCES["steepest"]
     tx, params, grads = instance.tx(), instance.params(), instance.grads()
     updates, state = jax.jit(tx.update)(grads, tx.init(params), params)

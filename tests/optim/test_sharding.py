@@ -98,7 +98,7 @@ def test_trees_on_an_explicit_mesh():
 
 
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
-def test_weights_are_drawn_where_they_are_to_lie(mesh):
+def test_init_tree_draws_weights_with_their_sharding(mesh):
     """After abstract arrays with shardings, and inside jit after arrays that lie elsewhere."""
     spec = NamedSharding(jax.make_mesh(*MESHES[mesh]), PartitionSpec("x", None))
     shape = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=spec)

@@ -37,7 +37,7 @@ def test_all_benchmarks_run_though_one_ends_in_its_middle(monkeypatch, capsys):
     assert seen == [("drift", "__main__", ["--steps", "5"])]
 
 
-def test_an_unknown_benchmark_is_one_line(monkeypatch):
+def test_an_unknown_benchmark_gives_a_one_line_error(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "speed"])
     with pytest.raises(SystemExit, match="no benchmark 'speed'; there are steps, "):
         runner.main()

@@ -229,7 +229,7 @@ def test_declared_networks_say_what_is_missing():
         ({"images": np.full((2, 6), np.inf, np.float32)}, "finite logits"),
     ],
 )
-def test_errors_say_what_does_not_fit(change, message):
+def test_error_messages(change, message):
     given = {"images": np.ones((2, 6), np.float32)} | change
     with pytest.raises(ValueError, match=message):
         certify(FULL, weights_of(FULL), **given)

@@ -477,7 +477,7 @@ def test_whatever_byte_of_the_weights_is_changed_nothing_false_is_accepted(tight
     assert refused > 200
 
 
-def test_the_command_accepts_and_refuses(tight, tmp_path, capsys):
+def test_exit_codes_of_the_command(tight, tmp_path, capsys):
     assert main([str(tight)]) == 0
     printed = capsys.readouterr()
     assert "certified at 0.05" in printed.out

@@ -14,7 +14,7 @@ from studies.networks.methods import ARMS, Gradient, Uniform
 SEEDS = 5
 
 
-def test_identical_arms_buy_nothing():
+def test_identical_arms_have_no_gain():
     loss = np.random.default_rng(0).normal(size=SEEDS)
     found = gain(dict.fromkeys(ARMS, loss), 0, "manifold", "flat")
     assert found["mean"] == 0

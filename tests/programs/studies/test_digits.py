@@ -87,7 +87,7 @@ def test_the_summary_follows_from_the_runs(job):
     assert record["lead_over_adamw"]["muon"]["mean"] == pytest.approx(np.mean(leads))
 
 
-def test_the_record_says_what_it_is_of(job):
+def test_the_record_names_its_settings(job):
     record, _, _ = job
     settings = record["settings"]
     assert settings["steps"] == 40

@@ -72,7 +72,7 @@ def test_disk_that_fills_up_keeps_earlier_files(checkpointed, tmp_path, capsys, 
     assert json.loads((tmp_path / "runs" / "job.json").read_text("utf-8"))["runs"]["muon"]
 
 
-def test_a_record_that_grows_keeps_what_it_held(tmp_path):
+def test_a_failed_write_keeps_the_old_record(tmp_path):
     given = parse(command("name", "An example."), ["--out", str(tmp_path / "a.json")])
     save(given, {"runs": [1]})
     with pytest.raises(SystemExit) as ended, full(2**12):

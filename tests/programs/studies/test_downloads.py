@@ -36,7 +36,7 @@ def unreachable(monkeypatch, tmp_path):
         (datasets.load_shakespeare, "tinyshakespeare.txt"),
     ],
 )
-def test_offline_is_one_line_that_says_what_to_do(unreachable, load, name):
+def test_offline_gives_a_one_line_error(unreachable, load, name):
     with pytest.raises(DatasetError) as caught:
         load()
     message = str(caught.value)

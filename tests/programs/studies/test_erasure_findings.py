@@ -134,7 +134,7 @@ def test_a_speed_up_of_two_and_its_interval():
     assert answer["auc_difference"]["interval"] == pytest.approx(tuple(difference), rel=1e-6)
 
 
-def test_identical_curves_differ_by_nothing():
+def test_identical_curves_do_not_differ():
     """However much the seeds differ: the comparison is paired."""
     rows = [
         run_row(method, 0.25, auc, seed=seed)
@@ -162,7 +162,7 @@ def test_a_verdict_needs_the_whole_interval(ratios, verdicts):
     assert (found["speeds_up"], found["slows_down"]) == verdicts
 
 
-def test_one_seed_decides_nothing():
+def test_one_seed_gives_no_interval():
     rows = [run_row("stiefel:flat", 0.25, 0.5), run_row("stiefel:polar", 0.25, 0.3)]
     found = found_in(rows)["answer"]["stiefel:polar"]
     assert found["speedup"]["mean"] > 1

@@ -49,7 +49,7 @@ def test_a_run_ends_with_a_table_a_picture_and_a_proof(small, tmp_path, capfd):
     assert "pass --overwrite" in capfd.readouterr().err
 
 
-def test_a_new_proof_takes_the_place_of_the_old_one_and_of_nothing_else(tmp_path):
+def test_a_new_certificate_replaces_the_old_one_alone(tmp_path):
     net = proof.network(64, SMALL)
     x = np.random.default_rng(0).uniform(size=(20, 64)).astype(np.float32)
     data = proof.Images(x, np.zeros(20, int), x, np.zeros(20, int))

@@ -106,7 +106,7 @@ def test_a_failed_write_leaves_the_old_record(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_the_environment_holds_versions_and_hardware_and_nothing_else():
+def test_environment_lists_versions_and_hardware_alone():
     found = environment()
     versions = {"python", "manifoldmuon", "jax", "jaxlib", "optax", "numpy"}
     hardware = {"platform", "backend", "device_kind", "device_count", "cpu_count"}

@@ -127,7 +127,7 @@ def test_every_number_has_its_row_without_any_record(tmp_path, capsys):
     assert "not run" in table
 
 
-def test_reproduce_runs_what_has_no_record(tmp_path, monkeypatch, capsys):
+def test_reproduce_runs_numbers_without_a_record(tmp_path, monkeypatch, capsys):
     calls = []
 
     def run(argv):

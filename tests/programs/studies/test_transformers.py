@@ -78,7 +78,7 @@ def test_the_search_follows_a_valley_beyond_any_grid():
     assert len(search(lambda place: 0.0, 40)) == 1 + len(MOVES)
 
 
-def test_the_search_flees_what_is_not_finite():
+def test_the_search_avoids_losses_that_are_not_finite():
     found = search(lambda place: float("nan") if place[0] > -2 else 1.0, 5)
     assert best_place(found)[0] <= -2
 

@@ -20,7 +20,7 @@ TINY = WeightSpaces(
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_the_first_weights_lie_in_every_set(scale):
+def test_initial_weights_are_in_every_set(scale):
     study = dataclasses.replace(TINY, scale=scale)
     start = study._descent("base", "images", MUON).start(0)
     for name in SETS:
