@@ -18,6 +18,7 @@ NAMES = (
     "power_iteration",
     "gpt_throughput",
     "scale",
+    "symmetric",
     "accelerator",
     "kills",
     "reliability",

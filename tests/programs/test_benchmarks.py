@@ -4,10 +4,13 @@ import importlib.util
 import json
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from benchmarks import __main__ as runner
-from benchmarks import accelerator, growth
+from benchmarks import accelerator, growth, symmetric
 from benchmarks.gpt_throughput import MUON, table
 
 
@@ -86,3 +89,13 @@ def test_the_accelerator_is_measured_against_its_own_products(tmp_path, capsys):
     counted = row["flops_per_second"] * row["seconds"]
     assert counted == pytest.approx(2 * 2 * 4 * (2 * 16 * 16 * 32 + 16**3))
     assert row["product_flops_per_second"] > 0
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (32, 8)])
+def test_the_kernel_for_symmetric_products(shape):
+    """As a TPU runs it, interpreted: each block below the diagonal once, and its mirror image."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    found = symmetric.gram(jnp.asarray(x), 8, 8, interpret=pltpu.InterpretParams())
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(found, wide @ wide.T, atol=1e-4)
+    np.testing.assert_array_equal(found, np.asarray(found).T)
