@@ -90,5 +90,6 @@ panel.spines[["top", "right"]].set_visible(False)
 #
 # ## From here
 #
-# * [Choosing](../choosing.md) has the times and gaps of all solvers at the sizes of real layers.
+# * [What each choice costs](../benchmarks/choices.md) has the times and gaps of all solvers at
+#   the sizes of real layers.
 # * [The study of retractions](../lab/retractions.md) follows them into training.
