@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from docs import bundle, coverage, landing, links, notebooks, references
+from docs import bundle, coverage, landing, links, notebooks, references, thumbnails
 
 ROOT = Path(__file__).parents[1]
 SITE = ROOT / "site"
@@ -25,6 +25,7 @@ def build() -> None:
     _stop_on("undocumented public names:", coverage.problems(ROOT))
     landing.draw(ROOT / "docs" / "landing.svg")
     notebooks.write_all()
+    thumbnails.write(ROOT / "docs" / "thumbnails")
     shutil.rmtree(SITE, ignore_errors=True)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:

@@ -1,0 +1,39 @@
+"""Small copies of all pictures, for the gallery: docs/examples.md names them `origin-name`."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from PIL import Image
+
+_ROOT = Path(__file__).parents[1]
+_FOLDERS = {
+    "lab": _ROOT / "docs" / "lab" / "results",
+    "benchmarks": _ROOT / "docs" / "benchmarks" / "results",
+    "studies": _ROOT / "studies" / "results",
+}
+_WIDEST = 640  # twice what the gallery shows, for sharp screens
+
+
+def pictures() -> Iterator[tuple[str, Path]]:
+    """The name of each thumbnail, and the picture that it shows; tutorials show their last one."""
+    for origin, folder in _FOLDERS.items():
+        yield from ((f"{origin}-{path.name}", path) for path in sorted(folder.glob("*.png")))
+    tutorials = _ROOT / "docs" / "tutorials"
+    for source in sorted(tutorials.glob("*.py")):
+        found = tutorials.glob(f"{source.stem}-*.svg")
+        for path in sorted(found, key=lambda path: int(path.stem.rsplit("-", 1)[1]))[-1:]:
+            yield f"tutorial-{source.stem}.svg", path
+
+
+def write(to: Path) -> None:
+    """Writes all thumbnails into a folder, which is emptied first."""
+    shutil.rmtree(to, ignore_errors=True)
+    to.mkdir()
+    for name, path in pictures():
+        if path.suffix == ".svg":
+            shutil.copy(path, to / name)
+            continue
+        with Image.open(path) as picture:
+            picture.thumbnail((_WIDEST, _WIDEST))
+            picture.convert("RGB").quantize(64).save(to / name, optimize=True)
