@@ -1,52 +1,64 @@
-"""The picture of the landing page, from the record of `make train` over forty seeds."""
+"""The picture of the landing page, from two records: `make train`, and the certified networks."""
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
-_RECORD = Path(__file__).parents[1] / "studies" / "results" / "digits-40-seeds.json"
+_ROOT = Path(__file__).parents[1]
+_DIGITS = _ROOT / "studies" / "results" / "digits-40-seeds.json"
+_PROOFS = _ROOT / "docs" / "lab" / "results" / "certified-mnist.json"
 # Okabe and Ito's colours, as in the example's own picture.
-_COLOURS = {"adamw": "#767676", "muon": "#E69F00", "sphere": "#009E73", "stiefel": "#0072B2"}
+_VALUES = {
+    "muon": ("Muon", "#E69F00"),
+    "adamw": ("AdamW", "#767676"),
+    "stiefel": ("on the manifold", "#0072B2"),
+}
+_METHODS = {
+    "manifold Muon": ("on the manifold", "#0072B2"),
+    "Björck + Adam": ("parametrised (Björck, Adam)", "#009E73"),
+    "AdamW, free": ("AdamW, no constraint", "#767676"),
+}
 
 
-def draw(to: Path, record: Path = _RECORD) -> None:
-    """Writes the picture: singular values over the steps, and accuracy beside the bound."""
-    found = json.loads(record.read_text(encoding="utf-8"))
-    figure = Figure(figsize=(8.4, 2.7), layout="constrained")
+def draw(to: Path, digits: Path = _DIGITS, proofs: Path = _PROOFS) -> None:
+    """Writes the picture: singular values over the steps, and what is proved over the radius."""
+    figure = Figure(figsize=(8.4, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2)
-    _singular_values(left, found)
-    _accuracies(right, found)
+    _singular_values(left, json.loads(digits.read_text(encoding="utf-8")))
+    _proofs(right, json.loads(proofs.read_text(encoding="utf-8")))
     for panel in (left, right):
         panel.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False, fontsize=8, loc="lower left")
+    right.legend(frameon=False, fontsize=8, loc="upper right")
     figure.savefig(to, format="svg", metadata={"Date": None})
 
 
-def _singular_values(panel: Axes, record: dict) -> None:
-    for name, runs in record["runs"].items():
+def _singular_values(panel: Axes, record: dict[str, Any]) -> None:
+    for name, (label, colour) in _VALUES.items():
+        runs = record["runs"][name]
         low = np.min([run["smallest"] for run in runs], axis=0)
         high = np.max([run["largest"] for run in runs], axis=0)
-        steps, colour = runs[0]["step"], _COLOURS[name]
-        panel.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
-        for edge in (low, high):
-            panel.plot(steps, edge, color=colour, linewidth=2)
+        panel.fill_between(
+            runs[0]["step"], low, high,
+            facecolor=colour, alpha=0.35, edgecolor=colour, linewidth=2, label=label,
+        )  # fmt: skip
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_locator(NullLocator())
     panel.set_xlim(0, record["settings"]["steps"])
-    panel.set(xlabel="step", title="Singular values of all weights")
+    panel.set(xlabel="training step", ylabel="singular value")
+    panel.set_title("Smallest to largest singular value of all weights", fontsize=10)
 
 
-def _accuracies(panel: Axes, record: dict) -> None:
-    for name, row in record["summary"].items():
-        accuracy, bound = row["test_accuracy"], row["lipschitz"]
-        panel.errorbar(bound["mean"], accuracy["mean"], accuracy["error"], bound["error"],
-                       fmt="o", color=_COLOURS[name], markersize=8)  # fmt: skip
-        panel.annotate(row["label"], (bound["mean"], accuracy["mean"]), (9, 6),
-                       textcoords="offset points", color=_COLOURS[name])  # fmt: skip
-    panel.set(xlim=(0, 62), ylim=(97.9, 98.95), ylabel="test accuracy (%)",
-              xlabel="bound on the Lipschitz constant",
-              title="Accuracy and bound after training")  # fmt: skip
+def _proofs(panel: Axes, record: dict[str, Any]) -> None:
+    for name, (label, colour) in _METHODS.items():
+        curve = 100 * np.array(record["summary"]["fc-256"][name]["epochs"]["curve"])
+        radii = np.linspace(0, 1.5 * 1.58, len(curve))  # as in the study's own picture
+        panel.plot(radii, curve, color=colour, linewidth=2, label=label)
+    panel.set(xlim=(0, 2.37), ylim=(0, 100), xlabel="length of the change, pixels from 0 to 1")
+    panel.set_title("Test images (%) that no such change can fool", fontsize=10)

@@ -1,7 +1,8 @@
 """Checks the records in the source against the code and the pages: `python -m studies check`.
 
 The summary of a study's record follows from its rows as the code is now, and a picture is there;
-the table of reproductions is that of its records; every record is named on a page.
+the table of reproductions is that of its records; every record is named on a page; the first pages
+say what their records give.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from studies import claims
 from studies.records import plain, read_record
 from studies.reproduction.__main__ import RESULTS, TABLE, read_all
 from studies.reproduction.rows import markdown
@@ -38,6 +40,7 @@ def problems(studies: Mapping[str, type[Study]]) -> Iterator[str]:
         command = f"python -m benchmarks {path.stem}"
         if not any(name in text for name in (*files, command)):
             yield f"{path.name} is on no page"
+    yield from claims.problems()
 
 
 def differences(path: Path, kind: type[Study]) -> list[str]:

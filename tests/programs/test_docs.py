@@ -11,7 +11,8 @@ import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
-from docs import coverage, excerpts, links, references
+from docs import coverage, excerpts, links, references, thumbnails
+from studies import claims
 
 ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -100,6 +101,36 @@ def test_every_page_is_in_the_navigation():
     assert set(re.findall(r"[\w/-]+\.md$", _CONFIGURATION, re.MULTILINE)) == pages
 
 
+def test_every_picture_is_in_the_gallery():
+    page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    shown = re.findall(r"\(thumbnails/([\w.-]+)\)", page)
+    tutorials = {f"tutorial-{path.stem}.svg" for path in _TUTORIALS}  # the build draws them
+    found = {name for name, _ in thumbnails.pictures() if not name.startswith("tutorial-")}
+    assert sorted(shown) == sorted(found | tutorials)
+
+
+def test_the_first_pages_say_what_their_records_give():
+    assert claims.problems() == []
+
+
+_CLAIM = "| Muon | 98.50 ± 0.09 % |"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (f"Digits:\n{_CLAIM}\n`0.5`, Python 3.11", []),
+        ("| Muon | **98.50 ± 0.09** % |", []),
+        ("| Muon | 98.51 ± 0.09 % |", ["does not say", "says 98.51", "says ± 0.09"]),
+        (f"{_CLAIM} and 12 % more, in 1.5 s", ["says 12 %", "says 1.5"]),
+    ],
+)
+def test_a_number_without_a_record_is_found(text, found):
+    lines = list(claims.unproved({"page.md": text}, {"page.md": [_CLAIM]}))
+    assert len(lines) == len(found)
+    assert all(part in line for part, line in zip(found, lines, strict=True))
+
+
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
 def test_files_that_are_linked_to_are_there(page):
     """The pages of docs are checked by the build; these are read where the code is."""
@@ -173,8 +204,11 @@ def test_names_and_sources_are_linked(tmp_path):
         "README.md",
         "docs/index.md",
         "docs/certificates.md",
+        "docs/certified-classifier.md",
         "docs/checkpoints.md",
+        "docs/coming-from.md",
         "docs/constrain-a-transformer.md",
+        "docs/fine-tune.md",
         "docs/getting-started.md",
         "docs/lab/index.md",
         "docs/math/any-norm.md",
@@ -188,8 +222,13 @@ def test_names_and_sources_are_linked(tmp_path):
         "docs/math/complex-stiefel.md",
         "docs/minimize.md",
         "docs/reliability.md",
+<<<<<<< HEAD
         "docs/scale.md",
+=======
+        "docs/swap-muon.md",
+>>>>>>> ea562633 (Rewrite landing page, README and Get started; hold their numbers to records)
         "docs/transformations.md",
+        "docs/your-own-parts.md",
     ],
 )
 def test_the_code_on_a_page_runs(page):
