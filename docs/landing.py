@@ -60,5 +60,5 @@ def _proofs(panel: Axes, record: dict[str, Any]) -> None:
         curve = 100 * np.array(record["summary"]["fc-256"][name]["epochs"]["curve"])
         radii = np.linspace(0, 1.5 * 1.58, len(curve))  # as in the study's own picture
         panel.plot(radii, curve, color=colour, linewidth=2, label=label)
-    panel.set(xlim=(0, 2.37), ylim=(0, 100), xlabel="length of the change, pixels from 0 to 1")
+    panel.set(xlim=(0, 2.37), ylim=(0, 112), xlabel="length of the change, pixels from 0 to 1")
     panel.set_title("Test images (%) that no such change can fool", fontsize=10)
