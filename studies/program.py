@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -87,10 +88,38 @@ def load(p: Parser, loader: Callable[[Path | None], Dataset], folder: Path | Non
         p.error(str(error))
 
 
-def progress(total: int) -> tqdm:
+class Progress(tqdm):
+    """A bar whose rate and remaining time leave out compilation.
+
+    Until the first steps are done there is no rate; the chunk that they came in, most of whose time
+    was compilation, counts as done and not as timed. `compiling` leaves out a later one.
+    """
+
+    timed = False
+
+    def update(self, n: float | int | None = 1) -> bool | None:
+        if self.timed:
+            return super().update(n)
+        self.timed = True
+        self.n += n or 0
+        self.initial = self.last_print_n = self.n
+        self.unpause()
+        return self.refresh()
+
+    @contextlib.contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Leave out what takes place inside."""
+        begun = time.time()
+        yield
+        spent = time.time() - begun
+        self.start_t += spent
+        self.last_print_t += spent
+
+
+def progress(total: int, done: int = 0) -> Progress:
     """A bar over steps; in a file it is one line after another, and so seldom."""
     pause = 0.1 if sys.stderr.isatty() else 10.0
-    return tqdm(total=total, unit="step", dynamic_ncols=True, mininterval=pause)
+    return Progress(total=total, initial=done, unit="step", dynamic_ncols=True, mininterval=pause)
 
 
 def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = False) -> None:

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
 from manifoldmuon.checkpoints import CheckpointError
 from studies.datasets import DatasetError, FlatImages
 from studies.digits import figure
@@ -23,7 +21,7 @@ from studies.digits.methods import METHODS
 from studies.digits.settings import Settings
 from studies.digits.summary import as_record, leads_over_adamw, summarise
 from studies.digits.table import table
-from studies.program import Parser, interrupted
+from studies.program import Parser, interrupted, progress
 from studies.records import WriteError, write_record
 
 
@@ -110,9 +108,7 @@ def train_all(
     compile_seconds = {} if kept is None else kept.compile_seconds
     total = len(settings.optimizers) * len(settings.seeds) * settings.steps
     done = 0 if kept is None else kept.step
-    # In a file a bar is one line after another: seldom, there.
-    pause = 0.1 if sys.stderr.isatty() else 10.0
-    with tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, mininterval=pause) as bar:
+    with progress(total, done) as bar:
 
         def report(trainer: Trainer, run: Run, steps: int, carry: Carry) -> None:
             bar.set_postfix_str(
@@ -129,7 +125,8 @@ def train_all(
                 continue
             label = METHODS[name].label
             bar.set_description(f"{label}, compiling")
-            trainer = Trainer(settings, name, data[settings.seeds[0]])
+            with bar.compiling():
+                trainer = Trainer(settings, name, data[settings.seeds[0]])
             compile_seconds[name] = trainer.compile_seconds
             for place, seed in enumerate(settings.seeds):
                 bar.set_description(f"{label}, seed {seed}", refresh=False)
