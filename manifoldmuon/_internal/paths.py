@@ -89,7 +89,7 @@ class ByPath:
             patterns = [_text(pattern) for pattern, _ in self.rules]
             raise ValueError(
                 f"no pattern matches the parameters {unmatched}; the patterns are {patterns}."
-                " Add a pattern for them."
+                " Add a pattern for them; the page 'Get started' says which."
             )
         used = {*chosen, *map(self.first_match, holes)}
         unused = [_text(p) for i, (p, _) in enumerate(self.rules) if i not in used]

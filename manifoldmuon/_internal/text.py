@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator, Sequence
+
+
+class Printed:
+    """What a notebook shows as it is printed, and not by its `repr`."""
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> str:

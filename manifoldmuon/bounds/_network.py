@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.text import align, branches
+from manifoldmuon._internal.text import Printed, align, branches
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes
 from manifoldmuon.bounds._norm_bounds import ONE_HOT, RMS, Measure, NormBound
 from manifoldmuon.bounds._weights import weight_of
@@ -29,7 +29,7 @@ _HEADER = ("module", "input", "output", "Lipschitz: input", "weights", "sharpnes
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Bounds:
+class Bounds(Printed):
     """Bounds that hold for every input and all weights that it was asked for; see `bound`.
 
     Movements of the input are measured in the norms of `inputs`, movements of the weights in the

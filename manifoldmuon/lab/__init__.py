@@ -1,6 +1,7 @@
 """Measurements as functions, for manifolds, retractions and sweeps of your own."""
 
 from manifoldmuon.lab._erasure import erasure_auc, letter_mask, stable_rank
+from manifoldmuon.lab._pictures import plot_monitor, plot_singular_values
 from manifoldmuon.lab._rates import BestRate, best_rate, excess_loss
 from manifoldmuon.lab._retractions import RandomWalk, RetractionOrder, random_walk, retraction_order
 
@@ -15,4 +16,6 @@ __all__ = [
     "BestRate",
     "best_rate",
     "excess_loss",
+    "plot_monitor",
+    "plot_singular_values",
 ]

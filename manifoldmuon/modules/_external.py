@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from manifoldmuon._internal.text import Printed
 from manifoldmuon.manifolds import Euclidean, LaidOut, Manifold
 from manifoldmuon.modules._atoms import Atom
 from manifoldmuon.modules._budgets import Sharpness, WeightSpec
@@ -114,7 +115,7 @@ class Param(Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExternalModule:
+class ExternalModule(Printed):
     """Geometry and budgets, by path, for a model that is built elsewhere.
 
     Its trees are nested dictionaries that `manifoldmuon.optim` compares with the parameters by

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_fields, check_number
 from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.text import Printed
 from manifoldmuon.modules._budgets import (
     LINEAR,
     Sharpness,
@@ -31,7 +32,7 @@ from manifoldmuon.modules._tree import printed_tree
 
 
 @dataclasses.dataclass(frozen=True)
-class Module(abc.ABC):
+class Module(Printed, abc.ABC):
     """A piece of an architecture that knows its own norm (modular norm, arXiv:2405.14813).
 
     A frozen, hashable value without arrays. It declares a mass and a sensitivity, and is

@@ -22,7 +22,12 @@ from manifoldmuon.optim._steepest import monitor, scale_by_duality, scale_by_ste
 from manifoldmuon.optim._tabulate import Table as Table
 from manifoldmuon.optim._tabulate import tabulate
 from manifoldmuon.optim._tangent import project_tangent
-from manifoldmuon.optim._trees import init_tree, monitor_distance, project_tree
+from manifoldmuon.optim._trees import (
+    init_tree,
+    monitor_distance,
+    monitor_scalars,
+    project_tree,
+)
 
 __all__ = [
     "by_path",
@@ -35,6 +40,7 @@ __all__ = [
     "modular",
     "monitor",
     "monitor_distance",
+    "monitor_scalars",
     "muon",
     "normalize",
     "normed",

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon import linalg
-from manifoldmuon._internal.text import align
+from manifoldmuon._internal.text import Printed, align
 from manifoldmuon._internal.values import changed_fields
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm
@@ -66,8 +66,8 @@ class TableRow:
 
 
 @dataclasses.dataclass(frozen=True)
-class Table:
-    """Result of `tabulate`; `print` shows it as text.
+class Table(Printed):
+    """Result of `tabulate`; `print` and notebooks show it as text.
 
     Attributes:
       rows: one for each parameter, in the order of the tree.

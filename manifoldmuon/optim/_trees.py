@@ -24,6 +24,7 @@ from manifoldmuon.optim._geometry import (
     manifold_of,
 )
 from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.optim._steepest import monitor
 
 
 def project_tree(geometry: Geometry, params: Any) -> Any:
@@ -79,6 +80,42 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
     )  # fmt: skip
     paths = [places.paths[place] for place in places.real]
     return {path: jnp.max(found.get(path, zero), initial=0.0) for path in paths}
+
+
+def monitor_scalars(
+    state: Any, geometry: Geometry | None = None, params: Any = None
+) -> dict[str, jax.Array]:
+    """Return everything there is to log as one flat dictionary, for TensorBoard or W&B.
+
+    `wandb.log(monitor_scalars(state, geometry, params), step)`, and for TensorBoard a loop of
+    `add_scalar`. `lab.plot_monitor` draws a history of them.
+
+    Args:
+      state: see `monitor`.
+      geometry: see `monitor_distance`; None leaves distances out.
+      params: likewise.
+
+    Returns:
+      `{"gap/path": ..., "residual/path": ..., "distance/path": ...}`, one scalar for each: of a
+      stack the largest. Works under `jax.jit`.
+
+    Raises:
+      TypeError, ValueError: see `monitor` and `monitor_distance`.
+
+    Examples:
+      >>> sphere, params = mm.manifolds.Hypersphere(), {"w": jnp.array([1.0, 0.0])}
+      >>> state = manifold_muon(0.1, sphere).init(params)
+      >>> sorted(monitor_scalars(state, sphere, params))
+      ['distance/w', 'gap/w', 'residual/w']
+    """
+    report: dict[str, dict[str, jax.Array]] = monitor(state)
+    if geometry is not None:
+        report = {**report, "distance": monitor_distance(geometry, params)}
+    return {
+        f"{kind}/{path}": jnp.max(numbers, initial=0.0)
+        for kind, found in report.items()
+        for path, numbers in found.items()
+    }
 
 
 def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real
 
 from manifoldmuon._internal.arguments import check_number
+from manifoldmuon._internal.text import Printed
 from manifoldmuon.bounds import L2, RMS, Bounds, LInf, LipschitzBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules import Bias, Compose, ExternalModule, Identity, Linear, Module, Mul
@@ -24,7 +25,7 @@ _ROUNDING = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class CertificationResult:
+class CertificationResult(Printed):
     """Radii of images with all that they belong to; made by `certify`, written by `export`.
 
     Attributes:
@@ -55,6 +56,15 @@ class CertificationResult:
     predicted: Int[np.ndarray, " n"]
     radii: Float[np.ndarray, " n"]
     bounds: Bounds
+
+    def __str__(self) -> str:
+        """Say how many images there are, and which radii most of them have."""
+        quarter, half = np.quantile(self.radii, (0.25, 0.5)) if len(self.radii) else (0.0, 0.0)
+        right = "" if self.labels is None else f", {self.accuracy():.1%} right"
+        return (
+            f"{len(self.radii)} images{right}: half of the radii are at least {half:.3g},"
+            f" three quarters at least {quarter:.3g}"
+        )
 
     def accuracy(self, radius: float = 0.0) -> float:
         """Return the share of images that are right, and stay so within this radius.

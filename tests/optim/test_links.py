@@ -218,3 +218,15 @@ def test_monitor_reads_any_composition():
     both = (links["y"].init(params), links["y"].init(params))
     with pytest.raises(ValueError, match="\\['a', 'b'\\]"):
         optim.monitor(both)
+
+
+@pytest.mark.filterwarnings("ignore:.*project_tree")  # half of the weights lie off the manifold
+def test_monitor_scalars_are_flat():
+    geometry, params = Stiefel(), {"a": jnp.stack([jnp.eye(4, 3), 1.5 * jnp.eye(4, 3)])}
+    tx = optim.scale_by_steepest(geometry)
+    _, state = tx.update(drawn({"a": (2, 4, 3)}), tx.init(params), params)
+    found = jax.jit(lambda *a: optim.monitor_scalars(a[0], geometry, a[1]))(state, params)
+    assert set(found) == {"gap/a", "residual/a", "distance/a"}
+    assert float(found["gap/a"]) == float(state.gap["a"].max())
+    assert float(found["distance/a"]) == pytest.approx(0.5, abs=1e-5)
+    assert set(optim.monitor_scalars(state)) == {"gap/a", "residual/a"}

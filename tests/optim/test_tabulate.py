@@ -61,7 +61,9 @@ def test_it_prints_as_a_table():
         optim.tabulate(geometry, params)
     geometry["out"]["bias"] = VECTOR
     budgets = {"embed": 0.5, "out": {"kernel": jnp.full((1, 1), 0.25), "bias": 1}}
-    lines = str(optim.tabulate(geometry, params, budgets)).splitlines()
+    table = optim.tabulate(geometry, params, budgets)
+    lines = str(table).splitlines()
+    assert table._repr_html_() == f"<pre>{table}</pre>"  # nothing in it needs to be escaped
     assert [line.split("  ")[0].rstrip() for line in lines] == [
         "path", "-" * 15, "embed/embedding", "out/bias", "out/kernel"
     ]  # fmt: skip

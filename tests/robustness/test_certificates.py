@@ -97,6 +97,7 @@ def test_accuracies_and_curve(rng):
     y = np.where(np.arange(300) % 3 == 0, (found.predicted + 1) % 4, found.predicted)
     found = certify(FULL, params, x, y, batch=70)
     right = np.arange(300) % 3 != 0
+    assert str(found).startswith("300 images, 66.7% right: half of the radii are at least ")
     assert found.accuracy() == pytest.approx(2 / 3)
     at = float(np.median(found.radii))
     assert found.accuracy(at) == np.mean(right & (found.radii >= at))

@@ -1,0 +1,112 @@
+"""Pictures of a training: singular values by layer, and what a log holds, over the steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#767676", "#000000")
+
+
+def plot_singular_values(history: Mapping[int, Any], columns: int = 3) -> Figure:
+    """Draw the singular values of every matrix over the steps, one panel for each parameter.
+
+    The band reaches from the smallest to the largest value, the lines are quartiles. Of a stack all
+    matrices count together. The picture is matplotlib's (extra `studies`); nothing is shown or
+    saved.
+
+    Args:
+      history: by step, the parameters there: any tree of arrays. Vectors are left out.
+      columns: how many panels stand side by side, at most.
+
+    Returns:
+      The figure; `figure.savefig("values.png")`, or the last line of a cell in a notebook.
+
+    Raises:
+      ValueError: there is no step, or no matrix.
+
+    Examples:
+      >>> history = {0: {"w": jnp.eye(3, 2), "b": jnp.ones(3)}, 10: {"w": 2 * jnp.eye(3, 2)}}
+      >>> [panel.get_title() for panel in plot_singular_values(history).axes]
+      ['w']
+    """
+    values: dict[str, dict[int, np.ndarray]] = {}
+    for step, params in history.items():
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+            if np.ndim(leaf) >= 2:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                found = np.linalg.svd(np.asarray(leaf, np.float32), compute_uv=False)
+                values.setdefault(name, {})[step] = found.ravel()
+    if not values:
+        raise ValueError("plot_singular_values(history) holds no matrix: {step: params, ...}")
+    figure, panels = _panels(len(values), columns)
+    for panel, (name, at) in zip(panels, values.items(), strict=True):
+        steps = sorted(at)
+        low, *quartiles, high = np.transpose(
+            [np.quantile(at[step], (0, 0.25, 0.5, 0.75, 1)) for step in steps]
+        )
+        panel.fill_between(steps, low, high, color=_COLOURS[0], alpha=0.25, linewidth=1)
+        for line in quartiles:
+            panel.plot(steps, line, color=_COLOURS[0], linewidth=1)
+        panel.set(title=name, xlabel="step", ylabel="singular values", ylim=(0, None))
+    return figure
+
+
+def plot_monitor(history: Mapping[int, Mapping[str, float]], columns: int = 3) -> Figure:
+    """Draw numbers of a log over the steps: a panel for each kind, a line for each parameter.
+
+    The kind is what precedes the first `/`, as `optim.monitor_scalars` writes it; add others, such
+    as `{"erasure/w": erasure_auc(w, mask)}` or `{"loss": ...}`. Axes are logarithmic where all
+    numbers are positive. The picture is matplotlib's (extra `studies`).
+
+    Args:
+      history: by step, the numbers there.
+      columns: how many panels stand side by side, at most.
+
+    Raises:
+      ValueError: there is no number.
+
+    Examples:
+      >>> history = {0: {"gap/w": 0.1, "loss": 2.0}, 10: {"gap/w": 0.01, "loss": 1.0}}
+      >>> [panel.get_title() for panel in plot_monitor(history).axes]
+      ['gap', 'loss']
+    """
+    kinds: dict[str, dict[str, dict[int, float]]] = {}
+    for step, numbers in history.items():
+        for name, number in numbers.items():
+            kind, _, path = name.partition("/")
+            kinds.setdefault(kind, {}).setdefault(path, {})[step] = float(number)
+    if not kinds:
+        raise ValueError("plot_monitor(history) holds no number: {step: {'gap/w': 0.1}, ...}")
+    figure, panels = _panels(len(kinds), columns)
+    for panel, (kind, lines) in zip(panels, kinds.items(), strict=True):
+        for index, (path, at) in enumerate(lines.items()):
+            colour = _COLOURS[index % len(_COLOURS)]
+            panel.plot(list(at), list(at.values()), color=colour, label=path, linewidth=1.5)
+        if min(min(at.values()) for at in lines.values()) > 0:
+            panel.set_yscale("log")
+        panel.set(title=kind, xlabel="step")
+        if 1 < len(lines) <= len(_COLOURS):
+            panel.legend(frameon=False, fontsize=7)
+    return figure
+
+
+def _panels(count: int, columns: int) -> tuple[Figure, list[Any]]:
+    """Return a figure with this many panels of one size."""
+    from matplotlib.figure import Figure
+
+    across = min(count, max(columns, 1))
+    down = -(-count // across)
+    figure = Figure(figsize=(3.4 * across, 2.6 * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False).ravel()
+    for panel in panels[:count]:
+        panel.spines[["top", "right"]].set_visible(False)
+    for panel in panels[count:]:
+        figure.delaxes(panel)
+    return figure, list(panels[:count])
