@@ -222,11 +222,8 @@ def test_names_and_sources_are_linked(tmp_path):
         "docs/math/complex-stiefel.md",
         "docs/minimize.md",
         "docs/reliability.md",
-<<<<<<< HEAD
         "docs/scale.md",
-=======
         "docs/swap-muon.md",
->>>>>>> ea562633 (Rewrite landing page, README and Get started; hold their numbers to records)
         "docs/transformations.md",
         "docs/your-own-parts.md",
     ],
