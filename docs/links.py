@@ -60,13 +60,13 @@ def write(site: Path, root: Path = coverage.ROOT) -> int:
 
 
 def _link_names(page: Path, body: str, entries: Mapping[str, Path]) -> tuple[str, int]:
-    """Links each name once in an entry of the API, and once on any other page."""
+    """Links every name in an entry of the API, and each name once on any other page."""
     suffixes = defaultdict(set)
     for name in entries:
         parts = name.split(".")
         for i in range(1, len(parts)):
             suffixes[".".join(parts[i:])].add(name)
-    entry, seen, count = "", set(), 0
+    entry, count, seen = "", 0, set()
 
     def find(text: str) -> str | None:
         mark = _CALL.fullmatch(html.unescape(text))
@@ -82,9 +82,9 @@ def _link_names(page: Path, body: str, entries: Mapping[str, Path]) -> tuple[str
         return next(iter(found)) if len(found) == 1 else None
 
     def put(mark: re.Match[str]) -> str:
-        nonlocal entry, seen, count
+        nonlocal entry, count
         if mark["heading"] and (here := _ENTRY.match(mark["heading"])):
-            entry, seen = here["name"], set()
+            entry = here["name"]
         if mark["code"]:
             name = find(mark["code"])
         elif mark["typed"]:  # where it is defined, in a private module
@@ -96,7 +96,8 @@ def _link_names(page: Path, body: str, entries: Mapping[str, Path]) -> tuple[str
             return mark[0]
         if name == entry or entry.startswith(f"{name}."):
             return mark[0]
-        seen.add(name)
+        if not entry:
+            seen.add(name)
         count += 1
         inside = f"<code>{mark['code']}</code>" if mark["code"] else mark["text"]
         return f'<a href="{_relative(page, entries[name])}#{name}">{inside}</a>'
