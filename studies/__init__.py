@@ -9,6 +9,7 @@ from studies.ablation import Ablation
 from studies.certified.study import CertifiedNetworks
 from studies.erasure.study import WeightErasure
 from studies.fine_tuning import FineTuning
+from studies.momentum_bits import MomentumBits
 from studies.newton_schulz import NewtonSchulzDesigner
 from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
@@ -26,6 +27,7 @@ _ALL: tuple[type[Study], ...] = (
     Ablation,
     WeightSpaces,
     Transformers,
+    MomentumBits,
     CertifiedNetworks,
     NewtonSchulzDesigner,
     FineTuning,
@@ -40,6 +42,7 @@ __all__ = [
     "CertifiedNetworks",
     "FineTuning",
     "LearningRateTransfer",
+    "MomentumBits",
     "NewtonSchulzDesigner",
     "RetractionLaboratory",
     "SolverShootOut",
