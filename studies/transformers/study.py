@@ -51,7 +51,7 @@ class Transformers(Study):
         "", "size whose best place of a method starts its search at the other sizes; none: all "
         "searches start alike", choices=("", *SIZES))
     later_tries: int = option(
-        4, "places that tune at the other sizes then, with the first of the tuning seeds")
+        4, "places that tune at the other sizes then, with the first of the tuning seeds; 0: none")
     seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the first weights and of the batches")
     widths: tuple[int, ...] = option(
         (), "at which the best rate is looked for, at the first length")
@@ -69,16 +69,11 @@ class Transformers(Study):
     # fmt: on
 
     def __post_init__(self):
-        counts = (
-            *self.lengths,
-            self.tries,
-            self.later_tries,
-            self.batch,
-            self.context,
-            self.held_out,
-        )
+        counts = (*self.lengths, self.tries, self.batch, self.context, self.held_out)
         if not self.lengths or min(counts) < 1:
             raise ValueError(f"lengths, tries, batch and windows must be at least 1; got {counts}")
+        if self.later_tries < 0:
+            raise ValueError(f"later_tries must be at least 0; got {self.later_tries}")
         if any(width < 1 or width % HEAD for width in self.widths):
             raise ValueError(f"widths must be multiples of {HEAD}; got {self.widths}")
         if MUON not in self.methods or not set(self.wide_methods) <= set(self.methods):
@@ -115,9 +110,12 @@ class Transformers(Study):
         if self.start_from in ("", cell["size"]):
             found = self._tuned(method, width, blocks, steps)
         else:
-            start = best_place(self._tuned(method, *SIZES[self.start_from], steps))
-            tuning = self.later_tries, self.tuning_seeds[:1], start
-            found = self._tuned(method, width, blocks, steps, *tuning)
+            found = self._tuned(method, *SIZES[self.start_from], steps)
+            start = best_place(found)
+            found = {start: found[start]}
+            if self.later_tries:
+                tuning = self.later_tries, self.tuning_seeds[:1], start
+                found = self._tuned(method, width, blocks, steps, *tuning)
         place = best_place(found)
         knobs = method.knobs(place)
         rows = [self._trained(method.program, width, blocks, steps, seed, knobs, True)

@@ -163,6 +163,9 @@ def test_a_search_starts_from_the_best_place_of_another_size(tmp_path):
         json.loads(json.loads(line)[0])[4] for line in (tmp_path / "runs").read_text().splitlines()
     ]
     assert seeds == [100, 101, 100, 101, 0, 1, 100, 0, 1]
+    untuned = run_study(dataclasses.replace(study, later_tries=0))["rows"]
+    assert untuned[1]["tuned"] == [[*tiny["place"], min(loss for *_, loss in tiny["tuned"])]]
+    assert untuned[1]["loss"] == small["loss"]
 
 
 def test_the_study_resumes_bit_for_bit(tmp_path):
@@ -187,6 +190,7 @@ def test_the_study_resumes_bit_for_bit(tmp_path):
     ("wrong", "message"),
     [
         ({"tries": 0}, "at least 1"),
+        ({"later_tries": -1}, "at least 0"),
         ({"widths": (33,)}, "multiples of 32"),
         ({"methods": ("AdamH",)}, "Muon must be among"),
         ({"seeds": (0, 100)}, "none twice"),
