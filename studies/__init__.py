@@ -11,6 +11,7 @@ from studies.erasure.study import WeightErasure
 from studies.fine_tuning import FineTuning
 from studies.momentum_bits import MomentumBits
 from studies.newton_schulz import NewtonSchulzDesigner
+from studies.plasticity import Plasticity
 from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
 from studies.solvers import SolverShootOut
@@ -31,6 +32,7 @@ _ALL: tuple[type[Study], ...] = (
     CertifiedNetworks,
     NewtonSchulzDesigner,
     FineTuning,
+    Plasticity,
 )
 
 STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
@@ -44,6 +46,7 @@ __all__ = [
     "LearningRateTransfer",
     "MomentumBits",
     "NewtonSchulzDesigner",
+    "Plasticity",
     "RetractionLaboratory",
     "SolverShootOut",
     "Study",

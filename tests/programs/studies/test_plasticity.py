@@ -1,0 +1,97 @@
+"""Plasticity: a stream of one method by a plain loop, findings on known losses, settings."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from studies import Plasticity, run_study
+from studies.classification import digits
+from studies.datasets import batches
+from studies.plasticity import BATCH, HEAD_RATE, METHODS, RIVAL, summary
+
+TINY = Plasticity(
+    methods=(RIVAL, "MuonH"), tasks=2, parts=2, octaves=(0, 1), width=16, depth=2, seeds=(0, 1)
+)
+
+
+def test_a_stream_is_that_of_a_plain_loop():
+    study = dataclasses.replace(TINY, methods=(RIVAL, "Adam"))
+    found = study.run({"method": "Adam", "seed": 1})
+    data, rng = digits(1), np.random.default_rng(1)
+    pixels = [rng.permutation(64) for _ in range(2)]
+    hidden = [
+        jax.random.normal(key, (16, before)) / np.sqrt(before)
+        for key, before in zip(jax.random.split(jax.random.key(1)), (64, 16), strict=True)
+    ]
+    weights = [*hidden, jnp.zeros((10, 16))]
+
+    def loss(weights, x, y):
+        for matrix in weights[:-1]:
+            x = np.sqrt(2) * jax.nn.relu(x @ matrix.T)
+        scores = x @ weights[-1].T
+        return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
+
+    rates = [2.0 ** METHODS["Adam"].centre] * 2 + [HEAD_RATE]
+    tx = optax.scale_by_adam(0.9, 0.95)
+    state, step = tx.init(weights), jax.jit(jax.value_and_grad(loss))
+    for task in range(2):
+        losses = []
+        order = batches(1000 + task, len(data.train_y), len(data.train_y) // BATCH, BATCH)
+        for rows in order:
+            value, grads = step(weights, data.train_x[rows][:, pixels[task]], data.train_y[rows])
+            updates: Any
+            updates, state = tx.update(grads, state)
+            weights = [w - r * u for w, r, u in zip(weights, rates, updates, strict=True)]
+            losses.append(float(value))
+        np.testing.assert_allclose(found["losses"][0][task], np.mean(losses), rtol=1e-3)
+
+
+def test_losses_are_those_at_the_best_rate():
+    rows = [
+        {"method": RIVAL, "seed": 0, "log2_rates": [-6, -5], "losses": [[3, 3, 3], [1, 2, 4]],
+         "dead": [0.5, 0.25]},
+        {"method": RIVAL, "seed": 1, "log2_rates": [-6, -5], "losses": [[3, 3, 3], [1, 2, 4]],
+         "dead": [0.5, 0.25]},
+    ]  # fmt: skip
+    higher = [
+        {**row, "method": "rows", "losses": (np.array(row["losses"]) + 1).tolist()} for row in rows
+    ]
+    found = summary([*rows, *higher])
+    assert found[RIVAL]["log2_rate"] == -5
+    assert found[RIVAL]["last"]["mean"] == 4
+    assert found[RIVAL]["change"]["mean"] == 2
+    assert found[RIVAL]["dead"]["mean"] == 0.25
+    assert found["rows"]["last_over_rival"]["mean"] == 1
+
+
+def test_a_record_has_table_and_picture():
+    record = run_study(TINY)
+    assert "MuonH" in TINY.table(record)
+    assert len(TINY.plot(record).axes) == 1
+    assert np.all(np.isfinite(record["rows"][0]["losses"]))
+
+
+@pytest.mark.parametrize("name", ["Stiefel", "rows", "AdamH"])
+def test_constrained_methods_train(name):
+    study = dataclasses.replace(TINY, methods=(RIVAL, name))
+    first, last = np.array(study.run({"method": name, "seed": 0})["losses"]).T
+    assert np.all(first < np.log(10))
+    assert np.all(last < np.log(10))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"methods": ("MuonH",)}, "must include"),
+        ({"seeds": (0,)}, "two or more different"),
+        ({"tasks": 3}, "parts divide tasks"),
+    ],
+)
+def test_wrong_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(TINY, **wrong)
