@@ -252,5 +252,6 @@ def check_chain(
     if left:
         raise ValueError(
             f"after {steps} steps these parameters have left their manifold, at distance {left}."
-            " `retract` must be there and last: no link or wrapper may change updates after it."
+            " `retract` must be there and last: no link or wrapper may change updates after it;"
+            " the page 'Transformations' says it of each wrapper of Optax."
         )
