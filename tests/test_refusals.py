@@ -89,6 +89,7 @@ from manifoldmuon.modules import (
     Bias,
     Conv2D,
     Embed,
+    ExternalModule,
     Flatten,
     GroupSort,
     Linear,
@@ -254,6 +255,10 @@ REFUSED = [
     (lambda: L2(1.5), "L2.axes must be a whole number in [1, inf); got 1.5"),
     (lambda: RMS(2.5), "RMS.heads must be a whole number in [1, inf); got 2.5"),
     (lambda: NormBound(1.0, features=2.5), "NormBound.features must be a whole number in [1, inf)"),
+    (
+        lambda: bound(ExternalModule(Param("a", Stiefel()))),
+        "bound(params) must be given for an ExternalModule",
+    ),
     (
         lambda: bound(Abs(), input_norm="1"),
         "bound(input_norm) must be a number >= 0 or a NormBound",

@@ -18,6 +18,7 @@ from manifoldmuon.modules import (
     Compose,
     Concatenate,
     Embed,
+    ExternalModule,
     Module,
     Positions,
     Sharpness,
@@ -189,7 +190,7 @@ def bound_part(module: Module, weights: Any, x: Sizes) -> Bounds:
 
 
 def bound(
-    module: Module,
+    module: Module | ExternalModule,
     params: Any = None,
     *,
     input_norm: float | NormBound | tuple[Any, ...] = 1.0,
@@ -209,7 +210,7 @@ def bound(
     are right to about twelve digits.
 
     Args:
-      module: the architecture.
+      module: the architecture. An `ExternalModule` needs `params` and parameters with atoms.
       params: the weights, as `module.init` returns them; None for all on the manifolds.
       input_norm: the largest norm of an input, in the norm that the first module reads (RMS of a
         vector, token or pixel; the largest score). Infinity asks for what holds everywhere. A
@@ -236,6 +237,10 @@ def bound(
     check_number("bound(drift)", drift, least=0.0)
     if (radius and params is None) or (drift and params is not None):
         raise ValueError("radius goes with params: a ball around them; drift goes without")
+    if isinstance(module, ExternalModule):
+        if params is None:
+            raise ValueError("bound(params) must be given for an ExternalModule")
+        module, params = module.network(params)
     known = functools.partial(weight_of, radius=float(radius), drift=float(drift))
     if params is None:
         weights = module.map_weights(lambda spec: known(spec, None))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon.bounds import bound
 from manifoldmuon.contrib import NormPool, SpaceToDepth, orthogonal_conv2d
 from manifoldmuon.manifolds import EmbeddingRows, Stiefel
 from manifoldmuon.modules import (
@@ -206,6 +207,7 @@ def test_networks_of_other_frameworks_get_the_same_certificate(rng, framework):
     np.testing.assert_allclose(module.apply(weights, jnp.asarray(x)), logits, atol=1e-5)
     found, expected = certify(net, model, x), certify(FULL, weights_of(FULL), x)
     np.testing.assert_allclose(found.radii, expected.radii, rtol=1e-5)
+    assert str(bound(net, model)) == str(bound(module, weights))
 
 
 def test_declared_networks_say_what_is_missing():
