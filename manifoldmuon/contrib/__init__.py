@@ -14,14 +14,11 @@ from manifoldmuon.contrib._lint import lint
 from manifoldmuon.contrib._lipschitz_layers import (
     Householder,
     LocallyConnected,
-    NormPool,
     ScaledReLU,
-    Shift,
-    SpaceToDepth,
-    SwapAxes,
     TwoTap,
     orthogonal_conv2d,
 )
+from manifoldmuon.contrib._lipschitz_shapes import NormPool, Shift, SpaceToDepth, SwapAxes
 from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
 from manifoldmuon.contrib._optax_muon import optax_muon
 from manifoldmuon.contrib._qk_clip import with_qk_clip

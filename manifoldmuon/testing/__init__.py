@@ -2,9 +2,9 @@
 
 from manifoldmuon.testing._gradients import GRADIENT_FAMILIES, gradient_sequence
 from manifoldmuon.testing._manifolds import check_manifold
+from manifoldmuon.testing._meshes import check_inside_shard_map, check_sharding
 from manifoldmuon.testing._msign import check_msign
 from manifoldmuon.testing._norms import check_norm
-from manifoldmuon.testing._shard_map import check_inside_shard_map
 from manifoldmuon.testing._slopes import check_slopes, error_slope
 from manifoldmuon.testing._stiefel import (
     STIEFEL_FAMILIES,
@@ -14,7 +14,7 @@ from manifoldmuon.testing._stiefel import (
     stiefel_optimum,
     stiefel_problem,
 )
-from manifoldmuon.testing._transformations import check_sharding, check_transformation
+from manifoldmuon.testing._transformations import check_transformation
 
 __all__ = [
     "GRADIENT_FAMILIES",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
@@ -18,15 +16,14 @@ from manifoldmuon.testing._assertions import (
     agree,
     at_most,
     check_value_object,
-    inner_products,
     normal,
-    numpy,
     require,
     same_tree_of_shapes,
     spoil,
     wide,
 )
-from manifoldmuon.testing._shard_map import check_inside_shard_map
+from manifoldmuon.testing._case import Answers, Case, Values, ask_manifold, jitted, largest
+from manifoldmuon.testing._meshes import check_inside_shard_map
 
 SCALES = (1e-30, 1e-10, 1e10, 1e30)
 NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares of what is not normal
@@ -106,92 +103,6 @@ def check_manifold(
         _check_shard_map(case)
 
 
-# A JAX array while it is traced, a NumPy array or (NumPy's name for a sum) scalar afterwards.
-Numbers = Any
-
-
-class Answers(NamedTuple):
-    """Everything that a manifold says about a point, a gradient and a vector."""
-
-    projected: Numbers
-    size: Numbers
-    tangent: Numbers
-    direction: Numbers
-    direction_size: Numbers
-    dual: Any
-    residual: Numbers
-    gap: Numbers
-    moved: Numbers
-    distance: Numbers
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A manifold with one point and three random arrays of its shape."""
-
-    manifold: Manifold
-    shape: tuple[int, ...]
-    point: np.ndarray
-    grad: np.ndarray
-    vector: np.ndarray
-    other: np.ndarray
-    tolerance: float
-    gap: float
-    overshoot: float
-    ask: Callable[..., Answers]
-    optimum: Callable[[np.ndarray, np.ndarray], float] | None = None
-
-    def project(self, array: Numbers) -> np.ndarray:
-        return self.ask(self.point, self.grad, array).projected
-
-    def project_tangent(self, point: Numbers, vector: Numbers) -> np.ndarray:
-        return self.ask(point, self.grad, vector).tangent
-
-    def retract(self, point: Numbers, vector: Numbers) -> np.ndarray:
-        return self.ask(point, self.grad, vector).moved
-
-    def norm(self, vector: Numbers) -> np.ndarray:
-        return self.ask(self.point, self.grad, vector).size
-
-    def distance(self, point: Numbers) -> np.ndarray:
-        return self.ask(point, self.grad, self.vector).distance
-
-    def inner(self, x, y) -> np.ndarray:
-        """`<x, y>` over the whole array, in float64."""
-        return inner_products(x, y, len(self.shape))
-
-    def unit(self, vector: Numbers) -> np.ndarray:
-        """The vector, or the longest of several, at norm 1."""
-        return np.asarray(vector / max(_largest(self.norm(vector)), 1e-30))
-
-    def agree(self, law: str, actual, expected, factor: float = 1.0) -> None:
-        agree(law, actual, expected, factor * self.tolerance)
-
-
-def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled, with NumPy arrays as results."""
-    compiled = jax.jit(function)
-    return lambda *arrays: numpy(compiled(*arrays))
-
-
-def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -> Answers:
-    answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
-    require("steepest returns a Steepest", isinstance(answer, Steepest), type(answer).__name__)
-    # One compilation answers every question: a check asks with the arrays that it wants.
-    return Answers(
-        projected=manifold.project(vector),
-        size=manifold.norm.norm(vector),
-        tangent=manifold.project_tangent(point, vector),
-        direction=answer.direction,
-        direction_size=manifold.norm.norm(answer.direction),
-        dual=answer.dual,
-        residual=answer.residual,
-        gap=answer.gap,
-        moved=manifold.retract(point, vector),
-        distance=manifold.distance(point),
-    )
-
-
 def _agree_all(law: str, actual: Answers, expected: Answers, case: Case) -> None:
     # Certificates are small numbers: their noise is that of the direction.
     directions = ("projected", "tangent", "size", "direction", "direction_size", "moved")
@@ -221,7 +132,7 @@ def _check_shapes(case: Case) -> None:
     same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)
 
 
-def _check_the_set(case: Case, again: Numbers, on_set: float, convex: bool) -> None:
+def _check_the_set(case: Case, again: Values, on_set: float, convex: bool) -> None:
     answers = case.ask(case.point, case.grad, case.vector)
     at_most("a random point is on the set", answers.distance, on_set)
     require("random_point depends on its key alone", bool(np.all(again == case.point)))
@@ -259,7 +170,7 @@ def _check_tangent_space(case: Case) -> None:
     _check_stays_near("tangent", case, first)
 
 
-def _check_stays_near(law: str, case: Case, vector: Numbers) -> None:
+def _check_stays_near(law: str, case: Case, vector: Values) -> None:
     """Along a tangent vector of norm 1 the distance from the set grows like t**2 / 2, not like t.
 
     The route that knows nothing of how the tangent space was computed.
@@ -267,11 +178,6 @@ def _check_stays_near(law: str, case: Case, vector: Numbers) -> None:
     t = 0.03
     away = case.distance(case.point + t * case.unit(vector))
     at_most(f"{law}: the set is left to second order only", away, t**2)
-
-
-def _largest(size: Numbers) -> Any:
-    """The largest of the sizes, where one array holds several points."""
-    return np.max(size, initial=0)
 
 
 def _check_steepest(case: Case) -> None:
@@ -282,7 +188,7 @@ def _check_steepest(case: Case) -> None:
     at_most(f"gap <= {case.gap}", answers.gap, case.gap)
 
 
-def _check_gap(case: Case, point: Numbers, grad: Numbers, answers: Answers | Steepest) -> None:
+def _check_gap(case: Case, point: Values, grad: Values, answers: Answers | Steepest) -> None:
     """No feasible direction may beat the bound that the gap implies."""
     value, direction = case.inner(grad, answers.direction), answers.direction
     left = 1 - np.max(wide(answers.gap), initial=0)
@@ -301,7 +207,7 @@ def _check_gap(case: Case, point: Numbers, grad: Numbers, answers: Answers | Ste
         # may be rounding alone, which a second projection removes.
         rival = case.unit(-case.project_tangent(point, -rival))
         again = -case.project_tangent(point, -rival)
-        if (size := _largest(case.norm(again))) > 0.1:
+        if (size := largest(case.norm(again))) > 0.1:
             best.append(case.inner(grad, again) / max(size, 1))
     at_most("the gap is a true bound", left * max(best), value, case.tolerance * length)
 
@@ -324,9 +230,7 @@ def _check_nearly_normal(case: Case) -> None:
                 _check_direction(case, point, grad, ", nearly normal", case.tolerance)
 
 
-def _check_direction(
-    case: Case, point: Numbers, grad: Numbers, where: str, slack: float
-) -> Answers:
+def _check_direction(case: Case, point: Values, grad: Values, where: str, slack: float) -> Answers:
     answers = case.ask(point, grad, case.vector)
     direction = answers.direction
     at_most(f"norm(direction) <= 1{where}", answers.direction_size, 1 + case.overshoot)

@@ -1,0 +1,106 @@
+"""Checks on meshes: inside `jax.shard_map`, and with sharded parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import AxisType, PartitionSpec
+from jaxtyping import PyTree
+
+from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon.testing._assertions import require
+
+
+def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> None:
+    """Checks that `jax.shard_map` takes a function, with its check of what varies over the mesh.
+
+    First each argument by itself differs between the devices of a mesh, then all do. Where it
+    fails, a loop mostly begins with arrays that are the same on all devices and goes on with
+    others: `match_varying_axes` makes them alike. Nothing is compiled, and no mesh is needed.
+
+    Args:
+      function: returns a pytree of arrays.
+      arguments: pytrees of arrays.
+
+    Raises:
+      AssertionError: naming the arguments that varied, by place, and what JAX says. What the
+        function raises where nothing varies comes as it is.
+
+    Examples:
+      >>> check_inside_shard_map(lambda x, y: x @ y, jnp.ones((2, 3)), jnp.ones(3))
+    """
+    jax.eval_shape(function, *arguments)
+    mesh = jax.sharding.AbstractMesh((2,), ("devices",), axis_types=(AxisType.Auto,))
+    every, same = PartitionSpec("devices"), PartitionSpec()
+    places = range(len(arguments))
+    for varying in (*({place} for place in places), set(places)):
+
+        def inside(mark, given, varying=frozenset(varying)):
+            marked = [
+                match_varying_axes(tree, mark) if place in varying else tree
+                for place, tree in enumerate(given)
+            ]
+            return jax.tree.map(lambda x: jnp.asarray(x)[None], function(*marked))
+
+        mapped = jax.shard_map(inside, mesh=mesh, in_specs=(every, same), out_specs=every)
+        try:
+            jax.eval_shape(mapped, jnp.ones(2), arguments)
+        except Exception as error:
+            which = ", ".join(map(str, sorted(varying)))
+            require("traces inside of jax.shard_map", False, f"arguments {which} vary: {error}")
+
+
+def check_sharding(
+    tx: optax.GradientTransformation, params: Any, grads: Any, shardings: Any
+) -> None:
+    """Checks that sharded parameters give what unsharded ones give.
+
+    Args:
+      tx: the transformation.
+      params: parameters on one device.
+      grads: gradients of the same tree.
+      shardings: one `jax.sharding.NamedSharding` per parameter, on a mesh whose axes may be
+        automatic or explicit.
+
+    Raises:
+      AssertionError: if two steps differ from those on one device, or if updates or states
+        change their sharding types, so that the second step compiles again.
+
+    Examples:
+      >>> mesh = jax.make_mesh((1,), ("devices",), (jax.sharding.AxisType.Auto,))
+      >>> shardings = {"w": jax.sharding.NamedSharding(mesh, jax.P("devices"))}
+      >>> params = {"w": jnp.ones((4, 2))}
+      >>> check_sharding(optax.sgd(0.1, momentum=0.9), params, params, shardings)
+    """
+    traces = []
+
+    @jax.jit
+    def step(params, state, grads):
+        traces.append(None)
+        updates, state = tx.update(grads, state, params)
+        return updates, optax.apply_updates(params, updates), state
+
+    wanted, state = [], tx.init(params)
+    sharded, sharded_grads = jax.device_put((params, grads), (shardings, shardings))
+    for _ in range(2):
+        updates, params, state = step(params, state, grads)
+        wanted.append(updates)
+    state = tx.init(sharded)
+    with jax.set_mesh(jax.tree.leaves(shardings)[0].mesh):
+        chex.assert_trees_all_equal(_types(jax.jit(tx.init)(sharded)), _types(state))
+    types = _types((sharded, sharded, state))
+    traces.clear()
+    for expected in wanted:
+        updates, sharded, state = step(sharded, state, sharded_grads)
+        chex.assert_trees_all_equal(_types((updates, sharded, state)), types)
+        chex.assert_trees_all_close(jax.device_get(updates), expected, rtol=1e-4, atol=1e-5)
+    assert len(traces) == 1, f"{len(traces)} compilations in two steps"
+
+
+def _types(tree: Any) -> Any:
+    return jax.tree.map(lambda x: str(jax.typeof(x)), tree)
