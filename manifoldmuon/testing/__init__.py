@@ -15,11 +15,13 @@ from manifoldmuon.testing._stiefel import (
     stiefel_problem,
 )
 from manifoldmuon.testing._transformations import check_transformation
+from manifoldmuon.testing._validated import Validated
 
 __all__ = [
     "GRADIENT_FAMILIES",
     "STIEFEL_FAMILIES",
     "DirectionErrors",
+    "Validated",
     "check_inside_shard_map",
     "check_manifold",
     "check_msign",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -49,6 +49,7 @@ def check_slopes(
     order: int | float = 1,
     length: float = 1.0,
     margin: float = 0.1,
+    inverse: Callable[[Array, Array], Array] | None = None,
 ) -> None:
     """Check `retract` and `project_tangent` by slopes over two and a half decades, in float64.
 
@@ -58,7 +59,10 @@ def check_slopes(
     * `f(retract(p, t v)) - f(p) - t <project_tangent(p, grad f), v>` falls like t^2 (the
       gradient check of pymanopt and Manopt);
     * for a retraction of second order the tangent part of the first falls like t^3 (Absil, Mahony
-      and Sepulchre 2008, Proposition 5.5.5).
+      and Sepulchre 2008, Proposition 5.5.5): `project_tangent(p, q - p)` is an inverse retraction;
+    * for one of second order `f(retract(p, t v))` misses its Taylor series with the Riemannian
+      Hessian, the projected derivative of the projected gradient, by t^3;
+    * `inverse(p, retract(p, t v)) - t v`, where an inverse is given, falls like t^2.
 
     Args:
       manifold: what is to be checked.
@@ -67,6 +71,7 @@ def check_slopes(
       order: of the retraction, 1 or more.
       length: norm of v; smaller where the set curves strongly.
       margin: how far a slope may be below the integer.
+      inverse: an inverse retraction to check, `inverse(point, other)`, a tangent vector at `point`.
 
     Raises:
       AssertionError: a law is broken; the message names it, the slope and the errors.
@@ -75,23 +80,39 @@ def check_slopes(
       >>> check_slopes(mm.manifolds.Hypersphere(), (5,), jax.random.key(0), order=2)
     """
     with jax.enable_x64(True):
-        errors = jax.jit(lambda *arrays: _errors(manifold, *arrays))
+        errors = jax.jit(lambda *arrays: _errors(manifold, inverse, *arrays))
         point = manifold.random_point(key, shape, jnp.float64)
         drawn = (x.astype(np.float64) for x in normal(key, shape, 3))
-        straight, bent, taylor = map(np.asarray, errors(point, length, *drawn))
+        straight, bent, first, second, back = map(np.asarray, errors(point, length, *drawn))
     for law, found, wanted in (
         ("retract(p, t v) = p + t v + O(t^2)", straight, 2),
-        ("f(retract(p, t v)) = f(p) + t <project_tangent(p, grad f), v> + O(t^2)", taylor, 2),
+        ("f(retract(p, t v)) = f(p) + t <project_tangent(p, grad f), v> + O(t^2)", first, 2),
         ("project_tangent(p, retract(p, t v) - p - t v) = O(t^3)", bent, 3 if order >= 2 else 2),
+        (
+            "f(retract(p, t v)) = f(p) + t <grad f, v> + t^2/2 <v, Hess f[v]> + O(t^3)",
+            second,
+            3 if order >= 2 else 2,
+        ),
+        ("inverse(p, retract(p, t v)) = t v + O(t^2)", back, 2),
     ):
         slope = error_slope(LENGTHS, found)
         require(law, slope >= wanted - margin, f"slope {slope:.3g}, errors {found}")
 
 
 def _errors(
-    manifold: Manifold, point: Array, length: Array, vector: Array, linear: Array, square: Array
-) -> tuple[Array, Array, Array]:
-    """Errors for all `LENGTHS`: of the step, of its tangent part, of the cost's Taylor series."""
+    manifold: Manifold,
+    inverse: Callable[[Array, Array], Array] | None,
+    point: Array,
+    length: Array,
+    vector: Array,
+    linear: Array,
+    square: Array,
+) -> tuple[Array, ...]:
+    """Errors for all `LENGTHS`.
+
+    Of the step, of its tangent part, of the cost's Taylor series to first and to second order, and
+    of the inverse.
+    """
     size = lambda x: jnp.sqrt(jnp.sum(x * x))  # noqa: E731
     vector = manifold.project_tangent(point, vector)
     vector = length * vector / jnp.maximum(jnp.max(manifold.norm.norm(vector)), 1e-30)
@@ -99,11 +120,24 @@ def _errors(
     def cost(x: Array) -> Array:
         return jnp.sum(linear * x + square * x * x / 2)
 
-    def at(t: Array) -> tuple[Array, Array, Array]:
+    def gradient(x: Array) -> Array:
+        return manifold.project_tangent(x, jax.grad(cost)(x))
+
+    slope = jnp.sum(gradient(point) * vector)
+    # What is left of the derivative normal to the set is orthogonal to the vector.
+    bend = jnp.sum(vector * jax.jvp(gradient, (point,), (vector,))[1])
+
+    def at(t: Array) -> tuple[Array, ...]:
         moved = manifold.retract(point, t * vector)
         missed = moved - point - t * vector
-        slope = jnp.sum(manifold.project_tangent(point, jax.grad(cost)(point)) * vector)
-        taylor = cost(moved) - cost(point) - t * slope
-        return size(missed), size(manifold.project_tangent(point, missed)), jnp.abs(taylor)
+        first = cost(moved) - cost(point) - t * slope
+        back = t * vector if inverse is None else inverse(point, moved)
+        return (
+            size(missed),
+            size(manifold.project_tangent(point, missed)),
+            jnp.abs(first),
+            jnp.abs(first - t * t / 2 * bend),
+            size(back - t * vector),
+        )
 
     return jax.lax.map(at, jnp.array(LENGTHS))

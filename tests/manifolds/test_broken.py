@@ -30,6 +30,13 @@ class NotOrthogonal(Hypersphere):
         return vector - slanted * radial
 
 
+class ForgetsThePoint(Hypersphere):
+    """Right, but its derivative in the point is lost: Hessians are wrong."""
+
+    def project_tangent(self, point, vector):
+        return super().project_tangent(jax.lax.stop_gradient(point), vector)
+
+
 class EpsilonInTheDenominator(Hypersphere):
     def steepest(self, point, grad, dual):
         tangent = self.project_tangent(point, grad)
@@ -164,12 +171,21 @@ def test_a_callable_manifold_is_found():
         (TooFast(), (5,), 1, "retract.p, t v. = p"),
         (NotOrthogonal(), (5,), 1, "<project_tangent.p, grad f., v>"),
         (Stiefel(retraction=QR()), (5, 3), 2, "= O.t.3."),
+        (ForgetsThePoint(), (5,), 2, "Hess f.v."),
     ],
-    ids=["TooFast", "NotOrthogonal", "FirstOrder"],
+    ids=["TooFast", "NotOrthogonal", "FirstOrder", "ForgetsThePoint"],
 )
 def test_a_wrong_slope_is_found(broken, shape, order, law):
     with pytest.raises(AssertionError, match=f"law broken: .*({law}).*slope"):
         check_slopes(broken, shape, jax.random.key(0), order)
+
+
+def test_an_inverse_retraction_is_checked():
+    sphere, key = Hypersphere(), jax.random.key(0)
+    check_slopes(sphere, (5,), key, 2, inverse=lambda p, q: sphere.project_tangent(p, q - p))
+    check_slopes(sphere, (5,), key, 2, inverse=lambda p, q: q / jnp.sum(p * q) - p)  # exact
+    with pytest.raises(AssertionError, match="law broken: inverse.*slope 0.999"):
+        check_slopes(sphere, (5,), key, 2, inverse=lambda p, q: 2 * (q - p))
 
 
 def test_a_gap_is_checked_against_the_optimum_given():
