@@ -77,6 +77,27 @@ class LineSearch(Method):
         """Return matrices whose rows are tangent vectors to be moved to the new point."""
         return []
 
+    def move(
+        self,
+        problem: Problem,
+        point: Array,
+        step: Array,
+        new: Array,
+        euclidean: Array,
+        rows: list[Array],
+    ) -> tuple[Array, Array]:
+        """Return the Riemannian gradient at the new point, and vectors transported there.
+
+        Args:
+          problem: with its manifolds.
+          point: where the vectors are tangent.
+          step: what leads from there to the new point.
+          new: that point, with the `euclidean` gradient.
+          rows: matrices of vectors.
+        """
+        moved = problem.project(new, jnp.concatenate([euclidean[None], *rows]))
+        return moved[0], moved[1:]
+
     @abc.abstractmethod
     def direction(
         self, memory: Any, gradient: Array, before: Array, step: Array, moved: list[Array]
@@ -130,9 +151,9 @@ class LineSearch(Method):
         point = problem.retract(state.point, step)
         value, euclidean = jax.value_and_grad(problem.cost)(point)
         vectors = self.vectors(state.memory)
-        rows = [x.reshape(-1, x.shape[-1]) for x in (euclidean, state.gradient, step, *vectors)]
-        moved = problem.project(point, jnp.concatenate(rows))
-        (gradient, before, step), rest = moved[:3], moved[3:]
+        rows = [x.reshape(-1, x.shape[-1]) for x in (state.gradient, step, *vectors)]
+        gradient, moved = self.move(problem, state.point, step, point, euclidean, rows)
+        (before, step), rest = moved[:2], moved[2:]
         moved = [rest[i * len(x) : (i + 1) * len(x)] for i, x in enumerate(vectors)]
 
         first = state.steps < 0

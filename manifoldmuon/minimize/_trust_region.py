@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -84,6 +85,13 @@ class TrustRegion(Method):
     def __post_init__(self):
         check_fields(self, radius="(0, inf)", inner_steps="[1, inf)")
 
+    def model(
+        self, problem: Problem, point: Array
+    ) -> tuple[Array, Callable[[Array], Array], Array]:
+        """Return the Riemannian gradient, the product with the Hessian, and the cost."""
+        gradient, change, value = jax.linearize(problem.gradient, point, has_aux=True)
+        return gradient, lambda vector: problem.project(point, change(vector)), value
+
     def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
         number, count = jnp.zeros((), start.dtype), jnp.zeros((), jnp.int32)
         largest = self.radius * jnp.sqrt(jnp.asarray(start.size, start.dtype))
@@ -91,7 +99,10 @@ class TrustRegion(Method):
         state = _State(start, number, number, first, number, number, count, count, count, reason)
 
         def turn(state: _State) -> _State:
-            gradient, hessian, value = jax.linearize(problem.gradient, state.point, has_aux=True)
+            gradient, hessian, value = self.model(problem, state.point)
+            # Once more: what rounding left of the normal part may be large beside a small gradient,
+            # and conjugate gradients would not reduce it.
+            gradient = problem.project(state.point, gradient)
             norm = length(gradient)
             found = stop.reason(norm, state.moved, state.steps)
             # A rejected step is no small one.
@@ -102,10 +113,7 @@ class TrustRegion(Method):
                 state.failures == 0, lambda: stop.report(state.steps, value, norm), lambda: None
             )
 
-            def apply(vector: Array) -> Array:
-                return problem.project(state.point, hessian(vector))
-
-            inner = self._truncated(apply, gradient, state.radius, found != RUNNING)
+            inner = self._truncated(hessian, gradient, state.radius, found != RUNNING)
             step = inner.step
             point = problem.retract(state.point, step)
             gain = -jnp.vdot(gradient, step) - jnp.vdot(step, inner.product) / 2
@@ -141,8 +149,9 @@ class TrustRegion(Method):
         """Steihaug's conjugate gradients: to the edge, or until the residual is small."""
         most = gradient.size if self.inner_steps is None else self.inner_steps
         start = length(gradient)
-        enough = start * jnp.minimum(start, 0.1)
         eps = float(jnp.finfo(gradient.dtype).eps)
+        # Quadratic convergence; no smaller share than the products' rounding lets one see.
+        enough = start * jnp.clip(start, eps**0.5, 0.1)
 
         def turn(state: _Inner) -> _Inner:
             product = hessian(state.direction)

@@ -91,6 +91,24 @@ def test_newtons_method_ends_quadratically_with_every_retraction(retraction):
     assert norms[-1] < 10 * norms[-2] ** 1.8 + 1e-13
 
 
+def test_newtons_method_spends_no_products_on_rounding():
+    """Rounding of a large normal part, beside a small gradient, took a thousand products."""
+    rng, norms = np.random.default_rng(31), []
+    a, b = rng.standard_normal((33, 30)), rng.standard_normal((33, 3))
+    found = minimize(
+        lambda x: jnp.sum((a @ x - b) ** 2) / 30,
+        Stiefel(),
+        orthonormal(32, 30, 3),
+        method=TrustRegion(),
+        callback=lambda steps, value, norm: norms.append(float(norm)),
+    )
+    jax.effects_barrier()
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+    assert int(found.evaluations) < 300
+    small = [norm for norm in norms if norm < 1e-3]
+    assert small == sorted(small, reverse=True)
+
+
 class Straight(retractions.Retraction):
     """No retraction: it stays on the tangent."""
 
