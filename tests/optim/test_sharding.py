@@ -263,3 +263,32 @@ def test_states_keep_their_types_in_half_precision(name):
         _, compiled = jax.jit(tx.update)(params, state, params)
         for found in (jax.jit(tx.init)(params), stepped, compiled):
             assert jax.tree.map(jax.typeof, found) == types
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="JAX 0.8 keeps it on the devices")
+def test_a_state_in_host_memory_takes_the_same_steps():
+    mesh = jax.make_mesh(*MESHES["automatic"])
+    spec = NamedSharding(mesh, PartitionSpec("x"))
+    params = jax.device_put({"w": jnp.eye(16, 8)}, spec)
+    grads = jax.device_put({"w": jax.random.normal(KEY, (16, 8))}, spec)
+    tx = optim.manifold_muon(0.1, Stiefel(solver=DualAscent(steps=2)))
+    device = jax.tree.map(lambda x: x.sharding, tx.init(params))
+    host = jax.tree.map(lambda s: s.with_memory_kind("pinned_host"), device)
+
+    @jax.jit
+    def step(params, state):
+        updates, state = tx.update(grads, jax.device_put(state, device), params)
+        return optax.apply_updates(params, updates), state
+
+    @jax.jit
+    def from_host(params, state):
+        params, state = step(params, state)
+        return params, jax.device_put(state, host)
+
+    wanted, found = (params, tx.init(params)), (params, jax.device_put(tx.init(params), host))
+    with jax.set_mesh(mesh):
+        for _ in range(2):
+            wanted, found = step(*wanted), from_host(*found)
+    assert {x.sharding.memory_kind for x in jax.tree.leaves(found[1])} == {"pinned_host"}
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(jax.device_get(x), jax.device_get(y))
