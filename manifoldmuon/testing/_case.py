@@ -100,6 +100,6 @@ def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -
     )
 
 
-def largest(size: Numbers) -> Any:
+def largest(size: Values) -> Any:
     """The largest of the sizes, where one array holds several points."""
     return np.max(size, initial=0)
