@@ -1,7 +1,10 @@
-"""Small copies of all pictures, for the gallery: docs/examples.md names them `origin-name`."""
+"""Small copies of all pictures, for the gallery: docs/examples.md names them `origin-name`.
+
+Those that it does not name are listed in `more.txt`, which it includes.
+"""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -26,8 +29,15 @@ def pictures() -> Iterator[tuple[str, Path]]:
             yield f"tutorial-{source.stem}.svg", path
 
 
+def more(gallery: str, names: Iterable[str]) -> str:
+    """Entries for pictures that the gallery does not name, by the names of their files."""
+    missing = [name for name in names if f"thumbnails/{name})" not in gallery]
+    words = {name: Path(name).stem.partition("-")[2].replace("-", " ") for name in missing}
+    return "".join(f"* ![{words[name]}](thumbnails/{name})<br>{words[name]}\n" for name in missing)
+
+
 def write(to: Path) -> None:
-    """Writes all thumbnails into a folder, which is emptied first."""
+    """Writes all thumbnails, and what the gallery lacks, into a folder, which is emptied first."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir()
     for name, path in pictures():
@@ -37,3 +47,6 @@ def write(to: Path) -> None:
         with Image.open(path) as picture:
             picture.thumbnail((_WIDEST, _WIDEST))
             picture.convert("RGB").quantize(64).save(to / name, optimize=True)
+    gallery = (_ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
+    left = more(gallery, (name for name, _ in pictures()))
+    (to / "more.txt").write_text(left, encoding="utf-8")
