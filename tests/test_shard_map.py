@@ -39,6 +39,7 @@ def test_directions_and_retractions(case: ManifoldCase):
     check_inside_shard_map(functools.partial(answers, case.manifold), x, x, dual)
 
 
+@pytest.mark.slow_except("SpectralBall", "Stiefel")
 @pytest.mark.parametrize(
     "manifold",
     [DoublyStochastic(), SpectralSphere(), SpectralBall(), Stiefel()],
