@@ -78,7 +78,8 @@ def manifold_muon(
         first order.
       geometry: which manifold each parameter lives on; see `resolve`.
       momentum: decay of the momentum, or None for none. Directions do not depend on the
-        gradient's scale, so a sum and an average of past gradients are the same.
+        gradient's scale, so a sum and an average of past gradients are the same. To converge on a
+        fixed cost, add `clip=project_tangent(geometry)`: see "Momentum" in docs/minimize.md.
       nesterov: whether to look ahead along the momentum.
       accumulator_dtype: dtype of the momentum, whatever the parameters' and gradients' are
         (float32 keeps what bfloat16 would round away); None for that of `optax.trace`.

@@ -6,6 +6,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jaxtyping import config
 
@@ -13,6 +14,7 @@ from manifoldmuon.manifolds import (
     Euclidean,
     Grassmann,
     Hypersphere,
+    Orthogonal,
     SpectralBall,
     Stiefel,
     retractions,
@@ -25,6 +27,7 @@ from manifoldmuon.minimize import (
     TrustRegion,
     minimize,
 )
+from manifoldmuon.optim import manifold_muon, project_tangent
 
 METHODS = [LBFGS(), ConjugateGradient(), GradientDescent(), TrustRegion()]
 WEIGHTS = np.array([1.0, 2.0])
@@ -107,6 +110,29 @@ def test_newtons_method_spends_no_products_on_rounding():
     assert int(found.evaluations) < 300
     small = [norm for norm in norms if norm < 1e-3]
     assert small == sorted(small, reverse=True)
+
+
+def test_momentum_converges_where_gradients_are_projected_first():
+    """Independent components: at the default, normal parts of old gradients keep it away."""
+    x = np.random.default_rng(33).laplace(size=(300, 6))
+    x = np.linalg.svd(x - x.mean(0), full_matrices=False)[0] * 300**0.5
+    manifold, start = Orthogonal(), orthonormal(34, 6, 6)
+
+    def gradient(q):
+        return jax.grad(lambda q: jnp.sum(jnp.mean(jnp.log(jnp.cosh(x @ q)), axis=0)))(q)
+
+    def last(clip):
+        tx = manifold_muon(optax.linear_schedule(0.1, 0.0, 400), manifold, clip=clip, certify=False)
+
+        def step(carry, _):
+            updates, state = tx.update(gradient(carry[0]), carry[1], carry[0])
+            return (optax.apply_updates(carry[0], updates), state), None
+
+        q = jnp.asarray(start)
+        (q, _), _ = jax.lax.scan(step, (q, tx.init(q)), None, length=400)
+        return float(jnp.linalg.norm(manifold.project_tangent(q, gradient(q))))
+
+    assert last(project_tangent(manifold)) < 1e-3 < 1e-2 < last(None)
 
 
 class Straight(retractions.Retraction):
