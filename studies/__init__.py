@@ -7,6 +7,7 @@ file, or a folder with its `study.py`; `studies.study` says how to add one.
 
 from studies.ablation import Ablation
 from studies.certified.study import CertifiedNetworks
+from studies.convergence import Convergence
 from studies.erasure.study import WeightErasure
 from studies.fine_tuning import FineTuning
 from studies.momentum_bits import MomentumBits
@@ -22,6 +23,7 @@ from studies.transformers.study import Transformers
 
 _ALL: tuple[type[Study], ...] = (
     RetractionLaboratory,
+    Convergence,
     WeightErasure,
     LearningRateTransfer,
     SolverShootOut,
@@ -42,6 +44,7 @@ __all__ = [
     "STUDIES",
     "Ablation",
     "CertifiedNetworks",
+    "Convergence",
     "FineTuning",
     "LearningRateTransfer",
     "MomentumBits",
