@@ -19,6 +19,7 @@ NAMES = (
     "gpt_throughput",
     "scale",
     "symmetric",
+    "meshes",
     "accelerator",
     "kills",
     "reliability",

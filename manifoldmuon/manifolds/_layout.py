@@ -174,6 +174,11 @@ class Layout(Value):
         order = self._order(len(shape))
         return x.reshape(tuple(shape[axis] for axis in order)).transpose(_inverse(order))
 
+    def permutation(self, rank: int) -> tuple[int, ...] | None:
+        """Return the axis that each axis of the rearranged array is, or None if axes merge."""
+        fans = len(_axes(self.in_axes)), len(_axes(self.out_axes))
+        return None if self._blocked or fans != (1, 1) else self._order(rank)
+
     @property
     def _blocked(self) -> bool:
         return self.in_blocks * self.out_blocks > 1

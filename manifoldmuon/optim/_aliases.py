@@ -14,6 +14,7 @@ from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, Spectral
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
+from manifoldmuon.optim._descent import in_one_visit
 from manifoldmuon.optim._geometry import (
     Geometry,
     constrained,
@@ -108,17 +109,23 @@ def manifold_muon(
     links = as_links(clip, optax.clip_by_global_norm)
     if momentum is not None:
         links.append(optax.trace(momentum, nesterov, accumulator_dtype))
+    shares = 1.0 if budgets is None else budgets
     if combination != Max():
-        shares = 1.0 if budgets is None else budgets
-        links.append(scale_by_duality(geometry, shares, combination, certify))
+        descent = [scale_by_duality(geometry, shares, combination, certify)]
     else:
-        links.append(scale_by_steepest(geometry, certify))
-    if combination == Max() and budgets is not None:
-        links.append(scale_by_budget(budgets))
-    links += decay_links(weight_decay, geometry)
-    links += [optax.scale_by_learning_rate(learning_rate), retract(geometry)]
+        descent = [scale_by_steepest(geometry, certify)]
+        descent += [] if budgets is None else [scale_by_budget(budgets)]
+    descent += decay_links(weight_decay, geometry)
+    descent += [optax.scale_by_learning_rate(learning_rate), retract(geometry)]
+    joined = None
+    if combination == Max() and not isinstance(weight_decay, optax.GradientTransformation):
+        joined = len(descent), in_one_visit(geometry, shares, certify, descent)
+
     # Before clipping and momentum, which would broadcast an update of another shape.
-    return build_chain(links, lambda u, params: check_updates(geometry, u, params, "manifold_muon"))
+    def before(updates, params):
+        check_updates(geometry, updates, params, "manifold_muon")
+
+    return build_chain([*links, *descent], before, joined)
 
 
 @checked()

@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from manifoldmuon._internal.mesh import explicit_mesh, solve_by_owners, working_mesh
+from manifoldmuon._internal.mesh import explicit_mesh, working_mesh
+from manifoldmuon._internal.owners import Division, solve_by_owners
 from manifoldmuon._internal.paths import Places, flatten_with_path, if_complex, is_hole, path_string
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
@@ -205,6 +206,23 @@ def _mesh_of(leaf: Leaf) -> Any:
     return working_mesh(leaf.arrays[0]) if mesh is None else mesh
 
 
+def _division(leaf: Leaf) -> Division | None:
+    """Return how an explicit mesh divides the points of a leaf; None where nobody knows."""
+    point, entry = leaf.arrays[0], leaf.entry
+    if explicit_mesh(point) is None:
+        return None
+    order = range(point.ndim)
+    if isinstance(entry, LaidOut):
+        order = entry.layout.permutation(point.ndim)
+    if order is None:
+        return None
+    spec = [*jax.typeof(point).sharding.spec, *[None] * point.ndim][: point.ndim]
+    axes = [names if isinstance(names, tuple) else (names,) if names else () for names in spec]
+    axes = [axes[i] for i in order]
+    ndim = manifold_of(entry).ndim
+    return Division(((), *axes[:-ndim]), *(axes[-ndim:] if ndim == 2 else ()))
+
+
 def _gather(group: list[Leaf], stack: bool = False) -> tuple[Any, ...]:
     """Return the arguments of the function for a group, in the manifold's layout."""
     rows = []
@@ -258,7 +276,7 @@ def _solve_on_mesh(
     no manifold can know; inside, the compiler chooses, as on an automatic mesh.
     """
     manifold = manifold_of(group[0].entry)
-    solve = functools.partial(function, manifold)
+    solve, division = functools.partial(function, manifold), _division(group[0])
 
     def inside(given):
         leaves = [x._replace(arrays=a, carried=c) for x, (a, c) in zip(group, given, strict=True)]
@@ -268,7 +286,8 @@ def _solve_on_mesh(
         else:
             stacks = _gather(leaves, stack=True)
             batch_ndim = stacks[0].ndim - manifold.ndim
-            answers = _scatter(solve_by_owners(mesh, solve, batch_ndim, stacks), leaves, stack=True)
+            found = solve_by_owners(mesh, solve, batch_ndim, stacks, division)
+            answers = _scatter(found, leaves, stack=True)
         return [update for update, _ in answers], [result for _, result in answers]
 
     given = [(leaf.arrays, leaf.carried) for leaf in group]

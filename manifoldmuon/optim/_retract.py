@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -66,8 +66,7 @@ def retract(geometry: Geometry) -> Link:
         updates, moved = map_leaves(
             _step, geometry, updates, params, name="retract", select=constrained, divide=True
         )
-        if (retracted := _retracted.get()) is not None:
-            retracted.update(moved)
+        note_retracted(moved)
         return divided_alike(updates, params), state
 
     def init_fn(params: Any) -> optax.EmptyState:
@@ -82,6 +81,12 @@ def retract(geometry: Geometry) -> Link:
         return optax.EmptyState()
 
     return link(update_fn, init_fn, kind=LastLink)
+
+
+def note_retracted(paths: Iterable[str]) -> None:
+    """Tell the `chain` around this link, if any, which leaves nothing may change any more."""
+    if (retracted := _retracted.get()) is not None:
+        retracted.update(paths)
 
 
 def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
@@ -117,8 +122,16 @@ def chain(*links: optax.GradientTransformation) -> Link:
 def build_chain(
     links: Sequence[optax.GradientTransformation],
     before: Callable[[Any, Any], Any] = lambda updates, params: None,
+    joined: tuple[int, Callable[..., Any]] | None = None,
 ) -> Link:
-    """Return the `chain` of links; `before(updates, params)` is called first in each update."""
+    """Return the `chain` of links.
+
+    Args:
+      links: of the chain.
+      before: `before(updates, params)` is called first in each update.
+      joined: how many of the last links have one update in common, and that update, of the tuple
+        of their states.
+    """
     for position, part in enumerate(links):
         one_of(optax.GradientTransformation)(f"chain: link {position} of {len(links)}", part)
     for position, part in enumerate(links[:-1]):
@@ -129,7 +142,10 @@ def build_chain(
                 " it (learning rate, budgets, weight decay) in front of it."
             )
     chained = optax.chain(*links)
-    supported = [optax.with_extra_args_support(part) for part in links]
+    update_each = [optax.with_extra_args_support(part).update for part in links]
+    alone = len(links) - (joined[0] if joined else 0)
+    if joined:
+        update_each[alone:] = [joined[1]]
 
     def update_fn(updates, state, params=None, **extra_args):
         before(updates, params)
@@ -137,12 +153,13 @@ def build_chain(
             raise ValueError(
                 f"chain: {len(links)} links got {len(state)} states; call tx.init(params) again."
             )
+        state = (*state[:alone], tuple(state[alone:])) if joined else state
         states, done, broken = [], set(), set()
-        for part, old_state in zip(supported, state, strict=True):
+        for update, old_state in zip(update_each, state, strict=True):
             old = _leaves_by_path(updates) if done else {}
             token = _retracted.set(found := set())
             try:
-                updates, new_state = part.update(updates, old_state, params, **extra_args)
+                updates, new_state = update(updates, old_state, params, **extra_args)
             finally:
                 _retracted.reset(token)
             states.append(new_state)
@@ -158,7 +175,7 @@ def build_chain(
             )
         if (outer := _retracted.get()) is not None:
             outer |= done
-        return updates, tuple(states)
+        return updates, (*states[:alone], *(states[-1] if joined else ()))
 
     last = bool(links) and isinstance(links[-1], LastLink)
     return (LastLink if last else Link)(chained.init, update_fn)

@@ -11,7 +11,7 @@ import optax
 
 from manifoldmuon._internal.arrays import expand_trailing, inner_product, upcast
 from manifoldmuon._internal.links import init_by_path, link
-from manifoldmuon._internal.mesh import divided_alike
+from manifoldmuon._internal.mesh import divided_alike, warn_of_unset_mesh
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import Combination, Max
@@ -74,6 +74,7 @@ def scale_by_steepest(
 
     def init_fn(params: Any) -> ScaleBySteepestState:
         places = find_manifolds(geometry, params)
+        warn_of_unset_mesh(params, stacklevel=4)
         # Two arrays, not one twice: a buffer cannot be donated twice.
         numbers = [init_by_path(places, params, _zeros) if certify else {} for _ in range(2)]
         return ScaleBySteepestState(init_by_path(places, params, _init_dual), *numbers)
@@ -83,7 +84,7 @@ def scale_by_steepest(
         # Otherwise what comes before this link would be divided as it suits the solvers.
         updates = divided_alike(updates, params)
         updates, found = map_leaves(
-            _direction,
+            direction_at,
             geometry,
             updates,
             params,
@@ -91,9 +92,7 @@ def scale_by_steepest(
             carried=state.dual,
             divide=True,
         )
-        # Parameters without an update keep what they have.
-        kept = [old | {path: x[i] for path, x in found.items()} for i, old in enumerate(state)]
-        return updates, ScaleBySteepestState(kept[0], *(kept[1:] if certify else state[1:]))
+        return updates, keep_found(state, found, certify)
 
     zero = jnp.zeros(())
     # The placeholder has a number for each dictionary; see `link`.
@@ -106,11 +105,25 @@ def _init_dual(entry: Entry, shape: tuple[int, ...]) -> Any:
 
 def _zeros(entry: Entry, shape: tuple[int, ...]) -> jax.Array:
     """Return a zero for every point."""
+    return jnp.zeros(points_of(entry, shape), jnp.float32)
+
+
+def points_of(entry: Entry, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the leading axes of the points of a parameter."""
     inner = inner_shape(entry, shape)
-    return jnp.zeros(inner[: len(inner) - manifold_of(entry).ndim], jnp.float32)
+    return inner[: len(inner) - manifold_of(entry).ndim]
 
 
-def _direction(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any) -> Any:
+def keep_found(
+    state: ScaleBySteepestState, found: dict[str, Any], certify: bool
+) -> ScaleBySteepestState:
+    """Return the next state; parameters without an update keep what they have."""
+    kept = [old | {path: x[i] for path, x in found.items()} for i, old in enumerate(state)]
+    return ScaleBySteepestState(kept[0], *(kept[1:] if certify else state[1:]))
+
+
+def direction_at(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any) -> Any:
+    """Return the direction in the dtype of the point, with warm start and certificate."""
     start = upcast(point)  # the gradient follows: its dtype must not decide the state's
     found = manifold.steepest(start, grad.astype(start.dtype), dual)
     next_dual = jax.tree.map(

@@ -90,8 +90,8 @@ def check_sharding(
     for _ in range(2):
         updates, params, state = step(params, state, grads)
         wanted.append(updates)
-    state = tx.init(sharded)
     with jax.set_mesh(jax.tree.leaves(shardings)[0].mesh):
+        state = tx.init(sharded)
         chex.assert_trees_all_equal(_types(jax.jit(tx.init)(sharded)), _types(state))
     types = _types((sharded, sharded, state))
     traces.clear()

@@ -2,6 +2,7 @@
 
 import functools
 import re
+import warnings
 from importlib.util import find_spec
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon._internal import mesh as meshes
+from manifoldmuon._internal import owners
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
@@ -25,33 +26,19 @@ SPECS = {
 }
 # Of an eighth of the operations. The compiler of JAX 0.8 leaves 1.159 for `muon`, replicated.
 SHARE = 1.15 if jax.__version_info__ >= (0, 9) else 1.17
-# What a step may move, in sizes of the parameters: a replicated update is gathered once, and each
-# argument and result of a solver and of a retraction goes to its owner, an eighth for a device.
+# What a step may move, in sizes of the parameters: every argument goes to its owner and the answer
+# comes back, an eighth for a device. What is replicated is there already, and is gathered once.
 MOVED = {
-    ("muon", "replicated"): 1 + 2 / 8,
+    ("muon", "replicated"): 1,
     ("muon", "rows"): 2 / 8,
-    ("muon", "columns"): 4 / 8,
-    ("manifold_muon", "replicated"): 1 + 6 / 8,
-    ("manifold_muon", "rows"): 6 / 8,
-    ("manifold_muon", "columns"): 10 / 8,
+    ("muon", "columns"): 2 / 8,
+    ("manifold_muon", "replicated"): 1,
+    ("manifold_muon", "rows"): 3 / 8,
+    ("manifold_muon", "columns"): 3 / 8,
 }
 OPTIMIZERS = {
     "muon": optim.muon(0.02, Euclidean(RMSToRMS())),
     "manifold_muon": optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar())),
-}
-# A step visits the owners twice. One program on one device would share the test for weights
-# far off the set, and the loop that brings them back, which takes no step here.
-SET = Stiefel(solver=ProjectedPolar())
-VISITS = {
-    "muon": (OPTIMIZERS["muon"],),
-    "manifold_muon": (
-        optax.chain(
-            optax.trace(0.95, True, "float32"),
-            optim.scale_by_steepest(SET),
-            optax.scale_by_learning_rate(0.02),
-        ),
-        optim.retract(SET),
-    ),
 }
 # The same on CPUs, and traced for other platforms, too.
 PRESET = optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar()))
@@ -88,8 +75,8 @@ def compiled(tx, params, grads, mesh, spec):
     """The step for parameters of this sharding and its arguments."""
     place = NamedSharding(mesh, spec)
     params, grads = (jax.device_put(x, place) for x in (params, grads))
-    state = tx.init(params)
     with jax.set_mesh(mesh):
+        state = tx.init(params)
         program = jax.jit(step_of(tx)).lower(params, state, grads).compile()
     return program, (params, state, grads)
 
@@ -117,16 +104,12 @@ def collectives(text: str) -> dict[str, int]:
 def alone(
     name: str, layers: int = LAYERS, stacked: bool = False, names: tuple[str, ...] = NAMES
 ) -> tuple[Any, Any, float]:
-    """Parameters and state after a step on one device, and the operations of its visits."""
+    """Parameters and state after a step on one device, and its operations."""
     params, grads = (tree(seed, layers, stacked, names) for seed in (0, 1))
     tx = OPTIMIZERS[name]
     state = tx.init(params)
     program = jax.jit(step_of(tx)).lower(params, state, grads).compile()
-    visits = [
-        jax.jit(step_of(visit)).lower(params, visit.init(params), grads).compile()
-        for visit in VISITS[name]
-    ]
-    return *program(params, state, grads), sum(map(flops, visits))
+    return *program(params, state, grads), flops(program)
 
 
 def assert_close(found: Any, wanted: Any) -> None:
@@ -163,6 +146,62 @@ def test_every_device_does_its_share(name, spec, mesh):
         assert x.sharding.is_equivalent_to(NamedSharding(mesh, SPECS[spec]), 2)
 
 
+# Sizes and types of a mesh, leading axes, how leaves are divided, and what `muon` moves in eighths
+# of the parameters' size: update and answer, and twice that where half of the owners get filling.
+AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
+STACKS = {
+    "layers": ((8,), (AUTO,), (8,), ("x",), 0),
+    "layers, explicit": ((8,), (EXPLICIT,), (8,), ("x",), 0),
+    "experts by columns": ((4, 2), (AUTO, AUTO), (8,), ("x", None, "y"), 2),
+    "experts by columns, mixed": ((4, 2), (EXPLICIT, AUTO), (8,), ("x", None, "y"), 2),
+    "experts on the last axis": ((4, 2), (EXPLICIT, EXPLICIT), (8,), ("y", "x"), 2),
+    "layers of experts": ((4, 2), (AUTO, AUTO), (3, 8), (None, "x", None, "y"), 8 / 3),
+    "layers of experts, twice": ((2, 4), (EXPLICIT, EXPLICIT), (4, 8), ("x", "y"), 0),
+    "layers of experts, guessed": ((4, 2), (AUTO, AUTO), (2, 4), ("y", "x"), 0),
+    "few experts": ((4, 2), (AUTO, AUTO), (4,), ("x", None, "y"), 4),
+    "rows by columns": ((4, 2), (EXPLICIT, EXPLICIT), (), ("x", "y"), 2),
+    "columns by rows": ((4, 2), (EXPLICIT, EXPLICIT), (), ("y", "x"), 2),
+    "rows by columns, automatic": ((4, 2), (AUTO, AUTO), (), ("x", "y"), 4),
+    "columns by rows, automatic": ((4, 2), (AUTO, AUTO), (), ("y", "x"), 4),
+    "rows by both": ((4, 2), (AUTO, AUTO), (), (("x", "y"),), 4),
+}
+
+
+@pytest.mark.slow_except("experts by columns", "experts on the last axis", "few experts")
+@pytest.mark.parametrize("name", STACKS)
+def test_each_stack_moves_among_those_that_share_a_part(name, capfd):
+    sizes, types, lead, spec, eighths = STACKS[name]
+    mesh = jax.make_mesh(sizes, ("x", "y")[: len(sizes)], types)
+    shapes = {"q": (WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH)}
+    leaves = {f"{k}{i}": s for k, s in shapes.items() for i in range(1 if lead else 8)}
+    rng, tx = np.random.default_rng(0), OPTIMIZERS["muon"]
+    drawn = {k: rng.standard_normal((*lead, *s), np.float32) for k, s in leaves.items()}
+    params = jax.tree.map(jnp.asarray, drawn)
+    wanted = jax.jit(step_of(tx))(params, tx.init(params), params)[0]
+    program, given = compiled(tx, params, params, mesh, PartitionSpec(*spec))
+    size = sum(x.nbytes for x in params.values())
+    text = program.as_text() or ""
+    assert sum(collectives(text).values()) <= 1.01 * eighths / 8 * size
+    assert "ENTRY" in text
+    assert "all-gather" not in text
+    assert "rematerialization" not in capfd.readouterr().err
+    assert_close(program(*given)[0], wanted)
+
+
+def test_a_mesh_that_is_not_set_is_reported_once():
+    mesh = jax.make_mesh((8,), ("x",), (AUTO,))
+    params = jax.device_put(tree(0, 1), NamedSharding(mesh, PartitionSpec("x")))
+    tx = OPTIMIZERS["manifold_muon"]
+    with pytest.warns(UserWarning, match=r"within jax.set_mesh\(mesh\)") as found:
+        tx.init(params)
+    assert len(found) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with jax.set_mesh(mesh):
+            tx.init(params)
+        tx.init(jax.device_put(params, NamedSharding(mesh, PartitionSpec())))
+
+
 @pytest.mark.slow_except("9")
 @pytest.mark.parametrize("layers", [1, 9])
 def test_counts_that_do_not_divide(layers, mesh):
@@ -176,7 +215,7 @@ def test_counts_that_do_not_divide(layers, mesh):
 )
 def test_few_large_matrices_are_divided_themselves(name, sizes, layers, monkeypatch):
     """By all devices, or by groups of two."""
-    monkeypatch.setattr(meshes, "_LARGE", 0)
+    monkeypatch.setattr(owners, "_LARGE", 0)
     names = ("x", "y")[: len(sizes)]
     mesh = jax.make_mesh(sizes, names, (AxisType.Auto,) * len(sizes))
     tall = [{key: x for key, x in tree(i, layers).items() if "up" in key} for i in range(2)]
