@@ -20,6 +20,7 @@ NAMES = (
     "scale",
     "symmetric",
     "meshes",
+    "balance",
     "accelerator",
     "kills",
     "reliability",

@@ -109,8 +109,8 @@ def manifold_muon(
     links = as_links(clip, optax.clip_by_global_norm)
     if momentum is not None:
         links.append(optax.trace(momentum, nesterov, accumulator_dtype))
-    shares = 1.0 if budgets is None else budgets
     if combination != Max():
+        shares = 1.0 if budgets is None else budgets
         descent = [scale_by_duality(geometry, shares, combination, certify)]
     else:
         descent = [scale_by_steepest(geometry, certify)]
@@ -119,13 +119,14 @@ def manifold_muon(
     descent += [optax.scale_by_learning_rate(learning_rate), retract(geometry)]
     joined = None
     if combination == Max() and not isinstance(weight_decay, optax.GradientTransformation):
-        joined = len(descent), in_one_visit(geometry, shares, certify, descent)
+        joined = len(descent), in_one_visit(geometry, budgets, certify, descent)
 
     # Before clipping and momentum, which would broadcast an update of another shape.
-    def before(updates, params):
-        check_updates(geometry, updates, params, "manifold_muon")
-
-    return build_chain([*links, *descent], before, joined)
+    return build_chain(
+        [*links, *descent],
+        lambda u, params: check_updates(geometry, u, params, "manifold_muon"),
+        joined,
+    )
 
 
 @checked()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,7 +23,7 @@ from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._trees import far_distances, init_tree, monitor_distance
 
 # Paths of the constrained leaves that were retracted while one link of a `chain` updates.
-_retracted: ContextVar[set[str] | None] = ContextVar("_retracted", default=None)
+retracted: ContextVar[set[str] | None] = ContextVar("retracted", default=None)
 
 _SHOWN = 5  # how many far parameters one warning lists
 
@@ -66,7 +66,8 @@ def retract(geometry: Geometry) -> Link:
         updates, moved = map_leaves(
             _step, geometry, updates, params, name="retract", select=constrained, divide=True
         )
-        note_retracted(moved)
+        if (done := retracted.get()) is not None:
+            done.update(moved)
         return divided_alike(updates, params), state
 
     def init_fn(params: Any) -> optax.EmptyState:
@@ -81,12 +82,6 @@ def retract(geometry: Geometry) -> Link:
         return optax.EmptyState()
 
     return link(update_fn, init_fn, kind=LastLink)
-
-
-def note_retracted(paths: Iterable[str]) -> None:
-    """Tell the `chain` around this link, if any, which leaves nothing may change any more."""
-    if (retracted := _retracted.get()) is not None:
-        retracted.update(paths)
 
 
 def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
@@ -157,11 +152,11 @@ def build_chain(
         states, done, broken = [], set(), set()
         for update, old_state in zip(update_each, state, strict=True):
             old = _leaves_by_path(updates) if done else {}
-            token = _retracted.set(found := set())
+            token = retracted.set(found := set())
             try:
                 updates, new_state = update(updates, old_state, params, **extra_args)
             finally:
-                _retracted.reset(token)
+                retracted.reset(token)
             states.append(new_state)
             new = _leaves_by_path(updates) if done else {}
             # Unchanged leaves are the same objects: masked and partition pass them on.
@@ -173,7 +168,7 @@ def build_chain(
                 " takes these parameters off the manifold. Move it in front of the retract, into"
                 " the transformation that optax.partition or optax.masked wraps."
             )
-        if (outer := _retracted.get()) is not None:
+        if (outer := retracted.get()) is not None:
             outer |= done
         return updates, (*states[:alone], *(states[-1] if joined else ()))
 

@@ -105,13 +105,8 @@ def _init_dual(entry: Entry, shape: tuple[int, ...]) -> Any:
 
 def _zeros(entry: Entry, shape: tuple[int, ...]) -> jax.Array:
     """Return a zero for every point."""
-    return jnp.zeros(points_of(entry, shape), jnp.float32)
-
-
-def points_of(entry: Entry, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the leading axes of the points of a parameter."""
     inner = inner_shape(entry, shape)
-    return inner[: len(inner) - manifold_of(entry).ndim]
+    return jnp.zeros(inner[: len(inner) - manifold_of(entry).ndim], jnp.float32)
 
 
 def keep_found(

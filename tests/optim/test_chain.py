@@ -239,3 +239,35 @@ def test_hyperparameters_can_be_changed_by_hand():
     grads = jax.tree.map(jnp.ones_like, params)
     updates, _ = jax.jit(tx.update)(grads, state, params)
     assert not any(jnp.any(u) for u in jax.tree.leaves(updates))
+
+
+@pytest.mark.parametrize("share", [0.5, np.array([[[0.5]], [[2.0]]])], ids=["number", "each"])
+def test_one_visit_answers_like_the_links_in_turn(share):
+    """Also where copies in a stack have budgets of their own, which is left to the links."""
+    geometry = {"w": Stiefel(), "stack": Stiefel(2.0), "bias": Euclidean()}
+    budgets = {"w": 3.0, "stack": share, "bias": 2.0}
+    rate = optax.linear_schedule(0.1, 0.2, 2)
+    rng = np.random.default_rng(7)
+    shapes = {"w": (6, 3), "stack": (2, 4, 8), "bias": (5,)}
+    grads = {k: jnp.asarray(rng.standard_normal(s), jnp.float32) for k, s in shapes.items()}
+    params = optim.project_tree(geometry, grads)
+    decay = optax.add_decayed_weights(0.1, {"w": False, "stack": False, "bias": True})
+    links = optax.chain(
+        optax.trace(0.95, True, "float32"),
+        optim.scale_by_steepest(geometry),
+        optim.scale_by_budget(budgets),
+        decay,
+        optax.scale_by_learning_rate(rate),
+        optim.retract(geometry),
+    )
+    found = optim.manifold_muon(rate, geometry, budgets=budgets, weight_decay=0.1)
+    answers = []
+    for tx in (found, links):
+        state, moved, step = tx.init(params), params, jax.jit(tx.update)
+        for _ in range(2):
+            updates, state = step(grads, state, moved)
+            moved = optax.apply_updates(moved, updates)
+        answers.append((moved, state))
+    assert jax.tree.structure(answers[0]) == jax.tree.structure(answers[1])
+    for one, other in zip(*map(jax.tree.leaves, answers), strict=True):
+        np.testing.assert_allclose(one, other, atol=2e-6)
