@@ -106,6 +106,9 @@ METHODS: dict[str, Method] = {
     "AdamH": _kept("Adam, sphere", -5.5),
     "MuonH": _kept("Muon, sphere", -4.0),
     "MuonH, gains": _kept("Muon, sphere", -4.0, gain_rate=GAIN_RATE),
+    "AuroraH": _kept("Aurora, sphere", -4.0),
+    "AuroraH, gains": _kept("Aurora, sphere", -4.0, gain_rate=GAIN_RATE),
+    "Aurora, stream vectors, gains": _kept("Aurora, streams", -4.0, gain_rate=GAIN_RATE),
     "NorMuonH, gains": _kept("NorMuon, sphere", -4.0, gain_rate=GAIN_RATE),
     "MuonH, tangent": _kept("Muon, sphere", -4.0, radial=0.0),
     "rows": _kept("Muon, rows", -4.0),
@@ -202,6 +205,7 @@ def optimizer(
     momentum = trace(knobs.momentum, nesterov=True)
     adam = optax.scale_by_adam(knobs.momentum, 0.95)
     steps = chain(momentum, scale_by_steepest(flat, certify=False))
+    even = optax.chain(momentum, _even_directions())
     decayed = [optax.add_decayed_weights(knobs.decay), optax.scale_by_learning_rate(rate)]
     ball = functools.partial(hyperball, learning_rate=rate, radial=knobs.radial)
     if program in SETS:
@@ -213,7 +217,9 @@ def optimizer(
         "Muon": lambda: optax.chain(steps, *decayed),
         "NorMuon": lambda: optax.chain(steps, scale_by_neuron_rms(flat), *decayed),
         "Adam, sphere": lambda: ball(adam, geometry=Hypersphere(ndim=2)),
-        "Aurora": lambda: optax.chain(momentum, _even_directions(), *decayed),
+        "Aurora": lambda: optax.chain(even, *decayed),
+        "Aurora, sphere": lambda: ball(even, geometry=Hypersphere(ndim=2)),
+        "Aurora, streams": lambda: _with_ends_transposed(ball(even, geometry=Hypersphere())),
         "NorMuon, sphere": lambda: ball(
             chain(steps, scale_by_neuron_rms(flat)), geometry=Hypersphere(ndim=2)
         ),
@@ -229,6 +235,8 @@ PROGRAMS = (
     "Muon",
     "NorMuon",
     "Aurora",
+    "Aurora, sphere",
+    "Aurora, streams",
     "Adam, sphere",
     "NorMuon, sphere",
     "Muon, sphere",

@@ -8,8 +8,9 @@ from studies.study import Record
 from studies.transformers.methods import MUON
 
 KINDS = {
-    "AdamW": COLOURS[6], "AdamH": COLOURS[5], "MuonH": COLOURS[0], MUON: "#000000",
-    "NorMuon": "#000000", "rows": COLOURS[2], "stream": COLOURS[4], "spectral": COLOURS[1],
+    "NorMuonH": COLOURS[0], "AuroraH": COLOURS[0], "MuonH": COLOURS[0], "AdamH": COLOURS[5],
+    "AdamW": COLOURS[6], MUON: "#000000", "NorMuon": "#000000", "Aurora": "#000000",
+    "rows": COLOURS[2], "stream": COLOURS[4], "spectral": COLOURS[1],
     "band": COLOURS[1], "Stiefel": COLOURS[3],
 }  # fmt: skip
 """Colours by how the name of a method begins; the first that fits."""
@@ -26,6 +27,9 @@ def picture(record: Record) -> Any:
         beyond.axvline(0, color="#444444", linewidth=1)
         reach = sorted(abs(methods[name]["over_muon"]["mean"] or 0) for name in names)
         limit = max(0.02, 3 * reach[len(reach) // 2])
+        ends = (methods[name]["over_muon"]["interval"] or [0] for name in names
+                if abs(methods[name]["over_muon"]["mean"] or 0) < limit)  # fmt: skip
+        shown = max(limit, *(1.05 * abs(end or 0) for interval in ends for end in interval))
         for y, name in enumerate(names):
             over, colour = methods[name]["over_muon"], _colour(name)
             value = over["mean"]
@@ -39,11 +43,12 @@ def picture(record: Record) -> Any:
                 cost = methods[name]["rounded"][kind]["mean"]
                 if cost is not None and cost > 0:
                     bits.plot([cost], [y], marker, color=colour, markersize=5)
-        beyond.set_xlim(-limit, limit)
+        beyond.set_xlim(-shown, shown)
         for panel in (beyond, bits):
             panel.set_yticks(range(len(names)), names)
             panel.set_ylim(len(names) - 0.5, -0.5)
         bits.set_xscale("log")
+        bits.tick_params(axis="x", which="minor", labelbottom=False)
         dress(beyond, title, f"Muon with tuned weight decay: {best:.3f}; paired by seed, 95 %",
               "held-out loss beyond Muon's (nats)", "")  # fmt: skip
         dress(bits, "Cost of rounding", "4 bits by row (circle), NVFP4 (square), 3 bits (triangle)",

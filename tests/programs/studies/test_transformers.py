@@ -14,6 +14,7 @@ from studies import Transformers, run_study
 from studies.transformers.findings import range_of_rates
 from studies.transformers.methods import METHODS, PROGRAMS, Knobs, first_matrices, optimizer
 from studies.transformers.network import BRANCH_ENDS, Size, loss_of, scores_of
+from studies.transformers.picture import KINDS
 from studies.transformers.rounding import FOUR_BITS, round_blocks, round_rows
 from studies.transformers.search import MOVES, START, best_place, search
 from studies.transformers.training import schedule
@@ -143,6 +144,7 @@ def test_directions_of_aurora_are_orthonormal_with_rows_of_one_length():
 
 def test_every_method_has_a_program():
     assert {method.program for method in METHODS.values()} <= set(PROGRAMS)
+    assert all(any(name.startswith(kind) for kind in KINDS) for name in METHODS)
     method = METHODS["Muon"]
     start, knobs = method.knobs(START), method.knobs((2, -1, 1, -2))
     assert knobs.rate == 2 * start.rate == 2.0 ** (method.centre + 1)
