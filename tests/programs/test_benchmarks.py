@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from benchmarks import __main__ as runner
-from benchmarks import accelerator, growth, symmetric
+from benchmarks import accelerator, growth, minimize, symmetric
 from benchmarks.gpt_throughput import MUON, table
 
 
@@ -99,3 +99,19 @@ def test_the_kernel_for_symmetric_products(shape):
     wide = x.astype(np.float64)
     np.testing.assert_allclose(found, wide @ wide.T, atol=1e-4)
     np.testing.assert_array_equal(found, np.asarray(found).T)
+
+
+@pytest.mark.slow
+def test_minimising_is_timed_with_and_without_compiling(tmp_path, capsys):
+    out = tmp_path / "minimize.json"
+    options = ["--sizes", "5", "--problems", "Rayleigh quotient", "--rounds", "1", "--starts", "2"]
+    minimize.main([*options, "--out", str(out)])
+    [row] = json.loads(out.read_text())["rows"]
+    for name in minimize.METHODS:
+        found = row["methods"][name]
+        assert found["reason"] == "GRADIENT"
+        assert found["gradient_norm"] <= 1e-10
+        assert 0 < found["again"] < found["cached"] < found["first"]
+        assert found["starts"] > 0
+        assert found["value"] == pytest.approx(-1)  # the largest eigenvalue is 1
+    assert "| Rayleigh quotient | 5 | " in capsys.readouterr().out
