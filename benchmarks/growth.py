@@ -1,76 +1,198 @@
-"""Growth of a step and its compilation: with width, with leaves, with copies in a stack.
+"""Growth of a step and its compilation: with width, leaves, copies in a stack, and devices.
 
     python -m benchmarks growth    # ten minutes; docs/benchmarks/results/growth.*
 
-The trees and the optimizers are those of `benchmarks.steps`, grown along one axis at a time. Times
-are medians of rounds in which everything is measured in turn, compile times are of one call.
+A tree holds square matrices, grown along one axis at a time. Times are medians of rounds in which
+everything is measured in turn, compile times are processor time; memory is what the compiler plans
+beside parameters, gradients and state. The widest matrix is compiled and not run, and so are
+devices, forced on one processor, each number in an interpreter of its own, with rows divided.
 """
 
+import argparse
+import functools
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+import time
 from typing import Any
 
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from benchmarks._command import command, save_with_table
-from benchmarks.steps import MUON, measure
+from benchmarks.steps import MUON, optimizers, step_of
 from studies.display import dress, markdown_table, panels
+from studies.estimates import slope_estimate
 from studies.program import parse
+from studies.timing import interleaved_seconds
 
-OPTIMIZERS = (MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
-# What grows: layers, width, whether the layers are stacked; and how the picture counts it.
-AXES: dict[str, tuple[tuple[tuple[int, int, bool], ...], str]] = {
-    "width": (tuple((2, width, False) for width in (64, 128, 256, 512, 768)), "width"),
-    "leaves": (tuple((layers, 64, False) for layers in (2, 4, 8, 16, 32, 64)), "layers"),
-    "batch": (tuple((layers, 64, True) for layers in (2, 4, 8, 16, 32, 64)), "layers"),
+OURS = ("muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
+SIDE = 64  # of the matrices whose number grows
+DIVIDED = (64, 128)  # number and side of the matrices that devices divide
+AXES: dict[str, tuple[int, ...]] = {
+    "width": (128, 256, 512, 1024, 8192),
+    "leaves": (1, 10, 100, 1000),
+    "copies": (1, 10, 100, 1000),
+    "devices": (1, 4, 16, 64),
 }
+PEERS = 100  # leaves that Optax is compiled for: it takes minutes for a thousand
 TITLES = {
-    "width": "two layers, each leaf by itself",
-    "leaves": "width 64, each leaf by itself",
-    "batch": "width 64, layers stacked",
+    "width": "one square matrix",
+    "leaves": f"matrices of {SIDE} x {SIDE}, each by itself",
+    "copies": f"matrices of {SIDE} x {SIDE} in one stack",
+    "devices": f"{DIVIDED[0]} matrices of {DIVIDED[1]} x {DIVIDED[1]}, rows divided",
 }
+MEASURED = {
+    "seconds": "one step, seconds",
+    "compile_seconds": "trace and compile, processor seconds",
+    "memory": "temporary memory of a device, MB",
+    "moved": "received by a device, MB",
+}
+
+
+def tree(axis: str, size: int, seed: int) -> dict[str, Any]:
+    """Gaussian matrices, near orthonormal ones: of variance 1 / side."""
+    count, side = {"width": (1, size), "devices": DIVIDED}.get(axis, (size, SIDE))
+    rng = np.random.default_rng(seed)
+    stack = (rng.standard_normal((count, side, side)) / math.sqrt(side)).astype(np.float32)
+    return {"stack": stack} if axis == "copies" else {f"w{i}": x for i, x in enumerate(stack)}
+
+
+def grown(
+    axis: str, size: int, names: tuple[str, ...], rounds: int, run: bool = True
+) -> dict[str, Any]:
+    """What one tree takes, by quantity and optimizer; time only if the step is to be run."""
+    place: Any = None
+    if axis == "devices":
+        mesh = jax.make_mesh((size,), ("x",), (AxisType.Auto,))
+        place = NamedSharding(mesh, PartitionSpec("x"))
+        jax.set_mesh(mesh)
+    params, grads = (jax.device_put(tree(axis, size, seed), place) for seed in (0, 1))
+    found: dict[str, Any] = {name: {} for name in MEASURED if run or name != "seconds"}
+    steps = {}
+    for name in names:
+        if name == MUON and axis == "leaves" and size > PEERS:
+            continue
+        tx = optimizers()[name]
+        state, start = jax.jit(tx.init)(params), time.process_time()
+        program = jax.jit(step_of(tx)).lower(params, state, grads).compile()
+        found["compile_seconds"][name] = time.process_time() - start
+        memory: Any = program.memory_analysis()
+        found["memory"][name] = memory.temp_size_in_bytes / 1e6
+        found["moved"][name] = received(program.as_text() or "", size) / 1e6
+        steps[name] = functools.partial(program, params, state, grads)
+    if run:
+        found["seconds"] = interleaved_seconds(steps, rounds)
+    if axis != "devices":
+        del found["moved"]
+    return {"grows": axis, "size": size, **found}
+
+
+def received(text: str, devices: int) -> float:
+    """Bytes that a device receives by all collectives; none of ours is in a loop."""
+    kinds = r"= (.*?) (?:all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)"
+    total = 0
+    for result in re.findall(kinds + r"(?:-start)?\(", text):
+        for sizes in re.findall(r"(?:f32|s32)\[([\d,]*)\]", result):
+            total += 4 * math.prod(int(n) for n in sizes.split(",") if n)
+    return total * (1 - 1 / devices)
+
+
+def on_devices(size: int) -> dict[str, Any]:
+    """The row of so many devices, from an interpreter that has them."""
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={size}"
+    given = [sys.executable, "-m", "benchmarks.growth", "--overwrite", "--devices", f"{size}"]
+    done = subprocess.run(
+        given,
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def exponent(rows: list[dict], axis: str, quantity: str, name: str) -> float | None:
+    """The slope of a quantity over the last four sizes, both as logarithms."""
+    own = [row for row in rows if row["grows"] == axis and name in row.get(quantity, {})]
+    own = [row for row in own if row[quantity][name] > 0][-4:]
+    if len(own) < 3:
+        return None
+    sizes = [math.log(row["size"]) for row in own]
+    return slope_estimate(sizes, [math.log(row[quantity][name]) for row in own]).value
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as Markdown: seconds of Optax's, and ratios to them."""
-    ours = OPTIMIZERS[1:]
-    header = ["grows", "layers of width", f"{MUON}, ms", *ours, "compile, s", *ours]
+    """The exponents, and what a device of several does, as Markdown."""
+    names, parts = (MUON, *OURS), []
     lines = []
-    for row in rows:
-        cells = [row["grows"], f"{row['layers']} of {row['width']}"]
-        for key, unit in (("seconds", 1e3), ("compile_seconds", 1.0)):
-            first = row[key][MUON]
-            cells += [f"{first * unit:.1f}", *(f"{row[key][name] / first:.2f}" for name in ours)]
-        lines.append(cells)
-    return markdown_table(header, lines)
+    for axis in dict.fromkeys(row["grows"] for row in rows):
+        for quantity, label in MEASURED.items():
+            found = [exponent(rows, axis, quantity, name) for name in names]
+            cells = ["" if value is None else f"{value:.2f}" for value in found]
+            lines += [[axis, label.split(",")[0], *cells]] if any(cells) else []
+    parts.append(markdown_table(["exponent in", "of", *names], lines))
+    divided = [row for row in rows if row["grows"] == "devices"]
+    if divided:
+        header = ["devices", *(f"{name}: {label}" for name in OURS for label in ("MB", "moved"))]
+        lines = [
+            [str(row["size"]),
+             *(f"{row[what][name]:.2f}" for name in OURS for what in ("memory", "moved"))]
+            for row in divided
+        ]  # fmt: skip
+        parts.append(markdown_table(header, lines))
+    return "\n\n".join(parts)
 
 
 def plot(rows: list[dict]) -> Figure:
-    """One column for each axis: a step above, its compilation below."""
-    figure, grid = panels(2, len(AXES))
-    measured = {"seconds": "one step, seconds", "compile_seconds": "trace and compile, seconds"}
-    for line, (key, label) in zip(grid, measured.items(), strict=True):
-        for panel, (axis, (_, counted)) in zip(line, AXES.items(), strict=True):
-            grown = [row for row in rows if row["grows"] == axis]
-            for name in OPTIMIZERS:
-                across = [row[counted] for row in grown]
-                panel.loglog(across, [row[key][name] for row in grown], "o-", label=name)
-            panel.set_xticks([row[counted] for row in grown], [str(row[counted]) for row in grown])
+    """One column for each axis: a step, its compilation, its memory, and what it moves."""
+    axes = list(dict.fromkeys(row["grows"] for row in rows))
+    figure, grid = panels(len(MEASURED), len(axes))
+    for line, (quantity, label) in zip(grid, MEASURED.items(), strict=True):
+        for panel, axis in zip(line, axes, strict=True):
+            own = [row for row in rows if row["grows"] == axis and quantity in row]
+            for name in (MUON, *OURS):
+                some = [row for row in own if row[quantity].get(name, 0) > 0]
+                if some:
+                    across = [row["size"] for row in some]
+                    panel.loglog(across, [row[quantity][name] for row in some], "o-", label=name)
+            if not own:
+                panel.set_axis_off()
+                continue
+            panel.set_xticks([row["size"] for row in own], [str(row["size"]) for row in own])
             panel.minorticks_off()
-            dress(panel, axis, TITLES[axis], counted, label)
+            dress(panel, axis, TITLES[axis], axis, label)
     grid[0, 0].legend(frameon=False)
     return figure
 
 
 def main(argv: list[str] | None = None) -> None:
     """Runs the benchmark."""
-    p = command("growth", "How a step and its compilation grow with width, leaves and batch.")
-    p.add_argument("--rounds", type=int, default=7, help="timed rounds (default: %(default)s)")
+    p = command("growth", "How a step and its compilation grow.")
+    p.add_argument("--rounds", type=int, default=3, help="timed rounds (default: %(default)s)")
     p.add_argument("--axes", nargs="+", choices=list(AXES), default=list(AXES))
+    p.add_argument("--widest", type=int, default=1024, metavar="WIDTH",
+                   help="that is run, and not only compiled (default: %(default)s)")  # fmt: skip
+    p.add_argument("--most", type=int, default=1000, metavar="LEAVES",
+                   help="that are compiled one by one (default: %(default)s)")  # fmt: skip
+    p.add_argument("--devices", type=int, help=argparse.SUPPRESS)
     options = parse(p, argv, beside=(".md", ".png"))
+    if options.devices:
+        print(json.dumps(grown("devices", options.devices, OURS, 0, run=False)))
+        return
     rows: list[dict[str, Any]] = []
     for axis in options.axes:
-        for tree in tqdm(AXES[axis][0], desc=axis, unit="tree"):
-            rows.append({"grows": axis, **measure(*tree, options.rounds, list(OPTIMIZERS))})
+        for size in tqdm(AXES[axis], desc=axis, unit="tree"):
+            if axis == "devices":
+                rows.append(on_devices(size))
+            elif axis != "leaves" or size <= options.most:
+                run = axis != "width" or size <= options.widest
+                rows.append(grown(axis, size, (MUON, *OURS), options.rounds, run))
     save_with_table(options, {"rounds": options.rounds, "rows": rows}, table(rows))
     plot(rows).savefig(options.out.with_suffix(".png"))
 

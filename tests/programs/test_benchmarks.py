@@ -63,20 +63,36 @@ def test_the_table_of_throughput():
 
 @pytest.mark.slow
 def test_growth_is_measured_along_its_axes(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(growth, "AXES", {"width": (((1, 8, False), (1, 16, False)), "width")})
+    monkeypatch.setattr(growth, "AXES", {"width": (8, 16, 32), "leaves": (1, 2, 3), "copies": (2,)})
+    monkeypatch.setattr(growth, "OURS", ("muon",))
+    monkeypatch.setattr(growth, "PEERS", 1)
     out = tmp_path / "growth.json"
-    growth.main(["--rounds", "1", "--axes", "width", "--out", str(out)])
+    limits = ["--rounds", "1", "--widest", "16", "--most", "2"]
+    growth.main([*limits, "--axes", "width", "leaves", "copies", "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
-    assert [(row["layers"], row["width"]) for row in rows] == [(1, 8), (1, 16)]
+    assert [(row["grows"], row["size"]) for row in rows] == [
+        *(("width", 8), ("width", 16), ("width", 32), ("leaves", 1), ("leaves", 2), ("copies", 2))
+    ]
     for row in rows:
-        for key in ("seconds", "compile_seconds"):
-            assert set(row[key]) == set(growth.OPTIMIZERS)
-            assert all(seconds > 0 for seconds in row[key].values())
-    line = capsys.readouterr().out.splitlines()[-1]
-    ratio = rows[1]["seconds"]["muon"] / rows[1]["seconds"][MUON]
-    assert line.startswith("| width | 1 of 16 | ")
-    assert line.split(" | ")[3] == f"{ratio:.2f}"
+        assert all(value > 0 for value in row["compile_seconds"].values())
+        assert set(growth.OURS) <= set(row["memory"])
+        assert (MUON in row["memory"]) == (row["grows"] != "leaves" or row["size"] == 1)
+        assert ("seconds" in row) == (row["size"] <= 16)
+    # A line through three points; of two, and of times at two widths, there is no exponent.
+    width = [row for row in rows if row["grows"] == "width"]
+    slope = np.polyfit(np.log([8, 16, 32]), np.log([row["memory"]["muon"] for row in width]), 1)[0]
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" | ")[:2] for line in lines[2:]] == [
+        ["| width", "trace and compile"],
+        ["| width", "temporary memory of a device"],
+    ]
+    assert lines[3].endswith(f" | {slope:.2f} |")
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_bytes_that_a_device_receives():
+    text = "%x = (f32[2,8]{1,0}, f32[2,8]) all-to-all(%a, %b)\n%y = s32[4] all-gather-start(%c)\n"
+    assert growth.received(text + "%z = f32[9] add(%y, %y)", 4) == 0.75 * 4 * (16 + 16 + 4)
 
 
 def test_the_accelerator_is_measured_against_its_own_products(tmp_path, capsys):
