@@ -156,11 +156,17 @@ def plot(rows: list[dict]) -> Figure:
     for line, (quantity, label) in zip(grid, MEASURED.items(), strict=True):
         for panel, axis in zip(line, axes, strict=True):
             own = [row for row in rows if row["grows"] == axis and quantity in row]
-            for name in (MUON, *OURS):
+            for i, name in enumerate((MUON, *OURS)):
                 some = [row for row in own if row[quantity].get(name, 0) > 0]
                 if some:
                     across = [row["size"] for row in some]
-                    panel.loglog(across, [row[quantity][name] for row in some], "o-", label=name)
+                    panel.loglog(
+                        across,
+                        [row[quantity][name] for row in some],
+                        "o-",
+                        color=f"C{i}",
+                        label=name,
+                    )
             if not own:
                 panel.set_axis_off()
                 continue
