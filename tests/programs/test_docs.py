@@ -220,7 +220,6 @@ def test_names_and_sources_are_linked(tmp_path):
         "docs/math/any-norm.md",
         "docs/math/embedding-rows.md",
         "docs/math/euclidean.md",
-        "docs/math/lipschitz.md",
         "docs/math/low-rank.md",
         "docs/math/msign.md",
         "docs/math/stiefel.md",
