@@ -26,6 +26,7 @@ NAMES = (
     "reliability",
     "certificates",
     "minimize",
+    "starts",
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from benchmarks import __main__ as runner
-from benchmarks import accelerator, growth, minimize, symmetric
+from benchmarks import accelerator, growth, minimize, starts, symmetric
 from benchmarks.gpt_throughput import MUON, table
 
 
@@ -131,3 +131,17 @@ def test_minimising_is_timed_with_and_without_compiling(tmp_path, capsys):
         assert found["starts"] > 0
         assert found["value"] == pytest.approx(-1)  # the largest eigenvalue is 1
     assert "| Rayleigh quotient | 5 | " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_starts_are_timed_by_vmap_and_by_map(tmp_path, capsys):
+    out = tmp_path / "starts.json"
+    options = ["--problems", "PCA, ordered", "--size", "5", "--starts", "2", "--rounds", "1"]
+    starts.main([*options, "--out", str(out)])
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["method"] for row in rows] == list(minimize.METHODS)
+    for row in rows:
+        assert row["failed"] == {"vmap": 0, "map": 0}
+        assert row["vmap"] > 0 < row["map"]
+        assert row["most_steps"] >= row["median_steps"] > 1
+    assert "| PCA, ordered | L-BFGS | 5 | " in capsys.readouterr().out
