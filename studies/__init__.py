@@ -18,12 +18,14 @@ from studies.run import run_study
 from studies.solvers import SolverShootOut
 from studies.spaces.study import WeightSpaces
 from studies.study import Study, option
+from studies.tangent_momentum import TangentMomentum
 from studies.transfer.study import LearningRateTransfer
 from studies.transformers.study import Transformers
 
 _ALL: tuple[type[Study], ...] = (
     RetractionLaboratory,
     Convergence,
+    TangentMomentum,
     WeightErasure,
     LearningRateTransfer,
     SolverShootOut,
@@ -53,6 +55,7 @@ __all__ = [
     "RetractionLaboratory",
     "SolverShootOut",
     "Study",
+    "TangentMomentum",
     "WeightErasure",
     "WeightSpaces",
     "option",

@@ -43,7 +43,7 @@ class Pullback(TrustRegion):
             step = problem.project(point, vector).reshape(self.shape)
             return problem.cost(self.retraction.retract(point.reshape(self.shape), step).ravel())
 
-        # The manifold's own retraction is constant in a neighbourhood of no step, to the bit.
+        # The manifold's own retraction returns the point bit for bit near a zero step.
         zero = jnp.zeros_like(point)
         gradient, hessian = jax.linearize(jax.grad(along), zero)
         return gradient, hessian, problem.cost(point)
