@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import jax
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
@@ -243,7 +244,10 @@ def test_the_code_on_a_page_runs(page):
 @pytest.mark.parametrize("tutorial", _TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs(tutorial, monkeypatch):
     monkeypatch.setattr(plt, "subplots", lambda *args, **options: _subplots(*args, **options))
-    runpy.run_path(str(tutorial))
+    try:
+        runpy.run_path(str(tutorial))
+    finally:
+        jax.config.update("jax_enable_x64", False)  # a tutorial sets it, for all later tests
 
 
 def _subplots(*args: Any, figsize: Any, layout: Any, **options: Any) -> tuple[Figure, Any]:
