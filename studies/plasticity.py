@@ -128,7 +128,7 @@ def _program(name: str) -> Any:
 class Plasticity(Study):
     """Which recipe still learns after a long stream of tasks?
 
-    A ReLU network without biases reads digits whose pixels are permuted anew in every task, and
+    A ReLU network without biases reads digits whose pixels have another order in every task, and
     each image of a task once; nothing is reset. The hidden matrices are trained by one method after
     the other at a constant rate, the head by Adam. Counted is the loss on each batch before the
     step on it, at the rate that is best for the other seeds over the whole stream. Losses over

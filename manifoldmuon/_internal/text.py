@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 
 class Printed:
-    """What a notebook shows as it is printed, and not by its `repr`."""
+    """Mix-in for values that a notebook shows as they are printed, not by their `repr`."""
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
