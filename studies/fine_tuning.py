@@ -20,7 +20,7 @@ from studies.classification import accuracy, cross_entropy
 from studies.datasets import FlatImages, batches, load_digits, load_mnist, standardise
 from studies.display import COLOURS, dress, panels, text_table
 from studies.estimates import at_best_rate, estimate, shown
-from studies.study import Cell, Record, Row, Study, check_choices, option
+from studies.study import Cell, Record, Row, Study, check_choices, check_rival, option
 
 BATCH = 64
 RANK_OF_TARGET = 4
@@ -239,11 +239,7 @@ class FineTuning(Study):
 
     def __post_init__(self):
         check_choices(self)
-        if RIVAL not in self.methods or len(set(self.seeds)) < max(2, len(self.seeds)):
-            raise ValueError(
-                f"the methods must include {RIVAL!r}, and there must be two or more different "
-                f"seeds; got {self.methods} and {self.seeds}"
-            )
+        check_rival(RIVAL, self.methods, self.seeds)
         counts = (self.rank, self.steps, self.target_steps, *self.hidden)
         if min(counts) < 1 or not self.hidden:
             raise ValueError(f"rank, steps and hidden widths must be at least 1; got {counts}")

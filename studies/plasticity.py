@@ -20,7 +20,7 @@ from studies.classification import digits
 from studies.datasets import batches
 from studies.display import COLOURS, dress, panels, text_table
 from studies.estimates import at_best_rate, estimate, shown
-from studies.study import Cell, Record, Row, Study, check_choices, option
+from studies.study import Cell, Record, Row, Study, check_choices, check_rival, option
 
 BATCH = 32
 HEAD_RATE = 2.0**-8
@@ -151,11 +151,7 @@ class Plasticity(Study):
 
     def __post_init__(self):
         check_choices(self)
-        if RIVAL not in self.methods or len(set(self.seeds)) < max(2, len(self.seeds)):
-            raise ValueError(
-                f"the methods must include {RIVAL!r}, and there must be two or more different "
-                f"seeds; got {self.methods} and {self.seeds}"
-            )
+        check_rival(RIVAL, self.methods, self.seeds)
         if min(self.tasks, self.parts, self.width, self.depth) < 1 or self.tasks % self.parts:
             raise ValueError(
                 "tasks, parts, width and depth must be at least 1, and parts divide tasks; got "

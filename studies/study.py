@@ -146,6 +146,15 @@ def check_choices(study: Study) -> None:
             raise ValueError(f"{field.name} must be among {choices}; got {value!r}")
 
 
+def check_rival(rival: str, methods: Sequence[str], seeds: Sequence[int]) -> None:
+    """Raises `ValueError` unless the rival is among the methods, and two or more seeds differ."""
+    if rival not in methods or len(set(seeds)) < max(2, len(seeds)):
+        raise ValueError(
+            f"the methods must include {rival!r}, and there must be two or more different seeds; "
+            f"got {methods} and {seeds}"
+        )
+
+
 def fields_of(study: type[Study]) -> tuple[dataclasses.Field, ...]:
     """The settings of a kind of study."""
     return dataclasses.fields(typing.cast(Any, study))
