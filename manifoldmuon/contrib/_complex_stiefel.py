@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -50,6 +50,7 @@ class ComplexStiefel(Manifold):
     scale: float = 1.0
     solver: StiefelSolver = ClosedForm()
     retraction: Retraction = Polar()
+    ndim: ClassVar[int] = 3
 
     def __post_init__(self):
         check_fields(self, scale="(0, inf)")
@@ -70,10 +71,6 @@ class ComplexStiefel(Manifold):
     def from_complex(matrix: Complex[Array, "*batch m n"]) -> Float[Array, "*batch 2 m n"]:
         """Return the array of complex matrices: a point, or a gradient `dA + i dB`."""
         return jnp.stack([matrix.real, matrix.imag], axis=-3)
-
-    @property
-    def ndim(self) -> int:
-        return 3
 
     @property
     def norm(self) -> Norm:
@@ -159,10 +156,7 @@ class _ComplexSpectral(Norm):
     """The largest singular value of complex matrices in pairs, relative to the scale."""
 
     scale: float = 1.0
-
-    @property
-    def ndim(self) -> int:
-        return 3
+    ndim: ClassVar[int] = 3
 
     def norm(self, weight: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch"]:
         return Spectral(scale=self.scale).norm(_real_form(weight))

@@ -120,15 +120,12 @@ class DoublyStochastic(Manifold):
     column_sum: float | None = None
     retraction: Retraction = Nearest()
     step_norm: Spectral | Frobenius | None = None
+    ndim: ClassVar[int] = 2
 
     def __post_init__(self):
         check_fields(self, row_sum="(0, inf)", column_sum="(0, inf)")
         check_retraction(self, "non-negative matrices of fixed sums")
         check_step_norm(self, Spectral, Frobenius)
-
-    @property
-    def ndim(self) -> int:
-        return 2
 
     @property
     def norm(self) -> Spectral | Frobenius:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,7 @@ class Isospectral(Manifold):
 
     singular_values: tuple[float, ...]
     step_norm: Spectral | Frobenius | None = None
+    ndim: ClassVar[int] = 2
 
     def __post_init__(self):
         values = self.singular_values
@@ -106,10 +107,6 @@ class Isospectral(Manifold):
             )
         values = np.linalg.svd(np.asarray(weight, np.float64), compute_uv=False)
         return cls(tuple(float(x) for x in values), step_norm)
-
-    @property
-    def ndim(self) -> int:
-        return 2
 
     @property
     def norm(self) -> Spectral | Frobenius:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,7 @@ class Euclidean(Manifold):
     """
 
     step_norm: Norm = Frobenius(ndim=1)
+    constrained: ClassVar[bool] = False
 
     def __post_init__(self):
         check_step_norm(self, Norm)
@@ -49,10 +50,6 @@ class Euclidean(Manifold):
     @property
     def norm(self) -> Norm:
         return self.step_norm
-
-    @property
-    def constrained(self) -> bool:
-        return False
 
     def project(self, point: Floats) -> Floats:
         return point

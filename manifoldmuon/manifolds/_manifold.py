@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 from jaxtyping import PRNGKeyArray
 
@@ -155,10 +155,7 @@ class ScaledMatrices(Manifold):
 
     scale: float | ScaleRule
     step_norm: Norm | None
-
-    @property
-    def ndim(self) -> int:
-        return 2
+    ndim: ClassVar[int] = 2
 
     @property
     def norm(self) -> Norm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -194,6 +194,7 @@ class EmbeddingRows(Manifold):
     retraction: Retraction = Normalize()
     step_norm: Norm | None = None
     solver: BarzilaiBorwein | DouglasRachford = DouglasRachford()
+    ndim: ClassVar[int] = 2
 
     def __post_init__(self):
         check_scale("EmbeddingRows.scale", self.scale)
@@ -201,10 +202,6 @@ class EmbeddingRows(Manifold):
         check_kind(self, "solver", BarzilaiBorwein, DouglasRachford)
         check_step_norm(self, Norm)
         require_projection(self, self.solver)
-
-    @property
-    def ndim(self) -> int:
-        return 2
 
     @property
     def norm(self) -> Norm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -56,15 +56,12 @@ class Spectral(Norm):
 
     method: MsignMethod | None = None
     scale: float | ScaleRule = 1.0
+    ndim: ClassVar[int] = 2
 
     def __post_init__(self):
         if self.method is not None:
             MsignMethod.check("Spectral.method", self.method)
         check_scale("Spectral.scale", self.scale)
-
-    @property
-    def ndim(self) -> int:
-        return 2
 
     def norm(self, weight: Matrices) -> Numbers:
         return (spectral_norm(weight) / self._scale(weight)).astype(weight.dtype)
@@ -145,14 +142,11 @@ class ConvRMSToRMS(Norm):
     """
 
     method: MsignMethod | None = None
+    ndim: ClassVar[int] = 4
 
     def __post_init__(self):
         if self.method is not None:
             MsignMethod.check("ConvRMSToRMS.method", self.method)
-
-    @property
-    def ndim(self) -> int:
-        return 4
 
     def norm(self, weight: Float[Array, "*batch h w m n"]) -> Numbers:
         largest = jnp.max(self._tap(weight).norm(upcast(weight)), axis=(-2, -1), initial=0)

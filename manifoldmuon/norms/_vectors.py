@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -45,14 +46,11 @@ class Frobenius(Norm):
 
     ndim: int = 2
     scale: float | ScaleRule = 1.0
+    is_euclidean: ClassVar[bool] = True
 
     def __post_init__(self):
         check_fields(self, ndim="[0, inf)")
         check_scale("Frobenius.scale", self.scale)
-
-    @property
-    def is_euclidean(self) -> bool:
-        return True
 
     def norm(self, weight: Floats) -> Floats:
         return self._length(weight, 1 / self._scale(weight))
@@ -142,14 +140,11 @@ class MaxRowNorm(Norm):
 
     scale: float | ScaleRule = 1.0
     threshold: float = 1e-6
+    ndim: ClassVar[int] = 2
 
     def __post_init__(self):
         check_scale("MaxRowNorm.scale", self.scale)
         check_fields(self, threshold="[0, 1)")
-
-    @property
-    def ndim(self) -> int:
-        return 2
 
     def norm(self, weight: Matrices) -> Numbers:
         lengths, exponent = _row_lengths(weight)
