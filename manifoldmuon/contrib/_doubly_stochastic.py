@@ -121,6 +121,7 @@ class DoublyStochastic(Manifold):
     retraction: Retraction = Nearest()
     step_norm: Spectral | Frobenius | None = None
     ndim: ClassVar[int] = 2
+    has_boundary: ClassVar[bool] = True
 
     def __post_init__(self):
         check_fields(self, row_sum="(0, inf)", column_sum="(0, inf)")

@@ -11,7 +11,7 @@ import numpy as np
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#767676", "#000000")
+_MOST_NAMED = 10  # lines in a legend: matplotlib cycles through as many colours
 
 
 def plot_singular_values(history: Mapping[int, Any], columns: int = 3) -> Figure:
@@ -51,9 +51,9 @@ def plot_singular_values(history: Mapping[int, Any], columns: int = 3) -> Figure
         low, *quartiles, high = np.transpose(
             [np.quantile(at[step], (0, 0.25, 0.5, 0.75, 1)) for step in steps]
         )
-        panel.fill_between(steps, low, high, color=_COLOURS[0], alpha=0.25, linewidth=1)
+        panel.fill_between(steps, low, high, color="C0", alpha=0.25, linewidth=1)
         for line in quartiles:
-            panel.plot(steps, line, color=_COLOURS[0], linewidth=1)
+            panel.plot(steps, line, color="C0", linewidth=1)
         panel.set(title=name, xlabel="step", ylabel="singular values", ylim=(0, None))
     return figure
 
@@ -86,13 +86,12 @@ def plot_monitor(history: Mapping[int, Mapping[str, float]], columns: int = 3) -
         raise ValueError("plot_monitor(history) holds no number: {step: {'gap/w': 0.1}, ...}")
     figure, panels = _panels(len(kinds), columns)
     for panel, (kind, lines) in zip(panels, kinds.items(), strict=True):
-        for index, (path, at) in enumerate(lines.items()):
-            colour = _COLOURS[index % len(_COLOURS)]
-            panel.plot(list(at), list(at.values()), color=colour, label=path, linewidth=1.5)
+        for path, at in lines.items():
+            panel.plot(list(at), list(at.values()), label=path, linewidth=1.5)
         if min(min(at.values()) for at in lines.values()) > 0:
             panel.set_yscale("log")
         panel.set(title=kind, xlabel="step")
-        if 1 < len(lines) <= len(_COLOURS):
+        if 1 < len(lines) <= _MOST_NAMED:
             panel.legend(frameon=False, fontsize=7)
     return figure
 

@@ -69,6 +69,11 @@ class Manifold(Value, abc.ABC):
         """
         return True
 
+    @property
+    def has_boundary(self) -> bool:
+        """Return True where the gradient at a minimum need not be zero: see `minimize`."""
+        return False
+
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` where no point fits `shape`: here, where it has too few axes."""
         check_axes(self, shape)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -183,6 +183,7 @@ class _WithBoundary(_Bounded):
     solver: DouglasRachford | None
     retraction: Retraction
     active_tolerance: float
+    has_boundary: ClassVar[bool] = True
 
     @property
     @abc.abstractmethod

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from manifoldmuon._internal.arguments import check_number, shown
-from manifoldmuon.manifolds import Manifold, SpectralBall, SpectralBand
+from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.minimize._line_search import LBFGS
 from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop, length
 from manifoldmuon.optim import Geometry, map_leaves, monitor_distance, resolve
@@ -97,10 +97,8 @@ def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
         names = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
         raise TypeError(f"minimize: x0 must be all float32 or all float64; got {', '.join(names)}")
     for entry in jax.tree.leaves(entries):
-        manifold: Any = entry
-        while hasattr(manifold, "manifold"):  # with a layout, or with checks of it
-            manifold = manifold.manifold
-        if isinstance(manifold, SpectralBall | SpectralBand):
+        manifold = entry.manifold if isinstance(entry, LaidOut) else entry
+        if manifold.has_boundary:
             raise ValueError(
                 f"minimize: {manifold!r} has a boundary, where a zero gradient is not what tells"
                 " a minimum; use optim.manifold_muon, or a set without one"

@@ -87,6 +87,10 @@ class Validated(Manifold):
     def constrained(self) -> bool:
         return self.manifold.constrained
 
+    @property
+    def has_boundary(self) -> bool:
+        return self.manifold.has_boundary
+
     def check_shape(self, shape: tuple[int, ...]) -> None:
         self.manifold.check_shape(shape)
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 from jaxtyping import config
 
+from manifoldmuon.contrib import DoublyStochastic
 from manifoldmuon.manifolds import (
     Euclidean,
     Grassmann,
@@ -314,6 +315,11 @@ REFUSED = {
     ),
     "a set with a boundary": (
         lambda: minimize(sphere_cost, SpectralBall(), np.eye(3)),
+        ValueError,
+        "has a boundary",
+    ),
+    "sums with a boundary": (
+        lambda: minimize(sphere_cost, DoublyStochastic(), np.eye(3)),
         ValueError,
         "has a boundary",
     ),
