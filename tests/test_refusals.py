@@ -42,6 +42,7 @@ from manifoldmuon.contrib import (
     scale_by_neuron_rms,
     scale_by_rule,
     scion,
+    split_parameters,
     with_qk_clip,
 )
 from manifoldmuon.linalg import (
@@ -328,6 +329,8 @@ REFUSED = [
     (lambda: quantized(optax.trace(0.9), 8.0), "quantized: bits must be 8 or 4; got 8.0"),
     (lambda: quantized(optax.trace(0.9), block=1), "quantized: block must be a whole number"),
     (lambda: quantized(optax.trace(0.9), min_size=-1), "quantized: min_size must be a whole"),
+    (lambda: split_parameters(FLAT, {}), "split_parameters: inner must be a GradientTrans"),
+    (lambda: split_parameters(optax.sgd(0.1), (1, 2)), "by_path takes a dictionary of patterns"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, 0), "with_qk_clip: threshold must be a fini"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, power=NAN), "with_qk_clip: power must be a"),
     (

@@ -28,6 +28,7 @@ from manifoldmuon.contrib._rotations import Rotations
 from manifoldmuon.contrib._rule import DeepTrust, SquareLossSmoothness, StepRule, scale_by_rule
 from manifoldmuon.contrib._scion import scion
 from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
+from manifoldmuon.contrib._split import split_parameters
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 
 __all__ = [
@@ -74,6 +75,7 @@ __all__ = [
     "scale_by_rule",
     "scion",
     "sinkhorn",
+    "split_parameters",
     "square_error_smoothness",
     "with_qk_clip",
 ]

@@ -131,6 +131,11 @@ def with_adam(
     return optim.hybrid(tx, geometry, optim.riemannian_adam(rest_rate, Euclidean(Frobenius(0))))
 
 
+def with_parts(learning_rate: Any, geometry: Any) -> optax.GradientTransformation:
+    """Cuts the first leaf into three. Momentum would be cut as well, unlike its parameter."""
+    return contrib.split_parameters(optim.muon(learning_rate, geometry, None), {"qkv": (4, 1, 2)})
+
+
 def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
     """Clips three heads of a fused kernel, and supplies their logits: one of them is too large."""
     heads = optim.by_path({"q": Layout(out_blocks=3), "**": None})
@@ -294,6 +299,12 @@ INSTANCES = {
         {"q": (6, 4), "o": (4, 6)},
         {"learning_rate": 0.1},
         still=False,
+    ),
+    "parts": Instance(
+        with_parts,
+        Euclidean(RMSToRMS()).transposed(),
+        {"qkv": (4, 7), "o": (4, 4)},
+        {"learning_rate": 0.1},
     ),
     "manifold_muon-lr0": Instance(
         optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False
