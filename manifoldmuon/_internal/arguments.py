@@ -23,7 +23,6 @@ _R = TypeVar("_R")
 def check_number(
     name: str,
     value: Any,
-    least: float = -math.inf,
     *,
     within: str = "(-inf, inf)",
     whole: bool = False,
@@ -34,7 +33,6 @@ def check_number(
     Args:
       name: of the argument, for the message.
       value: what was given. Python and NumPy numbers pass; a bool is not a number.
-      least: the smallest value allowed.
       within: the interval of the values allowed, such as `"[0, 1)"`.
       whole: require an integer. A float such as 2.0 is refused.
       others: what else the argument may be, for the message: `" or None"`.
@@ -42,11 +40,10 @@ def check_number(
     low, high = map(float, within[1:-1].split(","))
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
     real = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-    above = real and value >= least and (value > low or (within[0] == "[" and value == low))
+    above = real and (value > low or (within[0] == "[" and value == low))
     if not (above and (value < high or (within[-1] == "]" and value == high))):
         kind = "whole" if whole else "finite"
-        limit = f" >= {least:g}" if least > -math.inf else ""
-        limit += f" in {within}" if within != "(-inf, inf)" else ""
+        limit = f" in {within}" if within != "(-inf, inf)" else ""
         raise ValueError(f"{name} must be a {kind} number{limit}{others}; got {shown(value)}")
 
 
@@ -73,8 +70,7 @@ def check_fields(value: Any, **ranges: str) -> None:
 
 def check_kind(holder: Any, field: str, *kinds: type) -> None:
     """Raise `TypeError` unless a field of a value is an instance of one of these classes."""
-    if not isinstance(value := getattr(holder, field), kinds):
-        raise TypeError(_wrong_kind(holder, field, kinds, value))
+    one_of(*kinds)(f"{type(holder).__name__}.{field}", getattr(holder, field))
 
 
 def check_retraction(manifold: Any, points: str) -> None:
@@ -88,8 +84,10 @@ def check_retraction(manifold: Any, points: str) -> None:
 
 def check_step_norm(manifold: Any, *kinds: type) -> None:
     """Raise `ValueError` for a norm of steps of another class, or for another number of axes."""
-    if not isinstance(norm := manifold.norm, kinds):
-        raise ValueError(_wrong_kind(manifold, "step_norm", kinds, norm))
+    try:
+        one_of(*kinds)(f"{type(manifold).__name__}.step_norm", norm := manifold.norm)
+    except TypeError as error:
+        raise ValueError(error) from None
     if norm.ndim != manifold.ndim:
         name, ndim = type(manifold).__name__, manifold.ndim
         raise ValueError(f"{name}.step_norm must be for {ndim} axes; got {shown(norm)}")
@@ -119,12 +117,6 @@ def shown(value: Any) -> str:
     """Return the `repr` of a value on one short line, for error messages."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
-
-
-def _wrong_kind(holder: object, field: str, kinds: tuple[type, ...], value: object) -> str:
-    names = " or ".join("None" if kind is type(None) else kind.__name__ for kind in kinds)
-    hint = "; write an instance, with parentheses" if callable(value) else ""
-    return f"{type(holder).__name__}.{field} must be {names}; got {shown(value)}{hint}"
 
 
 def check_arguments(**checks: Check) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
@@ -188,11 +180,11 @@ def _is_schedule(value: Any) -> bool:
 
 def one_of(*kinds: Any) -> Check:
     """Return a check for instances of these classes."""
-    names = " or ".join(dict.fromkeys(kind.__name__ for kind in kinds))
+    names = " or ".join(dict.fromkeys("None" if k is type(None) else k.__name__ for k in kinds))
 
     def check(name: str, value: Any) -> None:
         if not isinstance(value, kinds):
-            hint = "; write it with parentheses" if callable(value) else ""
+            hint = "; write an instance, with parentheses" if callable(value) else ""
             raise TypeError(f"{name} must be a {names}; got {shown(value)}{hint}")
 
     return check

@@ -233,8 +233,8 @@ def bound(
       >>> round(bound(net.constrained()).lipschitz_inputs, 6)
       1.0
     """
-    check_number("bound(radius)", radius, least=0.0)
-    check_number("bound(drift)", drift, least=0.0)
+    check_number("bound(radius)", radius, within="[0, inf)")
+    check_number("bound(drift)", drift, within="[0, inf)")
     if (radius and params is None) or (drift and params is not None):
         raise ValueError("radius goes with params: a ball around them; drift goes without")
     if isinstance(module, ExternalModule):

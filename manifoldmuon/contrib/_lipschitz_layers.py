@@ -67,7 +67,7 @@ class LocallyConnected(Atom):
                 f"{self.places!r}. A layer without places is Linear"
             )
         for size in self.places:
-            check_number("LocallyConnected.places", size, least=1.0, whole=True)
+            check_number("LocallyConnected.places", size, within="[1, inf)", whole=True)
         super().__post_init__()
 
     @property
@@ -203,7 +203,7 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
       >>> orthogonal_conv2d(4, kernel=2).sensitivity
       1.0
     """
-    check_number("orthogonal_conv2d(kernel)", kernel, least=1.0, whole=True)
+    check_number("orthogonal_conv2d(kernel)", kernel, within="[1, inf)", whole=True)
     net: Module = Linear(channels, channels, Orthogonal())
     for tap in range(kernel - 1):
         for axis in (-3, -2):

@@ -53,7 +53,7 @@ def square_error_smoothness(
       >>> round(square_error_smoothness(bounds).bound, 6)
       1.0
     """
-    check_number("square_error_smoothness(target_norm)", target_norm, least=0.0)
+    check_number("square_error_smoothness(target_norm)", target_norm, within="[0, inf)")
     output, factor = _output("square_error_smoothness", bounds, value)
     residual = factor * output.upper + target_norm
     residual = residual if value is None else min(residual, math.sqrt(2 * value))
@@ -98,7 +98,7 @@ def _output(name: str, bounds: Bounds, value: float | None) -> tuple[NormBound, 
     if not isinstance(bounds.outputs, NormBound):
         raise ValueError(f"a loss takes one output array; got the sizes {bounds.outputs}")
     if value is not None:
-        check_number(f"{name}(value)", value, least=0.0)
+        check_number(f"{name}(value)", value, within="[0, inf)")
     read = LipschitzBounds.convert_norm(bounds.outputs, RMS())
     return bounds.outputs, read.slopes.item()
 

@@ -208,12 +208,12 @@ class Module(Printed, abc.ABC):
             raise ValueError("tare takes absolute or relative, not both")
         if relative is None:
             absolute = 1.0 if absolute is None else absolute
-            check_number("tare(absolute)", absolute, least=0.0)
+            check_number("tare(absolute)", absolute, within="[0, inf)")
             if self.mass == 0 and absolute != 0:
                 raise ValueError(f"no factor brings a mass of 0 to {absolute}; give an atom a mass")
             relative = absolute / self.mass if self.mass else 1.0
         factor = relative
-        check_number("tare(relative)", factor, least=0.0)
+        check_number("tare(relative)", factor, within="[0, inf)")
         return self.map_atoms(lambda atom: dataclasses.replace(atom, mass=atom.mass * factor))
 
     def constrained(self) -> Any:

@@ -30,7 +30,7 @@ def mlp(outputs: int, inputs: int, width: int, depth: int, activation: Module = 
       >>> mlp(10, 784, 256, depth=3).mass
       3.0
     """
-    check_number("mlp(depth)", depth, least=2.0, whole=True)
+    check_number("mlp(depth)", depth, within="[2, inf)", whole=True)
     body = (activation @ Linear(width, width)) ** (depth - 2) @ activation @ Linear(width, inputs)
     return Linear(outputs, width) @ body
 
@@ -49,7 +49,7 @@ def residual(residue: Module, blocks: int) -> Module:
       >>> round(residual(ReLU() @ Linear(8, 8), blocks=6).sensitivity, 6)
       1.0
     """
-    check_number("residual(blocks)", blocks, least=1.0, whole=True)
+    check_number("residual(blocks)", blocks, within="[1, inf)", whole=True)
     return _mix(residue, 1 / blocks) ** blocks
 
 
@@ -107,7 +107,7 @@ def attention(
       >>> attention(128, heads=4).mass
       4.0
     """
-    check_number("attention(heads)", heads, least=1.0, whole=True)
+    check_number("attention(heads)", heads, within="[1, inf)", whole=True)
     key_dim = width // heads if key_dim is None else key_dim
     value_dim = width // heads if value_dim is None else value_dim
     turn = RoPE() if rope else Identity()
@@ -147,7 +147,7 @@ def gpt(
       >>> gpt(65, width=128, heads=4, blocks=4).mass
       7.0
     """
-    check_number("gpt(blocks)", blocks, least=1.0, whole=True)
+    check_number("gpt(blocks)", blocks, within="[1, inf)", whole=True)
     norm = RMSDivide() @ MeanSubtract() if layer_norm else Identity()
     attend = attention(width, heads, rope=context is None) @ norm
     nonlinear = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ

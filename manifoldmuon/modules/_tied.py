@@ -55,7 +55,7 @@ class Tied(Module):
 
     def __post_init__(self):
         for index in (index for place in self._paths for index in place):
-            check_number("an index of Tied.places", index, least=0.0, whole=True)
+            check_number("an index of Tied.places", index, within="[0, inf)", whole=True)
         if len(set(self._paths)) < max(len(self.places), 2):
             raise ValueError(f"Tied takes two different places at least; got {self.places}")
         specs = self._specs(self.module.weights())

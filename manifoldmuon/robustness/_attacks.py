@@ -105,7 +105,7 @@ def pgd(
       1.0
     """
     for name, count in {"steps": steps, "restarts": restarts, "batch": batch}.items():
-        check_number(f"pgd: {name}", count, 1.0, whole=True)
+        check_number(f"pgd: {name}", count, within="[1, inf)", whole=True)
     x, labels, radius = _checked(x, labels, radius)
     limits = None if bounds is None else _limits(x, bounds)
     f, size = f if isinstance(f, Partial) else Partial(f), min(batch, len(x))

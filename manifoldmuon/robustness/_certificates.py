@@ -75,7 +75,7 @@ class CertificationResult(Printed):
         Raises:
           ValueError: `certify` was given no labels.
         """
-        check_number("accuracy(radius)", radius, least=0.0)
+        check_number("accuracy(radius)", radius, within="[0, inf)")
         if self.labels is None:
             raise ValueError("certify was not given the labels that an accuracy needs")
         return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
@@ -152,7 +152,7 @@ def certify(
             f"certify(images) must be numbers (n, ...); got {x.dtype} of the shape {x.shape}"
         )
     zero, unit = np.asarray(shift, np.float64), np.asarray(scale, np.float64)
-    check_number("certify(scale)", float(np.min(unit)), least=np.finfo(float).tiny)
+    check_number("certify(scale)", float(np.min(unit)), within="(0, inf)")
     truth = None if labels is None else _labels(labels, len(x))
     seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
     chunks = np.array_split(seen, range(batch, len(seen), batch))

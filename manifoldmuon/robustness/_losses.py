@@ -116,6 +116,6 @@ def _check(name: str, logits: Array, labels: Array) -> None:
 def _check_scale(name: str, value: ArrayLike, positive: bool = False) -> None:
     if isinstance(value, jax.Array):
         return
-    check_number(name, value, least=0.0)
+    check_number(name, value, within="[0, inf)")
     if positive and value == 0:
         raise ValueError(f"{name} must be above 0; got {value!r}")

@@ -286,7 +286,7 @@ def test_the_sharpness_of_attention_with_weights_is_not_exceeded():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: mlp(3, 4, 5, 1), r"mlp\(depth\) must be a whole number >= 2"),
+        (lambda: mlp(3, 4, 5, 1), r"mlp\(depth\) must be a whole number in \[2, inf\)"),
         (lambda: residual(Linear(3, 3), 0), r"residual\(blocks\)"),
         (lambda: gpt(7, 8, 2, 0), r"gpt\(blocks\)"),
         (lambda: attention(8, 0), r"attention\(heads\)"),
