@@ -14,7 +14,8 @@ from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.links import link
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex, is_hole
+from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex
+from manifoldmuon.contrib._rule import DeepTrust, cast_like, scaled
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
 from manifoldmuon.optim import chain, init_tree, map_leaves
@@ -112,31 +113,16 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         moved = [place for place in places.real if places.paths[place] in sizes]
         depth = max(sum(_layers(values[i], jnp.shape(leaves[i])) for i in moved), 1)
         summary = sum(map(jnp.sum, sizes.values()), jnp.zeros(())) / depth
-        eta = step_length(summary)
-
-        def step(unit, grad):
-            return (
-                unit
-                if is_hole(unit)
-                else (unit * (eta / depth).astype(unit.dtype)).astype(jnp.result_type(grad))
-            )
+        eta = DeepTrust().length(summary, summary)
 
         state = ScaleByAGDState(eta.astype(jnp.float32), summary.astype(jnp.float32))
-        return jax.tree.map(step, units, updates, is_leaf=is_hole), state
+        return cast_like(scaled(units, eta / depth), updates), state
 
     return link(update_fn, init_fn, lambda params: _start())
 
 
 def _start() -> ScaleByAGDState:
     return ScaleByAGDState(jnp.zeros((), jnp.float32), jnp.zeros((), jnp.float32))
-
-
-def step_length(summary: Float[Array, ""]) -> Float[Array, ""]:
-    """Return `log((1 + sqrt(1 + 4 G)) / 2)`, which minimises `-eta G + (exp(eta) - 1)^2 / 2`.
-
-    Written so that a tiny `G` gives `G` and not the logarithm of one, which is zero.
-    """
-    return jnp.log1p(2 * summary / (1 + jnp.sqrt(1 + 4 * summary)))
 
 
 def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> Any:

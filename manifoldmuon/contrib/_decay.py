@@ -12,6 +12,7 @@ from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.links import link
 from manifoldmuon._internal.paths import is_hole, path_string
+from manifoldmuon.contrib._rule import cast_like
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim import Geometry, map_leaves, resolve
 
@@ -54,7 +55,7 @@ def add_cautious_weight_decay(
         name = "add_cautious_weight_decay"
         pulls, _ = map_leaves(_agreeing, geometry, updates, params, name=name, stack=False)
         updates, state = decay.update(updates, state, pulls)
-        return _cast(updates, params), state
+        return cast_like(updates, params), state
 
     return optax.GradientTransformationExtraArgs(decay.init, update_fn)
 
@@ -65,13 +66,6 @@ def _agreeing(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Ar
         return jnp.zeros_like(point)
     # Signs, not the product, which may underflow.
     return jnp.where(jnp.sign(update) * jnp.sign(point) >= 0, point, 0)
-
-
-def _cast(updates: Any, params: Any) -> Any:
-    def cast(update, param):
-        return update if is_hole(update) else update.astype(jnp.result_type(param))
-
-    return jax.tree.map(cast, updates, params, is_leaf=is_hole)
 
 
 @_CHECK
@@ -120,7 +114,7 @@ def add_decay_towards(
         zeros = jax.tree.map(jnp.zeros_like, updates)
         pulls, _ = map_leaves(_gap, sets, zeros, params, divide=True, **options)
         updates, state = decay.update(updates, state, pulls)
-        return _cast(updates, params), state
+        return cast_like(updates, params), state
 
     return link(update_fn, init_fn, decay.init)
 

@@ -153,7 +153,17 @@ def inner(grads: Any, updates: Any, dtype: Any = jnp.float32) -> Float[Array, ""
 
 def scaled(updates: Any, factor: Float[Array, ""]) -> Any:
     """Return every update times a number, in the update's dtype."""
-    return jax.tree.map(
-        lambda u: u if is_hole(u) else (u * factor.astype(jnp.result_type(u))), updates,
-        is_leaf=is_hole,
-    )  # fmt: skip
+
+    def scale(update):
+        return update if is_hole(update) else update * factor.astype(jnp.result_type(update))
+
+    return jax.tree.map(scale, updates, is_leaf=is_hole)
+
+
+def cast_like(updates: Any, tree: Any) -> Any:
+    """Return every update in the dtype of the other tree's leaf."""
+
+    def cast(update, other):
+        return update if is_hole(update) else update.astype(jnp.result_type(other))
+
+    return jax.tree.map(cast, updates, tree, is_leaf=is_hole)
