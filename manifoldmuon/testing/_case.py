@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PRNGKeyArray
 
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
@@ -35,19 +35,24 @@ class Answers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A manifold with one point and three random arrays of its shape."""
+    """A manifold with one point, three random arrays of its shape, and the limits of its laws."""
 
     manifold: Manifold
     shape: tuple[int, ...]
+    key: PRNGKeyArray
+    draw: Callable[[PRNGKeyArray], np.ndarray]
+    ask: Callable[..., Answers]
     point: np.ndarray
     grad: np.ndarray
     vector: np.ndarray
     other: np.ndarray
     tolerance: float
     gap: float
+    on_set: float
     overshoot: float
-    ask: Callable[..., Answers]
-    optimum: Callable[[np.ndarray, np.ndarray], float] | None = None
+    convex: bool
+    returns: float | None
+    optimum: Callable[[np.ndarray, np.ndarray], float] | None
 
     def project(self, array: Values) -> np.ndarray:
         return self.ask(self.point, self.grad, array).projected

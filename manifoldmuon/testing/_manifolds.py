@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import jax
@@ -11,7 +10,6 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.testing._assertions import (
     agree,
     at_most,
@@ -22,11 +20,15 @@ from manifoldmuon.testing._assertions import (
     spoil,
     wide,
 )
-from manifoldmuon.testing._case import Answers, Case, Values, ask_manifold, jitted, largest
+from manifoldmuon.testing._case import Answers, Case, ask_manifold, jitted
+from manifoldmuon.testing._directions import (
+    check_nearly_normal,
+    check_scale,
+    check_stays_near,
+    check_steepest,
+    check_warm,
+)
 from manifoldmuon.testing._meshes import check_inside_shard_map
-
-SCALES = (1e-30, 1e-10, 1e10, 1e30)
-NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares of what is not normal
 
 
 def check_manifold(
@@ -77,30 +79,27 @@ def check_manifold(
     check_value_object(manifold)
     grad, vector, other = (x.astype(dtype) for x in normal(key, shape, 3))
     draw = jitted(lambda k: manifold.random_point(k, shape, dtype))
-    point = draw(key)
     ask = jitted(lambda *arrays: ask_manifold(manifold, *arrays))
     case = Case(
-        manifold, shape, point, grad, vector, other, tolerance, gap, overshoot, ask, optimum
+        manifold=manifold,
+        shape=shape,
+        key=key,
+        draw=draw,
+        ask=ask,
+        point=draw(key),
+        grad=grad,
+        vector=vector,
+        other=other,
+        tolerance=tolerance,
+        gap=gap,
+        on_set=on_set,
+        overshoot=overshoot,
+        convex=convex,
+        returns=returns,
+        optimum=optimum,
     )
-
-    _check_shapes(case)
-    _check_the_set(case, draw(key), on_set, convex)
-    _check_tangent_space(case)
-    _check_steepest(case)
-    _check_zero(case, on_set)
-    _check_scale(case)
-    _check_nearly_normal(case)
-    _check_retraction(case, on_set)
-    _check_unconstrained(case)
-    _check_far_points(case, on_set, returns)
-    _check_copies(case)
-    _check_dtypes(case, key)
-    if thorough:
-        _check_warm(case)
-        _check_vmap(case)
-        _check_short_dtype(case)
-        _check_eager(case)
-        _check_shard_map(case)
+    for check in (*LAWS, *(SLOW_LAWS if thorough else ())):
+        check(case)
 
 
 def _agree_all(law: str, actual: Answers, expected: Answers, case: Case) -> None:
@@ -132,15 +131,17 @@ def _check_shapes(case: Case) -> None:
     same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)
 
 
-def _check_the_set(case: Case, again: Values, on_set: float, convex: bool) -> None:
+def _check_the_set(case: Case) -> None:
     answers = case.ask(case.point, case.grad, case.vector)
-    at_most("a random point is on the set", answers.distance, on_set)
-    require("random_point depends on its key alone", bool(np.all(again == case.point)))
+    at_most("a random point is on the set", answers.distance, case.on_set)
+    require(
+        "random_point depends on its key alone", bool(np.all(case.draw(case.key) == case.point))
+    )
     projected = answers.projected
-    at_most("project lands on the set", case.distance(projected), on_set)
+    at_most("project lands on the set", case.distance(projected), case.on_set)
     case.agree("project is idempotent", case.project(projected), projected)
     away = case.vector - projected
-    if convex:
+    if case.convex:
         for point in (case.point, case.project(case.other)):
             angle = case.inner(away, point - projected)
             law = "x - project(x) leads away from all of a convex set"
@@ -167,82 +168,10 @@ def _check_tangent_space(case: Case) -> None:
         case.inner(first, case.other),
         case.inner(case.vector, second),
     )
-    _check_stays_near("tangent", case, first)
+    check_stays_near("tangent", case, first)
 
 
-def _check_stays_near(law: str, case: Case, vector: Values) -> None:
-    """Along a tangent vector of norm 1 the distance from the set grows like t**2 / 2, not like t.
-
-    The route that knows nothing of how the tangent space was computed.
-    """
-    t = 0.03
-    away = case.distance(case.point + t * case.unit(vector))
-    at_most(f"{law}: the set is left to second order only", away, t**2)
-
-
-def _check_steepest(case: Case) -> None:
-    answers = _check_direction(case, case.point, case.grad, "", slack=0.0)
-    _check_stays_near("direction", case, answers.direction)
-    at_most("residual >= 0", 0, answers.residual)
-    at_most("gap >= 0", 0, answers.gap)
-    at_most(f"gap <= {case.gap}", answers.gap, case.gap)
-
-
-def _check_gap(case: Case, point: Values, grad: Values, answers: Answers | Steepest) -> None:
-    """No feasible direction may beat the bound that the gap implies."""
-    value, direction = case.inner(grad, answers.direction), answers.direction
-    left = 1 - np.max(wide(answers.gap), initial=0)
-    length = float(np.sqrt(case.inner(grad, grad)))
-    best = [0.0 if case.optimum is None else case.optimum(point, grad)]
-    for rival in (
-        case.vector,
-        case.other,
-        grad,
-        case.grad,
-        grad + case.vector,
-        direction + 0.1 * case.vector,
-        direction + 0.1 * grad,
-    ):
-        # At a boundary a descent step must not leave, hence the signs. What is tangent of a vector
-        # may be rounding alone, which a second projection removes.
-        rival = case.unit(-case.project_tangent(point, -rival))
-        again = -case.project_tangent(point, -rival)
-        if (size := largest(case.norm(again))) > 0.1:
-            best.append(case.inner(grad, again) / max(size, 1))
-    at_most("the gap is a true bound", left * max(best), value, case.tolerance * length)
-
-
-def _check_nearly_normal(case: Case) -> None:
-    """A gradient, or its negative, is normal except for a small share.
-
-    Then rounding of the normal part may turn a direction against the gradient.
-    """
-    for outside, vector in itertools.permutations((case.vector, case.other, case.grad), 2):
-        point = case.project(3 * outside)  # at the boundary, where the set has one
-        normal = vector + case.project_tangent(point, -vector)
-        size, length = (float(np.linalg.norm(wide(x))) for x in (normal, vector))
-        if size <= 10 * case.tolerance * length:  # nothing is normal
-            continue
-        for share in NEARLY_NORMAL:
-            for sign in (1, -1):
-                grad = sign * length / size * normal + share * outside
-                grad = grad.astype(case.grad.dtype)
-                _check_direction(case, point, grad, ", nearly normal", case.tolerance)
-
-
-def _check_direction(case: Case, point: Values, grad: Values, where: str, slack: float) -> Answers:
-    answers = case.ask(point, grad, case.vector)
-    direction = answers.direction
-    at_most(f"norm(direction) <= 1{where}", answers.direction_size, 1 + case.overshoot)
-    back = -case.project_tangent(point, -direction)
-    case.agree(f"direction is tangent{where}", back, direction)
-    slack *= float(np.linalg.norm(wide(grad)) * np.linalg.norm(wide(direction)))
-    at_most(f"direction ascends{where}", 0, case.inner(grad, direction), slack)
-    _check_gap(case, point, grad, answers)
-    return answers
-
-
-def _check_zero(case: Case, on_set: float) -> None:
+def _check_zero(case: Case) -> None:
     zero = np.zeros_like(case.point)
     answers = case.ask(case.point, zero, zero)
     require("a zero gradient gives a zero direction", bool(np.all(answers.direction == 0)))
@@ -252,23 +181,14 @@ def _check_zero(case: Case, on_set: float) -> None:
     nowhere = case.ask(zero, zero, zero)
     require("a zero point stays where it is", bool(np.all(nowhere.moved == 0)))
     require("a zero point has a zero direction", bool(np.all(nowhere.direction == 0)))
-    at_most("project takes zero to the set", case.distance(nowhere.projected), on_set)
+    at_most("project takes zero to the set", case.distance(nowhere.projected), case.on_set)
 
 
-def _check_scale(case: Case) -> None:
-    first = case.ask(case.point, case.grad, case.vector)
-    for c in SCALES:
-        scaled = case.ask(case.point, c * case.grad, case.vector)
-        law = f"steepest(p, c g) == steepest(p, g) at c = {c:g}"
-        case.agree(law, scaled.direction, first.direction)
-        case.agree(f"{law} (gap)", scaled.gap, first.gap)
-
-
-def _check_retraction(case: Case, on_set: float) -> None:
+def _check_retraction(case: Case) -> None:
     vector, retract = case.unit(case.project_tangent(case.point, case.vector)), case.retract
     for t in (0.01, 0.1, 1.0):
         away = case.distance(retract(case.point, t * vector))
-        at_most(f"retract lands on the set at t = {t:g}", away, on_set)
+        at_most(f"retract lands on the set at t = {t:g}", away, case.on_set)
     t = 1e-2
     # A central difference: its error is t**2 for a smooth curve, and rounding / t.
     slope = (retract(case.point, t * vector) - retract(case.point, -t * vector)) / (2 * t)
@@ -276,7 +196,7 @@ def _check_retraction(case: Case, on_set: float) -> None:
     agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
 
 
-def _check_far_points(case: Case, on_set: float, returns: float | None) -> None:
+def _check_far_points(case: Case) -> None:
     """One step from points off the set: initialisations, far too small or large, without rank."""
     fan_in = case.shape[-1] if case.shape else 1
     far = {
@@ -297,13 +217,13 @@ def _check_far_points(case: Case, on_set: float, returns: float | None) -> None:
         at_most(f"{law}: 0 <= gap", 0, answers.gap)
         moved = case.retract(point, -rate * answers.direction)
         require(f"{law}: a step is finite", bool(np.all(np.isfinite(moved))))
-        if returns is None or not case.manifold.constrained or name in ("ones", "zeros"):
+        if case.returns is None or not case.manifold.constrained or name in ("ones", "zeros"):
             continue
         if not np.any(answers.direction):  # one number has no tangent: it stays
             continue
-        at_most(f"{law}: a step ends on the set", case.distance(moved), on_set)
+        at_most(f"{law}: a step ends on the set", case.distance(moved), case.on_set)
         left = case.norm(moved - answers.projected)
-        at_most(f"{law}: a step ends near project(point)", left / rate, returns)
+        at_most(f"{law}: a step ends near project(point)", left / rate, case.returns)
 
 
 def _check_unconstrained(case: Case) -> None:
@@ -335,20 +255,6 @@ def _check_copies(case: Case) -> None:
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
 
 
-def _check_warm(case: Case) -> None:
-    """From what another problem has left, a solver's answer is as feasible and as honest."""
-    start = case.ask(case.point, 1e3 * case.other, case.vector).dual
-    if not jax.tree.leaves(start):
-        return
-    answer = jitted(case.manifold.steepest)(case.point, case.grad, start)
-    same_tree_of_shapes("the dual keeps its structure", answer.dual, start)
-    size = case.norm(answer.direction)
-    at_most("norm(direction) <= 1, from another dual", size, 1 + case.overshoot)
-    back = -case.project_tangent(case.point, -answer.direction)
-    case.agree("direction is tangent, from another dual", back, answer.direction)
-    _check_gap(case, case.point, case.grad, answer)
-
-
 def _check_eager(case: Case) -> None:
     compiled = case.ask(case.point, case.grad, case.vector)
     arrays = [jnp.asarray(x) for x in (case.point, case.grad, compiled.tangent)]
@@ -376,7 +282,7 @@ def _check_shard_map(case: Case) -> None:
     check_inside_shard_map(ask, case.point, case.grad)
 
 
-def _check_dtypes(case: Case, key: PRNGKeyArray) -> None:
+def _check_dtypes(case: Case) -> None:
     short = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)
     answers = jax.eval_shape(lambda *x: ask_manifold(case.manifold, *x), short, short, short)
     for name in ("projected", "tangent", "direction", "moved"):
@@ -385,7 +291,7 @@ def _check_dtypes(case: Case, key: PRNGKeyArray) -> None:
     for name in ("residual", "gap", "distance"):
         dtype = getattr(answers, name).dtype
         require(f"{name} is float32 or wider", dtype == jnp.float32, str(dtype))
-    drawn = jax.eval_shape(lambda: case.manifold.random_point(key, case.shape, jnp.bfloat16))
+    drawn = jax.eval_shape(lambda: case.manifold.random_point(case.key, case.shape, jnp.bfloat16))
     require("random_point has the dtype asked for", drawn.dtype == jnp.bfloat16)
     require("random_point has the shape asked for", drawn.shape == case.shape)
 
@@ -399,3 +305,20 @@ def _check_short_dtype(case: Case) -> None:
         largest = max(np.max(np.abs(exact)), 1e-30)
         law = f"bf16: float32 arithmetic ({name})"
         agree(law, wide(getattr(answers, name)) / largest, exact / largest, 2.0**-7)
+
+
+LAWS = (
+    _check_shapes,
+    _check_the_set,
+    _check_tangent_space,
+    check_steepest,
+    _check_zero,
+    check_scale,
+    check_nearly_normal,
+    _check_retraction,
+    _check_unconstrained,
+    _check_far_points,
+    _check_copies,
+    _check_dtypes,
+)
+SLOW_LAWS = (check_warm, _check_vmap, _check_short_dtype, _check_eager, _check_shard_map)

@@ -1,0 +1,110 @@
+"""The laws of steepest directions: feasible, ascending, and within their gap of the optimum."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import numpy as np
+
+from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.testing._assertions import at_most, same_tree_of_shapes, wide
+from manifoldmuon.testing._case import Answers, Case, Values, jitted, largest
+
+SCALES = (1e-30, 1e-10, 1e10, 1e30)
+NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares of what is not normal
+
+
+def check_steepest(case: Case) -> None:
+    answers = _check_direction(case, case.point, case.grad, "", slack=0.0)
+    check_stays_near("direction", case, answers.direction)
+    at_most("residual >= 0", 0, answers.residual)
+    at_most("gap >= 0", 0, answers.gap)
+    at_most(f"gap <= {case.gap}", answers.gap, case.gap)
+
+
+def check_scale(case: Case) -> None:
+    first = case.ask(case.point, case.grad, case.vector)
+    for c in SCALES:
+        scaled = case.ask(case.point, c * case.grad, case.vector)
+        law = f"steepest(p, c g) == steepest(p, g) at c = {c:g}"
+        case.agree(law, scaled.direction, first.direction)
+        case.agree(f"{law} (gap)", scaled.gap, first.gap)
+
+
+def check_nearly_normal(case: Case) -> None:
+    """A gradient, or its negative, is normal except for a small share.
+
+    Then rounding of the normal part may turn a direction against the gradient.
+    """
+    for outside, vector in itertools.permutations((case.vector, case.other, case.grad), 2):
+        point = case.project(3 * outside)  # at the boundary, where the set has one
+        normal = vector + case.project_tangent(point, -vector)
+        size, length = (float(np.linalg.norm(wide(x))) for x in (normal, vector))
+        if size <= 10 * case.tolerance * length:  # nothing is normal
+            continue
+        for share in NEARLY_NORMAL:
+            for sign in (1, -1):
+                grad = sign * length / size * normal + share * outside
+                grad = grad.astype(case.grad.dtype)
+                _check_direction(case, point, grad, ", nearly normal", case.tolerance)
+
+
+def check_warm(case: Case) -> None:
+    """From what another problem has left, a solver's answer is as feasible and as honest."""
+    start = case.ask(case.point, 1e3 * case.other, case.vector).dual
+    if not jax.tree.leaves(start):
+        return
+    answer = jitted(case.manifold.steepest)(case.point, case.grad, start)
+    same_tree_of_shapes("the dual keeps its structure", answer.dual, start)
+    size = case.norm(answer.direction)
+    at_most("norm(direction) <= 1, from another dual", size, 1 + case.overshoot)
+    back = -case.project_tangent(case.point, -answer.direction)
+    case.agree("direction is tangent, from another dual", back, answer.direction)
+    _check_gap(case, case.point, case.grad, answer)
+
+
+def check_stays_near(law: str, case: Case, vector: Values) -> None:
+    """Along a tangent vector of norm 1 the distance from the set grows like t**2 / 2, not like t.
+
+    The route that knows nothing of how the tangent space was computed.
+    """
+    t = 0.03
+    away = case.distance(case.point + t * case.unit(vector))
+    at_most(f"{law}: the set is left to second order only", away, t**2)
+
+
+def _check_direction(case: Case, point: Values, grad: Values, where: str, slack: float) -> Answers:
+    answers = case.ask(point, grad, case.vector)
+    direction = answers.direction
+    at_most(f"norm(direction) <= 1{where}", answers.direction_size, 1 + case.overshoot)
+    back = -case.project_tangent(point, -direction)
+    case.agree(f"direction is tangent{where}", back, direction)
+    slack *= float(np.linalg.norm(wide(grad)) * np.linalg.norm(wide(direction)))
+    at_most(f"direction ascends{where}", 0, case.inner(grad, direction), slack)
+    _check_gap(case, point, grad, answers)
+    return answers
+
+
+def _check_gap(case: Case, point: Values, grad: Values, answers: Answers | Steepest) -> None:
+    """No feasible direction may beat the bound that the gap implies."""
+    value, direction = case.inner(grad, answers.direction), answers.direction
+    left = 1 - np.max(wide(answers.gap), initial=0)
+    length = float(np.sqrt(case.inner(grad, grad)))
+    best = [0.0 if case.optimum is None else case.optimum(point, grad)]
+    for rival in (
+        case.vector,
+        case.other,
+        grad,
+        case.grad,
+        grad + case.vector,
+        direction + 0.1 * case.vector,
+        direction + 0.1 * grad,
+    ):
+        # At a boundary a descent step must not leave, hence the signs. What is tangent of a vector
+        # may be rounding alone, which a second projection removes.
+        rival = case.unit(-case.project_tangent(point, -rival))
+        again = -case.project_tangent(point, -rival)
+        if (size := largest(case.norm(again))) > 0.1:
+            best.append(case.inner(grad, again) / max(size, 1))
+    at_most("the gap is a true bound", left * max(best), value, case.tolerance * length)
