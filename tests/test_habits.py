@@ -39,3 +39,13 @@ def test_check_lists_name_files_that_exist():
     named = set(re.findall(r"`([\w.-]+/[\w./-]+\.py)`", text))
     assert len(named) > 10
     assert [path for path in named if "name.py" not in path and not (ROOT / path).is_file()] == []
+
+
+def test_errors_name_pages_that_exist():
+    titles = re.findall(r"- ([^:\n]+): \S+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    named = set()
+    for path in (ROOT / "manifoldmuon").rglob("*.py"):
+        joined = re.sub(r'"\n\s+f?"', "", path.read_text(encoding="utf-8"))
+        named |= set(re.findall(r"\bpage '([^']+)'", joined))
+    assert len(named) > 5
+    assert named - set(titles) == set()

@@ -175,7 +175,7 @@ def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     raise TypeError(
         f"there is no sound bound for {name}, and its declared sensitivity may not hold for every "
         f"input: decorate a function (bond: {name}, weights, x) -> bounds.LipschitzBounds with "
-        "@bounds.rule.register"
+        "@bounds.rule.register, as the page 'Bounds' shows"
     )
 
 

@@ -75,7 +75,8 @@ def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBoun
     """
     raise TypeError(
         f"it is not known how large the points of {type(space).__name__} are: decorate a function "
-        "(manifold, shape, drift) -> bounds.MatrixBounds with @bounds.matrix_bounds.register"
+        "(manifold, shape, drift) -> bounds.MatrixBounds with @bounds.matrix_bounds.register, as "
+        "the page 'Bounds' shows"
     )
 
 

@@ -233,8 +233,8 @@ class Checkpoints:
             raise CheckpointError(
                 f"{place} has the state's layout {record['layout']}, of manifoldmuon"
                 f" {record['version']}, and this is {manifoldmuon.__version__} with layout"
-                f" {STATE_LAYOUT}: continue with that version, or restore the parameters alone with"
-                " Orbax and call tx.init again"
+                f" {STATE_LAYOUT}: continue with that version, or restore the parameters alone, as"
+                " the page 'Save and resume' shows, and call tx.init again"
             )
         if table is not None:
             if (saved := record["geometry"]) is None:

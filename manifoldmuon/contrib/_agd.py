@@ -204,5 +204,5 @@ def _check_layout(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
         raise ValueError(
             f"{path!r}: {error}. Biases, gains and scalars have no fan-in, and automatic gradient"
             " descent gives no step for them: leave them out of the network, or hand them to"
-            " another optimizer with optax.partition."
+            " another optimizer with optax.partition; see the page 'Automatic step lengths'."
         ) from None

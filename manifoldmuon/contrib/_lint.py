@@ -27,6 +27,9 @@ def lint(geometry: Geometry, params: Any) -> list[str]:
         entry is None nothing is said.
       params: arrays or `jax.ShapeDtypeStruct`, in any registered pytree.
 
+    Returns:
+      One sentence for each suspicion; an empty list where there is none.
+
     Examples:
       >>> lint(mm.manifolds.Stiefel(), {"embedding": jnp.ones((8, 4))})[0][:41]
       'embedding: looks like a table of embeddin'

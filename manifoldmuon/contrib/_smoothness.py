@@ -45,6 +45,9 @@ def square_error_smoothness(
       target_norm: the largest RMS norm of a target.
       value: the loss at the weights in question; None for a bound at all weights and inputs.
 
+    Returns:
+      A `Smoothness`: the bound, what it is made of, and the reasons where it is infinite.
+
     Raises:
       ValueError: the output is a tuple, or a number is negative.
 
@@ -74,6 +77,9 @@ def cross_entropy_smoothness(bounds: Bounds, value: float | None = None) -> Smoo
       bounds: of the network, with one output array.
       value: the loss at the weights in question. What is bounded is then the second derivative at
         these weights; None for a bound at all weights and inputs.
+
+    Returns:
+      A `Smoothness`, as of `square_error_smoothness`.
 
     Raises:
       ValueError: the output is a tuple, its length is not known, or `value` is negative.

@@ -82,6 +82,9 @@ def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]
       weight: the matrix, in any shape.
       mask: 0 inside of the letter.
 
+    Returns:
+      A number in [0, 1].
+
     Raises:
       ValueError: the shapes differ, or the mask has no inside or no outside.
 

@@ -69,6 +69,9 @@ def plot_monitor(history: Mapping[int, Mapping[str, float]], columns: int = 3) -
       history: by step, the numbers there.
       columns: how many panels stand side by side, at most.
 
+    Returns:
+      The figure.
+
     Raises:
       ValueError: there is no number.
 

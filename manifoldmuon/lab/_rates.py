@@ -45,6 +45,9 @@ def best_rate(log2_rates: Numbers, losses: Sequence[Losses]) -> BestRate:
       log2_rates: ascending; those of the grid.
       losses: one curve for each seed, positive; None or not finite where training broke down.
 
+    Returns:
+      A `BestRate`: log2 of the rate with its interval, or the edge where the grid ends too early.
+
     Examples:
       >>> best_rate([-4, -3, -2, -1], [[0.9, 0.5, 0.5, 0.9]]).log2_rate
       -2.5

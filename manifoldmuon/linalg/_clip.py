@@ -27,6 +27,9 @@ def spectral_projector(x: Squares, edge: float = 0.0, method: MsignMethod | None
       edge: eigenvalues that the method does not tell from it come out between 0 and 1.
       method: of the sign; None: the default, and in float64 by decomposition, for all digits.
 
+    Returns:
+      Exactly symmetric, in the dtype of x.
+
     Examples:
       >>> spectral_projector(jnp.diag(jnp.array([2.0, 0.5])), 1.0).diagonal().round(4)
       Array([1., 0.], dtype=float32)
@@ -43,6 +46,9 @@ def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
     Args:
       x: S, symmetric, float32 or wider; leading axes are independent.
       method: see `spectral_projector`; eigenvalues that it does not resolve are halved.
+
+    Returns:
+      Exactly symmetric, in the dtype of x.
 
     Examples:
       >>> round(float(positive_part(jnp.diag(jnp.array([2.0, -3.0]))).sum()), 4)

@@ -46,6 +46,9 @@ def resolve(geometry: Geometry, params: Any) -> Any:
       params: the parameters: arrays or `jax.ShapeDtypeStruct`, in any registered pytree. `None`
         and `optax.MaskedNode` pass through.
 
+    Returns:
+      A `Manifold`, `LaidOut` or None in place of every parameter.
+
     Raises:
       TypeError: an entry is neither a `Manifold` nor None, or a parameter with a manifold is not
         an array of real floating point numbers of 16 bits or more.
@@ -79,7 +82,8 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False) -> Place
     if not rest:
         raise ValueError(
             f"the geometry leaves {[places.paths[place] for place in left]} to another optimizer"
-            " (None): wrap this one, as in optim.hybrid(tx, geometry, optax.adamw(3e-4))."
+            " (None): wrap this one, as in optim.hybrid(tx, geometry, optax.adamw(3e-4)); the page"
+            " 'Constrain a transformer' does."
         )
     real = tuple([place for place in places.real if places.values[place] is not None])
     return dataclasses.replace(places, real=real, rest=left)

@@ -134,7 +134,8 @@ def build_chain(
             raise ValueError(
                 f"link {position} of {len(links)} is a retract, but it must be last: whatever"
                 " changes its updates takes the parameters off the manifold. Move the links after"
-                " it (learning rate, budgets, weight decay) in front of it."
+                " it (learning rate, budgets, weight decay) in front of it; the page"
+                " 'Transformations' has the order of a chain."
             )
     chained = optax.chain(*links)
     update_each = [optax.with_extra_args_support(part).update for part in links]

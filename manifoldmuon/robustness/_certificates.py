@@ -181,6 +181,9 @@ def certified_accuracy(
       radius: in units of the network's input.
       lipschitz: the constant.
 
+    Returns:
+      One float32 number for the batch.
+
     Examples:
       >>> logits, labels = jnp.array([[3.0, 0.0], [0.0, 0.1]]), jnp.array([0, 1])
       >>> float(certified_accuracy(logits, labels, radius=0.5))
@@ -301,7 +304,8 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, n
     if not isinstance(output, NormBound) or output.measure != L2():
         raise ValueError(
             "the network is not bounded in Euclidean length: behind its last nonlinearity it is "
-            f"measured by {output}. Images need `Flatten` or tokens a mean before the last layer"
+            f"measured by {output}. Images need `Flatten` or tokens a mean before the last layer; "
+            "the page 'A classifier with a proof' has such networks"
         )
     if not math.isfinite(found.lipschitz_inputs):
         raise ValueError(f"the network has no Lipschitz constant: {'; '.join(found.reasons)}")

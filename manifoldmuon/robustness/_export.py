@@ -179,8 +179,7 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
     if not module.entry:
         raise TypeError(
             f"the verifier knows nothing like {module.describe()}: a certificate can be exported "
-            "for networks of Linear, Bias, GroupSort and the other layers on the page on "
-            "certificates"
+            "for networks of Linear, Bias, GroupSort and the layers on the page 'Certificates'"
         )
     kind, *fields = module.entry
     weight = {"weight": arrays.add(kind, params)} if isinstance(module, Atom) else {}

@@ -39,6 +39,9 @@ def stiefel_problem(family: str, m: int, n: int, seed: int = 0) -> tuple[np.ndar
       n: columns, at most `m`.
       seed: of the entries.
 
+    Returns:
+      `(point, grad)`.
+
     Raises:
       ValueError: `family` is not in `STIEFEL_FAMILIES`, or `m < n`.
 
