@@ -21,7 +21,6 @@ from manifoldmuon.contrib import (
     Householder,
     Isospectral,
     NormPool,
-    ScaledReLU,
     Shift,
     SpaceToDepth,
     SwapAxes,
@@ -415,7 +414,7 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
         d, m = at[-1], int(rng.choice([4, 6]))
         half = rng.choice([-2, -3]) if axes == 3 and len(at) == 4 else -2
         heads = SplitHeads(2)
-        bonds = (Abs(), ReLU(), ScaledReLU(), GELU(), GroupSort(2), Mul(1.5))
+        bonds = (Abs(), ReLU(), math.sqrt(2) * ReLU(), GELU(), GroupSort(2), Mul(1.5))
         kinds: list[tuple[Module, tuple[int, ...]]] = [(bond, at) for bond in bonds]
         kinds += [(MeanSubtract(), at), (MeanSubtract(-2), at), (RMSDivide(), at)]
         kinds += 4 * [(linear(m, d), (*at[:-1], m))]

@@ -14,7 +14,6 @@ from manifoldmuon.contrib._lint import lint
 from manifoldmuon.contrib._lipschitz_layers import (
     Householder,
     LocallyConnected,
-    ScaledReLU,
     TwoTap,
     orthogonal_conv2d,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "Householder",
     "LocallyConnected",
     "NormPool",
-    "ScaledReLU",
     "Shift",
     "SpaceToDepth",
     "SwapAxes",

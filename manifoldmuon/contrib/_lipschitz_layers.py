@@ -26,7 +26,7 @@ from manifoldmuon.manifolds import (
     Orthogonal,
     Stiefel,
 )
-from manifoldmuon.modules import Atom, Bond, Linear, Module
+from manifoldmuon.modules import Atom, Linear, Module
 from manifoldmuon.norms import FanRatio, MaxRowNorm, RMSToRMS, Spectral
 from manifoldmuon.robustness import describe
 
@@ -211,24 +211,6 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
     return net
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaledReLU(Bond):
-    """`sqrt(2) max(x, 0)`: keeps the RMS norm of inputs of which half are negative.
-
-    Attributes:
-      sensitivity: what is declared: 1, or sqrt(2) for a bound at every input.
-
-    Examples:
-      >>> ScaledReLU().forward(jnp.zeros((2, 3))).shape
-      (2, 3)
-    """
-
-    sensitivity: float = 1.0
-
-    def forward(self, x: Floats) -> Floats:
-        return math.sqrt(2) * jnp.maximum(x, 0)
-
-
 # Bounds
 
 
@@ -280,13 +262,6 @@ def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
     )
 
 
-@rule.register
-def bound_scaled_relu(bond: ScaledReLU, weights: Any, x: NormBound) -> LipschitzBounds:
-    x.expect_numbers()
-    root, reason = math.sqrt(2), "ScaledReLU has a kink, and no second derivative there"
-    return LipschitzBounds.of(x.within(root), root, gamma=math.inf, reasons=(reason,))
-
-
 # Entries of certificates
 
 
@@ -294,8 +269,3 @@ def bound_scaled_relu(bond: ScaledReLU, weights: Any, x: NormBound) -> Lipschitz
 def describe_locally_connected(module: LocallyConnected, params: Any, arrays: Any) -> list[Any]:
     kind = "locally_connected"
     return [{"kind": kind, "weight": arrays.add(kind, params), "axes": len(module.places)}]
-
-
-@describe.register
-def describe_scaled_relu(module: ScaledReLU, params: Any, arrays: Any) -> list[Any]:
-    return [{"kind": "relu"}, {"kind": "scale", "factor": math.sqrt(2)}]

@@ -180,19 +180,16 @@ class SpectralSphere(_Bounded):
 class _WithBoundary(_Bounded):
     """Sets of matrices with `low <= sigma_i / scale <= high`: closed, with an inside."""
 
+    low: float
+    high: float
     solver: DouglasRachford | None
     retraction: Retraction
     active_tolerance: float
     has_boundary: ClassVar[bool] = True
 
-    @property
-    @abc.abstractmethod
-    def _edges(self) -> tuple[float, float]:
-        """The smallest and the largest singular value, relative to the scale."""
-
-    @abc.abstractmethod
     def _returned(self, unit: Tall, step: Tall) -> Tall:
         """A tall point of unit scale after a step."""
+        return self.retraction.retract(unit, step)
 
     def fast(self) -> "_WithBoundary":
         return with_fast_norm(self, solver=None)
@@ -225,13 +222,12 @@ class _WithBoundary(_Bounded):
             positive_qr(jax.random.normal(k, (*batch, size, rank), wide))
             for k, size in zip(keys[:2], (m, n), strict=True)
         ]
-        low, high = self._edges
-        values = jax.random.uniform(keys[2], (*batch, 1, rank), wide, low, high)
+        values = jax.random.uniform(keys[2], (*batch, 1, rank), wide, self.low, self.high)
         weight = product(sides[0] * values, sides[1].mT)
         return (self._scale(weight) * weight).astype(dtype)
 
     def _nearest(self, values: Vectors) -> Vectors:
-        return jnp.clip(values, *self._edges)
+        return jnp.clip(values, self.low, self.high)
 
     def _normal(self, point: Matrices):
         """The projection of ascending directions onto the cone of those that may not be descended.
@@ -239,8 +235,7 @@ class _WithBoundary(_Bounded):
         With the polar factors M of the touching singular vectors these are `-M S` at the upper
         edge and `M S` at the lower one, S positive semi-definite.
         """
-        low, high = self._edges
-        unit = self._unit(point)
+        low, high, unit = self.low, self.high, self._unit(point)
         gram = product(unit.mT, unit)
 
         def cone(sign: float, edge: float, touching: Squares):
@@ -296,6 +291,8 @@ class SpectralBall(_WithBoundary):
     retraction: Retraction = Clip()
     step_norm: Norm | None = None
     active_tolerance: float = 1e-3
+    low: ClassVar[float] = 0.0
+    high: ClassVar[float] = 1.0
 
     def __post_init__(self):
         check_scale("SpectralBall.scale", self.scale)
@@ -308,13 +305,6 @@ class SpectralBall(_WithBoundary):
         default = self.retraction == Clip()
         retraction = Clip(TRAINING_MSIGN) if default else self.retraction
         return with_fast_norm(self, solver=None, retraction=retraction)
-
-    @property
-    def _edges(self) -> tuple[float, float]:
-        return 0.0, 1.0
-
-    def _returned(self, unit: Tall, step: Tall) -> Tall:
-        return self.retraction.retract(unit, step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -362,10 +352,6 @@ class SpectralBand(_WithBoundary):
                 f"{self.low!r}, {self.high!r} and {self.active_tolerance!r}. For equal singular "
                 "values take Stiefel(scale)"
             )
-
-    @property
-    def _edges(self) -> tuple[float, float]:
-        return self.low, self.high
 
     def _returned(self, unit: Tall, step: Tall) -> Tall:
         return self.retraction.clip(unit + step, self.low, self.high)

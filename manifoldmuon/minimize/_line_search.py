@@ -69,9 +69,9 @@ class LineSearch(Method):
     curvature: ClassVar[float]
     """How much of the slope may be left."""
 
-    @abc.abstractmethod
     def init(self, point: Array) -> Any:
-        """Return the memory before the first step."""
+        """Return the memory before the first step; here there is none."""
+        return ()
 
     def vectors(self, memory: Any) -> list[Array]:
         """Return matrices whose rows are tangent vectors to be moved to the new point."""
@@ -290,9 +290,6 @@ class ConjugateGradient(LineSearch):
 
     curvature: ClassVar[float] = 0.1
 
-    def init(self, point: Array) -> Any:
-        return ()
-
     def direction(self, memory, gradient, before, step, moved):
         change = gradient - before
         along = jnp.vdot(step, change)
@@ -319,9 +316,6 @@ class GradientDescent(LineSearch):
     """
 
     curvature: ClassVar[float] = 0.9
-
-    def init(self, point: Array) -> Any:
-        return ()
 
     def direction(self, memory, gradient, before, step, moved):
         change = gradient - before

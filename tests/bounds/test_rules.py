@@ -20,7 +20,6 @@ from manifoldmuon.contrib import (
     Householder,
     LocallyConnected,
     QueryKey,
-    ScaledReLU,
     Softmax,
     TwoTap,
 )
@@ -67,7 +66,7 @@ RULES = {
     "Abs": (Abs(), UNIT, T, 0.999),
     "ReLU": (ReLU(), UNIT, T, 0.999),
     "ReLU of balanced signs": (ReLU(ReLU.BALANCED), UNIT, T, 0.999),
-    "ScaledReLU": (ScaledReLU(), UNIT, T, 0.999),
+    "scaled ReLU": (math.sqrt(2) * ReLU(), UNIT, T, 0.999),
     "GELU": (GELU(), BIG, T, 0.99),
     "GELU of heads": (GELU(), HEADS, H, 0.99),
     "Softmax": (Softmax(3.0), SCORES, S, 0.98),
@@ -155,7 +154,6 @@ def without_norms(bond, weights, x):
     ("name", "wrong"),
     [
         ("ReLU of balanced signs", declared),
-        ("ScaledReLU", declared),
         ("GELU", declared),
         ("MeanSubtract over pixels", declared),
         ("MeanSubtract of scores", declared),

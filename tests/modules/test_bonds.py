@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from manifoldmuon.contrib import AttendValues, CausalMask, QueryKey, ScaledReLU, Softmax
+from manifoldmuon.contrib import AttendValues, CausalMask, QueryKey, Softmax
 from manifoldmuon.modules import (
     GELU,
     Abs,
@@ -52,7 +52,7 @@ IMAGE = unit_tokens(6, 2, 4, 6, 3)
 HEADS = unit_tokens(7, 2, 3, 4, 2)
 
 # bond, an input of norm at most 1, norm of the input, norm of the output. The declared sensitivity
-# holds at every input of this kind (with that of ScaledReLU and GELU declared as the worst case).
+# holds at every input of this kind (with that of GELU declared as the worst case).
 SENSITIVITIES = {
     "Identity": (Identity(), X, tokens, tokens),
     "Add": (Add(), (X, UNIT), total(tokens, tokens), tokens),
@@ -60,7 +60,6 @@ SENSITIVITIES = {
     "Mul by zero": (Mul(0.0), X, tokens, tokens),
     "Abs": (Abs(), X, tokens, tokens),
     "ReLU": (ReLU(), X, tokens, tokens),
-    "ScaledReLU": (ScaledReLU(sensitivity=math.sqrt(2)), X, tokens, tokens),
     "GELU": (GELU(sensitivity=GELU.LIPSCHITZ), X, tokens, tokens),
     "Softmax": (Softmax(3.0), SCORES, largest, l1),
     "MeanSubtract": (MeanSubtract(), X, tokens, tokens),
@@ -232,7 +231,6 @@ F = np.asarray(X, np.float64)
 FORWARD = {
     "Abs": (Abs(), X, np.abs(F)),
     "ReLU": (ReLU(), X, np.where(F > 0, F, 0)),
-    "ScaledReLU": (ScaledReLU(), X, math.sqrt(2) * np.where(F > 0, F, 0)),
     "GELU": (GELU(), X, F * scipy.special.ndtr(F)),
     "Softmax": (Softmax(2.0), X, softmax(2 * F)),
     "Mul": (Mul(-2.0), X, -2 * F),

@@ -31,7 +31,7 @@ CASES = {
     "householder": (contrib.Householder(8), (2, 8)),
     "abs": (modules.Abs(), (5,)),
     "relu": (modules.ReLU(), (5,)),
-    "scaled relu": (contrib.ScaledReLU(), (5,)),
+    "scaled relu": (math.sqrt(2) * modules.ReLU(), (5,)),
     "mean_subtract": (modules.MeanSubtract(), (5,)),
     "flatten": (modules.Flatten(2), (2, 3, 4)),
     "swap_axes": (contrib.SwapAxes(), (3, 4)),
