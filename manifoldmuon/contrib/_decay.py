@@ -120,21 +120,19 @@ def add_decay_towards(
 
 
 def _check_sets(geometry: Geometry, sets: Geometry, params: Any) -> None:
-    entries = jax.tree_util.tree_leaves_with_path(resolve(geometry, params), is_hole)
-    paths = [path_string(path) for path, _ in entries]
-    targets = jax.tree.leaves(resolve(sets, params), is_leaf=is_hole)
-    leaves = jax.tree.leaves(params, is_leaf=is_hole)
-    for path, target, leaf in zip(paths, targets, leaves, strict=True):
+    both = []
+
+    def check(path: Any, target: Any, entry: Any, leaf: Any) -> None:
         if target is None and not is_hole(leaf):
             raise TypeError(
-                f"add_decay_towards: the set of {path!r} is None; give Euclidean() to what is not"
-                " pulled anywhere"
+                f"add_decay_towards: the set of {path_string(path)!r} is None; give Euclidean() to"
+                " what is not pulled anywhere"
             )
-    both = [
-        path
-        for path, (_, entry), target in zip(paths, entries, targets, strict=True)
-        if _is_constrained(entry) and _is_constrained(target)
-    ]
+        if _is_constrained(entry) and _is_constrained(target):
+            both.append(path_string(path))
+
+    trees = resolve(sets, params), resolve(geometry, params), params
+    jax.tree.map_with_path(check, *trees, is_leaf=is_hole)
     if both:
         raise ValueError(
             f"add_decay_towards: {both} lie on constrained manifolds, and their retraction keeps"

@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
+from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array
 
 from manifoldmuon._internal.arguments import check_number, shown
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.minimize._line_search import LBFGS
-from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop, length
+from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop
 from manifoldmuon.optim import Geometry, map_leaves, monitor_distance, resolve
 
 _TOLERANCES = {jnp.dtype(jnp.float32): 1e-4, jnp.dtype(jnp.float64): 1e-10}
@@ -201,22 +202,7 @@ def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, change
 
 def _conjugate_gradients(operator: Callable[[Array], Array], rhs: Array) -> Array:
     """Return the solution of a positive definite system, to rounding."""
-    enough = 10 * jnp.finfo(rhs.dtype).eps * length(rhs)
-
-    def turn(carry: Any) -> Any:
-        count, found, residual, direction, square = carry
-        product = operator(direction)
-        share = square / jnp.vdot(direction, product)
-        residual = residual - share * product
-        new = jnp.vdot(residual, residual)
-        found = found + share * direction
-        return count + 1, found, residual, residual + new / square * direction, new
-
-    def unfinished(carry: Any) -> Array:
-        return (carry[0] < 2 * rhs.size) & (jnp.sqrt(carry[-1]) > enough)
-
-    start = jnp.zeros((), jnp.int32), jnp.zeros_like(rhs), rhs, rhs, jnp.vdot(rhs, rhs)
-    return jax.lax.while_loop(unfinished, turn, start)[1]
+    return cg(operator, rhs, tol=10 * float(jnp.finfo(rhs.dtype).eps), maxiter=2 * rhs.size)[0]
 
 
 OFF = 1e-5

@@ -113,11 +113,7 @@ class GroupSort(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class _OverAxes(Bond):
-    """A normalisation.
-
-    Attributes:
-      axis: over which axes; the default is the last.
-    """
+    """A normalisation over some axes."""
 
     axis: int | tuple[int, ...] = -1
 
