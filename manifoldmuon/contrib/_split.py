@@ -30,7 +30,7 @@ def split_parameters(
 
     Args:
       inner: any transformation, such as a whole `muon`, `hybrid` or `hyperball`. Its geometry is
-        of the parts.
+        of the parts; an entry for `qkv/kernel`, as `frameworks` reads it, holds for all of them.
       sizes: the lengths of the parts, by patterns on the path as in `optim.by_path`. Parameters
         without a pattern stay whole.
       axis: which is cut: -1, the outputs of a kernel (in, out), or -2 of a matrix (out, in).

@@ -11,6 +11,7 @@ from flax import nnx
 
 from manifoldmuon import contrib, optim
 from manifoldmuon._internal.links import LastLink
+from manifoldmuon.frameworks import nnx as reading
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import RMSToRMS
 
@@ -79,22 +80,26 @@ def test_rows_of_a_matrix_are_cut_by_another_axis():
     np.testing.assert_allclose(found["qkv"].T, wanted["block"]["qkv"], atol=1e-6)
 
 
-def test_boxes_of_flax():
-    """`nnx.Optimizer` initialises with boxes and updates without."""
+def test_a_geometry_read_off_a_flax_model():
+    """Its entry for the kernel holds for each part; `nnx.Optimizer` updates without boxes."""
     model = nnx.Linear(6, 14, rngs=nnx.Rngs(0))
-    geometry = {"kernel": (FLAT, FLAT, FLAT), "bias": None}
+    geometry = reading.geometry(model, Euclidean(RMSToRMS()))
     tx = contrib.split_parameters(
         optim.hybrid(optim.muon(0.1, geometry), geometry, optax.adam(0.1)), {"kernel": SIZES}
     )
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    before: Any = nnx.to_pure_dict(nnx.state(model, nnx.Param))
     x = jax.random.normal(jax.random.key(0), (5, 6))
-    grads = nnx.grad(lambda model: jnp.sum(jnp.sin(model(x))))(model)
-    plain = nnx.to_pure_dict(grads)
-    optimizer.update(model, grads)
-    wanted = train(tx, before, [plain])
-    for name, array in nnx.to_pure_dict(nnx.state(model, nnx.Param)).items():
-        np.testing.assert_allclose(array, wanted[name], atol=1e-6, err_msg=name)
+    slopes = nnx.grad(lambda model: jnp.sum(jnp.sin(model(x))))(model)
+    before: Any = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    grads: Any = nnx.to_pure_dict(slopes)
+    optimizer.update(model, slopes)
+    after: Any = nnx.to_pure_dict(nnx.state(model, nnx.Param))
+    for part in (np.s_[:8], np.s_[8:10], np.s_[10:]):
+        start, slope = before["kernel"][:, part], grads["kernel"][:, part]
+        apart = train(optim.muon(0.1, FLAT), start, [slope])
+        np.testing.assert_allclose(after["kernel"][:, part], apart, atol=1e-6)
+    bias = train(optax.adam(0.1), before["bias"], [grads["bias"]])
+    np.testing.assert_allclose(after["bias"], bias, atol=1e-6)
 
 
 def test_a_last_link_stays_one():
