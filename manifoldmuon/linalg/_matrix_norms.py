@@ -179,7 +179,7 @@ def nuclear_norm(x: Matrices) -> Numbers:
     scaled, exponent = scale_to_unit_exponent(x, 2)
     if 0 in scaled.shape:
         return jnp.zeros(scaled.shape[:-2], scaled.dtype)
-    values = map_matrices(_singular_values, scaled)
+    values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), scaled)
     return times_power_of_two(jnp.sum(values, axis=-1), exponent)
 
 
@@ -187,10 +187,6 @@ def _unit(vector):
     """`normalize` for normal numbers: a third of the program, where there are many."""
     scaled = vector / nonzero_or_one(jnp.max(jnp.abs(vector), axis=-1, keepdims=True))
     return scaled / nonzero_or_one(jnp.linalg.norm(scaled, axis=-1, keepdims=True))
-
-
-def _singular_values(x):
-    return jnp.linalg.svd(x, compute_uv=False)
 
 
 def _same(x):

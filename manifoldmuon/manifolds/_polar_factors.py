@@ -6,7 +6,6 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool
 
 from manifoldmuon._internal.arrays import (
@@ -25,6 +24,7 @@ from manifoldmuon._internal.arrays import (
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.polar import polar_derivative
+from manifoldmuon._internal.spectral import start_vector
 from manifoldmuon.linalg import SVD, msign
 from manifoldmuon.manifolds._manifold import FAR
 
@@ -119,16 +119,13 @@ def _is_far(x: Matrices) -> Bool[Array, "*batch"]:
     if d is above 0.01 or so, and a large d is missed one time in 1e7.
     """
     high, exact = tall(x), jax.lax.Precision.HIGHEST
-    normal = np.random.default_rng(0).standard_normal(high.shape[-1])
-    start = jnp.asarray(normal / np.linalg.norm(normal), x.dtype)
-    vector = jnp.broadcast_to(start, (*high.shape[:-2], high.shape[-1]))
 
     def deviate(_, vector):
         # Written without a transpose, which XLA on CPUs would carry out.
         moved = jnp.einsum("...mn,...n->...m", high, vector, precision=exact)
         return jnp.einsum("...m,...mn->...n", moved, high, precision=exact) - vector
 
-    vector = jax.lax.fori_loop(0, 4, deviate, match_varying_axes(vector, high))
+    vector = jax.lax.fori_loop(0, 4, deviate, match_varying_axes(start_vector(high), high))
     # Not `>`: where squares overflow, infinity minus infinity is NaN.
     return ~(jnp.sum(vector**2, axis=-1) <= (2 * FAR) ** 8)
 
