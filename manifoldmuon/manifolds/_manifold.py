@@ -43,12 +43,20 @@ class Manifold(Value, abc.ABC):
     * a stack of points gives what a loop over them gives;
     * unless `constrained`, `project` and `project_tangent` change nothing, and `retract` adds.
 
+    Attributes:
+      constrained: False for all of space, whose weights optimizers decay, and add to in place of a
+        retraction.
+      has_boundary: True where the gradient at a minimum need not be zero: see `minimize`.
+
     Examples:
       >>> sphere, point = Hypersphere(5.0), jnp.array([3.0, 4.0])
       >>> found = sphere.steepest(point, jnp.array([0.0, 1.0]))
       >>> [f"{x:.2f}" for x in sphere.retract(point, -0.1 * found.direction)]
       ['3.38', '3.68']
     """
+
+    constrained: bool = True
+    has_boundary: bool = False
 
     @property
     @abc.abstractmethod
@@ -59,20 +67,6 @@ class Manifold(Value, abc.ABC):
     @abc.abstractmethod
     def norm(self) -> Norm:
         """Return the norm, scale included, in which directions are steepest."""
-
-    @property
-    def constrained(self) -> bool:
-        """Return True unless the set is all of space.
-
-        Optimizers decay the weights of unconstrained leaves, and add to them instead of
-        retracting.
-        """
-        return True
-
-    @property
-    def has_boundary(self) -> bool:
-        """Return True where the gradient at a minimum need not be zero: see `minimize`."""
-        return False
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` where no point fits `shape`: here, where it has too few axes."""

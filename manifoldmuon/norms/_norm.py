@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.arrays import Floats, inner_product, relative_gap, upcast
@@ -54,6 +54,7 @@ class Norm(Value, abc.ABC):
 
     Attributes:
       scale: how large a weight of norm 1 is: a number or a rule; 1 for norms without this field.
+      is_euclidean: whether it is the length of all entries: its directions are projections.
 
     Examples:
       >>> norm, grad = MaxAbs(), jnp.array([[3.0, -4.0]])
@@ -62,16 +63,12 @@ class Norm(Value, abc.ABC):
     """
 
     scale: float | ScaleRule = 1.0
+    is_euclidean: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
     def ndim(self) -> int:
         """Return how many trailing axes make one weight."""
-
-    @property
-    def is_euclidean(self) -> bool:
-        """Return whether the norm is the length of all entries: its directions are projections."""
-        return False
 
     @abc.abstractmethod
     def norm(self, weight: Floats) -> Floats:
