@@ -37,9 +37,12 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, ...], tuple[Any, ...]]] = {
     "4 x 2, experts x columns": (TWO, (32,), ("x", None, "y")),
     "4 x 2, experts (2) x rows": (TWO, (32,), ("y", "x")),
     "4 x 2, layers, experts x columns": (TWO, (4, 8), (None, "x", None, "y")),
+    "4 x 2, layers, rows x columns": (TWO, (32,), (None, "x", "y")),
+    "4 x 2, layers, columns x rows": (TWO, (32,), (None, "y", "x")),
 }
 OPTIMIZERS = ("muon", "manifold_muon")
-AXES = {"automatic": AxisType.Auto, "explicit": AxisType.Explicit}
+# "declared" axes are automatic, and explicit within the update.
+AXES = {"automatic": AxisType.Auto, "declared": AxisType.Auto, "explicit": AxisType.Explicit}
 FASTER = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 BYTES = {"pred": 1, "bf16": 2, "s32": 4, "f32": 4}
 
@@ -84,6 +87,12 @@ def measure(case: str, axes: str, tx: optax.GradientTransformation) -> dict[str,
     plain = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
     state = jax.eval_shape(tx.init, plain)
     params, state = jax.tree.map(lambda x: placed(x, mesh), (plain, state))
+    if axes == "declared":
+        specs, own = jax.tree.map(lambda x: x.sharding.spec, (params, state))
+        update: Any = jax.sharding.explicit_axes(
+            tx.update, axes=mesh.axis_names, in_sharding=(specs, own, specs)
+        )
+        tx = optax.GradientTransformation(tx.init, update)
     with jax.set_mesh(mesh):
         program = jax.jit(step_of(tx)).lower(params, state, params).compile(FASTER)
     return moved(program.as_text() or "")

@@ -83,8 +83,10 @@ def solve_by_owners(
     outer = math.prod(parts)
     inner = count // outer
     padding = -inner % _size(mesh, free + moved)
-    # No axis is filled up while it is divided.
-    stages = [free[:i] for i in range(0 if padding else 1, len(free))]
+    # No axis is filled up while it is divided. Nor may two axes of the mesh leave a guessed stack's
+    # matrices at once: for that the compiler gathers the stack.
+    whole_first = padding or (stay and division is None)
+    stages = [free[:i] for i in range(0 if whole_first else 1, len(free))]
 
     def flatten(x):
         tail = x.shape[batch_ndim:]
@@ -144,16 +146,12 @@ def solve_by_owners(
 def _likely(mesh: Any, owners: Axes, batch: tuple[int, ...]) -> Division:
     """Return how a stack is likely to be divided by automatic axes, which nobody sees.
 
-    The last leading axis that the first axes of the mesh divide has as many of them as divide it:
-    that costs nothing where it is not so.
+    The last leading axis that the first axis of the mesh divides is held by that, as experts are.
+    If two axes of the mesh divide the matrices instead, these move twice.
     """
-    held: list[Axes] = [()] * len(batch)
-    for k in reversed(range(1, len(batch))):
-        fits = [i for i in range(len(owners) + 1) if batch[k] % _size(mesh, owners[:i]) == 0]
-        held[k] = owners[: max(i for i in fits if i == 0 or i - 1 in fits)]
-        if held[k]:
-            break
-    return Division(tuple(held))
+    first = tuple(name for name in owners if mesh.shape[name] > 1)[:1]
+    fits = [k for k in range(1, len(batch)) if batch[k] % _size(mesh, first) == 0]
+    return Division(tuple(first if k in fits[-1:] else () for k in range(len(batch))))
 
 
 def _assemble(x: jax.Array, axes: Axes, tiles: tuple[int, int]) -> jax.Array:

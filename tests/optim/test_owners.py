@@ -157,7 +157,9 @@ STACKS = {
     "experts on the last axis": ((4, 2), (EXPLICIT, EXPLICIT), (8,), ("y", "x"), 2),
     "layers of experts": ((4, 2), (AUTO, AUTO), (3, 8), (None, "x", None, "y"), 8 / 3),
     "layers of experts, twice": ((2, 4), (EXPLICIT, EXPLICIT), (4, 8), ("x", "y"), 0),
-    "layers of experts, guessed": ((4, 2), (AUTO, AUTO), (2, 4), ("y", "x"), 0),
+    "experts by columns and rows": ((4, 2), (AUTO, AUTO), (2, 4), (None, None, "y", "x"), 4),
+    "layers by rows and columns": ((4, 2), (AUTO, AUTO), (8,), (None, "x", "y"), 4),
+    "layers by columns and rows": ((4, 2), (AUTO, AUTO), (8,), (None, "y", "x"), 4),
     "few experts": ((4, 2), (AUTO, AUTO), (4,), ("x", None, "y"), 4),
     "rows by columns": ((4, 2), (EXPLICIT, EXPLICIT), (), ("x", "y"), 2),
     "columns by rows": ((4, 2), (EXPLICIT, EXPLICIT), (), ("y", "x"), 2),
@@ -186,6 +188,39 @@ def test_each_stack_moves_among_those_that_share_a_part(name, capfd):
     assert "all-gather" not in text
     assert "rematerialization" not in capfd.readouterr().err
     assert_close(program(*given)[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("lead", "spec", "eighths"),
+    [((), ("y", "x"), 2), ((8,), (None, "x", "y"), 2), ((2, 4), ("y", "x"), 0)],
+)
+def test_divisions_of_automatic_axes_can_be_declared(lead, spec, eighths, capfd):
+    """As `docs/scale.md` says: the update alone sees explicit axes."""
+    mesh, tx = jax.make_mesh((4, 2), ("x", "y"), (AUTO, AUTO)), OPTIMIZERS["muon"]
+    rng, leaves = np.random.default_rng(0), range(1 if lead else 8)
+    drawn = {f"w{i}": rng.standard_normal((*lead, 64, 32), np.float32) for i in leaves}
+    params = jax.device_put(drawn, NamedSharding(mesh, PartitionSpec(*spec)))
+
+    @jax.jit
+    def step(params, state):
+        updates, state = update(params, state, params)
+        return optax.apply_updates(params, updates), state
+
+    with jax.set_mesh(mesh):
+        state = tx.init(params)
+        specs, own = jax.tree.map(
+            lambda x: getattr(x.sharding, "spec", PartitionSpec()), (params, state)
+        )
+        update: Any = jax.sharding.explicit_axes(
+            tx.update, axes=mesh.axis_names, in_sharding=(specs, own, specs)
+        )
+        program = step.lower(params, state).compile()
+    text, size = program.as_text() or "", sum(x.nbytes for x in drawn.values())
+    assert sum(collectives(text).values()) <= 1.01 * eighths / 8 * size
+    assert "ENTRY" in text
+    assert "rematerialization" not in capfd.readouterr().err
+    wanted = jax.jit(step_of(tx))(drawn, tx.init(drawn), drawn)[0]
+    assert_close(program(params, state)[0], wanted)
 
 
 def test_a_mesh_that_is_not_set_is_reported_once():
