@@ -40,8 +40,7 @@ def add_cautious_weight_decay(
       stays NaN.
 
     Raises:
-      TypeError: on use; see `resolve`.
-      ValueError: a negative number; on use, see `resolve`.
+      ValueError: a negative number.
 
     Examples:
       >>> geometry = mm.manifolds.Euclidean(mm.norms.RMSToRMS())
@@ -92,9 +91,8 @@ def add_decay_towards(
       towards the one that `Manifold.project` chooses.
 
     Raises:
-      TypeError: on use; see `resolve`.
       ValueError: a negative number; on use, for a leaf that `geometry` constrains and that has a
-        set: its retraction holds it already. See `resolve`.
+        set: its retraction holds it already.
 
     Examples:
       >>> geometry = mm.manifolds.Euclidean(mm.norms.RMSToRMS())

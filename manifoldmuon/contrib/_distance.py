@@ -76,8 +76,7 @@ def scale_by_distance(
       A transformation that flips the sign, whose state is a `ScaleByDistanceState`.
 
     Raises:
-      TypeError: on use; see `resolve`.
-      ValueError: on use, without `params` or `grad`; see `resolve` and `scale_by_budget`.
+      ValueError: on use, without `params` or `grad`.
 
     Examples:
       >>> g = mm.manifolds.Hypersphere()

@@ -64,9 +64,9 @@ def scale_by_line_search(
     is nearby: the step follows the rate that the search began at.
 
     `update` takes what Optax's line searches take: `tx.update(grads, state, params, value=loss,
-    grad=grads, value_fn=f)`, where `f(params)` is the loss, on the batch of the step. It flips the
-    sign. `f` needs the whole tree, so this link does not belong inside `optax.masked` or
-    `optax.partition`. Inside of `jax.shard_map` it has to end with the `jax.lax.pmean` of `value`.
+    grad=grads, value_fn=f)`, where `f(params)` is the loss, on the batch of the step. `f` needs the
+    whole tree, so this link does not belong inside `optax.masked` or `optax.partition`. Inside of
+    `jax.shard_map` it has to end with the `jax.lax.pmean` of `value`.
 
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.

@@ -64,8 +64,7 @@ def scale_by_neuron_rms(
       zero; a NaN stays in its leaf, and does not enter the running mean.
 
     Raises:
-      TypeError: on use; see `resolve`.
-      ValueError: a decay outside of [0, 1); on use, see `resolve`.
+      ValueError: a decay outside of [0, 1).
 
     Examples:
       >>> g = mm.manifolds.Stiefel()

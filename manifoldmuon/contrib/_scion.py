@@ -51,8 +51,7 @@ def scion(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: see `muon`.
-      ValueError: a learning rate outside of [0, 1] where there is a ball; see `muon`.
+      ValueError: a learning rate outside of [0, 1] where there is a ball.
 
     Examples:
       >>> tx = scion(0.05, mm.manifolds.Euclidean(mm.norms.RMSToRMS()), radius=50.0)

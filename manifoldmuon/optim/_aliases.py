@@ -171,8 +171,8 @@ def muon(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: `method` is not a `MsignMethod`; on use, see `resolve`.
-      ValueError: on use, for a leaf on a constrained manifold; see `resolve`.
+      TypeError: `method` is not a `MsignMethod`.
+      ValueError: on use, for a leaf on a constrained manifold.
 
     Examples:
       >>> rules = {"**/kernel": mm.norms.RMSToRMS(), "**": mm.norms.Frobenius(ndim=1)}

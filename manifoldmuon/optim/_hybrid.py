@@ -49,8 +49,7 @@ def hybrid(
       does: `chain` refuses links behind it. `update` needs `params`.
 
     Raises:
-      TypeError: `tx` or `rest` is not a transformation; on use, see `resolve`.
-      ValueError: on use; see `resolve`.
+      TypeError: `tx` or `rest` is not a transformation.
 
     Examples:
       >>> geometry = {"kernel": mm.manifolds.Stiefel(), "bias": None}

@@ -50,10 +50,6 @@ def retract(geometry: Geometry) -> Link:
       what has no values (under `jax.jit`, `jax.ShapeDtypeStruct`), matrices whose shorter side
       exceeds 1024, and rows of `EmbeddingRows` that are exactly zero (padding).
 
-    Raises:
-      TypeError: on use, for parameters that are not floating point.
-      ValueError: on use, where geometry, parameters and updates do not fit, naming the path.
-
     Examples:
       >>> tx, params = retract(mm.manifolds.Hypersphere()), jnp.array([0.0, 1.0])
       >>> updates, _ = tx.update(jnp.array([1.0, 0.0]), tx.init(params), params)

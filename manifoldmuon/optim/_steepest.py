@@ -61,10 +61,6 @@ def scale_by_steepest(
       An array without entries gets an update without entries; `None`, `MaskedNode` and missing
       updates pass through. A NaN stays in its leaf, and does not enter the next warm start.
 
-    Raises:
-      TypeError: on use, for parameters that are not floating point.
-      ValueError: on use, where geometry, parameters and updates do not fit, naming the path.
-
     Examples:
       >>> tx, params = scale_by_steepest(mm.manifolds.Hypersphere()), jnp.array([1.0, 0.0])
       >>> updates, state = tx.update(jnp.array([5.0, 2.0]), tx.init(params), params)

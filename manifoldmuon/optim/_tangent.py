@@ -36,10 +36,6 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
       is done in float32 or wider; updates have the parameters' dtypes. `update` needs `params`.
       A NaN stays in its leaf.
 
-    Raises:
-      TypeError: on use, for parameters that are not floating point.
-      ValueError: on use, where geometry, parameters and updates do not fit, naming the path.
-
     Examples:
       >>> g = mm.manifolds.Stiefel()
       >>> tx = chain(optax.scale_by_lion(), project_tangent(g), optax.scale(-1e-3), retract(g))

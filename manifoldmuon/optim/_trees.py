@@ -99,9 +99,6 @@ def monitor_scalars(
       `{"gap/path": ..., "residual/path": ..., "distance/path": ...}`, one scalar for each: of a
       stack the largest. Works under `jax.jit`.
 
-    Raises:
-      TypeError, ValueError: see `monitor` and `monitor_distance`.
-
     Examples:
       >>> sphere, params = mm.manifolds.Hypersphere(), {"w": jnp.array([1.0, 0.0])}
       >>> state = manifold_muon(0.1, sphere).init(params)
@@ -181,8 +178,7 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
       stay as they are.
 
     Raises:
-      TypeError: see `resolve`.
-      ValueError: a parameter of the entry None has no values; see `resolve`.
+      ValueError: a parameter of the entry None has no values.
 
     Examples:
       >>> shapes = {"w": jax.ShapeDtypeStruct((4, 3), jnp.float32)}
