@@ -44,6 +44,7 @@ def picture(record: Record) -> Any:
                 if cost is not None and cost > 0:
                     bits.plot([cost], [y], marker, color=colour, markersize=5)
         beyond.set_xlim(-shown, shown)
+        beyond.locator_params(axis="x", nbins=6)
         for panel in (beyond, bits):
             panel.set_yticks(range(len(names)), names)
             panel.set_ylim(len(names) - 0.5, -0.5)
