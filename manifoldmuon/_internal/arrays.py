@@ -120,7 +120,7 @@ def product(
     Args:
       left: the left factor.
       right: the right factor.
-      precision: accelerators round float32 operands to fewer bits unless told `HIGHEST`.
+      precision: accelerators round float32 operands to fewer bits unless it is `HIGHEST`.
       operands: a dtype to which both factors are rounded first (`jnp.bfloat16` is an
         accelerator's fast path), or None for no rounding.
 

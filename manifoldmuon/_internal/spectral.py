@@ -108,7 +108,7 @@ def _largest_eigenpair_jvp(steps, primals, tangents):
 def _tridiagonal_power(
     values: Float[Array, "steps *batch"], lengths: Float[Array, "steps *batch"]
 ) -> tuple[Float[Array, "*batch steps steps"], Float[Array, "*batch steps steps"]]:
-    """Return Lanczos' tridiagonal matrix, and a high power of it but for a factor.
+    """Return Lanczos' tridiagonal matrix, and a high power of it up to a factor.
 
     The power is the projection onto its last eigenvector.
     """

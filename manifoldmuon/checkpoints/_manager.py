@@ -101,7 +101,7 @@ class Checkpoints:
         place = os.fspath(directory)
         self._directory = place if "://" in place else os.path.abspath(place)
         options = options or ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)
-        with self._told("cannot be opened"):
+        with self._in_one_line("cannot be opened"):
             if os.path.isfile(self._directory):  # Orbax notices only when it saves
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             self.manager = ocp.CheckpointManager(self._directory, options=options)
@@ -152,7 +152,7 @@ class Checkpoints:
             tree=ocp.args.StandardSave(jax.tree.map(_unless_empty, tree)),
             record=ocp.args.JsonSave(record | {"sha256": _sha256(record)}),
         )
-        with self._told(f"cannot hold step {step}"):
+        with self._in_one_line(f"cannot hold step {step}"):
             return self.manager.save(step, args=items)
 
     def restore(
@@ -185,12 +185,12 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait for a save in the background; raise `CheckpointError` if it failed."""
-        with self._told("cannot hold the last step"):
+        with self._in_one_line("cannot hold the last step"):
             self.manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait, and end the manager's threads; raise `CheckpointError` if the last save failed."""
-        with self._told("cannot hold the last step"):
+        with self._in_one_line("cannot hold the last step"):
             self.manager.close()
 
     def __enter__(self) -> Checkpoints:
@@ -266,7 +266,7 @@ class Checkpoints:
             ) from error
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Generator[None, None, None]:
+    def _in_one_line(self, what: str) -> Generator[None, None, None]:
         """Turn errors of Orbax and the file system into one line."""
         try:
             yield

@@ -116,7 +116,7 @@ def scale_by_line_search(
         # Where nothing can be compared there is nothing to search, and the rate stays.
         comparable = jnp.isfinite(slope) & ~jnp.isnan(now)
 
-        def goes_on(carry):
+        def unfinished(carry):
             _, trials, found = carry
             return comparable & ~found & (trials < max_trials)
 
@@ -130,7 +130,7 @@ def scale_by_line_search(
         still = jax.lax.stop_gradient(begin)
         start = still, jnp.zeros((), jnp.int32), jnp.zeros((), bool)
         start = match_varying_axes(start, now, slope, updates, params)
-        rate, trials, found = jax.lax.while_loop(goes_on, tries, start)
+        rate, trials, found = jax.lax.while_loop(unfinished, tries, start)
         rate = rate + rate / nonzero_or_one(still) * (begin - still)
         # A NaN in the gradient has to stay visible; a failed search is not an error.
         taken = jnp.where(found, rate, 0.0) + 0.0 * slope

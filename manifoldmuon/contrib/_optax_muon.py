@@ -56,7 +56,7 @@ def optax_muon(
     five leave them within 0.3.
 
     To constrain weights next, take them out with `optax.partition` and give them to
-    `optim.manifold_muon`; "Migrating" in the documentation goes on from there.
+    `optim.manifold_muon`; the page on migrating continues there.
 
     Args:
       learning_rate: this argument and all that are not listed are those of `optax.contrib.muon`.

@@ -112,7 +112,7 @@ def _balanced_jvp(max_iterations, primals, tangents):
 def _nearest(
     x: Float[Array, "m n"], max_iterations: int
 ) -> tuple[Float[Array, "m n"], Bool[Array, "m n"]]:
-    """For a mean entry of 1; and which entries are positive but for what is filled in."""
+    """For a mean entry of 1; and which entries are positive, except those filled in."""
     y = _center(x) + 1
     m, n = y.shape
     tolerance = _tolerance(y) * (1 + jnp.max(jnp.abs(y)))

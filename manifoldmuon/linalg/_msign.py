@@ -51,7 +51,7 @@ def msign(x: Matrices, method: MsignMethod | None = None) -> Matrices:
     of steepest ascent under the spectral norm. Singular values that are zero stay zero.
 
     Each matrix is divided by a power of two first, so that `msign(c * x) == msign(x)` for every
-    positive c that keeps x finite, from denormal numbers to the largest: to the bit where c is
+    positive c that keeps x finite, from denormal numbers to the largest: bit for bit where c is
     a power of two. A NaN or an infinity makes its own matrix NaN and no other one in the batch.
 
     The derivative is that of the exact polar factor, whatever the method: with `H = Q^T X`,

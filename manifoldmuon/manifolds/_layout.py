@@ -20,7 +20,7 @@ class Layout(Value):
     """Axes of an array that hold the fan-in, the fan-out and the taps of a weight.
 
     The array is rearranged to `(..., taps, fan_out, fan_in)`, several axes of one kind flattened
-    into one (but for the taps, which stay apart), and results are moved back. All axes that are
+    into one (except the taps, which stay apart), and results are moved back. All axes that are
     not named keep their order and come first: to a manifold of matrices they are independent
     copies. So are the blocks into which one axis that holds several matrices is cut: heads that are
     fused into one axis, or the gate and the input of a gated unit. Experts, like heads and layers

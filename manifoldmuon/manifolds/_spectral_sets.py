@@ -240,7 +240,7 @@ class _WithBoundary(_Bounded):
 
         def cone(sign: float, edge: float, touching: Squares):
             # M is the point times the touching part of the inverse root of this matrix, which is
-            # the identity but for what lies beyond the edge.
+            # the identity except for what lies beyond the edge.
             beyond = product(touching, product(gram, touching)) / edge**2 - touching
             return sign, touching, product(touching, _inverse_root(beyond)) / edge
 

@@ -53,7 +53,7 @@ class WeightSpec:
     def plain_budget(self) -> float | np.ndarray:
         """Return one number if all copies agree, else an array that broadcasts with the weight."""
         first = float(self.budget.flat[0])
-        # Sensitivities such as 1 - 1/6 + 1/6 are 1 but for rounding in float64.
+        # Sensitivities such as 1 - 1/6 + 1/6 are 1 up to rounding in float64.
         if np.allclose(self.budget, first, rtol=1e-9, atol=0):
             return first
         return self.budget.reshape(self.budget.shape + (1,) * self.ndim)

@@ -90,7 +90,7 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False) -> Place
 
 
 def check_geometry(name: str, geometry: Any) -> None:
-    """Raise `TypeError` unless an argument is a geometry, as far as it can be told by itself."""
+    """Raise `TypeError` unless an argument is a geometry, as far as it can be checked alone."""
     if callable(geometry) and not isinstance(geometry, type):
         return
     entries = [(path_string(path), entry) for path, entry in flatten_with_path(geometry)[0]]

@@ -82,7 +82,7 @@ def pgd(
       radius: the largest Euclidean length of a movement, in the unit of `x` and over all axes but
         the first: a number, or `(n,)`, for each image its own.
       key: where randomness comes from. Images have random numbers of their own, so that results
-        do not depend on `batch`, but for rounding.
+        do not depend on `batch`, up to rounding.
       steps: how many gradients each restart takes.
       restarts: how many times to begin; images that are broken are left out of the next.
       bounds: `(low, high)`, what pixels may be: numbers, or arrays that broadcast against an

@@ -177,7 +177,7 @@ def _check_zero(case: Case) -> None:
     require("a zero gradient gives a zero direction", bool(np.all(answers.direction == 0)))
     require("a zero gradient has gap 0", bool(np.all(answers.gap == 0)))
     require("a zero gradient has residual 0", bool(np.all(answers.residual == 0)))
-    require("retract(p, 0) == p, to the bit", bool(np.all(answers.moved == case.point)))
+    require("retract(p, 0) == p, bit for bit", bool(np.all(answers.moved == case.point)))
     nowhere = case.ask(zero, zero, zero)
     require("a zero point stays where it is", bool(np.all(nowhere.moved == 0)))
     require("a zero point has a zero direction", bool(np.all(nowhere.direction == 0)))

@@ -20,7 +20,7 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
     """Checks that `jax.shard_map` takes a function, with its check of what varies over the mesh.
 
     First each argument by itself differs between the devices of a mesh, then all do. Where it
-    fails, a loop mostly begins with arrays that are the same on all devices and goes on with
+    fails, a loop mostly begins with arrays that are the same on all devices and continues with
     others: `match_varying_axes` makes them alike. Nothing is compiled, and no mesh is needed.
 
     Args:

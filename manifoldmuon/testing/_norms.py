@@ -33,7 +33,7 @@ class _Answers(NamedTuple):
     dual: Array
     gap: Array
     size: Array
-    size_of_lmo: Array
+    size_of_dualize: Array
 
 
 def check_norm(
@@ -94,7 +94,7 @@ def _check_values(norm, answers: _Answers, grad, weight, tolerance, loss) -> Non
         require(f"{name} has the leading axes' shape", getattr(answers, name).shape == axes)
     require("dualize keeps the shape", answers.dualize.shape == grad.shape)
     require("norms of random arrays are positive", bool(np.all(answers.size > 0)))
-    agree("norm(dualize(g)) == 1", answers.size_of_lmo, np.ones(axes), tolerance + loss)
+    agree("norm(dualize(g)) == 1", answers.size_of_dualize, np.ones(axes), tolerance + loss)
     gained = inner_products(grad, answers.dualize, norm.ndim)
     dual = wide(answers.dual)
     agree("<g, dualize(g)> == dual_norm(g)", gained / dual, np.ones(axes), tolerance + loss)
