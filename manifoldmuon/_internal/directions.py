@@ -19,6 +19,7 @@ from manifoldmuon._internal.arrays import (
     nonzero_or_one,
     relative_gap,
     rounding_loss,
+    trailing,
 )
 from manifoldmuon._internal.powers_of_two import (
     normalize,
@@ -131,9 +132,9 @@ def stay_if_still(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Fl
     Rounding would move it by some 1e-8, and a point that cannot be normalised (all zeros) would
     become NaN: a zero update must leave both alone. A NaN in the step is not a zero.
     """
-    axes = tuple(range(-ndim, 0))
-    still = jnp.all(vector == 0, axis=axes, keepdims=True)
-    return jnp.where(still, point, moved.astype(point.dtype))
+    # Not `all(vector == 0)`, which XLA on CPUs compiles and computes slower.
+    length = jnp.sum(jnp.abs(vector), axis=trailing(vector, ndim), keepdims=True)
+    return jnp.where(length == 0, point, moved.astype(point.dtype))
 
 
 def without(unit: Floats, vector: Floats, ndim: int) -> Floats:

@@ -113,39 +113,38 @@ def inverse_sqrt_minus_one(excess: Squares, max_iterations: int) -> Squares:
     """
     # The series leave 5/16 E^3 and 63/256 E^5: 8e-9 and 3e-9, or 2e-17 in float64.
     near, close = (3e-3, 0.025) if excess.dtype == jnp.float32 else (4e-6, 6e-4)
-    square = _in_one_pass(excess, excess)
-    # A bound of the norm of E: tighter than the row sums of E itself by half or more.
-    size = jnp.sqrt(largest_row_sum(square))
+
+    def exceeds(square, limit):
+        # The row sums of E^2 bound that of E, tighter than those of E itself by half or more. A
+        # NaN compares false: it ends the loop for its own matrix, not for the others.
+        return jnp.any(largest_row_sum(square) > limit**2)
 
     def quadratic(excess, square):
         return 0.375 * square - 0.5 * excess
 
-    def quartic(excess, square):
-        rest = _in_one_pass(square, 35 / 128 * square - 5 / 16 * excess)
-        return quadratic(excess, square) + rest
+    def compose(left, right):
+        """`(I + left) (I + right) - I`."""
+        return left + right + _in_three_passes(left, right)
 
     def unfinished(carry):
-        count, excess, _ = carry
-        # A NaN compares false and ends the loop for its own matrix, not for the others.
-        return (count < max_iterations) & jnp.any(largest_row_sum(excess) > close)
+        count, _, square, _ = carry
+        return (count < max_iterations) & exceeds(square, close)
 
     def step(carry):
-        count, excess, root = carry
-        p = 0.375 * _in_three_passes(excess, excess) - 0.5 * excess
-        root = root + p + _in_three_passes(root, p)
-        square = 2 * p + _in_three_passes(p, p)
-        excess = excess + square + _in_three_passes(excess, square)
-        return count + 1, sym(excess), root
+        count, excess, square, root = carry
+        p = quadratic(excess, square)
+        excess = compose(compose(excess, p), p)
+        return count + 1, excess, _in_three_passes(excess, excess), compose(root, p)
 
-    def iterated(excess, _):
-        start = (jnp.zeros((), jnp.int32), excess, jnp.zeros_like(excess))
-        _, excess, root = jax.lax.while_loop(unfinished, step, start)
-        last = quartic(excess, _in_one_pass(excess, excess))
-        return root + last + _in_one_pass(root, last)
+    def iterated(excess, square):
+        start = (jnp.zeros((), jnp.int32), excess, square, jnp.zeros_like(excess))
+        _, excess, square, root = jax.lax.while_loop(unfinished, step, start)
+        rest = _in_one_pass(square, 35 / 128 * square - 5 / 16 * excess)
+        return compose(root, quadratic(excess, square) + rest)
 
-    # Steps of training end in the first two: one product or two.
-    terms = sum((~jnp.all(size <= limit)).astype(jnp.int32) for limit in (near, close))
-    return jax.lax.switch(terms, [quadratic, quartic, iterated], excess, square)
+    square = _in_three_passes(excess, excess)
+    # Steps of training end at once: one product.
+    return jax.lax.cond(exceeds(square, near), iterated, quadratic, excess, square)
 
 
 @inverse_sqrt_minus_one.defjvp

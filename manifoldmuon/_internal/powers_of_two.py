@@ -55,7 +55,7 @@ def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..
     """
     y = upcast(x)
     integer, places, bias = _LAYOUTS[y.dtype]
-    most = jnp.max(_magnitude(y), axis=trailing(x, ndim), initial=0)
+    most = _largest(_magnitude(y), trailing(x, ndim))
     # XLA may flush denormal numbers to zero. Their bits, which count units of the smallest, are
     # safe.
     tiny, finite = most < 1 << places, most >> places <= 2 * bias
@@ -116,6 +116,17 @@ def _magnitude(x: Floats) -> Int[Array, "..."]:
     """The bits of numbers but their sign: ordered as the magnitudes are, NaN last."""
     integer, _, _ = _LAYOUTS[x.dtype]
     return jax.lax.bitcast_convert_type(x, integer) & np.iinfo(integer).max
+
+
+def _largest(bits: Int[Array, "..."], axes: tuple[int, ...]) -> Int[Array, "..."]:
+    """The largest of these bits, of which the last eight may be lost.
+
+    As float32 numbers, because XLA on CPUs finds their maximum three times as fast.
+    """
+    if bits.dtype != jnp.int32:
+        return jnp.max(bits, axis=axes, initial=0)
+    exact = jnp.where(bits < 1 << 24, bits, bits & ~0xFF).astype(jnp.float32)
+    return jnp.max(exact, axis=axes, initial=0).astype(jnp.int32)
 
 
 def _raised(x: Floats) -> Floats:

@@ -54,10 +54,11 @@ def inverse_sqrt(
     s = sym(gram)
     if bound is None:
         trace = nonzero_or_one(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
-        s = s / trace
-        upper = nonzero_or_one(schatten_bound(multiply(s, s), 2))
-        s, upper = s / upper, upper * trace
+        s = s / trace  # so that the squares below cannot overflow
+        square = multiply(s, s)
+        upper = nonzero_or_one(schatten_bound(square, 2))
+        s, square, upper = s / upper, square / upper**2, upper * trace
     else:
-        upper = jnp.asarray(bound, s.dtype)[..., None, None]
+        upper, square = jnp.asarray(bound, s.dtype)[..., None, None], None
         s = s / upper
-    return sym(coupled_factor(s, schedule.coefficients, multiply)) / jnp.sqrt(upper)
+    return sym(coupled_factor(s, schedule.coefficients, multiply, square)) / jnp.sqrt(upper)

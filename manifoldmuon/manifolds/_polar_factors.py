@@ -68,35 +68,30 @@ def _iterated(x: Matrices, far: Bool[Array, "*batch"]) -> Matrices:
     """Return the polar factor of the matrices marked as far.
 
     Singular values grow by 15/8 a step; float32 resolves them down to about 1e-6 of the largest.
-    After 64 steps only a matrix without full rank is left: a little noise takes it to an
-    orthonormal matrix near one of its polar factors.
+    Noise as small as rounding takes a matrix without full rank to an orthonormal one near one of
+    its polar factors.
     """
-    eps = float(jnp.finfo(x.dtype).eps)
-    m, n = x.shape[-2:]
-    noise = jnp.sin(jnp.arange(1.0, m + 1)[:, None] * jnp.arange(1.0, n + 1)[None] ** 2)
-    noise = eps**0.5 * jnp.expand_dims(noise.astype(x.dtype), tuple(range(x.ndim - 2)))
+    eps, (m, n) = float(jnp.finfo(x.dtype).eps), x.shape[-2:]
+    noise = eps * jnp.sin(jnp.arange(1.0, m + 1)[:, None] * jnp.arange(1.0, n + 1)[None] ** 2)
+    noise = jnp.expand_dims(noise.astype(x.dtype), tuple(range(x.ndim - 2)))
 
     def unfinished(carry):
         count, _, error = carry
         return (count < 128) & jnp.any(error > eps ** (1 / 3))  # a step leaves the cube
 
     def step(carry):
-        count, old, before = carry
-        start = old + jnp.where(count == 64, noise, 0)
-        gram = gram_matrix(start, start)
-        new = right_multiply(start, polish(gram))
+        count, old, _ = carry
+        gram = gram_matrix(old, old)
         error = frobenius_norm(gram - identity_like(gram))
-        active = before > eps ** (1 / 3)
-        old = jnp.where(expand_trailing(active, 2), new, old)
-        return count + 1, old, jnp.where(active, error, before)
+        return count + 1, right_multiply(old, polish(gram)), error
 
     # To norm 1 at most, by two divisions: the largest number times a root is infinite.
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
-    start = x / nonzero_or_one(largest) / math.sqrt(m * n)
-    start = jnp.where(expand_trailing(far, 2), start, x)
-    error = jnp.where(far, jnp.inf, jnp.zeros((), x.dtype))
+    start = (x / nonzero_or_one(largest) + noise) / math.sqrt(m * n)
+    error = jnp.full(far.shape, jnp.inf, x.dtype)
     carry = match_varying_axes((jnp.int32(0), start, error), x)
-    return jax.lax.while_loop(unfinished, step, carry)[1]
+    found = jax.lax.while_loop(unfinished, step, carry)[1]
+    return jnp.where(expand_trailing(far, 2), found, x)
 
 
 @project_if_far.defjvp
