@@ -25,11 +25,13 @@ def depths_of(rooms: tuple[str, ...], function: Callable[[], Any]) -> dict[str, 
     found = dict.fromkeys(rooms, 0)
 
     def look(frame: FrameType, event: str, _: Any) -> None:
-        for room in rooms if event == "call" else ():
+        own = event == "call" and frame.f_code.co_filename.startswith(PACKAGE)  # not NumPy's linalg
+        for room in rooms if own else ():
             if f"/{room}/" in frame.f_code.co_filename:
-                stack = [f.f_code.co_filename for f, _ in traceback.walk_stack(frame)]
-                if sum(f"/{room}/" in file for file in stack) == 1:
-                    found[room] = max(found[room], sum(file.startswith(PACKAGE) for file in stack))
+                files = [f.f_code.co_filename for f, _ in traceback.walk_stack(frame)]
+                files = [file for file in files if file.startswith(PACKAGE)]
+                if sum(f"/{room}/" in file for file in files) == 1:
+                    found[room] = max(found[room], len(files))
 
     sys.setprofile(look)
     try:
