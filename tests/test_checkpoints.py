@@ -435,7 +435,7 @@ def test_another_layout_of_the_state_is_refused(run, monkeypatch):
     monkeypatch.setattr("manifoldmuon.checkpoints._manager.STATE_LAYOUT", STATE_LAYOUT + 1)
     line = refusal(folder, start(tx), table)
     assert f"has the state's layout {STATE_LAYOUT}, of manifoldmuon" in line
-    assert "continue with that version, or restore the parameters alone with Orbax" in line
+    assert "continue with that version, or restore the parameters alone, as the page" in line
 
 
 def test_another_tree_is_refused(run):
