@@ -53,7 +53,7 @@ def inverse_sqrt(
     multiply = functools.partial(product, precision=precision)
     s = sym(gram)
     if bound is None:
-        trace = nonzero_or_one(jnp.trace(s, axis1=-2, axis2=-1)[..., None, None])
+        trace = nonzero_or_one(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
         s = s / trace  # so that the squares below cannot overflow
         square = multiply(s, s)
         upper = nonzero_or_one(schatten_bound(square, 2))
