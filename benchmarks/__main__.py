@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 NAMES = (
     "steps",
+    "compiling",
     "growth",
     "memory",
     "msign_accuracy",

@@ -1,0 +1,130 @@
+"""What compiling one step takes, beside `optax.contrib.muon`, and which parts of it.
+
+    python -m benchmarks compiling    # a minute; docs/benchmarks/results/compiling.*
+
+A step is `update` and `apply_updates`, as one program for the CPU; a part is one function of a
+matrix. Seconds are of the processor, with the cache of compiled programs off, and nothing runs.
+Distinct kernels are fusions that differ: XLA on CPUs compiles alike ones once.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from benchmarks._command import command, save_with_table
+from benchmarks.steps import MUON, TREES, optimizers, shapes_of, step_of
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.manifolds.retractions import Polar
+from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
+from studies.display import markdown_table
+from studies.program import parse
+
+SMALL = {"a": (64, 32), "b": (48, 48), "c": (24, 72)}
+NAMES = (MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
+SHAPES = ((64, 32), (12, 1024, 256))
+
+
+def trees() -> dict[str, dict[str, Any]]:
+    """The shapes of each tree: three small leaves, and those of `steps` but the deepest."""
+    found: dict[str, dict[str, Any]] = {"three small leaves": SMALL}
+    for layers, width, stacked in (TREES[0], TREES[1], TREES[3]):
+        layer = shapes_of(width)
+        if stacked:
+            found[f"{layers} of {width}, stacked"] = {k: (layers, *x) for k, x in layer.items()}
+        else:
+            found[f"{layers} of {width}"] = {f"layer{i}": layer for i in range(layers)}
+    return found
+
+
+def parts() -> dict[str, Callable[..., Any]]:
+    """Functions of a point and a gradient. What is not returned is not compiled."""
+    fast, accurate = Stiefel(solver=ProjectedPolar()), Stiefel(solver=ClosedForm())
+    return {
+        "retraction of points near the set": Polar().retract,
+        "with projection of far points": fast.retract,
+        "FAST: direction": lambda x, g: fast.steepest(x, g).direction,
+        "FAST: with certificate": fast.steepest,
+        "ACCURATE: direction": lambda x, g: accurate.steepest(x, g).direction,
+        "ACCURATE: with certificate": accurate.steepest,
+    }
+
+
+def distinct_kernels(text: str) -> int:
+    """The number of fusions of a compiled program that differ."""
+    bodies: dict[str, str] = {}
+    for name, body in re.findall(r"^%([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S):
+        body = re.sub(r", metadata=\{[^}]*\}|/\*.*?\*/", "", body)
+        # What it calls, a sum or a maximum, was printed before; its own names say nothing.
+        body = re.sub(r"to_apply=%([\w.\-]+)", lambda m: f"to_apply=<{bodies[m[1]]}>", body)
+        names: dict[str, str] = {}
+        bodies[name] = re.sub(
+            r"%[\w.\-]+", lambda m, names=names: names.setdefault(m[0], f"v{len(names)}"), body
+        )
+    return len({bodies[name] for name in re.findall(r" fusion\(.*?calls=%([\w.\-]+)", text)})
+
+
+def measure(function: Callable[..., Any], *given: Any) -> dict[str, float]:
+    """Compiles a function for arrays of these shapes."""
+    start = time.process_time()
+    lowered = jax.jit(function).lower(*given)
+    traced = time.process_time()
+    compiled = lowered.compile()
+    done = time.process_time()
+    text = compiled.as_text() or ""
+    return {
+        "trace_seconds": traced - start,
+        "compile_seconds": done - traced,
+        "instructions": len(re.findall(r"^ +(?:ROOT )?%[\w.\-]+ = ", text, re.M)),
+        "distinct_kernels": distinct_kernels(text),
+    }
+
+
+def measure_tree(shapes: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """One step of each optimizer."""
+    params = jax.tree.map(
+        lambda shape: jnp.ones(shape), shapes, is_leaf=lambda x: isinstance(x, tuple)
+    )
+    found = {}
+    for name in NAMES:
+        tx: optax.GradientTransformation = optimizers()[name]
+        found[name] = measure(step_of(tx), params, jax.eval_shape(tx.init, params), params)
+    return found
+
+
+def table(record: dict[str, Any]) -> str:
+    """Steps relative to Optax, then parts."""
+    lines = []
+    for tree, row in record["steps"].items():
+        whole = {k: x["trace_seconds"] + x["compile_seconds"] for k, x in row.items()}
+        cells = [f"{whole[k] / whole[MUON]:.2f} ({row[k]['distinct_kernels']})" for k in NAMES[1:]]
+        lines.append([tree, f"{whole[MUON]:.1f} s ({row[MUON]['distinct_kernels']})", *cells])
+    steps = markdown_table(["trace and compile (distinct kernels)", *NAMES], lines)
+    lines = [
+        [part, *(f"{x['compile_seconds']:.2f} s ({x['distinct_kernels']})" for x in row.values())]
+        for part, row in record["parts"].items()
+    ]
+    shapes = [" x ".join(map(str, shape)) for shape in SHAPES]
+    return f"{steps}\n\n{markdown_table(['compile', *shapes], lines)}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs the benchmark."""
+    options = parse(command("compiling", "What compiling one step takes."), argv, beside=(".md",))
+    cast(Any, jax.config).update("jax_enable_compilation_cache", False)
+    measure(lambda x: jnp.sin(x @ x), jnp.ones((8, 8)))  # what JAX and XLA prepare at first
+    record: dict[str, Any] = {"steps": {}, "parts": {}}
+    for tree, shapes in trees().items():
+        record["steps"][tree] = measure_tree(shapes)
+    for part, function in parts().items():
+        given = {str(shape): jnp.ones(shape) for shape in SHAPES}
+        record["parts"][part] = {k: measure(function, x, x) for k, x in given.items()}
+    save_with_table(options, record, table(record))
+
+
+if __name__ == "__main__":
+    main()
