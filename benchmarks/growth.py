@@ -2,9 +2,9 @@
 
     python -m benchmarks growth    # ten minutes; docs/benchmarks/results/growth.*
 
-A tree holds square matrices, grown along one axis at a time. Times are medians of rounds in which
-everything is measured in turn, compile times are processor time; memory is what the compiler plans
-beside parameters, gradients and state. The widest matrix is compiled and not run, and so are
+A tree holds square matrices, grown along one axis at a time. Times are processor seconds, of steps
+the medians of rounds in which everything is measured in turn; memory is what the compiler plans
+beside parameters, gradients and state. The widest matrices are compiled and not run, and so are
 devices, forced on one processor, each number in an interpreter of its own, with rows divided.
 """
 
@@ -36,7 +36,7 @@ OURS = ("muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
 SIDE = 64  # of the matrices whose number grows
 DIVIDED = (64, 128)  # number and side of the matrices that devices divide
 AXES: dict[str, tuple[int, ...]] = {
-    "width": (128, 256, 512, 1024, 8192),
+    "width": (64, 128, 256, 512, 1024, 2048, 8192),
     "leaves": (1, 10, 100, 1000),
     "copies": (1, 10, 100, 1000),
     "devices": (1, 4, 16, 64),
@@ -49,7 +49,7 @@ TITLES = {
     "devices": f"{DIVIDED[0]} matrices of {DIVIDED[1]} x {DIVIDED[1]}, rows divided",
 }
 MEASURED = {
-    "seconds": "one step, seconds",
+    "seconds": "one step, processor seconds",
     "compile_seconds": "trace and compile, processor seconds",
     "memory": "temporary memory of a device, MB",
     "moved": "received by a device, MB",
@@ -57,7 +57,7 @@ MEASURED = {
 
 
 def tree(axis: str, size: int, seed: int) -> dict[str, Any]:
-    """Gaussian matrices, near orthonormal ones: of variance 1 / side."""
+    """Gaussian matrices of variance 1 / side, which are off the manifold."""
     count, side = {"width": (1, size), "devices": DIVIDED}.get(axis, (size, SIDE))
     rng = np.random.default_rng(seed)
     stack = (rng.standard_normal((count, side, side)) / math.sqrt(side)).astype(np.float32)
@@ -88,7 +88,7 @@ def grown(
         found["moved"][name] = received(program.as_text() or "", size) / 1e6
         steps[name] = functools.partial(program, params, state, grads)
     if run:
-        found["seconds"] = interleaved_seconds(steps, rounds)
+        found["seconds"] = interleaved_seconds(steps, rounds, clock=time.process_time)
     if axis != "devices":
         del found["moved"]
     return {"grows": axis, "size": size, **found}
@@ -180,7 +180,7 @@ def plot(rows: list[dict]) -> Figure:
 def main(argv: list[str] | None = None) -> None:
     """Runs the benchmark."""
     p = command("growth", "How a step and its compilation grow.")
-    p.add_argument("--rounds", type=int, default=3, help="timed rounds (default: %(default)s)")
+    p.add_argument("--rounds", type=int, default=2, help="timed rounds (default: %(default)s)")
     p.add_argument("--axes", nargs="+", choices=list(AXES), default=list(AXES))
     p.add_argument("--widest", type=int, default=1024, metavar="WIDTH",
                    help="that is run, and not only compiled (default: %(default)s)")  # fmt: skip

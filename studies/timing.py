@@ -12,6 +12,7 @@ def interleaved_seconds(
     rounds: int,
     at_least: float = 2e-3,
     middle: Callable[[list[float]], float] = statistics.median,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
     """Return the seconds that a call of each function takes, all measured in every round.
 
@@ -23,19 +24,21 @@ def interleaved_seconds(
       at_least: seconds that a measurement takes: a short call is repeated.
       middle: of the rounds. On a machine that others use, the least of them (`min`) says more
         than the median.
+      clock: in seconds. `time.process_time` counts what all threads of this process take, which
+        other programs change less.
     """
     repeats = {}
     for name, function in functions.items():
         jax.block_until_ready(function())
-        start = time.perf_counter()
+        start = clock()
         jax.block_until_ready(function())
-        repeats[name] = max(1, round(at_least / max(time.perf_counter() - start, 1e-7)))
+        repeats[name] = max(1, round(at_least / max(clock() - start, 1e-7)))
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
-            start = time.perf_counter()
+            start = clock()
             for _ in range(repeats[name]):
                 answer = function()
             jax.block_until_ready(answer)
-            seconds[name].append((time.perf_counter() - start) / repeats[name])
+            seconds[name].append((clock() - start) / repeats[name])
     return {name: middle(values) for name, values in seconds.items()}
