@@ -5,8 +5,9 @@
 
 Nothing runs: what a chip computes, holds and moves is read from the compiled programs. The
 matrices q, k, v, o, up and down of all layers are stacked as `jax.lax.scan` wants them, and their
-rows are divided over all chips, as in FSDP. Every program is written to the record once it is
-compiled; the same command resumes from there.
+rows are divided over all chips, as in FSDP. Experts are divided over one axis of a mesh, and their
+columns over the other. Every program is written to the record once it is compiled; the same command
+resumes from there.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import math
 import os
 import sys
 import time
@@ -66,15 +68,50 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A transformer on a slice."""
+    """A transformer on a slice.
+
+    Attributes:
+      layers, width: of the transformer.
+      topology: of the slice.
+      experts: matrices up and down of each layer, or 0 for one of four times the width.
+      hidden: width of an expert.
+      active: experts that a token takes.
+      parts: into which the experts of a layer are divided.
+    """
 
     layers: int
     width: int
     topology: str
+    experts: int = 0
+    hidden: int = 0
+    active: int = 0
+    parts: int = 1
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the stacked matrices."""
+        shapes = {name: (self.layers, *shape) for name, shape in shapes_of(self.width).items()}
+        if self.experts:
+            lead = self.layers, self.experts
+            shapes |= {"up": (*lead, self.hidden, self.width)}
+            shapes |= {"down": (*lead, self.width, self.hidden)}
+        return shapes
 
     @property
     def parameters(self) -> int:
-        return 12 * self.layers * self.width**2
+        return sum(math.prod(shape) for shape in self.shapes.values())
+
+    @property
+    def taken(self) -> int:
+        """Parameters that a token takes part in."""
+        idle = self.experts - self.active
+        return self.parameters - 2 * idle * self.layers * self.hidden * self.width
+
+    def spec(self, ndim: int) -> PartitionSpec:
+        """How stacks of so many axes are divided."""
+        if ndim == 4:
+            return PartitionSpec(None, "experts", None, "fsdp")
+        return PartitionSpec(None, ("experts", "fsdp") if self.experts else "fsdp")
 
     @property
     def chip(self) -> Chip:
@@ -91,7 +128,7 @@ class Row:
     @property
     def training_seconds(self) -> float:
         """Products of the forward and the backward pass, on `TOKENS` tokens a chip."""
-        return 6 * self.parameters * TOKENS / (UTILISATION * self.chip.peak)
+        return 6 * self.taken * TOKENS / (UTILISATION * self.chip.peak)
 
 
 ROWS = {
@@ -99,8 +136,8 @@ ROWS = {
     "1B-8": Row(24, 2048, "v5e:2x4"),
     "1B-64": Row(24, 2048, "v5e:8x8"),
     "7B-64": Row(32, 4096, "v5p:4x4x4"),
-    "7B-256": Row(32, 4096, "v5e:16x16"),
     "70B-256": Row(80, 8192, "v5p:4x8x8"),
+    "64B-experts-256": Row(38, 4096, "v5p:4x8x8", experts=128, hidden=1536, active=8, parts=64),
 }
 
 
@@ -108,14 +145,15 @@ def compiled(
     row: Row, topology: Any, dtype: str, tx: optax.GradientTransformation, effort: float
 ) -> Any:
     """The step, `update` and `apply_updates`, with parameters and state donated."""
-    mesh = Mesh(np.array(topology.devices), ("fsdp",), axis_types=(AxisType.Auto,))
-    rows = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    shapes = {name: (row.layers, *shape) for name, shape in shapes_of(row.width).items()}
+    devices, names = np.array(topology.devices), ("fsdp",)
+    if row.experts:
+        devices, names = devices.reshape((row.parts, -1)), ("experts", "fsdp")
+    mesh = Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+    shapes = row.shapes
 
     def placed(x):
-        sharding = rows if x.shape in shapes.values() else everywhere
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+        spec = row.spec(x.ndim) if x.shape in shapes.values() else PartitionSpec()
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec))
 
     params = {name: placed(jax.ShapeDtypeStruct(s, dtype)) for name, s in shapes.items()}
     state = jax.tree.map(placed, jax.eval_shape(tx.init, params))
@@ -240,8 +278,8 @@ def main(argv: list[str] | None = None) -> None:
                    help=f"of {', '.join(ROWS)} (default: all)")  # fmt: skip
     p.add_argument("--full", nargs="*", choices=ROWS, default=["0.1B-8"], metavar="ROW",
                    help="compiled at full effort too, in float32 (default: 0.1B-8)")  # fmt: skip
-    p.add_argument("--bfloat16", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW",
-                   help="in bfloat16, too (default: all)")  # fmt: skip
+    p.add_argument("--bfloat16", nargs="*", choices=ROWS, default=["70B-256"], metavar="ROW",
+                   help="in bfloat16, too (default: 70B-256)")  # fmt: skip
     p.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     given = parse(p, argv, resumes=True)
     if importlib.util.find_spec("libtpu") is None:
@@ -295,7 +333,8 @@ def short(x: float) -> str:
 
 def label(row: Row) -> str:
     """A row's place in a table."""
-    return f"{row.parameters / 1e9:.2g} B, {row.topology.replace(':', ' ')}"
+    kind = f" in {row.experts} experts" if row.experts else ""
+    return f"{row.parameters / 1e9:.2g} B{kind}, {row.topology.replace(':', ' ')}"
 
 
 def compile_without_tpus() -> None:

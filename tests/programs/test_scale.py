@@ -12,6 +12,8 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,17 @@ import pytest
 
 from benchmarks._passes import multiplications
 from benchmarks._programs import read
-from benchmarks.scale import ROWS, Row, least_seconds, link_seconds, order, overheads, table
+from benchmarks.scale import (
+    ROWS,
+    Row,
+    compiled,
+    least_seconds,
+    link_seconds,
+    optimizers,
+    order,
+    overheads,
+    table,
+)
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 
 needs_compiler = pytest.mark.skipif(
@@ -152,14 +164,26 @@ def test_the_tables():
     assert sorted([cell, refused], key=order) == [refused, cell]
 
 
+def test_experts_are_counted_and_stay_in_their_parts():
+    """Eight CPU devices for chips: four parts with two experts of each layer, in two columns."""
+    row = Row(2, 64, "v5e:2x4", experts=8, hidden=32, active=2, parts=4)
+    attention, expert = 2 * 4 * 64**2, 2 * 2 * 64 * 32
+    assert (row.parameters, row.taken) == (attention + 8 * expert, attention + 2 * expert)
+    chips: Any = types.SimpleNamespace(devices=jax.devices()[:8])
+    text = compiled(row, chips, "float32", optimizers()["muon"], 0.0).as_text()
+    assert text.count(" all-to-all(") > 0
+    assert "all-gather" not in text
+
+
 @needs_compiler
 def test_steps_are_compiled_for_eight_chips(tmp_path):
     script = """
         from benchmarks import scale
         scale.ROWS.clear()
         scale.ROWS["small"] = scale.Row(8, 128, "v5e:2x4")
+        scale.ROWS["experts"] = scale.Row(2, 128, "v5e:2x4", 8, 64, 2, 4)
         only = "--only", "optax.adam", "muon", "--bfloat16", "--full"
-        scale.main(["--rows", "small", "--out", "scale.json", *only])
+        scale.main(["--rows", "small", "experts", "--out", "scale.json", *only])
     """
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": path}
@@ -168,7 +192,7 @@ def test_steps_are_compiled_for_eight_chips(tmp_path):
         cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=240,
     )  # fmt: skip
     record = json.loads((tmp_path / "scale.json").read_text())
-    adam, muon = record["cells"]
+    adam, muon, _, experts = record["cells"]
     shapes = dict.fromkeys("qkvo", (8, 128, 128)) | {"up": (8, 512, 128), "down": (8, 128, 512)}
     weights = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
     size = 4 * sum(math.prod(s) for s in shapes.values())
@@ -179,6 +203,8 @@ def test_steps_are_compiled_for_eight_chips(tmp_path):
     # To the owners and back, seven eighths of an eighth.
     assert muon["moved"] == pytest.approx(2 * size / 8 * 7 / 8, rel=0.01)
     assert muon["collectives_in_loops"] == muon["unknown_loops"] == 0
+    # No part of a stack is gathered.
+    assert set(experts["collectives"]) == {"all-to-all"}
     # Every chip has an eighth of the directions to compute, and no other products.
     directions = functools.partial(jax.tree.map, lambda x: msign(x, TRAINING_MSIGN))
     assert muon["flops"] == {"1": 2 * multiplications(directions, weights) / 8}
