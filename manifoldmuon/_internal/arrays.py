@@ -77,6 +77,17 @@ def frobenius_norm(x: Floats, ndim: int = 2) -> Floats:
     return safe_sqrt(jnp.sum(x**2, axis=trailing(x, ndim)))
 
 
+def largest(
+    x: Floats, axis: int | tuple[int, ...] | None = None, *, initial: float = 0, keepdims=False
+) -> Floats:
+    """`jnp.max`, and NaN where one is among the numbers.
+
+    XLA on CPUs (jaxlib 0.10 to 0.12) loses the NaNs of 4096 numbers and more, along any axis.
+    """
+    found = jnp.max(x, axis=axis, initial=initial, keepdims=keepdims)
+    return jnp.where(jnp.any(jnp.isnan(x), axis=axis, keepdims=keepdims), jnp.nan, found)
+
+
 @jax.custom_jvp
 def safe_sqrt(x: Floats) -> Floats:
     """The square root; at zero it has a derivative, so that lengths of zero have derivative zero.

@@ -16,7 +16,12 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.arrays import Matrices, Numbers, upcast
+from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    largest,
+    upcast,
+)
 from manifoldmuon._internal.directions import (
     at_any_scale,
     never_fused,
@@ -174,11 +179,8 @@ class DoublyStochastic(Manifold):
         unit, (m, n) = upcast(point) / self.row_sum, point.shape[-2:]
         rows = jnp.abs(jnp.sum(unit, axis=-1) - 1)
         columns = jnp.abs(jnp.sum(unit, axis=-2) * (n / max(m, 1)) - 1)
-        below = jnp.max(-unit, axis=(-2, -1), initial=0)
-        return jnp.maximum(
-            jnp.maximum(jnp.max(rows, axis=-1, initial=0), jnp.max(columns, axis=-1, initial=0)),
-            below,
-        )
+        sums = jnp.maximum(largest(rows, -1), largest(columns, -1))
+        return jnp.maximum(sums, largest(-unit, (-2, -1)))
 
 
 def _centered(x: Matrices) -> Matrices:

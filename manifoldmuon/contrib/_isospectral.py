@@ -20,6 +20,7 @@ from manifoldmuon._internal.arrays import (
     Numbers,
     Tall,
     identity_like,
+    largest,
     match_orientation,
     product,
     skew,
@@ -178,7 +179,7 @@ class Isospectral(Manifold):
     def distance(self, point: Matrices) -> Numbers:
         """The largest error of a singular value, relative to the largest of them all."""
         values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), self._unit(point))
-        return jnp.max(jnp.abs(values - self._values(values)), axis=-1)
+        return largest(jnp.abs(values - self._values(values)), -1)
 
     @property
     def _largest(self) -> float:

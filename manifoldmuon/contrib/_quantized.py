@@ -14,7 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
 from manifoldmuon._internal.arguments import check_arguments, check_number, shown
-from manifoldmuon._internal.arrays import nonzero_or_one, upcast
+from manifoldmuon._internal.arrays import (
+    largest,
+    nonzero_or_one,
+    upcast,
+)
 from manifoldmuon._internal.links import LastLink, Link, link
 from manifoldmuon._internal.mesh import divided_alike, explicit_mesh
 from manifoldmuon._internal.paths import flatten_with_path, path_string
@@ -185,11 +189,11 @@ def _encode_blocks(
     code: Any, count: int, x: Float[Array, "*rest n"]
 ) -> tuple[Int[Array, "*rest n"], Float[Array, "*rest {count}"]]:
     blocks = upcast(_cut(x, count))
-    largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
-    parts = blocks / nonzero_or_one(largest)
+    scales = largest(jnp.abs(blocks), -1, keepdims=True)
+    parts = blocks / nonzero_or_one(scales)
     companded = jnp.sign(parts) * jnp.log1p(_MU * jnp.abs(parts)) / math.log1p(_MU)
     codes = jnp.round(jnp.iinfo(code).max * companded).astype(code)
-    return _join(codes, x.shape[-1]), largest[..., 0].astype(x.dtype)
+    return _join(codes, x.shape[-1]), scales[..., 0].astype(x.dtype)
 
 
 def _decode_blocks(

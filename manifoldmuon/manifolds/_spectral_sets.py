@@ -27,6 +27,7 @@ from manifoldmuon._internal.arrays import (
     Vectors,
     expand_trailing,
     identity_like,
+    largest,
     match_orientation,
     nonzero_or_one,
     product,
@@ -79,7 +80,7 @@ class _Bounded(ScaledMatrices):
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), unit)
-        return jnp.max(jnp.abs(values - self._nearest(values)), axis=-1)
+        return largest(jnp.abs(values - self._nearest(values)), -1)
 
     @abc.abstractmethod
     def _nearest(self, values: Vectors) -> Vectors:

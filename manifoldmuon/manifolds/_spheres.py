@@ -23,6 +23,7 @@ from manifoldmuon._internal.arrays import (
     Vectors,
     expand_trailing,
     frobenius_norm,
+    largest,
     nonzero_or_one,
     rounding_loss,
     trailing,
@@ -259,7 +260,7 @@ class EmbeddingRows(Manifold):
         gap = jnp.where(jnp.all(direction == 0, axis=(-2, -1)), 1, gap)
         gap = jnp.where(jnp.all(scaled == 0, axis=(-2, -1)), 0, gap)
         direction = (scale_of(norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)
-        return Steepest(direction, (), jnp.max(residual, axis=-1, initial=0), gap)
+        return Steepest(direction, (), largest(residual, -1), gap)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return self._row.retract(point, vector)
@@ -269,7 +270,7 @@ class EmbeddingRows(Manifold):
         return self._row.random_point(key, shape, dtype)
 
     def distance(self, point: Matrices) -> Numbers:
-        return jnp.max(self._row.distance(point), axis=-1, initial=0)
+        return largest(self._row.distance(point), -1)
 
     @property
     def _row(self) -> Hypersphere:

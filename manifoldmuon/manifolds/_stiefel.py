@@ -24,6 +24,7 @@ from manifoldmuon._internal.arrays import (
     frobenius_norm,
     identity_like,
     inner_product,
+    largest,
     match_orientation,
     product,
     rounding_loss,
@@ -109,7 +110,7 @@ class _Orthonormal(ScaledMatrices):
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         gram = product(unit.mT, unit)
         values = map_matrices(jnp.linalg.eigvalsh, gram - identity_like(gram))
-        return jnp.max(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), axis=-1)
+        return largest(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), -1)
 
     @abc.abstractmethod
     def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:

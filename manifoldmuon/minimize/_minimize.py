@@ -15,6 +15,7 @@ from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array
 
 from manifoldmuon._internal.arguments import check_number, shown
+from manifoldmuon._internal.arrays import largest
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.minimize._line_search import LBFGS
 from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop
@@ -215,7 +216,7 @@ def _distance(geometry: Any, tree: Any) -> Array:
     @jax.custom_batching.custom_vmap
     def one(tree: Any) -> Array:
         _, found = map_leaves(_measure, geometry, tree, tree, name="minimize")
-        return jnp.max(jnp.stack([jnp.max(x, initial=0) for x in found.values()]))
+        return jnp.max(jnp.stack([largest(x) for x in found.values()]))
 
     @one.def_vmap
     def many(size: int, batched: Any, tree: Any) -> tuple[Array, bool]:

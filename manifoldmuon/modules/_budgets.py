@@ -15,7 +15,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import Floats, upcast
+from manifoldmuon._internal.arrays import (
+    Floats,
+    largest,
+    upcast,
+)
 from manifoldmuon.manifolds import LaidOut, Manifold
 
 
@@ -63,10 +67,10 @@ class WeightSpec:
         norms = self.manifold.norm.norm(upcast(self.inward(weight)))
         # The largest over what the manifold sees as separate points of one weight.
         extra = tuple(range(self.budget.ndim, norms.ndim))
-        norms = jnp.max(norms, axis=extra, initial=0) if extra else norms
+        norms = largest(norms, extra) if extra else norms
         moving = self.budget > 0
         relative = norms / np.where(moving, self.budget, 1)
-        return jnp.max(jnp.where(moving, relative, 0), initial=0)
+        return largest(jnp.where(moving, relative, 0))
 
 
 class Sharpness(NamedTuple):

@@ -13,6 +13,7 @@ from manifoldmuon._internal.arrays import (
     Matrices,
     Numbers,
     Vectors,
+    largest,
     nonzero_or_one,
     trailing,
     upcast,
@@ -149,8 +150,8 @@ class ConvRMSToRMS(Norm):
             MsignMethod.check("ConvRMSToRMS.method", self.method)
 
     def norm(self, weight: Float[Array, "*batch h w m n"]) -> Numbers:
-        largest = jnp.max(self._tap(weight).norm(upcast(weight)), axis=(-2, -1), initial=0)
-        return largest.astype(weight.dtype)
+        found = largest(self._tap(weight).norm(upcast(weight)), (-2, -1))
+        return found.astype(weight.dtype)
 
     def dual_norm(self, grad: Float[Array, "*batch h w m n"]) -> Numbers:
         tap = self._tap(grad)
@@ -172,7 +173,7 @@ class ConvRMSToRMS(Norm):
         return self._tap(weight).project(weight)
 
     def bound(self, weight: Float[Array, "*batch h w m n"]) -> Numbers:
-        return jnp.max(self._tap(weight).bound(weight), axis=(-2, -1), initial=0)
+        return largest(self._tap(weight).bound(weight), (-2, -1))
 
     def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*batch h w n"]:
         return Spectral().init_vectors(shape)
@@ -181,7 +182,7 @@ class ConvRMSToRMS(Norm):
         self, weight: Float[Array, "*batch h w m n"], vectors: Any, iterations: PowerIterations
     ) -> tuple[Numbers, Any]:
         sizes, vectors = self._tap(weight).estimate(upcast(weight), vectors, iterations)
-        return jnp.max(sizes, axis=(-2, -1), initial=0).astype(weight.dtype), vectors
+        return largest(sizes, (-2, -1)).astype(weight.dtype), vectors
 
     def _tap(self, kernel: Float[Array, "*batch h w m n"]) -> Spectral:
         """The norm of one tap, of which a kernel of norm 1 has 1 in each."""

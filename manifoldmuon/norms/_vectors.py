@@ -15,6 +15,7 @@ from manifoldmuon._internal.arrays import (
     Numbers,
     expand_trailing,
     frobenius_norm,
+    largest,
     trailing,
 )
 from manifoldmuon._internal.powers_of_two import (
@@ -96,7 +97,7 @@ class MaxAbs(Norm):
         check_fields(self, ndim="[0, inf)")
 
     def norm(self, weight: Floats) -> Floats:
-        return jnp.max(jnp.abs(weight), axis=trailing(weight, self.ndim), initial=0)
+        return largest(jnp.abs(weight), trailing(weight, self.ndim))
 
     def dual_norm(self, grad: Floats) -> Floats:
         scaled, exponent = scale_to_unit_exponent(grad, self.ndim)
@@ -148,7 +149,7 @@ class MaxRowNorm(Norm):
 
     def norm(self, weight: Matrices) -> Numbers:
         lengths, exponent = _row_lengths(weight)
-        longest = jnp.max(lengths, axis=-1, initial=0) / self._scale(weight)
+        longest = largest(lengths, -1) / self._scale(weight)
         return times_power_of_two(longest, exponent).astype(weight.dtype)
 
     def dual_norm(self, grad: Matrices) -> Numbers:

@@ -11,7 +11,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.arrays import (
+    largest,
+    upcast,
+)
 from manifoldmuon._internal.mesh import placed_like
 from manifoldmuon._internal.paths import Places
 from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold
@@ -79,7 +82,7 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
         _measure, geometry, own, own, name="monitor_distance", select=constrained
     )  # fmt: skip
     paths = [places.paths[place] for place in places.real]
-    return {path: jnp.max(found.get(path, zero), initial=0.0) for path in paths}
+    return {path: largest(found.get(path, zero)) for path in paths}
 
 
 def monitor_scalars(
@@ -109,7 +112,7 @@ def monitor_scalars(
     if geometry is not None:
         report = {**report, "distance": monitor_distance(geometry, params)}
     return {
-        f"{kind}/{path}": jnp.max(numbers, initial=0.0)
+        f"{kind}/{path}": largest(numbers)
         for kind, found in report.items()
         for path, numbers in found.items()
     }

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real
 
 from manifoldmuon._internal.arguments import check_number
+from manifoldmuon._internal.arrays import largest
 from manifoldmuon._internal.text import Printed
 from manifoldmuon.bounds import L2, RMS, Bounds, LInf, LipschitzBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
@@ -191,7 +192,7 @@ def certified_accuracy(
     """
     own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
     others = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], -jnp.inf, logits)
-    margin = own[..., 0] - jnp.max(others, axis=-1)
+    margin = own[..., 0] - largest(others, -1, initial=-jnp.inf)
     return jnp.mean((margin > math.sqrt(2) * lipschitz * radius).astype(jnp.float32))
 
 

@@ -11,7 +11,12 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_kind, check_number
-from manifoldmuon._internal.arrays import frobenius_norm, nonzero_or_one, upcast
+from manifoldmuon._internal.arrays import (
+    frobenius_norm,
+    largest,
+    nonzero_or_one,
+    upcast,
+)
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Norm
@@ -166,5 +171,5 @@ class Validated(Manifold):
         def check(worst: Any) -> None:
             require(law, bool(worst <= tolerance), f"{np.asarray(worst):.3g} > {tolerance:.3g}")
 
-        worst = jnp.max(jax.lax.stop_gradient(upcast(excess)), initial=-jnp.inf)
+        worst = largest(jax.lax.stop_gradient(upcast(excess)), initial=-jnp.inf)
         jax.debug.callback(check, worst)

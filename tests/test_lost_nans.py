@@ -1,0 +1,79 @@
+"""A NaN among many: from 4096 numbers on XLA's maximum on CPUs is of the others, along any axis."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import contrib, optim
+from manifoldmuon.manifolds import EmbeddingRows, Hypersphere
+from manifoldmuon.modules import Linear
+from manifoldmuon.robustness import certified_accuracy
+from tests.compiled import ask, point_of
+from tests.instances import MANIFOLDS, NORMS
+
+COPIES, BAD = 4096, 1234
+SETS = [case for case in MANIFOLDS if case.manifold.constrained]
+
+
+def spoiled(x: np.ndarray) -> np.ndarray:
+    """With one NaN, in one of the copies."""
+    x = x.copy()
+    x[BAD].flat[-1] = np.nan
+    return x
+
+
+@pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
+def test_the_norm_of_one_copy_is_nan(case):
+    x = np.random.default_rng(0).standard_normal((COPIES, *case.shape)).astype(np.float32)
+    bad = np.zeros((COPIES, *case.shape), bool)
+    bad[BAD].flat[-1] = True
+    ndim = case.norm.ndim
+    wanted = bad.any(axis=tuple(range(bad.ndim - ndim, bad.ndim))) if ndim else bad
+    np.testing.assert_array_equal(np.isnan(ask(case.norm.norm, spoiled(x))), wanted)
+
+
+@pytest.mark.parametrize("case", SETS, ids=lambda case: case.name)
+def test_the_distance_of_one_copy_is_nan(case):
+    found = ask(case.manifold.distance, spoiled(point_of(case.manifold, (COPIES, *case.shape))))
+    assert np.isnan(found[BAD]).any()
+    assert np.isfinite(np.delete(found, BAD, axis=0)).all()
+    reported = optim.monitor_distance(case.manifold, {"w": spoiled(np.ones((COPIES, *case.shape)))})
+    assert np.isnan(reported["w"])
+
+
+def test_one_row_of_a_long_table():
+    rows = spoiled(np.ones((COPIES, 2), np.float32))
+    assert np.isnan(EmbeddingRows().distance(jnp.asarray(rows)))
+    assert np.isnan(EmbeddingRows().norm.norm(jnp.asarray(rows)))
+
+
+def test_one_logit_that_is_not_the_label_proves_nothing():
+    logits = np.zeros((COPIES, 3), np.float32)
+    logits[:, 0] = 10.0
+    labels = jnp.zeros(COPIES, int)
+    assert certified_accuracy(jnp.asarray(logits), labels, radius=1.0) == 1
+    spoilt = jnp.asarray(spoiled(logits))
+    assert certified_accuracy(spoilt, labels, radius=1.0) == 1 - 1 / COPIES
+
+
+def test_one_number_of_a_quantized_momentum():
+    params = {"w": jnp.ones((64, 128))}
+    tx = contrib.quantized(optax.trace(0.9))
+    grads = np.ones((64, 128), np.float32)
+    grads[3, 5] = np.nan
+    _, state = tx.update({"w": jnp.asarray(grads)}, tx.init(params), params)
+    found, _ = tx.update(jax.tree.map(jnp.zeros_like, params), state, params)
+    assert np.isnan(found["w"][3, 5])
+
+
+def test_the_norm_of_an_architecture():
+    network = Linear(64, 64)
+    weights = jnp.ones((64, 64)).at[3, 5].set(jnp.nan)
+    assert np.isnan(
+        network.norm(
+            jax.tree.unflatten(jax.tree.structure(network.init(jax.random.key(0))), [weights])
+        )
+    )
+    assert np.isnan(optim.monitor_distance(Hypersphere(ndim=2), {"w": weights})["w"])
