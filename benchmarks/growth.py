@@ -57,7 +57,7 @@ MEASURED = {
 
 
 def tree(axis: str, size: int, seed: int) -> dict[str, Any]:
-    """Gaussian matrices of variance 1 / side, which are off the manifold."""
+    """Gaussian matrices of variance 1 / side."""
     count, side = {"width": (1, size), "devices": DIVIDED}.get(axis, (size, SIDE))
     rng = np.random.default_rng(seed)
     stack = (rng.standard_normal((count, side, side)) / math.sqrt(side)).astype(np.float32)
@@ -73,7 +73,10 @@ def grown(
         mesh = jax.make_mesh((size,), ("x",), (AxisType.Auto,))
         place = NamedSharding(mesh, PartitionSpec("x"))
         jax.set_mesh(mesh)
-    params, grads = (jax.device_put(tree(axis, size, seed), place) for seed in (0, 1))
+    params, grads = (tree(axis, size, seed) for seed in (0, 1))
+    if run:  # on the manifold
+        params = jax.tree.map(lambda x: np.linalg.qr(x).Q, params)
+    params, grads = jax.device_put((params, grads), place)
     found: dict[str, Any] = {name: {} for name in MEASURED if run or name != "seconds"}
     steps = {}
     for name in names:
