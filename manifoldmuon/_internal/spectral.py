@@ -125,27 +125,22 @@ def _tridiagonal_power(
     return small, jax.lax.fori_loop(0, 20, square, small)
 
 
-def _lanczos(gram, vector, before, link):
-    """One step of Lanczos' method: two entries of its tridiagonal matrix, and the next vector.
-
-    It is not made orthogonal to all vectors before. Where rounding has it turn back, an eigenvalue
-    that has been found is found again.
-    """
-    image = _apply(gram, vector) - expand_trailing(link, 1) * before
-    value = jnp.sum(vector * image, axis=-1)
-    image = image - expand_trailing(value, 1) * vector
-    after = frobenius_norm(image, 1)
-    return value, after, image / expand_trailing(nonzero_or_one(after), 1)
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def largest_eigenvalue(gram: Squares, steps: int) -> Numbers:
-    """The first result of `largest_eigenpair`, in a third of the code, to rounding."""
+    """The first result of `largest_eigenpair`, in a third of the code, to rounding.
+
+    Without the vector a new direction need not be orthogonal to all before: where rounding has it
+    turn back, an eigenvalue that has been found is found again.
+    """
 
     def step(carry, _):
         before, vector, link = carry
-        value, after, new = _lanczos(gram, vector, before, link)
-        return (vector, new, after), (value, after)
+        image = _apply(gram, vector) - expand_trailing(link, 1) * before
+        value = jnp.sum(vector * image, axis=-1)
+        image = image - expand_trailing(value, 1) * vector
+        after = frobenius_norm(image, 1)
+        unit = image / expand_trailing(nonzero_or_one(after), 1)
+        return (vector, unit, after), (value, after)
 
     start, zero = start_vector(gram), jnp.zeros(gram.shape[:-2], gram.dtype)
     carry = match_varying_axes((jnp.zeros_like(start), start, zero), gram)
@@ -160,36 +155,6 @@ def _largest_eigenvalue_jvp(steps, primals, tangents):
     _, vector = largest_eigenpair(primals[0], steps)
     slope = inner_product(vector, _apply(tangents[0], vector), 1)
     return largest_eigenvalue(primals[0], steps), slope
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def largest_above(gram: Squares, steps: int, least: float) -> Numbers:
-    """`max(least, largest_eigenvalue(gram, steps))`, rounded up by 0.2 %; 2.25 times least at most.
-
-    Which of the numbers in a list are above the eigenvalue is seen by the signs of the pivots as
-    Lanczos' matrix grows (Sturm sequences), in half of the code. The derivative is the exact one.
-    """
-    levels = jnp.asarray(least * 1.5 ** np.linspace(0, 2, 512), gram.dtype)
-    levels = jnp.broadcast_to(levels, (*gram.shape[:-2], levels.size))
-
-    def step(carry, _):
-        before, vector, link, pivots, largest = carry
-        value, after, new = _lanczos(gram, vector, before, link)
-        pivots = expand_trailing(value, 1) - levels - expand_trailing(link**2, 1) / pivots
-        return (vector, new, after, pivots, jnp.maximum(largest, pivots)), None
-
-    start, zero = start_vector(gram), jnp.zeros(gram.shape[:-2], gram.dtype)
-    # Any pivots before the first, which has no link, and any that are negative.
-    carry = match_varying_axes((jnp.zeros_like(start), start, zero, levels, -levels), gram)
-    (*_, largest), _ = jax.lax.scan(step, carry, length=min(steps, gram.shape[-1]))
-    return jnp.min(jnp.where(largest < 0, levels, levels[..., -1:]), axis=-1)
-
-
-@largest_above.defjvp
-def _largest_above_jvp(steps, least, primals, tangents):
-    _, vector = largest_eigenpair(primals[0], steps)
-    found, slope = largest_above(primals[0], steps, least), _apply(tangents[0], vector)
-    return found, jnp.where(found > least, inner_product(vector, slope, 1), 0)
 
 
 def spectral_bound(x: Matrices) -> Numbers:

@@ -46,9 +46,9 @@ def test_alike_fusions_count_once():
     ("tx", "shape", "most"),
     [
         (optim.muon(0.02, Euclidean(RMSToRMS())), (64, 32), 18),
-        (FAST, (64, 32), 68),
+        (FAST, (64, 32), 71),
         (FAST, (48, 48), 53),
-        (FAST, (12, 256, 64), 78),
+        (FAST, (12, 256, 64), 82),
         (ACCURATE, (64, 32), 58),
         (ACCURATE, (48, 48), 50),
         (ACCURATE, (12, 256, 128), 141),

@@ -25,7 +25,7 @@ from manifoldmuon._internal.arrays import (
     tall,
 )
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.spectral import largest_above, nuclear_parts
+from manifoldmuon._internal.spectral import largest_eigenvalue, nuclear_parts
 from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, SkewNewtonSchulz, inverse_sqrt
 from manifoldmuon.manifolds.solvers._closed_form import SkewPolar
 from manifoldmuon.manifolds.solvers._parts import (
@@ -160,8 +160,7 @@ def _length(gram: Squares, margin: float) -> Float[Array, "*batch 1 1"]:
     """`max(1, ||A||_2)` from `A^T A`, with a margin for what Lanczos and rounded products miss.
 
     After 24 steps Lanczos is 0.3 % below the largest eigenvalue where they lie evenly in [0, 1],
-    and closer where one stands out. `A` is the tangent part of a matrix of norm 1: `A^T A` is at
-    most 2.
+    and closer where one stands out.
     """
-    found = largest_above(gram, 24, 1 / (1 + margin))
-    return jnp.sqrt((1 + margin) * found)[..., None, None]
+    found = (1 + margin) * largest_eigenvalue(gram, 24)[..., None, None]
+    return jnp.sqrt(jnp.maximum(found, 1))
