@@ -15,6 +15,8 @@ from pathlib import Path
 # XLA_DEFAULTS=1 the tests do, too; ...
 if "PYTEST_XDIST_WORKER" not in os.environ:  # which has inherited them
     flags = ["--xla_force_host_platform_device_count=8"]
+    # Eight devices on two busy cores: after 40 seconds without all of them XLA aborts the process.
+    flags += ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]
     if "XLA_DEFAULTS" not in os.environ:
         flags += ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
         if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
