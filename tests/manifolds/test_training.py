@@ -27,7 +27,7 @@ SPACES: dict[str, tuple[Manifold, float, float]] = {
     "rows": (EmbeddingRows(1.0, step_norm=QUICK, solver=BarzilaiBorwein()), 0.1, 1e-6),
     "rows, one sign": (EmbeddingRows(1.0, step_norm=QUICK, solver=BarzilaiBorwein(1)), 0.2, 1e-6),
     "spectral sphere": (SpectralSphere(step_norm=QUICK), 0.1, 1e-6),
-    "ball": (SpectralBall(step_norm=QUICK, solver=DouglasRachford(4)), 0.2, 2e-6),
+    "ball": (SpectralBall(step_norm=QUICK, solver=DouglasRachford(5)), 0.2, 2e-6),
     "ball, soft cap": (SpectralBall(step_norm=QUICK, solver=None, retraction=SoftCap()), 0.1, 1e-6),
     "band": (SpectralBand(0.5, 2.0, step_norm=QUICK, solver=None), 0.1, 2e-6),
 }
