@@ -147,7 +147,8 @@ def test_matrices_on_a_mesh(kind):
         updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
     for found, expected in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-        assert found.sharding.is_equivalent_to(place, found.ndim)
+        # With automatic axes the compiler chooses: JAX 0.12 leaves the smallest whole.
+        assert kind == AxisType.Auto or found.sharding.is_equivalent_to(place, found.ndim)
 
 
 def test_constrained_later():
