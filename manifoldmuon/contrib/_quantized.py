@@ -14,11 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
 from manifoldmuon._internal.arguments import check_arguments, check_number, shown
-from manifoldmuon._internal.arrays import (
-    largest,
-    nonzero_or_one,
-    upcast,
-)
+from manifoldmuon._internal.arrays import largest, nonzero_or_one, upcast
 from manifoldmuon._internal.links import LastLink, Link, link
 from manifoldmuon._internal.mesh import divided_alike, explicit_mesh
 from manifoldmuon._internal.paths import flatten_with_path, path_string

@@ -11,10 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon._internal.arrays import (
-    largest,
-    upcast,
-)
+from manifoldmuon._internal.arrays import largest, upcast
 from manifoldmuon._internal.mesh import placed_like
 from manifoldmuon._internal.paths import Places
 from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold

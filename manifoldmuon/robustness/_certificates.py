@@ -153,7 +153,7 @@ def certify(
             f"certify(images) must be numbers (n, ...); got {x.dtype} of the shape {x.shape}"
         )
     zero, unit = np.asarray(shift, np.float64), np.asarray(scale, np.float64)
-    check_number("certify(scale)", float(np.min(unit)), within="(0, inf)")
+    check_number("certify(scale)", float(np.min(unit)), within=f"[{np.finfo(float).tiny:g}, inf)")
     truth = None if labels is None else _labels(labels, len(x))
     seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
     chunks = np.array_split(seen, range(batch, len(seen), batch))
