@@ -40,10 +40,12 @@ def lint(geometry: Geometry, params: Any) -> list[str]:
     stacks, bare = _find_stacks(shapes), _find_bare_stacks(shapes)
     found = []
     for row in rows:
-        stack = stacks.get(row.path)
+        stack, bias = stacks.get(row.path), _bias(row.path, shapes)
         if stack is None and _kind_of_first(row):
             stack = bare.get(row.path)
-        found += [f"{row.path}: {x}" for x in _warnings(row, stack, _bias(row.path, shapes))]
+        if bias and _kind_of_first(row) == "in" and math.prod(bias) == row.fan_out:
+            stack = None  # the bias of a stack has an axis more
+        found += [f"{row.path}: {x}" for x in _warnings(row, stack, bias)]
     return found
 
 
@@ -74,9 +76,13 @@ def _warnings(row: Any, stack: int | None, bias: tuple[int, ...] | None) -> Iter
                 f" {row.fan_out}: the axis of length {longest} looks like a fan that was taken for"
                 " a batch axis, and a batch axis taken for a fan. Name the axes: with_axes(...)."
             )
-        elif bias is not None and not any(
-            _fits(bias, [*(row.shape[i] for i in leading), blocks], fan_out)
-            for fan_out in _fan_outs(row)
+        elif (
+            bias is not None
+            and math.prod(bias) in _products(row.shape)  # else no choice of axes would fit
+            and not any(
+                _fits(bias, [*(row.shape[i] for i in leading), blocks], fan_out)
+                for fan_out in _fan_outs(row)
+            )
         ):
             yield (
                 f"the fan-out is {row.fan_out}, but the bias beside it has shape {bias}: fan-in"
@@ -189,6 +195,14 @@ def _bias(path: str, shapes: dict[str, tuple[int, ...]]) -> tuple[int, ...] | No
     parent = path.rpartition("/")[0]
     names = (f"{parent}/{name}" if parent else name for name in ("bias", "b"))
     return next((shapes[name] for name in names if name in shapes and name != path), None)
+
+
+def _products(shape: tuple[int, ...]) -> set[int]:
+    """Return the products of some of the lengths: what fan-outs there are to choose from."""
+    found = {1}
+    for length in shape:
+        found |= {length * product for product in found}
+    return found
 
 
 def _fits(bias: tuple[int, ...], leading: list[int], fan_out: int) -> bool:

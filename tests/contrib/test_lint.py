@@ -79,6 +79,20 @@ def test_the_bias_of_a_fused_projection_fits():
         assert lint(geometry, abstract(params)) == []
 
 
+@pytest.mark.parametrize(
+    ("entry", "kernel", "bias"),
+    [
+        (FLAX, (8, 4), (2, 3, 4)),  # a bias for each place
+        (W.with_axes(-2, (-3, -1)), (5, 8, 4), (3, 5, 4)),
+        (W.with_axes((0, 1), (2, 3, 4)), (2, 3, 2, 3, 4), (2, 3, 4)),  # both begin with 2
+    ],
+)
+def test_a_bias_that_says_nothing_of_the_kernel(entry, kernel, bias):
+    """The first two fit no choice of axes; in the last the bias of a stack would have four axes."""
+    shapes = abstract({"kernel": kernel, "bias": bias})
+    assert lint({"kernel": entry, "bias": None}, shapes) == []
+
+
 @pytest.mark.parametrize("network", [mlp(10, 64, 32, 3), gpt(256, 32, 2, 2)])
 def test_an_architecture_is_sound(network):
     params = jax.eval_shape(network.init, jax.random.key(0))
