@@ -58,6 +58,9 @@ def auto_attack(
         targets: How many classes to go for, by their logits at the image; at most all others.
         bounds: The least and the largest values of pixels.
         batch: How many images at a time.
+
+    Raises:
+        ValueError: Logits or gradients on the way are not finite.
     """
     x, labels = np.asarray(x), np.asarray(labels)
     f = f if isinstance(f, Partial) else Partial(f)
@@ -90,7 +93,12 @@ def auto_attack(
             keys = jax.vmap(jax.random.fold_in, (None, 0))(run_key, rows)
             given = x[rows], labels[rows], mask[rows], unit[rows], reach[rows]
             found = _climb(f, *given, limits, keys, steps=steps)
-            place, lead = (np.asarray(part)[: len(chunk)] for part in found)
+            place, lead, finite = (np.asarray(part)[: len(chunk)] for part in found)
+            if not finite.all():  # nothing would lead, and the attack would count as failed
+                raise ValueError(
+                    f"auto_attack: logits or their gradient are not finite near {np.sum(~finite)}"
+                    f" images, such as number {chunk[~finite][0]}: the attack would be blind there"
+                )
             place = place.astype(x.dtype)
             if limits is not None:  # they may lie between two numbers of float32
                 place = np.clip(place, *limits)
@@ -114,15 +122,19 @@ class _Place(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The points where another class leads by most."""
+    """The points where another class leads by most, and whether all logits and slopes were finite.
+
+    `lead` does not tell: of 4096 logits or more XLA's maximum on CPUs loses a NaN.
+    """
 
     point: Array
     lead: Array
+    finite: Array
 
 
 @functools.partial(jax.jit, static_argnames="steps")
 def _climb(f, x, labels, rivals, unit, reach, limits, keys, *, steps):
-    """Algorithm 1 from a random point of each image's sphere: its best point, and the lead there.
+    """Algorithm 1 from a random point of each image's sphere.
 
     Args:
         f: From images to logits.
@@ -145,10 +157,12 @@ def _climb(f, x, labels, rivals, unit, reach, limits, keys, *, steps):
             relative = (logits - label[:, None]) / unit[:, None]
             height = jax.nn.logsumexp(relative, axis=1, where=rivals)
             lead = jnp.max(jnp.where(own, -jnp.inf, logits), axis=1) - label
-            return jnp.sum(height), (height, lead)
+            return jnp.sum(height), (height, lead, jnp.all(jnp.isfinite(logits), axis=1))
 
-        grad, (height, lead) = jax.grad(heights, has_aux=True)(point)
-        best = _select(lead > best.lead, _Best(point, lead), best)
+        grad, (height, lead, finite) = jax.grad(heights, has_aux=True)(point)
+        finite &= best.finite & jnp.all(jnp.isfinite(grad), axis=tuple(range(1, grad.ndim)))
+        here = _Best(point, lead, finite)
+        best = _select(lead > best.lead, here, best)._replace(finite=finite)
         return _Place(point, _unit(grad), height), best
 
     def step(k, carry):
@@ -175,9 +189,9 @@ def _climb(f, x, labels, rivals, unit, reach, limits, keys, *, steps):
 
     drawn = jax.vmap(lambda key: jax.random.normal(key, x.shape[1:], x.dtype))(keys)
     start = nearest(x, _over(reach, x) * _unit(drawn), reach, limits)
-    at, best = ascend(start, _Best(x, jnp.full(len(x), -jnp.inf, x.dtype)))
-    rises, halved = jnp.zeros(len(x), jnp.int32), jnp.ones(len(x), bool)
-    carry = (at, start, at, 2 * reach, rises, at.height, halved, best)
+    rises, true = jnp.zeros(len(x), jnp.int32), jnp.ones(len(x), bool)
+    at, best = ascend(start, _Best(x, jnp.full(len(x), -jnp.inf, x.dtype), true))
+    carry = (at, start, at, 2 * reach, rises, at.height, true, best)
     return jax.lax.fori_loop(0, steps, step, carry)[-1]
 
 

@@ -75,6 +75,16 @@ def test_results_depend_on_the_key_alone():
     assert np.abs(other.points - runs[0].points).max() > 1e-3
 
 
+def test_logits_that_are_not_finite_on_the_way_are_an_error():
+    def f(x):
+        return jnp.stack([x[:, 0], 2 - x[:, 0], jnp.where(x[:, 1] == 0, 0, jnp.nan)], axis=1)
+
+    x, labels = np.tile(np.float32([2, 0]), (1500, 1)), np.zeros(1500, int)
+    assert np.isfinite(f(x)).all()
+    with pytest.raises(ValueError, match="not finite near 1500 images, such as number 0"):
+        attack(f, x, labels, 0.5, batch=1500)
+
+
 def test_checkpoints_are_the_published_ones():
     """Croce and Hein 2020, section 3.1, in percent of the steps."""
     windows = checkpoints(100)
