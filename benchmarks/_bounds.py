@@ -75,7 +75,7 @@ def norm(size: Any, y: Any) -> Any:
         case L2(axes):
             return jnp.max(jnp.sqrt(jnp.sum(y**2, axis=tuple(range(-axes, 0))) + 1e-30))
         case LInf(masked):
-            return jnp.max(jnp.where(jnp.isfinite(y) | (not masked), jnp.abs(y), 0))
+            return jnp.max(jnp.where(masked & jnp.isneginf(y), 0, jnp.abs(y)))
         case L1():
             return jnp.max(jnp.sum(jnp.abs(y), axis=-1))
     raise NotImplementedError(size)
@@ -172,7 +172,7 @@ def input_slope(
             dx = toward(inputs, build(inputs, shapes, 10 * seed + 5, (kind + seed) % 5))
             for step in range(STEPS):
                 value, (gx, gdx) = climb(to_jax(x), to_jax(dx))
-                worst = max(worst, float(value))
+                worst = float(np.maximum(worst, value))  # a NaN stays
                 dx = toward(inputs, gdx)
                 way = toward(inputs, gx)
                 x = inside(inputs, jax.tree.map(lambda a, b, s=step: a + b / (2 + s), x, way))
@@ -344,9 +344,11 @@ class Attack:
                 dw = dw if weights else jax.tree.map(np.zeros_like, dw)
                 dx = np.zeros_like(dx) if weights else dx
                 value, (gw, gx, gdw, gdx) = self.first(*map(to_jax, (w, x, dw, dx)))
-                worst = max(worst, float(value))
+                worst = float(np.maximum(worst, value))  # a NaN stays
                 if step % 8 == 0:
-                    self.largest = max(self.largest, float(self.output(*map(to_jax, (w, x)))))
+                    self.largest = float(
+                        np.maximum(self.largest, self.output(*map(to_jax, (w, x))))
+                    )
                 dw, rate = self.step(gdw), 1 / (1 + 0.3 * step)
                 if not self.whole:
                     dx = toward(self.inputs, gdx)
@@ -368,7 +370,7 @@ class Attack:
             for _ in range(STEPS):
                 a, b = (self._only(which, d) for which, d in ((first, a), (second, b)))
                 value, (ga, gb) = self.second(*map(to_jax, (w, x, a, b)))
-                worst = max(worst, float(value))
+                worst = float(np.maximum(worst, value))  # a NaN stays
                 a, b = (self._steepest(g) for g in (ga, gb))
         return worst
 
@@ -526,7 +528,7 @@ def drifted(
             for step in range(3 * STEPS):
                 w = np.asarray(_pull(manifold, w, drift)[1])
                 values, gradient = figure(w)
-                best = max(best, float(np.max(sign * values)))
+                best = float(np.maximum(best, np.max(sign * values)))
                 w = w + sign * size * max(drift, 1e-3) * (4 / (1 + 0.3 * step)) * gradient
             found[name] = sign * best
     return found

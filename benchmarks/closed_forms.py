@@ -78,7 +78,7 @@ def table(rows: list[dict]) -> str:
             seconds = row["seconds"]
             parts = (seconds[key] / seconds[MUON] for key in (name, f"{name}: retraction"))
             cells.append(" + ".join(f"{part:.2f}" for part in parts))
-        gap = max(row["gaps"][name] for row in rows)
+        gap = np.max([row["gaps"][name] for row in rows])
         lines.append([name, *cells, f"{gap:.1e}"])
     return markdown_table(["", *shapes, "gap, at most"], lines)
 

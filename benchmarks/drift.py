@@ -82,17 +82,17 @@ def drift(shape: tuple[int, int], name: str, steps: int, seed: int, bar: tqdm) -
     for first in range(0, steps, CHUNK):
         carry, passed = chunk(carry, keys[first : first + CHUNK])
         curve.append(float(distances(geometry, np.asarray(passed, np.float64)).max()))
-        bar.set_description(f"{shape[0]} x {shape[1]}, {name}: {max(curve):.1e}", refresh=False)
+        bar.set_description(f"{shape[0]} x {shape[1]}, {name}: {np.max(curve):.1e}", refresh=False)
         bar.update(len(passed))
     tenth = max(1, len(curve) // 10)
     return {
         "shape": list(shape),
         "set": name,
         "steps": steps,
-        "distance": max(curve),
-        "distance_first_tenth": max(curve[:tenth]),
-        "distance_last_tenth": max(curve[-tenth:]),
-        "within_bound": max(curve) <= BOUND,
+        "distance": float(np.max(curve)),
+        "distance_first_tenth": float(np.max(curve[:tenth])),
+        "distance_last_tenth": float(np.max(curve[-tenth:])),
+        "within_bound": bool(np.max(curve) <= BOUND),
         "seconds": time.perf_counter() - start,
         "curve": curve,
     }

@@ -158,7 +158,7 @@ def check(case: Case) -> dict[str, float]:
     for w, g, a, reported in zip(np.asarray(point, np.float64), exact, direction, gap, strict=True):
         figures = measure(manifold, w, g / np.abs(g).max(), a, reported) if g.any() else (0,) * 4
         for name, figure in zip(LIMITS, (*figures, np.max(distance)), strict=True):
-            found[name] = max(found[name], float(figure))
+            found[name] = float(np.maximum(found[name], figure))  # a NaN stays
     for name, figure in found.items():
         limit = RESIDUALS.get(case.manifold, LIMITS[name]) if name == "residual" else LIMITS[name]
         limit = limit * OF_FLOAT64 if dtype == np.float64 else limit
@@ -301,7 +301,7 @@ def check_training(name: str, scales: list[int | None], draws: int) -> float:
         for twin, same in _with_twins(name, {k: np.asarray(params[k]) for k in shapes}).items():
             apart = np.abs(np.asarray(params[twin]) - same).max()
             assert apart <= 1e-6, f"{name}, {scales}: {twin} is {apart:.2g} from its twin"
-        worst = max(worst, *map(float, distance.values()))
+        worst = float(np.max([worst, *distance.values()]))
     assert worst <= LIMITS["distance from the set"], f"{name}, {scales}: {worst:.2g}"
     return worst
 
@@ -362,7 +362,7 @@ def check_switching(
             figures = _measure(MATRICES[name], w, scaled, a, gap)
             for key, figure in zip(LIMITS, figures, strict=False):
                 lost = _turned_by_rounding(MATRICES[name], w) if key == "residual" else 0
-                found[key] = max(found[key], figure - lost)
+                found[key] = float(np.maximum(found[key], figure - lost))
     for key, figure in found.items():
         limit = RESIDUALS.get(name, LIMITS[key]) if key == "residual" else LIMITS[key]
         limit = limit if name in MATRICES else EXCESS

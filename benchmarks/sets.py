@@ -12,6 +12,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from tqdm import tqdm
 
 import manifoldmuon as mm
@@ -106,8 +107,8 @@ def measure(
             far = jax.jit(functools.partial(mm.optim.monitor_distance, geometry))
             away = jax.tree.leaves(far(params))
             ended[name] = {
-                "gap": float(max(jnp.max(gap) for gap in gaps)) if certify else None,
-                "distance": float(max(jnp.max(d) for d in away)),
+                "gap": float(np.max([np.max(gap) for gap in gaps])) if certify else None,
+                "distance": float(np.max([np.max(d) for d in away])),
             }
     return {
         "layers": layers,

@@ -262,7 +262,7 @@ class FineTuning(Study):
         order = batches(cell["seed"], len(data[0]), steps, BATCH)
         run = _tuned(cell["method"], self.rank, steps, loss)
         weights, start = run(bases, data, jnp.asarray(order), key, rates)
-        jump = max(float(jnp.abs(a - b).max()) for a, b in zip(start, bases, strict=True))
+        jump = float(np.max([np.max(np.abs(a - b)) for a, b in zip(start, bases, strict=True)]))
         found: dict[str, Any] = {"log2_rates": exponents, "jump": jump}
         if target:
             off = jnp.square(weights[0] - data[1]).sum((-2, -1))

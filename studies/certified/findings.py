@@ -47,7 +47,7 @@ def _found(rows: Sequence[Row], first: Sequence[Row], other: Sequence[Row]) -> d
         found[part] = {
             "steps": float(np.mean([row[part]["steps"] for row in rows])),
             "seconds": estimate([row[part]["seconds"] for row in rows]),
-            "lipschitz": max(row[part]["lipschitz"] for row in rows),
+            "lipschitz": float(np.max([row[part]["lipschitz"] for row in rows])),
             "accuracies": _estimates(values),
             "over_first_method": _estimates(values - others),
             "over_first_network": _estimates(values - networks),

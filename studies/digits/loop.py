@@ -1,6 +1,7 @@
 """Training: compiled chunks of steps, timed; between them, untimed, the measurements."""
 
 import dataclasses
+import functools
 import itertools
 import statistics
 import time
@@ -180,10 +181,10 @@ class Trainer:
 
     def _certify(self, run: Run, steps: Steps) -> None:
         if self._distance is not None:
-            run.distance.append(float(self._distance(steps.weights)))
+            run.distance.append(float(np.max(self._distance(steps.weights))))
         for curve, values in ((run.residual, steps.residual), (run.gap, steps.gap)):
             if values is not None:
-                curve.append(float(jnp.max(values)))
+                curve.append(float(np.max(values)))
 
 
 def chunk_lengths(steps: int, numbers: int) -> list[int]:
@@ -241,9 +242,9 @@ def _evaluation(multiplier: float) -> Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def _largest_distance(geometry: Any) -> Callable[[Weights], jax.Array]:
-    """The largest distance of the weights after each of several steps."""
+    """Return a function of the weights after several steps: the largest distance of each."""
 
     def farthest(weights: Weights) -> jax.Array:
         return _largest(mm.optim.monitor_distance(geometry, weights))
 
-    return lambda passed: jnp.max(jax.lax.map(farthest, passed))
+    return functools.partial(jax.lax.map, farthest)

@@ -52,7 +52,7 @@ def table(settings: Settings, text: Text, runs: Sequence[Run]) -> str:
     notes = [f"{pace:.1f} ms/step, {settings.batch * settings.context / pace * 1e3:,.0f} tokens/s"]
     distances = [run.distance for run in runs if run.distance is not None]
     if distances:
-        notes.append(f"largest distance from the manifolds after any step: {max(distances):.1e}")
+        notes.append(f"largest distance from the manifolds after any step: {np.max(distances):.1e}")
     rule = cells.splitlines()[1]
     return "\n".join([title, rule, cells, rule, *notes])
 
@@ -74,7 +74,7 @@ def as_record(settings: Settings, text: Text, runs: Sequence[Run]) -> dict[str, 
         "text": text.name,
         "characters": len(text.characters),
         "summary": summary,
-        "largest_distance": max(distances) if distances else None,
+        "largest_distance": float(np.max(distances)) if distances else None,
         "milliseconds_per_step": pace,
         "tokens_per_second": 1e3 * settings.batch * settings.context / pace,
         "runs": [_run_as_record(run) for run in runs],

@@ -185,4 +185,4 @@ def largest_distance(geometry: Any, weights: Any) -> float:
             small = np.swapaxes(wide, -1, -2) @ wide if m > n else wide @ np.swapaxes(wide, -1, -2)
             sizes = np.sqrt(np.linalg.eigvalsh(small * (n / m)))
         worst.append(float(np.abs(sizes - 1).max()))
-    return max(worst)
+    return float(np.max(worst))
