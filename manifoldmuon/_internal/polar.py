@@ -81,6 +81,14 @@ def _inverse(values, floor):
     return jnp.where(keep, 1 / jnp.where(keep, values, 1), 0)
 
 
+def polish(gram: Squares, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Squares:
+    """Return the factor that makes a nearly orthonormal `W` with this Gram matrix exact.
+
+    The quintic Newton-Schulz step: it leaves the cube of the error.
+    """
+    return 15 / 8 * identity_like(gram) - 10 / 8 * gram + 3 / 8 * product(gram, gram, precision)
+
+
 # On accelerators, where E is what a product in float32 has given: all that is done to it multiplies
 # what is small, so the errors are. Three passes of bfloat16 for what grows with E, one for what is
 # below 0.025 always.

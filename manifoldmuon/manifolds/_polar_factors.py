@@ -10,7 +10,6 @@ from jaxtyping import Array, Bool
 
 from manifoldmuon._internal.arrays import (
     Matrices,
-    Squares,
     expand_trailing,
     frobenius_norm,
     gram_matrix,
@@ -23,7 +22,7 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.polar import polar_derivative
+from manifoldmuon._internal.polar import polar_derivative, polish
 from manifoldmuon._internal.spectral import start_vector
 from manifoldmuon.linalg import SVD, msign
 from manifoldmuon.manifolds._manifold import FAR
@@ -123,8 +122,3 @@ def _is_far(x: Matrices) -> Bool[Array, "*batch"]:
     vector = jax.lax.fori_loop(0, 4, deviate, match_varying_axes(start_vector(high), high))
     # Not `>`: where squares overflow, infinity minus infinity is NaN.
     return ~(jnp.sum(vector**2, axis=-1) <= (2 * FAR) ** 8)
-
-
-def polish(gram: Squares) -> Squares:
-    """Return the factor that makes a nearly orthonormal `W` with this Gram matrix exact."""
-    return 15 / 8 * identity_like(gram) - 10 / 8 * gram + 3 / 8 * product(gram, gram)

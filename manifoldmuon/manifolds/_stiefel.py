@@ -40,10 +40,11 @@ from manifoldmuon._internal.directions import (
     stay_if_still,
 )
 from manifoldmuon._internal.lapack import map_matrices, positive_qr
+from manifoldmuon._internal.polar import polish
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
-from manifoldmuon.manifolds._polar_factors import nearest_orthonormal, polish, project_if_far
+from manifoldmuon.manifolds._polar_factors import nearest_orthonormal, project_if_far
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, Spectral

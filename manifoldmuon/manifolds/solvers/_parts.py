@@ -20,7 +20,6 @@ from manifoldmuon._internal.arrays import (
     Squares,
     frobenius_norm,
     gram_matrix,
-    identity_like,
     product,
     relative_gap,
     right_multiply,
@@ -28,6 +27,7 @@ from manifoldmuon._internal.arrays import (
     skew,
     sym,
 )
+from manifoldmuon._internal.polar import polish
 from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, inverse_sqrt
 
 _SMALL_PART = 0.1  # of a gradient: below it the tangent part is projected twice
@@ -97,12 +97,11 @@ def split(
         rough = NewtonSchulz(schedule or ROUNDED_SCHEDULE, precision=precision).polar(outer)
     overlap = point.mT @ rough
     gram = sym(rough.mT @ rough - overlap.mT @ overlap)
-    identity = identity_like(gram)
-    polish = 15 / 8 * identity - 10 / 8 * gram + 3 / 8 * gram @ gram
-    normal = polish @ (rough.mT @ outer)
-    missing = outer - rough @ (polish @ normal)
+    exact = polish(gram, precision)
+    normal = exact @ (rough.mT @ outer)
+    missing = outer - rough @ (exact @ normal)
     defect = math.sqrt(missing.shape[-1]) * frobenius_norm(missing)
-    return Split(point, inner, normal, rough, overlap, polish, defect)
+    return Split(point, inner, normal, rough, overlap, exact, defect)
 
 
 def tangent_residual(inner: Squares) -> Numbers:
