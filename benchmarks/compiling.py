@@ -3,8 +3,8 @@
     python -m benchmarks compiling    # a minute; docs/benchmarks/results/compiling.*
 
 A step is `update` and `apply_updates`, as one program for the CPU; a part is one function of a
-matrix. Seconds are of the processor, with the cache of compiled programs off, and nothing runs.
-Distinct kernels are fusions that differ: XLA on CPUs compiles alike ones once.
+matrix. Seconds are of the processor, with the cache of compiled programs off, and only
+`check_chain` runs. Distinct kernels are fusions that differ: XLA on CPUs compiles alike ones once.
 """
 
 import re
@@ -21,6 +21,7 @@ from benchmarks.steps import MUON, TREES, optimizers, shapes_of, step_of
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.retractions import Polar
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
+from manifoldmuon.optim import check_chain, manifold_muon
 from studies.display import markdown_table
 from studies.program import parse
 
@@ -96,8 +97,16 @@ def measure_tree(shapes: dict[str, Any]) -> dict[str, dict[str, float]]:
     return found
 
 
+def measure_check() -> float:
+    """Seconds of the processor that `check_chain` takes for the small leaves, runs and all."""
+    geometry, start = Stiefel(), time.process_time()
+    shapes = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in SMALL.items()}
+    check_chain(manifold_muon(0.1, geometry), geometry, shapes)
+    return time.process_time() - start
+
+
 def table(record: dict[str, Any]) -> str:
-    """Steps relative to Optax, then parts."""
+    """Steps relative to Optax, parts, and a check of a chain."""
     lines = []
     for tree, row in record["steps"].items():
         whole = {k: x["trace_seconds"] + x["compile_seconds"] for k, x in row.items()}
@@ -109,7 +118,8 @@ def table(record: dict[str, Any]) -> str:
         for part, row in record["parts"].items()
     ]
     shapes = [" x ".join(map(str, shape)) for shape in SHAPES]
-    return f"{steps}\n\n{markdown_table(['compile', *shapes], lines)}"
+    check = f"`optim.check_chain` of the three small leaves: {record['check_chain']:.1f} s."
+    return "\n\n".join((steps, markdown_table(["compile", *shapes], lines), check))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -117,7 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(command("compiling", "What compiling one step takes."), argv, beside=(".md",))
     cast(Any, jax.config).update("jax_enable_compilation_cache", False)
     measure(lambda x: jnp.sin(x @ x), jnp.ones((8, 8)))  # what JAX and XLA prepare at first
-    record: dict[str, Any] = {"steps": {}, "parts": {}}
+    record: dict[str, Any] = {"check_chain": measure_check(), "steps": {}, "parts": {}}
     for tree, shapes in trees().items():
         record["steps"][tree] = measure_tree(shapes)
     for part, function in parts().items():

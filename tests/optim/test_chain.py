@@ -222,6 +222,27 @@ def test_check_chain_refuses_where_nothing_can_be_checked():
         optim.check_chain(optax.scale(jnp.nan), Hypersphere(), shapes)
 
 
+def test_check_chain_compiles_three_programs(caplog):
+    """Start and state, a step, distances: no operation by itself."""
+    with jax.log_compiles():
+        optim.check_chain(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, SHAPES)
+    assert sum(x.startswith("Finished XLA compilation") for x in caplog.messages) == 3
+
+
+@pytest.mark.parametrize(("steps", "quick"), [(2, True), (300, False)])
+def test_check_chain_optimises_only_what_runs_for_long(monkeypatch, steps, quick):
+    asked, jit = [], jax.jit
+
+    def listen(function, compiler_options=None, **options):
+        asked.append(compiler_options)
+        return jit(function, compiler_options=compiler_options, **options)
+
+    monkeypatch.setattr(jax, "jit", listen)
+    optim.check_chain(optax.sgd(0.1), Euclidean(), abstract({"w": (2**12, 16)}), steps=steps)
+    assert len(asked) == 3
+    assert all(bool(options) == quick for options in asked)
+
+
 def test_multi_steps_keeps_to_the_manifold():
     tx = optax.MultiSteps(optim.manifold_muon(0.1, GEOMETRY), 2).gradient_transformation()
     params, _ = steps(tx, start(), count=4)
