@@ -176,3 +176,15 @@ def test_a_broken_bound_is_found(monkeypatch):
     case = Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0)
     with pytest.raises(AssertionError, match="gap under the true one: 0.5"):
         reliability.check(case)
+
+
+def test_a_gap_that_is_nan_is_found(monkeypatch):
+    promised = reliability.ask
+
+    def lost(*arguments):
+        direction, gap, *rest = promised(*arguments)
+        return direction, jnp.nan * gap, *rest
+
+    monkeypatch.setattr(reliability, "ask", lost)
+    with pytest.raises(AssertionError, match="gap under the true one: nan"):
+        reliability.check(Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0))

@@ -427,3 +427,8 @@ def test_errors_name_the_module():
 def test_tokens_have_norm_one_whatever_is_said():
     declared = NormBound(0.5, measure=L1(one_hot=True))
     assert bound(Embed(4, 7), input_norm=declared).lipschitz_weights == 1
+
+
+def test_a_slope_that_is_nan_is_found():
+    size = NormBound(1.0, features=4)
+    assert math.isnan(input_slope(jnp.sqrt, size, size, (2, 4)))  # of negative numbers
