@@ -48,7 +48,12 @@ def on_tpu(function: Callable, passes: int | None = None) -> Callable:
     return rounded
 
 
-def multiplications(function: Callable, *args, passes: int | None = None) -> int:
+def multiplications(
+    function: Callable,
+    *args,
+    passes: int | None = None,
+    taken: Callable[..., int] = max,
+) -> int:
     """Multiplications of bfloat16 numbers in the products of a function, on a TPU.
 
     Loops whose end depends on the data are left out: the retraction has one for large steps.
@@ -57,10 +62,11 @@ def multiplications(function: Callable, *args, passes: int | None = None) -> int
       function: what its results do not need is not counted, as it is not compiled.
       *args: arrays or `jax.ShapeDtypeStruct`.
       passes: see `on_tpu`.
+      taken: where the data choose a branch, `max` counts the dearest, `min` the cheapest.
     """
     closed = jax.make_jaxpr(function)(*args)
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-    return _count(needed, passes)
+    return _count(needed, passes, taken)
 
 
 def _split(x: jax.Array, parts: int) -> list[jax.Array]:
@@ -161,7 +167,7 @@ def _branch(params: dict) -> Any:
     return params["branches"][named.index(True)]
 
 
-def _count(program: Any, passes: int | None) -> int:
+def _count(program: Any, passes: int | None, taken: Callable[..., int]) -> int:
     total = 0
     for eqn in getattr(program, "jaxpr", program).eqns:
         name, params = eqn.primitive.name, eqn.params
@@ -169,14 +175,14 @@ def _count(program: Any, passes: int | None) -> int:
             left, right = (atom.aval for atom in eqn.invars)
             summed = [left.shape[axis] for axis in params["dimension_numbers"][0][0]]
             wide = {left.dtype, right.dtype} == {jnp.dtype("float32")}
-            taken = (passes or passes_of(params["precision"])) if wide else 1
-            total += taken * math.prod(eqn.outvars[0].aval.shape) * math.prod(summed)
+            times = (passes or passes_of(params["precision"])) if wide else 1
+            total += times * math.prod(eqn.outvars[0].aval.shape) * math.prod(summed)
         elif name == "scan":
-            total += params["length"] * _count(params["jaxpr"], passes)
+            total += params["length"] * _count(params["jaxpr"], passes, taken)
         elif name == "cond":
             chosen = _branch(params)
             branches = params["branches"] if chosen is None else [chosen]
-            total += max(_count(branch, passes) for branch in branches)
+            total += taken(_count(branch, passes, taken) for branch in branches)
         elif name != "while" and (inner := _inner(params)) is not None:
-            total += _count(inner, passes)
+            total += _count(inner, passes, taken)
     return total

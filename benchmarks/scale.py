@@ -180,7 +180,7 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
         "compile_cpu_seconds": time.process_time() - busy,
     }
     cost, memory, text = program.cost_analysis(), program.memory_analysis(), program.as_text()
-    work = read(text)
+    work, most = read(text), read(text, max)
     return seconds | {
         "cost_analysis": {"flops": cost["flops"], "bytes": cost["bytes accessed"]},
         "arguments": memory.argument_size_in_bytes,
@@ -191,6 +191,11 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
         "flops_once": work.flops_once,
         "multiplier_flops": work.multiplier_flops,
         "cycles": work.cycles,
+        "dearest_branches": {
+            "flops_once": most.flops_once,
+            "multiplier_flops": most.multiplier_flops,
+            "cycles": most.cycles,
+        },
         "collectives": work.collectives,
         "moved": work.moved,
         "collectives_in_loops": work.collectives_in_loops,

@@ -32,6 +32,7 @@ from benchmarks.scale import (
     overheads,
     table,
 )
+from benchmarks.steps import step_of
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 
 needs_compiler = pytest.mark.skipif(
@@ -40,7 +41,8 @@ needs_compiler = pytest.mark.skipif(
 
 # Two matrices, 8 x 16 by 16 x 4: five products of highest precision in a loop, each with a gather
 # of 64 x 4 by four chips, and one in a loop of unknown length; outside an all-to-all by eight, and
-# a gather that is written twice because it overlaps with the product of bfloat16 beside it.
+# a gather that is written twice because it overlaps with the product of bfloat16 beside it; and two
+# choices of nothing, or a copy and the loop of unknown length again.
 PROGRAM = """
 HloModule jit_step, is_scheduled=true
 
@@ -85,6 +87,16 @@ HloModule jit_step, is_scheduled=true
   ROOT %c.1 = bf16[8,8] convolution(%q.1, %q.1), dim_labels=bf_io->bf, operand_precision={highest,highest}
 }
 
+%near (n: (s32[], f32[2,8,16], f32[2,16,4])) -> (s32[], f32[2,8,16], f32[2,16,4]) {
+  ROOT %n = (s32[], f32[2,8,16], f32[2,16,4]) parameter(0)
+}
+
+%far (m: (s32[], f32[2,8,16], f32[2,16,4])) -> (s32[], f32[2,8,16], f32[2,16,4]) {
+  %m = (s32[], f32[2,8,16], f32[2,16,4]) parameter(0)
+  %m.1 = (s32[], f32[2,8,16], f32[2,16,4]) copy(%m), backend_config={"estimated_cycles":"30"}
+  ROOT %w.3 = (s32[], f32[2,8,16], f32[2,16,4]) while(%m.1), condition=%condition.2, body=%body.1
+}
+
 ENTRY %main (x.0: f32[2,8,16], x.1: f32[2,16,4]) -> f32[8,32] {
   %x.0 = f32[2,8,16] parameter(0)
   %x.1 = f32[2,16,4] parameter(1)
@@ -93,6 +105,8 @@ ENTRY %main (x.0: f32[2,8,16], x.1: f32[2,16,4]) -> f32[8,32] {
   %init = (s32[], f32[2,8,16], f32[2,16,4]) tuple(%first, %x.0, %x.1)
   %w.1 = (s32[], f32[2,8,16], f32[2,16,4]) while(%init), condition=%condition.1, body=%body.1
   %w.2 = (s32[], f32[2,8,16], f32[2,16,4]) while(%init), condition=%condition.2, body=%body.1
+  %if = (s32[], f32[2,8,16], f32[2,16,4]) conditional(%far.1, %w.2, %w.2), branch_computations={%far, %near}
+  %if.1 = (s32[], f32[2,8,16], f32[2,16,4]) conditional(%far.2, %if, %if), true_computation=%near, false_computation=%far
   %f.1 = (bf16[8,8], bf16[32,8]) fusion(%x.0), kind=kCustom, calls=%start
   %f.2 = bf16[8,8] fusion(%x.0), kind=kCustom, calls=%async_collective_fusion.1, backend_config={"estimated_cycles":"7"}
   ROOT %a2a = f32[8,32] all-to-all(%x.0), channel_id=3, replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}, dimensions={0}
@@ -114,6 +128,12 @@ def test_a_program_is_read():
     }
     assert work.moved == 6 * in_loop + beside + all_to_all
     assert (work.collectives_in_loops, work.unknown_loops) == (2, 1)
+    dearest = read(PROGRAM, max)
+    assert dearest.flops == {6: (5 + 1 + 2) * product, 1: other}
+    assert dearest.flops_once == 4 * product + other
+    assert dearest.cycles == work.cycles + 2 * (30 + 100)
+    assert dearest.moved == work.moved + 2 * in_loop
+    assert (dearest.collectives_in_loops, dearest.unknown_loops) == (4, 3)
 
 
 def test_a_program_for_another_machine_is_refused():
@@ -182,7 +202,8 @@ def test_steps_are_compiled_for_eight_chips(tmp_path):
         scale.ROWS.clear()
         scale.ROWS["small"] = scale.Row(8, 128, "v5e:2x4")
         scale.ROWS["experts"] = scale.Row(2, 128, "v5e:2x4", 8, 64, 2, 4)
-        only = "--only", "optax.adam", "muon", "--bfloat16", "--full"
+        names = "optax.adam", "muon", "manifold_muon, FAST"
+        only = "--only", *names, "--bfloat16", "--full"
         scale.main(["--rows", "small", "experts", "--out", "scale.json", *only])
     """
     path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
@@ -192,7 +213,7 @@ def test_steps_are_compiled_for_eight_chips(tmp_path):
         cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=240,
     )  # fmt: skip
     record = json.loads((tmp_path / "scale.json").read_text())
-    adam, muon, _, experts = record["cells"]
+    adam, muon, fast, _, experts, _ = record["cells"]
     shapes = dict.fromkeys("qkvo", (8, 128, 128)) | {"up": (8, 512, 128), "down": (8, 128, 512)}
     weights = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
     size = 4 * sum(math.prod(s) for s in shapes.values())
@@ -210,4 +231,13 @@ def test_steps_are_compiled_for_eight_chips(tmp_path):
     assert muon["flops"] == {"1": 2 * multiplications(directions, weights) / 8}
     # The compiler's own count has a loop's body once, and sums besides products.
     assert muon["flops_once"] == pytest.approx(muon["cost_analysis"]["flops"], rel=0.05)
+    # Near the manifold no branch runs that large steps or lost digits take; the compiler counts it.
+    tx = optimizers()["manifold_muon, FAST"]
+    whole = step_of(tx), weights, jax.eval_shape(tx.init, weights), weights
+    expected = 2 * multiplications(*whole, taken=min) / 8
+    assert fast["multiplier_flops"] == pytest.approx(expected, rel=0.05)
+    dearest = fast["dearest_branches"]
+    assert dearest["flops_once"] == pytest.approx(fast["cost_analysis"]["flops"], rel=0.05)
+    assert dearest["multiplier_flops"] > 1.5 * fast["multiplier_flops"]
+    assert fast["unknown_loops"] == 0
     assert (tmp_path / "scale.overheads.md").exists()
