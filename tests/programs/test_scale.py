@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from benchmarks._passes import multiplications
@@ -32,7 +33,7 @@ from benchmarks.scale import (
     overheads,
     table,
 )
-from benchmarks.steps import step_of
+from benchmarks.steps import step_of, tree
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 
 needs_compiler = pytest.mark.skipif(
@@ -134,6 +135,28 @@ def test_a_program_is_read():
     assert dearest.cycles == work.cycles + 2 * (30 + 100)
     assert dearest.moved == work.moved + 2 * in_loop
     assert (dearest.collectives_in_loops, dearest.unknown_loops) == (4, 3)
+
+
+@pytest.mark.parametrize("name", ["manifold_muon, FAST", "manifold_muon, ACCURATE"])
+def test_steps_of_training_take_the_cheap_branches(monkeypatch, name):
+    """Which is what counts in a program. Everywhere it is the one of a false predicate."""
+    found, cond = set(), jax.lax.cond
+
+    def listen(predicate, *branches_and_operands):
+        jax.debug.callback(lambda taken: found.add(bool(taken)), predicate)
+        return cond(predicate, *branches_and_operands)
+
+    monkeypatch.setattr(jax.lax, "cond", listen)
+    params, tx = tree(2, 20, stacked=True), optimizers()[name]
+    state, step, rng = tx.init(params), jax.jit(step_of(tx)), np.random.default_rng(0)
+    for _ in range(10):
+        grads = {k: np.float32(rng.standard_normal(x.shape)) for k, x in params.items()}
+        params, state = step(params, state, grads)
+    jax.effects_barrier()
+    assert found == {False}
+    step({k: 2 * x for k, x in params.items()}, state, params)
+    jax.effects_barrier()
+    assert found == {False, True}
 
 
 def test_a_program_for_another_machine_is_refused():
