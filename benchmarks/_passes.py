@@ -62,7 +62,7 @@ def multiplications(
       function: what its results do not need is not counted, as it is not compiled.
       *args: arrays or `jax.ShapeDtypeStruct`.
       passes: see `on_tpu`.
-      taken: where the data choose a branch, `max` counts the dearest, `min` the cheapest.
+      taken: where the data choose a branch, `max` counts the costliest, `min` the cheapest.
     """
     closed = jax.make_jaxpr(function)(*args)
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))

@@ -101,7 +101,7 @@ def read(text: str, taken: Callable[..., Work] = min) -> Work:
 
     Args:
       text: `compiled.as_text()`, of a program compiled for TPUs.
-      taken: `min` counts the cheapest branch of every conditional, `max` the dearest.
+      taken: `min` counts the cheapest branch of every conditional, `max` the costliest.
 
     Raises:
       ValueError: it is no such text.

@@ -191,7 +191,7 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
         "flops_once": work.flops_once,
         "multiplier_flops": work.multiplier_flops,
         "cycles": work.cycles,
-        "dearest_branches": {
+        "costliest_branches": {
             "flops_once": most.flops_once,
             "multiplier_flops": most.multiplier_flops,
             "cycles": most.cycles,

@@ -129,12 +129,12 @@ def test_a_program_is_read():
     }
     assert work.moved == 6 * in_loop + beside + all_to_all
     assert (work.collectives_in_loops, work.unknown_loops) == (2, 1)
-    dearest = read(PROGRAM, max)
-    assert dearest.flops == {6: (5 + 1 + 2) * product, 1: other}
-    assert dearest.flops_once == 4 * product + other
-    assert dearest.cycles == work.cycles + 2 * (30 + 100)
-    assert dearest.moved == work.moved + 2 * in_loop
-    assert (dearest.collectives_in_loops, dearest.unknown_loops) == (4, 3)
+    costliest = read(PROGRAM, max)
+    assert costliest.flops == {6: (5 + 1 + 2) * product, 1: other}
+    assert costliest.flops_once == 4 * product + other
+    assert costliest.cycles == work.cycles + 2 * (30 + 100)
+    assert costliest.moved == work.moved + 2 * in_loop
+    assert (costliest.collectives_in_loops, costliest.unknown_loops) == (4, 3)
 
 
 @pytest.mark.parametrize("name", ["manifold_muon, FAST", "manifold_muon, ACCURATE"])
@@ -259,8 +259,8 @@ def test_steps_are_compiled_for_eight_chips(tmp_path):
     whole = step_of(tx), weights, jax.eval_shape(tx.init, weights), weights
     expected = 2 * multiplications(*whole, taken=min) / 8
     assert fast["multiplier_flops"] == pytest.approx(expected, rel=0.05)
-    dearest = fast["dearest_branches"]
-    assert dearest["flops_once"] == pytest.approx(fast["cost_analysis"]["flops"], rel=0.05)
-    assert dearest["multiplier_flops"] > 1.5 * fast["multiplier_flops"]
+    costliest = fast["costliest_branches"]
+    assert costliest["flops_once"] == pytest.approx(fast["cost_analysis"]["flops"], rel=0.05)
+    assert costliest["multiplier_flops"] > 1.5 * fast["multiplier_flops"]
     assert fast["unknown_loops"] == 0
     assert (tmp_path / "scale.overheads.md").exists()
