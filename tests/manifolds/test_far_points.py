@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import Grassmann, Orthogonal, Stiefel
+from manifoldmuon.manifolds import Grassmann, Orthogonal, Stiefel, _polar_factors
+from manifoldmuon.manifolds._polar_factors import project_if_far
 from manifoldmuon.manifolds.retractions import QR, Analytic, Cayley, Exponential, Polar
 from manifoldmuon.manifolds.solvers import (
     ClosedForm,
@@ -139,6 +140,26 @@ def test_a_far_point_in_a_batch_leaves_the_others_alone():
     np.testing.assert_array_equal(run(mixed, grads)[:2], run(other, grads)[:2])
     mapped = jax.jit(jax.vmap(lambda p, g: step(Stiefel(), p, g, 0.1)[1]))
     np.testing.assert_allclose(mapped(mixed, grads), run(mixed, grads), atol=1e-6)
+
+
+def test_near_points_take_no_iteration(monkeypatch):
+    """Also where `jax.vmap` computes both sides of every condition."""
+    calls: list[int] = []
+
+    def counted(gram):
+        jax.debug.callback(lambda _: calls.append(1), gram[..., 0, 0])
+        return 15 / 8 * jnp.eye(6) - 10 / 8 * gram + 3 / 8 * gram @ gram
+
+    monkeypatch.setattr(_polar_factors, "polish", counted)
+    points = jnp.asarray(full_rank((16, 6))[:4])  # these are far
+    for function in (project_if_far, jax.vmap(project_if_far)):
+        near = function(points)
+        jax.effects_barrier()
+        assert len(calls) >= 4
+        calls.clear()
+        np.testing.assert_array_equal(function(near), near)
+        jax.effects_barrier()
+        assert not calls
 
 
 def test_far_points_work_inside_shard_map():
