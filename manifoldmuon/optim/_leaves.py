@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -244,18 +244,57 @@ def _scatter(answer: Any, group: list[Leaf], stack: bool = False) -> list[tuple[
             f"map_leaves: for a point of shape {shape} the function must return an update of that"
             f" shape, or a tuple of it and a tree of arrays; got {jax.tree.map(jnp.shape, answer)}."
         )
-    for i, leaf in enumerate(group):
-        update, result = answer
-        if stack or len(group) > 1:
-            update, result = jax.tree.map(functools.partial(_take, i), answer)
+    parts = [answer] * len(group)
+    if stack or len(group) > 1:
+        arrays, treedef = jax.tree.flatten(answer)
+        rows = zip(*[_unstack(x, stack) for x in arrays], strict=True)
+        parts = [jax.tree.unflatten(treedef, row) for row in rows]
+    for leaf, (update, result) in zip(group, parts, strict=True):
         if update is not None and isinstance(leaf.entry, LaidOut):
             update = leaf.entry.layout.outward(update, leaf.arrays[0].shape)
         answers.append((update, result))
     return answers
 
 
-def _take(index: int, stack: jax.Array) -> jax.Array:
-    return jax.lax.index_in_dim(stack, index, keepdims=False)
+def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:
+    """Return the entries along the first axis.
+
+    XLA on CPUs compiles a kernel for every slice, with what follows it, but alike kernels once. So
+    there numbers come from one kernel, and matrices from places that the compiler cannot know.
+    """
+
+    def slices(stack):
+        return [jax.lax.index_in_dim(stack, i, keepdims=False) for i in range(len(stack))]
+
+    def alike(stack):
+        if stack.ndim == 1:
+            return _numbers(stack)
+        bits = jax.lax.bitcast_convert_type(jnp.float32(stack[(0,) * stack.ndim]), jnp.int32)
+        zero = jnp.minimum(jnp.abs(bits >> 1), 0)  # always
+        indices = _numbers(jnp.arange(len(stack), dtype=jnp.int32) + zero)
+        return [jax.lax.dynamic_index_in_dim(stack, i, keepdims=False) for i in indices]
+
+    if on_mesh or not stack.size or not isinstance(stack, Tracer):
+        return slices(stack)
+    return jax.lax.platform_dependent(stack, cpu=alike, default=slices)
+
+
+@jax.custom_jvp
+def _numbers(x: jax.Array) -> Sequence[jax.Array]:
+    """Return the entries of a vector: sums of which all terms but one are zero."""
+    zero = jnp.zeros((), x.dtype)
+    alone = [jnp.where(jnp.arange(len(x)) == i, x, zero) for i in range(len(x))]
+
+    def add(left, right):
+        return [a + b for a, b in zip(left, right, strict=True)]
+
+    return jax.lax.reduce(alone, [zero] * len(x), add, (0,))
+
+
+@_numbers.defjvp
+def _numbers_jvp(primals, tangents):
+    # JAX does not know the derivative of several sums at once.
+    return _numbers(*primals), list(tangents[0])
 
 
 def _in_turn(function: Callable[..., Any], group: list[Leaf]) -> Callable[..., Any]:

@@ -48,10 +48,10 @@ def test_alike_fusions_count_once():
         (optim.muon(0.02, Euclidean(RMSToRMS())), (64, 32), 18),
         (FAST, (64, 32), 71),
         (FAST, (48, 48), 53),
-        (FAST, (12, 256, 64), 82),
+        (FAST, (12, 256, 64), 88),
         (ACCURATE, (64, 32), 58),
         (ACCURATE, (48, 48), 50),
-        (ACCURATE, (12, 256, 128), 141),
+        (ACCURATE, (12, 256, 128), 145),
     ],
     ids=["muon", "FAST", "FAST square", "FAST stack", "ACCURATE", "ACCURATE square", "Resolvents"],
 )
@@ -60,7 +60,6 @@ def test_a_leaf_takes_few_distinct_kernels(tx, shape, most):
 
 
 @pytest.mark.parametrize("tx", [FAST, ACCURATE], ids=["FAST", "ACCURATE"])
-def test_one_leaf_more_takes_four_distinct_kernels(tx):
-    """To be stacked, taken out again, and added."""
-    few, many = (count(tx, dict.fromkeys(names, (32, 16))) for names in ("ab", "abcdefgh"))
-    assert many <= few + 6 * 4
+def test_one_leaf_more_takes_one_distinct_kernel_at_most(tx):
+    few, many = (count(tx, dict.fromkeys(names, (32, 16))) for names in ("abcd", "abcdefgh"))
+    assert many <= few + 4
