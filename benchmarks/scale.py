@@ -161,7 +161,8 @@ def compiled(
         step_of(tx),
         donate_argnums=(0, 1),
         out_shardings=jax.tree.map(lambda x: x.sharding, (params, state)),
-        compiler_options={"exec_time_optimization_effort": effort},
+        # 0 is the default. Compilers of JAX 0.12 for CPUs do not know the option.
+        compiler_options={"exec_time_optimization_effort": effort} if effort else None,
     )
     with jax.set_mesh(mesh):
         return program.lower(params, state, params).compile()
