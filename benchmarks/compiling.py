@@ -1,20 +1,24 @@
 """What compiling one step takes, beside `optax.contrib.muon`, and which parts of it.
 
-    python -m benchmarks compiling    # a minute; docs/benchmarks/results/compiling.*
+    python -m benchmarks compiling    # ten minutes; docs/benchmarks/results/compiling.*
 
-A step is `update` and `apply_updates`, as one program for the CPU; a part is one function of a
-matrix. Seconds are of the processor, with the cache of compiled programs off, and only
-`check_chain` runs. Distinct kernels are fusions that differ: XLA on CPUs compiles alike ones once.
+A step is `update` and `apply_updates`, as one program for the CPU and, where libtpu is installed,
+for a chip of a TPU, which may be absent; a part is one function of a matrix. Seconds are of the
+processor, with the cache of compiled programs off, and only `check_chain` runs. Distinct kernels
+are fusions that differ: XLA on CPUs compiles alike ones once.
 """
 
 import re
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
 
 from benchmarks._command import command, save_with_table
 from benchmarks.steps import MUON, TREES, optimizers, shapes_of, step_of
@@ -85,15 +89,23 @@ def measure(function: Callable[..., Any], *given: Any) -> dict[str, float]:
     }
 
 
-def measure_tree(shapes: dict[str, Any]) -> dict[str, dict[str, float]]:
+def measure_tree(shapes: dict[str, Any], device: Any) -> dict[str, dict[str, float]]:
     """One step of each optimizer."""
+
+    def placed(x):
+        sharding = SingleDeviceSharding(device)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
     params = jax.tree.map(
-        lambda shape: jnp.ones(shape), shapes, is_leaf=lambda x: isinstance(x, tuple)
+        lambda shape: placed(jax.ShapeDtypeStruct(shape, "float32")),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
     )
     found = {}
     for name in NAMES:
         tx: optax.GradientTransformation = optimizers()[name]
-        found[name] = measure(step_of(tx), params, jax.eval_shape(tx.init, params), params)
+        state = jax.tree.map(placed, jax.eval_shape(tx.init, params))
+        found[name] = measure(step_of(tx), params, state, params)
     return found
 
 
@@ -107,19 +119,25 @@ def measure_check() -> float:
 
 def table(record: dict[str, Any]) -> str:
     """Steps relative to Optax, parts, and a check of a chain."""
-    lines = []
-    for tree, row in record["steps"].items():
-        whole = {k: x["trace_seconds"] + x["compile_seconds"] for k, x in row.items()}
-        cells = [f"{whole[k] / whole[MUON]:.2f} ({row[k]['distinct_kernels']})" for k in NAMES[1:]]
-        lines.append([tree, f"{whole[MUON]:.1f} s ({row[MUON]['distinct_kernels']})", *cells])
-    steps = markdown_table(["trace and compile (distinct kernels)", *NAMES], lines)
+    steps = []
+    for title, rows in (
+        ("trace and compile (distinct kernels)", record["steps"]),
+        ("the same for a TPU v5e", record.get("steps_tpu", {})),
+    ):
+        lines = []
+        for tree, row in rows.items():
+            whole = {k: x["trace_seconds"] + x["compile_seconds"] for k, x in row.items()}
+            kernels = {k: f"({x['distinct_kernels']})" for k, x in row.items()}
+            cells = [f"{whole[k] / whole[MUON]:.2f} {kernels[k]}" for k in NAMES[1:]]
+            lines.append([tree, f"{whole[MUON]:.1f} s {kernels[MUON]}", *cells])
+        steps += [markdown_table([title, *NAMES], lines)] if lines else []
     lines = [
         [part, *(f"{x['compile_seconds']:.2f} s ({x['distinct_kernels']})" for x in row.values())]
         for part, row in record["parts"].items()
     ]
     shapes = [" x ".join(map(str, shape)) for shape in SHAPES]
     check = f"`optim.check_chain` of the three small leaves: {record['check_chain']:.1f} s."
-    return "\n\n".join((steps, markdown_table(["compile", *shapes], lines), check))
+    return "\n\n".join((*steps, markdown_table(["compile", *shapes], lines), check))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -127,9 +145,13 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(command("compiling", "What compiling one step takes."), argv, beside=(".md",))
     cast(Any, jax.config).update("jax_enable_compilation_cache", False)
     measure(lambda x: jnp.sin(x @ x), jnp.ones((8, 8)))  # what JAX and XLA prepare at first
-    record: dict[str, Any] = {"check_chain": measure_check(), "steps": {}, "parts": {}}
-    for tree, shapes in trees().items():
-        record["steps"][tree] = measure_tree(shapes)
+    record: dict[str, Any] = {"check_chain": measure_check()}
+    places = {"steps": jax.devices("cpu")[0]}
+    if find_spec("libtpu"):
+        places["steps_tpu"] = topologies.get_topology_desc("v5e:2x2", "tpu").devices[0]
+    for where, device in places.items():
+        record[where] = {tree: measure_tree(shapes, device) for tree, shapes in trees().items()}
+    record["parts"] = {}
     for part, function in parts().items():
         given = {str(shape): jnp.ones(shape) for shape in SHAPES}
         record["parts"][part] = {k: measure(function, x, x) for k, x in given.items()}
