@@ -101,7 +101,7 @@ def _iterated(x: Matrices, far: Bool[Array, "*batch"]) -> Matrices:
         found = iterate(start[0], marks[0])
     else:
         # One after the other: this hardly ever runs, and compilers for TPUs write the products of
-        # a stack out, which took half of the time in which a whole step compiled.
+        # a stack out, which took up to half of the time in which a whole step compiled.
         found = jax.lax.fori_loop(0, len(start), replace, start)
     return jnp.where(expand_trailing(far, 2), found.reshape(x.shape), x)
 
