@@ -89,6 +89,7 @@ def test_every_device_draws_its_own_points():
 @pytest.mark.slow
 def test_every_device_steps_as_if_alone():
     geometry = {"sphere": SpectralSphere(), "fixed": Hypersphere(ndim=2, step_norm=Spectral())}
+    geometry |= dict.fromkeys("abc", Stiefel())  # alike: solved together
     tx = optim.manifold_muon(0.1, geometry)
     rng = np.random.default_rng(0)
     # A matrix for each of two devices; the state begins alike on both.

@@ -282,13 +282,13 @@ def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:
 @jax.custom_jvp
 def _numbers(x: jax.Array) -> Sequence[jax.Array]:
     """Return the entries of a vector: sums of which all terms but one are zero."""
-    zero = jnp.zeros((), x.dtype)
-    alone = [jnp.where(jnp.arange(len(x)) == i, x, zero) for i in range(len(x))]
+    zero, places = jnp.zeros_like(x), jnp.arange(len(x))
+    alone = [jax.lax.select(places == i, x, zero) for i in range(len(x))]
 
     def add(left, right):
         return [a + b for a, b in zip(left, right, strict=True)]
 
-    return jax.lax.reduce(alone, [zero] * len(x), add, (0,))
+    return jax.lax.reduce(alone, [zero[0]] * len(x), add, (0,))
 
 
 @_numbers.defjvp

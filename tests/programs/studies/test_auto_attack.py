@@ -79,7 +79,7 @@ def test_logits_that_are_not_finite_on_the_way_are_an_error():
     def f(x):
         return jnp.stack([x[:, 0], 2 - x[:, 0], jnp.where(x[:, 1] == 0, 0, jnp.nan)], axis=1)
 
-    x, labels = np.tile(np.float32([2, 0]), (1500, 1)), np.zeros(1500, int)
+    x, labels = np.tile(np.array([2, 0], np.float32), (1500, 1)), np.zeros(1500, int)
     assert np.isfinite(f(x)).all()
     with pytest.raises(ValueError, match="not finite near 1500 images, such as number 0"):
         attack(f, x, labels, 0.5, batch=1500)
