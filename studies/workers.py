@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -125,7 +126,10 @@ class _Worker:
             yield
         except BrokenProcessPool as error:
             self.process.join(10)
-            code = self.process.exitcode
+            end = time.monotonic() + 10
+            # The pool's own thread may have fetched the code, and not have noted it yet.
+            while (code := self.process.exitcode) is None and time.monotonic() < end:
+                time.sleep(0.01)
             if code is not None and code < 0:
                 how = f"was killed by {signal.Signals(-code).name}"
                 how += " (out of memory?)" if code == -signal.SIGKILL else ""
