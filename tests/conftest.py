@@ -15,8 +15,10 @@ from pathlib import Path
 # XLA_DEFAULTS=1 the tests do, too; ...
 if "PYTEST_XDIST_WORKER" not in os.environ:  # which has inherited them
     flags = ["--xla_force_host_platform_device_count=8"]
-    # Eight devices on two busy cores: after 40 seconds without all of them XLA aborts the process.
-    flags += ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]
+    # Eight devices that wait for each other hold as many threads, and XLA up to jaxlib 0.10 has no
+    # more than devices: a program that is dispatched meanwhile, as outside of jit, stops them all,
+    # and after 40 seconds XLA aborts the process.
+    os.environ.setdefault("NPROC", "32")
     if "XLA_DEFAULTS" not in os.environ:
         flags += ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
         if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
