@@ -168,7 +168,9 @@ def _work(
             for n in re.findall(r"[\w.\-]+", many or one)
         ]
         if x.kind == "conditional":
-            called = [taken(called, key=lambda branch: (branch.multiplier_flops, branch.cycles))]
+            # Of a place where only some devices have a matrix, the busiest one counts.
+            chosen = max if 'own_matrix/cond"' in x.rest else taken
+            called = [chosen(called, key=lambda branch: (branch.multiplier_flops, branch.cycles))]
         for part in called:
             work.add(part)
     return work

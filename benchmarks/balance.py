@@ -1,21 +1,33 @@
-"""How evenly the matrices of real models divide over devices, counted from their shapes.
+"""How evenly the matrices of real models divide over devices.
 
     python -m benchmarks balance    # seconds; docs/benchmarks/results/balance.*
 
-Each device solves the same number of matrices of every kind, so that the number of a kind is filled
-up to a multiple of the devices. Beside that stands what would remain if the matrices that are left
-over of all kinds went one by one, the longest first, to the device with the least work.
+Programs for up to 256 devices run, with functions that tell which device was given how many
+matrices; no matrix is computed. Beside the work that the busiest device has, over the mean, stand
+two counts from the shapes: with every kind filled up to a multiple of the devices, and with all
+matrices placed one by one, the longest first, on the device with the least work.
 """
 
 import heapq
 import math
+from collections import Counter, defaultdict
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType
+from tqdm import tqdm
 
 from benchmarks._command import command, save_with_table
+from manifoldmuon.manifolds import Euclidean
+from manifoldmuon.norms import RMSToRMS
+from manifoldmuon.optim import map_leaves
 from studies.display import markdown_table
 from studies.program import parse
 
+Kinds = tuple[tuple[int, int, int], ...]
+
 # Number, rows and columns of each kind. Embeddings, gains and biases have no polar factors.
-MODELS: dict[str, tuple[tuple[int, int, int], ...]] = {
+MODELS: dict[str, Kinds] = {
     "GPT-2, 124 M": ((12, 2304, 768), (12, 768, 768), (12, 3072, 768), (12, 768, 3072)),
     "Llama, 8 B": ((64, 4096, 4096), (64, 1024, 4096), (64, 14336, 4096), (32, 4096, 14336)),
     "Qwen3, 30 B-A3B": (
@@ -32,33 +44,63 @@ def cost(m: int, n: int) -> float:
     return 2.0 * m * n**2 + 12.0 * n**3
 
 
-def padded(kinds: tuple[tuple[int, int, int], ...], devices: int) -> float:
+def measured(kinds: Kinds, devices: int) -> float:
+    """The work of the busiest device over the mean, as a program divides it."""
+    mesh = jax.make_mesh((devices,), ("x",), (AxisType.Auto,))
+    given: Counter[tuple[int, int, int]] = Counter()
+
+    def count(manifold, point, update):
+        number, m, n = point.shape
+
+        def tell(device):
+            given[int(device), m, n] += number
+
+        jax.debug.callback(tell, jax.lax.axis_index("x"))
+        return None, jnp.zeros(number)
+
+    @jax.jit
+    def program():
+        stacks = {f"{i}": jnp.zeros(shape) for i, shape in enumerate(kinds)}
+        return map_leaves(count, Euclidean(RMSToRMS()), stacks, stacks, divide=True)[1]
+
+    with jax.set_mesh(mesh):
+        jax.block_until_ready(program())
+    jax.effects_barrier()
+    assert given.total() >= sum(number for number, _, _ in kinds)
+    work: defaultdict[int, float] = defaultdict(float)
+    for (device, m, n), number in given.items():
+        work[device] += number * cost(m, n)
+    return max(work.values()) / mean(kinds, devices)
+
+
+def filled_up(kinds: Kinds, devices: int) -> float:
     """The work of every device over the mean of what is needed."""
     busy = sum(math.ceil(count / devices) * cost(m, n) for count, m, n in kinds)
     return busy / mean(kinds, devices)
 
 
-def longest_first(kinds: tuple[tuple[int, int, int], ...], devices: int) -> float:
-    """The work of the slowest device over the mean, with what is left over placed one by one."""
-    whole = sum(count // devices * cost(m, n) for count, m, n in kinds)
-    left = sorted((cost(m, n) for count, m, n in kinds for _ in range(count % devices)))
-    loads = [whole] * devices
-    for work in reversed(left):
+def longest_first(kinds: Kinds, devices: int) -> float:
+    """The work of the busiest device over the mean, with matrices placed one by one."""
+    loads = [0.0] * devices
+    for work in sorted((cost(m, n) for count, m, n in kinds for _ in range(count)), reverse=True):
         heapq.heapreplace(loads, loads[0] + work)
     return max(loads) / mean(kinds, devices)
 
 
-def mean(kinds: tuple[tuple[int, int, int], ...], devices: int) -> float:
+def mean(kinds: Kinds, devices: int) -> float:
     """The work of a device if it could be divided at will."""
     return sum(count * cost(m, n) for count, m, n in kinds) / devices
 
 
+FIGURES = {"measured": measured, "filled up": filled_up, "longest first": longest_first}
+
+
 def table(rows: list[dict]) -> str:
-    """A line for each model, a pair of figures for each number of devices."""
+    """A line for each model, three figures for each number of devices."""
     lines = []
     for model in MODELS:
         found = [row for row in rows if row["model"] == model]
-        lines.append([model, *(f"{r['padded']:.2f}, {r['longest_first']:.2f}" for r in found)])
+        lines.append([model, *(", ".join(f"{r[name]:.2f}" for name in FIGURES) for r in found)])
     return markdown_table(["model", *(f"{n} devices" for n in DEVICES)], lines)
 
 
@@ -66,13 +108,15 @@ def main(argv: list[str] | None = None) -> None:
     """Runs the benchmark."""
     options = parse(command("balance", "How evenly matrices divide over devices."), argv,
                     beside=(".md",))  # fmt: skip
+    cases = [(model, n) for model in MODELS for n in DEVICES]
     rows = [
-        {"model": model, "devices": n, "padded": padded(kinds, n),
-         "longest_first": longest_first(kinds, n)}
-        for model, kinds in MODELS.items() for n in DEVICES
-    ]  # fmt: skip
+        {"model": model, "devices": n} | {k: f(MODELS[model], n) for k, f in FIGURES.items()}
+        for model, n in tqdm(cases, unit="case")
+    ]
     save_with_table(options, {"rows": rows}, table(rows))
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", max(DEVICES))
+    jax.config.update("jax_platforms", "cpu")
     main()

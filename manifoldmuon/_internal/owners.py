@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 Axes = tuple[str, ...]
@@ -21,6 +22,9 @@ Axes = tuple[str, ...]
 # products. Compiled for TPUs, a step of 24 matrices of 2**24 entries on 64 chips moved 78 times as
 # many bytes divided, and one of 80 of 2**28 on 256 chips no longer fitted.
 _LARGE = 2**30
+# Entries of a matrix that wants no batch, and what filling up may cost of the work: where it costs
+# more, devices solve such matrices one by one, as many as they have.
+_SMALL, _FILLING = 2**16, 0.05
 
 
 class Division(NamedTuple):
@@ -37,110 +41,278 @@ class Division(NamedTuple):
     columns: Axes = ()
 
 
-def solve_by_owners(
-    mesh: Any,
-    function: Callable[..., Any],
-    batch_ndim: int,
-    arguments: tuple[Any, ...],
-    division: Division | None = None,
-) -> Any:
-    """Return `function(*arguments)`, with leading axes divided over the devices of the mesh.
+class Problems(NamedTuple):
+    """A stack of independent problems.
+
+    Attributes:
+      function: treats leading axes as independent problems; all its arguments and results have
+        them first.
+      batch_ndim: how many leading axes there are, at least 1; the first one counts leaves.
+      arguments: trees of arrays; the first is an array of points.
+      division: of the arguments and of the results that have the shape of the points. Where
+        nobody knows it, what is likely: see `_likely`. A wrong one costs communication.
+    """
+
+    function: Callable[..., Any]
+    batch_ndim: int
+    arguments: tuple[Any, ...]
+    division: Division | None = None
+
+
+def solve_by_owners(mesh: Any, stacks: Sequence[Problems]) -> list[Any]:
+    """Return `function(*arguments)` for every stack, divided over the devices of the mesh.
 
     Axes of the mesh that divide leading axes of the arguments stay where they are: the devices that
-    share a part of the stack exchange matrices among themselves, all to all and once. A part
-    whose number of matrices these devices do not divide is filled up with zeros.
+    share a part of the stack exchange matrices among themselves, all to all and once. Of a part
+    whose number of matrices these devices do not divide, some of them solve one more than others.
 
     Matrices of `_LARGE` entries or more that are too few for all devices are given to groups of
     them (those that differ along some axes of the mesh), and each group divides the products.
 
     Args:
       mesh: from `working_mesh`.
-      function: treats the leading `batch_ndim` axes as independent problems; all its arguments and
-        results have them first.
-      batch_ndim: how many leading axes there are, at least 1; the first one counts leaves.
-      arguments: trees of arrays; the first is an array of points.
-      division: of the arguments and of the results that have the shape of the points. Where
-        nobody knows it, what is likely: see `_likely`. A wrong one costs communication.
+      stacks: of problems.
     """
-    point = arguments[0]
-    batch, matrix = point.shape[:batch_ndim], point.shape[batch_ndim:]
+    shares = _place_leftovers(mesh, [_share(mesh, problems) for problems in stacks])
+    pairs = list(zip(shares, stacks, strict=True))
+    given = [share.send(problems.arguments) for share, problems in pairs]
+    # An exchange makes every device wait for the slowest. Where devices have unlike numbers of
+    # matrices, work is equal only over all stacks: so nothing is exchanged between them.
+    wait = len(stacks) > 1 and any(share.one_by_one for share in shares)
+    given = jax.lax.optimization_barrier(given) if wait else given
+    found = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
+    found = jax.lax.optimization_barrier(found) if wait else found
+    return [share.bring_back(x) for share, x in zip(shares, found, strict=True)]
+
+
+class _Share(NamedTuple):
+    """How a stack of matrices goes to its owners.
+
+    Attributes:
+      mesh: whose devices own matrices.
+      batch: the leading axes.
+      matrix: rows and columns.
+      held: for each leading axis, the axes of the mesh that divide it and stay.
+      rows: the axes of the mesh that divide rows, and divide the matrices instead.
+      columns: those that divide columns, likewise.
+      free: axes of which nothing is known; they divide the matrices, too.
+      group: axes that divide the products of each matrix.
+      guessed: whether the division is a guess.
+      first: the first of the devices that solve one matrix more.
+    """
+
+    mesh: Any
+    batch: tuple[int, ...]
+    matrix: tuple[int, ...]
+    held: tuple[Axes, ...]
+    rows: Axes
+    columns: Axes
+    free: Axes
+    group: Axes
+    guessed: bool
+    first: int = 0
+
+    @property
+    def stay(self) -> Axes:
+        return tuple(itertools.chain(*self.held))
+
+    @property
+    def moved(self) -> Axes:
+        return self.rows + self.columns
+
+    @property
+    def devices(self) -> int:
+        """How many devices share a part of the stack."""
+        return _size(self.mesh, self.free + self.moved)
+
+    @property
+    def inner(self) -> int:
+        """How many matrices a part has."""
+        return math.prod(self.batch) // _size(self.mesh, self.stay)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each device solves just the matrices that it has."""
+        slots = -(-self.inner // self.devices) * self.devices
+        large = math.prod(self.matrix) >= _SMALL and not self.group
+        return large and slots > (1 + _FILLING) * self.inner
+
+    def send(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return stacks of shape `(parts, slots, ...)`, whole matrices at their owners."""
+
+        def send(x):
+            tail, (cut, order) = x.shape[len(self.batch) :], self._cut()
+            x = _pin(self.mesh, x, ()).reshape((*cut, *tail))
+            x = x.transpose((*order, *range(len(cut), x.ndim))).reshape((-1, self.inner, *tail))
+            x = _deal(x, self.devices, self.first)
+            for stage in self._stages():
+                x = _pin(self.mesh, x, self.stay, stage)
+            return self._exchange(_assemble, x) if self._travels(x) else x
+
+        return jax.tree.map(send, arguments)
+
+    def solve(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+        """Return the function of what every device owns."""
+
+        def solve(*given):
+            shape = given[0].shape[:2]
+            point, *others = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), given)
+            # Of the ways to divide the operands the one in which the compiler repeats the least
+            # work.
+            point = _spread(point, self.group, (2, 1))
+            others = jax.tree.map(lambda x: _spread(x, self.group, (1, 2)), others)
+            if self.one_by_one:
+                each, left = divmod(self.inner, self.devices)
+                place = jax.lax.axis_index(self.free + self.moved)
+                more = (place - self.first) % self.devices < left
+                found = _solve_some(function, each + more, (point, *others))
+            else:
+                found = function(point, *others)
+            found = jax.tree.map(lambda x: _spread(x, self.group, (2, 1)), found)
+            return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), found)
+
+        whole = PartitionSpec(self.stay or None, self.free + self.moved or None)
+        return self._at_owners(solve, whole, whole)(*given)
+
+    def bring_back(self, found: Any) -> Any:
+        """Return results in the place of the arguments: undo `send`."""
+
+        def bring_back(x):
+            tail, (cut, order) = x.shape[2:], self._cut()
+            x = self._exchange(_disperse, x) if self._travels(x) else x
+            for stage in reversed(self._stages()):
+                x = _pin(self.mesh, x, self.stay, stage)
+            x = _collect(x, self.inner, self.devices, self.first)
+            x = x.reshape((*[cut[i] for i in order], *tail))
+            x = x.transpose((*[order.index(i) for i in range(len(cut))], *range(len(cut), x.ndim)))
+            return _pin(self.mesh, x.reshape((*self.batch, *tail)), ())
+
+        return jax.tree.map(bring_back, found)
+
+    def _cut(self) -> tuple[list[int], list[int]]:
+        """Return every leading axis cut into parts and their length; and all parts first."""
+        pairs = [(n, _size(self.mesh, axes)) for n, axes in zip(self.batch, self.held, strict=True)]
+        cut = [size for n, parts in pairs for size in (parts, n // parts)]
+        return cut, [*range(0, len(cut), 2), *range(1, len(cut), 2)]
+
+    def _stages(self) -> list[Axes]:
+        """Return axes of the mesh that divide the matrices of a part, from stage to stage.
+
+        No axis is filled up while it is divided. Nor may two axes of the mesh leave a guessed
+        stack's matrices at once: for that the compiler gathers the stack.
+        """
+        whole_first = self.inner % self.devices or (self.stay and self.guessed)
+        return [self.free[:i] for i in range(0 if whole_first else 1, len(self.free))]
+
+    def _travels(self, x: jax.Array) -> bool:
+        return bool(self.moved) and x.shape[2:] == self.matrix
+
+    def _exchange(self, function: Callable[..., Any], x: jax.Array) -> jax.Array:
+        """Return the stack after `_assemble` or `_disperse`."""
+        whole = PartitionSpec(self.stay or None, self.free + self.moved or None)
+        divided = PartitionSpec(
+            self.stay or None, self.free or None, self.rows or None, self.columns or None
+        )
+        ends = (divided, whole) if function is _assemble else (whole, divided)
+        tiles = _size(self.mesh, self.rows), _size(self.mesh, self.columns)
+        return self._at_owners(lambda x: function(x, self.moved, tiles), *ends)(x)
+
+    def _at_owners(self, function: Callable[..., Any], before: Any, after: Any) -> Any:
+        owners = tuple(name for name in self.mesh.axis_names if name not in self.group)
+        if not owners:
+            return function
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=before,
+            out_specs=after,
+            axis_names=set(owners),
+            check_vma=False,
+        )
+
+
+def _share(mesh: Any, problems: Problems) -> _Share:
+    """Return how these problems go to their owners."""
+    point, ndim = problems.arguments[0], problems.batch_ndim
+    batch, matrix = point.shape[:ndim], point.shape[ndim:]
     count = math.prod(batch)
     large = point.size // count >= _LARGE
     owners = _owning_axes(dict(mesh.shape), count) if large else mesh.axis_names
     group = tuple(name for name in mesh.axis_names if name not in owners)
-    held, rows, columns = division or _likely(mesh, owners, batch)
+    held, rows, columns = problems.division or _likely(mesh, owners, batch)
     *held, rows, columns = (_among(axes, owners) for axes in (*held, rows, columns))
-    stay, moved = tuple(itertools.chain(*held)), rows + columns
-    tiles = _size(mesh, rows), _size(mesh, columns)
-    # Axes of which nothing is known leave the matrices one by one, the last of the mesh first: of
-    # an axis of matrices that several axes of a mesh divide, only the last can leave.
-    free = tuple(name for name in reversed(owners) if name not in stay + moved)
+    # Matrices leave axes of which nothing is known one by one, the last of the mesh first: of an
+    # axis of matrices that several axes of a mesh divide, only the last can leave.
+    taken = (*itertools.chain(*held), *rows, *columns)
+    free = tuple(name for name in reversed(owners) if name not in taken)
+    guessed = problems.division is None
+    return _Share(mesh, batch, matrix, tuple(held), rows, columns, free, group, guessed)
 
-    # Every axis that is held is cut into its parts and the rest, and the parts come first.
-    parts = [_size(mesh, axes) for axes in held]
-    cut = [n for whole, part in zip(batch, parts, strict=True) for n in (part, whole // part)]
-    order = [*range(0, 2 * batch_ndim, 2), *range(1, 2 * batch_ndim, 2)]
-    outer = math.prod(parts)
-    inner = count // outer
-    padding = -inner % _size(mesh, free + moved)
-    # No axis is filled up while it is divided. Nor may two axes of the mesh leave a guessed stack's
-    # matrices at once: for that the compiler gathers the stack.
-    whole_first = padding or (stay and division is None)
-    stages = [free[:i] for i in range(0 if whole_first else 1, len(free))]
 
-    def flatten(x):
-        tail = x.shape[batch_ndim:]
-        x = _pin(mesh, x, ()).reshape((*cut, *tail))
-        x = x.transpose((*order, *range(len(cut), x.ndim))).reshape((outer, inner, *tail))
-        x = jnp.pad(x, [(0, 0), (0, padding)] + [(0, 0)] * len(tail)) if padding else x
-        for stage in stages:
-            x = _pin(mesh, x, stay, stage)
+def _place_leftovers(mesh: Any, shares: list[_Share]) -> list[_Share]:
+    """Return the shares with the first of the devices that solve one matrix more than others.
+
+    The others follow it in a circle. Of the most expensive kind first, the matrices that are left
+    over go to the neighbours that have the least work.
+    """
+    costs = []
+    for share in shares:
+        m, n = max(share.matrix[-2:]), min(share.matrix[-2:])
+        # Multiplications of `muon`: a Gram matrix, four quintic steps of its size, and a product.
+        costs.append(2.0 * m * n**2 + 12.0 * n**3)
+    work, placed = np.zeros(mesh.size), list(shares)
+    for i in sorted(range(len(shares)), key=lambda i: -costs[i]):
+        left = shares[i].inner % shares[i].devices
+        before = np.cumsum([0, *work, *work])
+        first = int(np.argmin(before[left : left + mesh.size] - before[: mesh.size]))
+        work[(first + np.arange(left)) % mesh.size] += costs[i]
+        placed[i] = shares[i]._replace(first=first % shares[i].devices)
+    return placed
+
+
+def _solve_some(function: Callable[..., Any], count: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return the function of the first `count` problems, one after the other; zeros beyond them."""
+    one = jax.tree.map(lambda x: x[:1], arguments)
+    nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *one))
+
+    def solve(slot):
+        index, given = slot
+        given = jax.tree.map(lambda x: x[None], given)
+        with jax.named_scope("own_matrix"):  # for who reads or profiles the program
+            return jax.lax.cond(index < count, function, lambda *_: nothing, *given)
+
+    indices = jnp.arange(arguments[0].shape[0])
+    return jax.tree.map(lambda x: x[:, 0], jax.lax.map(solve, (indices, arguments)))
+
+
+def _deal(x: jax.Array, devices: int, first: int) -> jax.Array:
+    """Return a stack with as many slots of its second axis for each device.
+
+    Those that are left over go to devices from `first` on, one to each. The others get a copy of
+    the first: zeros are far from most sets, and take the longest to solve.
+    """
+    outer, count, *matrix = x.shape
+    each, left = divmod(count, devices)
+    if not left:
         return x
+    fuller, others = x[:, : left * (each + 1)], x[:, left * (each + 1) :]
+    others = others.reshape((outer, devices - left, each, *matrix))
+    copies = jnp.broadcast_to(x[:, None, :1], (outer, devices - left, 1, *matrix))
+    others = jnp.concatenate((others, copies), 2)
+    x = jnp.concatenate((fuller, others.reshape((outer, -1, *matrix))), 1)
+    return jnp.roll(x, first * (each + 1), 1)
 
-    def restore(x):
-        tail = x.shape[2:]
-        for stage in reversed(stages):
-            x = _pin(mesh, x, stay, stage)
-        x = x[:, :inner].reshape((*[cut[i] for i in order], *tail))
-        x = x.transpose((*[order.index(i) for i in range(len(cut))], *range(len(cut), x.ndim)))
-        return _pin(mesh, x.reshape((*batch, *tail)), ())
 
-    def travels(x):
-        return bool(moved) and x.shape[2:] == matrix
-
-    stacks = jax.tree.map(flatten, arguments)
-    tiled, structure = jax.tree.map(travels, stacks), []
-
-    def solve(*given):
-        """Solve what this device owns, of `(outer, inner)` problems."""
-        given = jax.tree.map(lambda x, t: _assemble(x, moved, tiles) if t else x, given, tiled)
-        shape = given[0].shape[:2]
-        point, *others = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), given)
-        # Of the ways to divide the operands the one in which the compiler repeats the least work.
-        point = _spread(point, group, (2, 1))
-        others = jax.tree.map(lambda x: _spread(x, group, (1, 2)), others)
-        found = jax.tree.map(lambda x: _spread(x, group, (2, 1)), function(point, *others))
-        leaves, treedef = jax.tree.flatten(found)
-        leaves = [x.reshape((*shape, *x.shape[1:])) for x in leaves]
-        structure.append((treedef, [travels(x) for x in leaves]))
-        sent = [_disperse(x, moved, tiles) for x in leaves if travels(x)]
-        return sent, [x for x in leaves if not travels(x)]
-
-    whole = PartitionSpec(stay or None, free + moved or None)
-    divided = PartitionSpec(stay or None, free or None, rows or None, columns or None)
-    if owners:
-        solve = jax.shard_map(
-            solve,
-            mesh=mesh,
-            in_specs=jax.tree.map(lambda t: divided if t else whole, tiled),
-            out_specs=(divided, whole),
-            axis_names=set(owners),
-            check_vma=False,
-        )
-    sent, kept = map(iter, solve(*stacks))
-    treedef, which = structure[-1]
-    leaves = [restore(next(sent if tiled else kept)) for tiled in which]
-    return jax.tree.unflatten(treedef, leaves)
+def _collect(x: jax.Array, count: int, devices: int, first: int) -> jax.Array:
+    """Undo `_deal` of a stack with `count` entries along its second axis."""
+    outer, _, *matrix = x.shape
+    each, left = divmod(count, devices)
+    if not left:
+        return x
+    x = jnp.roll(x, -first * (each + 1), 1)
+    fuller, others = x[:, : left * (each + 1)], x[:, left * (each + 1) :]
+    others = others.reshape((outer, devices - left, each + 1, *matrix))[:, :, :each]
+    return jnp.concatenate((fuller, others.reshape((outer, -1, *matrix))), 1)
 
 
 def _likely(mesh: Any, owners: Axes, batch: tuple[int, ...]) -> Division:

@@ -17,7 +17,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from manifoldmuon._internal.mesh import explicit_mesh, working_mesh
-from manifoldmuon._internal.owners import Division, solve_by_owners
+from manifoldmuon._internal.owners import Division, Problems, solve_by_owners
 from manifoldmuon._internal.paths import Places, flatten_with_path, if_complex, is_hole, path_string
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
@@ -121,14 +121,20 @@ def map_leaves(
             " tx.init(params) again."
         )
     results = {}
+    meshes: dict[Any, list[list[Leaf]]] = {}
     for group in _group(leaves, stack):
-        if _mesh_of(group[0]) is not None:
-            answers = _solve_on_mesh(function, group, divide)
+        meshes.setdefault(_mesh_of(group[0]), []).append(group)
+    for mesh, groups in meshes.items():
+        answers = []
+        if mesh is not None:
+            answers = _solve_on_mesh(function, groups, mesh, divide)
         else:
-            solve = _in_turn(functools.partial(function, manifold_of(group[0].entry)), group)
-            answers = _scatter(solve(*_gather(group)), group)
-        for leaf, (update, results[leaf.path]) in zip(group, answers, strict=True):
-            filled[leaf.place] = filled[leaf.place] if update is None else update
+            for group in groups:
+                solve = _in_turn(functools.partial(function, manifold_of(group[0].entry)), group)
+                answers.append(_scatter(solve(*_gather(group)), group))
+        for group, answer in zip(groups, answers, strict=True):
+            for leaf, (update, results[leaf.path]) in zip(group, answer, strict=True):
+                filled[leaf.place] = filled[leaf.place] if update is None else update
     return jax.tree.unflatten(places.treedef, filled), results
 
 
@@ -307,32 +313,40 @@ def _in_turn(function: Callable[..., Any], group: list[Leaf]) -> Callable[..., A
 
 
 def _solve_on_mesh(
-    function: Callable[..., Any], group: list[Leaf], divide: bool
-) -> list[tuple[Any, Any]]:
-    """Return what `map_leaves` computes for one group, on a mesh.
+    function: Callable[..., Any], groups: list[list[Leaf]], mesh: Any, divide: bool
+) -> list[list[tuple[Any, Any]]]:
+    """Return what `map_leaves` computes for groups on one mesh.
 
     Products of explicitly sharded operands want the sharding of every result spelled out, which
     no manifold can know; inside, the compiler chooses, as on an automatic mesh.
     """
-    manifold = manifold_of(group[0].entry)
-    solve, division = functools.partial(function, manifold), _division(group[0])
+    manifolds = [manifold_of(group[0].entry) for group in groups]
+    solvers = [functools.partial(function, manifold) for manifold in manifolds]
+    divisions = [_division(group[0]) for group in groups]
 
     def inside(given):
-        leaves = [x._replace(arrays=a, carried=c) for x, (a, c) in zip(group, given, strict=True)]
-        mesh = working_mesh(leaves[0].arrays[0]) if divide and manifold.ndim > 1 else None
-        if mesh is None:
-            answers = _scatter(_in_turn(solve, leaves)(*_gather(leaves)), leaves)
-        else:
-            stacks = _gather(leaves, stack=True)
-            batch_ndim = stacks[0].ndim - manifold.ndim
-            found = solve_by_owners(mesh, solve, batch_ndim, stacks, division)
-            answers = _scatter(found, leaves, stack=True)
-        return [update for update, _ in answers], [result for _, result in answers]
+        mesh = working_mesh(jax.tree.leaves(given)[0]) if divide else None
+        owned = [mesh is not None and manifold.ndim > 1 for manifold in manifolds]
+        own, stacks, answers = [], [], []
+        for i, (group, arrays) in enumerate(zip(groups, given, strict=True)):
+            pairs = zip(group, arrays, strict=True)
+            own.append([leaf._replace(arrays=a, carried=c) for leaf, (a, c) in pairs])
+            if owned[i]:
+                stack = _gather(own[i], stack=True)
+                ndim = stack[0].ndim - manifolds[i].ndim
+                stacks.append(Problems(solvers[i], ndim, stack, divisions[i]))
+        found = iter(solve_by_owners(mesh, stacks) if stacks else ())
+        for i, group in enumerate(own):
+            answer = next(found) if owned[i] else _in_turn(solvers[i], group)(*_gather(group))
+            answers.append(_scatter(answer, group, stack=owned[i]))
+        return [[[pair[k] for pair in answer] for answer in answers] for k in range(2)]
 
-    given = [(leaf.arrays, leaf.carried) for leaf in group]
-    if (mesh := explicit_mesh(group[0].arrays[0])) is not None:
-        own = jax.typeof(group[0].arrays[0]).sharding
-        outside: Any = own, NamedSharding(mesh, PartitionSpec())
+    given = [[(leaf.arrays, leaf.carried) for leaf in group] for group in groups]
+    if explicit_mesh(groups[0][0].arrays[0]) is None:
+        found = inside(given)
+    else:
+        places = [jax.typeof(group[0].arrays[0]).sharding for group in groups]
+        outside: Any = [places, NamedSharding(mesh, PartitionSpec())]
         automatic: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
-        return list(zip(*automatic(given), strict=True))
-    return list(zip(*inside(given), strict=True))
+        found = automatic(given)
+    return [list(zip(*pair, strict=True)) for pair in zip(*found, strict=True)]

@@ -255,6 +255,98 @@ def test_counts_that_do_not_divide(layers, mesh):
     assert_close(program(*given)[0], alone("manifold_muon", layers, names=FEWER)[0])
 
 
+# The kinds of GPT-2's matrices, divided by 24.
+GPT2 = ((96, 32), (32, 32), (128, 32), (32, 128))
+
+
+@pytest.mark.slow_except("rows-12")
+@pytest.mark.parametrize("layers", [3, 9, 12, 20])
+@pytest.mark.parametrize("spec", SPECS)
+def test_devices_have_as_much_work_over_all_kinds(layers, spec, mesh, monkeypatch):
+    """Each solves what it has and no filling, and has at most one matrix of a kind more."""
+    monkeypatch.setattr(owners, "_SMALL", 0)
+    params = {f"{s}{i}": jnp.ones(s) for s in GPT2 for i in range(layers)}
+    params, solved = jax.device_put(params, NamedSharding(mesh, SPECS[spec])), []
+
+    def solve(manifold, point, update):
+        device = jax.lax.axis_index("x")
+        jax.debug.callback(lambda i: solved.append((int(i), *point.shape)), device)
+        return 2 * update, jnp.full(len(point), device)
+
+    @jax.jit
+    def program(params):
+        return optim.map_leaves(solve, Euclidean(RMSToRMS()), params, params, divide=True)
+
+    with jax.set_mesh(mesh):
+        found, owner = program(params)
+    jax.effects_barrier()
+    assert_close(found, jax.tree.map(lambda x: 2 * x, params))
+    owned = [(int(owner[f"{s}{i}"]), 1, *s) for s in GPT2 for i in range(layers)]
+    assert sorted(solved) == sorted(owned)
+    counts = np.array([[sum(x == (d, 1, *s) for x in owned) for s in GPT2] for d in range(8)])
+    assert (np.ptp(counts, axis=0) <= 1).all()
+    # As `muon`: a Gram matrix, four quintic steps, a product.
+    costs = np.array([2 * m * n * min(m, n) + 12 * min(m, n) ** 3 for m, n in GPT2])
+    work = counts @ costs
+    # Twelve matrices for eight devices: the best is 1.33.
+    assert work.max() / work.mean() <= {3: 1.41, 9: 1.15, 12: 1.02, 20: 1.02}[layers]
+
+
+@pytest.mark.parametrize("small", [0, 2**40])
+def test_nothing_takes_longer_for_places_without_a_matrix(small, mesh, monkeypatch):
+    """Zeros would be far from the set: filled up by them FAST took twice as long."""
+    monkeypatch.setattr(owners, "_SMALL", small)
+    params, far = tree(0, 9, names=("q",)), []
+
+    def solve(manifold, point, update):
+        distance = jnp.max(manifold.distance(point))
+        jax.debug.callback(lambda x: far.append(float(x)), distance)
+        return update
+
+    @jax.jit
+    def program(params):
+        return optim.map_leaves(solve, Stiefel(), params, params, divide=True)[0]
+
+    with jax.set_mesh(mesh):
+        assert_close(program(params), params)
+    jax.effects_barrier()
+    assert len(far) == (8 if small else 9)
+    assert max(far) < 1e-5
+
+
+def test_exchanges_do_not_divide_the_work_of_kinds(mesh, monkeypatch):
+    """Every exchange waits for the slowest device, so none lies between two kinds."""
+    monkeypatch.setattr(owners, "_SMALL", 0)
+    params = {f"{s}{i}": jnp.ones(s) for s in GPT2 for i in range(12)}
+    text = compiled(OPTIMIZERS["muon"], params, params, mesh, SPECS["rows"])[0].as_text() or ""
+    entry = text[text.index("ENTRY") :]
+    found = re.findall(r" (all-to-all|while)\(", entry)
+    assert found == 4 * ["all-to-all"] + 4 * ["while"] + 4 * ["all-to-all"]
+
+
+def test_work_of_unlike_devices_is_differentiated_and_vectorised(mesh, monkeypatch):
+    """Through the conditions and barriers that even out what kinds leave over."""
+    monkeypatch.setattr(owners, "_SMALL", 0)
+    tx = OPTIMIZERS["muon"]
+    drawn = np.random.default_rng(0)
+    params = {f"{s}{i}": jnp.asarray(drawn.standard_normal(s)) for s in GPT2[:2] for i in range(3)}
+
+    def total(scale, params):
+        grads = jax.tree.map(lambda x: x + scale * x**2, params)
+        updates, _ = tx.update(grads, tx.init(params), params)
+        return sum(jnp.vdot(x, jnp.sin(y)) for x, y in zip(jax.tree.leaves(updates),
+                   jax.tree.leaves(params), strict=True))  # fmt: skip
+
+    function = jax.jit(jax.vmap(jax.value_and_grad(total), (0, None)))
+    scales = jnp.array([0.1, 0.2])
+    wanted = function(scales, params)
+    jax.clear_caches()
+    with jax.set_mesh(mesh):
+        found = function(scales, params)
+    for x, y in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "sizes", "layers"), [("muon", (8,), 1), ("manifold_muon", (4, 2), 3)]
 )
