@@ -296,7 +296,7 @@ def test_devices_have_as_much_work_over_all_kinds(layers, spec, mesh, monkeypatc
 def test_nothing_takes_longer_for_places_without_a_matrix(small, mesh, monkeypatch):
     """Zeros would be far from the set: filled up by them FAST took twice as long."""
     monkeypatch.setattr(owners, "_SMALL", small)
-    params, far = tree(0, 9, names=("q",)), []
+    params, far = tree(0, 9, names=FEWER), []
 
     def solve(manifold, point, update):
         distance = jnp.max(manifold.distance(point))
@@ -310,7 +310,7 @@ def test_nothing_takes_longer_for_places_without_a_matrix(small, mesh, monkeypat
     with jax.set_mesh(mesh):
         assert_close(program(params), params)
     jax.effects_barrier()
-    assert len(far) == (8 if small else 9)
+    assert len(far) == (16 if small else 18)
     assert max(far) < 1e-5
 
 
