@@ -11,10 +11,11 @@ matrices placed one by one, the longest first, on the device with the least work
 import heapq
 import math
 from collections import Counter, defaultdict
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
+from jax.sharding import AxisType, Mesh
 from tqdm import tqdm
 
 from benchmarks._command import command, save_with_table
@@ -44,9 +45,8 @@ def cost(m: int, n: int) -> float:
     return 2.0 * m * n**2 + 12.0 * n**3
 
 
-def measured(kinds: Kinds, devices: int) -> float:
-    """The work of the busiest device over the mean, as a program divides it."""
-    mesh = jax.make_mesh((devices,), ("x",), (AxisType.Auto,))
+def owned(mesh: Mesh, shapes: Collection[tuple[int, ...]]) -> Counter[tuple[int, int, int]]:
+    """How many matrices of `(rows, columns)` each device is given, by `(device, rows, columns)`."""
     given: Counter[tuple[int, int, int]] = Counter()
 
     def count(manifold, point, update):
@@ -55,22 +55,33 @@ def measured(kinds: Kinds, devices: int) -> float:
         def tell(device):
             given[int(device), m, n] += number
 
-        jax.debug.callback(tell, jax.lax.axis_index("x"))
+        jax.debug.callback(tell, jax.lax.axis_index(mesh.axis_names))
         return None, jnp.zeros(number)
 
     @jax.jit
     def program():
-        stacks = {f"{i}": jnp.zeros(shape) for i, shape in enumerate(kinds)}
+        stacks = {f"{i}": jnp.zeros(shape) for i, shape in enumerate(shapes)}
         return map_leaves(count, Euclidean(RMSToRMS()), stacks, stacks, divide=True)[1]
 
     with jax.set_mesh(mesh):
         jax.block_until_ready(program())
     jax.effects_barrier()
-    assert given.total() >= sum(number for number, _, _ in kinds)
+    assert given.total() >= sum(math.prod(shape[:-2]) for shape in shapes)
+    return given
+
+
+def measured(kinds: Kinds, devices: int) -> float:
+    """The work of the busiest device over the mean, as a program divides it."""
+    mesh = jax.make_mesh((devices,), ("x",), (AxisType.Auto,))
+    return busiest(owned(mesh, kinds)) / mean(kinds, devices)
+
+
+def busiest(given: Counter[tuple[int, int, int]]) -> float:
+    """The work of the device that has the most, of those in `owned`."""
     work: defaultdict[int, float] = defaultdict(float)
     for (device, m, n), number in given.items():
         work[device] += number * cost(m, n)
-    return max(work.values()) / mean(kinds, devices)
+    return max(work.values())
 
 
 def filled_up(kinds: Kinds, devices: int) -> float:

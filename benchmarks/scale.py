@@ -20,6 +20,8 @@ import math
 import os
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -31,6 +33,7 @@ from tqdm import tqdm
 
 from benchmarks._command import command
 from benchmarks._programs import read
+from benchmarks.balance import busiest, cost, owned
 from benchmarks.steps import optimizers, shapes_of, step_of
 from studies.program import interrupted, parse, save
 from studies.records import plain
@@ -113,6 +116,21 @@ class Row:
             return PartitionSpec(None, "experts", None, "fsdp")
         return PartitionSpec(None, ("experts", "fsdp") if self.experts else "fsdp")
 
+    def mesh(self, chips: Sequence[Any]) -> Mesh:
+        """The slice, divided over its parts if there are experts."""
+        names = ("experts", "fsdp") if self.experts else ("fsdp",)
+        devices = np.array(chips).reshape((self.parts, -1) if self.experts else -1)
+        return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
+
+    @property
+    def busiest(self) -> float:
+        """Work of the busiest chip over that of one with the most matrices of every kind."""
+        given = owned(self.mesh(jax.devices()[: self.chips]), self.shapes.values())
+        most: Counter[tuple[int, int]] = Counter()
+        for (_, m, n), number in given.items():
+            most[m, n] = max(most[m, n], number)
+        return busiest(given) / sum(number * cost(m, n) for (m, n), number in most.items())
+
     @property
     def chip(self) -> Chip:
         return CHIPS[self.topology.split(":")[0]]
@@ -145,11 +163,7 @@ def compiled(
     row: Row, topology: Any, dtype: str, tx: optax.GradientTransformation, effort: float
 ) -> Any:
     """The step, `update` and `apply_updates`, with parameters and state donated."""
-    devices, names = np.array(topology.devices), ("fsdp",)
-    if row.experts:
-        devices, names = devices.reshape((row.parts, -1)), ("experts", "fsdp")
-    mesh = Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
-    shapes = row.shapes
+    mesh, shapes = row.mesh(topology.devices), row.shapes
 
     def placed(x):
         spec = row.spec(x.ndim) if x.shape in shapes.values() else PartitionSpec()
@@ -219,10 +233,16 @@ def link_seconds(row: Row, collectives: dict[str, list[float]]) -> float:
     )
 
 
-def least_seconds(row: Row, cell: dict) -> dict[str, float]:
-    """Products at the peak, every array read and written once, collectives at full bandwidth."""
+def least_seconds(row: Row, cell: dict, share: float = 1.0) -> dict[str, float]:
+    """Products at the peak, every array read and written once, collectives at full bandwidth.
+
+    Args:
+      row: the model and the slice.
+      cell: what `measure` found; its products are those of a chip with the most of every kind.
+      share: `row.busiest`, where matrices are divided so.
+    """
     return {
-        "products": cell["multiplier_flops"] / row.chip.peak,
+        "products": share * cell["multiplier_flops"] / row.chip.peak,
         "memory": (cell["arguments"] + cell["outputs"]) / row.chip.memory,
         "links": link_seconds(row, cell["collectives"]),
     }
@@ -254,8 +274,13 @@ def table(cells: list[dict]) -> str:
     return "\n".join(lines)
 
 
-def overheads(cells: list[dict]) -> str:
-    """The least that a step adds to the training step, in percent of its passes."""
+def overheads(cells: list[dict], shares: dict[str, float]) -> str:
+    """The least that a step adds to the training step, in percent of its passes.
+
+    Args:
+      cells: of the record.
+      shares: `Row.busiest` of each row, for the optimizers that divide matrices so.
+    """
     done = [cell for cell in cells if "error" not in cell and cell["effort"] == "reduced"]
     lines = [
         "| model, slice | parameters | training step | " + " | ".join(NAMES) + " |",
@@ -265,9 +290,9 @@ def overheads(cells: list[dict]) -> str:
         row, found = ROWS[key], {}
         for cell in done:
             if (cell["row"], cell["dtype"]) == (key, dtype):
-                parts = {
-                    k: 100 * s / row.training_seconds for k, s in least_seconds(row, cell).items()
-                }
+                share = 1.0 if cell["optimizer"] == MUON else shares[key]
+                seconds = least_seconds(row, cell, share)
+                parts = {k: 100 * s / row.training_seconds for k, s in seconds.items()}
                 found[cell["optimizer"]] = (
                     f"{sum(parts.values()):.2g} % ({parts['products']:.2g} + {parts['links']:.2g})"
                 )
@@ -318,12 +343,18 @@ def measure_all(given: argparse.Namespace) -> None:
         tx = optimizers()[what["optimizer"]]
         found = measure(ROWS[what["row"]], what["dtype"], tx, EFFORTS[what["effort"]])
         cells.append(plain(what | found))
-        record = {"libtpu": importlib.metadata.version("libtpu"), "cells": cells}
-        save(given, record, replace=True)
+        save(given, record(cells), replace=True)
     cells.sort(key=order)
-    for ending, text in ((".md", table(cells)), (".overheads.md", overheads(cells))):
+    shares = {key: ROWS[key].busiest for key in dict.fromkeys(cell["row"] for cell in cells)}
+    save(given, record(cells) | {"busiest": shares}, replace=True)
+    for ending, text in ((".md", table(cells)), (".overheads.md", overheads(cells, shares))):
         print(text)
         given.out.with_suffix(ending).write_text(f"{text}\n", encoding="utf-8")
+
+
+def record(cells: list[dict]) -> dict[str, Any]:
+    """What is saved of programs that are compiled."""
+    return {"libtpu": importlib.metadata.version("libtpu"), "cells": cells}
 
 
 def order(cell: dict) -> tuple[int, ...]:
@@ -349,6 +380,7 @@ def compile_without_tpus() -> None:
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # another process may compile, too
     jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", max(row.chips for row in ROWS.values()))
 
 
 if __name__ == "__main__":

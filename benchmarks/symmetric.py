@@ -8,7 +8,6 @@ the schedule, whose bundles, one a cycle, are counted here. What a kernel would 
 that count: a step takes at least the time of its multiplications at the peak, and of its reads.
 """
 
-import argparse
 import functools
 import importlib.metadata
 import os
@@ -26,7 +25,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from benchmarks._command import command, save_with_table
-from benchmarks.scale import CHIPS
+from benchmarks.scale import CHIPS, compile_without_tpus
 from studies.display import markdown_table
 from studies.program import parse
 
@@ -123,6 +122,11 @@ def _compile(function: Any, size: int) -> str:
     return jax.jit(function).lower(x).compile().as_text() or ""
 
 
+def compile_gram(block: int, part: int) -> None:
+    """Compiles a kernel, of which the compiler writes what its flags ask for."""
+    _compile(lambda x: gram(x, block, part), 4 * block)
+
+
 def own_cycles(size: int) -> int:
     """The compiler's estimate for its own product."""
     return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', _compile(plain, size))))
@@ -132,9 +136,10 @@ def bundles(block: int, part: int) -> tuple[int, int]:
     """Bundles of a step's product, and of all else that the kernel holds."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-        given = [sys.executable, "-m", "benchmarks.symmetric", "--schedule", f"{block}", f"{part}"]
-        subprocess.run(given, env=os.environ | {"LIBTPU_INIT_ARGS": flags}, check=True,
-                       capture_output=True)  # fmt: skip
+        code = f"from benchmarks import symmetric; symmetric.compile_gram({block}, {part})"
+        # The compiler takes its flags once in a process.
+        subprocess.run([sys.executable, "-c", code], env=os.environ | {"LIBTPU_INIT_ARGS": flags},
+                       check=True, stdout=subprocess.DEVNULL)  # fmt: skip
         (file,) = Path(folder).glob("*_lambda_*final_hlo-static-per-bundle-utilization.txt")
         used = [line.split() for line in file.read_text().splitlines()]
     rows = [line for line in used if len(line) == 10 and line[0].isdigit()]
@@ -157,13 +162,8 @@ def least_cycles(size: int, block: int, part: int, product: int, others: int) ->
 def main(argv: list[str] | None = None) -> None:
     """Runs the benchmark."""
     p = command("symmetric", "Cycles of X X^T on a TPU, with mirrored blocks and without.")
-    p.add_argument("--schedule", nargs=2, type=int, metavar=("BLOCK", "PART"),
-                   help=argparse.SUPPRESS)  # fmt: skip
     options = parse(p, argv, beside=(".md",))
-    if options.schedule:
-        block, part = options.schedule
-        _compile(lambda x: gram(x, block, part), 4 * block)
-        return
+    compile_without_tpus()
     scheduled = {blocks: bundles(*blocks) for blocks in BLOCKS}
     rows = []
     for size in SIZES:

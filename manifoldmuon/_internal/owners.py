@@ -132,6 +132,16 @@ class _Share(NamedTuple):
         """How many matrices a part has."""
         return math.prod(self.batch) // _size(self.mesh, self.stay)
 
+    @property
+    def left(self) -> int:
+        """How many matrices of a part are left over when each device has as many."""
+        return self.inner % self.devices
+
+    @property
+    def whole(self) -> PartitionSpec:
+        """Of whole matrices at their owners."""
+        return PartitionSpec(self.stay or None, self.free + self.moved or None)
+
     def send(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return stacks of shape `(parts, slots, ...)`, whole matrices at their owners."""
 
@@ -157,17 +167,16 @@ class _Share(NamedTuple):
             point = _spread(point, self.group, (2, 1))
             others = jax.tree.map(lambda x: _spread(x, self.group, (1, 2)), others)
             if self.one_by_one:
-                each, left = divmod(self.inner, self.devices)
                 place = jax.lax.axis_index(self.free + self.moved)
-                more = (place - self.first) % self.devices < left
-                found = _solve_some(function, each + more, (point, *others))
+                more = (place - self.first) % self.devices < self.left
+                count = self.inner // self.devices + more
+                found = _solve_some(function, count, (point, *others))
             else:
                 found = function(point, *others)
             found = jax.tree.map(lambda x: _spread(x, self.group, (2, 1)), found)
             return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), found)
 
-        whole = PartitionSpec(self.stay or None, self.free + self.moved or None)
-        return self._at_owners(solve, whole, whole)(*given)
+        return self._at_owners(solve, self.whole, self.whole)(*given)
 
     def bring_back(self, found: Any) -> Any:
         """Return results in the place of the arguments: undo `send`."""
@@ -196,7 +205,7 @@ class _Share(NamedTuple):
         No axis is filled up while it is divided. Nor may two axes of the mesh leave a guessed
         stack's matrices at once: for that the compiler gathers the stack.
         """
-        whole_first = self.inner % self.devices or (self.stay and self.guessed)
+        whole_first = self.left or (self.stay and self.guessed)
         return [self.free[:i] for i in range(0 if whole_first else 1, len(self.free))]
 
     def _travels(self, x: jax.Array) -> bool:
@@ -204,11 +213,10 @@ class _Share(NamedTuple):
 
     def _exchange(self, function: Callable[..., Any], x: jax.Array) -> jax.Array:
         """Return the stack after `_assemble` or `_disperse`."""
-        whole = PartitionSpec(self.stay or None, self.free + self.moved or None)
         divided = PartitionSpec(
             self.stay or None, self.free or None, self.rows or None, self.columns or None
         )
-        ends = (divided, whole) if function is _assemble else (whole, divided)
+        ends = (divided, self.whole) if function is _assemble else (self.whole, divided)
         tiles = _size(self.mesh, self.rows), _size(self.mesh, self.columns)
         return self._at_owners(lambda x: function(x, self.moved, tiles), *ends)(x)
 
@@ -255,20 +263,25 @@ def _place_leftovers(mesh: Any, shares: list[_Share]) -> list[_Share]:
     for share in shares:
         m, n = max(share.matrix[-2:]), min(share.matrix[-2:])
         # Multiplications of `muon`: a Gram matrix, four quintic steps of its size, and a product.
-        costs.append(2.0 * m * n**2 + 12.0 * n**3)
+        costs.append((2.0 * m * n**2 + 12.0 * n**3) / _size(mesh, share.group))
+    grid = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
     work, filled, firsts = np.zeros(mesh.size), 0.0, [0] * len(shares)
     for i in sorted(range(len(shares)), key=lambda i: -costs[i]):
-        each, left = divmod(shares[i].inner, shares[i].devices)
-        before = np.cumsum([0, *work, *work])
-        firsts[i] = int(np.argmin(before[left : left + mesh.size] - before[: mesh.size]))
-        work[(firsts[i] + np.arange(left)) % mesh.size] += costs[i]
+        devices, left = shares[i].devices, shares[i].left
+        # Kinds count devices in an order of their own, and all parts of a stack alike.
+        axes = [mesh.axis_names.index(name) for name in shares[i].free + shares[i].moved]
+        places = np.moveaxis(grid, axes, range(len(axes))).reshape((devices, -1))
+        load = work[places].sum(1)
+        before = np.cumsum([0, *load, *load])
+        firsts[i] = int(np.argmin(before[left : left + devices] - before[:devices]))
+        work[places[(firsts[i] + np.arange(left)) % devices]] += costs[i]
+        each = shares[i].inner // devices
         work += each * costs[i]
         filled += (each + (left > 0)) * costs[i]
     pays, placed = filled > _GAIN * work.max(), []
     for share, first in zip(shares, firsts, strict=True):
         large = math.prod(share.matrix) >= _SMALL and not share.group
-        alone = bool(pays and large and share.inner % share.devices)
-        placed.append(share._replace(first=first % share.devices, one_by_one=alone))
+        placed.append(share._replace(first=first, one_by_one=bool(pays and large and share.left)))
     return placed
 
 

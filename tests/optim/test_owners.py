@@ -292,6 +292,46 @@ def test_devices_have_as_much_work_over_all_kinds(layers, spec, mesh, monkeypatc
     assert work.max() / work.mean() <= {3: 1.41, 9: 1.15, 12: 1.02, 20: 1.02}[layers]
 
 
+@pytest.mark.slow_except("experts")
+@pytest.mark.parametrize(
+    ("lead", "specs", "evenness"),
+    [
+        ((3,), [(None, "x"), (None, None, "y"), (None, "x", "y"), (None, "y", "x")], 1.41),
+        ((9,), [(None, "x"), (None, None, "y"), (None, "x", "y"), (None, "y", "x")], 1.15),
+        ((12,), [("x",), ("x", None, "y"), ("y",), ("y", None, "x")], 1.02),
+    ],
+    ids=["few", "more", "experts"],
+)
+def test_kinds_that_two_axes_divide_unlike(lead, specs, evenness, monkeypatch):
+    """Devices have as much work, although every kind counts them in an order of its own."""
+    monkeypatch.setattr(owners, "_SMALL", 0)
+    mesh, work = jax.make_mesh((4, 2), ("x", "y"), (EXPLICIT, EXPLICIT)), np.zeros(8)
+    params = {
+        f"{i}": jax.device_put(jnp.ones((*lead, *s)), NamedSharding(mesh, PartitionSpec(*spec)))
+        for i, (s, spec) in enumerate(zip(GPT2, specs, strict=True))
+    }
+
+    def solve(manifold, point, update):
+        count, m, n = point.shape
+
+        def tell(device):
+            # As `muon`: a Gram matrix, four quintic steps, a product.
+            work[int(device)] += count * (2 * m * n * min(m, n) + 12 * min(m, n) ** 3)
+
+        jax.debug.callback(tell, jax.lax.axis_index(("x", "y")))
+        return 2 * update
+
+    @jax.jit
+    def program(params):
+        return optim.map_leaves(solve, Euclidean(RMSToRMS()), params, params, divide=True)[0]
+
+    with jax.set_mesh(mesh):
+        assert_close(program(params), jax.tree.map(lambda x: 2 * x, params))
+    jax.effects_barrier()
+    assert work.min() > 0
+    assert work.max() / work.mean() <= evenness
+
+
 @pytest.mark.parametrize("small", [0, 2**40])
 def test_nothing_takes_longer_for_places_without_a_matrix(small, mesh, monkeypatch):
     """Zeros would be far from the set: filled up by them FAST took twice as long."""

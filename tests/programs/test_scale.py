@@ -201,9 +201,11 @@ def test_the_tables():
         "memory": pytest.approx(4e8 / 8.19e11),
         "links": pytest.approx(9e7 / 4.5e10),
     }
-    line = overheads([refused, cell]).splitlines()[2]
     training = 6 * 12 * 12 * 768**2 * 16384 / (0.5 * 197e12)
-    assert f"{100 * sum(parts.values()) / training:.2g} %" in line
+    for share in (1.0, 0.5):  # of the products alone
+        line = overheads([refused, cell], {"0.1B-8": share}).splitlines()[2]
+        seconds = share * parts["products"] + parts["memory"] + parts["links"]
+        assert f" {100 * seconds / training:.2g} % (" in line
     assert sorted([cell, refused], key=order) == [refused, cell]
 
 
@@ -216,6 +218,20 @@ def test_experts_are_counted_and_stay_in_their_parts():
     text = compiled(row, chips, "float32", optimizers()["muon"], 0.0).as_text()
     assert text.count(" all-to-all(") > 0
     assert "all-gather" not in text
+
+
+@pytest.mark.parametrize(
+    ("row", "share"),
+    [
+        # One of twelve squares, and one more or one of three tall or three wide: 14 and 20 d^3.
+        (Row(3, 256, "v5e:2x4"), (14 + 14 + 20) / (14 + 14 + 20 + 20)),
+        (Row(8, 256, "v5e:2x4"), 1),
+        (Row(2, 64, "v5e:2x4", experts=8, hidden=32, active=2, parts=4), 1),
+    ],
+    ids=["uneven", "even", "experts"],
+)
+def test_the_busiest_chip_has_not_the_most_of_every_kind(row, share):
+    assert row.busiest == pytest.approx(share)
 
 
 @needs_compiler
