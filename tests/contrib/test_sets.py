@@ -44,9 +44,12 @@ def without_sums(point):
 def rotated(point):
     """`A = X W + W Y` with skew X and Y: by its definition, without singular vectors."""
 
+    # Rounding has left equal singular values a little apart, for huge rotations to use.
+    u, values, vh = np.linalg.svd(point, full_matrices=False)
+    point = (u * np.round(values, 5)) @ vh
+
     def constraints(a):
         left, right = (cp.Variable((k, k)) for k in point.shape)
-        # Rounding has left equal singular values a little apart, for huge rotations to use.
         bounded = [cp.norm(x, "fro") <= 100 for x in (left, right)]
         skew = [x + x.T == 0 for x in (left, right)]
         return [*bounded, *skew, a == left @ point + point @ right]

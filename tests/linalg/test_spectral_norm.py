@@ -67,7 +67,9 @@ def test_a_vector_leaves_an_invariant_subspace(dtype, turned):
             sigma, vector = power_iteration(second, vector)
             ratios.append(float(sigma) / exact)
         assert vector.dtype == dtype
-    assert ratios[0] > 0.8
+    # The vector alone would stay at 1e-4. How far one call gets from there is up to rounding.
+    assert ratios[0] > 0.5
+    assert ratios[1] > 0.99
     assert 0.999 < ratios[-1] < 1 + 1e-6
 
 
