@@ -75,7 +75,7 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Link:
     Raises:
       TypeError: on use; see `resolve`, and for a radius that is no number.
       ValueError: on use; see `resolve`. A constrained leaf is not on a `Hypersphere`. `init` finds
-        weights of norm zero, which have no sphere: the message names their paths; give them a
+        weights of norm zero, or one that is not finite: the message names their paths; give them a
         `radius`, and the first step takes them there. Inside `jax.jit`, where values are unknown,
         their radius is NaN instead, and so are they after one step.
 
@@ -260,10 +260,10 @@ def _nowhere(manifold: Manifold) -> bool:
 
 
 def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, jax.Array]:
-    """Return the radii by path, or raise where weights without a radius are zero."""
+    """Return the radii by path, or raise where weights without one are zero or not finite."""
     places = find_places(geometry, params, _check_entry)
     given = find_places(radius, params, _check_radius)
-    leaves, radii, zero = places.leaves(params), {}, []
+    leaves, radii, wrong = places.leaves(params), {}, []
     if not places.real:
         return {}
 
@@ -285,14 +285,16 @@ def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, ja
             norm = jnp.full(norm.shape, size, norm.dtype)
         elif abstract:
             norm = jnp.full(norm.shape, jnp.nan, norm.dtype)
-        elif isinstance(norm, Tracer) or not norm.is_fully_addressable:
-            norm = jnp.where(norm == 0, jnp.nan, norm)
-        elif (norm == 0).any():
-            zero.append(path)
+        else:
+            unfit = (norm == 0) | ~jnp.isfinite(norm)
+            if isinstance(norm, Tracer) or not norm.is_fully_addressable:
+                norm = jnp.where(unfit, jnp.nan, norm)
+            elif unfit.any():
+                wrong.append(path)
         radii[path] = replicated_like(norm, leaf)
-    if zero:
+    if wrong:
         raise ValueError(
-            f"keep_norms: {zero} have weights of norm zero, and no other could ever be reached."
+            f"keep_norms: {wrong} have weights of norm zero, or one that is not finite, and keep it."
             " Give them a radius, for instance radius=by_path({...: 1.0, '**': None}), or start"
             " them elsewhere."
         )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Bool, Float
 
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.arrays import Matrices, Numbers, nonzero_or_one, upcast
 from manifoldmuon._internal.mesh import match_varying_axes
 
@@ -46,6 +47,7 @@ def nearest_with_sums(x: Matrices, row_sum: float, max_iterations: int = 50) -> 
       >>> nearest_with_sums(jnp.zeros((2, 2)), 1.0).tolist()
       [[0.5, 0.5], [0.5, 0.5]]
     """
+    check_number("row_sum", row_sum, within="(0, inf)")
     x, mean = upcast(x), row_sum / max(x.shape[-1], 1)
     if x.size == 0:
         return x
@@ -61,7 +63,8 @@ def sinkhorn(logits: Matrices, row_sum: float, max_iterations: int = 200) -> Mat
     as in `nearest_with_sums`.
 
     Args:
-      logits: L; minus infinity is an entry of zero. Leading axes are independent.
+      logits: L; minus infinity is an entry of zero, where the others can have the sums without it.
+        Leading axes are independent.
       row_sum: r, positive.
       max_iterations: where the iteration gives up.
 
@@ -73,6 +76,7 @@ def sinkhorn(logits: Matrices, row_sum: float, max_iterations: int = 200) -> Mat
       >>> sinkhorn(jnp.zeros((2, 2)), 1.0).tolist()
       [[0.5, 0.5], [0.5, 0.5]]
     """
+    check_number("row_sum", row_sum, within="(0, inf)")
     logits, mean = upcast(logits), row_sum / max(logits.shape[-1], 1)
     if logits.size == 0:
         return logits

@@ -250,14 +250,19 @@ def test_fine_tuning_starts_from_the_weights_given():
         np.testing.assert_allclose(np.linalg.norm(moved), radius, rtol=1e-6)
 
 
-def test_weights_of_norm_zero():
-    zero = {"w": jnp.ones((2, 3)), "out": jnp.zeros((2, 3, 2))}
-    with pytest.raises(ValueError, match=r"keep_norms: \['out'\] have weights of norm zero"):
-        keep_norms(SPHERE).init(zero)
+@pytest.mark.parametrize("entry", [0.0, 3e38, np.nan])
+def test_weights_without_a_sphere(entry):
+    params = {"w": jnp.ones((2, 3)), "out": jnp.full((2, 3, 2), entry)}
+    with pytest.raises(ValueError, match=r"keep_norms: \['out'\] have weights of norm zero, or"):
+        keep_norms(SPHERE).init(params)
     # Inside of jit nothing can be raised, but it shows.
-    state = jax.jit(keep_norms(SPHERE).init)(zero)
+    state = jax.jit(keep_norms(SPHERE).init)(params)
     assert np.isfinite(state.radius["w"])
     assert np.all(np.isnan(state.radius["out"]))
+
+
+def test_weights_of_norm_zero_with_a_radius():
+    zero = {"w": jnp.ones((2, 3)), "out": jnp.zeros((2, 3, 2))}
     radius = optim.by_path({"out": RootRank(3.0), "**": None})
     tx = hyperball(optax.identity(), 0.1, SPHERE, radius=radius)
     found, _ = train(tx, zero, [{"w": jnp.ones((2, 3)), "out": jnp.ones((2, 3, 2))}])

@@ -179,6 +179,13 @@ def test_balancing_keeps_the_ratios():
     np.testing.assert_allclose(given.sum(0), 1, rtol=2e-6)
 
 
+@pytest.mark.parametrize("function", [nearest_with_sums, sinkhorn])
+@pytest.mark.parametrize("row_sum", [0.0, -1.0, np.nan])
+def test_sums_that_no_matrix_has(function, row_sum):
+    with pytest.raises(ValueError, match=r"row_sum must be a finite number in \(0, inf\)"):
+        function(jnp.ones((2, 2)), row_sum)
+
+
 def test_the_orders_of_both_retractions_of_fixed_sums():
     """Where entries are positive a geodesic is a straight line."""
     with jax.enable_x64(True):
