@@ -294,7 +294,7 @@ def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, ja
         radii[path] = replicated_like(norm, leaf)
     if wrong:
         raise ValueError(
-            f"keep_norms: {wrong} have weights of norm zero, or one that is not finite, and keep it."
+            f"keep_norms: {wrong} have weights of norm zero, or one that is not finite, for good."
             " Give them a radius, for instance radius=by_path({...: 1.0, '**': None}), or start"
             " them elsewhere."
         )
