@@ -17,6 +17,7 @@ from manifoldmuon.bounds import (
     RMS,
     NormBound,
     bound,
+    matrix_bounds,
 )
 from manifoldmuon.contrib import (
     ComplexStiefel,
@@ -137,6 +138,8 @@ from manifoldmuon.optim import (
     with_master_copies,
 )
 from manifoldmuon.robustness import (
+    certified_accuracy,
+    certify,
     margin_cross_entropy,
     multiclass_hinge,
 )
@@ -256,6 +259,12 @@ REFUSED = [
     (lambda: L2(1.5), "L2.axes must be a whole number in [1, inf); got 1.5"),
     (lambda: RMS(2.5), "RMS.heads must be a whole number in [1, inf); got 2.5"),
     (lambda: NormBound(1.0, features=2.5), "NormBound.features must be a whole number in [1, inf)"),
+    (lambda: NormBound("a"), "NormBound.upper must be a finite number in [0, inf); got 'a'"),
+    (lambda: matrix_bounds(Stiefel(), (3, 4), -0.5), "matrix_bounds: drift must be a finite numbe"),
+    (lambda: matrix_bounds(SpectralBall(), (3, 4), NAN), "matrix_bounds: drift must be a finite n"),
+    (lambda: matrix_bounds(Euclidean(), (3, 4), -1), "matrix_bounds: drift must be a finite numbe"),
+    (lambda: matrix_bounds(Stiefel(), (3,)), "matrix_bounds: shape: its length must be a finite n"),
+    (lambda: matrix_bounds(Spectral(), ()), "matrix_bounds: shape: its length must be a finite nu"),
     (
         lambda: bound(ExternalModule(Param("a", Stiefel()))),
         "bound(params) must be given for an ExternalModule",
@@ -352,6 +361,21 @@ REFUSED = [
     (lambda: margin_cross_entropy(LOGITS[:, :1], LABELS, 1, 1), "margin_cross_entropy: logits (.."),
     (lambda: margin_cross_entropy(LOGITS, LABELS, -1, 1), "margin_cross_entropy: offset must be a"),
     (lambda: margin_cross_entropy(LOGITS, LABELS, 1, 0), "margin_cross_entropy: temperature must"),
+    (
+        lambda: certify(Linear(3, 2), COMPLEX, np.ones((4, 2))),
+        "certify: logits must be real and f",
+    ),
+    (
+        lambda: certify(Linear(1, 2), jnp.ones((1, 2)), np.ones((4, 2))),
+        "certify takes logits (n, 2 ",
+    ),
+    (lambda: certified_accuracy(LOGITS, LABELS, -0.5), "certified_accuracy: radius must be a fini"),
+    (lambda: certified_accuracy(LOGITS, LABELS, NAN), "certified_accuracy: radius must be a finit"),
+    (
+        lambda: certified_accuracy(LOGITS, LABELS, 1, -1),
+        "certified_accuracy: lipschitz must be a ",
+    ),
+    (lambda: certified_accuracy(LOGITS, LABELS, 1, jnp.array(NAN)), "certified_accuracy: lipschit"),
     (lambda: multiclass_hinge(LOGITS, LABELS, -0.5), "multiclass_hinge: margin must be a finite n"),
     (lambda: multiclass_hinge(LOGITS[0], LABELS, 1), "multiclass_hinge: logits (..., classes), tw"),
 ]

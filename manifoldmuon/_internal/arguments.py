@@ -7,7 +7,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,7 @@ import optax
 from jax.core import Tracer
 
 Check = Callable[[str, Any], None]
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def check_number(
@@ -113,30 +112,38 @@ def check_dtype(name: str, dtype: Any) -> None:
         raise TypeError(f"{name} must be a floating dtype such as float32; got {shown(dtype)}")
 
 
+def finite_array(name: str, value: Any) -> np.ndarray:
+    """Return an array in float64; raise `ValueError` unless its entries are real and finite."""
+    array = np.asarray(value)
+    if not (jnp.isdtype(array.dtype, _REAL) and np.isfinite(array.astype(np.float64)).all()):
+        raise ValueError(f"{name} must be real and finite; got {array.dtype} {array.shape}")
+    return array.astype(np.float64)
+
+
 def shown(value: Any) -> str:
     """Return the `repr` of a value on one short line, for error messages."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
 
 
-def check_arguments(**checks: Check) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+def check_arguments(**checks: Check) -> Callable[[_F], _F]:
     """Return a decorator that checks arguments by their names before a function is called.
 
     Args:
       **checks: by name, for the arguments that the function has; beside `CHECKS`.
     """
 
-    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    def decorate(function: _F) -> _F:
         names = tuple(inspect.signature(function).parameters)
 
         @functools.wraps(function)
-        def make(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        def make(*args: Any, **kwargs: Any) -> Any:
             for name, value in (dict(zip(names, args, strict=False)) | kwargs).items():
                 if check := checks.get(name, CHECKS.get(name)):
                     check(f"{function.__name__}: {name}", value)
             return function(*args, **kwargs)
 
-        return make
+        return cast(_F, make)
 
     return decorate
 

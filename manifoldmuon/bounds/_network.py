@@ -15,6 +15,7 @@ from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes
 from manifoldmuon.bounds._norm_bounds import ONE_HOT, RMS, Measure, NormBound
 from manifoldmuon.bounds._weights import weight_of
 from manifoldmuon.modules import (
+    Atom,
     Compose,
     Concatenate,
     Embed,
@@ -182,6 +183,8 @@ def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
 def bound_part(module: Module, weights: Any, x: Sizes) -> Bounds:
     """The bounds of a part, for what is known of its weights and its input."""
     try:
+        if isinstance(module, Atom):
+            weights.expect_shape(module.shape)
         return Bounds(module, x, rule(module, weights, x))
     except ValueError as error:
         if "\nat " in str(error):  # said where it happened already

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from typing import Any
 
-from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arguments import check_fields, number
 
 
 class Measure(abc.ABC):
@@ -125,6 +125,7 @@ class NormBound:
 
     def __post_init__(self):
         check_fields(self, features="[1, inf)")
+        number("[0, inf)")("NormBound.upper", 0 if self.upper == math.inf else self.upper)
         if not 0 <= self.lower <= self.upper:
             raise ValueError(
                 f"a NormBound needs 0 <= lower <= upper; got {self.lower}, {self.upper}"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from manifoldmuon._internal.arguments import check_arguments, check_number, finite_array, number
 from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -47,6 +48,10 @@ class MatrixBounds:
     least_row: float = 0.0
 
 
+@check_arguments(
+    shape=lambda name, shape: check_number(f"{name}: its length", len(shape), within="[2, inf)"),
+    drift=number("[0, inf)"),
+)
 @functools.singledispatch
 def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBounds:
     """Bound the points of a manifold, or the weights of norm at most 1 in a norm.
@@ -68,6 +73,7 @@ def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBoun
 
     Raises:
       TypeError: the type has no implementation, or one without drift.
+      ValueError: fewer than two axes, or a negative or infinite drift.
 
     Examples:
       >>> matrix_bounds(mm.manifolds.Stiefel(2.0), (3, 5))
@@ -181,8 +187,15 @@ class Weight:
     def copy(self, index: int) -> "Weight":
         """Return one copy of a stack."""
         spec = dataclasses.replace(self.spec, budget=np.asarray(self.spec.budget[index]))
-        value = None if self.value is None else self.value[index]
+        if (value := self.value) is not None:
+            self.expect_shape((len(self.spec.budget), *value.shape[1:]))
+            value = value[index]
         return dataclasses.replace(self, spec=spec, value=value)
+
+    def expect_shape(self, shape: Shape) -> None:
+        """Raise `ValueError` if its value has another shape."""
+        if self.value is not None and self.value.shape != shape:
+            raise ValueError(f"expected a weight of the shape {shape}; got {self.value.shape}")
 
     def spectral_norm(self, shape: Shape, blockwise: bool = False) -> tuple[float, float]:
         """Return the sum of its matrices' spectral norms, and their smallest singular value.
@@ -237,13 +250,11 @@ def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> Weig
     """Return a weight with its value, or on its manifold if that is None.
 
     Raises:
-      ValueError: the value is not finite.
+      ValueError: the value is not real or not finite.
     """
     if value is None:
         return Weight(spec, None, radius, drift)
-    array = np.asarray(value).astype(np.float64)
-    if not np.isfinite(array).all():
-        raise ValueError(f"a weight on {type(spec.manifold).__name__} is not finite")
+    array = finite_array(f"a weight on {type(spec.manifold).__name__}", value)
     return Weight(spec, spec.inward(array), radius, drift)
 
 

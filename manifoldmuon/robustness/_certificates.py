@@ -14,8 +14,8 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real
 
-from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import largest
+from manifoldmuon._internal.arguments import check_arguments, check_number, finite_array, number
+from manifoldmuon._internal.arrays import largest, upcast
 from manifoldmuon._internal.text import Printed
 from manifoldmuon.bounds import L2, RMS, Bounds, LInf, LipschitzBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
@@ -152,22 +152,32 @@ def certify(
         raise ValueError(
             f"certify(images) must be numbers (n, ...); got {x.dtype} of the shape {x.shape}"
         )
+    check_number("certify(batch)", batch, within="[1, inf)", whole=True)
     zero, unit = np.asarray(shift, np.float64), np.asarray(scale, np.float64)
+    for name, array in (("shift", zero), ("scale", unit)):
+        ends = zip(array.shape[::-1], x.shape[:0:-1], strict=False)
+        if array.ndim >= x.ndim or any(axis not in (1, wanted) for axis, wanted in ends):
+            raise ValueError(f"certify({name}) must fit one image {x.shape[1:]}; got {array.shape}")
     check_number("certify(scale)", float(np.min(unit)), within=f"[{np.finfo(float).tiny:g}, inf)")
     truth = None if labels is None else _labels(labels, len(x))
     seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
     chunks = np.array_split(seen, range(batch, len(seen), batch))
     logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
-    if logits.ndim != 2 or not np.isfinite(logits).all():
-        raise ValueError(f"certify takes finite logits (n, classes); got the shape {logits.shape}")
+    logits = finite_array("certify: logits", logits)
+    if logits.ndim != 2 or logits.shape[1] < 2:
+        raise ValueError(f"certify takes logits (n, 2 classes or more); got {logits.shape}")
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
-    radii, predicted = _radii(logits.astype(np.float64), found.lipschitz_inputs * distances)
+    radii, predicted = _radii(logits, found.lipschitz_inputs * distances)
     radii = radii * float(np.min(unit))
     return CertificationResult(net, params, x, truth, zero, unit, predicted, radii, found)
 
 
+@check_arguments(radius=number("[0, inf)"), lipschitz=number("[0, inf)"))
 def certified_accuracy(
-    logits: Float[Array, "*n k"], labels: Int[Array, "*n"], radius: float, lipschitz: float = 1.0
+    logits: Float[Array, "*n k"],
+    labels: Int[Array, "*n"],
+    radius: ArrayLike,
+    lipschitz: ArrayLike = 1.0,
 ) -> Float[Array, ""]:
     """Return the share of examples that are right with a sufficient margin.
 
@@ -179,8 +189,8 @@ def certified_accuracy(
     Args:
       logits: of k classes.
       labels: whole numbers below k.
-      radius: in units of the network's input.
-      lipschitz: the constant.
+      radius: in units of the network's input; 0 or more.
+      lipschitz: the constant; likewise.
 
     Returns:
       One float32 number for the batch.
@@ -190,10 +200,11 @@ def certified_accuracy(
       >>> float(certified_accuracy(logits, labels, radius=0.5))
       0.5
     """
+    logits, reach = upcast(logits), upcast(jnp.asarray(lipschitz)) * upcast(jnp.asarray(radius))
     own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
     others = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], -jnp.inf, logits)
     margin = own[..., 0] - largest(others, -1, initial=-jnp.inf)
-    return jnp.mean((margin > math.sqrt(2) * lipschitz * radius).astype(jnp.float32))
+    return jnp.mean((margin > math.sqrt(2) * reach).astype(jnp.float32))
 
 
 def certified_radius(
@@ -223,7 +234,8 @@ def certified_radius(
       `(...)` in float64, not negative.
 
     Raises:
-      ValueError: `input_norms` is needed and missing, or input or output is a tuple.
+      ValueError: `input_norms` is needed and missing, input or output is a tuple, logits are not
+        finite or of fewer than two classes, or norms are not finite or negative.
 
     Examples:
       >>> bounds = mm.bounds.bound(mm.modules.Linear(2, 2), input_norm=np.inf)
@@ -233,7 +245,9 @@ def certified_radius(
     inner, outer = bounds.inputs, bounds.outputs
     if not isinstance(inner, NormBound) or not isinstance(outer, NormBound):
         raise ValueError("a radius takes one input array and one output array, not tuples")
-    scores = np.asarray(logits, np.float64)
+    scores = finite_array("certified_radius: logits", logits)
+    if scores.shape[-1:] < (2,):
+        raise ValueError(f"certified_radius takes two logits or more; got the shape {scores.shape}")
     runner_up, winner = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)
     if outer.measure == LInf():
         gain = 2.0
@@ -252,7 +266,9 @@ def certified_radius(
             "the bounds are for inputs of a bounded size: say input_norms, or bound with "
             "input_norm=math.inf if its bounds are finite there"
         )
-    norms = np.asarray(input_norms, np.float64)
+    norms = finite_array("certified_radius: input_norms", input_norms)
+    if (norms < 0).any():
+        raise ValueError(f"certified_radius: input_norms must not be negative; got {norms.min()}")
     places = tuple(range(radius.ndim, norms.ndim))
     room = inner.upper - norms.max(axis=places)
     if inner.lower:

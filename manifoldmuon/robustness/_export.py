@@ -114,6 +114,9 @@ def export(
             f"got {pixels!r}"
         )
     arrays = Arrays()
+    for name, array in (("shift", certified.shift), ("scale", certified.scale)):
+        if array.ndim > 1 or array.size not in (1, images.shape[-1]):
+            raise ValueError(f"{name} must be one number, or one per channel; got {array.shape}")
     network = describe(certified.net, certified.params, arrays)
     claimed = np.array([_floor(r) for r in radii - margin * np.max(radii, initial=0.0)])
     right = (certified.predicted == labels) & (claimed > 0)

@@ -150,7 +150,7 @@ def test_weights_off_their_manifolds_are_refused(rng):
     plain, scaled = (certify(FULL, w, x, tolerance=1.0) for w in (params, far))
     assert scaled.bounds.lipschitz_inputs == pytest.approx(1.5, rel=1e-5)
     assert plain.bounds.lipschitz_inputs == pytest.approx(1.0, rel=1e-5)
-    with pytest.raises(ValueError, match="not finite|from its manifold"):
+    with pytest.raises(ValueError, match="real and finite|from its manifold"):
         certify(FULL, jax.tree.map(lambda w: w * jnp.nan, params), x)
 
 
@@ -229,13 +229,35 @@ def test_declared_networks_say_what_is_missing():
         ({"labels": np.zeros(3, int)}, "one for each of 2 images"),
         ({"labels": np.zeros(2)}, "whole numbers"),
         ({"scale": 0.0}, "scale"),
-        ({"images": np.full((2, 6), np.inf, np.float32)}, "finite logits"),
+        ({"images": np.full((2, 6), np.inf, np.float32)}, "logits must be real and finite"),
+        (
+            {"images": np.ones((1, 6)), "shift": np.zeros((6, 6))},
+            "shift\\) must fit one image",
+        ),
+        (
+            {"images": np.ones((1, 6)), "scale": np.ones((3, 1))},
+            "one image \\(6,\\); got",
+        ),
+        ({"scale": np.ones(5)}, "certify\\(scale\\) must fit one image"),
+        ({"batch": 0}, "certify\\(batch\\) must be a whole number in \\[1, inf\\); got 0"),
     ],
 )
 def test_error_messages(change, message):
     given = {"images": np.ones((2, 6), np.float32)} | change
     with pytest.raises(ValueError, match=message):
         certify(FULL, weights_of(FULL), **given)
+
+
+@pytest.mark.parametrize(
+    ("other", "radius"), [(0.5, 255.6 / 2**0.5), (5.8125, jnp.bfloat16(177)), (5.8125, 177.0)]
+)
+def test_margins_are_not_rounded_to_bfloat16(other, radius):
+    """The margin 255.5 would become 256, and the root of 2 times 177 is 250.3, not 250."""
+    logits, labels = jnp.array([[256.0, other]], jnp.bfloat16), jnp.array([0])
+    for accuracy in (certified_accuracy, jax.jit(certified_accuracy)):
+        assert accuracy(logits, labels, radius) == 0
+        assert accuracy(logits, labels, 1.0, radius) == 0
+        assert accuracy(logits, labels, 0.99 * radius) == 1
 
 
 def test_unbounded_networks_are_refused(rng):

@@ -218,6 +218,16 @@ def test_arguments_that_do_not_fit_are_errors(rng, tmp_path, change, what):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("name", ["shift", "scale"])
+@pytest.mark.parametrize("shape", [(2, 1), (2, 5), (1, 5)])
+def test_export_refuses_a_shift_or_scale_for_each_pixel(rng, tmp_path, name, shape):
+    net, images = Linear(3, 10, Stiefel()) @ modules.Flatten(2), rng.uniform(size=(4, 2, 5))
+    params, given = net.init(jax.random.key(0)), dict[str, Any]({name: np.ones(shape)})
+    found = certify(net, params, images, np.zeros(4, int), **given)
+    with pytest.raises(ValueError, match=f"{name} must be one number, or one per channel; got"):
+        export(tmp_path / "it", found)
+
+
 def test_custom_modules_can_be_described(rng, tmp_path):
     class Doubled(Linear):
         def apply(self, params, x):

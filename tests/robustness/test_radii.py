@@ -52,6 +52,25 @@ def test_the_radius_ends_where_the_bounds_end():
         certified_radius(bound((Linear(2, 2), Linear(2, 2)) @ Linear(2, 2)), logits)
 
 
+@pytest.mark.parametrize(
+    ("logits", "norms", "message"),
+    [
+        (np.array([[np.inf, 1.0]], np.float16), 1.0, "logits must be real and finite"),
+        ([[np.nan, 1.0]], 1.0, "logits must be real and finite"),
+        ([[2.0]], 1.0, "takes two logits or more"),
+        (3.0, 1.0, "takes two logits or more"),
+        ([[3j, 1.0]], 1.0, "got complex128"),
+        ([[3.0, 1.0]], [-1.0], "input_norms must not be negative"),
+        ([[3.0, 1.0]], [np.nan], "input_norms must be real and finite"),
+        ([[3.0, 1.0]], [np.inf], "input_norms must be real and finite"),
+    ],
+)
+def test_no_radius_without_finite_numbers(logits, norms, message):
+    found = bound(Linear(2, 2), np.eye(2), input_norm=NormBound(4.0))
+    with pytest.raises(ValueError, match=message):
+        certified_radius(found, logits, norms)
+
+
 def test_the_smallest_token_ends_a_radius_where_a_least_size_was_declared():
     """Of tokens of norms 1 and 3: within 0.05 both stay above 0.95, within 2.05 one does not."""
     net = Linear(2, 8) @ Flatten(2) @ RMSDivide()
