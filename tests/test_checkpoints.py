@@ -172,6 +172,7 @@ def test_leaves_of_all_kinds(tmp_path):
         "int4 on the host": np.arange(-8, 8).astype(jnp.int4),
         "complex64": jnp.array([1 + 2j, 3j]),
         "empty": jnp.zeros((0, 3)),
+        "empty on the host": np.zeros((0, 2)),
         "legacy key": jax.random.PRNGKey(1),
         "host": np.linspace(0, 1, 5),  # float64, which JAX does not take here
         "scalar": np.float64(0.1),
@@ -189,6 +190,8 @@ def test_non_arrays_are_named_in_the_error(tmp_path):
     with Checkpoints(tmp_path) as saved:
         with pytest.raises(TypeError, match="'name' is a str, neither an array nor a number"):
             saved.save(0, {"name": "run 1"})
+        with pytest.raises(TypeError, match="'z' is a complex, neither an array nor a number"):
+            saved.save(0, {"z": 1 + 2j})
         with pytest.raises(TypeError, match="not JSON serializable"):
             saved.save(0, {"w": jnp.ones(2)}, extra={1j})
         with pytest.raises(ValueError, match="paths that read the same: rename a key"):

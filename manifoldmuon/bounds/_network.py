@@ -240,15 +240,25 @@ def bound(
     check_number("bound(drift)", drift, within="[0, inf)")
     if (radius and params is None) or (drift and params is not None):
         raise ValueError("radius goes with params: a ball around them; drift goes without")
+    external = None
     if isinstance(module, ExternalModule):
         if params is None:
             raise ValueError("bound(params) must be given for an ExternalModule")
+        external = module.weights()
         module, params = module.network(params)
     known = functools.partial(weight_of, radius=float(radius), drift=float(drift))
     if params is None:
         weights = module.map_weights(lambda spec: known(spec, None))
     else:
         weights = module.map_weights(known, params)
+    if external is not None:  # its norm: declared sensitivities, one budget for places of one path
+        weights = jax.tree.map(
+            lambda weight, spec: dataclasses.replace(
+                weight, spec=dataclasses.replace(weight.spec, budget=spec.budget)
+            ),
+            weights,
+            external,
+        )
     found = bound_part(module, weights, _declared(input_norm, reads(module)))
     free = params is None and any(
         not s.manifold.constrained for s in jax.tree.leaves(module.weights())

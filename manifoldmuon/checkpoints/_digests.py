@@ -83,7 +83,8 @@ def _words(leaf: Any) -> UInt32[np.ndarray, "..."]:
     """Return a host array as 32-bit words, as `_digest` takes them on a device."""
     x = np.asarray(leaf)
     x = x.astype(np.int8) if x.dtype in _NARROW else x
-    if x.dtype.kind not in "biufcV":
+    # Orbax takes no Python complex.
+    if x.dtype.kind not in "biufcV" or type(leaf) is complex:
         raise TypeError(x.dtype)
     words = np.ascontiguousarray(x).reshape(*x.shape, 1).view(f"u{min(x.dtype.itemsize, 4)}")
     return words.astype(np.uint32)

@@ -324,6 +324,8 @@ def _abstract(leaf: Any) -> Any:
 def _as_committed(target: Any, leaf: Any) -> Any:
     """Return a leaf, free to follow other arrays to their devices where its target is."""
     if leaf is None:
+        if isinstance(target, np.ndarray):
+            return np.zeros(target.shape, target.dtype)
         return jnp.zeros(target.shape, target.dtype, device=target.sharding)
     if isinstance(target, np.generic):
         return leaf[()]

@@ -78,6 +78,8 @@ def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None =
     if x.size == 0:
         return x
     high = tall(upcast(x))
+    if method is None and high.dtype == jnp.float64:
+        method = SVD()
     factor = msign(high, method)
     length = sym(product(factor.mT, high))
     excess = positive_part(length - upper * identity_like(length), method)

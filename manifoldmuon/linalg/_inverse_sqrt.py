@@ -38,9 +38,10 @@ def inverse_sqrt(
       precision: the precision of float32 products on accelerators.
 
     Returns:
-      Symmetric. Relative error of about `eps` times the condition number. Eigenvalues below the
-      range of the schedule give finite values too small, and a zero matrix gives the finite
-      multiple of the identity that the slopes of the schedule multiply to.
+      Symmetric. Relative error of about `eps` times the condition number; with the default
+      schedule in float64 no less than 5e-10. Eigenvalues below the range of the schedule give
+      finite values too small, and a zero matrix gives the finite multiple of the identity that the
+      slopes of the schedule multiply to.
 
     Raises:
       TypeError: `schedule` is not a `Schedule`.

@@ -146,7 +146,8 @@ def spectral_norm(x: Matrices) -> Numbers:
     `power_iteration`.
 
     Args:
-      x: matrices in the trailing two axes; leading axes are independent. Any scale.
+      x: matrices in the trailing two axes; leading axes are independent. Any scale
+        at which the norm is a normal number.
 
     Returns:
       Float32 or wider, the leading axes' shape; 0 for a zero or empty matrix.
@@ -167,7 +168,8 @@ def nuclear_norm(x: Matrices) -> Numbers:
     """The sum of the singular values, by an SVD without vectors: for measuring.
 
     Args:
-      x: matrices in the trailing two axes; leading axes are independent. Any scale.
+      x: matrices in the trailing two axes; leading axes are independent. Any scale
+        at which the norm is a normal number.
 
     Returns:
       Float32 or wider, the leading axes' shape; 0 for a zero or empty matrix.

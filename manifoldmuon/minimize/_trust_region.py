@@ -159,7 +159,8 @@ class TrustRegion(Method):
             curvature = bend / jnp.vdot(state.direction, state.direction)
             largest = jnp.maximum(state.largest, jnp.abs(curvature))
             # Rounding alone, along which there is nothing to gain: normal to the set, for instance.
-            nothing = jnp.abs(curvature) <= eps ** (2 / 3) * largest
+            # Not along the gradient, where a curvature of zero means a step to the edge.
+            nothing = (state.count > 0) & (jnp.abs(curvature) <= eps ** (2 / 3) * largest)
             square = jnp.vdot(state.residual, state.residual)
             share = square / bend
             inside = state.step + share * state.direction

@@ -191,6 +191,17 @@ class ExternalModule(Printed):
         shapes = jax.eval_shape(net.init, jax.random.key(0))
         return net, self.module.map_weights(weight, shapes)
 
+    def weights(self) -> Any:
+        """Return the `WeightSpec` of every place, in the structure of the weights of `network`.
+
+        Places of one path have the budget that they share.
+        """
+        shared = self._weights()
+        return jax.tree.map(
+            lambda spec: dataclasses.replace(spec, budget=shared[spec.path].budget),
+            self.module.weights(),
+        )
+
     def masses(self) -> Any:
         """Return the mass of every weight, all places and copies together, in the same form."""
         return _nest({path: spec.mass for path, spec in self._weights().items()})

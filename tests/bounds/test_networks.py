@@ -1,5 +1,7 @@
 """Bounds of whole networks, attacked; and cases in which they are attained."""
 
+import dataclasses
+import functools
 import math
 
 import jax
@@ -12,6 +14,7 @@ from manifoldmuon.bounds import NormBound, bound
 from manifoldmuon.contrib import DoublyStochastic, Isospectral, res_cnn
 from manifoldmuon.manifolds import (
     EmbeddingRows,
+    Euclidean,
     Grassmann,
     Hypersphere,
     Orthogonal,
@@ -24,14 +27,18 @@ from manifoldmuon.modules import (
     GELU,
     Abs,
     AveragePool,
+    Bias,
     Compose,
     Conv2D,
     Embed,
+    ExternalModule,
     Flatten,
     Linear,
     Mul,
+    Param,
     Positions,
     ReLU,
+    Sharpness,
     Stack,
     Tied,
     Unembed,
@@ -41,10 +48,11 @@ from manifoldmuon.modules import (
     res_mlp,
     residual,
 )
-from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, Spectral
+from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, RMSToRMS, Spectral
 from tests.modules import paper
 
 NEAR = 1 + 1e-4
+FLAT = Euclidean(RMSToRMS())
 
 
 def small_cnn():
@@ -352,3 +360,46 @@ def test_the_attack_projects_to_the_manifolds():
         lambda ws: [atom.manifold.distance(w) for atom, w in zip(atoms, ws, strict=True)]
     )
     assert [float(np.max(distance)) < 1e-5 for distance in distances(points)] == [True] * 3
+
+
+def one_path_twice():
+    weight = Param("w", FLAT, atom=Linear(4, 4))
+    bias = Param("c", Bias(4).manifold, mass=0.0, sharpness=Sharpness(0, 0, 0), atom=Bias(4))
+    params = {"w": jnp.eye(4), "c": 100 * jnp.ones(4)}
+    net = ExternalModule(weight @ bias @ Mul(0.1) @ weight)
+    return net, params, lambda p: p["w"] @ (0.1 * (p["w"] @ jnp.ones(4)) + p["c"])
+
+
+def declared_sensitivity():
+    first, last = (Param(name, FLAT, atom=Linear(4, 4)) for name in "ab")
+    params = {"a": jnp.eye(4), "b": 0.1 * jnp.eye(4)}
+    net = ExternalModule(dataclasses.replace(last, sensitivity=0.1) @ first)
+    return net, params, lambda p: p["b"] @ p["a"] @ jnp.ones(4)
+
+
+def scanned():
+    params = {"w": 0.5 * jnp.tile(jnp.eye(4), (3, 1, 1))}
+    net = ExternalModule(Param("w", FLAT, sensitivity=0.5, atom=Linear(4, 4)) ** 3)
+    return net, params, lambda p: functools.reduce(lambda x, w: w @ x, p["w"], jnp.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("make", "excess"), [(one_path_twice, 1.02), (declared_sensitivity, NEAR), (scanned, NEAR)]
+)
+def test_an_external_module_is_bounded_in_its_own_norm(make, excess):
+    """Steps of its own budgets' lengths, to the worse side of an identity."""
+    net, params, apply = make()
+    budgets = net.budgets()
+    units = {name: jnp.ones(4) if x.ndim == 1 else jnp.eye(4) for name, x in params.items()}
+    step = {k: budgets[k] * jnp.broadcast_to(units[k], x.shape) for k, x in params.items()}
+    slope = rms(jax.jvp(apply, (params,), (step,))[1])
+    found = bound(net, params)
+    assert slope <= found.lipschitz_weights * NEAR
+    # All is parallel here, so that the bounds are nearly attained.
+    assert found.lipschitz_weights <= excess * slope
+    moved = rms(apply(jax.tree.map(jnp.add, params, step)))
+    assert moved <= bound(net, params, radius=1.0).output_norm * NEAR
+
+
+def rms(x):
+    return float(jnp.sqrt(jnp.mean(x**2)))

@@ -1,10 +1,11 @@
 """Orthogonality and forward error in float32, against a float64 SVD."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import msign
+from manifoldmuon.linalg import clip_singular_values, msign
 from tests.linalg.instances import ACCURATE, MethodCase, conditioned, polar
 
 EPS = float(np.finfo(np.float32).eps)
@@ -33,3 +34,16 @@ def test_a_few_large_singular_values_among_tiny_ones(top):
     x = (left * np.where(np.arange(32) < top, 1, 1e-5)) @ right
     q = np.asarray(msign(jnp.asarray(x, jnp.float32)), np.float64)
     assert np.linalg.norm(q.T @ q - np.eye(32)) <= 10 * EPS * np.sqrt(32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(40, 40), (12, 30)], ids=str)
+def test_clipping_is_right_to_rounding(shape, dtype):
+    """In units of the largest singular value."""
+    rng = np.random.default_rng(3)
+    with jax.enable_x64(dtype == "float64"):
+        x = jnp.asarray(rng.standard_normal(shape), dtype)
+        found = np.float64(clip_singular_values(x, 1.0))
+    left, values, right = np.linalg.svd(np.float64(x), full_matrices=False)
+    wanted = (left * np.minimum(values, 1)) @ right
+    assert np.linalg.norm(found - wanted, 2) <= 30 * np.finfo(dtype).eps * values[0]

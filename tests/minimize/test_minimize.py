@@ -146,6 +146,26 @@ class Straight(retractions.Retraction):
         return point + vector
 
 
+@pytest.mark.parametrize(
+    ("cost", "manifold", "start", "reason", "value"),
+    [
+        (lambda x: x[0], Hypersphere(), np.eye(3)[1], Reason.GRADIENT, -1),
+        (lambda x: x[0] * x[1], Hypersphere(), np.eye(3)[1], Reason.GRADIENT, -0.5),
+        (lambda x: jnp.sum(x[3:]), Stiefel(), np.eye(6, 2), Reason.GRADIENT, -np.sqrt(6)),
+        (lambda x: jnp.sum(jnp.sin(x)), Euclidean(), np.zeros(3), Reason.GRADIENT, -3),
+        (jnp.sum, Euclidean(), np.ones(3), Reason.MAX_STEPS, None),
+    ],
+    ids=["linear", "bilinear", "entries", "inflection", "unbounded"],
+)
+def test_newtons_method_leaves_where_the_gradient_has_no_curvature(
+    cost, manifold, start, reason, value
+):
+    found = minimize(cost, manifold, jnp.asarray(start), method=TrustRegion())
+    assert Reason(int(found.reason)) == reason
+    if value is not None:
+        np.testing.assert_allclose(found.value, value, rtol=1e-9)
+
+
 def test_a_point_that_left_its_set_is_a_reason():
     a, start = symmetric(29, 6, 6), orthonormal(30, 6, 2)
     off = Stiefel(retraction=Straight())
