@@ -55,14 +55,16 @@ def euclidean_direction(
     part = tangent(scaled)
     length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     unit = float(jnp.finfo(scaled.dtype).eps)
-    noise = 8 * magnified * unit * whole
-    significant = ~(length <= jnp.maximum(noise, rounding_loss(grad.dtype) * whole))
+    noise, loss = 8 * magnified * unit * whole, rounding_loss(grad.dtype)
+    significant = ~(length <= jnp.maximum(noise, loss * whole))
     # Once more: where the tangent part is small, the first pass left relatively much behind.
     direction = normalize(part, ndim)
     again = tangent(direction)
     residual = jnp.where(significant, frobenius_norm(direction - again, ndim), 0)
-    turned = (noise / nonzero_or_one(length)) ** 2
-    gap = jnp.where(whole == 0, 0, jnp.where(significant, turned + 4 * unit, 1))
+    turned = noise / nonzero_or_one(length)
+    # What rounding leaves of the normal part costs the more, the more of the gradient is normal.
+    normal = jnp.maximum(4 * unit, turned / 4) + loss * (whole / nonzero_or_one(length) - 1)
+    gap = jnp.where(whole == 0, 0, jnp.where(significant, turned**2 + normal, 1))
     # Not where the length is above the noise: a NaN has to stay.
     return jnp.where(expand_trailing(significant, ndim), normalize(again, ndim), 0), gap, residual
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from manifoldmuon.bounds._norm_bounds import RMS, Measure, NormBound, factor_between
+from manifoldmuon.bounds._norm_bounds import LEAST, RMS, Measure, NormBound, factor_between
 
 Sizes = Any
 """A `NormBound`, which is a leaf of trees, or a tuple of such: one for each array."""
@@ -153,11 +153,12 @@ class LipschitzBounds:
 
 
 def total(path: str, *arrays: np.ndarray) -> np.ndarray:
-    """`np.einsum` of non-negative arrays, in which 0 times infinity is 0."""
+    """`np.einsum` of non-negative arrays: 0 times infinity is 0, and nothing else is."""
     finite = [np.where(np.isfinite(array), array, 0.0) for array in arrays]
     # How many products are not zero, and how many of these have no infinite factor.
     positive, bounded = (np.einsum(path, *(1.0 * (a > 0) for a in x)) for x in (arrays, finite))
-    return np.where(positive > bounded, np.inf, np.einsum(path, *finite))
+    found = np.where(positive > 0, np.maximum(np.einsum(path, *finite), LEAST), 0.0)
+    return np.where(positive > bounded, np.inf, found)
 
 
 def side_by_side(parts: Sequence[LipschitzBounds]) -> LipschitzBounds:

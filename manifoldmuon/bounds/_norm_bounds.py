@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+import sys
 from typing import Any
 
 from manifoldmuon._internal.arguments import check_fields, number
@@ -133,7 +134,7 @@ class NormBound:
 
     def scaled(self, factor: float, **changes: Any) -> "NormBound":
         """Bound what is exactly `factor` times as large; `changes` are other fields."""
-        lower = times(factor, self.lower)
+        lower = times_down(factor, self.lower)
         return dataclasses.replace(self.within(factor, **changes), lower=lower)
 
     def within(self, factor: float = 1.0, **changes: Any) -> "NormBound":
@@ -168,8 +169,19 @@ class NormBound:
 
 
 def times(a: float, b: float) -> float:
-    """The product, with 0 times infinity being 0: what does not move has no effect."""
-    return 0.0 if a == 0 or b == 0 else float(a * b)
+    """The product, with 0 times infinity being 0: what does not move has no effect.
+
+    Nothing else is 0: a bound that underflowed to it would say that nothing moves.
+    """
+    return 0.0 if a == 0 or b == 0 else max(float(a * b), LEAST)
+
+
+def times_down(a: float, b: float) -> float:
+    """The product of lower bounds, which may underflow, but is finite."""
+    return 0.0 if a == 0 or b == 0 else min(float(a * b), sys.float_info.max)
+
+
+LEAST = sys.float_info.min
 
 
 def factor_between(size: NormBound, target: Measure) -> float:

@@ -12,7 +12,15 @@ import numpy as np
 
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, side_by_side
 from manifoldmuon.bounds._network import bound_part, rule
-from manifoldmuon.bounds._norm_bounds import L2, ONE_HOT, RMS, LInf, NormBound, times
+from manifoldmuon.bounds._norm_bounds import (
+    L2,
+    ONE_HOT,
+    RMS,
+    LInf,
+    NormBound,
+    times,
+    times_down,
+)
 from manifoldmuon.bounds._weights import Weight
 from manifoldmuon.modules import (
     GELU,
@@ -58,7 +66,7 @@ def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
     ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
     gain, step = ratio * most, ratio * weights.step_norm(atom.shape, blockwise=not taps)
     # Of a wide matrix, which has a kernel, and of a sum nothing is known of how small they may be.
-    low = times(ratio * least, size.lower) if m >= n and not taps else 0.0
+    low = times_down(ratio * least, size.lower) if m >= n and not taps else 0.0
     high = times(gain, size.upper)
     out = NormBound(high, min(low, high), size.measure, m)
     return read.then_of(out, gain, weights=times(step, size.upper), beta=step)

@@ -216,7 +216,7 @@ class Weight:
         if self.value is None:
             known = self._anywhere(shape)
             return known.row, known.least_row
-        lengths = np.linalg.norm(self.value, axis=-1)
+        lengths = np.hypot.reduce(self.value, axis=-1, initial=0.0)  # whose squares may underflow
         step = self.radius * self.step_rows(shape)
         return _rounded(lengths.max() + step, lengths.min() - step)
 

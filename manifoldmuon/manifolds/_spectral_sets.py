@@ -148,7 +148,7 @@ class SpectralSphere(_Bounded):
         Of matrices with more than 56 columns whose largest singular values nearly tie, these miss
         up to 1e-3 of it.
         """
-        moved = upcast(point) + upcast(vector)
+        moved, _ = scale_to_unit_exponent(upcast(point) + upcast(vector), 2)
         high = tall(moved)
         square = largest_eigenvalue(product(high.mT, high), _LANCZOS)
         size = expand_trailing(jnp.sqrt(square), 2)

@@ -81,7 +81,8 @@ class Spectral(Norm):
         return clip_singular_values(weight, self._scale(weight), self.method)
 
     def bound(self, weight: Matrices) -> Numbers:
-        return spectral_bound(upcast(weight)) / self._scale(weight)
+        scaled, exponent = scale_to_unit_exponent(weight, 2)
+        return times_power_of_two(spectral_bound(scaled) / self._scale(weight), exponent)
 
     def init_vectors(self, shape: tuple[int, ...]) -> Vectors:
         *batch, _, n = shape

@@ -329,7 +329,7 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, n
     if rows is None:
         distances = np.full((count, count), math.sqrt(2))
     else:
-        distances = np.linalg.norm(rows[:, None] - rows[None], axis=-1)
+        distances = np.hypot.reduce(rows[:, None] - rows[None], axis=-1, initial=0.0)
     return found, distances * (1 + _ROUNDING)
 
 

@@ -38,6 +38,7 @@ from manifoldmuon.modules import (
     Param,
     Positions,
     ReLU,
+    RMSDivide,
     Sharpness,
     Stack,
     Tied,
@@ -360,6 +361,21 @@ def test_the_attack_projects_to_the_manifolds():
         lambda ws: [atom.manifold.distance(w) for atom, w in zip(atoms, ws, strict=True)]
     )
     assert [float(np.max(distance)) < 1e-5 for distance in distances(points)] == [True] * 3
+
+
+def test_no_bound_underflows_to_zero():
+    """Zero would say that nothing moves, and certify every radius."""
+    unit = NormBound(1.0, 1.0)
+    identity = Mul(1e200) @ Mul(1e200) @ Mul(1e-200) @ Mul(1e-200)
+    found = bound(identity, input_norm=unit)
+    assert found.lipschitz_inputs >= 1
+    assert found.output_norm >= 1
+    for scale in (1e-20, 1e20):
+        net = Compose((*17 * (Linear(4, 4),), RMSDivide()))
+        params = jax.tree.map(lambda w: scale * jnp.eye(4), net.init(jax.random.key(0)))  # noqa: B023
+        assert bound(net, params, input_norm=unit).lipschitz_inputs >= 1
+    small = bound(Bias(4), np.full(4, 1e-170), input_norm=NormBound(0.0, 0.0, features=4))
+    assert small.output_norm >= 1e-170
 
 
 def one_path_twice():

@@ -9,13 +9,20 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from benchmarks._sets import attained, clear_of_edges, normal_at, size_of
 from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import SpectralBall, SpectralBand
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Grassmann,
+    Hypersphere,
+    SpectralBall,
+    SpectralBand,
+)
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.compiled import ask
@@ -70,6 +77,49 @@ def test_cones(name, dtype):
                 assert value >= (1 - gap) * best - 1e-14
             if share >= (0.1 if dtype == "float32" else 1e-3):
                 assert np.max(answer.gap) <= (2e-3 if "Frobenius" in name else 0.15)
+
+
+LINEAR = {
+    "vectors": Hypersphere(),
+    "matrices": Hypersphere(ndim=2),
+    "subspaces": Grassmann(step_norm=Frobenius()),
+    "rows": EmbeddingRows(step_norm=Frobenius()),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("name", LINEAR)
+def test_euclidean_steps_in_linear_spaces(name, dtype):
+    """The gap is above what a rounding of the normal part takes from the direction."""
+    manifold = LINEAR[name]
+    rng = np.random.default_rng(8)
+
+    def tangent(point, x):
+        if name == "subspaces":
+            return x - point @ np.linalg.solve(point.T @ point, point.T @ x)
+        axes = -1 if name == "rows" else None
+        inner, square = (np.sum(point * y, axes, keepdims=True) for y in (x, point))
+        return x - point * inner / square
+
+    shape = (6,) if name == "vectors" else (6, 4)
+    with jax.enable_x64(dtype == "float64"):
+        points = ask(manifold.project, jnp.asarray(rng.standard_normal((20, *shape)), dtype))
+        for share in SHARES:
+            free = rng.standard_normal((20, *shape))
+            grads = []
+            for point, x in zip(wide(points), free, strict=True):
+                normal = point @ rng.standard_normal((4, 4)) if name == "subspaces" else point
+                grads.append(normal / np.linalg.norm(normal) + share * x / np.linalg.norm(x))
+            grads = jnp.asarray(np.stack(grads), dtype)
+            answer = jax.device_get(solve(manifold, points, grads))
+            rows = zip(*map(wide, (points, grads, answer.direction, answer.gap)), strict=True)
+            for point, grad, direction, gap in rows:
+                best = np.linalg.norm(tangent(point, grad))
+                size = np.linalg.norm(direction)
+                assert size <= 1 + 4 * float(jnp.finfo(dtype).eps)
+                assert np.sum(grad * direction) >= (1 - gap) * best * size - 1e-14
+            if share >= 0.1 and dtype != "bfloat16":
+                assert np.max(answer.gap) <= 1e-5
 
 
 SPECTRA = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 
-from manifoldmuon.manifolds import Hypersphere, SpectralBall, Stiefel
+from manifoldmuon.manifolds import Hypersphere, SpectralBall, SpectralSphere, Stiefel
 from manifoldmuon.manifolds.retractions import (
     QR,
     Analytic,
@@ -340,3 +340,13 @@ def test_reverse_mode_through_a_soft_cap():
         gradient = jax.jit(jax.grad(loss))
         np.testing.assert_allclose(gradient(0.02), slope, rtol=1e-6)
         assert np.isfinite(gradient(0.0))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e30])
+def test_a_spectral_sphere_of_any_scale(scale):
+    rng = np.random.default_rng(9)
+    sphere = SpectralSphere(scale)
+    point = sphere.random_point(jax.random.key(0), (6, 4), jnp.float32)
+    step = (0.1 * scale * rng.standard_normal((6, 4))).astype(np.float32)
+    moved = np.float64(jax.jit(sphere.retract)(point, step))
+    np.testing.assert_allclose(np.linalg.norm(moved, 2) / scale, 1, rtol=1e-5)

@@ -205,3 +205,12 @@ def test_combinations_of_layers(rng, combination):
     shares = ask(combination.dualize, sizes)
     np.testing.assert_allclose(np.linalg.norm(shares, order[0]), 1, rtol=1e-6)
     np.testing.assert_allclose(shares @ sizes, np.linalg.norm(sizes, order[1]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-36, 1e-10, 1.0, 1e10, 1e36])
+def test_bounds_are_no_less_than_norms_at_any_scale(rng, scale):
+    for norm, shape in ((Spectral(), (6, 4)), (RMSToRMS(), (4, 6)), (ConvRMSToRMS(), (2, 3, 4, 5))):
+        weight = normal(rng, *shape)
+        exact = float(ask(norm.norm, weight))
+        found = float(ask(norm.bound, np.float32(scale) * weight)) / scale
+        assert exact * (1 - 1e-5) <= found <= 1.5 * exact
