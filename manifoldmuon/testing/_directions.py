@@ -93,6 +93,7 @@ def _check_gap(case: Case, point: Values, grad: Values, answers: Answers | Steep
     length = float(np.sqrt(case.inner(grad, grad)))
     best = [0.0 if case.optimum is None else case.optimum(point, grad)]
     for rival in (
+        direction,
         case.vector,
         case.other,
         grad,

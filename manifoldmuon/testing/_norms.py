@@ -33,6 +33,7 @@ class _Answers(NamedTuple):
     dual: Array
     gap: Array
     size: Array
+    bound: Array
     size_of_dualize: Array
 
 
@@ -84,6 +85,7 @@ def _ask(norm: Norm, grad: Array, weight: Array) -> _Answers:
         norm.dual_norm(grad),
         norm.gap(grad, dualize),
         norm.norm(weight),
+        norm.bound(weight),
         norm.norm(dualize),
     )
 
@@ -103,6 +105,7 @@ def _check_values(norm, answers: _Answers, grad, weight, tolerance, loss) -> Non
     at_most(
         "gap bounds 1 - <g, dualize(g)> / dual_norm(g)", 1 - gained / dual, answers.gap, tolerance
     )
+    at_most("norm(w) <= bound(w)", answers.size / answers.bound, 1, tolerance)
     at_most("gap >= 0", 0, answers.gap)
     at_most(f"gap <= {loss}", answers.gap, loss)
 
@@ -115,6 +118,7 @@ def _check_homogeneity(norm, ask, grad, weight, other, tolerance) -> None:
         agree(f"gap(c g) == gap(g) at c = {c:g}", scaled.gap, first.gap, tolerance)
         agree(f"norm(c w) == c norm(w) at c = {c:g}", scaled.size / c, first.size, tolerance)
         agree(f"dual_norm(c g) at c = {c:g}", scaled.dual / c, first.dual, tolerance)
+        at_most(f"norm(w) <= bound(w) at c = {c:g}", scaled.size / scaled.bound, 1, tolerance)
     agree("dualize(-g) == -dualize(g)", ask(-grad, weight).dualize, -first.dualize, tolerance)
     whole, rest = ask(grad + other, weight + other), ask(other, other)
     for name in ("size", "dual"):

@@ -43,12 +43,20 @@ class OverConfident(Frobenius):
         return 0 * super().gap(grad, direction)
 
 
+class BoundTooSmall(Frobenius):
+    """Steps that it shortens are twice too long."""
+
+    def bound(self, weight):
+        return 0.5 * super().bound(weight)
+
+
 BROKEN = [
     (NotNormalised, r"norm\(dualize\(g\)\) == 1"),
     (WrongDual, r"<g, dualize\(g\)> == dual_norm\(g\)"),
     (Overflows, r"norm\(dualize\(g\)\)|norm\(c w\) == c norm\(w\)|dual_norm"),
     (SignOfZero, "dualize of zero is zero"),
     (SwallowsNaN, r"a NaN stays visible \(dualize\)"),
+    (BoundTooSmall, r"norm\(w\) <= bound\(w\)"),
     (OverConfident, r"norm\(dualize\(g\)\) == 1"),
 ]
 
