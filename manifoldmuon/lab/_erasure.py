@@ -99,7 +99,7 @@ def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]
     inside, outside = np.abs(weight[mask == 0]), np.abs(weight[mask != 0])
     if not len(inside) or not len(outside):
         raise ValueError("the mask must be 0 somewhere and not 0 elsewhere; see letter_mask")
-    larger = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic").statistic
+    larger, _ = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic")
     return float(larger / (len(inside) * len(outside)))
 
 

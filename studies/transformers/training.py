@@ -140,7 +140,8 @@ def train(
     carry: Any = (weights, own, rest, jnp.int32(0))
     tokens = jnp.asarray(task.text().train)
     order = batches(seed, len(tokens) - task.context, steps, task.batch)
-    traced = Knobs(*(jnp.float32(knob) for knob in knobs))
+    numbers: Any = map(jnp.float32, knobs)
+    traced = Knobs(*numbers)
     chunk = _chunk(program, size, task.context, trace)
     losses = []
     for first in range(0, steps, CHUNK):

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[Any, tuple[int, int]]] = {
 }
 
 
-def polar(x: np.ndarray) -> np.ndarray:
+def polar(x: jax.Array | np.ndarray) -> np.ndarray:
     left, _, right = np.linalg.svd(np.float64(x), full_matrices=False)
     return left @ right
 
