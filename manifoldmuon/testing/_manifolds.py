@@ -243,7 +243,8 @@ def _check_copies(case: Case) -> None:
     """A stack gives what a loop gives, also where one copy is NaN or zero."""
     spoilt = spoil(case.grad)
     points = np.stack([case.point] * 3 + [case.project(case.other)])
-    grads = np.stack([case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.other])
+    # Not parallel to their points: there several directions may be steepest, and rounding chooses.
+    grads = np.stack([case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector])
     vectors = np.stack([case.vector, spoilt, case.other, case.grad])
     stacked = case.ask(points, grads, vectors)
     pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
