@@ -252,13 +252,7 @@ def bound(
     else:
         weights = module.map_weights(known, params)
     if external is not None:  # its norm: declared sensitivities, one budget for places of one path
-        weights = jax.tree.map(
-            lambda weight, spec: dataclasses.replace(
-                weight, spec=dataclasses.replace(weight.spec, budget=spec.budget)
-            ),
-            weights,
-            external,
-        )
+        weights = jax.tree.map(lambda w, spec: w.with_budget(spec.budget), weights, external)
     found = bound_part(module, weights, _declared(input_norm, reads(module)))
     free = params is None and any(
         not s.manifold.constrained for s in jax.tree.leaves(module.weights())

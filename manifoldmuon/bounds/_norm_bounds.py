@@ -168,6 +168,10 @@ class NormBound:
         return f"{low}{self.upper:.4g}"
 
 
+LEAST = sys.float_info.min
+"""What products of upper bounds are at least, unless a factor is zero."""
+
+
 def times(a: float, b: float) -> float:
     """The product, with 0 times infinity being 0: what does not move has no effect.
 
@@ -179,9 +183,6 @@ def times(a: float, b: float) -> float:
 def times_down(a: float, b: float) -> float:
     """The product of lower bounds, which may underflow, but is finite."""
     return 0.0 if a == 0 or b == 0 else min(float(a * b), sys.float_info.max)
-
-
-LEAST = sys.float_info.min
 
 
 def factor_between(size: NormBound, target: Measure) -> float:

@@ -186,11 +186,16 @@ class Weight:
 
     def copy(self, index: int) -> "Weight":
         """Return one copy of a stack."""
-        spec = dataclasses.replace(self.spec, budget=np.asarray(self.spec.budget[index]))
         if (value := self.value) is not None:
             self.expect_shape((len(self.spec.budget), *value.shape[1:]))
             value = value[index]
-        return dataclasses.replace(self, spec=spec, value=value)
+        return dataclasses.replace(self.with_budget(self.spec.budget[index]), value=value)
+
+    def with_budget(self, budget: Any) -> "Weight":
+        """Return the same weight in another modular norm."""
+        return dataclasses.replace(
+            self, spec=dataclasses.replace(self.spec, budget=np.asarray(budget))
+        )
 
     def expect_shape(self, shape: Shape) -> None:
         """Raise `ValueError` if its value has another shape."""
