@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -16,6 +15,7 @@ import optax
 
 from manifoldmuon._internal.arguments import one_of
 from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.links import LastLink, Link, difference, link
 from manifoldmuon._internal.mesh import divided_alike
 from manifoldmuon._internal.paths import flatten_with_path, is_hole, path_string
@@ -29,7 +29,6 @@ from manifoldmuon.optim._trees import far_distances, init_tree, monitor_distance
 retracted: ContextVar[set[str] | None] = ContextVar("retracted", default=None)
 
 _SHOWN = 5  # how many far parameters one warning lists
-_MANY = 2**24  # numbers times steps above which `_quick` loses more than it saves
 
 
 @checked()
@@ -226,7 +225,7 @@ def check_chain(
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
     places = find_manifolds(geometry, shapes, rest=True)
 
-    jit = functools.partial(jax.jit, compiler_options=_quick(shapes, steps))
+    jit = functools.partial(jax.jit, compiler_options=compiler_options(shapes, steps))
 
     @jit
     def draw():
@@ -268,17 +267,3 @@ def check_chain(
             " `retract` must be there and last: no link or wrapper may change updates after it;"
             " the page 'Transformations' says it of each wrapper of Optax."
         )
-
-
-def _quick(shapes: Any, steps: int) -> dict[str, Any]:
-    """Return the options of XLA for programs that take longer to compile than to run.
-
-    On CPUs they take a quarter of the time to compile, and a third longer to run.
-    """
-    numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
-    if jax.default_backend() != "cpu" or numbers * steps > _MANY:
-        return {}
-    options: dict[str, Any] = {"xla_backend_optimization_level": 0}
-    if jax.__version_info__ < (0, 11):  # newer versions know no other emitters
-        options["xla_cpu_use_fusion_emitters"] = False
-    return options

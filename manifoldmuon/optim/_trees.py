@@ -12,6 +12,7 @@ from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arrays import largest, upcast
+from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.mesh import placed_like
 from manifoldmuon._internal.paths import Places
 from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold
@@ -134,11 +135,29 @@ def far_distances(geometry: Geometry, params: Any) -> dict[str, float]:
         return {}
     places = find_manifolds(geometry, params)
     leaves = places.leaves(params)
-    unknown = [i for i in places.real if not _is_known(places.values[i], leaves[i])]
-    known = places.fill(params, dict.fromkeys(unknown))
-    _, found = map_leaves(_measure_without_padding, geometry, known, params)
-    farthest = {path: float(sizes.max()) for path, sizes in jax.device_get(found).items()}
+    kinds: dict[Any, list[int]] = {}  # one program for all arrays on the same devices
+    for i in places.real:
+        if _is_known(places.values[i], leaves[i]):
+            devices = leaves[i].devices() if isinstance(leaves[i], jax.Array) else ()
+            kinds.setdefault(frozenset(devices), []).append(i)
+    farthest: dict[str, float] = {}
+    for kind in kinds.values():
+        arrays = [leaves[i] for i in kind]
+        measure = _compiled_distances(**compiler_options(arrays, steps=1))
+        sizes = jax.device_get(measure(tuple([places.values[i] for i in kind]), arrays))
+        farthest |= {places.paths[i]: float(x) for i, x in zip(kind, sizes, strict=True)}
     return {path: size for path, size in farthest.items() if size > _FAR}
+
+
+@functools.cache
+def _compiled_distances(**options: Any) -> Any:
+    """Return the compiled largest distance of each array, given the entries of a geometry."""
+
+    def measure(entries: tuple[Entry, ...], arrays: list[Any]) -> list[jax.Array]:
+        _, found = map_leaves(_measure_without_padding, list(entries), arrays, arrays)
+        return [largest(found[str(i)]) for i in range(len(arrays))]
+
+    return jax.jit(measure, static_argnums=0, compiler_options=options)
 
 
 def _is_known(entry: Entry, leaf: Any) -> bool:
