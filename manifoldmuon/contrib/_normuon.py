@@ -12,13 +12,20 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.arrays import nonzero_or_one, upcast
-from manifoldmuon._internal.links import as_links, init_by_path, link
+from manifoldmuon._internal.links import init_by_path, link
 from manifoldmuon._internal.paths import find_places
 from manifoldmuon.contrib._cautious import lengthen
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
-from manifoldmuon.optim import Budgets, Decay, Geometry, chain, map_leaves, muon, project_tangent
+from manifoldmuon.optim import (
+    Budgets,
+    Geometry,
+    map_leaves,
+    muon,
+    project_tangent,
+    scale_by_budget,
+)
 
 
 class ScaleByNeuronRMSState(NamedTuple):
@@ -124,7 +131,7 @@ def normuon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: Decay | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
@@ -151,16 +158,20 @@ def normuon(
     Examples:
       >>> tx = normuon(0.02, mm.manifolds.Euclidean(mm.norms.RMSToRMS()))
     """
-    links: list[Any] = [scale_by_neuron_rms(geometry, neuron_decay)]
-    links += as_links(weight_decay, optax.add_decayed_weights)
-    return muon(
-        learning_rate,
+    direction = muon(
+        1.0,
         geometry,
         momentum,
         method=method,
         nesterov=nesterov,
         accumulator_dtype=accumulator_dtype,
         clip=clip,
-        weight_decay=chain(*links),  # behind the directions
-        budgets=budgets,
+    )
+    return optax.chain(
+        direction,
+        optax.scale(-1.0),
+        scale_by_neuron_rms(geometry, neuron_decay),
+        scale_by_budget(1.0 if budgets is None else budgets),
+        optax.identity() if weight_decay is None else optax.add_decayed_weights(weight_decay),
+        optax.scale_by_learning_rate(learning_rate),
     )

@@ -8,6 +8,7 @@ from manifoldmuon.optim._aliases import Decay as Decay
 from manifoldmuon.optim._aliases import manifold_muon, muon
 from manifoldmuon.optim._budget import Budgets as Budgets
 from manifoldmuon.optim._budget import scale_by_budget
+from manifoldmuon.optim._descend import descend
 from manifoldmuon.optim._geometry import Geometry as Geometry
 from manifoldmuon.optim._geometry import resolve
 from manifoldmuon.optim._hybrid import hybrid
@@ -33,6 +34,7 @@ __all__ = [
     "by_path",
     "chain",
     "check_chain",
+    "descend",
     "hybrid",
     "init_tree",
     "manifold_muon",

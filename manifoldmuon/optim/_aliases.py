@@ -13,8 +13,8 @@ from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, Spectral
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._descent import in_one_visit
+from manifoldmuon.optim._budget import Budgets
+from manifoldmuon.optim._descend import descend
 from manifoldmuon.optim._geometry import (
     Geometry,
     constrained,
@@ -23,8 +23,7 @@ from manifoldmuon.optim._geometry import (
     map_geometry,
 )
 from manifoldmuon.optim._leaves import check_updates
-from manifoldmuon.optim._retract import build_chain, retract
-from manifoldmuon.optim._steepest import scale_by_duality, scale_by_steepest
+from manifoldmuon.optim._retract import chain
 
 Decay = optax.ScalarOrSchedule | optax.GradientTransformation
 """A rate of weight decay, or a link that adds it."""
@@ -109,24 +108,23 @@ def manifold_muon(
     links = as_links(clip, optax.clip_by_global_norm)
     if momentum is not None:
         links.append(optax.trace(momentum, nesterov, accumulator_dtype))
-    if combination != Max():
-        shares = 1.0 if budgets is None else budgets
-        descent = [scale_by_duality(geometry, shares, combination, certify)]
-    else:
-        descent = [scale_by_steepest(geometry, certify)]
-        descent += [] if budgets is None else [scale_by_budget(budgets)]
-    descent += decay_links(weight_decay, geometry)
-    descent += [optax.scale_by_learning_rate(learning_rate), retract(geometry)]
-    joined = None
-    if combination == Max() and not isinstance(weight_decay, optax.GradientTransformation):
-        joined = len(descent), in_one_visit(geometry, budgets, certify, descent)
-
-    # Before clipping and momentum, which would broadcast an update of another shape.
-    return build_chain(
-        [*links, *descent],
-        lambda u, params: check_updates(geometry, u, params, "manifold_muon"),
-        joined,
+    whole = chain(
+        *links,
+        descend(
+            learning_rate,
+            geometry,
+            budgets=1.0 if budgets is None else budgets,
+            weight_decay=weight_decay,
+            certify=certify,
+        ),
     )
+
+    def update_fn(updates, state, params=None, **extra_args):
+        # Before clipping and momentum, which would broadcast an update of another shape.
+        check_updates(geometry, updates, params, "manifold_muon")
+        return whole.update(updates, state, params, **extra_args)
+
+    return link(update_fn, whole.init, whole.init, LastLink)
 
 
 @checked()

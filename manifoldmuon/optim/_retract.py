@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -110,22 +110,6 @@ def chain(*links: optax.GradientTransformation) -> Link:
       >>> g = mm.manifolds.Stiefel()
       >>> tx = chain(optax.trace(0.95), scale_by_steepest(g), optax.scale(-0.1), retract(g))
     """
-    return build_chain(links)
-
-
-def build_chain(
-    links: Sequence[optax.GradientTransformation],
-    before: Callable[[Any, Any], Any] = lambda updates, params: None,
-    joined: tuple[int, Callable[..., Any]] | None = None,
-) -> Link:
-    """Return the `chain` of links.
-
-    Args:
-      links: of the chain.
-      before: `before(updates, params)` is called first in each update.
-      joined: how many of the last links have one update in common, and that update, of the tuple
-        of their states.
-    """
     for position, part in enumerate(links):
         one_of(optax.GradientTransformation)(f"chain: link {position} of {len(links)}", part)
     for position, part in enumerate(links[:-1]):
@@ -138,17 +122,12 @@ def build_chain(
             )
     chained = optax.chain(*links)
     update_each = [optax.with_extra_args_support(part).update for part in links]
-    alone = len(links) - (joined[0] if joined else 0)
-    if joined:
-        update_each[alone:] = [joined[1]]
 
     def update_fn(updates, state, params=None, **extra_args):
-        before(updates, params)
         if len(state) != len(links):
             raise ValueError(
                 f"chain: {len(links)} links got {len(state)} states; call tx.init(params) again."
             )
-        state = (*state[:alone], tuple(state[alone:])) if joined else state
         states, done, broken = [], set(), set()
         for update, old_state in zip(update_each, state, strict=True):
             old = _leaves_by_path(updates) if done else {}
@@ -170,7 +149,7 @@ def build_chain(
             )
         if (outer := retracted.get()) is not None:
             outer |= done
-        return updates, (*states[:alone], *(states[-1] if joined else ()))
+        return updates, tuple(states)
 
     last = bool(links) and isinstance(links[-1], LastLink)
     return (LastLink if last else Link)(chained.init, update_fn)

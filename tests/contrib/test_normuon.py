@@ -85,7 +85,9 @@ def test_four_steps_of_the_published_algorithm():
     muon, _ = train(
         optim.muon(0.1, GEOMETRY, 0.9, nesterov=False, weight_decay=0.3), start, batches
     )
-    np.testing.assert_array_equal(found["bias"], muon["bias"])
+    # Four steps of four roundings each, of numbers below 1.
+    eps = np.finfo(np.float32).eps
+    np.testing.assert_allclose(found["bias"], muon["bias"], rtol=0, atol=16 * eps)
 
 
 def once(tx: Any, update: Any, params: Any) -> tuple[Any, Any]:

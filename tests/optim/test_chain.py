@@ -263,8 +263,8 @@ def test_hyperparameters_can_be_changed_by_hand():
 
 
 @pytest.mark.parametrize("share", [0.5, np.array([[[0.5]], [[2.0]]])], ids=["number", "each"])
-def test_one_visit_answers_like_the_links_in_turn(share):
-    """Also where copies in a stack have budgets of their own, which is left to the links."""
+def test_one_visit_gives_the_updates_of_its_links(share):
+    """Copies in a stack may have budgets of their own."""
     geometry = {"w": Stiefel(), "stack": Stiefel(2.0), "bias": Euclidean()}
     budgets = {"w": 3.0, "stack": share, "bias": 2.0}
     rate = optax.linear_schedule(0.1, 0.2, 2)
@@ -288,7 +288,6 @@ def test_one_visit_answers_like_the_links_in_turn(share):
         for _ in range(2):
             updates, state = step(grads, state, moved)
             moved = optax.apply_updates(moved, updates)
-        answers.append((moved, state))
-    assert jax.tree.structure(answers[0]) == jax.tree.structure(answers[1])
+        answers.append((moved, optim.monitor(state)))
     for one, other in zip(*map(jax.tree.leaves, answers), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)

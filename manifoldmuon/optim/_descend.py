@@ -1,0 +1,147 @@
+"""A whole step in one visit of each leaf: direction, budget, learning rate and retraction."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from manifoldmuon._internal.arrays import expand_trailing, upcast
+from manifoldmuon._internal.links import LastLink, Link, difference, link
+from manifoldmuon._internal.mesh import divided_alike
+from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon.optim._arguments import checked
+from manifoldmuon.optim._budget import Budgets, find_budgets
+from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
+from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.optim._retract import retract, retracted
+from manifoldmuon.optim._steepest import (
+    ScaleBySteepestState,
+    direction_at,
+    keep_found,
+    scale_by_steepest,
+)
+
+
+class DescendState(NamedTuple):
+    """State of `descend`.
+
+    Attributes:
+      count: steps taken, int32; `()` unless the learning rate or the weight decay is a schedule.
+      steepest: warm starts and gaps.
+    """
+
+    count: Any
+    steepest: ScaleBySteepestState
+
+
+@checked()
+def descend(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    *,
+    budgets: Budgets = 1.0,
+    weight_decay: optax.ScalarOrSchedule | None = None,
+    certify: bool = True,
+) -> Link:
+    """Take the steepest step of a given length: four transformations in one.
+
+    Up to rounding the same as `chain(scale_by_steepest(geometry), scale_by_budget(budgets),
+    optax.add_decayed_weights(...), optax.scale_by_learning_rate(learning_rate),
+    retract(geometry))`, with weight decay on unconstrained leaves only. Each leaf is laid out,
+    stacked and, on a mesh, sent to its owner once, not twice.
+
+    Args:
+      learning_rate: a number or an Optax schedule.
+      geometry: which manifold each parameter lives on; see `resolve`.
+      budgets: shares of the learning rate per leaf; see `scale_by_budget`.
+      weight_decay: decay rate of the unconstrained leaves, multiplied by the learning rate.
+      certify: see `scale_by_steepest`.
+
+    Returns:
+      A transformation that must be last; its state is a `DescendState`. `update` needs `params`.
+
+    Examples:
+      >>> tx = optax.chain(optax.trace(0.9), descend(0.1, mm.manifolds.Stiefel()))
+    """
+    steepest, last = scale_by_steepest(geometry, certify), retract(geometry)
+    scheduled = callable(learning_rate) or callable(weight_decay)
+
+    def init_fn(params: Any) -> DescendState:
+        find_budgets(budgets, params)
+        last.init(params)
+        count = jnp.zeros((), jnp.int32) if scheduled else ()
+        return DescendState(count, steepest.init(params))
+
+    def update_fn(updates, state, params=None, **extra_args):
+        del extra_args
+        count, before = state
+        rate, decay = (
+            value(count) if callable(value) else value for value in (learning_rate, weight_decay)
+        )
+        places, listed = find_manifolds(geometry, params), find_budgets(budgets, updates)
+        points = places.leaves(params)
+        shares = {listed.paths[i]: rate * listed.values[i] for i in listed.real}
+        carried = {}
+        for i in places.real:
+            path, entry = places.paths[i], places.values[i]
+            if path in shares and path in before.dual:
+                length = _lengths(shares[path], entry, jnp.shape(points[i]))
+                carried[path] = before.dual[path], length
+        # Otherwise the gradients would be divided as it suits the solvers.
+        updates, found = map_leaves(
+            _step,
+            geometry,
+            divided_alike(updates, params),
+            params,
+            name="descend",
+            carried=carried,
+            divide=True,
+        )
+        leaves, done = places.leaves(updates), set()
+        for i in places.real:
+            if places.paths[i] not in found:
+                continue
+            if manifold_of(places.values[i]).constrained:
+                done.add(places.paths[i])
+            else:
+                step = shares[places.paths[i]] * upcast(leaves[i])
+                if decay is not None:
+                    step += rate * decay * upcast(jnp.asarray(points[i]))
+                leaves[i] = -step.astype(leaves[i].dtype)
+        updates = divided_alike(jax.tree.unflatten(places.treedef, leaves), params)
+        if (outer := retracted.get()) is not None:
+            outer |= done
+        count = optax.safe_increment(count) if scheduled else ()
+        return updates, DescendState(count, keep_found(before, found, certify))
+
+    def placeholder(params: Any) -> DescendState:
+        return DescendState(jnp.zeros(()) if scheduled else (), steepest.init(params))
+
+    return link(update_fn, init_fn, placeholder, LastLink)
+
+
+def _lengths(share: Any, entry: Entry, shape: tuple[int, ...]) -> Any:
+    """Return the length of each point's step in the manifold's layout; `()` if unconstrained."""
+    manifold = manifold_of(entry)
+    if not manifold.constrained:
+        return ()
+    if jnp.ndim(share):
+        share = jnp.broadcast_to(share, shape)
+        return entry.layout.inward(share) if isinstance(entry, LaidOut) else share
+    inner = inner_shape(entry, shape)
+    return jnp.full(inner[: len(inner) - manifold.ndim], share)
+
+
+def _step(manifold: Manifold, point: jax.Array, grad: jax.Array, carried: Any) -> Any:
+    """Return the update of a constrained leaf; of an unconstrained one the direction."""
+    dual, length = carried
+    if not manifold.constrained:
+        return direction_at(manifold, point, grad, dual)
+    direction, numbers = direction_at(manifold, upcast(point), grad, dual)
+    if length.ndim < direction.ndim:
+        length = expand_trailing(length, manifold.ndim)
+    moved = manifold.retract(upcast(point), -length.astype(direction.dtype) * direction)
+    return difference(moved, point), numbers
