@@ -23,15 +23,12 @@ from manifoldmuon.norms import (
     FanRatio,
     Frobenius,
     L1ToRMS,
-    Max,
     MaxAbs,
     Norm,
     RMSToRMS,
     RootDim,
     RootRank,
-    RootSumSquares,
     Spectral,
-    Sum,
 )
 
 
@@ -68,9 +65,6 @@ NORMS = [
     NormCase("frobenius matrix", Frobenius(), (5, 3), thorough=True),
     NormCase("frobenius scalar", Frobenius(ndim=0), ()),
     NormCase("infinity", MaxAbs(), (2, 4, 3)),
-    NormCase("max of layers", Max(), (2, 5)),
-    NormCase("sum of layers", Sum(), (2, 5), thorough=True),
-    NormCase("length of layers", RootSumSquares(), (2, 5)),
     NormCase("spectral tall", Spectral(), (6, 4)),
     NormCase("spectral wide stack", Spectral(), (2, 3, 5)),
     NormCase("spectral row", Spectral(), (1, 5)),

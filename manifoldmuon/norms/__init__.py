@@ -2,32 +2,27 @@
 
 The steepest direction of a loss depends on how the size of a step is measured. Each norm here
 answers three questions: how large is a weight, how large is a gradient in the dual norm, and
-which step of norm one ascends the fastest. Combinations make one norm of those of many layers.
+which step of norm one ascends the fastest.
 """
 
 from manifoldmuon._internal.scales import ScaleRule
-from manifoldmuon.norms._combinations import Combination, Max, RootSumSquares, Sum
 from manifoldmuon.norms._norm import Norm, PowerIterations
 from manifoldmuon.norms._scales import FanRatio, RootDim, RootRank
 from manifoldmuon.norms._spectral import ConvRMSToRMS, RMSToRMS, Spectral
 from manifoldmuon.norms._vectors import Frobenius, L1ToRMS, MaxAbs, MaxRowNorm
 
 __all__ = [
-    "Combination",
     "ConvRMSToRMS",
     "FanRatio",
     "Frobenius",
     "MaxAbs",
     "L1ToRMS",
     "MaxRowNorm",
-    "Max",
     "Norm",
     "PowerIterations",
     "RMSToRMS",
     "RootDim",
     "RootRank",
-    "RootSumSquares",
     "ScaleRule",
     "Spectral",
-    "Sum",
 ]

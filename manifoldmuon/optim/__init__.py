@@ -19,7 +19,7 @@ from manifoldmuon.optim._modular import modular, normed
 from manifoldmuon.optim._normalize import normalize
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._riemannian import riemannian_adam, riemannian_sgd
-from manifoldmuon.optim._steepest import monitor, scale_by_duality, scale_by_steepest
+from manifoldmuon.optim._steepest import monitor, scale_by_steepest
 from manifoldmuon.optim._tabulate import Table as Table
 from manifoldmuon.optim._tabulate import tabulate
 from manifoldmuon.optim._tangent import project_tangent
@@ -53,7 +53,6 @@ __all__ = [
     "riemannian_adam",
     "riemannian_sgd",
     "scale_by_budget",
-    "scale_by_duality",
     "scale_by_steepest",
     "tabulate",
     "with_master_copies",

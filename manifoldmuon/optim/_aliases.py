@@ -11,7 +11,7 @@ from jax.typing import ArrayLike, DTypeLike
 from manifoldmuon._internal.links import LastLink, as_links, link
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Manifold
-from manifoldmuon.norms import Combination, ConvRMSToRMS, Max, Spectral
+from manifoldmuon.norms import ConvRMSToRMS, Spectral
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
 from manifoldmuon.optim._descend import descend
@@ -53,7 +53,6 @@ def manifold_muon(
     clip: ArrayLike | optax.GradientTransformation | None = None,
     weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
-    combination: Combination = Max(),
     certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent on manifolds, with momentum; on Stiefel matrices it is manifold Muon.
@@ -89,8 +88,6 @@ def manifold_muon(
         learning rate, or a link such as `contrib.add_cautious_weight_decay(0.1, geometry)`.
         Constrained manifolds bound their weights by themselves.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
-      combination: how the norms of the layers combine; `Max()` treats each leaf by itself. See
-        `scale_by_duality`, which takes the place of its two links for any other.
       certify: whether residuals and gaps are kept for `monitor`; see `scale_by_steepest`.
 
     Returns:
@@ -139,7 +136,6 @@ def muon(
     clip: ArrayLike | optax.GradientTransformation | None = None,
     weight_decay: Decay | None = None,
     budgets: Budgets | None = None,
-    combination: Combination = Max(),
     certify: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
@@ -188,7 +184,6 @@ def muon(
         clip=clip,
         weight_decay=weight_decay,
         budgets=budgets,
-        combination=combination,
         certify=certify,
     )
 

@@ -6,13 +6,12 @@ import functools
 
 from manifoldmuon._internal.arguments import check_arguments, one_of, optional
 from manifoldmuon.linalg import MsignMethod
-from manifoldmuon.norms import Combination, PowerIterations
+from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._geometry import check_geometry
 
 checked = functools.partial(
     check_arguments,
     geometry=check_geometry,
-    combination=one_of(Combination),
     iterations=one_of(PowerIterations),
     method=optional(MsignMethod.check),
 )

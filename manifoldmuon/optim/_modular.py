@@ -8,7 +8,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import shown
-from manifoldmuon.norms import Combination, Max, PowerIterations
+from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._aliases import Decay, decay_links, manifold_muon
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
@@ -49,7 +49,6 @@ def modular(
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
     weight_decay: Decay | None = None,
-    combination: Combination = Max(),
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
 
@@ -69,7 +68,6 @@ def modular(
     Args:
       learning_rate: this argument and all that are not listed are those of `manifold_muon`.
       architecture: anything with `geometry()` and `budgets()`.
-      combination: the modular norm is `Max()`.
 
     Returns:
       The chain. `update` needs `params`.
@@ -87,7 +85,6 @@ def modular(
         clip=clip,
         weight_decay=weight_decay,
         budgets=architecture.budgets(),
-        combination=combination,
     )
 
 

@@ -1,4 +1,4 @@
-"""From gradients to steepest directions, of each leaf by itself or of the whole tree."""
+"""From gradients to steepest directions, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -6,17 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
-from manifoldmuon._internal.arrays import expand_trailing, inner_product, upcast
+from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.links import init_by_path, link
 from manifoldmuon._internal.mesh import divided_alike, warn_of_unset_mesh
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.norms import Combination, Max
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import map_leaves
 
@@ -161,74 +157,3 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
             pairs = getattr(part, name).items()
             report[name].update({path: jax.tree.leaves(boxed)[0] for path, boxed in pairs})
     return report
-
-
-@checked()
-def scale_by_duality(
-    geometry: Geometry,
-    budgets: Budgets = 1.0,
-    combination: Combination = Max(),
-    certify: bool = True,
-) -> optax.GradientTransformationExtraArgs:
-    """Replace gradients by the steepest step of norm 1 in the norm of the whole tree.
-
-    That norm is `combine_k ||w_k|| / b_k` over the layers. A layer is one point of its manifold:
-    each copy in a stack counts by itself, and so does each tap of a kernel whose taps are the
-    points (`Stiefel`; under `Euclidean(ConvRMSToRMS())` the kernel is one point). The dual norm
-    of a layer is `<gradient, steepest direction>`, on constrained manifolds over tangent
-    directions. With `Max()` this is `scale_by_steepest` followed by `scale_by_budget`.
-
-    Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
-      budgets: the `b_k`; see `scale_by_budget`. A layer of budget 0 is frozen.
-      combination: how norms combine: `Max()`, `Sum()` or `RootSumSquares()`.
-      certify: see `scale_by_steepest`.
-
-    Returns:
-      A transformation with the state and the dtypes of `scale_by_steepest`; `update` needs
-      `params`. Zeros give zeros. Where layers depend on one another, so do their NaNs.
-
-    Examples:
-      >>> tx = scale_by_duality(mm.manifolds.Euclidean(), combination=mm.norms.RootSumSquares())
-      >>> grads = {"a": jnp.full(1, 3.0), "b": jnp.full(1, 4.0)}
-      >>> tx.update(grads, tx.init(grads), grads)[0]["b"].round(3).item()
-      0.8...
-    """
-    steepest, shares = scale_by_steepest(geometry, certify), scale_by_budget(budgets)
-
-    def init_fn(params: Any) -> Any:
-        shares.init(params)
-        return steepest.init(params)
-
-    def update_fn(updates, state, params=None, **extra_args):
-        grads = updates
-        updates, state = steepest.update(updates, state, params, **extra_args)
-        updates, _ = shares.update(updates, optax.EmptyState())
-        _, gains = map_leaves(_gain, geometry, updates, params, grads, name="scale_by_duality")
-        if gains:
-            given = _combine(combination, gains)
-            updates, _ = map_leaves(_multiply, geometry, updates, params, carried=given)
-        return updates, state
-
-    return link(update_fn, init_fn, steepest.init)
-
-
-def _gain(manifold: Manifold, point: jax.Array, step: jax.Array, grad: jax.Array) -> Any:
-    """Return `<grad, step>` of every point, as numbers of moderate size and powers of two."""
-    scaled, exponent = scale_to_unit_exponent(grad, manifold.ndim)
-    return None, (jnp.maximum(inner_product(scaled, step, manifold.ndim), 0), exponent)
-
-
-def _combine(combination: Combination, gains: dict[str, Any]) -> dict[str, jax.Array]:
-    """Return the share of every point, from the gains of all points on one scale."""
-    scales = [jnp.where(size > 0, power, -(2**20)).ravel() for size, power in gains.values()]
-    largest = jnp.max(jnp.concatenate(scales))
-    # Not above 0: the exponent of a leaf of zeros means nothing.
-    sizes = [times_power_of_two(d, jnp.minimum(e - largest, 0)) for d, e in gains.values()]
-    given = combination.dualize(jnp.concatenate([size.ravel() for size in sizes]))
-    parts = jnp.split(given, np.cumsum([size.size for size in sizes])[:-1])
-    return {k: p.reshape(s.shape) for k, p, s in zip(gains, parts, sizes, strict=True)}
-
-
-def _multiply(manifold: Manifold, point: jax.Array, step: jax.Array, given: jax.Array) -> jax.Array:
-    return step * expand_trailing(given, manifold.ndim).astype(step.dtype)

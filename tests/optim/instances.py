@@ -175,12 +175,6 @@ INSTANCES = {
     "tangent-sets": Instance(
         optim.project_tangent, SET_GEOMETRY, SETS, scale_free=False, wrappers=False
     ),
-    "duality": Instance(
-        optim.scale_by_duality,
-        CURVED_GEOMETRY,
-        CURVED,
-        {"budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0}},
-    ),
     "neurons": Instance(
         contrib.scale_by_neuron_rms,
         {"a": STIEFEL.transposed(), "b": Euclidean(RMSToRMS())},

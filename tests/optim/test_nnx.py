@@ -15,7 +15,7 @@ from manifoldmuon import contrib, optim
 from manifoldmuon._internal.paths import path_string
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
-from manifoldmuon.norms import RMSToRMS, Sum
+from manifoldmuon.norms import RMSToRMS
 
 KERNEL = Stiefel(solver=ProjectedPolar()).transposed()
 GEOMETRY = optim.by_path({"**/kernel": KERNEL, "**/bias": Euclidean()})
@@ -73,7 +73,6 @@ EVERY_TX = {
     "function": optim.manifold_muon(
         0.1,
         lambda path, _: KERNEL if path[-1].key == "kernel" else Euclidean(),
-        combination=Sum(),
     ),
     "normalize": optim.chain(
         optim.normalize(optax.scale_by_adam(), FLAT), optax.scale_by_learning_rate(0.1)

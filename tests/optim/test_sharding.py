@@ -14,7 +14,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent
-from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS, Sum
+from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import INSTANCES, Instance
 
@@ -182,7 +182,6 @@ TREE_FUNCTIONS = {
     "init_semi_orthogonal": matrices(lambda p: contrib.init_semi_orthogonal(Layout(), KEY, p)),
     "monitor": certificates,
     "scale_by_steepest": update(optim.scale_by_steepest, PLACED),
-    "scale_by_duality": update(optim.scale_by_duality, PLACED, combination=Sum()),
     "scale_by_budget": update(optim.scale_by_budget, 0.5),
     "scale_by_neuron_rms": update(contrib.scale_by_neuron_rms, PLACED),
     "agd": matrices(lambda p: (tx := contrib.agd(Layout())).update(p, tx.init(p), p)[0]),
