@@ -2,14 +2,10 @@
 
 from manifoldmuon.contrib._agd import agd, init_semi_orthogonal
 from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, Softmax
-from manifoldmuon.contrib._cautious import cautious
 from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
-from manifoldmuon.contrib._decay import add_cautious_weight_decay, add_decay_towards
-from manifoldmuon.contrib._distance import scale_by_distance
 from manifoldmuon.contrib._doubly_stochastic import DoublyStochastic, Nearest, Sinkhorn
 from manifoldmuon.contrib._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.contrib._isospectral import Isospectral
-from manifoldmuon.contrib._line_search import scale_by_line_search
 from manifoldmuon.contrib._lint import lint
 from manifoldmuon.contrib._lipschitz_layers import (
     Householder,
@@ -24,8 +20,6 @@ from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._quantized import quantized
 from manifoldmuon.contrib._res_cnn import res_cnn
 from manifoldmuon.contrib._rotations import Rotations
-from manifoldmuon.contrib._rule import DeepTrust, SquareLossSmoothness, StepRule, scale_by_rule
-from manifoldmuon.contrib._scion import scion
 from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
 from manifoldmuon.contrib._split import split_parameters
 from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
@@ -45,18 +39,12 @@ __all__ = [
     "TwoTap",
     "orthogonal_conv2d",
     "init_semi_orthogonal",
-    "DeepTrust",
     "DoublyStochastic",
     "Isospectral",
     "Nearest",
     "Rotations",
     "Sinkhorn",
-    "SquareLossSmoothness",
-    "StepRule",
-    "add_cautious_weight_decay",
-    "add_decay_towards",
     "agd",
-    "cautious",
     "cross_entropy_smoothness",
     "hyperball",
     "keep_norms",
@@ -67,11 +55,7 @@ __all__ = [
     "optax_muon",
     "quantized",
     "res_cnn",
-    "scale_by_distance",
-    "scale_by_line_search",
     "scale_by_neuron_rms",
-    "scale_by_rule",
-    "scion",
     "sinkhorn",
     "split_parameters",
     "square_error_smoothness",

@@ -14,8 +14,7 @@ from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.links import link
 from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex
-from manifoldmuon.contrib._rule import DeepTrust, cast_like, scaled
+from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex, is_hole
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
 from manifoldmuon.optim import chain, init_tree, map_leaves
@@ -113,10 +112,17 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         moved = [place for place in places.real if places.paths[place] in sizes]
         depth = max(sum(_layers(values[i], jnp.shape(leaves[i])) for i in moved), 1)
         summary = sum(map(jnp.sum, sizes.values()), jnp.zeros(())) / depth
-        eta = DeepTrust().length(summary, summary)
+        # The logarithm of (1 + sqrt(1 + 4 G)) / 2, so written that a tiny G gives itself.
+        eta = jnp.log1p(2 * summary / (1 + jnp.sqrt(1 + 4 * summary)))
+
+        def scaled(unit: Any, update: Any) -> Any:
+            if is_hole(unit):
+                return unit
+            length = (eta / depth).astype(jnp.result_type(unit))
+            return (unit * length).astype(jnp.result_type(update))
 
         state = ScaleByAGDState(eta.astype(jnp.float32), summary.astype(jnp.float32))
-        return cast_like(scaled(units, eta / depth), updates), state
+        return jax.tree.map(scaled, units, updates, is_leaf=is_hole), state
 
     return link(update_fn, init_fn, lambda params: _start())
 

@@ -11,10 +11,10 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
-from manifoldmuon._internal.arrays import nonzero_or_one, upcast
+from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one, upcast
 from manifoldmuon._internal.links import init_by_path, link
 from manifoldmuon._internal.paths import find_places
-from manifoldmuon.contrib._cautious import lengthen
+from manifoldmuon._internal.powers_of_two import normalize
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
@@ -92,7 +92,7 @@ def scale_by_neuron_rms(
         scale = functools.partial(_scale, decay)
         scaled, nu = map_leaves(scale, geometry, updates, params, carried=state.nu, **options)
         scaled, _ = tangent.update(scaled, optax.EmptyState(), params)
-        steps, _ = map_leaves(lengthen, geometry, scaled, params, updates, **options)
+        steps, _ = map_leaves(_lengthen, geometry, scaled, params, updates, **options)
         return steps, ScaleByNeuronRMSState(state.nu | nu)
 
     # The placeholder has a number for each dictionary; see `link`.
@@ -118,6 +118,14 @@ def _scale(
     after = jnp.asarray(decay * nu + (1 - decay) * jnp.mean(direction**2, axis=others))
     scaled = direction / jnp.expand_dims(jnp.sqrt(nonzero_or_one(after)), others)
     return scaled, jnp.where(jnp.isfinite(after), after, nu).astype(nu.dtype)
+
+
+def _lengthen(
+    manifold: Manifold, point: jax.Array, kept: jax.Array, update: jax.Array
+) -> jax.Array:
+    """Bring `kept` to the length of `update`, in the point's dtype."""
+    length = expand_trailing(frobenius_norm(upcast(update), manifold.ndim), manifold.ndim)
+    return (length * normalize(kept, manifold.ndim)).astype(point.dtype)
 
 
 @check_arguments(neuron_decay=number("[0, 1)"))

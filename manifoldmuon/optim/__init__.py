@@ -4,7 +4,6 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 """
 
 from manifoldmuon._internal.paths import by_path
-from manifoldmuon.optim._aliases import Decay as Decay
 from manifoldmuon.optim._aliases import manifold_muon, muon
 from manifoldmuon.optim._budget import Budgets as Budgets
 from manifoldmuon.optim._budget import scale_by_budget

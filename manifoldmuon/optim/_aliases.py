@@ -25,21 +25,18 @@ from manifoldmuon.optim._geometry import (
 from manifoldmuon.optim._leaves import check_updates
 from manifoldmuon.optim._retract import chain
 
-Decay = optax.ScalarOrSchedule | optax.GradientTransformation
-"""A rate of weight decay, or a link that adds it."""
-
 
 def decay_links(
-    weight_decay: Decay | None, geometry: Geometry
+    weight_decay: optax.ScalarOrSchedule | None, geometry: Geometry
 ) -> list[optax.GradientTransformation]:
-    """Return weight decay of the unconstrained leaves, or the given link; None decays nothing."""
+    """Return weight decay of the unconstrained leaves; None decays nothing."""
 
     def mask(tree: Any) -> Any:
         places = find_manifolds(geometry, tree)
         marks = {i: not constrained(manifold_of(places.values[i])) for i in places.real}
         return places.fill(tree, marks)
 
-    return as_links(weight_decay, lambda rate: optax.add_decayed_weights(rate, mask=mask))
+    return [] if weight_decay is None else [optax.add_decayed_weights(weight_decay, mask=mask)]
 
 
 @checked()
@@ -51,7 +48,7 @@ def manifold_muon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: Decay | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
     certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
@@ -85,8 +82,8 @@ def manifold_muon(
       clip: applied to gradients before they enter the momentum, where alone it has an effect:
         a largest global norm, or a transformation such as `optax.adaptive_grad_clip(0.01)`.
       weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, multiplied by the
-        learning rate, or a link such as `contrib.add_cautious_weight_decay(0.1, geometry)`.
-        Constrained manifolds bound their weights by themselves.
+        learning rate: a number or a schedule. Constrained manifolds bound their weights by
+        themselves.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
       certify: whether residuals and gaps are kept for `monitor`; see `scale_by_steepest`.
 
@@ -134,7 +131,7 @@ def muon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: Decay | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
     certify: bool = False,
 ) -> optax.GradientTransformationExtraArgs:

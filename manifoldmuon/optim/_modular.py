@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import shown
 from manifoldmuon.norms import PowerIterations
-from manifoldmuon.optim._aliases import Decay, decay_links, manifold_muon
+from manifoldmuon.optim._aliases import decay_links, manifold_muon
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
 from manifoldmuon.optim._geometry import Geometry
@@ -48,7 +48,7 @@ def modular(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: Decay | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
 
@@ -94,7 +94,7 @@ def normed(
     base: optax.GradientTransformation,
     architecture: Architecture,
     *,
-    weight_decay: Decay | None = None,
+    weight_decay: optax.ScalarOrSchedule | None = None,
     iterations: PowerIterations = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
     r"""Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.

@@ -23,13 +23,11 @@ OPTIMIZERS = {
     "manifold_muon": optim.manifold_muon(0.1, Stiefel()),
     "muon": optim.muon(0.1, FLAT, clip=1.0),
     "normuon": contrib.normuon(0.1, FLAT),
-    "scion": contrib.scion(0.1, FLAT),
     "modular": optim.modular(0.1, Linear(4, 3)),
     "normed": optim.normed(0.1, optax.scale_by_adam(), Linear(4, 3)),
     "riemannian_adam": optim.riemannian_adam(0.1, Stiefel()),
     "riemannian_sgd": optim.riemannian_sgd(0.1, Stiefel(), 0.9),
     "agd": contrib.agd(Layout()),
-    "cautious": contrib.cautious(optax.trace(0.9), FLAT),
     "with_master_copies": optim.with_master_copies(optim.muon(0.1, FLAT)),
 }
 
@@ -69,12 +67,9 @@ def test_numbers_of_all_kinds_are_accepted(number):
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-2, atol=1e-3)
 
 
-def test_schedules_and_links_are_accepted():
+def test_schedules_and_clipping_transformations_are_accepted():
     schedule = optax.linear_schedule(0.1, 0.0, 5)
-    decay = contrib.add_cautious_weight_decay(schedule, FLAT)
-    for given in (schedule, decay):
-        optim.muon(schedule, FLAT, weight_decay=given, clip=optax.clip(1.0)).init(PARAMS)
-    contrib.scion(schedule, FLAT).init(PARAMS)
+    optim.muon(schedule, FLAT, weight_decay=schedule, clip=optax.clip(1.0)).init(PARAMS)
 
 
 def test_traced_numbers_are_accepted():
@@ -82,7 +77,7 @@ def test_traced_numbers_are_accepted():
 
     @jax.jit
     def step(rate, momentum):
-        tx = contrib.scion(rate, FLAT, momentum=momentum)
+        tx = optim.muon(rate, FLAT, momentum)
         return tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]
 
     step(0.1, 0.9)

@@ -11,7 +11,7 @@ import optax
 import pytest
 from flax import nnx
 
-from manifoldmuon import contrib, optim
+from manifoldmuon import optim
 from manifoldmuon._internal.paths import path_string
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
@@ -76,11 +76,6 @@ EVERY_TX = {
     ),
     "normalize": optim.chain(
         optim.normalize(optax.scale_by_adam(), FLAT), optax.scale_by_learning_rate(0.1)
-    ),
-    "distance": optim.chain(
-        optim.scale_by_steepest(GEOMETRY),
-        contrib.scale_by_distance(GEOMETRY),
-        optim.retract(GEOMETRY),
     ),
     "hybrid": optim.hybrid(
         MUON, optim.by_path({"**/kernel": KERNEL, "**/bias": None}), optax.adamw(0.01)

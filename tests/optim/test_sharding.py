@@ -188,16 +188,9 @@ TREE_FUNCTIONS = {
     "retract": update(optim.retract, PLACED),
     "tangent": update(optim.project_tangent, PLACED),
     "normalize": update(optim.normalize, optax.identity(), PLACED),
-    "cautious": update(contrib.cautious, optax.identity(), PLACED),
-    "add_cautious_weight_decay": update(contrib.add_cautious_weight_decay, 0.1, PLACED),
-    "add_decay_towards": update(contrib.add_decay_towards, 0.1, FLAT, PLACED),
-    "scale_by_distance": update(contrib.scale_by_distance, PLACED),
-    "scale_by_rule": update(contrib.scale_by_rule, contrib.DeepTrust()),
-    "scale_by_line_search": update(contrib.scale_by_line_search, PLACED, max_trials=3),
     "manifold_muon": update(optim.manifold_muon, 0.1, PLACED, weight_decay=0.1),
     "muon": update(optim.muon, 0.1, FLAT),
     "normuon": update(contrib.normuon, 0.1, FLAT),
-    "scion": update(contrib.scion, 0.1, FLAT),
     "riemannian_adam": update(optim.riemannian_adam, 0.1, PLACED),
     "riemannian_sgd": update(optim.riemannian_sgd, 0.1, PLACED),
     "with_qk_clip": update(contrib.with_qk_clip, optax.sgd(0.1), FLAT, HEADS),
@@ -239,7 +232,7 @@ def test_checks_of_a_tree_on_a_mesh(mesh):
 
 
 # Of tests/optim/instances.py: those with a state, for any geometry.
-STATEFUL = ("steepest", "normalize", "neurons", "muon", "normuon", "scion", "riemannian_adam",
+STATEFUL = ("steepest", "normalize", "neurons", "muon", "normuon", "riemannian_adam",
             "riemannian_sgd", "master copies")  # fmt: skip
 
 
