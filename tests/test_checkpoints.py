@@ -446,7 +446,7 @@ def test_another_tree_is_refused(run):
     for target, reason in [
         (
             start(TRANSFORMATIONS["muon"]),
-            "'state/1/dual/w' was float32[8,8] and is nothing; ",
+            "'state/1/steepest/dual/w' was float32[8,8] and is nothing; ",
         ),
         (tree | {"key": jax.random.PRNGKey(0)}, "'key' was key<fry>[] and is uint32[2]; "),
         ({"params": tree["params"]}, "'key' was key<fry>[] and is nothing; "),
@@ -469,6 +469,23 @@ def test_nothing_is_overwritten(run, copy):
 
 
 # --- Disks -------------------------------------------------------------------------------------
+
+
+def test_steps_of_another_process_are_never_overwritten(tmp_path):
+    """Both opened the folder while it was empty."""
+    first, second = Checkpoints(tmp_path), Checkpoints(tmp_path)
+    with first, second:
+        ours, theirs = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
+        assert second.save(2, theirs)
+        second.wait()
+        for step in (1, 2):
+            with pytest.raises(CheckpointError, match=f"step {step} is not after step 2"):
+                first.save(step, ours)
+        found = first.restore(ours)
+        assert found is not None
+        assert found.step == 2
+        np.testing.assert_array_equal(found.tree["w"], theirs["w"])
+        assert first.save(3, ours)
 
 
 @pytest.mark.parametrize("background", [False, True])

@@ -63,6 +63,14 @@ def is_hole(node: Any) -> bool:
     return node is None or isinstance(node, optax.MaskedNode)
 
 
+def is_function(value: Any) -> bool:
+    """Return whether a value is a function, and not a tree of a callable type.
+
+    Modules of Equinox are pytrees and callable, and so is a geometry in the structure of such.
+    """
+    return callable(value) and not isinstance(value, type) and jax.tree_util.all_leaves([value])
+
+
 Pattern = str | re.Pattern[str]
 
 
@@ -272,7 +280,7 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
         abstract = tuple([x if is_hole(x) else (x.shape, x.dtype) for x in leaves])
     except AttributeError:  # Python numbers, or no arrays at all
         abstract = _abstract(tree)
-    if callable(spec) and not isinstance(spec, type):
+    if is_function(spec):
         # Call it each time: what it has captured may have changed, and the cache must not keep it.
         pairs = zip(flatten_with_path(tree, is_hole)[0], abstract, strict=True)
         values = [None if is_hole(x) else spec(p, jax.ShapeDtypeStruct(*x)) for (p, _), x in pairs]

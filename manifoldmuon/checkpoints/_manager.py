@@ -28,7 +28,7 @@ except ImportError as error:
         "manifoldmuon.checkpoints needs Orbax: pip install 'manifoldmuon[checkpoints]'"
     ) from error
 
-STATE_LAYOUT = 3
+STATE_LAYOUT = 4
 """Version of the record and of the states; steps that were saved with another are refused."""
 
 
@@ -125,14 +125,14 @@ class Checkpoints:
             not JSON; a field of a manifold is not data, such as a lambda.
           ValueError: two leaves have the same path, or the tree has no node or no leaf.
         """
-        newest = self.manager.latest_step()
-        if newest is not None and step <= newest:
-            raise CheckpointError(
-                f"step {step} is not after step {newest}, which {self._directory} holds: restore"
-                " that one and resume from there, or choose another folder"
-            )
+        self._check_newer(step)
         if not self.manager.should_save(step):
             return False
+        # Another process may have saved since the folder was read, and Orbax overwrites steps that
+        # it does not know.
+        self.wait()
+        self.manager.reload()
+        self._check_newer(step)
         structure = jax.tree.structure(tree, is_leaf=lambda node: node is None)
         if jax.tree_util.treedef_is_leaf(structure) or structure.num_leaves == 0:
             raise ValueError(
@@ -199,9 +199,18 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _check_newer(self, step: int) -> None:
+        newest = self.manager.latest_step()
+        if newest is not None and step <= newest:
+            raise CheckpointError(
+                f"step {step} is not after step {newest}, which {self._directory} holds: restore"
+                " that one and resume from there, or choose another folder"
+            )
+
     def _checked(self, step: int | None, read: Callable[[int], Any]) -> Any:
         """Read a step; if it is damaged, raise an error that names the newest intact step."""
         self.wait()
+        self.manager.reload()
         steps = sorted(self.manager.all_steps())
         if step is None and not steps:
             return None

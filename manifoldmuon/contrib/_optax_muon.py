@@ -13,6 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, optional
 from manifoldmuon._internal.mesh import divided_alike
+from manifoldmuon._internal.paths import is_function
 from manifoldmuon.linalg import MsignMethod, msign
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Spectral
@@ -180,7 +181,7 @@ def _spread(dims: Any, params: Any) -> Any:
     """Return dimension numbers, or None, for every parameter, in one list."""
     if dims is None:
         return [_Dims() if jnp.ndim(x) == 2 else None for x in jax.tree.leaves(params)]
-    given = dims(params) if callable(dims) else dims
+    given = dims(params) if is_function(dims) else dims
     return jax.tree.leaves(
         jax.tree.map(lambda d, x: jax.tree.map(lambda _: d, x), given, params, is_leaf=_is_dims),
         is_leaf=_is_dims,

@@ -18,6 +18,7 @@ from manifoldmuon._internal.paths import (
     find_places,
     flatten_with_path,
     if_complex,
+    is_function,
     path_string,
 )
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
@@ -91,7 +92,7 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False) -> Place
 
 def check_geometry(name: str, geometry: Any) -> None:
     """Raise `TypeError` unless an argument is a geometry, as far as it can be checked alone."""
-    if callable(geometry) and not isinstance(geometry, type):
+    if is_function(geometry):
         return
     entries = [(path_string(path), entry) for path, entry in flatten_with_path(geometry)[0]]
     if isinstance(geometry, ByPath):
@@ -145,7 +146,7 @@ def map_geometry(function: Callable[[Manifold], Manifold], geometry: Geometry) -
 
     if isinstance(geometry, ByPath):
         return ByPath(tuple((pattern, mapped(value)) for pattern, value in geometry.rules))
-    if callable(geometry) and not isinstance(geometry, type):
+    if is_function(geometry):
         return lambda path, leaf: mapped(geometry(path, leaf))
     return jax.tree.map(mapped, geometry)
 

@@ -61,7 +61,8 @@ def hybrid(
 
     def split(places: Places, tree: Any) -> Link:
         labels = dict.fromkeys(places.real, "manifolds") | dict.fromkeys(places.rest, "rest")
-        return optax.partition(parts, places.fill(tree, labels))
+        # As a function: Optax would call labels whose tree is of a callable type.
+        return optax.partition(parts, lambda _: places.fill(tree, labels))
 
     def init_fn(params: Any) -> Any:
         return split(find_manifolds(geometry, params, rest=True), params).init(params)

@@ -1,0 +1,117 @@
+"""Parameters in modules that are pytrees and callable: a tree of that type is no function."""
+
+from typing import Any
+
+import chex
+import equinox as eqx
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from manifoldmuon import contrib, optim
+from manifoldmuon.checkpoints import Checkpoints
+from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.minimize import minimize
+
+
+class Struct(flax.struct.PyTreeNode):
+    """Stands for modules of Linen style whose parameters are fields."""
+
+    kernel: Any
+    bias: Any
+
+    def __call__(self, x):
+        raise AssertionError("a tree of parameters was called")
+
+
+def equinox_module() -> Any:
+    model = eqx.nn.MLP(4, 3, 8, 1, key=jax.random.key(0))
+    return eqx.filter(model, eqx.is_inexact_array)
+
+
+def nnx_module() -> Any:
+    return nnx.state(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Param)
+
+
+def flax_struct() -> Any:
+    return Struct(jnp.eye(4, 3), jnp.zeros(3))
+
+
+MODULES = {"equinox": equinox_module, "nnx": nnx_module, "struct": flax_struct}
+
+
+def tree_of(params: Any, matrix: Any, other: Any) -> Any:
+    return jax.tree.map(lambda x: matrix if x.ndim == 2 else other, params)
+
+
+@pytest.fixture(params=MODULES)
+def params(request) -> Any:
+    given = MODULES[request.param]()
+    return optim.project_tree(tree_of(given, Stiefel(), Euclidean()), given)
+
+
+def test_geometry_tree_of_the_modules_type_gives_updates(params):
+    geometry = tree_of(params, Stiefel(), Euclidean())
+
+    def function(path, leaf):
+        return Stiefel() if len(leaf.shape) == 2 else Euclidean()
+
+    updates = []
+    for spec in (geometry, function):
+        tx = optim.manifold_muon(0.1, spec, budgets=tree_of(params, 2.0, 1.0), weight_decay=0.1)
+        updates.append(tx.update(params, tx.init(params), params)[0])
+    chex.assert_trees_all_equal(*updates)
+
+
+def test_hybrid_of_a_callable_module_splits_by_entry(params):
+    geometry = tree_of(params, Stiefel(), None)
+    tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.sgd(0.5))
+    grads = jax.tree.map(jnp.ones_like, params)
+    updates, _ = tx.update(grads, tx.init(params), params)
+    for update, param in zip(*map(jax.tree.leaves, (updates, params)), strict=True):
+        if param.ndim == 2:
+            assert 0 < np.abs(update).max() < 0.4
+        else:
+            np.testing.assert_array_equal(update, np.full(param.shape, -0.5, np.float32))
+
+
+def test_drop_in_takes_a_callable_module(params):
+    grads = jax.tree.map(
+        lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
+    )
+    updates = []
+    for tx in (contrib.optax_muon(0.1), optax.contrib.muon(0.1)):
+        updates.append(jax.jit(tx.update)(grads, tx.init(params), params)[0])
+    eps = float(jnp.finfo(jnp.float32).eps)
+    # Five quintic steps multiply rounding by at most 3.4445 each, in one step of length 0.1.
+    chex.assert_trees_all_close(*updates, rtol=0, atol=0.1 * 3.4445**5 * eps)
+
+
+def test_minimize_on_a_callable_module_finds_its_target(params):
+    geometry = tree_of(params, Stiefel(), Euclidean())
+    target = jax.tree.map(lambda x: x + 0.1, params)
+
+    def cost(point):
+        gaps = jax.tree.map(lambda x, y: jnp.sum((x - y) ** 2), point, target)
+        return sum(jax.tree.leaves(gaps), jnp.zeros(()))
+
+    found = minimize(cost, geometry, params)
+    assert jax.tree.structure(found.point) == jax.tree.structure(params)
+    nearest = optim.project_tree(geometry, target)
+    assert cost(found.point) <= cost(nearest) * (1 + 1e-5)
+
+
+def test_checkpoint_of_a_callable_module_comes_back_equal(params, tmp_path, no_futures_left):
+    geometry = tree_of(params, Stiefel(), Euclidean())
+    tx = optim.manifold_muon(0.1, geometry)
+    state = tx.init(params)
+    tree, table = {"params": params, "state": state}, optim.tabulate(geometry, params)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(1, tree, table)
+        found = checkpoints.restore(tree, table)
+    assert found is not None
+    chex.assert_trees_all_equal(found.tree, tree)
