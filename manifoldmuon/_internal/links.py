@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.arrays import upcast
+from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.mesh import replicated_like
 from manifoldmuon._internal.paths import Places
 
@@ -80,6 +81,34 @@ def init_by_path(places: Places, params: Any, make: Callable[[Any, Any], Any]) -
         if made is not None:
             found[places.paths[place]] = replicated_like(made, leaves[place])
     return found
+
+
+def check_ascends(name: str, base: optax.GradientTransformation) -> None:
+    """Raise `ValueError` if a base optimizer descends: what follows it flips the sign.
+
+    Probed with a constant gradient of one number. Nothing is known of a base that takes other
+    parameters, further arguments, or hyperparameters that are being traced.
+    """
+
+    def probe() -> Any:
+        one, total = jnp.ones(()), jnp.zeros(())
+        state = base.init(one)
+        for _ in range(3):  # a schedule may start at zero
+            update, state = base.update(one, state, one)
+            total += jnp.asarray(update)
+        return total
+
+    try:
+        with jax.ensure_compile_time_eval():
+            total = float(jax.jit(probe, compiler_options=compiler_options((), 1))())
+    except Exception:
+        return
+    if total < 0:
+        raise ValueError(
+            f"{name}(base) must ascend, without a learning rate of its own, and this one descends:"
+            " write optax.scale_by_adam() for optax.adam(rate), optax.trace(0.9) for"
+            " optax.sgd(rate, 0.9)"
+        )
 
 
 def require(name: str, **arguments: Any) -> None:

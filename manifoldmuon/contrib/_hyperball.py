@@ -14,7 +14,7 @@ from jax.typing import ArrayLike
 from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, inner_product, upcast
 from manifoldmuon._internal.directions import never_fused, stay_if_still
-from manifoldmuon._internal.links import LastLink, Link, difference, link
+from manifoldmuon._internal.links import LastLink, Link, check_ascends, difference, link
 from manifoldmuon._internal.mesh import replicated_like
 from manifoldmuon._internal.paths import Spec, find_places
 from manifoldmuon._internal.powers_of_two import (
@@ -163,7 +163,8 @@ def hyperball(
 
     Raises:
       TypeError: on use; see `keep_norms`.
-      ValueError: a number out of its range; on use, see `keep_norms`.
+      ValueError: a number out of its range; on `init`, a base that descends; on use, see
+        `keep_norms`.
 
     Examples:
       >>> params = {"kernel": jnp.ones((2, 4, 4)), "bias": jnp.zeros((2, 4))}
@@ -185,7 +186,11 @@ def hyperball(
         map_leaves(_step, geometry, updates, params, name="hyperball", select=_nowhere)
         return descent.update(updates, state, params, **extra_args)
 
-    return link(update_fn, descent.init, descent.init, LastLink)
+    def init_fn(params: Any) -> Any:
+        check_ascends("hyperball", base)
+        return descent.init(params)
+
+    return link(update_fn, init_fn, descent.init, LastLink)
 
 
 def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
 from manifoldmuon._internal.arrays import expand_trailing, upcast
 from manifoldmuon._internal.links import LastLink, Link, difference, link
@@ -72,6 +74,7 @@ def descend(
     def init_fn(params: Any) -> DescendState:
         find_budgets(budgets, params)
         last.init(params)
+        _warn_of_long_steps(learning_rate, geometry, params)
         count = jnp.zeros((), jnp.int32) if scheduled else ()
         return DescendState(count, steepest.init(params))
 
@@ -121,6 +124,19 @@ def descend(
         return DescendState(jnp.zeros(()) if scheduled else (), steepest.init(params))
 
     return link(update_fn, init_fn, placeholder, LastLink)
+
+
+def _warn_of_long_steps(learning_rate: Any, geometry: Geometry, params: Any) -> None:
+    rate = learning_rate(0) if callable(learning_rate) else learning_rate
+    if isinstance(rate, Tracer) or not float(rate) > 1:
+        return
+    places = find_manifolds(geometry, params)
+    if any(manifold_of(places.values[i]).constrained for i in places.real):
+        warnings.warn(
+            f"a learning rate of {float(rate):g} turns constrained weights by more than one radian"
+            " a step: rates from 0.02 to 0.2 are usual",
+            stacklevel=4,
+        )
 
 
 def _lengths(share: Any, entry: Entry, shape: tuple[int, ...]) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.arrays import expand_trailing, inner_product, nonzero_or_one, upcast
-from manifoldmuon._internal.links import init_by_path, link
+from manifoldmuon._internal.links import check_ascends, init_by_path, link
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon.manifolds import Manifold
@@ -67,9 +67,7 @@ def normalize(
 
     Args:
       base: what makes the updates. It must ascend, as `optax.scale_by_adam()`, `optax.trace(0.9)`
-        and `optax.identity()` do. An optimizer with a learning rate, such as `optax.adam(1e-3)`,
-        already descends: normalised, and turned around by the learning rate behind this link, it
-        would climb.
+        and `optax.identity()` do.
       geometry: which manifold, and so which norm, each parameter has; see `resolve`.
       budgets: target norms; see `scale_by_budget`.
       iterations: how many steps of power iteration to take.
@@ -78,6 +76,9 @@ def normalize(
       A transformation whose updates have the parameters' dtypes; norms are computed in float32 or
       wider. Its state is a `NormalizeState`. `update` needs `params`. Zero stays zero, a NaN
       stays in its leaf and enters no vector.
+
+    Raises:
+      ValueError: on `init`, for a base that descends, such as `optax.adam(1e-3)`.
 
     Examples:
       >>> tx = normalize(optax.identity(), mm.manifolds.Euclidean(), budgets=0.5)
@@ -89,6 +90,7 @@ def normalize(
     shares = scale_by_budget(budgets)
 
     def init_fn(params: Any) -> NormalizeState:
+        check_ascends("normalize", base)
         places = find_manifolds(geometry, params)
         shares.init(params)
         return NormalizeState(base.init(params), init_by_path(places, params, _init_vectors))

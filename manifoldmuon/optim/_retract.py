@@ -193,8 +193,8 @@ def check_chain(
       **extra_args: further arguments of `update`, such as `max_logits=...`.
 
     Raises:
-      ValueError: naming the parameters that left their manifold; or if no parameter moved, so
-        that nothing was checked.
+      ValueError: naming the parameters that left their manifold; or if updates climb, or
+        no parameter moved, so that nothing was checked.
 
     Examples:
       >>> sphere = mm.manifolds.Hypersphere()
@@ -226,9 +226,11 @@ def check_chain(
 
     start, state = draw()
     moving, rng = start, np.random.default_rng(1)  # NumPy's, as JAX would compile them
+    total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     for _ in range(steps):
         grads = jax.tree.map(lambda x: np.asarray(rng.standard_normal(x.shape), x.dtype), shapes)
         moving, state = step(grads, moving, state)
+        total = jax.tree.map(np.add, total, grads)
     before, leaves = places.leaves(start), places.leaves(moving)
     if all(np.array_equal(before[place], leaves[place]) for place in places.real):
         raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
@@ -246,3 +248,20 @@ def check_chain(
             " `retract` must be there and last: no link or wrapper may change updates after it;"
             " the page 'Transformations' says it of each wrapper of Optax."
         )
+    if value_fn is None and _cosine(start, moving, total) > 0.1:
+        raise ValueError(
+            "check_chain: updates climb: they lie along the gradients. A learning rate turns an"
+            " ascending direction around once: optax.scale_by_learning_rate(rate) or"
+            " optax.scale(-rate), and none behind an optimizer that has its own."
+        )
+
+
+def _cosine(before: Any, after: Any, grads: Any) -> float:
+    """Return the cosine between movement and summed gradients, over all leaves."""
+
+    def vector(tree: Any) -> np.ndarray:
+        return np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(tree)])
+
+    step, grad = vector(after) - vector(before), vector(grads)
+    size = np.linalg.norm(step) * np.linalg.norm(grad)
+    return float(step @ grad / size) if size > 0 else 0.0

@@ -1,5 +1,6 @@
 """The order of the links, and the aliases that get it right."""
 
+import warnings
 from typing import Any
 
 import jax
@@ -8,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.linalg import DEFAULT_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
@@ -160,7 +161,8 @@ def test_chain_refuses_links_after_a_nested_retract(wrap):
 def test_chain_accepts_a_last_retract_after_links_that_retract():
     """A line search tries points, and a wrapper may be mended by a second retraction."""
     wrapped = NESTED["masked"](optim.manifold_muon(0.1, SPHERE))
-    tx = optim.chain(wrapped, optax.scale(2.0), optim.retract(SPHERE))
+    links = wrapped, optax.masked(RATE, OTHERS), optax.scale(2.0), optim.retract(SPHERE)
+    tx = optim.chain(*links)
     optim.check_chain(tx, SPHERE, SHAPES)
 
 
@@ -291,3 +293,41 @@ def test_one_visit_gives_the_updates_of_its_links(share):
         answers.append((moved, optim.monitor(state)))
     for one, other in zip(*map(jax.tree.leaves, answers), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        optim.chain(optim.scale_by_steepest(GEOMETRY), optax.scale(0.1), optim.retract(GEOMETRY)),
+        optim.chain(optim.project_tangent(GEOMETRY), optim.retract(GEOMETRY)),
+        optim.chain(
+            optax.adam(0.1), optim.project_tangent(GEOMETRY), RATE, optim.retract(GEOMETRY)
+        ),
+    ],
+    ids=["positive scale", "no rate", "two rates"],
+)
+def test_check_chain_refuses_updates_that_climb(tx):
+    with pytest.raises(ValueError, match="check_chain: updates climb"):
+        optim.check_chain(tx, GEOMETRY, SHAPES)
+
+
+@pytest.mark.parametrize(
+    "base", [optax.adam(0.1), optax.sgd(0.1, 0.9), optax.contrib.muon(0.1), optax.lion(0.1)]
+)
+def test_bases_that_descend_are_refused(base):
+    for tx in (
+        optim.normalize(base, GEOMETRY),
+        contrib.hyperball(base, 0.1, SPHERE),
+    ):
+        params = start()
+        with pytest.raises(ValueError, match="must ascend, without a learning rate of its own"):
+            tx.init(params)
+
+
+def test_long_steps_on_constrained_leaves_are_warned_of():
+    for rate in (3.0, optax.constant_schedule(3.0)):
+        with pytest.warns(UserWarning, match="a learning rate of 3 turns constrained weights"):
+            optim.manifold_muon(rate, GEOMETRY).init(start())
+    with warnings.catch_warnings(action="error"):
+        optim.manifold_muon(0.5, GEOMETRY).init(start())
+        optim.muon(3.0, {"w": Euclidean(), "b": Euclidean()}).init(start())
