@@ -7,12 +7,15 @@ module of the framework.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from types import EllipsisType
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from manifoldmuon._internal.arguments import one_of, optional, shown
-from manifoldmuon._internal.paths import ByPath
+from manifoldmuon._internal.paths import ByPath, flatten_with_path, path_string
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 from manifoldmuon.optim import resolve
 
@@ -138,6 +141,7 @@ def entries(
     readers: Mapping[type, Reader],
     choices: Choices,
     params: Any,
+    single: Mapping[str, tuple[int, ...]],
 ) -> dict[str, Entry]:
     """Return the entry of every parameter by path, checked against its shape.
 
@@ -146,11 +150,14 @@ def entries(
       readers: what is known of each type. The type of a module is its own or the nearest base.
       choices: the arguments of the user.
       params: the tree of parameters or shapes, for the check.
+      single: by path, the shape of the parameter in one copy of its module, where that is known.
 
     Raises:
       TypeError: a type of module is unknown, and no override says what its parameter is.
-      ValueError: an override is of no parameter, or a shape does not fit; see `optim.resolve`.
+      ValueError: an override is of no parameter, a shape does not fit (see `optim.resolve`), or
+        nobody can say which of its axes is a stack of layers.
     """
+    shapes = {path_string(path): jnp.shape(x) for path, x in flatten_with_path(params)[0]}
     overrides = choices.overrides or {}
     paths = ByPath(tuple((k, v) for k, v in overrides.items() if not isinstance(k, type)))
     types = {key: value for key, value in overrides.items() if isinstance(key, type)}
@@ -159,6 +166,8 @@ def entries(
     for path, owners in parameters:
         owners = [(path.removeprefix(above).removeprefix("/"), owner) for above, owner in owners]
         weight = _read(owners, readers, choices.per_head)
+        if weight is not None and path in single:
+            weight = _in_stack(path, weight, shapes[path], single[path])
         if (rule := paths.first_match(path)) is not None:
             key, entry = paths.rules[rule]
         elif (hit := _find_type(owners, types)) is not None:
@@ -193,6 +202,44 @@ def _read(
         if (weight := known.get(below, known.get("*") if own else None)) is not None:
             return weight
     return None
+
+
+def _in_stack(path: str, weight: Weight, shape: tuple[int, ...], single: tuple[int, ...]) -> Weight:
+    """Return the layout of a weight in a stack of modules, whose axis need not be the first.
+
+    `nnx.vmap(out_axes=1)` and Linen's `variable_axes={"params": 1}` put the copies elsewhere, where
+    they would pass for fan-in. Where the leading axis fits it is taken: the default of both.
+    """
+    size = len(shape)
+    options = [
+        kept
+        for kept in itertools.combinations(range(size), len(single))
+        if tuple([shape[i] for i in kept]) == single
+    ]
+    if tuple(range(size - len(single), size)) in options or weight.role == "rest":
+        return weight
+    if len(options) != 1 or weight.layout is None:
+        raise ValueError(
+            f"geometry: {path!r} has the shape {shape}, and one copy of its module {single}: stack"
+            f" copies along the first axis, or say the layout: overrides={{{path!r}:"
+            " manifold.with_axes(in_axes, out_axes)}"
+        )
+
+    def moved(axes: Any) -> tuple[int, ...]:
+        return tuple([options[0][axis] - size for axis in axes])
+
+    layouts = [
+        layout
+        and dataclasses.replace(
+            layout,
+            in_axes=moved(layout.in_axes),
+            out_axes=moved(layout.out_axes),
+            taps=moved(layout.taps),
+            ndim=0,
+        )
+        for layout in (weight.layout, weight.kernel)
+    ]
+    return Weight(weight.role, *layouts)
 
 
 def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:

@@ -54,7 +54,13 @@ def geometry(
     params = eqx.filter(model, where)
     pairs = jax.tree_util.tree_leaves_with_path(params)
     named = [(path_string(path), list(_owners(model, path))) for path, _ in pairs]
-    return reading.entries(named, _READERS, choices, params)
+    single = {
+        path: _SHAPES[kind](owners[-1][1])
+        for path, owners in named
+        for kind in (type(owners[-1][1]).__mro__[:-1] if owners else ())
+        if kind in _SHAPES and path.rpartition("/")[2] == "weight"
+    }
+    return reading.entries(named, _READERS, choices, params, single)
 
 
 def _owners(model: Any, path: tuple[Any, ...]) -> Any:
@@ -115,4 +121,17 @@ _READERS: dict[type, reading.Reader] = {
     eqx.nn.LSTMCell: lambda m, _: _gates(4),
     eqx.nn.WeightNorm: lambda m, _: {"g": REST},
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
+}
+
+
+def _width(features: Any) -> int:
+    return 1 if features == "scalar" else features
+
+
+# Shapes of the weight in one copy of a module.
+_SHAPES: dict[type, Callable[[Any], tuple[int, ...]]] = {
+    eqx.nn.Linear: lambda m: (_width(m.out_features), _width(m.in_features)),
+    eqx.nn.Conv: lambda m: (m.out_channels, m.in_channels // m.groups, *m.kernel_size),
+    eqx.nn.ConvTranspose: lambda m: (m.out_channels, m.in_channels // m.groups, *m.kernel_size),
+    eqx.nn.Embedding: lambda m: (m.num_embeddings, m.embedding_size),
 }

@@ -65,7 +65,7 @@ def geometry(
     params = made[0] if isinstance(model, hk.TransformedWithState) else made
     paths = [f"{module}/{name}" for module, arrays in params.items() for name in arrays]
     named = [(path, reading.owners_by_name(path, modules)) for path in paths]
-    return reading.entries(named, _READERS, choices, params)
+    return reading.entries(named, _READERS, choices, params, {})  # stacks are leading axes
 
 
 def _heads(module: hk.MultiHeadAttention, per_head: bool) -> Mapping[str, Weight]:

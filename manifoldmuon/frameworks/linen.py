@@ -54,17 +54,24 @@ def geometry(
         matrices, attention, per_head, convolutions, embedding, rest, overrides
     )
     modules: dict[str, nn.Module] = {}
+    single: dict[str, tuple[int, ...]] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        modules.setdefault("/".join(context.module.path), context.module)
-        return call(*args, **kwargs)
+        above = "/".join(context.module.path)
+        modules.setdefault(above, context.module)
+        answer = call(*args, **kwargs)
+        # Inside of a scan over layers these are the shapes of one layer.
+        for name, x in context.module.variables.get("params", {}).items():
+            if hasattr(x, "shape"):
+                single.setdefault(f"{above}/{name}".removeprefix("/"), x.shape)
+        return answer
 
     with nn.intercept_methods(note):
         init = functools.partial(model.init, **(options or {}))
         params = jax.eval_shape(init, jax.random.key(0), *inputs).get("params", {})
     paths = [path_string(path) for path, _ in flatten_with_path(params)[0]]
     named = [(path, reading.owners_by_name(path, modules)) for path in paths]
-    return reading.entries(named, _READERS, choices, params)
+    return reading.entries(named, _READERS, choices, params, single)
 
 
 def _size(axes: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -83,7 +83,14 @@ def geometry(
         ("/".join(map(str, path)), list(_owners(model, path)))
         for path, _ in nnx.to_flat_state(params)
     ]
-    return reading.entries(named, _READERS, choices, params)
+    single = {
+        path: _SHAPES[kind](owners[-1][1])[name]
+        for path, owners in named
+        for kind in type(owners[-1][1]).__mro__[:-1]
+        for name in [path.rpartition("/")[2]]
+        if kind in _SHAPES and name in _SHAPES[kind](owners[-1][1])
+    }
+    return reading.entries(named, _READERS, choices, params, single)
 
 
 def _owners(model: Any, path: tuple[Any, ...]) -> Any:
@@ -132,4 +139,14 @@ _READERS: dict[type, reading.Reader] = {
     nnx.OptimizedLSTMCell: lambda m, _: _gates(4),
     nnx.GRUCell: lambda m, _: _gates(3),
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
+}
+
+# Shapes of parameters in one copy of a module.
+_SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
+    nnx.Linear: lambda m: {"kernel": (m.in_features, m.out_features)},
+    nnx.LinearGeneral: lambda m: {"kernel": (*m.in_features, *m.out_features)},
+    nnx.Einsum: lambda m: {"kernel": tuple(m.kernel_shape)},
+    nnx.Conv: lambda m: {"kernel": tuple(m.kernel_shape)},
+    nnx.ConvTranspose: lambda m: {"kernel": tuple(m.kernel_shape)},
+    nnx.Embed: lambda m: {"embedding": (m.num_embeddings, m.features)},
 }
