@@ -21,9 +21,9 @@ from manifoldmuon.linalg import (
 
 
 class MethodCase(NamedTuple):
-    """A method, how orthogonal its answers are in units of eps sqrt(n), and how many matrix products
-    one of its steps takes: the errors of the first step reach the answer multiplied by the condition
-    number, those of a later step by less, in a geometric series."""
+    """A method, how orthogonal its answers are in units of eps sqrt(n), and how many matrix
+    products one of its steps takes: the errors of the first step reach the answer multiplied by
+    the condition number, those of later steps by less, in a geometric series."""
 
     name: str
     method: MsignMethod
