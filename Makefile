@@ -58,8 +58,9 @@ ci:  ## Run everything that a change must pass: every case, the laws, records, d
 	@$(MAKE) wheel
 
 processors: $(VENV)/.dev  ## Run every case as on processors without AVX2, and without AVX-512
-	@for isa in SSE4_2 AVX2; do echo $$isa; XLA_FLAGS=--xla_cpu_max_isa=$$isa $(BIN)/python -m pytest -q \
-		-n $(WORKERS) --dist worksteal --exhaustive $(PYTEST_ARGS) || exit 1; done
+	@for each in SSE4_2/Nehalem AVX2/Haswell; do echo $$each; \
+		XLA_FLAGS=--xla_cpu_max_isa=$${each%/*} OPENBLAS_CORETYPE=$${each#*/} $(BIN)/python -m pytest -q \
+			-n $(WORKERS) --dist worksteal --exhaustive $(PYTEST_ARGS) || exit 1; done
 
 ends:  ## Run the tests at both ends of the versions that pyproject.toml admits, and on other processors
 	@$(MAKE) processors
