@@ -20,10 +20,10 @@ CODE := $(wildcard manifoldmuon manifoldmuon_verify studies examples benchmarks 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train reproduce test lint types unit laws ci coverage ends wheel docs records bench format clean
+.PHONY: help train reproduce test lint types unit laws ci coverage ends processors wheel docs records bench format clean
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 train: $(VENV)/.examples  ## Train on the digits, side by side (options: ARGS="--help")
 	@$(BIN)/python -m studies.digits $(ARGS)
@@ -57,7 +57,13 @@ ci:  ## Run everything that a change must pass: every case, the laws, records, d
 	@$(MAKE) docs ARGS=--formulas-if-npm
 	@$(MAKE) wheel
 
-ends:  ## Run the tests at both ends of the versions that pyproject.toml admits
+processors: $(VENV)/.dev  ## Run every case as on processors without AVX2, and without AVX-512
+	@for each in SSE4_2/Nehalem AVX2/Haswell; do echo $$each; \
+		XLA_FLAGS=--xla_cpu_max_isa=$${each%/*} OPENBLAS_CORETYPE=$${each#*/} $(BIN)/python -m pytest -q \
+			-n $(WORKERS) --dist worksteal --exhaustive $(PYTEST_ARGS) || exit 1; done
+
+ends:  ## Run the tests at both ends of the versions that pyproject.toml admits, and on other processors
+	@$(MAKE) processors
 	@$(MAKE) unit VENV=.venv-oldest PYTHON=$(OLDEST) RESOLUTION=lowest-direct PYTEST_ARGS="--exhaustive $(PYTEST_ARGS)"
 	@$(MAKE) test VENV=.venv-newest PYTHON=$(NEWEST) PYTEST_ARGS="--exhaustive $(PYTEST_ARGS)"
 

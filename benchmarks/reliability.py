@@ -7,6 +7,7 @@ the point given. A case that breaks a bound of `LIMITS` is shrunk by Hypothesis 
 """
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -264,6 +265,19 @@ def _with_twins(name: str, tree: dict[str, np.ndarray]) -> dict[str, np.ndarray]
     return tree | {twin: TWINS[twin][2](tree[TWINS[twin][0]]) for twin in missing}
 
 
+def _with_the_same_vectors(state: Any) -> Any:
+    """Start the power iterations of twins at one vector.
+
+    Where the largest singular value is double, as in the tangents of square matrices, rounding
+    chooses the vector that is carried, and thereby the next estimate.
+    """
+    if (vectors := optax.tree_utils.tree_get(state, "vectors")) is None:
+        return state
+    twins = {k: TWINS[k][0] for k in TWINS if k in vectors}
+    same = {k: vectors[first].reshape(vectors[k].shape) for k, first in twins.items()}
+    return optax.tree_utils.tree_set(state, vectors=vectors | same)
+
+
 @functools.cache
 def _training(name: str) -> tuple[Any, Any, Any]:
     make, geometry, shapes = LINKS[name]
@@ -290,7 +304,10 @@ def check_training(name: str, scales: list[int | None], draws: int) -> float:
     rng, worst = np.random.default_rng(draws), 0.0
     step, state, params = _training(name)
     shapes = LINKS[name][2]
+    # A step rounds twenty matrix products, of up to six terms and of size 2.
+    close = 20 * math.sqrt(6) * 2 * float(np.finfo(np.float32).eps) * len(scales)
     for scale in scales:
+        state = _with_the_same_vectors(state)
         factor = np.nan if scale is None else 2.0**scale
         drawn = {k: factor * rng.standard_normal(v) for k, v in shapes.items()}
         grads = {k: x.astype(np.float32) for k, x in drawn.items()}
@@ -300,7 +317,7 @@ def check_training(name: str, scales: list[int | None], draws: int) -> float:
             assert all(np.array_equal(params[k], before[k]) for k in params)
         for twin, same in _with_twins(name, {k: np.asarray(params[k]) for k in shapes}).items():
             apart = np.abs(np.asarray(params[twin]) - same).max()
-            assert apart <= 1e-6, f"{name}, {scales}: {twin} is {apart:.2g} from its twin"
+            assert apart <= close, f"{name}, {scales}: {twin} is {apart:.2g} from its twin"
         worst = float(np.max([worst, *distance.values()]))
     assert worst <= LIMITS["distance from the set"], f"{name}, {scales}: {worst:.2g}"
     return worst

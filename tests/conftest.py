@@ -91,6 +91,18 @@ def _size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*"))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item):
+    """Skip what XLA cannot compile for SSE4.2: conversions of float16, an instruction since AVX."""
+    try:
+        return (yield)
+    except jax.errors.JaxRuntimeError as error:
+        older = "--xla_cpu_max_isa=SSE4_2" in os.environ["XLA_FLAGS"]
+        if older and "Failed to materialize symbols" in str(error):
+            pytest.skip("XLA compiles no conversions of float16 for SSE4.2")
+        raise
+
+
 MODULES = itertools.count(1)
 
 

@@ -44,7 +44,8 @@ def test_passes_round_as_much_as_they_say_and_are_counted(precision):
         exact = exact @ exact / 40
     miss = np.linalg.norm(on_tpu(twice)(x) - exact) / np.linalg.norm(exact)
     eps = rounding(precision, jnp.float32)
-    assert eps / 50 < miss < eps
+    sums = 2 * np.sqrt(40) * float(jnp.finfo(jnp.float32).eps)  # two, of forty terms in float32
+    assert eps / 50 < miss < eps + sums
     assert multiplications(twice, x) == 2 * 40**3 * PASSES[precision]
 
 

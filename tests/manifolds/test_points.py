@@ -22,6 +22,7 @@ from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DualAscent, Projecte
 from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, RootDim, Spectral
 from manifoldmuon.testing import stiefel_errors
 from tests.compiled import ask, point_of
+from tests.tolerances import rounding
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -149,7 +150,7 @@ def test_the_riemannian_gradient_is_steepest_in_the_frobenius_norm(rng, shape):
     expected = expected if shape[0] >= shape[1] else expected.T
     np.testing.assert_allclose(answer.direction, expected, atol=5e-6)
     assert answer.dual == ()
-    assert 0 < answer.gap < 1e-6
+    assert 0 < answer.gap < rounding(4, w.size)
 
 
 def test_a_custom_spectral_norm_is_used_unchanged(rng):
@@ -185,7 +186,7 @@ def test_stale_rows_stay(rng):
     np.testing.assert_array_equal(moved[[1, 3, 4]], w[[1, 3, 4]])
     lengths = np.linalg.norm(answer.direction[[0, 2, 5]], axis=1)
     np.testing.assert_allclose(lengths, 2, rtol=1e-5)
-    assert 0 <= answer.gap < 2e-6
+    assert 0 <= answer.gap < rounding(8, w.size)
     np.testing.assert_allclose(ask(manifold.distance, moved), 1)  # the padding row
 
 

@@ -23,6 +23,7 @@ from manifoldmuon.manifolds.retractions import (
 )
 from manifoldmuon.testing import error_slope
 from tests.compiled import ask, point_of
+from tests.tolerances import rounding
 
 RETRACTIONS = [Polar(), Analytic(), QR(), Cayley(), Exponential()]
 RESTORING = [Polar(), QR()]
@@ -317,7 +318,8 @@ def test_a_soft_cap_holds_for_steps_of_any_length(excess):
     moved = np.float64(_softly(point, np.float32(vector)))
     assert np.linalg.norm(moved, 2, axis=(-2, -1)).max() <= 1 + 2e-6
     inside = np.linalg.norm(moved - point, 2, axis=(-2, -1))
-    assert inside.max() <= 2.1 * excess  # what the step did, and what the cap took
+    # What the step did, and what the cap took.
+    assert inside.max() <= 2.1 * excess + rounding(4, 20)
 
 
 _softly = jax.jit(SpectralBall(retraction=SoftCap()).retract)

@@ -16,6 +16,7 @@ from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from tests.optim.instances import INSTANCES, abstract
+from tests.tolerances import rounding
 
 
 def drawn(shapes: Any, seed: int = 0, dtype: Any = jnp.float32) -> Any:
@@ -36,7 +37,8 @@ def test_stacked_leaves_equal_leaves_solved_alone():
         point, grad = (x.T if laid_out else x for x in (params[name], grads[name]))
         alone = jax.jit(manifold.steepest)(point, grad, manifold.init_dual(point.shape))
         found = updates[name].T if laid_out else updates[name]
-        np.testing.assert_allclose(found, alone.direction, atol=2e-6)
+        close = rounding(20, max(point.shape[-2:], default=1))  # products in two programs
+        np.testing.assert_allclose(found, alone.direction, atol=close)
         np.testing.assert_allclose(state.gap[name], alone.gap, rtol=1e-4, atol=2e-6)
         np.testing.assert_allclose(state.residual[name], alone.residual, atol=2e-6)
     report = optim.monitor((state, optax.EmptyState()))
