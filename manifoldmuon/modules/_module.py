@@ -327,7 +327,9 @@ class Identity(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class Add(Bond):
-    """The sum of a tuple of inputs, which carry the sum of their norms.
+    """The sum of a tuple of inputs of one shape, which carry the sum of their norms.
+
+    Nothing is broadcast: a copied entry counts several times in a Euclidean length.
 
     Examples:
       >>> Add().forward((jnp.ones(2), jnp.ones(2)))
@@ -335,7 +337,14 @@ class Add(Bond):
     """
 
     def forward(self, x: tuple[Any, ...]) -> Any:
-        return jax.tree.map(lambda *terms: functools.reduce(jnp.add, terms), *x)
+        return jax.tree.map(_sum, *x)
+
+
+def _sum(*terms: Any) -> Any:
+    if len({jnp.shape(term) for term in terms}) > 1:
+        shapes = " and ".join(str(jnp.shape(term)) for term in terms)
+        raise ValueError(f"Add takes terms of one shape; got {shapes}: broadcast them first")
+    return functools.reduce(jnp.add, terms)
 
 
 @dataclasses.dataclass(frozen=True)
