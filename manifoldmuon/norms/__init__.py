@@ -8,7 +8,7 @@ which step of norm one ascends the fastest. Combinations make one norm of those 
 from manifoldmuon._internal.scales import ScaleRule
 from manifoldmuon.norms._combinations import Combination, Max, RootSumSquares, Sum
 from manifoldmuon.norms._norm import Norm, PowerIterations
-from manifoldmuon.norms._scales import FanRatio, RootDim, RootRank
+from manifoldmuon.norms._scales import FanRatio, Lipschitz, RootDim, RootRank
 from manifoldmuon.norms._spectral import ConvRMSToRMS, RMSToRMS, Spectral
 from manifoldmuon.norms._vectors import Frobenius, L1ToRMS, MaxAbs, MaxRowNorm
 
@@ -19,6 +19,7 @@ __all__ = [
     "Frobenius",
     "MaxAbs",
     "L1ToRMS",
+    "Lipschitz",
     "MaxRowNorm",
     "Max",
     "Norm",
