@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import numbers
 import operator
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,9 @@ class Module(Interface):
     def __neg__(self) -> "Module":
         return -1.0 * self
 
-    def __mul__(self, factor: Any) -> NoReturn:
+    def __mul__(self, factor: Any) -> "Module":
+        if not isinstance(factor, numbers.Real):
+            return NotImplemented
         raise TypeError(
             "module * number is not defined, as modula scales the input by it: write number * "
             f"module to scale the output, or module @ Mul(number); got the factor {factor!r}"
