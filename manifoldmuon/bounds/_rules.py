@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -170,9 +171,8 @@ def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
     measures = [{size.measure for size in column} for column in columns]
     norms = [found.pop() if len(found) == 1 else RMS() for found in measures]
     read = convert_norm(x, *(norms * len(terms)))
-    for first, *others in columns:
-        for other in others:
-            first.expect_features(other.features)
+    for one, other in itertools.chain(*(itertools.combinations(c, 2) for c in columns)):
+        one.expect_features(other.features)
     width = len(columns)
     sums = iter([_sum(jax.tree.leaves(read.outputs)[k::width]) for k in range(width)])
     added = LipschitzBounds.identity(jax.tree.map(lambda size: next(sums), x[0]))

@@ -136,15 +136,17 @@ def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBoun
 
 @rule.register
 def bound_swap_axes(bond: SwapAxes, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Of vectors measured one by one, only the entries' magnitudes are known behind it."""
-    read = LipschitzBounds.convert_norm(x, x.measure if x.is_length(2) else LInf())
-    return read.then_of(dataclasses.replace(read.outputs, features=None), 1.0)
+    """Vectors measured one by one are mixed: their largest entry remains, and no lower bound."""
+    if x.is_length(2):
+        return LipschitzBounds.of(dataclasses.replace(x, features=None), 1.0)
+    read = LipschitzBounds.convert_norm(x, LInf())
+    return read.then_of(read.outputs.within(features=None), 1.0)
 
 
 @rule.register
 def bound_shift(bond: Shift, weights: Any, x: NormBound) -> LipschitzBounds:
     """Five pixels meet in one, each with a group of channels: at most the norms of all five."""
     if x.is_length(3) or x.measure == LInf():
-        return LipschitzBounds.of(x, 1.0)
+        return LipschitzBounds.of(x if x.is_length(3) else x.within(), 1.0)
     read, root = LipschitzBounds.convert_norm(x, RMS()), math.sqrt(5)
     return read.then_of(read.outputs.within(root), root)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import one_of, optional, shown
 from manifoldmuon._internal.paths import ByPath, flatten_with_path, path_string
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
+from manifoldmuon.norms import Lipschitz
 from manifoldmuon.optim import resolve
 
 Entry = Manifold | LaidOut | None
@@ -31,11 +33,13 @@ class Weight(NamedTuple):
       role: which field of `Choices` has its manifold.
       layout: in which it is a matrix; None where it lies as the manifold wants it.
       kernel: for a manifold of kernels, of more than two axes: the layout with taps.
+      overlap: of `norms.Lipschitz`, for a convolution; None where it is not known.
     """
 
     role: str
     layout: Layout | None = None
     kernel: Layout | None = None
+    overlap: int | None = 1
 
 
 REST = Weight("rest")
@@ -129,6 +133,34 @@ def transposed_convolution(taps: int, flipped: bool = False) -> Weight:
     return Weight("convolutions", Layout(ins, (*places, outs)), Layout(ins, outs, places))
 
 
+def overlap(
+    kernel: Sequence[int], stride: Any, dilation: Any, padding: Any = "ZEROS", mask: Any = None
+) -> int | None:
+    """Return how many patches of a convolution, or of the adjoint of a transposed one, overlap.
+
+    Patch p sees pixel `stride p + dilation t` at tap t: along an axis, a pixel is in as many
+    patches as taps agree modulo `stride / gcd(stride, dilation)`. Where the padding is circular
+    and the stride does not divide the image, no two taps need to differ.
+
+    Args:
+      kernel: taps along each axis.
+      stride: of the patches; a number, one for each axis, or None.
+      dilation: of the kernel; likewise.
+      padding: `"REFLECT"` and `"REPLICATE"` give None, since they repeat pixels.
+      mask: of the kernel; None is returned if there is one, which may make the norm larger.
+    """
+    if mask is not None or padding in ("REFLECT", "REPLICATE"):
+        return None
+    strides, dilations = (
+        (x or 1,) * len(kernel) if isinstance(x, int | None) else x for x in (stride, dilation)
+    )
+    found = 1
+    for taps, by, apart in zip(kernel, strides, dilations, strict=True):
+        step = 1 if padding == "CIRCULAR" else by // math.gcd(by, apart)
+        found *= -(-taps // step)
+    return found
+
+
 def owners_by_name(path: str, modules: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return path and module of the modules above a parameter, the outermost first."""
     parts = path.split("/")
@@ -173,13 +205,13 @@ def entries(
         elif (hit := _find_type(owners, types)) is not None:
             key, entry = hit
         elif weight is not None:
-            found[path] = _place(getattr(choices, weight.role), weight)
+            found[path] = _place(getattr(choices, weight.role), weight, path)
             continue
         else:
             unknown.append((path, *owners[-1]) if owners else (path, path, None))
             continue
         used.add(key)
-        found[path] = _place(entry, weight)
+        found[path] = _place(entry, weight, path)
     if unknown:
         raise TypeError(_unknown(unknown))
     if idle := [getattr(key, "__name__", key) for key in overrides if key not in used]:
@@ -239,7 +271,8 @@ def _in_stack(path: str, weight: Weight, shape: tuple[int, ...], single: tuple[i
         )
         for layout in (weight.layout, weight.kernel)
     ]
-    return Weight(weight.role, *layouts)
+    layout, kernel = layouts
+    return weight._replace(layout=layout, kernel=kernel)
 
 
 def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
@@ -255,11 +288,20 @@ def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
     return None
 
 
-def _place(entry: Any, weight: Weight | None) -> Any:
+def _place(entry: Any, weight: Weight | None, path: str) -> Any:
     """Return a manifold in the layout of a weight; what has a layout of its own stays."""
     if not isinstance(entry, Manifold) or weight is None or weight.layout is None:
         return entry
     kernel = weight.kernel if entry.ndim > 2 else None
+    scale = getattr(entry, "scale", None)
+    if isinstance(scale, Lipschitz):
+        if weight.overlap is None:
+            raise ValueError(
+                f"geometry: Lipschitz() does not bound {path!r}, which repeats pixels as padding or"
+                " masks its kernel: pad with zeros, or override its entry"
+            )
+        scale = dataclasses.replace(scale, overlap=weight.overlap)
+        entry = dataclasses.replace(cast(Any, entry), scale=scale)
     return LaidOut(entry, kernel or weight.layout)
 
 

@@ -88,11 +88,24 @@ def _heads(module: eqx.nn.MultiheadAttention, per_head: bool) -> Mapping[str, We
     return {**weights, **biases, "output_proj/weight": outward}
 
 
-def _convolution(taps: int, groups: int) -> Weight:
+def _convolution(module: eqx.nn.Conv) -> Weight:
     """Return a kernel (out, in, *taps)."""
+    taps, groups = module.num_spatial_dims, module.groups
     places, out = tuple(range(-taps, 0)), -taps - 2
     whole = Layout((-taps - 1, *places), out, out_blocks=groups)
-    return Weight("convolutions", whole, Layout(-taps - 1, out, places, out_blocks=groups))
+    kernel = Layout(-taps - 1, out, places, out_blocks=groups)
+    return Weight("convolutions", whole, kernel, _overlap(module))
+
+
+def _overlap(module: eqx.nn.Conv | eqx.nn.ConvTranspose) -> int | None:
+    padding = module.padding_mode
+    if padding == "CIRCULAR" and not isinstance(module.padding, str):
+        reach = zip(module.padding, module.kernel_size, module.dilation, strict=True)
+        if any(sum(pads) > (taps - 1) * apart for pads, taps, apart in reach):
+            return None  # the output is larger than the image, and sees pixels twice
+    if padding == "CIRCULAR" and isinstance(module, eqx.nn.ConvTranspose):
+        return None
+    return reading.overlap(module.kernel_size, module.stride, module.dilation, padding)
 
 
 def _transposed_convolution(module: eqx.nn.ConvTranspose) -> Mapping[str, Weight]:
@@ -100,7 +113,8 @@ def _transposed_convolution(module: eqx.nn.ConvTranspose) -> Mapping[str, Weight
     if module.groups == 1:
         places = tuple(range(-taps, 0))
         whole = Layout(-taps - 1, (-taps - 2, *places))
-        found["weight"] = Weight("convolutions", whole, Layout(-taps - 1, -taps - 2, places))
+        kernel = Layout(-taps - 1, -taps - 2, places)
+        found["weight"] = Weight("convolutions", whole, kernel, _overlap(module))
     return found
 
 
@@ -114,7 +128,7 @@ _NORMS = (eqx.nn.LayerNorm, eqx.nn.RMSNorm, eqx.nn.GroupNorm, eqx.nn.BatchNorm, 
 _READERS: dict[type, reading.Reader] = {
     eqx.nn.Linear: lambda m, _: {"weight": reading.matrix(Layout()), "bias": REST},
     eqx.nn.MultiheadAttention: _heads,
-    eqx.nn.Conv: lambda m, _: {"weight": _convolution(m.num_spatial_dims, m.groups), "bias": REST},
+    eqx.nn.Conv: lambda m, _: {"weight": _convolution(m), "bias": REST},
     eqx.nn.ConvTranspose: lambda m, _: _transposed_convolution(m),
     eqx.nn.Embedding: lambda m, _: {"weight": TABLE},
     eqx.nn.GRUCell: lambda m, _: _gates(3),

@@ -95,13 +95,20 @@ _READERS: dict[type, reading.Reader] = {
     **dict.fromkeys(
         _CONVOLUTIONS,
         lambda m, _: {
-            "w": reading.convolution(m.num_spatial_dims, m.feature_group_count),
+            "w": reading.convolution(m.num_spatial_dims, m.feature_group_count)._replace(
+                overlap=reading.overlap(m.kernel_shape, m.stride, m.kernel_dilation, mask=m.mask)
+            ),
             "b": REST,
         },
     ),
     **dict.fromkeys(
         _TRANSPOSED,
-        lambda m, _: {"w": reading.transposed_convolution(m.num_spatial_dims, True), "b": REST},
+        lambda m, _: {
+            "w": reading.transposed_convolution(m.num_spatial_dims, True)._replace(
+                overlap=reading.overlap(m.kernel_shape, m.stride, 1, mask=m.mask)
+            ),
+            "b": REST,
+        },
     ),
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
 }

@@ -74,8 +74,12 @@ def geometry(
     return reading.entries(named, _READERS, choices, params, single)
 
 
+def _axes(axes: Any) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
 def _size(axes: Any) -> int:
-    return 1 if isinstance(axes, int) else len(axes)
+    return len(_axes(axes))
 
 
 _NORMS = (nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm, nn.PReLU)
@@ -89,11 +93,17 @@ _READERS: dict[type, reading.Reader] = {
     nn.Einsum: lambda m, _: reading.einsum(m.einsum_str),
     nn.MultiHeadDotProductAttention: lambda m, per_head: reading.heads(per_head),
     nn.Conv: lambda m, _: {
-        "kernel": reading.convolution(_size(m.kernel_size), m.feature_group_count),
+        "kernel": reading.convolution(_size(m.kernel_size), m.feature_group_count)._replace(
+            overlap=reading.overlap(
+                _axes(m.kernel_size), m.strides, m.kernel_dilation, m.padding, m.mask
+            )
+        ),
         "bias": REST,
     },
     nn.ConvTranspose: lambda m, _: {
-        "kernel": reading.transposed_convolution(_size(m.kernel_size), m.transpose_kernel),
+        "kernel": reading.transposed_convolution(_size(m.kernel_size), m.transpose_kernel)._replace(
+            overlap=reading.overlap(_axes(m.kernel_size), m.strides, m.kernel_dilation, mask=m.mask)
+        ),
         "bias": REST,
     },
     nn.Embed: lambda m, _: {"embedding": TABLE},

@@ -42,6 +42,9 @@ def geometry(
     | `LSTMCell`, `GRUCell`, ... | `matrices`, one for each gate |
     | norms, `PReLU`, biases, `LoRA` factors | `rest` |
 
+    `Stiefel(Lipschitz())` gives every layer of `Linear` and `Conv` a Euclidean Lipschitz constant
+    of at most 1, at every stride; see `norms.Lipschitz`.
+
     None, the default of `embedding` and `rest`, leaves parameters to another optimizer; see
     `optim.hybrid`.
 
@@ -124,11 +127,15 @@ _READERS: dict[type, reading.Reader] = {
     nnx.Einsum: lambda m, _: reading.einsum(m.einsum_str),
     nnx.MultiHeadAttention: lambda m, per_head: reading.heads(per_head),
     nnx.Conv: lambda m, _: {
-        "kernel": reading.convolution(len(m.kernel_size), m.feature_group_count),
+        "kernel": reading.convolution(len(m.kernel_size), m.feature_group_count)._replace(
+            overlap=reading.overlap(m.kernel_size, m.strides, m.kernel_dilation, m.padding, m.mask)
+        ),
         "bias": REST,
     },
     nnx.ConvTranspose: lambda m, _: {
-        "kernel": reading.transposed_convolution(len(m.kernel_size), m.transpose_kernel),
+        "kernel": reading.transposed_convolution(len(m.kernel_size), m.transpose_kernel)._replace(
+            overlap=reading.overlap(m.kernel_size, m.strides, m.kernel_dilation, mask=m.mask)
+        ),
         "bias": REST,
     },
     nnx.Embed: lambda m, _: {"embedding": TABLE},

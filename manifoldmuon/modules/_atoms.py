@@ -289,6 +289,7 @@ class Conv2D(Atom):
     manifold: Manifold = Euclidean(ConvRMSToRMS())
     mass: float = 1.0
     FREE_SPACE: ClassVar = Euclidean(ConvRMSToRMS())
+    convolves: ClassVar[bool] = True
     ranges: ClassVar = {"padding": "[0, inf)"}
 
     @property

@@ -30,6 +30,8 @@ class Interface(Printed, abc.ABC):
     entry: ClassVar[tuple[str, ...]] = ()
     # Whether the one part's parameters are the module's own, not the only entry of a tuple.
     wraps: ClassVar[bool] = False
+    # Whether it is a convolution, which CPUs compute slowly inside of loops.
+    convolves: ClassVar[bool] = False
 
     def __post_init__(self):
         sizes = {f.name: "[1, inf)" for f in dataclasses.fields(self) if f.type == "int"}

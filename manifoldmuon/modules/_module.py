@@ -75,13 +75,18 @@ class Module(Interface):
         return -1.0 * self
 
     def __mul__(self, factor: Any) -> "Module":
-        return Mul(float(factor)) @ self if isinstance(factor, numbers.Real) else NotImplemented
+        if not isinstance(factor, numbers.Real):
+            return NotImplemented
+        raise TypeError(
+            "module * number is not defined, as modula scales the input by it: write number * "
+            f"module to scale the output, or module @ Mul(number); got the factor {factor!r}"
+        )
 
     def __rmul__(self, factor: Any) -> "Module":
-        return self * factor
+        return Mul(float(factor)) @ self if isinstance(factor, numbers.Real) else NotImplemented
 
     def __truediv__(self, divisor: Any) -> "Module":
-        return self * (1 / divisor) if isinstance(divisor, numbers.Real) else NotImplemented
+        return (1 / divisor) * self if isinstance(divisor, numbers.Real) else NotImplemented
 
     def __pow__(self, copies: Any) -> "Module":
         if isinstance(copies, bool) or not isinstance(copies, numbers.Integral):
@@ -209,9 +214,9 @@ class Stack(Module):
     """Independent copies of a module, one after the other; written `module ** copies`.
 
     The weights are stacked along a new leading axis, the first applied first, and `apply` is a
-    `jax.lax.scan`: it compiles in a time that does not depend on the number of copies. The output
-    must have the shape and dtype of the input. `unroll` gives the same architecture without a
-    scan.
+    `jax.lax.scan`: it compiles in a time that does not depend on the number of copies, except for
+    convolutions on CPUs, which are unrolled. The output must have the shape and dtype of the
+    input. `unroll` gives the same architecture without a scan.
 
     Attributes:
       module: what is copied.
@@ -251,7 +256,13 @@ class Stack(Module):
         def step(carried, weights):
             return self.module.apply(weights, carried), None
 
-        return jax.lax.scan(step, match_varying_axes(x, params), params, length=self.copies)[0]
+        x = match_varying_axes(x, params)
+        return jax.lax.scan(step, x, params, length=self.copies, unroll=self._unrolled)[0]
+
+    @property
+    def _unrolled(self) -> bool:
+        # XLA's fast convolutions on CPUs are not used inside of loops: 20 times the time.
+        return jax.default_backend() == "cpu" and _convolves(self.module)
 
     def plan(self, budget: np.ndarray) -> Any:
         return plan_copies(self.module, self.copies, budget)
@@ -270,6 +281,10 @@ class Stack(Module):
 
     def describe(self) -> str:
         return f"Stack of {self.copies}"
+
+
+def _convolves(module: Any) -> bool:
+    return module.convolves or any(map(_convolves, module.parts))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,7 +342,9 @@ class Identity(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class Add(Bond):
-    """The sum of a tuple of inputs, which carry the sum of their norms.
+    """The sum of a tuple of inputs of one shape, which carry the sum of their norms.
+
+    Nothing is broadcast: a copied entry counts several times in a Euclidean length.
 
     Examples:
       >>> Add().forward((jnp.ones(2), jnp.ones(2)))
@@ -335,7 +352,14 @@ class Add(Bond):
     """
 
     def forward(self, x: tuple[Any, ...]) -> Any:
-        return jax.tree.map(lambda *terms: functools.reduce(jnp.add, terms), *x)
+        return jax.tree.map(_sum, *x)
+
+
+def _sum(*terms: Any) -> Any:
+    if len({jnp.shape(term) for term in terms}) > 1:
+        shapes = " and ".join(str(jnp.shape(term)) for term in terms)
+        raise ValueError(f"Add takes terms of one shape; got {shapes}: broadcast them first")
+    return functools.reduce(jnp.add, terms)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -130,8 +130,9 @@ def gpt(
     """Return a language model on tokens `(..., sequence)`: scores `(..., sequence, vocabulary)`.
 
     Embedding and head have mass 1 each, sensitivity is 1. With the defaults this is the
-    character GPT of the Modula package (rotary positions, no layer norms); with `context` and
-    `layer_norm` the GPT of the modular norm (arXiv:2405.14813, appendix B.7).
+    character GPT of the Modula package (rotary positions, no layer norms), with the exact GELU; its
+    `Rope` exchanges the halves of a head, which leaves the scores as they are. With `context` and
+    `layer_norm` it is the GPT of the modular norm (arXiv:2405.14813, appendix B.7).
 
     Args:
       vocabulary: how many tokens.

@@ -7,7 +7,7 @@ which step of norm one ascends the fastest.
 
 from manifoldmuon._internal.scales import ScaleRule
 from manifoldmuon.norms._norm import Norm, PowerIterations
-from manifoldmuon.norms._scales import FanRatio, RootDim, RootRank
+from manifoldmuon.norms._scales import FanRatio, Lipschitz, RootDim, RootRank
 from manifoldmuon.norms._spectral import ConvRMSToRMS, RMSToRMS, Spectral
 from manifoldmuon.norms._vectors import Frobenius, L1ToRMS, MaxAbs, MaxRowNorm
 
@@ -17,6 +17,7 @@ __all__ = [
     "Frobenius",
     "MaxAbs",
     "L1ToRMS",
+    "Lipschitz",
     "MaxRowNorm",
     "Norm",
     "PowerIterations",

@@ -77,3 +77,32 @@ class RootRank(ScaleRule):
 
     def of(self, shape: tuple[int, ...]) -> float:
         return scale_of(self.each, shape) * math.sqrt(max(min(shape[-2:]), 1))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lipschitz(ScaleRule):
+    """`constant / sqrt(overlap)`: for layers of at most this Lipschitz constant.
+
+    In the Euclidean norm, with this as the largest singular value, as on `Stiefel(Lipschitz())`,
+    `SpectralBall`, or a sphere of `ndim=2`. A convolution is a matrix from patches to outputs,
+    and if a pixel is in at most `overlap` patches, `|y|^2 <= s^2 sum |patch|^2 <= s^2 overlap
+    |x|^2`. With zeros as padding that is `ceil(kernel / stride)` along each axis, 1 where
+    patches do not overlap. `frameworks.*.geometry` sets it for each module.
+
+    Attributes:
+      constant: positive.
+      overlap: how many patches a pixel is in; 1 for a matrix that is no convolution.
+
+    Examples:
+      >>> Lipschitz(overlap=2 * 2).of((8, 48))  # a kernel of 4 x 4 pixels and stride 2
+      0.5
+    """
+
+    constant: float = 1.0
+    overlap: int = 1
+
+    def __post_init__(self):
+        check_fields(self, constant="(0, inf)", overlap="[1, inf)")
+
+    def of(self, shape: tuple[int, ...]) -> float:
+        return self.constant / math.sqrt(self.overlap)

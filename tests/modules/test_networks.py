@@ -9,10 +9,12 @@ import scipy.special
 from manifoldmuon.contrib import res_cnn
 from manifoldmuon.manifolds import EmbeddingRows, Stiefel
 from manifoldmuon.modules import (
+    Conv2D,
     FunctionalAttention,
     Linear,
     Module,
     ReLU,
+    RoPE,
     attention,
     gpt,
     mlp,
@@ -295,3 +297,32 @@ def test_the_sharpness_of_attention_with_weights_is_not_exceeded():
 def test_errors_name_the_argument(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_rope_gives_the_scores_of_modula(rng):
+    """There the halves of a head are exchanged, and turned by the same angles."""
+    q, k = rng.normal(size=(2, 5, 8))
+    angles = np.outer(np.arange(5), 10_000.0 ** (-np.arange(4) / 4))
+    cos, sin = np.cos(angles), np.sin(angles)
+
+    def rotate(x):
+        second, first = x[..., 4:], x[..., :4]
+        return np.concatenate([cos * second + sin * first, cos * first - sin * second], axis=-1)
+
+    turned = [np.asarray(RoPE().forward(jnp.asarray(x, jnp.float32))) for x in (q, k)]
+    np.testing.assert_allclose(turned[0] @ turned[1].T, rotate(q) @ rotate(k).T, atol=1e-5)
+
+
+@pytest.mark.parametrize("net", [Conv2D(4, 4) ** 3, (2 * Conv2D(4, 4) @ ReLU()) ** 3])
+def test_stacked_convolutions_are_not_in_a_loop_on_cpus(net):
+    """Forward and backward; a stack of matrices is a loop in both."""
+
+    def loops(net, x):
+        def loss(params):
+            return jnp.sum(net.apply(params, x) ** 2)
+
+        return jax.jit(jax.grad(loss)).lower(net.init(jax.random.key(0))).as_text().count("while")
+
+    if jax.default_backend() == "cpu":
+        assert loops(net, jnp.ones((2, 6, 6, 4))) == 0
+    assert loops(Linear(4, 4) ** 3, jnp.ones((2, 4))) > 0

@@ -1,0 +1,181 @@
+"""Shapes that a module refuses, or that its bound accounts for."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import config
+
+from benchmarks._bounds import input_slope, weights_of
+from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
+from manifoldmuon.contrib import (
+    AttendValues,
+    Householder,
+    LocallyConnected,
+    NormPool,
+    QueryKey,
+    Shift,
+    SpaceToDepth,
+    SwapAxes,
+    TwoTap,
+)
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.modules import (
+    Abs,
+    Add,
+    AveragePool,
+    Bias,
+    Conv2D,
+    Flatten,
+    FunctionalAttention,
+    GroupSort,
+    Identity,
+    Linear,
+    MergeHeads,
+    RoPE,
+    SplitHeads,
+    Unembed,
+)
+from manifoldmuon.robustness import certify
+
+FRAMES = Stiefel()
+COPIED = Linear(2, 8, FRAMES) @ (Identity() + Linear(1, 8, FRAMES))
+SHRUNK = Identity() + Conv2D(1, 1, 2, padding=0)
+
+
+@pytest.mark.parametrize(
+    ("net", "shape"),
+    [(COPIED, (3, 8)), (SHRUNK, (1, 2, 2, 1))],
+    ids=["features", "pixels"],
+)
+def test_sums_of_unequal_shapes_are_refused(net, shape):
+    """A copied entry moves a Euclidean length several times: 1 + sqrt(8) for a claim of 2."""
+    with pytest.raises(ValueError, match=r"Add takes terms of one shape; got \("):
+        jax.eval_shape(net.apply, net.init(jax.random.key(0)), jnp.ones(shape))
+
+
+def test_certify_refuses_a_copied_feature(rng):
+    images = rng.normal(size=(4, 8)).astype(np.float32)
+    with pytest.raises(ValueError, match=r"got \(4, 8\) and \(4, 1\)"):
+        certify(COPIED, weights_of(COPIED), images)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((3, 4), (1, 4)), ((3, 4), (4,)), ((), (1,)), ((4,), (4,), (1,))], ids=str
+)
+def test_add_broadcasts_no_axis(shapes):
+    with pytest.raises(ValueError, match="one shape"):
+        Add().forward(tuple(map(jnp.ones, shapes)))
+
+
+def test_third_term_of_other_length_has_no_bound():
+    """The length of the first term is not known."""
+    with pytest.raises(ValueError, match="expected 1 entries .* got 8"):
+        bound(Add() @ (Flatten(2), Linear(8, 6) @ Flatten(1), Linear(1, 6) @ Flatten(1)))
+
+
+@pytest.mark.parametrize(
+    "atom",
+    [
+        Linear(3, 6),
+        Bias(6),
+        Unembed(3, 6),
+        Conv2D(3, 6),
+        Householder(6),
+        TwoTap(6, 2),
+        LocallyConnected((4,), 3, 6),
+        LocallyConnected((6, 4), 3, 6),
+    ],
+    ids=repr,
+)
+def test_atoms_broadcast_no_axis(atom):
+    params = atom.init(jax.random.key(0))
+    jax.eval_shape(atom.apply, params, jnp.ones((6, 4, 6)))
+    wrong = [(6, 4, 1), (6, 4, 5), (6, 4, 12)]
+    if isinstance(atom, LocallyConnected):
+        wrong += [(6, 1, 6), (6, 2, 6)]
+    for shape in wrong:
+        with pytest.raises(ValueError, match="takes"):
+            jax.eval_shape(atom.apply, params, jnp.ones(shape))
+
+
+UNIT, ROWS = NormBound(1.0, features=6), NormBound(1.0, measure=L1(), features=4)
+HEADS = NormBound(1.0, measure=RMS(2), features=3)
+T, H = (4, 6), (2, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("bond", "sizes", "shapes"),
+    [
+        (QueryKey(), (UNIT, UNIT), (T, (3, *T))),
+        (QueryKey(), (UNIT, UNIT), ((3, *T), (1, *T))),
+        (AttendValues(), (ROWS, UNIT), ((2, 3, 4), T)),
+        (FunctionalAttention(False), (UNIT,) * 3, ((1, 6), (2, *T), T)),
+        (FunctionalAttention(), (UNIT,) * 3, ((1, 6), T, T)),
+        (FunctionalAttention(False), (HEADS,) * 3, (H, (3, *H), H)),
+        (FunctionalAttention(False), (HEADS, UNIT, UNIT), (H, (4, 3), (4, 3))),
+    ],
+    ids=[f"{bond}-{i}" for i, bond in enumerate(["scores"] * 2 + ["values"] + ["attention"] * 4)],
+)
+def test_broadcast_attention_stays_within_its_bound(monkeypatch, bond, sizes, shapes):
+    """Norms that are the largest over all tokens do not count a copy twice."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # as outside of the suite
+    sizes = tuple(
+        NormBound(s.upper, measure=s.measure, features=shape[-1])
+        for s, shape in zip(sizes, shapes, strict=True)
+    )
+    found = bound(bond, input_norm=sizes)
+    worst = input_slope(bond.forward, sizes, found.outputs, shapes)
+    assert 0.1 * found.lipschitz_inputs <= worst <= found.lipschitz_inputs * (1 + 1e-4)
+
+
+def smallest(measure, y):
+    """The norm of the smallest token, pixel or image."""
+    match measure:
+        case RMS(heads):
+            return np.sqrt(np.mean(y**2, axis=(-1,) if heads == 1 else (-3, -1))).min()
+        case L2(axes):
+            return np.sqrt(np.sum(y**2, axis=tuple(range(-axes, 0)))).min()
+        case LInf():
+            return np.abs(y).max(axis=-1).min()
+    raise NotImplementedError(measure)
+
+
+KEEPERS = [
+    Abs(),
+    Identity(),
+    -1.5 * Identity(),
+    Identity() + 0.25 * Abs(),
+    GroupSort(2),
+    Shift(),
+    SwapAxes(),
+    SpaceToDepth(2),
+    NormPool(2),
+    AveragePool(2, 2),
+    Flatten(2),
+    Flatten(3),
+    RoPE(),
+    SplitHeads(3),
+    MergeHeads(),
+    MergeHeads() @ SplitHeads(3),
+    Linear(8, 6, FRAMES),
+    Bias(6),
+]
+
+
+@pytest.mark.parametrize("net", KEEPERS, ids=repr)
+def test_outputs_are_no_smaller_than_claimed(rng, net):
+    """Inputs of the least size, with one entry in each pixel."""
+    params = weights_of(net)
+    apply = jax.jit(net.apply)
+    for measure in (RMS(), LInf(), L2(1), L2(2), L2(3)):
+        size = NormBound(1.0, 1.0, measure, features=6)
+        outputs = bound(net, params, input_norm=size).outputs
+        for _ in range(5):
+            x = rng.choice([-1.0, 1.0], (4, 4, 1)) * np.eye(6)[rng.integers(6, size=(4, 4))]
+            axes = tuple(range(-measure.axes, 0)) if isinstance(measure, L2) else -1
+            total = np.sum if isinstance(measure, L2) else np.mean
+            if measure != LInf():
+                x /= np.sqrt(total(x**2, axis=axes, keepdims=True))
+            y = np.asarray(apply(params, x.astype(np.float32)), np.float64)
+            assert smallest(outputs.measure, y) >= outputs.lower * (1 - 1e-5)
