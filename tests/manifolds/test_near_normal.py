@@ -18,6 +18,7 @@ from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     EmbeddingRows,
+    Euclidean,
     Grassmann,
     Hypersphere,
     SpectralBall,
@@ -175,3 +176,21 @@ def test_sums_stay_zero_when_compiled(shape):
     direction = wide(found(point, grad).direction)
     assert np.linalg.norm(normal_at(manifold, point)(direction)) <= 2e-7
     assert np.linalg.norm(direction) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("norm", [Frobenius(), MaxAbs(), Spectral(SVD())], ids=repr)
+def test_gap_of_short_dtypes_counts_rounding(norm, dtype):
+    """What a flat direction loses as it is rounded, against dual norms in float64."""
+    rng = np.random.default_rng(13)
+    grads = jnp.asarray(rng.standard_normal((40, 6, 4)), dtype)
+    answer = jax.device_get(solve(Euclidean(norm), jnp.zeros_like(grads), grads))
+    exact = wide(grads)
+    best = {
+        "Frobenius": np.linalg.norm(exact, axis=(-2, -1)),
+        "MaxAbs": np.sum(np.abs(exact), (-2, -1)),
+        "Spectral": np.linalg.norm(exact, "nuc", axis=(-2, -1)),
+    }[type(norm).__name__]
+    value = np.sum(exact * wide(answer.direction), (-2, -1))
+    assert np.all(value >= (1 - wide(answer.gap)) * best - 1e-12)
+    assert np.all(answer.gap <= float(jnp.finfo(dtype).eps))
