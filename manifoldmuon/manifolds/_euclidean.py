@@ -58,10 +58,10 @@ class Euclidean(Manifold):
         return vector
 
     def steepest(self, point: Floats, grad: Floats, dual: Any = ()) -> Steepest:
-        exact = upcast(grad)  # the certificate is of the direction before it is rounded
+        exact = upcast(grad)
         direction = self.step_norm.dualize(exact)
         gap = self.step_norm.gap(exact, direction)
-        return Steepest(direction.astype(grad.dtype), (), jnp.zeros_like(gap), gap)
+        return Steepest(direction, (), jnp.zeros_like(gap), gap).astype(grad.dtype)
 
     def retract(self, point: Floats, vector: Floats) -> Floats:
         return (upcast(point) + upcast(vector)).astype(point.dtype)

@@ -12,16 +12,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import minimize_scalar
 
 from benchmarks._sets import attained, clear_of_edges, normal_at, size_of
 from manifoldmuon.contrib import DoublyStochastic, Isospectral
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     EmbeddingRows,
+    Euclidean,
     Grassmann,
     Hypersphere,
     SpectralBall,
     SpectralBand,
+    SpectralSphere,
 )
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing._assertions import wide
@@ -175,3 +178,50 @@ def test_sums_stay_zero_when_compiled(shape):
     direction = wide(found(point, grad).direction)
     assert np.linalg.norm(normal_at(manifold, point)(direction)) <= 2e-7
     assert np.linalg.norm(direction) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("norm", [Frobenius(), MaxAbs(), Spectral(SVD())], ids=repr)
+def test_gap_of_short_dtypes_counts_rounding(norm, dtype):
+    """What a flat direction loses as it is rounded, against dual norms in float64."""
+    rng = np.random.default_rng(13)
+    grads = jnp.asarray(rng.standard_normal((40, 6, 4)), dtype)
+    answer = jax.device_get(solve(Euclidean(norm), jnp.zeros_like(grads), grads))
+    exact = wide(grads)
+    best = {
+        "Frobenius": np.linalg.norm(exact, axis=(-2, -1)),
+        "MaxAbs": np.sum(np.abs(exact), (-2, -1)),
+        "Spectral": np.linalg.norm(exact, "nuc", axis=(-2, -1)),
+    }[type(norm).__name__]
+    value = np.sum(exact * wide(answer.direction), (-2, -1))
+    assert np.all(value >= (1 - wide(answer.gap)) * best - 1e-12)
+    assert np.all(answer.gap <= float(jnp.finfo(dtype).eps))
+
+
+DUALS = {
+    "Spectral": lambda x: np.linalg.norm(x, "nuc"),
+    "Frobenius": np.linalg.norm,
+    "MaxAbs": lambda x: np.sum(np.abs(x)),
+}
+
+
+@pytest.mark.parametrize("norm", [Spectral(SVD()), Frobenius(), MaxAbs()], ids=repr)
+def test_spectral_sphere_near_ties_is_sound(norm):
+    """By the dual in one multiplier, convex, in float64; the direction is made tangent first."""
+    manifold, rng = SpectralSphere(step_norm=norm), np.random.default_rng(17)
+    dual = DUALS[type(norm).__name__]
+    for apart in (1e-2, 1e-4, 1e-6, 0.0):
+        draws = [np.linalg.qr(rng.standard_normal((8, k, 4)))[0] for k in (6, 4)]
+        points = draws[0] * np.array([1, 1 - apart, 0.5, 0.2]) @ draws[1].mT
+        grads = rng.standard_normal((8, 6, 4)).astype("f4")
+        points = points.astype("f4")
+        answer = jax.device_get(solve(manifold, points, grads))
+        rows = zip(*map(wide, (points, grads, answer.direction, answer.gap)), strict=True)
+        for point, grad, direction, gap in rows:
+            u, _, vt = np.linalg.svd(point)
+            line = np.outer(u[:, 0], vt[0])
+            best = minimize_scalar(lambda t, g=grad, n=line: dual(g - t * n)).fun
+            feasible = direction - line * np.sum(direction * line)
+            value = np.sum(grad * feasible) / max(size_of(norm, feasible), 1)
+            assert value >= (1 - gap - 1e-6) * best
+        assert np.max(answer.gap) <= (1e-2 if apart == 1e-2 else 1)

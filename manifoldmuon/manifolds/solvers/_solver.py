@@ -17,6 +17,7 @@ from manifoldmuon._internal.arrays import (
     expand_trailing,
     inner_product,
     rounding_loss,
+    trailing,
 )
 from manifoldmuon._internal.values import Value
 from manifoldmuon.norms import Norm
@@ -51,7 +52,9 @@ class Steepest(NamedTuple):
     def astype(self, dtype) -> "Steepest":
         """Return the answer in the dtype of the gradient, with what that costs in its gap."""
         gap, loss = self.gap, rounding_loss(dtype)
-        gap = gap + loss * (gap > 0) if loss else gap
+        if loss:
+            axes = trailing(self.direction, self.direction.ndim - gap.ndim)
+            gap = gap + loss * jnp.any(self.direction != 0, axis=axes)
         return self._replace(direction=self.direction.astype(dtype), gap=gap)
 
 
