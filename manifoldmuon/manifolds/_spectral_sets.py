@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from typing import Any, ClassVar
 
 import jax
@@ -53,7 +52,11 @@ from manifoldmuon._internal.powers_of_two import (
     times_power_of_two,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon._internal.spectral import largest_eigenpair, largest_eigenvalue
+from manifoldmuon._internal.spectral import (
+    largest_eigenpair,
+    largest_eigenvalue,
+    pair_uncertainty,
+)
 from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_norm, spectral_projector
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._manifold import ScaledMatrices, require_projection, with_fast_norm
@@ -136,7 +139,7 @@ class SpectralSphere(_Bounded):
         return () if self.norm.is_euclidean else self.solver.init(shape[:-2], 0)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
-        unit, sine = self._normal(point), self._uncertainty(point)
+        unit, sine = self._normal(point), pair_uncertainty(self._unit(point), self.lanczos)
         if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 2), 2)
             size = scale_of(self.norm.scale, grad.shape[-2:])
@@ -174,27 +177,6 @@ class SpectralSphere(_Bounded):
 
     def _nearest(self, values: Vectors) -> Vectors:
         return jnp.minimum(values, 1).at[..., 0].set(1)
-
-    def _uncertainty(self, point: Matrices) -> Numbers:
-        """Bound the sine of the angle between the computed and the true singular vector.
-
-        The residual over the distance of the next eigenvalue (Davis and Kahan).
-        """
-        unit = jax.lax.stop_gradient(self._unit(point))
-        gram, width = product(unit.mT, unit), unit.shape[-1]
-        if width < 2:
-            return jnp.zeros(gram.shape[:-2], gram.dtype)
-        value, right = largest_eigenpair(gram, self.lanczos)
-        most, column = nonzero_or_one(value), right[..., None]
-        left = product(gram, column) - expand_trailing(value, 2) * column
-        error = frobenius_norm(left) / most + 4 * float(jnp.finfo(gram.dtype).eps)
-        rest = gram - expand_trailing(value, 2) * column * right[..., None, :]
-        # Backwards, for another start: the pair has taken all of the first from its eigenspace.
-        after = largest_eigenvalue(jnp.flip(rest, (-2, -1)), self.lanczos) / most
-        # What a random start misses at a probability of 1e-3 (Kuczynski and Wozniakowski).
-        missed = (math.log(1648 * math.sqrt(width)) / (2 * self.lanczos - 1)) ** 2
-        apart = 1 - after - (missed if self.lanczos < width else 0)
-        return jnp.where(apart > error, error / jnp.where(apart > error, apart, 1), 1)
 
     def _with_uncertainty(
         self, answer: Steepest, grad: Matrices, unit: Matrices, sine: Numbers
