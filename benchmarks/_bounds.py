@@ -17,7 +17,6 @@ import numpy as np
 from benchmarks._sets import scale_of
 from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
 from manifoldmuon.contrib import (
-    DoublyStochastic,
     Householder,
     Isospectral,
     NormPool,
@@ -403,7 +402,6 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
         manifolds = [
             Stiefel(FanRatio()),
             Euclidean(Spectral(scale=FanRatio())),
-            DoublyStochastic(),
             SpectralBall(FanRatio()),
             SpectralBand(0.5, 1.5),
             Isospectral(values),

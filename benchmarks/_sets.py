@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.contrib import DoublyStochastic, Isospectral
+from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Grassmann,
@@ -33,8 +33,6 @@ def normal_at(manifold: Manifold, point: np.ndarray) -> Normal:
     Of sets with a boundary it is that of ascending directions onto the cone of those that may not
     be descended, as the documentation defines what touches.
     """
-    if isinstance(manifold, DoublyStochastic):
-        return lambda x: x.mean(0, keepdims=True) + x.mean(1, keepdims=True) - x.mean()
     if isinstance(manifold, EmbeddingRows):
         rows = point / np.linalg.norm(point, axis=1, keepdims=True)
         return lambda x: rows * np.sum(rows * x, axis=1, keepdims=True)
@@ -114,7 +112,7 @@ def size_of(norm: Any, weight: np.ndarray) -> float:
 def most(manifold: Any, point: np.ndarray, grad: np.ndarray, normal: Normal) -> float:
     """The optimum of `<G, A>` over tangent A of norm 1, or what is known to be attained of it."""
     norm, tall = manifold.norm, grad.shape[0] >= grad.shape[1]
-    if isinstance(norm, Spectral) and isinstance(manifold, Grassmann | DoublyStochastic):
+    if isinstance(norm, Spectral) and isinstance(manifold, Grassmann):
         return unit_of(norm, grad) * float(np.linalg.norm(grad - normal(grad), "nuc"))
     if isinstance(norm, Spectral) and isinstance(manifold, Stiefel):
         w, g = (x if tall else x.T for x in (point, grad))

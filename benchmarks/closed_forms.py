@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmarks._command import command, save_with_table
 from benchmarks.solvers import MUON, muon_direction
-from manifoldmuon.contrib import DoublyStochastic, Isospectral
+from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import Grassmann, Manifold
-from manifoldmuon.norms import FanRatio, Spectral
+from manifoldmuon.norms import Spectral
 from studies.display import markdown_table
 from studies.program import parse
 from studies.timing import interleaved_seconds
@@ -32,10 +32,6 @@ def sets(shape: tuple[int, int]) -> dict[str, Manifold]:
     return {
         "Grassmann": Grassmann(),
         "Grassmann, four steps": Grassmann(step_norm=Spectral(TRAINING_MSIGN)),
-        "DoublyStochastic": DoublyStochastic(),
-        "DoublyStochastic, four steps": DoublyStochastic(
-            step_norm=Spectral(TRAINING_MSIGN, FanRatio())
-        ),
         "Isospectral": Isospectral(values),
     }
 

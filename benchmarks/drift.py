@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._command import command
-from manifoldmuon.contrib import DoublyStochastic, Isospectral, Sinkhorn
+from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -45,8 +45,6 @@ QUICK = Spectral(TRAINING_MSIGN)
 SETS: dict[str, tuple[Manifold, tuple[tuple[int, int], ...]]] = {
     **{f"Stiefel, {name}": (Stiefel(solver=s), (SMALL, LARGE)) for name, s in PRESETS.items()},
     "Grassmann": (Grassmann(), (SMALL,)),
-    "fixed sums, nearest": (DoublyStochastic(), (SMALL,)),
-    "fixed sums, Sinkhorn": (DoublyStochastic(retraction=Sinkhorn()), (SMALL,)),
     "fixed Frobenius norm": (Hypersphere(RootRank(), ndim=2, step_norm=QUICK), (SMALL,)),
     "fixed rows": (EmbeddingRows(1.0, step_norm=QUICK, solver=BarzilaiBorwein()), (SMALL,)),
     "spectral sphere": (SpectralSphere(step_norm=QUICK), (SMALL,)),

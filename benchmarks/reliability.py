@@ -23,7 +23,7 @@ from benchmarks._command import command
 from benchmarks._sets import clear_of_edges, most, normal_at, size, unit_of
 from manifoldmuon import optim
 from manifoldmuon.bounds import matrix_bounds
-from manifoldmuon.contrib import DoublyStochastic, Isospectral, Sinkhorn
+from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -57,8 +57,6 @@ MATRICES = {
     "SpectralSphere": SpectralSphere(8.0),
     "SpectralBall": SpectralBall(3.0),
     "SpectralBand": SpectralBand(0.5, 2.0),
-    "DoublyStochastic": DoublyStochastic(),
-    "DoublyStochastic, Sinkhorn": DoublyStochastic(2.0, retraction=Sinkhorn()),
     "Isospectral": Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=3.0)),
     "Isospectral, ties and zeros": Isospectral((2.0, 2.0, 0.5, 0.0)),
     "Hypersphere, spectral steps": Hypersphere(3.0, ndim=2, step_norm=Spectral()),
@@ -67,10 +65,8 @@ MATRICES = {
     "SpectralBand, Frobenius steps": SpectralBand(0.5, 2.0, step_norm=Frobenius()),
     "SpectralBall, steps by entries": SpectralBall(step_norm=MaxAbs()),
     "SpectralBand, steps by rows": SpectralBand(0.5, 2.0, step_norm=MaxRowNorm(threshold=0.0)),
-    "DoublyStochastic, Frobenius steps": DoublyStochastic(step_norm=Frobenius()),
     "Isospectral, nearly tied": Isospectral((1.0, 1 - 1e-4, 0.5, 2e-3)),
     "Grassmann, fast": Grassmann().fast(),
-    "DoublyStochastic, fast": DoublyStochastic().fast(),
     "Isospectral, fast": Isospectral((3.0, 2.0, 1.0, 0.4)).fast(),
     "SpectralSphere, fast": SpectralSphere(8.0).fast(),
     "Hypersphere, fast": Hypersphere(3.0, ndim=2, step_norm=Spectral()).fast(),
@@ -224,8 +220,6 @@ SETS = {
     "sphere": (SpectralSphere(2.0), (5, 4)),
     "ball": (SpectralBall(), (5, 4)),
     "band": (SpectralBand(0.5, 2.0), (4, 4)),
-    "mixing": (DoublyStochastic(), (4, 4)),
-    "balanced": (MATRICES["DoublyStochastic, Sinkhorn"], (4, 4)),
     "spectrum": (MATRICES["Isospectral, ties and zeros"], (5, 4)),
     "fixed": (MATRICES["Hypersphere, spectral steps"], (4, 3)),
     "table": (MATRICES["EmbeddingRows, spectral steps"], (5, 3)),
@@ -400,7 +394,7 @@ def _turned_by_rounding(manifold: Manifold, point: np.ndarray) -> float:
 
 
 DRIFTING = ("Stiefel", "Orthogonal", "Grassmann", "SpectralSphere", "SpectralBall", "SpectralBand",
-            "DoublyStochastic", "Isospectral", "Hypersphere, spectral steps", *ROWS)  # fmt: skip
+            "Isospectral", "Hypersphere, spectral steps", *ROWS)  # fmt: skip
 
 
 def check_bounds(networks: range, sets: tuple[str, ...] = DRIFTING) -> dict[str, dict[str, float]]:

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from manifoldmuon.contrib import DoublyStochastic, Isospectral, Sinkhorn
+from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -116,23 +116,6 @@ GRASSMANN = [
     ManifoldCase("grassmann by Frobenius steps", Grassmann(step_norm=Frobenius()), (5, 1)),
 ]
 
-STOCHASTIC = [
-    ManifoldCase("doubly stochastic", DoublyStochastic(), (5, 5), thorough=True, convex=True),
-    ManifoldCase(
-        "fixed sums, wide stack, by svd",
-        DoublyStochastic(3.0, step_norm=Spectral(SVD(), FanRatio(3.0))),
-        (2, 3, 6),
-        convex=True,
-    ),
-    ManifoldCase(
-        "fixed sums by Sinkhorn and Frobenius steps",
-        DoublyStochastic(0.5, retraction=Sinkhorn(), step_norm=Frobenius(scale=0.5)),
-        (5, 4),
-        convex=True,
-        returns=None,
-    ),
-]
-
 # Steps of a third of the largest: where singular values are close, the set is curved.
 DISTINCT = Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=1.0))
 ISOSPECTRAL = [
@@ -199,7 +182,6 @@ MANIFOLDS = [
     *SQUARE,
     *STIEFEL,
     *GRASSMANN,
-    *STOCHASTIC,
     *ISOSPECTRAL,
     *ANY_NORM,
 ]

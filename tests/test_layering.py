@@ -234,7 +234,7 @@ PACKAGES = {f"{name.replace('.', '/')}/__init__.py": "" for name in FLOORS if na
         ("robustness/_a.py", "from manifoldmuon.optim import muon"),
         ("optim/_a.py", "from manifoldmuon.lab import stable_rank"),
         ("testing/_a.py", "import manifoldmuon.lab as lab"),
-        ("optim/_a.py", "from manifoldmuon.contrib import DoublyStochastic"),
+        ("optim/_a.py", "from manifoldmuon.contrib import Isospectral"),
         ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds import Stiefel"),
         ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds._stiefel import Stiefel"),
         ("manifolds/solvers/_a.py", "from manifoldmuon.manifolds.retractions import Polar"),

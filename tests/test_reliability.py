@@ -53,7 +53,6 @@ FOUND = [
     Case("SpectralBall", (3, 7, 4), "float32", -122, -22, 4.75, "normal", 1459818206),
     Case("SpectralBand", (3, 7, 4), "float32", 66, -14, 1.8, "normal", 426921187),
     Case("SpectralBall, Frobenius steps", (3, 7, 4), "float32", 3, -11, 0.0, "normal", 5),
-    Case("DoublyStochastic, fast", (3, 7, 4), "float32", 0, 0, 0.0, "inward", 6),
 ]
 
 

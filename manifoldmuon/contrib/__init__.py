@@ -3,7 +3,6 @@
 from manifoldmuon.contrib._agd import agd, init_semi_orthogonal
 from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, Softmax
 from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
-from manifoldmuon.contrib._doubly_stochastic import DoublyStochastic, Nearest, Sinkhorn
 from manifoldmuon.contrib._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.contrib._isospectral import Isospectral
 from manifoldmuon.contrib._lint import lint
@@ -22,7 +21,6 @@ from manifoldmuon.contrib._res_cnn import res_cnn
 from manifoldmuon.contrib._rotations import Rotations
 from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
 from manifoldmuon.contrib._split import split_parameters
-from manifoldmuon.contrib._sums import nearest_with_sums, sinkhorn
 
 __all__ = [
     "AttendValues",
@@ -39,24 +37,19 @@ __all__ = [
     "TwoTap",
     "orthogonal_conv2d",
     "init_semi_orthogonal",
-    "DoublyStochastic",
     "Isospectral",
-    "Nearest",
     "Rotations",
-    "Sinkhorn",
     "agd",
     "cross_entropy_smoothness",
     "hyperball",
     "keep_norms",
     "lint",
     "match_norms",
-    "nearest_with_sums",
     "normuon",
     "optax_muon",
     "quantized",
     "res_cnn",
     "scale_by_neuron_rms",
-    "sinkhorn",
     "split_parameters",
     "square_error_smoothness",
     "with_qk_clip",

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.contrib import DoublyStochastic, Isospectral, Sinkhorn
+from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import Orthogonal, SpectralBall, SpectralBand, SpectralSphere
 from manifoldmuon.manifolds.solvers import DouglasRachford, SkewPolar
@@ -21,8 +21,6 @@ def with_values(*values: float) -> np.ndarray:
 
 
 # Entries of zero, and rows and columns that sum to one.
-SPARSE = np.eye(4) / 2 + np.roll(np.eye(4), 1, axis=1) / 4 + np.roll(np.eye(4), 2, axis=1) / 4
-MIXED = 0.7 / 4 + 0.3 * SPARSE
 # The derivative of msign is that of the exact factor, so the exact factor is what to compare with.
 BALL = SpectralBall(solver=DouglasRachford(steps=3), step_norm=Spectral(SVD()))
 TURN = np.linalg.qr(np.random.default_rng(2).normal(size=(4, 4)))[0]
@@ -37,13 +35,10 @@ CASES = {
         Isospectral((2.0, 2.0, 0.5, 0.0), step_norm=Spectral(SVD())),
         with_values(2, 2, 0.5, 0),
     ),
-    "nearest": (DoublyStochastic(), MIXED),
-    "nearest, from the boundary": (DoublyStochastic(), SPARSE),
-    "balanced": (DoublyStochastic(retraction=Sinkhorn()), MIXED),
 }
 
 
-@pytest.mark.slow_except("spectral sphere", "band, at both edges", "balanced")
+@pytest.mark.slow_except("spectral sphere", "band, at both edges")
 @pytest.mark.parametrize("name", CASES)
 def test_reverse_mode_through_a_step_is_the_slope_of_differences(name):
     """In the length of the step, and in the gradient; at rates for which sets are left, and not."""

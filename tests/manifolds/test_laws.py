@@ -35,7 +35,6 @@ def test_manifold_laws(case: ManifoldCase):
 @pytest.mark.slow_except(
     "sphere of a matrix",
     "stiefel wide, scaled",
-    "fixed sums by Sinkhorn and Frobenius steps",
     "isospectral tall",
     "spectral sphere",
 )
@@ -51,7 +50,6 @@ DOUBLE = [
     "orthogonal odd stack",
     "stiefel wide, scaled",
     "grassmann wide stack, by svd",
-    "fixed sums, wide stack, by svd",
     "isospectral, ties and zeros, by svd",
     "fixed Frobenius norm by spectral steps",
     "rows by spectral steps",

@@ -10,7 +10,6 @@ import optax
 import pytest
 from jaxtyping import config
 
-from manifoldmuon.contrib import DoublyStochastic
 from manifoldmuon.manifolds import (
     Euclidean,
     Grassmann,
@@ -335,11 +334,6 @@ REFUSED = {
     ),
     "a set with a boundary": (
         lambda: minimize(sphere_cost, SpectralBall(), np.eye(3)),
-        ValueError,
-        "has a boundary",
-    ),
-    "sums with a boundary": (
-        lambda: minimize(sphere_cost, DoublyStochastic(), np.eye(3)),
         ValueError,
         "has a boundary",
     ),

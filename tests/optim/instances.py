@@ -10,7 +10,7 @@ import optax
 
 from manifoldmuon import contrib, optim
 from manifoldmuon._internal.paths import path_string
-from manifoldmuon.contrib import DoublyStochastic, Isospectral
+from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -92,10 +92,9 @@ OTHER_GEOMETRY = {
     "code": Euclidean(L1ToRMS()),
     "scalar": Euclidean(Frobenius(ndim=0)),
 }
-SETS = {"space": (6, 2), "mixing": (4, 4), "spectrum": (4, 2), "fixed": (2, 4, 2)}
+SETS = {"space": (6, 2), "spectrum": (4, 2), "fixed": (2, 4, 2)}
 SET_GEOMETRY = {
     "space": Grassmann(),
-    "mixing": DoublyStochastic(),
     "spectrum": Isospectral((2.0, 0.5)),
     "fixed": Hypersphere(3.0, ndim=2, step_norm=MaxAbs()),  # multipliers are carried
 }
