@@ -110,9 +110,10 @@ class Analytic(Retraction):
 
     Two products and the spectral norm of an `n x n` matrix (Modula documentation, orthogonal and
     Stiefel pages). It equals the polar retraction where `A` is a partial isometry, its singular
-    values all 0 or 1, as a steepest direction on a square manifold is; otherwise the result misses
-    the set by up to eta^4 / 10, at most .05 since longer steps are cut to 1, and every distance that `W` already has is handed on. For long runs and
-    for directions with other singular values use `Polar`.
+    values all 0 or 1, as a steepest direction on a square manifold is. Otherwise the result misses
+    the set by up to eta^4 / 10, less than .05 since steps are cut to 1, and every distance that
+    `W` already has is handed on. For long runs and for directions with other singular values use
+    `Polar`.
 
     Examples:
       >>> moved = Analytic().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
