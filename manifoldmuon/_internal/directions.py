@@ -17,10 +17,14 @@ from manifoldmuon._internal.arrays import (
     frobenius_norm,
     inner_product,
     nonzero_or_one,
+    product,
     relative_gap,
     rounding_loss,
+    tall,
     trailing,
+    upcast,
 )
+from manifoldmuon._internal.polar import largest_row_sum
 from manifoldmuon._internal.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
@@ -137,6 +141,32 @@ def stay_if_still(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Fl
     # Not `all(vector == 0)`, which XLA on CPUs compiles and computes slower.
     length = jnp.sum(jnp.abs(vector), axis=trailing(vector, ndim), keepdims=True)
     return jnp.where(length == 0, point, moved.astype(point.dtype))
+
+
+def bounded_step(vector: Floats, scale: float, longest: float, ndim: int) -> Floats:
+    """Return `vector / scale` in float32 or wider, cut to the length `longest`.
+
+    The length is the Euclidean norm; for matrices a bound of the spectral norm where that is
+    smaller, from the row sums of the Gram matrix, which a step of ordinary length does not pay for.
+    A step that is not cut keeps its bits.
+    """
+    step = upcast(vector) / scale
+    if math.isinf(longest) or 0 in step.shape:
+        return step
+
+    def cut(step: Floats) -> Floats:
+        scaled, exponent = scale_to_unit_exponent(step, ndim)
+        size = expand_trailing(frobenius_norm(scaled, ndim), ndim)
+        if ndim == 2:
+            high = tall(scaled)
+            size = jnp.minimum(size, jnp.sqrt(largest_row_sum(product(high.mT, high))))
+        size = nonzero_or_one(size)  # its square is at least 1, or 0
+        most = times_power_of_two(longest / size, -expand_trailing(exponent, ndim))
+        return jnp.where(most < 1, scaled * (longest / size), step)
+
+    # Where squares overflow this is infinite, and cut.
+    long = frobenius_norm(step, ndim) > longest
+    return jax.lax.cond(jnp.any(long), cut, lambda step: step, step)
 
 
 def without(unit: Floats, vector: Floats, ndim: int) -> Floats:

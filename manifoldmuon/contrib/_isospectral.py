@@ -28,7 +28,12 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon._internal.directions import at_any_scale, projected_direction, stay_if_still
+from manifoldmuon._internal.directions import (
+    at_any_scale,
+    bounded_step,
+    projected_direction,
+    stay_if_still,
+)
 from manifoldmuon._internal.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import scale_of
@@ -162,7 +167,7 @@ class Isospectral(Manifold):
 
         An SVD; its singular vectors are orthogonal factors on both sides.
         """
-        moved = self._unit(point) + tall(upcast(vector) / self._largest)
+        moved = self._unit(point) + tall(bounded_step(vector, self._largest, 256.0, 2))
         return stay_if_still(point, vector, self._like(self._nearest(moved), point), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:

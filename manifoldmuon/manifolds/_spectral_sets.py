@@ -40,6 +40,7 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.directions import (
     at_any_scale,
+    bounded_step,
     euclidean_direction,
     stay_if_still,
     without,
@@ -242,8 +243,8 @@ class _WithBoundary(_Bounded):
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
-        unit, step = (tall(upcast(x) / scale) for x in (point, vector))
-        moved = self._returned(unit, step)
+        step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
+        moved = self._returned(self._unit(point), step)
         return stay_if_still(point, vector, scale * match_orientation(moved, point), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:

@@ -31,6 +31,7 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.directions import (
     at_any_scale,
+    bounded_step,
     euclidean_direction,
     stay_if_still,
     without,
@@ -131,7 +132,8 @@ class Hypersphere(Manifold):
 
     def retract(self, point: Floats, vector: Floats) -> Floats:
         radius = self._radius(point)
-        unit, step = upcast(self._flat(point)) / radius, upcast(self._flat(vector)) / radius
+        unit = upcast(self._flat(point)) / radius
+        step = bounded_step(self._flat(vector), radius, self.retraction.longest, 1)
         if self.retraction.from_set:
             # From the nearest point of the sphere where this one is far: it bounds the way there.
             near = jnp.abs(frobenius_norm(unit, 1) - 1) < FAR  # False for a NaN

@@ -34,6 +34,7 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.directions import (
     at_any_scale,
+    bounded_step,
     euclidean_direction,
     never_fused,
     projected_direction,
@@ -85,7 +86,8 @@ class _Orthonormal(ScaledMatrices):
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
-        unit, step = self._unit(point, self.retraction.from_set), tall(upcast(vector) / scale)
+        unit = self._unit(point, self.retraction.from_set)
+        step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
         if self.retraction.wide:
             unit, step = match_orientation(unit, point), match_orientation(step, vector)
         moved = self.retraction.retract(unit, step)

@@ -27,6 +27,7 @@ class Normalize(Retraction):
 
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)
     order: ClassVar[float] = 2
+    longest: ClassVar[float] = math.inf
 
     def retract(self, point: Vectors, vector: Vectors) -> Vectors:
         return normalize(point + vector, 1)

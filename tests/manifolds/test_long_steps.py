@@ -1,0 +1,76 @@
+"""Steps of every finite length end on their set."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.contrib import ComplexStiefel, Isospectral, Rotations
+from manifoldmuon.manifolds import (
+    Grassmann,
+    Hypersphere,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.manifolds.retractions import QR, Cayley, Exponential, Geodesic, Polar, SoftCap
+from tests.compiled import ask
+
+LONG = {
+    **{
+        f"{type(r).__name__} {shape}": (Stiefel(retraction=r), shape)
+        for r in (Polar(), QR(), Cayley(), Exponential())
+        for shape in ((8, 3), (3, 3), (3, 7), (2, 12, 8))
+    },
+    "rotations": (Rotations(), (3, 3)),
+    "complex": (ComplexStiefel(), (2, 4, 3)),
+    "spectrum": (Isospectral((2.0, 1.0, 0.5)), (5, 3)),
+    "subspace": (Grassmann(), (6, 2)),
+    "sphere": (Hypersphere(2.0), (3, 5)),
+    "great circles": (Hypersphere(2.0, retraction=Geodesic()), (3, 5)),
+    "spectral sphere": (SpectralSphere(2.0), (6, 4)),
+    "ball": (SpectralBall(2.0), (6, 4)),
+    "soft ball": (SpectralBall(retraction=SoftCap()), (6, 4)),
+    "band": (SpectralBand(), (5, 3)),
+}
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, jnp.float64, jnp.bfloat16], ids=lambda d: d.__name__
+)
+@pytest.mark.parametrize("name", LONG)
+def test_steps_of_every_length_reach_the_set(name, dtype):
+    """A Gram matrix of length 1 + 8^2 is rounded to 65 eps, a singular value to half of that."""
+    manifold, shape = LONG[name]
+    dtype = jnp.dtype(dtype)
+    with jax.enable_x64(dtype == jnp.float64):
+        keys = jax.random.split(jax.random.key(0), 2)
+        point = jax.jit(lambda key: manifold.random_point(key, shape, dtype))(keys[0])
+        vector = jax.jit(manifold.project_tangent)(point, jax.random.normal(keys[1], shape, dtype))
+
+        def distance(length):
+            step = (length * vector).astype(dtype)
+            return jnp.max(manifold.distance(manifold.retract(point, step)))
+
+        lengths = jnp.asarray(10.0 ** np.arange(0, 31, 3), dtype)
+        found = ask(lambda x: jax.lax.map(distance, x), lengths)
+    wide = jnp.promote_types(dtype, jnp.float32)
+    short = float(jnp.finfo(dtype).eps) * 2 * max(shape) if dtype == jnp.bfloat16 else 0.0
+    assert np.all(found <= 33 * float(jnp.finfo(wide).eps) + short)
+
+
+def test_a_sum_over_many_points_keeps_rotations():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((20_000, 3)).astype(np.float32)
+    turned = x @ np.float32([[0, -1, 0], [1, 0, 0], [0, 0, 1]])
+    space = Rotations()
+    tx = optim.riemannian_sgd(0.1, space)
+    start = np.eye(3, dtype=np.float32)
+
+    def step(w):
+        grad = jax.grad(lambda w: jnp.sum((x @ w - turned) ** 2))(w)
+        return w + tx.update(grad, tx.init(w), w)[0]
+
+    assert ask(lambda w: space.distance(step(w)), start) <= 33 * np.finfo(np.float32).eps
