@@ -19,6 +19,7 @@ from manifoldmuon.minimize._problem import (
     Reason,
     Result,
     Stop,
+    Units,
     length,
     rounding,
 )
@@ -38,6 +39,7 @@ class _State(NamedTuple):
       memory: of the method.
       largest: the largest magnitude that the cost has had: its rounding is relative to that, where
         terms cancel.
+      units: of value, gradient and slopes.
     """
 
     point: Array
@@ -52,6 +54,7 @@ class _State(NamedTuple):
     trials: Array
     memory: Any
     largest: Array
+    units: Units
     steps: Array
     evaluations: Array
     reason: Array
@@ -133,6 +136,7 @@ class LineSearch(Method):
             trials=count,
             memory=self.init(start),
             largest=number,
+            units=Units(number + 1, number),
             steps=count - 1,
             evaluations=count,
             reason=reason,
@@ -142,8 +146,8 @@ class LineSearch(Method):
             return self._turn(problem, stop, state)
 
         state = jax.lax.while_loop(lambda state: state.reason == RUNNING, turn, state)
-        norm = length(state.gradient)
-        found = state.point, state.value, norm, state.steps, state.evaluations, state.reason
+        value, norm = (x / state.units.scale for x in (state.value, length(state.gradient)))
+        found = state.point, value, norm, state.steps, state.evaluations, state.reason
         return Result(*found)
 
     def _turn(self, problem: Problem, stop: Stop, state: _State) -> _State:
@@ -157,6 +161,9 @@ class LineSearch(Method):
         moved = [rest[i * len(x) : (i + 1) * len(x)] for i, x in enumerate(vectors)]
 
         first = state.steps < 0
+        chosen = Units.at_start(gradient, value, stop)
+        units = jax.tree.map(lambda x, y: jnp.where(first, x, y), chosen, state.units)
+        value, gradient = value * units.scale, gradient * units.scale
         slope = jnp.vdot(gradient, state.direction)
         finite = jnp.isfinite(value) & jnp.isfinite(slope)
         promised = state.value + _SUFFICIENT * state.trial * state.slope
@@ -180,8 +187,8 @@ class LineSearch(Method):
             # Not farther than the points are long: a retraction has come round by then.
             farthest = jnp.maximum(length(point), 1) / length(direction)
             norm, steps = length(gradient), state.steps + 1
-            stop.report(steps, value, norm)
-            reason = stop.reason(norm, length(step), steps)
+            stop.report(steps, value / units.scale, norm / units.scale)
+            reason = stop.reason(norm, units, length(step), steps)
             broken = first & ~(jnp.isfinite(value) & jnp.isfinite(norm))
             return _State(
                 point,
@@ -196,6 +203,7 @@ class LineSearch(Method):
                 jnp.zeros_like(state.trials),
                 memory,
                 jnp.maximum(state.largest, jnp.abs(value)),
+                units,
                 steps,
                 state.evaluations + 1,
                 jnp.where(broken, jnp.int32(Reason.NOT_FINITE), reason),

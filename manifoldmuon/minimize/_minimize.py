@@ -11,17 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
-from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array
 
 from manifoldmuon._internal.arguments import check_number, shown
-from manifoldmuon._internal.arrays import largest
-from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon._internal.arrays import largest, nonzero_or_one
+from manifoldmuon.manifolds import LaidOut, Manifold, SpectralSphere
 from manifoldmuon.minimize._line_search import LBFGS
 from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop
 from manifoldmuon.optim import Geometry, map_leaves, monitor_distance, resolve
 
-_TOLERANCES = {jnp.dtype(jnp.float32): 1e-4, jnp.dtype(jnp.float64): 1e-10}
+_DTYPES = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
 
 
 def minimize(
@@ -45,8 +44,9 @@ def minimize(
 
     The minimum can be differentiated with respect to `args` and to what f has captured, in either
     mode, by the implicit function theorem: one linear system with the Riemannian Hessian, solved by
-    conjugate gradients. It has to be a minimum, to the tolerance, whose Hessian is positive
-    definite on the tangent space. Derivatives with respect to x0 are zero.
+    conjugate gradients. It has to be a minimum, to the tolerance. Where the Hessian is singular (a
+    minimum that is not isolated) the derivative is the one of least norm. Derivatives with respect
+    to x0 are zero.
 
     Args:
       f: the cost, `f(x, *args)`, one real number. Differentiable; twice for `TrustRegion` and for
@@ -55,8 +55,9 @@ def minimize(
       x0: where to start: arrays on their manifolds, all float32 or all float64.
       args: further arguments of f, arrays or trees of them.
       method: `LBFGS()`, `ConjugateGradient()`, `GradientDescent()` or `TrustRegion()`.
-      tolerance: of the Riemannian gradient's Frobenius norm. None: 1e-10 in float64, 1e-4 in
-        float32, which rounds gradients of size 1 to about 1e-6.
+      tolerance: of the Riemannian gradient's Frobenius norm. None: that of the first gradient times
+        1e-4 in float32, 1e-10 in float64, and no less than the rounding of the cost hides (100 eps
+        times its first value). A start within that of a minimum stops with no step: `GRADIENT`.
       step_tolerance: stop after a step of this length.
       max_steps: stop after so many steps.
       callback: called as `callback(steps, value, gradient_norm)` after every step, such as `print`.
@@ -95,11 +96,16 @@ def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
     if not leaves:
         raise ValueError("minimize: x0 has no arrays; give it at least one")
     dtypes = {jnp.result_type(leaf) for leaf in leaves}
-    if len(dtypes) > 1 or (dtype := dtypes.pop()) not in _TOLERANCES:
+    if len(dtypes) > 1 or (dtype := dtypes.pop()) not in _DTYPES:
         names = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
         raise TypeError(f"minimize: x0 must be all float32 or all float64; got {', '.join(names)}")
     for entry in jax.tree.leaves(entries):
         manifold = entry.manifold if isinstance(entry, LaidOut) else entry
+        if isinstance(manifold, SpectralSphere):
+            raise ValueError(
+                f"minimize: minima on {manifold!r} lie at its corners, where singular values tie"
+                " and no gradient is zero; use optim.manifold_muon, or a set without corners"
+            )
         if manifold.has_boundary:
             raise ValueError(
                 f"minimize: {manifold!r} has a boundary, where a zero gradient is not what tells"
@@ -110,17 +116,17 @@ def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
 
 def _check_numbers(
     dtype: Any, tolerance: float | None, step_tolerance: float, max_steps: int
-) -> float:
+) -> float | None:
     check_number("minimize: step_tolerance", step_tolerance, within="[0, inf)")
     check_number("minimize: max_steps", max_steps, within="[0, inf)", whole=True)
     if tolerance is None:
-        return _TOLERANCES[dtype]
+        return None
     check_number("minimize: tolerance", tolerance, within="[0, inf)", others=" or None")
     if tolerance < (eps := float(jnp.finfo(dtype).eps)):
         hint = "jax.enable_x64(True) and a float64 x0, or " if dtype == jnp.float32 else ""
         raise ValueError(
             f"minimize: tolerance={tolerance:g} is below the rounding of {dtype}, {eps:.1e}; use"
-            f" {hint}at least {_TOLERANCES[dtype]:g} for gradients of ordinary size"
+            f" {hint}None, the default, which is relative to the first gradient"
         )
     return float(tolerance)
 
@@ -202,8 +208,31 @@ def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, change
 
 
 def _conjugate_gradients(operator: Callable[[Array], Array], rhs: Array) -> Array:
-    """Return the solution of a positive definite system, to rounding."""
-    return cg(operator, rhs, tol=10 * float(jnp.finfo(rhs.dtype).eps), maxiter=2 * rhs.size)[0]
+    """Return the solution of least norm of a positive semidefinite system, to rounding.
+
+    Steps stay in the range of the operator. They end where the curvature is rounding: along
+    directions in which the minimum is not isolated, a quotient of two roundings.
+    """
+    eps = float(jnp.finfo(rhs.dtype).eps)
+
+    def turn(carry: Any) -> Any:
+        x, residual, direction, square, largest, count, _ = carry
+        product = operator(direction)
+        bend, size = jnp.vdot(direction, product), jnp.vdot(direction, direction)
+        largest = jnp.maximum(largest, bend / nonzero_or_one(size))
+        flat = ~(bend > eps ** (2 / 3) * largest * size)
+        share = jnp.where(flat, 0, square / nonzero_or_one(bend))
+        x, residual = x + share * direction, residual - share * product
+        new = jnp.vdot(residual, residual)
+        direction = residual + new / nonzero_or_one(square) * direction
+        done = flat | ~(new > (10 * eps) ** 2 * whole) | (count >= 2 * rhs.size)
+        return x, residual, direction, new, largest, count + 1, done
+
+    whole = jnp.vdot(rhs, rhs)
+    zero, number = jnp.zeros_like(rhs), jnp.zeros_like(whole)
+    start = zero, rhs, rhs, whole, number, jnp.zeros((), jnp.int32), ~(whole > 0)
+    # A NaN has no solution.
+    return jnp.where(whole >= 0, jax.lax.while_loop(lambda c: ~c[-1], turn, start)[0], jnp.nan)
 
 
 OFF = 1e-5

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim import map_leaves
@@ -69,19 +70,44 @@ class Result(NamedTuple):
     reason: Int[Array, ""]
 
 
-class Stop(NamedTuple):
-    """When to stop, and whom to tell."""
+class Units(NamedTuple):
+    """Units in which a method computes, so that no square overflows and no cost is too small.
 
-    tolerance: float
+    Attributes:
+      scale: a power of two; cost and gradient are multiplied by it.
+      tolerance: for the norm of the gradient, in these units.
+    """
+
+    scale: Array
+    tolerance: Array
+
+    @classmethod
+    def at_start(cls, gradient: Array, value: Array, stop: Stop) -> Units:
+        """Return the units in which the first gradient has a norm from 1/2 to 1."""
+        _, exponent = jnp.frexp(length(gradient))
+        scale = jnp.ldexp(jnp.ones_like(value), -jnp.clip(exponent, -100, 100))
+        if stop.tolerance is not None:
+            return cls(scale, stop.tolerance * scale)
+        eps = float(jnp.finfo(value.dtype).eps)
+        share = 1e-4 if value.dtype == jnp.float32 else 1e-10
+        # Rounding of the cost hides gradients below this.
+        hidden = 100 * eps * jnp.abs(value * scale)
+        return cls(scale, jnp.maximum(share * length(gradient * scale), hidden))
+
+
+class Stop(NamedTuple):
+    """When to stop, and whom to tell; a tolerance of None is relative to the first gradient."""
+
+    tolerance: float | None
     step_tolerance: float
     max_steps: int
     callback: Callable[[Any, Any, Any], None] | None
 
-    def reason(self, gradient_norm: Array, length: Array, steps: Array) -> Array:
+    def reason(self, gradient_norm: Array, units: Units, length: Array, steps: Array) -> Array:
         """Return the reason to stop after a step, or `RUNNING`."""
         small_step = (length <= self.step_tolerance) & (steps > 0)
         reasons = [
-            (gradient_norm <= self.tolerance, Reason.GRADIENT),
+            (gradient_norm <= units.tolerance, Reason.GRADIENT),
             (small_step, Reason.STEP),
             (steps >= self.max_steps, Reason.MAX_STEPS),
         ]
@@ -146,7 +172,9 @@ def ravel(tree: Any) -> Array:
 
 
 def length(vector: Array) -> Array:
-    return jnp.sqrt(jnp.vdot(vector, vector))
+    """Return the Euclidean norm, at any scale."""
+    scaled, exponent = scale_to_unit_exponent(vector, 1)
+    return times_power_of_two(jnp.sqrt(jnp.vdot(scaled, scaled)), exponent)
 
 
 def rounding(largest: Array) -> Array:

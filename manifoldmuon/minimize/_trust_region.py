@@ -18,6 +18,7 @@ from manifoldmuon.minimize._problem import (
     Reason,
     Result,
     Stop,
+    Units,
     length,
     rounding,
 )
@@ -29,6 +30,7 @@ class _State(NamedTuple):
     Attributes:
       moved: the length of the last step that was taken.
       largest: the largest magnitude that the cost has had.
+      units: of value and norm.
     """
 
     point: Array
@@ -37,6 +39,7 @@ class _State(NamedTuple):
     radius: Array
     moved: Array
     largest: Array
+    units: Units
     steps: Array
     failures: Array
     evaluations: Array
@@ -96,29 +99,43 @@ class TrustRegion(Method):
         number, count = jnp.zeros((), start.dtype), jnp.zeros((), jnp.int32)
         largest = self.radius * jnp.sqrt(jnp.asarray(start.size, start.dtype))
         first = largest / 8
-        state = _State(start, number, number, first, number, number, count, count, count, reason)
+        units = Units(number + 1, number)
+        state = _State(
+            start, number, number, first, number, number, units, count, count, count, reason
+        )
 
         def turn(state: _State) -> _State:
             gradient, hessian, value = self.model(problem, state.point)
             # Once more: what rounding left of the normal part may be large beside a small gradient,
             # and conjugate gradients would not reduce it.
             gradient = problem.project(state.point, gradient)
+            chosen = Units.at_start(gradient, value, stop)
+            start = state.evaluations == 0
+            units = jax.tree.map(lambda x, y: jnp.where(start, x, y), chosen, state.units)
+            gradient, value = gradient * units.scale, value * units.scale
             norm = length(gradient)
-            found = stop.reason(norm, state.moved, state.steps)
+            found = stop.reason(norm, units, state.moved, state.steps)
             # A rejected step is no small one.
             found = jnp.where((state.failures > 0) & (found == Reason.STEP), RUNNING, found)
             broken = ~(jnp.isfinite(value) & jnp.isfinite(norm))
             found = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), found)
             jax.lax.cond(
-                state.failures == 0, lambda: stop.report(state.steps, value, norm), lambda: None
+                state.failures == 0,
+                lambda: stop.report(state.steps, value / units.scale, norm / units.scale),
+                lambda: None,
             )
 
-            inner = self._truncated(hessian, gradient, state.radius, found != RUNNING)
+            inner = self._truncated(
+                lambda vector: hessian(vector) * units.scale,
+                gradient,
+                state.radius,
+                found != RUNNING,
+            )
             step = inner.step
             point = problem.retract(state.point, step)
             gain = -jnp.vdot(gradient, step) - jnp.vdot(step, inner.product) / 2
             # Where both are rounding, believe the model (Conn, Gould and Toint 2000, 17.4.2).
-            after = problem.cost(point)
+            after = problem.cost(point) * units.scale
             largest_value = jnp.maximum(state.largest, jnp.abs(value))
             noise = rounding(largest_value)
             ratio = (value - after + noise) / (gain + noise)
@@ -135,6 +152,7 @@ class TrustRegion(Method):
                 jnp.minimum(radius, largest),
                 jnp.where(good, length(step), state.moved),
                 largest_value,
+                units,
                 state.steps + good,
                 failures,
                 state.evaluations + 1 + inner.count,
@@ -142,8 +160,8 @@ class TrustRegion(Method):
             )
 
         state = jax.lax.while_loop(lambda state: state.reason == RUNNING, turn, state)
-        found = state.point, state.value, state.norm, state.steps, state.evaluations, state.reason
-        return Result(*found)
+        value, norm = state.value / state.units.scale, state.norm / state.units.scale
+        return Result(state.point, value, norm, state.steps, state.evaluations, state.reason)
 
     def _truncated(self, hessian, gradient: Array, radius: Array, done: Array) -> _Inner:
         """Steihaug's conjugate gradients: to the edge, or until the residual is small."""

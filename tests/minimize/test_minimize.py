@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.linalg
 from jaxtyping import config
 
 from manifoldmuon.manifolds import (
@@ -16,6 +17,7 @@ from manifoldmuon.manifolds import (
     Hypersphere,
     Orthogonal,
     SpectralBall,
+    SpectralSphere,
     Stiefel,
     retractions,
 )
@@ -64,7 +66,7 @@ def name_of(value):
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_eigenvectors_by_every_method(method):
     a, start = symmetric(1, 8, 8), orthonormal(2, 8, 2)
-    found = minimize(brockett, Stiefel(), start, (a,), method=method)
+    found = minimize(brockett, Stiefel(), start, (a,), method=method, tolerance=1e-10)
     optimum = -np.linalg.eigvalsh(a)[-2:] @ WEIGHTS
     assert Reason(int(found.reason)) is Reason.GRADIENT
     assert float(found.gradient_norm) <= 1e-10
@@ -332,6 +334,11 @@ REFUSED = {
         TypeError,
         "got bfloat16",
     ),
+    "a set with corners": (
+        lambda: minimize(sphere_cost, SpectralSphere(), np.eye(3)),
+        ValueError,
+        "lie at its corners",
+    ),
     "a set with a boundary": (
         lambda: minimize(sphere_cost, SpectralBall(), np.eye(3)),
         ValueError,
@@ -379,3 +386,62 @@ def test_bad_starts_inside_of_jit_are_a_reason():
 
     found = jax.jit(jax.vmap(lambda x: minimize(cost, Hypersphere(), x, max_steps=2)))(starts)
     assert found.reason.tolist() == [Reason.MAX_STEPS, Reason.OFF_SET, Reason.NOT_FINITE]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
+def test_scaling_the_cost_by_powers_of_two_keeps_the_minimum(method):
+    """Bit for bit: gradients of 1e-20 are not small, and squares of 1e20 do not overflow."""
+    a, start = np.float32(symmetric(1, 6, 6)), np.float32(orthonormal(2, 6, 2))
+    found = [
+        minimize(lambda x, a, c: c * brockett(x, a), Stiefel(), start, (a, c), method=method)
+        for c in np.float32([2.0**-66, 1.0, 2.0**66])
+    ]
+    assert found[1].steps > 1
+    for other in (found[0], found[2]):
+        np.testing.assert_array_equal(other.point, found[1].point)
+        assert int(other.reason) == int(found[1].reason)
+
+
+def test_small_clouds_are_registered_in_float32():
+    """A cloud of millimetres: its gradient is below 1e-4 wherever one starts."""
+    rng = np.random.default_rng(3)
+    turn, skew = orthonormal(4, 3, 3), rng.standard_normal((3, 3))
+    start = scipy.linalg.expm(0.5 * (skew - skew.T)) @ turn
+    cloud = 1e-3 * rng.standard_normal((20, 3))
+    found = minimize(
+        lambda q, x, y: jnp.sum((x @ q.T - y) ** 2),
+        Orthogonal(),
+        np.float32(start),
+        (np.float32(cloud), np.float32(cloud @ turn.T)),
+    )
+    # A gradient of 1e-4 of the first leaves so much of the way, times the condition of the cloud.
+    condition = np.linalg.cond(cloud) ** 2
+    np.testing.assert_allclose(
+        found.point, turn, atol=1e-4 * condition * np.linalg.norm(start - turn)
+    )
+
+
+def test_start_at_the_minimum_stops_without_a_step():
+    start = np.float32(UNIT)
+    found = minimize(lambda x: 3 + jnp.sum((x - start) ** 2), Hypersphere(), start)
+    assert (int(found.steps), Reason(int(found.reason))) == (0, Reason.GRADIENT)
+
+
+def test_derivative_of_a_minimum_that_is_not_isolated_has_least_norm():
+    """The trace does not see rotations of the columns: subspaces move, columns do not turn."""
+    a, start = symmetric(1, 5, 5), orthonormal(2, 5, 2)
+
+    def point(a):
+        return minimize(lambda x, a: -jnp.trace(x.T @ a @ x), Stiefel(), start, (a,)).point
+
+    x, change = np.asarray(point(a)), symmetric(7, 5, 5)
+    moved = np.asarray(jax.jvp(point, (a,), (change,))[1])
+
+    def projector(a):
+        vectors = np.linalg.eigh(a)[1][:, -2:]
+        return vectors @ vectors.T
+
+    h = 1e-6
+    wanted = (projector(a + h * change) - projector(a - h * change)) / (2 * h)
+    np.testing.assert_allclose(moved @ x.T + x @ moved.T, wanted, atol=1e-6)
+    np.testing.assert_allclose(x.T @ moved, 0, atol=1e-7)
