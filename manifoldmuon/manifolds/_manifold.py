@@ -35,13 +35,17 @@ class Manifold(Value, abc.ABC):
 
     Laws (checked by `manifoldmuon.testing.check_manifold`):
 
-    * `project` is idempotent and lands on the set, also from zero; `distance` is zero there;
-    * `project_tangent(p, .)` is linear and idempotent;
-    * `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
-      a zero gradient gives a zero direction, and its gap is a true bound;
-    * `retract(p, 0) == p`, d/dt retract(p, t*v) at 0 is v, and the result is on the set;
-    * a stack of points gives what a loop over them gives;
-    * unless `constrained`, `project` and `project_tangent` change nothing, and `retract` adds.
+    1. Shapes and dtypes are kept; gaps, residuals and distances are one number for each point.
+    2. `project` is idempotent and lands on the set, on the nearest point; `distance` is zero there
+       and grows with the distance from it; `random_point` is on the set, by its key; `fast` is the
+       same set.
+    3. `project_tangent(p, .)` is linear (unless `has_boundary`), idempotent and orthogonal.
+    4. `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
+       and its gap is a true bound.
+    5. A zero gradient gives a zero direction, and `retract(p, 0) == p`.
+    6. d/dt retract(p, t*v) at 0 is v, and the result is on the set.
+    7. A stack of points gives what a loop over them gives, and a NaN stays visible, in its copy.
+    8. Unless `constrained`, `project` and `project_tangent` change nothing, and `retract` adds.
 
     Attributes:
       constrained: False for all of space, whose weights optimizers decay, and add to in place of a

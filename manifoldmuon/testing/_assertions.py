@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -60,6 +61,26 @@ def at_most(law: str, actual, bound, tolerance: float = 0.0) -> None:
     actual, bound = np.asarray(actual, np.float64), np.asarray(bound, np.float64)
     excess = np.max(actual - bound, initial=-np.inf)
     require(law, bool(excess <= tolerance), f"above the bound by {excess:.3g}")
+
+
+def check_all(laws: Sequence[tuple[int, Callable[..., None]]], where: str, *args: Any) -> None:
+    """Raises one `AssertionError` with a line for every law that is broken, by its number.
+
+    Args:
+      laws: the number of each law and what checks it.
+      where: the page or docstring that lists them.
+      *args: of the checks.
+    """
+    broken = []
+    for number, check in laws:
+        try:
+            check(*args)
+        except AssertionError as error:
+            broken.append(f"{number}. {error}")
+        except Exception as error:  # of the implementation under test
+            broken.append(f"{number}. law broken: no error ({type(error).__name__}: {error})")
+    if broken:
+        raise AssertionError("\n".join([*broken, f"The laws stand, numbered, in {where}."]))
 
 
 def require(law: str, holds: bool, found: str = "") -> None:

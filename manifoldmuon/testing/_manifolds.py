@@ -13,6 +13,7 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.testing._assertions import (
     agree,
     at_most,
+    check_all,
     check_value_object,
     normal,
     require,
@@ -70,7 +71,8 @@ def check_manifold(
         checked against it; None: against a few feasible directions.
 
     Raises:
-      AssertionError: a law is broken; the message names it and the size of the violation.
+      AssertionError: laws are broken; a line for each has its number in `Manifold`, its name and
+        the size of the violation.
 
     Examples:
       >>> sphere = mm.manifolds.Hypersphere()
@@ -98,8 +100,7 @@ def check_manifold(
         returns=returns,
         optimum=optimum,
     )
-    for check in (*LAWS, *(SLOW_LAWS if thorough else ())):
-        check(case)
+    check_all((*LAWS, *(SLOW_LAWS if thorough else ())), "the docstring of `Manifold`", case)
 
 
 def _agree_all(law: str, actual: Answers, expected: Answers, case: Case) -> None:
@@ -153,6 +154,38 @@ def _check_the_set(case: Case) -> None:
     near = np.sum((wide(case.vector) - wide(projected)) ** 2)
     far = np.sum((wide(case.vector) - wide(case.point)) ** 2)
     at_most("project finds the nearest point", near, far)
+    if not case.manifold.constrained:
+        return
+    if np.any(case.project_tangent(case.point, case.vector)):
+        keys = [jax.random.fold_in(case.key, i) for i in range(8)]
+        law = "random_point differs from key to key"
+        require(law, not all(np.array_equal(case.draw(key), case.point) for key in keys))
+    # A tenth of the way off: the distance is not much less than that to the projection.
+    off = case.point + 0.1 * case.vector * np.sqrt(np.mean(wide(case.point) ** 2))
+    off = off.astype(case.point.dtype)
+    nearest = case.project(off)
+    axes = tuple(range(-case.manifold.ndim, 0))
+    left, size = (np.sqrt(np.sum(wide(x) ** 2, axis=axes)) for x in (off - nearest, nearest))
+    law = "distance sees how far a point is from project(point)"
+    at_most(law, left / size / 8, case.distance(off), case.on_set)
+
+
+def _check_boundary(case: Case) -> None:
+    """A tangent space is a linear space, unless the set says that it has a boundary."""
+    if case.manifold.has_boundary or not case.manifold.constrained:
+        return
+    edge = case.project(10 * case.other)
+    back, forth = (case.project_tangent(edge, sign * case.vector) for sign in (-1.0, 1.0))
+    case.agree("project_tangent is linear where has_boundary is False", back, -forth)
+
+
+def _check_fast(case: Case) -> None:
+    """`fast()` is a cheaper variant of the same set."""
+    fast = case.manifold.fast()
+    if fast != case.manifold and case.point.size:
+        moved = jitted(fast.project)(case.point)
+        size = max(float(np.max(np.abs(case.point))), 1e-30)
+        agree("fast() keeps the set", moved / size, case.point / size, 2e-2)
 
 
 def _check_tangent_space(case: Case) -> None:
@@ -242,18 +275,25 @@ def _check_unconstrained(case: Case) -> None:
 def _check_copies(case: Case) -> None:
     """A stack gives what a loop gives, also where one copy is NaN or zero."""
     spoilt = spoil(case.grad)
-    points = np.stack([case.point] * 3 + [case.project(case.other)])
+    points = np.stack([*[case.point] * 3, case.project(case.other), case.point, spoil(case.point)])
     # Not parallel to their points: there several directions may be steepest, and rounding chooses.
-    grads = np.stack([case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector])
-    vectors = np.stack([case.vector, spoilt, case.other, case.grad])
+    grads = np.stack(
+        [case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
+    )
+    # A copy at rest, and a copy on the set, must not hold the others.
+    still = np.zeros_like(case.vector)
+    vectors = np.stack([case.vector, spoilt, still, case.grad, case.point, case.vector])
     stacked = case.ask(points, grads, vectors)
     pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
-    for index in (0, 2, 3):
+    for index in (0, 2, 3, 4):
         alone = case.ask(points[index], grads[index], vectors[index])
         _agree_all("stack = loop", pick(stacked, index), alone, case)
     bad = pick(stacked, 1)
     for name in ("direction", "tangent", "moved"):
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
+    if case.manifold.constrained:
+        seen = bool(np.any(np.isnan(pick(stacked, 5).distance)))
+        require("a NaN in a point stays visible (distance)", seen)
 
 
 def _check_eager(case: Case) -> None:
@@ -309,17 +349,25 @@ def _check_short_dtype(case: Case) -> None:
 
 
 LAWS = (
-    _check_shapes,
-    _check_the_set,
-    _check_tangent_space,
-    check_steepest,
-    _check_zero,
-    check_scale,
-    check_nearly_normal,
-    _check_retraction,
-    _check_unconstrained,
-    _check_far_points,
-    _check_copies,
-    _check_dtypes,
+    (1, _check_shapes),
+    (1, _check_dtypes),
+    (2, _check_the_set),
+    (3, _check_tangent_space),
+    (3, _check_boundary),
+    (4, check_steepest),
+    (4, check_scale),
+    (4, check_nearly_normal),
+    (5, _check_zero),
+    (6, _check_retraction),
+    (6, _check_far_points),
+    (7, _check_copies),
+    (8, _check_unconstrained),
 )
-SLOW_LAWS = (check_warm, _check_vmap, _check_short_dtype, _check_eager, _check_shard_map)
+SLOW_LAWS = (
+    (1, _check_short_dtype),
+    (2, _check_fast),
+    (4, check_warm),
+    (7, _check_vmap),
+    (7, _check_eager),
+    (7, _check_shard_map),
+)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from manifoldmuon.manifolds import Hypersphere, Stiefel
+from manifoldmuon.manifolds import Hypersphere, SpectralBall, Stiefel
 from manifoldmuon.manifolds.retractions import QR
 from manifoldmuon.testing import check_manifold, check_slopes
 
@@ -116,7 +116,58 @@ class BeginsWithConstants(Hypersphere):
         return super().retract(point, moved)
 
 
+class SeesNoDistance(Hypersphere):
+    def distance(self, point):
+        return 0 * super().distance(point)
+
+
+class SeesAThousandth(Hypersphere):
+    def distance(self, point):
+        return super().distance(point) / 1000
+
+
+class HidesNaNOfPoints(Hypersphere):
+    def distance(self, point):
+        return jnp.nan_to_num(super().distance(point))
+
+
+class IgnoresTheKey(Hypersphere):
+    def random_point(self, key, shape, dtype):
+        return super().random_point(jax.random.key(5), shape, dtype)
+
+
+class RestsTogether(Hypersphere):
+    """No copy moves where one of them rests."""
+
+    def retract(self, point, vector):
+        lengths = jnp.linalg.norm(vector, axis=-1)
+        return jnp.where(jnp.any(lengths == 0), point, super().retract(point, vector))
+
+
+class ProjectsNoneIfOneIsThere(Hypersphere):
+    def project(self, point):
+        there = jnp.any(self.distance(point) < 1e-6)
+        return jnp.where(there, point, super().project(point))
+
+
+class BallWithoutBoundary(SpectralBall):
+    """Says of itself that a zero gradient marks a minimum."""
+
+    has_boundary = False
+
+
+class FastIsAnother(Stiefel):
+    def fast(self):
+        return Stiefel(2.0)
+
+
 BROKEN = [
+    (SeesNoDistance, "distance sees how far"),
+    (SeesAThousandth, "distance sees how far"),
+    (HidesNaNOfPoints, "a NaN in a point stays visible"),
+    (IgnoresTheKey, "random_point differs from key to key"),
+    (RestsTogether, "stack = loop .moved."),
+    (ProjectsNoneIfOneIsThere, "stack = loop .projected."),
     (OffTheSet, "retract lands on the set"),
     (NotTangent, "x - project.x. is normal to the set"),
     (NotOrthogonal, "self-adjoint|is normal"),
@@ -139,6 +190,32 @@ BROKEN = [
 def test_a_broken_manifold_is_found(broken, law):
     with pytest.raises(AssertionError, match=f"law broken: .*({law})"):
         check_manifold(broken(), (5,), jax.random.key(0), thorough=False)
+
+
+def test_ball_that_hides_its_boundary_is_found():
+    with pytest.raises(AssertionError, match=r"3\. law broken: .*where has_boundary is False"):
+        check_manifold(
+            BallWithoutBoundary(), (5, 3), jax.random.key(0), thorough=False, convex=True
+        )
+
+
+@pytest.mark.slow
+def test_fast_variant_of_another_set_is_found():
+    with pytest.raises(AssertionError, match=r"2\. law broken: fast\(\) keeps the set"):
+        check_manifold(FastIsAnother(), (5, 3), jax.random.key(0))
+
+
+def test_one_run_names_every_broken_law():
+    """By the numbers in the docstring of `Manifold`."""
+
+    class Several(SeesNoDistance, TooFast, SwallowsNaN):
+        pass
+
+    with pytest.raises(AssertionError) as caught:
+        check_manifold(Several(), (5,), jax.random.key(0), thorough=False)
+    lines = str(caught.value).splitlines()
+    assert [line[:2] for line in lines[:-1]] == ["2.", "6.", "7."]
+    assert "`Manifold`" in lines[-1]
 
 
 class TrustsItsStart(Hypersphere):
