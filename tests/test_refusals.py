@@ -5,6 +5,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -37,6 +38,7 @@ from manifoldmuon.contrib import (
     split_parameters,
     with_qk_clip,
 )
+from manifoldmuon.frameworks import linen, nnx
 from manifoldmuon.linalg import (
     MUON,
     SVD,
@@ -76,6 +78,7 @@ from manifoldmuon.manifolds.solvers import (
     Resolvents,
     SkewPolar,
 )
+from manifoldmuon.minimize import minimize
 from manifoldmuon.modules import (
     Abs,
     AveragePool,
@@ -114,6 +117,7 @@ from manifoldmuon.optim import (
     chain,
     check_chain,
     descend,
+    init_tree,
     manifold_muon,
     modular,
     muon,
@@ -307,6 +311,14 @@ REFUSED = [
     (lambda: riemannian_sgd(0.1, FLAT, 2), "riemannian_sgd: momentum must be a finite number in ["),
     (lambda: normalize(optax.adam(0.1), FLAT).init(PARAMS), "normalize(base) must ascend, without"),
     (lambda: hyperball(optax.sgd(0.1), 0.1, FLAT).init(PARAMS), "hyperball(base) must ascend, wit"),
+    (
+        lambda: minimize(jnp.sum, FLAT, PARAMS, PARAMS),
+        "minimize: args must be a tuple, such as (a",
+    ),
+    (lambda: init_tree(FLAT, PARAMS, jax.random.key(0)), "init_tree(geometry, key, params): the k"),
+    (lambda: init_tree(FLAT, 0, PARAMS), "init_tree(geometry, key, params): the key must be a ran"),
+    (lambda: nnx.geometry(PARAMS, Stiefel()), "frameworks.nnx.geometry: model must be an nnx.Modu"),
+    (lambda: linen.geometry(PARAMS, (1,), FLAT), "frameworks.linen.geometry: model must be a Modu"),
     (lambda: descend(0.1, 0.1), "descend: geometry must be a Manifold, a tree of t"),
     (lambda: scale_by_steepest(0.1), "scale_by_steepest: geometry must be a Manifold, a tree of t"),
     (lambda: scale_by_steepest(FLAT, 0.95), "scale_by_steepest: certify must be a bool; got 0.95"),

@@ -138,6 +138,8 @@ def check_arguments(**checks: Check) -> Callable[[_F], _F]:
 
         @functools.wraps(function)
         def make(*args: Any, **kwargs: Any) -> Any:
+            args = tuple([as_transformation(value) for value in args])
+            kwargs = {name: as_transformation(value) for name, value in kwargs.items()}
             for name, value in (dict(zip(names, args, strict=False)) | kwargs).items():
                 if check := checks.get(name, CHECKS.get(name)):
                     check(f"{function.__name__}: {name}", value)
@@ -146,6 +148,17 @@ def check_arguments(**checks: Check) -> Callable[[_F], _F]:
         return cast(_F, make)
 
     return decorate
+
+
+def as_transformation(value: Any) -> Any:
+    """Return the transformation of an `optax.MultiSteps`, and all else as it is.
+
+    Its own method `gradient_transformation` drops extra arguments of `update`.
+    """
+    if isinstance(value, optax.MultiSteps):
+        init, update = value.init, value.update
+        return optax.GradientTransformationExtraArgs(init, update)  # type: ignore[arg-type]
+    return value
 
 
 def number(within: str, *, none: bool = False, schedule: bool = False, link: bool = False) -> Check:

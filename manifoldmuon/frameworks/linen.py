@@ -18,7 +18,7 @@ __all__ = ["geometry"]
 
 
 def geometry(
-    model: nn.Module,
+    model: Any,
     inputs: Sequence[Any],
     matrices: Manifold | None,
     *,
@@ -50,6 +50,11 @@ def geometry(
       >>> geometry(linen.Dense(3), (jnp.ones(2),), mm.manifolds.Stiefel())["bias"] is None
       True
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            "frameworks.linen.geometry: model must be a Module of Linen; got a"
+            f" {type(model).__name__}. frameworks.nnx, equinox and haiku read those of the others"
+        )
     choices = reading.Choices(
         matrices, attention, per_head, convolutions, embedding, rest, overrides
     )

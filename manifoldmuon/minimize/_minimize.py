@@ -78,6 +78,8 @@ def minimize(
       >>> print(f"{found.value:.4f}", Reason(int(found.reason)).name)
       1.0000 GRADIENT
     """
+    if not isinstance(args, tuple):
+        raise TypeError(f"minimize: args must be a tuple, such as (a,); got {shown(args)}")
     entries = resolve(geometry, x0)
     leaves, treedef = jax.tree.flatten(x0)
     dtype = _check_leaves(entries, leaves)

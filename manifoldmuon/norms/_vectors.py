@@ -16,7 +16,9 @@ from manifoldmuon._internal.arrays import (
     expand_trailing,
     frobenius_norm,
     largest,
+    nonzero_or_one,
     trailing,
+    upcast,
 )
 from manifoldmuon._internal.powers_of_two import (
     normalize,
@@ -63,7 +65,13 @@ class Frobenius(Norm):
         return (self._scale(grad) * normalize(grad, self.ndim)).astype(grad.dtype)
 
     def project(self, weight: Floats) -> Floats:
-        return weight / expand_trailing(jnp.maximum(self.norm(weight), 1), self.ndim)
+        # XLA multiplies by the inverse, which above 8.5e37 is denormal and flushed to zero.
+        scaled, exponent = scale_to_unit_exponent(weight, self.ndim)
+        size = upcast(self.norm(scaled))
+        length = times_power_of_two(size, exponent)
+        unit = scaled / expand_trailing(nonzero_or_one(size), self.ndim)
+        inside = expand_trailing(length <= 1, self.ndim)
+        return jnp.where(inside, weight, unit.astype(weight.dtype))
 
     def _length(self, x: Floats, factor: float) -> Floats:
         scaled, exponent = scale_to_unit_exponent(x, self.ndim)

@@ -43,7 +43,7 @@ def with_master_copies(
 
     Args:
       inner: the optimizer; it sees copies in place of parameters, and gradients in their dtype.
-      dtype: of the copies.
+      dtype: of the copies; a wider parameter keeps its own.
 
     Returns:
       A transformation whose updates have the parameters' dtypes, rounded so that `W + u` is next to
@@ -84,9 +84,14 @@ def with_master_copies(
 
 def _copy(x: Any, dtype: DTypeLike) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, dtype, sharding=x.sharding)
-    return jnp.copy(x).astype(dtype)  # a copy: a buffer cannot be donated twice
+        return jax.ShapeDtypeStruct(x.shape, _wider(x, dtype), sharding=x.sharding)
+    return jnp.copy(x).astype(_wider(x, dtype))  # a copy: a buffer cannot be donated twice
 
 
 def _cast(x: Any, dtype: DTypeLike) -> Any:
-    return x.astype(dtype) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+    return x.astype(_wider(x, dtype)) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+
+
+def _wider(x: Any, dtype: DTypeLike) -> Any:
+    """Return the wider of two dtypes: a copy never has fewer digits than its parameter."""
+    return jnp.promote_types(jnp.result_type(x), dtype)

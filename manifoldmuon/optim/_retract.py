@@ -88,6 +88,7 @@ def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
     return difference(manifold.retract(start, vector.astype(start.dtype)), point)
 
 
+@checked()
 def chain(*links: optax.GradientTransformation) -> Link:
     """Return `optax.chain` that refuses to change updates after `retract`.
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
+from manifoldmuon._internal.arguments import shown
 from manifoldmuon._internal.arrays import largest, upcast
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.mesh import placed_like
@@ -179,7 +180,7 @@ def _measure_without_padding(
     return None, _distance(manifold, point)
 
 
-def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
+def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
     """Return a random point of its manifold for every parameter.
 
     Each leaf's randomness comes from `key` and its path alone: adding a layer leaves the other
@@ -204,6 +205,11 @@ def init_tree(geometry: Geometry, key: PRNGKeyArray, params: Any) -> Any:
       >>> init_tree(mm.manifolds.Stiefel(), jax.random.key(0), shapes)["w"].shape
       (4, 3)
     """
+    if not isinstance(key, jax.Array) or jnp.issubdtype(key.dtype, jnp.inexact):
+        raise TypeError(
+            "init_tree(geometry, key, params): the key must be a random key of JAX, such as"
+            f" jax.random.key(0); got {shown(key)}"
+        )
     places = find_manifolds(geometry, params, rest=True)
     leaves = places.leaves(params)
     empty = [places.paths[i] for i in places.rest if isinstance(leaves[i], jax.ShapeDtypeStruct)]

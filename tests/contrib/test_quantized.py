@@ -74,6 +74,14 @@ def test_special_numbers(bits):
     np.testing.assert_array_equal(found[[0, 2, 3]], x[[0, 2, 3]])
 
 
+@pytest.mark.parametrize("bits", LARGEST)
+def test_momentum_near_the_largest_number_is_kept(bits):
+    """Half of 3e38: compiled division by it multiplies by a denormal number."""
+    found = held(np.float32([3e38, -3e38, 0.0, 1e38]), bits, block=4)
+    np.testing.assert_allclose(found[:2], [3e38, -3e38], rtol=1e-6)
+    assert found[3] > 0.5e38
+
+
 def test_only_large_arrays_of_the_parameters_shapes_are_quantised():
     """Not warm starts, which have a path, nor small matrices and vectors."""
     geometry: Any = {"w": Stiefel(solver=DualAscent(steps=2)), "small": Euclidean(RMSToRMS())}

@@ -199,3 +199,12 @@ def test_bounds_are_no_less_than_norms_at_any_scale(rng, scale):
         exact = float(ask(norm.norm, weight))
         found = float(ask(norm.bound, np.float32(scale) * weight)) / scale
         assert exact * (1 - 1e-5) <= found <= 1.5 * exact
+
+
+@pytest.mark.parametrize("norm", [Frobenius(), MaxRowNorm(threshold=0.0)], ids=str)
+def test_projection_of_the_largest_numbers_has_norm_one(rng, norm):
+    """Compiled division multiplies by an inverse that is denormal from 8.5e37 on."""
+    weight = np.float32(2e38) * np.sign(normal(rng, 3, 4))
+    found = np.float64(ask(norm.project, weight))
+    np.testing.assert_allclose(ask(norm.norm, np.float32(found)), 1, rtol=1e-6)
+    assert (found * weight > 0).all()

@@ -54,3 +54,11 @@ def test_params_are_needed_and_nothing_may_follow():
     # What has only a shape gives a state that has only shapes.
     shapes = jax.eval_shape(lambda: params)
     assert tx.init(shapes).copies["w"] == jax.ShapeDtypeStruct((2,), jnp.float32)
+
+
+def test_copies_of_float64_parameters_stay_float64():
+    with jax.enable_x64(True):
+        params = {"w": jnp.asarray([1.0, 2.0**-40])}
+        state: Any = optim.with_master_copies(optax.sgd(0.1)).init(params)
+        assert state.copies["w"].dtype == jnp.float64
+        np.testing.assert_array_equal(state.copies["w"], params["w"])

@@ -162,3 +162,17 @@ def test_averages_of_parameters_need_a_projection():
     for mean in averages:
         assert farthest(mean) > 1e-3
         assert farthest(optim.project_tree(GEOMETRY, mean)) < 1e-6
+
+
+def test_multi_steps_objects_are_transformations():
+    """`optax.MultiSteps` has `init` and `update`, and is no `GradientTransformation`."""
+    steps: Any = optax.MultiSteps(optax.scale_by_adam(), 2)
+    params = start()
+    for tx in (
+        optim.chain(steps, TX),
+        optim.hybrid(optax.MultiSteps(TX, 2), GEOMETRY, optax.sgd(0.1)),
+        optim.with_master_copies(optax.MultiSteps(TX, 2)),
+        optim.normalize(steps, GEOMETRY),
+    ):
+        updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
