@@ -310,7 +310,7 @@ REFUSED = [
     (lambda: riemannian_adam(0.1, FLAT, eps=-1), "riemannian_adam: eps must be a finite number in"),
     (lambda: riemannian_sgd(0.1, FLAT, 2), "riemannian_sgd: momentum must be a finite number in ["),
     (lambda: normalize(optax.adam(0.1), FLAT).init(PARAMS), "normalize(base) must ascend, without"),
-    (lambda: hyperball(optax.sgd(0.1), 0.1, FLAT).init(PARAMS), "hyperball(base) must ascend, wit"),
+    (lambda: hyperball(optax.sgd(0.1), 0.1, FLAT).init(PARAMS), "hyperball(base) must ascend, w"),
     (
         lambda: minimize(jnp.sum, FLAT, PARAMS, PARAMS),
         "minimize: args must be a tuple, such as (a",

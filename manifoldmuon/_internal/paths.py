@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -63,7 +63,7 @@ def is_hole(node: Any) -> bool:
     return node is None or isinstance(node, optax.MaskedNode)
 
 
-def is_function(value: Any) -> bool:
+def is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
     """Return whether a value is a function, and not a tree of a callable type.
 
     Modules of Equinox are pytrees and callable, and so is a geometry in the structure of such.

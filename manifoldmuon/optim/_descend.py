@@ -68,7 +68,8 @@ def descend(
     Examples:
       >>> tx = optax.chain(optax.trace(0.9), descend(0.1, mm.manifolds.Stiefel()))
     """
-    steepest, last = scale_by_steepest(geometry, certify), retract(geometry)
+    last = retract(geometry)
+    steepest: Any = scale_by_steepest(geometry, certify)
     scheduled = callable(learning_rate) or callable(weight_decay)
 
     def init_fn(params: Any) -> DescendState:
@@ -81,9 +82,7 @@ def descend(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         count, before = state
-        rate, decay = (
-            value(count) if callable(value) else value for value in (learning_rate, weight_decay)
-        )
+        rate, decay = (_at(count, value) for value in (learning_rate, weight_decay))
         places, listed = find_manifolds(geometry, params), find_budgets(budgets, updates)
         points = places.leaves(params)
         shares = {listed.paths[i]: rate * listed.values[i] for i in listed.real}
@@ -126,8 +125,13 @@ def descend(
     return link(update_fn, init_fn, placeholder, LastLink)
 
 
+def _at(count: Any, value: Any) -> Any:
+    """Return a number as it is, and a schedule's for this count."""
+    return value(count) if callable(value) else value
+
+
 def _warn_of_long_steps(learning_rate: Any, geometry: Geometry, params: Any) -> None:
-    rate = learning_rate(0) if callable(learning_rate) else learning_rate
+    rate = _at(0, learning_rate)
     if isinstance(rate, Tracer) or not float(rate) > 1:
         return
     places = find_manifolds(geometry, params)

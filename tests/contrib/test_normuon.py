@@ -86,7 +86,7 @@ def test_four_steps_of_the_published_algorithm():
         optim.muon(0.1, GEOMETRY, 0.9, nesterov=False, weight_decay=0.3), start, batches
     )
     # Four steps of four roundings each, of numbers below 1.
-    eps = np.finfo(np.float32).eps
+    eps = float(np.finfo(np.float32).eps)
     np.testing.assert_allclose(found["bias"], muon["bias"], rtol=0, atol=16 * eps)
 
 

@@ -77,7 +77,7 @@ def test_special_numbers(bits):
 @pytest.mark.parametrize("bits", LARGEST)
 def test_momentum_near_the_largest_number_is_kept(bits):
     """Half of 3e38: compiled division by it multiplies by a denormal number."""
-    found = held(np.float32([3e38, -3e38, 0.0, 1e38]), bits, block=4)
+    found = held(np.array([3e38, -3e38, 0.0, 1e38], np.float32), bits, block=4)
     np.testing.assert_allclose(found[:2], [3e38, -3e38], rtol=1e-6)
     assert found[3] > 0.5e38
 

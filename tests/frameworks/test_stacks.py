@@ -40,7 +40,7 @@ class Stack(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        axes = {"params": self.axis}
+        axes: Any = {"params": self.axis}
         scan = nn.scan(Layer, variable_axes=axes, split_rngs={"params": True}, length=COPIES)
         return scan(name="layers")(x, None)[0]
 

@@ -64,7 +64,7 @@ def test_steps_of_every_length_reach_the_set(name, dtype):
 def test_a_sum_over_many_points_keeps_rotations():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20_000, 3)).astype(np.float32)
-    turned = x @ np.float32([[0, -1, 0], [1, 0, 0], [0, 0, 1]])
+    turned = x @ np.array([[0, -1, 0], [1, 0, 0], [0, 0, 1]], np.float32)
     space = Rotations()
     tx = optim.riemannian_sgd(0.1, space)
     start = np.eye(3, dtype=np.float32)

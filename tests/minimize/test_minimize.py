@@ -394,7 +394,7 @@ def test_scaling_the_cost_by_powers_of_two_keeps_the_minimum(method):
     a, start = np.float32(symmetric(1, 6, 6)), np.float32(orthonormal(2, 6, 2))
     found = [
         minimize(lambda x, a, c: c * brockett(x, a), Stiefel(), start, (a, c), method=method)
-        for c in np.float32([2.0**-66, 1.0, 2.0**66])
+        for c in np.array([2.0**-66, 1.0, 2.0**66], np.float32)
     ]
     assert found[1].steps > 1
     for other in (found[0], found[2]):

@@ -167,11 +167,12 @@ def test_averages_of_parameters_need_a_projection():
 def test_multi_steps_objects_are_transformations():
     """`optax.MultiSteps` has `init` and `update`, and is no `GradientTransformation`."""
     steps: Any = optax.MultiSteps(optax.scale_by_adam(), 2)
+    whole: Any = optax.MultiSteps(TX, 2)
     params = start()
     for tx in (
         optim.chain(steps, TX),
-        optim.hybrid(optax.MultiSteps(TX, 2), GEOMETRY, optax.sgd(0.1)),
-        optim.with_master_copies(optax.MultiSteps(TX, 2)),
+        optim.hybrid(whole, GEOMETRY, optax.sgd(0.1)),
+        optim.with_master_copies(whole),
         optim.normalize(steps, GEOMETRY),
     ):
         updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
