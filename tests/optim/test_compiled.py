@@ -42,16 +42,17 @@ def test_alike_fusions_count_once():
     assert 0 < distinct_kernels(text) < len(re.findall(r" fusion\(", text))
 
 
+# Of those on constrained leaves up to four cut steps that are too long for their retraction.
 @pytest.mark.parametrize(
     ("tx", "shape", "most"),
     [
         (optim.muon(0.02, Euclidean(RMSToRMS())), (64, 32), 18),
-        (FAST, (64, 32), 71),
-        (FAST, (48, 48), 53),
-        (FAST, (12, 256, 64), 88),
-        (ACCURATE, (64, 32), 58),
-        (ACCURATE, (48, 48), 50),
-        (ACCURATE, (12, 256, 128), 145),
+        (FAST, (64, 32), 75),
+        (FAST, (48, 48), 57),
+        (FAST, (12, 256, 64), 90),
+        (ACCURATE, (64, 32), 62),
+        (ACCURATE, (48, 48), 54),
+        (ACCURATE, (12, 256, 128), 147),
     ],
     ids=["muon", "FAST", "FAST square", "FAST stack", "ACCURATE", "ACCURATE square", "Resolvents"],
 )

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -35,7 +36,13 @@ def loss(params: Any) -> Any:
 
 
 STAYS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "masked": (optax.masked(TX, {"v": True, "b": False}), {}),
+    "masked": (
+        optax.chain(
+            optax.masked(TX, {"v": True, "b": False}),
+            optax.masked(optax.sgd(0.1), {"v": False, "b": True}),
+        ),
+        {},
+    ),
     "partition": (optax.partition({"a": TX, "b": optax.sgd(0.1)}, {"v": "a", "b": "b"}), {}),
     "named_chain": (optax.named_chain(("all", TX)), {}),
     "inject_hyperparams": (
@@ -177,3 +184,13 @@ def test_multi_steps_objects_are_transformations():
     ):
         updates, _ = jax.jit(tx.update)(params, tx.init(params), params)
         assert jax.tree.structure(updates) == jax.tree.structure(params)
+
+
+def test_masked_alone_hands_on_gradients_that_climb():
+    """What it masks keeps its raw gradient, which `apply_updates` adds."""
+    tx = optax.masked(TX, {"v": True, "b": False})
+    params = start()
+    updates: Any = tx.update(params, tx.init(params), params)[0]
+    np.testing.assert_array_equal(updates["b"], params["b"])
+    with pytest.raises(ValueError, match="check_chain: updates climb"):
+        optim.check_chain(tx, GEOMETRY, SHAPES)
