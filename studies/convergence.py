@@ -122,7 +122,7 @@ class Convergence(Study):
             start = manifold.random_point(jax.random.key(cell["seed"]), task.shape, jnp.float64)
             found = minimize(
                 task.cost, manifold, start, (task.data(cell["seed"]),),
-                method=method, max_steps=500, callback=_note,
+                method=method, tolerance=1e-10, max_steps=500, callback=_note,
             )  # fmt: skip
             jax.block_until_ready(found)
             jax.effects_barrier()

@@ -124,7 +124,9 @@ class TangentMomentum(Study):
                 momentum=cell["momentum"], rate=self.rate, steps=self.steps,
             )  # fmt: skip
             value, gradient = jax.value_and_grad(task.cost)(point, data)
-            found = minimize(task.cost, manifold, point, (data,), method=TrustRegion())
+            found = minimize(
+                task.cost, manifold, point, (data,), method=TrustRegion(), tolerance=1e-10
+            )
             return {
                 "above": float(value - found.value),
                 "gradient": float(jnp.linalg.norm(manifold.project_tangent(point, gradient))),
