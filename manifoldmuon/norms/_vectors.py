@@ -135,6 +135,10 @@ class MaxRowNorm(Norm):
     gradient for ever. A row shorter than `threshold` times the longest one of its table
     therefore gets zero.
 
+    A token that is seen once moves on for about `log(1 / threshold) / log(1 / momentum)` full
+    steps: 270 at momentum 0.95 with the default, 90 with 1e-2. A larger threshold also holds rows
+    whose gradient in this batch is that much smaller than the largest.
+
     Attributes:
       scale: the length of the rows of a weight of norm 1, a number or a rule for one row.
       threshold: the relative length below which a row counts as stale. The default 1e-6 lets
