@@ -296,6 +296,7 @@ REFUSED = [
     (lambda: manifold_muon(0.1, FLAT, budgets="x").init(PARAMS), "the budget of 'w' is 'x', not a"),
     (lambda: manifold_muon(optax.adam, FLAT), "manifold_muon: learning_rate must be a finite num"),
     (lambda: riemannian_sgd(optax.scale_by_learning_rate, FLAT), "riemannian_sgd: learning_rate m"),
+    (lambda: muon(0.1, FLAT, weight_decay=optax.scale(1.0)), "muon: weight_decay must be a fin"),
     (lambda: muon(0.1, FLAT, weight_decay=-0.1), "muon: weight_decay must be a finite number in ["),
     (lambda: normuon(0.1, FLAT, neuron_decay=2), "normuon: neuron_decay must be a finite number i"),
     (lambda: modular(0.1, FLAT), "modular: architecture must have geometry() and budgets(); got E"),

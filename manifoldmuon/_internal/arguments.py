@@ -224,7 +224,7 @@ CHECKS: dict[str, Check] = {
     "b2": number("[0, 1)"),
     "eps": number("[0, inf)"),
     "clip": number("(0, inf)", none=True, link=True),
-    "weight_decay": number("[0, inf)", none=True, schedule=True, link=True),
+    "weight_decay": number("[0, inf)", none=True, schedule=True),
     "tolerance": number("[0, inf)", none=True),
     "steps": functools.partial(check_number, within="[1, inf)", whole=True),
     "nesterov": one_of(bool, np.bool_),
