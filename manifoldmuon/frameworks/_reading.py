@@ -45,6 +45,9 @@ class Weight(NamedTuple):
 REST = Weight("rest")
 TABLE = Weight("embedding")
 
+Shapes = Callable[[Any], Mapping[str, tuple[int, ...]]]
+"""`shapes(module)`: by name, those of the module's own parameters in one copy of it."""
+
 Reader = Callable[[Any, bool], Mapping[str, Weight]]
 """`reader(module, per_head)`: by path below the module; `*` is any parameter of its own."""
 
@@ -236,6 +239,20 @@ def _read(
     return None
 
 
+def single_shapes(
+    parameters: Iterable[tuple[str, Sequence[tuple[str, Any]]]], shapes: Mapping[type, Shapes]
+) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each parameter in one copy of the innermost module that owns it."""
+    found = {}
+    for path, owners in parameters:
+        owner = owners[-1][1] if owners else None
+        kind = next((kind for kind in type(owner).__mro__ if kind in shapes), None)
+        known = {} if kind is None else shapes[kind](owner)
+        if (name := path.rpartition("/")[2]) in known:
+            found[path] = known[name]
+    return found
+
+
 def _in_stack(path: str, weight: Weight, shape: tuple[int, ...], single: tuple[int, ...]) -> Weight:
     """Return the layout of a weight in a stack of modules, whose axis need not be the first.
 
@@ -260,7 +277,7 @@ def _in_stack(path: str, weight: Weight, shape: tuple[int, ...], single: tuple[i
     def moved(axes: Any) -> tuple[int, ...]:
         return tuple([options[0][axis] - size for axis in axes])
 
-    layouts = [
+    layout, kernel = (
         layout
         and dataclasses.replace(
             layout,
@@ -270,8 +287,7 @@ def _in_stack(path: str, weight: Weight, shape: tuple[int, ...], single: tuple[i
             ndim=0,
         )
         for layout in (weight.layout, weight.kernel)
-    ]
-    layout, kernel = layouts
+    )
     return weight._replace(layout=layout, kernel=kernel)
 
 

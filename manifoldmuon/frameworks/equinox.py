@@ -54,12 +54,7 @@ def geometry(
     params = eqx.filter(model, where)
     pairs = jax.tree_util.tree_leaves_with_path(params)
     named = [(path_string(path), list(_owners(model, path))) for path, _ in pairs]
-    single = {
-        path: _SHAPES[kind](owners[-1][1])
-        for path, owners in named
-        for kind in (type(owners[-1][1]).__mro__[:-1] if owners else ())
-        if kind in _SHAPES and path.rpartition("/")[2] == "weight"
-    }
+    single = reading.single_shapes(named, _SHAPES)
     return reading.entries(named, _READERS, choices, params, single)
 
 
@@ -142,10 +137,15 @@ def _width(features: Any) -> int:
     return 1 if features == "scalar" else features
 
 
-# Shapes of the weight in one copy of a module.
-_SHAPES: dict[type, Callable[[Any], tuple[int, ...]]] = {
-    eqx.nn.Linear: lambda m: (_width(m.out_features), _width(m.in_features)),
-    eqx.nn.Conv: lambda m: (m.out_channels, m.in_channels // m.groups, *m.kernel_size),
-    eqx.nn.ConvTranspose: lambda m: (m.out_channels, m.in_channels // m.groups, *m.kernel_size),
-    eqx.nn.Embedding: lambda m: (m.num_embeddings, m.embedding_size),
+def _kernel(module: eqx.nn.Conv | eqx.nn.ConvTranspose) -> dict[str, tuple[int, ...]]:
+    ins = module.in_channels // module.groups
+    return {"weight": (module.out_channels, ins, *module.kernel_size)}
+
+
+# Shapes of parameters in one copy of a module.
+_SHAPES: dict[type, reading.Shapes] = {
+    eqx.nn.Linear: lambda m: {"weight": (_width(m.out_features), _width(m.in_features))},
+    eqx.nn.Conv: _kernel,
+    eqx.nn.ConvTranspose: _kernel,
+    eqx.nn.Embedding: lambda m: {"weight": (m.num_embeddings, m.embedding_size)},
 }

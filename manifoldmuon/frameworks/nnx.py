@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
@@ -91,13 +91,7 @@ def geometry(
         ("/".join(map(str, path)), list(_owners(model, path)))
         for path, _ in nnx.to_flat_state(params)
     ]
-    single = {
-        path: _SHAPES[kind](owners[-1][1])[name]
-        for path, owners in named
-        for kind in type(owners[-1][1]).__mro__[:-1]
-        for name in [path.rpartition("/")[2]]
-        if kind in _SHAPES and name in _SHAPES[kind](owners[-1][1])
-    }
+    single = reading.single_shapes(named, _SHAPES)
     return reading.entries(named, _READERS, choices, params, single)
 
 
@@ -154,7 +148,7 @@ _READERS: dict[type, reading.Reader] = {
 }
 
 # Shapes of parameters in one copy of a module.
-_SHAPES: dict[type, Callable[[Any], dict[str, tuple[int, ...]]]] = {
+_SHAPES: dict[type, reading.Shapes] = {
     nnx.Linear: lambda m: {"kernel": (m.in_features, m.out_features)},
     nnx.LinearGeneral: lambda m: {"kernel": (*m.in_features, *m.out_features)},
     nnx.Einsum: lambda m: {"kernel": tuple(m.kernel_shape)},
