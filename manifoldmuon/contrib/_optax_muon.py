@@ -13,7 +13,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, optional
 from manifoldmuon._internal.mesh import divided_alike
-from manifoldmuon._internal.paths import is_function
+from manifoldmuon._internal.paths import is_function, path_string
 from manifoldmuon.linalg import MsignMethod, msign
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Spectral
@@ -68,7 +68,7 @@ def optax_muon(
       The transformation. `update` needs `params`.
 
     Raises:
-      TypeError: `method` is not a `MsignMethod`.
+      TypeError: `method` is not a `MsignMethod`; `init`: a matrix is complex.
       ValueError: dimension numbers that do not fit their parameter, naming its path; and what
         Optax refuses.
 
@@ -106,11 +106,23 @@ def optax_muon(
     }
     both = optax.partition(parts, lambda params: _labels(dims, params))
 
+    def init_fn(params):
+        labels = jax.tree.leaves(_labels(dims, params))
+        pairs, _ = jax.tree_util.tree_flatten_with_path(params)
+        for label, (path, leaf) in zip(labels, pairs, strict=True):
+            if label == "muon" and jnp.iscomplexobj(leaf):
+                raise TypeError(
+                    f"optax_muon: parameter {path_string(path)!r} is {leaf.dtype}, and complex "
+                    "matrices are not orthogonalised here. Train it by optax.contrib.muon, with "
+                    "optax.partition."
+                )
+        return both.init(params)
+
     def update_fn(updates, state, params=None, **extra_args):
         updates, state = both.update(updates, state, params, **extra_args)
         return divided_alike(updates, params), state  # not as it suits the owners
 
-    return optax.GradientTransformationExtraArgs(both.init, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _preset(name: str) -> Any:
@@ -181,11 +193,11 @@ def _spread(dims: Any, params: Any) -> Any:
     """Return dimension numbers, or None, for every parameter, in one list."""
     if dims is None:
         return [_Dims() if jnp.ndim(x) == 2 else None for x in jax.tree.leaves(params)]
-    given = dims(params) if is_function(dims) else dims
-    return jax.tree.leaves(
-        jax.tree.map(lambda d, x: jax.tree.map(lambda _: d, x), given, params, is_leaf=_is_dims),
-        is_leaf=_is_dims,
+    given, found = dims(params) if is_function(dims) else dims, []
+    jax.tree.map(
+        lambda d, x: found.extend([d] * len(jax.tree.leaves(x))), given, params, is_leaf=_is_dims
     )
+    return found
 
 
 def _is_dims(node: Any) -> bool:

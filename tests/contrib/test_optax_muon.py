@@ -117,6 +117,46 @@ def test_checkpoints_of_optax_continue():
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+FILTERED = {"layer": {"kernel": (6, 9), "act": None, "bias": (9,)}, "act": None, "head": (9, 4)}
+
+
+@pytest.mark.parametrize(
+    "dims",
+    [
+        None,
+        {"layer": {"kernel": Dims(), "act": None, "bias": None}, "act": None, "head": Dims()},
+        {"layer": {"kernel": Dims(), "act": Dims(), "bias": None}, "act": Dims(), "head": None},
+        {"layer": None, "act": None, "head": Dims(1, 0)},
+        lambda params: jax.tree.map(lambda x: Dims() if x.ndim == 2 else None, params),
+    ],
+    ids=["default", "tree", "dims at holes", "prefix", "function"],
+)
+def test_none_in_parameters_as_in_optax(dims):
+    """Filtered Equinox modules have `None` in place of their functions."""
+    params, grads = drawn(28, FILTERED), drawn(29, FILTERED)
+    results = []
+    for make in (optax_muon, optax.contrib.muon):
+        tx = make(0.1, muon_weight_dimension_numbers=dims)
+        try:
+            results.append(tx.update(grads, tx.init(params), params)[0])
+        except ValueError:
+            results.append(None)
+    ours, theirs = results
+    if theirs is not None:  # Optax refuses some trees that have None in two meanings
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), ours, theirs)
+    assert ours is not None
+
+
+def test_complex_matrices_are_refused():
+    params = {"w": jnp.ones((3, 3), jnp.complex64), "b": jnp.ones(3, jnp.complex64)}
+    with pytest.raises(TypeError, match="parameter 'w' is complex64.*optax.contrib.muon"):
+        optax_muon(0.1).init(params)
+    mixed = optax.partition(
+        {"complex": optax.contrib.muon(0.1), "real": optax_muon(0.1)}, {"w": "complex", "b": "real"}
+    )
+    jax.block_until_ready(mixed.init(params))  # Adam takes complex vectors
+
+
 def test_the_program_does_not_grow_with_depth():
     def products(depth):
         params = drawn(22, {f"layer{i}": (6, 9) for i in range(depth)})
