@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
+from manifoldmuon._internal.arrays import expand_trailing
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.testing import error_slope
 
@@ -41,7 +42,7 @@ class RetractionOrder(NamedTuple):
 
 
 def retraction_order(
-    manifold: Manifold, exact: Manifold, shape: tuple[int, int], key: PRNGKeyArray
+    manifold: Manifold, exact: Manifold, shape: tuple[int, ...], key: PRNGKeyArray
 ) -> RetractionOrder:
     """Measure the order of a retraction in float64, along one random tangent.
 
@@ -66,12 +67,12 @@ def retraction_order(
     return RetractionOrder(TIMES, errors, None if slope == math.inf else slope)
 
 
-def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, int], key: Any) -> Any:
+def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, ...], key: Any) -> Any:
     """Return the errors of steps of all lengths along one random direction of norm 1."""
     point_key, key = jax.random.split(key)
     point = manifold.random_point(point_key, shape, jnp.float64)
     vector = manifold.project_tangent(point, jax.random.normal(key, shape, jnp.float64))
-    vector = jnp.array(TIMES)[:, None, None] * (vector / manifold.norm.norm(vector))
+    vector = expand_trailing(jnp.array(TIMES), point.ndim) * (vector / manifold.norm.norm(vector))
     points = jnp.broadcast_to(point, vector.shape)
     missed = manifold.retract(points, vector) - exact.retract(points, vector)
     return jax.vmap(manifold.norm.norm)(missed)
@@ -91,13 +92,13 @@ class RandomWalk(NamedTuple):
     """
 
     at: list[int]
-    points: Float[np.ndarray, "moments rates m n"]
+    points: Float[np.ndarray, "moments rates *shape"]
     effective: Float[np.ndarray, " rates"]
 
 
 def random_walk(
     manifold: Manifold,
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     rates: tuple[float, ...],
     steps: int,
     key: PRNGKeyArray,
@@ -110,22 +111,24 @@ def random_walk(
 
     Args:
       manifold: with the retraction.
-      shape: of a point.
+      shape: of one point: `manifold.ndim` axes.
       rates: the length of the steps, one walk for each.
       steps: how many; at least 1.
       key: of the first points and the gradients.
       dtype: in which points are kept.
 
     Returns:
-      A `RandomWalk`, whose `points` have the shape `(moments, rates, m, n)`.
+      A `RandomWalk`, whose `points` have the shape `(moments, rates, *shape)`.
 
     Raises:
-      ValueError: if `steps` is less than 1 or a rate is not positive.
+      ValueError: `steps` is less than 1, a rate is not positive, or `shape` has other axes.
 
     Examples:
       >>> random_walk(mm.manifolds.EmbeddingRows(), (3, 4), (0.1,), 20, jax.random.key(0)).at
       [1, 10, 20]
     """
+    if len(shape) != manifold.ndim:
+        raise ValueError(f"shape must be of one point, with {manifold.ndim} axes; got {shape}")
     if steps < 1 or not rates or min(rates) <= 0:
         raise ValueError(f"steps must be at least 1 and rates positive; got {steps} and {rates}")
     start_key, key = jax.random.split(key)
@@ -152,7 +155,8 @@ def _advance(manifold: Manifold) -> Any:
             grad = jax.random.normal(jax.random.fold_in(key, k), points.shape)
             wide = points.astype(jnp.float32)
             direction = manifold.steepest(wide, grad, manifold.init_dual(points.shape)).direction
-            return manifold.retract(points, rates[:, None, None] * direction).astype(points.dtype)
+            vector = expand_trailing(rates, points.ndim - 1) * direction
+            return manifold.retract(points, vector).astype(points.dtype)
 
         return jax.lax.fori_loop(start, stop, step, points)
 

@@ -95,8 +95,8 @@ def minimize(
 
 
 def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
-    if not leaves:
-        raise ValueError("minimize: x0 has no arrays; give it at least one")
+    if not any(map(jnp.size, leaves)):
+        raise ValueError("minimize: x0 has no numbers; give it at least one array with entries")
     dtypes = {jnp.result_type(leaf) for leaf in leaves}
     if len(dtypes) > 1 or (dtype := dtypes.pop()) not in _DTYPES:
         names = sorted({str(jnp.result_type(leaf)) for leaf in leaves})

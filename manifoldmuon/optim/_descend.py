@@ -18,7 +18,7 @@ from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import map_leaves
-from manifoldmuon.optim._retract import retract, retracted
+from manifoldmuon.optim._retract import retract
 from manifoldmuon.optim._steepest import (
     ScaleBySteepestState,
     direction_at,
@@ -102,20 +102,14 @@ def descend(
             carried=carried,
             divide=True,
         )
-        leaves, done = places.leaves(updates), set()
+        leaves = places.leaves(updates)
         for i in places.real:
-            if places.paths[i] not in found:
-                continue
-            if manifold_of(places.values[i]).constrained:
-                done.add(places.paths[i])
-            else:
+            if places.paths[i] in found and not manifold_of(places.values[i]).constrained:
                 step = shares[places.paths[i]] * upcast(leaves[i])
                 if decay is not None:
                     step += rate * decay * upcast(jnp.asarray(points[i]))
                 leaves[i] = -step.astype(leaves[i].dtype)
         updates = divided_alike(jax.tree.unflatten(places.treedef, leaves), params)
-        if (outer := retracted.get()) is not None:
-            outer |= done
         count = optax.safe_increment(count) if scheduled else ()
         return updates, DescendState(count, keep_found(before, found, certify))
 

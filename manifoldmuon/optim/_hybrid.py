@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from manifoldmuon._internal.arguments import one_of
-from manifoldmuon._internal.links import LastLink, Link, link
+from manifoldmuon._internal.links import Link, link
 from manifoldmuon._internal.paths import Places
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, find_manifolds
@@ -45,8 +45,8 @@ def hybrid(
       rest: a whole optimizer, its learning rate included, such as `optax.adamw(3e-4)`.
 
     Returns:
-      The transformation, with the state of `optax.partition`. It counts as a `retract` where `tx`
-      does: `chain` refuses links behind it. `update` needs `params`.
+      The transformation, with the state of `optax.partition`. Links after it may change the
+      parameters of `rest` only, as `optax.transforms.freeze` does. `update` needs `params`.
 
     Raises:
       TypeError: `tx` or `rest` is not a transformation.
@@ -71,5 +71,4 @@ def hybrid(
         places = check_updates(geometry, updates, params, "hybrid", rest=True)
         return split(places, params).update(updates, state, params, **extra_args)
 
-    kind = LastLink if isinstance(tx, LastLink) else Link
-    return link(update_fn, init_fn, optax.partition(parts, {}).init, kind)
+    return link(update_fn, init_fn, optax.partition(parts, {}).init)

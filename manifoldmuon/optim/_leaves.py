@@ -151,6 +151,11 @@ def check_updates(
         raise ValueError(f"{name}: {_difference(places, updates, found)}")
     trees = places.paths, places.leaves(params), places.leaves(updates)
     for place, (path, param, update) in enumerate(zip(*trees, strict=True)):
+        if update is None and not is_hole(param) and place not in places.rest:
+            raise TypeError(
+                f"{name}: the update of {path!r} is None; give zeros, or make the entry of the"
+                " geometry None and use hybrid."
+            )
         if is_hole(param) or is_hole(update):
             continue
         if jnp.shape(update) != jnp.shape(param):

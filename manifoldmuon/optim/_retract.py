@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
-from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -18,15 +17,11 @@ from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.links import LastLink, Link, difference, link
 from manifoldmuon._internal.mesh import divided_alike
-from manifoldmuon._internal.paths import flatten_with_path, is_hole, path_string
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds
 from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._trees import far_distances, init_tree, monitor_distance
-
-# Paths of the constrained leaves that were retracted while one link of a `chain` updates.
-retracted: ContextVar[set[str] | None] = ContextVar("retracted", default=None)
 
 _SHOWN = 5  # how many far parameters one warning lists
 
@@ -62,11 +57,9 @@ def retract(geometry: Geometry) -> Link:
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        updates, moved = map_leaves(
+        updates, _ = map_leaves(
             _step, geometry, updates, params, name="retract", select=constrained, divide=True
         )
-        if (done := retracted.get()) is not None:
-            done.update(moved)
         return divided_alike(updates, params), state
 
     def init_fn(params: Any) -> optax.EmptyState:
@@ -90,11 +83,10 @@ def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
 
 @checked()
 def chain(*links: optax.GradientTransformation) -> Link:
-    """Return `optax.chain` that refuses to change updates after `retract`.
+    """Return `optax.chain` of the links, and refuse links after `retract`.
 
-    It also sees a `retract` within a link (`optax.partition`, `optax.masked`, `optax.MultiSteps`):
-    later links may change only what that `retract` leaves alone, so
-    `chain(optax.masked(manifold_muon(...), m), optax.masked(optax.adam(...), not_m))` is fine.
+    A `retract` inside `hybrid`, `optax.partition` or `optax.masked` may be followed by links that
+    change other parameters. `check_chain` finds those that change its own.
 
     Args:
       *links: gradient transformations, applied in order.
@@ -104,8 +96,7 @@ def chain(*links: optax.GradientTransformation) -> Link:
       result counts as one, too, when it is chained again.
 
     Raises:
-      ValueError: if a link follows a `retract`; on use, naming the parameters, if a link changes
-        what a `retract` within an earlier link has emitted.
+      ValueError: a link follows a `retract`.
 
     Examples:
       >>> g = mm.manifolds.Stiefel()
@@ -121,44 +112,8 @@ def chain(*links: optax.GradientTransformation) -> Link:
                 " it (learning rate, budgets, weight decay) in front of it; the page"
                 " 'Transformations' has the order of a chain."
             )
-    chained = optax.chain(*links)
-    update_each = [optax.with_extra_args_support(part).update for part in links]
-
-    def update_fn(updates, state, params=None, **extra_args):
-        if len(state) != len(links):
-            raise ValueError(
-                f"chain: {len(links)} links got {len(state)} states; call tx.init(params) again."
-            )
-        states, done, broken = [], set(), set()
-        for update, old_state in zip(update_each, state, strict=True):
-            old = _leaves_by_path(updates) if done else {}
-            token = retracted.set(found := set())
-            try:
-                updates, new_state = update(updates, old_state, params, **extra_args)
-            finally:
-                retracted.reset(token)
-            states.append(new_state)
-            new = _leaves_by_path(updates) if done else {}
-            # Unchanged leaves are the same objects: masked and partition pass them on.
-            changed = {path for path in done if new.get(path) is not old.get(path)}
-            done, broken = done | found, (broken | changed) - found
-        if broken:
-            raise ValueError(
-                f"chain: a link changes the updates of {sorted(broken)} after their retract, which"
-                " takes these parameters off the manifold. Move it in front of the retract, into"
-                " the transformation that optax.partition or optax.masked wraps."
-            )
-        if (outer := retracted.get()) is not None:
-            outer |= done
-        return updates, tuple(states)
-
     last = bool(links) and isinstance(links[-1], LastLink)
-    return (LastLink if last else Link)(chained.init, update_fn)
-
-
-def _leaves_by_path(tree: Any) -> dict[str, Any]:
-    pairs, _ = flatten_with_path(tree, is_leaf=is_hole)
-    return {path_string(path): leaf for path, leaf in pairs}
+    return (LastLink if last else Link)(*optax.chain(*links))
 
 
 @checked()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon.lab import random_walk, retraction_order
-from manifoldmuon.manifolds import EmbeddingRows, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, Hypersphere, Stiefel
 from manifoldmuon.manifolds.retractions import QR, Exponential, Geodesic, Normalize, Polar
 from studies.retractions.spaces import NoRetraction
 
@@ -70,6 +70,22 @@ def test_bfloat16_cannot_take_small_steps():
     assert abs(found.effective[0] - 1) > 0.1
     assert abs(found.effective[1] - chord) < 0.02
     assert 1e-5 < np.max(distances) < 1e-2
+
+
+def test_walks_on_one_axis_are_those_on_rows():
+    key = jax.random.key(4)
+    for shape in ((5,), (1, 5)):
+        manifold = Hypersphere(ndim=len(shape))
+        found = random_walk(manifold, shape, (0.1, 0.2), 10, key)
+        assert found.points.shape == (2, 2, *shape)
+        np.testing.assert_allclose(
+            np.linalg.norm(found.points.reshape(2, 2, 5), axis=-1), 1, rtol=1e-6
+        )
+        assert retraction_order(
+            manifold, Hypersphere(ndim=len(shape), retraction=Geodesic()), shape, key
+        ).slope
+    with pytest.raises(ValueError, match="shape must be of one point, with 2 axes; got"):
+        random_walk(EmbeddingRows(), (8,), (0.1,), 10, key)
 
 
 @pytest.mark.parametrize(("rates", "steps"), [((0.1,), 0), ((), 5), ((0.1, 0.0), 5)])

@@ -323,7 +323,12 @@ REFUSED = {
         ValueError,
         "'v' has no entries",
     ),
-    "no array": (lambda: minimize(sphere_cost, {}, {}), ValueError, "x0 has no arrays"),
+    "no array": (lambda: minimize(sphere_cost, {}, {}), ValueError, "x0 has no numbers"),
+    "an empty array": (
+        lambda: minimize(sphere_cost, Hypersphere(), np.ones((0,))),
+        ValueError,
+        "x0 has no numbers",
+    ),
     "two dtypes": (
         lambda: minimize(sphere_cost, Hypersphere(), (UNIT, np.float32(UNIT))),
         TypeError,

@@ -47,6 +47,12 @@ def test_updates_of_another_shape_are_refused(tx):
     assert "\n" not in str(error.value)
 
 
+def test_gradients_of_none_are_refused():
+    tx = OPTIMIZERS["manifold_muon"]
+    with pytest.raises(TypeError, match="descend: the update of 'w' is None; give zeros"):
+        tx.update({"w": None}, tx.init(PARAMS), PARAMS)
+
+
 @pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
 def test_updates_of_another_tree_are_refused(tx):
     params = structured(tx)
