@@ -49,7 +49,7 @@ def test_updates_of_another_shape_are_refused(tx):
 
 def test_gradients_of_none_are_refused():
     tx = OPTIMIZERS["manifold_muon"]
-    with pytest.raises(TypeError, match="descend: the update of 'w' is None; give zeros"):
+    with pytest.raises(TypeError, match="manifold_muon: the update of 'w' is None; give zeros"):
         tx.update({"w": None}, tx.init(PARAMS), PARAMS)
 
 
