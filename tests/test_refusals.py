@@ -35,7 +35,6 @@ from manifoldmuon.contrib import (
     orthogonal_conv2d,
     quantized,
     scale_by_neuron_rms,
-    split_parameters,
     with_qk_clip,
 )
 from manifoldmuon.frameworks import linen, nnx
@@ -333,8 +332,13 @@ REFUSED = [
     (lambda: quantized(optax.trace(0.9), 8.0), "quantized: bits must be 8 or 4; got 8.0"),
     (lambda: quantized(optax.trace(0.9), block=1), "quantized: block must be a whole number"),
     (lambda: quantized(optax.trace(0.9), min_size=-1), "quantized: min_size must be a whole"),
-    (lambda: split_parameters(FLAT, {}), "split_parameters: inner must be a GradientTrans"),
-    (lambda: split_parameters(optax.sgd(0.1), (1, 2)), "by_path takes a dictionary of patterns"),
+    (lambda: Layout(out_blocks=()), "Layout.out_blocks must be a whole number in [1, inf); got 0"),
+    (lambda: Layout(out_blocks=(2, 0)), "Layout.out_blocks: a length must be a whole number in [1"),
+    (lambda: Layout(1, (0, 2), out_blocks=(1, 2)), "out_blocks=(1, 2) are lengths along one axis"),
+    (
+        lambda: Layout(out_blocks=(2, 3)).inner_shape((5, 4)),
+        "here out_blocks must be a number of equal blocks; got",
+    ),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, 0), "with_qk_clip: threshold must be a fini"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, power=NAN), "with_qk_clip: power must be a"),
     (lambda: chain(0.1), "chain: link 0 of 1 must be a GradientTransformation; got 0.1"),

@@ -84,6 +84,16 @@ def placed_like(x: jax.Array, like: Any) -> jax.Array:
     return x if sharding is None else jax.device_put(x, sharding)
 
 
+def whole_along(x: Any, axis: int) -> Any:
+    """Return an array that no explicit mesh divides along this axis."""
+    mesh = explicit_mesh(x)
+    if mesh is None or inside_shard_map():
+        return x
+    spec = [*jax.typeof(x).sharding.spec, *[None] * x.ndim][: x.ndim]
+    spec[axis] = None
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))
+
+
 def working_mesh(example: Any) -> Any:
     """Return the mesh to divide work over, or None: `jax.set_mesh` under `jax.jit`, axes automatic.
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.arguments import shown
+from manifoldmuon._internal.mesh import placed_like, whole_along
 
 KeyPath = tuple[Any, ...]
 
@@ -229,6 +230,44 @@ def _above(prefix: str, path: str) -> bool:
     return prefix in ("", path) or path.startswith(prefix + "/")
 
 
+@dataclasses.dataclass(frozen=True)
+class Cut:
+    """Consecutive parts of unequal lengths along one axis of a parameter.
+
+    Attributes:
+      axis: a negative number.
+      lengths: of the parts.
+    """
+
+    axis: int
+    lengths: tuple[int, ...]
+
+    def parts(self, leaf: Any) -> list[Any]:
+        """Return the parts of an array, or as often what has no such axis."""
+        if not self._cuts(leaf):
+            return [leaf] * len(self.lengths)
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return jax.eval_shape(self.parts, leaf)
+        found, end = [], 0
+        leaf = whole_along(leaf, self.axis)
+        after = (slice(None),) * (-1 - self.axis)
+        for length in self.lengths:
+            end += length
+            found.append(leaf[(..., slice(end - length, end), *after)])
+        return found
+
+    def join(self, parts: Sequence[Any]) -> Any:
+        """Undo `parts`."""
+        if not all(map(self._cuts, parts)):
+            return parts[0]
+        if isinstance(parts[0], jax.ShapeDtypeStruct):
+            return jax.eval_shape(self.join, parts)
+        return jnp.concatenate(parts, self.axis)
+
+    def _cuts(self, leaf: Any) -> bool:
+        return len(getattr(leaf, "shape", ())) >= -self.axis
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
     """A flattened tree, and the value of a specification at each of its leaves.
@@ -239,6 +278,7 @@ class Places:
       real: the indices of the leaves that are parameters.
       treedef: the structure, with holes as leaves.
       rest: of a geometry, the indices of parameters that another optimizer has; not in `real`.
+      cuts: how each leaf of the structure is cut into leaves, or None; empty if none is.
     """
 
     paths: tuple[str, ...]
@@ -246,17 +286,41 @@ class Places:
     real: tuple[int, ...]
     treedef: Any
     rest: tuple[int, ...] = ()
+    cuts: tuple[Cut | None, ...] = ()
 
     def leaves(self, tree: Any) -> list[Any]:
         """Return the leaves of a tree of this structure."""
-        return self.treedef.flatten_up_to(tree)
+        return self.spread(self.treedef.flatten_up_to(tree))
+
+    def spread(self, leaves: Sequence[Any]) -> list[Any]:
+        """Return the parts of what is cut, and the other leaves of the structure."""
+        if not self.cuts:
+            return list(leaves)
+        pairs = zip(leaves, self.cuts, strict=True)
+        return [
+            part for leaf, cut in pairs for part in ([leaf] if cut is None else cut.parts(leaf))
+        ]
+
+    def unflatten(self, leaves: Sequence[Any], like: Any) -> Any:
+        """Return the tree of these leaves; what is cut, with the shardings of the tree `like`."""
+        if self.cuts:
+            rest, joined = iter(leaves), []
+            for cut, whole in zip(self.cuts, self.treedef.flatten_up_to(like), strict=True):
+                if cut is None:
+                    joined.append(next(rest))
+                else:
+                    leaf = cut.join([next(rest) for _ in cut.lengths])
+                    placed = placed_like(leaf, whole) if isinstance(leaf, jax.Array) else leaf
+                    joined.append(placed)
+            leaves = joined
+        return jax.tree.unflatten(self.treedef, leaves)
 
     def fill(self, tree: Any, leaves: Mapping[int, Any]) -> Any:
         """Return a tree of this structure, with other leaves at some indices."""
         filled = self.leaves(tree)
         for place, leaf in leaves.items():
             filled[place] = leaf
-        return jax.tree.unflatten(self.treedef, filled)
+        return self.unflatten(filled, tree)
 
 
 Check = Callable[[str, Any, jax.ShapeDtypeStruct], None]

@@ -5,7 +5,6 @@ from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, 
 from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
 from manifoldmuon.contrib._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.contrib._isospectral import Isospectral
-from manifoldmuon.contrib._lint import lint
 from manifoldmuon.contrib._lipschitz_layers import (
     Householder,
     LocallyConnected,
@@ -20,7 +19,6 @@ from manifoldmuon.contrib._quantized import quantized
 from manifoldmuon.contrib._res_cnn import res_cnn
 from manifoldmuon.contrib._rotations import Rotations
 from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
-from manifoldmuon.contrib._split import split_parameters
 
 __all__ = [
     "AttendValues",
@@ -43,14 +41,12 @@ __all__ = [
     "cross_entropy_smoothness",
     "hyperball",
     "keep_norms",
-    "lint",
     "match_norms",
     "normuon",
     "optax_muon",
     "quantized",
     "res_cnn",
     "scale_by_neuron_rms",
-    "split_parameters",
     "square_error_smoothness",
     "with_qk_clip",
 ]

@@ -204,6 +204,11 @@ def _check_layout(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
             f"automatic gradient descent: {path!r} has dtype {leaf.dtype}, not real floating point."
             f" Take it out with optax.masked or optax.partition{if_complex(leaf.dtype)}."
         )
+    if layout.cut:
+        raise ValueError(
+            f"automatic gradient descent: out_blocks of {path!r} must be a number of equal blocks;"
+            f" got {layout}"
+        )
     try:
         layout.check_shape(leaf.shape)
     except ValueError as error:

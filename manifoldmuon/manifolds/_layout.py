@@ -9,7 +9,8 @@ from typing import Any
 
 import optax
 
-from manifoldmuon._internal.arguments import check_fields
+from manifoldmuon._internal.arguments import check_fields, check_number
+from manifoldmuon._internal.paths import Cut
 from manifoldmuon._internal.values import Value
 
 AxisNumbers = int | tuple[int, ...]
@@ -34,6 +35,7 @@ class Layout(Value):
     | the same, one matrix per head | `Layout(in_axes=0, out_axes=2)` |
     | fused q, k, v (3 heads head_dim, d_model), by heads | `Layout(out_blocks=3 * heads)` |
     | fused q, k, v of grouped queries, by heads | `Layout(out_blocks=heads + 2 * kv_heads)` |
+    | fused q, k, v as three whole matrices | `Layout(out_blocks=(q, k, v))`, with their lengths |
     | output projection (d_model, heads head_dim), by heads | `Layout(in_blocks=heads)` |
     | experts (experts, in, out), one matrix each | `Layout(in_axes=-2, out_axes=-1)` |
     | HWIO kernel as one matrix | `Layout(in_axes=(0, 1, 2), out_axes=3)` |
@@ -51,6 +53,10 @@ class Layout(Value):
     `(..., out_blocks, in_blocks, taps, fan_out, fan_in)`, without those of the two that are 1, and
     the fans are those of one block.
 
+    With a tuple, `out_blocks` are the lengths of unequal blocks along one axis, such as q, k and v
+    of grouped queries. Optimizers see each block as a parameter of its own: the blocks of
+    `qkv/kernel` have the paths `qkv/kernel/0`, `qkv/kernel/1`, ... in states and tables.
+
     The numbers are positions within the trailing `ndim` axes, from the front where they are
     positive and from the back where they are negative. All axes before those are leading axes.
 
@@ -63,11 +69,11 @@ class Layout(Value):
         layers) from trailing ones (the taps of OIHW), so that an array of more axes than they
         reach is refused unless `ndim` is said or the numbers are negative.
       in_blocks: how many matrices lie side by side along the fan-in.
-      out_blocks: how many matrices lie one below the other along the fan-out.
+      out_blocks: how many matrices lie one below the other along the fan-out, or their lengths.
 
     Raises:
       ValueError: no axis, the same axis twice, numbers of both signs without `ndim`, an `ndim`
-        that does not reach them, or less than one block.
+        that does not reach them, less than one block, or unequal blocks along several axes.
 
     Examples:
       >>> Layout(in_axes=(0, 1, 2), out_axes=3).inner_shape((3, 3, 16, 32))  # HWIO
@@ -79,12 +85,17 @@ class Layout(Value):
     taps: AxisNumbers = ()
     ndim: int = 0
     in_blocks: int = 1
-    out_blocks: int = 1
+    out_blocks: int | tuple[int, ...] = 1
     # Whether the array has to have `ndim` axes, neither more nor less.
     _whole: bool = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        check_fields(self, ndim="[0, inf)", in_blocks="[1, inf)", out_blocks="[1, inf)")
+        lengths = self.out_blocks if isinstance(self.out_blocks, tuple) else ()
+        count = len(lengths) if isinstance(self.out_blocks, tuple) else self.out_blocks
+        check_number("Layout.out_blocks", count, within="[1, inf)", whole=True)
+        for length in lengths:
+            check_number("Layout.out_blocks: a length", length, within="[1, inf)", whole=True)
+        check_fields(self, ndim="[0, inf)", in_blocks="[1, inf)")
         named = {name: _as_tuple(name, getattr(self, name)) for name in _KINDS}
         every = [axis for axes in named.values() for axis in axes]
         if min(every) < 0 <= max(every) and self.ndim == 0:
@@ -103,6 +114,22 @@ class Layout(Value):
         for name, axes in named.items():
             object.__setattr__(self, name, tuple(axis % ndim - ndim for axis in axes))
         object.__setattr__(self, "ndim", ndim)
+        if lengths and (len(_axes(self.out_axes)) > 1 or self.in_blocks > 1):
+            raise ValueError(
+                f"out_blocks={self.out_blocks} are lengths along one axis, without in_blocks; got "
+                f"out_axes={self.out_axes}, in_blocks={self.in_blocks}"
+            )
+
+    @property
+    def cut(self) -> Cut | None:
+        """Unequal blocks along the axis of the fan-out, or None."""
+        if isinstance(self.out_blocks, int):
+            return None
+        return Cut(_axes(self.out_axes)[0], self.out_blocks)
+
+    def of_parts(self) -> "Layout":
+        """Return the layout of each unequal block, cut out of the array."""
+        return dataclasses.replace(self, out_blocks=1)
 
     @classmethod
     def from_muon(cls, dims: optax.contrib.MuonDimensionNumbers | None, ndim: int = 0) -> "Layout":
@@ -141,9 +168,16 @@ class Layout(Value):
             )
 
         *_, fan_out, fan_in = self._matrix_shape(shape)
+        if self.cut:
+            if sum(self.cut.lengths) != fan_out:
+                raise ValueError(
+                    f"out_blocks={self.out_blocks} must add up to the fan of {fan_out} that "
+                    f"{self._words()} make of the shape {tuple(shape)}"
+                )
+            return
         for name, blocks, fan in (
             ("in_blocks", self.in_blocks, fan_in),
-            ("out_blocks", self.out_blocks, fan_out),
+            ("out_blocks", self._out_blocks, fan_out),
         ):
             if fan % blocks:
                 raise ValueError(
@@ -152,11 +186,15 @@ class Layout(Value):
                 )
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the rearranged array."""
+        """Return the shape of the rearranged array.
+
+        Raises:
+          ValueError: the blocks are unequal, so that no one array holds them.
+        """
         *copies, fan_out, fan_in = self._matrix_shape(shape)
         before = len(copies) - len(_axes(self.taps))
-        blocks = (n for n in (self.out_blocks, self.in_blocks) if n > 1)
-        matrix = fan_out // self.out_blocks, fan_in // self.in_blocks
+        blocks = (n for n in (self._out_blocks, self.in_blocks) if n > 1)
+        matrix = fan_out // self._out_blocks, fan_in // self.in_blocks
         return (*copies[:before], *blocks, *copies[before:], *matrix)
 
     def inward(self, x: Any) -> Any:
@@ -181,7 +219,13 @@ class Layout(Value):
 
     @property
     def _blocked(self) -> bool:
-        return self.in_blocks * self.out_blocks > 1
+        return self.in_blocks * self._out_blocks > 1
+
+    @property
+    def _out_blocks(self) -> int:
+        if isinstance(self.out_blocks, tuple):
+            raise ValueError(f"here out_blocks must be a number of equal blocks; got {self!r}")
+        return self.out_blocks
 
     def _matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """`(..., taps, fan_out, fan_in)`, with blocks still side by side."""
@@ -193,7 +237,7 @@ class Layout(Value):
     def _cut_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """`(..., taps, out_blocks, fan_out, in_blocks, fan_in)`."""
         *copies, fan_out, fan_in = self._matrix_shape(shape)
-        outs = self.out_blocks, fan_out // self.out_blocks
+        outs = self._out_blocks, fan_out // self._out_blocks
         return (*copies, *outs, self.in_blocks, fan_in // self.in_blocks)
 
     def _moves(self, shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -140,7 +140,7 @@ class Manifold(Value, abc.ABC):
         ndim: int = 0,
         *,
         in_blocks: int = 1,
-        out_blocks: int = 1,
+        out_blocks: int | tuple[int, ...] = 1,
     ) -> "LaidOut":
         """This manifold for arrays of another layout; see `Layout` for the arguments."""
         return LaidOut(self, Layout(in_axes, out_axes, taps, ndim, in_blocks, out_blocks))
@@ -213,13 +213,17 @@ class LaidOut(Value):
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` where no point fits an array of this shape."""
         self.layout.check_shape(shape)
-        inner = self.layout.inner_shape(shape)
-        try:
-            self.manifold.check_shape(inner)
-        except ValueError as error:
-            raise ValueError(
-                f"{error} ({self.layout} made that of the shape {tuple(shape)})"
-            ) from None
+        parts, layout = [tuple(shape)], self.layout
+        if cut := layout.cut:
+            at, layout = cut.axis % len(shape), layout.of_parts()
+            parts = [(*shape[:at], length, *shape[at + 1 :]) for length in cut.lengths]
+        for part in parts:
+            try:
+                self.manifold.check_shape(layout.inner_shape(part))
+            except ValueError as error:
+                raise ValueError(
+                    f"{error} ({self.layout} made that of the shape {tuple(shape)})"
+                ) from None
 
 
 def require_projection(manifold: Manifold, solver: object) -> None:

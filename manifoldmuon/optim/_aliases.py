@@ -32,7 +32,7 @@ def decay_links(
     """Return weight decay of the unconstrained leaves; None decays nothing."""
 
     def mask(tree: Any) -> Any:
-        places = find_manifolds(geometry, tree)
+        places = find_manifolds(geometry, tree, cut=False)
         marks = {i: not constrained(manifold_of(places.values[i])) for i in places.real}
         return places.fill(tree, marks)
 

@@ -83,9 +83,9 @@ def descend(
         del extra_args
         count, before = state
         rate, decay = (_at(count, value) for value in (learning_rate, weight_decay))
-        places, listed = find_manifolds(geometry, params), find_budgets(budgets, updates)
-        points = places.leaves(params)
-        shares = {listed.paths[i]: rate * listed.values[i] for i in listed.real}
+        places, listed = find_manifolds(geometry, params), find_budgets(budgets, params)
+        points, whole = places.leaves(params), places.spread(listed.values)
+        shares = {places.paths[i]: rate * whole[i] for i in places.real if whole[i] is not None}
         carried = {}
         for i in places.real:
             path, entry = places.paths[i], places.values[i]
@@ -109,7 +109,7 @@ def descend(
                 if decay is not None:
                     step += rate * decay * upcast(jnp.asarray(points[i]))
                 leaves[i] = -step.astype(leaves[i].dtype)
-        updates = divided_alike(jax.tree.unflatten(places.treedef, leaves), params)
+        updates = divided_alike(places.unflatten(leaves, params), params)
         count = optax.safe_increment(count) if scheduled else ()
         return updates, DescendState(count, keep_found(before, found, certify))
 

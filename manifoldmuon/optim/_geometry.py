@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -61,17 +62,20 @@ def resolve(geometry: Geometry, params: Any) -> Any:
       >>> resolve({"layer": sphere}, {"layer": {"w": jnp.ones(3)}}) == {"layer": {"w": sphere}}
       True
     """
-    places = find_manifolds(geometry, params, rest=True)
-    return places.fill(params, {i: places.values[i] for i in (*places.real, *places.rest)})
+    places = find_places(geometry, params, _check_manifold)
+    return places.fill(params, {i: places.values[i] for i in places.real})
 
 
-def find_manifolds(geometry: Geometry, params: Any, rest: bool = False) -> Places:
+def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: bool = True) -> Places:
     """Return `find_places` for a geometry, with manifolds, dtypes and shapes checked.
+
+    Unequal blocks of a parameter are leaves, with paths and entries of their own.
 
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.
       params: the parameters.
       rest: whether entries may be None. Their parameters are then in `Places.rest`.
+      cut: False leaves unequal blocks together.
 
     Raises:
       ValueError: there are such entries, and `rest` is False.
@@ -79,7 +83,7 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False) -> Place
     places = find_places(geometry, params, _check_manifold)
     left = tuple([place for place in places.real if places.values[place] is None])
     if not left:
-        return places
+        return cut_places(places) if cut else places
     if not rest:
         raise ValueError(
             f"the geometry leaves {[places.paths[place] for place in left]} to another optimizer"
@@ -87,7 +91,28 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False) -> Place
             " 'Constrain a transformer' does."
         )
     real = tuple([place for place in places.real if places.values[place] is not None])
-    return dataclasses.replace(places, real=real, rest=left)
+    places = dataclasses.replace(places, real=real, rest=left)
+    return cut_places(places) if cut else places
+
+
+@functools.lru_cache(maxsize=512)
+def cut_places(places: Places) -> Places:
+    """Return the places of a geometry with unequal blocks as leaves of their own."""
+    cuts = tuple([x.layout.cut if isinstance(x, LaidOut) else None for x in places.values])
+    if not any(cuts):
+        return places
+    paths, values, real, rest = [], [], [], []
+    for i, (path, entry, cut) in enumerate(zip(places.paths, places.values, cuts, strict=True)):
+        names = [path]
+        if cut is not None:
+            names = [f"{path}/{k}" for k in range(len(cut.lengths))]
+            entry = dataclasses.replace(entry, layout=entry.layout.of_parts())
+        indices = range(len(paths), len(paths) + len(names))
+        real += indices if i in places.real else ()
+        rest += indices if i in places.rest else ()
+        paths += names
+        values += [entry] * len(names)
+    return Places(tuple(paths), tuple(values), tuple(real), places.treedef, tuple(rest), cuts)
 
 
 def check_geometry(name: str, geometry: Any) -> None:

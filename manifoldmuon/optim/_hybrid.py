@@ -65,7 +65,7 @@ def hybrid(
         return optax.partition(parts, lambda _: places.fill(tree, labels))
 
     def init_fn(params: Any) -> Any:
-        return split(find_manifolds(geometry, params, rest=True), params).init(params)
+        return split(find_manifolds(geometry, params, rest=True, cut=False), params).init(params)
 
     def update_fn(updates, state, params=None, **extra_args):
         places = check_updates(geometry, updates, params, "hybrid", rest=True)

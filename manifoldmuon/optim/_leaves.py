@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -20,7 +21,14 @@ from manifoldmuon._internal.mesh import explicit_mesh, working_mesh
 from manifoldmuon._internal.owners import Division, Problems, solve_by_owners
 from manifoldmuon._internal.paths import Places, flatten_with_path, if_complex, is_hole, path_string
 from manifoldmuon.manifolds import LaidOut, Manifold
-from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
+from manifoldmuon.optim._geometry import (
+    Entry,
+    Geometry,
+    cut_places,
+    find_manifolds,
+    inner_shape,
+    manifold_of,
+)
 
 # Leaves of one kind that are stacks already, as a scan over layers wants them: so few are solved
 # one after the other, by one program. On a CPU a larger stack takes 5 to 9 % more of a step.
@@ -98,7 +106,7 @@ def map_leaves(
       >>> map_leaves(double, mm.manifolds.Hypersphere(), jnp.ones(2), jnp.ones(2))[0].tolist()
       [2.0, 2.0]
     """
-    places = check_updates(geometry, updates, params, name)
+    places = cut_places(check_updates(geometry, updates, params, name))
     trees = [places.leaves(tree) for tree in (params, updates, *others)]
     filled, leaves, unknown = trees[1].copy(), [], []
     for place in places.real:
@@ -135,29 +143,31 @@ def map_leaves(
         for group, answer in zip(groups, answers, strict=True):
             for leaf, (update, results[leaf.path]) in zip(group, answer, strict=True):
                 filled[leaf.place] = filled[leaf.place] if update is None else update
-    return jax.tree.unflatten(places.treedef, filled), results
+    return places.unflatten(filled, params), results
 
 
 def check_updates(
     geometry: Geometry, updates: Any, params: Any, name: str, rest: bool = False
 ) -> Places:
-    """Return the manifolds of the parameters, or raise unless updates fit: see `map_leaves`."""
+    """Return the manifolds of whole parameters, or raise unless updates fit: see `map_leaves`."""
     if params is None:
         raise ValueError(
             f"{name} needs the current parameters: call tx.update(updates, state, params)."
         )
-    places = find_manifolds(geometry, params, rest)
+    places = find_manifolds(geometry, params, rest, cut=False)
     if (found := jax.tree.structure(updates, is_leaf=is_hole)) != places.treedef:
         raise ValueError(f"{name}: {_difference(places, updates, found)}")
     trees = places.paths, places.leaves(params), places.leaves(updates)
     for place, (path, param, update) in enumerate(zip(*trees, strict=True)):
-        if update is None and not is_hole(param) and place not in places.rest:
+        if is_hole(param) or isinstance(update, optax.MaskedNode):
+            continue
+        if update is None:
+            if place in places.rest:
+                continue
             raise TypeError(
                 f"{name}: the update of {path!r} is None; give zeros, or make the entry of the"
                 " geometry None and use hybrid."
             )
-        if is_hole(param) or is_hole(update):
-            continue
         if jnp.shape(update) != jnp.shape(param):
             raise ValueError(
                 f"{name}: the update of {path!r} has shape {jnp.shape(update)}, the parameter"

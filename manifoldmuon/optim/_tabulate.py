@@ -12,10 +12,16 @@ import optax
 from manifoldmuon import linalg
 from manifoldmuon._internal.text import Printed, align
 from manifoldmuon._internal.values import changed_fields
-from manifoldmuon.manifolds import LaidOut, Layout, Manifold
+from manifoldmuon.manifolds import Layout, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm
 from manifoldmuon.optim._budget import Budgets, find_budgets
-from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
+from manifoldmuon.optim._geometry import (
+    Geometry,
+    cut_places,
+    find_manifolds,
+    inner_shape,
+    manifold_of,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +95,7 @@ _COLUMNS = (
 def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
     """Return a table of path, shape, fans, manifold, norm, budget and retraction.
 
-    Print it before training. `contrib.lint` looks for mistakes in it.
+    Print it before training.
 
     Args:
       geometry: which manifold each parameter lives on; see `resolve`.
@@ -106,9 +112,11 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       >>> table.rows[0].copies, table.rows[0].fan_in
       (5, 3)
     """
-    places = find_manifolds(geometry, params, rest=True)
+    whole = find_manifolds(geometry, params, rest=True, cut=False)
+    places = cut_places(whole)
+    entries = places.spread(whole.values)
     own = places.fill(params, dict.fromkeys(places.rest, optax.MaskedNode()))  # as `hybrid` does
-    leaves, shares = places.leaves(params), find_budgets(budgets, own)
+    leaves, shares = places.leaves(params), places.spread(find_budgets(budgets, own).values)
     rows = []
     for place in sorted((*places.real, *places.rest)):
         entry, shape = places.values[place], tuple(jnp.shape(leaves[place]))
@@ -124,8 +132,8 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
             *taps, fan_out, last = point
             fan_in = last * math.prod(taps)
         fans = math.prod(leading), fan_in, fan_out, manifold
-        layout = entry.layout if isinstance(entry, LaidOut) else None
-        rows.append(TableRow(places.paths[place], shape, *fans, shares.values[place], layout))
+        layout = getattr(entries[place], "layout", None)
+        rows.append(TableRow(places.paths[place], shape, *fans, shares[place], layout))
     return Table(tuple(rows))
 
 

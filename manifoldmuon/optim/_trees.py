@@ -21,6 +21,7 @@ from manifoldmuon.optim._geometry import (
     Entry,
     Geometry,
     constrained,
+    cut_places,
     find_manifolds,
     inner_shape,
     manifold_of,
@@ -55,8 +56,8 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
 
 
 def _without_rest(geometry: Geometry, params: Any) -> tuple[Places, Any]:
-    """Return `find_manifolds`, and the tree with None for parameters of the entry None."""
-    places = find_manifolds(geometry, params, rest=True)
+    """Return places of whole parameters, and the tree with None for those of the entry None."""
+    places = find_manifolds(geometry, params, rest=True, cut=False)
     return places, places.fill(params, dict.fromkeys(places.rest))
 
 
@@ -80,6 +81,7 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
     _, found = map_leaves(
         _measure, geometry, own, own, name="monitor_distance", select=constrained
     )  # fmt: skip
+    places = cut_places(places)
     paths = [places.paths[place] for place in places.real]
     return {path: largest(found.get(path, zero)) for path in paths}
 

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from manifoldmuon import contrib
 from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Stiefel
 
 hk: Any = pytest.importorskip("haiku")
@@ -66,8 +65,6 @@ def test_every_type(per_head):
     }
     assert {path: x for path, x in found.items() if x is not None} == wanted
     assert all(isinstance(x, LaidOut) for path, x in wanted.items() if "embed" not in path)
-    params, _ = jax.eval_shape(lambda x: model.init(jax.random.key(0), x, True), TOKENS)
-    assert contrib.lint(found, params) == []
 
 
 def test_parameters_of_unknown_modules_are_refused():

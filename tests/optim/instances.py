@@ -130,11 +130,6 @@ def with_adam(
     return optim.hybrid(tx, geometry, optim.riemannian_adam(rest_rate, Euclidean(Frobenius(0))))
 
 
-def with_parts(learning_rate: Any, geometry: Any) -> optax.GradientTransformation:
-    """Cuts the first leaf into three. Momentum would be cut as well, unlike its parameter."""
-    return contrib.split_parameters(optim.muon(learning_rate, geometry, None), {"qkv": (4, 1, 2)})
-
-
 def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
     """Clips three heads of a fused kernel, and supplies their logits: one of them is too large."""
     heads = optim.by_path({"q": Layout(out_blocks=3), "**": None})
@@ -263,8 +258,11 @@ INSTANCES = {
         still=False,
     ),
     "parts": Instance(
-        with_parts,
-        Euclidean(RMSToRMS()).transposed(),
+        optim.manifold_muon,
+        {
+            "qkv": Stiefel().with_axes(-2, -1, out_blocks=(4, 1, 2)),
+            "o": Euclidean(RMSToRMS()).transposed(),
+        },
         {"qkv": (4, 7), "o": (4, 4)},
         {"learning_rate": 0.1},
     ),

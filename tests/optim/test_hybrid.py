@@ -139,12 +139,6 @@ def test_tabulate_shows_entries_none():
     assert len(table.rows) == 6
     rest = [line.split() for line in str(table).splitlines() if " rest " in line]
     assert [line[0] for line in rest] == ["embed", "head/bias", "layer/bias", "layer/gain"]
-    assert contrib.lint(GEOMETRY, PARAMS) == []
-    vectors = optim.by_path({"**/kernel": MATRIX, "embed": None, "**": Euclidean()})
-    assert contrib.lint(
-        vectors,
-        PARAMS | {"layer": {"kernel": PARAMS["layer"]["kernel"], "bias": jnp.ones((6, 1, 1))}},
-    )
 
 
 def test_chain_and_check_chain_know_it():

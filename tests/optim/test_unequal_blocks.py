@@ -1,0 +1,179 @@
+"""Blocks of unequal lengths in one parameter: q, k and v of grouped queries."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from manifoldmuon import contrib, optim
+from manifoldmuon.checkpoints import CheckpointError, Checkpoints
+from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
+from manifoldmuon.norms import RMSToRMS
+from manifoldmuon.testing import check_sharding
+
+LENGTHS = (8, 2, 4)
+FLAT = Euclidean(RMSToRMS()).transposed()
+
+
+def fused(manifold: Manifold = Stiefel()) -> dict[str, Any]:
+    return {"qkv": manifold.with_axes(-2, -1, out_blocks=LENGTHS), "out": FLAT}
+
+
+def apart(manifold: Manifold = Stiefel()) -> dict[str, Any]:
+    return {name: manifold.transposed() for name in "qkv"} | {"out": FLAT}
+
+
+def drawn(seed: int, layers: tuple[int, ...] = ()) -> dict[str, jax.Array]:
+    rng = np.random.default_rng(seed)
+    shapes = {"qkv": (*layers, 6, sum(LENGTHS)), "out": (*layers, 8, 6)}
+    return {k: jnp.asarray(rng.standard_normal(s), jnp.float32) for k, s in shapes.items()}
+
+
+def cut(tree: Any) -> dict[str, Any]:
+    parts = np.split(np.asarray(tree["qkv"]), np.cumsum(LENGTHS)[:-1], axis=-1)
+    return dict(zip("qkv", parts, strict=True)) | {"out": tree["out"]}
+
+
+def train(tx: Any, params: Any, grads: list[Any]) -> Any:
+    update, state = jax.jit(tx.update), tx.init(params)
+    for grad in grads:
+        updates, state = update(grad, state, params)
+        params = optax.apply_updates(params, updates)
+    return params
+
+
+def by_hand(rate: float, geometry: Any) -> Any:
+    return optim.chain(
+        optim.normalize(optax.trace(0.9), geometry),
+        optax.scale_by_learning_rate(rate),
+        optim.retract(geometry),
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "manifold"),
+    [
+        (functools.partial(optim.manifold_muon, weight_decay=0.1), Stiefel()),
+        (optim.muon, Euclidean(RMSToRMS())),
+        (by_hand, Stiefel()),
+        (optim.riemannian_adam, Stiefel()),
+    ],
+    ids=["manifold_muon", "muon", "normalize", "riemannian_adam"],
+)
+@pytest.mark.parametrize("layers", [(), pytest.param((3,), marks=pytest.mark.slow)])
+def test_blocks_are_trained_as_separate_parameters(make, manifold, layers):
+    grads = [drawn(seed, layers) for seed in (1, 2, 3)]
+    start = optim.project_tree(fused(manifold), drawn(0, layers))
+    points = optim.project_tree(apart(manifold), cut(drawn(0, layers)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), cut(start), points)
+    found = train(make(0.1, fused(manifold)), start, grads)
+    wanted = train(make(0.1, apart(manifold)), points, [cut(g) for g in grads])
+    for name, part in cut(found).items():
+        np.testing.assert_allclose(part, wanted[name], atol=4e-6, err_msg=name)
+
+
+def test_rows_of_a_matrix_are_cut_by_another_axis():
+    rows = Stiefel().with_axes(out_blocks=LENGTHS)
+    columns = Stiefel().with_axes(-2, -1, out_blocks=LENGTHS)
+    start = optim.project_tree(columns, drawn(0)["qkv"])
+    wanted = train(optim.manifold_muon(0.1, columns), start, [drawn(1)["qkv"]])
+    found = train(optim.manifold_muon(0.1, rows), start.T, [drawn(1)["qkv"].T])
+    np.testing.assert_allclose(found.T, wanted, atol=1e-6)
+
+
+def test_every_tool_sees_the_blocks():
+    geometry, paths = fused(), ["out", "qkv/0", "qkv/1", "qkv/2"]
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), drawn(0))
+    points = optim.init_tree(geometry, jax.random.key(0), shapes)
+    for part in list(cut(points).values())[:3]:
+        singular = np.linalg.svd(np.asarray(part, np.float64), compute_uv=False)
+        np.testing.assert_allclose(singular, 1, atol=1e-5)
+    assert sorted(optim.monitor_distance(geometry, drawn(0))) == paths
+    distances = optim.monitor_distance(geometry, points)
+    assert max(distances.values()) < 1e-5
+    rows = optim.tabulate(geometry, shapes, {"qkv": 0.5, "out": 1.0}).rows
+    assert [row.path for row in rows] == paths
+    assert [(row.fan_in, row.fan_out, row.budget) for row in rows[1:]] == [
+        (6, length, 0.5) for length in LENGTHS
+    ]
+    tx = optim.manifold_muon(0.1, geometry)
+    assert sorted(optim.monitor(tx.init(points))["gap"]) == paths
+    optim.check_chain(tx, geometry, points)
+    assert optim.resolve(geometry, shapes)["qkv"] == geometry["qkv"]
+    with pytest.warns(UserWarning, match="'qkv/0' .*far from their|far from their .*'qkv/0'"):
+        tx.init(drawn(0))
+
+
+def test_budgets_reach_every_block():
+    tx = optim.descend(0.1, fused(), budgets={"qkv": 0.0, "out": 1.0})
+    start = optim.project_tree(fused(), drawn(0))
+    updates: Any = tx.update(drawn(1), tx.init(start), start)[0]
+    np.testing.assert_allclose(updates["qkv"], 0, atol=1e-6)
+    assert jnp.abs(updates["out"]).max() > 0.01
+
+
+def test_hybrid_leaves_the_rest_to_another():
+    geometry = fused() | {"out": None}
+    tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.sgd(0.1))
+    start = optim.project_tree(geometry, drawn(0))
+    found = train(tx, start, [drawn(1)])
+    wanted = train(optim.manifold_muon(0.1, fused()["qkv"]), start["qkv"], [drawn(1)["qkv"]])
+    np.testing.assert_allclose(found["qkv"], wanted, atol=1e-6)
+    np.testing.assert_allclose(found["out"], start["out"] - 0.1 * drawn(1)["out"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_blocks_on_a_mesh(kind):
+    """The axis that is cut is divided, too: eight devices own parts of 16."""
+    mesh = jax.make_mesh((8,), ("x",), (getattr(AxisType, kind),))
+    place = NamedSharding(mesh, PartitionSpec(None, "x"))
+    geometry = Stiefel().with_axes(-2, -1, out_blocks=(10, 3, 3))
+    rng = np.random.default_rng(4)
+    params, grads = (jnp.asarray(rng.standard_normal((6, 16)), jnp.float32) for _ in "ab")
+    params = optim.project_tree(geometry, params)
+    check_sharding(optim.manifold_muon(0.1, geometry), params, grads, place)
+
+
+def test_checkpoints_record_the_lengths(tmp_path):
+    params = optim.project_tree(fused(), drawn(0))
+    other = {**fused(), "qkv": Stiefel().with_axes(-2, -1, out_blocks=(2, 8, 4))}
+    with Checkpoints(tmp_path) as saved:
+        saved.save(0, params, optim.tabulate(fused(), params))
+        found: Any = saved.restore(params, optim.tabulate(fused(), params))
+        jax.tree.map(np.testing.assert_array_equal, found.tree, params)
+        with pytest.raises(CheckpointError, match="'qkv/0' was"):
+            saved.restore(params, optim.tabulate(other, params))
+
+
+def test_updates_that_are_too_long_are_refused():
+    params = optim.project_tree(fused(), drawn(0))
+    longer = {**drawn(1), "qkv": jnp.ones((6, 15))}
+    tx = optim.retract(fused())
+    with pytest.raises(ValueError, match=r"update of 'qkv' has shape \(6, 15\), the parameter"):
+        tx.update(longer, tx.init(params), params)
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        (fused()["qkv"], r"\(8, 2, 4\) must add up to the fan of 13"),
+        (LaidOut(Stiefel(), Layout(-2, -1, out_blocks=(13, 1))), "must add up to the fan of 13"),
+    ],
+)
+def test_lengths_that_do_not_fit(entry, message):
+    with pytest.raises(ValueError, match=message):
+        optim.resolve(entry, jnp.ones((6, 13)))
+
+
+def test_agd_and_normuon_take_equal_blocks():
+    layout = Layout(-2, -1, out_blocks=LENGTHS)
+    params = {"qkv": drawn(0)["qkv"]}
+    flat = Euclidean(RMSToRMS()).with_axes(-2, -1, out_blocks=LENGTHS)
+    for init in (contrib.agd({"qkv": layout}).init, contrib.normuon(0.1, flat).init):
+        with pytest.raises(ValueError, match="out_blocks.* must be a number of equal blocks"):
+            init(params)
