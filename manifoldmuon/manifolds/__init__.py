@@ -6,7 +6,8 @@ from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._layout import Layout
 from manifoldmuon.manifolds._low_rank import low_rank
 from manifoldmuon.manifolds._manifold import LaidOut, Manifold
-from manifoldmuon.manifolds._spectral_sets import SpectralBall, SpectralBand, SpectralSphere
+from manifoldmuon.manifolds._spectral_sets import SpectralBall, SpectralBand
+from manifoldmuon.manifolds._spectral_sphere import SpectralSphere
 from manifoldmuon.manifolds._spheres import EmbeddingRows, Hypersphere
 from manifoldmuon.manifolds._stiefel import Grassmann, Orthogonal, Stiefel
 

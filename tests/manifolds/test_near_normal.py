@@ -205,3 +205,23 @@ def test_spectral_sphere_near_ties_is_sound(norm):
             value = np.sum(grad * feasible) / max(size_of(norm, feasible), 1)
             assert value >= (1 - gap - 1e-6) * best
         assert np.max(answer.gap) <= (1e-2 if apart == 1e-2 else 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (48, 40)], ids=str)
+def test_normal_gradients_at_ties_leave_the_point(shape, dtype):
+    """Combinations of tied singular pairs, at corners of the spectral sphere."""
+    rng = np.random.default_rng(23)
+    tied, rank = min(shape) // 2, min(shape)
+    u, v = (np.linalg.qr(rng.standard_normal((size, rank)))[0] for size in shape)
+    values = np.where(np.arange(rank) < tied, 1, np.linspace(0.9, 0.1, rank))
+    mixed = rng.standard_normal((tied, tied))
+    grad = u[:, :tied] @ (mixed + mixed.T) @ v[:, :tied].T
+    other = grad + 0.05 * rng.standard_normal(shape)
+    manifold = SpectralSphere(2.0)
+    points = np.stack([2 * (u * values) @ v.T] * 3)
+    grads = np.stack([grad, -1e20 * grad, other])
+    answer = jax.device_get(solve(manifold, *(jnp.asarray(x, dtype) for x in (points, grads))))
+    assert not answer.direction[:2].any()
+    assert np.array_equal(answer.gap[:2], [1, 1])
+    assert answer.direction[2].any()

@@ -1,0 +1,189 @@
+"""Matrices of one spectral norm: the spectral sphere.
+
+Inside, points are tall and of unit scale; norms see arrays as they came.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, PRNGKeyArray
+
+from manifoldmuon._internal.arguments import (
+    check_fields,
+    check_kind,
+    check_step_norm,
+)
+from manifoldmuon._internal.arrays import (
+    Matrices,
+    Numbers,
+    Vectors,
+    expand_trailing,
+    frobenius_norm,
+    inner_product,
+    match_orientation,
+    nonzero_or_one,
+    product,
+    relative_gap,
+    rounding_loss,
+    sym,
+    tall,
+    upcast,
+)
+from manifoldmuon._internal.directions import (
+    at_any_scale,
+    euclidean_direction,
+    stay_if_still,
+    without,
+)
+from manifoldmuon._internal.powers_of_two import (
+    normalize,
+    scale_to_unit_exponent,
+)
+from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
+from manifoldmuon._internal.spectral import (
+    largest_eigenpair,
+    largest_eigenvalue,
+    pair_uncertainty,
+)
+from manifoldmuon.linalg import spectral_norm
+from manifoldmuon.manifolds._manifold import with_fast_norm
+from manifoldmuon.manifolds._spectral_sets import BoundedSpectrum
+from manifoldmuon.manifolds.solvers import LineMultiplier, Normal, Steepest
+from manifoldmuon.norms import Norm, Spectral
+
+# For the retraction: what these miss is a distance from the set.
+_LANCZOS = 56
+
+
+@dataclasses.dataclass(frozen=True)
+class SpectralSphere(BoundedSpectrum):
+    """Matrices of spectral norm `scale`: `||W||_2 = s`, all other singular values are free.
+
+    Where the largest singular value is simple, with vectors u and v, the tangent space is
+    `u^T A v = 0` and the steepest direction in the spectral norm is `msign(G - t u v^T)` with the
+    multiplier t for which that is tangent (spectral sphere optimizer, arXiv:2601.08393). Where it
+    is not simple the set has a corner, and the line of the singular pair that Lanczos' method
+    finds stands for the normal cone.
+
+    Attributes:
+      scale: the spectral norm, a positive number or a rule such as `FanRatio()`.
+      step_norm: the norm of steps, any norm of matrices, taken as it is; None: the spectral norm
+        relative to the scale.
+      solver: finds the multiplier.
+      lanczos: steps of Lanczos' method for the singular pair of the normal. Where the largest
+        singular values nearly tie, it is a mixture of theirs.
+
+    Examples:
+      >>> round(float(SpectralSphere().distance(jnp.diag(jnp.array([2.0, 1.0])))), 4)
+      1.0
+    """
+
+    scale: float | ScaleRule = 1.0
+    step_norm: Norm | None = None
+    solver: LineMultiplier = LineMultiplier()
+    lanczos: int = 64
+
+    def __post_init__(self):
+        check_scale("SpectralSphere.scale", self.scale)
+        check_kind(self, "solver", LineMultiplier)
+        check_step_norm(self, Norm)
+        check_fields(self, lanczos="[1, inf)")
+
+    def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
+        unit = self._normal(point)
+        return at_any_scale(lambda v: without(unit, v, 2), vector, 2)
+
+    def init_dual(self, shape: tuple[int, ...]) -> Any:
+        return () if self.norm.is_euclidean else self.solver.init(shape[:-2], 0)
+
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
+        unit, sine = self._normal(point), pair_uncertainty(self._unit(point), self.lanczos)
+        if self.norm.is_euclidean:
+            direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 2), 2)
+            size = scale_of(self.norm.scale, grad.shape[-2:])
+            answer = Steepest(size * direction, (), residual, gap)
+        else:
+            dual = self._dual(dual, grad.shape)
+            answer = self.solver.solve(self.norm, Normal.line(unit, 2), grad, dual)
+        gap = self._with_uncertainty(answer, grad, unit, sine)
+        normal = self._is_normal(point, grad)
+        direction = jnp.where(expand_trailing(normal, 2), 0, answer.direction)
+        gap = jnp.where(normal, 1, gap)
+        return answer._replace(direction=direction, gap=gap).astype(grad.dtype)
+
+    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
+        """`(W + V) s / ||W + V||_2`, with the norm by 56 steps of Lanczos' method.
+
+        Of matrices with more than 56 columns whose largest singular values nearly tie, these miss
+        up to 1e-3 of it.
+        """
+        moved, _ = scale_to_unit_exponent(upcast(point) + upcast(vector), 2)
+        high = tall(moved)
+        square = largest_eigenvalue(product(high.mT, high), _LANCZOS)
+        size = expand_trailing(jnp.sqrt(square), 2)
+        moved = self._scale(point) * moved / nonzero_or_one(size)
+        return stay_if_still(point, vector, moved, 2)
+
+    def fast(self) -> "SpectralSphere":
+        """With at most two signs a step, and 24 steps of Lanczos' method for the normal."""
+        solver = dataclasses.replace(self.solver, steps=min(self.solver.steps, 2))
+        return with_fast_norm(self, solver=solver, lanczos=min(self.lanczos, 24))
+
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
+        """A Gaussian matrix, divided by its norm."""
+        self.check_shape(shape)
+        gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
+        size = expand_trailing(spectral_norm(gaussian), 2)
+        return (self._scale(gaussian) * gaussian / nonzero_or_one(size)).astype(dtype)
+
+    def _nearest(self, values: Vectors) -> Vectors:
+        return jnp.minimum(values, 1).at[..., 0].set(1)
+
+    def _with_uncertainty(
+        self, answer: Steepest, grad: Matrices, unit: Matrices, sine: Numbers
+    ) -> Numbers:
+        """Return the gap for the true normal N, of which the computed one is an approximation U.
+
+        For any B of norm 1 orthogonal to U, `(B - <B, N> N) / (1 + |<B, N>| norm(N))` is tangent.
+        In unitarily invariant norms `B - u u^T B` is so, too, which costs at most `||G||_F`.
+        """
+        scaled, _ = scale_to_unit_exponent(grad, 2)
+        direction, whole = upcast(answer.direction), frobenius_norm(scaled)
+        value = inner_product(scaled, direction)
+        upper = value / nonzero_or_one(1 - answer.gap)
+        longest = frobenius_norm(direction)
+        along = jnp.abs(inner_product(scaled, unit)) + jnp.minimum(1.5 * sine, 1) * whole
+        if self.norm.is_euclidean or isinstance(self.norm, Spectral):
+            size = scale_of(self.norm.scale, grad.shape[-2:])
+            share = jnp.minimum(3 * sine, 1)
+            most = jnp.minimum((1 + share) * upper + share * size * along, upper + size * whole)
+            least = jnp.maximum((value - share * size * along) / (1 + share), value - size * whole)
+        else:
+            share = 3 * sine * longest * self.norm.bound(unit)
+            lost = 1.5 * sine * longest * along
+            most, least = (1 + share) * upper + lost, (value - lost) / (1 + share)
+        gap = relative_gap(most, jnp.maximum(least, 0))
+        return jnp.where((answer.gap == 1) | (longest == 0), answer.gap, gap)
+
+    def _is_normal(self, point: Matrices, grad: Matrices) -> Bool[Array, "*batch"]:
+        """Return whether `G = W H` with `H = sym(W^T G)`, up to rounding, but not zero.
+
+        At a corner these are the combinations of tied singular pairs, of which `u v^T` is one.
+        """
+        unit, (scaled, _) = self._unit(point), scale_to_unit_exponent(upcast(grad), 2)
+        scaled = tall(scaled)
+        rest = frobenius_norm(scaled - product(unit, sym(product(unit.mT, scaled))))
+        least = max(8 * float(jnp.finfo(unit.dtype).eps), rounding_loss(point.dtype))
+        size = frobenius_norm(scaled)
+        return (rest <= least * size) & (size > 0)
+
+    def _normal(self, point: Matrices) -> Matrices:
+        """`u v^T` of the largest singular value."""
+        unit = self._unit(point)
+        _, right = largest_eigenpair(product(unit.mT, unit), self.lanczos)
+        left = normalize(product(unit, right[..., None])[..., 0], 1)
+        return match_orientation(left[..., :, None] * right[..., None, :], point)
