@@ -1,13 +1,18 @@
 """Checkpoints: training goes on to the same bits; what is damaged or does not fit is refused."""
 
+import asyncio
 import dataclasses
+import errno
 import functools
+import gc
+import json
 import math
 import re
 import resource
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +160,7 @@ def test_orbax_options_choose_the_steps(tmp_path):
         tree = {"w": jnp.ones(2)}
         assert [saved.save(step, tree) for step in range(5)] == [True, False] * 2 + [True]
         saved.wait()
-        assert [path.name for path in tmp_path.iterdir()] == ["4"]
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", "4"}
 
 
 def test_an_empty_folder_restores_none(tmp_path):
@@ -228,10 +233,10 @@ def test_sharded_training_resumes_bit_for_bit(tmp_path):
 SHARED = (
     JOINED
     + """
-import optax
+import fcntl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
-from manifoldmuon.checkpoints import Checkpoints
+from manifoldmuon.checkpoints import CheckpointError, Checkpoints
 from manifoldmuon.manifolds import Hypersphere
 
 mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
@@ -248,20 +253,29 @@ with jax.set_mesh(mesh):
         return optax.apply_updates(params, updates), state
 
     later = step(*step(*begin))
-    with Checkpoints(sys.argv[4]) as saved:
+    with Checkpoints(sys.argv[4]) as saved, open(sys.argv[4] + "/.lock", "w") as lock:
+        if rank == 0:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            saved.save(2, later)
+        except CheckpointError as error:
+            refused = "another process is saving" in str(error)
+        lock.close()
         saved.save(2, later)
         found = saved.restore(begin).tree
     pairs = zip(jax.tree.leaves(step(*later)), jax.tree.leaves(step(*found)), strict=True)
     same = [np.array_equal(a.data, b.data) for x, y in pairs
             for a, b in zip(x.addressable_shards, y.addressable_shards, strict=True)]
-json.dump({"same": all(same), "shards": len(found[0].addressable_shards)}, sys.stdout)
+shards = len(found[0].addressable_shards)
+json.dump({"same": all(same), "shards": shards, "refused": refused}, sys.stdout)
 """
 )
 
 
 def test_two_processes_save_one_checkpoint(tmp_path):
-    assert run_processes(2, SHARED, str(tmp_path)) == [{"same": True, "shards": 2}] * 2
-    assert len(list(tmp_path.iterdir())) == 1
+    found = run_processes(2, SHARED, str(tmp_path))
+    assert found == [{"same": True, "shards": 2, "refused": True}] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "2"}
 
 
 # --- What is refused ---------------------------------------------------------------------------
@@ -397,8 +411,7 @@ def test_fields_that_are_no_data_are_refused(tmp_path):
 
 def test_every_field_is_recorded(run):
     folder, _, table, _ = run
-    with Checkpoints(folder) as saved:
-        record = saved._record(3)["geometry"]
+    record = json.loads((folder / "3" / "record" / "metadata").read_text())["geometry"]
 
     def compare(value, name):
         if not dataclasses.is_dataclass(value):
@@ -435,7 +448,7 @@ def test_a_step_without_geometry_has_none_to_compare(run, tmp_path):
 
 def test_another_layout_of_the_state_is_refused(run, monkeypatch):
     folder, tx, table, _ = run
-    monkeypatch.setattr("manifoldmuon.checkpoints._manager.STATE_LAYOUT", STATE_LAYOUT + 1)
+    monkeypatch.setattr("manifoldmuon.checkpoints.STATE_LAYOUT", STATE_LAYOUT + 1)
     line = refusal(folder, start(tx), table)
     assert f"has the state's layout {STATE_LAYOUT}, of manifoldmuon" in line
     assert "continue with that version, or restore the parameters alone, as the page" in line
@@ -471,21 +484,95 @@ def test_nothing_is_overwritten(run, copy):
 # --- Disks -------------------------------------------------------------------------------------
 
 
-def test_steps_of_another_process_are_never_overwritten(tmp_path):
-    """Both opened the folder while it was empty."""
-    first, second = Checkpoints(tmp_path), Checkpoints(tmp_path)
-    with first, second:
-        ours, theirs = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
-        assert second.save(2, theirs)
-        second.wait()
+OURS, THEIRS = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
+UNFINISHED = "1.orbax-checkpoint-tmp"
+
+
+@pytest.fixture
+def writer(tmp_path):
+    """Checkpoints that are saving step 1 until the event is set."""
+    written, event = threading.Event(), threading.Event()
+
+    class Waiting(ocp.path.atomicity.AtomicRenameTemporaryPath):
+        async def finalize(self):
+            written.set()
+            await asyncio.to_thread(event.wait)
+            await super().finalize()
+
+    options = ocp.CheckpointManagerOptions(temporary_path_class=Waiting)
+    writer = Checkpoints(tmp_path, options)
+    assert writer.save(1, OURS)
+    assert written.wait(60)
+    assert (tmp_path / UNFINISHED).is_dir()
+    yield writer, event
+    event.set()
+
+
+def test_opening_a_folder_leaves_saves_of_others_alone(writer, tmp_path):
+    writer, event = writer
+    with Checkpoints(tmp_path) as reader:
+        assert reader.restore(OURS) is None
+        reader.manager._maybe_await_cleanup_tmp_directory()
+        assert (tmp_path / UNFINISHED).is_dir()
+        event.set()
+        writer.close()
+        assert bits(restored(reader, OURS).tree) == bits(OURS)
+
+
+def test_second_process_cannot_save(writer, tmp_path):
+    writer, event = writer
+    with Checkpoints(tmp_path) as second:
         for step in (1, 2):
-            with pytest.raises(CheckpointError, match=f"step {step} is not after step 2"):
-                first.save(step, ours)
-        found = first.restore(ours)
-        assert found is not None
-        assert found.step == 2
-        np.testing.assert_array_equal(found.tree["w"], theirs["w"])
-        assert first.save(3, ours)
+            message = rf"cannot hold step {step} \(another process is saving into this folder\)"
+            with pytest.raises(CheckpointError, match=message):
+                second.save(step, THEIRS)
+        event.set()
+        writer.close()
+        with pytest.raises(CheckpointError, match="step 1 is not after step 1"):
+            second.save(1, THEIRS)
+        assert bits(restored(second, OURS).tree) == bits(OURS)
+        assert second.save(2, THEIRS)
+
+
+def test_simultaneous_saves_without_locks_blame_the_other(writer, tmp_path, monkeypatch):
+    monkeypatch.setattr("manifoldmuon.checkpoints.fcntl", None, raising=False)
+    writer, event = writer
+    with Checkpoints(tmp_path) as second:
+        assert second.save(1, THEIRS)
+        second.wait()
+        event.set()
+        with pytest.raises(CheckpointError, match="another process is saving into this folder"):
+            writer.wait()
+        assert bits(restored(second, OURS).tree) == bits(THEIRS)
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
+def test_file_systems_without_locks_hold_checkpoints(error, tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(error, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with Checkpoints(tmp_path) as saved:
+        assert saved.save(1, OURS)
+
+
+def test_first_save_removes_unfinished_steps(tmp_path):
+    (tmp_path / UNFINISHED).mkdir()
+    with Checkpoints(tmp_path) as saved:
+        assert saved.restore(OURS) is None
+        assert (tmp_path / UNFINISHED).is_dir()
+        assert saved.save(2, OURS)
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "2"}
+
+
+def test_discarded_checkpoints_free_the_folder(tmp_path):
+    first = Checkpoints(tmp_path)
+    assert first.save(1, OURS)
+    first.wait()
+    del first
+    gc.collect()
+    with Checkpoints(tmp_path) as second:
+        assert second.save(2, OURS)
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -512,7 +599,7 @@ def test_a_full_disk_gives_a_one_line_error_and_keeps_older_steps(background, tm
         assert saved.save(2, tree)
     with Checkpoints(tmp_path) as saved:
         assert bits(restored(saved, tree).tree) == bits(tree)
-        assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", "1", "2"}
 
 
 @pytest.mark.parametrize(
