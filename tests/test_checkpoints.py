@@ -1,4 +1,4 @@
-"""Checkpoints: training goes on to the same bits; what is damaged or does not fit is refused."""
+"""Checkpoints resume bit for bit; damaged steps and other geometries are refused."""
 
 import asyncio
 import dataclasses
@@ -40,16 +40,11 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[1]
-GEOMETRY = {
-    "w": Stiefel(solver=DualAscent(steps=2)),
-    "b": Euclidean(),
-}  # a warm start is in the state
+GEOMETRY = {"w": Stiefel(solver=DualAscent(steps=2)), "b": Euclidean()}
+FLAT = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
 SOLVERS = "manifoldmuon.manifolds.solvers"
 EXTRA = {"epoch": 2, "loss": 0.1, "worst": float("inf")}
-
-
-FLAT = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
-
+OURS, THEIRS = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
 TRANSFORMATIONS = {
     "manifold_muon": optim.manifold_muon(0.1, GEOMETRY),
     "muon": optim.muon(optax.linear_schedule(0.1, 0.0, 9), FLAT),
@@ -60,13 +55,12 @@ TRANSFORMATIONS = {
 
 
 def start(tx):
-    """What a run begins from: parameters, state and a random key."""
+    """Return initial parameters, state and random key."""
     params = {"w": jnp.eye(16, 8), "b": jnp.zeros(16)}
     return {"params": params, "state": tx.init(params), "key": jax.random.key(0)}
 
 
 def trained(tx, tree, steps):
-    """After some steps on gradients that are drawn with the key."""
     for _ in range(steps):
         tree = _step(tx, tree)
     return tree
@@ -82,7 +76,7 @@ def _step(tx, tree):
 
 
 def bits(tree):
-    """The bytes of every leaf, by path, by another route than the digest's."""
+    """Return dtype, shape and bytes of every leaf, by path."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
     found = {}
     for path, x in pairs:
@@ -94,7 +88,7 @@ def bits(tree):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A folder with the steps 2 and 3, the transformation, the table and the tree of step 3."""
+    """A folder with steps 2 and 3, the transformation, the table and the tree of step 3."""
     folder = tmp_path_factory.mktemp("run")
     tx = TRANSFORMATIONS["manifold_muon"]
     table = optim.tabulate(GEOMETRY, start(tx)["params"])
@@ -117,19 +111,20 @@ def restored(saved, target, table=None, step=None):
     return found
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def refusal(folder, target, table=None, step=None):
-    """The one line with which a folder is refused; it is left as it was."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Return the one-line error of a restore; assert that it changes no file."""
+    before = contents(folder)
     with Checkpoints(folder) as saved, pytest.raises(CheckpointError) as error:
         saved.restore(target, table, step)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert contents(folder) == before
     line = str(error.value)
     assert "\n" not in line
     assert str(folder) in line
     return line
-
-
-# --- What comes back ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
@@ -142,7 +137,7 @@ def test_training_resumes_bit_for_bit(tx, tmp_path):
     assert bits(trained(tx, found.tree, 2)) == bits(trained(tx, start(tx), 4))
 
 
-def test_the_newest_step_comes_with_its_extra(run):
+def test_restore_returns_newest_step_and_extra(run):
     folder, tx, table, tree = run
     with Checkpoints(folder) as saved:
         found = restored(saved, jax.eval_shape(lambda: start(tx)), table)
@@ -154,7 +149,7 @@ def test_the_newest_step_comes_with_its_extra(run):
         assert (older.step, older.extra) == (2, None)
 
 
-def test_orbax_options_choose_the_steps(tmp_path):
+def test_orbax_options_choose_steps(tmp_path):
     options = ocp.CheckpointManagerOptions(save_interval_steps=2, max_to_keep=1)
     with Checkpoints(tmp_path, options) as saved:
         tree = {"w": jnp.ones(2)}
@@ -163,12 +158,7 @@ def test_orbax_options_choose_the_steps(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {".lock", "4"}
 
 
-def test_an_empty_folder_restores_none(tmp_path):
-    with Checkpoints(tmp_path / "new" / "folder") as saved:
-        assert saved.restore({"w": jnp.ones(2)}) is None
-
-
-def test_leaves_of_all_kinds(tmp_path):
+def test_all_kinds_of_leaves_return(tmp_path):
     x = jnp.array([0.0, -0.0, jnp.nan, 1e-40])
     tree = {
         **{str(dtype): x.astype(dtype) for dtype in ("float16", "bfloat16", "float32", "bool")},
@@ -191,20 +181,23 @@ def test_leaves_of_all_kinds(tmp_path):
     assert {k: type(x) for k, x in found.items()} == {k: type(x) for k, x in tree.items()}
 
 
-def test_non_arrays_are_named_in_the_error(tmp_path):
-    with Checkpoints(tmp_path) as saved:
-        with pytest.raises(TypeError, match="'name' is a str, neither an array nor a number"):
-            saved.save(0, {"name": "run 1"})
-        with pytest.raises(TypeError, match="'z' is a complex, neither an array nor a number"):
-            saved.save(0, {"z": 1 + 2j})
-        with pytest.raises(TypeError, match="not JSON serializable"):
-            saved.save(0, {"w": jnp.ones(2)}, extra={1j})
-        with pytest.raises(ValueError, match="paths that read the same: rename a key"):
-            saved.save(0, {"a": {"b": jnp.ones(2)}, "a/b": jnp.ones(2)})
-        assert saved.restore({"w": jnp.ones(2)}) is None
-
-
-# --- Devices -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tree", "extra", "error", "message"),
+    [
+        ({"name": "run 1"}, None, TypeError, "'name' is a str, neither an array nor a number"),
+        ({"z": 1 + 2j}, None, TypeError, "'z' is a complex, neither an array nor a number"),
+        (OURS, {1j}, TypeError, "not JSON serializable"),
+        ({"a": {"b": 1}, "a/b": 1}, None, ValueError, "paths that read the same: rename a key"),
+        (jnp.ones(3), None, ValueError, "got a single leaf: save {'params': params}, say"),
+        ({}, None, ValueError, "got no leaf"),
+        ({"w": jnp.ones(4, jnp.int2)}, None, TypeError, "'w' has dtype int2, narrower than a byte"),
+    ],
+)
+def test_unsupported_trees_are_refused(tree, extra, error, message, tmp_path):
+    with Checkpoints(tmp_path / "new" / "folder") as saved:
+        with pytest.raises(error, match=message):
+            saved.save(1, tree, extra=extra)
+        assert saved.restore(OURS) is None
 
 
 def test_sharded_training_resumes_bit_for_bit(tmp_path):
@@ -272,17 +265,14 @@ json.dump({"same": all(same), "shards": shards, "refused": refused}, sys.stdout)
 )
 
 
-def test_two_processes_save_one_checkpoint(tmp_path):
+def test_two_processes_of_jax_save_together(tmp_path):
     found = run_processes(2, SHARED, str(tmp_path))
     assert found == [{"same": True, "shards": 2, "refused": True}] * 2
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "2"}
 
 
-# --- What is refused ---------------------------------------------------------------------------
-
-
 def damage(folder, step, how):
-    """Damages the largest file of the arrays of a step."""
+    """Damage the largest file of the arrays of a step."""
     files = [path for path in (folder / str(step) / "tree").rglob("*") if path.is_file()]
     file = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
@@ -292,7 +282,7 @@ def damage(folder, step, how):
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated"])
-def test_damage_is_refused_and_the_step_before_is_named(how, run, copy):
+def test_damage_names_newest_whole_step(how, run, copy):
     _, tx, table, _ = run
     damage(copy, 3, how)
     line = refusal(copy, start(tx), table)
@@ -306,107 +296,95 @@ def test_damage_is_refused_and_the_step_before_is_named(how, run, copy):
     assert refusal(copy, start(tx)).endswith("no older step is whole: move it away to begin again")
 
 
-def test_every_file_is_read_right_or_refused(run, copy):
-    """A byte in the middle of each file: what comes back is what was saved, or nothing does."""
+def test_flipped_bits_never_restore_wrong_arrays(run, copy):
     _, tx, _, tree = run
-    files = [path for path in (copy / "3").rglob("*") if path.is_file()]
     outcomes = set()
     with Checkpoints(copy) as saved:
-        for file in files:
-            content = file.read_bytes()
-            middle = len(content) // 2
-            file.write_bytes(
-                content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
-            )
-            try:
-                found = restored(saved, start(tx), step=3)
-                assert (bits(found.tree), found.extra) == (bits(tree), EXTRA), file
-                outcomes.add("right")
-            except CheckpointError:
-                outcomes.add("refused")
+        for file, content in contents(copy / "3").items():
+            for index in {len(content) // 4, len(content) // 2, 3 * len(content) // 4}:
+                flipped = bytearray(content)
+                flipped[index] ^= 16
+                file.write_bytes(flipped)
+                try:
+                    found = restored(saved, start(tx), step=3)
+                    assert (bits(found.tree), found.extra) == (bits(tree), EXTRA), file
+                    outcomes.add("right")
+                except CheckpointError:
+                    outcomes.add("refused")
             file.write_bytes(content)
     assert outcomes == {"right", "refused"}
 
 
-def test_another_array_is_noticed(tmp_path):
-    """Whole files of another step, which Orbax reads without complaint."""
+def test_files_of_another_step_are_refused(tmp_path):
     with Checkpoints(tmp_path) as saved:
         for step, value in enumerate([0.0, -0.0]):
             saved.save(step, {"w": jnp.full(3, value)})
-        saved.wait()
-        shutil.rmtree(tmp_path / "1" / "tree")
-        shutil.copytree(tmp_path / "0" / "tree", tmp_path / "1" / "tree")
-    assert "is damaged: 'w' is not the array that was saved; " in refusal(
-        tmp_path, {"w": jnp.ones(3)}
-    )
+    shutil.rmtree(tmp_path / "1" / "tree")
+    shutil.copytree(tmp_path / "0" / "tree", tmp_path / "1" / "tree")
+    assert "is damaged: 'w' is not the array that was saved; " in refusal(tmp_path, OURS)
 
 
 @pytest.mark.parametrize(
     ("geometry", "budgets", "reason"),
     [
         (
-            GEOMETRY | {"w": Stiefel(solver=ProjectedPolar())},
+            {"w": Stiefel(solver=ProjectedPolar())},
             1.0,
-            f"the manifold.solver of 'w' was {SOLVERS}.DualAscent and is {SOLVERS}.Projected",
+            f"manifold.solver of 'w' was {SOLVERS}.DualAscent and is {SOLVERS}.Projected",
         ),
         (
-            GEOMETRY | {"w": Stiefel(solver=DualAscent(steps=2, step=0.5))},
+            {"w": Stiefel(solver=DualAscent(steps=2, step=0.5))},
             1.0,
-            "the manifold.solver.step of 'w' was 0.3 and is 0.5; ",
+            "manifold.solver.step of 'w' was 0.3 and is 0.5; ",
         ),
         (
-            GEOMETRY | {"b": Euclidean(Frobenius(ndim=1, scale=math.nextafter(1.0, 2.0)))},
+            {"b": Euclidean(Frobenius(ndim=1, scale=math.nextafter(1.0, 2.0)))},
             1.0,
-            "the manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
+            "manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
         ),
+        ({}, {"w": 0.5, "b": 1.0}, "budget of 'w' was 1.0 and is 0.5; continue with that"),
         (
-            GEOMETRY,
-            {"w": 0.5, "b": 1.0},
-            "the budget of 'w' was 1.0 and is 0.5; continue with that",
-        ),
-        (
-            GEOMETRY | {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
+            {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
             1.0,
-            "the layout of 'w' was None and is manifoldmuon.manifolds.Layout; ",
+            "layout of 'w' was None and is manifoldmuon.manifolds.Layout; ",
         ),
+        ({"b": None}, 1.0, "manifold of 'b' was manifoldmuon.manifolds.Euclidean and is nothing"),
+        ({"c": Euclidean()}, 1.0, "manifold of 'c' was nothing and is manifold"),
     ],
 )
 def test_another_geometry_is_refused(geometry, budgets, reason, run):
     folder, tx, _, tree = run
-    table = optim.tabulate(geometry, tree["params"], budgets)
-    line = refusal(folder, start(tx), table)
-    assert line.startswith(f"step 3 in {folder} was saved with another geometry: {reason}")
+    geometry = {k: v for k, v in (GEOMETRY | geometry).items() if v is not None}
+    params = {k: tree["params"].get(k, jnp.ones(3)) for k in geometry}
+    line = refusal(folder, start(tx), optim.tabulate(geometry, params, budgets))
+    assert line.startswith(f"step 3 in {folder} was saved with another geometry: the {reason}")
     assert line.endswith("or restore without a table if the change is meant")
-    with Checkpoints(folder) as saved:
-        assert restored(saved, start(tx)).step == 3
 
 
 def own_set(name, **fields):
-    """Return the class of a user's manifold with these fields and defaults."""
+    """Return a user's manifold class with these fields and defaults."""
     given = [(field, Any, value) for field, value in fields.items()]
     names = {"__module__": "own.sets"}
     return dataclasses.make_dataclass(name, given, bases=(Euclidean,), namespace=names, frozen=True)
 
 
-def test_a_default_that_has_changed_is_refused(tmp_path):
-    params = {"w": jnp.ones(3)}
+def test_changed_default_is_refused(tmp_path):
     with Checkpoints(tmp_path) as saved:
-        saved.save(1, params, optim.tabulate(own_set("Ball", radius=1.0)(), params))
-    table = optim.tabulate(own_set("Ball", radius=2.0)(), params)
-    assert "the manifold.radius of 'w' was 1.0 and is 2.0; " in refusal(tmp_path, params, table)
+        saved.save(1, OURS, optim.tabulate(own_set("Ball", radius=1.0)(), OURS))
+    table = optim.tabulate(own_set("Ball", radius=2.0)(), OURS)
+    assert "the manifold.radius of 'w' was 1.0 and is 2.0; " in refusal(tmp_path, OURS, table)
 
 
 def test_fields_that_are_no_data_are_refused(tmp_path):
-    params = {"w": jnp.ones(3)}
     with Checkpoints(tmp_path) as saved:
         for held in (lambda x: x, object(), functools.partial(jnp.sum)):
-            table = optim.tabulate(own_set("Ball", map=held)(), params)
+            table = optim.tabulate(own_set("Ball", map=held)(), OURS)
             with pytest.raises(TypeError, match="'w': manifold.map is .* which no record can hold"):
-                saved.save(1, params, table)
+                saved.save(1, OURS, table)
         fields = {"map": jnp.sum, "dtype": jnp.bfloat16, "narrow": np.dtype("int8"), "kind": Path}
-        table = optim.tabulate(own_set("Ball", **fields)(), params)
-        saved.save(1, params, table)
-        assert restored(saved, params, table).step == 1
+        table = optim.tabulate(own_set("Ball", **fields)(), OURS)
+        saved.save(1, OURS, table)
+        assert restored(saved, OURS, table).step == 1
 
 
 def test_every_field_is_recorded(run):
@@ -425,28 +403,15 @@ def test_every_field_is_recorded(run):
         assert record[f"the budget of {row.path!r}"] == row.budget
 
 
-def test_more_or_fewer_parameters_are_another_geometry(run):
-    folder, tx, _, tree = run
-    params = tree["params"]
-    for given, reason in [
-        ({"w": params["w"]}, "the manifold of 'b' was manifoldmuon.manifolds.Euclidean and is not"),
-        (
-            params | {"c": params["b"]},
-            "the manifold of 'c' was nothing and is manifold",
-        ),
-    ]:
-        table = optim.tabulate({k: GEOMETRY.get(k, Euclidean()) for k in given}, given)
-        assert reason in refusal(folder, start(tx), table)
-
-
-def test_a_step_without_geometry_has_none_to_compare(run, tmp_path):
-    _, tx, table, tree = run
+def test_missing_geometry_and_missing_step_are_refused(run, tmp_path):
+    folder, tx, table, tree = run
     with Checkpoints(tmp_path) as saved:
         saved.save(1, tree)
     assert "has no geometry: restore without a table" in refusal(tmp_path, start(tx), table)
+    assert refusal(folder, start(tx), step=7).endswith(" holds no step 7, but 2, 3")
 
 
-def test_another_layout_of_the_state_is_refused(run, monkeypatch):
+def test_another_state_layout_is_refused(run, monkeypatch):
     folder, tx, table, _ = run
     monkeypatch.setattr("manifoldmuon.checkpoints.STATE_LAYOUT", STATE_LAYOUT + 1)
     line = refusal(folder, start(tx), table)
@@ -468,23 +433,14 @@ def test_another_tree_is_refused(run):
         assert line.startswith(f"step 3 in {folder} holds another tree: {reason}")
 
 
-def test_a_missing_step_is_refused(run):
-    assert refusal(run[0], start(run[1]), step=7).endswith(" holds no step 7, but 2, 3")
-
-
-def test_nothing_is_overwritten(run, copy):
-    _, tx, _, tree = run
+def test_saved_steps_are_never_overwritten(run, copy):
     with Checkpoints(copy) as saved:
         for step in (1, 2, 3):
             with pytest.raises(CheckpointError, match=f"step {step} is not after step 3"):
-                saved.save(step, tree)
-        assert restored(saved, start(tx)).step == 3
+                saved.save(step, run[3])
+        assert restored(saved, start(run[1])).step == 3
 
 
-# --- Disks -------------------------------------------------------------------------------------
-
-
-OURS, THEIRS = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
 UNFINISHED = "1.orbax-checkpoint-tmp"
 
 
@@ -576,7 +532,7 @@ def test_discarded_checkpoints_free_the_folder(tmp_path):
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_full_disk_gives_a_one_line_error_and_keeps_older_steps(background, tmp_path, caplog):
+def test_full_disk_gives_one_line_error_and_keeps_steps(background, tmp_path, caplog):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     tree = {"w": jax.random.normal(jax.random.key(0), (256, 256))}
     options = ocp.CheckpointManagerOptions(
@@ -602,30 +558,14 @@ def test_a_full_disk_gives_a_one_line_error_and_keeps_older_steps(background, tm
         assert {path.name for path in tmp_path.iterdir()} == {".lock", "1", "2"}
 
 
-@pytest.mark.parametrize(
-    ("tree", "error", "message"),
-    [
-        (jnp.ones(3), ValueError, "got a single leaf: save {'params': params}, say"),
-        ({}, ValueError, "got no leaf"),
-        ({"w": jnp.ones(4, jnp.int2)}, TypeError, "'w' has dtype int2, narrower than a byte"),
-    ],
-)
-def test_trees_that_orbax_cannot_store_are_refused(tree, error, message, tmp_path):
-    with Checkpoints(tmp_path) as saved, pytest.raises(error, match=message):
-        saved.save(1, tree)
-
-
 @pytest.mark.parametrize("place", ["file", "file/run"])
-def test_an_impossible_folder_gives_a_one_line_error(place, tmp_path):
+def test_impossible_folder_gives_one_line_error(place, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         CheckpointError, match=f"{place} cannot be opened .*: nothing that it holds"
     ):
         Checkpoints(tmp_path / place)
     assert (tmp_path / "file").is_file()
-
-
-# --- Without this module -----------------------------------------------------------------------
 
 
 def test_orbax_alone_restores_a_step(run):
@@ -642,15 +582,11 @@ def test_orbax_alone_restores_a_step(run):
 
 
 @pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
-def test_states_are_arrays_that_others_can_save(tx, tmp_path):
-    """No static parts: Orbax and Flax save and restore the state by themselves."""
-    begin = {k: start(tx)[k] for k in ("params", "state")}
-    tree = {k: trained(tx, start(tx), 2)[k] for k in ("params", "state")}
+def test_flax_alone_restores_a_state(tx):
+    begin, tree = (
+        {k: x[k] for k in ("params", "state")} for x in (start(tx), trained(tx, start(tx), 2))
+    )
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
-    with ocp.StandardCheckpointer() as plain:
-        plain.save(tmp_path / "plain", tree)
-        plain.wait_until_finished()
-        assert bits(plain.restore(tmp_path / "plain", begin)) == bits(tree)
     found = flax.serialization.from_bytes(begin, flax.serialization.to_bytes(tree))
     assert bits(found) == bits(tree)
     assert jax.tree.structure(found) == jax.tree.structure(tree)
