@@ -5,13 +5,10 @@ import dataclasses
 import errno
 import functools
 import gc
-import json
 import math
 import re
 import resource
 import shutil
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -135,6 +132,10 @@ def test_training_resumes_bit_for_bit(tx, tmp_path):
         found = restored(saved, start(tx))
     assert bits(found.tree) == bits(tree)
     assert bits(trained(tx, found.tree, 2)) == bits(trained(tx, start(tx), 4))
+    encoded = flax.serialization.to_bytes(tree["state"])
+    decoded = flax.serialization.from_bytes(start(tx)["state"], encoded)
+    assert bits(decoded) == bits(tree["state"])
+    assert jax.tree.structure(decoded) == jax.tree.structure(tree["state"])
 
 
 def test_restore_returns_newest_step_and_extra(run):
@@ -228,39 +229,25 @@ SHARED = (
     + """
 import fcntl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from manifoldmuon import optim
 from manifoldmuon.checkpoints import CheckpointError, Checkpoints
-from manifoldmuon.manifolds import Hypersphere
 
 mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
-place = NamedSharding(mesh, PartitionSpec("x"))
+rows = NamedSharding(mesh, PartitionSpec("x"))
 whole = np.arange(32, dtype=np.float32).reshape(8, 4)
-tx = optim.manifold_muon(0.1, Hypersphere())
-with jax.set_mesh(mesh):
-    params = jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
-    begin = params, jax.jit(tx.init)(params)
-
-    @jax.jit
-    def step(params, state):
-        updates, state = tx.update(jnp.sin(params), state, params)
-        return optax.apply_updates(params, updates), state
-
-    later = step(*step(*begin))
-    with Checkpoints(sys.argv[4]) as saved, open(sys.argv[4] + "/.lock", "w") as lock:
-        if rank == 0:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
-            saved.save(2, later)
-        except CheckpointError as error:
-            refused = "another process is saving" in str(error)
-        lock.close()
-        saved.save(2, later)
-        found = saved.restore(begin).tree
-    pairs = zip(jax.tree.leaves(step(*later)), jax.tree.leaves(step(*found)), strict=True)
-    same = [np.array_equal(a.data, b.data) for x, y in pairs
-            for a, b in zip(x.addressable_shards, y.addressable_shards, strict=True)]
-shards = len(found[0].addressable_shards)
-json.dump({"same": all(same), "shards": shards, "refused": refused}, sys.stdout)
+x = jax.make_array_from_callback(whole.shape, rows, lambda index: whole[index])
+with (jax.set_mesh(mesh), Checkpoints(sys.argv[4]) as saved,
+      open(sys.argv[4] + "/.lock", "w") as lock):
+    if rank == 0:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        saved.save(2, {"x": x})
+    except CheckpointError as error:
+        refused = "another process is saving" in str(error)
+    lock.close()
+    saved.save(2, {"x": x})
+    shards = saved.restore({"x": jnp.zeros_like(x)}).tree["x"].addressable_shards
+same = all(np.array_equal(shard.data, whole[shard.index]) for shard in shards)
+json.dump({"same": same, "shards": len(shards), "refused": refused}, sys.stdout)
 """
 )
 
@@ -325,35 +312,26 @@ def test_files_of_another_step_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("geometry", "budgets", "reason"),
+    ("geometry", "reason"),
     [
-        (
-            {"w": Stiefel(solver=ProjectedPolar())},
-            1.0,
-            f"manifold.solver of 'w' was {SOLVERS}.DualAscent and is {SOLVERS}.Projected",
-        ),
-        (
-            {"w": Stiefel(solver=DualAscent(steps=2, step=0.5))},
-            1.0,
-            "manifold.solver.step of 'w' was 0.3 and is 0.5; ",
-        ),
+        ({"w": Stiefel(solver=ProjectedPolar())}, f"manifold.solver of 'w' was {SOLVERS}.DualAsc"),
+        ({"w": Stiefel(solver=DualAscent(steps=3))}, "manifold.solver.steps of 'w' was 2 and is 3"),
         (
             {"b": Euclidean(Frobenius(ndim=1, scale=math.nextafter(1.0, 2.0)))},
-            1.0,
             "manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
         ),
-        ({}, {"w": 0.5, "b": 1.0}, "budget of 'w' was 1.0 and is 0.5; continue with that"),
         (
             {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
-            1.0,
             "layout of 'w' was None and is manifoldmuon.manifolds.Layout; ",
         ),
-        ({"b": None}, 1.0, "manifold of 'b' was manifoldmuon.manifolds.Euclidean and is nothing"),
-        ({"c": Euclidean()}, 1.0, "manifold of 'c' was nothing and is manifold"),
+        ({"b": None}, "manifold of 'b' was manifoldmuon.manifolds.Euclidean and is nothing"),
+        ({"c": Euclidean()}, "manifold of 'c' was nothing and is manifold"),
+        ({}, "budget of 'w' was 1.0 and is 0.5; continue with that"),
     ],
 )
-def test_another_geometry_is_refused(geometry, budgets, reason, run):
+def test_another_geometry_is_refused(geometry, reason, run):
     folder, tx, _, tree = run
+    budgets = 1.0 if geometry else {"w": 0.5, "b": 1.0}
     geometry = {k: v for k, v in (GEOMETRY | geometry).items() if v is not None}
     params = {k: tree["params"].get(k, jnp.ones(3)) for k in geometry}
     line = refusal(folder, start(tx), optim.tabulate(geometry, params, budgets))
@@ -387,22 +365,6 @@ def test_fields_that_are_no_data_are_refused(tmp_path):
         assert restored(saved, OURS, table).step == 1
 
 
-def test_every_field_is_recorded(run):
-    folder, _, table, _ = run
-    record = json.loads((folder / "3" / "record" / "metadata").read_text())["geometry"]
-
-    def compare(value, name):
-        if not dataclasses.is_dataclass(value):
-            assert record[f"the {name}"] == getattr(value, "name", value)  # of enumerations
-            return
-        for field in dataclasses.fields(value):
-            compare(getattr(value, field.name), name.replace(" of ", f".{field.name} of "))
-
-    for row in table.rows:
-        compare(row.manifold, f"manifold of {row.path!r}")
-        assert record[f"the budget of {row.path!r}"] == row.budget
-
-
 def test_missing_geometry_and_missing_step_are_refused(run, tmp_path):
     folder, tx, table, tree = run
     with Checkpoints(tmp_path) as saved:
@@ -422,10 +384,7 @@ def test_another_state_layout_is_refused(run, monkeypatch):
 def test_another_tree_is_refused(run):
     folder, _, table, tree = run
     for target, reason in [
-        (
-            start(TRANSFORMATIONS["muon"]),
-            "'state/1/steepest/dual/w' was float32[8,8] and is nothing; ",
-        ),
+        (start(TRANSFORMATIONS["muon"]), "'state/1/steepest/dual/w' was float32[8,8] and is noth"),
         (tree | {"key": jax.random.PRNGKey(0)}, "'key' was key<fry>[] and is uint32[2]; "),
         ({"params": tree["params"]}, "'key' was key<fry>[] and is nothing; "),
     ]:
@@ -512,23 +471,18 @@ def test_file_systems_without_locks_hold_checkpoints(error, tmp_path, monkeypatc
         assert saved.save(1, OURS)
 
 
-def test_first_save_removes_unfinished_steps(tmp_path):
+def test_first_save_removes_unfinished_steps_and_del_unlocks(tmp_path):
     (tmp_path / UNFINISHED).mkdir()
-    with Checkpoints(tmp_path) as saved:
-        assert saved.restore(OURS) is None
-        assert (tmp_path / UNFINISHED).is_dir()
-        assert saved.save(2, OURS)
+    saved = Checkpoints(tmp_path)
+    assert saved.restore(OURS) is None
+    assert (tmp_path / UNFINISHED).is_dir()
+    assert saved.save(2, OURS)
+    saved.wait()
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "2"}
-
-
-def test_discarded_checkpoints_free_the_folder(tmp_path):
-    first = Checkpoints(tmp_path)
-    assert first.save(1, OURS)
-    first.wait()
-    del first
+    del saved
     gc.collect()
     with Checkpoints(tmp_path) as second:
-        assert second.save(2, OURS)
+        assert second.save(3, OURS)
 
 
 @pytest.mark.parametrize("background", [False, True])
@@ -579,27 +533,3 @@ def test_orbax_alone_restores_a_step(run):
     assert bits(found["tree"]) == bits(tree)
     assert found["record"]["arrays"]["params/w"] == "float32[16,8]"
     assert found["record"]["geometry"]["the manifold.scale of 'w'"] == 1.0
-
-
-@pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
-def test_flax_alone_restores_a_state(tx):
-    begin, tree = (
-        {k: x[k] for k in ("params", "state")} for x in (start(tx), trained(tx, start(tx), 2))
-    )
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
-    found = flax.serialization.from_bytes(begin, flax.serialization.to_bytes(tree))
-    assert bits(found) == bits(tree)
-    assert jax.tree.structure(found) == jax.tree.structure(tree)
-
-
-def test_without_orbax_the_extra_is_named():
-    code = (
-        "import sys; sys.modules['orbax'] = None\n"
-        "import manifoldmuon.optim\n"
-        "try:\n    import manifoldmuon.checkpoints\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == (
-        "manifoldmuon.checkpoints needs Orbax: pip install 'manifoldmuon[checkpoints]'"
-    ), done.stderr
