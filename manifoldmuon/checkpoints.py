@@ -44,8 +44,7 @@ STATE_LAYOUT = 4
 """Version of the record and of the states; steps that were saved with another are refused."""
 
 _NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP
-# Errors of a save that another process disturbs: the lock is taken, or files come and go.
-_RACES = errno.EWOULDBLOCK, errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY
+_RACES = errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY  # files that another process moved
 _NARROW = jnp.bool_, jnp.int4, jnp.uint4  # dtypes that are hashed as int8
 
 
@@ -110,7 +109,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         path = os.fspath(directory)
         self._directory = path if "://" in path else os.path.abspath(path)
         self._options = options or ocp.CheckpointManagerOptions(cleanup_tmp_directories=True)
-        self._unlock: Callable[[], Any] | None = None
+        self._unlock, self._locked = None, True
         reading = dataclasses.replace(self._options, cleanup_tmp_directories=False)
         with self._in_one_line("cannot be opened"):
             if os.path.isfile(self._directory):  # Orbax notices only when it saves
@@ -141,9 +140,9 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             return False
         structure = jax.tree.structure(tree, is_leaf=lambda node: node is None)
         if jax.tree_util.treedef_is_leaf(structure) or structure.num_leaves == 0:
-            found = "a single leaf" if structure.num_leaves else "no leaf"
+            got = "a single leaf" if structure.num_leaves else "no leaf"
             raise ValueError(
-                f"tree: Orbax needs a node and a leaf, got {found}: save {{'params': params}}, say."
+                f"tree: Orbax needs a node; got {got}: save {{'params': params}}, say."
             )
         record = {
             "layout": STATE_LAYOUT,
@@ -209,21 +208,27 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         """Become the process that saves, until `close`, and remove what killed processes left."""
         if self._unlock is not None:
             return
-        code, unlock = 0, weakref.finalize(self, int)
-        if fcntl is not None and jax.process_index() == 0 and "://" not in self._directory:
-            try:
-                file = os.open(os.path.join(self._directory, ".lock"), os.O_RDWR | os.O_CREAT)
-                unlock = weakref.finalize(self, os.close, file)
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                code = 0 if error.errno in _NO_LOCKS else error.errno or errno.EIO
-        if code := int(multihost_utils.broadcast_one_to_all(np.int32(code))):
-            unlock()
-            raise OSError(code, os.strerror(code))
-        self._unlock = unlock
-        if self._options.cleanup_tmp_directories:
-            self.manager.close()
-            self.manager = ocp.CheckpointManager(self._directory, options=self._options)
+        with contextlib.ExitStack() as held:
+            code = -1
+            if fcntl is not None and jax.process_index() == 0 and "://" not in self._directory:
+                try:
+                    os.makedirs(self._directory, exist_ok=True)
+                    file = os.open(os.path.join(self._directory, ".lock"), os.O_RDWR | os.O_CREAT)
+                    held.callback(os.close, file)
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    code = 0
+                except OSError as error:
+                    code = -1 if error.errno in _NO_LOCKS else error.errno or errno.EIO
+            code = int(multihost_utils.broadcast_one_to_all(np.int32(code)))
+            if code > 0:
+                raise OSError(code, os.strerror(code))
+            self._locked = code == 0
+            if self._options.cleanup_tmp_directories:
+                reader = self.manager
+                self.manager = ocp.CheckpointManager(self._directory, options=self._options)
+                reader.close()
+            # Bound to the manager: it lives until a save in the background has ended.
+            self._unlock = weakref.finalize(self.manager, held.pop_all().close)
 
     def _check_newer(self, step: int) -> None:
         if (newest := self.manager.latest_step()) is not None and step <= newest:
@@ -257,10 +262,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
     def _record(self, step: int) -> dict[str, Any]:
         record = self._item(step, "record", ocp.args.JsonRestore())
         if not isinstance(record, dict) or record.pop("sha256", None) != _sha256(record):
-            raise _DamagedError(
-                f"step {step} in {self._directory} is damaged: its record is not the one that was"
-                " saved"
-            )
+            raise self._damaged(step, "its record is not the one that was saved")
         return record
 
     def _restore(self, step: int, target: Any, table: Table | None) -> Restored:
@@ -284,22 +286,21 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             for kinds in (record["arrays"], _kinds(target))
         )
         _check_same(f"{where} holds another tree", saved, given, hint)
-        abstract = ocp.args.StandardRestore(jax.tree.map(_abstract, target))
-        tree = self._item(step, "tree", abstract)
-        tree = jax.tree.map(_as_target, target, tree)
+        how = ocp.args.StandardRestore(jax.tree.map(_abstract, target))
+        tree = jax.tree.map(_as_target, target, self._item(step, "tree", how))
         for path, digest in _digests(tree).items():
             if digest != record["digests"][path]:
-                raise _DamagedError(f"{where} is damaged: {path!r} is not the array that was saved")
+                raise self._damaged(step, f"{path!r} is not the array that was saved")
         return Restored(step, tree, record["extra"])
 
     def _item(self, step: int, name: str, how: Any) -> Any:
         try:
             return self.manager.restore(step, args=ocp.args.Composite(**{name: how}))[name]
         except Exception as error:  # of many types, by which file is damaged and how
-            raise _DamagedError(
-                f"step {step} in {self._directory} is damaged: its {name} cannot be read"
-                f" ({_brief(error)})"
-            ) from error
+            raise self._damaged(step, f"its {name} cannot be read ({_brief(error)})") from error
+
+    def _damaged(self, step: int, reason: str) -> _DamagedError:
+        return _DamagedError(f"step {step} in {self._directory} is damaged: {reason}")
 
     @contextlib.contextmanager
     def _in_one_line(self, what: str) -> Generator[None, None, None]:
@@ -309,8 +310,9 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         except (OSError, ValueError, RuntimeError) as error:
             reason = _brief(error)
             hint = "make it writable or free space, or choose another folder"
-            raced = getattr(error, "errno", None) in _RACES or str(error).startswith("NOT_FOUND")
-            if what.startswith("cannot hold") and raced:
+            code = getattr(error, "errno", None)
+            raced = code in _RACES or str(error).startswith("NOT_FOUND")
+            if code == errno.EWOULDBLOCK or (raced and not self._locked):
                 reason = "another process is saving into this folder"
                 hint = "let one process save, and close its Checkpoints, or choose another folder"
             raise CheckpointError(

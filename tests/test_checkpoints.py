@@ -423,6 +423,13 @@ def writer(tmp_path):
     event.set()
 
 
+def test_deleted_folder_is_made_again(tmp_path):
+    with Checkpoints(tmp_path / "run") as saved:
+        shutil.rmtree(tmp_path / "run")
+        assert saved.save(1, OURS)
+        assert bits(restored(saved, OURS).tree) == bits(OURS)
+
+
 def test_opening_a_folder_leaves_saves_of_others_alone(writer, tmp_path):
     writer, event = writer
     with Checkpoints(tmp_path) as reader:
@@ -449,8 +456,12 @@ def test_second_process_cannot_save(writer, tmp_path):
         assert second.save(2, THEIRS)
 
 
-def test_simultaneous_saves_without_locks_blame_the_other(writer, tmp_path, monkeypatch):
+@pytest.fixture
+def no_locks(monkeypatch):
     monkeypatch.setattr("manifoldmuon.checkpoints.fcntl", None, raising=False)
+
+
+def test_simultaneous_saves_without_locks_blame_the_other(no_locks, writer, tmp_path):
     writer, event = writer
     with Checkpoints(tmp_path) as second:
         assert second.save(1, THEIRS)
