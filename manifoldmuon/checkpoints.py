@@ -131,7 +131,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         Raises:
           CheckpointError: the folder holds this step or a later one, another process saves into it,
             or this save (or an asynchronous one before) failed. Earlier steps are unchanged.
-          TypeError: a leaf is neither an array nor a number, or narrower than 4 bits; `extra` is
+          TypeError: a leaf is neither array nor number, or narrower than 4 bits; `extra` is
             not JSON; a field of a manifold is not data, such as a lambda.
           ValueError: two leaves have the same path, or the tree has no node or no leaf.
         """
@@ -389,13 +389,12 @@ def _digests(tree: Any) -> dict[str, str]:
         x = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         if re.match(r"u?int[12]$|float[46]_", str(x.dtype)):
             raise TypeError(f"{path!r} has dtype {x.dtype}, narrower than a byte: widen it.")
-        # Orbax takes no Python complex.
-        if x is not leaf and (x.dtype.kind not in "biufcV" or type(leaf) is complex):
-            raise TypeError(
-                f"{path!r} is a {type(leaf).__name__}, neither an array nor a number; what else"
-                " there is to save goes into `extra`."
-            )
         if isinstance(x, np.ndarray):  # JAX may not take its dtype
+            if x.dtype.kind not in "biufcV" or type(leaf) is complex:  # as Orbax
+                raise TypeError(
+                    f"{path!r} is a {type(leaf).__name__}, neither an array of numbers nor a"
+                    " number: save it in `extra`, as JSON."
+                )
             x = x.astype(np.int8) if x.dtype in _NARROW else x
             x = np.ascontiguousarray(x).reshape(*x.shape, 1).view(f"u{min(x.dtype.itemsize, 4)}")
         digests[path] = _digest(x)

@@ -36,7 +36,6 @@ pytestmark = [
     pytest.mark.usefixtures("no_futures_left"),
 ]
 
-ROOT = Path(__file__).parents[1]
 GEOMETRY = {"w": Stiefel(solver=DualAscent(steps=2)), "b": Euclidean()}
 FLAT = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
 SOLVERS = "manifoldmuon.manifolds.solvers"
@@ -185,8 +184,24 @@ def test_all_kinds_of_leaves_return(tmp_path):
 @pytest.mark.parametrize(
     ("tree", "extra", "error", "message"),
     [
-        ({"name": "run 1"}, None, TypeError, "'name' is a str, neither an array nor a number"),
-        ({"z": 1 + 2j}, None, TypeError, "'z' is a complex, neither an array nor a number"),
+        (
+            {"name": "run 1"},
+            None,
+            TypeError,
+            "'name' is a str, neither an array of numbers nor a number",
+        ),
+        (
+            {"z": 1 + 2j},
+            None,
+            TypeError,
+            "'z' is a complex, neither an array of numbers nor a number",
+        ),
+        (
+            {"w": np.array(["a"])},
+            None,
+            TypeError,
+            "'w' is a ndarray, neither an array of numbers nor",
+        ),
         (OURS, {1j}, TypeError, "not JSON serializable"),
         ({"a": {"b": 1}, "a/b": 1}, None, ValueError, "paths that read the same: rename a key"),
         (jnp.ones(3), None, ValueError, "got a single leaf: save {'params': params}, say"),
