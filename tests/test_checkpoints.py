@@ -1,13 +1,15 @@
-"""Checkpoints: training goes on to the same bits; what is damaged or does not fit is refused."""
+"""Checkpoints resume bit for bit; damaged steps and other geometries are refused."""
 
+import asyncio
 import dataclasses
+import errno
 import functools
+import gc
 import math
 import re
 import resource
 import shutil
-import subprocess
-import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,11 @@ pytestmark = [
     pytest.mark.usefixtures("no_futures_left"),
 ]
 
-ROOT = Path(__file__).parents[1]
-GEOMETRY = {
-    "w": Stiefel(solver=DualAscent(steps=2)),
-    "b": Euclidean(),
-}  # a warm start is in the state
+GEOMETRY = {"w": Stiefel(solver=DualAscent(steps=2)), "b": Euclidean()}
+FLAT = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
 SOLVERS = "manifoldmuon.manifolds.solvers"
 EXTRA = {"epoch": 2, "loss": 0.1, "worst": float("inf")}
-
-
-FLAT = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
-
+OURS, THEIRS = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
 TRANSFORMATIONS = {
     "manifold_muon": optim.manifold_muon(0.1, GEOMETRY),
     "muon": optim.muon(optax.linear_schedule(0.1, 0.0, 9), FLAT),
@@ -55,13 +51,12 @@ TRANSFORMATIONS = {
 
 
 def start(tx):
-    """What a run begins from: parameters, state and a random key."""
+    """Return initial parameters, state and random key."""
     params = {"w": jnp.eye(16, 8), "b": jnp.zeros(16)}
     return {"params": params, "state": tx.init(params), "key": jax.random.key(0)}
 
 
 def trained(tx, tree, steps):
-    """After some steps on gradients that are drawn with the key."""
     for _ in range(steps):
         tree = _step(tx, tree)
     return tree
@@ -77,7 +72,7 @@ def _step(tx, tree):
 
 
 def bits(tree):
-    """The bytes of every leaf, by path, by another route than the digest's."""
+    """Return dtype, shape and bytes of every leaf, by path."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(tree)
     found = {}
     for path, x in pairs:
@@ -89,7 +84,7 @@ def bits(tree):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A folder with the steps 2 and 3, the transformation, the table and the tree of step 3."""
+    """A folder with steps 2 and 3, the transformation, the table and the tree of step 3."""
     folder = tmp_path_factory.mktemp("run")
     tx = TRANSFORMATIONS["manifold_muon"]
     table = optim.tabulate(GEOMETRY, start(tx)["params"])
@@ -112,19 +107,20 @@ def restored(saved, target, table=None, step=None):
     return found
 
 
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def refusal(folder, target, table=None, step=None):
-    """The one line with which a folder is refused; it is left as it was."""
-    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """Return the one-line error of a restore; assert that it changes no file."""
+    before = contents(folder)
     with Checkpoints(folder) as saved, pytest.raises(CheckpointError) as error:
         saved.restore(target, table, step)
-    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert contents(folder) == before
     line = str(error.value)
     assert "\n" not in line
     assert str(folder) in line
     return line
-
-
-# --- What comes back ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
@@ -135,9 +131,13 @@ def test_training_resumes_bit_for_bit(tx, tmp_path):
         found = restored(saved, start(tx))
     assert bits(found.tree) == bits(tree)
     assert bits(trained(tx, found.tree, 2)) == bits(trained(tx, start(tx), 4))
+    encoded = flax.serialization.to_bytes(tree["state"])
+    decoded = flax.serialization.from_bytes(start(tx)["state"], encoded)
+    assert bits(decoded) == bits(tree["state"])
+    assert jax.tree.structure(decoded) == jax.tree.structure(tree["state"])
 
 
-def test_the_newest_step_comes_with_its_extra(run):
+def test_restore_returns_newest_step_and_extra(run):
     folder, tx, table, tree = run
     with Checkpoints(folder) as saved:
         found = restored(saved, jax.eval_shape(lambda: start(tx)), table)
@@ -149,21 +149,16 @@ def test_the_newest_step_comes_with_its_extra(run):
         assert (older.step, older.extra) == (2, None)
 
 
-def test_orbax_options_choose_the_steps(tmp_path):
+def test_orbax_options_choose_steps(tmp_path):
     options = ocp.CheckpointManagerOptions(save_interval_steps=2, max_to_keep=1)
     with Checkpoints(tmp_path, options) as saved:
         tree = {"w": jnp.ones(2)}
         assert [saved.save(step, tree) for step in range(5)] == [True, False] * 2 + [True]
         saved.wait()
-        assert [path.name for path in tmp_path.iterdir()] == ["4"]
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", "4"}
 
 
-def test_an_empty_folder_restores_none(tmp_path):
-    with Checkpoints(tmp_path / "new" / "folder") as saved:
-        assert saved.restore({"w": jnp.ones(2)}) is None
-
-
-def test_leaves_of_all_kinds(tmp_path):
+def test_all_kinds_of_leaves_return(tmp_path):
     x = jnp.array([0.0, -0.0, jnp.nan, 1e-40])
     tree = {
         **{str(dtype): x.astype(dtype) for dtype in ("float16", "bfloat16", "float32", "bool")},
@@ -186,20 +181,39 @@ def test_leaves_of_all_kinds(tmp_path):
     assert {k: type(x) for k, x in found.items()} == {k: type(x) for k, x in tree.items()}
 
 
-def test_non_arrays_are_named_in_the_error(tmp_path):
-    with Checkpoints(tmp_path) as saved:
-        with pytest.raises(TypeError, match="'name' is a str, neither an array nor a number"):
-            saved.save(0, {"name": "run 1"})
-        with pytest.raises(TypeError, match="'z' is a complex, neither an array nor a number"):
-            saved.save(0, {"z": 1 + 2j})
-        with pytest.raises(TypeError, match="not JSON serializable"):
-            saved.save(0, {"w": jnp.ones(2)}, extra={1j})
-        with pytest.raises(ValueError, match="paths that read the same: rename a key"):
-            saved.save(0, {"a": {"b": jnp.ones(2)}, "a/b": jnp.ones(2)})
-        assert saved.restore({"w": jnp.ones(2)}) is None
-
-
-# --- Devices -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("tree", "extra", "error", "message"),
+    [
+        (
+            {"name": "run 1"},
+            None,
+            TypeError,
+            "'name' is a str, neither an array of numbers nor a number",
+        ),
+        (
+            {"z": 1 + 2j},
+            None,
+            TypeError,
+            "'z' is a complex, neither an array of numbers nor a number",
+        ),
+        (
+            {"w": np.array(["a"])},
+            None,
+            TypeError,
+            "'w' is a ndarray, neither an array of numbers nor",
+        ),
+        (OURS, {1j}, TypeError, "not JSON serializable"),
+        ({"a": {"b": 1}, "a/b": 1}, None, ValueError, "paths that read the same: rename a key"),
+        (jnp.ones(3), None, ValueError, "got a single leaf: save {'params': params}, say"),
+        ({}, None, ValueError, "got no leaf"),
+        ({"w": jnp.ones(4, jnp.int2)}, None, TypeError, "'w' has dtype int2, narrower than a byte"),
+    ],
+)
+def test_unsupported_trees_are_refused(tree, extra, error, message, tmp_path):
+    with Checkpoints(tmp_path / "new" / "folder") as saved:
+        with pytest.raises(error, match=message):
+            saved.save(1, tree, extra=extra)
+        assert saved.restore(OURS) is None
 
 
 def test_sharded_training_resumes_bit_for_bit(tmp_path):
@@ -228,47 +242,39 @@ def test_sharded_training_resumes_bit_for_bit(tmp_path):
 SHARED = (
     JOINED
     + """
-import optax
+import fcntl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
-from manifoldmuon import optim
-from manifoldmuon.checkpoints import Checkpoints
-from manifoldmuon.manifolds import Hypersphere
+from manifoldmuon.checkpoints import CheckpointError, Checkpoints
 
 mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
-place = NamedSharding(mesh, PartitionSpec("x"))
+rows = NamedSharding(mesh, PartitionSpec("x"))
 whole = np.arange(32, dtype=np.float32).reshape(8, 4)
-tx = optim.manifold_muon(0.1, Hypersphere())
-with jax.set_mesh(mesh):
-    params = jax.make_array_from_callback(whole.shape, place, lambda index: whole[index])
-    begin = params, jax.jit(tx.init)(params)
-
-    @jax.jit
-    def step(params, state):
-        updates, state = tx.update(jnp.sin(params), state, params)
-        return optax.apply_updates(params, updates), state
-
-    later = step(*step(*begin))
-    with Checkpoints(sys.argv[4]) as saved:
-        saved.save(2, later)
-        found = saved.restore(begin).tree
-    pairs = zip(jax.tree.leaves(step(*later)), jax.tree.leaves(step(*found)), strict=True)
-    same = [np.array_equal(a.data, b.data) for x, y in pairs
-            for a, b in zip(x.addressable_shards, y.addressable_shards, strict=True)]
-json.dump({"same": all(same), "shards": len(found[0].addressable_shards)}, sys.stdout)
+x = jax.make_array_from_callback(whole.shape, rows, lambda index: whole[index])
+with (jax.set_mesh(mesh), Checkpoints(sys.argv[4]) as saved,
+      open(sys.argv[4] + "/.lock", "w") as lock):
+    if rank == 0:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        saved.save(2, {"x": x})
+    except CheckpointError as error:
+        refused = "another process is saving" in str(error)
+    lock.close()
+    saved.save(2, {"x": x})
+    shards = saved.restore({"x": jnp.zeros_like(x)}).tree["x"].addressable_shards
+same = all(np.array_equal(shard.data, whole[shard.index]) for shard in shards)
+json.dump({"same": same, "shards": len(shards), "refused": refused}, sys.stdout)
 """
 )
 
 
-def test_two_processes_save_one_checkpoint(tmp_path):
-    assert run_processes(2, SHARED, str(tmp_path)) == [{"same": True, "shards": 2}] * 2
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-# --- What is refused ---------------------------------------------------------------------------
+def test_two_processes_of_jax_save_together(tmp_path):
+    found = run_processes(2, SHARED, str(tmp_path))
+    assert found == [{"same": True, "shards": 2, "refused": True}] * 2
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "2"}
 
 
 def damage(folder, step, how):
-    """Damages the largest file of the arrays of a step."""
+    """Damage the largest file of the arrays of a step."""
     files = [path for path in (folder / str(step) / "tree").rglob("*") if path.is_file()]
     file = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
@@ -278,7 +284,7 @@ def damage(folder, step, how):
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated"])
-def test_damage_is_refused_and_the_step_before_is_named(how, run, copy):
+def test_damage_names_newest_whole_step(how, run, copy):
     _, tx, table, _ = run
     damage(copy, 3, how)
     line = refusal(copy, start(tx), table)
@@ -292,150 +298,99 @@ def test_damage_is_refused_and_the_step_before_is_named(how, run, copy):
     assert refusal(copy, start(tx)).endswith("no older step is whole: move it away to begin again")
 
 
-def test_every_file_is_read_right_or_refused(run, copy):
-    """A byte in the middle of each file: what comes back is what was saved, or nothing does."""
+def test_flipped_bits_never_restore_wrong_arrays(run, copy):
     _, tx, _, tree = run
-    files = [path for path in (copy / "3").rglob("*") if path.is_file()]
     outcomes = set()
     with Checkpoints(copy) as saved:
-        for file in files:
-            content = file.read_bytes()
-            middle = len(content) // 2
-            file.write_bytes(
-                content[:middle] + bytes([content[middle] ^ 16]) + content[middle + 1 :]
-            )
-            try:
-                found = restored(saved, start(tx), step=3)
-                assert (bits(found.tree), found.extra) == (bits(tree), EXTRA), file
-                outcomes.add("right")
-            except CheckpointError:
-                outcomes.add("refused")
+        for file, content in contents(copy / "3").items():
+            for index in {len(content) // 4, len(content) // 2, 3 * len(content) // 4}:
+                flipped = bytearray(content)
+                flipped[index] ^= 16
+                file.write_bytes(flipped)
+                try:
+                    found = restored(saved, start(tx), step=3)
+                    assert (bits(found.tree), found.extra) == (bits(tree), EXTRA), file
+                    outcomes.add("right")
+                except CheckpointError:
+                    outcomes.add("refused")
             file.write_bytes(content)
     assert outcomes == {"right", "refused"}
 
 
-def test_another_array_is_noticed(tmp_path):
-    """Whole files of another step, which Orbax reads without complaint."""
+def test_files_of_another_step_are_refused(tmp_path):
     with Checkpoints(tmp_path) as saved:
         for step, value in enumerate([0.0, -0.0]):
             saved.save(step, {"w": jnp.full(3, value)})
-        saved.wait()
-        shutil.rmtree(tmp_path / "1" / "tree")
-        shutil.copytree(tmp_path / "0" / "tree", tmp_path / "1" / "tree")
-    assert "is damaged: 'w' is not the array that was saved; " in refusal(
-        tmp_path, {"w": jnp.ones(3)}
-    )
+    shutil.rmtree(tmp_path / "1" / "tree")
+    shutil.copytree(tmp_path / "0" / "tree", tmp_path / "1" / "tree")
+    assert "is damaged: 'w' is not the array that was saved; " in refusal(tmp_path, OURS)
 
 
 @pytest.mark.parametrize(
-    ("geometry", "budgets", "reason"),
+    ("geometry", "reason"),
     [
+        ({"w": Stiefel(solver=ProjectedPolar())}, f"manifold.solver of 'w' was {SOLVERS}.DualAsc"),
+        ({"w": Stiefel(solver=DualAscent(steps=3))}, "manifold.solver.steps of 'w' was 2 and is 3"),
         (
-            GEOMETRY | {"w": Stiefel(solver=ProjectedPolar())},
-            1.0,
-            f"the manifold.solver of 'w' was {SOLVERS}.DualAscent and is {SOLVERS}.Projected",
+            {"b": Euclidean(Frobenius(ndim=1, scale=math.nextafter(1.0, 2.0)))},
+            "manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
         ),
         (
-            GEOMETRY | {"w": Stiefel(solver=DualAscent(steps=2, step=0.5))},
-            1.0,
-            "the manifold.solver.step of 'w' was 0.3 and is 0.5; ",
+            {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
+            "layout of 'w' was None and is manifoldmuon.manifolds.Layout; ",
         ),
-        (
-            GEOMETRY | {"b": Euclidean(Frobenius(ndim=1, scale=math.nextafter(1.0, 2.0)))},
-            1.0,
-            "the manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
-        ),
-        (
-            GEOMETRY,
-            {"w": 0.5, "b": 1.0},
-            "the budget of 'w' was 1.0 and is 0.5; continue with that",
-        ),
-        (
-            GEOMETRY | {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
-            1.0,
-            "the layout of 'w' was None and is manifoldmuon.manifolds.Layout; ",
-        ),
+        ({"b": None}, "manifold of 'b' was manifoldmuon.manifolds.Euclidean and is nothing"),
+        ({"c": Euclidean()}, "manifold of 'c' was nothing and is manifold"),
+        ({}, "budget of 'w' was 1.0 and is 0.5; continue with that"),
     ],
 )
-def test_another_geometry_is_refused(geometry, budgets, reason, run):
+def test_another_geometry_is_refused(geometry, reason, run):
     folder, tx, _, tree = run
-    table = optim.tabulate(geometry, tree["params"], budgets)
-    line = refusal(folder, start(tx), table)
-    assert line.startswith(f"step 3 in {folder} was saved with another geometry: {reason}")
+    budgets = 1.0 if geometry else {"w": 0.5, "b": 1.0}
+    geometry = {k: v for k, v in (GEOMETRY | geometry).items() if v is not None}
+    params = {k: tree["params"].get(k, jnp.ones(3)) for k in geometry}
+    line = refusal(folder, start(tx), optim.tabulate(geometry, params, budgets))
+    assert line.startswith(f"step 3 in {folder} was saved with another geometry: the {reason}")
     assert line.endswith("or restore without a table if the change is meant")
-    with Checkpoints(folder) as saved:
-        assert restored(saved, start(tx)).step == 3
 
 
 def own_set(name, **fields):
-    """Return the class of a user's manifold with these fields and defaults."""
+    """Return a user's manifold class with these fields and defaults."""
     given = [(field, Any, value) for field, value in fields.items()]
     names = {"__module__": "own.sets"}
     return dataclasses.make_dataclass(name, given, bases=(Euclidean,), namespace=names, frozen=True)
 
 
-def test_a_default_that_has_changed_is_refused(tmp_path):
-    params = {"w": jnp.ones(3)}
+def test_changed_default_is_refused(tmp_path):
     with Checkpoints(tmp_path) as saved:
-        saved.save(1, params, optim.tabulate(own_set("Ball", radius=1.0)(), params))
-    table = optim.tabulate(own_set("Ball", radius=2.0)(), params)
-    assert "the manifold.radius of 'w' was 1.0 and is 2.0; " in refusal(tmp_path, params, table)
+        saved.save(1, OURS, optim.tabulate(own_set("Ball", radius=1.0)(), OURS))
+    table = optim.tabulate(own_set("Ball", radius=2.0)(), OURS)
+    assert "the manifold.radius of 'w' was 1.0 and is 2.0; " in refusal(tmp_path, OURS, table)
 
 
 def test_fields_that_are_no_data_are_refused(tmp_path):
-    params = {"w": jnp.ones(3)}
     with Checkpoints(tmp_path) as saved:
         for held in (lambda x: x, object(), functools.partial(jnp.sum)):
-            table = optim.tabulate(own_set("Ball", map=held)(), params)
+            table = optim.tabulate(own_set("Ball", map=held)(), OURS)
             with pytest.raises(TypeError, match="'w': manifold.map is .* which no record can hold"):
-                saved.save(1, params, table)
+                saved.save(1, OURS, table)
         fields = {"map": jnp.sum, "dtype": jnp.bfloat16, "narrow": np.dtype("int8"), "kind": Path}
-        table = optim.tabulate(own_set("Ball", **fields)(), params)
-        saved.save(1, params, table)
-        assert restored(saved, params, table).step == 1
+        table = optim.tabulate(own_set("Ball", **fields)(), OURS)
+        saved.save(1, OURS, table)
+        assert restored(saved, OURS, table).step == 1
 
 
-def test_every_field_is_recorded(run):
-    folder, _, table, _ = run
-    with Checkpoints(folder) as saved:
-        record = saved._record(3)["geometry"]
-
-    def compare(value, name):
-        if not dataclasses.is_dataclass(value):
-            assert record[f"the {name}"] == getattr(value, "name", value)  # of enumerations
-            return
-        for field in dataclasses.fields(value):
-            compare(getattr(value, field.name), name.replace(" of ", f".{field.name} of "))
-
-    for row in table.rows:
-        compare(row.manifold, f"manifold of {row.path!r}")
-        assert record[f"the budget of {row.path!r}"] == row.budget
-
-
-def test_more_or_fewer_parameters_are_another_geometry(run):
-    folder, tx, _, tree = run
-    params = tree["params"]
-    for given, reason in [
-        ({"w": params["w"]}, "the manifold of 'b' was manifoldmuon.manifolds.Euclidean and is not"),
-        (
-            params | {"c": params["b"]},
-            "the manifold of 'c' was nothing and is manifold",
-        ),
-    ]:
-        table = optim.tabulate({k: GEOMETRY.get(k, Euclidean()) for k in given}, given)
-        assert reason in refusal(folder, start(tx), table)
-
-
-def test_a_step_without_geometry_has_none_to_compare(run, tmp_path):
-    _, tx, table, tree = run
+def test_missing_geometry_and_missing_step_are_refused(run, tmp_path):
+    folder, tx, table, tree = run
     with Checkpoints(tmp_path) as saved:
         saved.save(1, tree)
     assert "has no geometry: restore without a table" in refusal(tmp_path, start(tx), table)
+    assert refusal(folder, start(tx), step=7).endswith(" holds no step 7, but 2, 3")
 
 
-def test_another_layout_of_the_state_is_refused(run, monkeypatch):
+def test_another_state_layout_is_refused(run, monkeypatch):
     folder, tx, table, _ = run
-    monkeypatch.setattr("manifoldmuon.checkpoints._manager.STATE_LAYOUT", STATE_LAYOUT + 1)
+    monkeypatch.setattr("manifoldmuon.checkpoints.STATE_LAYOUT", STATE_LAYOUT + 1)
     line = refusal(folder, start(tx), table)
     assert f"has the state's layout {STATE_LAYOUT}, of manifoldmuon" in line
     assert "continue with that version, or restore the parameters alone, as the page" in line
@@ -444,10 +399,7 @@ def test_another_layout_of_the_state_is_refused(run, monkeypatch):
 def test_another_tree_is_refused(run):
     folder, _, table, tree = run
     for target, reason in [
-        (
-            start(TRANSFORMATIONS["muon"]),
-            "'state/1/steepest/dual/w' was float32[8,8] and is nothing; ",
-        ),
+        (start(TRANSFORMATIONS["muon"]), "'state/1/steepest/dual/w' was float32[8,8] and is noth"),
         (tree | {"key": jax.random.PRNGKey(0)}, "'key' was key<fry>[] and is uint32[2]; "),
         ({"params": tree["params"]}, "'key' was key<fry>[] and is nothing; "),
     ]:
@@ -455,41 +407,112 @@ def test_another_tree_is_refused(run):
         assert line.startswith(f"step 3 in {folder} holds another tree: {reason}")
 
 
-def test_a_missing_step_is_refused(run):
-    assert refusal(run[0], start(run[1]), step=7).endswith(" holds no step 7, but 2, 3")
-
-
-def test_nothing_is_overwritten(run, copy):
-    _, tx, _, tree = run
+def test_saved_steps_are_never_overwritten(run, copy):
     with Checkpoints(copy) as saved:
         for step in (1, 2, 3):
             with pytest.raises(CheckpointError, match=f"step {step} is not after step 3"):
-                saved.save(step, tree)
-        assert restored(saved, start(tx)).step == 3
+                saved.save(step, run[3])
+        assert restored(saved, start(run[1])).step == 3
 
 
-# --- Disks -------------------------------------------------------------------------------------
+UNFINISHED = "1.orbax-checkpoint-tmp"
 
 
-def test_steps_of_another_process_are_never_overwritten(tmp_path):
-    """Both opened the folder while it was empty."""
-    first, second = Checkpoints(tmp_path), Checkpoints(tmp_path)
-    with first, second:
-        ours, theirs = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
-        assert second.save(2, theirs)
-        second.wait()
+@pytest.fixture
+def writer(tmp_path):
+    """Checkpoints that are saving step 1 until the event is set."""
+    written, event = threading.Event(), threading.Event()
+
+    class Waiting(ocp.path.atomicity.AtomicRenameTemporaryPath):
+        async def finalize(self):
+            written.set()
+            await asyncio.to_thread(event.wait)
+            await super().finalize()
+
+    options = ocp.CheckpointManagerOptions(temporary_path_class=Waiting)
+    writer = Checkpoints(tmp_path, options)
+    assert writer.save(1, OURS)
+    assert written.wait(60)
+    assert (tmp_path / UNFINISHED).is_dir()
+    yield writer, event
+    event.set()
+
+
+def test_deleted_folder_is_made_again(tmp_path):
+    with Checkpoints(tmp_path / "run") as saved:
+        shutil.rmtree(tmp_path / "run")
+        assert saved.save(1, OURS)
+        assert bits(restored(saved, OURS).tree) == bits(OURS)
+
+
+def test_opening_a_folder_leaves_saves_of_others_alone(writer, tmp_path):
+    writer, event = writer
+    with Checkpoints(tmp_path) as reader:
+        assert reader.restore(OURS) is None
+        reader.manager._maybe_await_cleanup_tmp_directory()
+        assert (tmp_path / UNFINISHED).is_dir()
+        event.set()
+        writer.close()
+        assert bits(restored(reader, OURS).tree) == bits(OURS)
+
+
+def test_second_process_cannot_save(writer, tmp_path):
+    writer, event = writer
+    with Checkpoints(tmp_path) as second:
         for step in (1, 2):
-            with pytest.raises(CheckpointError, match=f"step {step} is not after step 2"):
-                first.save(step, ours)
-        found = first.restore(ours)
-        assert found is not None
-        assert found.step == 2
-        np.testing.assert_array_equal(found.tree["w"], theirs["w"])
-        assert first.save(3, ours)
+            message = rf"cannot hold step {step} \(another process is saving into this folder\)"
+            with pytest.raises(CheckpointError, match=message):
+                second.save(step, THEIRS)
+        event.set()
+        writer.close()
+        with pytest.raises(CheckpointError, match="step 1 is not after step 1"):
+            second.save(1, THEIRS)
+        assert bits(restored(second, OURS).tree) == bits(OURS)
+        assert second.save(2, THEIRS)
+
+
+@pytest.fixture
+def no_locks(monkeypatch):
+    monkeypatch.setattr("manifoldmuon.checkpoints.fcntl", None, raising=False)
+
+
+def test_simultaneous_saves_without_locks_blame_the_other(no_locks, writer, tmp_path):
+    writer, event = writer
+    with Checkpoints(tmp_path) as second:
+        assert second.save(1, THEIRS)
+        second.wait()
+        event.set()
+        with pytest.raises(CheckpointError, match="another process is saving into this folder"):
+            writer.wait()
+        assert bits(restored(second, OURS).tree) == bits(THEIRS)
+
+
+@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
+def test_file_systems_without_locks_hold_checkpoints(error, tmp_path, monkeypatch):
+    def flock(file, how):
+        raise OSError(error, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with Checkpoints(tmp_path) as saved:
+        assert saved.save(1, OURS)
+
+
+def test_first_save_removes_unfinished_steps_and_del_unlocks(tmp_path):
+    (tmp_path / UNFINISHED).mkdir()
+    saved = Checkpoints(tmp_path)
+    assert saved.restore(OURS) is None
+    assert (tmp_path / UNFINISHED).is_dir()
+    assert saved.save(2, OURS)
+    saved.wait()
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "2"}
+    del saved
+    gc.collect()
+    with Checkpoints(tmp_path) as second:
+        assert second.save(3, OURS)
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_full_disk_gives_a_one_line_error_and_keeps_older_steps(background, tmp_path, caplog):
+def test_full_disk_gives_one_line_error_and_keeps_steps(background, tmp_path, caplog):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     tree = {"w": jax.random.normal(jax.random.key(0), (256, 256))}
     options = ocp.CheckpointManagerOptions(
@@ -512,33 +535,17 @@ def test_a_full_disk_gives_a_one_line_error_and_keeps_older_steps(background, tm
         assert saved.save(2, tree)
     with Checkpoints(tmp_path) as saved:
         assert bits(restored(saved, tree).tree) == bits(tree)
-        assert {path.name for path in tmp_path.iterdir()} == {"1", "2"}
-
-
-@pytest.mark.parametrize(
-    ("tree", "error", "message"),
-    [
-        (jnp.ones(3), ValueError, "got a single leaf: save {'params': params}, say"),
-        ({}, ValueError, "got no leaf"),
-        ({"w": jnp.ones(4, jnp.int2)}, TypeError, "'w' has dtype int2, narrower than a byte"),
-    ],
-)
-def test_trees_that_orbax_cannot_store_are_refused(tree, error, message, tmp_path):
-    with Checkpoints(tmp_path) as saved, pytest.raises(error, match=message):
-        saved.save(1, tree)
+        assert {path.name for path in tmp_path.iterdir()} == {".lock", "1", "2"}
 
 
 @pytest.mark.parametrize("place", ["file", "file/run"])
-def test_an_impossible_folder_gives_a_one_line_error(place, tmp_path):
+def test_impossible_folder_gives_one_line_error(place, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
         CheckpointError, match=f"{place} cannot be opened .*: nothing that it holds"
     ):
         Checkpoints(tmp_path / place)
     assert (tmp_path / "file").is_file()
-
-
-# --- Without this module -----------------------------------------------------------------------
 
 
 def test_orbax_alone_restores_a_step(run):
@@ -552,31 +559,3 @@ def test_orbax_alone_restores_a_step(run):
     assert bits(found["tree"]) == bits(tree)
     assert found["record"]["arrays"]["params/w"] == "float32[16,8]"
     assert found["record"]["geometry"]["the manifold.scale of 'w'"] == 1.0
-
-
-@pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
-def test_states_are_arrays_that_others_can_save(tx, tmp_path):
-    """No static parts: Orbax and Flax save and restore the state by themselves."""
-    begin = {k: start(tx)[k] for k in ("params", "state")}
-    tree = {k: trained(tx, start(tx), 2)[k] for k in ("params", "state")}
-    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(tree))
-    with ocp.StandardCheckpointer() as plain:
-        plain.save(tmp_path / "plain", tree)
-        plain.wait_until_finished()
-        assert bits(plain.restore(tmp_path / "plain", begin)) == bits(tree)
-    found = flax.serialization.from_bytes(begin, flax.serialization.to_bytes(tree))
-    assert bits(found) == bits(tree)
-    assert jax.tree.structure(found) == jax.tree.structure(tree)
-
-
-def test_without_orbax_the_extra_is_named():
-    code = (
-        "import sys; sys.modules['orbax'] = None\n"
-        "import manifoldmuon.optim\n"
-        "try:\n    import manifoldmuon.checkpoints\n"
-        "except ImportError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout.strip() == (
-        "manifoldmuon.checkpoints needs Orbax: pip install 'manifoldmuon[checkpoints]'"
-    ), done.stderr

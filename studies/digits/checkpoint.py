@@ -90,6 +90,7 @@ class JobCheckpoints:
             self._failed = True
 
     def __str__(self) -> str:
+        self._checkpoints.manager.reload()
         newest = self._checkpoints.manager.latest_step()
         return f"{self._directory} holds {newest or 0} of {self.total} steps"
 
