@@ -172,9 +172,10 @@ class EmbeddingRows(Manifold):
     In the spectral norm, for a matrix whose neurons keep their length (the oblique manifold), the
     direction is `msign(G - diag(t) W)` with a multiplier for each row.
 
-    A row whose tangent gradient is below the norm's `threshold` times the longest one of its table
-    is stale (a token not seen for hundreds of steps, its momentum decayed to 1e-30) and gets zero
-    instead of a full step along rounding errors; see `manifoldmuon.norms.MaxRowNorm`. Rows that
+    Every row takes a full step, also one that no batch contains, along its momentum: at 0.95 a
+    token that is seen once moves for another 270 steps. Only then is its tangent gradient below the
+    norm's `threshold` times the longest of its table, and the row rests; see
+    `manifoldmuon.norms.MaxRowNorm` for a shorter time. Rows that
     are all zeros (a padding token) stay, but not under `project`, which makes their entries equal.
 
     Attributes:
