@@ -54,8 +54,8 @@ def scale_by_steepest(
     Returns:
       A transformation whose updates have the parameters' dtypes; the arithmetic is done in
       float32 or wider. Its state is a `ScaleBySteepestState`. `update` needs `params`.
-      An array without entries gets an update without entries; `None`, `MaskedNode` and missing
-      updates pass through. A NaN stays in its leaf, and does not enter the next warm start.
+      An array without entries gets an update without entries; `MaskedNode` and `None` in place of
+      parameters pass through. A NaN stays in its leaf, and does not enter the next warm start.
 
     Examples:
       >>> tx, params = scale_by_steepest(mm.manifolds.Hypersphere()), jnp.array([1.0, 0.0])
