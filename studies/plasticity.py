@@ -11,11 +11,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from manifoldmuon.contrib import hyperball
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import FanRatio, RMSToRMS
-from manifoldmuon.optim import chain, manifold_muon, scale_by_steepest
+from manifoldmuon.optim import chain, hyperball, manifold_muon, scale_by_steepest
 from studies.classification import digits
 from studies.datasets import batches
 from studies.display import COLOURS, dress, panels, text_table

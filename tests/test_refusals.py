@@ -29,8 +29,6 @@ from manifoldmuon.contrib import (
     Shift,
     SpaceToDepth,
     TwoTap,
-    agd,
-    hyperball,
     normuon,
     orthogonal_conv2d,
     quantized,
@@ -112,10 +110,12 @@ from manifoldmuon.norms import (
     Spectral,
 )
 from manifoldmuon.optim import (
+    agd,
     by_path,
     chain,
     check_chain,
     descend,
+    hyperball,
     init_tree,
     manifold_muon,
     modular,

@@ -1,9 +1,7 @@
 """New, rarely needed or unproved parts: held to the same tests, and free to change or go."""
 
-from manifoldmuon.contrib._agd import agd, init_semi_orthogonal
 from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, Softmax
 from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
-from manifoldmuon.contrib._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.contrib._isospectral import Isospectral
 from manifoldmuon.contrib._lipschitz_layers import (
     Householder,
@@ -16,8 +14,6 @@ from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
 from manifoldmuon.contrib._optax_muon import optax_muon
 from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._quantized import quantized
-from manifoldmuon.contrib._res_cnn import res_cnn
-from manifoldmuon.contrib._rotations import Rotations
 from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
 
 __all__ = [
@@ -34,18 +30,11 @@ __all__ = [
     "SwapAxes",
     "TwoTap",
     "orthogonal_conv2d",
-    "init_semi_orthogonal",
     "Isospectral",
-    "Rotations",
-    "agd",
     "cross_entropy_smoothness",
-    "hyperball",
-    "keep_norms",
-    "match_norms",
     "normuon",
     "optax_muon",
     "quantized",
-    "res_cnn",
     "scale_by_neuron_rms",
     "square_error_smoothness",
     "with_qk_clip",

@@ -6,6 +6,7 @@ from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._layout import Layout
 from manifoldmuon.manifolds._low_rank import low_rank
 from manifoldmuon.manifolds._manifold import LaidOut, Manifold
+from manifoldmuon.manifolds._rotations import Rotations
 from manifoldmuon.manifolds._spectral_sets import SpectralBall, SpectralBand
 from manifoldmuon.manifolds._spectral_sphere import SpectralSphere
 from manifoldmuon.manifolds._spheres import EmbeddingRows, Hypersphere
@@ -20,6 +21,7 @@ __all__ = [
     "Layout",
     "Manifold",
     "Orthogonal",
+    "Rotations",
     "SpectralBall",
     "SpectralBand",
     "SpectralSphere",

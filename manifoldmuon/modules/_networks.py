@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon.modules._activations import GELU, Abs, MeanSubtract, ReLU, RMSDivide
-from manifoldmuon.modules._atoms import Embed, Linear
+from manifoldmuon.modules._atoms import Conv2D, Embed, Linear
 from manifoldmuon.modules._attention import (
     FunctionalAttention,
     MergeHeads,
@@ -13,6 +13,7 @@ from manifoldmuon.modules._attention import (
     SplitHeads,
 )
 from manifoldmuon.modules._module import Identity, Module
+from manifoldmuon.modules._shapes import AveragePool, Flatten
 
 
 def mlp(outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU()) -> Module:
@@ -160,3 +161,38 @@ def gpt(
         positions = Embed(width, context) @ Positions()
         embedding = (0.5 * embedding + 0.5 * positions).tare()
     return Linear(vocabulary, width) @ norm @ body @ embedding
+
+
+def res_cnn(
+    outputs: int,
+    channels: int,
+    width: int,
+    blocks: int,
+    block_depth: int = 2,
+    mass: float = 20.0,
+    kernel: int = 3,
+    pool: int = 1,
+) -> Module:
+    """Return the residual convolutional network of the modular norm, for images, channels last.
+
+    As `res_mlp` (appendix B.5 there), with convolutions; then average pooling, flattening and a linear head.
+    Means and root mean squares are taken over the channels of each pixel.
+
+    Args:
+      outputs: entries of the output.
+      channels: channels of the input.
+      width: channels of the residual stream.
+      blocks: residual blocks.
+      block_depth: layers in each.
+      mass: of all blocks together, beside 1 for each of the first and last layers.
+      kernel: taps along each side of a convolution.
+      pool: pixels along each side of the image that the head sees.
+
+    Examples:
+      >>> res_cnn(10, 3, 32, blocks=2).mass
+      22.0
+    """
+    layer = MeanSubtract() @ Abs() @ Conv2D(width, width, kernel) @ RMSDivide()
+    body = residual(layer**block_depth, blocks).tare(absolute=mass)
+    head = Linear(outputs, pool * pool * width) @ Flatten(3) @ AveragePool(pool, pool)
+    return head @ body @ Conv2D(width, channels, kernel)

@@ -4,6 +4,7 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 """
 
 from manifoldmuon._internal.paths import by_path
+from manifoldmuon.optim._agd import agd, init_semi_orthogonal
 from manifoldmuon.optim._aliases import manifold_muon, muon
 from manifoldmuon.optim._budget import Budgets as Budgets
 from manifoldmuon.optim._budget import scale_by_budget
@@ -11,6 +12,7 @@ from manifoldmuon.optim._descend import descend
 from manifoldmuon.optim._geometry import Geometry as Geometry
 from manifoldmuon.optim._geometry import resolve
 from manifoldmuon.optim._hybrid import hybrid
+from manifoldmuon.optim._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._master_copies import with_master_copies
 from manifoldmuon.optim._modular import Architecture as Architecture
@@ -30,14 +32,19 @@ from manifoldmuon.optim._trees import (
 )
 
 __all__ = [
+    "agd",
     "by_path",
     "chain",
     "check_chain",
     "descend",
     "hybrid",
+    "hyperball",
+    "init_semi_orthogonal",
+    "keep_norms",
     "init_tree",
     "manifold_muon",
     "map_leaves",
+    "match_norms",
     "modular",
     "monitor",
     "monitor_distance",

@@ -12,7 +12,6 @@ import optax
 from jaxtyping import Array, Float, Int
 
 import manifoldmuon as mm
-from manifoldmuon import contrib
 from studies.classification import Weights, accuracy, logits, shapes_of
 from studies.datasets import FlatImages, batches
 
@@ -74,7 +73,7 @@ def methods(settings: AGDSettings) -> dict[str, optax.GradientTransformation]:
     adams: dict[str, optax.GradientTransformation] = {
         f"adam {rate:g}": optax.adam(rate) for rate in settings.learning_rates
     }
-    return {"agd": contrib.agd(LAYOUT, settings.gain)} | adams
+    return {"agd": optim.agd(LAYOUT, settings.gain)} | adams
 
 
 def scale_images(data: FlatImages) -> FlatImages:
@@ -117,7 +116,7 @@ def train(
     shapes = shapes_of(data.widths((settings.width,) * (depth - 1)))
     templates = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     key = jax.random.key(settings.seed)
-    weights = contrib.init_semi_orthogonal(LAYOUT, key, templates)
+    weights = optim.init_semi_orthogonal(LAYOUT, key, templates)
     arrays = tuple(jnp.asarray(part) for part in data[:4])
     epoch, evaluate = jax.jit(_epoch(tx)), jax.jit(_evaluate)
     steps = settings.steps_per_epoch(len(data.train_y))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon.contrib import hyperball, scale_by_neuron_rms
+from manifoldmuon.contrib import scale_by_neuron_rms
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import (
     Euclidean,
@@ -22,7 +22,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.retractions import Clip
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import FanRatio, RMSToRMS, Spectral
-from manifoldmuon.optim import chain, retract, scale_by_steepest
+from manifoldmuon.optim import chain, hyperball, retract, scale_by_steepest
 from studies.transformers.network import BRANCH_ENDS, Size
 from studies.transformers.search import Place
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks._bounds import Attack, project, to_jax, tokens, weights_of
 from manifoldmuon.bounds import NormBound, bound
-from manifoldmuon.contrib import Isospectral, res_cnn
+from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -46,6 +46,7 @@ from manifoldmuon.modules import (
     attention,
     gpt,
     mlp,
+    res_cnn,
     res_mlp,
     residual,
 )

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.contrib import ComplexStiefel, Isospectral, Rotations
+from manifoldmuon.contrib import ComplexStiefel, Isospectral
 from manifoldmuon.manifolds import (
     Grassmann,
     Hypersphere,
+    Rotations,
     SpectralBall,
     SpectralBand,
     SpectralSphere,

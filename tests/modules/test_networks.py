@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import scipy.special
 
-from manifoldmuon.contrib import res_cnn
 from manifoldmuon.manifolds import EmbeddingRows, Stiefel
 from manifoldmuon.modules import (
     Conv2D,
@@ -18,6 +17,7 @@ from manifoldmuon.modules import (
     attention,
     gpt,
     mlp,
+    res_cnn,
     res_mlp,
     residual,
 )

@@ -11,7 +11,6 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.contrib import res_cnn
 from manifoldmuon.modules import (
     Abs,
     Add,
@@ -31,6 +30,7 @@ from manifoldmuon.modules import (
     WeightSpec,
     gpt,
     mlp,
+    res_cnn,
     res_mlp,
     residual,
 )

@@ -27,7 +27,7 @@ OPTIMIZERS = {
     "normed": optim.normed(0.1, optax.scale_by_adam(), Linear(4, 3)),
     "riemannian_adam": optim.riemannian_adam(0.1, Stiefel()),
     "riemannian_sgd": optim.riemannian_sgd(0.1, Stiefel(), 0.9),
-    "agd": contrib.agd(Layout()),
+    "agd": optim.agd(Layout()),
     "with_master_copies": optim.with_master_copies(optim.muon(0.1, FLAT)),
 }
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import contrib, optim
+from manifoldmuon import optim
 from manifoldmuon.linalg import DEFAULT_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
@@ -309,7 +309,7 @@ def test_check_chain_refuses_updates_that_climb(tx):
 def test_bases_that_descend_are_refused(base):
     for tx in (
         optim.normalize(base, GEOMETRY),
-        contrib.hyperball(base, 0.1, SPHERE),
+        optim.hyperball(base, 0.1, SPHERE),
     ):
         params = start()
         with pytest.raises(ValueError, match="must ascend, without a learning rate of its own"):

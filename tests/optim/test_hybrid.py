@@ -190,7 +190,7 @@ def test_other_whole_optimizers_go_around_it():
 
 def test_hyperball_is_a_side_like_any_other():
     geometry = optim.by_path({"**/kernel": Hypersphere(ndim=2), "**": None})
-    ball = contrib.hyperball(optax.scale_by_adam(), 0.1, geometry)
+    ball = optim.hyperball(optax.scale_by_adam(), 0.1, geometry)
     tx = optim.hybrid(ball, geometry, optax.adamw(0.01))
     updates = update(tx, drawn(1), PARAMS)
     for name in OWN:

@@ -174,6 +174,6 @@ def test_agd_and_normuon_take_equal_blocks():
     layout = Layout(-2, -1, out_blocks=LENGTHS)
     params = {"qkv": drawn(0)["qkv"]}
     flat = Euclidean(RMSToRMS()).with_axes(-2, -1, out_blocks=LENGTHS)
-    for init in (contrib.agd({"qkv": layout}).init, contrib.normuon(0.1, flat).init):
+    for init in (optim.agd({"qkv": layout}).init, contrib.normuon(0.1, flat).init):
         with pytest.raises(ValueError, match="out_blocks.* must be a number of equal blocks"):
             init(params)

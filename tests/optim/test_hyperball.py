@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon.contrib import hyperball, keep_norms
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.norms import RootRank, Spectral
+from manifoldmuon.optim import hyperball, keep_norms
 from manifoldmuon.testing import check_sharding, check_transformation
 
 SPHERE = Hypersphere(ndim=2)

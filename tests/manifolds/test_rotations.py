@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.contrib import Rotations
-from manifoldmuon.manifolds import retractions
+from manifoldmuon.manifolds import Rotations, retractions
 from manifoldmuon.minimize import minimize
 from manifoldmuon.optim import init_tree
 from manifoldmuon.testing import check_manifold, check_slopes

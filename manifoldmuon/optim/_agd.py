@@ -17,7 +17,9 @@ from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex, is_hole
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
-from manifoldmuon.optim import chain, init_tree, map_leaves
+from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.optim._retract import chain
+from manifoldmuon.optim._trees import init_tree
 
 Layouts = Spec[Layout]
 """A prefix tree of `Layout`, a `by_path` object, or a function `(path, leaf) -> Layout`."""

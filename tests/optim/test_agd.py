@@ -9,9 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import contrib
-from manifoldmuon.contrib._agd import scale_by_agd
 from manifoldmuon.manifolds import Layout
+from manifoldmuon.optim._agd import scale_by_agd
 from manifoldmuon.testing._transformations import BASICS, WRAPPERS, Case, check_injected, make_case
 
 SHAPES: dict[str, tuple[int, ...]] = {
@@ -73,14 +72,14 @@ def published(grads: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], floa
     return {name: -eta / depth * x for name, x in steps.items()}, eta, summary
 
 
-update = jax.jit(contrib.agd(LAYOUTS).update)
+update = jax.jit(optim.agd(LAYOUTS).update)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
 def test_the_published_step(scale):
     grads = drawn(scale=scale)
     steps, eta, summary = published(grads)
-    state = contrib.agd(LAYOUTS).init(single(grads))
+    state = optim.agd(LAYOUTS).init(single(grads))
     updates, (measured, _) = update(single(grads), state)
     assert measured.eta == pytest.approx(eta, rel=1e-5)
     assert measured.summary == pytest.approx(summary, rel=1e-5)
@@ -90,7 +89,7 @@ def test_the_published_step(scale):
 
 def test_a_tiny_gradient_gives_a_tiny_step():
     """The formula as it is printed would lose it in the rounding of 1 + G."""
-    state = contrib.agd(LAYOUTS).init(single(drawn()))
+    state = optim.agd(LAYOUTS).init(single(drawn()))
     whole, _ = update(single(drawn()), state)
     for power in (-40, -100):
         grads = single(drawn())
@@ -103,7 +102,7 @@ def test_a_tiny_gradient_gives_a_tiny_step():
 
 def test_the_initialiser_makes_every_matrix_semi_orthogonal():
     templates = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in SHAPES.items()}
-    make = jax.jit(lambda key: contrib.init_semi_orthogonal(LAYOUTS, key, templates))
+    make = jax.jit(lambda key: optim.init_semi_orthogonal(LAYOUTS, key, templates))
     weights = make(jax.random.key(0))
     for name, weight in weights.items():
         x = BY_HAND[name](np.asarray(weight, np.float64))
@@ -198,7 +197,7 @@ def test_the_majorisation_under_its_assumptions(linear):
 
 def descend(weights, x, y, linear, steps):
     """Losses and gradient summaries of automatic gradient descent itself."""
-    tx = contrib.agd(Layout())
+    tx = optim.agd(Layout())
     move = jax.jit(tx.update)
     state = tx.init(single(weights))
     history = []
@@ -271,9 +270,9 @@ def test_works_with_optax_wrappers():
     for check in (*BASICS, *WRAPPERS):
         if check.__name__ not in COUPLED:
             check(whole)
-    gained = contrib.agd(Layout(), 0.5)
+    gained = optim.agd(Layout(), 0.5)
     check_injected(
-        optax.inject_hyperparams(contrib.agd)(layouts=Layout(), gain=0.5),
+        optax.inject_hyperparams(optim.agd)(layouts=Layout(), gain=0.5),
         whole._replace(tx=optax.GradientTransformationExtraArgs(gained.init, gained.update)),
     )
 
@@ -282,9 +281,9 @@ def test_parts_of_a_tree_have_their_own_depth():
     whole = case()
     layouts = {"a": Layout(), "b": Layout()}
     alone = {"a": whole.grads["a"]}
-    tx = contrib.agd({"a": Layout()})
+    tx = optim.agd({"a": Layout()})
     expected: Any = tx.update(alone, tx.init(alone))[0]
-    masked = optax.masked(contrib.agd(layouts), {"a": True, "b": False})
+    masked = optax.masked(optim.agd(layouts), {"a": True, "b": False})
     found: Any = masked.update(whole.grads, masked.init(whole.params), whole.params)[0]
     np.testing.assert_allclose(found["a"], expected["a"], rtol=1e-5)
     np.testing.assert_array_equal(found["b"], whole.grads["b"])
@@ -330,7 +329,7 @@ def test_zero_and_nan():
 )
 def test_refusals_name_the_path(layouts, params, error, message):
     params = {name: jnp.ones(shape) for name, shape in params.items()}
-    for act in (contrib.agd(layouts).init, lambda p: contrib.init_semi_orthogonal(layouts, KEY, p)):
+    for act in (optim.agd(layouts).init, lambda p: optim.init_semi_orthogonal(layouts, KEY, p)):
         with pytest.raises(error, match=message):
             act(params)
     tx: Any = scale_by_agd(layouts)
@@ -343,4 +342,4 @@ KEY = jax.random.key(0)
 
 def test_integers_are_refused():
     with pytest.raises(TypeError, match="'w' has dtype int32"):
-        contrib.agd(Layout()).init({"w": jnp.ones((2, 2), jnp.int32)})
+        optim.agd(Layout()).init({"w": jnp.ones((2, 2), jnp.int32)})

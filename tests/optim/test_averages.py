@@ -9,9 +9,9 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.contrib import hyperball, match_norms
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
+from manifoldmuon.optim import hyperball, match_norms
 
 SHAPES = {"a": (24, 16), "b": (24, 24), "c": (10, 24)}
 MATRIX = Hypersphere(ndim=2)

@@ -24,7 +24,10 @@ from manifoldmuon._internal.powers_of_two import (
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds import Hypersphere, LaidOut, Manifold
-from manifoldmuon.optim import Budgets, Geometry, chain, map_leaves, scale_by_budget
+from manifoldmuon.optim._budget import Budgets, scale_by_budget
+from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.optim._retract import chain
 
 Radius = Spec[float | ScaleRule | None]
 """A number, a rule for a shape, or None for the norm at the start: one, or one for each path."""
