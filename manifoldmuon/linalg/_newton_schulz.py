@@ -38,10 +38,19 @@ class MsignMethod(Value, abc.ABC):
 
     The matrices that a method is given are tall or square, not empty, in float32 or wider, and
     each has its largest magnitude between eps and 1/eps (of its dtype), or is zero, or is NaN
-    throughout: `msign` scales what it is given. A method answers with matrices of the same shape
-    and dtype; a zero matrix gives zero, a NaN matrix NaN, and matrices in a batch do not touch
-    each other. It must work under `jax.jit`, `jax.vmap` and `jax.lax.scan`; it need not be
-    differentiable.
+    throughout: `msign` scales what it is given. A method must work under `jax.jit`, `jax.vmap` and
+    `jax.lax.scan`; it need not be differentiable.
+
+    Laws, for `x = U S V^T` and `q = msign(x, method)` (checked by
+    `manifoldmuon.testing.check_msign`):
+
+    1. Shape and dtype are kept; arithmetic is done in float32 or wider.
+    2. `q == U V^T`: `q^T x` is symmetric and positive semi-definite and, up to the condition number
+       that the method resolves, q has orthonormal columns.
+    3. Without full rank the same holds on the span of the singular vectors, rows and columns of
+       zeros stay zero, and no singular value of a method that converges ends above 1.
+    4. `msign(c * x) == sign(c) * msign(x)`, also for c = 0. A NaN or an infinity makes its own
+       matrix NaN, and matrices in a batch do not touch each other.
 
     Examples:
       >>> isinstance(SVD(), MsignMethod)

@@ -36,9 +36,9 @@ class Manifold(Value, abc.ABC):
     Laws (checked by `manifoldmuon.testing.check_manifold`):
 
     1. Shapes and dtypes are kept; gaps, residuals and distances are one number for each point.
-    2. `project` is idempotent and lands on the set, on the nearest point; `distance` is zero there
-       and grows with the distance from it; `random_point` is on the set, by its key; `fast` is the
-       same set.
+    2. `project` is idempotent and lands on the set, on the nearest point (or is checked with
+       `nearest=False`); `distance` is zero there and grows with the distance from it;
+       `random_point` is on the set, by its key; `fast` is the same set.
     3. `project_tangent(p, .)` is linear (unless `has_boundary`), idempotent and orthogonal.
     4. `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
        and its gap is a true bound.

@@ -46,11 +46,20 @@ class Norm(Value, abc.ABC):
 
     Laws, for every gradient `g` and weight `w` (checked by `manifoldmuon.testing.check_norm`):
 
-    * `norm(dualize(g)) <= 1`, with equality unless `g` is zero;
-    * `<g, dualize(g)> == dual_norm(g)`, hence `<g, w> <= dual_norm(g) * norm(w)`;
-    * `dualize(0) == 0`, `dualize(c * g) == dualize(g)` for `c > 0`, and a NaN in `g` stays visible;
-    * `gap(g, dualize(g))` bounds the relative error of `dualize`, by products alone;
-    * dtype in = dtype out; arithmetic is done in float32 or wider.
+    1. Shapes are kept; norms, gaps, bounds and estimates are one number for each weight. Dtype in =
+       dtype out; arithmetic is done in float32 or wider, and gaps are returned so.
+    2. `norm` and `dual_norm` are norms, and `<g, w> <= dual_norm(g) * norm(w)`.
+    3. `<g, dualize(g)> == dual_norm(g)` and `norm(dualize(g)) == 1`, of several such directions the
+       shortest; `dualize(c * g) == dualize(g)` for `c > 0` and `-dualize(g)` for `c < 0`.
+    4. `gap(g, a)` bounds `1 - <g, a> / dual_norm(g)` from above, by products alone, for
+       `a = dualize(g)` and for what an inexact method makes of it: some singular values shorter.
+    5. Everything is zero for zero.
+    6. `norm(w) <= bound(w) <= 2 * norm(w)`; `estimate(w)` is at most `norm(w)` and, from its own
+       vectors, at least 0.8 of it.
+    7. `project(w)`, where it is defined, is the nearest weight of norm at most 1.
+    8. `fast()` is the same norm; its `dualize(g)` has norm at most 1, gains at least half of the
+       dual norm, and its gap is a bound, too.
+    9. A stack gives what a loop over it gives, and a NaN stays visible, in its copy.
 
     Attributes:
       scale: how large a weight of norm 1 is: a number or a rule; 1 for norms without this field.
@@ -90,7 +99,8 @@ class Norm(Value, abc.ABC):
 
         Args:
           grad: what `dualize` was given.
-          direction: what `dualize` returned, better before it was rounded to a short dtype.
+          direction: what `dualize` returned, better before it was rounded to a short dtype. It may
+            fall short (see the laws), but not lead elsewhere.
 
         Returns:
           Not negative, 0 for a zero gradient; float32 or wider; the leading axes' shape.

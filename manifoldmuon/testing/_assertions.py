@@ -78,7 +78,8 @@ def check_all(laws: Sequence[tuple[int, Callable[..., None]]], where: str, *args
         except AssertionError as error:
             broken.append(f"{number}. {error}")
         except Exception as error:  # of the implementation under test
-            broken.append(f"{number}. law broken: no error ({type(error).__name__}: {error})")
+            first, *_ = str(error).splitlines() or [""]
+            broken.append(f"{number}. law broken: no error ({type(error).__name__}: {first})")
     if broken:
         raise AssertionError("\n".join([*broken, f"The laws stand, numbered, in {where}."]))
 

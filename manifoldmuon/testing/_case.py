@@ -53,6 +53,7 @@ class Case:
     convex: bool
     returns: float | None
     optimum: Callable[[np.ndarray, np.ndarray], float] | None
+    nearest: bool
 
     def project(self, array: Values) -> np.ndarray:
         return self.ask(self.point, self.grad, array).projected

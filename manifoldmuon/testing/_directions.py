@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
+from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.testing._assertions import at_most, same_tree_of_shapes, wide
 from manifoldmuon.testing._case import Answers, Case, Values, jitted, largest
@@ -17,6 +21,11 @@ NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares of what is not no
 
 def check_steepest(case: Case) -> None:
     answers = _check_direction(case, case.point, case.grad, "", slack=0.0)
+    compete = jitted(functools.partial(_competitor, case.manifold))
+    edge = case.project(3 * case.other)
+    for point in (case.point, edge) if case.manifold.has_boundary else (case.point,):
+        found = case.ask(point, case.grad, case.vector)
+        _check_gap(case, point, case.grad, found, compete(point, case.grad))
     check_stays_near("direction", case, answers.direction)
     at_most("residual >= 0", 0, answers.residual)
     at_most("gap >= 0", 0, answers.gap)
@@ -86,7 +95,43 @@ def _check_direction(case: Case, point: Values, grad: Values, where: str, slack:
     return answers
 
 
-def _check_gap(case: Case, point: Values, grad: Values, answers: Answers | Steepest) -> None:
+def _competitor(manifold: Manifold, point: Array, grad: Array, steps: int = 30) -> Array:
+    """Return a feasible direction that gains almost as much as the steepest.
+
+    Subgradient steps, by Polyak's rule, towards the normal vector N with the smallest
+    `dual_norm(grad - N)`; the mean of the subgradients becomes tangent. Only the projection and the
+    norm of the manifold are used. Thirty steps come within 1 % of the optimum on most sets.
+    """
+    norm, axes = manifold.norm, tuple(range(-manifold.ndim, 0))
+
+    def gain(x, y):
+        return jnp.sum(x * y, axis=axes, keepdims=True)
+
+    def tangent(vector):
+        return -manifold.project_tangent(point, -vector)
+
+    def feasible(vector):
+        vector = tangent(vector)
+        return vector / jnp.expand_dims(jnp.maximum(norm.norm(vector), 1e-30), axes)
+
+    def step(_, carry):
+        normal, mean, best = carry
+        direction = norm.dualize(grad - normal)
+        missed = jnp.maximum(gain(grad - normal, direction) - gain(grad, best), 0)
+        outside = direction - tangent(direction)
+        length = missed / jnp.maximum(gain(outside, outside), 1e-30)
+        normal, mean = normal + length * direction, mean + length * direction
+        for other in (feasible(direction), feasible(mean)):
+            best = jnp.where(gain(grad, other) > gain(grad, best), other, best)
+        return normal - tangent(normal), mean, best
+
+    zero = jnp.zeros_like(grad)
+    return jax.lax.fori_loop(0, steps, step, (zero, zero, feasible(grad)))[2]
+
+
+def _check_gap(
+    case: Case, point: Values, grad: Values, answers: Answers | Steepest, *rivals: Values
+) -> None:
     """No feasible direction may beat the bound that the gap implies."""
     value, direction = case.inner(grad, answers.direction), answers.direction
     left = 1 - np.max(wide(answers.gap), initial=0)
@@ -101,6 +146,7 @@ def _check_gap(case: Case, point: Values, grad: Values, answers: Answers | Steep
         grad + case.vector,
         direction + 0.1 * case.vector,
         direction + 0.1 * grad,
+        *rivals,
     ):
         # At a boundary a descent step must not leave, hence the signs. What is tangent of a vector
         # may be rounding alone, which a second projection removes.

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from manifoldmuon.testing._assertions import wide
 from manifoldmuon.testing._meshes import check_inside_shard_map
 
 
@@ -25,6 +26,7 @@ def check_transformation(
     still: bool = True,
     needs_params: bool = True,
     wrappers: bool = True,
+    descends: bool | None = None,
 ) -> None:
     """Checks that a transformation works with everything Optax and JAX wrap around it.
 
@@ -44,6 +46,9 @@ def check_transformation(
       still: whether zero gradients must give zero updates.
       needs_params: whether `update` must refuse `params=None`.
       wrappers: whether to try the wrappers, too; most of the time goes into compiling them.
+      descends: whether `<update, gradient>` must be negative in the first step, as for an optimizer
+        with its learning rate (True), or positive, as for `scale_by_*`, which ascend (False), in
+        every leaf that moves. None: not checked.
 
     Raises:
       AssertionError: naming the check that failed.
@@ -67,6 +72,7 @@ def check_transformation(
         *BASICS,
         *([_scale] if scale_free else []),
         *([_still] if still else []),
+        *([_descends if descends else _ascends] if descends is not None else []),
         *([functools.partial(check_injected, injected), *WRAPPERS] if wrappers else []),
     ]
     for check in checks:
@@ -256,6 +262,19 @@ def _still(case: Case) -> None:
         updates, state = take_step(case, zeros, params)
         chex.assert_trees_all_equal(updates, zeros)
         assert_finite(state)
+
+
+def _ascends(case: Case, sign: int = 1) -> None:
+    updates, _ = case.first
+    gained = jax.tree.map(lambda u, g: float(np.vdot(wide(u), wide(g))), updates, case.grads)
+    assert any(jax.tree.leaves(gained)), "nothing moves"
+    for path, value in jax.tree.leaves_with_path(gained):
+        name = jax.tree_util.keystr(path)
+        assert sign * value >= 0, f"<update, gradient> is {value:.3g} at {name}"
+
+
+def _descends(case: Case) -> None:
+    _ascends(case, -1)
 
 
 def _shard_map(case: Case) -> None:

@@ -21,14 +21,16 @@ from manifoldmuon.linalg import (
 
 
 class MethodCase(NamedTuple):
-    """A method, how orthogonal its answers are in units of eps sqrt(n), and how many matrix
-    products one of its steps takes: the errors of the first step reach the answer multiplied by
-    the condition number, those of later steps by less, in a geometric series."""
+    """A method, how orthogonal its answers are in units of eps sqrt(n), up to which condition
+    number, and how many matrix products one of its steps takes: the errors of the first step reach
+    the answer multiplied by the condition number, those of later steps by less, in a geometric
+    series."""
 
     name: str
     method: MsignMethod
     orthogonality: float = 10.0
     products: int = 4
+    condition: float = 1e6
 
 
 SCHEDULE = DEFAULT_MSIGN.schedule  # type: ignore[attr-defined]
@@ -45,7 +47,7 @@ ACCURATE = [
 ]
 
 OTHERS = [
-    MethodCase("published polar express", NewtonSchulz(POLAR_EXPRESS)),
+    MethodCase("published polar express", NewtonSchulz(POLAR_EXPRESS), condition=1e3),
     MethodCase("quintic", NewtonSchulz(QUINTIC), math.inf),
     MethodCase("muon", NewtonSchulz(MUON, frobenius=True), math.inf),
     MethodCase("six steps", NewtonSchulz(MODULA_SIX_STEP), math.inf),

@@ -62,6 +62,17 @@ class SlightlyShort(Hypersphere):
         return answer._replace(direction=direction, gap=0 * answer.gap)
 
 
+class TangentGradient(Stiefel):
+    """The tangent part of the gradient, certified as steepest in the spectral norm."""
+
+    def steepest(self, point, grad, dual=()):
+        tangent = self.project_tangent(point, grad)
+        size, whole = (self.norm.norm(x)[..., None, None] for x in (tangent, grad))
+        noise = size <= 1e-5 * whole
+        direction = jnp.where(noise, 0, tangent / jnp.where(noise, 1, size))
+        return super().steepest(point, grad, dual)._replace(direction=direction)
+
+
 class DirectionAlone(Hypersphere):
     def steepest(self, point, grad, dual):
         return super().steepest(point, grad, dual).direction
@@ -199,6 +210,12 @@ def test_ball_that_hides_its_boundary_is_found():
         )
 
 
+def test_direction_that_is_not_steepest_is_found():
+    """Its gap is that of the steepest, about 4e-5 in place of 0.2."""
+    with pytest.raises(AssertionError, match=r"4\. law broken: the gap is a true bound"):
+        check_manifold(TangentGradient(), (10, 4), jax.random.key(0), thorough=False)
+
+
 @pytest.mark.slow
 def test_fast_variant_of_another_set_is_found():
     with pytest.raises(AssertionError, match=r"2\. law broken: fast\(\) keeps the set"):
@@ -281,3 +298,50 @@ def test_a_gap_is_checked_against_the_optimum_given():
 
     with pytest.raises(AssertionError, match="the gap is a true bound"):
         check_manifold(Hypersphere(), (5,), jax.random.key(0), thorough=False, optimum=optimum)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ellipsoid(Hypersphere):
+    """`sum b_i x_i^2 == 1`: data in a manifold, and a projection by scaling alone."""
+
+    squares: tuple[float, ...] = (1.0, 1.1, 1.2, 1.3, 1.4)
+
+    def length(self, point):
+        return jnp.linalg.norm(point * jnp.sqrt(jnp.array(self.squares)), axis=-1, keepdims=True)
+
+    def project(self, point):
+        unit = jnp.sqrt(jnp.array(self.squares)) * 5**0.5
+        length = self.length(point)
+        scaled = jnp.where(length == 0, 1 / unit, point / jnp.where(length == 0, 1, length))
+        return scaled.astype(point.dtype)
+
+    def project_tangent(self, point, vector):
+        normal = jnp.array(self.squares) * point
+        return super().project_tangent(self._unit(normal), vector).astype(vector.dtype)
+
+    def steepest(self, point, grad, dual=()):
+        normal = self._unit(jnp.array(self.squares) * point)
+        found = super().steepest(normal.astype(point.dtype), grad, dual)
+        rest = jnp.all(point == 0, axis=-1, keepdims=True)
+        return found._replace(direction=jnp.where(rest, 0, found.direction).astype(grad.dtype))
+
+    def retract(self, point, vector):
+        rest = jnp.all(vector == 0, axis=-1, keepdims=True)
+        return jnp.where(rest, point, self.project(point + vector))
+
+    def random_point(self, key, shape, dtype):
+        return self.project(jax.random.normal(key, shape, dtype))
+
+    def distance(self, point):
+        return jnp.abs(self.length(point)[..., 0] - 1).astype(jnp.float32)
+
+    def _unit(self, normal):
+        length = jnp.linalg.norm(normal, axis=-1, keepdims=True)
+        return normal / jnp.where(length == 0, 1, length)
+
+
+def test_projection_that_is_not_nearest_is_declared():
+    key = jax.random.key(0)
+    check_manifold(Ellipsoid(), (5,), key, thorough=False, returns=None, nearest=False)
+    with pytest.raises(AssertionError, match=r"2\. law broken: x - project\(x\) is normal"):
+        check_manifold(Ellipsoid(), (5,), key, thorough=False, returns=None)

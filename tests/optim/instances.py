@@ -41,6 +41,12 @@ class Instance:
         takes_geometry = self.make_tx is not optim.scale_by_budget
         return self.arguments | ({"geometry": self.geometry} if takes_geometry else {})
 
+    @property
+    def descends(self) -> bool | None:
+        """Optimizers have a learning rate, parts of them ascend."""
+        rate = self.arguments.get("learning_rate")
+        return None if rate == 0 else rate is not None
+
     def params(self) -> Any:
         """A random point."""
         shapes = abstract(self.shapes)

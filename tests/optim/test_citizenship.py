@@ -19,4 +19,5 @@ def test_works_with_optax_wrappers(name):
         still=instance.still,
         needs_params=instance.needs_params,
         wrappers=instance.wrappers,
+        descends=instance.descends,
     )
