@@ -175,8 +175,8 @@ def res_cnn(
 ) -> Module:
     """Return the residual convolutional network of the modular norm, for images, channels last.
 
-    As `res_mlp` (appendix B.5 there), with convolutions; then average pooling, flattening and a linear head.
-    Means and root mean squares are taken over the channels of each pixel.
+    As `res_mlp` (appendix B.5 there), with convolutions; then average pooling, flattening and a
+    linear head. Means and root mean squares are taken over the channels of each pixel.
 
     Args:
       outputs: entries of the output.

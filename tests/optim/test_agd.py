@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from manifoldmuon import optim
 from manifoldmuon.manifolds import Layout
 from manifoldmuon.optim._agd import scale_by_agd
 from manifoldmuon.testing._transformations import BASICS, WRAPPERS, Case, check_injected, make_case
