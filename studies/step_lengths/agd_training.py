@@ -73,7 +73,7 @@ def methods(settings: AGDSettings) -> dict[str, optax.GradientTransformation]:
     adams: dict[str, optax.GradientTransformation] = {
         f"adam {rate:g}": optax.adam(rate) for rate in settings.learning_rates
     }
-    return {"agd": optim.agd(LAYOUT, settings.gain)} | adams
+    return {"agd": mm.optim.agd(LAYOUT, settings.gain)} | adams
 
 
 def scale_images(data: FlatImages) -> FlatImages:
@@ -116,7 +116,7 @@ def train(
     shapes = shapes_of(data.widths((settings.width,) * (depth - 1)))
     templates = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     key = jax.random.key(settings.seed)
-    weights = optim.init_semi_orthogonal(LAYOUT, key, templates)
+    weights = mm.optim.init_semi_orthogonal(LAYOUT, key, templates)
     arrays = tuple(jnp.asarray(part) for part in data[:4])
     epoch, evaluate = jax.jit(_epoch(tx)), jax.jit(_evaluate)
     steps = settings.steps_per_epoch(len(data.train_y))
