@@ -443,7 +443,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parse(parser, argv)
     worst: dict[str, dict[str, float]] = {}
-    counts = dict.fromkeys(("directions", "runs", "sequences", "networks"), 0)
+    counts = dict.fromkeys(("directions", "runs", "sequences", "networks", "descents"), 0)
     profile = settings(
         max_examples=options.examples,
         deadline=None,
