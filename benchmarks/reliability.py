@@ -21,6 +21,7 @@ from tqdm import tqdm
 from benchmarks._bounds import attack_network, drifted
 from benchmarks._command import command
 from benchmarks._sets import clear_of_edges, most, normal_at, size, unit_of
+from benchmarks.minima import MISS, REACH, check_minimum, excesses
 from manifoldmuon import optim
 from manifoldmuon.bounds import matrix_bounds
 from manifoldmuon.contrib import Isospectral
@@ -442,7 +443,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parse(parser, argv)
     worst: dict[str, dict[str, float]] = {}
-    counts = dict.fromkeys(("directions", "runs", "sequences", "networks"), 0)
+    counts = dict.fromkeys(("directions", "runs", "sequences", "networks", "descents"), 0)
     profile = settings(
         max_examples=options.examples,
         deadline=None,
@@ -483,6 +484,11 @@ def main(argv: list[str] | None = None) -> None:
         draw_all(switching, st.just(name), strategies.sequences())
     counts["networks"] = options.examples
     worst |= check_bounds(range(options.seed, options.seed + options.examples))
+    for name in tqdm(REACH, unit="descent"):
+        worst[f"minima, {name}"] = check_minimum(name, seed=options.seed)
+        jax.clear_caches()
+    counts["descents"] = len(REACH)
+    missed = {name: excesses(descent, seed=options.seed) for name, descent in MISS.items()}
     for name, table in sorted(worst.items()):
         print(f"{name:45}", *(f"{figure:9.1e}" for figure in table.values()))
     record = {
@@ -495,6 +501,7 @@ def main(argv: list[str] | None = None) -> None:
         "seed": options.seed,
         "cases": counts,
         "worst": dict(sorted(worst.items())),
+        "stop_above_the_minimum": missed,
     }
     save(options, record)
     print("written:", options.out)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import reliability
+from benchmarks import minima, reliability
 from benchmarks._sets import most, normal_at
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -187,3 +187,39 @@ def test_a_gap_that_is_nan_is_found(monkeypatch):
     monkeypatch.setattr(reliability, "ask", lost)
     with pytest.raises(AssertionError, match="gap under the true one: nan"):
         reliability.check(Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0))
+
+
+@pytest.mark.slow_except(
+    "SpectralBall, Frobenius steps, manifold_muon",
+    "SpectralBall, Spectral steps, solver=None",
+    "SpectralBand, Spectral steps, solver=None, projected gradients",
+    "SpectralBand, riemannian_sgd",
+)
+@pytest.mark.parametrize("name", minima.REACH)
+def test_descent_reaches_known_minimum(name):
+    minima.check_minimum(name)
+
+
+@pytest.mark.slow_except(
+    "SpectralBall, MaxAbs steps, solver=None", "SpectralBand, Spectral steps, solver=None"
+)
+@pytest.mark.parametrize("name", minima.MISS)
+def test_documented_descents_stop_above_minimum(name):
+    """The docstrings of `solver`, `SoftCap` and `normalize` say so: a mend has to change them."""
+    found = minima.excesses(minima.MISS[name])
+    assert max(found.values()) > 0.03
+    assert found["nearest, inside"] < 1e-4
+
+
+def test_minimizers_are_stationary():
+    """The gradient is normal there, and no random point of the set has a lower cost."""
+    for manifold in minima.SETS.values():
+        rng = np.random.default_rng(1)
+        names, data = minima.costs(manifold.low, rng)
+        best = minima.minimizers(manifold.low, manifold.high, data)
+        for w, g in zip(best, minima.gradient(best, data), strict=True):
+            assert np.linalg.norm(g - normal_at(manifold, w)(g)) <= 1e-6
+        others = rng.standard_normal((100, 1, *best.shape[1:]))
+        others = minima.clipped(2 * others, manifold.low, manifold.high)
+        least = minima.loss(np, best, data)
+        assert np.all(minima.loss(np, np.repeat(others, len(names), 1), data) >= least)

@@ -179,12 +179,16 @@ class SpectralBall(_WithBoundary):
       scale: the largest singular value, a positive number or a rule such as `FanRatio()`.
       solver: finds the multiplier; None leaves the boundary to the retraction alone. Then
         directions are those of flat space, which is projected steepest descent: cheaper, and
-        neither tangent nor steepest at the boundary.
+        neither tangent nor steepest at the boundary. It reaches minima in the Frobenius norm, and
+        in a ball in the spectral norm. In other norms, and in a band, it may stop far from them;
+        `manifold_muon(..., clip=project_tangent(geometry))` mends that.
       retraction: how a step returns to the set.
       step_norm: the norm of steps, any norm of matrices, taken as it is; None: the spectral norm
-        relative to the scale.
+        relative to the scale. In norms that depend on the basis (`MaxAbs`, `MaxRowNorm`) descent
+        may stop short of a minimum until learning rates fall below `active_tolerance`.
       active_tolerance: how close a singular value is to the boundary that counts as touching,
-        relative to the scale.
+        relative to the scale. It then moves no closer: up to this times the nuclear norm of the
+        gradient is lost at a minimum on the boundary.
 
     Examples:
       >>> float(SpectralBall().distance(jnp.diag(jnp.array([1.0, 0.5]))))
@@ -224,7 +228,8 @@ class SpectralBand(_WithBoundary):
       low: the smallest singular value, relative to the scale; positive.
       high: the largest one, by more than `4 * active_tolerance` above `low`.
       scale: see `SpectralBall`.
-      solver: see `SpectralBall`.
+      solver: see `SpectralBall`. With None and spectral steps descent may stop away from a minimum
+        at which singular values touch both edges.
       retraction: how a step returns to the set: `Clip`, of any method.
       step_norm: see `SpectralBall`.
       active_tolerance: see `SpectralBall`.

@@ -63,7 +63,9 @@ def normalize(
     switching gradients over hundreds of steps; see "Transformations" in the documentation.
 
     On a constrained manifold the tangent part of the base update is taken first, and is zero where
-    that part is rounding.
+    that part is rounding. A base that works entry by entry needs projected gradients to reach a
+    minimum, `optax.chain(project_tangent(geometry), optax.scale_by_adam())`: Adam's update of the
+    whole gradient may be normal to the manifold where the gradient is not.
 
     Args:
       base: what makes the updates. It must ascend, as `optax.scale_by_adam()`, `optax.trace(0.9)`

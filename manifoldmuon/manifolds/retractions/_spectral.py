@@ -107,8 +107,9 @@ class SoftCap(Retraction):
     two tall ones, and some steps of Lanczos' method for e. Derivatives pass in either mode.
 
     What lies inside sinks as well, by about `e x^5` in each step: a weight decay that large
-    singular values feel and small ones do not, so that weights stop short of the edge unless every
-    gradient pushes outwards. `Clip` leaves them alone.
+    singular values feel and small ones do not. Weights stop short of the edge, and of a minimum
+    there, at any learning rate; spectral steps do not, where every gradient pushes outwards.
+    `Clip` leaves them alone.
 
     Examples:
       >>> moved = SoftCap().retract(jnp.eye(3), 0.1 * jnp.eye(3))

@@ -1,0 +1,219 @@
+"""Descent in balls and bands to known minima; a part of `python -m benchmarks reliability`.
+
+Random starts, inside and on the boundary, descend with a decaying rate. The excess is the loss
+above the minimum over the nuclear norm of the gradient there (if that is above 1): about a
+distance in singular values.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manifoldmuon import optim
+from manifoldmuon.manifolds import SpectralBall, SpectralBand
+from manifoldmuon.manifolds.retractions import SoftCap
+from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm
+
+SHAPE = (6, 4)
+LAST = 2.5e-4  # the last learning rate
+SETS: dict[str, Any] = {"SpectralBall": SpectralBall(), "SpectralBand": SpectralBand(0.5, 2.0)}
+INVARIANT = {"Spectral": None, "Frobenius": Frobenius()}
+NORMS = INVARIANT | {"MaxAbs": MaxAbs(), "MaxRowNorm": MaxRowNorm(threshold=0.0)}
+
+
+class Descent(NamedTuple):
+    """A set, an optimizer and its first learning rate."""
+
+    manifold: Any
+    first: float
+    make: Callable[[Any, Any], Any]
+
+
+def projected(geometry: Any, rate: Any) -> Any:
+    """Return `manifold_muon` with projected gradients."""
+    return optim.manifold_muon(rate, geometry, clip=optim.project_tangent(geometry))
+
+
+def normalized(geometry: Any, rate: Any, *base: Any) -> Any:
+    """Return a chain with `normalize`."""
+    update = optim.normalize(optax.chain(*base), geometry)
+    return optim.chain(update, optax.scale_by_learning_rate(rate), optim.retract(geometry))
+
+
+def _descents() -> tuple[dict[str, Descent], dict[str, Descent]]:
+    """Return descents that reach minima, and those that stop elsewhere."""
+    reach, miss = {}, {}
+    for name, manifold in SETS.items():
+        # Where steps do not follow singular vectors, rates have to fall below the tolerance.
+        wide = dataclasses.replace(manifold, active_tolerance=1e-2)
+        for norm, step_norm in NORMS.items():
+            which = manifold if norm in INVARIANT else wide
+            full = dataclasses.replace(which, step_norm=step_norm)
+            flat = dataclasses.replace(full, solver=None)
+            steps, first = f"{name}, {norm} steps", 0.3 if norm == "Frobenius" else 0.1
+            reach |= {
+                f"{steps}, manifold_muon": Descent(
+                    full, first, lambda g, rate: optim.manifold_muon(rate, g)
+                ),
+                f"{steps}, solver=None, projected gradients": Descent(flat, first, projected),
+                f"{steps}, normalize": Descent(
+                    full, first, lambda g, rate: normalized(g, rate, optax.identity())
+                ),
+                f"{steps}, normalize, Adam of projected gradients": Descent(
+                    dataclasses.replace(wide, step_norm=step_norm),
+                    first,
+                    lambda g, r: normalized(g, r, optim.project_tangent(g), optax.scale_by_adam()),
+                ),
+            }
+            safe = norm == "Frobenius" or (name == "SpectralBall" and norm == "Spectral")
+            (reach if safe else miss)[f"{steps}, solver=None"] = Descent(
+                # Lengths include the normal part, so that tangent steps are short.
+                flat,
+                1.0 if norm == "Frobenius" else 0.1,
+                lambda g, rate: optim.manifold_muon(rate, g, None),
+            )
+        reach |= {
+            f"{name}, riemannian_sgd": Descent(
+                manifold, 0.5, lambda g, rate: optim.riemannian_sgd(rate, g)
+            ),
+            f"{name}, riemannian_sgd, momentum": Descent(
+                manifold, 0.1, lambda g, rate: optim.riemannian_sgd(rate, g, 0.9)
+            ),
+            f"{name}, riemannian_adam": Descent(
+                wide, 0.1, lambda g, rate: optim.riemannian_adam(rate, g)
+            ),
+        }
+        miss[f"{name}, normalize, Adam of gradients"] = Descent(
+            manifold, 0.1, lambda g, rate: normalized(g, rate, optax.scale_by_adam())
+        )
+    capped = SpectralBall(retraction=SoftCap(), solver=None)
+    reach["SpectralBall, SoftCap, Spectral steps, solver=None"] = Descent(
+        capped, 0.1, lambda g, rate: optim.manifold_muon(rate, g, None)
+    )
+    miss["SpectralBall, SoftCap, riemannian_sgd"] = Descent(
+        capped, 0.3, lambda g, rate: optim.riemannian_sgd(rate, g)
+    )
+    return reach, miss
+
+
+REACH, MISS = _descents()
+
+
+def loss(xp: Any, w: Any, d: dict[str, Any]) -> Any:
+    """Return `||M (W - A)||^2 / 2 + <C, W> + ||W X - Y||^2 / 2`, M entry by entry."""
+    squares, errors = (d["M"] * (w - d["A"])) ** 2, (w @ d["X"] - d["Y"]) ** 2
+    return xp.sum(squares / 2 + d["C"] * w, (-2, -1)) + xp.sum(errors / 2, (-2, -1))
+
+
+def gradient(w: Any, d: dict[str, Any]) -> Any:
+    """Return the gradient of `loss`."""
+    errors = w @ d["X"] - d["Y"]
+    return d["M"] ** 2 * (w - d["A"]) + d["C"] + errors @ np.swapaxes(d["X"], -1, -2)
+
+
+def clipped(x: np.ndarray, low: float, high: float) -> np.ndarray:
+    """Return the nearest matrices with singular values between two edges."""
+    u, s, vt = np.linalg.svd(x, full_matrices=False)
+    return (u * np.clip(s, low, high)[..., None, :]) @ vt
+
+
+def costs(low: float, rng: np.random.Generator) -> tuple[list[str], dict[str, np.ndarray]]:
+    """Draw costs with minima inside, on faces and at vertices, stacked."""
+
+    def matrix(*values: float) -> np.ndarray:
+        m, n = SHAPE
+        left = np.linalg.qr(rng.standard_normal((m, n)))[0]
+        return (left * values) @ np.linalg.qr(rng.standard_normal((n, n)))[0]
+
+    none = {key: np.zeros(SHAPE) for key in "MAC"} | {"X": np.zeros((4, 9)), "Y": np.zeros((6, 9))}
+    inside = (1.8, 1.2, 0.9, 0.7) if low else (0.8, 0.6, 0.4, 0.2)
+    face, vertex = (3.0, 1.5, 0.8, 0.1), (5.0, 4.0, *((0.2, 0.1) if low else (3.0, 2.5)))
+    minima = {"inside": inside, "face": face, "vertex": vertex}
+    found = {f"nearest, {k}": {"M": np.ones(SHAPE), "A": matrix(*v)} for k, v in minima.items()}
+    found["linear, vertex"] = {"C": matrix(2.0, 1.0, 0.6, 0.3)}
+    if not low:  # convex
+        found |= {
+            f"weighted, {k}": {"M": rng.uniform(0.5, 1.5, SHAPE), "A": matrix(*v)}
+            for k, v in minima.items()
+        }
+        x = np.linalg.qr(rng.standard_normal((9, 4)))[0].T * rng.uniform(0.7, 1.3, (4, 1))
+        y = matrix(*face) @ x + 0.1 * rng.standard_normal((6, 9))
+        found |= {"regression, face": {"X": x, "Y": y}, "linear, face": {"C": matrix(2, 1, 0, 0)}}
+    return list(found), {k: np.stack([(none | cost)[k] for cost in found.values()]) for k in none}
+
+
+def minimizers(low: float, high: float, d: dict[str, np.ndarray]) -> np.ndarray:
+    """Return minima, by projected gradients, or in closed form in a band, which is not convex."""
+    if low:
+        u, _, vt = np.linalg.svd(d["C"], full_matrices=False)
+        linear = (d["C"] != 0).any((-2, -1), keepdims=True)
+        return np.where(linear, -high * u @ vt, clipped(d["A"], low, high))
+    w = np.zeros_like(d["A"])
+    for _ in range(2000):
+        w = clipped(w - gradient(w, d) / 2.5, 0, high)
+    return w
+
+
+@functools.cache
+def _problems(low: float, high: float, seed: int, starts: int) -> tuple[Any, ...]:
+    rng = np.random.default_rng(seed)
+    names, data = costs(low, rng)
+    best = minimizers(low, high, data)
+    sizes = np.linalg.svd(gradient(best, data), compute_uv=False).sum(-1)
+    drawn = rng.standard_normal((len(names) * starts, *SHAPE))
+    drawn[::2] *= 0.3 * high  # the others touch the boundary
+    repeated = {key: np.repeat(x, starts, 0) for key, x in data.items()}
+    start = clipped(drawn, low, high).astype(np.float32)
+    return names, repeated, loss(np, best, data), np.maximum(sizes, 1), start
+
+
+def excesses(
+    descent: Descent, last: float = LAST, steps: int = 600, seed: int = 0, starts: int = 2
+) -> dict[str, float]:
+    """Return the largest excess of each cost over some starts.
+
+    Args:
+      descent: with a ball or band of scale 1.
+      last: the last learning rate, after exponential decay.
+      steps: how many.
+      seed: of costs and starts.
+      starts: for each cost.
+    """
+    manifold, first, make = descent
+    names, data, least, sizes, start = _problems(manifold.low, manifold.high, seed, starts)
+    tx = make(manifold, optax.exponential_decay(first, steps, last / first))
+    single = {key: jnp.asarray(x, jnp.float32) for key, x in data.items()}
+
+    @jax.jit
+    def run(w):
+        def step(carry, _):
+            w, state = carry
+            updates, state = tx.update(gradient(w, single), state, w)
+            return (optax.apply_updates(w, updates), state), None
+
+        return jax.lax.scan(step, (w, tx.init(w)), length=steps)[0][0]
+
+    found = loss(np, np.asarray(run(jnp.asarray(start)), np.float64), data)
+    excess = (found.reshape(len(names), starts) - least[:, None]).max(1) / sizes
+    return dict(zip(names, map(float, excess), strict=True))
+
+
+def check_minimum(name: str, **options: Any) -> dict[str, float]:
+    """Return the excesses of one of `REACH`; for options see `excesses`.
+
+    Singular values swing by the rate, and stop short of the boundary by the tolerance.
+
+    Raises:
+      AssertionError: an excess is more than twice their sum.
+    """
+    found = excesses(REACH[name], **options)
+    most = 2 * (options.get("last", LAST) + REACH[name].manifold.active_tolerance)
+    for cost, excess in found.items():
+        assert excess <= most, f"{cost}: excess {excess:.2g} > {most:.2g} with {name}"
+    return found
