@@ -1,7 +1,6 @@
 """New, rarely needed or unproved parts: held to the same tests, and free to change or go."""
 
 from manifoldmuon.contrib._agd import agd, init_semi_orthogonal
-from manifoldmuon.contrib._attention import AttendValues, CausalMask, QueryKey, Softmax
 from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
 from manifoldmuon.contrib._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.contrib._isospectral import Isospectral
@@ -21,11 +20,7 @@ from manifoldmuon.contrib._rotations import Rotations
 from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
 
 __all__ = [
-    "AttendValues",
-    "CausalMask",
     "ComplexStiefel",
-    "QueryKey",
-    "Softmax",
     "Householder",
     "LocallyConnected",
     "NormPool",

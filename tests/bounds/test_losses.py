@@ -24,8 +24,6 @@ from manifoldmuon.bounds import (
     bound,
 )
 from manifoldmuon.contrib import (
-    QueryKey,
-    Softmax,
     cross_entropy_smoothness,
     square_error_smoothness,
 )
@@ -81,9 +79,7 @@ def test_the_sharpness_of_a_gpt_is_not_exceeded():
 
 HEADS = NormBound(1.5, measure=RMS(2), features=3)
 BENDS = {
-    "Softmax": (Softmax(2.0), NormBound(1.0, measure=LInf()), (3, 4), 0.5),
     "RMSDivide": (RMSDivide(), NormBound(0.5, 0.5), (3, 4), 0.5),
-    "QueryKey": (QueryKey(), (NormBound(2.0), NormBound(1.0)), ((3, 4), (3, 4)), 0.9),
     "attention": (FunctionalAttention(False), (NormBound(1.5),) * 3, ((3, 4),) * 3, 0.2),
     "attention of heads": (FunctionalAttention(False), (HEADS,) * 3, ((2, 3, 3),) * 3, 0.05),
 }
