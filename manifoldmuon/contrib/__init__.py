@@ -17,7 +17,6 @@ from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._quantized import quantized
 from manifoldmuon.contrib._res_cnn import res_cnn
 from manifoldmuon.contrib._rotations import Rotations
-from manifoldmuon.contrib._smoothness import cross_entropy_smoothness, square_error_smoothness
 
 __all__ = [
     "ComplexStiefel",
@@ -33,7 +32,6 @@ __all__ = [
     "Isospectral",
     "Rotations",
     "agd",
-    "cross_entropy_smoothness",
     "hyperball",
     "keep_norms",
     "match_norms",
@@ -42,6 +40,5 @@ __all__ = [
     "quantized",
     "res_cnn",
     "scale_by_neuron_rms",
-    "square_error_smoothness",
     "with_qk_clip",
 ]
