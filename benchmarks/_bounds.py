@@ -280,16 +280,9 @@ class Attack:
         def first(w, x, dw, dx):
             return norm(self.outputs, jax.jvp(apply, (w, x), (dw, dx))[1])
 
-        def second(w, x, a, b):
-            def once(w, x):
-                return jax.jvp(apply, (w, x), a)[1]
-
-            return norm(self.outputs, jax.jvp(once, (w, x), b)[1])
-
         self.largest = 0.0  # of the outputs seen
         self.output = jax.jit(lambda w, x: norm(self.outputs, apply(w, x)))
         self.first = jax.jit(jax.value_and_grad(first, argnums=(0, 1, 2, 3)))
-        self.second = jax.jit(jax.value_and_grad(second, argnums=(2, 3)))
 
     def random(self, seed: int) -> tuple[Any, Any, Any, Any]:
         rng = np.random.default_rng(seed)
@@ -357,31 +350,6 @@ class Attack:
                     moved = jax.tree.map(lambda a, b, r=rate: np.asarray(a) + r * b, w, way)
                     w = self.on_manifolds(moved)
         return worst
-
-    def climb_twice(self, seeds: int, *, first: str, second: str, params: Any = None) -> float:
-        """The largest second derivative found; `first` and `second` say what moves: w or x."""
-        worst = 0.0
-        for seed in range(seeds):
-            w, x, aw, ax = self.random(seed)
-            _, _, bw, bx = self.random(seed + 100)
-            w = w if params is None else params
-            a, b = (aw, ax), (bw, bx)
-            for _ in range(STEPS):
-                a, b = (self._only(which, d) for which, d in ((first, a), (second, b)))
-                value, (ga, gb) = self.second(*map(to_jax, (w, x, a, b)))
-                worst = float(np.maximum(worst, value))  # a NaN stays
-                a, b = (self._steepest(g) for g in (ga, gb))
-        return worst
-
-    def _only(self, which: str, direction: Any) -> Any:
-        dw, dx = direction
-        if which == "w":
-            return dw, np.zeros_like(dx)
-        return jax.tree.map(np.zeros_like, dw), dx
-
-    def _steepest(self, g: Any) -> Any:
-        gw, gx = g
-        return self.step(gw), gx if self.whole else toward(self.inputs, gx)
 
 
 def tokens(seed: int, net: Module, *shape: int) -> jax.Array:

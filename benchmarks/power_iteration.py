@@ -16,9 +16,9 @@ import numpy as np
 import optax
 
 from benchmarks._command import command
+from benchmarks._gradients import GRADIENT_FAMILIES, gradient_sequence
 from manifoldmuon.linalg import power_iteration, spectral_norm
 from manifoldmuon.norms import PowerIterations
-from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 from studies.datasets import load_digits
 from studies.program import parse
 from studies.records import environment, write_record

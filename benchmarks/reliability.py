@@ -18,9 +18,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
+from benchmarks import _strategies as strategies
 from benchmarks._bounds import attack_network, drifted
 from benchmarks._command import command
+from benchmarks._gradients import gradient_sequence
 from benchmarks._sets import clear_of_edges, most, normal_at, size, unit_of
+from benchmarks._strategies import Case
 from benchmarks.minima import MISS, REACH, check_minimum, excesses
 from manifoldmuon import optim
 from manifoldmuon.bounds import matrix_bounds
@@ -42,8 +45,6 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar, Resolvents
 from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, Spectral
-from manifoldmuon.testing import gradient_sequence, strategies
-from manifoldmuon.testing.strategies import Case
 from studies.program import parse, save
 
 MATRICES = {

@@ -50,7 +50,6 @@ EXTRAS = {
     "checkpoints": {"orbax"},
     "frameworks": {"equinox", "flax", "haiku"},  # each in its own module
     "lab": {"matplotlib"},  # of `_pictures`, for its annotations alone
-    "testing": {"hypothesis"},  # of `strategies` alone
 }
 
 

@@ -10,7 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from benchmarks import minima, reliability
+from benchmarks._gradients import GRADIENT_FAMILIES
 from benchmarks._sets import most, normal_at
+from benchmarks._strategies import Case, gradient_scales
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Hypersphere,
@@ -20,8 +22,6 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.solvers import DouglasRachford
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import GRADIENT_FAMILIES
-from manifoldmuon.testing.strategies import Case, gradient_scales
 
 NETWORKS = (1, 10, 14)  # of `random_network`: drawn once, and among the faster ones
 few = settings(

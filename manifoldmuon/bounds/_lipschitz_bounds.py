@@ -17,7 +17,7 @@ Sizes = Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LipschitzBounds:
-    """Bounds on a module's output and on its derivatives, for inputs of given sizes.
+    """Bounds on a module's output and on its derivative, for inputs of given sizes.
 
     The arrays that come in are numbered by i, those that go out by o, in the order in which their
     tuples are written. Perturbations are measured as their arrays are, and those of the weights
@@ -27,9 +27,6 @@ class LipschitzBounds:
       outputs: bounds on the output: a `NormBound` or a tuple of them.
       slopes: `(o, i)`, how much output o moves per movement of input i.
       weights: `(o,)`, how much it moves per movement of the weights.
-      alpha: `(o,)`, its second derivative in the weights.
-      beta: `(o, i)`, in the weights and an input.
-      gamma: `(o, i, i)`, in two inputs.
       reasons: why something is infinite.
       parts: the bounds of the module's parts.
 
@@ -42,9 +39,6 @@ class LipschitzBounds:
     outputs: Sizes
     slopes: np.ndarray
     weights: np.ndarray
-    alpha: np.ndarray
-    beta: np.ndarray
-    gamma: np.ndarray
     reasons: tuple[str, ...] = ()
     parts: tuple[Any, ...] = ()
 
@@ -55,9 +49,6 @@ class LipschitzBounds:
         slopes: float | Sequence[float],
         *,
         weights: float = 0.0,
-        alpha: float = 0.0,
-        beta: float = 0.0,
-        gamma: Any = 0.0,
         reasons: tuple[str, ...] = (),
     ) -> "LipschitzBounds":
         """Return the bounds of a module with one output array.
@@ -66,30 +57,16 @@ class LipschitzBounds:
           outputs: of the output.
           slopes: one for each input array; a number where there is one.
           weights: per movement of the weights.
-          alpha: the second derivative in the weights.
-          beta: that in weights and input.
-          gamma: that in two inputs; broadcast to `(i, i)`.
           reasons: why something is infinite.
         """
         row = np.atleast_1d(np.asarray(slopes, float))
-        count = len(row)
-        return cls(
-            outputs,
-            row[None],
-            np.array([weights], float),
-            np.array([alpha], float),
-            np.full((1, count), beta, float),
-            np.broadcast_to(np.asarray(gamma, float), (1, count, count)).copy(),
-            reasons,
-        )
+        return cls(outputs, row[None], np.array([weights], float), reasons)
 
     @classmethod
     def identity(cls, x: Sizes) -> "LipschitzBounds":
         """Return the bounds of what changes nothing."""
         count = len(jax.tree.leaves(x))
-        zero = np.zeros(count)
-        square, cube = np.zeros((count, count)), np.zeros((count, count, count))
-        return cls(x, np.eye(count), zero, zero, square, cube)
+        return cls(x, np.eye(count), np.zeros(count))
 
     @classmethod
     def convert_norm(cls, x: Sizes, *measures: Measure) -> "LipschitzBounds":
@@ -131,19 +108,10 @@ class LipschitzBounds:
 
     def then(self, after: "LipschitzBounds") -> "LipschitzBounds":
         """Return the bounds of the composition."""
-        s1, w1, s2, b2, g2 = self.slopes, self.weights, after.slopes, after.beta, after.gamma
         return LipschitzBounds(
             after.outputs,
-            total("oj,ji->oi", s2, s1),
-            total("oj,j->o", s2, w1) + after.weights,
-            total("oj,j->o", s2, self.alpha)
-            + after.alpha
-            + 2 * total("oj,j->o", b2, w1)
-            + total("ojk,j,k->o", g2, w1, w1),
-            total("oj,ji->oi", s2, self.beta)
-            + total("oj,ji->oi", b2, s1)
-            + total("ojk,j,ki->oi", g2, w1, s1),
-            total("oj,jil->oil", s2, self.gamma) + total("ojk,ji,kl->oil", g2, s1, s1),
+            product(after.slopes, self.slopes),
+            product(after.slopes, self.weights) + after.weights,
             (*self.reasons, *after.reasons),
         )
 
@@ -152,20 +120,21 @@ class LipschitzBounds:
         return self.then(LipschitzBounds.of(outputs, slopes, **others))
 
 
-def total(path: str, *arrays: np.ndarray) -> np.ndarray:
-    """`np.einsum` of non-negative arrays: 0 times infinity is 0, and nothing else is."""
-    finite = [np.where(np.isfinite(array), array, 0.0) for array in arrays]
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """`a @ b` of non-negative arrays: 0 times infinity is 0, and nothing else is."""
+    finite = [np.where(np.isfinite(array), array, 0.0) for array in (a, b)]
     # How many products are not zero, and how many of these have no infinite factor.
-    positive, bounded = (np.einsum(path, *(1.0 * (a > 0) for a in x)) for x in (arrays, finite))
-    found = np.where(positive > 0, np.maximum(np.einsum(path, *finite), LEAST), 0.0)
+    positive, bounded = (1.0 * (x > 0) @ (1.0 * (y > 0)) for x, y in ((a, b), finite))
+    with np.errstate(over="ignore"):  # what overflows is infinite
+        found = np.where(positive > 0, np.maximum(finite[0] @ finite[1], LEAST), 0.0)
     return np.where(positive > bounded, np.inf, found)
 
 
 def side_by_side(parts: Sequence[LipschitzBounds]) -> LipschitzBounds:
     """Return the bounds of modules that read the same input."""
-    names = ("slopes", "weights", "alpha", "beta", "gamma")
     return LipschitzBounds(
         tuple(part.outputs for part in parts),
-        *(np.concatenate([getattr(part, name) for part in parts]) for name in names),
-        reasons=tuple(reason for part in parts for reason in part.reasons),
+        np.concatenate([part.slopes for part in parts]),
+        np.concatenate([part.weights for part in parts]),
+        tuple(reason for part in parts for reason in part.reasons),
     )

@@ -22,12 +22,11 @@ from manifoldmuon.modules import (
     ExternalModule,
     Module,
     Positions,
-    Sharpness,
     Stack,
     Tied,
 )
 
-_HEADER = ("module", "input", "output", "Lipschitz: input", "weights", "sharpness")
+_HEADER = ("module", "input", "output", "Lipschitz: input", "weights")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -48,8 +47,8 @@ class Bounds(Printed):
       assumptions: what no constraint ensures, and the bounds need: one line each.
 
     Examples:
-      >>> bound(mm.modules.Abs()).reasons
-      ('Abs has a kink, and no second derivative there',)
+      >>> bound(mm.modules.RMSDivide()).reasons
+      ('RMSDivide may get inputs near zero, where it has no largest slope',)
     """
 
     module: Module
@@ -91,14 +90,6 @@ class Bounds(Printed):
         return float(self.transfer.weights.sum())
 
     @property
-    def sharpness(self) -> Sharpness:
-        """Bounds on the second derivatives; infinite where a bond has a kink."""
-        t = self.transfer
-        return Sharpness(
-            float(t.alpha.sum()), float(t.beta.sum(axis=0).max()), float(t.gamma.sum(axis=0).max())
-        )
-
-    @property
     def parts(self) -> tuple["Bounds", ...]:
         """The bounds of the module's parts; of a stack, those of its copies."""
         return self.transfer.parts
@@ -120,9 +111,8 @@ def _sum(x: Sizes) -> float:
 
 def _rows(bounds: Bounds, first: str, rest: str) -> list[tuple[str, ...]]:
     inner, outer = (_text(x) for x in (bounds.inputs, bounds.outputs))
-    sharpness = "({:.3g}, {:.3g}, {:.3g})".format(*bounds.sharpness)
     slopes = f"{bounds.lipschitz_inputs:.4g}", f"{bounds.lipschitz_weights:.4g}"
-    rows = [(first + bounds.module.describe(), inner, outer, *slopes, sharpness)]
+    rows = [(first + bounds.module.describe(), inner, outer, *slopes)]
     if isinstance(bounds.module, Stack):
         # One tree for all copies: what the first and the last of them have in common.
         ends = (_rows(bounds.parts[i], rest + "└─ ", rest + "   ") for i in (0, -1))
@@ -155,7 +145,7 @@ def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
       x: the size of the input, or a tuple of sizes where the input is a tuple.
 
     Returns:
-      The sizes of the output, and its slopes and second derivatives.
+      The sizes of the output, and its slopes.
 
     Raises:
       TypeError: the type has no implementation.
@@ -168,7 +158,7 @@ def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
       >>> @rule.register
       ... def bound_half(bond: Half, weights, x):
       ...     read = LipschitzBounds.convert_norm(x, RMS())
-      ...     return read.then_of(read.outputs.within(), 0.5, gamma=0.0)
+      ...     return read.then_of(read.outputs.within(), 0.5)
       >>> bound(Half()).lipschitz_inputs
       0.5
     """
@@ -200,7 +190,7 @@ def bound(
     radius: float = 0.0,
     drift: float = 0.0,
 ) -> Bounds:
-    """Bound an architecture's output and derivatives, module by module.
+    """Bound an architecture's output and derivative, module by module.
 
     The bounds hold for every input of the declared size, and
 

@@ -70,7 +70,7 @@ def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
     low = times_down(ratio * least, size.lower) if m >= n and not taps else 0.0
     high = times(gain, size.upper)
     out = NormBound(high, min(low, high), size.measure, m)
-    return read.then_of(out, gain, weights=times(step, size.upper), beta=step)
+    return read.then_of(out, gain, weights=times(step, size.upper))
 
 
 @rule.register
@@ -80,7 +80,7 @@ def bound_embed(atom: Embed, weights: Weight, x: NormBound) -> LipschitzBounds:
         for length in (*weights.rows(atom.shape), weights.step_rows(atom.shape))
     )
     out = NormBound(longest, shortest, RMS(), atom.dim)
-    return convert_norm(x, ONE_HOT).then_of(out, longest, weights=step, beta=step)
+    return convert_norm(x, ONE_HOT).then_of(out, longest, weights=step)
 
 
 @rule.register
@@ -90,7 +90,7 @@ def bound_unembed(atom: Unembed, weights: Weight, x: NormBound) -> LipschitzBoun
     size.expect_features(atom.dim)
     gain, step = weights.rows(atom.shape)[0] / root, weights.step_rows(atom.shape) / root
     out = size.within(gain, measure=LInf(), features=atom.vocabulary)
-    return read.then_of(out, gain, weights=times(step, size.upper), beta=step)
+    return read.then_of(out, gain, weights=times(step, size.upper))
 
 
 @rule.register
@@ -176,15 +176,7 @@ def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
     width = len(columns)
     sums = iter([_sum(jax.tree.leaves(read.outputs)[k::width]) for k in range(width)])
     added = LipschitzBounds.identity(jax.tree.map(lambda size: next(sums), x[0]))
-    count = width * len(terms)
-    return read.then(
-        dataclasses.replace(
-            added,
-            slopes=np.tile(added.slopes, len(terms)),
-            beta=np.zeros((width, count)),
-            gamma=np.zeros((width, count, count)),
-        )
-    )
+    return read.then(dataclasses.replace(added, slopes=np.tile(added.slopes, len(terms))))
 
 
 def _sum(terms: list[NormBound]) -> NormBound:
@@ -194,45 +186,33 @@ def _sum(terms: list[NormBound]) -> NormBound:
     return NormBound(most, max([0.0, *ahead]), terms[0].measure, known[0] if known else None)
 
 
-def _kinked(bond: Module, out: NormBound, slope: float = 1.0) -> LipschitzBounds:
+def _by_entries(out: NormBound, slope: float = 1.0) -> LipschitzBounds:
     """Entry by entry, or on groups of entries, in any norm of numbers."""
     out.expect_numbers()
-    reason = f"{type(bond).__name__} has a kink, and no second derivative there"
-    return LipschitzBounds.of(out, slope, gamma=math.inf, reasons=(reason,))
+    return LipschitzBounds.of(out, slope)
 
 
 @rule.register
 def bound_abs(bond: Abs, weights: Any, x: NormBound) -> LipschitzBounds:
-    return _kinked(bond, x)
+    return _by_entries(x)
 
 
 @rule.register
 def bound_relu(bond: ReLU, weights: Any, x: NormBound) -> LipschitzBounds:
     """Not the declared sensitivity: where all entries are positive, nothing shrinks."""
-    return _kinked(bond, x.within())
+    return _by_entries(x.within())
 
 
 @rule.register
 def bound_group_sort(bond: GroupSort, weights: Any, x: NormBound) -> LipschitzBounds:
     """A permutation of entries, which never moves two inputs apart."""
     x.expect_features(divisor=bond.size)
-    return _kinked(bond, x)
+    return _by_entries(x)
 
 
 @rule.register
 def bound_gelu(bond: GELU, weights: Any, x: NormBound) -> LipschitzBounds:
-    """The second derivative of one entry is at most `gamma`: in the RMS norm, that of a spike.
-
-    `RMS(a b) <= max|a| RMS(b)`, and `max|a| <= sqrt(d) RMS(a)`; the length of a square is at most
-    the square of the length.
-    """
-    x.expect_numbers()
-    spike, reasons = 1.0, ()
-    if isinstance(x.measure, RMS):
-        spike = math.sqrt(x.measure.heads * (x.features or math.inf))
-        reasons = () if x.features else ("the length of GELU's last axis is not known",)
-    out = x.within()
-    return LipschitzBounds.of(out, bond.LIPSCHITZ, gamma=spike * bond.gamma, reasons=reasons)
+    return _by_entries(x.within(), bond.LIPSCHITZ)
 
 
 @rule.register
@@ -260,7 +240,7 @@ def bound_rms_divide(bond: RMSDivide, weights: Any, x: NormBound) -> LipschitzBo
         reasons = ("RMSDivide may get inputs near zero, where it has no largest slope",)
     out = NormBound(most, 1.0 if least else 0.0, features=read.outputs.features)
     slope = 1 / least if least else math.inf
-    return read.then_of(out, slope, gamma=times(bond.gamma, slope) * slope, reasons=reasons)
+    return read.then_of(out, slope, reasons=reasons)
 
 
 @rule.register
@@ -332,14 +312,4 @@ def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> Lipsch
     spread = math.sqrt(norm.heads)
     kv, qv = (times(size.upper, v.upper) for size in (k, q))
     slopes = [norm.heads * kv, norm.heads * qv, spread]
-    # Second derivatives head by head: every norm of one head is `spread` times as large at most.
-    q1, k1, v1 = (spread * size.upper for size in (q, k, v))
-    cross = times(1 + times(q1, k1), v1)
-    gamma = norm.heads * np.array(
-        [
-            [times(v1, times(k1, k1)), cross, k1],
-            [cross, times(v1, times(q1, q1)), q1],
-            [k1, q1, 0.0],
-        ]
-    )
-    return read.then_of(v.within(spread), slopes, gamma=gamma)
+    return read.then_of(v.within(spread), slopes)

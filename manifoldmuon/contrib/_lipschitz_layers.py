@@ -225,15 +225,7 @@ def bound_householder(atom: Householder, weights: Any, x: NormBound) -> Lipschit
     gain = max(1.0, 2 * longest**2 - 1)
     out = read.outputs if longest == shortest == 1 else read.outputs.within(gain)
     moved = read.outputs.within(4 * longest * weights.step_rows(atom.shape)).upper
-    return read.then_of(
-        out,
-        gain,
-        weights=moved,
-        alpha=math.inf,
-        beta=math.inf,
-        gamma=math.inf,
-        reasons=("Householder has a kink, and no second derivative there",),
-    )
+    return read.then_of(out, gain, weights=moved)
 
 
 @rule.register
@@ -253,13 +245,8 @@ def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
         gain = max(1.0, 2 * p - 1)
     # What is moved differs from what stays: twice the movement of U U^T.
     step = 4 * most * turn
-    return read.then_of(
-        size.within(gain, features=atom.channels),
-        gain,
-        weights=size.within(step).upper,
-        alpha=size.within(4 * turn**2).upper,
-        beta=step,
-    )
+    out = size.within(gain, features=atom.channels)
+    return read.then_of(out, gain, weights=size.within(step).upper)
 
 
 # Entries of certificates

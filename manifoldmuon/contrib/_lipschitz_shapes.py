@@ -127,11 +127,10 @@ def bound_space_to_depth(bond: SpaceToDepth, weights: Any, x: NormBound) -> Lips
 @rule.register
 def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBounds:
     """In the largest RMS norm of a pixel, all pixels of a block may move at once."""
-    read, reason = LipschitzBounds.read_length(x, axes=3), "NormPool has a kink at a block of zeros"
-    length = x.is_length(3)
+    read, length = LipschitzBounds.read_length(x, axes=3), x.is_length(3)
     slope = 1.0 if length else float(bond.side)
     out = x if length else read.outputs.within(slope)
-    return read.then_of(out, slope, gamma=math.inf, reasons=(reason,))
+    return read.then_of(out, slope)
 
 
 @rule.register

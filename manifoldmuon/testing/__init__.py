@@ -1,6 +1,5 @@
 """The laws of the package's interfaces, as checks that anyone can run on their own code."""
 
-from manifoldmuon.testing._gradients import GRADIENT_FAMILIES, gradient_sequence
 from manifoldmuon.testing._manifolds import check_manifold
 from manifoldmuon.testing._meshes import check_inside_shard_map, check_sharding
 from manifoldmuon.testing._msign import check_msign
@@ -15,13 +14,10 @@ from manifoldmuon.testing._stiefel import (
     stiefel_problem,
 )
 from manifoldmuon.testing._transformations import check_transformation
-from manifoldmuon.testing._validated import Validated
 
 __all__ = [
-    "GRADIENT_FAMILIES",
     "STIEFEL_FAMILIES",
     "DirectionErrors",
-    "Validated",
     "check_inside_shard_map",
     "check_manifold",
     "check_msign",
@@ -30,7 +26,6 @@ __all__ = [
     "check_slopes",
     "check_transformation",
     "error_slope",
-    "gradient_sequence",
     "orthonormal",
     "stiefel_errors",
     "stiefel_optimum",

@@ -253,7 +253,7 @@ def test_and_rightly_so():
 def test_no_least_input_helps_behind_a_subtracted_mean():
     """`MeanSubtract` maps equal entries to zero, however large, and the next layer divides."""
     size = NormBound(8.0, 8.0)
-    assert bound(res_mlp(3, 6, 6, 2, block_depth=1), input_norm=size).reasons
+    assert "RMSDivide" in bound(res_mlp(3, 6, 6, 2, block_depth=1), input_norm=size).reasons[0]
     constrained = [res_mlp(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
     slopes = [bound(net, input_norm=size).lipschitz_inputs for net in constrained]
     assert slopes[0] < 1
@@ -346,10 +346,8 @@ def test_printing_shows_the_tree():
         "Lipschitz:",
         "input",
         "weights",
-        "sharpness",
     ]
     assert any(line.startswith("│     ├─ Linear(8, 8) on Stiefel") for line in lines)
-    assert lines[-1] == "infinite: ReLU has a kink, and no second derivative there"
 
 
 def test_the_attack_projects_to_the_manifolds():

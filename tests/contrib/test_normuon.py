@@ -8,11 +8,11 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks._gradients import GRADIENT_FAMILIES, gradient_sequence
 from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS, Spectral
-from manifoldmuon.testing import GRADIENT_FAMILIES, gradient_sequence
 
 MUON = Euclidean(Spectral())
 SHAPES = {"w": (6, 4), "kernel": (3, 5), "stack": (2, 3, 4), "fused": (6, 3), "bias": (4,)}

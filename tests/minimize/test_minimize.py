@@ -30,7 +30,6 @@ from manifoldmuon.minimize import (
     minimize,
 )
 from manifoldmuon.optim import manifold_muon, project_tangent
-from manifoldmuon.testing import Validated
 
 METHODS = [LBFGS(), ConjugateGradient(), GradientDescent(), TrustRegion()]
 WEIGHTS = np.array([1.0, 2.0])
@@ -346,11 +345,6 @@ REFUSED = {
     ),
     "a set with a boundary": (
         lambda: minimize(sphere_cost, SpectralBall(), np.eye(3)),
-        ValueError,
-        "has a boundary",
-    ),
-    "a set with a boundary, validated": (
-        lambda: minimize(sphere_cost, Validated(SpectralBall()), np.eye(3)),
         ValueError,
         "has a boundary",
     ),

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 
+from benchmarks._gradients import GRADIENT_FAMILIES, gradient_sequence
 from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import (
     Euclidean,
@@ -28,7 +29,7 @@ from manifoldmuon.norms import (
     RMSToRMS,
     Spectral,
 )
-from manifoldmuon.testing import GRADIENT_FAMILIES, check_sharding, gradient_sequence
+from manifoldmuon.testing import check_sharding
 from tests.optim.instances import Instance
 from tests.optim.test_sharding import MESHES, shardings
 from tests.optim.test_sharding import SHAPES as SHARDED

@@ -33,10 +33,6 @@ def gradient_sequence(
 
     Raises:
       ValueError: `family` is not in `GRADIENT_FAMILIES`.
-
-    Examples:
-      >>> gradient_sequence("rank 1", (6, 4), steps=10).shape
-      (10, 6, 4)
     """
     if family not in GRADIENT_FAMILIES:
         raise ValueError(f"family must be one of {GRADIENT_FAMILIES}; got {family!r}")

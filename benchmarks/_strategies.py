@@ -1,4 +1,4 @@
-"""Random cases as strategies of Hypothesis, which has to be installed.
+"""Random cases as strategies of Hypothesis.
 
 Each is a few numbers, from which Hypothesis shrinks to the simplest case that fails; arrays are
 drawn from the seed among them.
@@ -12,9 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from hypothesis import strategies as st
 
-from manifoldmuon.testing._gradients import GRADIENT_FAMILIES
-
-__all__ = ["Case", "cases", "gradient_scales", "sequences"]
+from benchmarks._gradients import GRADIENT_FAMILIES
 
 
 class Case(NamedTuple):
@@ -30,10 +28,6 @@ class Case(NamedTuple):
       kind: `"normal"`, `"inward"` (the negative of a normal part), `"low rank"` (of the free
         part), `"zero"`, `"NaN"` or `"infinite"`.
       seed: of all that is random.
-
-    Examples:
-      >>> Case("Stiefel", (1, 4, 2), "float32", 0, 0, 0.0, "zero", seed=0).kind
-      'zero'
     """
 
     manifold: str
@@ -76,11 +70,6 @@ def cases(
       manifolds: names, which the test maps to manifolds.
       shapes: of stacks, with one leading axis or more.
       dtypes: names.
-
-    Examples:
-      >>> from hypothesis import given
-      >>> @given(cases(["sphere"], [(3, 7, 4)], ["float32"]))
-      ... def test_sphere(case): ...
     """
     kinds = ("normal", "normal", "inward", "inward", "low rank", "zero", "NaN", "infinite")
     return st.builds(
@@ -101,19 +90,12 @@ def gradient_scales(steps: int = 6) -> st.SearchStrategy[list[int | None]]:
 
     Args:
       steps: the longest training.
-
-    Examples:
-      >>> strategy = gradient_scales(steps=3)  # for @hypothesis.given
     """
     return st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_size=steps)
 
 
 def sequences() -> st.SearchStrategy[tuple[str, int, int]]:
-    """Return a strategy of family, period and seed for `manifoldmuon.testing.gradient_sequence`.
-
-    Examples:
-      >>> strategy = sequences()  # for @hypothesis.given
-    """
+    """Return a strategy of family, period and seed for `gradient_sequence`."""
     return st.tuples(
         st.sampled_from(GRADIENT_FAMILIES), st.sampled_from((1, 5, 50)), st.integers(0, 2**31)
     )
