@@ -120,6 +120,7 @@ from manifoldmuon.optim import (
     manifold_muon,
     modular,
     muon,
+    muonh,
     normalize,
     normed,
     project_tangent,
@@ -310,6 +311,8 @@ REFUSED = [
     (lambda: riemannian_adam(0.1, FLAT, eps=-1), "riemannian_adam: eps must be a finite number in"),
     (lambda: riemannian_sgd(0.1, FLAT, 2), "riemannian_sgd: momentum must be a finite number in ["),
     (lambda: normalize(optax.adam(0.1), FLAT).init(PARAMS), "normalize(base) must ascend, without"),
+    (lambda: muonh(0.1, FLAT, rest=0.1), "muonh: rest must be a GradientTransformation"),
+    (lambda: muonh(0.1, FLAT, method="x"), "muonh: method must be a MsignMethod"),
     (lambda: hyperball(optax.sgd(0.1), 0.1, FLAT).init(PARAMS), "hyperball(base) must ascend, w"),
     (
         lambda: minimize(jnp.sum, FLAT, PARAMS, PARAMS),

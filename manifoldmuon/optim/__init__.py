@@ -5,7 +5,7 @@ A geometry says which manifold each parameter lives on; the links of a chain use
 
 from manifoldmuon._internal.paths import by_path
 from manifoldmuon.optim._agd import agd, init_semi_orthogonal
-from manifoldmuon.optim._aliases import manifold_muon, muon
+from manifoldmuon.optim._aliases import adamh, manifold_muon, muon, muonh
 from manifoldmuon.optim._budget import Budgets as Budgets
 from manifoldmuon.optim._budget import scale_by_budget
 from manifoldmuon.optim._descend import descend
@@ -32,6 +32,7 @@ from manifoldmuon.optim._trees import (
 )
 
 __all__ = [
+    "adamh",
     "agd",
     "by_path",
     "chain",
@@ -50,6 +51,7 @@ __all__ = [
     "monitor_distance",
     "monitor_scalars",
     "muon",
+    "muonh",
     "normalize",
     "normed",
     "project_tangent",

@@ -8,9 +8,10 @@ from typing import Any
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon._internal.links import LastLink, as_links, link
+from manifoldmuon._internal.arguments import one_of, optional
+from manifoldmuon._internal.links import LastLink, Link, as_links, link
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
-from manifoldmuon.manifolds import Euclidean, Manifold
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
@@ -22,8 +23,11 @@ from manifoldmuon.optim._geometry import (
     manifold_of,
     map_geometry,
 )
+from manifoldmuon.optim._hybrid import hybrid
+from manifoldmuon.optim._hyperball import Radius, hyperball
 from manifoldmuon.optim._leaves import check_updates
 from manifoldmuon.optim._retract import chain
+from manifoldmuon.optim._steepest import scale_by_steepest
 
 
 def decay_links(
@@ -195,6 +199,112 @@ def muon(
         return descent.init(params)
 
     return link(descent.update, init_fn, descent.init, LastLink)
+
+
+@checked(rest=optional(one_of(optax.GradientTransformation)))
+def muonh(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    momentum: ArrayLike = 0.9,
+    *,
+    method: MsignMethod | None = TRAINING_MSIGN,
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
+    clip: ArrayLike | optax.GradientTransformation | None = None,
+    rest: optax.GradientTransformation | None = None,
+    radius: Radius = None,
+    radial: ArrayLike = 1.0,
+    budgets: Budgets | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """MuonH: Muon's directions for matrices that keep the norm of their start.
+
+    `hyperball` of momentum and msign (Wen et al., arXiv:2606.16899), and another optimizer for the
+    rest. There is no weight decay to tune, and the learning rate is an angle to first order.
+
+    Args:
+      learning_rate: a number or an Optax schedule; 1/32 to 1/16 at the peak.
+      geometry: `Hypersphere(ndim=2)` for each matrix that keeps its norm, in the layout of the
+        array, and None for the parameters of `rest`. One point is one norm, see `keep_norms`;
+        directions are those of the matrices in the trailing two axes of the layout.
+      momentum: of `optax.trace`; 0.8 to 0.95.
+      method: how msign is taken; None converges.
+      nesterov: see `optax.trace`.
+      accumulator_dtype: of the momentum; None for that of the parameters.
+      clip: a global norm of the gradients of all parameters, or a transformation in its place.
+      rest: the whole optimizer of the parameters whose entry is None, such as `optax.adamw(3e-4)`.
+      radius: other radii than the norms at the start; see `keep_norms`.
+      radial: see `hyperball`.
+      budgets: shares of the learning rate per leaf; see `scale_by_budget`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: `rest` is no transformation, `method` no `MsignMethod`; on use, see `hyperball`.
+      ValueError: on use; see `hyperball`.
+
+    Examples:
+      >>> geometry = by_path({"**/kernel": mm.manifolds.Hypersphere(ndim=2), "**": None})
+      >>> tx = muonh(1 / 16, geometry, rest=optax.adamw(3e-3), clip=1.0)
+      >>> params = {"layer": {"kernel": jnp.eye(3), "bias": jnp.zeros(3)}}
+      >>> updates, _ = tx.update(params, tx.init(params), params)
+    """
+    norm = Spectral() if method is None else Spectral(method)
+    flat = map_geometry(lambda x: Euclidean(norm) if isinstance(x, Hypersphere) else x, geometry)
+    base = optax.chain(
+        optax.trace(momentum, nesterov, accumulator_dtype), scale_by_steepest(flat, certify=False)
+    )
+    ball = hyperball(base, learning_rate, geometry, radial=radial, radius=radius, budgets=budgets)
+    return _beside(ball, geometry, rest, clip)
+
+
+@checked(rest=optional(one_of(optax.GradientTransformation)))
+def adamh(
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    *,
+    clip: ArrayLike | optax.GradientTransformation | None = None,
+    rest: optax.GradientTransformation | None = None,
+    radius: Radius = None,
+    radial: ArrayLike = 1.0,
+    budgets: Budgets | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """AdamH: Adam's directions for weights that keep the norm of their start.
+
+    Args:
+      learning_rate: a number or an Optax schedule: an angle to first order.
+      geometry: a `Hypersphere` for each weight that keeps its norm, None for those of `rest`.
+      b1: see `optax.scale_by_adam`.
+      b2: see `optax.scale_by_adam`.
+      eps: see `optax.scale_by_adam`.
+      clip: as in `muonh`, like all arguments after it.
+      rest: see `muonh`.
+      radius: see `muonh`.
+      radial: see `muonh`.
+      budgets: see `muonh`.
+
+    Returns:
+      The chain. `update` needs `params`.
+
+    Raises:
+      TypeError: `rest` is no transformation; on use, see `hyperball`.
+      ValueError: on use; see `hyperball`.
+
+    Examples:
+      >>> tx = adamh(0.02, mm.manifolds.Hypersphere(ndim=2))
+    """
+    base = optax.scale_by_adam(b1, b2, eps)
+    ball = hyperball(base, learning_rate, geometry, radial=radial, radius=radius, budgets=budgets)
+    return _beside(ball, geometry, rest, clip)
+
+
+def _beside(ball: Any, geometry: Geometry, rest: Any, clip: Any) -> Link:
+    """Return a hyperball beside the optimizer of the rest, after clipping of all gradients."""
+    both = ball if rest is None else hybrid(ball, geometry, rest)
+    return chain(*as_links(clip, optax.clip_by_global_norm), both)
 
 
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:

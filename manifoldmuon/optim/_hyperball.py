@@ -139,11 +139,9 @@ def hyperball(
     (Wen et al., "Hyperball Optimization", arXiv:2606.16899). It takes the place of weight decay,
     and the learning rate is the angle of a step, to first order.
 
-    With `optax.scale_by_adam()` as the base it is AdamH, with
-    `chain(optax.trace(0.95, nesterov=True), scale_by_steepest(Euclidean(Spectral())))` MuonH. For
-    steps that are tangent and steepest in the spectral norm the base is
-    `chain(optax.trace(0.95), scale_by_steepest(sphere))`, with the geometry
-    `sphere = Hypersphere(ndim=2, step_norm=Spectral())` and `radial=0`.
+    `adamh` and `muonh` are this with their bases. For steps that are tangent and steepest in the
+    spectral norm the base is `chain(optax.trace(0.95), scale_by_steepest(sphere))`, with the
+    geometry `sphere = Hypersphere(ndim=2, step_norm=Spectral())` and `radial=0`.
 
     The norm is fixed, so a gain is a parameter of its own where the model needs one:
     `y = gain * (W @ x)` with `gain` a scalar or vector that starts at 1 and is trained by Adam.

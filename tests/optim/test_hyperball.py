@@ -121,6 +121,29 @@ def test_ten_steps_are_those_of_a_loop(name):
         np.testing.assert_allclose(found[key], wanted, rtol=2e-4, atol=2e-5)
 
 
+NAMED = {
+    "adamh": (lambda **options: optim.adamh(0.1, **options), adam),
+    "muonh": (lambda **options: optim.muonh(0.1, momentum=0.95, method=None, **options), muon),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_recipes_are_the_published_ones_beside_another_optimizer(name):
+    """Layouts, clipping over all gradients, and entries None for the rest."""
+    make, updates = NAMED[name]
+    geometry = GEOMETRY | {"bias": None}
+    params, batches = drawn(6), [drawn(30 + i) for i in range(4)]
+    found, _ = train(make(geometry=geometry, rest=optax.sgd(0.1), clip=1.0), params, batches)
+    sizes = [np.sqrt(sum(np.sum(np.square(x, dtype="f8")) for x in g.values())) for g in batches]
+    clipped = [{k: x / size for k, x in g.items()} for g, size in zip(batches, sizes, strict=True)]
+    for key in MATRICES:
+        inward = GEOMETRY[key].layout.inward if key == "fused" else lambda x: x
+        wanted = published(inward(params[key]), updates([inward(g[key]) for g in clipped]), 0.1)
+        np.testing.assert_allclose(inward(found[key]), wanted, rtol=2e-4, atol=2e-5, err_msg=key)
+    bias = params["bias"] - 0.1 * sum(g["bias"] for g in clipped)
+    np.testing.assert_allclose(found["bias"], bias, rtol=1e-5)
+
+
 def test_base_of_optax():
     """`optax.contrib.scale_by_muon`, whose updates do not depend on the parameters."""
     dims = {"w": optax.contrib.MuonDimensionNumbers()}
