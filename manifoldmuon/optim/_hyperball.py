@@ -23,9 +23,9 @@ from manifoldmuon._internal.powers_of_two import (
     times_power_of_two,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon.manifolds import Hypersphere, LaidOut, Manifold
+from manifoldmuon.manifolds import Hypersphere, Manifold
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
 from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._retract import chain
 
@@ -215,14 +215,15 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
       >>> match_norms(mm.manifolds.Hypersphere(), jnp.array([0.0, 0.5]), jnp.array([3.0, 4.0]))
       Array([0., 5.], dtype=float32)
     """
-    places = find_places(geometry, params, _check_entry)
-    rest = [place for place in places.real if places.values[place] is None]
+    places = find_manifolds(geometry, params, rest=True, cut=False)
+    for place in places.real:
+        _check_entry(places.paths[place], places.values[place])
     leaves = places.leaves(tree)
-    trees = [places.fill(x, dict.fromkeys(rest)) for x in (tree, params)]
+    trees = [places.fill(x, dict.fromkeys(places.rest)) for x in (tree, params)]
     found, _ = map_leaves(
         _match, geometry, *trees, name="match_norms", select=_on_sphere, stack=False
     )
-    return places.fill(found, {place: leaves[place] for place in rest})
+    return places.fill(found, {place: leaves[place] for place in places.rest})
 
 
 def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
@@ -267,10 +268,12 @@ def _nowhere(manifold: Manifold) -> bool:
 
 def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, jax.Array]:
     """Return the radii by path, or raise where weights without one are zero or not finite."""
-    places = find_places(geometry, params, _check_entry)
-    given = find_places(radius, params, _check_radius)
+    places = find_manifolds(geometry, params, rest=True)
+    for place in places.real:
+        _check_entry(places.paths[place], places.values[place])
+    given = places.spread(find_places(radius, params, _check_radius).values)
     leaves, radii, wrong = places.leaves(params), {}, []
-    if not places.real:
+    if not (places.real or places.rest):
         return {}
 
     def measure(tree: Any) -> dict[str, jax.Array]:
@@ -282,12 +285,10 @@ def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, ja
         path, entry, leaf = places.paths[place], places.values[place], leaves[place]
         if path not in found:
             continue
-        value, norm = given.values[place], found[path]
+        value, norm = given[place], found[path]
         if value is not None:
-            shape = leaf.shape
-            if isinstance(entry, LaidOut):
-                shape = entry.layout.inner_shape(shape)
-            size = scale_of(value, shape[len(shape) - entry.ndim :])
+            shape = inner_shape(entry, leaf.shape)
+            size = scale_of(value, shape[len(shape) - manifold_of(entry).ndim :])
             norm = jnp.full(norm.shape, size, norm.dtype)
         elif abstract:
             norm = jnp.full(norm.shape, jnp.nan, norm.dtype)
@@ -312,9 +313,9 @@ def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, 
     return None, times_power_of_two(frobenius_norm(scaled, manifold.ndim), exponent)
 
 
-def _check_entry(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
-    manifold = entry.manifold if isinstance(entry, LaidOut) else entry
-    if isinstance(manifold, Manifold) and manifold.constrained and not _on_sphere(manifold):
+def _check_entry(path: str, entry: Any) -> None:
+    manifold = manifold_of(entry)
+    if manifold.constrained and not _on_sphere(manifold):
         raise ValueError(
             f"keep_norms: the geometry of {path!r} is {manifold}; a weight of fixed norm lies on a"
             " Hypersphere, such as Hypersphere(ndim=2) for matrices."

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import contrib, optim
 from manifoldmuon.checkpoints import CheckpointError, Checkpoints
-from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.testing import check_sharding
 
@@ -62,8 +62,9 @@ def by_hand(rate: float, geometry: Any) -> Any:
         (optim.muon, Euclidean(RMSToRMS())),
         (by_hand, Stiefel()),
         (optim.riemannian_adam, Stiefel()),
+        (optim.muonh, Hypersphere(ndim=2)),
     ],
-    ids=["manifold_muon", "muon", "normalize", "riemannian_adam"],
+    ids=["manifold_muon", "muon", "normalize", "riemannian_adam", "muonh"],
 )
 @pytest.mark.parametrize("layers", [(), pytest.param((3,), marks=pytest.mark.slow)])
 def test_blocks_are_trained_as_separate_parameters(make, manifold, layers):
