@@ -356,11 +356,10 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
     # The types as well: True, 1 and 1.0 are equal.
     given = structure, tuple(values), tuple(map(type, values)), abstract, treedef, check
     try:
-        return _find_once(*given)
-    except TypeError as error:
-        if "unhashable" not in str(error):  # budgets that are arrays, for example
-            raise
+        hash(given)
+    except TypeError:  # budgets that are arrays, for example
         return _find(*given)
+    return _find_once(*given)
 
 
 def _find(

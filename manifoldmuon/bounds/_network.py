@@ -176,10 +176,14 @@ def bound_part(module: Module, weights: Any, x: Sizes) -> Bounds:
         if isinstance(module, Atom):
             weights.expect_shape(module.shape)
         return Bounds(module, x, rule(module, weights, x))
+    except _ErrorAtModule:  # of a part of this module
+        raise
     except ValueError as error:
-        if "\nat " in str(error):  # said where it happened already
-            raise
-        raise ValueError(f"{error}\nat {module.describe()}") from error
+        raise _ErrorAtModule(f"{error}\nat {module.describe()}") from error
+
+
+class _ErrorAtModule(ValueError):
+    """An error whose message ends with its module."""
 
 
 def bound(
