@@ -135,8 +135,7 @@ def check_chain(
     It examines the resulting parameters, so it detects a `retract` that is missing or not last in
     any transformation. Call it once before training, with the largest learning rate: the distance
     from the manifold grows with the step (about 0.3 lr for a learning rate after `retract`,
-    lr^2 / 2 for a missing `retract`), and below the tolerance it goes unnoticed. Three cases need
-    care:
+    lr^2 / 2 for a missing `retract`), and below the tolerance it goes unnoticed.
 
     * For `optax.MultiSteps`, pass the inner transformation.
     * For a schedule that starts at zero, pass its plateau.

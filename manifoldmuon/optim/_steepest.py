@@ -20,8 +20,9 @@ from manifoldmuon.optim._leaves import map_leaves
 class ScaleBySteepestState(NamedTuple):
     """State carried between steps: warm starts and certificates.
 
-    All attributes are dictionaries keyed by path such as `layer/kernel`. They do not have the shape
-    of the parameters, so `optax.tree_utils.tree_map_params` passes each to `transform_non_params`.
+    All attributes are dictionaries keyed by path such as `layer/kernel`, without the shape of the
+    parameters: `optax.tree_utils.tree_map_params` passes each dictionary whole to
+    `transform_non_params`.
 
     Attributes:
       dual: warm starts of the solvers, for leaves without a closed form.
