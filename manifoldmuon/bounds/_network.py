@@ -177,7 +177,7 @@ def bound_part(module: Module, weights: Any, x: Sizes) -> Bounds:
             weights.expect_shape(module.shape)
         return Bounds(module, x, rule(module, weights, x))
     except ValueError as error:
-        if "\nat " in str(error):  # an inner part is named already
+        if "\nat " in str(error):  # said where it happened already
             raise
         raise ValueError(f"{error}\nat {module.describe()}") from error
 
