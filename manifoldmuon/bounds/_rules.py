@@ -205,7 +205,7 @@ def bound_abs(bond: Abs, weights: Any, x: NormBound) -> LipschitzBounds:
 
 @rule.register
 def bound_relu(bond: ReLU, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Bound the slope by 1, reached where all entries are positive, not as declared."""
+    """Bound the slope by 1, reached at positive entries; the declared value is ignored."""
     return _by_entries(x.within())
 
 
@@ -223,10 +223,10 @@ def bound_gelu(bond: GELU, weights: Any, x: NormBound) -> LipschitzBounds:
 
 @rule.register
 def bound_mean_subtract(bond: MeanSubtract, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Bound the slope by 1 where it is an orthogonal projection, else by 2.
+    """Bound the slope by 1 for an orthogonal projection, else by 2.
 
-    It is orthogonal in `L2` over the axes of the mean, and in RMS over the last axis alone. In
-    other norms an outlier may nearly double.
+    The projection is orthogonal in `L2` over the axes of the mean, and in RMS for the mean of the
+    last axis. Otherwise an outlier may nearly double.
     """
     x.expect_numbers()
     axes = (bond.axis,) if isinstance(bond.axis, int) else bond.axis

@@ -21,10 +21,11 @@ from manifoldmuon.modules._tied import shared_weight
 class Param(Module):
     """A weight of a model built in another library, such as Flax or Equinox.
 
-    It has a mass, a sensitivity and a norm, but no forward map: the model has its own `init` and
-    `apply`. Declared weights combine with bonds and each other by the algebra of `Module`, and
-    `ExternalModule` turns the result into a geometry and budgets by path. `Param(...) ** n` is a
-    weight with n copies along its leading axis, the layout of a scan over layers.
+    It has a mass, a sensitivity and a norm, but no forward map: `init` and `apply` raise, as the
+    model has its own. Declared weights combine with bonds and each other by the algebra of
+    `Module`, and `ExternalModule` turns the result into a geometry and budgets by path.
+    `Param(...) ** n` is a weight with n copies along its leading axis, the layout of a scan over
+    layers.
 
     If every weight has an `atom`, `ExternalModule.network` returns a module of this package, for
     bounds and certificates.
@@ -42,9 +43,8 @@ class Param(Module):
       sensitivity: movement of the output per movement of the input.
       sharpness: bounds on the second derivatives.
       ndim: trailing axes of a weight; None: the axes of a point of the manifold.
-      atom: the layer of this package equal to the model's layer, such as `Linear(10, 256)`, for the
-        weight in the layout of `with_axes`; None if not needed. The atom's own manifold and mass
-        are ignored.
+      atom: the equivalent layer of this package, such as `Linear(10, 256)`, for the weight in the
+        layout of `with_axes`; None if not needed. The atom's own manifold and mass are ignored.
 
     Examples:
       >>> Param("0/weight", mm.manifolds.Stiefel(), atom=Linear(2, 4)).describe()

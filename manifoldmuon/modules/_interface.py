@@ -28,7 +28,7 @@ class Interface(Printed, abc.ABC):
     # The module's entry in a certificate: a kind of layer that the verifier knows, then names of
     # fields; empty if the verifier knows no such layer. See `robustness.describe`.
     entry: ClassVar[tuple[str, ...]] = ()
-    # Whether the module has a single part and uses the part's parameters without a tuple around.
+    # Whether the parameters are the single part's parameters, without a tuple around them.
     wraps: ClassVar[bool] = False
     # Whether the module is a convolution, which is slow inside loops on CPUs.
     convolves: ClassVar[bool] = False

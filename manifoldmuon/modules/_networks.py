@@ -141,7 +141,7 @@ def gpt(
       heads: attention heads; the width is divided among them.
       blocks: number of pairs of an attention block and an MLP block.
       context: None for rotary positions; else the number of learned positions, which limits the
-        sequence length (later tokens give NaN).
+        sequence length (a longer sequence gives NaN).
       mass: total mass of the blocks.
       layer_norm: whether each block and the head normalise their inputs.
 

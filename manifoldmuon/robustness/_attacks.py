@@ -69,8 +69,8 @@ def pgd(
     objective is `logsumexp(other logits) - logits[label]`: it grows with the cross-entropy, and its
     gradient does not vanish where the network is sure. Logits are divided by an eighth of the
     image's margin, so that their scale does not matter: the small logits of a 1-Lipschitz network
-    would otherwise let all classes pull at once. Where the gradient is zero, such as through a
-    rounding, the attack makes no progress and gives no warning.
+    would otherwise let all classes pull at once. Where the gradient is zero, as it is
+    through `jnp.round`, the attack makes no progress and gives no warning.
 
     Not for use under `jax.jit`.
 

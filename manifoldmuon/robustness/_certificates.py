@@ -109,7 +109,7 @@ def certify(
 
     Against every other class j, the label c of an image holds within
     `(z_c - z_j) / (L ||w_c - w_j||)`, with the logits z, the rows w of the last linear layer, and
-    the Lipschitz constant L of all layers before it (Tsuzuku et al., arXiv:1802.04034; pair by
+    a Lipschitz constant L of all layers before it (Tsuzuku et al., arXiv:1802.04034; pair by
     pair, so that rows need not be orthonormal). If the network does not end with a linear layer
     (`Bias` and `Mul` may follow), the denominator is `sqrt(2) L`, with L for the whole network.
 
@@ -181,9 +181,9 @@ def certified_accuracy(
 ) -> Float[Array, ""]:
     """Return the share of examples with a right label and a sufficient margin.
 
-    The margin must exceed `sqrt(2) * lipschitz * radius`. Compute this share in JAX, to log it
-    while training. It is the certified accuracy if `lipschitz` is a Euclidean Lipschitz constant of
-    the logits, such as 1 for a 1-Lipschitz network with all weights on their manifolds. For final
+    The margin must exceed `sqrt(2) * lipschitz * radius`. Computed in JAX, for logs while training.
+    The share is the certified accuracy if `lipschitz` is a Euclidean Lipschitz constant of the
+    logits, such as 1 for a 1-Lipschitz network with all weights on their manifolds. For final
     results use `certify`, which computes the constant from the weights.
 
     Args:

@@ -23,7 +23,7 @@ def margin_cross_entropy(
     The offset is a margin between logits. A 1-Lipschitz network with orthonormal rows in its last
     layer keeps its label within the radius r, in the norm of its input, if the label's logit
     exceeds all others by more than `sqrt(2) r`. To train for r, take this offset: 2.234 for 1.58.
-    The lower the temperature, the less larger margins lower the loss. Subtracting the offset from
+    At a lower temperature, there is less to gain beyond this margin. Subtracting the offset from
     the label's logit is adding it to all others, as in Lipschitz-margin training (Tsuzuku, Sato and
     Sugiyama, arXiv:1802.04034, temperature 1). Prach and Lampert (AOL, arXiv:2208.03160, offset
     sqrt(2), temperature 1/4) also multiply the loss by the temperature, which scales gradients.
