@@ -12,7 +12,7 @@ import numpy as np
 from manifoldmuon.bounds._norm_bounds import LEAST, RMS, Measure, NormBound, factor_between
 
 Sizes = Any
-"""A `NormBound`, which is a leaf of trees, or a tuple of such: one for each array."""
+"""A `NormBound` (a leaf of trees) for an array, or a tuple of `Sizes` for several arrays."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

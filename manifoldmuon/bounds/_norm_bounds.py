@@ -170,7 +170,7 @@ class NormBound:
 
 
 LEAST = sys.float_info.min
-"""What products of upper bounds are at least, unless a factor is zero."""
+"""The smallest product of nonzero upper bounds."""
 
 
 def times(a: float, b: float) -> float:

@@ -163,7 +163,7 @@ def _rows(least: float, most: float, shape: Shape) -> MatrixBounds:
 
 
 ROUNDING = 1e-10
-"""Relative to the largest: more than LAPACK's singular values in float64 may be wrong by."""
+"""Upper bound on LAPACK's errors of float64 singular values, relative to the largest value."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
