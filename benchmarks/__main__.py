@@ -32,7 +32,7 @@ NAMES = (
 
 
 def main() -> int:
-    """Run one benchmark, or all of them even if some fail; return 1 if any failed."""
+    """Run a benchmark, or all of them even if some fail; return 1 if any failed."""
     if len(sys.argv) > 1:
         name, options = sys.argv[1], sys.argv[2:]
         if name in ("-h", "--help"):
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def run(name: str, options: Sequence[str]) -> int:
-    """Run one benchmark and return its exit status, including one set by `sys.exit`."""
+    """Run a benchmark and return its exit status, including one set by `sys.exit`."""
     sys.argv = [f"python -m benchmarks {name}", *options]
     try:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")

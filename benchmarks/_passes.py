@@ -106,7 +106,7 @@ def _evaluate(program: Any, args: Sequence, passes: int | None) -> list:
 
 
 def _step(eqn, args: list, passes: int | None) -> list:
-    """Evaluate one equation, and recursively the programs inside it."""
+    """Evaluate an equation, and recursively the programs inside it."""
     name, params = eqn.primitive.name, eqn.params
 
     def run(program, *given):

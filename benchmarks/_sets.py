@@ -30,8 +30,8 @@ _TIED = 1e-6  # same as in `Isospectral`
 def normal_at(manifold: Manifold, point: np.ndarray) -> Normal:
     """Return the projection onto the normal space at the set's nearest point to `point`.
 
-    For sets with a boundary, project ascent directions onto the normal cone: directions whose
-    negative leaves the set. Singular values within `active_tolerance` of an edge touch it.
+    For sets with a boundary, project ascent directions onto the normal cone: directions with a
+    negative that leaves the set. Singular values within `active_tolerance` of an edge touch it.
     """
     if isinstance(manifold, EmbeddingRows):
         rows = point / np.linalg.norm(point, axis=1, keepdims=True)

@@ -20,7 +20,7 @@ class Case(NamedTuple):
 
     Attributes:
       manifold: name of the manifold.
-      shape: shape of the stack, with at least one leading axis.
+      shape: shape of the stack, including its leading axes (at least 1).
       dtype: dtype of the arrays.
       scale: power of two that multiplies the gradient, clipped to float16's range for float16.
       share: power of two that multiplies the free part, next to a normal part of largest entry 1;
@@ -69,7 +69,7 @@ def cases(
 
     Args:
       manifolds: names, mapped to manifolds by the test.
-      shapes: shapes of stacks, with at least one leading axis.
+      shapes: shapes of stacks, including their leading axes (at least 1).
       dtypes: names of dtypes.
     """
     kinds = ("normal", "normal", "inward", "inward", "low rank", "zero", "NaN", "infinite")
