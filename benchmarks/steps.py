@@ -3,7 +3,7 @@
     python -m benchmarks steps    # minutes; docs/benchmarks/results/steps.*
 
 A tree holds the matrices q, k, v, o, up and down of every layer, with the layers separate or
-stacked as for `jax.lax.scan`. A step is `update` and `apply_updates`, compiled as one program.
+stacked as for `jax.lax.scan`. A step is `update` and `apply_updates`, compiled together.
 Times are medians of interleaved rounds; compare ratios within a tree. Compile times are for the
 first call, including tracing.
 """
