@@ -80,7 +80,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether the last step was taken."""
+        """True once the last step was taken."""
         return bool(self.spectral_norms)
 
     @property

@@ -110,7 +110,7 @@ def options() -> Parser:
 
 
 def make(name: str, results: Path, folder: Path | None, rerun: bool) -> int:
-    """Run an example if its record is missing or resumable, or if `rerun`; return its exit status."""
+    """Run an example if its record is missing or resumable, or if `rerun`; return its status."""
     job, path = JOBS[name], results / f"{name}.json"
     if path.exists() and not rerun and not job.resumes:
         return 0
