@@ -40,9 +40,9 @@ def euclidean_direction(
 ) -> tuple[Floats, Floats, Floats]:
     """Return the normalised tangent part of each gradient: steepest in the Euclidean norm.
 
-    The tangent part of a normal gradient consists of rounding errors; normalising it would turn
-    noise into a full step. The direction is therefore zero if the tangent part is below a few units
-    of rounding of the gradient.
+    If a gradient is normal to the set, its tangent part consists of rounding errors; normalising it
+    would turn noise into a full step. The direction is therefore zero if the tangent part is below
+    a few units of rounding of the gradient.
 
     Args:
       grad: gradients at any scale, in their original dtype, which sets their rounding error.

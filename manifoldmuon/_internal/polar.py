@@ -132,7 +132,7 @@ def inverse_sqrt_minus_one(excess: Squares, max_iterations: int) -> Squares:
         return 0.375 * square - 0.5 * excess
 
     def compose(left, right):
-        """`(I + left) (I + right) - I`."""
+        """Return `(I + left) (I + right) - I`."""
         return left + right + _in_three_passes(left, right)
 
     def unfinished(carry):
