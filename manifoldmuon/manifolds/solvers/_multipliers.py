@@ -103,7 +103,7 @@ def certified(
 
 
 def shortened(norm: Norm, direction: Floats, change: Floats) -> Floats:
-    """Divide `direction` to norm at most 1; without `change` it would have norm 1."""
+    """Divide `direction`, a direction of norm 1 plus `change`, to norm at most 1."""
     # The second bound is tighter for a small change.
     size = jnp.minimum(norm.bound(direction), 1 + norm.bound(change))
     return direction / expand_trailing(jnp.maximum(size, 1), norm.ndim)

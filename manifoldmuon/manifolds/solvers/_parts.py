@@ -144,7 +144,7 @@ def certify(
     Args:
       upper: an upper bound on the optimum, in exact arithmetic.
       value: `<G, A>` of the direction, in exact arithmetic.
-      grad: the gradient behind both, of moderate size.
+      grad: the gradient from which both were computed, of moderate size.
       precision: the precision of float32 products on accelerators.
     """
     size = frobenius_norm(grad)
