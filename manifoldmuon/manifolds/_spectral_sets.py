@@ -118,7 +118,7 @@ class _WithBoundary(BoundedSpectrum):
         return stay_if_still(point, vector, scale * match_orientation(moved, point), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
-        """Return uniform singular values between the edges, with uniform singular vectors."""
+        """Return a point with random singular vectors and values, each uniformly distributed."""
         self.check_shape(shape)
         *batch, m, n = shape
         wide = jnp.promote_types(dtype, jnp.float32)

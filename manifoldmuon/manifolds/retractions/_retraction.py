@@ -10,7 +10,7 @@ from manifoldmuon._internal.values import Value
 
 
 class Retraction(Value, abc.ABC):
-    """Brings a point that moved along a tangent vector back to its set.
+    """Base of retractions: bring a point that moved along a tangent vector back to its set.
 
     A frozen, hashable value without arrays. Manifolds divide points and vectors by their scale,
     make matrices tall and the dtype float32 or wider, and shorten steps longer than `longest` to

@@ -38,13 +38,13 @@ class Descent(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BarzilaiBorwein(WarmSolver):
-    """For any linear tangent space: dual descent with step lengths by Barzilai and Borwein.
+    """Solver for a linear tangent space: dual descent with step lengths by Barzilai and Borwein.
 
     The dual's gradient in the normal part T is the normal part R of `dualize(G + T)`. The step
     length `<dT, dR> / <dR, dR>` from the last two pairs (IMA J. Numer. Anal. 8, 1988) needs no
     constant. The last duality map is made tangent and, if this takes it above norm 1, shortened.
-    For norms with a smooth duality map, such as `Spectral(TRAINING_MSIGN)`: at a kink of the dual
-    it stalls.
+    Use it with a smooth duality map, such as `Spectral(TRAINING_MSIGN)`: at a kink of the dual it
+    stalls.
 
     Attributes:
       steps: the number of duality maps per direction; three keep up with training. With a single

@@ -32,12 +32,12 @@ _START = 100  # parts below the mean by more than this factor start short of nor
 
 @dataclasses.dataclass(frozen=True)
 class DouglasRachford(Solver):
-    """For any set, also with boundary, and any norm with a projection: alternating projections.
+    """Solver for any set, also with boundary, and any norm with a projection.
 
-    Projects in turn onto the ball of the norm (`Norm.project`), pushed along the gradient, and onto
-    the tangent space or cone; the parts removed by the second projection add up to the multiplier
-    (Lions and Mercier, SIAM J. Numer. Anal. 16, 1979; as ADMM in Boyd et al. 2011). It needs no
-    warm start. The norm's projection must be exact: with the four steps of
+    Alternates two projections: onto the ball of the norm (`Norm.project`), pushed along the
+    gradient, and onto the tangent space or cone. The parts removed by the second projection add up
+    to the multiplier (Lions and Mercier, SIAM J. Numer. Anal. 16, 1979; as ADMM in Boyd et al.
+    2011). Needs no warm start. The norm's projection must be exact: with the four steps of
     `Spectral(TRAINING_MSIGN)` a few pairs miss most of the optimum, and the gap shows it.
 
     Attributes:

@@ -43,7 +43,7 @@ class Search(NamedTuple):
     """State of the search: the next multiplier and the two sides of the root.
 
     A lower side has a negative slope, a higher side a slope of at least zero: `low.slope = 0` and
-    `high.slope = -1` stand for unknown sides.
+    `high.slope = -1` mark unknown sides.
     """
 
     dual: Multiplier
@@ -69,13 +69,13 @@ class Search(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class LineMultiplier(WarmSolver):
-    """For sets with a line as normal space: two multipliers, on both sides of the root.
+    """Solver for a normal space that is a line: two multipliers, on both sides of the root.
 
     With the unit normal U, the slope `<U, dualize(G + t U)>` never falls with t. From the last
     multiplier the search goes half as far again as Newton's method would, so that two duality maps
-    lie on both sides of the root. Their mixture of slope zero is tangent and of norm at most 1, for
-    any norm, and it misses the optimum by the product of the two distances. If both lie on the same
-    side, U itself is mixed in, which costs at most the slope.
+    bracket the root. Their mixture of slope zero is tangent and of norm at most 1, for any norm,
+    and it misses the optimum by the product of the two distances. If both are on the same side of
+    the root, U itself is mixed in, which costs at most the slope.
 
     Attributes:
       steps: the number of duality maps per direction; two keep up with training.

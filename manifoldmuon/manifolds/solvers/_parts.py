@@ -168,7 +168,7 @@ def tangent_parts(
 ) -> tuple[Float[Array, "*batch k k"], Matrices]:
     """Return `(Omega, E)`, with `W Omega + E` the tangent part of a gradient.
 
-    Omega is skew and `W^T E = 0`. Wide points stand for their transposes, and so does their E.
+    Omega is skew and `W^T E = 0`. Wide points are treated as their transposes, and so is their E.
 
     If E is a small part of the gradient, the component along W left by rounding matters: two more
     products remove it.
