@@ -36,7 +36,7 @@ class Layout(Value):
     | fused q, k, v of grouped queries, by heads | `Layout(out_blocks=heads + 2 * kv_heads)` |
     | fused q, k, v as three whole matrices | `Layout(out_blocks=(q, k, v))`, with their lengths |
     | output projection (d_model, heads head_dim), by heads | `Layout(in_blocks=heads)` |
-    | experts (experts, in, out), by experts | `Layout(in_axes=-2, out_axes=-1)` |
+    | experts (experts, in, out), by expert | `Layout(in_axes=-2, out_axes=-1)` |
     | HWIO kernel, as one matrix | `Layout(in_axes=(0, 1, 2), out_axes=3)` |
     | HWIO kernel, tap by tap | `Layout(in_axes=-2, out_axes=-1, taps=(-4, -3))` |
     | OIHW kernel, as one matrix | `Layout(in_axes=(1, 2, 3), out_axes=0)` |
