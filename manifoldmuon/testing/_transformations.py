@@ -86,6 +86,7 @@ def check_transformation(
 
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+EPS = float(np.finfo(np.float32).eps)
 
 
 class Case(NamedTuple):
@@ -267,8 +268,14 @@ def _still(case: Case) -> None:
 
 
 def _ascends(case: Case, sign: int = 1) -> None:
+    def gain(update, grad, param):
+        """Return `<update, gradient>` where it is more than rounding of the moved parameter."""
+        value = float(np.vdot(wide(update), wide(grad)))
+        noise = 8 * EPS * np.linalg.norm(np.ravel(param)) * np.linalg.norm(np.ravel(grad))
+        return value if abs(value) > noise else 0.0
+
     updates, _ = case.first
-    gained = jax.tree.map(lambda u, g: float(np.vdot(wide(u), wide(g))), updates, case.grads)
+    gained = jax.tree.map(gain, updates, case.grads, case.params)
     assert any(jax.tree.leaves(gained)), "nothing moves"
     for path, value in jax.tree.leaves_with_path(gained):
         name = jax.tree_util.keystr(path)
