@@ -1,8 +1,8 @@
 """Studies: each answers a question about constrained training, in numbers and a picture.
 
 `python -m studies` lists them, `python -m studies NAME --help` explains a study; scripts call
-`run_study`. A study is a file, or a folder with a `study.py`; `studies.study` explains how to add
-a study.
+`run_study`. Some measurements are functions of `manifoldmuon.lab`. A study is a file, or a folder
+with a `study.py`; `studies.study` explains how to add a study.
 """
 
 from studies.ablation import Ablation

@@ -32,7 +32,7 @@ DRAWN = {"gpt": ("held_out_losses", 1.0, "nats"), "images": ("held_out_errors", 
 
 @dataclasses.dataclass(frozen=True)
 class Ablation(Study):
-    """Constraint, direction, mass: which of the three buys what?
+    """How much do constraint, direction and mass each contribute?
 
     Trains a character GPT and an image classifier with every combination of
 

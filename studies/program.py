@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that reports an error in one line, without the usage text, and exits with 2."""
+    """A parser with one-line errors, without the usage text, and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
@@ -37,7 +37,7 @@ def command(
 
     Args:
       module: the name after `python -m`.
-      description: one line, for `--help`.
+      description: a line for `--help`.
       data: the data set in the folder `--data-dir`; None for programs without data.
       folder: the default folder of the record.
       record: the name of the record; None takes the last part of the module name.
@@ -56,7 +56,7 @@ def command(
 def parse(
     p: Parser, argv: Sequence[str] | None, resumes: bool = False, beside: Sequence[str] = ()
 ) -> argparse.Namespace:
-    """Parse the command line; exit early if the results could not be written.
+    """Parse the command line; exit if a later step would fail: missing data, unwritable output.
 
     Args:
       p: the options.
@@ -82,7 +82,7 @@ def parse(
 
 
 def load(p: Parser, loader: Callable[[Path | None], Dataset], folder: Path | None) -> Dataset:
-    """Load the data set, or exit with one line of advice."""
+    """Load the data set, or exit with advice, in a single line."""
     try:
         return loader(folder)
     except DatasetError as error:
@@ -126,7 +126,7 @@ def progress(total: int, done: int = 0) -> Progress:
 def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = False) -> None:
     """Write the record and its environment; `replace` if this run has written it before.
 
-    Exit with one line if the disk is full or read-only.
+    Exit with a one-line error if the disk is full or read-only.
     """
     whole = {"environment": environment(), **record}
     with errors_in_one_line():
@@ -135,7 +135,7 @@ def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = F
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Exit with one line if a file cannot be written."""
+    """Exit with a one-line error if a file cannot be written."""
     try:
         yield
     except WriteError as error:

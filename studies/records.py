@@ -19,7 +19,7 @@ _PACKAGES = ("manifoldmuon", "jax", "jaxlib", "optax", "numpy")
 
 
 class WriteError(OSError):
-    """A full or read-only disk, with one line of advice."""
+    """A full or read-only disk; the message is a line with advice."""
 
 
 @contextlib.contextmanager

@@ -26,8 +26,8 @@ def run_study(
     After an interruption the same call resumes with the missing cells and makes the record that an
     uninterrupted run would have made.
 
-    With `jobs` above 1, cells are measured in that many processes with one thread each. The record
-    equals the record of one process with one thread, bit for bit; with several threads, XLA's
+    With `jobs` above 1, cells are measured in that many single-threaded processes. The record
+    equals the record of a single-threaded process, bit for bit; with several threads, XLA's
     default, sums are rounded in a different order. Cells that share compiled programs stay
     together (`Study.traced`); cells that measure time (`Study.timed`) run last and alone.
 

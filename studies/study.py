@@ -14,7 +14,7 @@ To add a study, write `studies/name.py` or `studies/name/study.py` with a frozen
         tosses: int = option(100, "tosses of each coin")
         seeds: tuple[int, ...] = option((0, 1, 2), "one coin for each")
 
-        def __post_init__(self):                # reject invalid settings, in one line
+        def __post_init__(self):                # reject invalid settings, before any work
             if self.tosses < 1:
                 raise ValueError(f"tosses must be at least 1; got {self.tosses}")
 
@@ -64,7 +64,7 @@ def option(default: Any, help: str, choices: Sequence[Any] = (), recorded: bool 
 
     Args:
       default: an immutable default value, such as a tuple.
-      help: one line for `--help`.
+      help: a line for `--help`.
       choices: allowed values (allowed items of a tuple); empty allows all.
       recorded: whether the record stores the setting. False for local folders, which are not
         part of the result.

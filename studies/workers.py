@@ -202,8 +202,8 @@ def _begin(number: int, config: dict[str, Any], folder: str) -> None:
 
 
 def _stay_on_one_processor(number: int) -> None:
-    """Pin the worker before JAX starts its threads. Asynchronous dispatch is off because JAX's
-    thread pool, here of size 1, can deadlock: see "Known limits" in the documentation."""
+    """Pin the worker to a processor before JAX starts its threads: XLA's pool then has a single
+    thread, while larger pools can deadlock (see "Known limits" in the documentation)."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if hasattr(os, "sched_setaffinity"):
         processors = sorted(os.sched_getaffinity(0))

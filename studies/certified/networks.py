@@ -20,7 +20,7 @@ class Perceptron:
     widths: tuple[int, ...] = (256, 256)
 
     def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """The network for images of this shape, steps of the weights by this solver."""
+        """Return the network for images of this shape; `solver` computes the steps."""
         height, width, channels = image
         return _head(Flatten(3), (height * width * channels, *self.widths), classes, solver)
 
@@ -65,7 +65,7 @@ class Local:
     widths: tuple[int, ...] = (256, 256)
 
     def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """The network for images of this shape, steps of the weights by this solver."""
+        """Return the network for images of this shape; `solver` computes the steps."""
         height, width, colours = image
         places, features = (height // self.patch, width // self.patch), self.patch**2 * colours
         patches = LocallyConnected(places, features, features, Orthogonal(solver=solver))
@@ -90,7 +90,7 @@ class Shifting:
     widths: tuple[int, ...] = (256,)
 
     def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """The network for images of this shape, steps of the weights by this solver."""
+        """Return the network for images of this shape; `solver` computes the steps."""
         height, width, colours = image
         net = _layer(self.channels, self.patch**2 * colours, solver) @ SpaceToDepth(self.patch)
         for _ in range(self.depth):

@@ -31,7 +31,7 @@ METHODS = (
 
 @dataclasses.dataclass(frozen=True)
 class WeightErasure(Study):
-    """Which training writes over its initial weights, and do constraints speed that up?
+    """Which training overwrites its initial weights, and do constraints speed up erasure?
 
     The middle matrix of a network with two hidden layers is multiplied by a mask that is zero on
     the letter "a"; then the network is trained on the squared error without momentum. Readability

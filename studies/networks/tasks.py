@@ -65,7 +65,7 @@ class Task(abc.ABC):
         """Return inputs and labels of the chosen examples."""
 
     def order(self, steps: int, seed: int) -> Int32[np.ndarray, "steps b"]:
-        """Return the examples of every step: random permutations, one after another."""
+        """Return the examples of every step, from successive random permutations."""
         return batches(seed, self.places, steps, self.batch)
 
     @property
