@@ -1,4 +1,4 @@
-"""Runs benchmarks by name, or all of them: `python -m benchmarks [NAME [OPTIONS]]`."""
+"""Run benchmarks by name, or all of them: `python -m benchmarks [NAME [OPTIONS]]`."""
 
 import runpy
 import sys
@@ -32,7 +32,7 @@ NAMES = (
 
 
 def main() -> int:
-    """Runs one benchmark, or all of them, each to its end; exit status 1 if any did not succeed."""
+    """Run a benchmark, or all of them even if some fail; return 1 if any failed."""
     if len(sys.argv) > 1:
         name, options = sys.argv[1], sys.argv[2:]
         if name in ("-h", "--help"):
@@ -45,7 +45,7 @@ def main() -> int:
 
 
 def run(name: str, options: Sequence[str]) -> int:
-    """Runs one benchmark and returns its exit status, also where it ends with `sys.exit`."""
+    """Run a benchmark and return its exit status, including one set by `sys.exit`."""
     sys.argv = [f"python -m benchmarks {name}", *options]
     try:
         runpy.run_module(f"benchmarks.{name}", run_name="__main__")

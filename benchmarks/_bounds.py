@@ -1,7 +1,7 @@
-"""Attacks on bounds: climb to the inputs, weights and directions that move outputs most.
+"""Attacks on bounds: gradient ascent to the inputs, weights and directions of largest change.
 
-Outputs and derivatives come from JAX and are measured by norms written here; the package's bounds
-are only what is attacked.
+Outputs and derivatives come from JAX; norms are implemented here. The package contributes only the
+bounds under attack.
 """
 
 import dataclasses
@@ -60,12 +60,12 @@ STEPS = 12
 
 
 def shapes_of(net: Module) -> Any:
-    """The shapes of the parameters."""
+    """Return the shapes of the parameters."""
     return jax.eval_shape(net.init, jax.random.key(0))
 
 
 def norm(size: Any, y: Any) -> Any:
-    """The norm that a size is measured in; of a tuple, the sum."""
+    """Return the norm of `y` in the measure of `size`; for a tuple, the sum over its parts."""
     if isinstance(size, tuple):
         return sum(norm(s, part) for s, part in zip(size, y, strict=True))
     match size.measure:
@@ -85,7 +85,7 @@ def _head_axes(heads: int) -> tuple[int, ...]:
 
 
 def toward(size: Any, g: Any) -> Any:
-    """The direction of norm 1 with the largest product with g; of a tuple, all in one part."""
+    """Return the direction of norm 1 that maximises <g, d>; for a tuple, all in its best part."""
     if isinstance(size, tuple):
         ways = [toward(s, part) for s, part in zip(size, g, strict=True)]
         gains = [float(np.sum(w * np.asarray(p))) for w, p in zip(ways, g, strict=True)]
@@ -108,7 +108,7 @@ def toward(size: Any, g: Any) -> Any:
 
 
 def inside(size: Any, x: Any) -> Any:
-    """The input, scaled token by token until it is as large as it may be."""
+    """Scale the input, token by token, to the largest size allowed (see `_lengths`)."""
     if isinstance(size, tuple):
         return tuple(inside(s, part) for s, part in zip(size, x, strict=True))
     x = np.asarray(x, np.float64)
@@ -127,17 +127,17 @@ def inside(size: Any, x: Any) -> Any:
 
 
 def _lengths(size: NormBound, length: np.ndarray) -> np.ndarray:
-    """The largest for each, or by turns the largest and the least that is declared."""
+    """Return a target length per token: the largest, alternating with a declared least length."""
     turns = np.resize([size.upper, size.lower or size.upper], length.size)
     return turns.reshape(length.shape)
 
 
 def starts(seed: int, shape: tuple[int, ...]) -> list[np.ndarray]:
-    """Random, positive, equal, spiked, and with all weight in the first half of the entries."""
+    """Return starts: random, positive, constant, spiked, and nonzero only in the first half."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape)
     spike = np.zeros(shape)
-    # In different entries for different tokens: heads then disagree on which token is large.
+    # Tokens have different spikes, so that heads disagree on which token is large.
     flat = spike.reshape(-1, shape[-1])
     flat[np.arange(len(flat)), np.arange(len(flat)) % shape[-1]] = 1
     half = x * (np.arange(shape[-1]) < max(shape[-1] // 2, 1))
@@ -158,7 +158,7 @@ def to_jax(tree: Any) -> Any:
 def input_slope(
     function: Callable[[Any], Any], inputs: Any, outputs: Any, shapes: Any, seeds: int = 1
 ) -> float:
-    """The largest derivative found, over inputs of the sizes and directions."""
+    """Return the largest derivative found by ascent over allowed inputs and directions."""
     climb = jax.jit(
         jax.value_and_grad(
             lambda x, dx: norm(outputs, jax.jvp(function, (x,), (dx,))[1]), argnums=(0, 1)
@@ -179,14 +179,14 @@ def input_slope(
 
 
 def atoms(module: Module) -> list[Any]:
-    """The atoms, in the order of the leaves of the parameters."""
+    """Return the atoms, in the order of the parameters' leaves."""
     found: list[Any] = []
     module.map_atoms(lambda atom: found.append(atom) or atom)
     return found
 
 
 def steepest(atom: Any, g: np.ndarray) -> np.ndarray:
-    """The step of norm 1 in the manifold's norm with the largest product with g."""
+    """Return the step of norm 1, in the manifold's norm, that maximises <g, step>."""
     g, norm = np.asarray(g, np.float64), atom.manifold.norm
     if isinstance(norm, MaxRowNorm | Frobenius):
         ndim = 1 if isinstance(norm, MaxRowNorm) else norm.ndim
@@ -198,7 +198,7 @@ def steepest(atom: Any, g: np.ndarray) -> np.ndarray:
 
 
 def step_size(atom: Any, step: np.ndarray) -> float:
-    """The norm of a step in the manifold's norm."""
+    """Return the norm of a step, in the manifold's norm."""
     norm = atom.manifold.norm
     if isinstance(norm, MaxRowNorm | Frobenius):
         ndim = 1 if isinstance(norm, MaxRowNorm) else norm.ndim
@@ -215,7 +215,7 @@ def _spectral_scale(norm: Any, shape: tuple[int, ...]) -> float:
 
 
 def project(atom: Any, w: np.ndarray) -> np.ndarray:
-    """The nearest weight of the atom's manifold; of flat space, of norm at most 1."""
+    """Return the nearest weight on the atom's manifold, or of norm at most 1 for `Euclidean`."""
     if isinstance(atom.manifold, Stiefel | EmbeddingRows):
         return _unit_scale(atom, w)
     assert isinstance(atom.manifold, Euclidean)
@@ -230,7 +230,7 @@ def project(atom: Any, w: np.ndarray) -> np.ndarray:
 
 
 def _unit_scale(atom: Any, w: np.ndarray) -> np.ndarray:
-    """The nearest point of a Stiefel manifold or of spheres."""
+    """Return the nearest point of a Stiefel manifold or of spheres."""
     scale = atom.manifold.scale
     if isinstance(atom.manifold, EmbeddingRows):
         return scale_of(scale, w.shape[-1:]) * w / np.linalg.norm(w, axis=-1, keepdims=True)
@@ -239,7 +239,7 @@ def _unit_scale(atom: Any, w: np.ndarray) -> np.ndarray:
 
 
 def weights_of(net: Module, seed: int = 0) -> Any:
-    """Random weights on the manifolds, by NumPy: compiling `init` takes longer than an attack."""
+    """Draw random weights on the manifolds in NumPy: compiling `init` would be slower."""
     rng = np.random.default_rng(seed)
     leaves, structure = jax.tree.flatten(shapes_of(net))
     pairs = zip(atoms(net), leaves, strict=True)
@@ -249,16 +249,16 @@ def weights_of(net: Module, seed: int = 0) -> Any:
 
 @dataclasses.dataclass
 class Attack:
-    """Climbs over weights, inputs and directions of a network; compiled once.
+    """Ascent over weights, inputs and directions of a network; compiled once.
 
     Attributes:
       net: the network.
-      inputs: the size of its input.
-      outputs: how its output is measured.
-      x: an example, for the shape; whole numbers stay as they are.
-      drift: how far weights may be from their manifolds, which then may be any.
-      center: the middle of a ball of weights; None for all on the manifolds.
-      radius: of that ball, in the modular norm.
+      inputs: size of the network's input.
+      outputs: size of its output, which selects the norm.
+      x: example input: gives the shape, and is the input itself when it holds integers.
+      drift: how far the weights may be from their manifolds; used instead of exact projection.
+      center: center of a ball of weights; None for all weights on the manifolds.
+      radius: radius of the ball, in the modular norm.
     """
 
     net: Module
@@ -280,7 +280,7 @@ class Attack:
         def first(w, x, dw, dx):
             return norm(self.outputs, jax.jvp(apply, (w, x), (dw, dx))[1])
 
-        self.largest = 0.0  # of the outputs seen
+        self.largest = 0.0  # norm of the outputs seen
         self.output = jax.jit(lambda w, x: norm(self.outputs, apply(w, x)))
         self.first = jax.jit(jax.value_and_grad(first, argnums=(0, 1, 2, 3)))
 
@@ -310,7 +310,7 @@ class Attack:
         return np.asarray(_pull(atom.manifold, w[None], self.drift)[1])[0]
 
     def step(self, g: Any) -> Any:
-        """The steepest step of modular norm 1."""
+        """Return the steepest step of modular norm 1."""
         return self._leaves(lambda atom, leaf, b: b * steepest(atom, leaf), g)
 
     def _leaves(self, function: Any, tree: Any) -> Any:
@@ -320,13 +320,13 @@ class Attack:
         return jax.tree.unflatten(structure, mapped)
 
     def climb(self, seeds: int, *, weights: bool, free: bool, params: Any = None) -> float:
-        """The largest slope found, in the weights or else in the input.
+        """Return the largest slope found, in the weights or in the input.
 
         Args:
-          seeds: how many starts.
-          weights: whether weights move, or the input.
-          free: whether the weights are sought too, on their manifolds; else `params` stay.
-          params: the weights to start from.
+          seeds: number of starts.
+          weights: whether to perturb the weights; otherwise the input.
+          free: whether to optimise the weights as well, within their set; otherwise fix them.
+          params: starting weights; None for random.
         """
         worst = 0.0
         for seed in range(seeds):
@@ -353,13 +353,13 @@ class Attack:
 
 
 def tokens(seed: int, net: Module, *shape: int) -> jax.Array:
-    """Whole numbers for a network that starts with an embedding."""
+    """Draw integers for a network that starts with an embedding."""
     vocabulary = next(atom.vocabulary for atom in atoms(net) if isinstance(atom, Embed))
     return jnp.asarray(np.random.default_rng(seed).integers(vocabulary, size=shape))
 
 
 def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
-    """Modules that fit one another, the shape of an input, and the size that is declared."""
+    """Draw a network of compatible modules, its input shape, and the declared input size."""
     rng = np.random.default_rng(seed)
     shape: tuple[int, ...] = (1, 4, 4, 4) if rng.random() < 0.4 else (2, 4, 6)
     axes, at = len(shape) - 1, shape
@@ -409,15 +409,16 @@ def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def attack_network(seed: int, starts: int = 2) -> dict[str, float]:
-    """Attack the bounds of a random network; return what was found as shares of the bounds.
+    """Attack the bounds of a random network; return the slopes found over their bounds.
 
-    Slopes in input and weights and the largest output, over all weights at a drift, and over those
-    in a ball. A share above 1 is a broken bound. Empty where the network has no bounds.
+    Covers the slopes in input and weights and the largest output, both for all weights within a
+    drift and for weights in a ball. A ratio above 1 breaks a bound. Empty if the network has no
+    bounds.
     """
     net, shape, size = random_network(seed)
     try:
         bound(net, input_norm=size)
-    except ValueError:  # norms of unknown lengths
+    except ValueError:  # the network has a norm without known bound
         return {}
     rng, found = np.random.default_rng(seed), {}
     center = jax.tree.map(lambda a: rng.standard_normal(a.shape) / 2, shapes_of(net))
@@ -452,7 +453,7 @@ def _row(which: Any, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.sum(length * at, axis=-1), unit * at[..., None]
 
 
-# Of a matrix: the figure, and its gradient. Fields of `MatrixBounds`.
+# Fields of `MatrixBounds`: functions from a matrix to the figure and its gradient.
 FIGURES = {
     "spectral": _largest_singular,
     "row": functools.partial(_row, np.argmax),
@@ -463,7 +464,7 @@ FIGURES = {
 
 @functools.partial(jax.jit, static_argnums=0)
 def _pull(manifold: Manifold, w: Any, drift: float) -> tuple[Any, Any]:
-    """Each matrix moved towards its projection until `Manifold.distance` is at most `drift`."""
+    """Move each matrix towards its projection until `Manifold.distance` is at most `drift`."""
     on = manifold.project(w)
     shares = jnp.linspace(0, 1, 101).reshape(-1, 1, 1, 1)
     line = on + shares * (w - on)
@@ -476,10 +477,10 @@ def _pull(manifold: Manifold, w: Any, drift: float) -> tuple[Any, Any]:
 def drifted(
     manifold: Manifold, shape: tuple[int, int], drift: float, seed: int = 0
 ) -> dict[str, float]:
-    """Return the most extreme figures found among matrices at this distance from a set.
+    """Return the most extreme figures found among matrices within `drift` of a manifold.
 
-    Climb from random and patterned matrices along the gradient of the figure. After each step the
-    matrix is moved towards its projection until `Manifold.distance` is at most `drift`.
+    Ascends the gradient of each figure from random and patterned matrices. After each step, moves
+    the matrix towards its projection until `Manifold.distance` is at most `drift`.
     """
     rng, (m, n) = np.random.default_rng(seed), shape
     signs = np.outer(np.resize([1.0, -1.0], m), np.resize([1.0, -1.0], n))

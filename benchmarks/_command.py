@@ -1,4 +1,4 @@
-"""The command line of a benchmark: that of a study's program, with the record among the results."""
+"""Command line of a benchmark: a study's command line that saves to the benchmark results."""
 
 import argparse
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from studies.records import whole
 
 
 def command(name: str, description: str) -> program.Parser:
-    """`--out`, `--overwrite`, and room for more; `studies.program.parse` reads them."""
+    """Return a parser with `--out` and `--overwrite`; read it with `studies.program.parse`."""
     folder = Path("docs/benchmarks/results")
     return program.command(f"benchmarks.{name}", description, folder=folder)
 
 
 def save_with_table(given: argparse.Namespace, record: Mapping[str, Any], text: str) -> None:
-    """Prints the table, and writes the record and, beside it, the table as `.md`."""
+    """Print the table; write the record, and next to it the table as `.md`."""
     print(text)
     program.save(given, record)
     with program.errors_in_one_line(), whole(given.out.with_suffix(".md")) as temporary:

@@ -1,4 +1,4 @@
-"""Certificates taken apart, changed at random, and written again with digests that fit."""
+"""Random changes to certificates, with repaired digests."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Rng = np.random.Generator
 
 
 class Forgery:
-    """The three files of a certificate, taken apart.
+    """Certificate's three files, parsed.
 
     Attributes:
-      told: the certificate.
-      weights: the arrays by name, as `(dtype, shape, bytes)`.
-      images: the same.
+      told: contents of `certificate.json`.
+      weights: weight arrays by name, as `(dtype, shape, bytes)`.
+      images: arrays of images and labels, in the same form.
     """
 
     def __init__(self, folder: Path):
@@ -37,7 +37,7 @@ class Forgery:
         return copy.deepcopy(self)
 
     def change(self, name: str, function: Callable[[Any], Any], part: str = "weights") -> None:
-        """Applies a function to the numbers of an array."""
+        """Apply a function to the numbers of an array."""
         arrays = getattr(self, part)
         dtype, shape, data = arrays[name]
         kind = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "U8": "u1"}[dtype]
@@ -46,9 +46,9 @@ class Forgery:
         arrays[name] = (dtype, list(new.shape), new.tobytes())
 
     def write(self, folder: Path, digests: bool) -> Path:
-        """Writes all files; with digests that fit what was changed, or with the old ones.
+        """Write all files; `digests` recomputes the digests, otherwise the old ones stay.
 
-        A string `@@TEXT@@` in the certificate becomes the bare TEXT.
+        A string `@@TEXT@@` in the certificate is written as bare TEXT.
         """
         folder.mkdir()
         for part in ("weights", "images"):
@@ -65,7 +65,7 @@ class Forgery:
 
 
 def bare(text: str) -> str:
-    """JSON in which each string `@@TEXT@@` has become the bare TEXT."""
+    """Replace each JSON string `@@TEXT@@` by bare TEXT."""
     return re.sub('"@@(.*?)@@"', lambda found: json.loads(f'"{found[1]}"'), text)
 
 
@@ -96,22 +96,22 @@ def with_header(header: Any, body: bytes) -> bytes:
 
 
 def stored(array: Any) -> tuple[str, list[int], bytes]:
-    """An array as `Forgery` holds it."""
+    """Return an array in the form that `Forgery` stores."""
     array = np.asarray(array)
     name = {"<f8": "F64", "<f4": "F32", "<f2": "F16", "<i8": "I64", "|u1": "U8"}[array.dtype.str]
     return name, list(array.shape), array.tobytes()
 
 
-# ---------------------------------------------------------------------- what a mutation draws
+# ------------------------------------------------------------------ building blocks of mutations
 
 
 def junk(rng: Rng) -> Any:
-    """A value that a reader does not expect."""
+    """Draw a value that a reader does not expect."""
     return JUNK[rng.integers(len(JUNK))]
 
 
 def deep(depth: int, inner: Any = 0) -> Any:
-    """A list in a list in a list."""
+    """Return `inner`, nested in `depth` lists."""
     for _ in range(depth):
         inner = [inner]
     return inner
@@ -129,7 +129,7 @@ JUNK: list[Any] = [
 
 
 def layer(rng: Rng, forgery: Forgery) -> dict[str, Any]:
-    """A layer of a random kind with random options; its array is new or one that is there."""
+    """Draw a layer of random kind and options, with a new or an existing array."""
     few = lambda: int(rng.integers(1, 5))  # noqa: E731
     width = int(rng.choice([2, 3, 4, 6, 8, 12]))
 
@@ -163,7 +163,7 @@ def layer(rng: Rng, forgery: Forgery) -> dict[str, Any]:
 
 
 def places(node: Any) -> list[tuple[Any, Any]]:
-    """Every place in a tree of JSON, as the container and the key."""
+    """Return every node of a JSON tree, as its container and key."""
     keys = list(node) if isinstance(node, dict) else range(len(node))
     found = [(node, key) for key in keys]
     for key in keys:
@@ -173,7 +173,7 @@ def places(node: Any) -> list[tuple[Any, Any]]:
 
 
 def lists(network: Any) -> list[Any]:
-    """Every list of layers."""
+    """Return every list of layers."""
     found = [network]
     for entry in network:
         for inner in [entry.get("layers", []), *entry.get("branches", [])]:
@@ -185,7 +185,7 @@ def lists(network: Any) -> list[Any]:
 
 
 def tree(rng: Rng, base: Forgery, folder: Path) -> None:
-    """Values of the certificate replaced, removed, doubled or exchanged."""
+    """Replace, remove, duplicate or exchange values of the certificate."""
     for _ in range(rng.integers(1, 4)):
         node, key = _choice(rng, places(base.told))
         if (isinstance(node, list) and key >= len(node)) or (
@@ -207,7 +207,7 @@ def tree(rng: Rng, base: Forgery, folder: Path) -> None:
 
 
 def claims(rng: Rng, base: Forgery, folder: Path) -> None:
-    """Stronger claims, from hardly to much; some weaker ones among them."""
+    """Strengthen claims, slightly or greatly; weaken some."""
     told = base.told["claims"]
     radii = told["radii"]
     for _ in range(rng.integers(1, 4)):
@@ -238,7 +238,7 @@ def claims(rng: Rng, base: Forgery, folder: Path) -> None:
 
 
 def numbers(rng: Rng, base: Forgery, folder: Path) -> None:
-    """Numbers of arrays changed, with every digest repaired."""
+    """Change numbers in arrays; repair every digest."""
     for _ in range(rng.integers(1, 3)):
         name = _choice(rng, list(base.weights))
         factor = float(rng.choice([0, -1, 0.5, 1 - 1e-6, 1 + 1e-6, 1.01, 2, 1e-30, 1e20]))
@@ -262,7 +262,7 @@ def numbers(rng: Rng, base: Forgery, folder: Path) -> None:
 
 
 def pixels(rng: Rng, base: Forgery, folder: Path) -> None:
-    """Images, shift, scale and range changed together, or not all of them."""
+    """Scale images, shift, scale and range together, or only some of them."""
     factor, source = float(rng.choice([1e-6, 0.1, 0.9, 1.1, 50, 255, 1e6])), base.told["input"]
     claims = base.told["claims"]
     if rng.random() < 0.7:
@@ -280,7 +280,7 @@ def pixels(rng: Rng, base: Forgery, folder: Path) -> None:
 
 
 def network(rng: Rng, base: Forgery, folder: Path) -> None:
-    """Layers inserted, removed, exchanged, doubled, shared or wrapped."""
+    """Insert, remove, exchange, duplicate, share or wrap layers."""
     for _ in range(rng.integers(1, 4)):
         entries = _choice(rng, lists(base.told["network"]))
         i, what = int(rng.integers(len(entries) + 1)), rng.integers(9)
@@ -311,7 +311,7 @@ def network(rng: Rng, base: Forgery, folder: Path) -> None:
     if rng.random() < 0.9:
         base.weights = {name: array for name, array in base.weights.items() if name in used}
         base.told["weights"]["shared"] = [name for name, count in used.items() if count > 1]
-    if rng.random() < 0.5:  # a true claim may be left: then the numbers are looked at
+    if rng.random() < 0.5:  # leave possibly true claims, so that the numbers are checked
         told = base.told["claims"]
         told["radii"] = [0 if rng.random() < 0.8 else r for r in told["radii"]]
         told["certified"], told["correct"] = [], 0
@@ -319,7 +319,7 @@ def network(rng: Rng, base: Forgery, folder: Path) -> None:
 
 
 def headers(rng: Rng, base: Forgery, folder: Path) -> None:
-    """Headers of the file of weights or images."""
+    """Change the safetensors header of the weights or the images."""
     base.write(folder, digests=True)
     part = str(rng.choice(["weights", "images"]))
     path = folder / f"{part}.safetensors"
@@ -339,7 +339,7 @@ def headers(rng: Rng, base: Forgery, folder: Path) -> None:
 
 
 def flips(rng: Rng, base: Forgery, folder: Path) -> None:
-    """Bytes changed, inserted, removed or cut off; the digests of files repaired or not."""
+    """Change, insert, remove or cut off bytes; mostly repair the files' digests."""
     base.write(folder, digests=True)
     name = str(rng.choice(FILES))
     data = bytearray((folder / name).read_bytes())
@@ -360,7 +360,7 @@ def flips(rng: Rng, base: Forgery, folder: Path) -> None:
 
 
 def files(rng: Rng, base: Forgery, folder: Path) -> None:
-    """In the place of a file: a pipe, a device, a folder, a hole of 200 GB, a loop, nothing."""
+    """Replace a file by a pipe, device, folder, sparse file (up to 200 GiB), loop or nothing."""
     base.write(folder, digests=True)
     path = folder / str(rng.choice(FILES))
     path.unlink()
@@ -383,16 +383,16 @@ def files(rng: Rng, base: Forgery, folder: Path) -> None:
 
 
 def hole(path: Path, size: int) -> None:
-    """A file of zeros that takes no place."""
+    """Create a sparse file of zeros, which takes no disk space."""
     with path.open("wb") as file:
         file.truncate(size)
 
 
-# What is consistent, claims nothing, and takes much work or looks like it.
+# Consistent certificates without claims that need much work, or seem to.
 
 
 def sizes(rng: Rng, base: Forgery, folder: Path) -> None:
-    """A network of random sizes over many orders of magnitude, without any other fault."""
+    """Build a valid network with sizes over many orders of magnitude."""
     base.weights.clear()
     kind = str(rng.choice(SIZES))
     count, features, body = _sized(rng, base, kind)
@@ -402,7 +402,7 @@ def sizes(rng: Rng, base: Forgery, folder: Path) -> None:
     images = np.zeros((count, math.prod(shape)), np.uint8)
     if kind in ("sorting", "images"):
         images = rng.integers(0, 255, size=images.shape, dtype=np.uint8)
-    images[:, 0] = 255 * (kind in ("sorting", "images"))  # class 0 has the largest logit, or all
+    images[:, 0] = 255 * (kind in ("sorting", "images"))  # class 0 has the largest logit or ties
     base.images = {
         "images": ("U8", [count, *shape], images.tobytes()),
         "labels": stored(np.zeros(count, np.int64)),

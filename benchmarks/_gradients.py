@@ -1,32 +1,33 @@
-"""Sequences of gradients that break what is carried from step to step."""
+"""Gradient sequences that defeat warm starts."""
 
 from __future__ import annotations
 
 import numpy as np
 
 GRADIENT_FAMILIES = ("sparse", "entry", "row", "rank 1", "blocks", "rotated blocks", "scales")
-"""The families of sequences that `gradient_sequence` knows."""
+"""Sequence families known to `gradient_sequence`."""
 
 
 def gradient_sequence(
     family: str, shape: tuple[int, int], steps: int, period: int = 50, seed: int = 0
 ) -> np.ndarray:
-    """Draw gradients that are sparse or that switch: hard for what is warm-started.
+    """Draw sparse or switching gradients, which are hard for warm-started solvers.
 
-    * `"sparse"`: new Gaussian entries in each step, one in twenty (at least one) not zero.
-    * `"entry"`, `"row"`, `"rank 1"`: one entry, row or outer product, another one every `period`
+    * `"sparse"`: new Gaussian entries in each step; 5 % of the entries (at least one) are not zero.
+    * `"entry"`, `"row"`, `"rank 1"`: a fixed entry, row or outer product, redrawn every `period`
       steps.
-    * `"blocks"`: new Gaussian entries in one diagonal block of two; every `period` steps the other
-      one. `"rotated blocks"`: the same between two random orthogonal matrices, so that no entry is
-      zero.
-    * `"scales"`: new Gaussian entries; every `period` steps another power of ten from -6 to 6.
+    * `"blocks"`: new Gaussian entries in one of two diagonal blocks, which alternate every `period`
+      steps. `"rotated blocks"`: the same multiplied by random orthogonal matrices on both sides, so
+      that no entry is zero.
+    * `"scales"`: new Gaussian entries, scaled by a power of ten from -6 to 6 that is redrawn every
+      `period` steps.
 
     Args:
-      family: one of `GRADIENT_FAMILIES`.
-      shape: of one gradient.
-      steps: how many.
-      period: steps from one switch to the next.
-      seed: of the random numbers.
+      family: member of `GRADIENT_FAMILIES`.
+      shape: shape of each gradient.
+      steps: number of gradients.
+      period: steps between switches.
+      seed: random seed.
 
     Returns:
       Shape `(steps, *shape)`, float64.
@@ -37,7 +38,7 @@ def gradient_sequence(
     if family not in GRADIENT_FAMILIES:
         raise ValueError(f"family must be one of {GRADIENT_FAMILIES}; got {family!r}")
     rng, (m, n) = np.random.default_rng(seed), shape
-    part = np.arange(steps) // period  # which part of the sequence a step belongs to
+    part = np.arange(steps) // period  # index of each step's period
     fresh = rng.standard_normal((steps, m, n))
     left, right = rng.standard_normal((steps, m, 1)), rng.standard_normal((steps, 1, n))
     rows, columns = np.arange(m)[:, None], np.arange(n)

@@ -1,7 +1,7 @@
-"""Certified radii derived a second time, by other means than the verifier's.
+"""Independent second derivation of certified radii, by other methods than the verifier's.
 
-Values in extended precision, singular values from LAPACK. Rounding is not bounded: a claim may be
-larger by a part in a billion.
+Uses extended precision for values and LAPACK for singular values. Rounding is not bounded, so
+claims may exceed the result by a relative 1e-9.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SLACK = 1e-9
 
 
 def claimed_too_much(folder: Path) -> str:
-    """Say what a certificate claims that does not hold; the empty string if all of it holds."""
+    """Return the first claim of a certificate that does not hold; an empty string if all hold."""
     told = json.loads((folder / "certificate.json").read_text(), parse_float=Decimal)
     claims, source = told["claims"], told["input"]
     radii = [Fraction(radius) for radius in claims["radii"]]
@@ -61,7 +61,7 @@ def claimed_too_much(folder: Path) -> str:
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a file, in their own dtypes; bfloat16 as float32."""
+    """Return the arrays of a file in their own dtypes; bfloat16 as float32."""
     found = {}
     for name, (dtype, shape, raw) in unpack(path.read_bytes()).items():
         if dtype == "BF16":
@@ -73,7 +73,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def apply(entries: Any, x: np.ndarray, arrays: Any, index: tuple[int, ...] = ()) -> np.ndarray:
-    """The values of a list of layers, in the precision of `x` `(n, ...)`."""
+    """Return the output of a list of layers, in the precision of `x` `(n, ...)`."""
     for entry in entries:
         kind = entry["kind"]
         w = np.asarray(arrays[entry["weight"]][index], x.dtype) if "weight" in entry else None
@@ -139,7 +139,7 @@ def _layer(kind: str, entry: Any, x: np.ndarray, w: Any) -> np.ndarray:
 def constant(
     entries: Any, x: np.ndarray, arrays: Any, index: tuple[int, ...] = ()
 ) -> tuple[float, np.ndarray]:
-    """The constant of a list of layers, as the page on certificates has it, and its output."""
+    """Return a Lipschitz constant of the layers, as documented for certificates, and the output."""
     found = 1.0
     for entry in entries:
         kind = entry["kind"]
@@ -166,7 +166,7 @@ def constant(
 
 
 def pairs(entries: Any, x: np.ndarray, arrays: Any, prediction: int) -> np.ndarray:
-    """The constants that the page has for differences of logits with the predicted one."""
+    """Return documented Lipschitz constants of each logit's difference with the predicted logit."""
     last = len(entries) - 1
     while last >= 0 and entries[last]["kind"] in ("bias", "scale", "identity", "mean_subtract"):
         last -= 1

@@ -1,7 +1,7 @@
-"""Runs the verifier in a process of its own for each folder that a line of the input names.
+"""Verify each folder named on standard input, in a child process with limited memory and time.
 
-Imports NumPy and the verifier alone, so that memory is counted without JAX. For each folder it
-prints a line of JSON: the exit status, CPU seconds, wall seconds and MiB of the process.
+Imports only NumPy and the verifier, so that JAX's memory is not counted. Prints a line of JSON for
+each folder: exit status, CPU seconds, wall seconds and MiB of the child process.
 """
 
 import json
@@ -18,7 +18,7 @@ MEMORY, CPU_SECONDS, WALL_SECONDS = 2**30, 20, 300
 
 
 def limited(folder: str) -> tuple[int, float, float, float]:
-    """Exit status (less than 0: a signal), CPU seconds, wall seconds and MiB."""
+    """Return exit status (negative for a signal), CPU seconds, wall seconds and MiB."""
     begun = time.perf_counter()
     child = os.fork()
     if not child:

@@ -1,9 +1,9 @@
-"""Products of an accelerator on a CPU: in passes of bfloat16, and how many there are.
+"""TPU matrix products on a CPU: emulate their bfloat16 passes, and count multiplications.
 
-A TPU multiplies bfloat16 numbers and sums in float32. A product of float32 factors is one pass with
-both factors rounded, three passes with each split in two, or six with each split in three, as its
-`precision` says. `on_tpu` makes any JAX function compute that: it evaluates the function's program
-and rounds the factors of each product as the product itself says. Only the order of sums differs.
+A TPU multiplies bfloat16 numbers and sums in float32. The `precision` of a float32 product selects
+one pass (factors rounded), three (each factor split in two) or six (split in three). `on_tpu`
+emulates this for any JAX function: it evaluates the function's jaxpr and rounds the factors of each
+product according to the product's precision. Only the order of sums differs.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 from jax.interpreters import partial_eval
 
-# By JAX's own names: https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
+# JAX's names: https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
 PASSES = {"DEFAULT": 1, "HIGH": 3, "HIGHEST": 6}
 PASSES |= {"BF16_BF16_F32": 1, "BF16_BF16_F32_X3": 3, "BF16_BF16_F32_X6": 6}
-"""Passes of bfloat16 in one float32 product; the TPU compiler's estimate of cycles: 1, 3.1, 6.1."""
+"""bfloat16 passes per float32 product; the TPU compiler estimates 1, 3.1 and 6.1 in cycles."""
 
 
 def passes_of(precision: Any) -> int:
-    """The number of passes of a float32 product of this (canonical) precision."""
+    """Return the number of passes of a float32 product with this (canonical) precision."""
     if isinstance(precision, tuple):
         return max(map(passes_of, precision))
     return 1 if precision is None else PASSES[precision.name]
 
 
 def on_tpu(function: Callable, passes: int | None = None) -> Callable:
-    """The function, with its float32 products rounded as on a TPU. Works under `jax.jit`.
+    """Return the function with float32 products rounded as on a TPU. Works under `jax.jit`.
 
     Args:
-      function: of trees of arrays.
-      passes: of every product, 1, 3 or 6; None: what the products say.
+      function: function of trees of arrays.
+      passes: 1, 3 or 6 passes for every product; None to follow each product's precision.
     """
 
     @functools.wraps(function)
@@ -54,15 +54,15 @@ def multiplications(
     passes: int | None = None,
     taken: Callable[..., int] = max,
 ) -> int:
-    """Multiplications of bfloat16 numbers in the products of a function, on a TPU.
+    """Count the bfloat16 multiplications in a function's matrix products on a TPU.
 
-    Loops whose end depends on the data are left out: the retraction has one for large steps.
+    Skips loops with data-dependent length: the retraction has such a loop for large steps.
 
     Args:
-      function: what its results do not need is not counted, as it is not compiled.
+      function: function to count; unused intermediate results are not counted, nor compiled.
       *args: arrays or `jax.ShapeDtypeStruct`.
       passes: see `on_tpu`.
-      taken: where the data choose a branch, `max` counts the costliest, `min` the cheapest.
+      taken: which data-dependent branch counts: the costliest for `max`, the cheapest for `min`.
     """
     closed = jax.make_jaxpr(function)(*args)
     needed, _ = partial_eval.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
@@ -70,17 +70,17 @@ def multiplications(
 
 
 def _split(x: jax.Array, parts: int) -> list[jax.Array]:
-    """bfloat16 numbers, as float32, whose sum is x to 8 bits for each part."""
+    """Split x into float32 terms with bfloat16 values; each adds 8 bits of precision."""
     found = []
     for _ in range(parts):
-        # Not a cast there and back, which the compiler may take out.
+        # The compiler might remove a cast to bfloat16 and back.
         found.append(jax.lax.reduce_precision(x, 8, 7))
         x = x - found[-1]
     return found
 
 
 def _product(left: jax.Array, right: jax.Array, passes: int, params: dict) -> jax.Array:
-    """A product in passes: of p parts the products of orders 0 to p - 1, the smallest first."""
+    """Multiply in passes: with p parts, sum products of orders 0 to p - 1, the smallest first."""
     dot = functools.partial(jax.lax.dot_general, **params | {"precision": "highest"})
     if {left.dtype, right.dtype} != {jnp.dtype("float32")}:
         return dot(left, right)
@@ -91,7 +91,7 @@ def _product(left: jax.Array, right: jax.Array, passes: int, params: dict) -> ja
 
 
 def _evaluate(program: Any, args: Sequence, passes: int | None) -> list:
-    """A program's results, with `_product` for its products."""
+    """Evaluate a program with `_product` for its products."""
     jaxpr = getattr(program, "jaxpr", program)
     values: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
     values |= dict(zip(jaxpr.constvars, getattr(program, "consts", ()), strict=True))
@@ -106,7 +106,7 @@ def _evaluate(program: Any, args: Sequence, passes: int | None) -> list:
 
 
 def _step(eqn, args: list, passes: int | None) -> list:
-    """One equation; those that hold programs are taken apart."""
+    """Evaluate an equation, and recursively the programs inside it."""
     name, params = eqn.primitive.name, eqn.params
 
     def run(program, *given):
@@ -146,7 +146,7 @@ def _step(eqn, args: list, passes: int | None) -> list:
 
 
 def _constants_and_carry(params: dict) -> tuple[int, int]:
-    """The numbers of each kind of argument of a scan."""
+    """Return the numbers of constants and of carried values of a scan."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     constants, carry, _ = params["ft_in"].unpack()  # from JAX 0.12 on
@@ -154,12 +154,12 @@ def _constants_and_carry(params: dict) -> tuple[int, int]:
 
 
 def _inner(params: dict) -> Any:
-    """The program of a call, or None."""
+    """Return the program of a call, or None."""
     return next((params[key] for key in ("jaxpr", "call_jaxpr") if key in params), None)
 
 
 def _branch(params: dict) -> Any:
-    """The branch of `jax.lax.platform_dependent` on a TPU; None if the choice depends on data."""
+    """Return a `jax.lax.platform_dependent`'s TPU branch; None if the choice depends on data."""
     platforms = params.get("branches_platforms")
     if platforms is None:
         return None

@@ -1,10 +1,10 @@
-"""Cost of a program that was compiled for TPUs on one chip, read from its text.
+"""Cost per chip of a program compiled for TPUs, read from its text.
 
-`cost_analysis` counts the body of a loop once, whatever its length, and a float32 product of the
-highest precision like one of the lowest. Here a body counts as often as it runs, and products are
-kept apart by how often they pass through the multiplier, which takes bfloat16 alone. Of a
-conditional one branch counts: the cheapest, which is what runs in training, since the other is for
-points far from the manifold, long steps, or gradients with hardly a tangent part.
+`cost_analysis` counts the body of a loop once, whatever its length, and weights float32 products
+equally at highest and lowest precision. Here a body counts as often as it runs, and products are
+kept apart by their number of passes through the multiplier, which takes only bfloat16. A
+conditional counts its cheapest branch, the usual branch in training: the other handles points far
+from the manifold, long steps, and gradients with hardly a tangent part.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ _BYTES = {"pred": 1, "bf16": 2, "f16": 2, "f32": 4, "f64": 8}
 
 @dataclasses.dataclass
 class Work:
-    """The cost on one chip.
+    """Cost per chip.
 
     Attributes:
-      flops: of the matrix products, two for each multiplication, by passes.
-      flops_once: the same with every loop's body once.
-      cycles: the compiler's estimate for everything but collectives.
+      flops: flops of the matrix products by number of passes, two flops per multiplication.
+      flops_once: total flops with each loop body counted once.
+      cycles: the compiler's estimate for everything except collectives.
       collectives: number and received bytes of each kind.
-      collectives_in_loops: how many are in the body of a loop.
-      unknown_loops: loops whose length depends on data; their bodies count once.
+      collectives_in_loops: number of collectives in loop bodies.
+      unknown_loops: number of loops with data-dependent length; their bodies count once.
     """
 
     flops: dict[int, float] = dataclasses.field(default_factory=lambda: defaultdict(float))
@@ -54,7 +54,7 @@ class Work:
     unknown_loops: int = 0
 
     def add(self, other: "Work", times: float = 1) -> None:
-        """Adds that of a part which runs so often."""
+        """Add the work of a part that runs `times` times."""
         for passes, flops in other.flops.items():
             self.flops[passes] += times * flops
         for kind, (number, size) in other.collectives.items():
@@ -67,12 +67,12 @@ class Work:
 
     @property
     def multiplier_flops(self) -> float:
-        """The flops weighted with their passes."""
+        """Flops weighted by their passes."""
         return sum(passes * flops for passes, flops in self.flops.items())
 
     @property
     def moved(self) -> float:
-        """Bytes that all collectives receive."""
+        """Bytes received in all collectives."""
         return sum(size for _, size in self.collectives.values())
 
 
@@ -97,14 +97,14 @@ _Computation = dict[str, _Instruction]
 
 
 def read(text: str, taken: Callable[..., Work] = min) -> Work:
-    """The work of a compiled program.
+    """Return the work of a compiled program.
 
     Args:
-      text: `compiled.as_text()`, of a program compiled for TPUs.
+      text: `compiled.as_text()` of a program compiled for TPUs.
       taken: `min` counts the cheapest branch of every conditional, `max` the costliest.
 
     Raises:
-      ValueError: it is no such text.
+      ValueError: `text` is no such program.
     """
     computations, entry = _parse(text)
     if entry is None:
@@ -132,7 +132,7 @@ def _work(
     looped: bool = False,
     fused: bool = False,
 ) -> Work:
-    """The work of one run of a computation, which may be in a loop or a fusion."""
+    """Return the work per run of a computation; `looped`, `fused`: inside a loop or fusion."""
     work, computation = Work(), computations[name]
     again = name.startswith("async_collective_fusion") or any(
         "AsyncCollectiveDone" in x.rest for x in computation.values()
@@ -144,9 +144,9 @@ def _work(
             flops, passes = _product(x, computation)
             work.flops[passes] += flops
             work.flops_once += flops
-        # One that overlaps with products is written again wherever it continues.
+        # A collective that overlaps with products is repeated wherever it continues.
         elif (kind := _COLLECTIVE.fullmatch(x.kind)) and not again:
-            # A fusion that reduces is one that keeps a share of the result, and slices it.
+            # A fused all-reduce keeps only a slice of its result: a reduce-scatter.
             sliced = fused and kind[1] == "all-reduce"
             size = _received(kind[1], x) / (1 + sliced)
             number_and_size = work.collectives["reduce-scatter" if sliced else kind[1]]
@@ -168,7 +168,7 @@ def _work(
             for n in re.findall(r"[\w.\-]+", many or one)
         ]
         if x.kind == "conditional":
-            # Of a place where only some devices have a matrix, the busiest one counts.
+            # If only some devices have a matrix, count the branch of the busiest device.
             chosen = max if 'own_matrix/cond"' in x.rest else taken
             called = [chosen(called, key=lambda branch: (branch.multiplier_flops, branch.cycles))]
         for part in called:
@@ -177,7 +177,7 @@ def _work(
 
 
 def _length(loop: _Instruction, around: _Computation, condition: _Computation) -> int | None:
-    """The number of turns of a loop that counts up by ones; None where that is not seen."""
+    """Return the iterations of a loop that counts up by ones; None for other loops."""
     end = next(x for x in condition.values() if x.root)
     if end.kind != "compare" or end.attribute("direction") != "LT":
         return None
@@ -204,10 +204,10 @@ def _arrays(shape: str) -> list[tuple[str, tuple[int, ...]]]:
 
 
 def _product(x: _Instruction, around: _Computation) -> tuple[float, int]:
-    """Flops and passes of a convolution, in which form the compiler has every product.
+    """Return flops and passes of a convolution, the compiler's form of every matrix product.
 
-    The axes of a stack are spatial ones, with a window that meets one matrix at a time: what
-    it meets besides is filling, and is not counted.
+    Stack axes become spatial axes with a window that covers one matrix at a time; the rest of the
+    window is padding, and is not counted.
     """
     (left_dtype, left), (right_dtype, right) = (
         _arrays(around[name].shape)[0] for name in x.operands[:2]
@@ -248,9 +248,9 @@ def _entry(window: dict[str, str], key: str, axis: int, default: str) -> int:
 
 
 def _received(kind: str, x: _Instruction) -> float:
-    """Bytes that one chip receives, in a ring where all chips of a group share the work."""
+    """Return the bytes that a chip receives, in a ring that divides the work evenly."""
     arrays = _arrays(x.shape)
-    if x.kind.endswith("-start"):  # a tuple of what goes in, what comes out, and bookkeeping
+    if x.kind.endswith("-start"):  # a tuple of inputs, outputs and bookkeeping
         arrays = arrays[len(arrays) // 2 : 2 * (len(arrays) // 2)] if len(arrays) > 1 else arrays
     size = sum(_BYTES.get(dtype, 4) * math.prod(sizes) for dtype, sizes in arrays)
     others = 1 - 1 / _group(x)
@@ -260,7 +260,7 @@ def _received(kind: str, x: _Instruction) -> float:
 
 
 def _group(x: _Instruction) -> int:
-    """The number of chips in one collective."""
+    """Return the number of chips in a collective."""
     if mesh := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", x.rest):
         sizes = dict(part.split("=") for part in mesh[1].replace("'", "").split(","))
         return math.prod(int(sizes[name.strip(" '")]) for name in mesh[2].split(","))

@@ -1,4 +1,4 @@
-"""Published ways to the steepest direction on the Stiefel manifold, as their users run them.
+"""Published solvers for the steepest direction on the Stiefel manifold, with published settings.
 
 The dual ascent of "Modular manifolds", and two other implementations of the closed form.
 """
@@ -31,7 +31,7 @@ def dual_ascent(
     iterations: int = 100,
     steps: int = 10,
 ) -> Float[Array, "m n"]:
-    """100 iterations of dual ascent, each with a ten-step msign of the full matrix."""
+    """Return the direction after 100 dual ascent iterations, each with a ten-step full msign."""
 
     def ascend(k, dual):
         direction = _msign(grad + 2 * point @ dual, steps)
@@ -45,7 +45,7 @@ def dual_ascent(
 
 @jax.jit
 def closed_form_by_qr(point: Float[Array, "m n"], grad: Float[Array, "m n"]) -> Float[Array, "m n"]:
-    """The closed form in the 2n x 2n basis of `qr([W G])`, eight steps of Polar Express.
+    """Closed form in the 2n x 2n basis of `qr([W G])`, with eight steps of Polar Express.
 
     Solonko, Molozhavenko and Rakhuba, arXiv:2608.06218.
     """
@@ -59,7 +59,7 @@ def closed_form_by_qr(point: Float[Array, "m n"], grad: Float[Array, "m n"]) -> 
 def closed_form_by_rows(
     point: Float[Array, "m n"], grad: Float[Array, "m n"]
 ) -> Float[Array, "m n"]:
-    """The closed form by five of Muon's steps on the m x m matrix itself."""
+    """Closed form by five of Muon's steps on the m x m matrix itself."""
     return _msign(_twice_skew(grad @ point.T), 5, MUON) @ point
 
 

@@ -1,6 +1,6 @@
-"""The sets of the random cases in float64 NumPy: what is normal at a point, and what can be gained.
+"""Reference normal spaces and optima of the manifolds, in float64 NumPy.
 
-By singular value decompositions, and by no code of the package but the scale of a weight.
+Computed from singular value decompositions; the only package code used is the scale of a weight.
 """
 
 from collections.abc import Callable
@@ -24,14 +24,14 @@ from manifoldmuon.testing import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
 _STEPS = 150
-_TIED = 1e-6  # as `Isospectral` has it
+_TIED = 1e-6  # same as in `Isospectral`
 
 
 def normal_at(manifold: Manifold, point: np.ndarray) -> Normal:
-    """The projection onto the normal space at the point of the set nearest to `point`.
+    """Return the projection onto the normal space at the set's nearest point to `point`.
 
-    Of sets with a boundary it is that of ascending directions onto the cone of those that may not
-    be descended, as the documentation defines what touches.
+    For sets with a boundary, project ascent directions onto the normal cone: directions with a
+    negative that leaves the set. Singular values within `active_tolerance` of an edge touch it.
     """
     if isinstance(manifold, EmbeddingRows):
         rows = point / np.linalg.norm(point, axis=1, keepdims=True)
@@ -82,10 +82,10 @@ def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
 
 
 def clear_of_edges(manifold: Manifold, matrix: np.ndarray) -> np.ndarray:
-    """The same singular vectors; values close to an edge of a set are at the edge, or far from it.
+    """Return `matrix` with singular values within 0.02 of an edge of the set moved onto the edge.
 
-    What nearly touches is taken for touching: there a cone is what the documentation says it is,
-    and not the one at the nearest point.
+    Nearly touching values count as touching: their cone is the documented cone, which differs from
+    the cone at the nearest point.
     """
     if not isinstance(manifold, SpectralBall | SpectralBand):
         return matrix
@@ -100,7 +100,7 @@ def _edges(manifold: SpectralBall | SpectralBand) -> tuple[float, float]:
 
 
 def size(manifold: Any, direction: np.ndarray) -> float:
-    """Return its norm, in units of the manifold's."""
+    """Return the norm of a direction, in units of the manifold's norm."""
     return size_of(manifold.norm, direction)
 
 
@@ -110,7 +110,7 @@ def size_of(norm: Any, weight: np.ndarray) -> float:
 
 
 def most(manifold: Any, point: np.ndarray, grad: np.ndarray, normal: Normal) -> float:
-    """The optimum of `<G, A>` over tangent A of norm 1, or what is known to be attained of it."""
+    """Return the maximum of `<G, A>` over tangent A of norm 1, or the best value attained."""
     norm, tall = manifold.norm, grad.shape[0] >= grad.shape[1]
     if isinstance(norm, Spectral) and isinstance(manifold, Grassmann):
         return unit_of(norm, grad) * float(np.linalg.norm(grad - normal(grad), "nuc"))
@@ -122,14 +122,14 @@ def most(manifold: Any, point: np.ndarray, grad: np.ndarray, normal: Normal) -> 
 
 
 def attained(norm: Any, grad: np.ndarray, normal: Normal) -> float:
-    """Return the most that a walk of Douglas and Rachford's splitting gains with norm 1.
+    """Return the largest gain at norm 1 that Douglas-Rachford splitting attains.
 
-    In the Frobenius norm it is the optimum.
+    In the Frobenius norm this is the optimum.
 
     Args:
       norm: see `size_of`.
       grad: the gradient.
-      normal: from `normal_at`.
+      normal: result of `normal_at`.
     """
     part, scale = grad - normal(grad), unit_of(norm, grad)
     measure, project = _BALLS[type(norm)]
@@ -137,7 +137,7 @@ def attained(norm: Any, grad: np.ndarray, normal: Normal) -> float:
     if isinstance(norm, Frobenius) or length == 0:
         return scale * float(length)
     push = grad * (np.sqrt(min(grad.shape)) / 3 / length)
-    found = length**2 / measure(part)  # what the tangent part itself gains
+    found = length**2 / measure(part)  # gain of the tangent part itself
     z = -normal(push)
     for k in range(_STEPS):
         inside = project(z + push)
@@ -145,7 +145,7 @@ def attained(norm: Any, grad: np.ndarray, normal: Normal) -> float:
         tangent = across - normal(across)
         z = z + tangent - inside
         if k % 10 == 9:
-            kept = tangent - normal(tangent)  # of a huge normal part rounding has left something
+            kept = tangent - normal(tangent)  # rounding leaves some of a huge normal part
             found = max(found, np.sum(grad * kept) / max(1, measure(kept)))
     return scale * float(found)
 
@@ -159,7 +159,7 @@ def _clipped(x: np.ndarray) -> np.ndarray:
     return u * np.minimum(s, 1) @ vt
 
 
-# Each norm, and the projection onto its ball.
+# Norms, and projections onto their unit balls.
 _BALLS: dict[type, tuple[Callable[[np.ndarray], Any], Normal]] = {
     Spectral: (lambda x: np.linalg.norm(x, 2), _clipped),
     RMSToRMS: (lambda x: np.linalg.norm(x, 2), _clipped),

@@ -1,7 +1,7 @@
-"""Random cases as strategies of Hypothesis.
+"""Hypothesis strategies for random test cases.
 
-Each is a few numbers, from which Hypothesis shrinks to the simplest case that fails; arrays are
-drawn from the seed among them.
+A case is a few numbers, which Hypothesis can shrink to the simplest failure; a seed among them
+draws the arrays.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from benchmarks._gradients import GRADIENT_FAMILIES
 
 
 class Case(NamedTuple):
-    """A stack of gradients on a manifold, most of them almost normal to it.
+    """Stack of gradients on a manifold, most of them almost normal to it.
 
     Attributes:
-      manifold: a name.
-      shape: of the stack, with one leading axis or more.
-      dtype: of the arrays.
-      scale: the power of two by which the gradient is multiplied, within what float16 holds.
-      share: the power of two of the free part beside a normal part of 1; 0: no normal part.
+      manifold: name of the manifold.
+      shape: shape of the stack, including its leading axes (at least 1).
+      dtype: dtype of the arrays.
+      scale: power of two that multiplies the gradient, clipped to float16's range for float16.
+      share: power of two that multiplies the free part, next to a normal part of largest entry 1;
+        0: no normal part.
       decay: decades over which the columns of the free part fall.
-      kind: `"normal"`, `"inward"` (the negative of a normal part), `"low rank"` (of the free
-        part), `"zero"`, `"NaN"` or `"infinite"`.
-      seed: of all that is random.
+      kind: `"normal"`, `"inward"` (negated normal part), `"low rank"` (free part of rank 1),
+        `"zero"`, `"NaN"` or `"infinite"`.
+      seed: seed of every random array.
     """
 
     manifold: str
@@ -53,7 +54,7 @@ class Case(NamedTuple):
             free = rng.standard_normal((*batch, m, 1)) @ rng.standard_normal((*batch, 1, n))
         part = normal(rng.standard_normal(self.shape))
         part = -part if self.kind == "inward" else part
-        largest = np.abs(part).max() or 1.0  # nothing is normal inside of a set
+        largest = np.abs(part).max() or 1.0  # the interior of a set has no normal directions
         grad = part / largest * (self.share < 0) + 2.0**self.share * free
         # float16 holds numbers from 2**-24 to 2**16.
         return grad * 2.0 ** (
@@ -64,12 +65,12 @@ class Case(NamedTuple):
 def cases(
     manifolds: Sequence[str], shapes: Sequence[tuple[int, ...]], dtypes: Sequence[str]
 ) -> st.SearchStrategy[Case]:
-    """Return a strategy of cases; fewer of each argument compile fewer programs.
+    """Return a strategy for cases; shorter arguments compile fewer programs.
 
     Args:
-      manifolds: names, which the test maps to manifolds.
-      shapes: of stacks, with one leading axis or more.
-      dtypes: names.
+      manifolds: names, mapped to manifolds by the test.
+      shapes: shapes of stacks, including their leading axes (at least 1).
+      dtypes: names of dtypes.
     """
     kinds = ("normal", "normal", "inward", "inward", "low rank", "zero", "NaN", "infinite")
     return st.builds(
@@ -86,16 +87,16 @@ def cases(
 
 
 def gradient_scales(steps: int = 6) -> st.SearchStrategy[list[int | None]]:
-    """Return a strategy of powers of two for the gradients of a short training; None is a NaN.
+    """Return a strategy for gradient scales of a short training: powers of two, or None for NaN.
 
     Args:
-      steps: the longest training.
+      steps: length of the longest training.
     """
     return st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_size=steps)
 
 
 def sequences() -> st.SearchStrategy[tuple[str, int, int]]:
-    """Return a strategy of family, period and seed for `gradient_sequence`."""
+    """Return a strategy for the family, period and seed of `gradient_sequence`."""
     return st.tuples(
         st.sampled_from(GRADIENT_FAMILIES), st.sampled_from((1, 5, 50)), st.integers(0, 2**31)
     )

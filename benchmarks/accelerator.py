@@ -1,11 +1,11 @@
-"""msign, steps and directions on a GPU or TPU: against its own product rate, and how close.
+"""Speed of msign and of steps on a GPU or TPU, and accuracy of directions.
 
     python -m benchmarks accelerator    # minutes; docs/benchmarks/results/accelerator.*
 
-The rate of the device is measured: a product of the stack's own shape, in the same precision and in
-the same rounds. Floating-point operations are those of products, counted in the traced function as
-an accelerator runs it. Directions are judged in float64, on the host. Without an accelerator there
-is nothing to measure, and the command says so.
+Speed is compared with the measured rate of a plain product of the same shape and precision, timed
+in the same rounds. Floating-point operations count matrix products only, from the function as
+traced for an accelerator. The errors of directions are computed in float64 on the host. Without an
+accelerator the command skips the benchmark and prints a message.
 """
 
 import functools
@@ -32,7 +32,7 @@ NAMES = [MUON, "muon", *SOLVERS, ADAM, "normed Adam"]
 
 
 def sign_rates(shape: tuple[int, ...], rounds: int) -> list[dict]:
-    """One row for each method of msign and dtype: flops a second, and those of a bare product."""
+    """Return a row per msign method and dtype: flops per second, of msign and of a product."""
     rows = []
     for dtype in (jnp.float32, jnp.bfloat16):
         stack = jax.random.normal(jax.random.key(0), shape, dtype)
@@ -41,7 +41,7 @@ def sign_rates(shape: tuple[int, ...], rounds: int) -> list[dict]:
                 "sign": functools.partial(msign, method=method),
                 "product": functools.partial(_gram, precision=method.precision),
             }
-            # Of float32 products in fewer passes each counts as one product.
+            # Products of float32 in several passes count once.
             flops = {k: 2 * multiplications(f, stack, passes=1) for k, f in functions.items()}
             calls = {k: functools.partial(jax.jit(f), stack) for k, f in functions.items()}
             seconds = interleaved_seconds(calls, rounds)
@@ -64,7 +64,7 @@ def _gram(stack: jax.Array, precision: jax.lax.Precision) -> jax.Array:
 
 
 def accuracy(shape: tuple[int, int]) -> list[dict]:
-    """Gap, residual and norm of the presets' directions, by family of gradients."""
+    """Return gap, residual and norm of the presets' directions, for each gradient family."""
     rows = []
     for family in STIEFEL_FAMILIES:
         point, grad = (jnp.float32(x) for x in stiefel_problem(family, *shape, 0))
@@ -79,7 +79,7 @@ def accuracy(shape: tuple[int, int]) -> list[dict]:
 
 
 def table(record: dict) -> str:
-    """The record as Markdown."""
+    """Return the record as Markdown."""
     lines = ["| msign | dtype | ms | Tflop/s | of the product's rate |", "|---" * 5 + "|"]
     for row in record["signs"]:
         rate, bare = row["flops_per_second"], row["product_flops_per_second"]
@@ -106,7 +106,7 @@ def table(record: dict) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("accelerator", "msign, steps and directions on a GPU or TPU.")
     p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
     p.add_argument("--stack", type=int, nargs=3, default=(24, 1024, 4096), metavar="N")

@@ -1,11 +1,11 @@
-"""How evenly the matrices of real models divide over devices.
+"""Load balance: how evenly the matrices of real models divide over devices.
 
     python -m benchmarks balance    # seconds; docs/benchmarks/results/balance.*
 
-Programs for up to 256 devices run, with functions that tell which device was given how many
-matrices; no matrix is computed. Beside the work that the busiest device has, over the mean, stand
-two counts from the shapes: with every kind filled up to a multiple of the devices, and with all
-matrices placed one by one, the longest first, on the device with the least work.
+Runs programs for up to 256 devices that count the matrices on each device without computing any.
+Reports the work of the busiest device over the mean, next to two baselines computed from the
+shapes: padding every kind to a multiple of the devices, and assigning single matrices, the longest
+first, to the device with the least work.
 """
 
 import heapq
@@ -40,13 +40,13 @@ DEVICES = (8, 16, 32, 64, 256)
 
 
 def cost(m: int, n: int) -> float:
-    """Multiplications of `muon`: a Gram matrix, four quintic steps of its size, a product."""
+    """Count `muon`'s multiplications: a Gram matrix, four quintic steps of its size, a product."""
     m, n = max(m, n), min(m, n)
     return 2.0 * m * n**2 + 12.0 * n**3
 
 
 def owned(mesh: Mesh, shapes: Collection[tuple[int, ...]]) -> Counter[tuple[int, int, int]]:
-    """How many matrices of `(rows, columns)` each device is given, by `(device, rows, columns)`."""
+    """Count the matrices that each device is given, by `(device, rows, columns)`."""
     given: Counter[tuple[int, int, int]] = Counter()
 
     def count(manifold, point, update):
@@ -71,13 +71,13 @@ def owned(mesh: Mesh, shapes: Collection[tuple[int, ...]]) -> Counter[tuple[int,
 
 
 def measured(kinds: Kinds, devices: int) -> float:
-    """The work of the busiest device over the mean, as a program divides it."""
+    """Return the busiest device's work over the mean, as a program divides it."""
     mesh = jax.make_mesh((devices,), ("x",), (AxisType.Auto,))
     return busiest(owned(mesh, kinds)) / mean(kinds, devices)
 
 
 def busiest(given: Counter[tuple[int, int, int]]) -> float:
-    """The work of the device that has the most, of those in `owned`."""
+    """Return the work of the busiest device, from the counts of `owned`."""
     work: defaultdict[int, float] = defaultdict(float)
     for (device, m, n), number in given.items():
         work[device] += number * cost(m, n)
@@ -85,13 +85,13 @@ def busiest(given: Counter[tuple[int, int, int]]) -> float:
 
 
 def filled_up(kinds: Kinds, devices: int) -> float:
-    """The work of every device over the mean of what is needed."""
+    """Return every device's work over the mean, with every kind padded."""
     busy = sum(math.ceil(count / devices) * cost(m, n) for count, m, n in kinds)
     return busy / mean(kinds, devices)
 
 
 def longest_first(kinds: Kinds, devices: int) -> float:
-    """The work of the busiest device over the mean, with matrices placed one by one."""
+    """Return the busiest device's work over the mean, with matrices assigned singly."""
     loads = [0.0] * devices
     for work in sorted((cost(m, n) for count, m, n in kinds for _ in range(count)), reverse=True):
         heapq.heapreplace(loads, loads[0] + work)
@@ -99,7 +99,7 @@ def longest_first(kinds: Kinds, devices: int) -> float:
 
 
 def mean(kinds: Kinds, devices: int) -> float:
-    """The work of a device if it could be divided at will."""
+    """Return the work per device under perfect balance."""
     return sum(count * cost(m, n) for count, m, n in kinds) / devices
 
 
@@ -107,7 +107,7 @@ FIGURES = {"measured": measured, "filled up": filled_up, "longest first": longes
 
 
 def table(rows: list[dict]) -> str:
-    """A line for each model, three figures for each number of devices."""
+    """Return a table with a row per model and three figures per number of devices."""
     lines = []
     for model in MODELS:
         found = [row for row in rows if row["model"] == model]
@@ -116,7 +116,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options = parse(command("balance", "How evenly matrices divide over devices."), argv,
                     beside=(".md",))  # fmt: skip
     cases = [(model, n) for model in MODELS for n in DEVICES]

@@ -1,8 +1,8 @@
-"""Changes certificates at random and verifies them, each in a process of limited memory.
+"""Fuzz test of certificates: change them at random and verify each in a process of limited memory.
 
     python -m benchmarks certificates       # docs/benchmarks/results/certificates.json
 
-What is accepted is derived a second time by another route (`benchmarks/_independent.py`).
+Accepted certificates are checked by an independent derivation (`benchmarks/_independent.py`).
 """
 
 import dataclasses
@@ -33,20 +33,20 @@ from manifoldmuon_verify import verify
 from studies.program import integer, parse, save
 
 SECONDS, MEBIBYTES = 10.0, 1024.0
-"""What one certificate may take: of one core, and of memory."""
+"""Limits per certificate: seconds of one core, and memory."""
 
 
 class Outcome(NamedTuple):
-    """What one changed certificate led to.
+    """Result of verifying a changed certificate.
 
     Attributes:
-      family: how it was changed.
-      number: of the change; it and the seed give the same one again.
-      accepted: whether it was accepted.
-      seconds: of CPU time.
-      mebibytes: of memory.
-      fault: what must not be, in one line; empty if nothing is wrong.
-      text: the line of the refusal.
+      family: kind of change.
+      number: number of the change; together with the seed it reproduces the change.
+      accepted: whether the verifier accepted the certificate.
+      seconds: CPU time.
+      mebibytes: memory.
+      fault: single-line description of a failure; empty if nothing is wrong.
+      text: the verifier's refusal, on a single line.
     """
 
     family: str
@@ -59,7 +59,7 @@ class Outcome(NamedTuple):
 
 
 def networks() -> dict[str, tuple[Module, tuple[int, ...]]]:
-    """Small networks of all kinds of layers, and the shape of their images."""
+    """Return small networks that cover the kinds of layers, and the shapes of their images."""
     block = GroupSort(2) @ Bias(8) @ Linear(8, 8, Orthogonal())
     perceptron = (
         Bias(3) @ Linear(3, 8, Stiefel()) @ modules.residual(block, 2)
@@ -76,7 +76,7 @@ def networks() -> dict[str, tuple[Module, tuple[int, ...]]]:
 
 
 def write_bases(folder: Path) -> dict[str, Path]:
-    """Certificates that hold, whose radii leave no room, in exact arithmetic and in float32."""
+    """Write valid certificates with maximal radii, in exact arithmetic and in float32."""
     found = {}
     for number, (name, (net, shape)) in enumerate(networks().items()):
         rng = np.random.default_rng(number)
@@ -106,10 +106,10 @@ def outcomes(
     """Change certificates and verify them.
 
     Args:
-      bases: folders of certificates that hold.
-      numbers: of the changes.
-      seed: for all of them.
-      families: those of the changes, in turn.
+      bases: folders of valid certificates.
+      numbers: numbers of the changes.
+      seed: seed shared by all changes.
+      families: kinds of changes, used in turn.
     """
     whole = [Forgery(base) for base in bases]
     worker = subprocess.Popen(
@@ -145,13 +145,13 @@ def _fault(folder: Path, status: int, seconds: float, memory: float, text: str) 
         return f"took {seconds:.3g} s and {memory:.4g} MiB"
     try:
         wrong = claimed_too_much(folder) if status == 0 else ""
-    except Exception as error:  # a fault of the other route: the run goes on, and reports it
+    except Exception as error:  # report a crash of the independent derivation, and continue
         wrong = f"the other route ends in {error!r}"
     return f"accepted: {wrong}" if wrong else ""
 
 
 def main() -> int:
-    """Writes the record; exit status 1 if anything was wrong."""
+    """Run the benchmark and write the record; return 1 if anything was wrong."""
     p = command("certificates", "Changes certificates at random and verifies each.")
     p.add_argument("--count", type=integer(1), default=4000, help="how many (default: %(default)s)")
     p.add_argument("--first", type=integer(0), default=0, help="number of the first")

@@ -1,9 +1,9 @@
-"""Cost of a step on each set with a closed form, beside Muon's five steps.
+"""Cost of a step on each manifold with a closed form, relative to Muon's five steps.
 
     python -m benchmarks closed_forms    # two minutes; docs/benchmarks/results/closed_forms.*
 
 Times are medians within one run, on a Gaussian gradient: the direction with its certificate, and
-the retraction of a step of rate 0.02. Muon's direction is that of `optax.contrib`, unconstrained.
+the retraction of a step of rate 0.02. Muon's direction is unconstrained, from `optax.contrib`.
 """
 
 import functools
@@ -27,7 +27,7 @@ RATE = 0.02
 
 
 def sets(shape: tuple[int, int]) -> dict[str, Manifold]:
-    """Every set at its default, and with `muon`'s method where the polar factor is all."""
+    """Return every manifold at its default, and Grassmann also with `muon`'s msign."""
     values = tuple(np.linspace(1, 0.3, min(shape)).tolist())
     return {
         "Grassmann": Grassmann(),
@@ -48,7 +48,7 @@ def retract(manifold: Manifold, point, vector):
 
 
 def measure(shape: tuple[int, int], rounds: int) -> dict:
-    """Seconds of Muon's direction, and of each set's direction and retraction; its gap."""
+    """Return seconds of Muon's direction and of each direction and retraction; and the gaps."""
     grad = jnp.float32(np.random.default_rng(0).standard_normal(shape))
     functions: dict = {MUON: functools.partial(muon_direction, grad)}
     gaps = {}
@@ -65,7 +65,7 @@ def measure(shape: tuple[int, int], rounds: int) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-    """Ratios to Muon: the direction, and the retraction behind a plus; the reported gap."""
+    """Return ratios to Muon, as direction + retraction, and the largest reported gap."""
     shapes = [" x ".join(str(side) for side in row["shape"]) for row in rows]
     lines = []
     for name in rows[0]["gaps"]:
@@ -80,7 +80,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     parser = command("closed_forms", "What directions in closed form cost beside Muon's.")
     parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
     options = parse(parser, argv, beside=(".md",))

@@ -1,11 +1,11 @@
-"""What compiling one step takes, beside `optax.contrib.muon`, and which parts of it.
+"""Compile time of a step and of its parts, compared with `optax.contrib.muon`.
 
     python -m benchmarks compiling    # ten minutes; docs/benchmarks/results/compiling.*
 
-A step is `update` and `apply_updates`, as one program for the CPU and, where libtpu is installed,
-for a chip of a TPU, which may be absent; a part is one function of a matrix. Seconds are of the
-processor, with the cache of compiled programs off, and only `check_chain` runs. Distinct kernels
-are fusions that differ: XLA on CPUs compiles alike ones once.
+A step is `update` and `apply_updates`, compiled together for the CPU and, if libtpu is
+installed, for a TPU chip (no TPU is needed); a part is a function of a matrix. Times are CPU
+seconds without the compilation cache; nothing runs except `check_chain`. Distinct kernels count
+different fusions, since XLA on CPUs compiles identical fusions once.
 """
 
 import re
@@ -35,7 +35,7 @@ SHAPES = ((64, 32), (12, 1024, 256))
 
 
 def trees() -> dict[str, dict[str, Any]]:
-    """The shapes of each tree: three small leaves, and those of `steps` but the deepest."""
+    """Return the shapes of each tree: small leaves, and `steps`' trees except the deepest."""
     found: dict[str, dict[str, Any]] = {"three small leaves": SMALL}
     for layers, width, stacked in (TREES[0], TREES[1], TREES[3]):
         layer = shapes_of(width)
@@ -47,7 +47,7 @@ def trees() -> dict[str, dict[str, Any]]:
 
 
 def parts() -> dict[str, Callable[..., Any]]:
-    """Functions of a point and a gradient. What is not returned is not compiled."""
+    """Return functions of a point and a gradient. Outputs that they drop are not compiled."""
     fast, accurate = Stiefel(solver=ProjectedPolar()), Stiefel(solver=ClosedForm())
     return {
         "retraction of points near the set": Polar().retract,
@@ -60,11 +60,11 @@ def parts() -> dict[str, Callable[..., Any]]:
 
 
 def distinct_kernels(text: str) -> int:
-    """The number of fusions of a compiled program that differ."""
+    """Count the different fusions of a compiled program."""
     bodies: dict[str, str] = {}
     for name, body in re.findall(r"^%([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S):
         body = re.sub(r", metadata=\{[^}]*\}|/\*.*?\*/", "", body)
-        # What it calls, a sum or a maximum, was printed before; its own names say nothing.
+        # Called computations (sums, maxima) were printed before; names are arbitrary.
         body = re.sub(r"to_apply=%([\w.\-]+)", lambda m: f"to_apply=<{bodies[m[1]]}>", body)
         names: dict[str, str] = {}
         bodies[name] = re.sub(
@@ -74,7 +74,7 @@ def distinct_kernels(text: str) -> int:
 
 
 def measure(function: Callable[..., Any], *given: Any) -> dict[str, float]:
-    """Compiles a function for arrays of these shapes."""
+    """Compile a function for the shapes of the arguments; return times and program size."""
     start = time.process_time()
     lowered = jax.jit(function).lower(*given)
     traced = time.process_time()
@@ -90,7 +90,7 @@ def measure(function: Callable[..., Any], *given: Any) -> dict[str, float]:
 
 
 def measure_tree(shapes: dict[str, Any], device: Any) -> dict[str, dict[str, float]]:
-    """One step of each optimizer."""
+    """Compile a step of each optimizer."""
 
     def placed(x):
         sharding = SingleDeviceSharding(device)
@@ -110,7 +110,7 @@ def measure_tree(shapes: dict[str, Any], device: Any) -> dict[str, dict[str, flo
 
 
 def measure_check() -> float:
-    """Seconds of the processor that `check_chain` takes for the small leaves, runs and all."""
+    """Return the CPU seconds of `check_chain` on the small leaves, including its runs."""
     geometry, start = Stiefel(), time.process_time()
     shapes = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in SMALL.items()}
     check_chain(manifold_muon(0.1, geometry), geometry, shapes)
@@ -118,7 +118,7 @@ def measure_check() -> float:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Steps relative to Optax, parts, and a check of a chain."""
+    """Return tables of steps relative to Optax and of parts, and the time of `check_chain`."""
     steps = []
     for title, rows in (
         ("trace and compile (distinct kernels)", record["steps"]),
@@ -141,10 +141,10 @@ def table(record: dict[str, Any]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     options = parse(command("compiling", "What compiling one step takes."), argv, beside=(".md",))
     cast(Any, jax.config).update("jax_enable_compilation_cache", False)
-    measure(lambda x: jnp.sin(x @ x), jnp.ones((8, 8)))  # what JAX and XLA prepare at first
+    measure(lambda x: jnp.sin(x @ x), jnp.ones((8, 8)))  # warm up JAX and XLA
     record: dict[str, Any] = {"check_chain": measure_check()}
     places = {"steps": jax.devices("cpu")[0]}
     if find_spec("libtpu"):

@@ -2,9 +2,9 @@
 
     python -m benchmarks.drift    # a few minutes; docs/benchmarks/results/drift.json
 
-Every step has a fresh Gaussian gradient, momentum 0.95 and a learning rate that falls from 0.1
-to 0.001, in float32; nothing ever puts the weights back but the retraction of each step. After
-*every* step the distance is measured in float64.
+Every step has a new Gaussian gradient, momentum 0.95 and a learning rate that decays from 0.1 to
+0.001, in float32. Only the retraction of each step keeps the weights on the manifold. The distance
+is measured in float64 after *every* step.
 """
 
 import sys
@@ -58,7 +58,7 @@ CHUNK = 1000
 
 
 def drift(shape: tuple[int, int], name: str, steps: int, seed: int, bar: tqdm) -> dict:
-    """One run: the largest distance of each chunk of steps, and what they say together."""
+    """Run a case; return the largest distance of each chunk of steps, and summaries."""
     geometry = SETS[name][0]
     rate = optax.exponential_decay(RATES[0], steps, RATES[1] / RATES[0])
     tx = mm.optim.manifold_muon(rate, geometry)
@@ -97,13 +97,13 @@ def drift(shape: tuple[int, int], name: str, steps: int, seed: int, bar: tqdm) -
 
 
 def distances(manifold: Manifold, weights: np.ndarray) -> np.ndarray:
-    """The distance of each weight of a stack, in float64."""
+    """Return the distance of each weight of a stack, in float64."""
     with jax.enable_x64(True):
         return np.asarray(jax.jit(manifold.distance)(weights))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the benchmark; exit status 1 where a run has left its bound."""
+    """Run the benchmark; return 1 if a run exceeded the bound."""
     parser = command("drift", "Drift from the manifolds in long runs.")
     parser.add_argument("--steps", type=int, default=100_000, help="steps of each run")
     parser.add_argument("--seed", type=int, default=0)

@@ -2,11 +2,10 @@
 
     python -m benchmarks.gpt_throughput    # minutes; docs/benchmarks/results/gpt_throughput.*
 
-The network of the constrained run of `studies.gpt` is trained with manifold Muon, by either
-preset of the solver, and with `optax.contrib.muon` at its defaults, from the same weights on the
-same tokens. Chunks of steps are compiled as one program each and measured in turn, round by round,
-so that what slows the machine down slows all of them alike. The parts of a step are programs of
-their own, measured likewise.
+Trains the network of the constrained run of `studies.gpt` with manifold Muon, with either solver
+preset, and with `optax.contrib.muon` at its defaults, from the same weights on the same tokens.
+Each chunk of steps is one compiled program. Rounds interleave the programs, so that a slow machine
+affects all of them equally. The parts of a step are separate programs, timed the same way.
 """
 
 import functools
@@ -33,18 +32,18 @@ from studies.timing import interleaved_seconds
 VOCABULARY = 65
 RATE = METHODS["constrained"].learning_rate
 MUON = "optax.contrib.muon"
-LEAST_WINDOWS = 36  # in one measurement: a step by itself is short at a small batch
+LEAST_WINDOWS = 36  # per measurement: a single step is short at a small batch
 BATCHES = (12, 96)
 PRESETS = {"fast": ProjectedPolar(), "accurate": ClosedForm()}
 
 
 def networks(settings: Settings) -> dict[str, Module]:
-    """The constrained network with either solver."""
+    """Return the constrained network with either solver."""
     return {name: constrained(settings, VOCABULARY, solver) for name, solver in PRESETS.items()}
 
 
 def jobs(settings: Settings) -> dict[str, Job]:
-    """Manifold Muon with either solver, and Muon on the same network without constraints."""
+    """Return manifold Muon with either solver, and Muon on the same network unconstrained."""
     found = {
         f"manifold Muon, {name}": Job(network, build_equal(RATE, network))
         for name, network in networks(settings).items()
@@ -54,7 +53,7 @@ def jobs(settings: Settings) -> dict[str, Job]:
 
 
 def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> dict[str, Callable[[], Any]]:
-    """Functions that take so many steps each, by every optimizer."""
+    """Return functions that take this many steps each, by optimizer."""
     functions = {}
     for name, job in jobs(settings).items():
         weights = job.network.init(jax.random.key(0))
@@ -67,7 +66,7 @@ def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> dict[str, 
 
 
 def optimizer_parts(settings: Settings) -> dict[str, Callable[[], Any]]:
-    """The parts of an optimizer's share of a step, each by itself."""
+    """Return functions that run each part of the optimizer separately."""
     versions = networks(settings)
     weights = versions["fast"].init(jax.random.key(0))
     keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(weights)))
@@ -84,7 +83,7 @@ def optimizer_parts(settings: Settings) -> dict[str, Callable[[], Any]]:
         direct = functools.partial(jax.jit(steepest.update), grads, steepest.init(weights), weights)
         tangent, _ = direct()
         found[f"direction, {name}"] = direct
-    # The retraction works the longer the longer a step is.
+    # Longer steps take more work to retract, so scale them as in training.
     steps = jax.tree.map(lambda x: -RATE * x, tangent)
     retract = mm.optim.retract(versions["fast"].geometry())
     found["retraction"] = functools.partial(
@@ -98,7 +97,7 @@ def optimizer_parts(settings: Settings) -> dict[str, Callable[[], Any]]:
 
 
 def forward_and_backward(settings: Settings, tokens: jax.Array) -> Callable[[], Any]:
-    """Loss and gradients of one batch."""
+    """Return a function that computes loss and gradients of a batch."""
     network = networks(settings)["fast"]
     gradient = jax.jit(jax.value_and_grad(mean_loss(network, settings.context)))
     weights = network.init(jax.random.key(0))
@@ -106,16 +105,16 @@ def forward_and_backward(settings: Settings, tokens: jax.Array) -> Callable[[], 
 
 
 def starts_of(settings: Settings, steps: int, tokens: jax.Array) -> jax.Array:
-    """The first characters of the windows of each step."""
+    """Draw the positions where each step's windows start."""
     last = len(tokens) - settings.context
     places = np.random.default_rng(0).integers(last, size=(steps, settings.batch))
     return jnp.asarray(places, jnp.int32)
 
 
 def measure(batch: int, rounds: int, parts: dict[str, Callable[[], Any]]) -> dict[str, Any]:
-    """One batch size."""
+    """Measure a batch size."""
     settings, steps = Settings(batch=batch), max(1, LEAST_WINDOWS // batch)
-    # Nothing that is measured depends on what the text says.
+    # Random tokens suffice: times do not depend on the text.
     tokens = jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=100_000), jnp.int32)
     whole = interleaved_seconds(whole_steps(settings, steps, tokens), rounds)
     first = {"forward and backward": forward_and_backward(settings, tokens)}
@@ -133,7 +132,7 @@ def measure(batch: int, rounds: int, parts: dict[str, Callable[[], Any]]) -> dic
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as Markdown."""
+    """Return the rows as Markdown."""
     lines = [
         [row["batch"], name, f"{row['milliseconds_per_step'][name]:.1f}", f"{speed:,.0f}",
          f"{100 * row['relative_to_muon'][name]:.0f} %"]
@@ -150,7 +149,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("gpt_throughput", "Tokens per second of the character GPT.")
     p.add_argument("--batches", type=int, nargs="+", default=BATCHES, metavar="N")
     p.add_argument("--rounds", type=int, default=11, help="measurements of each (default: 11)")

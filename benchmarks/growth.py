@@ -1,11 +1,11 @@
-"""Growth of a step and its compilation: with width, leaves, copies in a stack, and devices.
+"""Growth of a step and its compilation with width, leaves, copies in a stack, and devices.
 
     python -m benchmarks growth    # ten minutes; docs/benchmarks/results/growth.*
 
-A tree holds square matrices, grown along one axis at a time. Times are processor seconds, of steps
-the medians of rounds in which everything is measured in turn; memory is what the compiler plans
-beside parameters, gradients and state. The widest matrices are compiled and not run, and so are
-devices, forced on one processor, each number in an interpreter of its own, with rows divided.
+A tree holds square matrices and grows along one axis at a time. Times are CPU seconds; steps are
+medians of interleaved rounds. Memory is the compiler's temporary memory, without parameters,
+gradients and state. The widest matrices are compiled only, and so are programs for several devices,
+which are emulated on a CPU, in a new interpreter for each number, with rows divided.
 """
 
 import argparse
@@ -33,15 +33,15 @@ from studies.program import parse
 from studies.timing import interleaved_seconds
 
 OURS = ("muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
-SIDE = 64  # of the matrices whose number grows
-DIVIDED = (64, 128)  # number and side of the matrices that devices divide
+SIDE = 64  # side of the matrices that grow in number
+DIVIDED = (64, 128)  # number and side of the matrices divided over devices
 AXES: dict[str, tuple[int, ...]] = {
     "width": (64, 128, 256, 512, 1024, 2048, 8192),
     "leaves": (1, 10, 100, 1000),
     "copies": (1, 10, 100, 1000),
     "devices": (1, 4, 16, 64),
 }
-PEERS = 100  # leaves that Optax is compiled for: it takes minutes for a thousand
+PEERS = 100  # most leaves for Optax, which compiles a thousand for minutes
 TITLES = {
     "width": "one square matrix",
     "leaves": f"matrices of {SIDE} x {SIDE}, each by itself",
@@ -57,7 +57,7 @@ MEASURED = {
 
 
 def tree(axis: str, size: int, seed: int) -> dict[str, Any]:
-    """Gaussian matrices of variance 1 / side."""
+    """Draw Gaussian matrices of variance 1 / side."""
     count, side = {"width": (1, size), "devices": DIVIDED}.get(axis, (size, SIDE))
     rng = np.random.default_rng(seed)
     stack = (rng.standard_normal((count, side, side)) / math.sqrt(side)).astype(np.float32)
@@ -67,7 +67,7 @@ def tree(axis: str, size: int, seed: int) -> dict[str, Any]:
 def grown(
     axis: str, size: int, names: tuple[str, ...], rounds: int, run: bool = True
 ) -> dict[str, Any]:
-    """What one tree takes, by quantity and optimizer; time only if the step is to be run."""
+    """Measure a tree by quantity and optimizer; `run` also times the step."""
     place: Any = None
     if axis == "devices":
         mesh = jax.make_mesh((size,), ("x",), (AxisType.Auto,))
@@ -98,7 +98,7 @@ def grown(
 
 
 def received(text: str, devices: int) -> float:
-    """Bytes that a device receives by all collectives; none of ours is in a loop."""
+    """Return the bytes that a device receives in all collectives; assumes none is in a loop."""
     kinds = r"= (.*?) (?:all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)"
     total = 0
     for result in re.findall(kinds + r"(?:-start)?\(", text):
@@ -108,7 +108,7 @@ def received(text: str, devices: int) -> float:
 
 
 def on_devices(size: int) -> dict[str, Any]:
-    """The row of so many devices, from an interpreter that has them."""
+    """Return the row for a number of devices, from a new interpreter with that many devices."""
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={size}"
     given = [sys.executable, "-m", "benchmarks.growth", "--overwrite", "--devices", f"{size}"]
     done = subprocess.run(
@@ -121,7 +121,7 @@ def on_devices(size: int) -> dict[str, Any]:
 
 
 def exponent(rows: list[dict], axis: str, quantity: str, name: str) -> float | None:
-    """The slope of a quantity over the last four sizes, both as logarithms."""
+    """Return the log-log slope of a quantity over the last four sizes."""
     own = [row for row in rows if row["grows"] == axis and name in row.get(quantity, {})]
     own = [row for row in own if row[quantity][name] > 0][-4:]
     if len(own) < 3:
@@ -131,7 +131,7 @@ def exponent(rows: list[dict], axis: str, quantity: str, name: str) -> float | N
 
 
 def table(rows: list[dict]) -> str:
-    """The exponents, and what a device of several does, as Markdown."""
+    """Return Markdown tables of the exponents, and of memory and traffic per device."""
     names, parts = (MUON, *OURS), []
     lines = []
     for axis in dict.fromkeys(row["grows"] for row in rows):
@@ -153,7 +153,7 @@ def table(rows: list[dict]) -> str:
 
 
 def plot(rows: list[dict]) -> Figure:
-    """One column for each axis: a step, its compilation, its memory, and what it moves."""
+    """Plot a column per axis: time of a step, compile time, memory and bytes received."""
     axes = list(dict.fromkeys(row["grows"] for row in rows))
     figure, grid = panels(len(MEASURED), len(axes))
     for line, (quantity, label) in zip(grid, MEASURED.items(), strict=True):
@@ -181,7 +181,7 @@ def plot(rows: list[dict]) -> Figure:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("growth", "How a step and its compilation grow.")
     p.add_argument("--rounds", type=int, default=2, help="timed rounds (default: %(default)s)")
     p.add_argument("--axes", nargs="+", choices=list(AXES), default=list(AXES))

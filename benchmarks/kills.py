@@ -1,9 +1,9 @@
-"""Kills `make train` again and again, and compares what it ends with to an undisturbed run.
+"""Kill `make train` repeatedly and compare its final checkpoint with an undisturbed run's.
 
     python -m benchmarks.kills      # five minutes; docs/benchmarks/results/kills.json
 
-Every other kill comes while a checkpoint is written, the others at some time after one was. The
-same command resumes each time, with a checkpoint after every chunk of steps.
+Alternate kills hit while a checkpoint is being written and at a random time after a checkpoint.
+Each time the same command resumes, with a checkpoint after every chunk of steps.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ _TEMPORARY = ".orbax-checkpoint-tmp"
 
 
 def main() -> int:
-    """Runs the job undisturbed and disturbed, and writes the record."""
+    """Run the job undisturbed and disturbed, write the record, and return 1 if they differ."""
     p = command("kills", "Kills and resumes the main job, and compares its end to the undisturbed.")
     p.add_argument("--kills", type=integer(1), default=20, help="how many (default: %(default)s)")
     given = parse(p, None)
@@ -53,29 +53,29 @@ def main() -> int:
 
 
 def run(options: Sequence[str], job: Sequence[str], out: str | Path) -> None:
-    """The job, to its end."""
+    """Run the job to its end."""
     subprocess.run(command_line(options, job, out), check=True, stdout=subprocess.DEVNULL)
 
 
 def command_line(options: Sequence[str], job: Sequence[str], out: str | Path) -> list[str]:
-    """The job with a checkpoint after every chunk."""
+    """Return the command line of the job, with a checkpoint after every chunk."""
     program = [sys.executable, "-m", "studies.digits", *job, "--out", str(out)]
     return [*program, "--checkpoint-every", "0", *options]
 
 
 def killed(folder: Path, kills: int, job: Sequence[str], seed: int) -> list[dict[str, Any]]:
-    """Starts the job and kills it, again and again.
+    """Start the job and kill it, repeatedly.
 
     Args:
-      folder: its checkpoints are in the folder `killed` in it.
-      kills: how many; the first, the third ... while a checkpoint is written.
-      job: its options; long enough not to end before.
-      seed: of the moments.
+      folder: parent of the checkpoint folder `killed`.
+      kills: number of kills; the first, third, ... hit while a checkpoint is being written.
+      job: options of the job, which must outlast all kills.
+      seed: seed of the times between checkpoint and kill.
 
     Returns:
-      For each kill: `saved`, the newest whole step; `lost`, how many chunks were trained after it,
-      as far as the folder tells; `saving`, whether a checkpoint was being written; `from`, the
-      newest whole step when the process was started.
+      For each kill: `saved`, the newest complete step; `lost`, the number of later chunks trained,
+      as visible in the folder; `saving`, whether a checkpoint was being written; `from`, the newest
+      complete step when the process started.
     """
     moments, found, place = random.Random(seed), [], folder / "killed"
     for number in range(kills):
@@ -94,7 +94,7 @@ def killed(folder: Path, kills: int, job: Sequence[str], seed: int) -> list[dict
 
 @contextlib.contextmanager
 def process(line: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that is killed at the end of the block."""
+    """Start a process; kill it at the end of the block."""
     null = subprocess.DEVNULL
     with subprocess.Popen(line, stdout=null, stderr=null) as started:
         try:
@@ -104,18 +104,18 @@ def process(line: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def steps(place: Path) -> list[int]:
-    """The steps that are there whole."""
+    """Return the steps with complete checkpoints."""
     return [int(name) for name in _names(place) if name.isdecimal()]
 
 
 def saving(place: Path) -> list[int]:
-    """The steps that are being written, or were when the process was killed."""
+    """Return the steps with checkpoints being written, or interrupted by a kill."""
     names = [name.partition(_TEMPORARY) for name in _names(place)]
     return [int(step) for step, temporary, _ in names if temporary and step.isdecimal()]
 
 
 def ending(place: Path) -> dict[str, Any]:
-    """The newest step: digests of its arrays, and all curves but the times."""
+    """Return the newest step, its array digests, and all curves without times."""
     record = json.loads((place / str(max(steps(place))) / "record" / "metadata").read_text())
     runs = {
         name: [{k: v for k, v in run.items() if k != "milliseconds"} for run in runs]

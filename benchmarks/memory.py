@@ -1,9 +1,9 @@
-"""Bytes of optimizer state for each parameter, counted from the states themselves.
+"""Bytes of optimizer state per parameter, counted from the states.
 
     python -m benchmarks memory    # seconds; docs/benchmarks/results/memory.*
 
-The matrices q, k, v, o, up and down of twelve layers of width 768 (GPT-2 of 124 million), stacked.
-States are made as shapes, so that nothing is computed. XLA packs two `int4` into a byte.
+The parameters are the matrices q, k, v, o, up and down of twelve layers of width 768 (GPT-2 of 124
+million), stacked. States are evaluated as shapes only. XLA packs two `int4` into a byte.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ def _matrices(params: Any) -> Any:
     return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), params)
 
 
-# By name: the optimizer and the dtype of the parameters.
+# Optimizer and dtype of the parameters, by name.
 OPTIMIZERS: dict[str, tuple[Any, Any]] = {
     "optax.adamw": (optax.adamw(RATE), jnp.float32),
     "optax.contrib.muon": (
@@ -60,7 +60,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any]] = {
 
 
 def nbytes(tree: Any) -> float:
-    """Bytes of all arrays, as XLA packs them."""
+    """Return the bytes of all arrays, as XLA packs them."""
     return sum(x.size * _bits(x.dtype) / 8 for x in jax.tree.leaves(tree))
 
 
@@ -69,7 +69,7 @@ def _bits(dtype: Any) -> int:
 
 
 def measure(tx: optax.GradientTransformation, dtype: Any) -> dict[str, float]:
-    """Bytes of the parameters, and of the state, for each parameter."""
+    """Return the bytes per parameter, of the parameters and of the state."""
     shapes = {
         name: jax.ShapeDtypeStruct((LAYERS, *shape), dtype)
         for name, shape in shapes_of(WIDTH).items()
@@ -82,7 +82,7 @@ def measure(tx: optax.GradientTransformation, dtype: Any) -> dict[str, float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("memory", "Bytes of optimizer state for each parameter.")
     options = parse(p, argv, beside=(".md",))
     rows = {name: measure(*made) for name, made in OPTIMIZERS.items()}

@@ -1,10 +1,10 @@
-"""Bytes that one step moves between eight devices, for each way to divide the parameters.
+"""Bytes that a step moves between eight devices, for different shardings of the parameters.
 
     python -m benchmarks meshes    # minutes; docs/benchmarks/results/meshes.*
 
-Nothing is timed: the results of all collectives are read from the compiled program of one device.
-The parameters have 18 MiB: eight layers of width 256 (a square, a tall and a wide matrix each), or
-stacks of 32 layers of width 128, of 32 experts, or of 4 layers of 8 experts.
+Nothing is timed: the sizes of all collectives' results are read from the compiled program of a
+device. The parameters have 18 MiB: eight layers of width 256 (a square, a tall and a wide matrix
+each), or stacks of 32 layers of width 128, of 32 experts, or of 4 layers of 8 experts.
 """
 
 import re
@@ -26,7 +26,7 @@ from studies.display import markdown_table
 from studies.program import parse
 
 ONE, TWO = {"x": 8}, {"x": 4, "y": 2}
-# The mesh, leading axes of the stacks, how they are divided.
+# Mesh, leading axes of the stacks, partition spec.
 CASES: dict[str, tuple[dict[str, int], tuple[int, ...], tuple[Any, ...]]] = {
     "rows (FSDP)": (ONE, (), ("x",)),
     "columns": (ONE, (), (None, "x")),
@@ -41,21 +41,21 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, ...], tuple[Any, ...]]] = {
     "4 x 2, layers, columns x rows": (TWO, (32,), (None, "y", "x")),
 }
 OPTIMIZERS = ("muon", "manifold_muon")
-# "declared" axes are automatic, and explicit within the update.
+# "declared" axes are automatic outside the update and explicit within.
 AXES = {"automatic": AxisType.Auto, "declared": AxisType.Auto, "explicit": AxisType.Explicit}
 FASTER = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 BYTES = {"pred": 1, "bf16": 2, "s32": 4, "f32": 4}
 
 
 def optimizer(name: str) -> optax.GradientTransformation:
-    """One of `OPTIMIZERS`."""
+    """Return the optimizer of this name in `OPTIMIZERS`."""
     if name == "muon":
         return muon(RATE, Euclidean(RMSToRMS()))
     return manifold_muon(RATE, Stiefel(solver=ProjectedPolar()))
 
 
 def shapes_of(lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters."""
+    """Return the shapes of the parameters."""
     d = 128 if lead else 256
     matrices = {"square": (d, d), "tall": (4 * d, d), "wide": (d, 4 * d)}
     if lead:
@@ -64,7 +64,7 @@ def shapes_of(lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 
 def moved(text: str) -> dict[str, int]:
-    """Bytes of the results of each kind of collective in a compiled program."""
+    """Return the bytes in the results of a compiled program's collectives, by kind."""
     kinds = r"= (.*?) (all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)"
     found: dict[str, int] = {}
     for shapes, kind in re.findall(kinds + r"(?:-start)?\(", text):
@@ -75,7 +75,7 @@ def moved(text: str) -> dict[str, int]:
 
 
 def measure(case: str, axes: str, tx: optax.GradientTransformation) -> dict[str, int]:
-    """What one device receives in a step, by kind of collective."""
+    """Return the bytes that a device receives in a step, by kind of collective."""
     sizes, lead, spec = CASES[case]
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AXES[axes],) * len(sizes))
     shapes = shapes_of(lead)
@@ -99,7 +99,7 @@ def measure(case: str, axes: str, tx: optax.GradientTransformation) -> dict[str,
 
 
 def table(rows: list[dict]) -> str:
-    """A line for each way to divide, in MiB."""
+    """Return a table in MiB, with a line for each sharding."""
     header = ["divided by", *(f"`{name}`, {axes}" for name in OPTIMIZERS for axes in AXES)]
     lines = []
     for case in CASES:
@@ -114,7 +114,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("meshes", "Bytes that one step moves between eight devices.")
     p.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     options = parse(p, argv, beside=(".md",))

@@ -1,8 +1,8 @@
 """Descent in balls and bands to known minima; a part of `python -m benchmarks reliability`.
 
-Random starts, inside and on the boundary, descend with a decaying rate. The excess is the loss
-above the minimum over the nuclear norm of the gradient there (if that is above 1): about a
-distance in singular values.
+Descends with a decaying learning rate from random starts inside the set and on its boundary. The
+excess is the loss above the minimum, divided by the nuclear norm of the gradient at the minimum if
+that exceeds 1: roughly a distance in singular values.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ NORMS = INVARIANT | {"MaxAbs": MaxAbs(), "MaxRowNorm": MaxRowNorm(threshold=0.0)
 
 
 class Descent(NamedTuple):
-    """A set, an optimizer and its first learning rate."""
+    """Manifold, first learning rate and constructor of the optimizer."""
 
     manifold: Any
     first: float
@@ -47,10 +47,10 @@ def normalized(geometry: Any, rate: Any, *base: Any) -> Any:
 
 
 def _descents() -> tuple[dict[str, Descent], dict[str, Descent]]:
-    """Return descents that reach minima, and those that stop elsewhere."""
+    """Return the descents that reach minima, and the descents that stop elsewhere."""
     reach, miss = {}, {}
     for name, manifold in SETS.items():
-        # Where steps do not follow singular vectors, rates have to fall below the tolerance.
+        # Rates must fall below the tolerance if steps do not follow singular vectors.
         wide = dataclasses.replace(manifold, active_tolerance=1e-2)
         for norm, step_norm in NORMS.items():
             which = manifold if norm in INVARIANT else wide
@@ -73,7 +73,7 @@ def _descents() -> tuple[dict[str, Descent], dict[str, Descent]]:
             }
             safe = norm == "Frobenius" or (name == "SpectralBall" and norm == "Spectral")
             (reach if safe else miss)[f"{steps}, solver=None"] = Descent(
-                # Lengths include the normal part, so that tangent steps are short.
+                # The normal part counts in the length, so that tangent steps are short.
                 flat,
                 1.0 if norm == "Frobenius" else 0.1,
                 lambda g, rate: optim.manifold_muon(rate, g, None),
@@ -106,7 +106,7 @@ REACH, MISS = _descents()
 
 
 def loss(xp: Any, w: Any, d: dict[str, Any]) -> Any:
-    """Return `||M (W - A)||^2 / 2 + <C, W> + ||W X - Y||^2 / 2`, M entry by entry."""
+    """Return `||M (W - A)||^2 / 2 + <C, W> + ||W X - Y||^2 / 2`, with M applied elementwise."""
     squares, errors = (d["M"] * (w - d["A"])) ** 2, (w @ d["X"] - d["Y"]) ** 2
     return xp.sum(squares / 2 + d["C"] * w, (-2, -1)) + xp.sum(errors / 2, (-2, -1))
 
@@ -118,13 +118,13 @@ def gradient(w: Any, d: dict[str, Any]) -> Any:
 
 
 def clipped(x: np.ndarray, low: float, high: float) -> np.ndarray:
-    """Return the nearest matrices with singular values between two edges."""
+    """Project matrices to singular values between `low` and `high`."""
     u, s, vt = np.linalg.svd(x, full_matrices=False)
     return (u * np.clip(s, low, high)[..., None, :]) @ vt
 
 
 def costs(low: float, rng: np.random.Generator) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Draw costs with minima inside, on faces and at vertices, stacked."""
+    """Draw stacked costs with minima inside the set, on faces and at vertices."""
 
     def matrix(*values: float) -> np.ndarray:
         m, n = SHAPE
@@ -149,7 +149,7 @@ def costs(low: float, rng: np.random.Generator) -> tuple[list[str], dict[str, np
 
 
 def minimizers(low: float, high: float, d: dict[str, np.ndarray]) -> np.ndarray:
-    """Return minima, by projected gradients, or in closed form in a band, which is not convex."""
+    """Compute minimizers by projected gradient, or in closed form in a band (not convex)."""
     if low:
         u, _, vt = np.linalg.svd(d["C"], full_matrices=False)
         linear = (d["C"] != 0).any((-2, -1), keepdims=True)
@@ -167,7 +167,7 @@ def _problems(low: float, high: float, seed: int, starts: int) -> tuple[Any, ...
     best = minimizers(low, high, data)
     sizes = np.linalg.svd(gradient(best, data), compute_uv=False).sum(-1)
     drawn = rng.standard_normal((len(names) * starts, *SHAPE))
-    drawn[::2] *= 0.3 * high  # the others touch the boundary
+    drawn[::2] *= 0.3 * high  # the other starts touch the boundary
     repeated = {key: np.repeat(x, starts, 0) for key, x in data.items()}
     start = clipped(drawn, low, high).astype(np.float32)
     return names, repeated, loss(np, best, data), np.maximum(sizes, 1), start
@@ -176,14 +176,14 @@ def _problems(low: float, high: float, seed: int, starts: int) -> tuple[Any, ...
 def excesses(
     descent: Descent, last: float = LAST, steps: int = 600, seed: int = 0, starts: int = 2
 ) -> dict[str, float]:
-    """Return the largest excess of each cost over some starts.
+    """Return the largest excess of each cost over its starts.
 
     Args:
-      descent: with a ball or band of scale 1.
-      last: the last learning rate, after exponential decay.
-      steps: how many.
-      seed: of costs and starts.
-      starts: for each cost.
+      descent: descent on a ball or band of scale 1.
+      last: last learning rate, after exponential decay.
+      steps: number of steps.
+      seed: seed of costs and starts.
+      starts: number of starts per cost.
     """
     manifold, first, make = descent
     names, data, least, sizes, start = _problems(manifold.low, manifold.high, seed, starts)
@@ -205,12 +205,12 @@ def excesses(
 
 
 def check_minimum(name: str, **options: Any) -> dict[str, float]:
-    """Return the excesses of one of `REACH`; for options see `excesses`.
+    """Return the excesses of a descent in `REACH`; see `excesses` for options.
 
-    Singular values swing by the rate, and stop short of the boundary by the tolerance.
+    Singular values oscillate by the learning rate, and stop short of the boundary by the tolerance.
 
     Raises:
-      AssertionError: an excess is more than twice their sum.
+      AssertionError: an excess is more than twice the sum of the last rate and the tolerance.
     """
     found = excesses(REACH[name], **options)
     most = 2 * (options.get("last", LAST) + REACH[name].manifold.active_tolerance)

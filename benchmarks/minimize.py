@@ -1,14 +1,14 @@
-"""`minimize` beside pymanopt on a dozen of its example problems, to a gradient of 1e-10.
+"""`minimize` against pymanopt on a dozen of pymanopt's example problems, to a gradient of 1e-10.
 
     python -m benchmarks minimize    # minutes; docs/benchmarks/results/minimize.*
 
-Every problem has one cost, written once and traced by JAX and by autograd. Both start at the same
+Each cost is written once and traced by both JAX and autograd. Both libraries start at the same
 point, in float64, and stop at a Riemannian gradient of 1e-10. The rival is pymanopt's trust region
-method with its autograd and its JAX backend (`pip install pymanopt autograd`); where it is not
-installed its columns are left out. Seconds are of the processor, since other work on the machine
-changes them little: of the first call, with tracing and compiling; of the first call where a
-persistent cache has the compiled program; and the least of several later calls. `starts` is the
-time of a hundred starts by `jax.vmap` over that of one.
+method with its autograd and its JAX backend (`pip install pymanopt autograd`); without pymanopt its
+columns are omitted. Times are CPU seconds, which other work on the machine affects little: of the
+first call, including tracing and compilation; of the first call with a persistent compilation
+cache; and the minimum of several later calls. `starts` is the time of a hundred starts by
+`jax.vmap` over the time of a single start.
 """
 
 import argparse
@@ -46,15 +46,16 @@ ROWS = EmbeddingRows(scale=1.0)
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A cost, its manifolds, and the shapes of the points and the data for a size.
+    """Cost and manifolds, with shapes and data for each size.
 
     Attributes:
-      cost: of a module (`jax.numpy` or `autograd.numpy`), the data and the parts of the point.
-      manifolds: of the parts.
-      shapes: of the parts, for a size.
-      data: for a generator and a size.
-      rival: pymanopt's manifold for a size.
-      largest: size.
+      name: name in the tables.
+      cost: function of a module (`jax.numpy` or `autograd.numpy`), the data and the point's parts.
+      manifolds: manifolds of the parts.
+      shapes: shapes of the parts, as a function of the size.
+      data: function of a generator and the size.
+      rival: pymanopt's manifold, as a function of its module of manifolds and the size.
+      largest: largest size.
     """
 
     name: str
@@ -67,26 +68,26 @@ class Problem:
 
 
 def covariance(rng: np.random.Generator, n: int) -> np.ndarray:
-    """A covariance matrix with eigenvalues from 1 down to 1/n, at random directions."""
+    """Draw a covariance matrix with eigenvalues 1, 1/2, ..., 1/n and random eigenvectors."""
     basis = np.linalg.qr(rng.standard_normal((n, n)))[0]
     return (basis / np.arange(1, n + 1)) @ basis.T
 
 
 def mixed(rng: np.random.Generator, n: int) -> np.ndarray:
-    """A thousand whitened samples of independent sources with heavy tails."""
+    """Draw a thousand whitened samples of independent heavy-tailed sources."""
     x = rng.laplace(size=(1000, n))
     return np.linalg.svd(x - x.mean(0), full_matrices=False)[0] * np.sqrt(1000)
 
 
 def synchronised(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Noisy products of pairs of n rotations, `(n, n, 3, 3)`."""
+    """Draw noisy pairwise products of n rotations, `(n, n, 3, 3)`."""
     r = np.linalg.qr(rng.standard_normal((n, 3, 3)))[0]
     noise = 0.1 * rng.standard_normal((n, n, 3, 3))
     return np.einsum("iab,jcb->ijac", r, r) + noise + np.transpose(noise, (1, 0, 3, 2))
 
 
 def graph(rng: np.random.Generator, n: int) -> np.ndarray:
-    """The adjacency matrix of a random graph."""
+    """Draw the adjacency matrix of a random graph."""
     upper = np.triu(rng.random((n, n)) < 0.5, 1) * 1.0
     return upper + upper.T
 
@@ -145,13 +146,13 @@ PROBLEMS = (
 
 
 def cost_of(problem: Problem) -> Callable[..., Any]:
-    """The cost of the parts and the data, for `minimize`."""
+    """Return the cost as a function of the parts and the data, for `minimize`."""
     return lambda x, a: problem.cost(jnp, a, *x)
 
 
 @contextlib.contextmanager
 def fresh_cache() -> Iterator[None]:
-    """A persistent cache of compiled programs that is empty at first."""
+    """Use an empty persistent compilation cache within the block."""
     before = cast(Any, jax.config).jax_compilation_cache_dir
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -164,12 +165,13 @@ def fresh_cache() -> Iterator[None]:
 
 
 class Timed(NamedTuple):
-    """Seconds of the processor for a call, and its result.
+    """CPU seconds of a call, and its result.
 
     Attributes:
-      first: with tracing and compiling; `cached`: with tracing, and the program from a persistent
-        cache; None without one.
-      again: the least of later calls.
+      first: first call, including tracing and compilation.
+      cached: first call with a persistent compilation cache, including tracing; None without cache.
+      again: minimum of later calls.
+      result: result of the last call.
     """
 
     first: float
@@ -191,7 +193,7 @@ def seconds(call: Callable[[], Any], rounds: int, cache: bool = False) -> Timed:
 
 
 def measure(problem: Problem, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure one problem at one size with every method."""
+    """Measure a problem at a size with every method."""
     rng = np.random.default_rng(size)
     data = problem.data(rng, size) * 1.0
     shapes = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in problem.shapes(size)]
@@ -229,7 +231,7 @@ def outcome(timed: Timed, value: Any, gradient_norm: Any) -> dict[str, Any]:
 def rival(
     problem: Problem, size: int, data: np.ndarray, start: Any, backend: str, module: Any
 ) -> dict[str, Any]:
-    """Return what pymanopt's trust regions take from the same start."""
+    """Measure pymanopt's trust regions from the same start."""
     oblique = problem.manifolds == (ROWS,)
     manifold = problem.rival(pymanopt.manifolds, size)
 
@@ -244,7 +246,7 @@ def rival(
         min_gradient_norm=TOLERANCE, max_iterations=1000, max_time=60, verbosity=0
     )
     point = parts[0] if len(parts) == 1 else parts
-    # Its autograd compiles nothing.
+    # The autograd backend compiles nothing.
     rounds = 1 if backend == "jax" else 0
     spent, found = [], cast(Any, None)
     for _ in range(rounds + 1):
@@ -256,9 +258,9 @@ def rival(
 
 
 def ratios(row: dict[str, Any]) -> dict[str, float]:
-    """Return our faster method's times over those of pymanopt's faster backend.
+    """Return our faster method's times over the times of pymanopt's faster backend.
 
-    Of our methods those count that reached the tolerance; pymanopt's count as they are.
+    Our methods count only if they reached the tolerance; pymanopt's always count.
     """
     own = [row["methods"][name] for name in METHODS]
     own = [found for found in own if found["gradient_norm"] <= TOLERANCE]
@@ -272,7 +274,7 @@ def ratios(row: dict[str, Any]) -> dict[str, float]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Seconds, gradients, ratios of times, and how far the values differ."""
+    """Return a table of seconds, gradients, ratios of times, and differences of the values."""
     names = [name for name in rows[0]["methods"] if name.startswith("pymanopt")]
     header = ["problem", "size"]
     for name in METHODS:

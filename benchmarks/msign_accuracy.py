@@ -1,10 +1,10 @@
-"""How accurate each method of msign is: method x shape x condition number x dtype.
+"""Accuracy of the msign methods: method x shape x condition number x dtype.
 
     python -m benchmarks.msign_accuracy    # a minute or two; docs/benchmarks/results
 
-Two errors, both of the answer in the dtype of the input and both against float64:
+Measures two errors of the answer in the input's dtype, both in float64:
 
-* orthogonality, `||Q^T Q - I||_F` in units of `eps sqrt(n)`, eps that of the dtype;
+* orthogonality, `||Q^T Q - I||_F` in units of `eps sqrt(n)`, with the eps of the dtype;
 * forward error, `||Q - P||_F / ||P||_F` with P the polar factor of the rounded input by an SVD.
 """
 
@@ -58,7 +58,7 @@ SCALES = (1.0, 1e-30, 1e30)
 
 
 def matrix(shape: tuple[int, int], condition: float) -> np.ndarray:
-    """Random singular vectors, geometrically spaced singular values from 1 down; float64."""
+    """Draw a float64 matrix with geometrically spaced singular values from 1 to 1 / condition."""
     rng = np.random.default_rng(0)
     k = min(shape)
     left, right = (np.linalg.qr(rng.standard_normal((side, k)))[0] for side in shape)
@@ -66,7 +66,7 @@ def matrix(shape: tuple[int, int], condition: float) -> np.ndarray:
 
 
 def cases(conditions: tuple[float, ...], dtype: str) -> list[tuple[float, float]]:
-    """(condition number, scale): every condition at scale 1, the middle one at all scales."""
+    """Return (condition, scale): all conditions at scale 1, the middle condition at all scales."""
     largest = float(jnp.finfo(dtype).max)
     scales = [scale for scale in SCALES if 1 / scale < largest and scale < largest]
     middle = sorted(conditions)[len(conditions) // 2]
@@ -78,7 +78,7 @@ def cases(conditions: tuple[float, ...], dtype: str) -> list[tuple[float, float]
 def problems(
     shape: tuple[int, int], dtype: str, conditions: tuple[float, ...]
 ) -> tuple[jax.Array, np.ndarray]:
-    """All matrices of a shape, rounded to the dtype, and their polar factors in float64."""
+    """Return all matrices of a shape, rounded to the dtype, and their polar factors in float64."""
     stack = np.stack([scale * matrix(shape, c) for c, scale in cases(conditions, dtype)])
     x = jnp.asarray(stack, dtype)
     left, _, right = np.linalg.svd(wide(x), full_matrices=False)
@@ -90,7 +90,7 @@ def wide(x: jax.Array) -> np.ndarray:
 
 
 def measure(name: str, shape: tuple[int, int], dtype: str, conditions) -> list[dict]:
-    """A row per condition number and scale, from one batched call."""
+    """Return a row per condition number and scale, from a single batched call."""
     x, polar = problems(shape, dtype, conditions)
     found = wide(msign(x, METHODS[name]))
     rows = []
@@ -111,7 +111,7 @@ def measure(name: str, shape: tuple[int, int], dtype: str, conditions) -> list[d
 
 
 def errors(q: np.ndarray, polar: np.ndarray, dtype: str) -> tuple[float, float]:
-    """Orthogonality error in units of eps sqrt(n), and the relative forward error."""
+    """Return the orthogonality error in units of eps sqrt(n), and the relative forward error."""
     tall = q if q.shape[0] >= q.shape[1] else q.T
     n = tall.shape[1]
     unit = float(jnp.finfo(dtype).eps) * np.sqrt(n)
@@ -120,7 +120,7 @@ def errors(q: np.ndarray, polar: np.ndarray, dtype: str) -> tuple[float, float]:
 
 
 def markdown(rows: list[dict]) -> str:
-    """The rows as tables for people, one per dtype."""
+    """Return a Markdown table per dtype."""
     lines = ["# Accuracy of msign", ""]
     lines += [
         "Each cell: `||Q^T Q - I||_F` in units of eps sqrt(n), then the relative forward error.",

@@ -1,11 +1,11 @@
-"""Error of power iteration with vectors kept on the spectral norms of real updates.
+"""Error of warm-started power iteration on the spectral norms of real updates.
 
     python -m benchmarks power_iteration    # some minutes; writes power_iteration.json
 
-Warm: a 64-128-128-10 ReLU network learns the digits of scikit-learn with batches of 64, each
-layer's update divided by its exact norm; every update of every layer is estimated on the way, from
-the vector that the step before left. Cold: the first estimate for random matrices. Switching: the
-bases' updates for sparse and switching gradients, at their worst.
+Warm: a 64-128-128-10 ReLU network learns scikit-learn's digits with batches of 64, with each
+layer's update divided by its exact norm; every update of every layer is estimated, starting from
+the vector of the step before. Cold: the first estimate for random matrices. Switching: worst
+estimates of the base optimizers' updates for sparse and switching gradients.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ SHAPES = ((8, 8), (32, 64), (128, 64))
 
 
 def warm(base: optax.GradientTransformation, images, labels, steps: int) -> np.ndarray:
-    """Estimate over norm for every step but the first, layer and number of power steps."""
+    """Return estimate / norm by step (without the first), layer and number of power steps."""
     keys = jax.random.split(jax.random.key(0), len(SIZES))
     pairs = zip(keys, SIZES, strict=True)
     weights = [jax.random.normal(key, size) / np.sqrt(size[1]) for key, size in pairs]
@@ -80,7 +80,7 @@ def _update(base: Any, *arguments: Any) -> Any:
 
 
 def switching(base: Any, shape: tuple[int, int], steps: int, seed: int) -> dict[str, np.ndarray]:
-    """Norm over estimate for every family, step of it and number of power steps."""
+    """Return norm / estimate for every family, by step and number of power steps."""
 
     def step(carry: Any, grad: jax.Array) -> Any:
         state, vectors = carry
@@ -107,7 +107,7 @@ def switching(base: Any, shape: tuple[int, int], steps: int, seed: int) -> dict[
 
 
 def cold(rows: int, decay: bool, seed: int, trials: int = 20) -> list[float]:
-    """The worst estimate over norm of some random square matrices, for each number of steps."""
+    """Return the smallest estimate / norm of random square matrices, by number of power steps."""
     rng = np.random.default_rng(seed)
     matrices = rng.standard_normal((trials, rows, rows))
     if decay:
@@ -119,7 +119,7 @@ def cold(rows: int, decay: bool, seed: int, trials: int = 20) -> list[float]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measures, prints the tables and writes the record."""
+    """Run the benchmark, print the tables and write the record."""
     parser = command("power_iteration", "Spectral norms by power iteration from kept vectors.")
     parser.add_argument("--steps", type=int, default=400, help="training steps")
     parser.add_argument("--seed", type=int, default=0, help="of the random matrices")
@@ -174,7 +174,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _worst(rows: list[dict[str, Any]], base: str) -> tuple[np.ndarray, np.ndarray]:
-    """The largest ratio of a base and the largest mean of a family, for each number of steps."""
+    """Return a base's largest ratio and largest mean of a family, by number of power steps."""
     mine = [row for row in rows if row["base"] == base]
     return np.max([r["worst"] for r in mine], axis=0), np.max([r["mean"] for r in mine], axis=0)
 

@@ -1,11 +1,11 @@
-"""Cost and error of products in few passes: method x passes, emulated on a CPU.
+"""Cost and error of matrix products in few passes: method x passes, emulated on a CPU.
 
     python -m benchmarks.precision    # ten minutes; docs/benchmarks/results/precision.*
 
-A float32 product takes a TPU one pass of bfloat16, three or six. Methods are run with every product
-in one, three or six passes, and as delivered, where each product says how many itself;
+A TPU computes a float32 product in one, three or six passes of bfloat16. Methods run with one,
+three or six passes in every product, and as delivered, where each product sets its own number;
 `benchmarks._passes` rounds the factors as a TPU does. Costs are multiplications in passes, relative
-to the five steps of `optax.contrib.muon`, which takes one pass.
+to the five steps of `optax.contrib.muon`, which take one pass.
 """
 
 import functools
@@ -33,13 +33,13 @@ from studies.program import parse
 
 PASSES = {"as delivered": None, "1": 1, "3": 3, "6": 6}
 SHAPES = ((256, 64), (80, 64), (64, 64))
-LARGE = 0.05  # of the largest: singular values that every method here brings to 1 in float32
+LARGE = 0.05  # relative to the largest: each method here brings these to 1 in float32
 STEPS, CHUNK = 10_000, 500
 LAST, LAST_OF_COPIES = "in the last tenth", "of the copies, in the last tenth"
 
 
 def peer(grad):
-    """Optax's Muon on a gradient: five steps."""
+    """Return Optax's Muon direction for a gradient: five steps."""
     tx = optax.contrib.scale_by_muon(beta=0.0)
     return tx.update(grad, tx.init(grad))[0]
 
@@ -60,14 +60,14 @@ SOLVERS: dict[str, StiefelSolver] = {
 
 
 def cost(function, shape: tuple[int, int], passes: int | None, arguments: int) -> float:
-    """Multiplications in passes, relative to those of Optax's five steps."""
+    """Return multiplications in passes, relative to Optax's five steps."""
     like = jax.ShapeDtypeStruct(shape, jnp.float32)
     own = multiplications(function, *[like] * arguments, passes=passes)
     return own / multiplications(peer, like, passes=1)
 
 
 def polar_row(name: str, passes: str) -> dict:
-    """The worst errors of a method over shapes and singular values."""
+    """Return the worst errors of a method over shapes and spectra."""
     function = jax.jit(on_tpu(POLAR[name], PASSES[passes]))
     miss, largest = [], []
     for shape in ((256, 64), (128, 128)):
@@ -88,7 +88,7 @@ def polar_row(name: str, passes: str) -> dict:
 
 
 def solver_rows(name: str, passes: str, problems: dict) -> list[dict]:
-    """A row per group of problems: the largest gap and residual, and what the solver reports."""
+    """Return a row per group of problems: the largest gap and residual, and the report's slack."""
     manifold = Stiefel(solver=SOLVERS[name])
 
     def direction(point, grad):
@@ -120,7 +120,7 @@ def solver_rows(name: str, passes: str, problems: dict) -> list[dict]:
 
 
 def problems_of(steps: int) -> dict:
-    """Tall float32 points and gradients: the families at each shape, and the main job's."""
+    """Return tall float32 points and gradients: the families by shape, and from the main job."""
     groups = {
         f"{m} x {n}": [
             tuple(np.float32(x) for x in stiefel_problem(family, m, n))
@@ -137,10 +137,10 @@ def problems_of(steps: int) -> dict:
 def walk(
     preset: str, passes: str, shape: tuple[int, int], kind: str, steps: int, bar: tqdm
 ) -> dict:
-    """A run as in `benchmarks.drift`, emulated: the largest distance of its last tenth.
+    """Run a case of `benchmarks.drift`, emulated; return distances overall and at the end.
 
     Args:
-      kind: "float32" parameters, "bfloat16" ones, or bfloat16 ones with "master copies".
+      kind: "float32" or "bfloat16" parameters, or bfloat16 parameters with "master copies".
     """
     geometry = Stiefel(solver=PRESETS[preset])
     rate = optax.exponential_decay(RATES[0], steps, RATES[1] / RATES[0])
@@ -190,7 +190,7 @@ WALKS = [
 
 
 def markdown(record: dict) -> str:
-    """The record as tables for people."""
+    """Return the record as Markdown tables."""
     lines = ["# Products in few passes", "", *(__doc__ or "").split("\n")[4:8], ""]
     lines += [
         "## The polar factor",
@@ -227,7 +227,7 @@ def markdown(record: dict) -> str:
 
 
 def table(rows: list[dict], columns: tuple[str, ...]) -> str:
-    """The columns of the rows as Markdown."""
+    """Return the columns of the rows as Markdown."""
 
     def cell(value):
         if isinstance(value, list):
@@ -240,7 +240,7 @@ def table(rows: list[dict], columns: tuple[str, ...]) -> str:
 
 
 def step_costs() -> list[dict]:
-    """Direction and retraction together, as delivered and in six passes throughout."""
+    """Return the cost of direction and retraction, as delivered and in six passes throughout."""
     rows = []
     exact = {"fast": SOLVERS["ProjectedPolar()"], "accurate": SOLVERS["SkewPolar()"]}
     for preset, solver in PRESETS.items():
@@ -265,7 +265,7 @@ def step_costs() -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     parser = command("precision", (__doc__ or "").split("\n")[0])
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each walk")
     parser.add_argument("--recorded", type=int, default=200, help="steps of the recorded main job")

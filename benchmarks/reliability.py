@@ -1,9 +1,9 @@
-"""Random cases for manifolds, solvers and links, drawn by Hypothesis, and what was worst.
+"""Random cases for manifolds, solvers and transformations, drawn by Hypothesis; worst results.
 
     python -m benchmarks reliability    # some minutes; docs/benchmarks/results/reliability.json
 
-Every answer is measured in float64 by decompositions, at the point of the set that is nearest to
-the point given. A case that breaks a bound of `LIMITS` is shrunk by Hypothesis and printed.
+Every answer is measured in float64 by matrix decompositions, at the set's nearest point to the
+given point. Hypothesis shrinks and prints a case that breaks a bound of `LIMITS`.
 """
 
 import functools
@@ -75,10 +75,10 @@ MATRICES = {
     "EmbeddingRows, fast": EmbeddingRows(step_norm=Spectral()).fast(),
 }
 ROWS = {"Hypersphere": Hypersphere(2.0), "EmbeddingRows": EmbeddingRows()}
-# Of a batch: tall, wide, square, one row.
+# Batches of matrices: tall, wide, square, single row.
 SHAPES = ((3, 7, 4), (2, 3, 9), (2, 5, 5), (2, 1, 6))
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-# What float32 has to keep; for a short dtype its eps where that is larger, for float64 less by
+# Limits for float32. 16-bit dtypes use their eps if it is larger; float64 multiplies limits by
 # `OF_FLOAT64`. The residual is the length of the normal part.
 LIMITS = {
     "gap under the true one": 1e-6,
@@ -87,19 +87,19 @@ LIMITS = {
     "descent": 1e-7,
     "distance from the set": 4e-6,
 }
-# Normal parts that may be larger.
+# Larger limits of the residual.
 RESIDUALS = {
-    # Inverse roots magnify what rounding leaves normal to the set in gradients of low rank.
+    # Inverse roots magnify the normal part that rounding leaves in low-rank gradients.
     "Stiefel, FAST": 1e-3,
     "Stiefel, Resolvents": 1e-4,
-    # Singular vectors that rounding turns by up to this.
+    # Rounding rotates singular vectors by up to this.
     "Isospectral, nearly tied": 1e-3,
 }
 OF_FLOAT64 = 1e-2
 
 
 def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.SearchStrategy[Case]:
-    """Return the strategy, with shapes that the manifolds take."""
+    """Return a strategy for cases with shapes that fit their manifolds."""
 
     def fitting(case: Case) -> Case:
         *batch, m, n = case.shape
@@ -116,13 +116,13 @@ def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.Sear
 
 @functools.partial(jax.jit, static_argnums=0)
 def draw(manifold: Manifold, gaussian: Any) -> Any:
-    """A point of the set, in the dtype of what it is drawn from."""
+    """Project a Gaussian array onto the manifold, in the array's dtype."""
     return manifold.project(gaussian)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def ask(manifold: Manifold, point: Any, grad: Any) -> tuple[Any, ...]:
-    """The direction and its gap, the point after a step, and its distance from the set."""
+    """Return direction, gap, the point after a step, and its distance from the manifold."""
     answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
     moved = manifold.retract(point, -0.1 * answer.direction)
     wide = moved.astype(jnp.promote_types(moved.dtype, jnp.float32))
@@ -130,10 +130,10 @@ def ask(manifold: Manifold, point: Any, grad: Any) -> tuple[Any, ...]:
 
 
 def check(case: Case) -> dict[str, float]:
-    """The figures of a case, the worst of its stack.
+    """Return the worst figures over a case's stack.
 
     Raises:
-      AssertionError: one of them is beyond its limit, or zero or NaN did not stay what it was.
+      AssertionError: a figure exceeds its limit, a zero gradient gives a step, or a NaN is lost.
     """
     manifold, dtype = (MATRICES | ROWS)[case.manifold], jnp.dtype(case.dtype)
     rng = np.random.default_rng(case.seed)
@@ -173,7 +173,7 @@ def _normal_part(case: Case, manifold: Manifold, point: np.ndarray, x: np.ndarra
 
 
 def _measure(manifold, point, grad, direction, reported) -> tuple[float, ...]:
-    """How far the gap lies under the true one, norm, normal part and descent of one direction."""
+    """Return true minus reported gap, norm minus 1, normal part and descent of a direction."""
     normal = normal_at(manifold, point)
     norm, left = size(manifold, direction), normal(direction)
     feasible = direction - left
@@ -184,7 +184,7 @@ def _measure(manifold, point, grad, direction, reported) -> tuple[float, ...]:
 
 
 def _measure_rows(manifold, point, grad, direction, reported) -> tuple[float, ...]:
-    """The same, row by row."""
+    """Return the figures of `_measure`, row by row."""
     length = np.linalg.norm(point, axis=-1, keepdims=True)
     w, a = point / length, direction / np.median(length)
     tangent, feasible = (x - w * np.sum(w * x, -1, keepdims=True) for x in (grad, a))
@@ -197,7 +197,7 @@ def _measure_rows(manifold, point, grad, direction, reported) -> tuple[float, ..
 
 
 def _figures(grad, direction, best, value, reported, norm, residual) -> tuple[float, ...]:
-    # Where nothing is tangent, nothing is missed: as on a sphere of no dimensions.
+    # Without a tangent part there is no gap, as on a sphere of dimension 0.
     some = best > 1e-12 * np.abs(grad).max()
     under = np.where(some, 1 - value / np.where(some, best, 1) - reported, 0)
     descent = -np.sum(grad * direction) / np.linalg.norm(grad) / max(np.linalg.norm(direction), 1)
@@ -206,7 +206,7 @@ def _figures(grad, direction, best, value, reported, norm, residual) -> tuple[fl
 
 GEOMETRY = {"w": Stiefel(), "stack": Orthogonal(2.0), "rows": EmbeddingRows(), "v": Hypersphere()}
 TREE = {"w": (6, 3), "stack": (2, 4, 4), "rows": (5, 3), "v": (4,)}
-# The same weights in other layouts, which have to take the same steps.
+# The same weights in other layouts, which must take identical steps.
 TWINS = {
     "turned": ("w", Stiefel().transposed(), np.transpose),
     "fused": ("stack", LaidOut(Orthogonal(2.0), Layout(out_blocks=2)), lambda x: x.reshape(8, 4)),
@@ -256,16 +256,16 @@ LINKS = {
 
 
 def _with_twins(name: str, tree: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """The tree with what is missing of the geometry: weights in other layouts."""
+    """Add the geometry's missing weights to the tree: copies in other layouts."""
     missing = LINKS[name][1].keys() - tree.keys()
     return tree | {twin: TWINS[twin][2](tree[TWINS[twin][0]]) for twin in missing}
 
 
 def _with_the_same_vectors(state: Any) -> Any:
-    """Start the power iterations of twins at one vector.
+    """Give the power iterations of twins the same vector.
 
-    Where the largest singular value is double, as in the tangents of square matrices, rounding
-    chooses the vector that is carried, and thereby the next estimate.
+    If the largest singular value is double, as in tangents of square matrices, rounding determines
+    the carried vector, and with it the next estimate.
     """
     if (vectors := optax.tree_utils.tree_get(state, "vectors")) is None:
         return state
@@ -293,14 +293,14 @@ def _training(name: str) -> tuple[Any, Any, Any]:
 
 
 def check_training(name: str, scales: list[int | None], draws: int) -> float:
-    """The largest distance from the set in a run whose gradients have these powers of two.
+    """Return the largest distance from the set in a run with gradients scaled by powers of two.
 
-    None is a gradient that is NaN, which `optax.apply_if_finite` leaves out.
+    None stands for a NaN gradient, which `optax.apply_if_finite` skips.
     """
     rng, worst = np.random.default_rng(draws), 0.0
     step, state, params = _training(name)
     shapes = LINKS[name][2]
-    # A step rounds twenty matrix products, of up to six terms and of size 2.
+    # Rounding error per step: twenty matrix products, with up to six terms and size 2.
     close = 20 * math.sqrt(6) * 2 * float(np.finfo(np.float32).eps) * len(scales)
     for scale in scales:
         state = _with_the_same_vectors(state)
@@ -319,7 +319,7 @@ def check_training(name: str, scales: list[int | None], draws: int) -> float:
     return worst
 
 
-# What carries a dual from step to step, and a norm estimated from a vector that is carried.
+# Solvers with a warm-started dual, and norm estimates with a warm-started vector.
 WARM = (
     "Stiefel, DualAscent",
     "SpectralSphere",
@@ -329,12 +329,12 @@ WARM = (
     "EmbeddingRows, fast",
     "normalized momentum",
 )
-EXCESS = 0.75  # of normalised updates over their budgets: at most .6 is measured
+EXCESS = 0.75  # allowed excess of normalised updates over their budgets; at most 0.6 was measured
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def walk(name: str, point: Any, grads: Any) -> tuple[Any, ...]:
-    """Return points, directions and gaps along a sequence of gradients, duals carried."""
+    """Return points, directions and gaps along a gradient sequence with warm-started duals."""
     manifold = MATRICES.get(name, Stiefel())
     free = Euclidean(Spectral())
     tx = optim.normalize(optax.trace(0.9), free)
@@ -358,7 +358,7 @@ def check_switching(
     """Check sparse and switching gradients over hundreds of steps; return the worst figures.
 
     Raises:
-      AssertionError: a figure is beyond its limit, or an answer is not finite.
+      AssertionError: a figure exceeds its limit, or an answer is not finite.
     """
     family, period, draws = sequence
     shape, found = (7, 4), dict.fromkeys(LIMITS, 0.0)
@@ -384,10 +384,10 @@ def check_switching(
 
 
 def _turned_by_rounding(manifold: Manifold, point: np.ndarray) -> float:
-    """Return by how much float32 may turn the normal of a spectral sphere, by Wedin's theorem.
+    """Return the angle by which float32 may rotate a spectral sphere's normal (Wedin's theorem).
 
-    An error of e in a matrix turns the vectors of its largest singular value by e over the distance
-    to the next one. Random cases stay away from such ties, training does not.
+    An error of e in a matrix rotates the top singular vectors by e over the gap to the next
+    singular value. Random cases avoid near-ties, training does not.
     """
     if not isinstance(manifold, SpectralSphere):
         return 0.0
@@ -403,14 +403,14 @@ def check_bounds(networks: range, sets: tuple[str, ...] = DRIFTING) -> dict[str,
     """Attack `bounds`: matrices at a distance from their sets, then random networks.
 
     Args:
-      networks: the seeds of the networks.
+      networks: seeds of the networks.
       sets: names of the manifolds.
 
     Returns:
-      The largest shares of the bounds that were found; a lower bound counts by its inverse.
+      Largest ratios of attack to bound; for lower bounds, of bound to attack.
 
     Raises:
-      AssertionError: a share above 1, but for rounding.
+      AssertionError: a ratio exceeds 1 by more than rounding.
     """
     worst: dict[str, dict[str, float]] = {}
 
@@ -437,7 +437,7 @@ def check_bounds(networks: range, sets: tuple[str, ...] = DRIFTING) -> dict[str,
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Draws the cases and writes what was worst; a broken bound ends it with the case."""
+    """Draw the cases and write the worst figures; stop with the case that breaks a bound."""
     parser = command("reliability", "Random cases, and the worst that they found.")
     parser.add_argument("--examples", type=int, default=50, metavar="N",
                         help="cases of each manifold and dtype, and of each optimizer")  # fmt: skip
@@ -473,7 +473,7 @@ def main(argv: list[str] | None = None) -> None:
 
     def draw_all(function: Any, *strategies: st.SearchStrategy) -> None:
         seed(options.seed)(profile(given(*strategies)(function)))()
-        # Compiled programs are mapped into memory piece by piece, and Linux allows 65530 pieces.
+        # Compiled programs use many memory mappings, and Linux allows 65530.
         jax.clear_caches()
 
     for name in tqdm((*MATRICES, *ROWS), unit="manifold"):

@@ -3,11 +3,10 @@
     pip install "manifoldmuon[tpu]"        # the compiler; no TPU is needed
     python -m benchmarks scale    # docs/benchmarks/results/scale.*
 
-Nothing runs: what a chip computes, holds and moves is read from the compiled programs. The
-matrices q, k, v, o, up and down of all layers are stacked as `jax.lax.scan` wants them, and their
-rows are divided over all chips, as in FSDP. Experts are divided over one axis of a mesh, and their
-columns over the other. Every program is written to the record once it is compiled; the same command
-resumes from there.
+Nothing runs: computation, memory and traffic of a chip are read from the compiled programs. The
+matrices q, k, v, o, up and down of all layers are stacked as for `jax.lax.scan`, and their rows are
+divided over all chips, as in FSDP. Experts are divided over one mesh axis, and their columns over
+the other. The record is saved after every compiled program; the same command resumes from it.
 """
 
 import argparse
@@ -41,8 +40,8 @@ from studies.records import plain
 ADAM, MUON = "optax.adam", "optax.contrib.muon"
 NAMES = (ADAM, MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
 DTYPES = ("float32", "bfloat16")
-# At the full effort programs compile for minutes, most of it in a search for the fastest tiling of
-# each product. The reduced effort leaves that out, and overlaps no collectives with products.
+# At full effort programs compile for minutes, mostly searching for the fastest tiling of each
+# product. Reduced effort skips the search, and overlaps no collectives with products.
 EFFORTS = {"reduced": -0.5, "full": 0.0}
 KEYS = ("row", "dtype", "effort", "optimizer")
 TOKENS = 16384
@@ -51,9 +50,9 @@ UTILISATION = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One chip: bfloat16 FLOP/s, bytes/s of the memory and of a link in one direction, clock.
+    """Chip: bfloat16 FLOP/s, memory bytes/s, link bytes/s in one direction, clock.
 
-    The sides of a slice close to rings where they are a multiple of `ring`.
+    The sides of a slice close to rings if they are a multiple of `ring`.
     """
 
     peak: float
@@ -71,15 +70,15 @@ CHIPS = {
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A transformer on a slice.
+    """Transformer on a slice.
 
     Attributes:
-      layers, width: of the transformer.
-      topology: of the slice.
-      experts: matrices up and down of each layer, or 0 for one of four times the width.
+      layers, width: dimensions of the transformer.
+      topology: topology of the slice.
+      experts: pairs of up and down matrices per layer; 0 for a single pair of width 4 `width`.
       hidden: width of an expert.
-      active: experts that a token takes.
-      parts: into which the experts of a layer are divided.
+      active: experts that process each token.
+      parts: number of parts into which a layer's experts are divided.
     """
 
     layers: int
@@ -92,7 +91,7 @@ class Row:
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the stacked matrices."""
+        """Shapes of the stacked matrices."""
         shapes = {name: (self.layers, *shape) for name, shape in shapes_of(self.width).items()}
         if self.experts:
             lead = self.layers, self.experts
@@ -106,25 +105,25 @@ class Row:
 
     @property
     def taken(self) -> int:
-        """Parameters that a token takes part in."""
+        """Parameters used by each token."""
         idle = self.experts - self.active
         return self.parameters - 2 * idle * self.layers * self.hidden * self.width
 
     def spec(self, ndim: int) -> PartitionSpec:
-        """How stacks of so many axes are divided."""
+        """Return the partition spec of stacks with `ndim` axes."""
         if ndim == 4:
             return PartitionSpec(None, "experts", None, "fsdp")
         return PartitionSpec(None, ("experts", "fsdp") if self.experts else "fsdp")
 
     def mesh(self, chips: Sequence[Any]) -> Mesh:
-        """The slice, divided over its parts if there are experts."""
+        """Return the slice's mesh, with an axis over the parts if there are experts."""
         names = ("experts", "fsdp") if self.experts else ("fsdp",)
         devices = np.array(chips).reshape((self.parts, -1) if self.experts else -1)
         return Mesh(devices, names, axis_types=(AxisType.Auto,) * len(names))
 
     @property
     def busiest(self) -> float:
-        """Work of the busiest chip over that of one with the most matrices of every kind."""
+        """Busiest chip's work, relative to a chip with the largest count of every kind."""
         given = owned(self.mesh(jax.devices()[: self.chips]), self.shapes.values())
         most: Counter[tuple[int, int]] = Counter()
         for (_, m, n), number in given.items():
@@ -145,7 +144,7 @@ class Row:
 
     @property
     def training_seconds(self) -> float:
-        """Products of the forward and the backward pass, on `TOKENS` tokens a chip."""
+        """Seconds of the forward and backward products, for `TOKENS` tokens per chip."""
         return 6 * self.taken * TOKENS / (UTILISATION * self.chip.peak)
 
 
@@ -162,7 +161,7 @@ ROWS = {
 def compiled(
     row: Row, topology: Any, dtype: str, tx: optax.GradientTransformation, effort: float
 ) -> Any:
-    """The step, `update` and `apply_updates`, with parameters and state donated."""
+    """Compile the step, `update` and `apply_updates`, with donated parameters and state."""
     mesh, shapes = row.mesh(topology.devices), row.shapes
 
     def placed(x):
@@ -175,7 +174,7 @@ def compiled(
         step_of(tx),
         donate_argnums=(0, 1),
         out_shardings=jax.tree.map(lambda x: x.sharding, (params, state)),
-        # 0 is the default. Compilers of JAX 0.12 for CPUs do not know the option.
+        # 0 is the default. JAX 0.12's compilers for CPUs do not know the option.
         compiler_options={"exec_time_optimization_effort": effort} if effort else None,
     )
     with jax.set_mesh(mesh):
@@ -183,7 +182,7 @@ def compiled(
 
 
 def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: float) -> dict:
-    """The work of one chip in a step, or why the compiler refuses."""
+    """Return the work of one chip in a step, or the compiler's error."""
     topology = topologies.get_topology_desc(row.topology, "tpu")
     start, busy = time.perf_counter(), time.process_time()
     try:
@@ -219,10 +218,10 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
 
 
 def link_seconds(row: Row, collectives: dict[str, list[float]]) -> float:
-    """A lower bound for all collectives, one after the other and none beside a product.
+    """Return a lower bound for all collectives, run sequentially without overlapping products.
 
-    Gathers and reductions keep every link of a chip busy. What moves all to all is held up at the
-    middle of the longest side: half of a line's chips send half of what they have across it.
+    Gathers and reductions keep every link of a chip busy. All-to-alls are limited by the middle of
+    the longest side: half of a line's chips send half of their data across it.
     """
     chip, sides = row.chip, [side for side in row.sides if side > 1]
     ways = [2 if side % chip.ring == 0 else 1 for side in sides]
@@ -234,12 +233,12 @@ def link_seconds(row: Row, collectives: dict[str, list[float]]) -> float:
 
 
 def least_seconds(row: Row, cell: dict, share: float = 1.0) -> dict[str, float]:
-    """Products at the peak, every array read and written once, collectives at full bandwidth.
+    """Return times for products at peak, one read and write of every array, and full-speed links.
 
     Args:
-      row: the model and the slice.
-      cell: what `measure` found; its products are those of a chip with the most of every kind.
-      share: `row.busiest`, where matrices are divided so.
+      row: model and slice.
+      cell: result of `measure`; its products are for a chip with the largest count of every kind.
+      share: `row.busiest` for optimizers that divide matrices; otherwise 1.
     """
     return {
         "products": share * cell["multiplier_flops"] / row.chip.peak,
@@ -249,7 +248,7 @@ def least_seconds(row: Row, cell: dict, share: float = 1.0) -> dict[str, float]:
 
 
 def table(cells: list[dict]) -> str:
-    """The work of one chip, a line for each program."""
+    """Return a table of the work of one chip, with a line for each program."""
     lines = [
         "| model, slice | parameters | optimizer | TFLOP | times passes | moved |"
         " collectives | in loops | temporary | compile |",
@@ -275,11 +274,11 @@ def table(cells: list[dict]) -> str:
 
 
 def overheads(cells: list[dict], shares: dict[str, float]) -> str:
-    """The least that a step adds to the training step, in percent of its passes.
+    """Return a table of the minimum overhead of a step, in percent of the training step's passes.
 
     Args:
-      cells: of the record.
-      shares: `Row.busiest` of each row, for the optimizers that divide matrices so.
+      cells: cells of the record.
+      shares: `Row.busiest` of each row, for optimizers that divide matrices.
     """
     done = [cell for cell in cells if "error" not in cell and cell["effort"] == "reduced"]
     lines = [
@@ -303,7 +302,7 @@ def overheads(cells: list[dict], shares: dict[str, float]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("scale", "One optimizer step of large transformers, compiled for TPU slices.")
     p.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW",
                    help=f"of {', '.join(ROWS)} (default: all)")  # fmt: skip
@@ -324,7 +323,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def measure_all(given: argparse.Namespace) -> None:
-    """Fills the record and writes the tables beside it."""
+    """Complete the record and write the tables next to it."""
     cells: list[dict] = []
     if given.out.exists() and not given.overwrite:
         cells = json.loads(given.out.read_text(encoding="utf-8"))["cells"]
@@ -353,32 +352,32 @@ def measure_all(given: argparse.Namespace) -> None:
 
 
 def record(cells: list[dict]) -> dict[str, Any]:
-    """What is saved of programs that are compiled."""
+    """Return the record of compiled programs."""
     return {"libtpu": importlib.metadata.version("libtpu"), "cells": cells}
 
 
 def order(cell: dict) -> tuple[int, ...]:
-    """The place of a cell in the tables."""
+    """Return the sort key of a cell in the tables."""
     ranks = (ROWS, "row"), (DTYPES, "dtype"), (EFFORTS, "effort"), (NAMES, "optimizer")
     return tuple(list(values).index(cell[key]) for values, key in ranks)
 
 
 def short(x: float) -> str:
-    """Three digits or all before the point."""
+    """Format with three significant digits, or all digits before the point."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def label(row: Row) -> str:
-    """A row's place in a table."""
+    """Return the name of a row in a table."""
     kind = f" in {row.experts} experts" if row.experts else ""
     return f"{row.parameters / 1e9:.2g} B{kind}, {row.topology.replace(':', ' ')}"
 
 
 def compile_without_tpus() -> None:
-    """Sets JAX up: the host is the backend, and nobody asks a cloud for TPUs."""
+    """Configure JAX to run on the host and never query a cloud for TPUs."""
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # another process may compile, too
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # allow concurrent compilations
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", max(row.chips for row in ROWS.values()))
 

@@ -1,10 +1,10 @@
-"""One optimizer step for each weight space beside `optax.contrib.muon`: time, gap and distance.
+"""One optimizer step on each weight space, against `optax.contrib.muon`: time, gap and distance.
 
     python -m benchmarks sets    # minutes; docs/benchmarks/results/sets.*
 
-The trees, steps and times are those of `python -m benchmarks steps`. Each optimizer is warmed up
-with steps along gradients of a linear regression before it is timed: multipliers are carried from
-step to step. The largest gap and distance of the last of these steps are in the table.
+Uses the trees, steps and timing of `python -m benchmarks steps`. Multipliers carry over between
+steps, so each optimizer first takes warm-up steps along gradients of a linear regression. The table
+shows the largest gap and distance at the last warm-up step.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ WARM_UP = 10
 
 
 def weight_spaces() -> dict[str, Manifold]:
-    """The sets by name, at training prices; all of singular values about 1.
+    """Return the sets by name, all with singular values around 1.
 
-    What `fast` makes of each, and variants of it.
+    Most are `fast` variants for training, or modifications of them.
     """
     sphere = Hypersphere(RootRank(), ndim=2, step_norm=Spectral()).fast()
     rows = EmbeddingRows(1.0, step_norm=Spectral()).fast()
@@ -63,7 +63,7 @@ def weight_spaces() -> dict[str, Manifold]:
 
 
 def regression(layers: int, width: int, stacked: bool):
-    """The gradient of a linear regression for every matrix, with inputs of decaying variance."""
+    """Return the gradients of a linear regression per matrix, with inputs of decaying variance."""
     target = tree(layers, width, stacked, seed=2)
 
     def one(key, weight, goal):
@@ -86,7 +86,7 @@ def regression(layers: int, width: int, stacked: bool):
 def measure(
     layers: int, width: int, stacked: bool, rounds: int, names: list[str], certify: bool
 ) -> dict:
-    """One tree: seconds of a step, and what the warm-up ended with, by weight space."""
+    """Measure a tree: seconds of a step, and gap and distance after warm-up, by weight space."""
     start, grads_of = tree(layers, width, stacked), regression(layers, width, stacked)
     spaces = {name: space for name, space in weight_spaces().items() if name in names}
     functions, ended = {}, {}
@@ -121,7 +121,7 @@ def measure(
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as Markdown: ratios to the optimizer of Optax, with gap and distance."""
+    """Return a Markdown table of ratios to Optax's optimizer, with gap and distance."""
     names = [name for name in rows[0]["seconds"] if name != MUON]
     lines = []
     for row in rows:
@@ -139,7 +139,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("sets", "One step on each weight space against optax.contrib.muon.")
     p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
     p.add_argument("--trees", type=int, nargs="+", default=(0,), metavar="I",

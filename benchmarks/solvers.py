@@ -1,11 +1,11 @@
-"""Solver x gradient x budget: what each Stiefel solver reaches and what it costs.
+"""Accuracy and cost of Stiefel solvers: solver x gradient x budget.
 
     python -m benchmarks.solvers    # a few minutes; docs/benchmarks/results/solvers.*
 
-Times are ratios within one run to Muon's five steps in `optax.contrib` and to the published closed
-form (QR of [W G], eight steps of Polar Express of a 2n x 2n matrix); gaps and residuals are
-measured in float64 by singular value decompositions. Gradients are the four families of
-`manifoldmuon.testing` and those recorded from the main job.
+Times are relative, within one run, to Muon's five steps in `optax.contrib` and to the published
+closed form (QR of [W G], eight steps of Polar Express of a 2n x 2n matrix); gaps and residuals are
+measured in float64 by singular value decompositions. Gradients come from the four families of
+`manifoldmuon.testing` and from recordings of the main job.
 """
 
 import functools
@@ -36,7 +36,7 @@ from studies.program import parse, save
 from studies.timing import interleaved_seconds
 
 SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))
-# Iterative solvers take long and gaps need singular values in float64: not for the largest.
+# Shapes for iterative solvers, which are slow, and for gaps, which need SVDs in float64.
 SMALL = ((3072, 128), (128, 64), (64, 10))
 PUBLISHED = {
     "published dual ascent": dual_ascent,
@@ -56,7 +56,7 @@ SOLVERS: dict[str, StiefelSolver] = {
     "ADMM, 10": ADMM(steps=10),
     "ADMM, 30": ADMM(steps=30),
 }
-# The direction without a constraint.
+# Unconstrained directions.
 UNCONSTRAINED = {
     "unconstrained, converged msign": DEFAULT_MSIGN,
     "unconstrained, training msign": TRAINING_MSIGN,
@@ -67,12 +67,12 @@ DIRECT = ("accurate", "fast", "products", "resolvents")
 
 @functools.partial(jax.jit, static_argnums=0)
 def solve(solver: StiefelSolver, point, grad):
-    """A cold start with the solver's own budget."""
+    """Solve from a cold start with the solver's own budget."""
     return solver.solve(Spectral(), point, grad, solver.init(point.shape))
 
 
 def accuracy(name: str, solver: StiefelSolver, problems: dict) -> list[dict]:
-    """A row per problem: true gap, reported gap, residual before and after, norm."""
+    """Return a row per problem: true gap, reported gap, residual before and after, norm."""
     rows = []
     for label, (point, grad) in problems.items():
         answer = solve(solver, point, grad)
@@ -93,7 +93,7 @@ def accuracy(name: str, solver: StiefelSolver, problems: dict) -> list[dict]:
 
 
 def published_accuracy(name: str, problems: dict) -> list[dict]:
-    """The same row for what others have published."""
+    """Return a row per problem for a published method."""
     rows = []
     for label, (point, grad) in problems.items():
         errors = stiefel_errors(point, grad, PUBLISHED[name](point, grad))
@@ -103,7 +103,7 @@ def published_accuracy(name: str, problems: dict) -> list[dict]:
 
 
 def family_problems(shape: tuple[int, int], seed: int) -> dict:
-    """The four families at one shape, float32."""
+    """Return the four families at a shape, in float32."""
     return {
         family: tuple(jnp.float32(x) for x in stiefel_problem(family, *shape, seed))
         for family in STIEFEL_FAMILIES
@@ -111,7 +111,7 @@ def family_problems(shape: tuple[int, int], seed: int) -> dict:
 
 
 def recorded_problems(steps: int) -> dict:
-    """Weights and momenta from the Stiefel layers of the main job, tall."""
+    """Return tall weights and momenta from the Stiefel layers of the main job."""
     return {
         f"main job, {label}": (jnp.float32(point), jnp.float32(grad))
         for label, point, grad in record_gradients(steps=steps, seed=0)
@@ -119,7 +119,7 @@ def recorded_problems(steps: int) -> dict:
 
 
 def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
-    """Median seconds per direction on a Gaussian gradient."""
+    """Return median seconds per direction on a Gaussian gradient."""
     rng = np.random.default_rng(0)
     point = jnp.float32(np.linalg.qr(rng.standard_normal(shape))[0])
     grad = jnp.float32(rng.standard_normal(shape))
@@ -137,13 +137,13 @@ def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
 
 @jax.jit
 def muon_direction(grad):
-    """What the peer's step does to a gradient."""
+    """Return the direction of Optax's Muon, without momentum."""
     tx = optax.contrib.scale_by_muon(beta=0.0)
     return tx.update(grad, tx.init(grad))[0]
 
 
 def growth(rounds: int) -> list[dict]:
-    """How the presets' time grows with m at n = 64 and with n at m = 4n."""
+    """Time the presets as m grows at n = 64, and as n grows at m = 4n."""
     rows = []
     shapes = [(m, 64) for m in (64, 128, 256, 1024, 4096)]
     shapes += [(4 * n, n) for n in (16, 32, 64, 128, 256)]
@@ -161,7 +161,7 @@ def growth(rounds: int) -> list[dict]:
 
 
 def markdown(record: dict) -> str:
-    """The record as tables for people."""
+    """Return the record as Markdown tables."""
     lines = ["# Stiefel solvers", "", "Times are medians in one run. Gaps are true gaps.", ""]
     for shape in record["timings"]:
         seconds, rows = shape["seconds"], record["accuracy"]
@@ -205,7 +205,7 @@ def markdown(record: dict) -> str:
 
 
 def plot(record: dict) -> Figure:
-    """Gap against time, a panel for each shape: the families' largest, and their smallest."""
+    """Plot gap against time, with a panel per shape: smallest and largest gap of the families."""
     figure, grid = panels(1, len(SMALL), width=6.0, height=4.6)
     timed = {tuple(shape["shape"]): shape["seconds"] for shape in record["timings"]}
     for panel, shape in zip(grid[0], SMALL, strict=True):

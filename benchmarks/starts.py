@@ -1,9 +1,9 @@
-"""Many starts of `minimize`: `jax.vmap` beside `jax.lax.map`.
+"""Many starts of `minimize`: `jax.vmap` against `jax.lax.map`.
 
     python -m benchmarks starts    # two minutes; docs/benchmarks/results/starts.*
 
-Problems, tolerance and dtype are those of `benchmarks.minimize`. Seconds are of the processor, the
-least of several calls, measured in turn; compilation is left out.
+Uses the problems, tolerance and dtype of `benchmarks.minimize`. Times are CPU seconds without
+compilation: the minimum of several interleaved calls.
 """
 
 import time
@@ -22,7 +22,7 @@ from studies.program import parse
 
 
 def measure(problem: Problem, method: str, size: int, starts: int, rounds: int) -> dict[str, Any]:
-    """Measure all starts of one problem by one method, batched and one after the other."""
+    """Measure all starts of a problem with a method, batched and sequentially."""
     data = problem.data(np.random.default_rng(size), size) * 1.0
     shapes = tuple(jax.ShapeDtypeStruct(shape, jnp.float64) for shape in problem.shapes(size))
     keys = jax.random.split(jax.random.key(1), starts)
@@ -53,7 +53,7 @@ def measure(problem: Problem, method: str, size: int, starts: int, rounds: int) 
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Seconds of the processor and their ratio."""
+    """Return a table of CPU seconds and their ratio."""
     header = ["problem", "method", "size", "vmap", "lax.map", "lax.map ÷ vmap",
               "steps: median, most"]  # fmt: skip
     lines = [

@@ -2,10 +2,10 @@
 
     python -m benchmarks steps    # minutes; docs/benchmarks/results/steps.*
 
-A tree holds the matrices q, k, v, o, up and down of every layer, each layer by itself or the layers
-stacked as `jax.lax.scan` wants them. A step is `update` and `apply_updates`, compiled as one
-program. Times are medians of rounds in which everything is measured in turn; what counts are the
-ratios within a tree. Compile times are of the first call, tracing included.
+A tree holds the matrices q, k, v, o, up and down of every layer, with the layers separate or
+stacked as for `jax.lax.scan`. A step is `update` and `apply_updates`, compiled together.
+Times are medians of interleaved rounds; compare ratios within a tree. Compile times are for the
+first call, including tracing.
 """
 
 import functools
@@ -43,13 +43,13 @@ Step = Callable[[Any, Any, Any], Any]
 
 
 def shapes_of(width: int) -> dict[str, tuple[int, int]]:
-    """The matrices of one layer."""
+    """Return the shapes of one layer's matrices."""
     shapes = dict.fromkeys("qkvo", (width, width))
     return shapes | {"up": (4 * width, width), "down": (width, 4 * width)}
 
 
 def tree(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, Any]:
-    """Orthonormal matrices in the shapes of a transformer's."""
+    """Draw orthonormal matrices in a transformer's shapes."""
     rng, shapes = np.random.default_rng(seed), shapes_of(width)
 
     def one(shape: tuple[int, int]) -> np.ndarray:
@@ -63,13 +63,13 @@ def tree(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, Any
 
 
 def optimizers() -> dict[str, optax.GradientTransformation]:
-    """The optimizers by name; the first of each pair that is compared comes from Optax."""
+    """Return the optimizers by name; in each compared group the first is from Optax."""
 
     def muon(method=None):
         return mm.optim.muon(RATE, Euclidean(RMSToRMS(method)))
 
     def matrices(params):
-        # Muon takes arrays of two axes only, unless it is told which axes are a matrix's.
+        # By default Optax's Muon takes only arrays of two axes as matrices.
         return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), params)
 
     return {
@@ -87,7 +87,7 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
 
 
 def step_of(tx: optax.GradientTransformation) -> Step:
-    """A whole step, to be compiled as one program."""
+    """Return a whole step, to be compiled as a single program."""
 
     def step(params, state, grads):
         updates, state = tx.update(grads, state, params)
@@ -97,7 +97,7 @@ def step_of(tx: optax.GradientTransformation) -> Step:
 
 
 def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str]) -> dict:
-    """One tree: seconds of a step and of its compilation, by optimizer."""
+    """Measure a tree: seconds of a step and of its compilation, by optimizer."""
     params, grads = tree(layers, width, stacked), tree(layers, width, stacked, seed=1)
     compiled, functions = {}, {}
     for name, tx in optimizers().items():
@@ -118,7 +118,7 @@ def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str
 
 
 def table(rows: list[dict]) -> str:
-    """The rows as Markdown: ratios to the optimizer of Optax."""
+    """Return a Markdown table of ratios to Optax's optimizers."""
     names = [name for name in rows[0]["seconds"] if name not in (MUON, ADAM)]
     lines = []
     for row in rows:
@@ -135,7 +135,7 @@ def table(rows: list[dict]) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("steps", "One optimizer step against optax.contrib.muon and optax.adam.")
     p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
     p.add_argument("--trees", type=int, nargs="+", default=range(len(TREES)), metavar="I",

@@ -1,11 +1,11 @@
-"""Products `X X^T` whose lower blocks are computed once and mirrored, compiled for a TPU.
+"""Products `X X^T` that compute the lower blocks and mirror them, compiled for a TPU.
 
     pip install "manifoldmuon[tpu]"        # the compiler; no TPU is needed
     python -m benchmarks symmetric    # a minute; docs/benchmarks/results/symmetric.*
 
-Nothing runs. The compiler estimates the cycles of its own product; of a Pallas kernel it only shows
-the schedule, whose bundles, one a cycle, are counted here. What a kernel would wait for is not in
-that count: a step takes at least the time of its multiplications at the peak, and of its reads.
+Nothing runs. The compiler estimates the cycles of its own product, but shows only the schedule of
+a Pallas kernel; its bundles (one per cycle) are counted here. The count excludes stalls: a step
+takes at least the time of its multiplications at the peak, and of its reads.
 """
 
 import functools
@@ -39,10 +39,10 @@ def gram(x: jax.Array, block: int, part: int, interpret: Any = False) -> jax.Arr
 
     Args:
       x: `(n, k)`; `n` is a multiple of `block`, `k` of `part`.
-      block: side of the blocks of the result, of which only those at and below the diagonal are
-        computed. Each is written to its place and, transposed, to its mirror image, while the next
+      block: side of the result's blocks. Only blocks at and below the diagonal are computed; each
+        is written to its position and, transposed, to the mirrored position, while the next block
         is computed.
-      part: columns that are multiplied in one step.
+      part: columns multiplied per step.
       interpret: see `pl.pallas_call`.
     """
     n, k = x.shape
@@ -109,7 +109,7 @@ def gram(x: jax.Array, block: int, part: int, interpret: Any = False) -> jax.Arr
 
 
 def plain(x: jax.Array) -> jax.Array:
-    """Return the compiler's own product."""
+    """Compute the product with the compiler's own kernel."""
     return jnp.matmul(x, x.T, preferred_element_type=jnp.float32)
 
 
@@ -123,21 +123,21 @@ def _compile(function: Any, size: int) -> str:
 
 
 def compile_gram(block: int, part: int) -> None:
-    """Compiles a kernel, of which the compiler writes what its flags ask for."""
+    """Compile a kernel, so that the compiler writes the dumps requested by its flags."""
     _compile(lambda x: gram(x, block, part), 4 * block)
 
 
 def own_cycles(size: int) -> int:
-    """The compiler's estimate for its own product."""
+    """Return the compiler's cycle estimate for its own product."""
     return sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', _compile(plain, size))))
 
 
 def bundles(block: int, part: int) -> tuple[int, int]:
-    """Bundles of a step's product, and of all else that the kernel holds."""
+    """Count the bundles of a step's product, and all other bundles of the kernel."""
     with tempfile.TemporaryDirectory() as folder:
         flags = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
         code = f"from benchmarks import symmetric; symmetric.compile_gram({block}, {part})"
-        # The compiler takes its flags once in a process.
+        # The compiler reads its flags once per process.
         subprocess.run([sys.executable, "-c", code], env=os.environ | {"LIBTPU_INIT_ARGS": flags},
                        check=True, stdout=subprocess.DEVNULL)  # fmt: skip
         (file,) = Path(folder).glob("*_lambda_*final_hlo-static-per-bundle-utilization.txt")
@@ -149,18 +149,18 @@ def bundles(block: int, part: int) -> tuple[int, int]:
 
 
 def least_cycles(size: int, block: int, part: int, product: int, others: int) -> float:
-    """A lower bound for the kernel: bundles, multiplications at the peak, and reads."""
+    """Return a lower bound for the kernel, from bundles, peak multiplication rate and reads."""
     tiles, steps = (size // block) * (size // block + 1) // 2, size // part
     multiplied = 2 * block**2 * part / (CHIP.peak / CHIP.clock)
     read = 2 * 2 * block * part / (CHIP.memory / CHIP.clock)
     written = 2 * 4 * block**2 / (CHIP.memory / CHIP.clock)
     step = max(product, multiplied, read)
-    # What is written meanwhile shares the memory with what is read.
+    # Concurrent writes share the memory bandwidth with reads.
     return tiles * (max(steps * step, steps * read + written) + others)
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs the benchmark."""
+    """Run the benchmark."""
     p = command("symmetric", "Cycles of X X^T on a TPU, with mirrored blocks and without.")
     options = parse(p, argv, beside=(".md",))
     compile_without_tpus()

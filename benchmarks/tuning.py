@@ -1,10 +1,10 @@
-"""The grids behind the default learning rates of `studies.digits`, on held-out training images.
+"""Grid search for the default learning rates of `studies.digits`, on held-out training images.
 
     python -m benchmarks.tuning    # some minutes; docs/benchmarks/results/tuning.json
 
-For each seed a fifth of the training part is held out and the rest is trained on; the test part
-is not looked at, and the seeds (hence the splits) are not those of the job. Every optimizer has
-the job's steps, batch size and linear decay.
+For each seed a fifth of the training images is held out, and the rest is trained on. The test
+images are unused, and the seeds (hence the splits) differ from the job's. Every optimizer has the
+job's steps, batch size and linear decay.
 """
 
 import functools
@@ -37,7 +37,7 @@ WEIGHT_DECAYS = (0.0, 0.1, 1.0, 3.0)
 
 
 def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
-    """Images and labels to train on, images and labels to judge by, and the order of training."""
+    """Return training images and labels, held-out images and labels, and the batch order."""
     data = settings.load(seed)
     shuffled = np.random.default_rng(seed).permutation(len(data.train_y))
     kept = len(shuffled) * 4 // 5
@@ -50,7 +50,7 @@ def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
 def grid_row(
     settings: Settings, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
 ) -> list[dict]:
-    """An entry for each learning rate: means and standard errors over the seeds."""
+    """Return an entry per learning rate: means and standard errors over the seeds."""
     method = METHODS[optimizer]
     shapes = shapes_of((parts[0].shape[-1], *settings.widths, 10))
     geometry = method.geometry and method.geometry(shapes, PRESETS[settings.preset])
@@ -78,7 +78,7 @@ def grid_row(
 
     @jax.jit
     def train_all(rates, *seeds):
-        # One after another: XLA's batched products are slower on a CPU than single ones.
+        # Sequential: on CPUs XLA's batched products are slower than single products.
         return jax.lax.map(lambda rate: jax.lax.map(lambda x: train(rate, *x), seeds), rates)
 
     found = train_all(jnp.asarray(RATES[optimizer]), jnp.asarray(settings.seeds), *parts)
@@ -92,7 +92,7 @@ def grid_row(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the grids."""
+    """Run the grids."""
     parser = command("tuning", "Grids behind the defaults of studies.digits.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 110)))
     parser.add_argument("--steps", type=int, default=Settings().steps)

@@ -1,7 +1,7 @@
 """Typed weight manifolds, spectral steepest descent and modular norms for JAX and Optax.
 
-The parts are loaded when they are first used: who needs the optimizers alone does not wait for the
-architectures and their bounds.
+Submodules are loaded on first use: importing the optimizers does not import the architectures and
+their bounds.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 try:
     __version__ = importlib.metadata.version("manifoldmuon")
-except importlib.metadata.PackageNotFoundError:  # used from a source tree that is not installed
+except importlib.metadata.PackageNotFoundError:  # a source tree, not installed
     __version__ = "0+unknown"
 
 __all__ = [

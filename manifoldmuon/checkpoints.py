@@ -49,7 +49,7 @@ _NARROW = jnp.bool_, jnp.int4, jnp.uint4  # dtypes that are hashed as int8
 
 
 class CheckpointError(Exception):
-    """Raised, in one line, for a checkpoint that is refused or could not be written.
+    """Raised, with a one-line message, if a checkpoint is refused or could not be written.
 
     Examples:
       >>> Checkpoints(__import__("tempfile").mkdtemp()).restore({"w": jnp.ones(3)}, step=7)
@@ -59,7 +59,7 @@ class CheckpointError(Exception):
 
 
 class _DamagedError(CheckpointError):
-    """The bytes of a step differ from those that were saved."""
+    """The bytes of a step differ from the saved bytes."""
 
 
 class Restored(NamedTuple):
@@ -76,17 +76,17 @@ class Restored(NamedTuple):
 
 
 class Checkpoints(contextlib.AbstractContextManager[Any]):
-    """A folder of checkpoints, each with a record that is verified when it is restored.
+    """A folder of checkpoints, each verified against its record when it is restored.
 
     `orbax.checkpoint.CheckpointManager` writes each step whole or not at all, as the items `tree`
-    and `record`. The record has a digest, dtype and shape of every array, every field of each
-    parameter's manifold, layout and budget, and `STATE_LAYOUT`. One process saves into a folder at
-    a time, from its first `save` to `close`; others may read meanwhile.
+    and `record`. The record has the digest, dtype and shape of every array, every field of each
+    parameter's manifold, layout and budget, and `STATE_LAYOUT`. One process at a time saves into a
+    folder, from its first `save` to `close`; other processes may read meanwhile.
 
     Args:
-      directory: folder of one run, created if missing; a path or a URL such as `gs://...`.
+      directory: folder of a single run, created if missing; a path or a URL such as `gs://...`.
       options: options of Orbax's manager; by default all steps are kept, and the first `save`
-        removes what killed processes left unfinished.
+        removes unfinished steps of killed processes.
 
     Attributes:
       manager: Orbax's manager, for its other methods; the first `save` replaces it.
@@ -119,18 +119,18 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
     def save(
         self, step: int, tree: Any, table: Table | None = None, extra: Any | None = None
     ) -> bool:
-        """Save one step, whole or not at all, and return whether the options chose it.
+        """Save a step, whole or not at all, and return whether the options chose it.
 
         Args:
-          step: number of the step, above those in the folder.
-          tree: everything that training needs to resume: parameters, state, random keys, in any
-            registered pytree of arrays and numbers, with any sharding.
+          step: number of the step, larger than all in the folder.
+          tree: all that training needs to resume: parameters, state, random keys, in any registered
+            pytree of arrays and numbers, with any sharding.
           table: `optim.tabulate` of geometry, parameters and budgets; None without a geometry.
-          extra: other data that JSON can hold, such as the position in the data set.
+          extra: other data, as JSON, such as the position in the data set.
 
         Raises:
-          CheckpointError: the folder holds this step or a later one, another process saves into it,
-            or this save (or an asynchronous one before) failed. Earlier steps are unchanged.
+          CheckpointError: the folder holds this step or a later step, another process saves into
+            it, or this save (or an earlier asynchronous save) failed. Earlier steps are unchanged.
           TypeError: a leaf is neither array nor number, or narrower than 4 bits; `extra` is
             not JSON; a field of a manifold is not data, such as a lambda.
           ValueError: two leaves have the same path, or the tree has no node or no leaf.
@@ -150,17 +150,17 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             "arrays": _kinds(tree),
             "digests": _digests(tree),
             "geometry": None if table is None else _record_geometry(table),
-            "extra": json.loads(json.dumps(extra)),  # as it will be read
+            "extra": json.loads(json.dumps(extra)),  # as JSON will return it
         }
         items = ocp.args.Composite(
-            # Orbax takes no arrays without entries.
+            # Orbax rejects arrays without entries.
             tree=ocp.args.StandardSave(jax.tree.map(lambda x: x if np.size(x) else None, tree)),
             record=ocp.args.JsonSave(record | {"sha256": _sha256(record)}),
         )
         self.wait()
         with self._in_one_line(f"cannot hold step {step}"):
             self._lock()
-            self.manager.reload()  # Orbax overwrites steps that it does not know
+            self.manager.reload()  # Orbax overwrites steps that it has not loaded
             self._check_newer(step)
             return self.manager.save(step, args=items)
 
@@ -170,30 +170,31 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         """Return the newest step, or None from an empty folder; nothing on disk is changed.
 
         Args:
-          target: a tree like the saved one, of arrays or `jax.ShapeDtypeStruct`. Arrays take the
-            sharding of their target; without one, or where the target is not committed to its
-            devices, they are on the default device, uncommitted, as `jnp.zeros` would be.
-          table: `optim.tabulate` of the current geometry; None does not compare it.
-          step: number of another step than the newest.
+          target: a tree like the saved tree, of arrays or `jax.ShapeDtypeStruct`. Arrays take the
+            sharding of their target; if it has no sharding, or is not committed to its devices,
+            they are on the default device, uncommitted, as `jnp.zeros` would be.
+          table: `optim.tabulate` of the current geometry; None skips the comparison.
+          step: number of the step; None: the newest.
 
         Raises:
-          CheckpointError: the step is damaged (the line names the newest older one that is whole),
-            or has another layout of the state, another geometry, or other paths, shapes or dtypes.
+          CheckpointError: the folder does not hold the step; the step is damaged (the message names
+            the newest older step that is intact), or has another layout of the state, another
+            geometry, or other paths, shapes or dtypes.
         """
         return self._checked(step, lambda step: self._restore(step, target, table))
 
     def read_extra(self, step: int | None = None) -> Any:
-        """Return the `extra` of the newest or given step, or None, to make a target with it."""
+        """Return the `extra` of the newest or given step, or None, to build a target from it."""
         found = self._checked(step, self._record)
         return None if found is None else found["extra"]
 
     def wait(self) -> None:
-        """Wait for a save in the background; raise `CheckpointError` if it failed."""
+        """Wait for a background save; raise `CheckpointError` if it failed."""
         with self._in_one_line("cannot hold the last step"):
             self.manager.wait_until_finished()
 
     def close(self) -> None:
-        """Wait, and let others save; raise `CheckpointError` if the last save failed."""
+        """Wait, and unlock the folder; raise `CheckpointError` if the last save failed."""
         try:
             with self._in_one_line("cannot hold the last step"):
                 self.manager.close()
@@ -205,7 +206,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         self.close()
 
     def _lock(self) -> None:
-        """Become the process that saves, until `close`, and remove what killed processes left."""
+        """Lock the folder until `close`, and remove unfinished steps of killed processes."""
         if self._unlock is not None:
             return
         with contextlib.ExitStack() as held:
@@ -227,7 +228,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
                 reader = self.manager
                 self.manager = ocp.CheckpointManager(self._directory, options=self._options)
                 reader.close()
-            # Bound to the manager: it lives until a save in the background has ended.
+            # Bound to the manager, which lives until a background save has ended.
             self._unlock = weakref.finalize(self.manager, held.pop_all().close)
 
     def _check_newer(self, step: int) -> None:
@@ -296,7 +297,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
     def _item(self, step: int, name: str, how: Any) -> Any:
         try:
             return self.manager.restore(step, args=ocp.args.Composite(**{name: how}))[name]
-        except Exception as error:  # of many types, by which file is damaged and how
+        except Exception as error:  # the type depends on the damaged file
             raise self._damaged(step, f"its {name} cannot be read ({_brief(error)})") from error
 
     def _damaged(self, step: int, reason: str) -> _DamagedError:
@@ -338,13 +339,13 @@ def _leaves(tree: Any) -> dict[str, Any]:
 
 
 def _kinds(tree: Any) -> dict[str, str]:
-    """Return dtype and shape of every leaf, such as `float32[64,32]`, by path."""
+    """Return dtype and shape of every leaf by path, such as `float32[64,32]`."""
     arrays = {k: x if hasattr(x, "dtype") else np.asarray(x) for k, x in _leaves(tree).items()}
     return {k: f"{x.dtype}{list(x.shape)}".replace(" ", "") for k, x in arrays.items()}
 
 
 def _abstract(leaf: Any) -> Any:
-    """Return the target of a leaf for Orbax: with a sharding, so that none is guessed."""
+    """Return Orbax's target for a leaf, with a sharding, so that Orbax does not guess."""
     if np.size(leaf) == 0:
         return None
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
@@ -354,7 +355,7 @@ def _abstract(leaf: Any) -> Any:
 
 
 def _as_target(target: Any, leaf: Any) -> Any:
-    """Return a restored leaf with the type of its target, uncommitted where the target is."""
+    """Return a restored leaf with the type of its target, uncommitted if the target is."""
     if leaf is None:
         if isinstance(target, np.ndarray):
             return np.zeros(target.shape, target.dtype)
@@ -383,14 +384,14 @@ def _brief(error: BaseException) -> str:
 
 
 def _digests(tree: Any) -> dict[str, str]:
-    """Return 64 bits for every leaf, in hexadecimal; the stores of Orbax miss changed bytes."""
+    """Return a 64-bit digest of every leaf, in hex: Orbax's stores miss changed bytes."""
     digests = {}
     for path, leaf in _leaves(tree).items():
         x = leaf if isinstance(leaf, jax.Array) else np.asarray(leaf)
         if re.match(r"u?int[12]$|float[46]_", str(x.dtype)):
             raise TypeError(f"{path!r} has dtype {x.dtype}, narrower than a byte: widen it.")
-        if isinstance(x, np.ndarray):  # JAX may not take its dtype
-            if x.dtype.kind not in "biufcV" or type(leaf) is complex:  # as Orbax
+        if isinstance(x, np.ndarray):  # JAX may not support its dtype
+            if x.dtype.kind not in "biufcV" or type(leaf) is complex:  # as in Orbax
                 raise TypeError(
                     f"{path!r} is a {type(leaf).__name__}, neither an array of numbers nor a"
                     " number: save it in `extra`, as JSON."
@@ -405,8 +406,8 @@ def _digests(tree: Any) -> dict[str, str]:
 def _digest(x: Any) -> UInt32[Array, "2"]:
     """Return two sums of all words, each mixed with its index: the same for every sharding.
 
-    A change of one word changes both sums, because `_mix` and products with odd numbers are
-    bijections; other changes leave both with probability 2**-64.
+    A change of a single word changes both sums, because `_mix` and products with odd numbers are
+    bijections; other changes pass unnoticed with probability 2**-64.
     """
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
@@ -424,20 +425,20 @@ def _digest(x: Any) -> UInt32[Array, "2"]:
 
 
 def _mix(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
-    """Apply the finaliser of MurmurHash3 (A. Appleby), a bijection of the 32-bit words."""
+    """Apply the finaliser of MurmurHash3 (A. Appleby), a bijection of 32-bit words."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
 
 
 def _record_geometry(table: Table) -> dict[str, Any]:
-    """Return each field of manifold, layout and budget of every parameter, by a description."""
+    """Return every field of each parameter's manifold, layout and budget, by description."""
     parts = [(row, part) for row in table.rows for part in ("manifold", "layout", "budget")]
     return dict(f for row, part in parts for f in _fields(getattr(row, part), part, row.path))
 
 
 def _fields(value: Any, name: str, path: str) -> Iterator[tuple[str, Any]]:
-    """Yield the name of each part of a value and what JSON holds of it."""
+    """Yield the name and the JSON form of each part of a value."""
     parts, qualified = {}, getattr(value, "__qualname__", "")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         plain = _public_name(type(value))
@@ -451,7 +452,7 @@ def _fields(value: Any, name: str, path: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, enum.Enum | np.dtype):
         plain = value.name
     elif qualified and getattr(sys.modules.get(value.__module__), qualified, None) is value:
-        plain = _public_name(value)  # of a function or class that its module has
+        plain = _public_name(value)  # a function or class at the top of a module
     else:
         raise TypeError(
             f"{path!r}: {name} is {shown(value)}, which no record can hold: make it a frozen"

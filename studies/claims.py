@@ -16,6 +16,7 @@ DIGITS = "studies/results/digits.json"
 FORTY = "studies/results/digits-40-seeds.json"
 PROOFS = "docs/lab/results/certified-mnist.json"
 STEPS = "docs/benchmarks/results/steps.json"
+LARGE = "docs/lab/results/transformers-large.json"
 
 # Settings and names that look like measured numbers.
 _NO_RESULTS = r"Python 3\.11|arXiv:\d+\.\d+|1\.58|Apache-2\.0|95 %|within 0\.\d+ of 1"
@@ -25,9 +26,9 @@ _MEASURED = re.compile(r"\d+[\d,]*\.\d+(?:e-?\d+)?|\d+ %|± ?\d[\d.]*|\d+e-\d+")
 
 def claims(root: Path = ROOT) -> dict[str, list[str]]:
     """Return the claims of each page, rendered from the records."""
-    digits, forty, proofs, steps = (
+    digits, forty, proofs, steps, transformers = (
         json.loads((root / name).read_text(encoding="utf-8"))
-        for name in (DIGITS, FORTY, PROOFS, STEPS)
+        for name in (DIGITS, FORTY, PROOFS, STEPS, LARGE)
     )
     job, many, nets = digits["summary"], forty["summary"], proofs["summary"]["fc-256"]
     times = [row["seconds"] for row in steps["rows"]]
@@ -54,6 +55,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             f"Muon {_accuracy(many['muon'])} % with {_bound(many['muon'])}",
             f"AdamW {_accuracy(many['adamw'])} % with {_bound(many['adamw'])}",
             f"{span} of the time",
+            f"trail it by {_difference(transformers['summary']['losses'], 'MuonH')} at the largest",
         ],
         "docs/certified-classifier.md": [line for line in table if "Björck + Adam" not in line],
         "docs/getting-started.md": [_job(row) for row in job.values()],
@@ -99,6 +101,13 @@ def _percent(row: Mapping[str, Any], part: str, at: int) -> str:
     found = row[part]["accuracies"][at]
     low, high = found["interval"]
     return f"{100 * found['mean']:.1f} ± {50 * (high - low):.1f}"
+
+
+def _difference(losses: Mapping[str, Any], method: str) -> str:
+    """Format the loss above Muon's at the largest size: mean and half the 95 % interval, in nats."""
+    (found,) = (x[method]["over_muon"] for name, x in losses.items() if name.startswith("large"))
+    low, high = found["interval"]
+    return f"{found['mean']:.3f} ± {(high - low) / 2:.3f}"
 
 
 def _proved(row: Mapping[str, Any]) -> tuple[str, str, str]:

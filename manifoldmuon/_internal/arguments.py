@@ -30,11 +30,11 @@ def check_number(
     """Raise `ValueError`, naming the argument, unless `value` is a finite number in a range.
 
     Args:
-      name: of the argument, for the message.
-      value: what was given. Python and NumPy numbers pass; a bool is not a number.
-      within: the interval of the values allowed, such as `"[0, 1)"`.
+      name: the argument's name, for the message.
+      value: the argument. Python and NumPy numbers pass; a bool is not a number.
+      within: the interval of allowed values, such as `"[0, 1)"`.
       whole: require an integer. A float such as 2.0 is refused.
-      others: what else the argument may be, for the message: `" or None"`.
+      others: allowed alternatives to a number, for the message: `" or None"`.
     """
     low, high = map(float, within[1:-1].split(","))
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
@@ -47,14 +47,14 @@ def check_number(
 
 
 def check_fields(value: Any, **ranges: str) -> None:
-    """Raise `ValueError` unless fields of a dataclass hold numbers in their ranges, and flags.
+    """Raise `ValueError` unless a dataclass holds numbers in their ranges, and bools in its flags.
 
-    A field annotated as `int` must hold an integer, one annotated as `bool` a bool; one that may
-    be None may hold None.
+    In `ranges`, fields annotated as `int` must hold integers. Every field annotated as `bool` must
+    hold a bool. Fields annotated with `| None` may hold None.
 
     Args:
       value: an instance of a dataclass.
-      **ranges: by field name, the interval of the numbers allowed; see `check_number`.
+      **ranges: by field name, the interval of allowed numbers; see `check_number`.
     """
     for field in (field for field in dataclasses.fields(value) if field.init):
         held, kind = getattr(value, field.name), str(field.type).removesuffix(" | None")
@@ -68,12 +68,12 @@ def check_fields(value: Any, **ranges: str) -> None:
 
 
 def check_kind(holder: Any, field: str, *kinds: type) -> None:
-    """Raise `TypeError` unless a field of a value is an instance of one of these classes."""
+    """Raise `TypeError` unless a field of a value is an instance of a given class."""
     one_of(*kinds)(f"{type(holder).__name__}.{field}", getattr(holder, field))
 
 
 def check_retraction(manifold: Any, points: str) -> None:
-    """Raise `TypeError` unless the field `retraction` holds a retraction of such points."""
+    """Raise `TypeError` unless the field `retraction` holds a retraction of these points."""
     held = manifold.retraction
     if isinstance(held, type) or points not in getattr(held, "points", ()):
         hint = "; write an instance, with parentheses" if callable(held) else ""
@@ -82,7 +82,7 @@ def check_retraction(manifold: Any, points: str) -> None:
 
 
 def check_step_norm(manifold: Any, *kinds: type) -> None:
-    """Raise `ValueError` for a norm of steps of another class, or for another number of axes."""
+    """Raise `ValueError` if the norm of steps has another class or another number of axes."""
     try:
         one_of(*kinds)(f"{type(manifold).__name__}.step_norm", norm := manifold.norm)
     except TypeError as error:
@@ -93,7 +93,7 @@ def check_step_norm(manifold: Any, *kinds: type) -> None:
 
 
 def check_axes(manifold: Any, shape: tuple[int, ...]) -> None:
-    """Raise `ValueError` for a shape that has too few axes for one point of a manifold."""
+    """Raise `ValueError` if a shape has too few axes for a point of a manifold."""
     if len(shape) < manifold.ndim:
         raise ValueError(
             f"{type(manifold).__name__} takes the trailing {manifold.ndim} axes of an array as one "
@@ -113,7 +113,7 @@ def check_dtype(name: str, dtype: Any) -> None:
 
 
 def finite_array(name: str, value: Any) -> np.ndarray:
-    """Return an array in float64; raise `ValueError` unless its entries are real and finite."""
+    """Return a float64 array; raise `ValueError` unless its entries are real and finite."""
     array = np.asarray(value)
     if not (jnp.isdtype(array.dtype, _REAL) and np.isfinite(array.astype(np.float64)).all()):
         raise ValueError(f"{name} must be real and finite; got {array.dtype} {array.shape}")
@@ -121,16 +121,18 @@ def finite_array(name: str, value: Any) -> np.ndarray:
 
 
 def shown(value: Any) -> str:
-    """Return the `repr` of a value on one short line, for error messages."""
+    """Return the `repr` of a value on a single short line, for error messages."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
 
 
 def check_arguments(**checks: Check) -> Callable[[_F], _F]:
-    """Return a decorator that checks arguments by their names before a function is called.
+    """Return a decorator that checks arguments by name before it calls the function.
+
+    It also replaces every `optax.MultiSteps` by its transformation.
 
     Args:
-      **checks: by name, for the arguments that the function has; beside `CHECKS`.
+      **checks: checks by argument name; they take precedence over `CHECKS`.
     """
 
     def decorate(function: _F) -> _F:
@@ -151,9 +153,9 @@ def check_arguments(**checks: Check) -> Callable[[_F], _F]:
 
 
 def as_transformation(value: Any) -> Any:
-    """Return the transformation of an `optax.MultiSteps`, and all else as it is.
+    """Return the transformation of an `optax.MultiSteps`, and any other value unchanged.
 
-    Its own method `gradient_transformation` drops extra arguments of `update`.
+    `MultiSteps.gradient_transformation` drops extra arguments of `update`.
     """
     if isinstance(value, optax.MultiSteps):
         init, update = value.init, value.update
@@ -164,7 +166,7 @@ def as_transformation(value: Any) -> Any:
 def number(within: str, *, none: bool = False, schedule: bool = False, link: bool = False) -> Check:
     """Return a check for numbers and scalar arrays in an interval; see `check_number`.
 
-    The values of traced arrays, such as those of `optax.inject_hyperparams`, are not known.
+    Traced real scalars, as from `optax.inject_hyperparams`, pass: their values are unknown.
     """
     kinds = {"a schedule": schedule, "a gradient transformation": link, "None": none}
     words = [kind for kind, allowed in kinds.items() if allowed]
@@ -187,7 +189,7 @@ _REAL = "real floating", "integral"
 
 
 def _is_schedule(value: Any) -> bool:
-    """Return False for what is not callable, or returns no number for a traced count."""
+    """Return whether a value is a function that returns a number for a traced count, or raises."""
     if not callable(value) or isinstance(value, type):
         return False
     results = []

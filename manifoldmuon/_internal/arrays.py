@@ -1,4 +1,4 @@
-"""Parts, products and lengths of matrices and stacks of them.
+"""Parts, products and norms of matrices.
 
 Matrices are the trailing two axes; leading axes are independent.
 """
@@ -9,42 +9,39 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
 
-# Types of arrays. Leading axes are independent copies; in a call one letter is one size.
+# Types of arrays. Leading axes are independent copies; within a call, a letter stands for one size.
 Floats = Float[Array, "..."]
 Matrices = Float[Array, "*batch m n"]
-Tall = Float[Array, "*batch p q"]  # ... or wide ones, transposed
+Tall = Float[Array, "*batch p q"]  # Matrices, transposed if wide
 Vectors = Float[Array, "*batch n"]
 Squares = Float[Array, "*batch n n"]
-Numbers = Float[Array, "*batch"]  # one for each copy
+Numbers = Float[Array, "*batch"]  # a number for each copy
 
 
 def sym(x: Squares) -> Squares:
-    """The symmetric part `(x + x^T) / 2`, exactly symmetric; halved first, against overflow."""
+    """Return `(x + x^T) / 2`, exactly symmetric; halving first prevents overflow."""
     half = x * 0.5
     return half + half.mT
 
 
 def skew(x: Squares) -> Squares:
-    """The skew-symmetric part `(x - x^T) / 2`, exactly skew."""
+    """Return `(x - x^T) / 2`, exactly skew-symmetric."""
     half = x * 0.5
     return half - half.mT
 
 
 def tall(x: Matrices) -> Tall:
-    """Each matrix, or its transpose, whichever has at least as many rows as columns."""
+    """Return each matrix, transposed if it is wide."""
     return x.mT if x.shape[-2] < x.shape[-1] else x
 
 
 def match_orientation(x: Tall, example: Matrices) -> Matrices:
-    """The way back from `tall(example)`: each tall matrix, transposed where `example` is wide.
-
-    What is wide already stays as it is.
-    """
+    """Undo `tall(example)`: transpose tall matrices if `example` is wide; keep wide matrices."""
     return x.mT if example.shape[-2] < example.shape[-1] and x.shape[-2] > x.shape[-1] else x
 
 
 def trailing(x: Floats, ndim: int) -> tuple[int, ...]:
-    """The trailing `ndim` axes of `x`, as negative numbers.
+    """Return the trailing `ndim` axes of `x`, as negative numbers.
 
     Raises:
       ValueError: `x` has fewer than `ndim` axes.
@@ -58,31 +55,34 @@ def trailing(x: Floats, ndim: int) -> tuple[int, ...]:
 
 
 def expand_trailing(numbers: Shaped[Array, "..."], ndim: int) -> Shaped[Array, "..."]:
-    """One number for each weight, with `ndim` axes of length one behind: broadcast against it."""
+    """Append `ndim` axes of length 1 to a number per weight, to broadcast against the weights."""
     return jnp.expand_dims(numbers, tuple(range(-ndim, 0)))
 
 
 def identity_like(x: Squares) -> Float[Array, "*ones n n"]:
-    """The identity for every matrix of `x`: as many axes, the leading ones of length one."""
+    """Return the identity with as many axes as `x`; leading axes have length 1."""
     return jnp.expand_dims(jnp.eye(x.shape[-1], dtype=x.dtype), tuple(range(x.ndim - 2)))
 
 
 def inner_product(x: Floats, y: Floats, ndim: int = 2) -> Floats:
-    """`<x, y>` over the trailing `ndim` axes, in float32 or wider."""
+    """Return `<x, y>` over the trailing `ndim` axes, in float32 or wider."""
     return jnp.sum(upcast(x) * upcast(y), axis=trailing(x, ndim))
 
 
 def frobenius_norm(x: Floats, ndim: int = 2) -> Floats:
-    """The Euclidean length over the trailing `ndim` axes; squares must not over- or underflow."""
+    """Return the Euclidean norm over the trailing `ndim` axes.
+
+    Squares must not over- or underflow.
+    """
     return safe_sqrt(jnp.sum(x**2, axis=trailing(x, ndim)))
 
 
 def largest(
     x: Floats, axis: int | tuple[int, ...] | None = None, *, initial: float = 0, keepdims=False
 ) -> Floats:
-    """`jnp.max`, and NaN where one is among the numbers.
+    """Return `jnp.max`, or NaN if any number is NaN.
 
-    XLA on CPUs (jaxlib 0.10 to 0.12) loses the NaNs of 4096 numbers and more, along any axis.
+    XLA on CPUs (jaxlib 0.10 to 0.12) drops NaNs from 4096 numbers on, along any axis.
     """
     found = jnp.max(x, axis=axis, initial=initial, keepdims=keepdims)
     return jnp.where(jnp.any(jnp.isnan(x), axis=axis, keepdims=keepdims), jnp.nan, found)
@@ -90,12 +90,13 @@ def largest(
 
 @jax.custom_jvp
 def safe_sqrt(x: Floats) -> Floats:
-    """The square root; at zero it has a derivative, so that lengths of zero have derivative zero.
+    """Return the square root, with a finite derivative at zero: zero vectors get norm gradient 0.
 
-    That of `jnp.sqrt` is infinite there, and times zero NaN in reverse mode.
+    The derivative of `jnp.sqrt` is infinite at zero, and becomes NaN (infinity times zero) in
+    reverse mode.
 
     Args:
-      x: not negative; NaN otherwise.
+      x: nonnegative numbers; negative numbers give NaN.
     """
     return jnp.sqrt(x)
 
@@ -107,10 +108,10 @@ def _safe_sqrt_jvp(primals, tangents):
 
 
 def upcast(x: Floats) -> Floats:
-    """`x` in float32, or in its own dtype where that is wider.
+    """Return `x` in float32, or in its own dtype if wider.
 
     Raises:
-      TypeError: `x` is complex. Everything here passes it through this function.
+      TypeError: `x` is complex. All arrays of the package pass through this function.
     """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(
@@ -126,14 +127,14 @@ def product(
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
     operands=None,
 ) -> Float[Array, "... m n"]:
-    """`left @ right`, summed in float32 or wider.
+    """Return `left @ right`, summed in float32 or wider.
 
     Args:
       left: the left factor.
       right: the right factor.
       precision: accelerators round float32 operands to fewer bits unless it is `HIGHEST`.
-      operands: a dtype to which both factors are rounded first (`jnp.bfloat16` is an
-        accelerator's fast path), or None for no rounding.
+      operands: dtype to round both factors to first (`jnp.bfloat16` is the fast path of
+        accelerators), or None for no rounding.
 
     Returns:
       The product, in the wider of float32 and the factors' own dtype.
@@ -145,25 +146,25 @@ def product(
 
 
 def nonzero_or_one(x: Floats) -> Floats:
-    """x, with 1 in place of 0: a divisor."""
+    """Return `x` with 1 in place of 0, as a divisor."""
     return jnp.where(x == 0, 1, x)
 
 
 def relative_gap(upper: Numbers, value: Numbers) -> Numbers:
-    """Return `(upper - value) / upper`, and 0 where the upper bound is 0: zero is optimal then."""
+    """Return `(upper - value) / upper`, or 0 where `upper` is 0 (zero is then optimal)."""
     missed = jnp.where(upper == 0, 0, jnp.maximum(upper - value, 0))
-    # The quotient comes last: XLA computes it once, and not again for each leaf of a stack.
+    # Divide last: XLA then computes the quotient once, not again for every leaf of a stack.
     return missed / nonzero_or_one(upper)
 
 
 def gram_matrix(
     x: Matrices, y: Matrices, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> Float[Array, "*batch k k"]:
-    """`X^T Y` of tall or square matrices; of wide ones, which stand for their transposes, `X Y^T`.
+    """Return `X^T Y`, or `X Y^T` for wide matrices, which stand for their transposes.
 
-    With `right_multiply` an algorithm for tall matrices takes wide ones as they lie in memory: on
-    a CPU a transpose takes as long as a third of a product with a square of the shorter side, at
-    256.
+    With this function and `right_multiply`, an algorithm for tall matrices takes wide matrices
+    without a transpose. On a CPU the transpose costs a third of a product with a square matrix of
+    the shorter side, at 256.
     """
     return product(x, y.mT, precision) if x.shape[-2] < x.shape[-1] else product(x.mT, y, precision)
 
@@ -173,7 +174,7 @@ def right_multiply(
     weights: Float[Array, "*batch k k"],
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Matrices:
-    """`X S` of a tall or square matrix; of a wide one, which stands for its transpose, `S^T X`."""
+    """Return `X S`, or `S^T X` for wide matrices, which stand for their transposes."""
     return (
         product(weights.mT, x, precision)
         if x.shape[-2] < x.shape[-1]
@@ -182,7 +183,7 @@ def right_multiply(
 
 
 def check_precision(name: str, precision: object) -> None:
-    """Raises `TypeError`, naming the argument, for what is not a `jax.lax.Precision`."""
+    """Raise `TypeError`, naming the argument, unless it is a `jax.lax.Precision`."""
     if not isinstance(precision, jax.lax.Precision):
         raise TypeError(
             f"{name} must be a jax.lax.Precision such as Precision.HIGHEST; got {precision!r}"
@@ -190,9 +191,10 @@ def check_precision(name: str, precision: object) -> None:
 
 
 def rounding(precision: jax.lax.Precision, dtype) -> float:
-    """Return the relative rounding of factors of this dtype on accelerators, as `finfo.eps`.
+    """Return the relative rounding of factors of this dtype on accelerators, like `finfo.eps`.
 
-    Float32 factors become a bfloat16 number, or the sum of two: 8 bits each, and a sign between.
+    `DEFAULT` rounds float32 factors to a bfloat16 number (8 bits), `HIGH` to the sum of two (17
+    bits: 8 each, and the sign of the second number).
     """
     own = float(jnp.finfo(dtype).eps)
     rounded = {jax.lax.Precision.DEFAULT: 2.0**-7, jax.lax.Precision.HIGH: 2.0**-16}
@@ -200,6 +202,6 @@ def rounding(precision: jax.lax.Precision, dtype) -> float:
 
 
 def rounding_loss(dtype) -> float:
-    """Return what rounding to this dtype costs a direction, relatively; 0 for float32."""
+    """Return the relative loss of a direction rounded to this dtype; 0 for float32 and wider."""
     eps = float(jnp.finfo(dtype).eps)
     return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0

@@ -7,18 +7,17 @@ from typing import Any
 
 import jax
 
-_MANY = 2**24  # numbers times steps above which low effort loses more time than it saves
+_MANY = 2**24  # numbers times runs above which low effort loses more time than it saves
 
 
 def compiler_options(arrays: Any, steps: int) -> dict[str, Any]:
     """Return the options of `jax.jit` for a program that runs a few times.
 
-    At low effort, on CPUs, XLA takes a quarter of the time to compile, and the program a third
-    longer to run.
+    On CPUs, low effort cuts XLA's compile time to a quarter; the program takes a third longer.
 
     Args:
-      arrays: a tree of what the program works on; only shapes matter.
-      steps: how many times it runs.
+      arrays: a tree of the program's arrays; only shapes matter.
+      steps: number of runs of the program.
     """
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(arrays))
     if jax.default_backend() != "cpu" or numbers * steps > _MANY:

@@ -1,4 +1,4 @@
-"""Steepest directions by projection onto a tangent space, and what rounding asks of them."""
+"""Steepest directions by projection onto a tangent space, guarded against rounding errors."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from manifoldmuon.norms import Norm, Spectral
 def euclidean_direction(
     grad: Floats, tangent: Callable[[Any], Any], ndim: int, magnified: float = 1.0
 ) -> tuple[Floats, Floats, Floats]:
-    """The direction of the tangent part of each gradient: steepest in the Euclidean norm.
+    """Return the normalised tangent part of each gradient: steepest in the Euclidean norm.
 
-    A gradient that is normal to the set has a tangent part made of rounding errors alone; dividing
-    it by its own length would turn noise into a full step. Below a few units of rounding, relative
-    to the gradient, the direction is therefore zero.
+    If a gradient is normal to the set, its tangent part consists of rounding errors; normalising it
+    would turn noise into a full step. The direction is therefore zero if the tangent part is below
+    a few units of rounding of the gradient.
 
     Args:
-      grad: gradients at any scale, in their own dtype: it says what they are rounded to.
-      tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
-      ndim: how many trailing axes make one gradient.
-      magnified: by what the projection magnifies rounding errors.
+      grad: gradients at any scale, in their original dtype, which sets their rounding error.
+      tangent: the orthogonal projection onto the tangent space, for arrays of moderate size.
+      ndim: number of trailing axes of a gradient.
+      magnified: factor by which the projection magnifies rounding errors.
 
     Returns:
-      `(direction, gap, residual)`: unit or zero arrays, float32 or wider; the gap of each, with
-      what rounding may have turned it by; and how much of it, before a second projection, was
-      normal.
+      `(direction, gap, residual)`: unit or zero arrays, float32 or wider; the gap of each
+      direction, possible rotation by rounding included; and the length of the normal part of each
+      direction before a second projection.
     """
     scaled, _ = scale_to_unit_exponent(grad, ndim)
     part = tangent(scaled)
@@ -61,15 +61,15 @@ def euclidean_direction(
     unit = float(jnp.finfo(scaled.dtype).eps)
     noise, loss = 8 * magnified * unit * whole, rounding_loss(grad.dtype)
     significant = ~(length <= jnp.maximum(noise, loss * whole))
-    # Once more: where the tangent part is small, the first pass left relatively much behind.
+    # Project again: the first pass leaves a relatively large normal part in a small tangent part.
     direction = normalize(part, ndim)
     again = tangent(direction)
     residual = jnp.where(significant, frobenius_norm(direction - again, ndim), 0)
     turned = noise / nonzero_or_one(length)
-    # What rounding leaves of the normal part costs the more, the more of the gradient is normal.
+    # Rounding leaves some of the normal part; its cost grows with the normal share of the gradient.
     normal = jnp.maximum(4 * unit, turned / 4) + loss * (whole / nonzero_or_one(length) - 1)
     gap = jnp.where(whole == 0, 0, jnp.where(significant, turned**2 + normal, 1))
-    # Not where the length is above the noise: a NaN has to stay.
+    # `significant` negates `<=`, so it is true for NaN: a NaN has to stay.
     return jnp.where(expand_trailing(significant, ndim), normalize(again, ndim), 0), gap, residual
 
 
@@ -80,26 +80,28 @@ def projected_direction(
     magnified: float | None = None,
     beyond: Callable[[Any], Any] | None = None,
 ) -> tuple[Matrices, Numbers, Numbers]:
-    """The duality map of the tangent part of each gradient.
+    """Apply the duality map to the tangent part of each gradient.
 
-    It is steepest where that map leaves the tangent space as it is. For the Frobenius norm this
-    holds always, for the spectral norm where the projection is `X -> P X Q` with orthogonal
-    projections P and Q: the polar factor has the row and column space of its matrix. What a method
-    of msign makes of rounding errors outside of them is projected out again, and is the residual.
-    Where the tangent part is nothing but rounding the direction is zero and the gap 1.
+    The result is steepest if the duality map keeps the tangent space: always for the Frobenius
+    norm; for the spectral norm if the projection is `X -> P X Q` with orthogonal projections P and
+    Q, because a polar factor has the row and column space of its matrix. A method of msign enlarges
+    rounding errors outside these spaces; they are projected out again and give the residual. If
+    the tangent part is only rounding errors, the direction is zero and the gap 1.
 
     Args:
-      grad: gradients at any scale, in their own dtype: it says what they are rounded to.
-      tangent: the orthogonal projection onto the tangent space, of arrays of moderate size.
-      norm: the norm of steps, whose scale is left to the caller.
-      magnified: for other projections, which may make the polar factor longer than 1: by what
-        their rounding errors are magnified. The gap then says what the direction misses.
-      beyond: the orthogonal projection onto what may be tangent as well; the gap counts it as lost.
+      grad: gradients at any scale, in their original dtype, which sets their rounding error.
+      tangent: the orthogonal projection onto the tangent space, for arrays of moderate size.
+      norm: the norm of steps; the caller applies its scale.
+      magnified: for other projections: factor by which they magnify rounding errors. They may
+        stretch the polar factor beyond norm 1, so the direction is shortened, and the gap includes
+        the loss.
+      beyond: the orthogonal projection onto further, possibly tangent directions; the gap counts
+        that part of the gradient as lost.
 
     Returns:
       `(direction, gap, residual)`: directions of norm at most 1 at unit scale, float32 or wider;
-      a bound, rounding included, on the share of the optimum that each misses; and
-      `||A - P A Q||_F / k` of the raw direction A, with k the smaller side.
+      a bound, rounding included, on the share of the optimum that each direction misses; and
+      `||A - P A Q||_F / k` for the direction A before its projection, with k the smaller side.
     """
     scaled, _ = scale_to_unit_exponent(grad, 2)
     lost = frobenius_norm(beyond(scaled)) if beyond else 0
@@ -123,7 +125,7 @@ def projected_direction(
         direction = direction / expand_trailing(most, 2)
     residual = left / max(side, 1)
     gained, missed = nuclear_parts(part, sign)
-    # The nuclear norm of what rounding may have done to the tangent part.
+    # Bounds the nuclear norm of the rounding errors in the tangent part.
     noise = (side + 4) * unit * whole
     upper = gained + missed + math.sqrt(side) * lost + noise
     gap = relative_gap(upper, inner_product(part, direction) - noise)
@@ -133,22 +135,22 @@ def projected_direction(
 
 
 def stay_if_still(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Floats:
-    """`moved`, except that a point whose step is zero is returned untouched.
+    """Return `moved`, but the unchanged `point` where the step `vector` is zero.
 
-    Rounding would move it by some 1e-8, and a point that cannot be normalised (all zeros) would
-    become NaN: a zero update must leave both alone. A NaN in the step is not a zero.
+    A zero update must not move a point by rounding (some 1e-8), nor turn a point that cannot be
+    normalised (all zeros) into NaN. A NaN in the step is not a zero.
     """
-    # Not `all(vector == 0)`, which XLA on CPUs compiles and computes slower.
+    # Not `all(vector == 0)`: on CPUs XLA compiles and runs it slower.
     length = jnp.sum(jnp.abs(vector), axis=trailing(vector, ndim), keepdims=True)
     return jnp.where(length == 0, point, moved.astype(point.dtype))
 
 
 def bounded_step(vector: Floats, scale: float, longest: float, ndim: int) -> Floats:
-    """Return `vector / scale` in float32 or wider, cut to the length `longest`.
+    """Return `vector / scale` in float32 or wider, shortened to the length `longest`.
 
-    The length is the Euclidean norm; for matrices a bound of the spectral norm where that is
-    smaller, from the row sums of the Gram matrix, which a step of ordinary length does not pay for.
-    A step that is not cut keeps its bits.
+    The length is the Euclidean norm or, for matrices (`ndim=2`), a bound on the spectral norm if
+    smaller. The bound takes row sums of the Gram matrix, which is formed only if the Euclidean norm
+    of some step exceeds `longest`. A step that is not shortened keeps its bits.
     """
     step = upcast(vector) / scale
     if math.isinf(longest) or 0 in step.shape:
@@ -164,7 +166,7 @@ def bounded_step(vector: Floats, scale: float, longest: float, ndim: int) -> Flo
         most = times_power_of_two(longest / size, -expand_trailing(exponent, ndim))
         return jnp.where(most < 1, scaled * (longest / size), step)
 
-    # Where squares overflow this is infinite, and cut.
+    # Infinite where squares overflow; `cut` then takes its scaled path.
     long = frobenius_norm(step, ndim) > longest
     return jax.lax.cond(jnp.any(long), cut, lambda step: step, step)
 
@@ -175,16 +177,16 @@ def without(unit: Floats, vector: Floats, ndim: int) -> Floats:
 
 
 def at_any_scale(projection: Callable[[Any], Any], vector: Floats, ndim: int) -> Floats:
-    """Return `projection(vector)`, which scales with the vector, without under- or overflow."""
+    """Return `projection(vector)` of a homogeneous projection, without under- or overflow."""
     scaled, exponent = scale_to_unit_exponent(vector, ndim)
     return times_power_of_two(projection(scaled), exponent, ndim).astype(vector.dtype)
 
 
 def never_fused(product: Floats) -> Floats:
-    """Entry by entry products, rounded a bit further: what is subtracted from vectors.
+    """Drop a bit of entrywise products before they are subtracted from vectors.
 
-    XLA may compute a difference once for its length and again for its entries, and fuse product and
-    difference into one rounding in one of them only: a small difference would be two vectors.
+    XLA may compute a difference twice, for its length and for its entries, and fuse product and
+    difference into a single rounding in only one case: a small difference would get two values.
     """
     info = jnp.finfo(product.dtype)
     return jax.lax.reduce_precision(product, info.nexp, info.nmant - 1)

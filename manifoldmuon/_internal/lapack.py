@@ -1,8 +1,9 @@
-"""LAPACK on CPUs, kept clear of a deadlock.
+"""LAPACK on CPUs, without a deadlock of jaxlib 0.10.0 to 0.11.0.
 
-jaxlib 0.10.0 to 0.11.0 hands the matrices of a batch to the thread pool that runs the program, and
-waits for them on a thread of that pool: once every thread waits, none is left to do the work. A
-single matrix is done where it is, so matrices go one by one: see "Known limits" in the docs.
+These versions hand the matrices of a batch to the thread pool that runs the program, and wait for
+them on a thread of the same pool: once every thread waits, no thread is left to work. A single
+matrix is solved in the calling thread, so batches are solved matrix by matrix: see "Known limits"
+in the docs.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ _Result = TypeVar("_Result")
 def map_matrices(
     function: Callable[[jax.Array], _Result], x: Inexact[Array, "*batch m n"]
 ) -> _Result:
-    """`function` of matrices that runs a LAPACK routine, on CPUs of one matrix after the other.
+    """Apply a function that runs a LAPACK routine; on CPUs, to each matrix in turn.
 
     Args:
       function: takes `(*batch, m, n)` and returns arrays with the same leading axes.
       x: matrices in the trailing two axes; leading axes are independent.
 
     Returns:
-      `function(x)`. A `jax.vmap` around it adds a batch that is not kept apart.
+      `function(x)`. A batch axis from an outer `jax.vmap` is not split, and can still deadlock.
     """
 
     def mapped(x):
@@ -41,7 +42,7 @@ def map_matrices(
 
 
 def positive_qr(matrix: Matrices) -> Matrices:
-    """Return the Q whose R has a positive diagonal: a unique, smooth choice."""
+    """Return the Q of the QR decomposition with a positive diagonal of R: unique and smooth."""
     q, r = map_matrices(jnp.linalg.qr, matrix)
     diagonal = jnp.diagonal(r, axis1=-2, axis2=-1)
     return q * jnp.where(diagonal < 0, -1, 1).astype(q.dtype)[..., None, :]

@@ -18,14 +18,14 @@ Link = optax.GradientTransformationExtraArgs
 
 
 class LastLink(Link):
-    """A transformation after which nothing may change the updates.
+    """A transformation that must come last: nothing may change its updates.
 
-    An ordinary `optax.GradientTransformationExtraArgs`; the type lets `chain` see the mistake.
+    An ordinary `optax.GradientTransformationExtraArgs`; its type lets `chain` detect the mistake.
     """
 
 
 def _placeholder_type() -> type:
-    """Return the stand-in for parameters with which optax finds them in a state."""
+    """Return Optax's private placeholder type for parameters."""
     seen = []
 
     def init(params):
@@ -45,15 +45,16 @@ def link(
     placeholder: Callable[[Any], Any] = lambda params: optax.EmptyState(),
     kind: type[Link] = Link,
 ) -> Link:
-    """Return a transformation whose `init` also answers Optax's placeholders.
+    """Return a transformation with an `init` that also accepts Optax's placeholder.
 
-    `optax.tree_utils.tree_map_params` calls `init` with a placeholder in place of parameters, to
-    learn which parts of a state have their shape. States keyed by path have none.
+    `optax.tree_utils.tree_map_params` calls `init` with a placeholder instead of parameters, to
+    learn which parts of a state have their shape. States keyed by path have no such part.
 
     Args:
       update: the transformation's `update`.
-      init: the state for parameters; by default none.
-      placeholder: the state for a placeholder, one scalar for each dictionary keyed by path.
+      init: returns the state for parameters; by default the empty state.
+      placeholder: returns the state for a placeholder, with a scalar for each dictionary keyed by
+        path; by default the empty state.
       kind: the type of the transformation.
     """
 
@@ -64,7 +65,7 @@ def link(
 
 
 def as_links(value: Any, make: Callable[[Any], Any]) -> list[optax.GradientTransformation]:
-    """Return a link as it is, `make` of another value, and nothing for None, in a list."""
+    """Return a list: the transformation itself, `make` of another value, or empty for None."""
     if value is None:
         return []
     return [value if isinstance(value, optax.GradientTransformation) else make(value)]
@@ -73,7 +74,7 @@ def as_links(value: Any, make: Callable[[Any], Any]) -> list[optax.GradientTrans
 def init_by_path(places: Places, params: Any, make: Callable[[Any, Any], Any]) -> dict[str, Any]:
     """Return `make(entry, shape)` for every parameter by path, replicated over its mesh.
 
-    Parameters for which it is None are left out.
+    Parameters with the result None are left out.
     """
     leaves, found = places.leaves(params), {}
     for place in places.real:
@@ -84,10 +85,10 @@ def init_by_path(places: Places, params: Any, make: Callable[[Any, Any], Any]) -
 
 
 def check_ascends(name: str, base: optax.GradientTransformation) -> None:
-    """Raise `ValueError` if a base optimizer descends: what follows it flips the sign.
+    """Raise `ValueError` if a base optimizer descends: later transformations flip the sign.
 
-    Probed with a constant gradient of one number. Nothing is known of a base that takes other
-    parameters, further arguments, or hyperparameters that are being traced.
+    Probes the base with a constant scalar gradient. A base that fails there passes: it may need
+    other parameters, further arguments, or hyperparameters that are being traced.
     """
 
     def probe() -> Any:
@@ -112,7 +113,7 @@ def check_ascends(name: str, base: optax.GradientTransformation) -> None:
 
 
 def require(name: str, **arguments: Any) -> None:
-    """Raise `ValueError` where an extra argument of `update` is missing."""
+    """Raise `ValueError` if an extra argument of `update` is missing."""
     missing = [key for key, value in arguments.items() if value is None]
     if missing:
         call = ", ".join(f"{key}=..." for key in arguments)
@@ -122,10 +123,10 @@ def require(name: str, **arguments: Any) -> None:
 
 
 def difference(target: jax.Array, point: jax.Array) -> jax.Array:
-    """Return the update `u`, in the point's dtype, whose rounded `point + u` is next to `target`.
+    """Return the update `u`, in the point's dtype, for which `point + u` rounds close to `target`.
 
     Rounding the target first makes the difference exact wherever target and point are within a
-    factor of two of one another (Sterbenz): the sum is then the best number there is.
+    factor of two (Sterbenz): `point + u` is then the number nearest to `target`.
     """
     nearest = target.astype(point.dtype)
     return (upcast(nearest) - upcast(point)).astype(point.dtype)

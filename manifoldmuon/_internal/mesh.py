@@ -1,4 +1,4 @@
-"""Arrays on meshes: inside `jax.shard_map`, on explicit axes, and the mesh that work is for."""
+"""Arrays on meshes: inside `jax.shard_map`, on explicit axes, and the mesh to divide work over."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 try:
     from jax.experimental.shard_alike import shard_alike  # pyright: ignore[reportMissingImports]
-except ImportError:  # gone in JAX 0.12, with nothing in its place: there the compiler chooses
+except ImportError:  # removed in JAX 0.12 without a replacement: the compiler chooses
 
     def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
         return x, y
@@ -23,14 +23,14 @@ Tree = TypeVar("Tree")
 
 
 def match_varying_axes(tree: Tree, *others: Any) -> Tree:
-    """Return a tree whose arrays vary over every axis of a mesh over which any given array varies.
+    """Make all arrays of a tree vary over every mesh axis over which any given array varies.
 
-    Inside of `jax.shard_map` the carry of a loop has to start with the axes that its results have.
-    Elsewhere the tree is returned as it is.
+    Inside `jax.shard_map` the initial carry of a loop must vary over the same axes as its results.
+    Elsewhere the tree is returned unchanged.
 
     Args:
-      tree: a pytree of arrays, to be carried by one loop.
-      others: pytrees of arrays that go into the loop on its way.
+      tree: a pytree of arrays, the carry of a loop.
+      others: pytrees of other arrays that the loop uses.
     """
     if not inside_shard_map():
         return tree
@@ -42,12 +42,12 @@ def match_varying_axes(tree: Tree, *others: Any) -> Tree:
 
 
 def inside_shard_map() -> bool:
-    """Return whether tracing happens inside `jax.shard_map`: devices hold their own arrays."""
+    """Return whether tracing happens inside `jax.shard_map`, with arrays local to each device."""
     return AxisType.Manual in jax.sharding.get_abstract_mesh().axis_types
 
 
 def explicit_mesh(x: Any) -> Any:
-    """Return the mesh of an array whose sharding is part of its type, or None."""
+    """Return the mesh of an array with explicit axes (sharding as part of its type), or None."""
     if not isinstance(x, jax.Array):
         return None
     mesh = jax.typeof(x).sharding.mesh
@@ -57,8 +57,8 @@ def explicit_mesh(x: Any) -> Any:
 def replicated_like(tree: Any, like: Any) -> Any:
     """Return `tree` replicated over the mesh of `like`, as a step will return it.
 
-    Inside jit only an explicit mesh is known (and needed); outside, every mesh. Inside of
-    `jax.shard_map` every device holds what it works on, and `tree` varies as `like` does.
+    Inside jit only an explicit mesh is known (and needed); outside, every mesh. Inside
+    `jax.shard_map` arrays are local, and `tree` then varies over the same axes as `like`.
     """
     if inside_shard_map():
         return match_varying_axes(tree, like)
@@ -72,13 +72,13 @@ def replicated_like(tree: Any, like: Any) -> Any:
 
 
 def placed_like(x: jax.Array, like: Any) -> jax.Array:
-    """Return `x` with the sharding of `like`, if it has one; inside jit, an explicit one."""
+    """Return `x` with the sharding of `like`, if any; inside jit, only if its mesh is explicit."""
     if inside_shard_map():
         return x
     if isinstance(like, Tracer) or isinstance(x, Tracer):
         if explicit_mesh(like) is None:
             return x
-        # Always `x`; a program without an argument on the mesh would not know its devices.
+        # Always selects `x`; `like` tells the program its devices if no argument is on the mesh.
         return jax.lax.select(True, jax.sharding.reshard(x, jax.typeof(like).sharding), like)
     sharding = getattr(like, "sharding", None)  # NumPy arrays have none, abstract ones may
     return x if sharding is None else jax.device_put(x, sharding)
@@ -95,10 +95,10 @@ def whole_along(x: Any, axis: int) -> Any:
 
 
 def working_mesh(example: Any) -> Any:
-    """Return the mesh to divide work over, or None: `jax.set_mesh` under `jax.jit`, axes automatic.
+    """Return the mesh to divide work over, or None.
 
-    Outside a compiled program arrays lie where they lie; within `jax.shard_map` the axes are in the
-    hands of whoever called it.
+    It is the mesh of `jax.set_mesh`, under `jax.jit` and with automatic axes alone. Outside a
+    compiled program arrays stay on their devices; inside `jax.shard_map` the caller divides work.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if not isinstance(example, Tracer) or mesh.empty or mesh.size == 1:
@@ -107,7 +107,7 @@ def working_mesh(example: Any) -> Any:
 
 
 def warn_of_unset_mesh(params: Any, stacklevel: int) -> None:
-    """Warn of concrete arrays divided over automatic axes of a mesh that `jax.set_mesh` lacks."""
+    """Warn if concrete arrays are divided over automatic axes and no `jax.set_mesh` is active."""
     if not jax.sharding.get_abstract_mesh().empty:
         return
     for x in jax.tree.leaves(params):
@@ -125,9 +125,9 @@ def warn_of_unset_mesh(params: Any, stacklevel: int) -> None:
 
 
 def divided_alike(tree: Any, like: Any) -> Any:
-    """Return arrays divided as those of `like`, where the compiler would choose otherwise.
+    """Give arrays the same sharding as the arrays of `like` on a working mesh.
 
-    That is on a working mesh. `None` and empty nodes stay.
+    The compiler would be free to choose another sharding. `None` and empty nodes stay.
     """
     if jax.sharding.get_abstract_mesh().empty:
         return tree

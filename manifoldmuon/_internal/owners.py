@@ -1,7 +1,7 @@
 """Stacks of matrices divided over the devices of a mesh: each device solves its own share.
 
-Left to the compiler, a mesh divides the matrices of a stack, and then every product of an iteration
-communicates, or it divides nothing, and then every device does all the work.
+The compiler alone either divides each matrix, so that every product of an iteration communicates,
+or divides nothing, so that every device does all the work.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 Axes = tuple[str, ...]
 
-# Entries of a matrix whose products are worth dividing, against gathers that cost about as much as
-# products. Compiled for TPUs, a step of 24 matrices of 2**24 entries on 64 chips moved 78 times as
-# many bytes divided, and one of 80 of 2**28 on 256 chips no longer fitted.
+# Divide the products of matrices with this many entries or more; for smaller matrices the gathers
+# cost about as much as the products. Compiled for TPUs, dividing 24 matrices of 2**24 entries over
+# 64 chips moved 78 times as many bytes per step, and a step of 80 matrices of 2**28 entries over
+# 256 chips no longer fitted into memory.
 _LARGE = 2**30
-# Entries of a matrix that wants no batch, and how much less work the busiest device must have for
-# solving one by one. Compiled for TPUs, that takes 8 to 23 % more cycles for the same matrices.
+# Solve matrices singly if they have `_SMALL` entries or more (smaller matrices need a batch) and
+# the work of the busiest device falls by more than the factor `_GAIN`: compiled for TPUs, solving
+# singly takes 8 to 23 % more cycles for the same matrices.
 _SMALL, _GAIN = 2**16, 1.15
 
 
@@ -31,9 +33,9 @@ class Division(NamedTuple):
     """Axes of a mesh that divide a stack of matrices.
 
     Attributes:
-      batch: for each leading axis, the axes of the mesh that divide it.
-      rows: those that divide the rows of each matrix.
-      columns: those that divide the columns.
+      batch: for each leading axis, the mesh axes that divide it.
+      rows: mesh axes that divide the rows of each matrix.
+      columns: mesh axes that divide the columns of each matrix.
     """
 
     batch: tuple[Axes, ...]
@@ -45,12 +47,12 @@ class Problems(NamedTuple):
     """A stack of independent problems.
 
     Attributes:
-      function: treats leading axes as independent problems; all its arguments and results have
-        them first.
-      batch_ndim: how many leading axes there are, at least 1; the first one counts leaves.
-      arguments: trees of arrays; the first is an array of points.
-      division: of the arguments and of the results that have the shape of the points. Where
-        nobody knows it, what is likely: see `_likely`. A wrong one costs communication.
+      function: solves problems that are independent along the leading axes, which all arguments
+        and results share.
+      batch_ndim: number of leading axes, at least 1; the first axis counts leaves.
+      arguments: trees of arrays; the first argument is an array of points.
+      division: the division of all arguments and results with the shape of the points. None if
+        unknown: `_likely` guesses, and a wrong guess costs communication.
     """
 
     function: Callable[..., Any]
@@ -62,22 +64,23 @@ class Problems(NamedTuple):
 def solve_by_owners(mesh: Any, stacks: Sequence[Problems]) -> list[Any]:
     """Return `function(*arguments)` for every stack, divided over the devices of the mesh.
 
-    Axes of the mesh that divide leading axes of the arguments stay where they are: the devices that
-    share a part of the stack exchange matrices among themselves, all to all and once. Of a part
-    whose number of matrices these devices do not divide, some of them solve one more than others.
+    Mesh axes that divide leading axes of the arguments stay there: the devices that share a part
+    of the stack exchange matrices among themselves, in a single all-to-all. If the number of
+    matrices in a part is not a multiple of the number of its devices, some devices solve an extra
+    matrix.
 
-    Matrices of `_LARGE` entries or more that are too few for all devices are given to groups of
-    them (those that differ along some axes of the mesh), and each group divides the products.
+    If there are too few matrices of `_LARGE` entries or more for all devices, groups of devices
+    (which differ along some mesh axes) own the matrices, and each group divides the products.
 
     Args:
-      mesh: from `working_mesh`.
-      stacks: of problems.
+      mesh: the result of `working_mesh`.
+      stacks: the problems, a stack for each kind.
     """
     shares = _place_leftovers(mesh, [_share(mesh, problems) for problems in stacks])
     pairs = list(zip(shares, stacks, strict=True))
     given = [share.send(problems.arguments) for share, problems in pairs]
-    # An exchange makes every device wait for the slowest. Where devices have unlike numbers of
-    # matrices, work is equal only over all stacks: so nothing is exchanged between them.
+    # Every exchange waits for the slowest device. If devices own different numbers of matrices,
+    # work is balanced only over all stacks together: no exchange may come between two stacks.
     wait = any(share.one_by_one for share in shares)
     given = jax.lax.optimization_barrier(given) if wait else given
     found = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
@@ -86,20 +89,20 @@ def solve_by_owners(mesh: Any, stacks: Sequence[Problems]) -> list[Any]:
 
 
 class _Share(NamedTuple):
-    """How a stack of matrices goes to its owners.
+    """Plan that sends a stack of matrices to its owners.
 
     Attributes:
-      mesh: whose devices own matrices.
-      batch: the leading axes.
-      matrix: rows and columns.
-      held: for each leading axis, the axes of the mesh that divide it and stay.
-      rows: the axes of the mesh that divide rows, and divide the matrices instead.
-      columns: those that divide columns, likewise.
-      free: axes of which nothing is known; they divide the matrices, too.
-      group: axes that divide the products of each matrix.
+      mesh: the mesh of the owners.
+      batch: sizes of the leading axes.
+      matrix: shape of each matrix.
+      held: for each leading axis, the mesh axes that divide it and stay there.
+      rows: mesh axes that divide the rows, and at the owners the stack.
+      columns: mesh axes that divide the columns, and at the owners the stack.
+      free: mesh axes with unknown use; at the owners they divide the stack, too.
+      group: mesh axes that divide the products of each matrix.
       guessed: whether the division is a guess.
-      first: the first of the devices that solve one matrix more.
-      one_by_one: whether each device solves just the matrices that it has.
+      first: index of the first device with an extra matrix.
+      one_by_one: whether each device solves only its own matrices, singly and without padding.
     """
 
     mesh: Any
@@ -124,22 +127,22 @@ class _Share(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """How many devices share a part of the stack."""
+        """Return the number of devices that share a part of the stack."""
         return _size(self.mesh, self.free + self.moved)
 
     @property
     def inner(self) -> int:
-        """How many matrices a part has."""
+        """Return the number of matrices in a part."""
         return math.prod(self.batch) // _size(self.mesh, self.stay)
 
     @property
     def left(self) -> int:
-        """How many matrices of a part are left over when each device has as many."""
+        """Return the number of matrices in a part that remain after equal shares."""
         return self.inner % self.devices
 
     @property
     def whole(self) -> PartitionSpec:
-        """Of whole matrices at their owners."""
+        """Return the sharding of whole matrices at their owners."""
         return PartitionSpec(self.stay or None, self.free + self.moved or None)
 
     def send(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -157,13 +160,12 @@ class _Share(NamedTuple):
         return jax.tree.map(send, arguments)
 
     def solve(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Any:
-        """Return the function of what every device owns."""
+        """Apply `function` to each device's matrices."""
 
         def solve(*given):
             shape = given[0].shape[:2]
             point, *others = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), given)
-            # Of the ways to divide the operands the one in which the compiler repeats the least
-            # work.
+            # This sharding of the operands minimises recomputation.
             point = _spread(point, self.group, (2, 1))
             others = jax.tree.map(lambda x: _spread(x, self.group, (1, 2)), others)
             if self.one_by_one:
@@ -179,7 +181,7 @@ class _Share(NamedTuple):
         return self._at_owners(solve, self.whole, self.whole)(*given)
 
     def bring_back(self, found: Any) -> Any:
-        """Return results in the place of the arguments: undo `send`."""
+        """Send results back to the positions of the arguments: undo `send`."""
 
         def bring_back(x):
             tail, (cut, order) = x.shape[2:], self._cut()
@@ -194,16 +196,16 @@ class _Share(NamedTuple):
         return jax.tree.map(bring_back, found)
 
     def _cut(self) -> tuple[list[int], list[int]]:
-        """Return every leading axis cut into parts and their length; and all parts first."""
+        """Return leading axes split into (parts, length), and the order with all parts first."""
         pairs = [(n, _size(self.mesh, axes)) for n, axes in zip(self.batch, self.held, strict=True)]
         cut = [size for n, parts in pairs for size in (parts, n // parts)]
         return cut, [*range(0, len(cut), 2), *range(1, len(cut), 2)]
 
     def _stages(self) -> list[Axes]:
-        """Return axes of the mesh that divide the matrices of a part, from stage to stage.
+        """Return the mesh axes that divide the matrices of a part, stage by stage.
 
-        No axis is filled up while it is divided. Nor may two axes of the mesh leave a guessed
-        stack's matrices at once: for that the compiler gathers the stack.
+        An axis must not be padded while it is divided. Two mesh axes must not leave the matrices of
+        a guessed stack at the same time, or the compiler gathers the stack.
         """
         whole_first = self.left or (self.stay and self.guessed)
         return [self.free[:i] for i in range(0 if whole_first else 1, len(self.free))]
@@ -212,7 +214,7 @@ class _Share(NamedTuple):
         return bool(self.moved) and x.shape[2:] == self.matrix
 
     def _exchange(self, function: Callable[..., Any], x: jax.Array) -> jax.Array:
-        """Return the stack after `_assemble` or `_disperse`."""
+        """Apply `_assemble` or `_disperse` to a stack."""
         divided = PartitionSpec(
             self.stay or None, self.free or None, self.rows or None, self.columns or None
         )
@@ -235,7 +237,7 @@ class _Share(NamedTuple):
 
 
 def _share(mesh: Any, problems: Problems) -> _Share:
-    """Return how these problems go to their owners."""
+    """Plan how to send these problems to their owners, without extra matrices."""
     point, ndim = problems.arguments[0], problems.batch_ndim
     batch, matrix = point.shape[:ndim], point.shape[ndim:]
     count = math.prod(batch)
@@ -244,8 +246,8 @@ def _share(mesh: Any, problems: Problems) -> _Share:
     group = tuple(name for name in mesh.axis_names if name not in owners)
     held, rows, columns = problems.division or _likely(mesh, owners, batch)
     *held, rows, columns = (_among(axes, owners) for axes in (*held, rows, columns))
-    # Matrices leave axes of which nothing is known one by one, the last of the mesh first: of an
-    # axis of matrices that several axes of a mesh divide, only the last can leave.
+    # Matrices leave the free mesh axes in turn, from the last to the first: if several mesh axes
+    # divide an axis of an array, only the last of them can leave.
     taken = (*itertools.chain(*held), *rows, *columns)
     free = tuple(name for name in reversed(owners) if name not in taken)
     guessed = problems.division is None
@@ -253,11 +255,11 @@ def _share(mesh: Any, problems: Problems) -> _Share:
 
 
 def _place_leftovers(mesh: Any, shares: list[_Share]) -> list[_Share]:
-    """Return the shares with the first of the devices that solve one matrix more than others.
+    """Choose which devices get an extra matrix, and which stacks devices solve singly.
 
-    The others follow it in a circle. Of the most expensive kind first, the matrices that are left
-    over go to the neighbours that have the least work. Where that pays, for the busiest device
-    against as many matrices for each, devices solve just what they have.
+    Extra matrices go to consecutive devices (cyclically), the neighbours with the least work; the
+    most expensive kind chooses first. Devices solve matrices singly if that spares the busiest
+    device enough work, compared with padding every share to the same size.
     """
     costs = []
     for share in shares:
@@ -268,7 +270,7 @@ def _place_leftovers(mesh: Any, shares: list[_Share]) -> list[_Share]:
     work, filled, firsts = np.zeros(mesh.size), 0.0, [0] * len(shares)
     for i in sorted(range(len(shares)), key=lambda i: -costs[i]):
         devices, left = shares[i].devices, shares[i].left
-        # Kinds count devices in an order of their own, and all parts of a stack alike.
+        # Each kind counts devices in its own order, the same for all parts of its stack.
         axes = [mesh.axis_names.index(name) for name in shares[i].free + shares[i].moved]
         places = np.moveaxis(grid, axes, range(len(axes))).reshape((devices, -1))
         load = work[places].sum(1)
@@ -286,14 +288,14 @@ def _place_leftovers(mesh: Any, shares: list[_Share]) -> list[_Share]:
 
 
 def _solve_some(function: Callable[..., Any], count: Any, arguments: tuple[Any, ...]) -> Any:
-    """Return the function of the first `count` problems, one after the other; zeros beyond them."""
+    """Apply `function` to the first `count` problems, in turn; return zeros for the rest."""
     one = jax.tree.map(lambda x: x[:1], arguments)
     nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(function, *one))
 
     def solve(slot):
         index, given = slot
         given = jax.tree.map(lambda x: x[None], given)
-        with jax.named_scope("own_matrix"):  # for who reads or profiles the program
+        with jax.named_scope("own_matrix"):  # shows in profiles
             return jax.lax.cond(index < count, function, lambda *_: nothing, *given)
 
     indices = jnp.arange(arguments[0].shape[0])
@@ -301,10 +303,10 @@ def _solve_some(function: Callable[..., Any], count: Any, arguments: tuple[Any, 
 
 
 def _deal(x: jax.Array, devices: int, first: int) -> jax.Array:
-    """Return a stack with as many slots of its second axis for each device.
+    """Return a stack with the same number of slots along its second axis for each device.
 
-    Those that are left over go to devices from `first` on, one to each. The others get a copy of
-    the first: zeros are far from most sets, and take the longest to solve.
+    Devices from `first` on get an extra matrix each until none is left. The other devices get a
+    copy of the first matrix as padding: zeros are far from most sets and take longest to solve.
     """
     outer, count, *matrix = x.shape
     each, left = divmod(count, devices)
@@ -331,10 +333,11 @@ def _collect(x: jax.Array, count: int, devices: int, first: int) -> jax.Array:
 
 
 def _likely(mesh: Any, owners: Axes, batch: tuple[int, ...]) -> Division:
-    """Return how a stack is likely to be divided by automatic axes, which nobody sees.
+    """Guess how automatic axes, which cannot be inspected, divide a stack.
 
-    The last leading axis that the first axis of the mesh divides is held by that, as experts are.
-    If two axes of the mesh divide the matrices instead, these move twice.
+    The first mesh axis with several devices is assumed to hold the last leading axis (not the axis
+    of leaves) with a divisible size, as for experts. If two mesh axes divide the matrices instead,
+    the matrices move twice.
     """
     first = tuple(name for name in owners if mesh.shape[name] > 1)[:1]
     fits = [k for k in range(1, len(batch)) if batch[k] % _size(mesh, first) == 0]
@@ -342,7 +345,7 @@ def _likely(mesh: Any, owners: Axes, batch: tuple[int, ...]) -> Division:
 
 
 def _assemble(x: jax.Array, axes: Axes, tiles: tuple[int, int]) -> jax.Array:
-    """Return the whole matrices of a share of the second axis, from tiles of all of them."""
+    """Exchange a tile of every matrix for whole matrices, a share of the second axis."""
     outer, inner, *tile = x.shape
     (m, n), (s, t) = tile, tiles
     x = x.reshape((outer, s * t, -1, m, n))
@@ -362,7 +365,7 @@ def _disperse(x: jax.Array, axes: Axes, tiles: tuple[int, int]) -> jax.Array:
 
 
 def _pin(mesh: Any, x: jax.Array, *axes: Axes) -> jax.Array:
-    """Return the stack with its first axes divided so, the others as the compiler likes."""
+    """Constrain the leading axes; leave the rest to the compiler."""
     free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(axes))
     spec = PartitionSpec(*[names or None for names in axes], *free)
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
@@ -377,7 +380,7 @@ def _among(axes: Axes, names: Axes) -> Axes:
 
 
 def _owning_axes(sizes: dict[str, int], count: int) -> tuple[str, ...]:
-    """Return the axes with the most devices of which `count` problems keep half or more busy."""
+    """Return the axes with the most devices such that `count` problems keep half or more busy."""
     some = [s for k in range(len(sizes) + 1) for s in itertools.combinations(sizes, k)]
     owners = {axes: math.prod(sizes[name] for name in axes) for axes in some}
     busy = [axes for axes, n in owners.items() if 2 * count >= -(-count // n) * n]
@@ -385,7 +388,7 @@ def _owning_axes(sizes: dict[str, int], count: int) -> tuple[str, ...]:
 
 
 def _spread(x: jax.Array, names: tuple[str, ...], axes: tuple[int, ...]) -> jax.Array:
-    """Return the stack divided over these axes of the mesh, by its first axis that they divide."""
+    """Divide the stack over these mesh axes, along the first of `axes` with a divisible size."""
     if not names:
         return x
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,4 +1,4 @@
-"""Key paths, and trees of values (manifolds, budgets, layouts) matched to parameters by them."""
+"""Key paths, and trees of values (manifolds, budgets, layouts) matched to parameters by path."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def path_string(path: KeyPath) -> str:
     """Return a JAX key path as text: keys, attribute names and indices joined by `/`.
 
     Args:
-      path: a key path as `jax.tree_util.tree_flatten_with_path` gives it.
+      path: a key path of `jax.tree_util.tree_flatten_with_path`.
 
     Returns:
       For instance `"params/Dense_0/kernel"` (Flax), `"layers/0/weight"` (Equinox); the empty
@@ -35,11 +35,11 @@ def path_string(path: KeyPath) -> str:
 def flatten_with_path(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[tuple[KeyPath, Any]], Any]:
-    """Return `jax.tree_util.tree_flatten_with_path`, with paths that leave out boxes.
+    """Return `jax.tree_util.tree_flatten_with_path`, without boxes in the paths.
 
-    A box is a node whose one child is its attribute `value`, as in Flax (`nnx.Variable`,
-    `nn.Partitioned`). `nnx.Optimizer` initialises with boxes and updates without, and a state
-    keyed by path has to find its parameters again. A module with other fields is no box.
+    A box is a node with a single child, its attribute `value`, as in Flax (`nnx.Variable`,
+    `nn.Partitioned`). `nnx.Optimizer` initialises with boxes and updates without them; a state
+    keyed by path must find its parameters in both cases. A module with other fields is not a box.
     """
     pairs, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     boxed = {path[:-1] for path, _ in pairs if path and path[-1] == _VALUE}
@@ -54,20 +54,20 @@ _VALUE = jax.tree_util.GetAttrKey("value")
 
 
 def is_box(node: Any) -> bool:
-    """Return whether a node is a box of one leaf; see `flatten_with_path`."""
+    """Return whether a node is a box with a single leaf; see `flatten_with_path`."""
     pairs, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)
     return [path for path, _ in pairs] == [(_VALUE,)] and jax.tree_util.all_leaves([pairs[0][1]])
 
 
 def is_hole(node: Any) -> bool:
-    """Return whether a node is `None` or `optax.MaskedNode`: a place without a parameter."""
+    """Return whether a node is `None` or `optax.MaskedNode`: a node without a parameter."""
     return node is None or isinstance(node, optax.MaskedNode)
 
 
 def is_function(value: Any) -> TypeGuard[Callable[..., Any]]:
-    """Return whether a value is a function, and not a tree of a callable type.
+    """Return whether a value is a function and not a callable pytree.
 
-    Modules of Equinox are pytrees and callable, and so is a geometry in the structure of such.
+    Equinox modules are callable pytrees, and a geometry may have the structure of a module.
     """
     return callable(value) and not isinstance(value, type) and jax.tree_util.all_leaves([value])
 
@@ -82,7 +82,7 @@ class ByPath:
     Not callable on purpose: `optax.inject_hyperparams` would take a callable for a schedule.
 
     Attributes:
-      rules: `(pattern, value)` pairs in the order in which they are tried.
+      rules: `(pattern, value)` pairs, tried in this order.
     """
 
     rules: tuple[tuple[Pattern, Any], ...]
@@ -92,8 +92,8 @@ class ByPath:
 
         Args:
           paths: path strings of the parameters.
-          holes: nodes without a parameter, by path. A rule may match a `None` alone; where a
-            `MaskedNode` hides part of the tree, rules may be unused.
+          holes: nodes without a parameter, by path. A rule that matches only holes counts as used;
+            if a `MaskedNode` hides part of the tree, rules may be unused.
 
         Raises:
           ValueError: a path matches no rule, or a rule is used for no path.
@@ -116,7 +116,7 @@ class ByPath:
         return [self.rules[rule][1] for rule in chosen if rule is not None]
 
     def first_match(self, path: str) -> int | None:
-        """Return the number of the first rule that matches a path, or None."""
+        """Return the index of the first rule that matches a path, or None."""
         for index, (pattern, _) in enumerate(self.rules):
             if re.fullmatch(_regex(pattern), path):
                 return index
@@ -137,7 +137,7 @@ else:
     class Spec:
         """A value for every parameter: a prefix tree, a `ByPath`, or a function of path and leaf.
 
-        Not checked at run time, where any container may be a prefix tree.
+        Not checked at run time, because any container may be a prefix tree.
         """
 
         def __class_getitem__(cls, kind):
@@ -153,11 +153,11 @@ def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
         including none. A compiled `re.Pattern` is matched against the whole path.
 
     Returns:
-      An object accepted wherever a `geometry` or `budgets` is. When it is used, a parameter
-      without a pattern and a pattern without a parameter are errors that name them.
+      An object accepted as any `geometry` or `budgets`. On use, a parameter without a pattern or a
+      pattern without a parameter raises an error that names it.
 
     Raises:
-      TypeError: for a pattern that is neither a string nor a compiled one.
+      TypeError: `rules` is not a dictionary, or a pattern is neither a string nor a `re.Pattern`.
 
     Examples:
       >>> kernel = mm.manifolds.Stiefel().transposed()  # (in, out)
@@ -193,9 +193,10 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any]) -> l
     an Equinox module or a Flax state as well.
 
     Args:
-      spec: a tree of values; a single value is a tree, too. `None` is a value, and may be unused.
+      spec: a tree of values, or a single value. `None` is a value, and may be unused.
       paths: path strings of the parameters.
-      holes: nodes without a parameter, by path; entries at or below them may be unused.
+      holes: nodes without a parameter, by path. An entry that is above, at or below only holes is
+        no error.
 
     Raises:
       ValueError: a path has no entry or two, or an entry lies above no path.
@@ -232,18 +233,18 @@ def _above(prefix: str, path: str) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Consecutive parts of unequal lengths along one axis of a parameter.
+    """Consecutive parts of unequal lengths along an axis of a parameter.
 
     Attributes:
-      axis: a negative number.
-      lengths: of the parts.
+      axis: the axis, as a negative number.
+      lengths: lengths of the parts.
     """
 
     axis: int
     lengths: tuple[int, ...]
 
     def parts(self, leaf: Any) -> list[Any]:
-        """Return the parts of an array, or as often what has no such axis."""
+        """Return the parts of an array; repeat a leaf without this axis once for every part."""
         if not self._cuts(leaf):
             return [leaf] * len(self.lengths)
         if isinstance(leaf, jax.ShapeDtypeStruct):
@@ -270,15 +271,17 @@ class Cut:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Places:
-    """A flattened tree, and the value of a specification at each of its leaves.
+    """A flattened tree, and the value of a specification for each leaf.
 
     Attributes:
-      paths: of every leaf, holes included.
-      values: of every leaf; None for a hole.
-      real: the indices of the leaves that are parameters.
+      paths: path of every leaf, holes included.
+      values: value for every leaf; None for a hole.
+      real: indices of the leaves that are parameters.
       treedef: the structure, with holes as leaves.
-      rest: of a geometry, the indices of parameters that another optimizer has; not in `real`.
-      cuts: how each leaf of the structure is cut into leaves, or None; empty if none is.
+      rest: indices of the parameters that another optimizer updates (for a geometry); not in
+        `real`.
+      cuts: for each leaf of the structure, its cut into several leaves, or None; empty without
+        cuts.
     """
 
     paths: tuple[str, ...]
@@ -293,7 +296,7 @@ class Places:
         return self.spread(self.treedef.flatten_up_to(tree))
 
     def spread(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return the parts of what is cut, and the other leaves of the structure."""
+        """Return all leaves of the structure, with cut leaves replaced by their parts."""
         if not self.cuts:
             return list(leaves)
         pairs = zip(leaves, self.cuts, strict=True)
@@ -302,7 +305,7 @@ class Places:
         ]
 
     def unflatten(self, leaves: Sequence[Any], like: Any) -> Any:
-        """Return the tree of these leaves; what is cut, with the shardings of the tree `like`."""
+        """Return the tree of these leaves; joined parts get the shardings of the tree `like`."""
         if self.cuts:
             rest, joined = iter(leaves), []
             for cut, whole in zip(self.cuts, self.treedef.flatten_up_to(like), strict=True):
@@ -327,13 +330,13 @@ Check = Callable[[str, Any, jax.ShapeDtypeStruct], None]
 
 
 def find_places(spec: Any, tree: Any, check: Check) -> Places:
-    """Flatten a tree and find the value of every leaf, once for each structure and shapes.
+    """Flatten a tree and find the value for every leaf; cached by structure, shapes and dtypes.
 
     Args:
       spec: a prefix tree of values, a `ByPath`, or a function of JAX key path and leaf.
       tree: parameters or updates; may hold `None` and `MaskedNode`.
-      check: a function at module level that raises, given path, value and leaf, where value and
-        leaf do not fit.
+      check: a function of path, value and leaf that raises if value and leaf do not fit; defined
+        at module level, since the cache compares it.
 
     Raises:
       TypeError: a leaf is not an array.
@@ -345,7 +348,7 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
     except AttributeError:  # Python numbers, or no arrays at all
         abstract = _abstract(tree)
     if is_function(spec):
-        # Call it each time: what it has captured may have changed, and the cache must not keep it.
+        # Call it each time: captured variables may have changed, and the cache must not keep them.
         pairs = zip(flatten_with_path(tree, is_hole)[0], abstract, strict=True)
         values = [None if is_hole(x) else spec(p, jax.ShapeDtypeStruct(*x)) for (p, _), x in pairs]
         structure = None
@@ -356,11 +359,10 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
     # The types as well: True, 1 and 1.0 are equal.
     given = structure, tuple(values), tuple(map(type, values)), abstract, treedef, check
     try:
-        return _find_once(*given)
-    except TypeError as error:
-        if "unhashable" not in str(error):  # budgets that are arrays, for example
-            raise
+        hash(given)
+    except TypeError:  # budgets that are arrays, for example
         return _find(*given)
+    return _find_once(*given)
 
 
 def _find(
@@ -371,9 +373,9 @@ def _find(
     treedef: Any,
     check: Check,
 ) -> Places:
-    """Return `find_places` for the leaves of a specification.
+    """Return the result of `find_places` for a flattened specification.
 
-    Their structure is the patterns of a `ByPath`, None for one value per leaf, or a treedef.
+    `structure` holds the patterns of a `ByPath`, None for a value per leaf, or a treedef.
     """
     pairs, _ = flatten_with_path(jax.tree.unflatten(treedef, list(range(len(abstract)))))
     paths = tuple(path_string(path) for path, _ in pairs)
@@ -382,7 +384,7 @@ def _find(
         raise ValueError(f"the parameter paths {twice} occur more than once: rename a key.")
     real = tuple(place for place, leaf in enumerate(abstract) if not is_hole(leaf))
     found: list[Any] = [None] * len(paths)
-    if real:  # an empty or wholly masked tree fits every specification
+    if real:  # an empty or fully masked tree fits every specification
         holes = {path: leaf for path, leaf in zip(paths, abstract, strict=True) if is_hole(leaf)}
         named = [paths[place] for place in real]
         if structure is None:
@@ -401,7 +403,7 @@ _find_once = functools.lru_cache(maxsize=512)(_find)
 
 
 def _abstract(tree: Any) -> tuple[Any, ...]:
-    """Return shape and dtype of each leaf; a hole is itself."""
+    """Return `(shape, dtype)` for each leaf, and holes unchanged."""
     found = []
     for path, leaf in flatten_with_path(tree, is_hole)[0]:
         if is_hole(leaf):
@@ -421,6 +423,6 @@ def _abstract(tree: Any) -> tuple[Any, ...]:
 
 
 def if_complex(dtype: Any) -> str:
-    """Return a further hint for complex parameters."""
+    """Return an additional hint for complex parameters, or an empty string."""
     split = ", or keep its two parts as parameters (optax.contrib.split_real_and_imaginary)"
     return split if jnp.issubdtype(dtype, jnp.complexfloating) else ""

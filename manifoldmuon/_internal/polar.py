@@ -1,4 +1,4 @@
-"""The derivative of the polar factor, and the inverse root of a matrix near the identity."""
+"""The derivative of the polar factor, and the inverse square root of a matrix near the identity."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from manifoldmuon._internal.lapack import map_matrices
 
 
 def polar_derivative(x: Matrices, factor: Matrices, tangent: Matrices) -> Matrices:
-    """The derivative of the polar factor at `x = Q H` in the direction `E`.
+    """Return the derivative of the polar factor at `x = Q H` in the direction `E`.
 
     `Q A + (I - Q Q^T) E H^-1` with the skew A that solves `H A + A H = Q^T E - E^T Q` (Higham,
-    Functions of Matrices, 2008, sec. 8.1, by differentiating `x = Q H`). Both equations are
-    solved in the eigenbasis of H, but are given to JAX as linear equations: their own derivative
-    needs no derivative of the eigenvectors, so that higher derivatives are right as well.
+    Functions of Matrices, 2008, sec. 8.1, by differentiating `x = Q H`). Both equations are solved
+    in the eigenbasis of H, but JAX differentiates them as linear equations, without derivatives of
+    eigenvectors: higher derivatives are right as well.
 
     Args:
-      x: tall or square.
-      factor: Q, its polar factor.
+      x: tall or square matrices.
+      factor: Q, the polar factor of x.
       tangent: E.
 
     Returns:
-      The derivative. Where H is singular to rounding the pseudo-inverse stands in: what would
-      be infinite contributes zero.
+      The derivative, in the shape of x. If H is singular up to rounding, its pseudo-inverse is
+      used: infinite terms become zero.
     """
     h = sym(product(factor.mT, x))
     basis = _eigenbasis(h, x.shape[-2])
@@ -44,11 +44,11 @@ def polar_derivative(x: Matrices, factor: Matrices, tangent: Matrices) -> Matric
 
 
 def solve_lyapunov(h: Squares, right: Squares) -> Squares:
-    """The A with `H A + A H = B`: a linear equation to JAX, so that derivatives of any order pass.
+    """Solve `H A + A H = B` for A, as a linear equation in JAX: derivatives of any order work.
 
     Args:
-      h: H, symmetric, positive semi-definite, float32 or wider. Where a sum of two eigenvalues is
-        zero to rounding the pseudo-inverse stands in.
+      h: H, symmetric, positive semi-definite, float32 or wider. If a sum of two eigenvalues is zero
+        up to rounding, the pseudo-inverse is used.
       right: B, symmetric or skew.
     """
     return _solve_sum(h, right, _eigenbasis(h, h.shape[-1]))
@@ -66,7 +66,7 @@ def _solve_sum(h, right, basis):
 
 
 def _eigenbasis(h, size):
-    """Eigenvalues and eigenvectors, which solve and are not differentiated, and what is zero."""
+    """Return eigenvalues, eigenvectors (neither differentiated) and the threshold for zero."""
     values, vectors = map_matrices(jnp.linalg.eigh, jax.lax.stop_gradient(h))
     return values, vectors, values[..., -1:] * size * jnp.finfo(h.dtype).eps
 
@@ -76,62 +76,63 @@ def _linear_solve(operator, solve, right):
 
 
 def _inverse(values, floor):
-    """One over what exceeds the floor, zero for the rest; NaN stays NaN."""
+    """Return `1 / values` above the floor, and 0 elsewhere; NaN stays NaN."""
     keep = ~(values <= floor)
     return jnp.where(keep, 1 / jnp.where(keep, values, 1), 0)
 
 
 def polish(gram: Squares, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST) -> Squares:
-    """Return the factor that makes a nearly orthonormal `W` with this Gram matrix exact.
+    """Return the right factor that orthonormalises a nearly orthonormal `W` with this Gram matrix.
 
-    The quintic Newton-Schulz step: it leaves the cube of the error.
+    It is a quintic Newton-Schulz step: its error is of the order of the cubed error of `W`.
     """
     return 15 / 8 * identity_like(gram) - 10 / 8 * gram + 3 / 8 * product(gram, gram, precision)
 
 
-# On accelerators, where E is what a product in float32 has given: all that is done to it multiplies
-# what is small, so the errors are. Three passes of bfloat16 for what grows with E, one for what is
-# below 0.025 always.
+# Precision on accelerators. E comes from a product in float32, and later products multiply small
+# matrices, so that their errors are small, too: three passes of bfloat16 for terms that grow with
+# E, a single pass for terms that are below 0.025 always.
 _in_three_passes = functools.partial(product, precision=jax.lax.Precision.HIGH)
 _in_one_pass = functools.partial(product, precision=jax.lax.Precision.DEFAULT)
 
 
 def largest_row_sum(x: Squares) -> Float[Array, "*batch 1 1"]:
-    """The largest absolute row sum, with two axes of length 1: it bounds the spectral norm.
+    """Return the largest absolute row sum, a bound on the spectral norm of a symmetric matrix.
 
     Args:
-      x: matrices in the trailing two axes; leading axes are independent.
+      x: matrices in the trailing two axes; leading axes are independent. The result has two
+        trailing axes of length 1.
     """
     return jnp.max(jnp.sum(jnp.abs(x), axis=-1), axis=-1, initial=0)[..., None, None]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def inverse_sqrt_minus_one(excess: Squares, max_iterations: int) -> Squares:
-    """`(I + E)^{-1/2} - I` by products alone, with an error relative to its own size.
+    """Return `(I + E)^{-1/2} - I` by products alone, accurate relative to its own size.
 
     The quintic Newton-Schulz step multiplies `S = I + E` on both sides by the Taylor polynomial
-    `p = I - E/2 + 3/8 E^2` of its inverse root and collects the product of the `p`. Carrying
-    `E`, `p - I` and `D = root - I` in place of `S`, `p` and the root keeps the identity out of
-    the rounding errors: near it the result is three times as accurate. One product or two where E
-    is small. The derivative, in either mode, is that of the exact root.
+    `p = I - E/2 + 3/8 E^2` of its inverse root; the product of the `p` converges to the root.
+    Carrying `E`, `p - I` and `D = root - I` instead of `S`, `p` and the root keeps the identity
+    out of the rounding errors: near the identity the result is three times as accurate. A tiny E
+    takes a single product, a small E three. The derivative, in either mode, is exact.
 
     Args:
       excess: E, symmetric, float32 or wider, its eigenvalues between -1 and 4/3.
-      max_iterations: where the iteration gives up, as it does at an eigenvalue of -1.
+      max_iterations: limit of the iterations; an eigenvalue of -1 takes them all.
     """
-    # The series leave 5/16 E^3 and 63/256 E^5: 8e-9 and 3e-9, or 2e-17 in float64.
+    # The truncated series miss 5/16 E^3 and 63/256 E^5: 8e-9 and 2e-9, or 2e-17 in float64.
     near, close = (3e-3, 0.025) if excess.dtype == jnp.float32 else (4e-6, 6e-4)
 
     def exceeds(square, limit):
-        # The row sums of E^2 bound that of E, tighter than those of E itself by half or more. A
-        # NaN compares false: it ends the loop for its own matrix, not for the others.
+        # Row sums of E^2 bound the squared spectral norm of E, mostly at least twice as tightly as
+        # row sums of E. A NaN compares false: only the other matrices decide when the loop ends.
         return jnp.any(largest_row_sum(square) > limit**2)
 
     def quadratic(excess, square):
         return 0.375 * square - 0.5 * excess
 
     def compose(left, right):
-        """`(I + left) (I + right) - I`."""
+        """Return `(I + left) (I + right) - I`."""
         return left + right + _in_three_passes(left, right)
 
     def unfinished(carry):
@@ -151,13 +152,13 @@ def inverse_sqrt_minus_one(excess: Squares, max_iterations: int) -> Squares:
         return compose(root, quadratic(excess, square) + rest)
 
     square = _in_three_passes(excess, excess)
-    # Steps of training end at once: one product.
+    # Training steps end here, after a single product.
     return jax.lax.cond(exceeds(square, near), iterated, quadratic, excess, square)
 
 
 @inverse_sqrt_minus_one.defjvp
 def _inverse_sqrt_minus_one_jvp(max_iterations, primals, tangents):
-    """`H R' + R' H = -R E' R` with `H = R^-1`: the derivative of `R S R = I`."""
+    """Solve `H R' + R' H = -R E' R` with `H = R^-1`: the derivative of `R S R = I`."""
     (excess,), (tangent,) = primals, tangents
     found = inverse_sqrt_minus_one(excess, max_iterations)
     identity = identity_like(excess)

@@ -19,22 +19,22 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.mesh import match_varying_axes
 
-_LIFT = 100  # binary places by which numbers are raised that may be denormal
+_LIFT = 100  # power of two that makes denormal numbers normal
 
 
-# The integers of the same size, where in them the exponent begins, and from where it counts.
+# For each dtype: integers of the same size, position of the exponent bits, bias of the exponent.
 _LAYOUTS = {
     jnp.dtype(jnp.float32): (np.int32, 23, 127),
     jnp.dtype(jnp.float64): (np.int64, 52, 1023),
 }
 
 
-# `jit` inside of both: a direction asks a dozen times, and each shape is traced once. Outside of
-# jit they are one program.
+# Both functions have an inner `jit`: a direction calls them a dozen times, and each shape is traced
+# once. Outside of jit they run as a single program.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..."]]:
-    """Divides each block by the power of two nearest below its largest magnitude.
+    """Divide each block by the largest power of two up to its largest magnitude.
 
     Multiplying by a power of two is exact, so a function that is invariant to positive scale
     gives the same bits for `x` and for `2**k * x`. Denormal entries are read exactly, also on
@@ -42,13 +42,13 @@ def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..
 
     Args:
       x: blocks in the trailing `ndim` axes; leading axes are independent.
-      ndim: how many trailing axes make one block.
+      ndim: number of trailing axes of a block.
 
     Returns:
       `(scaled, exponent)` with `x == scaled * 2**exponent`: `scaled` in float32 or wider, its
       largest magnitude in [1, 2); `exponent` with the leading axes' shape. A zero block stays
-      zero; a block that holds a NaN or an infinity becomes NaN throughout, exponent 0.
-      Differentiable, as multiplication by a constant.
+      zero; a block with a NaN or an infinity becomes NaN throughout, with exponent 0. The
+      derivative treats the power of two as a constant.
 
     Raises:
       ValueError: `x` has fewer than `ndim` axes.
@@ -57,12 +57,11 @@ def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..
     integer, places, bias = _LAYOUTS[y.dtype]
     most = _magnitude(y)
     if integer == np.int32:
-        # XLA on CPUs finds the maximum of float32 numbers three times as fast: without the last
-        # eight bits, which say nothing of the exponent, these are exact.
+        # XLA on CPUs takes maxima of float32 three times as fast as of integers. Without their last
+        # eight bits, which do not affect the exponent, the integers are exact in float32.
         most = jnp.where(most < 1 << 24, most, most & ~0xFF).astype(jnp.float32)
     most = jnp.max(most, axis=trailing(x, ndim), initial=0).astype(integer)
-    # XLA may flush denormal numbers to zero. Their bits, which count units of the smallest, are
-    # safe.
+    # XLA may flush denormal numbers to zero, but not their bits, which count the smallest number.
     tiny, finite = most < 1 << places, most >> places <= 2 * bias
     units = jax.lax.bitcast_convert_type(most.astype(y.dtype), integer)
     exponent = (jnp.where(tiny, units, most) >> places) - bias
@@ -82,9 +81,9 @@ def _scale_to_unit_exponent_jvp(ndim, primals, tangents):
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
 @functools.partial(jax.jit, static_argnums=2, inline=True)
 def times_power_of_two(x: Floats, exponent: Int[Array, "..."], ndim: int = 0) -> Floats:
-    """`x * 2**exponent`, with one exponent for each block of `ndim` trailing axes.
+    """Return `x * 2**exponent`, with an exponent for each block of `ndim` trailing axes.
 
-    Denormal entries are read exactly where they become normal numbers.
+    Denormal entries are exact if the result is normal.
     """
     wide, raises = upcast(x), exponent > _LIFT
     wide = jnp.where(expand_trailing(raises, ndim), _raised(wide), wide)
@@ -94,7 +93,7 @@ def times_power_of_two(x: Floats, exponent: Int[Array, "..."], ndim: int = 0) ->
 
 @times_power_of_two.defjvp
 def _times_power_of_two_jvp(ndim, primals, tangents):
-    # By its rule: the bits of a zero, which is read like a denormal number, have no derivative.
+    # Needed for zeros, which are decoded from their bits like denormals: bits have no derivative.
     x, exponent = primals
     tangent = _shifted(upcast(tangents[0]), exponent, ndim).astype(x.dtype)
     return times_power_of_two(x, exponent, ndim), match_varying_axes(tangent, x)
@@ -108,9 +107,9 @@ def _shifted(x, exponent, ndim):
 
 
 def _power_of_two(exponent: Int[Array, "..."], dtype) -> Floats:
-    """`2**exponent` by its bits: 0 below the normal numbers, above them the largest power.
+    """Return `2**exponent` by its bits: 0 below the normal numbers, above them the largest power.
 
-    `jnp.ldexp` and `jnp.frexp` are forty operations each, in every loop that XLA fuses them into.
+    `jnp.ldexp` and `jnp.frexp` add forty operations each to every loop that XLA fuses them into.
     """
     integer, places, bias = _LAYOUTS[jnp.dtype(dtype)]
     field = jnp.clip(exponent + bias, 0, 2 * bias).astype(integer)
@@ -118,13 +117,13 @@ def _power_of_two(exponent: Int[Array, "..."], dtype) -> Floats:
 
 
 def _magnitude(x: Floats) -> Int[Array, "..."]:
-    """The bits of numbers but their sign: ordered as the magnitudes are, NaN last."""
+    """Return the bits of numbers without the sign: in the order of the magnitudes, NaN last."""
     integer, _, _ = _LAYOUTS[x.dtype]
     return jax.lax.bitcast_convert_type(x, integer) & np.iinfo(integer).max
 
 
 def _raised(x: Floats) -> Floats:
-    """`x * 2**_LIFT`, of denormal numbers too."""
+    """Return `x * 2**_LIFT`, exact for denormal numbers, too."""
     integer, places, bias = _LAYOUTS[x.dtype]
     bits = _magnitude(x)
     negative = jax.lax.bitcast_convert_type(x, integer) < 0
@@ -134,8 +133,8 @@ def _raised(x: Floats) -> Floats:
 
 
 def normalize(x: Floats, ndim: int) -> Floats:
-    """`x / ||x||` over the trailing `ndim` axes, in float32 or wider; zero stays zero."""
+    """Return `x / ||x||` over the trailing `ndim` axes, in float32 or wider; zero stays zero."""
     scaled, _ = scale_to_unit_exponent(x, ndim)
     length = expand_trailing(frobenius_norm(scaled, ndim), ndim)
-    # A prescaled weight has length 0 or at least 1. Not `> 0`: that would hide a NaN.
+    # A scaled block has length 0 or at least 1. A test `length > 0` would hide a NaN.
     return scaled / nonzero_or_one(length)

@@ -12,7 +12,7 @@ from manifoldmuon._internal.values import Value
 
 
 class ScaleRule(Value, abc.ABC):
-    """A scale that depends on the shape of one weight, as a frozen, hashable value.
+    """A scale that depends on the shape of a weight, as a frozen, hashable value.
 
     Examples:
       >>> FanRatio().of((8, 2))
@@ -21,11 +21,11 @@ class ScaleRule(Value, abc.ABC):
 
     @abc.abstractmethod
     def of(self, shape: tuple[int, ...]) -> float:
-        """Return the scale of one weight of this shape (without leading axes)."""
+        """Return the scale of a weight of this shape (without leading axes)."""
 
 
 def scale_of(scale: float | ScaleRule, shape: tuple[int, ...]) -> float:
-    """Return the scale, as a number, of one weight of this shape."""
+    """Return the scale of a weight of this shape, as a number."""
     return scale.of(shape) if isinstance(scale, ScaleRule) else float(scale)
 
 

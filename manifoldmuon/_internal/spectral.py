@@ -33,20 +33,20 @@ from manifoldmuon._internal.powers_of_two import normalize
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
-    """A lower bound of the largest eigenvalue of S and its unit vector, by a few steps of Lanczos.
+    """Estimate the largest eigenvalue of S from below, and its unit vector, by Lanczos' method.
 
-    The error falls with the square of the number of steps at least, where power iteration's falls
-    with the number (Kuczynski and Wozniakowski, SIAM J. Matrix Anal. Appl. 13, 1992). The start is
-    one random vector, always the same. Products alone.
+    The error falls at least with the square of the number of steps (with the number itself for
+    power iteration: Kuczynski and Wozniakowski, SIAM J. Matrix Anal. Appl. 13, 1992). The start is
+    a fixed random vector. Uses products alone.
 
     Args:
       gram: S, symmetric, positive semi-definite, float32 or wider, of moderate size; leading axes
         are independent.
-      steps: products of S and a vector, at least 1; never more than n are taken.
+      steps: number of products of S and a vector, at least 1; limited to n.
 
     Returns:
-      `(<v, S v>, v)`. Derivatives are those of a simple eigenvalue and its vector; where others tie
-      with it to rounding, v does not turn towards theirs.
+      `(<v, S v>, v)`. Derivatives assume a simple eigenvalue; v does not turn towards eigenvectors
+      with the same eigenvalue up to rounding.
     """
 
     def step(carry, index):
@@ -55,10 +55,10 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
         image = _apply(gram, vector)
         value = jnp.sum(vector * image, axis=-1)
         most = jnp.maximum(most, frobenius_norm(image, 1))
-        for _ in range(2):  # without it, rounding would decide the last digits
+        for _ in range(2):  # otherwise rounding would decide the last digits
             image = image - _apply(basis.mT, _apply(basis, image))
         after = frobenius_norm(image, 1)
-        # Where the basis maps into itself, rounding is left: not orthogonal to it, and ever less.
+        # If S maps the basis into its span, only rounding errors remain: stop at zero.
         after = jnp.where(after > noise * most, after, 0)
         vector = jnp.where(expand_trailing(after > 0, 1), image, 0) / expand_trailing(
             nonzero_or_one(after), 1
@@ -80,7 +80,7 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
 
 @largest_eigenpair.defjvp
 def _largest_eigenpair_jvp(steps, primals, tangents):
-    """`<v, S' v>`, and the `v'` with `(value - S) v' = S' v - v <v, S' v>` and `<v, v'> = 0`."""
+    """Return `<v, S' v>`, and v' with `(value - S) v' = S' v - v <v, S' v>` and `<v, v'> = 0`."""
     gram = primals[0]
     value, vector = largest_eigenpair(gram, steps)
     image = _apply(tangents[0], vector)
@@ -93,7 +93,7 @@ def _largest_eigenpair_jvp(steps, primals, tangents):
     def along(turn):
         return expand_trailing(inner_product(vector, turn, 1), 1) * vector
 
-    def shifted(turn):  # along the vector, where nothing would be left, times the value
+    def shifted(turn):  # along v, where `value - S` is singular, it multiplies by the value
         return expand_trailing(value, 1) * (turn + along(turn)) - _apply(gram, turn)
 
     def solve(_, right):
@@ -110,7 +110,7 @@ def _tridiagonal_power(
 ) -> tuple[Float[Array, "*batch steps steps"], Float[Array, "*batch steps steps"]]:
     """Return Lanczos' tridiagonal matrix, and a high power of it up to a factor.
 
-    The power is the projection onto its last eigenvector.
+    The power is the projection onto the eigenvector of the largest eigenvalue.
     """
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
     shifted = jnp.eye(values.shape[-1], k=1, dtype=values.dtype)
@@ -127,10 +127,10 @@ def _tridiagonal_power(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def largest_eigenvalue(gram: Squares, steps: int) -> Numbers:
-    """The first result of `largest_eigenpair`, in a third of the code, to rounding.
+    """Return the eigenvalue of `largest_eigenpair`, up to rounding, with a third of the program.
 
-    Without the vector a new direction need not be orthogonal to all before: where rounding has it
-    turn back, an eigenvalue that has been found is found again.
+    Without the vector there is no need to orthogonalise against all previous vectors: rounding then
+    only repeats eigenvalues.
     """
 
     def step(carry, _):
@@ -158,10 +158,11 @@ def _largest_eigenvalue_jvp(steps, primals, tangents):
 
 
 def spectral_bound(x: Matrices) -> Numbers:
-    """`||x||_2` and a little more, for the price of a product: what a step is shortened by.
+    """Return slightly more than `||x||_2`, for the price of a product: used to shorten steps.
 
-    The largest eigenvalue of the Gram matrix by 24 steps of Lanczos, and 1 % more. They miss 0.3 %
-    where eigenvalues lie evenly in [0, 1], and up to 0.9 % where one stands out by as much.
+    Adds 1 % to the largest eigenvalue of the Gram matrix, estimated by 24 steps of Lanczos' method.
+    The estimate misses 0.3 % for eigenvalues evenly spread over [0, 1], and up to 0.9 % if a
+    single eigenvalue exceeds the others by as much.
 
     Args:
       x: matrices of moderate size, float32 or wider; leading axes are independent.
@@ -173,21 +174,21 @@ def spectral_bound(x: Matrices) -> Numbers:
 def nuclear_parts(
     x: Matrices, polar: Matrices, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> tuple[Numbers, Numbers]:
-    """Two numbers with `||X||_* <= gained + missed`, from an approximation of the polar factor.
+    """Bound the nuclear norm, `||X||_* <= gained + missed`, by an approximate polar factor.
 
     A method of msign returns `A = U f V^T` with `f_i >= 0` close to 1 for `X = U S V^T`. Since
     `|1 - f| <= |1 - f**2|`,
 
     `||X||_* = <X, A> + sum s_i (1 - f_i) <= <X, A> + ||X - X A^T A||_*`,
 
-    and the last nuclear norm is at most `sqrt(n)` times the Frobenius norm. The bound is tight
-    to rounding where the method has converged and loose where it has not: `f = 0.7` throughout
-    is a loss of 0.3 and gives 0.42.
+    and the last nuclear norm is at most `sqrt(n)` times the Frobenius norm, with n the smaller
+    side. The bound is tight up to rounding if the method has converged, and loose otherwise: for
+    equal singular values and `f = 0.7` the loss is 0.3 and its bound 0.42.
 
     Args:
       x: matrices of moderate size (see `scale_to_unit_exponent`).
-      polar: what a method of msign made of them.
-      precision: of float32 products on accelerators.
+      polar: A, the result of a method of msign.
+      precision: precision of float32 products on accelerators.
 
     Returns:
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
@@ -201,20 +202,21 @@ def _apply(matrix, vector):
 
 
 def start_vector(matrix: Matrices) -> Vectors:
-    """A random unit vector for every matrix, the same for all of a width."""
+    """Return a random unit vector for every matrix, always the same for the same width."""
     vector = np.random.default_rng(0).standard_normal(matrix.shape[-1])
     vector = jnp.asarray(vector / np.linalg.norm(vector), matrix.dtype)
     return jnp.broadcast_to(vector, (*matrix.shape[:-2], matrix.shape[-1]))
 
 
 def pair_uncertainty(x: Matrices, steps: int) -> Numbers:
-    """Bound the sine of the angle between the largest singular vector that is found and the true.
+    """Bound the sine of the angle between the computed and the true largest singular vector.
 
-    The residual of the eigenpair over the distance of the next eigenvalue (Davis and Kahan).
+    The bound is the eigenpair's residual over the distance to the next eigenvalue (Davis and
+    Kahan), and 1 if rounding or too few steps leave no distance.
 
     Args:
-      x: tall.
-      steps: of Lanczos' method.
+      x: tall matrices.
+      steps: number of steps of Lanczos' method.
     """
     x = jax.lax.stop_gradient(x)
     gram, width = product(x.mT, x), x.shape[-1]
@@ -225,9 +227,9 @@ def pair_uncertainty(x: Matrices, steps: int) -> Numbers:
     left = product(gram, column) - expand_trailing(value, 2) * column
     error = frobenius_norm(left) / most + 4 * float(jnp.finfo(gram.dtype).eps)
     rest = gram - expand_trailing(value, 2) * column * right[..., None, :]
-    # Backwards, for another start: the pair has taken all of the first from its eigenspace.
+    # Flip the axes for another start: in the pair's eigenspace the first start has no other part.
     after = largest_eigenvalue(jnp.flip(rest, (-2, -1)), steps) / most
-    # What a random start misses at a probability of 1e-3 (Kuczynski and Wozniakowski).
+    # A random start misses more only with probability 1e-3 (Kuczynski and Wozniakowski).
     missed = (math.log(1648 * math.sqrt(width)) / (2 * steps - 1)) ** 2
     apart = 1 - after - (missed if steps < width else 0)
     return jnp.where(apart > error, error / jnp.where(apart > error, apart, 1), 1)

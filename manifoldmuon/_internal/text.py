@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 
 class Printed:
-    """Mix-in for values that a notebook shows as they are printed, not by their `repr`."""
+    """Mix-in that makes notebooks show a value as `print` does, not by its `repr`."""
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -21,7 +21,7 @@ def align(rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def branches(count: int, rest: str) -> Iterator[tuple[str, str]]:
-    """Yield, for each child of a node, what precedes its own line and the lines below it."""
+    """Yield two prefixes for each child of a node: for its own line and for the lines below."""
     for i in range(count):
         own, below = ("└─ ", "   ") if i == count - 1 else ("├─ ", "│  ")
         yield rest + own, rest + below

@@ -1,4 +1,4 @@
-"""The representation of manifolds, norms and strategies: what differs from the defaults."""
+"""The `repr` of manifolds, norms and strategies, limited to fields changed from the defaults."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 
 class Value:
-    """Base of frozen dataclasses whose `repr` leaves out the fields that are at their defaults.
+    """Base of frozen dataclasses with a `repr` that omits fields at their defaults.
 
-    A dataclass keeps a `__repr__` only where the class defines one itself, so every subclass is
-    given this one before its decorator runs.
+    A dataclass keeps `__repr__` only if the class itself defines it, so every subclass gets this
+    `__repr__` before its decorator runs.
     """
 
     def __init_subclass__(cls, **arguments):
@@ -24,7 +24,7 @@ class Value:
 
 
 def changed_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a value that are shown and not at their defaults, by name."""
+    """Return the fields in the `repr` of a value that differ from their defaults, by name."""
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     held = {f.name: (getattr(value, f.name), f.default) for f in fields if f.init and f.repr}
     return {name: kept for name, (kept, default) in held.items() if kept != default}

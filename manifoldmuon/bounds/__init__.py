@@ -1,8 +1,8 @@
-"""Sound bounds for architectures: on their outputs, on their slopes in inputs and weights.
+"""Sound bounds on an architecture's output and on its slopes in inputs and weights.
 
-They follow an architecture module by module, from the sets that its weights live on or from the
-weights that it has. They do not rely on declared sensitivities, which describe typical inputs:
-every module has a rule that holds for all.
+Bounds are propagated module by module, from the manifolds of the weights or from their values.
+Declared sensitivities describe typical inputs and are ignored: every module has a rule that holds
+for all inputs.
 """
 
 from manifoldmuon.bounds import _rules  # registers the rules

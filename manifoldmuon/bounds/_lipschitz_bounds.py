@@ -1,4 +1,4 @@
-"""Bounds on a module's output and on its response to perturbations: they compose."""
+"""Composable bounds on a module's output and on its response to perturbations."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import numpy as np
 from manifoldmuon.bounds._norm_bounds import LEAST, RMS, Measure, NormBound, factor_between
 
 Sizes = Any
-"""A `NormBound`, which is a leaf of trees, or a tuple of such: one for each array."""
+"""A `NormBound` (a leaf of trees) for an array, or a tuple of `Sizes` for several arrays."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class LipschitzBounds:
     """Bounds on a module's output and on its derivative, for inputs of given sizes.
 
-    The arrays that come in are numbered by i, those that go out by o, in the order in which their
-    tuples are written. Perturbations are measured as their arrays are, and those of the weights
-    by the modular norm of the whole network.
+    Index i numbers the input arrays, o the output arrays, in the order of their tuples.
+    Perturbations of an array are measured in the array's norm, perturbations of the weights in
+    the modular norm of the whole network.
 
     Attributes:
       outputs: bounds on the output: a `NormBound` or a tuple of them.
       slopes: `(o, i)`, how much output o moves per movement of input i.
-      weights: `(o,)`, how much it moves per movement of the weights.
-      reasons: why something is infinite.
+      weights: `(o,)`, how much output o moves per movement of the weights.
+      reasons: causes of infinite bounds.
       parts: the bounds of the module's parts.
 
     Examples:
@@ -54,33 +54,34 @@ class LipschitzBounds:
         """Return the bounds of a module with one output array.
 
         Args:
-          outputs: of the output.
-          slopes: one for each input array; a number where there is one.
-          weights: per movement of the weights.
-          reasons: why something is infinite.
+          outputs: the bounds on the output.
+          slopes: a number for each input array; a plain number for a single array.
+          weights: how much the output moves per movement of the weights.
+          reasons: causes of infinite bounds.
         """
         row = np.atleast_1d(np.asarray(slopes, float))
         return cls(outputs, row[None], np.array([weights], float), reasons)
 
     @classmethod
     def identity(cls, x: Sizes) -> "LipschitzBounds":
-        """Return the bounds of what changes nothing."""
+        """Return the bounds of the identity map."""
         count = len(jax.tree.leaves(x))
         return cls(x, np.eye(count), np.zeros(count))
 
     @classmethod
     def convert_norm(cls, x: Sizes, *measures: Measure) -> "LipschitzBounds":
-        """Return the bounds of reading the input in other norms, which a rule's own come after.
+        """Return the bounds of reading the input in other norms, to be followed by a rule's own.
 
         Args:
-          x: of the input.
-          *measures: one for each array; a single one for an input that is one array.
+          x: the size of the input.
+          *measures: a norm for each array; a single norm if the input is an array.
 
         Returns:
           Bounds whose `outputs` are the sizes in these norms.
 
         Raises:
-          ValueError: the input has another number of arrays, or its norm does not bound this one.
+          ValueError: the input has another number of arrays, or its norm does not bound the new
+            norm.
         """
         sizes, count = jax.tree.leaves(x), len(measures)
         if len(sizes) != count or (count == 1) != isinstance(x, NormBound):
@@ -97,9 +98,15 @@ class LipschitzBounds:
 
     @classmethod
     def read_length(cls, x: Sizes, axes: int = 1, features: int | None = None) -> "LipschitzBounds":
-        """Return `convert_norm` of an array to its length over `axes` or more, if it is in one.
+        """Return `convert_norm` to RMS, or to the array's own norm if it is `L2` over enough axes.
 
-        Otherwise to the RMS norm. Raise `ValueError` if it has another number of `features`.
+        Args:
+          x: the size of the input.
+          axes: the least number of axes of an `L2` norm that is kept.
+          features: the required length of the last axis; None for any.
+
+        Raises:
+          ValueError: the last axis is known to have another length, or `convert_norm` fails.
         """
         length = isinstance(x, NormBound) and x.is_length(axes)
         read = cls.convert_norm(x, x.measure if length else RMS())
@@ -107,7 +114,7 @@ class LipschitzBounds:
         return read
 
     def then(self, after: "LipschitzBounds") -> "LipschitzBounds":
-        """Return the bounds of the composition."""
+        """Return the bounds of this module followed by the module of `after`."""
         return LipschitzBounds(
             after.outputs,
             product(after.slopes, self.slopes),
@@ -116,16 +123,16 @@ class LipschitzBounds:
         )
 
     def then_of(self, outputs: NormBound, slopes: Any, **others: Any) -> "LipschitzBounds":
-        """Return `then` of a module with one output array; for the arguments see `of`."""
+        """Return `then` for a module with one output array; for the arguments see `of`."""
         return self.then(LipschitzBounds.of(outputs, slopes, **others))
 
 
 def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """`a @ b` of non-negative arrays: 0 times infinity is 0, and nothing else is."""
+    """Multiply non-negative arrays: 0 times infinity is 0, and no other product becomes 0."""
     finite = [np.where(np.isfinite(array), array, 0.0) for array in (a, b)]
-    # How many products are not zero, and how many of these have no infinite factor.
+    # Numbers of positive products, and of positive products without an infinite factor.
     positive, bounded = (1.0 * (x > 0) @ (1.0 * (y > 0)) for x, y in ((a, b), finite))
-    with np.errstate(over="ignore"):  # what overflows is infinite
+    with np.errstate(over="ignore"):  # overflow gives infinity
         found = np.where(positive > 0, np.maximum(finite[0] @ finite[1], LEAST), 0.0)
     return np.where(positive > bounded, np.inf, found)
 

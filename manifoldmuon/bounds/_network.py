@@ -1,4 +1,4 @@
-"""Bounds of whole architectures: the answer, and how it is found module by module."""
+"""Bounds of whole architectures, propagated module by module."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _HEADER = ("module", "input", "output", "Lipschitz: input", "weights")
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bounds(Printed):
-    """Bounds that hold for every input and all weights that it was asked for; see `bound`.
+    """Bounds that hold for every input and all weights given to `bound`.
 
-    Movements of the input are measured in the norms of `inputs`, movements of the weights in the
-    modular norm of the whole network, for those of parts as well: there
-    `lipschitz_weights` says what the part's own weights do to its own output. The norm of a tuple
-    is the sum of its parts' norms.
+    Movements of the input are measured in the norms of `inputs`. Movements of the weights are
+    measured in the modular norm of the whole network, also in `parts`: the `lipschitz_weights` of
+    a part bounds the response of its own output to its own weights. The norm of a tuple is the sum
+    of its parts' norms.
 
     A bound that does not exist is infinite, and `reasons` says why. `print` shows the tree.
 
     Attributes:
-      module: what the bounds are for.
-      inputs: the size of the input, or a tuple of them.
-      transfer: the bounds, one for each pair of an output array and an input array.
-      assumptions: what no constraint ensures, and the bounds need: one line each.
+      module: the bounded module.
+      inputs: the size of the input, or a tuple of sizes.
+      transfer: the bounds, with a slope for each pair of an output array and an input array.
+      assumptions: conditions that the bounds need and no constraint ensures, one line each.
 
     Examples:
       >>> bound(mm.modules.RMSDivide()).reasons
@@ -58,12 +58,12 @@ class Bounds(Printed):
 
     @property
     def outputs(self) -> Sizes:
-        """The size of the output, or a tuple of them."""
+        """The size of the output, or a tuple of sizes."""
         return self.transfer.outputs
 
     @property
     def input_norm(self) -> float:
-        """The largest norm of an input that the bounds hold for."""
+        """The largest norm of the inputs for which the bounds hold."""
         return _sum(self.inputs)
 
     @property
@@ -73,16 +73,16 @@ class Bounds(Printed):
 
     @property
     def lipschitz_inputs(self) -> float:
-        """A bound on the norm of the derivative in the input.
+        """Bound L on the norm of the derivative in the input.
 
-        Between two inputs, `||f(x') - f(x)|| <= L ||x' - x||` if all inputs between them are
-        among those that the bounds are for: always, unless a least size was declared.
+        `||f(x') - f(x)|| <= L ||x' - x||` if the bounds hold for all inputs between x and x':
+        always, unless a least size was declared.
         """
         return float(self.transfer.slopes.sum(axis=0).max())
 
     @property
     def lipschitz_weights(self) -> float:
-        """A bound on the norm of the derivative in the weights.
+        """Bound L on the norm of the derivative in the weights.
 
         For a step within the radius of the bounds, `||f(w + dw) - f(w)|| <= L ||dw||` in
         the modular norm.
@@ -91,12 +91,12 @@ class Bounds(Printed):
 
     @property
     def parts(self) -> tuple["Bounds", ...]:
-        """The bounds of the module's parts; of a stack, those of its copies."""
+        """The bounds of the module's parts; for a stack, of its copies."""
         return self.transfer.parts
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """Why bounds are infinite: one line for each cause."""
+        """Causes of infinite bounds, one line each."""
         return tuple(dict.fromkeys(self.transfer.reasons))
 
     def __str__(self) -> str:
@@ -114,7 +114,7 @@ def _rows(bounds: Bounds, first: str, rest: str) -> list[tuple[str, ...]]:
     slopes = f"{bounds.lipschitz_inputs:.4g}", f"{bounds.lipschitz_weights:.4g}"
     rows = [(first + bounds.module.describe(), inner, outer, *slopes)]
     if isinstance(bounds.module, Stack):
-        # One tree for all copies: what the first and the last of them have in common.
+        # Print one tree for all copies, with the ranges from the first copy to the last.
         ends = (_rows(bounds.parts[i], rest + "└─ ", rest + "   ") for i in (0, -1))
         return rows + [tuple(map(_span, *pair)) for pair in zip(*ends, strict=True)]
     for part, lines in zip(bounds.parts, branches(len(bounds.parts), rest), strict=True):
@@ -134,15 +134,15 @@ def _span(first: str, last: str) -> str:
 def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound a module's output and its response to perturbations, for inputs of these norms.
 
-    A generic function with one implementation for each type of module. To bound a bond of your
-    own, decorate a function `(bond, weights, x) -> LipschitzBounds` with `bounds.rule.register`.
+    A generic function with an implementation for each type of module. To bound your own bond,
+    decorate a function `(bond, weights, x) -> LipschitzBounds` with `bounds.rule.register`.
 
-    Declared sensitivities are not looked at: they are figures for typical inputs.
+    Rules ignore declared sensitivities, which describe typical inputs.
 
     Args:
-      module: a module of the type that the implementation is for.
-      weights: what is known of its weights, in the structure of its parameters; `()` for bonds.
-      x: the size of the input, or a tuple of sizes where the input is a tuple.
+      module: a module of the implementation's type.
+      weights: a `Weight` for each weight, in the structure of the parameters; `()` for bonds.
+      x: the size of the input, or a tuple of sizes for a tuple of inputs.
 
     Returns:
       The sizes of the output, and its slopes.
@@ -171,15 +171,19 @@ def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
 
 
 def bound_part(module: Module, weights: Any, x: Sizes) -> Bounds:
-    """The bounds of a part, for what is known of its weights and its input."""
+    """Return the bounds of a part, given its `Weight`s and the size of its input."""
     try:
         if isinstance(module, Atom):
             weights.expect_shape(module.shape)
         return Bounds(module, x, rule(module, weights, x))
+    except _ErrorAtModule:  # of a part of this module
+        raise
     except ValueError as error:
-        if "\nat " in str(error):  # said where it happened already
-            raise
-        raise ValueError(f"{error}\nat {module.describe()}") from error
+        raise _ErrorAtModule(f"{error}\nat {module.describe()}") from error
+
+
+class _ErrorAtModule(ValueError):
+    """An error whose message ends with its module."""
 
 
 def bound(
@@ -195,31 +199,30 @@ def bound(
     The bounds hold for every input of the declared size, and
 
     * without `params`, for all weights on their manifolds. Flat space is not a constraint: a weight
-      in flat space is taken to have norm at most 1 in its own norm, and `assumptions` says so;
+      in flat space is assumed to have norm at most 1 in its own norm, and `assumptions` says so;
     * with `params`, for these weights and all others within `radius` of them.
 
-    They are about exact arithmetic: what is computed in float32 differs by its rounding. The
-    bounds themselves are computed in float64, with the singular values of weights rounded up, and
-    are right to about twelve digits.
+    The bounds hold in exact arithmetic: a float32 computation differs by its rounding. They are
+    computed in float64, with the singular values of weights rounded up, and are right to about
+    twelve digits.
 
     Args:
       module: the architecture. An `ExternalModule` needs `params` and parameters with atoms.
-      params: the weights, as `module.init` returns them; None for all on the manifolds.
-      input_norm: the largest norm of an input, in the norm that the first module reads (RMS of a
-        vector, token or pixel; the largest score). Infinity asks for what holds everywhere. A
-        `NormBound` says more, such as a least norm; a tuple of these is for a tuple of inputs.
+      params: the weights, as `module.init` returns them; None for all weights on the manifolds.
+      input_norm: the largest norm of an input, in the norm that the first module reads (see
+        `reads`), such as the RMS of a vector, token or pixel. Infinity allows every input. A
+        `NormBound` also sets a least norm or another norm; give a tuple for a tuple of inputs.
         Whole numbers, read by `Embed`, always have norm 1.
-      radius: in the modular norm; only with `params`.
-      drift: the largest `Manifold.distance` that a weight may have (what
-        `optim.monitor_distance` reports); only without `params`. In flat space every distance is
-        0, and the assumed norm stays 1.
+      radius: the largest distance from `params`, in the modular norm; only with `params`.
+      drift: the largest `Manifold.distance` of a weight (as `optim.monitor_distance` reports it);
+        only without `params`. In flat space every distance is 0, and the assumed norm stays 1.
 
     Returns:
-      The bounds; `print` shows it as a tree.
+      The bounds; `print` shows them as a tree.
 
     Raises:
-      TypeError: a module or a manifold of a type without a rule; the message says how to add one.
-      ValueError: sizes or weights that do not fit.
+      TypeError: the type of a module or manifold has no rule; the message says how to add it.
+      ValueError: sizes or weights do not fit.
 
     Examples:
       >>> net = mm.modules.Linear(2, 8) @ mm.modules.ReLU() @ mm.modules.Linear(8, 4)
@@ -241,7 +244,7 @@ def bound(
         weights = module.map_weights(lambda spec: known(spec, None))
     else:
         weights = module.map_weights(known, params)
-    if external is not None:  # its norm: declared sensitivities, one budget for places of one path
+    if external is not None:  # budgets from declared sensitivities, shared along each path
         weights = jax.tree.map(lambda w, spec: w.with_budget(spec.budget), weights, external)
     found = bound_part(module, weights, _declared(input_norm, reads(module)))
     free = params is None and any(
@@ -270,8 +273,8 @@ def _declared(norm: Any, measure: Measure) -> Sizes:
 def reads(module: Module) -> Measure:
     """Return the norm in which a module reads its input: `RMS()` unless its type says otherwise.
 
-    It is what a plain number for `input_norm` means. For a bond of your own that reads another
-    norm, decorate a function `(bond) -> Measure` with `bounds.reads.register`.
+    A plain number for `input_norm` is in this norm. If your own bond reads another norm, decorate
+    a function `(bond) -> Measure` with `bounds.reads.register`.
 
     Args:
       module: a module of any type.

@@ -1,4 +1,4 @@
-"""Norms of values that flow through a network, and bounds on how large the values are."""
+"""Norms of the values inside a network, and bounds on these norms."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from manifoldmuon._internal.arguments import check_fields, number
 
 
 class Measure(abc.ABC):
-    """A norm of arrays, as a frozen value: over the last axes, and the largest over all others."""
+    """Base class of norms, as frozen values: over the last axes, then the maximum over the rest."""
 
     @abc.abstractmethod
     def __str__(self) -> str: ...
@@ -20,11 +20,12 @@ class Measure(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class RMS(Measure):
-    """The root mean square over the last axis: the largest among tokens, pixels and examples.
+    """The root mean square over the last axis, maximal over tokens, pixels and examples.
 
     Attributes:
-      heads: of `(..., heads, sequence, dim)`, a token's root mean square over all its heads and
-        entries. The RMS norm of one head is at most `sqrt(heads)` times as large.
+      heads: number of heads. Above 1, arrays are `(..., heads, sequence, dim)`, and the mean is
+        over all heads and entries of a token. The RMS norm of a single head is at most
+        `sqrt(heads)` times as large.
 
     Examples:
       >>> bound(mm.modules.SplitHeads(4)).outputs.measure
@@ -42,13 +43,13 @@ class RMS(Measure):
 
 @dataclasses.dataclass(frozen=True)
 class L2(Measure):
-    """The Euclidean length over the last axes: of a vector, an image, or all tokens together.
+    """The Euclidean length over the last axes: a vector's, an image's, or all tokens' together.
 
-    The norm of certified robustness. Layers that mix pixels are as steep as they are orthogonal in
-    it, while the largest RMS norm of a pixel grows with how many they mix.
+    The norm of certified robustness. An orthogonal layer that mixes pixels has slope 1 in it; in
+    the largest RMS norm of a pixel, its slope may grow with the number of mixed pixels.
 
     Attributes:
-      axes: how many; 1 for vectors `(..., d)`, 3 for images `(..., height, width, channels)`.
+      axes: number of axes; 1 for vectors `(..., d)`, 3 for images `(..., height, width, channels)`.
 
     Examples:
       >>> bound(mm.modules.ReLU(), input_norm=NormBound(1.0, measure=L2(3))).output_norm
@@ -69,7 +70,7 @@ class LInf(Measure):
     """The largest magnitude of an entry.
 
     Attributes:
-      masked: whether masked scores, which are minus infinity, are left out.
+      masked: whether to leave out masked scores, which are minus infinity.
 
     Examples:
       >>> bound(mm.modules.Unembed(65, 16)).outputs.measure
@@ -84,11 +85,11 @@ class LInf(Measure):
 
 @dataclasses.dataclass(frozen=True)
 class L1(Measure):
-    """The sum of magnitudes over the last axis, as of probabilities.
+    """The sum of magnitudes over the last axis, the norm of probabilities.
 
     Attributes:
-      one_hot: of whole numbers, that of a token's one-hot vector. A token has norm 1, and to
-        exchange it for another is a step of norm 2.
+      one_hot: whether the array holds whole numbers (tokens), measured as one-hot vectors. A token
+        has norm 1, and a change of token is a step of norm 2.
 
     Examples:
       >>> bound(mm.modules.Embed(16, 65)).inputs.measure
@@ -109,10 +110,10 @@ class NormBound:
     """Bounds on the norm of a value.
 
     Attributes:
-      upper: no token, pixel or example is larger; may be infinite.
-      lower: none is smaller. Only division by the norm gains from knowing it.
+      upper: the largest norm of a token, pixel or example; may be infinite.
+      lower: the smallest. Only division by the norm (`RMSDivide`) needs it.
       measure: the norm: `RMS()`, `L2(axes)`, `LInf()` or `L1()`.
-      features: the length of the last axis; None where it is not known.
+      features: the length of the last axis; None if unknown.
 
     Examples:
       >>> print(NormBound(2.0, lower=1.0, measure=L2(3)))
@@ -133,24 +134,24 @@ class NormBound:
             )
 
     def scaled(self, factor: float, **changes: Any) -> "NormBound":
-        """Bound what is exactly `factor` times as large; `changes` are other fields."""
+        """Return bounds for exactly `factor` times the norm; `changes` replace other fields."""
         lower = times_down(factor, self.lower)
         return dataclasses.replace(self.within(factor, **changes), lower=lower)
 
     def within(self, factor: float = 1.0, **changes: Any) -> "NormBound":
-        """Bound what is at most `factor` times as large; `changes` are other fields."""
+        """Return bounds for at most `factor` times the norm; `changes` replace other fields."""
         return dataclasses.replace(self, upper=times(factor, self.upper), lower=0.0, **changes)
 
     def is_length(self, axes: int) -> bool:
-        """Return whether this is the length over this many axes, or more."""
+        """Check whether the norm is `L2` over at least this many axes."""
         return isinstance(self.measure, L2) and self.measure.axes >= axes
 
     def expect_features(self, features: int | None = None, divisor: int = 1) -> None:
-        """Raise `ValueError` if the last axis has another length, or one that does not divide.
+        """Raise `ValueError` if the length of the last axis is known and does not fit.
 
         Args:
-          features: the length that is needed; None for any.
-          divisor: what has to divide it.
+          features: the required length; None for any.
+          divisor: a required divisor of the length.
         """
         known = self.features
         if known is not None and features not in (None, known):
@@ -159,7 +160,7 @@ class NormBound:
             raise ValueError(f"{divisor} does not divide the {known} entries of the last axis")
 
     def expect_numbers(self) -> None:
-        """Raise `ValueError` for values that cannot be computed with: tokens and masked scores."""
+        """Raise `ValueError` for tokens and masked scores, which allow no arithmetic."""
         if self.measure in (ONE_HOT, MASKED):
             raise ValueError(f"values measured as '{self.measure}' cannot be computed with here")
 
@@ -169,27 +170,27 @@ class NormBound:
 
 
 LEAST = sys.float_info.min
-"""What products of upper bounds are at least, unless a factor is zero."""
+"""The smallest product of nonzero upper bounds."""
 
 
 def times(a: float, b: float) -> float:
-    """The product, with 0 times infinity being 0: what does not move has no effect.
+    """Multiply upper bounds; 0 times infinity is 0.
 
-    Nothing else is 0: a bound that underflowed to it would say that nothing moves.
+    Other products are at least `LEAST`: a bound that underflowed to 0 would claim no movement.
     """
     return 0.0 if a == 0 or b == 0 else max(float(a * b), LEAST)
 
 
 def times_down(a: float, b: float) -> float:
-    """The product of lower bounds, which may underflow, but is finite."""
+    """Multiply lower bounds; the product may underflow to 0 and is always finite."""
     return 0.0 if a == 0 or b == 0 else min(float(a * b), sys.float_info.max)
 
 
 def factor_between(size: NormBound, target: Measure) -> float:
-    """A number c with `||v||_target <= c ||v||_measure` for all values like this one.
+    """Return a number c with `||v||_target <= c ||v||_measure` for all values of this size.
 
     Raises:
-      ValueError: there is none, or it depends on a length that is not known.
+      ValueError: no such number exists, or it depends on an unknown length.
     """
     source, special = size.measure, (MASKED, ONE_HOT)
     if source == target:
@@ -197,7 +198,7 @@ def factor_between(size: NormBound, target: Measure) -> float:
     if source in special or target in special:
         raise ValueError(f"a value measured as '{source}' cannot be read as '{target}'")
     if isinstance(target, L2):
-        # Lengths over fewer axes are no larger; over more of them, their number would be needed.
+        # A length over fewer axes is no larger; for more axes, their sizes would be needed.
         axes = source.axes if isinstance(source, L2) else 1
         if target.axes > axes or (isinstance(source, RMS) and source.heads > 1):
             raise ValueError(
@@ -214,7 +215,7 @@ def factor_between(size: NormBound, target: Measure) -> float:
     if isinstance(source, RMS) and source.heads > 1:
         per_head = dataclasses.replace(size, measure=RMS())
         return math.sqrt(source.heads) * factor_between(per_head, target)
-    # Of entries of magnitude 1 the RMS norm is 1.
+    # RMS is at most the largest magnitude, and both are at most the sum of magnitudes.
     if isinstance(target, RMS) or isinstance(source, L1):
         return 1.0
     root = _root_of_features(size, target)

@@ -1,4 +1,4 @@
-"""Rules of the package's modules: atoms, combinations and bonds."""
+"""Bounding rules for the package's modules: atoms, combinations and bonds."""
 
 from __future__ import annotations
 
@@ -58,15 +58,18 @@ read_length, convert_norm = LipschitzBounds.read_length, LipschitzBounds.convert
 @rule.register(Linear)
 @rule.register(Conv2D)
 def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
-    """The output of a convolution is a sum over its taps, at every stride and padding."""
+    """Bound a matrix product, or a convolution as a sum over its taps.
+
+    The bound of a convolution holds at every stride and padding.
+    """
     taps, (m, n) = isinstance(atom, Conv2D), atom.shape[-2:]
     read = read_length(x, axes=3 if taps else 1, features=n)
     size = read.outputs
     most, least = weights.spectral_norm(atom.shape, blockwise=not taps)
-    # From singular values to RMS norms.
+    # Convert singular values to RMS norms.
     ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
     gain, step = ratio * most, ratio * weights.step_norm(atom.shape, blockwise=not taps)
-    # Of a wide matrix, which has a kernel, and of a sum nothing is known of how small they may be.
+    # No lower bound for wide matrices (they have a kernel) or for sums over taps.
     low = times_down(ratio * least, size.lower) if m >= n and not taps else 0.0
     high = times(gain, size.upper)
     out = NormBound(high, min(low, high), size.measure, m)
@@ -95,7 +98,10 @@ def bound_unembed(atom: Unembed, weights: Weight, x: NormBound) -> LipschitzBoun
 
 @rule.register
 def bound_bias(atom: Bias, weights: Weight, x: NormBound) -> LipschitzBounds:
-    """In the length over several axes, it is added once for each place, whose number is open."""
+    """Bound a shift by the bias: infinite in `L2` over several axes.
+
+    The bias is added to every token or pixel, and their number is unknown.
+    """
     read, row = read_length(x, features=atom.features), (1, atom.features)
     size = read.outputs
     root = math.sqrt(atom.features) if size.measure == RMS() else 1.0
@@ -127,7 +133,7 @@ def bound_concatenate(module: Concatenate, weights: Any, x: Sizes) -> LipschitzB
 
 @rule.register
 def bound_tied(module: Tied, weights: Any, x: Sizes) -> LipschitzBounds:
-    """Every place moves with the one budget; that the effects add up is the rule for sums."""
+    """Bound the untied module: every occurrence moves by the shared budget, and effects add up."""
     part = bound_part(module.module, module.untied(weights), x)
     return dataclasses.replace(part.transfer, parts=(part,))
 
@@ -160,9 +166,9 @@ def bound_mul(bond: Mul, weights: Any, x: Sizes) -> LipschitzBounds:
 
 @rule.register
 def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
-    """The norm of a sum is at most the sum of norms, and at least one of them less the others.
+    """Bound a sum by the triangle inequality, from above and from below.
 
-    Terms of different norms are added in the RMS norm, which every norm bounds.
+    Terms measured in different norms are added in the RMS norm, which every norm bounds.
     """
     if isinstance(x, NormBound):
         raise ValueError(f"expected a tuple of terms; got the size {x}")
@@ -187,7 +193,7 @@ def _sum(terms: list[NormBound]) -> NormBound:
 
 
 def _by_entries(out: NormBound, slope: float = 1.0) -> LipschitzBounds:
-    """Entry by entry, or on groups of entries, in any norm of numbers."""
+    """Return bounds of maps of single entries or groups of entries, in any norm of numbers."""
     out.expect_numbers()
     return LipschitzBounds.of(out, slope)
 
@@ -199,13 +205,13 @@ def bound_abs(bond: Abs, weights: Any, x: NormBound) -> LipschitzBounds:
 
 @rule.register
 def bound_relu(bond: ReLU, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Not the declared sensitivity: where all entries are positive, nothing shrinks."""
+    """Bound the slope by 1, reached at positive entries; the declared value is ignored."""
     return _by_entries(x.within())
 
 
 @rule.register
 def bound_group_sort(bond: GroupSort, weights: Any, x: NormBound) -> LipschitzBounds:
-    """A permutation of entries, which never moves two inputs apart."""
+    """Bound a permutation of entries that never increases the distance of two inputs."""
     x.expect_features(divisor=bond.size)
     return _by_entries(x)
 
@@ -217,7 +223,11 @@ def bound_gelu(bond: GELU, weights: Any, x: NormBound) -> LipschitzBounds:
 
 @rule.register
 def bound_mean_subtract(bond: MeanSubtract, weights: Any, x: NormBound) -> LipschitzBounds:
-    """A projection over the last axis; over others an outlier among pixels may nearly double."""
+    """Bound the slope by 1 for an orthogonal projection, else by 2.
+
+    The projection is orthogonal in `L2` over the axes of the mean, and in RMS for the mean of the
+    last axis. Otherwise an outlier may nearly double.
+    """
     x.expect_numbers()
     axes = (bond.axis,) if isinstance(bond.axis, int) else bond.axis
     if isinstance(x.measure, L2):
@@ -230,7 +240,7 @@ def bound_mean_subtract(bond: MeanSubtract, weights: Any, x: NormBound) -> Lipsc
 
 @rule.register
 def bound_rms_divide(bond: RMSDivide, weights: Any, x: NormBound) -> LipschitzBounds:
-    """As steep as the smallest input is small."""
+    """Bound the slope by 1 over the least norm of an input."""
     read = convert_norm(x, RMS())
     least, most, reasons = read.outputs.lower, 1.0, ()
     if bond.axis not in (-1, (-1,)):
@@ -245,7 +255,7 @@ def bound_rms_divide(bond: RMSDivide, weights: Any, x: NormBound) -> LipschitzBo
 
 @rule.register
 def bound_split_heads(bond: SplitHeads, weights: Any, x: NormBound) -> LipschitzBounds:
-    """An isometry, if the norm is taken over all heads; see `RMS`."""
+    """Bound an isometry: the output is measured over all heads, see `RMS`."""
     read = convert_norm(x, RMS())
     read.outputs.expect_features(divisor=bond.heads)
     features = read.outputs.features and read.outputs.features // bond.heads
@@ -255,7 +265,7 @@ def bound_split_heads(bond: SplitHeads, weights: Any, x: NormBound) -> Lipschitz
 
 @rule.register
 def bound_merge_heads(bond: MergeHeads, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Undoes `SplitHeads`; of heads that were measured one by one, the largest."""
+    """Bound the inverse of `SplitHeads`; heads measured separately merge to at most the largest."""
     if isinstance(x.measure, RMS) and x.measure.heads > 1:
         features = x.features and x.measure.heads * x.features
         return LipschitzBounds.of(dataclasses.replace(x, measure=RMS(), features=features), 1.0)
@@ -265,14 +275,17 @@ def bound_merge_heads(bond: MergeHeads, weights: Any, x: NormBound) -> Lipschitz
 
 @rule.register
 def bound_average_pool(bond: AveragePool, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Of lengths it is steeper than need be: by the root of how many pixels make a mean."""
+    """Bound the slope by 1.
+
+    This bound is loose for `L2`, by the square root of the number of averaged pixels.
+    """
     read = read_length(x, axes=3)
     return read.then_of(read.outputs.within(), 1.0)
 
 
 @rule.register
 def bound_flatten(bond: Flatten, weights: Any, x: NormBound) -> LipschitzBounds:
-    """The root mean square of all is between the least and the largest of the parts."""
+    """Keep the bounds: the RMS of all entries is between the parts' least and largest RMS."""
     read = read_length(x, axes=bond.axes)
     measure = read.outputs.measure
     if isinstance(measure, L2):
@@ -282,26 +295,26 @@ def bound_flatten(bond: Flatten, weights: Any, x: NormBound) -> LipschitzBounds:
 
 @rule.register
 def bound_positions(bond: Positions, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Places are whole numbers that do not depend on the tokens."""
+    """Bound the slope by 0: positions do not depend on the tokens."""
     read = convert_norm(x, ONE_HOT)
     return read.then_of(read.outputs, 0.0)
 
 
 @rule.register
 def bound_rope(bond: RoPE, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Planes turn: an isometry of every head."""
+    """Bound an isometry of every head: a rotation of planes."""
     x.expect_features(divisor=2)
     return convert_norm(x, x.measure if isinstance(x.measure, RMS) else RMS())
 
 
 @rule.register
 def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> LipschitzBounds:
-    """Scores, probabilities and values: the product of their bounds, with one gain of its own.
+    """Bound attention by the norms of its queries, keys and values.
 
-    The output of a token is an average of values: it moves at most as much as they do. In the
-    norm over heads, a query moves the output of its own token only, head by head, so that the
-    norms over heads of query and of output compare without a factor. Keys and values may be large
-    in one head for one token, in another for the next: that costs sqrt(heads).
+    The output of a token is an average of values and moves at most as much as they do. A query
+    moves only the output of its own token, head by head, so that the norms over heads of query and
+    output compare without a factor. Keys and values may be large in different heads for different
+    tokens, which costs a factor of sqrt(heads) each.
     """
     measures = {size.measure for size in jax.tree.leaves(x)}
     norm = measures.pop() if len(measures) == 1 else RMS()

@@ -29,13 +29,13 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class MatrixBounds:
-    """Bounds on matrices: on every one of a stack, a kernel's taps included.
+    """Bounds on every matrix of a stack; the taps of a kernel count as a stack.
 
     Attributes:
-      spectral: the largest singular value is at most this.
-      row: the Euclidean length of every row is at most this.
-      least_singular: each singular value of a point of the manifold is at least this.
-      least_row: and each row of it is at least as long as this.
+      spectral: upper bound on the singular values.
+      row: upper bound on the Euclidean lengths of rows.
+      least_singular: lower bound on the singular values of a point of the manifold.
+      least_row: lower bound on the lengths of its rows.
 
     Examples:
       >>> matrix_bounds(mm.manifolds.Stiefel(2.0), (8, 4)).spectral
@@ -54,25 +54,24 @@ class MatrixBounds:
 )
 @functools.singledispatch
 def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBounds:
-    """Bound the points of a manifold, or the weights of norm at most 1 in a norm.
+    """Bound the points of a manifold, or the unit ball of a norm.
 
-    A generic function with one implementation for each type of manifold, and of the norms of
-    steps (`Manifold.norm`). Flat space constrains nothing: there, points are taken to have norm
-    at most 1. To teach it another manifold, or another norm, decorate a function of these
-    arguments with `bounds.matrix_bounds.register`; one that is never asked about drift may leave
-    that argument out.
+    A generic function with an implementation for each type of manifold and for each norm of steps
+    (`Manifold.norm`). Flat space has no constraint: its points are assumed to have norm at most 1.
+    To add a manifold or a norm, decorate a function of these arguments with
+    `bounds.matrix_bounds.register`; omit `drift` if you never use it.
 
     Args:
       space: a manifold or a norm.
-      shape: of the weight; its last two axes are the rows and columns of a matrix.
-      drift: bounds for all matrices whose `Manifold.distance` is at most this. Norms and flat
-        space ignore it.
+      shape: shape of the weight; its last two axes are the rows and columns of a matrix.
+      drift: bound all matrices of `Manifold.distance` at most `drift`. Flat space ignores it, and
+        norms do not take it.
 
     Returns:
-      Its `MatrixBounds`, for the trailing axes of `shape`.
+      The `MatrixBounds` of the matrices in the trailing axes of `shape`.
 
     Raises:
-      TypeError: the type has no implementation, or one without drift.
+      TypeError: the type has no implementation, or its implementation takes no `drift`.
       ValueError: fewer than two axes, or a negative or infinite drift.
 
     Examples:
@@ -153,18 +152,18 @@ def bound_max_abs(norm: MaxAbs, shape: Shape) -> MatrixBounds:
 
 
 def _between(least: float, most: float, scale: float, shape: Shape) -> MatrixBounds:
-    """Singular values between two numbers, in units of the scale."""
+    """Return bounds from the least and largest singular value, in units of the scale."""
     least, most = scale * max(least, 0.0), scale * most
     return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
 
 
 def _rows(least: float, most: float, shape: Shape) -> MatrixBounds:
-    """Rows of lengths between two numbers, in any directions: all of them may be parallel."""
+    """Return bounds from the least and largest row length; rows may all be parallel."""
     return MatrixBounds(math.sqrt(shape[-2]) * most, most, 0.0, max(least, 0.0))
 
 
 ROUNDING = 1e-10
-"""Relative to the largest: more than LAPACK's singular values in float64 may be wrong by."""
+"""Upper bound on LAPACK's errors of float64 singular values, relative to the largest value."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -172,11 +171,10 @@ class Weight:
     """One weight of an architecture, or its copies in a stack; a leaf of trees.
 
     Attributes:
-      spec: its manifold and its budget.
-      value: its value in float64, in the manifold's layout; None where it may be anywhere on its
-        manifold.
-      radius: how far it may move from its value, in the modular norm.
-      drift: how far it may be from its manifold, by the manifold's own `distance`.
+      spec: its manifold and budget.
+      value: float64 array in the manifold's layout; None for any point of the manifold.
+      radius: the largest distance from `value`, in the modular norm.
+      drift: the largest distance from the manifold, by the manifold's own `distance`.
     """
 
     spec: WeightSpec
@@ -185,7 +183,7 @@ class Weight:
     drift: float
 
     def copy(self, index: int) -> "Weight":
-        """Return one copy of a stack."""
+        """Return the weight of a single copy of a stack."""
         if (value := self.value) is not None:
             self.expect_shape((len(self.spec.budget), *value.shape[1:]))
             value = value[index]
@@ -198,14 +196,17 @@ class Weight:
         )
 
     def expect_shape(self, shape: Shape) -> None:
-        """Raise `ValueError` if its value has another shape."""
+        """Raise `ValueError` if the value has another shape."""
         if self.value is not None and self.value.shape != shape:
             raise ValueError(f"expected a weight of the shape {shape}; got {self.value.shape}")
 
     def spectral_norm(self, shape: Shape, blockwise: bool = False) -> tuple[float, float]:
-        """Return the sum of its matrices' spectral norms, and their smallest singular value.
+        """Return the sum of the matrices' spectral norms, and their smallest singular value.
 
-        Of matrices that act blockwise, on entries of their own, the largest norm and not the sum.
+        Args:
+          shape: shape of the weight.
+          blockwise: whether the matrices act on separate blocks of entries; then return their
+            largest spectral norm, not the sum.
         """
         if self.value is None:
             known = self._anywhere(shape)
@@ -217,11 +218,11 @@ class Weight:
         return _rounded(most + step, values[..., -1].min() - step)
 
     def rows(self, shape: Shape) -> tuple[float, float]:
-        """Return the lengths of the longest row and of the shortest."""
+        """Return the lengths of the longest and the shortest row."""
         if self.value is None:
             known = self._anywhere(shape)
             return known.row, known.least_row
-        lengths = np.hypot.reduce(self.value, axis=-1, initial=0.0)  # whose squares may underflow
+        lengths = np.hypot.reduce(self.value, axis=-1, initial=0.0)  # squares may underflow
         step = self.radius * self.step_rows(shape)
         return _rounded(lengths.max() + step, lengths.min() - step)
 
@@ -230,11 +231,11 @@ class Weight:
         return _taps(shape, blockwise) * self._step(shape).spectral
 
     def step_rows(self, shape: Shape) -> float:
-        """Return the length of the longest row of such a step."""
+        """Return the length of the longest row of a step of modular norm 1."""
         return self._step(shape).row
 
     def _step(self, shape: Shape) -> MatrixBounds:
-        """Of steps of modular norm 1, whose norm need not be that of the manifold's points."""
+        """Return bounds on steps of modular norm 1, in the norm of the manifold's steps."""
         budget = float(self.spec.budget)
         if not budget:
             return MatrixBounds(0.0, 0.0)
@@ -242,7 +243,7 @@ class Weight:
         return MatrixBounds(budget * unit.spectral, budget * unit.row)
 
     def _anywhere(self, shape: Shape) -> MatrixBounds:
-        """Of all weights within `drift` of the manifold."""
+        """Return bounds on all weights within `drift` of the manifold."""
         space, drift = self.spec.manifold, (self.drift,) if self.drift else ()
         return matrix_bounds(space, shape, *drift)
 
@@ -252,7 +253,7 @@ def _taps(shape: Shape, blockwise: bool) -> int:
 
 
 def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> Weight:
-    """Return a weight with its value, or on its manifold if that is None.
+    """Return a weight with this value, or any point of its manifold if `value` is None.
 
     Raises:
       ValueError: the value is not real or not finite.

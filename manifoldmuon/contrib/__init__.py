@@ -1,4 +1,4 @@
-"""New, rarely needed or unproved parts: held to the same tests, and free to change or go."""
+"""New, rarely needed or unproved parts: tested like all others, but free to change or go."""
 
 from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
 from manifoldmuon.contrib._isospectral import Isospectral

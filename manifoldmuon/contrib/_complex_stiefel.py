@@ -24,15 +24,14 @@ class ComplexStiefel(Manifold):
     """Complex matrices with `W^* W = s^2 I` (`W W^*` if wide); the unitary group if square.
 
     A point is a real array `(2, m, n)`, the real part and the imaginary part, so that gradients,
-    optimizers and `minimize` stay real; `to_complex` and `from_complex` convert. All is computed
-    for the real matrix `[[A, -B], [B, A]]` of `A + iB`, on `Stiefel`: products, adjoints and polar
-    factors of such matrices are those of the complex ones. Under the spectral norm the steepest
-    direction for a square W is `W msign(W^* G - G^* W)`, with the complex polar factor. See
-    docs/math/complex-stiefel.md.
+    optimizers and `minimize` stay real; `to_complex` and `from_complex` convert. All computations
+    use `Stiefel` on the real form `[[A, -B], [B, A]]` of `A + iB`, which preserves products,
+    adjoints and polar factors. Under the spectral norm the steepest direction for a square W is
+    `W msign(W^* G - G^* W)`, with the complex polar factor. See docs/math/complex-stiefel.md.
 
     Attributes:
       scale: the common singular value, a positive number.
-      solver: what finds the steepest direction; see `manifolds.solvers`.
+      solver: solver for the steepest direction; see `manifolds.solvers`.
       retraction: `Polar`, `Cayley`, `Exponential` or `Analytic`. Not `QR`, which depends on the
         order of the columns.
 
@@ -69,7 +68,7 @@ class ComplexStiefel(Manifold):
 
     @staticmethod
     def from_complex(matrix: Complex[Array, "*batch m n"]) -> Float[Array, "*batch 2 m n"]:
-        """Return the array of complex matrices: a point, or a gradient `dA + i dB`."""
+        """Return the real array of complex matrices: a point, or a gradient `dA + i dB`."""
         return jnp.stack([matrix.real, matrix.imag], axis=-3)
 
     @property
@@ -92,12 +91,12 @@ class ComplexStiefel(Manifold):
         return dataclasses.replace(self, solver=ProjectedPolar())
 
     def project(self, point: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch 2 m n"]:
-        """The polar factor; of a matrix without full rank LAPACK's singular vectors choose one."""
+        """Return the polar factor; without full rank, LAPACK's singular vectors decide."""
         if 0 in point.shape:
             return point
         scaled, _ = scale_to_unit_exponent(point, 3)
         found = _pair(self._real.project(_real_form(scaled)))
-        # Without full rank the real form has polar factors that are of no complex matrix.
+        # Without full rank some polar factors of the real form belong to no complex matrix.
         lost = self.distance(found) > 1000 * jnp.finfo(found.dtype).eps
 
         def decomposed(x: Array) -> Array:
@@ -129,8 +128,8 @@ class ComplexStiefel(Manifold):
         grad: Float[Array, "*batch 2 m n"],
         dual: Any = (),
     ) -> Steepest:
-        # The mean over [[A, -B], [B, A]] of a direction gains as much and is no longer: the real
-        # optimum, and its gap, are the complex ones.
+        # Averaging a direction into the form [[A, -B], [B, A]] keeps its gain and does not lengthen
+        # it: the real and the complex problem have the same optimum and gap.
         answer = self._real.steepest(_real_form(point), _real_form(grad), dual)
         return answer._replace(direction=_pair(answer.direction))
 
@@ -142,7 +141,7 @@ class ComplexStiefel(Manifold):
     def random_point(
         self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
     ) -> Float[Array, "*batch 2 m n"]:
-        """Uniformly distributed (Haar) over the set."""
+        """Return a uniformly distributed (Haar) point."""
         self.check_shape(shape)
         wide = jnp.promote_types(dtype, jnp.float32)
         return self.project(jax.random.normal(key, shape, wide)).astype(dtype)
@@ -153,7 +152,7 @@ class ComplexStiefel(Manifold):
 
 @dataclasses.dataclass(frozen=True)
 class _ComplexSpectral(Norm):
-    """The largest singular value of complex matrices in pairs, relative to the scale."""
+    """The largest singular value of complex matrices as pairs, relative to the scale."""
 
     scale: float = 1.0
     ndim: ClassVar[int] = 3
@@ -170,14 +169,14 @@ class _ComplexSpectral(Norm):
 
 
 def _real_form(x: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch p q"]:
-    """`[[A, -B], [B, A]]`, whose products and transposes are those of `A + iB`."""
+    """Return `[[A, -B], [B, A]]`, which preserves products and adjoints of `A + iB`."""
     a, b = x[..., 0, :, :], x[..., 1, :, :]
     rows = jnp.concatenate([a, -b], axis=-1), jnp.concatenate([b, a], axis=-1)
     return jnp.concatenate(rows, axis=-2)
 
 
 def _pair(x: Float[Array, "*batch p q"]) -> Float[Array, "*batch 2 m n"]:
-    """The pair whose real form is nearest to `x`."""
+    """Return the pair with the real form nearest to `x`."""
     m, n = x.shape[-2] // 2, x.shape[-1] // 2
     a = (x[..., :m, :n] + x[..., m:, n:]) / 2
     b = (x[..., m:, :n] - x[..., :m, n:]) / 2

@@ -1,4 +1,4 @@
-"""Matrices of given singular values, between which steps rotate."""
+"""Matrices with given singular values; steps rotate the singular vectors."""
 
 from __future__ import annotations
 
@@ -50,22 +50,22 @@ class Isospectral(Manifold):
     """Matrices `U diag(s) V^T` with given singular values s, and arbitrary singular vectors.
 
     Steps are two infinitesimal rotations, `A = X W + W Y` with skew X and Y, as in training by
-    orthogonal equivalence (POET, arXiv:2506.08001). The normal space at W is, in its singular
-    vectors, symmetric within each group of equal singular values, free where they are zero, and
-    zero elsewhere; so the tangent projection takes one SVD of W.
+    orthogonal equivalence (POET, arXiv:2506.08001). In the basis of W's singular vectors, normal
+    matrices are symmetric within each group of equal singular values, arbitrary where singular
+    values are zero, and zero elsewhere; so the tangent projection takes an SVD of W.
 
-    In the spectral norm no closed form of the steepest direction is known: where all singular
-    values differ it is the problem of the largest `<G, A>` over contractions with a diagonal of
-    zeros. The direction is `msign` of the tangent part of the gradient, made tangent and shortened
-    to norm 1. Its gap is a true bound, and says what that misses: 0 where all are equal and W is
-    square, some 2 to 20 % otherwise, more where values nearly tie: closer than `3 sqrt(eps)` of the
-    largest their singular vectors are decided by rounding, and no step turns them apart.
+    In the spectral norm the steepest direction has no known closed form: if all singular values
+    differ, it maximises `<G, A>` over contractions with a zero diagonal. The direction is `msign`
+    of the gradient's tangent part, made tangent and shortened to norm 1. Its gap bounds the share
+    of the optimum that is missed: 0 if all singular values are equal and W is square, some 2 to
+    20 % otherwise, more if values nearly tie. Rounding decides the singular vectors of values
+    closer than `3 sqrt(eps)` of the largest, and no step turns these vectors apart.
 
     Attributes:
-      singular_values: from the largest, which is positive, to the smallest; one for each row or
-        column of the smaller side.
-      step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
-        norm relative to the largest singular value.
+      singular_values: in descending order, the first positive; as many as the matrix's smaller
+        side.
+      step_norm: norm of steps, `Spectral` or `Frobenius`, used as given; None: the spectral norm
+        relative to the largest singular value.
 
     Examples:
       >>> round(float(Isospectral((2.0, 1.0)).distance(jnp.diag(jnp.array([2.0, 1.0])))), 4)
@@ -100,10 +100,10 @@ class Isospectral(Manifold):
 
     @classmethod
     def of(cls, weight: ArrayLike, step_norm: Spectral | Frobenius | None = None) -> "Isospectral":
-        """The set that a given matrix lies on: training then keeps the spectrum that it has.
+        """Return the set of a given matrix, so that training keeps its singular values.
 
         Args:
-          weight: one matrix, of numbers, outside of `jax.jit`.
+          weight: a single concrete matrix, outside of `jax.jit`.
           step_norm: see the field.
         """
         if np.ndim(weight) != 2:
@@ -127,9 +127,9 @@ class Isospectral(Manifold):
             )
 
     def project(self, point: Matrices) -> Matrices:
-        """The singular values replaced, largest by largest (Mirsky 1960).
+        """Replace the singular values, in descending order (Mirsky 1960).
 
-        Where those of the matrix are equal its singular vectors are LAPACK's choice.
+        If singular values of the matrix are equal, LAPACK chooses the singular vectors.
         """
         scaled, _ = scale_to_unit_exponent(point, 2)
         return self._like(self._nearest(tall(scaled)), point)
@@ -150,7 +150,7 @@ class Isospectral(Manifold):
         def tangent(vector):
             return self._tangent_part(left, right, vector, near)
 
-        def beyond(vector):  # from the projection onto all that may be tangent
+        def beyond(vector):  # the part that may be tangent, but that `tangent` drops
             return self._tangent_part(left, right, vector, _TIED, unsure) - tangent(vector)
 
         direction, gap, residual = projected_direction(
@@ -163,15 +163,15 @@ class Isospectral(Manifold):
         return Steepest(direction, (), residual, gap).astype(grad.dtype)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
-        """The point of the set nearest to `W + V`: of second order, and without any drift.
+        """Return the point of the set nearest to `W + V`: a second-order retraction without drift.
 
-        An SVD; its singular vectors are orthogonal factors on both sides.
+        Takes an SVD and keeps its singular vectors, re-orthonormalised on both sides.
         """
         moved = self._unit(point) + tall(bounded_step(vector, self._largest, 256.0, 2))
         return stay_if_still(point, vector, self._like(self._nearest(moved), point), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
-        """Singular vectors on both sides uniform (Haar)."""
+        """Return a point with uniform (Haar) singular vectors on both sides."""
         self.check_shape(shape)
         *batch, m, n = shape
         wide = jnp.promote_types(dtype, jnp.float32)
@@ -182,7 +182,7 @@ class Isospectral(Manifold):
         return self._like(self._assembled(left, right.mT), jnp.zeros(shape, dtype))
 
     def distance(self, point: Matrices) -> Numbers:
-        """The largest error of a singular value, relative to the largest of them all."""
+        """Return the largest error of a singular value, relative to the largest singular value."""
         values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), self._unit(point))
         return largest(jnp.abs(values - self._values(values)), -1)
 
@@ -191,17 +191,17 @@ class Isospectral(Manifold):
         return float(self.singular_values[0])
 
     def _values(self, example: Float[Array, "*batch k"]) -> Float[Array, "*ones k"]:
-        """The singular values relative to the largest, with as many axes as the example."""
+        """Return the singular values relative to the largest, with the example's number of axes."""
         values = jnp.asarray(np.asarray(self.singular_values) / self._largest, example.dtype)
         return jnp.expand_dims(values, tuple(range(example.ndim - 1)))
 
     def _singular_vectors(self, x: Tall) -> tuple[Tall, Float[Array, "*batch q q"]]:
-        """`(U, V)`, by columns from the largest singular value on."""
+        """Return `(U, V)`, with columns in descending order of singular values."""
         left, _, right = _decomposed(x, self.singular_values)
         return left, right
 
     def _unit(self, point: Matrices) -> Tall:
-        """The point or its transpose, tall, divided by the largest singular value."""
+        """Return the tall point or transpose, divided by the largest singular value."""
         return tall(upcast(point) / self._largest)
 
     def _like(self, unit: Tall, example: Matrices) -> Matrices:
@@ -222,14 +222,14 @@ class Isospectral(Manifold):
         near: float,
         kept: np.ndarray | None = None,
     ) -> Tall:
-        """The orthogonal projection, given the singular vectors of a tall point.
+        """Return the orthogonal projection, given the singular vectors of a tall point.
 
         Args:
-          left: by columns.
-          right: by columns.
-          vector: tall.
+          left: left singular vectors, as columns.
+          right: right singular vectors, as columns.
+          vector: tall matrix to project.
           near: singular values closer than this, relative to the largest, count as equal.
-          kept: of which singular values everything counts as tangent.
+          kept: mask of singular values; everything in their singular vectors counts as tangent.
         """
         tied, gone, void = _ties(self.singular_values, vector.ndim, near)
         if kept is not None:
@@ -246,18 +246,19 @@ class Isospectral(Manifold):
 
 
 def _nearly_tied(dtype) -> float:
-    """Return how close singular values are whose vectors rounding mixes by more than sqrt(eps).
+    """Return the distance below which rounding mixes singular vectors by about sqrt(eps) or more.
 
-    The vectors of two that differ by d are known to eps / d. A direction that turned them apart
-    would not be tangent to more than that.
+    Singular vectors of values at distance d are known to eps / d. A direction that turned them
+    apart would be tangent only to that accuracy.
     """
     return max(_TIED, 3 * float(jnp.finfo(dtype).eps) ** 0.5)
 
 
 def _resolved(spectrum: tuple[float, ...], near: float) -> tuple[np.ndarray, float]:
-    """Return which singular values nearly tie, and one over the least distance of the others.
+    """Return which singular values nearly tie, and the inverse of the least distance over `near`.
 
-    Distances are relative to the largest and those from zero count. Equal values do not nearly tie.
+    Distances are relative to the largest singular value and include distances from zero. Equal
+    values do not nearly tie.
     """
     values = np.append(spectrum, 0.0) / spectrum[0]
     apart = np.abs(values[:, None] - values)
@@ -283,10 +284,10 @@ def _ties(
 def _decomposed(
     x: Tall, spectrum: tuple[float, ...]
 ) -> tuple[Tall, Float[Array, "*batch q"], Float[Array, "*batch q q"]]:
-    """`(U, s, V)`; the derivative is for functions that know no order among what the spectrum ties.
+    """Return `(U, s, V)`; differentiate only functions that ignore the basis within a tie.
 
-    Where its singular values are equal, both sides may turn together, and where they are zero, each
-    side alone, which the derivative leaves out: it would be infinite.
+    `spectrum` defines the ties. Within a tie the singular vectors of both sides may turn together,
+    for values of zero each side alone. The derivative leaves out these turns: it would be infinite.
     """
     left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
     return left, values, right.mT
@@ -308,7 +309,7 @@ def _decomposed_jvp(spectrum, primals, tangents):
 
 
 def _polished(x: Tall) -> Tall:
-    """Columns orthonormal to rounding, from those that LAPACK leaves a little less so."""
+    """Make LAPACK's columns orthonormal to rounding, by a Newton-Schulz step."""
     gram = product(x.mT, x)
     return product(x, 1.5 * identity_like(gram) - gram / 2)
 
@@ -317,7 +318,7 @@ def _polished(x: Tall) -> Tall:
 def isospectral_bounds(
     space: Isospectral, shape: tuple[int, ...], drift: float = 0.0
 ) -> MatrixBounds:
-    """Bound points whose singular values are off by at most `drift` times the largest."""
+    """Bound points with singular values off by at most `drift` times the largest."""
     largest = space.singular_values[0]
     most, least = largest * (1 + drift), max(space.singular_values[-1] - largest * drift, 0.0)
     return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)

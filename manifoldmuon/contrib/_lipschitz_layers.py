@@ -1,9 +1,9 @@
 """More layers with Lipschitz constant 1 in the Euclidean norm, with their bounds and certificates.
 
-All of these keep or shrink distances in the Euclidean length of the whole input. With
-`Linear(m, n, Stiefel())`, of scale 1, they make networks whose margins certify their labels (see
-`robustness.certify`). The algebra's budgets hold in every norm in which the parts are as sensitive
-as they declare; here that is the Euclidean length.
+The layers keep or shrink distances in the Euclidean length of the whole input. With
+`Linear(m, n, Stiefel())`, of scale 1, they make networks with margins that certify labels (see
+`robustness.certify`). The algebra's budgets hold in every norm in which each part has its declared
+sensitivity: here the Euclidean length.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from manifoldmuon.robustness import describe
 
 @dataclasses.dataclass(frozen=True)
 class LocallyConnected(Atom):
-    """`x_p -> W_p x_p`: a matrix of its own for every place, where `Linear` has one for all.
+    """`x_p -> W_p x_p`: a separate matrix for every position, where `Linear` shares its matrix.
 
-    Inputs are `(..., *places, fan_in)`. Behind `SpaceToDepth` it is a locally connected layer, a
-    convolution of as large a stride as kernel that shares no weights between places; on rows of
-    features, a block-diagonal matrix. The weight is `(*places, fan_out, fan_in)`, measured matrix
-    by matrix as that of `Linear`, its norm the largest of them.
+    Inputs are `(..., *places, fan_in)`. After `SpaceToDepth` it is a locally connected layer, a
+    convolution with stride equal to its kernel size that shares no weights between positions; on
+    rows of features, a block-diagonal matrix. The weight is `(*places, fan_out, fan_in)`; each
+    matrix is measured as in `Linear`, and the largest norm counts.
 
     Attributes:
-      places: the lengths of the axes before the last, such as `(rows, columns)` of an image.
-      fan_out: entries of the output at a place.
-      fan_in: entries of the input at a place.
+      places: lengths of the position axes, before the last, such as `(rows, columns)` of an image.
+      fan_out: entries of the output at a position.
+      fan_in: entries of the input at a position.
       manifold: `Euclidean(RMSToRMS())` (default), `Stiefel(FanRatio())`, or another that fits.
       mass: see `Module`.
 
@@ -89,13 +89,13 @@ class LocallyConnected(Atom):
 class Householder(Atom):
     """Learned reflections of pairs of entries (Singla et al., arXiv:2108.04062).
 
-    Entries i and `i + features / 2` are a pair z with a unit vector v of its own: z stays where
-    `<v, z> > 0`, else it becomes `z - 2 <v, z> v`. The start `v = (1, -1) / sqrt(2)` is MaxMin.
+    Entries i and `i + features / 2` form a pair z with its own unit vector v: z stays if
+    `<v, z> > 0`, else it becomes `z - 2 <v, z> v`. The initial `v = (1, -1) / sqrt(2)` is MaxMin.
 
     Attributes:
       features: entries of the last axis, an even number; the parameters are `(features / 2, 2)`.
-      manifold: rows of length 1, of which a step of norm 1 turns each by half a radian, for that
-        moves an output at most by the length of its pair.
+      manifold: rows of length 1. A step of norm 1 turns each row by at most half a radian, which
+        moves an output by at most the length of its pair.
       mass: see `Module`.
 
     Examples:
@@ -132,21 +132,21 @@ class Householder(Atom):
 
 @dataclasses.dataclass(frozen=True)
 class TwoTap(Atom):
-    """An orthogonal convolution with two taps along one axis, circular.
+    """An orthogonal convolution with two taps along an axis, circular.
 
-    With orthonormal columns U and `P = U U^T`, what lies in the span of U moves on by `offset`
-    places, and the rest stays: `y = x - P x + shift(P x)`. Every orthogonal convolution along one
-    axis is a product of such factors and one orthogonal matrix (paraunitary filters; Su et al.,
-    arXiv:2106.09121). Only the span counts, hence the Grassmann manifold.
+    With orthonormal columns U and `P = U U^T`, the part of x in the span of U moves by `offset`
+    positions, and the rest stays: `y = x - P x + shift(P x)`. Every orthogonal convolution along an
+    axis is a product of such factors and an orthogonal matrix (paraunitary filters; Su et al.,
+    arXiv:2106.09121). Only the span matters, hence the Grassmann manifold.
 
     Attributes:
       channels: entries of the last axis.
       rank: columns of U, less than `channels`; the parameters are `(channels, rank)`.
-      axis: along which what is shifted: -2 for tokens or the columns of an image
+      axis: axis of the shift: -2 for tokens or the columns of an image
         `(..., height, width, channels)`, -3 for its rows.
-      offset: by how many places.
-      manifold: spans, of which a step of norm 1 turns none by more than half a radian, for that
-        moves an output at most by the length of the input.
+      offset: number of positions.
+      manifold: spans. A step of norm 1 turns a span by at most half a radian, which moves an output
+        by at most the length of the input.
       mass: see `Module`.
 
     Examples:
@@ -189,15 +189,15 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
     """Return an orthogonal convolution of images `(..., height, width, channels)`, circular.
 
     An orthogonal matrix for the channels, then `kernel - 1` two-tap factors along each axis,
-    which take turns: as BCOP's blocks do (Li et al., arXiv:1911.00937), it reaches kernels that do
-    not separate into rows and columns. It is orthogonal as long as its weights are on their
-    manifolds, without any orthogonalisation in the forward pass, and takes `2 kernel - 1` products
-    of channels where a dense kernel takes `kernel**2`. For a stride, put `SpaceToDepth` and a
-    `Linear` before it.
+    alternating between the axes: like BCOP's blocks (Li et al., arXiv:1911.00937), it reaches
+    kernels that do not separate into rows and columns. It is orthogonal as long as its weights are
+    on their manifolds, without orthogonalisation in the forward pass, and takes `2 kernel - 1`
+    products of channels instead of a dense kernel's `kernel**2`. For a stride, put `SpaceToDepth`
+    and a `Linear` before it.
 
     Args:
-      channels: of input and output; at least 2.
-      kernel: pixels along each side that an output pixel sees.
+      channels: channels of input and output; at least 2.
+      kernel: side of the kernel, in pixels.
 
     Examples:
       >>> orthogonal_conv2d(4, kernel=2).sensitivity
@@ -219,7 +219,7 @@ rule.register(LocallyConnected, rule.dispatch(Linear))  # takes the largest of s
 
 @rule.register
 def bound_householder(atom: Householder, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Each pair is kept, or sent through `I - 2 v v^T`; both agree where one becomes the other."""
+    """Bound a continuous map: each pair is kept or multiplied by `I - 2 v v^T`."""
     read = LipschitzBounds.read_length(x, features=atom.features)
     longest, shortest = weights.rows(atom.shape)
     gain = max(1.0, 2 * longest**2 - 1)
@@ -230,10 +230,11 @@ def bound_householder(atom: Householder, weights: Any, x: NormBound) -> Lipschit
 
 @rule.register
 def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
-    """An eigenvector of `U U^T`, of eigenvalue p, becomes `1 - p` of itself here and p there.
+    """Bound the gain on an eigenvector of `U U^T` of eigenvalue p: `1 - p` stays and p moves.
 
-    In length that is at most `|1 - p| + p`. In the largest norm of a pixel, here and there are two
-    pixels: the root of `2 ((1 - p)**2 + p**2)`. Both are convex in p, so that its ends decide.
+    In length the gain is at most `|1 - p| + p`. In the largest norm of a pixel, with two pixels
+    involved, it is the root of `2 ((1 - p)**2 + p**2)`. Both are convex in p, so that the smallest
+    and the largest p decide.
     """
     read = LipschitzBounds.read_length(x, axes=-atom.axis, features=atom.channels)
     size = read.outputs
@@ -243,7 +244,7 @@ def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
         gain = math.sqrt(2) * max(1.0, math.hypot(1 - p, p))
     else:
         gain = max(1.0, 2 * p - 1)
-    # What is moved differs from what stays: twice the movement of U U^T.
+    # The moving and the remaining part both change: twice the change of U U^T.
     step = 4 * most * turn
     out = size.within(gain, features=atom.channels)
     return read.then_of(out, gain, weights=size.within(step).upper)

@@ -1,4 +1,4 @@
-"""Bonds of Lipschitz constant 1 that move entries of images and tokens, with their bounds."""
+"""Bonds with Lipschitz constant 1 that move entries of images and tokens, with their bounds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from manifoldmuon.modules import Bond
 
 @dataclasses.dataclass(frozen=True)
 class SpaceToDepth(Bond):
-    """Blocks of pixels as channels: an isometry, and half of a strided or patchwise convolution.
+    """Turn blocks of pixels into channels: an isometry, half of a strided or patchwise convolution.
 
-    `(..., height, width, channels)` to `(..., height / side, width / side, side**2 channels)`, the
-    channels by row in the block, then column, then channel.
+    Maps `(..., height, width, channels)` to `(..., height / side, width / side, side**2 channels)`,
+    with channels ordered by row in the block, then column, then channel.
 
     Attributes:
       side: pixels of a block along each side; must divide height and width.
@@ -38,10 +38,10 @@ class SpaceToDepth(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class NormPool(Bond):
-    """The Euclidean norm of each channel over blocks of pixels: pooling that keeps lengths.
+    """Take the Euclidean norm of each channel over blocks of pixels: pooling that keeps lengths.
 
-    `(..., height, width, channels)` to `(..., height / side, width / side, channels)`. Two inputs
-    never move apart; at a block of zeros the derivative is zero.
+    Maps `(..., height, width, channels)` to `(..., height / side, width / side, channels)`. Two
+    inputs never move apart; at a block of zeros the derivative is zero.
 
     Attributes:
       side: pixels of a block along each side; must divide height and width.
@@ -61,7 +61,7 @@ class NormPool(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class SwapAxes(Bond):
-    """The last two axes exchanged: what follows mixes tokens in place of channels.
+    """Swap the last two axes, so that the next layer mixes tokens instead of channels.
 
     Examples:
       >>> SwapAxes().forward(jnp.ones((4, 6))).shape
@@ -78,14 +78,14 @@ class SwapAxes(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class Shift(Bond):
-    """Five groups of channels: one stays, the others move up, down, left and right, circularly.
+    """Shift four of five groups of channels up, down, left and right, circularly.
 
     A permutation of the entries of an image `(..., height, width, channels)`, so that orthogonal
     matrices on the channels suffice to mix pixels (Hu et al., LipNeXt, arXiv:2601.18513). The
-    groups are as `numpy.array_split` makes them.
+    first group stays; `numpy.array_split` makes the groups.
 
     Attributes:
-      pixels: how far.
+      pixels: length of the shift.
 
     Examples:
       >>> Shift().forward(jnp.ones((4, 6, 5))).shape
@@ -106,7 +106,7 @@ class Shift(Bond):
 
 
 def _blocks(name: str, x: Floats, side: int) -> Floats:
-    """`(..., rows, columns, side, side, channels)`."""
+    """Return blocks of pixels, `(..., rows, columns, side, side, channels)`."""
     if x.ndim < 3 or x.shape[-3] % side or x.shape[-2] % side:
         raise ValueError(
             f"{name} takes (..., height, width, channels) with sides that {side} divides; got "
@@ -126,7 +126,7 @@ def bound_space_to_depth(bond: SpaceToDepth, weights: Any, x: NormBound) -> Lips
 
 @rule.register
 def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBounds:
-    """In the largest RMS norm of a pixel, all pixels of a block may move at once."""
+    """Bound pooling: in the largest RMS norm of a pixel, all pixels of a block may move at once."""
     read, length = LipschitzBounds.read_length(x, axes=3), x.is_length(3)
     slope = 1.0 if length else float(bond.side)
     out = x if length else read.outputs.within(slope)
@@ -135,7 +135,7 @@ def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBoun
 
 @rule.register
 def bound_swap_axes(bond: SwapAxes, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Vectors measured one by one are mixed: their largest entry remains, and no lower bound."""
+    """Bound swapped axes: separate vectors mix, which leaves the largest entry, no lower bound."""
     if x.is_length(2):
         return LipschitzBounds.of(dataclasses.replace(x, features=None), 1.0)
     read = LipschitzBounds.convert_norm(x, LInf())
@@ -144,7 +144,7 @@ def bound_swap_axes(bond: SwapAxes, weights: Any, x: NormBound) -> LipschitzBoun
 
 @rule.register
 def bound_shift(bond: Shift, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Five pixels meet in one, each with a group of channels: at most the norms of all five."""
+    """Bound a shift: five pixels meet in each pixel, with a group of channels each."""
     if x.is_length(3) or x.measure == LInf():
         return LipschitzBounds.of(x if x.is_length(3) else x.within(), 1.0)
     read, root = LipschitzBounds.convert_norm(x, RMS()), math.sqrt(5)

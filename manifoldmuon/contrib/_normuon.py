@@ -1,4 +1,4 @@
-"""NorMuon: one learning rate for each neuron, behind the orthogonalised direction."""
+"""NorMuon: a learning rate for each neuron, after orthogonalisation."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class ScaleByNeuronRMSState(NamedTuple):
     """State of `scale_by_neuron_rms`.
 
     Attributes:
-      nu: by path such as `layer/kernel`, for the leaves with a spectral norm: the running mean
-        square of each neuron's update, shape `(..., fan_out)`, float32.
+      nu: running mean square of each neuron's update, shape `(..., fan_out)`, float32, for leaves
+        with a spectral norm; by path such as `layer/kernel`.
     """
 
     nu: dict[str, jax.Array]
@@ -46,32 +46,32 @@ def scale_by_neuron_rms(
     """Divide each neuron's update by its running root mean square: the second half of NorMuon.
 
     An orthogonalised direction has rows of very different lengths. With `O` the direction of a
-    matrix `(fan_out, fan_in)` and one number `v_i` for each row (Li et al., arXiv:2510.05491,
+    matrix `(fan_out, fan_in)` and a number `v_i` for each row (Li et al., arXiv:2510.05491,
     algorithm 1):
 
     `v_i <- decay * v_i + (1 - decay) * mean_j O_ij^2`, `O_ij <- O_ij / sqrt(v_i)`,
 
-    and then the whole matrix is brought back to the Frobenius norm that `O` had, so that learning
-    rates stay those of Muon. (The algorithm as printed gives it root mean square 0.2 instead; the
-    authors' program keeps the norm, as here.) It goes behind `scale_by_steepest`, before the
-    budgets, and works on leaves whose norm is spectral; all others pass through. Each matrix of a
-    stack counts by itself. A row of a kernel with taps is its output channel, over all taps.
+    and then the whole matrix is scaled back to the Frobenius norm of `O`, so that learning rates of
+    Muon carry over. (The printed algorithm sets the root mean square to 0.2 instead; the authors'
+    program keeps the norm, as here.) Put it after `scale_by_steepest`, before the budgets. It works
+    on leaves with a spectral norm; all other leaves pass through. Matrices of a stack are
+    independent. A row of a kernel with taps is an output channel, over all taps.
 
-    What comes out is not the steepest direction any more: its spectral norm may be above 1, up to
-    the square root of the rank, and certificates are of the direction before. On a constrained
-    manifold scaled rows are not tangent: their tangent part is taken, and brought to that norm.
+    The result is no longer the steepest direction: its spectral norm may be above 1, up to the
+    square root of the rank, and recorded gaps belong to the direction before. On a constrained
+    manifold scaled rows are not tangent: their tangent part is taken, and scaled to that norm.
 
     Args:
-      geometry: which manifold, and so which norm and layout, each parameter has; see `resolve`.
-      decay: of the running mean, from 0 up to but not including 1.
+      geometry: manifold, and so norm and layout, of each parameter; see `resolve`.
+      decay: decay of the running mean, from 0 up to but not including 1.
 
     Returns:
-      A transformation whose updates have the parameters' dtypes; the arithmetic is done in float32
-      or wider. Its state is a `ScaleByNeuronRMSState`. `update` needs `params`. Rows of zeros stay
-      zero; a NaN stays in its leaf, and does not enter the running mean.
+      A transformation with updates in the parameters' dtypes and arithmetic in float32 or wider.
+      Its state is a `ScaleByNeuronRMSState`. `update` needs `params`. Rows of zeros stay zero; a
+      NaN stays in its leaf, and does not enter the running mean.
 
     Raises:
-      ValueError: a decay outside of [0, 1).
+      ValueError: `decay` is outside of [0, 1).
 
     Examples:
       >>> g = mm.manifolds.Stiefel()
@@ -123,7 +123,7 @@ def _scale(
 def _lengthen(
     manifold: Manifold, point: jax.Array, kept: jax.Array, update: jax.Array
 ) -> jax.Array:
-    """Bring `kept` to the length of `update`, in the point's dtype."""
+    """Scale `kept` to the length of `update`, in the point's dtype."""
     length = expand_trailing(frobenius_norm(upcast(update), manifold.ndim), manifold.ndim)
     return (length * normalize(kept, manifold.ndim)).astype(point.dtype)
 
@@ -151,13 +151,12 @@ def normuon(
     \qquad W \leftarrow W - \eta\, \left(\frac{\|O\|_F}{\|\hat O\|_F}\, \hat O + \lambda W\right).
     $$
 
-    `muon` with `scale_by_neuron_rms` behind its directions. The rates of decay are the authors'. On
-    constrained manifolds put the link behind `scale_by_steepest` in a chain of your own.
+    `muon` with `scale_by_neuron_rms` after its directions. Default decays are the authors'. On
+    constrained manifolds put `scale_by_neuron_rms` after `scale_by_steepest` in your own chain.
 
     Args:
-      learning_rate: a number or an Optax schedule; that of Muon. All other arguments, too, are
-        those of `muon`.
-      geometry: see `muon`. Leaves whose norm is not spectral get the step of `muon`.
+      learning_rate: a number or an Optax schedule, as in `muon`, like all arguments not listed.
+      geometry: see `muon`. Leaves without a spectral norm get the step of `muon`.
       neuron_decay: see `scale_by_neuron_rms`.
 
     Returns:

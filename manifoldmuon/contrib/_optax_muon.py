@@ -1,4 +1,4 @@
-"""`optax.contrib.muon` by its own call, with this package's stacks, owners and polar factors."""
+"""`optax.contrib.muon` by its own call, with this package's stacks, shards and polar factors."""
 
 from __future__ import annotations
 
@@ -47,30 +47,30 @@ def optax_muon(
     consistent_rms: ArrayLike | None = None,
     method: MsignMethod | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """`optax.contrib.muon`: the same call, updates and state, so that one import is exchanged.
+    """Replace `optax.contrib.muon` by changing an import: same call, updates and state.
 
-    Arguments, updates (to rounding) and the tree of the state are Optax's, and its checkpoints
-    continue. What changes is how the work is done: matrices of one shape are orthogonalised in one
-    call, so that compile time does not grow with depth, and on a mesh (`jax.set_mesh`) each device
-    orthogonalises its own share. With `method` the polar factor is that of this package: with
-    `linalg.TRAINING_MSIGN` four steps that leave singular values within 0.014 of 1 where Optax's
-    five leave them within 0.3, those above 1e-2 of the Schatten norm.
+    Arguments, updates (to rounding) and the tree of the state are Optax's, so training resumes from
+    its checkpoints. Only the work is organised differently: matrices of equal shape are
+    orthogonalised in a single call, so that compile time does not grow with depth, and on a mesh
+    (`jax.set_mesh`) each device orthogonalises its own share. `method` selects a polar factor of
+    this package: the four steps of `linalg.TRAINING_MSIGN` leave singular values above 1e-2 of the
+    Schatten norm within 0.014 of 1, Optax's five steps within 0.3.
 
-    To constrain weights next, take them out with `optax.partition` and give them to
-    `optim.manifold_muon`; the page on migrating continues there.
+    To constrain weights next, give them to `optim.manifold_muon` with `optax.partition`; see the
+    page on migrating.
 
     Args:
-      learning_rate: this argument and all that are not listed are those of `optax.contrib.muon`.
-      method: how msign is taken, in place of `ns_coeffs`, `ns_steps`, `eps` and `preconditioning`;
-        None for Optax's own iteration.
+      learning_rate: as in `optax.contrib.muon`, like all arguments not listed.
+      method: method for msign, in place of `ns_coeffs`, `ns_steps`, `eps` and `preconditioning`;
+        None: Optax's own iteration.
 
     Returns:
       The transformation. `update` needs `params`.
 
     Raises:
       TypeError: `method` is not a `MsignMethod`; `init`: a matrix is complex.
-      ValueError: dimension numbers that do not fit their parameter, naming its path; and what
-        Optax refuses.
+      ValueError: dimension numbers do not fit their parameter (the message names its path), or
+        Optax refuses an argument.
 
     Examples:
       >>> params = {"kernel": jnp.eye(4, 3), "bias": jnp.ones(3)}
@@ -83,7 +83,7 @@ def optax_muon(
     if isinstance(ns_coeffs, str):
         ns_coeffs = _preset(ns_coeffs)
     iteration: Any = {"ns_coeffs": ns_coeffs, "ns_steps": ns_steps, "eps": eps}
-    if preconditioning != "frobenius":  # Optax 0.2.7 knows no other
+    if preconditioning != "frobenius":  # Optax 0.2.7 has no other
         iteration["preconditioning"] = preconditioning
     dims = muon_weight_dimension_numbers
     parts: Any = {
@@ -120,13 +120,13 @@ def optax_muon(
 
     def update_fn(updates, state, params=None, **extra_args):
         updates, state = both.update(updates, state, params, **extra_args)
-        return divided_alike(updates, params), state  # not as it suits the owners
+        return divided_alike(updates, params), state  # sharded like the parameters
 
     return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _preset(name: str) -> Any:
-    """Return the coefficients that Optax knows by this name."""
+    """Return Optax's coefficients of this name."""
     kernel = {"w": jnp.ones((1, 1))}
     state: Any = optax.contrib.muon(0.1, name).init(kernel).inner_states["muon"]  # type: ignore
     return np.asarray(state.inner_state[0].ns_coeffs)
@@ -145,7 +145,7 @@ def _scale_by_muon(
     state_of: Any = optax.contrib.scale_by_muon(beta=beta, mu_dtype=mu_dtype, **iteration)
     alone: Any = optax.contrib.scale_by_muon(
         beta=0.0, nesterov=False, weight_dimension_numbers=_Dims(-1, -2), **iteration
-    )  # without momentum it is the iteration
+    )  # the iteration alone, without momentum
 
     def polar(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
         if method is not None:
@@ -153,7 +153,7 @@ def _scale_by_muon(
         return alone.update(update, alone.init(update))[0]
 
     def times_dual_norm(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
-        return jnp.sum(point * update) * update  # one number for a leaf, copies included
+        return jnp.sum(point * update) * update  # a single number for a leaf, copies included
 
     def update_fn(updates, state, params=None):
         trees, count = optax.tree_utils, optax.safe_increment(state.count)
@@ -190,7 +190,7 @@ def _scale_by_shape(dims: Any, consistent_rms: Any) -> optax.GradientTransformat
 
 
 def _spread(dims: Any, params: Any) -> Any:
-    """Return dimension numbers, or None, for every parameter, in one list."""
+    """Return a list of dimension numbers, or None, for all parameters."""
     if dims is None:
         return [_Dims() if jnp.ndim(x) == 2 else None for x in jax.tree.leaves(params)]
     given, found = dims(params) if is_function(dims) else dims, []

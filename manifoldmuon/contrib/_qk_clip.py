@@ -1,4 +1,4 @@
-"""QK-Clip: queries and keys of a head are scaled down when its attention logits grow too large."""
+"""QK-Clip: scale down a head's queries and keys when its attention logits grow too large."""
 
 from __future__ import annotations
 
@@ -29,49 +29,50 @@ def with_qk_clip(
     threshold: ArrayLike = 100.0,
     power: ArrayLike = 0.5,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keep attention logits below a threshold, by the weights that make them: QK-Clip.
+    """Keep attention logits below a threshold by scaling query and key weights: QK-Clip.
 
-    After the step of `inner`, the query and key weights of every head whose largest logit `S` in
-    this batch was above `threshold` are multiplied by `(threshold / S)**power`: with the power 1/2
-    for both, the logits of that head by `threshold / S` (Kimi K2, arXiv:2507.20534, section 2.1 and
-    algorithm 1). All other heads get the step as it is. `with_qk_clip(muon(...), ...)` is MuonClip.
+    If the largest logit `S` of a head in this batch is above `threshold`, the head's query and key
+    weights are multiplied by `(threshold / S)**power` after the step of `inner`. With power 1/2 for
+    both, the logits are multiplied by `threshold / S` (Kimi K2, arXiv:2507.20534, section 2.1 and
+    algorithm 1). Steps of other heads are unchanged. `with_qk_clip(muon(...), ...)` is MuonClip.
 
-    `update` takes the logits from the forward pass that made the gradient:
+    `update` takes the logits of the gradient's forward pass:
     `tx.update(grads, state, params, max_logits=...)`. They are a prefix tree over the parameters,
-    compared by path: one array for an attention layer, `{"layers/0/attention": s}`, or one for each
-    of its weights. An array has one number for each head, for a stack of layers one row for each
-    layer; a scalar is for all heads. It is the largest logit over batch and positions, with the
-    scale (`1 / sqrt(head_dim)`) that the softmax sees.
+    matched by path: an array for an attention layer, `{"layers/0/attention": s}`, or for each of
+    its weights. An array has a number for each head and, for a stack of layers, a row for each
+    layer; a scalar applies to all heads. The numbers are the largest logits over batch and
+    positions, including the softmax's scale (`1 / sqrt(head_dim)`).
 
-    * Where queries share a key (grouped queries), give the key the largest of its group:
+    * If queries share a key (grouped queries), give the key the largest logit of its group:
       `{".../query": s, ".../key": s.reshape(key_heads, -1).max(-1)}`.
-    * In a fused array of q, k and v, 0 leaves a head as it is: `concatenate([s, s, 0 * s])`.
-    * Multi-head latent attention scales rotary queries, whose key is shared, by `threshold / S`:
+    * In a fused array of q, k and v, 0 leaves a head unchanged: `concatenate([s, s, 0 * s])`.
+    * Multi-head latent attention scales rotary queries, which share a key, by `threshold / S`:
       wrap twice, the second time with these weights and `power=1.0`.
     * Biases are not scaled. With a bias in q or k the logits shrink by less.
-    * Under `optax.MultiSteps` the logits of the last batch count: give a running maximum.
+    * `optax.MultiSteps` uses only the logits of the last batch: give a running maximum.
 
-    It wraps the whole optimizer and is the last link; only `with_master_copies` goes around it. On
-    a constrained manifold the set says how large a weight is: such weights are refused.
+    It wraps the whole optimizer and is the last link; `with_master_copies` or another
+    `with_qk_clip` may go around it. Weights on constrained manifolds are refused, because the set
+    fixes their size.
 
     Args:
       inner: the optimizer.
-      geometry: which manifold each parameter lives on; see `resolve`.
-      heads: for each parameter how its heads lie: a `Layout` that makes one matrix of each head,
-        such as `Layout(0, 2)` for (d_model, heads, head_dim) or `Layout(out_blocks=heads)` for
-        (heads head_dim, d_model), or None for what is not clipped. It need not be the layout in
-        which directions are taken.
-      threshold: the largest logit allowed; 100 in the report.
-      power: of the factor, for each of these weights.
+      geometry: manifold of each parameter; see `resolve`.
+      heads: layout of each parameter's heads: a `Layout` with a matrix for each head, such as
+        `Layout(0, 2)` for (d_model, heads, head_dim) or `Layout(out_blocks=heads)` for
+        (heads head_dim, d_model), or None for parameters that are not clipped. The layout for
+        directions may be different.
+      threshold: largest logit allowed; 100 in the report.
+      power: exponent of the factor, for each of these weights.
 
     Returns:
-      A transformation with the state of `inner`, whose updates have the parameters' dtypes, rounded
-      so that `W + u` is next to the scaled weight. A logit that is NaN or infinite clips nothing.
+      A transformation with the state of `inner`. Updates have the parameters' dtypes, rounded so
+      that `W + u` is next to the scaled weight. A logit that is NaN or infinite clips nothing.
 
     Raises:
-      TypeError: on use, for an entry of `heads` that is neither a `Layout` nor None; see `resolve`.
-      ValueError: a threshold or a power that is not positive; on use, without `max_logits`, for
-        logits of the wrong shape or at no path, and for clipped weights on a constrained manifold.
+      TypeError: on use: an entry of `heads` is neither a `Layout` nor None; see `resolve`.
+      ValueError: threshold or power is not positive; on use: `max_logits` is missing, logits have a
+        wrong shape or a path that does not exist, or clipped weights are on a constrained manifold.
 
     Examples:
       >>> g, h = mm.manifolds.Euclidean(mm.norms.RMSToRMS()), mm.manifolds.Layout(out_blocks=4)

@@ -1,4 +1,4 @@
-"""Momentum in 8 or 4 bits: state of the parameters' shapes, quantised block by block."""
+"""Momentum in 8 or 4 bits: state in the parameters' shapes, quantised block by block."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from manifoldmuon._internal.mesh import divided_alike, explicit_mesh
 from manifoldmuon._internal.paths import flatten_with_path, path_string
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 
-# How fine the code is near zero. Relative errors (root mean square) of 4 bits in blocks of 128 are
-# 0.117 without companding and 0.109 with it for normal entries, 0.19 and 0.13 for Student's t with
-# four degrees of freedom; 3 to 7 differ by less than 0.006.
+# Resolution of the code near zero. Relative errors (root mean square) of 4 bits in blocks of 128
+# are 0.117 without companding and 0.109 with it for normal entries, 0.19 and 0.13 for Student's t
+# with four degrees of freedom; values of 3 to 7 differ by less than 0.006.
 _MU = 5.0
 
 _CODES: dict[int, Any] = {8: jnp.int8, 4: jnp.int4}
@@ -37,9 +37,9 @@ class QuantizedState(NamedTuple):
     """State of `quantized`.
 
     Attributes:
-      inner: the wrapped transformation's state, with codes (`int8` or `int4`) of the same shapes in
-        place of the arrays that are quantised.
-      scales: the largest magnitude of each block, `(..., blocks)` for an array `(..., n)`, in the
+      inner: state of the wrapped transformation, with codes (`int8` or `int4`) in place of the
+        quantised arrays, in the same shapes.
+      scales: largest magnitude of each block, `(..., blocks)` for an array `(..., n)`, in the
         array's own dtype; by the array's path within `inner`.
     """
 
@@ -57,36 +57,37 @@ def quantized(
 ) -> Link:
     """Keep a transformation's momentum in 8 or 4 bits.
 
-    Arrays of the state that have a parameter's shape are stored as integers, and as floating point
-    only while `inner` updates. Entries are divided along the last axis into blocks; `x` in a block
-    whose largest magnitude is `s` becomes the integer nearest to
+    State arrays in a parameter's shape are stored as integers, and as floating point only while
+    `inner` updates. The last axis is cut into blocks; in a block of largest magnitude `s`, `x`
+    becomes the integer nearest to
 
     `L sign(x) log(1 + mu |x| / s) / log(1 + mu)`, with `mu = 5`, `L = 127` or `7`.
 
-    Companding is the code of 4-bit Muon (Su et al., arXiv:2605.11396; their `mu` of 255 is for
-    entries of a matrix of Frobenius norm 1). They also keep the leading singular vectors apart,
-    which is left out here. Blocks are those of 8-bit Muon (Gupta et al., arXiv:2509.23106).
+    Companding follows 4-bit Muon (Su et al., arXiv:2605.11396; its `mu` of 255 is for entries of a
+    matrix of Frobenius norm 1), which also stores the leading singular vectors separately: left out
+    here. Blocks follow 8-bit Muon (Gupta et al., arXiv:2509.23106).
 
-    Wrap what holds momentum: `quantized(optax.trace(0.95))` or a whole `muon` or `manifold_muon`.
-    A second moment does not bear it (Adam divides by its root, and small entries become zero), nor
-    do the copies of `with_master_copies`: use this inside of them. For bfloat16 use
-    `accumulator_dtype` of the aliases and of `optax.trace`.
+    Wrap momentum: `quantized(optax.trace(0.95))`, or a whole `muon` or `manifold_muon`. Do not wrap
+    second moments (Adam divides by their root, and small entries become zero) or the copies of
+    `with_master_copies`: use `quantized` inside of it. For bfloat16 use `accumulator_dtype` of the
+    aliases and of `optax.trace`.
 
     Args:
-      inner: the transformation. What it keeps by path (warm starts, certificates) stays as it is.
-      bits: 8 or 4, of an entry. JAX reports a byte for an `int4`; XLA packs two into a byte.
-      block: entries of a block, at most; an axis is cut into blocks of equal length.
+      inner: the transformation. Its state by path (warm starts, gaps) stays unchanged.
+      bits: bits of an entry, 8 or 4. JAX reports a byte for an `int4`; XLA packs two into a byte.
+      block: most entries in a block; an axis is cut into blocks of equal length.
       min_size: arrays with fewer entries, or fewer than two axes, stay as they are (4096 is the
         threshold of Dettmers et al., arXiv:2110.02861).
 
     Returns:
-      A transformation with the updates of `inner`; its state is a `QuantizedState`, and a last link
-      stays one. Zero stays zero, a NaN makes its block NaN. Codes have their parameters' shapes, so
-      `optax.tree_utils.tree_map_params` gives them their shardings; scales belong to no parameter.
+      A transformation with the updates of `inner`; its state is a `QuantizedState`, and it is a
+      last link if `inner` is. Zero stays zero, a NaN makes its block NaN. Codes have their
+      parameters' shapes, so `optax.tree_utils.tree_map_params` gives them the parameters'
+      shardings; scales belong to no parameter.
 
     Raises:
       TypeError: `inner` is no transformation.
-      ValueError: `bits` other than 8 or 4, a `block` below 2, a negative `min_size`.
+      ValueError: `bits` is not 8 or 4, `block` is below 2, or `min_size` is negative.
 
     Examples:
       >>> geometry = mm.manifolds.Euclidean(mm.norms.RMSToRMS())
@@ -160,13 +161,13 @@ def _decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
 
 
 def _on_its_mesh(function: Callable[..., Any], x: jax.Array, lengths: Any, *others: Any) -> Any:
-    """Return `function(x, *others)`, whose results are divided as `x` is.
+    """Return `function(x, *others)`, with results sharded like `x`.
 
     Args:
-      function: the last axis of its results has these lengths, the others are those of `x`.
-      x: an array; on an explicit mesh its sharding is known, elsewhere the compiler chooses.
-      lengths: a tree with a number for each result. A last axis that the devices do not divide is
-        whole on each.
+      function: function with results of the same shape as `x`, except for the last axis.
+      x: an array; on an explicit mesh its sharding is known, otherwise the compiler chooses.
+      lengths: tree with the last axis' length of each result. A last axis is replicated if its
+        length is not a multiple of the number of devices.
       *others: arrays.
     """
     if (mesh := explicit_mesh(x)) is None:
@@ -187,7 +188,7 @@ def _encode_blocks(
 ) -> tuple[Int[Array, "*rest n"], Float[Array, "*rest {count}"]]:
     blocks = upcast(_cut(x, count))
     scales = largest(jnp.abs(blocks), -1, keepdims=True)
-    # XLA multiplies by the inverse, which above 8.5e37 is denormal and flushed to zero.
+    # XLA multiplies by the inverse: denormal above 8.5e37, and flushed to zero.
     parts, _ = scale_to_unit_exponent(blocks, 1)
     parts = parts / nonzero_or_one(largest(jnp.abs(parts), -1, keepdims=True))
     companded = jnp.sign(parts) * jnp.log1p(_MU * jnp.abs(parts)) / math.log1p(_MU)
@@ -204,7 +205,7 @@ def _decode_blocks(
 
 
 def _cut(x: Shaped[Array, "*rest n"], count: int) -> Shaped[Array, "*rest {count} length"]:
-    """Return the last axis in equal blocks; zeros fill the last one."""
+    """Cut the last axis into equal blocks, padded with zeros."""
     length = -(-x.shape[-1] // count)
     padding = [(0, 0)] * (x.ndim - 1) + [(0, count * length - x.shape[-1])]
     return jnp.pad(x, padding).reshape(*x.shape[:-1], count, length)

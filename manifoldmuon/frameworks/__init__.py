@@ -1,6 +1,6 @@
-"""Geometries read off the module types of Flax NNX, Flax Linen, Equinox and Haiku.
+"""Geometries from the module types of Flax NNX, Flax Linen, Equinox and Haiku.
 
-Each framework has a module with one function, `geometry`, and is imported with that module only:
+Each framework has a module with the function `geometry`. Only this module imports the framework:
 `from manifoldmuon.frameworks import nnx`.
 """
 

@@ -1,7 +1,7 @@
-"""Roles and layouts of weights, shared by all frameworks, and the entries that follow from them.
+"""Roles and layouts of weights in all frameworks, and the resulting entries of a geometry.
 
-A reader says of one type of module what its parameters are. Paths, owners and types come from the
-module of the framework.
+A reader gives the role and layout of each parameter of a module type. Paths, owners and types come
+from `nnx`, `linen`, `equinox` and `haiku`.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Overrides = Mapping[Any, Entry | Mapping[str, Entry]]
 
 
 class Weight(NamedTuple):
-    """Role and layout of one parameter.
+    """Role and layout of a parameter.
 
     Attributes:
-      role: which field of `Choices` has its manifold.
-      layout: in which it is a matrix; None where it lies as the manifold wants it.
-      kernel: for a manifold of kernels, of more than two axes: the layout with taps.
-      overlap: of `norms.Lipschitz`, for a convolution; None where it is not known.
+      role: name of the field of `Choices` with its manifold.
+      layout: layout as a matrix; None if the axes are in the manifold's order.
+      kernel: layout with taps, for a manifold of kernels (of more than two axes).
+      overlap: `overlap` of `norms.Lipschitz`, for a convolution; None if unknown.
     """
 
     role: str
@@ -46,10 +46,10 @@ REST = Weight("rest")
 TABLE = Weight("embedding")
 
 Shapes = Callable[[Any], Mapping[str, tuple[int, ...]]]
-"""`shapes(module)`: by name, those of the module's own parameters in one copy of it."""
+"""`shapes(module)`: shapes of the module's own parameters by name, without stacking."""
 
 Reader = Callable[[Any, bool], Mapping[str, Weight]]
-"""`reader(module, per_head)`: by path below the module; `*` is any parameter of its own."""
+"""`reader(module, per_head)`: weights by path below the module; `*` matches its own parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Choices:
 
 
 def matrix(layout: Layout) -> Weight:
-    """Return a linear map, such as `Layout(-2, -1)` for a kernel (in, out)."""
+    """Return the weight of a linear map, such as `Layout(-2, -1)` for a kernel (in, out)."""
     return Weight("matrices", layout)
 
 
@@ -90,12 +90,12 @@ KERNEL = matrix(Layout(-2, -1))
 
 
 def general(ins: int, outs: int) -> Weight:
-    """Return one map whose kernel is (..., *in, *out)."""
+    """Return a single linear map with the kernel (..., *in, *out)."""
     return matrix(Layout(tuple(range(-ins - outs, -outs)), tuple(range(-outs, 0))))
 
 
 def heads(per_head: bool) -> dict[str, Weight]:
-    """Return projections of Flax: (d, heads, head_dim), and `out` (heads, head_dim, d)."""
+    """Return Flax's attention: projections (d, heads, head_dim), `out` (heads, head_dim, d)."""
     inward = Weight("attention", Layout(-3, -1) if per_head else Layout(-3, (-2, -1)))
     outward = Weight("attention", Layout(-2, -1) if per_head else Layout((-3, -2), -1))
     kernels = {f"{name}/kernel": inward for name in ("query", "key", "value")}
@@ -104,9 +104,10 @@ def heads(per_head: bool) -> dict[str, Weight]:
 
 
 def einsum(text: str | None) -> Mapping[str, Weight]:
-    """Return the kernel of `input,kernel->output`: contracted axes are the fan-in.
+    """Return kernel and bias of `input,kernel->output`: contracted axes are the fan-in.
 
-    Axes that all three share are copies. Nothing is returned for what is no such map.
+    Axes shared by input, kernel and output are copies. The kernel is left out if the text is not a
+    linear map of this form.
     """
     found = {"bias": REST}
     if text and text.count(",") == 1 and "->" in text:
@@ -122,14 +123,14 @@ def einsum(text: str | None) -> Mapping[str, Weight]:
 
 
 def convolution(taps: int, groups: int = 1) -> Weight:
-    """Return a kernel (*taps, in, out): of a patch, (taps in) to out, or tap by tap."""
+    """Return a kernel (*taps, in, out): a matrix from patches (taps in) to out, or tap by tap."""
     places = tuple(range(-taps - 2, -2))
     whole = Layout((*places, -2), -1, out_blocks=groups)
     return Weight("convolutions", whole, Layout(-2, -1, places, out_blocks=groups))
 
 
 def transposed_convolution(taps: int, flipped: bool = False) -> Weight:
-    """Return a kernel (*taps, in, out), or (*taps, out, in): one input to (taps out) outputs."""
+    """Return a kernel (*taps, in, out), flipped (*taps, out, in): from in to (taps out)."""
     places, ins, outs = tuple(range(-taps - 2, -2)), -2, -1
     if flipped:
         ins, outs = outs, ins
@@ -139,18 +140,20 @@ def transposed_convolution(taps: int, flipped: bool = False) -> Weight:
 def overlap(
     kernel: Sequence[int], stride: Any, dilation: Any, padding: Any = "ZEROS", mask: Any = None
 ) -> int | None:
-    """Return how many patches of a convolution, or of the adjoint of a transposed one, overlap.
+    """Return the maximum number of patches per pixel of a convolution; None if unknown.
 
-    Patch p sees pixel `stride p + dilation t` at tap t: along an axis, a pixel is in as many
-    patches as taps agree modulo `stride / gcd(stride, dilation)`. Where the padding is circular
-    and the stride does not divide the image, no two taps need to differ.
+    For a transposed convolution these are the patches of its adjoint. Patch p has the pixel
+    `stride p + dilation t` at tap t. So along each axis a pixel is in as many patches as there are
+    taps congruent modulo `stride / gcd(stride, dilation)`. With circular padding all taps count: if
+    the stride does not divide the image, taps that are not congruent may meet the same pixel.
 
     Args:
-      kernel: taps along each axis.
-      stride: of the patches; a number, one for each axis, or None.
-      dilation: of the kernel; likewise.
-      padding: `"REFLECT"` and `"REPLICATE"` give None, since they repeat pixels.
-      mask: of the kernel; None is returned if there is one, which may make the norm larger.
+      kernel: number of taps along each axis.
+      stride: stride of the patches: a number, a sequence over the axes, or None for 1.
+      dilation: dilation of the kernel, in the forms of `stride`.
+      padding: `"CIRCULAR"` counts all taps; `"REFLECT"` and `"REPLICATE"` give None, since they
+        repeat pixels.
+      mask: mask of the kernel, or None. A mask gives None, since it may increase the norm.
     """
     if mask is not None or padding in ("REFLECT", "REPLICATE"):
         return None
@@ -165,7 +168,7 @@ def overlap(
 
 
 def owners_by_name(path: str, modules: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return path and module of the modules above a parameter, the outermost first."""
+    """Return path and module of each module above a parameter, outermost first."""
     parts = path.split("/")
     above = ("/".join(parts[:count]) for count in range(len(parts)))
     return [(name, modules[name]) for name in above if name in modules]
@@ -181,16 +184,16 @@ def entries(
     """Return the entry of every parameter by path, checked against its shape.
 
     Args:
-      parameters: the path of each, and path and module of its owners, the outermost first.
-      readers: what is known of each type. The type of a module is its own or the nearest base.
-      choices: the arguments of the user.
+      parameters: each parameter's path, and path and module of its owners, outermost first.
+      readers: the reader of each module type; a subclass uses the reader of its nearest base.
+      choices: the user's arguments.
       params: the tree of parameters or shapes, for the check.
-      single: by path, the shape of the parameter in one copy of its module, where that is known.
+      single: known shapes by path, in an unstacked copy of the module.
 
     Raises:
-      TypeError: a type of module is unknown, and no override says what its parameter is.
-      ValueError: an override is of no parameter, a shape does not fit (see `optim.resolve`), or
-        nobody can say which of its axes is a stack of layers.
+      TypeError: a module type is unknown, and no override covers its parameter.
+      ValueError: an override matches no parameter, a shape does not fit (see `optim.resolve`), the
+        axis of a stack of layers is ambiguous, or `Lipschitz()` meets an unknown overlap.
     """
     shapes = {path_string(path): jnp.shape(x) for path, x in flatten_with_path(params)[0]}
     overrides = choices.overrides or {}
@@ -229,7 +232,7 @@ def entries(
 def _read(
     owners: list[tuple[str, Any]], readers: Mapping[type, Reader], per_head: bool
 ) -> Weight | None:
-    """Return what the outermost module says that knows the parameter."""
+    """Return the weight from the outermost module that knows the parameter, or None."""
     for place, (below, owner) in enumerate(owners):
         kind = next((kind for kind in type(owner).__mro__ if kind in readers), None)
         known = {} if kind is None else readers[kind](owner, per_head)
@@ -242,7 +245,7 @@ def _read(
 def single_shapes(
     parameters: Iterable[tuple[str, Sequence[tuple[str, Any]]]], shapes: Mapping[type, Shapes]
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each parameter in one copy of the innermost module that owns it."""
+    """Return the shape of each parameter in an unstacked copy of its innermost module, if known."""
     found = {}
     for path, owners in parameters:
         owner = owners[-1][1] if owners else None
@@ -254,10 +257,10 @@ def single_shapes(
 
 
 def _in_stack(path: str, weight: Weight, shape: tuple[int, ...], single: tuple[int, ...]) -> Weight:
-    """Return the layout of a weight in a stack of modules, whose axis need not be the first.
+    """Return a weight with its layout in a stack of modules, along any axis.
 
-    `nnx.vmap(out_axes=1)` and Linen's `variable_axes={"params": 1}` put the copies elsewhere, where
-    they would pass for fan-in. Where the leading axis fits it is taken: the default of both.
+    `nnx.vmap(out_axes=1)` and Linen's `variable_axes={"params": 1}` stack along an inner axis,
+    which would pass for fan-in. A leading stack axis, the default of both, is preferred if it fits.
     """
     size = len(shape)
     options = [
@@ -292,7 +295,7 @@ def _in_stack(path: str, weight: Weight, shape: tuple[int, ...], single: tuple[i
 
 
 def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
-    """Return the override of the innermost module that has one, and its key."""
+    """Return key and entry of the override by type for the innermost module, or None."""
     for below, owner in reversed(owners):
         for kind in type(owner).__mro__:
             if kind in types:
@@ -305,7 +308,7 @@ def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
 
 
 def _place(entry: Any, weight: Weight | None, path: str) -> Any:
-    """Return a manifold in the layout of a weight; what has a layout of its own stays."""
+    """Return a manifold in the layout of a weight; other entries do not change."""
     if not isinstance(entry, Manifold) or weight is None or weight.layout is None:
         return entry
     kernel = weight.kernel if entry.ndim > 2 else None

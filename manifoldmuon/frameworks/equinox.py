@@ -1,4 +1,4 @@
-"""Geometries of Equinox models, by the types of their modules."""
+"""Geometries of Equinox models, from the types of their modules."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def geometry(
     overrides: Overrides | None = None,
     where: Callable[[Any], bool] = eqx.is_inexact_array,
 ) -> dict[str, Entry]:
-    """Return the geometry of a model, read off the types of its modules.
+    """Return the geometry of a model, from the types of its modules.
 
-    It reads `Linear`, `Conv`, `ConvTranspose`, `Embedding`, `MultiheadAttention`, `GRUCell`,
-    `LSTMCell`, norms and `PReLU`, and whatever is built of them.
+    Known modules are `Linear`, `Conv`, `ConvTranspose` (without groups), `Embedding`,
+    `MultiheadAttention`, `GRUCell`, `LSTMCell`, norms, `WeightNorm` and `PReLU`, also inside other
+    modules.
 
     Args:
-      model: any pytree with Equinox modules; leaves that `where` refuses are left out, such as
-        those that `eqx.partition` has replaced by None.
-      matrices: this argument and all that are not listed: see `frameworks.nnx.geometry`.
-      where: which leaves are trained, the filter given to `eqx.filter`.
+      model: any pytree with Equinox modules. Leaves refused by `where` are left out, also leaves
+        that `eqx.partition` has replaced by None.
+      matrices: see `frameworks.nnx.geometry`, also for the arguments not listed here.
+      where: filter of the trained leaves, as in `eqx.filter`.
 
     Returns:
       Entries by path, for `eqx.filter(model, where)`.
@@ -59,7 +60,7 @@ def geometry(
 
 
 def _owners(model: Any, path: tuple[Any, ...]) -> Any:
-    """Yield path and module of the modules above a leaf, the outermost first."""
+    """Yield path and module of each module above a leaf, outermost first."""
     node = model
     for depth, key in enumerate(path):
         if isinstance(node, eqx.Module):
@@ -97,7 +98,7 @@ def _overlap(module: eqx.nn.Conv | eqx.nn.ConvTranspose) -> int | None:
     if padding == "CIRCULAR" and not isinstance(module.padding, str):
         reach = zip(module.padding, module.kernel_size, module.dilation, strict=True)
         if any(sum(pads) > (taps - 1) * apart for pads, taps, apart in reach):
-            return None  # the output is larger than the image, and sees pixels twice
+            return None  # the output is larger than the image, so patches repeat
     if padding == "CIRCULAR" and isinstance(module, eqx.nn.ConvTranspose):
         return None
     return reading.overlap(module.kernel_size, module.stride, module.dilation, padding)
@@ -142,7 +143,7 @@ def _kernel(module: eqx.nn.Conv | eqx.nn.ConvTranspose) -> dict[str, tuple[int, 
     return {"weight": (module.out_channels, ins, *module.kernel_size)}
 
 
-# Shapes of parameters in one copy of a module.
+# Shapes of parameters in an unstacked module.
 _SHAPES: dict[type, reading.Shapes] = {
     eqx.nn.Linear: lambda m: {"weight": (_width(m.out_features), _width(m.in_features))},
     eqx.nn.Conv: _kernel,

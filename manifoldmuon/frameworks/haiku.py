@@ -1,4 +1,4 @@
-"""Geometries of Haiku models, by the types of their modules."""
+"""Geometries of Haiku models, from the types of their modules."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ def geometry(
     overrides: Overrides | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Entry]:
-    """Return the geometry of a model, read off the types of its modules.
+    """Return the geometry of a model, from the types of its modules.
 
-    It reads `Linear`, convolutions, `Embed`, `MultiHeadAttention`, `LSTM`, `GRU` and norms.
+    Known modules are `Linear`, convolutions, `Embed`, `MultiHeadAttention`, `LSTM`, `GRU`, norms
+    and `Bias`.
 
     Args:
-      model: what `hk.transform` or `hk.transform_with_state` returned.
-      inputs: the arguments of `model.init` behind the random key, as a tuple: arrays or
+      model: the result of `hk.transform` or `hk.transform_with_state`.
+      inputs: the arguments of `model.init` after the random key, as a tuple: arrays or
         `jax.ShapeDtypeStruct`. Nothing is computed.
-      matrices: this argument and all that are not listed: see `frameworks.nnx.geometry`.
+      matrices: see `frameworks.nnx.geometry`, also for the arguments not listed here.
       options: keyword arguments of `model.init`, such as `{"is_training": True}`.
 
     Returns:
@@ -55,7 +56,7 @@ def geometry(
     modules: dict[str, hk.Module] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: hk.MethodContext) -> Any:
-        result = call(*args, **kwargs)  # first: `__init__` gives the name
+        result = call(*args, **kwargs)  # call first: `__init__` sets the name
         modules.setdefault(context.module.module_name, context.module)
         return result
 

@@ -1,4 +1,4 @@
-"""Geometries of Flax Linen models, by the types of their modules."""
+"""Geometries of Flax Linen models, from the types of their modules."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def geometry(
     overrides: Overrides | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> dict[str, Entry]:
-    """Return the geometry of a model, read off the types of its modules.
+    """Return the geometry of a model, from the types of its modules.
 
-    It reads `Dense`, `DenseGeneral`, `Einsum`, `Conv`, `ConvTranspose`, `Embed`, attention, cells
-    of recurrent networks and norms, also under `nn.scan`, `nn.vmap` and `nn.remat`.
+    Known modules are `Dense`, `DenseGeneral`, `Einsum`, `Conv`, `ConvTranspose`, `Embed`,
+    attention, recurrent cells, norms and `PReLU`, also under `nn.scan`, `nn.vmap` and `nn.remat`.
 
     Args:
       model: a Linen module, without parameters.
-      inputs: the arguments of `model.init` behind the random key, as a tuple: arrays or
+      inputs: the arguments of `model.init` after the random key, as a tuple: arrays or
         `jax.ShapeDtypeStruct`. Nothing is computed.
-      matrices: this argument and all that are not listed: see `frameworks.nnx.geometry`.
+      matrices: see `frameworks.nnx.geometry`, also for the arguments not listed here.
       options: keyword arguments of `model.init`, such as `{"train": False}`.
 
     Returns:
@@ -65,7 +65,7 @@ def geometry(
         above = "/".join(context.module.path)
         modules.setdefault(above, context.module)
         answer = call(*args, **kwargs)
-        # Inside of a scan over layers these are the shapes of one layer.
+        # Inside a scan over layers these are the shapes of a single layer.
         for name, x in context.module.variables.get("params", {}).items():
             if hasattr(x, "shape"):
                 single.setdefault(f"{above}/{name}".removeprefix("/"), x.shape)

@@ -1,4 +1,4 @@
-"""Geometries of Flax NNX models, by the types of their modules."""
+"""Geometries of Flax NNX models, from the types of their modules."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def geometry(
     overrides: Overrides | None = None,
     wrt: Any = nnx.Param,
 ) -> dict[str, Entry]:
-    """Return the geometry of a model, read off the types of its modules.
+    """Return the geometry of a model, from the types of its modules.
 
-    Each type says which axes of its parameters are fan-in, fan-out, heads and taps; shapes are not
-    looked at. Stacks made by `nnx.vmap` and subclasses are read like the modules themselves.
+    Each type determines the axes of fan-in, fan-out, heads and taps; they are never guessed from
+    shapes. Subclasses and stacks by `nnx.vmap` are read like the modules themselves.
 
     | module | read as |
     |---|---|
-    | `Linear`, `LinearGeneral`, `LoRALinear` | one map from all input to all output axes |
-    | `Einsum` | contracted axes are the fan-in, axes shared by all three operands are copies |
+    | `Linear`, `LinearGeneral`, `LoRALinear` | `matrices`: from all input to all output axes |
+    | `Einsum` | `matrices`: contracted axes are fan-in, axes shared by all operands are copies |
     | `MultiHeadAttention` | `attention`: projections d to (heads, head_dim), output back |
     | `Conv` | `convolutions`: a patch, all taps and inputs, to the outputs of each group |
-    | `ConvTranspose` | `convolutions`: one input to all taps and outputs |
+    | `ConvTranspose` | `convolutions`: inputs to all taps and outputs |
     | `Embed` | `embedding`: a table, a vector in each row |
-    | `LSTMCell`, `GRUCell`, ... | `matrices`, one for each gate |
+    | `LSTMCell`, `GRUCell`, ... | `matrices`: a matrix per gate |
     | norms, `PReLU`, biases, `LoRA` factors | `rest` |
 
     `Stiefel(Lipschitz())` gives every layer of `Linear` and `Conv` a Euclidean Lipschitz constant
@@ -50,27 +50,29 @@ def geometry(
 
     Args:
       model: an `nnx.Module`; arrays or shapes (`nnx.eval_shape`).
-      matrices: the manifold of linear maps `(fan_out, fan_in)`, or None.
-      attention: that of attention's projections; by default (`...`) as `matrices`.
-      per_head: whether each head is a matrix by itself in all four projections, so that
-        heads do not influence one another's steps. By default a projection is one matrix.
-      convolutions: that of kernels; by default (`...`) as `matrices`. A manifold of more than two
-        axes, such as `Euclidean(ConvRMSToRMS())`, gets the kernel tap by tap.
-      embedding: that of tables `(vocabulary, d)`, such as `EmbeddingRows()`.
-      rest: that of everything else.
+      matrices: manifold of linear maps `(fan_out, fan_in)`, or None.
+      attention: manifold of attention projections, or None; by default (`...`) as `matrices`.
+      per_head: whether each head is a separate matrix in all four projections, so that heads do
+        not influence each other's steps. By default a projection is a single matrix.
+      convolutions: manifold of convolution kernels, or None; by default (`...`) as `matrices`. A
+        manifold of more than two axes, such as `Euclidean(ConvRMSToRMS())`, gets the kernel tap by
+        tap.
+      embedding: manifold of tables `(vocabulary, d)`, such as `EmbeddingRows()`, or None.
+      rest: manifold of all other parameters, or None.
       overrides: entries that take precedence, by a pattern on the path as in `optim.by_path`, then
-        by a type of module, the innermost first: `{"head/kernel": None, nnx.LoRA: Stiefel(),
+        by a type of module, innermost first: `{"head/kernel": None, nnx.LoRA: Stiefel(),
         Mine: {"w": Stiefel().transposed(), "b": None}}`. A manifold gets the layout of the module
-        where that is known; an entry with a layout is taken as it is.
-      wrt: which variables are trained, the filter given to `nnx.Optimizer`.
+        if known; an entry with its own layout keeps it.
+      wrt: filter of the trained variables, as in `nnx.Optimizer`.
 
     Returns:
-      Entries by path, for `nnx.state(model, wrt)`. It is a plain dictionary: print it, change it.
+      Entries by path, for `nnx.state(model, wrt)`: a plain dictionary to print or change.
 
     Raises:
-      TypeError: the type of a module is unknown; the message names paths, types and the override
-        to write. Or an argument is not a manifold.
-      ValueError: an override is of no parameter, or a shape does not fit; see `optim.resolve`.
+      TypeError: the type of a module is unknown (the message names paths, types and the override
+        to write), or an argument is not a manifold.
+      ValueError: an override matches no parameter, a shape does not fit (see `optim.resolve`), the
+        axis of a stack is ambiguous, or `Lipschitz()` cannot bound a convolution.
 
     Examples:
       >>> from flax import nnx as flax_nnx
@@ -96,7 +98,7 @@ def geometry(
 
 
 def _owners(model: Any, path: tuple[Any, ...]) -> Any:
-    """Yield path and module of the modules above a variable, the outermost first."""
+    """Yield path and module of each module above a variable, outermost first."""
     node = model
     for depth, key in enumerate(path):
         if isinstance(node, nnx.Module) and not isinstance(node, nnx.List | nnx.Dict):
@@ -109,7 +111,7 @@ def _child(node: Any, key: Any) -> Any:
 
 
 def _gates(count: int) -> Mapping[str, Weight]:
-    """Return the two fused layers of a recurrent cell."""
+    """Return the two fused layers of a recurrent cell, split by gate."""
     gates = reading.matrix(Layout(-2, -1, out_blocks=count))
     biases = {"dense_i/bias": REST, "dense_h/bias": REST}
     return {"dense_i/kernel": gates, "dense_h/kernel": gates, **biases}
@@ -147,7 +149,7 @@ _READERS: dict[type, reading.Reader] = {
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
 }
 
-# Shapes of parameters in one copy of a module.
+# Shapes of parameters in an unstacked module.
 _SHAPES: dict[type, reading.Shapes] = {
     nnx.Linear: lambda m: {"kernel": (m.in_features, m.out_features)},
     nnx.LinearGeneral: lambda m: {"kernel": (*m.in_features, *m.out_features)},

@@ -1,4 +1,4 @@
-"""Measurements as functions, for manifolds, retractions and sweeps of your own."""
+"""Measurements for your own manifolds, retractions and learning-rate sweeps."""
 
 from manifoldmuon.lab._erasure import erasure_auc, letter_mask, stable_rank
 from manifoldmuon.lab._pictures import plot_monitor, plot_singular_values

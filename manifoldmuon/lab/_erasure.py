@@ -1,8 +1,8 @@
-"""Weight erasure: does training forget the weights that it started from?
+"""Weight erasure: does training forget the initial weights?
 
-The initial weights are multiplied by a mask that is zero on a letter. A method whose updates
-have a high stable rank writes over all of it; one whose updates have rank one leaves it readable
-(modular duality, arXiv:2410.21265, and the experiment of the Modula documentation).
+The initial weights are multiplied by a mask that is zero on a letter. Updates of high stable rank
+write over the whole letter; updates of rank 1 leave it readable (modular duality, arXiv:2410.21265,
+and the experiment in the Modula documentation).
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ def letter_mask(
 ) -> Float[np.ndarray, "m n"]:
     """Return a mask that is 0 on a letter in the middle of a matrix and 1 elsewhere.
 
-    The letter is matplotlib's own DejaVu Sans, drawn by matplotlib (extra `studies`).
+    Drawn by matplotlib (extra `studies`) in DejaVu Sans, which it includes.
 
     Args:
-      shape: of the matrix.
-      letter: what is drawn; one character or more.
-      height: of the letter, as a share of the smaller side of the matrix (less if it is wider
-        than tall).
+      shape: shape of the matrix.
+      letter: text to draw, at least one visible character.
+      height: height of the letter, as a share of the matrix's smaller side (less if the letter is
+        wider than tall).
 
     Returns:
-      Zeros and ones, float32.
+      An array of 0 and 1, float32.
 
     Raises:
-      ValueError: the shape is not that of a matrix, nothing is drawn, or `height` is not in
-        (0, 1].
+      ValueError: `shape` is no shape of a matrix, `letter` is blank, or `height` is not in (0, 1].
 
     Examples:
       >>> letter_mask((64, 32)).shape
@@ -72,15 +71,15 @@ def letter_mask(
 
 
 def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]) -> float:
-    """Return how well magnitudes tell where the mask was: 1 for perfectly, 0.5 for not at all.
+    """Return how well magnitudes reveal the mask: 1 for perfectly, 0.5 for not at all.
 
-    The area under the ROC curve, by Mann and Whitney: the probability that `|W_ij|` at a place
-    outside of the letter (mask not 0) is larger than at a place inside, ties counted half. It does
-    not depend on the weight's scale.
+    The area under the ROC curve, by Mann and Whitney: the probability that `|W_ij|` is larger at an
+    entry outside of the letter (mask not 0) than at an entry inside, ties counted half. It does not
+    depend on the weight's scale.
 
     Args:
-      weight: the matrix, in any shape.
-      mask: 0 inside of the letter.
+      weight: array of any shape.
+      mask: array of the same shape, 0 inside of the letter.
 
     Returns:
       A number in [0, 1].
@@ -104,10 +103,10 @@ def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]
 
 
 def stable_rank(matrix: Matrices) -> Numbers:
-    """Return `||X||_F^2 / ||X||_2^2`: between 1 and the rank, and continuous, as the rank is not.
+    """Return `||X||_F^2 / ||X||_2^2`: between 1 and the rank but, unlike the rank, continuous.
 
     Args:
-      matrix: at any scale; leading axes are independent.
+      matrix: matrices at any scale; leading axes are independent.
 
     Returns:
       Float32 or wider; 0 for a zero matrix.

@@ -1,4 +1,4 @@
-"""Pictures of a training: singular values by layer, and what a log holds, over the steps."""
+"""Plots of a training run: singular values by layer, and logged numbers, over the steps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ _MOST_NAMED = 10  # lines in a legend: matplotlib cycles through as many colours
 def plot_singular_values(history: Mapping[int, Any], columns: int = 3) -> Figure:
     """Draw the singular values of every matrix over the steps, one panel for each parameter.
 
-    The band reaches from the smallest to the largest value, the lines are quartiles. Of a stack all
-    matrices count together. The picture is matplotlib's (extra `studies`); nothing is shown or
-    saved.
+    The band reaches from the smallest to the largest value, the lines are quartiles. Matrices of a
+    stack are pooled. Drawn by matplotlib (extra `studies`); nothing is shown or saved.
 
     Args:
-      history: by step, the parameters there: any tree of arrays. Vectors are left out.
-      columns: how many panels stand side by side, at most.
+      history: parameters by step, any tree of arrays. Vectors are left out.
+      columns: largest number of panels in a row.
 
     Returns:
-      The figure; `figure.savefig("values.png")`, or the last line of a cell in a notebook.
+      The figure; save it with `figure.savefig("values.png")`, or end a notebook cell with it.
 
     Raises:
       ValueError: there is no step, or no matrix.
@@ -59,15 +58,15 @@ def plot_singular_values(history: Mapping[int, Any], columns: int = 3) -> Figure
 
 
 def plot_monitor(history: Mapping[int, Mapping[str, float]], columns: int = 3) -> Figure:
-    """Draw numbers of a log over the steps: a panel for each kind, a line for each parameter.
+    """Draw logged numbers over the steps: a panel for each kind, a line for each parameter.
 
-    The kind is what precedes the first `/`, as `optim.monitor_scalars` writes it; add others, such
-    as `{"erasure/w": erasure_auc(w, mask)}` or `{"loss": ...}`. Axes are logarithmic where all
-    numbers are positive. The picture is matplotlib's (extra `studies`).
+    The kind precedes the first `/`, as in `optim.monitor_scalars`; add other kinds, such as
+    `{"erasure/w": erasure_auc(w, mask)}` or `{"loss": ...}`. An axis is logarithmic if all its
+    numbers are positive. Drawn by matplotlib (extra `studies`).
 
     Args:
-      history: by step, the numbers there.
-      columns: how many panels stand side by side, at most.
+      history: numbers by step, then by name.
+      columns: largest number of panels in a row.
 
     Returns:
       The figure.
@@ -100,7 +99,7 @@ def plot_monitor(history: Mapping[int, Mapping[str, float]], columns: int = 3) -
 
 
 def _panels(count: int, columns: int) -> tuple[Figure, list[Any]]:
-    """Return a figure with this many panels of one size."""
+    """Return a figure with this many panels of equal size."""
     from matplotlib.figure import Figure
 
     across = min(count, max(columns, 1))

@@ -1,8 +1,8 @@
-"""Sweeps over learning rates: the best rate, and what another rate costs.
+"""Learning-rate sweeps: the best rate, and the price of another rate.
 
-For each seed, a parabola goes through the logarithm of the loss at the best rate of the grid and at
-its two neighbours, over log2 of the rate; its lowest point is the seed's best rate. An end of the
-grid is not a best rate: it only says on which side to look.
+For each seed, a parabola in log2 of the rate is fitted to the logarithm of the loss at the grid's
+best rate and its two neighbours; its lowest point is the seed's best rate. An end of the grid is
+not a best rate: it only shows on which side to extend the grid.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class BestRate(NamedTuple):
     """The best rate over seeds.
 
     Attributes:
-      log2_rate: the mean over seeds; None where a seed has its lowest point at an end of the grid.
-      interval: its 95 % interval by Student's distribution; None as well for a single seed.
-      edge: "below" or "above", or both, where the grid ends too early, else "".
-      by_seed: None where the grid ends.
+      log2_rate: mean over seeds; None if a seed has its lowest point at an end of the grid.
+      interval: 95 % interval of the mean by Student's distribution; None also for a single seed.
+      edge: "below", "above" or "above and below" if the grid ends too early there, else "".
+      by_seed: log2 of each seed's best rate; None if the lowest point is at an end of the grid.
 
     Examples:
       >>> best_rate([-2, -1], [[0.9, 0.5]]).edge  # the grid ends too early
@@ -42,8 +42,8 @@ def best_rate(log2_rates: Numbers, losses: Sequence[Losses]) -> BestRate:
     """Return the rate at the lowest loss of a sweep, by a parabola for each seed.
 
     Args:
-      log2_rates: ascending; those of the grid.
-      losses: one curve for each seed, positive; None or not finite where training broke down.
+      log2_rates: log2 of the grid's rates, ascending.
+      losses: a curve for each seed, positive; None or not finite where training diverged.
 
     Returns:
       A `BestRate`: log2 of the rate with its interval, or the edge where the grid ends too early.
@@ -68,16 +68,16 @@ def best_rate(log2_rates: Numbers, losses: Sequence[Losses]) -> BestRate:
 def excess_loss(log2_rates: Numbers, losses: Losses, at: float) -> float | None:
     """Return how far the logarithm of the loss at a rate is above the lowest point of its curve.
 
-    The price of a rate that was tuned elsewhere. Between the rates of the grid, the parabola
-    through the three nearest is taken.
+    This is the price of a rate that was tuned elsewhere. Between the grid's rates, the loss is read
+    off the parabola through the three nearest.
 
     Args:
-      log2_rates: ascending; those of the grid.
-      losses: of one seed, positive; None or not finite where training broke down.
+      log2_rates: log2 of the grid's rates, ascending.
+      losses: curve of a single seed, positive; None or not finite where training diverged.
       at: log2 of the rate.
 
     Returns:
-      The difference, None where the curve has its lowest point at an end of the grid.
+      The difference; None if the curve has its lowest point at an end of the grid.
 
     Examples:
       >>> round(excess_loss([-4, -3, -2, -1], [0.9, 0.5, 0.5, 0.9], at=-2.5), 6)
@@ -98,24 +98,24 @@ def excess_loss(log2_rates: Numbers, losses: Losses, at: float) -> float | None:
 
 
 def _lowest(exponents: Numbers, losses: Losses) -> tuple[float | None, str]:
-    """Return log2 of one seed's best rate, or None and the edge of the grid ("below", "above")."""
+    """Return log2 of a seed's best rate, or None and the edge of the grid ("below", "above")."""
     heights = _heights(losses)
     k = int(heights.argmin())
     if k in (0, len(heights) - 1):
         return None, "below" if k == 0 else "above"
     curvature, tilt, _ = _parabola(exponents, heights, k)
-    # Three equal losses: anywhere is lowest.
+    # Three equal losses: keep the rate of the grid.
     return float(exponents[k] - (tilt / (2 * curvature) if curvature else 0.0)), ""
 
 
 def _heights(losses: Losses) -> np.ndarray:
-    """Return the logarithms: the worst where training broke down, zero where nothing is known."""
+    """Return logarithms of losses: the worst where training diverged, zeros if it always did."""
     values = np.array([np.nan if loss is None else loss for loss in losses], np.float64)
     fine = np.isfinite(values)
     return np.log(np.where(fine, values, values[fine].max())) if fine.any() else np.zeros(len(fine))
 
 
 def _parabola(exponents: Numbers, heights: np.ndarray, k: int) -> np.ndarray:
-    """Return the parabola around a point of the grid, through it and its neighbours."""
+    """Return the parabola through a point of the grid, its origin, and the two neighbours."""
     near = slice(k - 1, k + 2)
     return np.polyfit(np.subtract(exponents[near], exponents[k]), heights[near], 2)

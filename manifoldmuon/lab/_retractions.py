@@ -1,4 +1,4 @@
-"""Retractions: their order, and random walks, which show drift and the length of steps."""
+"""Retractions: their order, and random walks that show drift and step lengths."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ TIMES = tuple(2.0**-k for k in range(3, 8))
 
 
 class RetractionOrder(NamedTuple):
-    """Distances from the geodesic, and how they grow with the step.
+    """Distances from the geodesic, and their growth with the step.
 
     Attributes:
-      times: lengths of the steps, in the manifold's norm.
+      times: step lengths, in the manifold's norm.
       errors: distances from the geodesic, in the same norm.
-      slope: the exponent of the errors, one more than the order; None where the errors are those
-        of rounding.
+      slope: exponent of the errors, the order plus 1; None if the errors are only rounding.
 
     Examples:
       >>> exact = mm.manifolds.Hypersphere(ndim=2, retraction=mm.manifolds.retractions.Geodesic())
@@ -44,16 +43,16 @@ class RetractionOrder(NamedTuple):
 def retraction_order(
     manifold: Manifold, exact: Manifold, shape: tuple[int, ...], key: PRNGKeyArray
 ) -> RetractionOrder:
-    """Measure the order of a retraction in float64, along one random tangent.
+    """Measure the order of a retraction in float64, along a random tangent.
 
     Args:
-      manifold: with the retraction.
-      exact: the same manifold with the retraction that follows the geodesic.
-      shape: of the point.
-      key: of the point and the tangent.
+      manifold: manifold with the retraction to measure.
+      exact: the same manifold with a retraction along geodesics.
+      shape: shape of the point.
+      key: seeds the point and the tangent.
 
     Returns:
-      A `RetractionOrder`: distances from the geodesic by length of the step, and their slope.
+      A `RetractionOrder`: distances from the geodesic by step length, and their slope.
 
     Examples:
       >>> exact = mm.manifolds.Hypersphere(ndim=2, retraction=mm.manifolds.retractions.Geodesic())
@@ -68,7 +67,7 @@ def retraction_order(
 
 
 def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, ...], key: Any) -> Any:
-    """Return the errors of steps of all lengths along one random direction of norm 1."""
+    """Return the errors of steps of all lengths along a random direction of norm 1."""
     point_key, key = jax.random.split(key)
     point = manifold.random_point(point_key, shape, jnp.float64)
     vector = manifold.project_tangent(point, jax.random.normal(key, shape, jnp.float64))
@@ -79,12 +78,12 @@ def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, ...], key: An
 
 
 class RandomWalk(NamedTuple):
-    """Random walks, one for each rate.
+    """Random walks, a walk for each rate.
 
     Attributes:
-      at: the steps after which there are points: 1, 10, 100, ... and the last.
-      points: the points there, in the dtype of the walk.
-      effective: the length of the first step over the rate, in the manifold's norm.
+      at: numbers of the recorded steps: 1, 10, 100, ... and the last.
+      points: points after the recorded steps, in the dtype of the walk.
+      effective: length of the first step, in the manifold's norm, divided by the rate.
 
     Examples:
       >>> random_walk(mm.manifolds.Stiefel(), (4, 2), (0.1,), 10, jax.random.key(0)).at
@@ -106,22 +105,23 @@ def random_walk(
 ) -> RandomWalk:
     """Walk along steepest directions of fresh Gaussian gradients.
 
-    Points are kept in the dtype, the arithmetic is in float32. How far they have drifted from
-    the set says `manifold.distance`, or better a computation in float64.
+    Points are kept in `dtype`, the arithmetic is in float32. Measure their drift from the set by
+    `manifold.distance` or, better, by a computation in float64.
 
     Args:
-      manifold: with the retraction.
-      shape: of one point: `manifold.ndim` axes.
-      rates: the length of the steps, one walk for each.
-      steps: how many; at least 1.
-      key: of the first points and the gradients.
-      dtype: in which points are kept.
+      manifold: manifold with the retraction to measure.
+      shape: shape of a point: `manifold.ndim` axes.
+      rates: step lengths, a walk for each.
+      steps: number of steps; at least 1.
+      key: seeds the first points and the gradients.
+      dtype: dtype of the points.
 
     Returns:
-      A `RandomWalk`, whose `points` have the shape `(moments, rates, *shape)`.
+      A `RandomWalk`; `points` has the shape `(moments, rates, *shape)`.
 
     Raises:
-      ValueError: `steps` is less than 1, a rate is not positive, or `shape` has other axes.
+      ValueError: `steps` is less than 1, there is no rate, a rate is not positive, or `shape` has
+        another number of axes.
 
     Examples:
       >>> random_walk(mm.manifolds.EmbeddingRows(), (3, 4), (0.1,), 20, jax.random.key(0)).at
@@ -147,7 +147,7 @@ def random_walk(
 
 @functools.lru_cache(maxsize=1)
 def _advance(manifold: Manifold) -> Any:
-    """Return the compiled walk from one step to another, for all seeds and lengths."""
+    """Return the compiled walk between two steps, for all rates."""
 
     @jax.jit
     def advance(points, rates, key, start, stop):

@@ -1,4 +1,4 @@
-"""Bounds on the singular values of a matrix, by products alone."""
+"""Clipping of eigenvalues and singular values, by products alone in float32."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ def spectral_projector(x: Squares, edge: float = 0.0, method: MsignMethod | None
 
     Args:
       x: S, symmetric, float32 or wider; leading axes are independent.
-      edge: eigenvalues that the method does not tell from it come out between 0 and 1.
-      method: of the sign; None: the default, and in float64 by decomposition, for all digits.
+      edge: the threshold. Eigenvalues too close to it for the method come out between 0 and 1.
+      method: method of msign for the sign; None: the default, or `SVD()` in float64, for all
+        digits.
 
     Returns:
       Exactly symmetric, in the dtype of x.
@@ -45,7 +46,7 @@ def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
 
     Args:
       x: S, symmetric, float32 or wider; leading axes are independent.
-      method: see `spectral_projector`; eigenvalues that it does not resolve are halved.
+      method: see `spectral_projector`; eigenvalues below its resolution are halved at worst.
 
     Returns:
       Exactly symmetric, in the dtype of x.
@@ -58,15 +59,15 @@ def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
 
 
 def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None = None) -> Matrices:
-    """`U min(S, upper) V^T` for each `x = U S V^T`: the nearest matrix of that spectral norm.
+    """Return `U min(S, upper) V^T` for each `x = U S V^T`: nearest in the spectral-norm ball.
 
-    With the polar factor Q and `H = Q^T X` it is `Q (H - (H - upper I)_+)`: two signs. Its error is
-    some units of rounding of the largest singular value of x, not of `upper`.
+    With the polar factor Q and `H = Q^T X` it is `Q (H - (H - upper I)_+)`: two calls of `msign`.
+    The error is some units of rounding of the largest singular value of x, not of `upper`.
 
     Args:
       x: matrices in the trailing two axes; leading axes are independent.
-      upper: positive.
-      method: of both signs; None: the default.
+      upper: the largest allowed singular value, positive.
+      method: method for both calls; None: the default, or `SVD()` in float64.
 
     Returns:
       Shape and dtype of `x`; the arithmetic is done in float32 or wider.

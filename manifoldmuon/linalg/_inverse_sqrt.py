@@ -13,7 +13,7 @@ from manifoldmuon.linalg._polynomials import coupled_factor, schatten_bound
 from manifoldmuon.linalg._schedules import Schedule
 
 DEFAULT_INVERSE_SQRT = PolarExpress(1e-3, safety=1.0001, cushion=0.05)
-"""For eigenvalues down to a millionth of the bound, about where float32 still resolves them."""
+"""For eigenvalues down to a millionth of the bound, about the resolution of float32."""
 
 
 def inverse_sqrt(
@@ -22,26 +22,26 @@ def inverse_sqrt(
     bound: float | Numbers | None = None,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Squares:
-    """`S^(-1/2)` by the coupled iteration `S <- p(S) S p(S)`, `Q <- Q p(S)`.
+    """Compute `S^(-1/2)` by the coupled iteration `S <- p(S) S p(S)`, `Q <- Q p(S)`.
 
-    Each step acts on the square roots of the eigenvalues as the schedule's odd polynomial, so
-    a schedule designed for `[lower, 1]` covers eigenvalues down to `lower**2 * bound`. Where
-    all eigenvalues lie close to 1 (`I + V^T V` in a retraction) give the bound and a schedule
-    of two or three steps.
+    Each step applies the schedule's odd polynomial to the square roots of the eigenvalues, so a
+    schedule designed for `[lower, 1]` covers eigenvalues down to `lower**2 * bound`. If all
+    eigenvalues are close to 1 (`I + V^T V` in a retraction), give the bound and a schedule of two
+    or three steps.
 
     Args:
-      gram: symmetric, positive semi-definite, float32 or wider; only its symmetric part counts.
-        Neither its largest entry nor its size may over- or underflow when squared.
+      gram: S, symmetric, positive semi-definite, float32 or wider; only the symmetric part counts.
+        Its trace must be a normal number, or zero.
       schedule: the polynomials.
-      bound: an upper bound of the largest eigenvalue, the tighter the better. None: the
-        Schatten norm `||S^2||_F^(1/2)`, at most `n**(1/4)` times the largest eigenvalue.
+      bound: an upper bound on the largest eigenvalue, a normal number, the tighter the better.
+        None: the Schatten norm `||S^2||_F^(1/2)`, at most `n**(1/4)` times the largest eigenvalue.
       precision: the precision of float32 products on accelerators.
 
     Returns:
-      Symmetric. Relative error of about `eps` times the condition number; with the default
-      schedule in float64 no less than 5e-10. Eigenvalues below the range of the schedule give
-      finite values too small, and a zero matrix gives the finite multiple of the identity that the
-      slopes of the schedule multiply to.
+      A symmetric matrix. Its relative error is about `eps` times the condition number; with the
+      default schedule in float64 at least 5e-10. Eigenvalues below the range of the schedule give
+      finite values that are too small; a zero matrix gives the product of the schedule's slopes
+      times the identity.
 
     Raises:
       TypeError: `schedule` is not a `Schedule`.

@@ -1,4 +1,4 @@
-"""Spectral and nuclear norms: to full accuracy, or for the price of a training step."""
+"""Spectral and nuclear norms: to full accuracy, or cheap enough for every training step."""
 
 from __future__ import annotations
 
@@ -32,32 +32,32 @@ from manifoldmuon._internal.spectral import start_vector
 def power_iteration(
     x: Matrices, vector: Vectors, steps: int = 2, cold_steps: int | None = None
 ) -> tuple[Numbers, Vectors]:
-    """Estimate `||x||_2` from below, with a vector kept from call to call.
+    """Estimate `||x||_2` from below, with a vector kept between calls.
 
-    Two steps per call suffice where x changes slowly, as an update under momentum does
-    (modular norm, arXiv:2405.14813, appendix A.3). Two measures keep the estimate useful where x
-    jumps, for example from one diagonal block to another:
+    Two steps per call suffice if x changes slowly, like an update under momentum (modular norm,
+    arXiv:2405.14813, appendix A.3). Two measures keep the estimate useful if x jumps, for example
+    between diagonal blocks:
 
     * The estimate is never below the largest norm of a row or column, so that
       `sigma <= ||x||_2 <= sqrt(min(m, n)) * sigma`, up to rounding.
-    * Each call iterates the kept vector and a random one, always the same, and returns the best
-      vector in their span (Rayleigh-Ritz). A vector in an invariant subspace of `x^T x` is
-      therefore left at once, and a converged one is kept.
+    * Each call iterates the kept vector and a fixed random vector, and returns the best vector in
+      their span (Rayleigh-Ritz). The iteration therefore leaves an invariant subspace of `x^T x` at
+      once, and keeps a converged vector.
 
     Args:
       x: matrices in the trailing two axes; leading axes are independent. Any scale at which the
-        norm is a normal number; rows and columns count where their squares are finite, too.
-      vector: the right singular vector that the last call returned. Zeros are a cold start:
-        a vector that x maps to zero is replaced by a random one, always the same, so that nothing
-        depends on how sums are ordered (the largest row of x would: Adam's first rows are equal).
-      steps: how many times `x^T x` is applied; static. 0 only measures the vector.
-      cold_steps: how many times where a start is cold; static. None: `steps`. All matrices of
-        the call take as many as the one that needs most.
+        norm is a normal number; norms of rows and columns count only if their squares are finite.
+      vector: the right singular vector from the last call. Zeros give a cold start: a vector that x
+        maps to zero is replaced by a fixed random vector. (The largest row of x would make results
+        depend on the order of sums: Adam's first rows are equal.)
+      steps: number of applications of `x^T x`; static. 0 only measures the vector.
+      cold_steps: the same for a cold start; static. None: `steps`. A single cold start in a batch
+        makes all its matrices take this number.
 
     Returns:
       `(sigma, vector)`: the estimate in float32 or wider, and the unit vector v in the dtype of
-      `vector`. A zero matrix gives 0 and leaves the vector as it was; so does one that is not
-      finite, and its norm is NaN.
+      `vector`. A zero matrix gives 0, a matrix that is not finite NaN; both leave the vector
+      unchanged.
 
     Raises:
       ValueError: a number of steps is negative or the vector's shape does not fit.
@@ -79,7 +79,7 @@ def power_iteration(
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)), vector
     x = upcast(x)
 
-    # In the forms that XLA is fast in on CPUs: rows, and where x is transposed, one at a time.
+    # Fast forms for XLA on CPUs: row vectors, and a single row at a time where x is transposed.
     def measure(rows):
         apart = jnp.split(rows, rows.shape[-2], axis=-2)
         return rows, jnp.concatenate([product(row, x.mT) for row in apart], axis=-2)
@@ -95,7 +95,7 @@ def power_iteration(
         run = functools.partial(jax.lax.fori_loop, 0, first, step)
         return jax.lax.cond(found, run, _same, measure(v))
 
-    # What a cold start takes stands in a branch, not to be paid in every step.
+    # A branch, so that only cold starts pay for it.
     v, x = match_varying_axes((normalize(vector.astype(x.dtype), 1)[..., None, :], x))
     pair = measure(v)
     v, image = jax.lax.cond(jnp.any(jnp.all(pair[1] == 0, axis=-1)), restart, _same, pair)
@@ -115,17 +115,17 @@ def power_iteration(
 
 
 def _best_combination(rows, images):
-    """The unit vector v in the span of two whose image `x v` is longest, and that image.
+    """Return the unit vector v in the span of two vectors with the longest image `x v`, and `x v`.
 
     Args:
-      rows: two unit vectors; where they are nearly parallel, the first is returned.
-      images: of both.
+      rows: two unit vectors; if they are nearly parallel, the first is returned.
+      images: the images of both vectors.
     """
     (v, w), (image, image_w) = jnp.split(rows, 2, axis=-2), jnp.split(images, 2, axis=-2)
     along = jnp.sum(v * w, axis=-1, keepdims=True)
     rest = w - along * v
     length = expand_trailing(frobenius_norm(rest, 1), 1)
-    # A shorter rest is mostly rounding, and so is its image.
+    # A shorter rest consists mostly of rounding errors, and so does its image.
     share = jnp.where(length > jnp.finfo(v.dtype).eps ** (1 / 3), 1 / nonzero_or_one(length), 0)
     rest, image_rest = share * rest, share * (image_w - along * image)
     size = nonzero_or_one(jnp.max(jnp.abs(images), axis=(-2, -1), keepdims=True))
@@ -139,11 +139,10 @@ def _best_combination(rows, images):
 
 
 def spectral_norm(x: Matrices) -> Numbers:
-    """The largest singular value, from the eigenvalues of the smaller Gram matrix.
+    """Return the largest singular value, from the eigenvalues of the smaller Gram matrix.
 
-    Squaring costs the small singular values their accuracy, never the largest. Cubic in the
-    smaller side and not by products alone: for measuring. A training step takes
-    `power_iteration`.
+    Squaring costs accuracy only in small singular values, not in the largest. For measuring: the
+    decomposition is cubic in the smaller side. In training use `power_iteration`.
 
     Args:
       x: matrices in the trailing two axes; leading axes are independent. Any scale
@@ -165,7 +164,7 @@ def spectral_norm(x: Matrices) -> Numbers:
 
 
 def nuclear_norm(x: Matrices) -> Numbers:
-    """The sum of the singular values, by an SVD without vectors: for measuring.
+    """Return the sum of the singular values, by an SVD without vectors: for measuring.
 
     Args:
       x: matrices in the trailing two axes; leading axes are independent. Any scale
@@ -186,7 +185,7 @@ def nuclear_norm(x: Matrices) -> Numbers:
 
 
 def _unit(vector):
-    """`normalize` for normal numbers: a third of the program, where there are many."""
+    """Normalise vectors of normal numbers, with a third of the program of `normalize`."""
     scaled = vector / nonzero_or_one(jnp.max(jnp.abs(vector), axis=-1, keepdims=True))
     return scaled / nonzero_or_one(jnp.linalg.norm(scaled, axis=-1, keepdims=True))
 

@@ -1,4 +1,4 @@
-"""msign, the orthogonal polar factor of a matrix: every shape, scale and dtype, differentiable."""
+"""msign, the orthogonal polar factor of a matrix, differentiable, for every shape and scale."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ DEFAULT_MSIGN = GramNewtonSchulz(PolarExpress(3e-7, steps=13, safety=1.001, cush
 """Thirteen steps of Polar Express: matrix products only.
 
 Orthogonal to a few units of float32 rounding up to a condition number of 1e6; singular values
-below a millionth of the largest may come out between 0 and 1. The range is wider than 1e6 because
-the Schatten norm by which the matrix is divided can exceed the spectral norm by n**(1/8), which
-is 2.4 at n = 1000.
+below a millionth of the largest may come out between 0 and 1. The schedule covers more than 1e6
+because it divides the matrix by a Schatten norm, which can exceed the spectral norm by a factor
+n**(1/8), 2.4 at n = 1000.
 """
 
 TRAINING_MSIGN = GramNewtonSchulz(
     PolarExpress(1e-2, steps=4, safety=1.001, cushion=0.03), precision=jax.lax.Precision.DEFAULT
 )
-"""Four steps of Polar Express, for directions of descent: the price of Muon's five, or less.
+"""Four steps of Polar Express, for training: as cheap as Muon's five steps, or cheaper.
 
-Singular values down to 1e-2 of the Schatten norm come out within 0.014 of 1, where Muon's five
-steps leave them within 0.3; smaller ones come out between 0 and 1. On accelerators every product
-takes one pass (bfloat16 factors on a TPU, TF32 on a GPU), which adds up to 0.01 on a TPU;
+Singular values down to 1e-2 of the Schatten norm come out within 0.014 of 1 (within 0.3 for Muon's
+five steps); smaller singular values come out between 0 and 1. On accelerators every product takes a
+single pass (bfloat16 factors on a TPU, TF32 on a GPU), which adds up to 0.01 on a TPU;
 `dataclasses.replace(TRAINING_MSIGN, precision=jax.lax.Precision.HIGHEST)` takes float32.
 """
 
@@ -39,37 +39,36 @@ BOUNDED_MSIGN = GramNewtonSchulz(
 )
 """`TRAINING_MSIGN` divided by its largest value, 1.0136: no singular value ends above 1.
 
-`Norm.fast` takes it, so that directions have norm at most 1. On accelerators the rounding of
-`TRAINING_MSIGN` stays.
+`Norm.fast` uses it, so that directions have norm at most 1. On accelerators it rounds as
+`TRAINING_MSIGN` does.
 """
 
 
 def msign(x: Matrices, method: MsignMethod | None = None) -> Matrices:
-    """The orthogonal polar factor `U V^T` of each matrix `x = U S V^T`.
+    """Return the orthogonal polar factor `U V^T` of each matrix `x = U S V^T`.
 
-    It is the nearest matrix with orthonormal columns (rows, where x is wide) and the direction
-    of steepest ascent under the spectral norm. Singular values that are zero stay zero.
+    It is the nearest matrix with orthonormal columns (or rows, if x is wide) and the direction of
+    steepest ascent under the spectral norm. Zero singular values stay zero.
 
     Each matrix is divided by a power of two first, so that `msign(c * x) == msign(x)` for every
-    positive c that keeps x finite, from denormal numbers to the largest: bit for bit where c is
-    a power of two. A NaN or an infinity makes its own matrix NaN and no other one in the batch.
+    positive c that keeps x finite, from denormal numbers to the largest: bit for bit if c is a
+    power of two. A NaN or an infinity makes its own matrix NaN, but no other matrix of the batch.
 
-    The derivative is that of the exact polar factor, whatever the method: with `H = Q^T X`,
+    Every method has the derivative of the exact polar factor: with `H = Q^T X`,
 
     `D msign(X)[E] = Q A + (I - Q Q^T) E H^-1`, where A is skew and `H A + A H = Q^T E - E^T Q`.
 
-    It exists wherever x has full rank, also where singular values coincide (the derivative of
-    an SVD is NaN there). At a rank-deficient x it is infinite in some directions; these
-    contribute zero.
+    It exists wherever x has full rank, also at equal singular values (where the derivative of an
+    SVD is NaN). At a rank-deficient x it is infinite in some directions; these contribute zero.
 
     Args:
       x: matrices in the trailing two axes, wide or tall; leading axes are independent.
         Any floating dtype; the arithmetic is done in float32 or wider.
-      method: how; None is `DEFAULT_MSIGN`, which ends 4e-10 from orthogonal in float64. For all
-        of its digits take `SVD()`.
+      method: the algorithm. None: `DEFAULT_MSIGN`, which in float64 is orthogonal to 4e-10; use
+        `SVD()` for full float64 accuracy.
 
     Returns:
-      Shape and dtype of `x`; an empty array for an empty one.
+      Shape and dtype of `x`; an empty array for an empty `x`.
 
     Raises:
       ValueError: `x` has fewer than two axes.
@@ -108,7 +107,7 @@ def _polar(x: Matrices, method: MsignMethod) -> Matrices:
 @_polar.defjvp
 def _polar_jvp(method, primals, tangents):
     (x,), (tangent,) = primals, tangents
-    # A method that stops short of convergence has no factor to differentiate at: the default's
-    # is used, which costs nothing more where it is the method itself.
+    # A method that has not converged returns no exact factor: differentiate at the default's
+    # factor, which is free if the method is the default.
     factor = _polar(x, DEFAULT_MSIGN)
     return _polar(x, method), polar_derivative(x, factor, tangent)

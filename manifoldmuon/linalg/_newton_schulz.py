@@ -1,4 +1,4 @@
-"""The interface of a method of msign, and Newton-Schulz: schedules of odd polynomials."""
+"""The interface of msign methods, and Newton-Schulz iterations with schedules of polynomials."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from manifoldmuon.linalg._polynomials import (
 )
 from manifoldmuon.linalg._schedules import Coefficients, Schedule
 
-# Of the noise that a Gram matrix may gain before it is formed again.
+# Maximum relative noise of a Gram matrix before it is recomputed.
 _MARGIN = 1e-4
 
 
 class MsignMethod(Value, abc.ABC):
     """A way to compute the orthogonal polar factor, as a frozen, hashable value.
 
-    The matrices that a method is given are tall or square, not empty, in float32 or wider, and
-    each has its largest magnitude between eps and 1/eps (of its dtype), or is zero, or is NaN
-    throughout: `msign` scales what it is given. A method must work under `jax.jit`, `jax.vmap` and
+    `msign` scales its argument, so a method gets matrices that are tall or square, not empty, in
+    float32 or wider, and each matrix has a largest magnitude between eps and 1/eps (of its dtype),
+    or is zero, or NaN throughout. A method must work under `jax.jit`, `jax.vmap` and
     `jax.lax.scan`; it need not be differentiable.
 
     Laws, for `x = U S V^T` and `q = msign(x, method)` (checked by
@@ -48,9 +48,9 @@ class MsignMethod(Value, abc.ABC):
     2. `q == U V^T`: `q^T x` is symmetric and positive semi-definite and, up to the condition number
        that the method resolves, q has orthonormal columns.
     3. Without full rank the same holds on the span of the singular vectors, rows and columns of
-       zeros stay zero, and no singular value of a method that converges ends above 1.
+       zeros stay zero, and a converging method has no singular value above 1.
     4. `msign(c * x) == sign(c) * msign(x)`, also for c = 0. A NaN or an infinity makes its own
-       matrix NaN, and matrices in a batch do not touch each other.
+       matrix NaN, and matrices of a batch are independent.
 
     Examples:
       >>> isinstance(SVD(), MsignMethod)
@@ -63,7 +63,7 @@ class MsignMethod(Value, abc.ABC):
 
     @classmethod
     def check(cls, name: str, method: object) -> None:
-        """Raise `TypeError`, naming the argument, for what is not a `MsignMethod`."""
+        """Raise `TypeError`, naming the argument, unless it is a `MsignMethod`."""
         if isinstance(method, Schedule):
             raise TypeError(f"{name} must be a MsignMethod: write NewtonSchulz({method!r})")
         if not isinstance(method, cls):
@@ -72,7 +72,7 @@ class MsignMethod(Value, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class _Products(MsignMethod):
-    """A schedule, and how its products are rounded."""
+    """A schedule, and the rounding of its products."""
 
     schedule: Schedule
     operands: Any = None
@@ -91,19 +91,20 @@ class _Products(MsignMethod):
 
 @dataclasses.dataclass(frozen=True)
 class NewtonSchulz(_Products):
-    """Apply a schedule of odd polynomials, `X <- X p(X^T X)`: large products alone.
+    """Apply a schedule of odd polynomials, `X <- X p(X^T X)`, by matrix products alone.
 
-    The matrix is divided by the Schatten norm `||X^T X X^T X||_F^(1/4)`, at most `n**(1/8)`
-    times the spectral norm, which the first step has at hand; the Frobenius norm of the
-    published iterations may be `n**(1/2)` times the spectral norm, which costs two more steps.
-    For matrices with twice as many rows as columns `GramNewtonSchulz` takes less time.
+    The matrix is divided by the Schatten norm `||X^T X X^T X||_F^(1/4)`, at most `n**(1/8)` times
+    the spectral norm, which the first step computes anyway (for a first step of degree 3,
+    `||X^T X||_F^(1/2)`, at most `n**(1/4)` times). Published iterations divide by the Frobenius
+    norm, up to `n**(1/2)` times the spectral norm, which costs two more steps. For matrices with
+    twice as many rows as columns `GramNewtonSchulz` takes less time.
 
     Attributes:
       schedule: the polynomials.
-      operands: dtype to which the factors of every product are rounded, `jnp.bfloat16` for
-        speed on an accelerator; None: float32 or wider. Sums are in float32 or wider always.
-      precision: of float32 products on accelerators. `HIGHEST` are six passes of bfloat16 on a
-        TPU, `HIGH` three, `DEFAULT` one.
+      operands: dtype to round the factors of every product to, `jnp.bfloat16` for speed on an
+        accelerator; None: float32 or wider. Sums are always in float32 or wider.
+      precision: precision of float32 products on accelerators. On a TPU `HIGHEST` takes six passes
+        of bfloat16, `HIGH` three and `DEFAULT` a single pass.
       frobenius: divide by the Frobenius norm instead, to repeat published runs exactly.
 
     Examples:
@@ -127,18 +128,17 @@ class NewtonSchulz(_Products):
         return scan_runs(advance, first, tuple(steps), x.dtype)
 
     def _gram(self, x: Matrices) -> tuple[Squares, Squares]:
-        """Return `X^T X`, and what has the same square without a sign."""
+        """Return `X^T X`, and the same matrix up to sign, for its square."""
         gram = self._multiply(x.mT, x)
         return gram, gram
 
 
 @dataclasses.dataclass(frozen=True)
 class SkewNewtonSchulz(NewtonSchulz):
-    """`NewtonSchulz` for skew-symmetric matrices, of which `X^T X = -X X` needs no transpose.
+    """`NewtonSchulz` for skew-symmetric matrices: `X^T X = -X X` needs no transpose.
 
-    That saves a third of the time of a product on a CPU. Skew symmetry is not checked.
-
-    Fields are those of `NewtonSchulz`.
+    This saves a third of the time of a product on a CPU. Skew symmetry is not checked. The fields
+    are the same as for `NewtonSchulz`.
 
     Examples:
       >>> skew = jnp.array([[0.0, -3.0], [3.0, 0.0]])
@@ -152,7 +152,7 @@ class SkewNewtonSchulz(NewtonSchulz):
 
 
 def _normalised(gram, step: Coefficients, multiply, frobenius: bool = False):
-    """Return `X^T X / bound^2`, its square where the first step needs it, and `1 / bound`."""
+    """Return `X^T X / bound^2`, its square (None if the step needs none), and `1 / bound`."""
     trace = nonzero_or_one(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
     gram = gram / trace  # so that the squares below cannot overflow
     square = multiply(gram, gram) if factor_products(len(step)) else None
@@ -169,11 +169,11 @@ class GramNewtonSchulz(_Products):
     """`NewtonSchulz` in fewer operations for tall matrices: several steps on the Gram matrix.
 
     `S <- p(S) S p(S)`, `Q <- Q p(S)` from `S = X^T X`, then `X <- X Q`. S has the squared condition
-    number, and rounding makes its smallest eigenvalues noise that grows with the gain of the steps;
-    so it is formed again before that noise matters, after two steps in float32 and after every step
-    in bfloat16. For shapes where `NewtonSchulz` takes no more operations it is that.
+    number: rounding turns its smallest eigenvalues into noise, which grows with the gain of the
+    steps. S is therefore recomputed before the noise matters, about every two steps in float32 and
+    after every step in bfloat16. Shapes that need no more operations with `NewtonSchulz` use it.
 
-    Fields are those of `NewtonSchulz`.
+    Fields as in `NewtonSchulz`, without `frobenius`.
 
     Examples:
       >>> q = msign(jnp.eye(4, 3) * 5, GramNewtonSchulz(POLAR_EXPRESS))
@@ -213,13 +213,13 @@ class GramNewtonSchulz(_Products):
 def gram_blocks(
     steps: tuple[Coefficients, ...], eps: float
 ) -> tuple[tuple[Coefficients, ...], ...]:
-    """Cut a schedule where the Gram matrix has to be formed again.
+    """Cut a schedule into blocks; each block recomputes the Gram matrix.
 
-    Within a block rounding grows by the squared slope of every step, and what `X Q` then is
-    differs by that much from what S says it is. A value that S has at the upper end of a step's
-    interval, where the steps turn up steeply, must not lie past it: a block ends while the
-    difference is below the safety margin of `DEFAULT_MSIGN`. The last step has a fresh Gram
-    matrix always: it removes what rounding has left in the blocks before.
+    Within a block, rounding errors grow by the squared slope of every step, and S drifts by as much
+    from the Gram matrix of `X Q`. A singular value at the upper end of a step's interval must not
+    pass it, since the polynomials rise steeply there: a block ends while the drift is below the
+    safety margin of `DEFAULT_MSIGN`. The last step always has a new Gram matrix, and so removes the
+    rounding errors of earlier blocks.
     """
     blocks: list[tuple[Coefficients, ...]] = []
     gain = float("inf")
@@ -233,7 +233,7 @@ def gram_blocks(
 
 
 def block_flops(blocks: tuple[tuple[Coefficients, ...], ...], m: int, n: int) -> int:
-    """Count the floating-point operations for an m x n matrix, products only."""
+    """Return the number of floating-point operations for an m x n matrix, in products only."""
     small = 0
     for block in blocks:
         small += 3 * (len(block) - 1) + sum(factor_products(len(step)) for step in block)

@@ -1,6 +1,6 @@
 """Polar Express: the composition of odd polynomials that maps `[lower, 1]` closest to 1.
 
-Each of them is the best approximation of 1 on an interval, found by the Remez exchange.
+The Remez exchange finds each polynomial, the best approximation of 1 on an interval.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ _EXCHANGES = 100
 
 @dataclasses.dataclass(frozen=True)
 class PolarExpress(Schedule):
-    """The schedule that brings singular values in `[lower, 1]` to 1 the fastest.
+    """The fastest schedule to bring singular values in `[lower, 1]` to 1.
 
-    Among all compositions of that many odd polynomials of that degree it has the smallest
-    largest error, and the greedy choice achieves it: each step is the best approximation of 1
-    on the interval that the steps before it have reached (Amsel, Persson, Musco, Gower, Polar
-    Express, arXiv:2505.16932, theorem 3.1). The polynomials are computed on first use, and kept.
+    It minimises the maximum error among all compositions of `steps` odd polynomials of this degree.
+    The greedy choice is optimal: each step is the best approximation of 1 on the interval reached
+    by the previous steps (Amsel, Persson, Musco, Gower, Polar Express, arXiv:2505.16932, theorem
+    3.1). The polynomials are computed on first use and cached.
 
     Attributes:
-      lower: the smallest singular value to be brought to 1, relative to the upper bound by
-        which the matrix is divided. Smaller ones grow, but do not arrive.
-      degree: odd, 3 or more: 5 is the usual choice; 9 does as much per product.
-      steps: how many; None: until the error is below 1e-7.
+      lower: the smallest singular value to bring to 1, relative to the upper bound by which the
+        matrix is divided. Smaller values grow, but do not reach 1.
+      degree: odd, 3 or more. 5 is the usual choice; 9 does as much per product.
+      steps: number of steps; None: until the error is below 1e-7.
       safety: each step also covers values that rounding has lifted above the interval by this
-        factor; 1.001 suits float32, 1.01 bfloat16. The steps turn up steeply there: with 1.0
-        a largest singular value that lies at the bound can escape after about seven steps.
-      cushion: treat the interval as if it reached no further down than this fraction of its
-        upper end. The optimal first steps have valleys as low as their lowest value, so they
-        also map some large singular values to tiny ones; a cushion lifts the valleys for a
-        little speed. The published coefficients have 0.02407327424182761.
-      contract: divide the last step by its largest value: values end at 1 or below it instead of
-        around it.
+        factor; 1.001 suits float32, 1.01 bfloat16. The polynomials rise steeply there: with 1.0
+        a largest singular value at the bound can escape after about seven steps.
+      cushion: smallest lower end of the interval, as a fraction of its upper end. The optimal first
+        steps have valleys as low as their lowest value, so they also map some large singular values
+        to tiny values; a cushion lifts the valleys and costs a little speed. The published
+        coefficients have 0.02407327424182761.
+      contract: divide the last step by its largest value: values end at or below 1 instead of
+        around 1.
 
     Raises:
-      ValueError: a field out of range.
+      ValueError: a field is out of range.
 
     Examples:
       >>> msign(jnp.eye(4, 3), NewtonSchulz(PolarExpress(lower=1e-3, steps=8))).shape
@@ -79,7 +79,7 @@ def _design(wanted: PolarExpress) -> tuple[Coefficients, ...]:
     for _ in range(_ENOUGH if wanted.steps is None else wanted.steps):
         covered = max(low, wanted.cushion * high), high * wanted.safety
         step, top = _best(*covered, wanted.degree)
-        # With a cushion the step is centred on the wrong interval: centre it on the true one.
+        # With a cushion the step is centred on the wrong interval: centre it on the true interval.
         centre = (_value(step, low) + top) / 2
         head.append(tuple(float(c / centre) for c in step))
         low = _value(step, low) / centre
@@ -92,9 +92,9 @@ def _design(wanted: PolarExpress) -> tuple[Coefficients, ...]:
 
 
 def _best(low: float, high: float, degree: int) -> tuple[np.ndarray, float]:
-    """The best step for `[low, high]` and its largest value there."""
-    # Where an interval is so narrow, its best polynomial is the Taylor one to 12 digits, more than
-    # float64 has left for the exchange (whose coefficients lose 1 / width**(terms - 1)).
+    """Return the best step for `[low, high]` and its largest value there."""
+    # On such a narrow interval the Taylor polynomial is the best to 12 digits; the exchange has
+    # fewer digits in float64, since its coefficients lose a factor 1 / width**(terms - 1).
     terms = (degree + 1) // 2
     if high - low < 10 ** (-12 / terms) * high:
         middle = (low + high) / 2
@@ -105,7 +105,7 @@ def _best(low: float, high: float, degree: int) -> tuple[np.ndarray, float]:
 
 
 def _taylor(degree: int) -> Coefficients:
-    """The odd polynomial that is flattest at 1: `x` times the expansion of `t^(-1/2)` at 1."""
+    """Return the flattest odd polynomial at 1: `x` times the expansion of `t^(-1/2)` at 1."""
     total = np.zeros(1)
     for k in range((degree + 1) // 2):
         power = np.polynomial.polynomial.polypow([1.0, -1.0], k)
@@ -118,15 +118,15 @@ def _value(step: np.ndarray, x: float) -> float:
 
 
 def minimax_odd(lower: float, upper: float, degree: int) -> tuple[np.ndarray, float]:
-    """The odd polynomial of this degree that is closest to 1 on `[lower, upper]`.
+    """Return the odd polynomial of this degree that is closest to 1 on `[lower, upper]`.
 
-    With `degree = 2 d - 1` there are d coefficients, and the best polynomial is the one whose
-    error takes its largest size with alternating signs at d + 1 points (Chebyshev). Both ends
-    are among them and the other d - 1 are all the stationary points that an odd polynomial of
-    this degree has, so each exchange finds them as the roots of the derivative.
+    With `degree = 2 d - 1` there are d coefficients. The error of the best polynomial takes its
+    largest size, with alternating signs, at d + 1 points (Chebyshev): both ends and d - 1
+    stationary points, all that an odd polynomial of this degree has for x > 0. Each exchange
+    therefore takes the roots of the derivative.
 
-    Written as `x q(x^2)` with q in the Chebyshev basis of `[lower^2, upper^2]`: the linear
-    systems stay well conditioned for narrow intervals and for tiny `lower`.
+    The polynomial is written as `x q(x^2)` with q in the Chebyshev basis of `[lower^2, upper^2]`:
+    the linear systems stay well conditioned for narrow intervals and for tiny `lower`.
 
     Args:
       lower: left end, positive.
@@ -134,7 +134,7 @@ def minimax_odd(lower: float, upper: float, degree: int) -> tuple[np.ndarray, fl
       degree: odd, 3 or more.
 
     Returns:
-      `(coefficients, error)`: those of `x, x^3, ...` in float64, and the largest `|1 - f|`.
+      `(coefficients, error)`: coefficients of `x, x^3, ...` in float64, and the largest `|1 - f|`.
     """
     d = (degree + 1) // 2
     middle, half = (upper**2 + lower**2) / 2, (upper**2 - lower**2) / 2
@@ -151,7 +151,7 @@ def minimax_odd(lower: float, upper: float, degree: int) -> tuple[np.ndarray, fl
 
 
 def _interpolate(points, signs, middle, half):
-    """The polynomial with `f(x_i) + (-1)^i E = 1` at every point, and that E."""
+    """Return the polynomial f and the number E with `f(x_i) + (-1)^i E = 1` at every point."""
     basis = chebyshev.chebvander((points**2 - middle) / half, len(points) - 2)
     solution = np.linalg.solve(
         np.concatenate([points[:, None] * basis, signs[:, None]], axis=1), np.ones(len(points))
@@ -169,7 +169,7 @@ def _stationary(q, middle, half):
 
 
 def _monomials(q, middle, half):
-    """The coefficients in powers of t."""
+    """Return the coefficients in powers of t."""
     total, power = np.zeros(len(q)), np.ones(1)
     for coefficient in chebyshev.cheb2poly(q):
         total[: len(power)] += coefficient * power

@@ -1,4 +1,4 @@
-"""Odd polynomials of a matrix, taken on its Gram matrix: what the iterations share."""
+"""Odd polynomials of a matrix, evaluated on its Gram matrix: common parts of the iterations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from manifoldmuon._internal.arrays import Matrices, Squares, identity_like, prod
 
 
 def factor_products(terms: int) -> int:
-    """How many products `odd_factor` takes for so many coefficients, those of S itself aside."""
+    """Return how many products `odd_factor` takes for this many coefficients, once S is formed."""
     block, count = _blocks(terms)
     return block - 1 + count - 1
 
@@ -21,19 +21,19 @@ def factor_products(terms: int) -> int:
 def odd_factor(
     gram: Squares, coefficients, multiply=product, square: Squares | None = None
 ) -> Squares:
-    """`p(S) = a I + b S + c S^2 + ...` in few products (Paterson and Stockmeyer 1973).
+    """Return `p(S) = a I + b S + c S^2 + ...` in few products (Paterson and Stockmeyer 1973).
 
     Args:
       gram: S, symmetric.
       coefficients: two numbers or more, or traced scalars of the dtype of S.
-      multiply: how two matrices are multiplied.
-      square: S^2, where the caller has it already.
+      multiply: function that multiplies two matrices.
+      square: S^2, if the caller already has it.
     """
     block, count = _blocks(len(coefficients))
     powers = [identity_like(gram), gram]
     for k in range(2, block + 1):
         powers.append(square if k == 2 and square is not None else multiply(powers[-1], gram))
-    # The last block has one term more, S^block itself: it is there anyway.
+    # The last block has an extra term, S^block itself, which is available anyway.
     pieces = [coefficients[i * block : (i + 1) * block] for i in range(count - 1)]
     pieces.append(coefficients[(count - 1) * block :])
     sums = [
@@ -47,7 +47,7 @@ def odd_factor(
 
 
 def _blocks(terms: int) -> tuple[int, int]:
-    """Return length and number of blocks that need the fewest products; long ones use `square`."""
+    """Return length and number of blocks for the fewest products; long blocks reuse `square`."""
     sizes = [(block, max(1, -(-(terms - 1) // block))) for block in range(1, terms)]
     return min(sizes, key=lambda size: (sum(size), -size[0]))
 
@@ -55,15 +55,15 @@ def _blocks(terms: int) -> tuple[int, int]:
 def coupled_factor(
     gram: Squares, steps, multiply=product, square: Squares | None = None
 ) -> Squares:
-    """The product Q of the factors of all steps: `S <- p(S) S p(S)`, `Q <- Q p(S)`.
+    """Return the product Q of the factors of all steps: `S <- p(S) S p(S)`, `Q <- Q p(S)`.
 
-    `X Q` is what the odd polynomials make of X with `X^T X = S`, and Q tends to `S^(-1/2)`.
+    For X with `X^T X = S`, `X Q` is the result of the odd polynomials. Q tends to `S^(-1/2)`.
 
     Args:
       gram: S, symmetric, its eigenvalues in [0, 1].
-      steps: the coefficients of each step, at least one.
-      multiply: how two matrices are multiplied.
-      square: S^2, where the caller has it already.
+      steps: the coefficients of each step; not empty.
+      multiply: function that multiplies two matrices.
+      square: S^2, if the caller already has it.
     """
 
     def advance(carry, coefficients):
@@ -77,14 +77,14 @@ def coupled_factor(
 
 
 def scan_runs(body, carry, items, dtype):
-    """`for item in items: carry = body(carry, item)`, compiling alike neighbours only once.
+    """Run `for item in items: carry = body(carry, item)`; compile similar neighbours only once.
 
     Args:
       body: maps `(carry, item)` to a carry of the same shapes.
-      carry: the start.
+      carry: the initial carry.
       items: nested tuples of numbers; neighbours of the same structure share a `lax.scan`,
-        which costs a third of the compile time and nothing at run time.
-      dtype: of the numbers inside the scan.
+        which takes a third of the compile time and costs nothing at run time.
+      dtype: dtype of the numbers inside the scan.
     """
     for _, neighbours in itertools.groupby(items, key=jax.tree.structure):
         run = tuple(neighbours)
@@ -97,12 +97,12 @@ def scan_runs(body, carry, items, dtype):
 
 
 def polish(x: Matrices) -> Matrices:
-    """One classical Newton-Schulz step: removes the rounding errors of a nearly orthogonal x."""
+    """Remove the rounding errors of a nearly orthogonal x by a classical Newton-Schulz step."""
     return product(x, odd_factor(product(x.mT, x), (1.5, -0.5)))
 
 
 def schatten_bound(power: Squares, exponent: int) -> Float[Array, "*batch 1 1"]:
-    """`||S^k||_F^(1/k)` for `power = S^k`: an upper bound of `||S||_2` for k a power of two."""
+    """Return `||S^k||_F^(1/k)` for `power = S^k`, k a power of two: an upper bound on `||S||_2`."""
     bound = safe_sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
     for _ in range(exponent.bit_length() - 1):
         bound = safe_sqrt(bound)

@@ -1,4 +1,4 @@
-"""Schedules of odd polynomials that drive the singular values of a matrix to one, as data."""
+"""Schedules of odd polynomials that drive the singular values of a matrix to 1, as data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Coefficients = tuple[float, ...]
 
 
 class Schedule(Value, abc.ABC):
-    """Odd polynomials, applied one after the other, as a frozen, hashable value.
+    """Odd polynomials, applied in turn, as a frozen, hashable value.
 
     A step `(a, b, c)` acts on every singular value in [0, 1] as `a s + b s^3 + c s^5`; a step
     of two numbers has degree 3, of four 7, of k numbers degree 2k - 1.
@@ -28,24 +28,24 @@ class Schedule(Value, abc.ABC):
     @property
     @abc.abstractmethod
     def coefficients(self) -> tuple[Coefficients, ...]:
-        """The steps, in the order in which they are taken; at least one."""
+        """Return the steps in order; not empty."""
 
     @abc.abstractmethod
     def with_steps(self, steps: int) -> "Schedule":
-        """The same schedule, cut short or prolonged."""
+        """Return the same schedule with this number of steps."""
 
     @property
     def length(self) -> int:
-        """How many steps are taken."""
+        """Return the number of steps."""
         return len(self.coefficients)
 
     @property
     def products(self) -> int:
-        """How many products of square matrices the direct form takes."""
+        """Return the number of matrix products in the direct form, for square matrices."""
         return sum(2 + factor_products(len(step)) for step in self.coefficients)
 
     def apply(self, values) -> np.ndarray:
-        """Apply the schedule to singular values, in float64: for plots and for tests."""
+        """Apply the schedule to singular values, in float64, for plots and tests."""
         x = np.asarray(values, np.float64)
         for step in self.coefficients:
             x = x * np.polynomial.polynomial.polyval(x * x, step)
@@ -53,7 +53,7 @@ class Schedule(Value, abc.ABC):
 
     @classmethod
     def check(cls, name: str, schedule: object) -> None:
-        """Raise `TypeError`, naming the argument, for what is not a `Schedule`."""
+        """Raise `TypeError`, naming the argument, unless it is a `Schedule`."""
         if not isinstance(schedule, cls):
             got = f"got {schedule!r}"
             raise TypeError(f"{name} must be a Schedule such as PolarExpress(1e-3); {got}")
@@ -61,16 +61,17 @@ class Schedule(Value, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class FixedSchedule(Schedule):
-    """A schedule written out.
+    """A schedule with explicit coefficients.
 
     Attributes:
-      head: the steps, in order.
-      tail: the step that is repeated once `head` has run out; None: there is no such step.
-      steps: how many steps are taken; None: those of `head`.
+      head: the first steps, in order.
+      tail: the step to repeat after `head`; None: no further steps.
+      steps: number of steps; None: the length of `head`.
 
     Raises:
-      ValueError: a step of fewer than two coefficients, a step count below 1, or one that
-        exceeds `head` where there is no `tail`.
+      TypeError: `head` is not a tuple.
+      ValueError: a step is not a tuple of two coefficients or more, a coefficient is not a finite
+        number, or the number of steps is below 1 or, without `tail`, exceeds `head`.
 
     Examples:
       >>> newton_schulz = FixedSchedule(((1.5, -0.5),) * 5)
@@ -120,15 +121,15 @@ def _over_1024(*steps: tuple[int, int, int]) -> tuple[Coefficients, ...]:
 
 
 def _divided_argument(by: float, *steps: Coefficients) -> tuple[Coefficients, ...]:
-    """The coefficients of `f(x / by)`."""
+    """Return the coefficients of `f(x / by)`."""
     return tuple(tuple(c / by ** (2 * k + 1) for k, c in enumerate(step)) for step in steps)
 
 
 CUBIC = FixedSchedule(tail=(1.5, -0.5), steps=30)
 """The classical Newton-Schulz iteration (Higham, Functions of Matrices, 2008, eq. 8.20).
 
-The cubic that is 1 with a flat tangent at 1: quadratic convergence there, while small singular
-values grow by 3/2 a step.
+The cubic has value 1 and slope 0 at 1: quadratic convergence there. Small singular values grow by a
+factor of 3/2 per step.
 """
 
 QUINTIC = FixedSchedule(tail=(3.0, -16 / 5, 6 / 5), steps=15)
@@ -140,7 +141,7 @@ f(1) = 1 with slope -3/5, so it converges linearly in the end.
 MUON = FixedSchedule(tail=(3.4445, -4.7750, 2.0315), steps=5)
 """Muon's quintic (Jordan 2024).
 
-As steep at 0 as the values may be without leaving about [0.7, 1.2]. It does not converge:
+As steep at 0 as possible with values that stay within about [0.7, 1.2]. It does not converge:
 f(1) = 0.701.
 """
 
@@ -154,9 +155,9 @@ MODULA_SIX_STEP = FixedSchedule(
         (2172, -1833, 682),
     )
 )
-"""Six steps with one quintic each, found by optimisation (the Modula library).
+"""Six steps with a quintic each, found by numerical optimisation (the Modula library).
 
-The published numbers are whole multiples of 1/1024.
+The published numbers are integer multiples of 1/1024.
 """
 
 POLAR_EXPRESS = FixedSchedule(
@@ -174,7 +175,6 @@ POLAR_EXPRESS = FixedSchedule(
 )
 """Polar Express as published (arXiv:2505.16932): minimax for singular values in [1e-3, 1].
 
-The argument of each step is divided by 1.01, since a value that rounding has lifted above 1
-would escape in bfloat16; the Taylor step at the end needs no such care. `PolarExpress` designs
-the like for any range.
+The argument of each step is divided by 1.01, or a value that bfloat16 rounds above 1 would escape;
+the Taylor step at the end does not need this. `PolarExpress` designs such schedules for any range.
 """

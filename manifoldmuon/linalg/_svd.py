@@ -1,4 +1,4 @@
-"""msign by the singular value decomposition: the definition, and the reference for methods."""
+"""msign by the singular value decomposition: the definition, and the reference for all methods."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from manifoldmuon.linalg._polynomials import polish
 class SVD(MsignMethod):
     """`U V^T` from `x = U S V^T`: the definition.
 
-    LAPACK's singular vectors are orthogonal to some ten units of rounding only, which one
-    Newton-Schulz step repairs.
+    LAPACK's singular vectors are orthogonal to only some ten units of rounding; a Newton-Schulz
+    step repairs them.
 
     Attributes:
-      cutoff: singular values at most `cutoff * eps` times the largest count as zero, and zero
-        stays zero. Below `eps` the matrix does not determine its singular vectors.
+      cutoff: singular values up to `cutoff * eps` times the largest count as zero, and zero stays
+        zero. Below `eps` the matrix does not determine its singular vectors.
 
     Examples:
       >>> msign(jnp.diag(jnp.array([2.0, -3.0])), SVD()).diagonal()
@@ -41,12 +41,12 @@ class SVD(MsignMethod):
         return _factor(x, self.cutoff)
 
 
-# That of the singular vectors is NaN where values coincide, as those of skew matrices do in pairs.
+# Singular vectors have NaN derivatives if singular values coincide, as in pairs of skew matrices.
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _factor(x: Matrices, cutoff: float) -> Matrices:
     left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
     floor = cutoff * jnp.finfo(x.dtype).eps * values[..., :1]
-    # Not >=, or this fails with a matrix of zeros.
+    # Not `>=`, which would keep the singular vectors of a zero matrix.
     kept = jnp.where((values > floor)[..., None, :], left, 0)
     return polish(product(kept, right))
 

@@ -1,4 +1,4 @@
-"""Weight spaces as typed values: projection, tangent space, steepest direction, retraction."""
+"""Manifolds of weights: projection, tangent space, steepest direction, retraction."""
 
 from manifoldmuon.manifolds import retractions as retractions
 from manifoldmuon.manifolds import solvers as solvers

@@ -18,14 +18,14 @@ from manifoldmuon.norms import Frobenius, Norm
 
 @dataclasses.dataclass(frozen=True)
 class Euclidean(Manifold):
-    """All of space, with the steepest direction of a chosen norm: no constraint.
+    """Unconstrained weights, with the steepest direction of a chosen norm.
 
     `Euclidean(RMSToRMS())` is Muon at the scale that transfers across widths,
-    `Euclidean(Spectral())` plain Muon, `Euclidean(MaxAbs())` sign descent, `Euclidean()`
-    normalised descent for biases and gains (each trailing vector is one weight; a matrix needs
-    its norm named, and a scalar `Frobenius(ndim=0)`).
+    `Euclidean(Spectral())` plain Muon, `Euclidean(MaxAbs())` sign descent, `Euclidean()` normalised
+    descent for biases and gains (each trailing vector is a weight; name the norm for a matrix, and
+    `Frobenius(ndim=0)` for a scalar).
 
-    Every direction is tangent and the retraction is addition. The gap is the duality map's own
+    Every direction is tangent and the retraction is addition. The gap comes from the duality map
     (`Norm.gap`): rounding for a converged method, more for Muon's five steps.
 
     Attributes:
@@ -67,7 +67,7 @@ class Euclidean(Manifold):
         return (upcast(point) + upcast(vector)).astype(point.dtype)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
-        """A Gaussian weight, divided by its norm: flat space has no uniform distribution."""
+        """Return a Gaussian weight divided by its norm: flat space has no uniform distribution."""
         self.check_shape(shape)
         weight = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
         size = expand_trailing(self.step_norm.norm(weight), self.ndim)

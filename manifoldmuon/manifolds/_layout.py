@@ -1,4 +1,4 @@
-"""The layout language: which axes of an array are the fan-in and the fan-out of a matrix."""
+"""Layouts: the axes of an array that are the fan-in and the fan-out of a matrix."""
 
 from __future__ import annotations
 
@@ -20,60 +20,59 @@ AxisNumbers = int | tuple[int, ...]
 class Layout(Value):
     """Axes of an array that hold the fan-in, the fan-out and the taps of a weight.
 
-    The array is rearranged to `(..., taps, fan_out, fan_in)`, several axes of one kind flattened
-    into one (except the taps, which stay apart), and results are moved back. All axes that are
-    not named keep their order and come first: to a manifold of matrices they are independent
-    copies. So are the blocks into which one axis that holds several matrices is cut: heads that are
-    fused into one axis, or the gate and the input of a gated unit. Experts, like heads and layers
-    on an axis of their own, are left unnamed.
+    The array is rearranged to `(..., taps, fan_out, fan_in)`: several axes of the fan-in or the
+    fan-out are flattened, taps stay separate, and results are moved back. Unnamed axes keep their
+    order and come first: a manifold of matrices treats them as independent copies. An axis that
+    fuses several matrices, such as heads, or the gate and the input of a gated unit, is cut into
+    blocks, which are independent copies, too. Leave an axis of experts, heads or layers unnamed.
 
     | array | layout |
     |---|---|
-    | matrix (out, in), also a stack of them | `Layout()` |
+    | matrix (out, in), or a stack of matrices | `Layout()` |
     | Flax kernel (in, out) | `Layout(in_axes=-2, out_axes=-1)` |
-    | fused heads (d_model, heads, head_dim) as one matrix | `Layout(in_axes=0, out_axes=(1, 2))` |
-    | the same, one matrix per head | `Layout(in_axes=0, out_axes=2)` |
+    | fused heads (d_model, heads, head_dim), as one matrix | `Layout(in_axes=0, out_axes=(1, 2))` |
+    | fused heads (d_model, heads, head_dim), by heads | `Layout(in_axes=0, out_axes=2)` |
     | fused q, k, v (3 heads head_dim, d_model), by heads | `Layout(out_blocks=3 * heads)` |
     | fused q, k, v of grouped queries, by heads | `Layout(out_blocks=heads + 2 * kv_heads)` |
     | fused q, k, v as three whole matrices | `Layout(out_blocks=(q, k, v))`, with their lengths |
     | output projection (d_model, heads head_dim), by heads | `Layout(in_blocks=heads)` |
-    | experts (experts, in, out), one matrix each | `Layout(in_axes=-2, out_axes=-1)` |
-    | HWIO kernel as one matrix | `Layout(in_axes=(0, 1, 2), out_axes=3)` |
+    | experts (experts, in, out), by expert | `Layout(in_axes=-2, out_axes=-1)` |
+    | HWIO kernel, as one matrix | `Layout(in_axes=(0, 1, 2), out_axes=3)` |
     | HWIO kernel, tap by tap | `Layout(in_axes=-2, out_axes=-1, taps=(-4, -3))` |
-    | OIHW kernel as one matrix | `Layout(in_axes=(1, 2, 3), out_axes=0)` |
+    | OIHW kernel, as one matrix | `Layout(in_axes=(1, 2, 3), out_axes=0)` |
     | OIHW kernel, tap by tap | `Layout(in_axes=-3, out_axes=-4, taps=(-2, -1))` |
 
-    Taps are matrices of one and the same layer. A manifold of matrices sees one point for each
-    (so that naming them or not makes no difference to it), a manifold of kernels, such as
-    `Euclidean(ConvRMSToRMS())`, one point with the taps in front, and automatic gradient descent
-    one layer.
+    Taps are matrices of the same layer. A manifold of matrices treats each tap as a point, named or
+    not. A manifold of kernels, such as `Euclidean(ConvRMSToRMS())`, treats the kernel as a single
+    point with leading taps, and automatic gradient descent treats it as a single layer.
 
-    Blocks are consecutive: the fan-out, its axes flattened in the order in which they are named, is
-    cut into `out_blocks` equal parts, the fan-in into `in_blocks`. The rearranged array is then
-    `(..., out_blocks, in_blocks, taps, fan_out, fan_in)`, without those of the two that are 1, and
-    the fans are those of one block.
+    Blocks are consecutive: the fan-out, its axes flattened in the order named, is cut into
+    `out_blocks` equal parts, the fan-in into `in_blocks`. The rearranged array is then
+    `(..., out_blocks, in_blocks, taps, fan_out, fan_in)` with the fans of a block; a count of 1
+    adds no axis.
 
-    With a tuple, `out_blocks` are the lengths of unequal blocks along one axis, such as q, k and v
-    of grouped queries. Optimizers see each block as a parameter of its own: the blocks of
+    As a tuple, `out_blocks` gives the lengths of unequal blocks along a single axis, such as q, k
+    and v of grouped queries. Optimizers treat each block as a separate parameter: the blocks of
     `qkv/kernel` have the paths `qkv/kernel/0`, `qkv/kernel/1`, ... in states and tables.
 
-    The numbers are positions within the trailing `ndim` axes, from the front where they are
-    positive and from the back where they are negative. All axes before those are leading axes.
+    Axis numbers count within the trailing `ndim` axes, from the back if negative and from the front
+    otherwise. All axes before these are leading axes.
 
     Attributes:
       in_axes: the axis, or axes, of the fan-in.
       out_axes: the axis, or axes, of the fan-out.
       taps: the axes of a convolution's taps.
-      ndim: how many trailing axes make one array of this layout; 0, the default, stands for as
-        many as the numbers reach. Positive numbers alone do not tell leading axes (a stack of
-        layers) from trailing ones (the taps of OIHW), so that an array of more axes than they
-        reach is refused unless `ndim` is said or the numbers are negative.
-      in_blocks: how many matrices lie side by side along the fan-in.
-      out_blocks: how many matrices lie one below the other along the fan-out, or their lengths.
+      ndim: the number of trailing axes of an array of this layout; 0, the default: as many as the
+        axis numbers reach. Positive numbers alone cannot tell leading axes (a stack of layers) from
+        trailing axes (the taps of OIHW), so an array of more axes than they reach is an error
+        unless `ndim` is given or the numbers are negative.
+      in_blocks: the number of equal blocks along the fan-in.
+      out_blocks: the number of equal blocks along the fan-out, or the lengths of unequal blocks.
 
     Raises:
-      ValueError: no axis, the same axis twice, numbers of both signs without `ndim`, an `ndim`
-        that does not reach them, less than one block, or unequal blocks along several axes.
+      ValueError: no axis, a repeated axis, numbers of both signs without `ndim`, an `ndim` that
+        does not reach them, a block count or length below 1, or unequal blocks along several axes
+        or combined with `in_blocks`.
 
     Examples:
       >>> Layout(in_axes=(0, 1, 2), out_axes=3).inner_shape((3, 3, 16, 32))  # HWIO
@@ -86,7 +85,7 @@ class Layout(Value):
     ndim: int = 0
     in_blocks: int = 1
     out_blocks: int | tuple[int, ...] = 1
-    # Whether the array has to have `ndim` axes, neither more nor less.
+    # Whether the array must have exactly `ndim` axes.
     _whole: bool = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
@@ -110,7 +109,7 @@ class Layout(Value):
         if len({axis % ndim for axis in every}) < len(every):
             raise ValueError(f"{self._words()} name the same axis twice in an array of {ndim} axes")
         object.__setattr__(self, "_whole", self.ndim == 0 and min(every) >= 0)
-        # Equal layouts compare equal, however they were written.
+        # Normalise, so that equivalent layouts compare equal.
         for name, axes in named.items():
             object.__setattr__(self, name, tuple(axis % ndim - ndim for axis in axes))
         object.__setattr__(self, "ndim", ndim)
@@ -122,7 +121,7 @@ class Layout(Value):
 
     @property
     def cut(self) -> Cut | None:
-        """Unequal blocks along the axis of the fan-out, or None."""
+        """Return the cut into unequal blocks along the axis of the fan-out, or None."""
         if isinstance(self.out_blocks, int):
             return None
         return Cut(_axes(self.out_axes)[0], self.out_blocks)
@@ -133,14 +132,14 @@ class Layout(Value):
 
     @classmethod
     def from_muon(cls, dims: optax.contrib.MuonDimensionNumbers | None, ndim: int = 0) -> "Layout":
-        """Return the layout of the dimension numbers that `optax.contrib.muon` takes.
+        """Return the layout for dimension numbers of `optax.contrib.muon`.
 
         Args:
-          dims: its `reduction_axis` is the fan-in, its `output_axis` the fan-out.
-          ndim: the number of axes of the array, needed as in `Layout`.
+          dims: `reduction_axis` is the fan-in, `output_axis` the fan-out.
+          ndim: the number of axes of the array, needed in the same cases as in `Layout`.
 
         Raises:
-          TypeError: `dims` is None, with which Optax marks parameters that Muon leaves to Adam.
+          TypeError: `dims` is None, Optax's mark for parameters that Muon leaves to Adam.
         """
         if dims is None:
             raise TypeError(
@@ -154,7 +153,7 @@ class Layout(Value):
         return cls(ins, outs, ndim=ndim)
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise `ValueError` where an array of this shape has no such axes."""
+        """Raise `ValueError` if an array of this shape does not fit the layout."""
         if len(shape) < self.ndim:
             raise ValueError(
                 f"{self._words()} take an array of at least {self.ndim} axes; got the shape "
@@ -189,7 +188,7 @@ class Layout(Value):
         """Return the shape of the rearranged array.
 
         Raises:
-          ValueError: the blocks are unequal, so that no one array holds them.
+          ValueError: the blocks are unequal, so that no single array holds them.
         """
         *copies, fan_out, fan_in = self._matrix_shape(shape)
         before = len(copies) - len(_axes(self.taps))
@@ -198,14 +197,14 @@ class Layout(Value):
         return (*copies[:before], *blocks, *copies[before:], *matrix)
 
     def inward(self, x: Any) -> Any:
-        """Return a JAX or NumPy array as `(..., blocks, taps, fan_out, fan_in)`."""
+        """Rearrange a JAX or NumPy array to `(..., blocks, taps, fan_out, fan_in)`."""
         matrices = x.transpose(self._order(x.ndim))
         if self._blocked:
             matrices = matrices.reshape(self._cut_shape(x.shape)).transpose(self._moves(x.shape))
         return matrices.reshape(self.inner_shape(x.shape))
 
     def outward(self, x: Any, shape: tuple[int, ...]) -> Any:
-        """Undo `inward` of an array of this shape."""
+        """Undo `inward` for an array of the original shape `shape`."""
         if self._blocked:
             cut, moves = self._cut_shape(shape), self._moves(shape)
             x = x.reshape(tuple(cut[axis] for axis in moves)).transpose(_inverse(moves))
@@ -213,7 +212,7 @@ class Layout(Value):
         return x.reshape(tuple(shape[axis] for axis in order)).transpose(_inverse(order))
 
     def permutation(self, rank: int) -> tuple[int, ...] | None:
-        """Return the axis that each axis of the rearranged array is, or None if axes merge."""
+        """Return the source of each axis of the rearranged array; None if axes merge or are cut."""
         fans = len(_axes(self.in_axes)), len(_axes(self.out_axes))
         return None if self._blocked or fans != (1, 1) else self._order(rank)
 
@@ -228,33 +227,33 @@ class Layout(Value):
         return self.out_blocks
 
     def _matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """`(..., taps, fan_out, fan_in)`, with blocks still side by side."""
+        """Return `(..., taps, fan_out, fan_in)`, before the cut into blocks."""
         moved = tuple(shape[axis] for axis in self._order(len(shape)))
         ins, outs = len(_axes(self.in_axes)), len(_axes(self.out_axes))
         cut = len(shape) - ins
         return (*moved[: cut - outs], math.prod(moved[cut - outs : cut]), math.prod(moved[cut:]))
 
     def _cut_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """`(..., taps, out_blocks, fan_out, in_blocks, fan_in)`."""
+        """Return `(..., taps, out_blocks, fan_out, in_blocks, fan_in)`."""
         *copies, fan_out, fan_in = self._matrix_shape(shape)
         outs = self._out_blocks, fan_out // self._out_blocks
         return (*copies, *outs, self.in_blocks, fan_in // self.in_blocks)
 
     def _moves(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The permutation of the cut shape that brings blocks before taps and matrices."""
+        """Return the permutation of the cut shape that moves blocks before taps and matrices."""
         copies = len(self._matrix_shape(shape)) - 2
         before = copies - len(_axes(self.taps))
         taps = range(before, copies)
         return (*range(before), copies, copies + 2, *taps, copies + 1, copies + 3)
 
     def _order(self, rank: int) -> tuple[int, ...]:
-        """The permutation that brings an array of `rank` axes into the inner order."""
+        """Return the permutation of an array of `rank` axes into the inner order."""
         named = (*_axes(self.taps), *_axes(self.out_axes), *_axes(self.in_axes))
         places = tuple(rank + axis for axis in named)
         return (*(axis for axis in range(rank) if axis not in places), *places)
 
     def __repr__(self) -> str:
-        """Show what differs from the default, one axis as a number."""
+        """Show the fields that differ from the default, single axes as numbers."""
         axes = {name: _axes(getattr(self, name)) for name in _KINDS}
         shown: dict[str, Any] = {k: v[0] if len(v) == 1 else v for k, v in axes.items()}
         shown["ndim"] = 0 if self.ndim == -min(sum(axes.values(), ())) else self.ndim
@@ -279,7 +278,7 @@ def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _as_tuple(name: str, axes: AxisNumbers) -> tuple[int, ...]:
-    """Return one axis or several as a tuple of numbers."""
+    """Return axis numbers as a tuple."""
     numbers = tuple(axes) if isinstance(axes, Iterable) else (axes,)
     if not (numbers or name == "taps") or not all(type(axis) is int for axis in numbers):
         raise ValueError(f"{name} must be an axis number or several; got {axes!r}")

@@ -10,13 +10,13 @@ from manifoldmuon.norms import FanRatio, RMSToRMS
 
 
 def low_rank(shape: tuple[int, int], rank: int) -> dict[str, Manifold]:
-    """The geometry of `W = B A`, of at most a given rank, as that of its factors (LoRA).
+    """Return manifolds for the factors of `W = B A`, a matrix of rank at most `rank` (LoRA).
 
     The columns of B are orthonormal up to its scale, as in arXiv:2508.17901, so that no factor can
-    grow while the other one shrinks and all of the rank is in use; A is free. Steps of both are
-    measured in the RMS-to-RMS norm, in which B is 1: that of W is that of A, and a step of norm
-    eta in each changes W by at most `eta (1 + ||A||)`. An adapter that begins with `W = 0` has
-    `A = 0`, and B at a random point.
+    grow while the other shrinks and the full rank is in use; A is free. Steps of both are measured
+    in the RMS-to-RMS norm. In this norm B has norm 1 and W has the norm of A, and a step of norm
+    eta in each factor changes W by at most `eta (1 + ||A||)`. An adapter that begins with `W = 0`
+    has `A = 0`, and B at a random point.
 
     Args:
       shape: `(fan_out, fan_in)` of W.

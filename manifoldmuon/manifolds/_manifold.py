@@ -1,4 +1,4 @@
-"""The interface of a weight space: what every manifold supplies, and the laws it keeps."""
+"""The interface of manifolds: the methods that each supplies, and the laws that they keep."""
 
 from __future__ import annotations
 
@@ -22,35 +22,36 @@ FAR = 0.005
 
 
 class Manifold(Value, abc.ABC):
-    """A space of weights and the norm of its steps, as a frozen, hashable value without arrays.
+    """A space of weights with a norm for its steps: a frozen, hashable value without arrays.
 
     The trailing `ndim` axes of an array are one point; all leading axes are independent copies.
-    Methods take the point first, and are traced outside of `jax.jit`, too. Dtype in = dtype out;
-    arithmetic is done in float32 or wider. A manifold is not a pytree node.
+    Methods take the point first and must be traceable: they are traced outside of `jax.jit`, too.
+    Dtype in = dtype out; arithmetic is done in float32 or wider. A manifold is not a pytree node.
 
-    The norm of a direction is by default relative to the manifold's own scale, so that a learning
-    rate is an angle to first order: a direction on a sphere of radius r has Euclidean norm r, a
-    direction on the Stiefel manifold of scale s has spectral norm at most s. (A retraction that
-    projects turns by arctan(lr): at rate 1 by an eighth of a turn.)
+    By default the norm of a direction is relative to the manifold's scale, so that a learning rate
+    is an angle to first order: on a sphere of radius r a direction has Euclidean norm r, on the
+    Stiefel manifold of scale s it has spectral norm at most s. (A retraction that projects turns by
+    arctan(lr): an eighth of a turn at rate 1.)
 
     Laws (checked by `manifoldmuon.testing.check_manifold`):
 
-    1. Shapes and dtypes are kept; gaps, residuals and distances are one number for each point.
-    2. `project` is idempotent and lands on the set, on the nearest point (or is checked with
-       `nearest=False`); `distance` is zero there and grows with the distance from it;
-       `random_point` is on the set, by its key; `fast` is the same set.
+    1. Shapes and dtypes are kept; gaps, residuals and distances are one number per point.
+    2. `project` is idempotent and returns a point of the set, the nearest unless checked with
+       `nearest=False`; `distance` is zero on the set and grows away from it; `random_point` is on
+       the set and depends on its key; `fast` describes the same set.
     3. `project_tangent(p, .)` is linear (unless `has_boundary`), idempotent and orthogonal.
     4. `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
        and its gap is a true bound.
     5. A zero gradient gives a zero direction, and `retract(p, 0) == p`.
     6. d/dt retract(p, t*v) at 0 is v, and the result is on the set.
-    7. A stack of points gives what a loop over them gives, and a NaN stays visible, in its copy.
+    7. A stack of points gives the results of a loop over the points, and a NaN stays visible, in
+       its own copy.
     8. Unless `constrained`, `project` and `project_tangent` change nothing, and `retract` adds.
 
     Attributes:
-      constrained: False for all of space, whose weights optimizers decay, and add to in place of a
+      constrained: False for flat space: optimizers decay its weights, and add updates in place of a
         retraction.
-      has_boundary: True where the gradient at a minimum need not be zero: see `minimize`.
+      has_boundary: True if the gradient at a minimum need not be zero: see `minimize`.
 
     Examples:
       >>> sphere, point = Hypersphere(5.0), jnp.array([3.0, 4.0])
@@ -65,23 +66,23 @@ class Manifold(Value, abc.ABC):
     @property
     @abc.abstractmethod
     def ndim(self) -> int:
-        """Return how many trailing axes make one point."""
+        """Return the number of trailing axes of a point."""
 
     @property
     @abc.abstractmethod
     def norm(self) -> Norm:
-        """Return the norm, scale included, in which directions are steepest."""
+        """Return the norm in which directions are steepest, scale included."""
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise `ValueError` where no point fits `shape`: here, where it has too few axes."""
+        """Raise `ValueError` if no point fits `shape`; by default, if it has too few axes."""
         check_axes(self, shape)
 
     @abc.abstractmethod
     def project(self, point: Floats) -> Floats:
         """Return the nearest point of the set, in the Frobenius norm.
 
-        Where several are equally near, at a rank-deficient matrix or a zero vector, it is one of
-        them, always the same: the manifold says which.
+        At a tie (a rank-deficient matrix, a zero vector) the choice is deterministic, and each
+        manifold documents it.
         """
 
     @abc.abstractmethod
@@ -100,9 +101,10 @@ class Manifold(Value, abc.ABC):
         """Return the tangent direction of norm at most 1 with the largest `<grad, direction>`.
 
         Args:
-          point: a point of the set, or near it.
-          grad: the gradient at any scale.
-          dual: what the last, nearby problem returned, or `init_dual`; by default a cold start.
+          point: a point on or near the set.
+          grad: the gradient, at any scale.
+          dual: the dual variables returned for a nearby problem, or `init_dual`; by default a cold
+            start.
         """
 
     @abc.abstractmethod
@@ -111,24 +113,28 @@ class Manifold(Value, abc.ABC):
 
     @abc.abstractmethod
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
-        """Return a random point (uniform on the set where that means something)."""
+        """Return a random point, uniform on the set if a uniform distribution exists."""
 
     @abc.abstractmethod
     def distance(self, point: Floats) -> Floats:
-        """Return how far each point is from the set, relative to the scale; leading axes.
+        """Return the distance of each point from the set, relative to the scale; leading axes.
 
         For matrices the largest `|sigma_i / scale - 1|`, for vectors `|norm / scale - 1|`,
         for flat space 0.
         """
 
     def fast(self) -> "Manifold":
-        """Return this set at the price of a training step; here with `norm.fast()` for its steps.
+        """Return the same set with cheaper steps for training; by default with `norm.fast()`.
 
-        Norms take `linalg.BOUNDED_MSIGN` unless they name a method, multipliers one or two signs a
-        step, Stiefel points `ProjectedPolar()`; balls and bands leave their boundary to the
-        retraction, which in a ball is `Clip(TRAINING_MSIGN)` where it is the default. Certificates
-        say what it costs; those of balls and bands are of flat space then. A norm that
-        was relative to the scale is fixed: choose the scale first.
+        * Spectral norms without a method take `linalg.BOUNDED_MSIGN`.
+        * Multipliers take one or two signs per step; `EmbeddingRows` in other norms up to four
+          maps.
+        * `Stiefel` takes `ProjectedPolar()`.
+        * Balls and bands leave their boundary to the retraction; the default retraction of a ball
+          becomes `Clip(TRAINING_MSIGN)`.
+
+        Gaps include the cost; for balls and bands they then refer to flat space. A norm relative to
+        the scale becomes fixed: choose the scale first.
         """
         return with_fast_norm(self) if hasattr(self, "step_norm") else self
 
@@ -142,16 +148,19 @@ class Manifold(Value, abc.ABC):
         in_blocks: int = 1,
         out_blocks: int | tuple[int, ...] = 1,
     ) -> "LaidOut":
-        """This manifold for arrays of another layout; see `Layout` for the arguments."""
+        """Return this manifold for arrays of another layout; see `Layout` for the arguments."""
         return LaidOut(self, Layout(in_axes, out_axes, taps, ndim, in_blocks, out_blocks))
 
     def transposed(self) -> "LaidOut":
-        """The trailing two axes swapped: Flax kernels (in, out), tables (d, vocabulary)."""
+        """Return this manifold with the trailing two axes swapped.
+
+        For Flax kernels (in, out) and tables (d, vocabulary).
+        """
         return self.with_axes(in_axes=-2, out_axes=-1)
 
 
 class ScaledMatrices(Manifold):
-    """Base of sets of matrices whose steps are measured by spectral norm, relative to the scale.
+    """Base of matrix manifolds with a scale; by default steps have a spectral norm relative to it.
 
     A subclass is a dataclass with these fields.
     """
@@ -168,7 +177,7 @@ class ScaledMatrices(Manifold):
         return scale_of(self.scale, point.shape[-2:])
 
 
-_spectral = functools.lru_cache(Spectral)  # checked once
+_spectral = functools.lru_cache(Spectral)  # validates each scale once
 
 AnyManifold = TypeVar("AnyManifold", bound=Manifold)
 
@@ -177,12 +186,12 @@ AnyManifold = TypeVar("AnyManifold", bound=Manifold)
 class LaidOut(Value):
     """A manifold for arrays of another layout: an entry of a geometry, not itself a manifold.
 
-    Made by `Manifold.with_axes` and `Manifold.transposed`. Optimizers bring the array into the
-    manifold's layout, once, and the results back.
+    Made by `Manifold.with_axes` and `Manifold.transposed`. Optimizers rearrange the array into the
+    manifold's layout once, and move the results back.
 
     Attributes:
-      manifold: what the rearranged array belongs to; its points have at least two axes.
-      layout: how the array is laid out.
+      manifold: the manifold of the rearranged array; its points have at least two axes.
+      layout: the layout of the array.
 
     Examples:
       >>> Stiefel().transposed().ndim
@@ -203,15 +212,15 @@ class LaidOut(Value):
 
     @property
     def ndim(self) -> int:
-        """How many trailing axes of the array make one weight."""
+        """Return the number of trailing axes of a weight."""
         return max(self.layout.ndim, self.manifold.ndim)
 
     def fast(self) -> "LaidOut":
-        """The same layout of `Manifold.fast`."""
+        """Return the same layout of `Manifold.fast`."""
         return dataclasses.replace(self, manifold=self.manifold.fast())
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Raise `ValueError` where no point fits an array of this shape."""
+        """Raise `ValueError` if no point fits an array of this shape."""
         self.layout.check_shape(shape)
         parts, layout = [tuple(shape)], self.layout
         if cut := layout.cut:
@@ -227,7 +236,7 @@ class LaidOut(Value):
 
 
 def require_projection(manifold: Manifold, solver: object) -> None:
-    """Raise `ValueError` where the solver takes a projection that the norm of steps lacks."""
+    """Raise `ValueError` if the solver needs a projection that the norm of steps lacks."""
     if isinstance(solver, DouglasRachford) and type(manifold.norm).project is Norm.project:
         raise ValueError(
             f"{type(manifold).__name__}.solver takes step_norm.project, which {manifold.norm!r} "
@@ -236,11 +245,11 @@ def require_projection(manifold: Manifold, solver: object) -> None:
 
 
 def with_fields(manifold: AnyManifold, **changes: Any) -> AnyManifold:
-    """`dataclasses.replace`, for one of the package's manifolds."""
+    """Return `dataclasses.replace` of a manifold, typed as that manifold."""
     return dataclasses.replace(cast(Any, manifold), **changes)
 
 
 def with_fast_norm(manifold: AnyManifold, **changes: Any) -> AnyManifold:
-    """A manifold whose `step_norm` is `norm.fast()`, where that differs, and other fields."""
+    """Return a manifold with `norm.fast()` as `step_norm`, if it differs, and other changes."""
     norm = manifold.norm.fast()
     return with_fields(manifold, **changes | ({} if norm == manifold.norm else {"step_norm": norm}))

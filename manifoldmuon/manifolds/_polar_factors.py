@@ -1,4 +1,4 @@
-"""Polar factors: the nearest orthonormal matrix, and what a point far from the set stands for."""
+"""Polar factors: the nearest orthonormal matrix, also in place of points far from the set."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from manifoldmuon.manifolds._manifold import FAR
 
 
 def nearest_orthonormal(x: Matrices) -> Matrices:
-    """The orthonormal matrix nearest to a tall `x`.
+    """Return the orthonormal matrix nearest to a tall `x`.
 
-    From its singular vectors where it is too close to rank-deficient for products alone, and in
-    float64, for which the default schedule is not made.
+    Uses singular vectors if `x` is too close to rank-deficient for products alone, and in float64,
+    for which the default schedule is not made.
     """
     factor = msign(x, SVD() if x.dtype == jnp.float64 else None)
     gram = product(factor.mT, factor)
@@ -52,7 +52,7 @@ def nearest_orthonormal(x: Matrices) -> Matrices:
 def project_if_far(x: Matrices) -> Matrices:
     """Return the polar factor of each matrix farther than `FAR` from orthonormal, others unchanged.
 
-    Training pays for `_is_far` alone.
+    In training only `_is_far` costs time.
 
     Args:
       x: tall or wide, float32 or wider. NaN stays NaN.
@@ -66,8 +66,8 @@ def project_if_far(x: Matrices) -> Matrices:
 def _iterated(x: Matrices, far: Bool[Array, "*batch"]) -> Matrices:
     """Return the polar factor of the matrices marked as far.
 
-    Singular values grow by 15/8 a step; float32 resolves them down to about 1e-6 of the largest.
-    Noise as small as rounding takes a matrix without full rank to an orthonormal one near one of
+    Singular values grow by 15/8 per step; float32 resolves them down to about 1e-6 of the largest.
+    Noise of the size of rounding takes a rank-deficient matrix to an orthonormal matrix near one of
     its polar factors.
     """
     eps, (m, n) = float(jnp.finfo(x.dtype).eps), x.shape[-2:]
@@ -76,7 +76,7 @@ def _iterated(x: Matrices, far: Bool[Array, "*batch"]) -> Matrices:
 
     def unfinished(carry):
         count, _, error = carry
-        return (count < 128) & (error > eps ** (1 / 3))  # a step leaves the cube
+        return (count < 128) & (error > eps ** (1 / 3))  # a step cubes the error
 
     def step(carry):
         count, old, _ = carry
@@ -85,7 +85,7 @@ def _iterated(x: Matrices, far: Bool[Array, "*batch"]) -> Matrices:
         return count + 1, right_multiply(old, polish(gram)), error
 
     def iterate(x, far):
-        # Under `jax.vmap` this is computed always: then what is near takes no step.
+        # Under `jax.vmap` this is always computed: near matrices then take no step.
         error = jnp.where(far, jnp.inf, 0).astype(x.dtype)
         return jax.lax.while_loop(unfinished, step, (jnp.int32(0), x, error))[1]
 
@@ -93,15 +93,15 @@ def _iterated(x: Matrices, far: Bool[Array, "*batch"]) -> Matrices:
         new = iterate(jax.lax.dynamic_index_in_dim(stack, i, keepdims=False), marks[i])
         return jax.lax.dynamic_update_index_in_dim(stack, new, i, 0)
 
-    # To norm 1 at most, by two divisions: the largest number times a root is infinite.
+    # To norm 1 at most, by two divisions: `largest * sqrt(m n)` can overflow.
     largest = jnp.max(jnp.abs(x), axis=(-2, -1), keepdims=True)
     start = (x / nonzero_or_one(largest) + noise) / math.sqrt(m * n)
     start, marks = match_varying_axes((start.reshape((-1, m, n)), far.reshape(-1)), x)
     if len(start) == 1:
         found = iterate(start[0], marks[0])
     else:
-        # One after the other: this hardly ever runs, and compilers for TPUs write the products of
-        # a stack out, which took up to half of the time in which a whole step compiled.
+        # A loop over matrices: this rarely runs, and TPU compilers unroll the products of a stack,
+        # which took up to half of the compile time of a step.
         found = jax.lax.fori_loop(0, len(start), replace, start)
     return jnp.where(expand_trailing(far, 2), found.reshape(x.shape), x)
 
@@ -121,17 +121,17 @@ def project_if_far_jvp(primals, tangents):
 def _is_far(x: Matrices) -> Bool[Array, "*batch"]:
     """Return whether a matrix is farther than about `FAR` from orthonormal: never below that.
 
-    By `E^4 v` for a fixed random unit vector v, with `E = W^T W - I`: eight products of a matrix
-    and a vector. What bfloat16 rounds is below. A single singular value that is off by d is seen
-    if d is above 0.01 or so, and a large d is missed one time in 1e7.
+    Computes `E^4 v` for a fixed random unit vector v, with `E = W^T W - I`, in eight matrix-vector
+    products. Rounding to bfloat16 is below the limit. A single singular value that is off by d is
+    detected for d above 0.01 or so; a large d is missed one time in 1e7.
     """
     high, exact = tall(x), jax.lax.Precision.HIGHEST
 
     def deviate(_, vector):
-        # Written without a transpose, which XLA on CPUs would carry out.
+        # Without a transpose, which XLA on CPUs would materialise.
         moved = jnp.einsum("...mn,...n->...m", high, vector, precision=exact)
         return jnp.einsum("...m,...mn->...n", moved, high, precision=exact) - vector
 
     vector = jax.lax.fori_loop(0, 4, deviate, match_varying_axes(start_vector(high), high))
-    # Not `>`: where squares overflow, infinity minus infinity is NaN.
+    # Not `>`: overflowing squares give infinity minus infinity, a NaN, which must count as far.
     return ~(jnp.sum(vector**2, axis=-1) <= (2 * FAR) ** 8)

@@ -20,12 +20,12 @@ from manifoldmuon.manifolds.solvers import Steepest
 class Rotations(Orthogonal):
     """Square matrices `W^T W = s^2 I` of positive determinant: half of `Orthogonal`.
 
-    Tangent space, steepest direction and retractions are those of `Orthogonal`: a step of any
+    Tangent space, steepest direction and retractions are inherited from `Orthogonal`: a step of any
     length keeps the determinant, since `det(I + K) > 0` for skew K. A point of negative determinant
-    stands for the nearest rotation, which the singular vectors of its smallest singular value tell
-    (Kabsch 1976). Every method but `norm` computes a determinant.
+    is replaced by the nearest rotation, found from the singular vectors of its smallest singular
+    value (Kabsch 1976). Every method that takes or returns a point computes a determinant.
 
-    Fields are those of `Stiefel`.
+    The fields are inherited from `Stiefel`.
 
     Examples:
       >>> turned = Rotations().project(jnp.diag(jnp.array([1.0, 1.0, -0.5])))
@@ -34,7 +34,7 @@ class Rotations(Orthogonal):
     """
 
     def project(self, point: Squares) -> Squares:
-        """The nearest rotation; of several, at a tie of the smallest singular values, one."""
+        """Return the nearest rotation; if the smallest singular values tie, it is not unique."""
         factor = super().project(point)
         mirrored = _is_mirrored(factor)
 
@@ -59,13 +59,13 @@ class Rotations(Orthogonal):
         return super().retract(self._unmirrored(point), vector)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Squares:
-        """Uniformly distributed (Haar)."""
+        """Return a uniform (Haar-distributed) rotation."""
         point = super().random_point(key, shape, dtype)
         sign = jnp.where(_is_mirrored(point), -1, 1).astype(point.dtype)
         return jnp.concatenate([expand_trailing(sign, 2) * point[..., :1], point[..., 1:]], axis=-1)
 
     def distance(self, point: Squares) -> Numbers:
-        """The largest `|sigma_i / scale - 1|`, and at least 2 for a negative determinant."""
+        """Return the largest `|sigma_i / scale - 1|`, and at least 2 for a negative determinant."""
         mirrored = jnp.where(_is_mirrored(point), 2.0, 0.0)
         return jnp.maximum(found := super().distance(point), mirrored.astype(found.dtype))
 

@@ -1,6 +1,7 @@
 """Matrices with bounded singular values: the spectral ball and the spectral band.
 
-Inside, points are tall and of unit scale; norms see arrays as they came.
+Internally points are tall and of unit scale; norms get arrays in the caller's orientation and
+scale.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class BoundedSpectrum(ScaledMatrices):
     """Base of sets that bound the singular values."""
 
     def project(self, point: Matrices) -> Matrices:
-        """The nearest point, from singular vectors: for setting up, not for training."""
+        """Return the nearest point, by an SVD: for initialisation, not for training steps."""
         if 0 in point.shape:
             return point
         scaled, exponent = scale_to_unit_exponent(point, 2)
@@ -67,7 +68,7 @@ class BoundedSpectrum(ScaledMatrices):
         return (self._scale(point) * product(left * moved[..., None, :], right)).astype(point.dtype)
 
     def distance(self, point: Matrices) -> Numbers:
-        """The largest `|sigma_i - its nearest allowed value| / scale`, from singular values."""
+        """Return the largest `|sigma_i - its nearest allowed value| / scale`, by an SVD."""
         unit = self._unit(point)
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
@@ -76,14 +77,14 @@ class BoundedSpectrum(ScaledMatrices):
 
     @abc.abstractmethod
     def _nearest(self, values: Vectors) -> Vectors:
-        """The nearest allowed singular values, given some in descending order."""
+        """Return the nearest allowed singular values, given some in descending order."""
 
     def _unit(self, point: Matrices) -> Tall:
         return tall(upcast(point) / self._scale(point))
 
 
 class _WithBoundary(BoundedSpectrum):
-    """Sets of matrices with `low <= sigma_i / scale <= high`: closed, with an inside."""
+    """Matrices with `low <= sigma_i / scale <= high`: a closed set with an interior."""
 
     low: float
     high: float
@@ -93,14 +94,14 @@ class _WithBoundary(BoundedSpectrum):
     has_boundary: ClassVar[bool] = True
 
     def _returned(self, unit: Tall, step: Tall) -> Tall:
-        """A tall point of unit scale after a step."""
+        """Return a tall point of unit scale after a step."""
         return self.retraction.retract(unit, step)
 
     def fast(self) -> "_WithBoundary":
         return with_fast_norm(self, solver=None)
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
-        """The nearest displacement that does not leave the set: onto a cone, at the boundary."""
+        """Return the nearest displacement that stays in the set: at the boundary, on a cone."""
         normal = self._normal(point)
         return at_any_scale(lambda v: v + normal(-v), vector, 2)
 
@@ -117,7 +118,7 @@ class _WithBoundary(BoundedSpectrum):
         return stay_if_still(point, vector, scale * match_orientation(moved, point), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
-        """Uniformly distributed singular vectors, and singular values between the edges."""
+        """Return a point with random singular vectors and values, each uniformly distributed."""
         self.check_shape(shape)
         *batch, m, n = shape
         wide = jnp.promote_types(dtype, jnp.float32)
@@ -135,17 +136,17 @@ class _WithBoundary(BoundedSpectrum):
         return jnp.clip(values, self.low, self.high)
 
     def _normal(self, point: Matrices):
-        """The projection of ascending directions onto the cone of those that may not be descended.
+        """Return the projection onto the cone of directions whose negative leaves the set.
 
-        With the polar factors M of the touching singular vectors these are `-M S` at the upper
-        edge and `M S` at the lower one, S positive semi-definite.
+        With the polar factor M of the touching singular vectors these are `-M S` at the upper edge
+        and `M S` at the lower edge, with S positive semi-definite.
         """
         low, high, unit = self.low, self.high, self._unit(point)
         gram = product(unit.mT, unit)
 
         def cone(sign: float, edge: float, touching: Squares):
-            # M is the point times the touching part of the inverse root of this matrix, which is
-            # the identity except for what lies beyond the edge.
+            # M is the point times the touching part of `(I + beyond)^(-1/2) / edge`; `beyond` is
+            # zero for singular values on the edge.
             beyond = product(touching, product(gram, touching)) / edge**2 - touching
             return sign, touching, product(touching, _inverse_root(beyond)) / edge
 
@@ -170,25 +171,25 @@ class _WithBoundary(BoundedSpectrum):
 class SpectralBall(_WithBoundary):
     """Matrices of spectral norm at most `scale`: a bound on how much a layer can stretch.
 
-    Inside, every direction is tangent and the steepest one is `msign(G)`. Where singular values
-    touch the boundary, a descent step may not push them out: the direction is
-    `msign(G + U S V^T)` with the touching singular vectors U, V and a positive semi-definite
-    multiplier S. What goes beyond in a finite step the retraction clips.
+    In the interior every direction is tangent and the steepest direction is `msign(G)`. At the
+    boundary a descent step may not increase the touching singular values: the direction is
+    `msign(G + U S V^T)` with their singular vectors U, V and a positive semi-definite multiplier S.
+    The retraction clips the overshoot of a finite step.
 
     Attributes:
       scale: the largest singular value, a positive number or a rule such as `FanRatio()`.
-      solver: finds the multiplier; None leaves the boundary to the retraction alone. Then
-        directions are those of flat space, which is projected steepest descent: cheaper, and
-        neither tangent nor steepest at the boundary. It reaches minima in the Frobenius norm, and
-        in a ball in the spectral norm. In other norms, and in a band, it may stop far from them;
+      solver: finds the multiplier; None leaves the boundary to the retraction alone. Directions are
+        then steepest in flat space (projected steepest descent): cheaper, but neither tangent nor
+        steepest at the boundary. Descent reaches minima in the Frobenius norm, and in a ball in the
+        spectral norm. In other norms, and in a band, it may stop far from minima;
         `manifold_muon(..., clip=project_tangent(geometry))` mends that.
       retraction: how a step returns to the set.
-      step_norm: the norm of steps, any norm of matrices, taken as it is; None: the spectral norm
+      step_norm: the norm of steps, any norm of matrices, used as given; None: the spectral norm
         relative to the scale. In norms that depend on the basis (`MaxAbs`, `MaxRowNorm`) descent
         may stop short of a minimum until learning rates fall below `active_tolerance`.
-      active_tolerance: how close a singular value is to the boundary that counts as touching,
-        relative to the scale. It then moves no closer: up to this times the nuclear norm of the
-        gradient is lost at a minimum on the boundary.
+      active_tolerance: the distance from the boundary, relative to the scale, within which a
+        singular value counts as touching and moves no closer. At a minimum on the boundary this
+        loses up to `active_tolerance` times the nuclear norm of the gradient.
 
     Examples:
       >>> float(SpectralBall().distance(jnp.diag(jnp.array([1.0, 0.5]))))
@@ -210,7 +211,7 @@ class SpectralBall(_WithBoundary):
         _check_boundary(self)
 
     def fast(self) -> "SpectralBall":
-        # Between two edges only a sign that converges will do; see `Clip.method`.
+        # Not for bands, which need a sign that converges; see `Clip.method`.
         default = self.retraction == Clip()
         retraction = Clip(TRAINING_MSIGN) if default else self.retraction
         return with_fast_norm(self, solver=None, retraction=retraction)
@@ -221,16 +222,16 @@ class SpectralBand(_WithBoundary):
     """Matrices with singular values between `low` and `high` times the scale.
 
     `SpectralBand(1 / k, k)` bounds the condition number of a weight by `k**2`: from nearly
-    orthonormal matrices (k slightly above 1; `Stiefel` is k = 1) to flat space (k large). The
-    direction is that of `SpectralBall`, with a multiplier for each edge.
+    orthonormal matrices (k slightly above 1; `Stiefel` is k = 1) to flat space (k large).
+    Directions are as in `SpectralBall`, with a multiplier for each edge.
 
     Attributes:
       low: the smallest singular value, relative to the scale; positive.
-      high: the largest one, by more than `4 * active_tolerance` above `low`.
+      high: the largest singular value, relative to the scale; above `low + 4 * active_tolerance`.
       scale: see `SpectralBall`.
-      solver: see `SpectralBall`. With None and spectral steps descent may stop away from a minimum
-        at which singular values touch both edges.
-      retraction: how a step returns to the set: `Clip`, of any method.
+      solver: see `SpectralBall`. With None and spectral steps, descent may stop away from a minimum
+        with singular values at both edges.
+      retraction: how a step returns to the set: `Clip`, with any method.
       step_norm: see `SpectralBall`.
       active_tolerance: see `SpectralBall`.
 
@@ -268,9 +269,9 @@ class SpectralBand(_WithBoundary):
 
 
 def _inverse_root(excess: Squares) -> Squares:
-    """`(I + E)^{-1/2}`; eigenvalues of `I + E` beyond 1e4, or below 1e-4, stay short of theirs."""
+    """Return `(I + E)^{-1/2}`, inexact if eigenvalues of `I + E` are beyond 1e4 or below 1e-4."""
     identity = identity_like(excess)
-    # It converges up to 7/3: for weights on their set or near it nothing has to be divided.
+    # The iteration converges up to 7/3: weights on or near the set need no division.
     size = largest_row_sum(excess)
     middle = jnp.where(size > 1, 1 + size / 2, 1)
     root = inverse_sqrt_minus_one((excess - (middle - 1) * identity) / middle, 8)

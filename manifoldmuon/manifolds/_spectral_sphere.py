@@ -1,6 +1,7 @@
-"""Matrices of one spectral norm: the spectral sphere.
+"""Matrices of a given spectral norm: the spectral sphere.
 
-Inside, points are tall and of unit scale; norms see arrays as they came.
+Internally points are tall and of unit scale; norms get arrays in the caller's orientation and
+scale.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ from manifoldmuon.manifolds._spectral_sets import BoundedSpectrum
 from manifoldmuon.manifolds.solvers import LineMultiplier, Normal, Steepest
 from manifoldmuon.norms import Norm, Spectral
 
-# For the retraction: what these miss is a distance from the set.
+# Lanczos steps of the retraction: their error takes points off the set.
 _LANCZOS = 56
 
 
@@ -63,19 +64,19 @@ _LANCZOS = 56
 class SpectralSphere(BoundedSpectrum):
     """Matrices of spectral norm `scale`: `||W||_2 = s`, all other singular values are free.
 
-    Where the largest singular value is simple, with vectors u and v, the tangent space is
+    If the largest singular value is simple, with singular vectors u and v, the tangent space is
     `u^T A v = 0` and the steepest direction in the spectral norm is `msign(G - t u v^T)` with the
-    multiplier t for which that is tangent (spectral sphere optimizer, arXiv:2601.08393). Where it
-    is not simple the set has a corner, and the line of the singular pair that Lanczos' method
-    finds stands for the normal cone.
+    multiplier t that makes it tangent (spectral sphere optimizer, arXiv:2601.08393). If it is not
+    simple, the set has a corner, and the line of the singular pair found by Lanczos' method
+    replaces the normal cone.
 
     Attributes:
       scale: the spectral norm, a positive number or a rule such as `FanRatio()`.
-      step_norm: the norm of steps, any norm of matrices, taken as it is; None: the spectral norm
+      step_norm: the norm of steps, any norm of matrices, used as given; None: the spectral norm
         relative to the scale.
       solver: finds the multiplier.
-      lanczos: steps of Lanczos' method for the singular pair of the normal. Where the largest
-        singular values nearly tie, it is a mixture of theirs.
+      lanczos: steps of Lanczos' method for the singular pair of the normal. If the largest singular
+        values nearly tie, the pair is a mixture of theirs.
 
     Examples:
       >>> round(float(SpectralSphere().distance(jnp.diag(jnp.array([2.0, 1.0])))), 4)
@@ -116,10 +117,10 @@ class SpectralSphere(BoundedSpectrum):
         return answer._replace(direction=direction, gap=gap).astype(grad.dtype)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
-        """`(W + V) s / ||W + V||_2`, with the norm by 56 steps of Lanczos' method.
+        """Return `(W + V) s / ||W + V||_2`, with the norm by 56 steps of Lanczos' method.
 
-        Of matrices with more than 56 columns whose largest singular values nearly tie, these miss
-        up to 1e-3 of it.
+        For matrices with more than 56 columns and nearly tied largest singular values, the relative
+        error of the norm is up to 1e-3.
         """
         moved, _ = scale_to_unit_exponent(upcast(point) + upcast(vector), 2)
         high = tall(moved)
@@ -129,12 +130,12 @@ class SpectralSphere(BoundedSpectrum):
         return stay_if_still(point, vector, moved, 2)
 
     def fast(self) -> "SpectralSphere":
-        """With at most two signs a step, and 24 steps of Lanczos' method for the normal."""
+        """Return this set with at most two signs per step and 24 steps of Lanczos' method."""
         solver = dataclasses.replace(self.solver, steps=min(self.solver.steps, 2))
         return with_fast_norm(self, solver=solver, lanczos=min(self.lanczos, 24))
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
-        """A Gaussian matrix, divided by its norm."""
+        """Return a Gaussian matrix divided by its norm."""
         self.check_shape(shape)
         gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
         size = expand_trailing(spectral_norm(gaussian), 2)
@@ -146,10 +147,10 @@ class SpectralSphere(BoundedSpectrum):
     def _with_uncertainty(
         self, answer: Steepest, grad: Matrices, unit: Matrices, sine: Numbers
     ) -> Numbers:
-        """Return the gap for the true normal N, of which the computed one is an approximation U.
+        """Return the gap for the true normal N, given the gap for its approximation U.
 
         For any B of norm 1 orthogonal to U, `(B - <B, N> N) / (1 + |<B, N>| norm(N))` is tangent.
-        In unitarily invariant norms `B - u u^T B` is so, too, which costs at most `||G||_F`.
+        In unitarily invariant norms `B - u u^T B` is tangent, too, and costs at most `||G||_F`.
         """
         scaled, _ = scale_to_unit_exponent(grad, 2)
         direction, whole = upcast(answer.direction), frobenius_norm(scaled)
@@ -170,9 +171,9 @@ class SpectralSphere(BoundedSpectrum):
         return jnp.where((answer.gap == 1) | (longest == 0), answer.gap, gap)
 
     def _is_normal(self, point: Matrices, grad: Matrices) -> Bool[Array, "*batch"]:
-        """Return whether `G = W H` with `H = sym(W^T G)`, up to rounding, but not zero.
+        """Return whether `G = W H` with `H = sym(W^T G)`, up to rounding, and G is not zero.
 
-        At a corner these are the combinations of tied singular pairs, of which `u v^T` is one.
+        At a corner these gradients are the combinations of tied singular pairs, including `u v^T`.
         """
         unit, (scaled, _) = self._unit(point), scale_to_unit_exponent(upcast(grad), 2)
         scaled = tall(scaled)
@@ -182,7 +183,7 @@ class SpectralSphere(BoundedSpectrum):
         return (rest <= least * size) & (size > 0)
 
     def _normal(self, point: Matrices) -> Matrices:
-        """`u v^T` of the largest singular value."""
+        """Return `u v^T` for the largest singular value."""
         unit = self._unit(point)
         _, right = largest_eigenpair(product(unit.mT, unit), self.lanczos)
         left = normalize(product(unit, right[..., None])[..., 0], 1)

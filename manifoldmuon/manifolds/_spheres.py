@@ -1,4 +1,4 @@
-"""Spheres of vectors: one sphere for a whole weight, or one for each row of a table."""
+"""Spheres of vectors: a sphere for a whole weight, or for each row of a table."""
 
 from __future__ import annotations
 
@@ -57,25 +57,25 @@ _SMOOTH = (BOUNDED_MSIGN, TRAINING_MSIGN)
 class Hypersphere(Manifold):
     """Weights of Euclidean norm `scale`: `||w||_2 = r`.
 
-    The tangent space at `w` is what is orthogonal to it, `a - w <w, a> / ||w||^2`; by default the
-    steepest direction is the tangent part of the gradient at length `r`, so that a learning rate is
-    an angle to first order. In any other norm it is `dualize(g - t w)` with the multiplier t for
-    which that is tangent: `Hypersphere(RootRank(), ndim=2, step_norm=Spectral())` is a matrix of
-    fixed Frobenius norm that moves by its spectral norm, as Muon on a hypersphere does
-    (arXiv:2603.28743, 2606.16899; they leave the multiplier out).
+    Tangent vectors at `w` are orthogonal to it; the projection is `a - w <w, a> / ||w||^2`. By
+    default the steepest direction is the tangent part of the gradient at length `r`, so that a
+    learning rate is an angle to first order. In any other norm it is `dualize(g - t w)` with the
+    multiplier t that makes it tangent: `Hypersphere(RootRank(), ndim=2, step_norm=Spectral())` is a
+    matrix of fixed Frobenius norm with spectral steps, as in Muon on a hypersphere
+    (arXiv:2603.28743, 2606.16899; both leave the multiplier out).
 
-    The all-zero point has no direction: steps of zero leave it where it is, its `distance` is 1,
-    and `project` makes all of its entries equal.
+    The all-zero point has no direction: a zero step leaves it unchanged, its `distance` is 1, and
+    `project` makes all of its entries equal.
 
     Attributes:
       scale: the radius, a positive number or a rule such as `RootDim()` (unit root-mean-square
         norm).
-      ndim: how many trailing axes make one point; with more than one the entries are taken
-        together, as one long vector.
+      ndim: the number of trailing axes of a point; the entries of several axes form a single long
+        vector.
       retraction: how a step returns to the sphere.
-      step_norm: the norm of steps, any norm for as many axes, taken as it is; None: the Euclidean
+      step_norm: the norm of steps, any norm for as many axes, used as given; None: the Euclidean
         norm relative to the scale.
-      solver: finds the multiplier where the norm is not Euclidean.
+      solver: finds the multiplier if the norm is not Euclidean.
 
     Examples:
       >>> point = Hypersphere(2.0).project(jnp.array([3.0, 4.0]))
@@ -135,7 +135,7 @@ class Hypersphere(Manifold):
         unit = upcast(self._flat(point)) / radius
         step = bounded_step(self._flat(vector), radius, self.retraction.longest, 1)
         if self.retraction.from_set:
-            # From the nearest point of the sphere where this one is far: it bounds the way there.
+            # Start from the nearest point of the sphere if the point is far: this bounds the move.
             near = jnp.abs(frobenius_norm(unit, 1) - 1) < FAR  # False for a NaN
             unit = jnp.where(expand_trailing(near, 1), unit, normalize(unit, 1))
         moved = radius * self.retraction.retract(unit, step)
@@ -156,36 +156,36 @@ class Hypersphere(Manifold):
         return x.shape[x.ndim - self.ndim :]
 
     def _flat(self, x: Floats) -> Vectors:
-        """The point's axes as one."""
+        """Flatten the axes of each point."""
         return x.reshape(*x.shape[: x.ndim - self.ndim], math.prod(self._point_shape(x)))
 
 
 @dataclasses.dataclass(frozen=True)
 class EmbeddingRows(Manifold):
-    """Tables `(vocabulary, d)` whose rows lie on the sphere of length `scale`.
+    """Tables `(vocabulary, d)` with rows on the sphere of length `scale`.
 
-    The norm of a direction is by default the largest among its rows, relative to the scale, so the
+    By default the norm of a direction is its largest row norm, relative to the scale, so the
     steepest direction turns every row by the same angle: the l1-to-RMS geometry of an embedding
-    (modular duality, arXiv:2410.21265). A table stored `(d, vocabulary)`, or a matrix with columns
-    of fixed length, goes through `EmbeddingRows().transposed()`.
+    (modular duality, arXiv:2410.21265). For a table stored as `(d, vocabulary)`, or a matrix with
+    columns of fixed length, use `EmbeddingRows().transposed()`.
 
-    In the spectral norm, for a matrix whose neurons keep their length (the oblique manifold), the
+    In the spectral norm, for a matrix with neurons of fixed length (the oblique manifold), the
     direction is `msign(G - diag(t) W)` with a multiplier for each row.
 
-    Every row takes a full step, also one that no batch contains, along its momentum: at 0.95 a
-    token that is seen once moves for another 270 steps. Only then is its tangent gradient below the
-    norm's `threshold` times the longest of its table, and the row rests; see
-    `manifoldmuon.norms.MaxRowNorm` for a shorter time. Rows that
-    are all zeros (a padding token) stay, but not under `project`, which makes their entries equal.
+    Every row takes a full step along its momentum, even if no batch contains it: at momentum 0.95 a
+    token seen once moves for another 270 steps. The row rests once its tangent gradient is below
+    the norm's `threshold` times the longest of its table; see `manifoldmuon.norms.MaxRowNorm` for a
+    shorter time. An all-zero row (a padding token) stays zero while its gradient is zero; `project`
+    makes its entries equal.
 
     Attributes:
-      scale: a positive number or a rule; the default `RootDim()` is sqrt(d), unit
-        root-mean-square norm.
+      scale: a positive number or a rule; the default `RootDim()` is sqrt(d), unit root-mean-square
+        norm.
       retraction: how a step returns to the spheres.
-      step_norm: the norm of steps, any norm of matrices, taken as it is; None: `MaxRowNorm`
-        relative to the scale.
-      solver: finds the multipliers where the norm is neither `MaxRowNorm` nor `Frobenius`. In
-        training `BarzilaiBorwein()` is cheaper, with a duality map that is smooth, such as
+      step_norm: the norm of steps, any norm of matrices, used as given; None: `MaxRowNorm` relative
+        to the scale.
+      solver: finds the multipliers if the norm is neither `MaxRowNorm` nor `Frobenius`. In training
+        `BarzilaiBorwein()` is cheaper, with a smooth duality map such as
         `Spectral(TRAINING_MSIGN)`.
 
     Examples:
@@ -212,14 +212,15 @@ class EmbeddingRows(Manifold):
         return MaxRowNorm(self.scale) if self.step_norm is None else self.step_norm
 
     def fast(self) -> "EmbeddingRows":
-        """With one step of `BarzilaiBorwein` in the spectral norm, at most four of the solver else.
+        """Return this set with fewer steps of the solver.
 
-        The certificate says what fewer steps cost: for `MaxAbs()` about 15 %.
+        A single step of `BarzilaiBorwein` in the spectral norm, at most four steps of the solver in
+        other norms. The gap includes the cost: about 15 % for `MaxAbs()`.
         """
         norm = self.norm.fast()
         if self._closed:
             return self
-        # Only a duality map that is smooth is followed from afar.
+        # A single step per gradient needs a smooth duality map.
         smooth = isinstance(norm, Spectral) and norm.method in _SMOOTH
         few = dataclasses.replace(self.solver, steps=min(self.solver.steps, 4))
         return with_fast_norm(self, solver=BarzilaiBorwein(steps=1) if smooth else few)
@@ -246,16 +247,16 @@ class EmbeddingRows(Manifold):
             direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 2)
             direction = scale_of(norm.scale, grad.shape[-2:]) * direction
             return Steepest(direction, (), residual, gap).astype(grad.dtype)
-        radial = Normal.line(unit, 1)  # of each row
+        radial = Normal.line(unit, 1)  # a line per row
         answer = self.solver.solve(norm, radial, grad, self._dual(dual, grad.shape))
         return answer.astype(grad.dtype)
 
     def _by_row(self, norm: MaxRowNorm, unit: Matrices, grad: Matrices) -> Steepest:
         direction, gaps, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 1)
-        scaled, _ = scale_to_unit_exponent(grad, 2)  # one scale for the table: rows are compared
+        scaled, _ = scale_to_unit_exponent(grad, 2)  # a common scale, to compare rows
         gains = frobenius_norm(without(unit, scaled, 1), 1)
         direction = jnp.where(expand_trailing(norm.stale(gains), 1), 0, direction)
-        # What rounding may have added to a row's gain, or hidden.
+        # Rounding adds to a row's gain, or hides, at most this.
         hidden = 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, 1)
         gaps = jnp.where(jnp.all(direction == 0, axis=-1), 1, gaps)
         total, missed = jnp.sum(gains, axis=-1), jnp.sum(gaps * gains + hidden, axis=-1)

@@ -54,10 +54,11 @@ _SPECTRAL = Spectral()
 
 
 class _Orthonormal(ScaledMatrices):
-    """Matrices whose singular values all equal `scale`; which shapes is the subclass's to say.
+    """Matrices with all singular values equal to `scale`; subclasses choose the shapes.
 
-    A subclass is a dataclass with these fields. Inside, points are tall and of unit scale, and a
-    point farther than `FAR` from the set stands for its polar factor: see `project_if_far`.
+    A subclass is a dataclass with these fields. Internally points are tall and of unit scale, and
+    points farther than `FAR` from the set are replaced by their polar factors: see
+    `project_if_far`.
     """
 
     retraction: Retraction
@@ -69,10 +70,10 @@ class _Orthonormal(ScaledMatrices):
         check_step_norm(self, Spectral, Frobenius)
 
     def project(self, point: Matrices) -> Matrices:
-        """The orthogonal polar factor.
+        """Return the orthogonal polar factor.
 
-        A matrix without full rank has several: LAPACK's singular vectors choose, for a zero matrix
-        the first columns (or rows) of the identity.
+        A rank-deficient matrix has several: LAPACK's singular vectors choose. For a zero matrix
+        these give the first columns (or rows) of the identity.
         """
         if 0 in point.shape:
             return point
@@ -94,7 +95,7 @@ class _Orthonormal(ScaledMatrices):
         return stay_if_still(point, vector, _like(moved, point, scale), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
-        """Uniformly distributed (Haar) over the set."""
+        """Return a uniform (Haar-distributed) point."""
         self.check_shape(shape)
         *batch, m, n = shape
         wide = jnp.promote_types(dtype, jnp.float32)
@@ -103,10 +104,10 @@ class _Orthonormal(ScaledMatrices):
         return _like(positive_qr(gaussian), example, self._scale(example))
 
     def distance(self, point: Matrices) -> Numbers:
-        """The largest `|sigma_i / scale - 1|`, accurate to a few units of rounding.
+        """Return the largest `|sigma_i / scale - 1|`, accurate to a few units of rounding.
 
-        From the eigenvalues `l` of the small matrix `W^T W / s^2 - I`, since `l = sigma^2 - 1`
-        means `sigma - 1 = l / (1 + sqrt(1 + l))`. For monitoring: it calls an eigenvalue routine.
+        Uses the eigenvalues `l` of the small matrix `W^T W / s^2 - I`: from `l = sigma^2 - 1`
+        follows `sigma - 1 = l / (1 + sqrt(1 + l))`. For monitoring: it calls an eigenvalue routine.
         """
         unit = self._unit(point, from_set=False)
         if 0 in unit.shape:
@@ -117,13 +118,13 @@ class _Orthonormal(ScaledMatrices):
 
     @abc.abstractmethod
     def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:
-        """The orthogonal projection onto the tangent space at a tall point of unit scale."""
+        """Project orthogonally onto the tangent space at a tall point of unit scale."""
 
     def _at(self, point: Matrices) -> Tall:
         """Return the tall point of unit scale at which a direction is computed.
 
-        As far from the set as rounding leaves a short dtype, a gradient normal to the set would
-        have a tangent part of that size.
+        Low-precision points are slightly off the manifold, where a gradient normal to the set would
+        have a tangent part of that size: re-orthonormalise them.
         """
         unit = self._unit(point)
         if not rounding_loss(point.dtype):
@@ -131,7 +132,7 @@ class _Orthonormal(ScaledMatrices):
         return product(unit, polish(product(unit.mT, unit)))
 
     def _answered(self, answer: Steepest, grad: Matrices) -> Steepest:
-        """An answer for a tall point of unit scale, as one to the question that was asked."""
+        """Map a tall answer of unit scale to the gradient's orientation, scale and dtype."""
         size = scale_of(self.norm.scale, grad.shape[-2:])
         answer = answer._replace(direction=_like(answer.direction, grad, size)).astype(grad.dtype)
         if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
@@ -139,28 +140,27 @@ class _Orthonormal(ScaledMatrices):
         return answer
 
     def _unit(self, point: Matrices, from_set: bool = True) -> Tall:
-        """The point or its transpose, tall, of unit scale; its polar factor where it is far."""
+        """Return the point, tall and of unit scale; its polar factor if it is far from the set."""
         unit = upcast(point) / self._scale(point)
         return tall(project_if_far(unit) if from_set else unit)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stiefel(_Orthonormal):
-    """Matrices whose singular values all equal `scale`: `W^T W = s^2 I`, or `W W^T` if wide.
+    """Matrices with all singular values equal to `scale`: `W^T W = s^2 I`, or `W W^T` if wide.
 
-    At unit scale the tangent space is `sym(W^T A) = 0`. The direction that maximises `<G, A>`
-    over tangent `A` of spectral norm at most 1 is what a solver finds, and certifies how close it
-    came ("Modular Manifolds", Thinking Machines 2025; Modula documentation, Stiefel page). The
-    default solver is a closed form, `msign(G W^T - W G^T) W` (Solonko, Molozhavenko, Rakhuba,
-    arXiv:2608.06218). In the Frobenius norm the steepest direction is
-    the normalised Riemannian gradient.
+    At unit scale the tangent space is `sym(W^T A) = 0`. A solver maximises `<G, A>` over tangent
+    `A` of spectral norm at most 1, and bounds how far it falls short ("Modular Manifolds", Thinking
+    Machines 2025; Modula documentation, Stiefel page). The default solver is a closed form,
+    `msign(G W^T - W G^T) W` (Solonko, Molozhavenko, Rakhuba, arXiv:2608.06218). In the Frobenius
+    norm the steepest direction is the normalised Riemannian gradient.
 
     Attributes:
-      scale: the common singular value, a positive number or a rule such as `FanRatio()`
-        (unit RMS-to-RMS norm).
-      solver: what finds the steepest direction in the spectral norm; see `manifolds.solvers`.
+      scale: the common singular value, a positive number or a rule such as `FanRatio()` (unit
+        RMS-to-RMS norm).
+      solver: finds the steepest direction in the spectral norm; see `manifolds.solvers`.
       retraction: how a step returns to the set.
-      step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; None: the spectral
+      step_norm: the norm of steps, `Spectral` or `Frobenius`, used as given; None: the spectral
         norm relative to the scale.
 
     Examples:
@@ -202,7 +202,7 @@ class Stiefel(_Orthonormal):
             return self._answered(Steepest(direction, dual, residual, gap), grad)
         dual = self.solver.init(grad.shape) if isinstance(dual, tuple) and not dual else dual
         unit = match_orientation(unit, point)
-        # Accelerators round float32 factors to fewer bits unless told otherwise.
+        # By default accelerators round float32 factors to fewer bits.
         with jax.default_matmul_precision("highest"):
             answer = self.solver.solve(_SPECTRAL, unit, upcast(grad), dual)
         return self._answered(_silence(answer, grad, loss) if loss else answer, grad)
@@ -210,14 +210,14 @@ class Stiefel(_Orthonormal):
 
 @dataclasses.dataclass(frozen=True)
 class Orthogonal(Stiefel):
-    """Square matrices `W^T W = s^2 I`: `Stiefel`, and an error for any other shape.
+    """Square matrices `W^T W = s^2 I`: `Stiefel`, with an error for any other shape.
 
-    Tangent vectors at unit scale are `W X` with `X` skew, and under the spectral norm the
-    steepest is `W msign(W^T G - G^T W)` (Modula documentation, orthogonal page), which equals
-    the closed form of `Stiefel`.
+    Tangent vectors at unit scale are `W X` with `X` skew. In the spectral norm the steepest
+    direction is `W msign(W^T G - G^T W)` (Modula documentation, orthogonal page), which equals the
+    closed form of `Stiefel`.
 
-    Fields are those of `Stiefel`. Odd polynomials keep skew symmetry exactly; what another method
-    of msign breaks is repaired, and reported as residual.
+    The fields are inherited from `Stiefel`. Odd polynomials keep skew symmetry exactly; the errors
+    of other methods of msign are removed, and reported as residual.
 
     Examples:
       >>> float(Orthogonal().distance(jnp.eye(3)))
@@ -235,20 +235,20 @@ class Orthogonal(Stiefel):
 
 @dataclasses.dataclass(frozen=True)
 class Grassmann(_Orthonormal):
-    """Subspaces, each by a matrix of orthonormal columns (or rows, if wide) that spans it.
+    """Subspaces, each as a matrix of orthonormal columns (or rows, if wide) that span it.
 
-    `W` and `W Q` with orthogonal `Q` are one subspace. Steps are horizontal, `W^T A = 0` at unit
-    scale: none of them turns the columns within the subspace. Under the spectral norm the steepest
-    is `msign((I - W W^T) G)`, a closed form: the polar factor has the columns of its matrix. In the
-    Frobenius norm it is the normalised horizontal part. For a loss that sees more of `W` than the
-    subspace take `Stiefel`, whose steps are free to turn.
+    `W` and `W Q` with orthogonal `Q` are the same subspace. Steps are horizontal, `W^T A = 0` at
+    unit scale: they do not turn the columns within the subspace. In the spectral norm the steepest
+    direction is `msign((I - W W^T) G)`, a closed form, since a polar factor keeps the column space
+    of its matrix. In the Frobenius norm it is the normalised horizontal part. If the loss depends
+    on more of `W` than the subspace, use `Stiefel`, whose steps can turn the columns.
 
     Attributes:
       scale: the common singular value, a positive number or a rule such as `FanRatio()`.
-      retraction: how a step returns to the set; see `manifolds.retractions`. All of them move the
-        subspace alike, to second order.
-      step_norm: the norm of steps, `Spectral` or `Frobenius`, taken as it is; the method of msign
-        is that of `Spectral`. None: the spectral norm relative to the scale, converged.
+      retraction: how a step returns to the set; see `manifolds.retractions`. To second order, all
+        move the subspace identically.
+      step_norm: the norm of steps, `Spectral` (with its method of msign) or `Frobenius`, used as
+        given; None: the spectral norm relative to the scale, converged.
 
     Examples:
       >>> Grassmann().steepest(jnp.eye(4, 2), jnp.ones((4, 2))).direction.shape
@@ -279,21 +279,23 @@ class Grassmann(_Orthonormal):
 
 
 def _without(normal: Tall, vector: Tall) -> Tall:
-    """The vector without its normal part, whose products for a single column are entry by entry.
+    """Subtract the normal part from a vector.
 
-    Of one number all is normal, and rounding the product would leave some.
+    For a single column its products are entry by entry, and must not be fused with the difference.
+    A single number has no tangent part: reducing the precision of its normal part would leave a
+    remainder.
     """
     column = 1 == normal.shape[-1] < normal.shape[-2]
     return vector - (never_fused(normal) if column else normal)
 
 
 def _like(result: Tall, example: Matrices, scale: float) -> Matrices:
-    """A tall result of unit scale in the scale, orientation and dtype of `example`."""
+    """Return a tall result of unit scale at `scale`, in the orientation and dtype of `example`."""
     return (scale * match_orientation(result, example)).astype(example.dtype)
 
 
 def _silence(answer: Steepest, grad: Matrices, noise: float) -> Steepest:
-    """No direction where the tangent part is below the rounding of the gradient itself."""
+    """Zero the direction where the tangent part is below the rounding of the gradient itself."""
     scaled, _ = scale_to_unit_exponent(grad, 2)
     value = inner_product(scaled, answer.direction)
     still = value <= noise * frobenius_norm(scaled)

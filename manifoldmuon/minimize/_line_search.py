@@ -1,4 +1,4 @@
-"""Methods that search along a line: L-BFGS, conjugate gradients, gradient descent."""
+"""Line-search methods: L-BFGS, conjugate gradients, gradient descent."""
 
 from __future__ import annotations
 
@@ -25,21 +25,20 @@ from manifoldmuon.minimize._problem import (
 )
 
 _MOST_TRIALS = 30
-_SUFFICIENT = 1e-4  # of the decrease that the slope promises (Nocedal and Wright 2006, section 3.1)
+_SUFFICIENT = 1e-4  # share of the predicted decrease (Nocedal and Wright 2006, section 3.1)
 
 
 class _State(NamedTuple):
-    """A point, the line through it, and the next step length to try.
+    """A point, a line through it, and the next step length to try.
 
     Attributes:
-      point: the last accepted point, with its `value` and `gradient`.
-      direction: of the line, with the derivative `slope` of the cost along it.
-      low: the longest length known to be too short, with the derivative there; `high`: the shortest
-        known to be too long; `trial`: what to try next; `trials`: how many were tried.
-      memory: of the method.
-      largest: the largest magnitude that the cost has had: its rounding is relative to that, where
-        terms cancel.
-      units: of value, gradient and slopes.
+      point: last accepted point, with `value` and `gradient` there.
+      direction: direction of the line; `slope` is the derivative of the cost along it.
+      low: longest length known to be too short, with the derivative `low_slope` there; `high` is
+        the shortest known to be too long, `trial` the next to try, `trials` the number tried.
+      memory: memory of the method.
+      largest: largest magnitude of the cost so far; if terms cancel, rounding is relative to it.
+      units: units of value, gradient and slopes.
     """
 
     point: Array
@@ -63,8 +62,8 @@ class _State(NamedTuple):
 class LineSearch(Method):
     """A method that moves along a direction until the Wolfe conditions hold.
 
-    Each turn of the loop tries one point, and costs one cost with gradient, one retraction and one
-    projection, so that batches wait for no line search. Slopes at a trial are those of the
+    Each iteration of the loop tries a single point, for a cost with gradient, a retraction and a
+    projection: in a batch no problem waits for another's line search. Slopes at a trial use the
     direction's tangent part. Where rounding hides the decrease, slopes alone decide (Hager and
     Zhang 2005, approximate Wolfe conditions).
     """
@@ -73,11 +72,11 @@ class LineSearch(Method):
     """How much of the slope may be left."""
 
     def init(self, point: Array) -> Any:
-        """Return the memory before the first step; here there is none."""
+        """Return the memory before the first step; empty by default."""
         return ()
 
     def vectors(self, memory: Any) -> list[Array]:
-        """Return matrices whose rows are tangent vectors to be moved to the new point."""
+        """Return matrices of tangent vectors, by rows, to be moved to the new point."""
         return []
 
     def move(
@@ -92,11 +91,12 @@ class LineSearch(Method):
         """Return the Riemannian gradient at the new point, and vectors transported there.
 
         Args:
-          problem: with its manifolds.
-          point: where the vectors are tangent.
-          step: what leads from there to the new point.
-          new: that point, with the `euclidean` gradient.
-          rows: matrices of vectors.
+          problem: the cost and its manifolds.
+          point: the old point, where the vectors are tangent.
+          step: the step from the old to the new point.
+          new: the new point.
+          euclidean: Euclidean gradient at the new point.
+          rows: matrices of vectors, by rows.
         """
         moved = problem.project(new, jnp.concatenate([euclidean[None], *rows]))
         return moved[0], moved[1:]
@@ -108,10 +108,10 @@ class LineSearch(Method):
         """Return the next direction and the memory.
 
         Args:
-          memory: what it was.
-          gradient: at the new point.
-          before: the last gradient, moved to the new point; `step`, too; zeros at first.
-          step: what led there.
+          memory: the memory before the step.
+          gradient: gradient at the new point.
+          before: the last gradient, moved to the new point; zeros at first.
+          step: the step, moved to the new point; zeros at first.
           moved: `vectors(memory)`, moved to the new point.
         """
 
@@ -122,7 +122,7 @@ class LineSearch(Method):
     def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
         zero, number = jnp.zeros_like(start), jnp.zeros((), start.dtype)
         count = jnp.zeros((), jnp.int32)
-        # The start is the first trial: a step of zero, to be accepted unless it is not finite.
+        # The start is the first trial, a step of zero: always accepted.
         state = _State(
             point=start,
             value=number,
@@ -178,13 +178,13 @@ class LineSearch(Method):
         def accept() -> _State:
             direction, memory = self.direction(state.memory, gradient, before, step, moved)
             new_slope = jnp.vdot(gradient, direction)
-            # Not a direction of descent: begin again.
+            # Restart with the negative gradient if this is not a descent direction.
             descends = new_slope < 0
             direction = jnp.where(descends, direction, -gradient)
             new_slope = jnp.where(descends, new_slope, -jnp.vdot(gradient, gradient))
             fresh = self.init(point)
             memory = jax.tree.map(lambda x, y: jnp.where(descends, x, y), memory, fresh)
-            # Not farther than the points are long: a retraction has come round by then.
+            # At most as long as the point (or 1): longer steps would go around the manifold.
             farthest = jnp.maximum(length(point), 1) / length(direction)
             norm, steps = length(gradient), state.steps + 1
             stop.report(steps, value / units.scale, norm / units.scale)
@@ -213,11 +213,11 @@ class LineSearch(Method):
             short = shorter & ~not_steep
             low = jnp.where(short, state.trial, state.low)
             high = jnp.where(short, state.high, state.trial)
-            # The zero of the straight line through the slopes, inside of the bracket.
+            # Secant step: the zero of the line through both slopes, inside of the bracket.
             rise = slope - state.low_slope
             zero = state.low - state.low_slope * (state.trial - state.low) / rise
             width = jnp.where(jnp.isfinite(high), high - low, 9 * low)
-            # Slopes say little about where the cost has risen again.
+            # Slopes say little if the cost has risen.
             most = jnp.where(shorter, 0.9, 0.5)
             inside = jnp.clip(zero, low + 0.1 * width, low + most * width)
             usable = finite & (rise > 0) & (zero > low) & (zero < high)
@@ -241,12 +241,12 @@ class LBFGS(LineSearch):
     """L-BFGS, the default: quasi-Newton steps from the last few steps and changes of the gradient.
 
     Riemannian L-BFGS (Huang, Gallivan and Absil 2015): the memory is moved to each new point by
-    projection. The recursion is that of `optax.scale_by_lbfgs`. Superlinear in practice, at the
-    price of a gradient and some inner products a step; on ill-conditioned problems, or for a
-    gradient near rounding, take `TrustRegion`.
+    projection. `optax.scale_by_lbfgs` does the recursion. Superlinear in practice; a step costs a
+    gradient and some inner products. For ill-conditioned problems, or gradients near rounding, take
+    `TrustRegion`.
 
     Attributes:
-      memory: how many steps are remembered.
+      memory: number of remembered steps.
 
     Examples:
       >>> LBFGS(memory=5)
@@ -270,7 +270,7 @@ class LBFGS(LineSearch):
         return [memory.diff_params_memory, memory.diff_updates_memory]
 
     def direction(self, memory, gradient, before, step, moved):
-        # Optax takes differences to what it remembers: the step is one already.
+        # Optax subtracts the remembered `params`: zeros, because the step is a difference already.
         memory = memory._replace(
             params=jnp.zeros_like(step),
             updates=before,
@@ -286,10 +286,10 @@ class LBFGS(LineSearch):
 
 @dataclasses.dataclass(frozen=True)
 class ConjugateGradient(LineSearch):
-    """Nonlinear conjugate gradients, with less memory than `LBFGS` and most often more steps.
+    """Nonlinear conjugate gradients, with less memory than `LBFGS` and usually more steps.
 
-    The hybrid of Hestenes and Stiefel and of Dai and Yuan (2001), which begins again by itself;
-    the last step is moved to each new point by projection (Sato 2022).
+    The hybrid of Hestenes and Stiefel and of Dai and Yuan (2001), which restarts by itself; the
+    last step is moved to each new point by projection (Sato 2022).
 
     Examples:
       >>> ConjugateGradient()
@@ -306,7 +306,7 @@ class ConjugateGradient(LineSearch):
         return share * step - gradient, memory
 
     def trial(self, state: _State, slope: Array) -> Array:
-        # As much first-order decrease as the last step had.
+        # The same first-order decrease as in the last step.
         first = 1 / jnp.maximum(jnp.sqrt(-slope), 1)
         same = state.trial * state.slope / slope
         return jnp.where(same > 0, same, first)
@@ -314,9 +314,9 @@ class ConjugateGradient(LineSearch):
 
 @dataclasses.dataclass(frozen=True)
 class GradientDescent(LineSearch):
-    """Gradient descent with line search: to compare with, since `LBFGS` takes fewer steps.
+    """Gradient descent with line search, for comparison: `LBFGS` takes fewer steps.
 
-    Each search begins at the step length of Barzilai and Borwein (1988).
+    Each search starts from the step length of Barzilai and Borwein (1988).
 
     Examples:
       >>> GradientDescent()

@@ -1,4 +1,4 @@
-"""`minimize`: what SciPy's function of this name is, on a tree of manifolds."""
+"""`minimize`: the counterpart of `scipy.optimize.minimize` on a tree of manifolds."""
 
 from __future__ import annotations
 
@@ -37,39 +37,42 @@ def minimize(
 ) -> Result:
     """Minimise a cost over a tree of manifolds, to convergence, in one compiled program.
 
-    A tree is a product of manifolds, and leading axes of a leaf are a power. Gradients are those of
-    the embedded (Euclidean) metric, whatever the manifolds' `step_norm`. Works inside of `jax.jit`
-    and under `jax.vmap`, over many starts or many problems. It is compiled once for each f, method
-    and shapes: give what changes as `args`, for what f has captured is kept as it first was.
+    A tree is a product of manifolds; leading axes of a leaf are copies of its manifold. Gradients
+    use the embedded (Euclidean) metric, whatever the manifolds' `step_norm`. Works inside of
+    `jax.jit` and under `jax.vmap`, over many starts or many problems. Compiles once for each f,
+    geometry, method, set of options and shapes: pass changing values as `args`, since values
+    captured by f are frozen at the first call.
 
-    The minimum can be differentiated with respect to `args` and to what f has captured, in either
-    mode, by the implicit function theorem: one linear system with the Riemannian Hessian, solved by
-    conjugate gradients. It has to be a minimum, to the tolerance. Where the Hessian is singular (a
-    minimum that is not isolated) the derivative is the one of least norm. Derivatives with respect
+    The minimum can be differentiated with respect to `args` and to values captured by f, in forward
+    and reverse mode, by the implicit function theorem: conjugate gradients solve a linear system
+    with the Riemannian Hessian. The point has to be a minimum, to the tolerance. If the Hessian is
+    singular (the minimum is not isolated), the derivative has least norm. Derivatives with respect
     to x0 are zero.
 
     Args:
-      f: the cost, `f(x, *args)`, one real number. Differentiable; twice for `TrustRegion` and for
+      f: the cost `f(x, *args)`, a real number. Differentiable; twice for `TrustRegion` and for
         derivatives of the minimum.
-      geometry: which manifold each leaf of x0 lives on; see `optim.resolve`. Sets without boundary.
-      x0: where to start: arrays on their manifolds, all float32 or all float64.
-      args: further arguments of f, arrays or trees of them.
+      geometry: manifold of each leaf of x0, without boundary or corners; see `optim.resolve`.
+      x0: the start: arrays on their manifolds, all float32 or all float64.
+      args: further arguments of f, arrays or trees of arrays.
       method: `LBFGS()`, `ConjugateGradient()`, `GradientDescent()` or `TrustRegion()`.
-      tolerance: of the Riemannian gradient's Frobenius norm. None: that of the first gradient times
-        1e-4 in float32, 1e-10 in float64, and no less than the rounding of the cost hides (100 eps
-        times its first value). A start within that of a minimum stops with no step: `GRADIENT`.
-      step_tolerance: stop after a step of this length.
-      max_steps: stop after so many steps.
-      callback: called as `callback(steps, value, gradient_norm)` after every step, such as `print`.
+      tolerance: largest Frobenius norm of the Riemannian gradient. None: the first gradient's norm
+        times 1e-4 in float32, 1e-10 in float64, but at least 100 eps times the first cost: rounding
+        hides smaller gradients. A start within the tolerance stops with no step: `GRADIENT`.
+      step_tolerance: stop after a step of at most this length.
+      max_steps: stop after this many steps.
+      callback: called as `callback(steps, value, gradient_norm)` at the start and after every step,
+        such as `print`.
 
     Returns:
       A `Result`: point, value, gradient norm, steps, evaluations, and the `Reason`.
 
     Raises:
-      TypeError: leaves of other or of several dtypes; f does not return one real number; no method.
-      ValueError: geometry and x0 do not fit; a set with a boundary; a tolerance below rounding; x0
-        off its manifold; a cost or gradient that is not finite at x0. Inside of `jax.jit` and
-        `jax.vmap` the last two are a `Reason`.
+      TypeError: leaves of other or of several dtypes; `args` is not a tuple, `method` not a method;
+        f does not return a single real number.
+      ValueError: geometry and x0 do not fit; x0 is empty; a set with a boundary or corners; a
+        tolerance below rounding; x0 off its manifold; a cost or gradient that is not finite at x0.
+        Inside of `jax.jit` and `jax.vmap` the last two are a `Reason`.
 
     Examples:
       >>> a = jnp.diag(jnp.array([3.0, 2.0, 1.0]))
@@ -134,7 +137,7 @@ def _check_numbers(
 
 
 def _refuse(result: Result, entries: Any, x0: Any) -> None:
-    """Raise where the start was no start."""
+    """Raise if x0 is off its manifolds, or its cost or gradient is not finite."""
     if result.reason == Reason.OFF_SET and result.steps == 0:
         far = {k: v for k, v in monitor_distance(entries, x0).items() if v > OFF}
         raise ValueError(
@@ -162,7 +165,7 @@ def _solve(
             raise TypeError(f"minimize: f must return one real number; got {jax.typeof(value)}")
         return jnp.asarray(value, x.dtype)
 
-    # What f has captured becomes an argument, to which derivatives may be asked.
+    # Captured values become arguments, so that derivatives with respect to them exist.
     cost, captured = jax.closure_convert(of_vector, start, *args)
 
     def problem(data: Any) -> Problem:
@@ -173,7 +176,7 @@ def _solve(
         off = _distance(geometry, unravel(start)) > OFF
         reason = jnp.where(off, jnp.int32(Reason.OFF_SET), RUNNING)
         result = method.run(problem(data), start, stop, reason)
-        # A retraction may hand on, and amplify, how far a point is from its set.
+        # A retraction may keep or amplify a point's distance from its set.
         left = _distance(geometry, unravel(result.point)) > OFF
         reason = jnp.where(left, jnp.int32(Reason.OFF_SET), result.reason)
         return result._replace(reason=reason, steps=jnp.maximum(result.steps, 0))
@@ -191,10 +194,10 @@ def _solve(
 
 
 def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, changed: Any) -> Any:
-    """Return how minimum and value move with the data: the implicit function theorem.
+    """Return the derivatives of minimum and value along a change of the data.
 
-    With the gradient zero, Hess[dx] = -d(gradient), solved in the tangent space by conjugate
-    gradients; the identity stands in on the normal space.
+    By the implicit function theorem, Hess[dx] = -d(gradient) where the gradient is zero. Conjugate
+    gradients solve this in the tangent space, with the identity on the normal space.
     """
     at = problem(data)
     _, rhs = jax.jvp(lambda data: problem(data).gradient(point)[0], (data,), (changed,))
@@ -212,8 +215,8 @@ def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, change
 def _conjugate_gradients(operator: Callable[[Array], Array], rhs: Array) -> Array:
     """Return the solution of least norm of a positive semidefinite system, to rounding.
 
-    Steps stay in the range of the operator. They end where the curvature is rounding: along
-    directions in which the minimum is not isolated, a quotient of two roundings.
+    Steps stay in the range of the operator. They end where the curvature is only rounding: along
+    directions in which the minimum is not isolated, a step would divide rounding by rounding.
     """
     eps = float(jnp.finfo(rhs.dtype).eps)
 
@@ -233,7 +236,7 @@ def _conjugate_gradients(operator: Callable[[Array], Array], rhs: Array) -> Arra
     whole = jnp.vdot(rhs, rhs)
     zero, number = jnp.zeros_like(rhs), jnp.zeros_like(whole)
     start = zero, rhs, rhs, whole, number, jnp.zeros((), jnp.int32), ~(whole > 0)
-    # A NaN has no solution.
+    # A NaN on the right-hand side gives NaN.
     return jnp.where(whole >= 0, jax.lax.while_loop(lambda c: ~c[-1], turn, start)[0], jnp.nan)
 
 
@@ -251,7 +254,7 @@ def _distance(geometry: Any, tree: Any) -> Array:
 
     @one.def_vmap
     def many(size: int, batched: Any, tree: Any) -> tuple[Array, bool]:
-        # One after the other: see `_internal.lapack`.
+        # Sequential: see `_internal.lapack`.
         return jax.lax.map(one, tree), True
 
     return one(tree)

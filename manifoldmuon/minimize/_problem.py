@@ -1,4 +1,4 @@
-"""A cost on a tree of manifolds as a function of one vector, and what a method returns."""
+"""A cost on a tree of manifolds as a function of a flat vector; methods and their results."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Reason(enum.IntEnum):
       GRADIENT: the Riemannian gradient's norm is at most the tolerance.
       STEP: a step was at most `step_tolerance` long.
       MAX_STEPS: `max_steps` steps were taken.
-      NO_PROGRESS: no step reduces the cost, most often because rounding hides what is left.
-      NOT_FINITE: cost or gradient is not finite at the start.
-      OFF_SET: the start is not on its manifold, or the last point is not: take a retraction that
-        undoes what rounding leaves, such as `Polar` or `QR`.
+      NO_PROGRESS: no step reduces the cost, usually because rounding hides any decrease.
+      NOT_FINITE: cost or gradient is not finite at the start; for `TrustRegion`, at any point.
+      OFF_SET: the start or the last point is off its manifold. For the last point, take a
+        retraction that corrects rounding, such as `Polar` or `QR`.
 
     Examples:
       >>> Reason(0).name
@@ -50,12 +50,12 @@ class Result(NamedTuple):
 
     Attributes:
       point: the last point, a tree like the start.
-      value: its cost.
-      gradient_norm: Frobenius norm of its Riemannian gradient, over the whole tree.
-      steps: how many steps were taken.
-      evaluations: how many times cost and gradient were computed; for `TrustRegion` also products
+      value: cost of the point.
+      gradient_norm: Frobenius norm of the Riemannian gradient at the point, over the whole tree.
+      steps: number of steps taken.
+      evaluations: number of evaluations of cost and gradient; for `TrustRegion` including products
         with the Hessian.
-      reason: why it stopped, a `Reason` as an integer.
+      reason: `Reason` of the stop, as an integer.
 
     Examples:
       >>> Result._fields
@@ -71,11 +71,11 @@ class Result(NamedTuple):
 
 
 class Units(NamedTuple):
-    """Units in which a method computes, so that no square overflows and no cost is too small.
+    """Units of a method's arithmetic, in which no square overflows and no cost is too small.
 
     Attributes:
       scale: a power of two; cost and gradient are multiplied by it.
-      tolerance: for the norm of the gradient, in these units.
+      tolerance: largest norm of the gradient, in these units.
     """
 
     scale: Array
@@ -96,7 +96,7 @@ class Units(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """When to stop, and whom to tell; a tolerance of None is relative to the first gradient."""
+    """Stopping criteria and callback; a tolerance of None is relative to the first gradient."""
 
     tolerance: float | None
     step_tolerance: float
@@ -120,11 +120,11 @@ class Stop(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A cost and its manifolds, with points and tangent vectors as single vectors.
+    """A cost and its manifolds; points and tangent vectors are flat vectors.
 
     Attributes:
-      cost: of the vector of a point.
-      unravel: vector to tree.
+      cost: cost of a flat point.
+      unravel: function from a flat vector to the tree.
       geometry: a manifold for each leaf.
     """
 
@@ -156,13 +156,13 @@ class Method(Value, abc.ABC):
 
     @abc.abstractmethod
     def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
-        """Return the result, with a vector as its point.
+        """Return the result, with a flat vector as its point.
 
         Args:
-          problem: what to minimise.
-          start: a point.
-          stop: when to stop.
-          reason: `RUNNING`, or why nothing is to be done.
+          problem: the cost and its manifolds.
+          start: the first point.
+          stop: stopping criteria.
+          reason: `RUNNING`, or a reason to stop before the first step.
         """
 
 
@@ -178,7 +178,7 @@ def length(vector: Array) -> Array:
 
 
 def rounding(largest: Array) -> Array:
-    """Return how much of a cost may be rounding that has been as large as this."""
+    """Return a bound on a cost's rounding, from the largest magnitude of the cost so far."""
     return 1000 * jnp.finfo(largest.dtype).eps * largest
 
 

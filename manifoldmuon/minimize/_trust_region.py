@@ -1,4 +1,4 @@
-"""Newton's method inside of a trust region."""
+"""Newton's method in a trust region."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from manifoldmuon.minimize._problem import (
 
 
 class _State(NamedTuple):
-    """A point, and the region around it.
+    """A point and its trust region.
 
     Attributes:
-      moved: the length of the last step that was taken.
-      largest: the largest magnitude that the cost has had.
-      units: of value and norm.
+      moved: length of the last accepted step.
+      largest: largest magnitude of the cost so far.
+      units: units of value and norm.
     """
 
     point: Array
@@ -47,10 +47,10 @@ class _State(NamedTuple):
 
 
 class _Inner(NamedTuple):
-    """A step, its product with the Hessian, and what conjugate gradients need for the next.
+    """A step, its product with the Hessian, and the state of conjugate gradients.
 
     Attributes:
-      largest: the largest curvature so far.
+      largest: largest magnitude of a curvature so far.
     """
 
     step: Array
@@ -64,18 +64,18 @@ class _Inner(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrustRegion(Method):
-    """Newton's method, kept where its model holds: few steps, quadratic at the end.
+    """Newton's method in a trust region: few steps, quadratic convergence at the end.
 
     The Riemannian trust region of Absil, Baker and Gallivan (2007). The Hessian is exact, the
     projected derivative of the Riemannian gradient, and never formed: each product with it costs
     about as much as two gradients. Steps solve the model by truncated conjugate gradients
     (Steihaug 1983), which leave a saddle point along a direction of negative curvature. The model
-    is that of a retraction of second order; one of first order converges as fast at the end.
+    assumes a retraction of second order; first-order retractions converge as fast at the end.
 
     Attributes:
-      radius: of the first region is `radius / 8` times the root of the number of entries; no
-        region is larger than eight times that.
-      inner_steps: the most products with the Hessian in a step; None: the number of entries.
+      radius: the first region has a radius of `radius / 8` times the root of the number of entries;
+        the largest radius is eight times as large.
+      inner_steps: most products with the Hessian in a step; None: the number of entries.
 
     Examples:
       >>> TrustRegion(inner_steps=20)
@@ -106,8 +106,8 @@ class TrustRegion(Method):
 
         def turn(state: _State) -> _State:
             gradient, hessian, value = self.model(problem, state.point)
-            # Once more: what rounding left of the normal part may be large beside a small gradient,
-            # and conjugate gradients would not reduce it.
+            # Project again: a normal part left by rounding may be large compared with a small
+            # gradient, and conjugate gradients would not reduce it.
             gradient = problem.project(state.point, gradient)
             chosen = Units.at_start(gradient, value, stop)
             start = state.evaluations == 0
@@ -115,7 +115,7 @@ class TrustRegion(Method):
             gradient, value = gradient * units.scale, value * units.scale
             norm = length(gradient)
             found = stop.reason(norm, units, state.moved, state.steps)
-            # A rejected step is no small one.
+            # A rejected step does not count as a small step.
             found = jnp.where((state.failures > 0) & (found == Reason.STEP), RUNNING, found)
             broken = ~(jnp.isfinite(value) & jnp.isfinite(norm))
             found = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), found)
@@ -134,7 +134,7 @@ class TrustRegion(Method):
             step = inner.step
             point = problem.retract(state.point, step)
             gain = -jnp.vdot(gradient, step) - jnp.vdot(step, inner.product) / 2
-            # Where both are rounding, believe the model (Conn, Gould and Toint 2000, 17.4.2).
+            # If both are rounding, trust the model (Conn, Gould and Toint 2000, 17.4.2).
             after = problem.cost(point) * units.scale
             largest_value = jnp.maximum(state.largest, jnp.abs(value))
             noise = rounding(largest_value)
@@ -164,11 +164,11 @@ class TrustRegion(Method):
         return Result(state.point, value, norm, state.steps, state.evaluations, state.reason)
 
     def _truncated(self, hessian, gradient: Array, radius: Array, done: Array) -> _Inner:
-        """Steihaug's conjugate gradients: to the edge, or until the residual is small."""
+        """Run Steihaug's conjugate gradients to the edge, or until the residual is small."""
         most = gradient.size if self.inner_steps is None else self.inner_steps
         start = length(gradient)
         eps = float(jnp.finfo(gradient.dtype).eps)
-        # Quadratic convergence; no smaller share than the products' rounding lets one see.
+        # For quadratic convergence, but not below the rounding of the products.
         enough = start * jnp.clip(start, eps**0.5, 0.1)
 
         def turn(state: _Inner) -> _Inner:
@@ -176,8 +176,8 @@ class TrustRegion(Method):
             bend = jnp.vdot(state.direction, product)
             curvature = bend / jnp.vdot(state.direction, state.direction)
             largest = jnp.maximum(state.largest, jnp.abs(curvature))
-            # Rounding alone, along which there is nothing to gain: normal to the set, for instance.
-            # Not along the gradient, where a curvature of zero means a step to the edge.
+            # Curvature that is only rounding: nothing to gain, for instance normal to the set.
+            # Except along the gradient, where a curvature of zero means a step to the edge.
             nothing = (state.count > 0) & (jnp.abs(curvature) <= eps ** (2 / 3) * largest)
             square = jnp.vdot(state.residual, state.residual)
             share = square / bend

@@ -1,6 +1,6 @@
-"""Architectures that know their norm: modules, their algebra, and what optimizers need of them.
+"""Architectures that know their norm: modules, their algebra, manifolds and learning budgets.
 
-A module is built from atoms (which have a weight), bonds (which have none) and the operators of
+A module is built from atoms (with a weight), bonds (without weights) and the operators of
 `Module`. It compiles to plain data: `init(key)`, `apply(params, x)`, `geometry()`, `budgets()`.
 """
 

@@ -1,4 +1,4 @@
-"""Nonlinearities and normalisation: bonds that change entries, but not shapes."""
+"""Activations and normalisation: bonds that keep the shape."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from manifoldmuon.modules._module import Bond
 
 @dataclasses.dataclass(frozen=True)
 class Abs(Bond):
-    """The magnitude of every entry. Its second derivative is zero except at the kink.
+    """The magnitude of every entry, with second derivative zero except at the kink.
 
     Examples:
       >>> Abs().forward(jnp.array([-1.0, 2.0]))
@@ -31,14 +31,14 @@ class Abs(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class ReLU(Bond):
-    """`max(x, 0)`. Its second derivative is zero except at the kink.
+    """`max(x, 0)`, with second derivative zero except at the kink.
 
-    The default sensitivity 1 is the bound that holds for every input, as in the Modula package; the
-    one of the paper, 1/sqrt(2) (modular norm, arXiv:2405.14813, appendix B.2), is that of inputs
-    of which half are negative: `ReLU(ReLU.BALANCED)`.
+    The default sensitivity 1 holds for every input, as in the Modula package. The paper's value,
+    1/sqrt(2) (modular norm, arXiv:2405.14813, appendix B.2), holds if half of the entries are
+    negative: `ReLU(ReLU.BALANCED)`.
 
     Attributes:
-      sensitivity: what is declared.
+      sensitivity: the declared sensitivity.
 
     Examples:
       >>> round((ReLU(ReLU.BALANCED) @ Linear(8, 4)).sensitivity, 4)
@@ -57,13 +57,13 @@ class ReLU(Bond):
 class GELU(Bond):
     """`x P(N(0,1) <= x)`, the Gaussian error linear unit, in its exact form.
 
-    The published sensitivity is that of `ReLU`; a Gaussian input shrinks a perturbation to 0.675
-    of its size. The bound that holds for every input is `GELU.LIPSCHITZ` (1.1289), so that
+    The published sensitivity is 1/sqrt(2), as for `ReLU`; for Gaussian inputs, a perturbation
+    shrinks to 0.675 of its size. The bound for every input is `GELU.LIPSCHITZ` (1.1289), so that
     `GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ` has sensitivity 1 everywhere. The sharpness is the
     largest second derivative, sqrt(2/pi), in the maximum norm.
 
     Attributes:
-      sensitivity: what is declared.
+      sensitivity: the declared sensitivity.
 
     Examples:
       >>> round(GELU.LIPSCHITZ, 4)
@@ -72,7 +72,7 @@ class GELU(Bond):
 
     sensitivity: float = ReLU.BALANCED
     gamma: ClassVar[float] = math.sqrt(2 / math.pi)
-    # At x = sqrt(2), where the second derivative (2 - x**2) exp(-x**2 / 2) / sqrt(2 pi) vanishes.
+    # The slope at sqrt(2), the zero of the second derivative (2 - x**2) exp(-x**2/2) / sqrt(2 pi).
     LIPSCHITZ: ClassVar[float] = 0.5 * (1 + math.erf(1.0)) + math.exp(-1.0) / math.sqrt(math.pi)
 
     def forward(self, x: Floats) -> Floats:
@@ -81,12 +81,12 @@ class GELU(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class GroupSort(Bond):
-    """Sorts the entries of each group, the largest first (Anil et al., arXiv:1811.05381).
+    """Sort the entries of each group, the largest first (Anil et al., arXiv:1811.05381).
 
-    The last axis of n entries falls into `n / size` groups: entries `i`, `i + n / size`,
-    `i + 2 n / size`, ... are one. Sorting permutes entries, so that it keeps every norm that does
-    not depend on their order, and never moves two inputs apart; gradients keep their length.
-    `GroupSort(2)` is MaxMin: of each pair the larger entry, then the smaller one.
+    The last axis of n entries is split into `n / size` groups; group `i` holds the entries `i`,
+    `i + n / size`, `i + 2 n / size`, ... Sorting permutes entries: it keeps every norm that does
+    not depend on their order, never increases the distance of two inputs, and keeps the length of
+    gradients. `GroupSort(2)` is MaxMin: the larger entry of each pair, then the smaller.
 
     Attributes:
       size: entries of a group; must divide the length of the last axis.
@@ -124,10 +124,10 @@ class _OverAxes(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class MeanSubtract(_OverAxes):
-    """The input, less its mean.
+    """The input minus its mean.
 
     Attributes:
-      axis: over which axes; the default is the last.
+      axis: the axes of the mean; the default is the last axis.
 
     Examples:
       >>> MeanSubtract().forward(jnp.array([1.0, 3.0]))
@@ -142,12 +142,12 @@ class MeanSubtract(_OverAxes):
 class RMSDivide(_OverAxes):
     """The input, divided by its root mean square; zero stays zero.
 
-    The sensitivity is `1 / ||x||_RMS`, so that the declared 1 holds for inputs of RMS norm at
-    least 1; in the same way the sharpness is `2/sqrt(3) / ||x||_RMS**2`. Layer normalisation,
-    without gain or bias, is `RMSDivide() @ MeanSubtract()`.
+    The sensitivity is `1 / ||x||_RMS` and the sharpness `2/sqrt(3) / ||x||_RMS**2`, so that the
+    declared values, 1 and `2/sqrt(3)`, hold for inputs of RMS norm at least 1. Layer normalisation
+    without gain or bias is `RMSDivide() @ MeanSubtract()`.
 
     Attributes:
-      axis: over which axes; the default is the last.
+      axis: the axes of the root mean square; the default is the last axis.
 
     Examples:
       >>> RMSDivide().forward(jnp.array([3.0, -3.0]))
@@ -158,8 +158,8 @@ class RMSDivide(_OverAxes):
 
     def forward(self, x: Floats) -> Floats:
         wide = upcast(x)
-        # By the largest magnitude first: no square over- or underflows. The quotient does not
-        # depend on it, and neither does the derivative.
+        # Divide by the largest magnitude first, or squares would over- or underflow. It cancels,
+        # in the derivative too.
         top = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), axis=self.axis, keepdims=True))
         scaled = wide / nonzero_or_one(top)
         square = jnp.mean(scaled**2, axis=self.axis, keepdims=True)

@@ -1,4 +1,4 @@
-"""Atoms: modules with one weight. Linear layer, bias, embedding tables and convolution."""
+"""Atoms, modules with a single weight: linear layer, bias, embedding tables, convolution."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from manifoldmuon.modules._module import Module
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, L1ToRMS, RMSToRMS, RootDim
 
 
-# Outside of jit: one program for each kind of weight, not one for each operation.
+# Outside jit: compile a program per kind of weight, not per operation.
 @functools.partial(jax.jit, static_argnums=(0, 2, 3), inline=True)
 def _random_point(manifold: Manifold, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any):
     return manifold.random_point(key, shape, dtype)
@@ -27,18 +27,18 @@ def _random_point(manifold: Manifold, key: PRNGKeyArray, shape: tuple[int, ...],
 
 @dataclasses.dataclass(frozen=True)
 class Atom(Module):
-    """A module with one weight, on a manifold of choice.
+    """A module with a single weight, on a manifold of choice.
 
-    The scale is part of the weight: the forward map is plain (`W x`), and a weight of norm 1
-    in the manifold's norm maps inputs with entries of size about 1 to outputs of such entries.
-    A manifold fits if a direction of its norm 1 has at most norm 1 in the atom's own norm (that
-    of `free_space()`); that makes the atom well-normed, for inputs of norm at most 1, with
-    sensitivity 1. Both hold for weights of norm at most 1, and in proportion beyond.
+    The scale is part of the weight: the forward map is plain (`W x`), and a weight of norm 1 in
+    the manifold's norm maps entries of size about 1 to entries of size about 1. A manifold fits if
+    every direction of norm 1 in its norm has at most norm 1 in the atom's own norm (the norm of
+    `free_space()`). The atom is then well-normed for inputs of norm at most 1, with sensitivity 1
+    for weights of norm at most 1; larger inputs and weights scale these bounds.
 
-    The parameters are the array itself. An atom in flat space starts on its default
-    constraint, and is then trained without it.
+    The parameters are the array itself. An atom in flat space starts on its default constraint and
+    is trained without it.
 
-    A new atom has the fields `manifold` and `mass`, and names its `FREE_SPACE` and `CONSTRAINT`.
+    Subclasses have the fields `manifold` and `mass` and set `FREE_SPACE` and `CONSTRAINT`.
 
     Examples:
       >>> layer = Linear(3, 8, mm.manifolds.Stiefel())
@@ -75,14 +75,14 @@ class Atom(Module):
     @property
     @abc.abstractmethod
     def manifold(self) -> Manifold:
-        """The space of the weight; its directions are measured in its norm."""
+        """The weight's manifold, which also gives the norm of its directions."""
 
     def free_space(self) -> Manifold:
         """Return flat space with the atom's own norm."""
         return self.FREE_SPACE
 
     def constraint(self) -> Manifold:
-        """Return the default constraint: as large as norm 1 allows."""
+        """Return the default constraint, scaled to norm 1 in the atom's own norm."""
         return self.CONSTRAINT
 
     def on(self, manifold: Manifold) -> Any:
@@ -94,7 +94,7 @@ class Atom(Module):
         return _random_point(start, key, self.shape, dtype)
 
     def plan(self, budget: np.ndarray) -> WeightSpec:
-        # A frozen atom that stands alone would get it all.
+        # A frozen atom without neighbours would get the whole budget.
         budget = budget if self.mass > 0 else np.zeros_like(budget)
         return WeightSpec(self.manifold, len(self.shape), self.mass, budget)
 
@@ -118,9 +118,9 @@ class Atom(Module):
 class Linear(Atom):
     """`x -> W x` on the last axis, without a bias; root-mean-square norms on both sides.
 
-    The weight is `(fan_out, fan_in)`, of RMS-to-RMS norm 1 on the Stiefel manifold of scale
-    `sqrt(fan_out / fan_in)`. `Hypersphere(FanRatio(), ndim=2)` fits as well: a Frobenius norm is
-    at least the spectral norm.
+    The weight is `(fan_out, fan_in)`, with RMS-to-RMS norm 1 on the Stiefel manifold of scale
+    `sqrt(fan_out / fan_in)`. `Hypersphere(FanRatio(), ndim=2)` fits as well, as the Frobenius norm
+    is at least the spectral norm.
 
     Attributes:
       fan_out: entries of the output.
@@ -153,7 +153,7 @@ class Linear(Atom):
 
 @dataclasses.dataclass(frozen=True)
 class Bias(Atom):
-    """`x -> x + b` on the last axis. The start is zero.
+    """`x -> x + b` on the last axis, initialised to zero.
 
     Attributes:
       features: entries of the last axis; the parameters are `(features,)`.
@@ -169,7 +169,7 @@ class Bias(Atom):
     manifold: Manifold = Euclidean(Frobenius(1, RootDim()))
     mass: float = 1.0
     sharpness: ClassVar[Sharpness] = LINEAR
-    # Nothing is gained by a bias of fixed length.
+    # The default constraint is flat space: a bias gains nothing from a fixed length.
     FREE_SPACE: ClassVar = Euclidean(Frobenius(1, RootDim()))
     CONSTRAINT: ClassVar = FREE_SPACE
     entry: ClassVar = ("bias",)
@@ -190,12 +190,12 @@ class Bias(Atom):
 class Embed(Atom):
     """`token -> E[token]`: whole numbers to vectors.
 
-    The table is `(vocabulary, dim)`, its norm the largest root-mean-square norm of a row.
+    The table is `(vocabulary, dim)`; its norm is the largest root-mean-square norm of a row.
     Tokens count as one-hot vectors with the l1 norm.
 
     Attributes:
       dim: entries of each vector.
-      vocabulary: how many vectors.
+      vocabulary: number of vectors.
       manifold: `Euclidean(L1ToRMS())` (default), `EmbeddingRows()`, or another that fits.
       mass: see `Module`.
 
@@ -216,7 +216,7 @@ class Embed(Atom):
         return (self.vocabulary, self.dim)
 
     def apply(self, params: Float[Array, "v d"], x: Num[Array, "..."]) -> Floats:
-        """Return the vectors of the tokens; a token outside of the vocabulary gives NaN."""
+        """Return the vectors of the tokens; a token outside the vocabulary gives NaN."""
         if not jnp.issubdtype(x.dtype, jnp.integer):
             raise ValueError(f"Embed takes whole numbers; got an input of dtype {x.dtype}")
         return params.at[x].get(mode="fill", fill_value=jnp.nan, wrap_negative_indices=False)
@@ -224,16 +224,16 @@ class Embed(Atom):
 
 @dataclasses.dataclass(frozen=True)
 class Unembed(Atom):
-    """`x -> E x / dim`: one score for each row of a table like that of `Embed`.
+    """`x -> E x / dim`: a score for each row of a table with the shape and norm of `Embed`'s.
 
-    It is the head that can share the table of `Embed` (see `Tied`). In the norm of `Embed`, the
-    largest RMS norm of a row, it is well-normed from the RMS norm of the input to the *largest*
-    score: `|<e, x>| / dim <= ||e||_RMS ||x||_RMS`. That bounds the RMS norm of the scores too.
+    This head can share the table of `Embed` (see `Tied`). In the norm of the table, the largest
+    RMS norm of a row, it is well-normed from the RMS norm of the input to the *largest* score, by
+    `|<e, x>| / dim <= ||e||_RMS ||x||_RMS`. The bound holds for the RMS norm of the scores too.
 
     Attributes:
-      vocabulary: how many scores.
+      vocabulary: number of scores.
       dim: entries of the input.
-      manifold: as of `Embed`.
+      manifold: as for `Embed`.
       mass: see `Module`.
 
     Examples:
@@ -261,17 +261,17 @@ class Unembed(Atom):
 class Conv2D(Atom):
     """A convolution (cross-correlation) of images `(..., height, width, channels)`, no bias.
 
-    The kernel is `(kernel, kernel, out_channels, in_channels)`: one matrix for each tap. Its norm
-    is `kernel**2` times the largest RMS-to-RMS norm of a tap. The norm of an image is the largest
-    RMS norm of a pixel; with it the layer is well-normed at every stride and padding.
+    The kernel is `(kernel, kernel, out_channels, in_channels)`: a matrix for each tap. Its norm is
+    `kernel**2` times the largest RMS-to-RMS norm of a tap. The norm of an image is the largest RMS
+    norm of a pixel. In these norms the layer is well-normed at every stride and padding.
 
     Attributes:
       out_channels: channels of the output.
       in_channels: channels of the input.
       kernel: taps along each side.
       stride: pixels from one output pixel to the next.
-      padding: zeros around the image, on all four sides. None: as many as keep the size at
-        stride 1 (for an even kernel one more at the bottom and on the right).
+      padding: zeros on each of the four sides. None keeps the size at stride 1 (an even kernel
+        has an extra zero at the bottom and on the right).
       manifold: `Euclidean(ConvRMSToRMS())` (default), `Stiefel(FanRatio(1 / kernel**2))` tap by
         tap, or another that fits.
       mass: see `Module`.

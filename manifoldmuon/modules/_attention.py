@@ -1,4 +1,4 @@
-"""Attention as a bond, and what goes with it: heads and positions."""
+"""Bonds for attention: softmax attention, heads and positions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from manifoldmuon.modules._module import Bond
 class FunctionalAttention(Bond):
     """`(q, k, v) -> softmax(q k^T / d + mask) v`, on `(..., sequence, d)` each.
 
-    With the scale 1/d (not 1/sqrt(d)), in the largest RMS norm of a token, for inputs of norm at
-    most 1 each: sensitivity 1 and sharpness 3 (modular norm, arXiv:2405.14813, proposition 7).
+    With the scale 1/d (not 1/sqrt(d)), it has sensitivity 1 and sharpness 3 in the largest RMS
+    norm of a token, for q, k and v of norm at most 1 each (modular norm, arXiv:2405.14813,
+    proposition 7).
 
     Attributes:
-      causal: whether a token sees only itself and those before it.
+      causal: whether a token sees only itself and earlier tokens.
 
     Examples:
       >>> FunctionalAttention().forward(3 * (jnp.ones((10, 8)),)).shape
@@ -49,12 +50,12 @@ class FunctionalAttention(Bond):
 class SplitHeads(Bond):
     """`(..., sequence, heads * dim)` to `(..., heads, sequence, dim)`.
 
-    An isometry where the norm is the root mean square over the heads. In the largest norm of a
-    head, which attention takes, a vector that lies in one head alone counts sqrt(heads) times as
-    much; the declared 1 is that of vectors spread evenly.
+    It is an isometry if norms are root mean squares over all heads. In the norm of attention, the
+    largest norm of a head, a vector inside a single head is sqrt(heads) times as long; the
+    declared sensitivity 1 is for vectors spread evenly over heads.
 
     Attributes:
-      heads: how many.
+      heads: number of heads.
 
     Examples:
       >>> SplitHeads(4).forward(jnp.ones((10, 32))).shape
@@ -72,7 +73,7 @@ class SplitHeads(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class MergeHeads(Bond):
-    """`(..., heads, sequence, dim)` to `(..., sequence, heads * dim)`: undoes `SplitHeads`.
+    """`(..., heads, sequence, dim)` to `(..., sequence, heads * dim)`, the inverse of `SplitHeads`.
 
     Examples:
       >>> MergeHeads().forward(jnp.ones((4, 10, 8))).shape
@@ -86,11 +87,10 @@ class MergeHeads(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class Positions(Bond):
-    """Tokens `(..., sequence)` to the number of their place: 0, 1, 2, ...
+    """Tokens `(..., sequence)` to their positions 0, 1, 2, ...
 
-    The sensitivity is declared as 1, that of the tokens beside it, so that token and position
-    embeddings sum to a module of sensitivity 1 (modular norm, arXiv:2405.14813, appendix B.7).
-    It is in truth 0.
+    The declared sensitivity is 1, so that the mean of token and position embeddings has
+    sensitivity 1 (modular norm, arXiv:2405.14813, appendix B.7). The true sensitivity is 0.
 
     Examples:
       >>> Positions().forward(jnp.array([7, 7, 7])).tolist()
@@ -105,11 +105,11 @@ class Positions(Bond):
 class RoPE(Bond):
     """Rotary positions on `(..., sequence, d)`: products of tokens depend on their distance.
 
-    Entry j and entry j + d/2 of token t turn by the angle `t / base**(2 j / d)` in their plane: an
-    isometry (Su et al., arXiv:2104.09864, with the halves for pairs).
+    Entries j and j + d/2 of token t are rotated by the angle `t / base**(2 j / d)`, an isometry
+    (Su et al., arXiv:2104.09864, with halves in place of adjacent pairs).
 
     Attributes:
-      base: the slowest rotation takes about `2 pi base` tokens.
+      base: the slowest rotation has a period of about `2 pi base` tokens.
 
     Examples:
       >>> RoPE().forward(jnp.ones((10, 8))).shape
@@ -124,7 +124,7 @@ class RoPE(Bond):
         if dim % 2:
             raise ValueError(f"RoPE turns pairs of entries; got {dim}, an odd number")
         half = dim // 2
-        # In float64, at trace time: float32 loses the angles of late tokens.
+        # Compute angles in float64, at trace time: float32 is too coarse for late tokens.
         angles = np.outer(np.arange(tokens), self.base ** (-np.arange(half) / half))
         cos, sin = (jnp.asarray(f(angles), x.dtype) for f in (np.cos, np.sin))
         a, b = x[..., :half], x[..., half:]

@@ -1,4 +1,4 @@
-"""Compiled architectures: a record for every weight, and the rules of masses and sharpness.
+"""Compiled architectures: a record for every weight, and the rules of budgets and sharpness.
 
 Budgets flow down from the whole to the weights, sharpness flows up from the parts to the whole
 (modular norm, arXiv:2405.14813, section 3).
@@ -25,14 +25,14 @@ from manifoldmuon.manifolds import LaidOut, Manifold
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class WeightSpec:
-    """One weight of an architecture; a leaf of trees, not a node.
+    """Record of a weight of an architecture; a leaf of trees, not a node.
 
     Attributes:
-      space: the manifold that the weight lives on, or a `LaidOut`.
-      ndim: how many trailing axes make one weight; the axes of `budget` come before them.
-      mass: its mass, all copies together.
-      budget: the norm that its step gets; one number for each copy.
-      path: where the weight is in a model that is built elsewhere; None in one built here.
+      space: the weight's manifold, or a `LaidOut`.
+      ndim: trailing axes of a weight; the axes of `budget` come before them.
+      mass: the weight's mass, summed over copies.
+      budget: norm of the weight's step, a number for each copy.
+      path: the weight's path in a model of another library; None for modules of this package.
 
     Examples:
       >>> [float(weight.budget) for weight in (Linear(10, 20) @ Linear(20, 30)).weights()]
@@ -47,15 +47,15 @@ class WeightSpec:
 
     @property
     def manifold(self) -> Manifold:
-        """The manifold in its own layout."""
+        """The manifold without a layout."""
         return self.space.manifold if isinstance(self.space, LaidOut) else self.space
 
     def inward(self, value: Any) -> Any:
-        """Return a JAX or NumPy array of the weight in the manifold's own layout."""
+        """Return a weight, a JAX or NumPy array, in the manifold's own layout."""
         return self.space.layout.inward(value) if isinstance(self.space, LaidOut) else value
 
     def plain_budget(self) -> float | np.ndarray:
-        """Return one number if all copies agree, else an array that broadcasts with the weight."""
+        """Return a number if all copies agree, else an array that broadcasts with the weight."""
         first = float(self.budget.flat[0])
         # Sensitivities such as 1 - 1/6 + 1/6 are 1 up to rounding in float64.
         if np.allclose(self.budget, first, rtol=1e-9, atol=0):
@@ -63,9 +63,9 @@ class WeightSpec:
         return self.budget.reshape(self.budget.shape + (1,) * self.ndim)
 
     def relative_norm(self, weight: Floats) -> Float[Array, ""]:
-        """Return the largest norm in units of the budget; frozen copies do not count."""
+        """Return the largest norm in units of the budget, without frozen copies."""
         norms = self.manifold.norm.norm(upcast(self.inward(weight)))
-        # The largest over what the manifold sees as separate points of one weight.
+        # A weight may be several points of the manifold: take the largest norm.
         extra = tuple(range(self.budget.ndim, norms.ndim))
         norms = largest(norms, extra) if extra else norms
         moving = self.budget > 0
@@ -105,7 +105,7 @@ Parts = Sequence[Any]
 
 
 def plan_in_sequence(parts: Parts, budget: np.ndarray) -> tuple[Any, ...]:
-    """Give each part its mass's part of the budget, over the sensitivity of all that follows it."""
+    """Divide the budget by mass, and each part's budget by the sensitivity of all later parts."""
     mass = _total_mass(parts)
     plans = []
     for part in reversed(parts):
@@ -115,13 +115,13 @@ def plan_in_sequence(parts: Parts, budget: np.ndarray) -> tuple[Any, ...]:
 
 
 def plan_side_by_side(parts: Parts, budget: np.ndarray) -> tuple[Any, ...]:
-    """Give each part its mass's part of the budget."""
+    """Divide the budget by mass."""
     mass = _total_mass(parts)
     return tuple(part.plan(np.asarray(budget * _fraction(part.mass, mass))) for part in parts)
 
 
 def plan_copies(module: Any, copies: int, budget: np.ndarray) -> Any:
-    """`plan_in_sequence` of equal modules: a budget for each copy, in a new last axis."""
+    """Return `plan_in_sequence` of equal modules, with the copies' budgets in a new last axis."""
     following = np.arange(copies)[::-1]
     budgets = _ahead_of(module.sensitivity**following, budget[..., None])
     inner = module.plan(budgets / copies)
@@ -129,10 +129,13 @@ def plan_copies(module: Any, copies: int, budget: np.ndarray) -> Any:
 
 
 def sharpness_in_sequence(parts: Iterable[tuple[float, float, Sharpness]]) -> Sharpness:
-    """From the mass, sensitivity and sharpness of each part, in order (the paper's proposition 8).
+    """Compute the sharpness of a composition (the paper's proposition 8).
 
-    If a part does not look at its input (sensitivity zero), nothing of those before it reaches the
-    output, and the terms that divide by the sensitivity are zero instead.
+    A part of sensitivity 0 ignores its input: earlier parts do not reach the output, and the terms
+    divided by the sensitivity are 0.
+
+    Args:
+      parts: mass, sensitivity and sharpness of each part, in order of application.
     """
     mass, sensitivity, (a, b, g) = 0.0, 1.0, LINEAR
     for m, mu, (a2, b2, g2) in parts:
@@ -150,7 +153,7 @@ def sharpness_in_sequence(parts: Iterable[tuple[float, float, Sharpness]]) -> Sh
 
 
 def sharpness_side_by_side(parts: Parts) -> Sharpness:
-    """Of parts that read the same input (proposition 9)."""
+    """Compute the sharpness of parts that read the same input (the paper's proposition 9)."""
     mass = _total_mass(parts)
     terms = [(_fraction(part.mass, mass), part.sharpness) for part in parts]
     return Sharpness(
@@ -165,14 +168,14 @@ def _total_mass(parts: Parts) -> float:
 
 
 def _fraction(part: float, whole: float) -> float:
-    """A part of the mass, 0 of nothing: a mass of zero freezes."""
+    """Return `part / whole`, or 0 if the whole is 0: a mass of 0 freezes."""
     return part / whole if whole > 0 else 0.0
 
 
 def _ahead_of(sensitivity: Any, budget: np.ndarray) -> np.ndarray:
-    """The budget of what comes before something of this sensitivity.
+    """Return the budget of the parts before a part of this sensitivity.
 
-    What never reaches the output has no bound on its size, and no reason to move: zero.
+    It is 0 if the sensitivity is 0: earlier parts never reach the output and need not move.
     """
     reaches = np.asarray(sensitivity, float) > 0
     return np.where(reaches, budget / np.where(reaches, sensitivity, 1), 0.0)

@@ -1,4 +1,4 @@
-"""Architectures built elsewhere: their weights named by path, for the same algebra."""
+"""Models of other libraries: their weights, named by path, in the algebra of modules."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from manifoldmuon.modules._tied import shared_weight
 
 @dataclasses.dataclass(frozen=True)
 class Param(Module):
-    """A weight of a model that is built elsewhere, in Flax or Equinox, say.
+    """A weight of a model built in another library, such as Flax or Equinox.
 
-    It has mass, sensitivity and a norm, but no forward map: `init` and `apply` are the model's
-    own. Declared weights combine with bonds and with one another by the algebra of `Module`, and
-    `ExternalModule` turns the whole into a geometry and budgets by path. `Param(...) ** n` is a
-    weight with n copies along its leading axis, as a scan over layers keeps it.
+    It has a mass, a sensitivity and a norm, but no forward map: `init` and `apply` raise, as the
+    model has its own. Declared weights combine with bonds and each other by the algebra of
+    `Module`, and `ExternalModule` turns the result into a geometry and budgets by path.
+    `Param(...) ** n` is a weight with n copies along its leading axis, the layout of a scan over
+    layers.
 
-    With `atom` it says what the model does with its weight, and `ExternalModule.network` makes the
-    whole a module of its own, for bounds and certificates.
+    If every weight has an `atom`, `ExternalModule.network` returns a module of this package, for
+    bounds and certificates.
 
-    Declared values are trusted, not checked. The defaults are those of `Linear`: they hold where
-    the layer is well-normed in the manifold's norm, as `x -> W x` is in `RMSToRMS()`. For a bias,
-    `x -> x + b`, take `Euclidean(MaxAbs(ndim=1))` and the sharpness `Sharpness(0, 0, 0)`.
+    Declared values are trusted, not checked. The defaults suit `Linear`: they hold if the layer is
+    well-normed in the manifold's norm, as `x -> W x` is in `RMSToRMS()`. For a bias, `x -> x + b`,
+    take `Euclidean(MaxAbs(ndim=1))` and the sharpness `Sharpness(0, 0, 0)`.
 
     Attributes:
-      path: where the weight is in the tree of parameters: keys, names and indices joined by `/`,
+      path: the weight's path in the tree of parameters: keys, names and indices joined by `/`,
         as in `"params/Dense_0/kernel"` or `"layers/0/weight"`.
-      manifold: the space of the weight; its directions are measured in its norm. A `LaidOut`
-        (`Manifold.with_axes`) says how a kernel is laid out.
+      manifold: the weight's manifold, which also gives the norm of its directions. A `LaidOut`
+        (`Manifold.with_axes`) sets the layout of a kernel.
       mass: see `Module`.
-      sensitivity: how much the output moves per movement of the input.
+      sensitivity: movement of the output per movement of the input.
       sharpness: bounds on the second derivatives.
-      ndim: how many trailing axes make one weight; None: as many as make a point of the manifold.
-      atom: the layer of this package that computes what the model does with this weight, in the
-        layout that the manifold's `with_axes` brings it to, such as `Linear(10, 256)`; None where
-        nobody asks. Its own manifold and mass do not count.
+      ndim: trailing axes of a weight; None: the axes of a point of the manifold.
+      atom: the equivalent layer of this package, such as `Linear(10, 256)`, for the weight in the
+        layout of `with_axes`; None if not needed. The atom's own manifold and mass are ignored.
 
     Examples:
       >>> Param("0/weight", mm.manifolds.Stiefel(), atom=Linear(2, 4)).describe()
@@ -79,7 +79,7 @@ class Param(Module):
         """Return the weight's own manifold.
 
         Raises:
-          ValueError: it is flat space, and no constraint of the weight is known.
+          ValueError: the manifold is flat space, so that the constraint is unknown.
         """
         if not self._set.constrained:
             raise ValueError(
@@ -116,21 +116,20 @@ class Param(Module):
 
 @dataclasses.dataclass(frozen=True)
 class ExternalModule(Printed):
-    """Geometry and budgets, by path, for a model that is built elsewhere.
+    """Geometry and budgets, by path, of a model built in another library.
 
-    Its trees are nested dictionaries that `manifoldmuon.optim` compares with the parameters by
-    path, so that they describe any container: what `optim.modular` and `optim.normed` take for an
-    architecture. `print` shows the module.
+    Its trees are nested dictionaries. `manifoldmuon.optim` matches them with the parameters by
+    path, in any container; `optim.modular` and `optim.normed` take this object as an architecture.
+    `print` shows the module.
 
     Attributes:
-      module: a module of `Param`s and bonds, or a tuple of such. A path that occurs several times
-        is a shared weight and gets the budget of `Tied`.
+      module: a module of `Param`s and bonds, or a tuple of such modules. A path that occurs several
+        times is a shared weight and gets the budget of `Tied`.
 
     Raises:
       TypeError: not a module.
-      ValueError: an atom that is not a `Param`; paths of which one lies inside the other; or
-        parameters of one path that differ in manifold or copies, or of which some are frozen and
-        others not.
+      ValueError: an atom that is not a `Param`, a path inside another path, or `Param`s of equal
+        path that differ in manifold or copies, or are frozen only in part.
 
     Examples:
       >>> space = mm.manifolds.Stiefel()
@@ -154,20 +153,21 @@ class ExternalModule(Printed):
         return _nest({path: spec.plain_budget() for path, spec in self._weights().items()})
 
     def network(self, params: Any) -> tuple[Module, Any]:
-        """Return the same network as a module of this package, with the weights of a model.
+        """Return the network as a module of this package, with the model's weights.
 
-        Every `Param` becomes its `atom`, on its own manifold. That the two compute the same is for
-        the caller to compare: `net.apply(weights, x)` and the model on a few inputs.
+        Every `Param` becomes its `atom`, on the manifold of the `Param`. Outputs are not compared:
+        check `net.apply(weights, x)` against the model on a few inputs.
 
         Args:
-          params: the model's parameters, any tree with the declared paths; more may be in it.
+          params: the model's parameters, any tree with the declared paths; other leaves are
+            ignored.
 
         Returns:
           The module, and its weights in the structure of its `init`.
 
         Raises:
-          ValueError: a `Param` without an atom, a path that is not in `params`, or a weight whose
-            shape, in the manifold's layout, is not the atom's.
+          ValueError: a `Param` has no atom, a path is not in `params`, or the shape of a weight, in
+            the manifold's layout, differs from the atom's.
         """
         found = {
             jax.tree_util.keystr(path, simple=True, separator="/"): leaf
@@ -175,7 +175,7 @@ class ExternalModule(Printed):
         }
 
         def weight(spec: WeightSpec, expected: jax.ShapeDtypeStruct) -> Any:
-            # Flax NNX keeps parameters in boxes, whose one child is their value.
+            # Flax NNX boxes each parameter; its array is the child `value`.
             value = found.get(spec.path or "", found.get(f"{spec.path}/value"))
             if value is None:
                 raise ValueError(f"no weight at {spec.path!r}; there are {sorted(found)}")
@@ -192,9 +192,9 @@ class ExternalModule(Printed):
         return net, self.module.map_weights(weight, shapes)
 
     def weights(self) -> Any:
-        """Return the `WeightSpec` of every place, in the structure of the weights of `network`.
+        """Return the `WeightSpec` of every `Param`, in the structure of the weights of `network`.
 
-        Places of one path have the budget that they share.
+        `Param`s of equal path have their shared budget.
         """
         shared = self._weights()
         return jax.tree.map(
@@ -203,7 +203,7 @@ class ExternalModule(Printed):
         )
 
     def masses(self) -> Any:
-        """Return the mass of every weight, all places and copies together, in the same form."""
+        """Return the mass of every weight as nested dictionaries, summed over uses and copies."""
         return _nest({path: spec.mass for path, spec in self._weights().items()})
 
     def __str__(self) -> str:
@@ -231,7 +231,7 @@ def _atom(param: Param) -> Module:
 
 
 def _nest(values: dict[str, Any]) -> Any:
-    """Nested dictionaries from paths; the value itself for the path of a single array."""
+    """Return nested dictionaries from paths; only the value if the single path is empty."""
     if set(values) == {""}:
         return values[""]
     tree: dict[str, Any] = {}

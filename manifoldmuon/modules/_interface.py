@@ -1,4 +1,4 @@
-"""The interface of a module: what it declares, and what follows for optimizers."""
+"""The interface of a module: declared properties, and the data derived for optimizers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from manifoldmuon.modules._tree import printed_tree
 class Interface(Printed, abc.ABC):
     """A `Module` without its operators."""
 
-    # The intervals of fields that are numbers, see `check_fields`. Of mass and sensitivity it is
-    # `[0, inf)`, and of fields annotated as `int`, which mostly are sizes, `[1, inf)`.
+    # Intervals of numeric fields, see `check_fields`. Defaults: `[0, inf)` for mass and
+    # sensitivity, `[1, inf)` for fields annotated as `int`, which mostly are sizes.
     ranges: ClassVar[Mapping[str, str]] = {}
-    # How a certificate names the module, if it can: a kind of layer that the verifier knows, and
-    # the fields that go with it; see `robustness.describe`.
+    # The module's entry in a certificate: a kind of layer that the verifier knows, then names of
+    # fields; empty if the verifier knows no such layer. See `robustness.describe`.
     entry: ClassVar[tuple[str, ...]] = ()
-    # Whether the one part's parameters are the module's own, not the only entry of a tuple.
+    # Whether the parameters are the single part's parameters, without a tuple around them.
     wraps: ClassVar[bool] = False
-    # Whether it is a convolution, which CPUs compute slowly inside of loops.
+    # Whether the module is a convolution, which is slow inside loops on CPUs.
     convolves: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -42,12 +42,12 @@ class Interface(Printed, abc.ABC):
     @property
     @abc.abstractmethod
     def mass(self) -> float:
-        """How much of the learning the module asks for, relative to its neighbours; >= 0."""
+        """Relative share of the learning among neighbouring modules; >= 0."""
 
     @property
     @abc.abstractmethod
     def sensitivity(self) -> float:
-        """How much the output moves per movement of the input, as declared; >= 0."""
+        """Declared movement of the output per movement of the input; >= 0."""
 
     @property
     @abc.abstractmethod
@@ -57,7 +57,7 @@ class Interface(Printed, abc.ABC):
     @property
     @abc.abstractmethod
     def parts(self) -> tuple["Interface", ...]:
-        """Modules that this one is built from, in the order of its parameters; empty for a leaf."""
+        """The modules inside this module, in the order of its parameters; empty for a leaf."""
 
     @abc.abstractmethod
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Any:
@@ -65,16 +65,16 @@ class Interface(Printed, abc.ABC):
 
         Args:
           key: a JAX random key.
-          dtype: of every weight.
+          dtype: the dtype of all weights.
 
         Returns:
-          Nested tuples of arrays: one entry for each of `parts`, `()` for what has no weights,
-          and for a single atom the array itself.
+          Nested tuples of arrays: an array for an atom, `()` for a module without weights, a tuple
+          over `parts` for several modules. `Stack` and `Tied` keep the structure of their part.
         """
 
     @abc.abstractmethod
     def apply(self, params: Any, x: Any) -> Any:
-        """Return the output: a pure function of the parameters and the input.
+        """Compute the output, a pure function of the parameters and the input.
 
         Args:
           params: as `init` returns them.
@@ -86,22 +86,22 @@ class Interface(Printed, abc.ABC):
 
     @abc.abstractmethod
     def plan(self, budget: np.ndarray) -> Any:
-        """Return a `WeightSpec` for every weight, for a budget of the module as a whole.
+        """Return a `WeightSpec` for every weight, given a budget for the whole module.
 
         Args:
-          budget: one number for each copy of the module; shape `()` outside of a stack.
+          budget: a number for each copy of the module; shape `()` outside a stack.
         """
 
     @abc.abstractmethod
     def map_atoms(self, function: Callable[[Any], Any]) -> Any:
-        """Return the module with each atom (what has weights of its own) replaced.
+        """Return the module with each atom (each module with its own weight) replaced.
 
         Args:
-          function: takes an atom, and returns a module of the same input, output and sensitivity.
+          function: maps an atom to a module of the same input, output and sensitivity.
         """
 
     def describe(self) -> str:
-        """Return the label of the module on its line of the printed tree."""
+        """Return the module's label in the printed tree."""
         return repr(self)
 
     def weights(self) -> Any:
@@ -109,7 +109,7 @@ class Interface(Printed, abc.ABC):
         return self.plan(np.ones(()))
 
     def map_weights(self, function: Callable[..., Any], *trees: Any) -> Any:
-        """Return the tree of `function(spec, ...)` over `weights` and trees of their structure.
+        """Map `function(spec, ...)` over `weights` and trees of the same structure.
 
         Raises:
           ValueError: a tree has another structure.
@@ -131,26 +131,26 @@ class Interface(Printed, abc.ABC):
     def budgets(self) -> Any:
         """Return the budget of every weight, in the structure of the parameters.
 
-        Budgets flow down from 1: a step whose leaves have these norms has modular norm 1,
-        and changes the output by at most 1. They are static numbers: the steepest step of modular
-        norm 1 is these times each leaf's own steepest direction (see `optim.modular`).
+        Budgets flow down from 1: a step with these norms at its leaves has modular norm 1 and
+        changes the output by at most 1. They are static numbers. The steepest step of modular norm
+        1 multiplies the steepest direction of each leaf by its budget (see `optim.modular`).
 
         Returns:
-          A Python float for each leaf. The copies of a stack whose sensitivity is not 1 have
-          different budgets: there it is a NumPy array of one number for each copy, with axes of
-          length one behind, so that it broadcasts against the weight.
+          A Python float for each leaf. If the sensitivity of a stacked module is not 1, its copies
+          have different budgets: a NumPy array with a number for each copy, then axes of length 1,
+          which broadcasts against the weight.
         """
         return self.map_weights(WeightSpec.plain_budget)
 
     def masses(self) -> Any:
-        """Return the mass of every weight, copies taken together; they sum to the module's."""
+        """Return the mass of every weight, summed over copies; the total is the module's mass."""
         return self.map_weights(lambda spec: spec.mass)
 
     def norm(self, weights: Any) -> Float[Array, ""]:
         """Return the modular norm of a tree of weights or updates.
 
-        It is `max_k ||w_k|| / budget_k`, each norm being the manifold's own. Frozen weights do
-        not count.
+        It is `max_k ||w_k|| / budget_k`, each weight in its manifold's norm, without frozen
+        weights.
 
         Raises:
           ValueError: the tree has another structure.
@@ -159,15 +159,15 @@ class Interface(Printed, abc.ABC):
         return jnp.max(jnp.stack([jnp.zeros(()), *norms]))
 
     def tare(self, absolute: float | None = None, relative: float | None = None) -> Any:
-        """Return the module with every mass inside multiplied by the same number.
+        """Return the module with all masses multiplied by the same factor.
 
         Args:
-          absolute: the new total mass.
-          relative: the factor. Exactly one of the two is given; neither means `absolute=1`.
+          absolute: the new total mass; 1 if neither argument is given.
+          relative: the factor, in place of `absolute`.
 
         Raises:
-          ValueError: both are given, or one is negative, or the mass is zero and `absolute` is
-            not.
+          ValueError: both arguments are given, a value is negative, or the mass is zero and
+            `absolute` is not.
         """
         if absolute is not None and relative is not None:
             raise ValueError("tare takes absolute or relative, not both")
@@ -190,9 +190,9 @@ class Interface(Printed, abc.ABC):
         return self.map_atoms(lambda atom: atom.on(atom.free_space()))
 
     def __str__(self) -> str:
-        """The tree of the module, the input at the top.
+        """Return the module as a printed tree, the input at the top.
 
-        Atoms show their part of the total mass, and their budget in the whole (from the first copy
-        to the last, where the copies of a stack differ).
+        Atoms show their share of the total mass and their budget in the whole, as a range from the
+        first copy of a stack to the last if these differ.
         """
         return printed_tree(self, self.weights())

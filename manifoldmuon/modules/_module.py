@@ -1,4 +1,4 @@
-"""Modules: pieces of an architecture that know their norm, and the algebra that combines them."""
+"""Modules and their algebra: composition, concatenation, sums, multiples and stacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from manifoldmuon.modules._interface import Interface
 
 @dataclasses.dataclass(frozen=True)
 class Module(Interface):
-    """A piece of an architecture that knows its own norm (modular norm, arXiv:2405.14813).
+    """A piece of an architecture with a known norm (modular norm, arXiv:2405.14813).
 
     A frozen, hashable value without arrays. It declares a mass and a sensitivity, and is
     well-normed: `||df/dw dw|| <= ||dw||` in the modular norm, `||df/dx dx|| <= sensitivity ||dx||`.
@@ -37,15 +37,15 @@ class Module(Interface):
 
     | written | is |
     |---|---|
-    | `g @ f` | `g` after `f`; a Python tuple of modules reads the same input, side by side |
-    | `f + g`, `f - g` | `Add() @ (f, g)` |
-    | `a * f`, `f / a`, `-f` | `Mul(a) @ f` |
-    | `f ** n` | `n` independent copies of `f`, one after the other |
+    | `g @ f` | `g` after `f`; the modules of a Python tuple read the same input |
+    | `f + g`, `f - g` | `Add() @ (f, g)`, `Add() @ (f, -g)` |
+    | `a * f`, `f / a`, `-f` | `Mul(a) @ f`, `Mul(1 / a) @ f`, `Mul(-1) @ f` |
+    | `f ** n` | `n` independent copies of `f` in sequence |
 
-    Mass, sensitivity, sharpness, budgets and norm of the whole follow from the parts, and
-    composition and concatenation are associative in all of them. Compositions are flattened, and
-    identities in them dropped, so that the parameters of `h @ g @ f` are the tuple of those of
-    `f`, `g` and `h`, in the order in which the data flows.
+    Mass, sensitivity, sharpness, budgets and norm follow from the parts, and do not depend on how
+    compositions and concatenations are nested. Compositions are flattened and drop identities: the
+    parameters of `h @ g @ f` are the tuple of the parameters of `f`, `g` and `h`, in the order of
+    the data flow.
 
     Examples:
       >>> net = Linear(2, 8) @ ReLU() @ Linear(8, 4)
@@ -53,7 +53,7 @@ class Module(Interface):
       (2.0, 1.0, (0.5, (), 0.5))
     """
 
-    # NumPy's scalars must leave `a * module` to the module.
+    # Make `a * module` with a NumPy scalar call the module's `__rmul__`.
     __array_ufunc__: ClassVar[None] = None
 
     def __matmul__(self, other: Any) -> "Module":
@@ -97,10 +97,10 @@ class Module(Interface):
 
 
 def as_module(value: Any) -> Module:
-    """Return a module as it is, and a tuple of modules (or of such tuples) as `Concatenate`.
+    """Return a module unchanged, and a (nested) tuple of modules as `Concatenate`.
 
     Raises:
-      TypeError: it is neither.
+      TypeError: the value is neither.
     """
     if isinstance(value, Module):
         return value
@@ -110,7 +110,7 @@ def as_module(value: Any) -> Module:
 
 
 def compose(first: Module, second: Module) -> Module:
-    """Return `second` after `first`, flattened; `Identity` is dropped."""
+    """Return `second` after `first`, flattened and without identities."""
     parts = (*_sequence(first), *_sequence(second))
     return parts[0] if len(parts) == 1 else Compose(parts) if parts else Identity()
 
@@ -127,7 +127,7 @@ def _either(build: Any, other: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class _Several(Module):
-    """Several modules, apart from how they combine; see `Compose` and `Concatenate`."""
+    """Several modules: shared base class of `Compose` and `Concatenate`."""
 
     modules: tuple[Any, ...]
 
@@ -152,10 +152,10 @@ class _Several(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Compose(_Several):
-    """Modules one after the other; made by `@`.
+    """Modules in sequence; made by `@`.
 
     Attributes:
-      modules: in the order in which they are applied: the reverse of how `@` is written.
+      modules: the modules in the order of application, the reverse of the order in `@`.
 
     Examples:
       >>> len((Linear(2, 8) @ ReLU() @ Linear(8, 4)).modules)
@@ -181,12 +181,12 @@ class Compose(_Several):
 
 @dataclasses.dataclass(frozen=True)
 class Concatenate(_Several):
-    """Modules side by side, each on the same input; written as a tuple.
+    """Modules in parallel, on the same input; written as a tuple.
 
-    The output is the tuple of their outputs, and its norm the sum of their norms.
+    The output is the tuple of their outputs, and its norm the sum of the outputs' norms.
 
     Attributes:
-      modules: what reads the input.
+      modules: the modules that read the input.
 
     Examples:
       >>> (Add() @ (Identity(), Abs())).sensitivity
@@ -211,16 +211,16 @@ class Concatenate(_Several):
 
 @dataclasses.dataclass(frozen=True)
 class Stack(Module):
-    """Independent copies of a module, one after the other; written `module ** copies`.
+    """Independent copies of a module in sequence; written `module ** copies`.
 
-    The weights are stacked along a new leading axis, the first applied first, and `apply` is a
-    `jax.lax.scan`: it compiles in a time that does not depend on the number of copies, except for
+    The weights are stacked along a new leading axis, in the order of application. `apply` is a
+    `jax.lax.scan`, so that compile time does not depend on the number of copies, except for
     convolutions on CPUs, which are unrolled. The output must have the shape and dtype of the
     input. `unroll` gives the same architecture without a scan.
 
     Attributes:
-      module: what is copied.
-      copies: how many; at least 1.
+      module: the module to copy.
+      copies: number of copies; at least 1.
 
     Examples:
       >>> (Linear(8, 8) ** 3).init(jax.random.key(0)).shape
@@ -261,7 +261,7 @@ class Stack(Module):
 
     @property
     def _unrolled(self) -> bool:
-        # XLA's fast convolutions on CPUs are not used inside of loops: 20 times the time.
+        # On CPUs, XLA's fast convolutions are not used inside loops: a scan takes 20 times as long.
         return jax.default_backend() == "cpu" and _convolves(self.module)
 
     def plan(self, budget: np.ndarray) -> Any:
@@ -271,7 +271,7 @@ class Stack(Module):
         return Stack(self.module.map_atoms(function), self.copies)
 
     def unroll(self) -> Compose:
-        """Return the copies as a plain composition; its parameters are `unstack(params)`."""
+        """Return the copies as a plain composition, with the parameters `unstack(params)`."""
         return Compose((self.module,) * self.copies)
 
     def unstack(self, params: Any) -> tuple[Any, ...]:
@@ -289,10 +289,10 @@ def _convolves(module: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Bond(Module):
-    """A module without weights, of mass 0. A new one gives `forward`.
+    """A module without weights, of mass 0; subclasses implement `forward`.
 
-    Its sensitivity is 1, and `gamma`, the bound on its second derivative where there is one, is 0
-    as that of piecewise linear maps, unless it says otherwise.
+    By default the sensitivity is 1, and `gamma`, the bound on the second derivative wherever it
+    exists, is 0, as for piecewise linear maps.
 
     Examples:
       >>> ReLU().mass, ReLU().apply((), jnp.array([-1.0, 2.0])).tolist()
@@ -342,9 +342,9 @@ class Identity(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class Add(Bond):
-    """The sum of a tuple of inputs of one shape, which carry the sum of their norms.
+    """The sum of a tuple of inputs of equal shape; the norm of the tuple is the sum of norms.
 
-    Nothing is broadcast: a copied entry counts several times in a Euclidean length.
+    Nothing is broadcast: a copied entry would count several times in a Euclidean length.
 
     Examples:
       >>> Add().forward((jnp.ones(2), jnp.ones(2)))

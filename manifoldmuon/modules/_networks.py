@@ -17,15 +17,15 @@ from manifoldmuon.modules._shapes import AveragePool, Flatten
 
 
 def mlp(outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU()) -> Module:
-    """Return `depth` linear layers with nonlinearities between them.
+    """Return `depth` linear layers with activations between them.
 
     Args:
       outputs: entries of the output.
       inputs: entries of the input.
-      width: entries of the layers between.
-      depth: linear layers; at least 2. Those in the middle are one `Stack`.
-      activation: between two layers. The default declares sensitivity 1, so that every layer has
-        the same budget.
+      width: entries of the hidden layers.
+      depth: number of linear layers; at least 2. The middle layers form a `Stack`.
+      activation: applied between two layers. The default declares sensitivity 1, so that every
+        layer has the same budget.
 
     Examples:
       >>> mlp(10, 784, 256, depth=3).mass
@@ -39,12 +39,12 @@ def mlp(outputs: int, inputs: int, width: int, depth: int, activation: Module = 
 def residual(residue: Module, blocks: int) -> Module:
     """Return `((1 - 1/L) Identity + 1/L residue) ** L`.
 
-    Of sensitivity 1 if the residue is, and of bounded sharpness at every depth (modular norm,
-    arXiv:2405.14813, proposition 4).
+    The sensitivity is 1 if the residue's is, and the sharpness is bounded at every depth (modular
+    norm, arXiv:2405.14813, proposition 4).
 
     Args:
-      residue: a module whose output is like its input.
-      blocks: L.
+      residue: a module with outputs of the shape and dtype of its inputs.
+      blocks: L, the number of blocks.
 
     Examples:
       >>> round(residual(ReLU() @ Linear(8, 8), blocks=6).sensitivity, 6)
@@ -69,9 +69,9 @@ def res_mlp(
       outputs: entries of the output.
       inputs: entries of the input.
       width: entries of the residual stream.
-      blocks: residual blocks.
-      block_depth: layers in each.
-      mass: of all blocks together, beside 1 for each of the first and last layers.
+      blocks: number of residual blocks.
+      block_depth: layers per block.
+      mass: total mass of the blocks; the first and last layers have mass 1 each.
 
     Examples:
       >>> res_mlp(10, 784, 128, blocks=4).mass
@@ -93,16 +93,16 @@ def attention(
 ) -> Module:
     """Return multi-head attention on `(..., sequence, width)`: mass 4, sensitivity 1.
 
-    `Linear @ MergeHeads @ 1/3 FunctionalAttention @ (Q, K, V)`: the third makes up for the three
-    inputs, whose sensitivities add up (modular norm, arXiv:2405.14813, appendix B.6).
+    `Linear @ MergeHeads @ 1/3 FunctionalAttention @ (Q, K, V)`: the factor 1/3 compensates for
+    three inputs, as sensitivities add up (modular norm, arXiv:2405.14813, appendix B.6).
 
     Args:
       width: entries of a token.
-      heads: how many.
-      key_dim: entries of a query and a key of one head; None: `width // heads`.
-      value_dim: entries of a value of one head; None: `width // heads`.
-      causal: whether a token sees only itself and those before it.
-      rope: whether queries and keys are rotated by their position.
+      heads: number of heads.
+      key_dim: entries of a query and a key per head; None: `width // heads`.
+      value_dim: entries of a value per head; None: `width // heads`.
+      causal: whether a token sees only itself and earlier tokens.
+      rope: whether to use rotary positions (`RoPE`) for queries and keys.
 
     Examples:
       >>> attention(128, heads=4).mass
@@ -130,20 +130,20 @@ def gpt(
 ) -> Module:
     """Return a language model on tokens `(..., sequence)`: scores `(..., sequence, vocabulary)`.
 
-    Embedding and head have mass 1 each, sensitivity is 1. With the defaults this is the
-    character GPT of the Modula package (rotary positions, no layer norms), with the exact GELU; its
-    `Rope` exchanges the halves of a head, which leaves the scores as they are. With `context` and
-    `layer_norm` it is the GPT of the modular norm (arXiv:2405.14813, appendix B.7).
+    Embedding and head have mass 1 each; the sensitivity is 1. The defaults give the character GPT
+    of the Modula package (rotary positions, no layer norms), with the exact GELU; Modula's `Rope`
+    swaps the halves of a head, which does not change the scores. With `context` and `layer_norm`
+    it is the GPT of the modular norm (arXiv:2405.14813, appendix B.7).
 
     Args:
-      vocabulary: how many tokens.
+      vocabulary: number of tokens.
       width: entries of the residual stream.
       heads: attention heads; the width is divided among them.
-      blocks: how many pairs of an attention block and an MLP block.
-      context: None for rotary positions; else how many learned ones, a limit on the sequence
-        (beyond it the output is NaN).
-      mass: of all blocks together.
-      layer_norm: whether each block and the head normalise what they read.
+      blocks: number of pairs of an attention block and an MLP block.
+      context: None for rotary positions; else the number of learned positions, which limits the
+        sequence length (a longer sequence gives NaN).
+      mass: total mass of the blocks.
+      layer_norm: whether each block and the head normalise their inputs.
 
     Examples:
       >>> gpt(65, width=128, heads=4, blocks=4).mass
@@ -175,18 +175,18 @@ def res_cnn(
 ) -> Module:
     """Return the residual convolutional network of the modular norm, for images, channels last.
 
-    As `res_mlp` (appendix B.5 there), with convolutions; then average pooling, flattening and a
-    linear head. Means and root mean squares are taken over the channels of each pixel.
+    It is `res_mlp` (appendix B.5 of the paper) with convolutions, then average pooling, flattening
+    and a linear head. Means and root mean squares are taken over the channels of each pixel.
 
     Args:
       outputs: entries of the output.
       channels: channels of the input.
       width: channels of the residual stream.
-      blocks: residual blocks.
-      block_depth: layers in each.
-      mass: of all blocks together, beside 1 for each of the first and last layers.
+      blocks: number of residual blocks.
+      block_depth: layers per block.
+      mass: total mass of the blocks; the first and last layers have mass 1 each.
       kernel: taps along each side of a convolution.
-      pool: pixels along each side of the image that the head sees.
+      pool: pixels along each side of the pooled image.
 
     Examples:
       >>> res_cnn(10, 3, 32, blocks=2).mass

@@ -15,11 +15,11 @@ from manifoldmuon.modules._module import Bond
 
 @dataclasses.dataclass(frozen=True)
 class AveragePool(Bond):
-    """Images `(..., height, width, channels)` averaged down to `rows` by `columns` pixels.
+    """Average images `(..., height, width, channels)` down to `rows` by `columns` pixels.
 
     Attributes:
-      rows: pixels of the output, from top to bottom; must divide the height.
-      columns: pixels of the output, from left to right; must divide the width.
+      rows: height of the output in pixels; must divide the input's height.
+      columns: width of the output in pixels; must divide the input's width.
 
     Examples:
       >>> AveragePool(2, 2).forward(jnp.ones((8, 6, 3))).shape
@@ -44,10 +44,12 @@ class AveragePool(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class Flatten(Bond):
-    """The last axes as one: the RMS norm of all is at most the largest of the parts.
+    """Merge the last axes into a single axis.
+
+    The RMS norm of the result is at most the largest RMS norm over the last input axis.
 
     Attributes:
-      axes: how many; 3 for images.
+      axes: number of axes to merge; 3 for images.
 
     Examples:
       >>> Flatten().forward(jnp.ones((5, 8, 6, 3))).shape

@@ -1,4 +1,4 @@
-"""Weight sharing: one leaf in several places, with a budget that counts them all."""
+"""Weight sharing: a single leaf for several atoms, with a budget for all of them."""
 
 from __future__ import annotations
 
@@ -20,28 +20,27 @@ Place = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Tied(Module):
-    """A module in which several atoms share one weight.
+    """A module in which several atoms share a weight.
 
-    The paper's modules never share a weight; this is what its theory gives. A place whose
-    untied budget is `b_i` and whose part of the mass is `p_i` adds at most `p_i ||dw|| / b_i` to
-    the change of the output. The shared leaf may use up the mass of its places together,
-    `sum_i p_i`, so that its budget is the harmonic mean of theirs, weighted by mass:
+    The paper's modules never share weights; this rule follows from its theory. An atom of untied
+    budget `b_i` and mass fraction `p_i` adds at most `p_i ||dw|| / b_i` to the change of the
+    output. The shared leaf may use the total mass of its atoms, `sum_i p_i`, so that its budget is
+    the harmonic mean of the atoms' budgets, weighted by mass:
 
     `budget = sum_i p_i / sum_i (p_i / b_i)`.
 
-    The module is well-normed with it, its mass is the sum over all places, and where the places
-    have equal budgets the leaf has that budget. A place that never reaches the output adds its
-    mass and no effect. To tie several groups, tie again (a place is the same in the result).
+    With this budget the module is well-normed. Its mass is the sum over all atoms, and equal
+    budgets are kept. An atom that never reaches the output adds its mass and no effect. To tie
+    several groups, tie again: indices stay the same.
 
     Attributes:
-      module: the module with every place of its own.
-      places: where the atoms' parameters are in the tree of parameters, two at least: an index,
-        or a tuple of indices for deeper ones. The first is where the weight is kept; the others
-        become `()`.
+      module: the untied module.
+      places: indices of the atoms in the tree of parameters, at least two: integers, or tuples of
+        integers for nested atoms. The weight is kept at the first index; the others become `()`.
 
     Raises:
-      ValueError: fewer than two places, a place that holds no atom, or atoms that differ in
-        shape, manifold or number of copies, or of which some are frozen and others are not.
+      ValueError: fewer than two indices, an index without an atom, or atoms that differ in shape,
+        manifold or number of copies, or are frozen only in part.
 
     Examples:
       >>> net = Tied(Unembed(65, 16) @ Linear(16, 16) @ Embed(16, 65), (0, 2))
@@ -82,9 +81,10 @@ class Tied(Module):
 
     @property
     def sharpness(self) -> Sharpness:
-        """That of the untied module, for a step that is `r` times as long in its norm.
+        """Sharpness of the untied module, rescaled.
 
-        A step of norm 1 of the tied module is one of norm `r = max(budget / b_i)` untied.
+        A step of tied norm 1 has untied norm at most `r = max(1, budget / b_i)`: `alpha` grows by
+        `r**2`, `beta` by `r`.
         """
         alpha, beta, gamma = self.module.sharpness
         specs = self._specs(self.module.weights())
@@ -104,7 +104,7 @@ class Tied(Module):
         return self.module.apply(self.untied(params), x)
 
     def untied(self, params: Any) -> Any:
-        """Return the parameters of the untied module: the shared one in every place."""
+        """Return the parameters of the untied module: the shared weight at every index."""
         first, *others = self._paths
         shared = _find(params, first)
         return functools.reduce(lambda tree, p: _put(tree, p, shared), others, params)
@@ -121,7 +121,7 @@ class Tied(Module):
         return "Tied at " + ", ".join("/".join(map(str, place)) for place in self._paths)
 
     def _specs(self, plan: Any) -> list[Any]:
-        """Return the `WeightSpec` at each place, if the places are those of atoms."""
+        """Return the `WeightSpec` at each index; another value if no atom is there."""
         return [_find(plan, place) for place in self._paths]
 
     def _thin(self, tree: Any) -> Any:
@@ -129,10 +129,10 @@ class Tied(Module):
 
 
 def shared_weight(where: str, specs: list[WeightSpec]) -> WeightSpec:
-    """One record for weights that are one; `where` is for error messages.
+    """Return the common `WeightSpec` of a shared weight; `where` is for error messages.
 
     Raises:
-      ValueError: they differ in manifold or copies, or only some are frozen.
+      ValueError: the specs differ in manifold or copies, or only some are frozen.
     """
     if len(specs) == 1:
         return specs[0]
@@ -147,7 +147,7 @@ def shared_weight(where: str, specs: list[WeightSpec]) -> WeightSpec:
 
 
 def _mean_budget(specs: list[WeightSpec]) -> np.ndarray:
-    """The harmonic mean of the budgets, weighted by mass; zero where none reaches the output."""
+    """Compute the harmonic mean of budgets, weighted by mass; 0 if no use reaches the output."""
     mass = sum(spec.mass for spec in specs)
     effect = sum(
         np.where(spec.budget > 0, spec.mass / np.where(spec.budget > 0, spec.budget, 1), 0)

@@ -1,4 +1,4 @@
-"""Modules as text: the tree, with what each part declares and gets."""
+"""Modules printed as trees, with declared values, masses and budgets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HEADER = ("module", "mass", "sensitivity", "sharpness", "part of the mass", "bu
 
 
 def printed_tree(module: Any, weights: Any) -> str:
-    """Return a module and its compiled weights as lines, the input at the top."""
+    """Return a printed tree of a module and its compiled weights, the input at the top."""
     return align([_HEADER, *_rows(module, weights, "", "", module.mass)])
 
 

@@ -1,8 +1,7 @@
 """Norms on weights, their dual norms and their duality maps.
 
-The steepest direction of a loss depends on how the size of a step is measured. Each norm here
-answers three questions: how large is a weight, how large is a gradient in the dual norm, and
-which step of norm one ascends the fastest.
+The steepest direction of a loss depends on the norm of steps. Each norm here measures weights,
+measures gradients in the dual norm, and returns the unit step that ascends the fastest.
 """
 
 from manifoldmuon._internal.scales import ScaleRule

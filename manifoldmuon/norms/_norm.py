@@ -16,13 +16,13 @@ from manifoldmuon.linalg import BOUNDED_MSIGN
 
 @dataclasses.dataclass(frozen=True)
 class PowerIterations(Value):
-    """How many steps of power iteration a norm takes that is estimated in every training step.
+    """Power-iteration step counts, for norms estimated in every training step.
 
     Attributes:
-      warm: from the vector of the step before (two suffice under momentum: modular norm,
-        arXiv:2405.14813, appendix A.3).
-      cold_start_steps: where there is no such vector: in the first step, and in the first after
-        nothing but zeros.
+      warm: steps from the vector of the previous training step (two suffice under momentum: modular
+        norm, arXiv:2405.14813, appendix A.3).
+      cold_start_steps: steps without such a vector: in the first training step, and in the first
+        training step after only zeros.
 
     Examples:
       >>> tx = mm.optim.normalize(optax.identity(), mm.manifolds.Euclidean(),
@@ -39,31 +39,31 @@ class PowerIterations(Value):
 class Norm(Value, abc.ABC):
     """A norm on weights, as a frozen, hashable value without arrays.
 
-    The trailing `ndim` axes of an array are one weight; all leading axes are independent
-    copies. A matrix is `(fan_out, fan_in)`; `manifoldmuon.manifolds.Layout` brings other
-    layouts into this one. Every norm is relative to its `scale`: a weight of norm 1 is as large
-    as the scale says.
+    The trailing `ndim` axes of an array are a weight; leading axes are independent copies. A matrix
+    is `(fan_out, fan_in)`; `manifoldmuon.manifolds.Layout` converts other layouts. Every norm is
+    relative to its `scale`, the size of a weight of norm 1.
 
     Laws, for every gradient `g` and weight `w` (checked by `manifoldmuon.testing.check_norm`):
 
-    1. Shapes are kept; norms, gaps, bounds and estimates are one number for each weight. Dtype in =
-       dtype out; arithmetic is done in float32 or wider, and gaps are returned so.
+    1. Shapes are kept; norms, gaps, bounds and estimates are a number per weight. Dtype in = dtype
+       out; arithmetic is done in float32 or wider, and gaps are returned in float32 or wider.
     2. `norm` and `dual_norm` are norms, and `<g, w> <= dual_norm(g) * norm(w)`.
-    3. `<g, dualize(g)> == dual_norm(g)` and `norm(dualize(g)) == 1`, of several such directions the
+    3. `<g, dualize(g)> == dual_norm(g)` and `norm(dualize(g)) == 1`; if several directions fit, the
        shortest; `dualize(c * g) == dualize(g)` for `c > 0` and `-dualize(g)` for `c < 0`.
     4. `gap(g, a)` bounds `1 - <g, a> / dual_norm(g)` from above, by products alone, for
-       `a = dualize(g)` and for what an inexact method makes of it: some singular values shorter.
+       `a = dualize(g)` and for an inexact `a`, with some singular values too short.
     5. Everything is zero for zero.
     6. `norm(w) <= bound(w) <= 2 * norm(w)`; `estimate(w)` is at most `norm(w)` and, from its own
        vectors, at least 0.8 of it.
-    7. `project(w)`, where it is defined, is the nearest weight of norm at most 1.
+    7. `project(w)`, if defined, is the nearest weight of norm at most 1.
     8. `fast()` is the same norm; its `dualize(g)` has norm at most 1, gains at least half of the
        dual norm, and its gap is a bound, too.
-    9. A stack gives what a loop over it gives, and a NaN stays visible, in its copy.
+    9. A stack gives the same results as a loop over it, and a NaN stays visible, in its copy.
 
     Attributes:
-      scale: how large a weight of norm 1 is: a number or a rule; 1 for norms without this field.
-      is_euclidean: whether it is the length of all entries: its directions are projections.
+      scale: the size of a weight of norm 1: a number or a rule; 1 for norms without this field.
+      is_euclidean: whether the norm is the length of all entries, so that its directions are
+        projections.
 
     Examples:
       >>> norm, grad = MaxAbs(), jnp.array([[3.0, -4.0]])
@@ -77,7 +77,7 @@ class Norm(Value, abc.ABC):
     @property
     @abc.abstractmethod
     def ndim(self) -> int:
-        """Return how many trailing axes make one weight."""
+        """Return the number of trailing axes of a weight."""
 
     @abc.abstractmethod
     def norm(self, weight: Floats) -> Floats:
@@ -94,13 +94,13 @@ class Norm(Value, abc.ABC):
     def gap(self, grad: Floats, direction: Floats) -> Floats:
         """Return a cheap upper bound on `1 - <grad, direction> / dual_norm(grad)`.
 
-        Meant for every training step: no decompositions. That of the interface is the definition,
-        for norms whose dual norm is as cheap.
+        For every training step, so without decompositions. By default computed from its definition,
+        for norms with a cheap dual norm.
 
         Args:
-          grad: what `dualize` was given.
-          direction: what `dualize` returned, better before it was rounded to a short dtype. It may
-            fall short (see the laws), but not lead elsewhere.
+          grad: the argument of `dualize`.
+          direction: the result of `dualize`, preferably before rounding to a short dtype. It may be
+            too short (see the laws), but must not point elsewhere.
 
         Returns:
           Not negative, 0 for a zero gradient; float32 or wider; the leading axes' shape.
@@ -113,8 +113,8 @@ class Norm(Value, abc.ABC):
     def fast(self) -> "Norm":
         """Return this norm with a duality map that is cheap enough for every training step.
 
-        The spectral norms that name no `method` take `linalg.BOUNDED_MSIGN`; all others are as
-        they are.
+        Spectral norms without an explicit `method` take `linalg.BOUNDED_MSIGN`; other norms are
+        returned unchanged.
         """
         unnamed = getattr(self, "method", self) is None
         return dataclasses.replace(cast(Any, self), method=BOUNDED_MSIGN) if unnamed else self
@@ -122,7 +122,7 @@ class Norm(Value, abc.ABC):
     def project(self, weight: Floats) -> Floats:
         """Return the nearest weight of norm at most 1, in the Frobenius norm.
 
-        Used by `DouglasRachford` alone.
+        Only `DouglasRachford` uses it.
         """
         raise NotImplementedError(
             f"{type(self).__name__} has no projection onto its ball: define `project`, or choose a "
@@ -130,20 +130,19 @@ class Norm(Value, abc.ABC):
         )
 
     def bound(self, weight: Floats) -> Floats:
-        """Return the norm, or slightly more where that is cheaper: used to shorten steps."""
+        """Return the norm, or slightly more if that is cheaper: used to shorten steps."""
         return upcast(self.norm(weight))
 
     def init_vectors(self, shape: tuple[int, ...]) -> Any:
-        """Return the start of the first `estimate` for weights of this shape; `()` for nothing."""
+        """Return initial vectors of `estimate` for weights of this shape; `()` if it needs none."""
         return ()
 
     def estimate(
         self, weight: Floats, vectors: Any, iterations: PowerIterations
     ) -> tuple[Floats, Any]:
-        """The norm at the price of a training step, and what the next call starts from.
+        """Return a norm estimate, cheap enough for every training step, and vectors for the next.
 
-        Where the norm itself is that cheap it is `norm`, as here; the spectral norms iterate
-        from singular vectors that are handed on, and so give a lower bound that is close where
-        the weight changes slowly from call to call.
+        By default the exact `norm`, if it is that cheap. Spectral norms iterate from the singular
+        vectors of the previous call, and so give a lower bound, close if the weight changes slowly.
         """
         return self.norm(weight), vectors

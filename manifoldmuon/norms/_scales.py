@@ -13,8 +13,8 @@ from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 class FanRatio(ScaleRule):
     """`gain * sqrt(fan_out / fan_in)` for a `(fan_out, fan_in)` matrix.
 
-    A matrix whose singular values all have this size maps inputs with entries of size about 1
-    to outputs with entries of size about `gain`, at every width: unit RMS-to-RMS norm.
+    A matrix with all singular values equal to this maps inputs with entries of size about 1 to
+    outputs with entries of size about `gain`, at every width: an RMS-to-RMS norm of `gain`.
 
     Attributes:
       gain: a positive factor.
@@ -59,8 +59,8 @@ class RootDim(ScaleRule):
 class RootRank(ScaleRule):
     """`sqrt(min(m, n))` times the scale of singular values: a Frobenius norm for a matrix.
 
-    It is that of a matrix whose singular values all equal `each`, so that on the sphere of this
-    radius a direction of spectral norm `each` turns by an angle of 1 to first order.
+    This is the Frobenius norm of a matrix with all singular values equal to `each`: on the sphere
+    of this radius a direction with these singular values turns by an angle of 1 to first order.
 
     Attributes:
       each: the root-mean-square singular value, a positive number or a rule such as `FanRatio()`.
@@ -83,15 +83,16 @@ class RootRank(ScaleRule):
 class Lipschitz(ScaleRule):
     """`constant / sqrt(overlap)`: for layers of at most this Lipschitz constant.
 
-    In the Euclidean norm, with this as the largest singular value, as on `Stiefel(Lipschitz())`,
-    `SpectralBall`, or a sphere of `ndim=2`. A convolution is a matrix from patches to outputs,
-    and if a pixel is in at most `overlap` patches, `|y|^2 <= s^2 sum |patch|^2 <= s^2 overlap
-    |x|^2`. With zeros as padding that is `ceil(kernel / stride)` along each axis, 1 where
-    patches do not overlap. `frameworks.*.geometry` sets it for each module.
+    The Lipschitz constant is Euclidean, and this scale the largest singular value, as on
+    `Stiefel(Lipschitz())`, `SpectralBall`, or a sphere of `ndim=2`. A convolution is a matrix from
+    patches to outputs; if a pixel is in at most `overlap` patches, `|y|^2 <= s^2 sum |patch|^2 <=
+    s^2 overlap |x|^2`. With zero padding the overlap is `ceil(kernel / stride)` along each axis
+    (their product), and 1 without overlapping patches. `frameworks.*.geometry` sets it for each
+    module.
 
     Attributes:
-      constant: positive.
-      overlap: how many patches a pixel is in; 1 for a matrix that is no convolution.
+      constant: the Lipschitz constant, positive.
+      overlap: largest number of patches with the same pixel; 1 for matrices without convolution.
 
     Examples:
       >>> Lipschitz(overlap=2 * 2).of((8, 48))  # a kernel of 4 x 4 pixels and stride 2

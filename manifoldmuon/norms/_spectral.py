@@ -39,15 +39,15 @@ class Spectral(Norm):
 
     The dual norm is the nuclear norm (the sum of the singular values) times the scale, and the
     duality map is `scale * msign(G)`. Steepest descent under it is Muon (Jordan 2024) without
-    accumulation.
+    momentum.
 
     `norm` and `dual_norm` compute singular values (no vectors): they are for measuring. `dualize`
-    and `gap`, which a training step calls, are as cheap as the method of `msign`.
+    and `gap`, which a training step calls, cost as much as the method of `msign`.
 
     Attributes:
-      method: how the duality map is computed; None is the package's default. A method that stops
-        short of convergence (Muon's own five steps) returns a direction whose singular values
-        lie around 1, with the laws of `Norm` kept as closely as that.
+      method: method of `msign` for the duality map; None: the package's default. A method that has
+        not converged (Muon's five steps) returns directions with singular values around 1, and
+        keeps the laws of `Norm` only to this accuracy.
       scale: the largest singular value of a weight of norm 1, a positive number or a rule.
 
     Examples:
@@ -105,13 +105,12 @@ class Spectral(Norm):
 class RMSToRMS(Spectral):
     """The operator norm between root-mean-square norms: `sqrt(d_in / d_out) * ||W||_2`.
 
-    A weight `(d_out, d_in)` of norm 1 maps an input with entries of size about 1 to an output
-    with entries of size at most about 1, at every width: the reason why learning rates measured
-    in it transfer (modular duality, arXiv:2410.21265). It is a `Spectral` whose scale is
-    `FanRatio()`.
+    A weight `(d_out, d_in)` of norm 1 maps inputs with entries of size about 1 to outputs with
+    entries of size at most about 1, at every width: learning rates in this norm transfer across
+    widths (modular duality, arXiv:2410.21265). It is `Spectral` with the scale `FanRatio()`.
 
     Attributes:
-      method: how the duality map is computed, as in `Spectral`.
+      method: method of `msign` for the duality map, as in `Spectral`.
 
     Examples:
       >>> round(float(RMSToRMS().norm(jnp.ones((2, 8)))), 4)
@@ -125,18 +124,17 @@ class RMSToRMS(Spectral):
 class ConvRMSToRMS(Norm):
     """The largest RMS-to-RMS norm among the taps of a kernel, times the number of taps.
 
-    A kernel is `(k_h, k_w, d_out, d_in)`: one matrix per tap (`manifoldmuon.manifolds.Layout`
-    brings HWIO and OIHW kernels into this layout). The norm is
-    `k_h k_w max_ij sqrt(d_in / d_out) ||W_ij||_2`, an upper bound on how much the convolution
-    stretches the RMS norm of an image; the dual norm sums over the taps; the duality map is
-    `sqrt(d_out / d_in) / (k_h k_w) * U_ij V_ij^T` in each tap (modular duality,
-    arXiv:2410.21265, which writes `k**2` for square kernels).
+    A kernel is `(k_h, k_w, d_out, d_in)`: a matrix per tap (`manifoldmuon.manifolds.Layout`
+    converts HWIO and OIHW kernels). The norm is `k_h k_w max_ij sqrt(d_in / d_out) ||W_ij||_2`, an
+    upper bound on the factor by which the convolution increases the RMS norm of an image. The dual
+    norm sums over the taps. The duality map is `sqrt(d_out / d_in) / (k_h k_w) * U_ij V_ij^T` in
+    each tap (modular duality, arXiv:2410.21265, which writes `k**2` for square kernels).
 
-    Every tap has singular values all equal, so a tap of zero gradient alone gets zero, and a tap
-    whose gradient is far below the others' moves as far as they do.
+    A direction has equal singular values in every tap: a tap with a far smaller gradient than
+    others moves as far as they do, and only a tap with zero gradient stays.
 
     Attributes:
-      method: how the duality map is computed, as in `Spectral`.
+      method: method of `msign` for the duality map, as in `Spectral`.
 
     Examples:
       >>> round(float(ConvRMSToRMS().norm(jnp.ones((3, 3, 4, 4)))), 3)
@@ -186,13 +184,13 @@ class ConvRMSToRMS(Norm):
         return largest(sizes, (-2, -1)).astype(weight.dtype), vectors
 
     def _tap(self, kernel: Float[Array, "*batch h w m n"]) -> Spectral:
-        """The norm of one tap, of which a kernel of norm 1 has 1 in each."""
+        """Return the norm of a tap; a kernel of norm 1 has at most 1 in each tap."""
         trailing(kernel, 4)
         taps = max(math.prod(kernel.shape[-4:-2]), 1)
         return Spectral(self.method, FanRatio(1 / taps))
 
 
 def _gap(gained: Numbers, missed: Numbers) -> Numbers:
-    """`missed / (gained + missed)`, and 0 where both are 0."""
+    """Return `missed / (gained + missed)`, or 0 where both are 0."""
     bound = gained + missed
     return missed / nonzero_or_one(bound)

@@ -32,14 +32,14 @@ from manifoldmuon.norms._scales import RootDim
 
 @dataclasses.dataclass(frozen=True)
 class Frobenius(Norm):
-    """The Euclidean norm of all the entries of one weight: `sqrt(sum w_i**2) / scale`.
+    """The Euclidean norm of all entries of a weight: `sqrt(sum w_i**2) / scale`.
 
-    Its own dual, up to scale; the duality map is `scale * g / ||g||`. Steepest descent under it is
-    normalised gradient descent.
+    It is its own dual norm, up to scale; the duality map is `scale * g / ||g||`. Steepest descent
+    under it is normalised gradient descent.
 
     Attributes:
-      ndim: how many trailing axes make one weight: 2 for matrices (the default), 1 for biases
-        and gains, 0 for scalars.
+      ndim: number of trailing axes of a weight: 2 for matrices (the default), 1 for biases and
+        gains, 0 for scalars.
       scale: the length of a weight of norm 1, a positive number or a rule such as `RootDim()`.
 
     Examples:
@@ -65,7 +65,7 @@ class Frobenius(Norm):
         return (self._scale(grad) * normalize(grad, self.ndim)).astype(grad.dtype)
 
     def project(self, weight: Floats) -> Floats:
-        # XLA multiplies by the inverse, which above 8.5e37 is denormal and flushed to zero.
+        # XLA multiplies by the inverse of a divisor, which is denormal, and flushed, above 8.5e37.
         scaled, exponent = scale_to_unit_exponent(weight, self.ndim)
         size = upcast(self.norm(scaled))
         length = times_power_of_two(size, exponent)
@@ -85,14 +85,14 @@ class Frobenius(Norm):
 
 @dataclasses.dataclass(frozen=True)
 class MaxAbs(Norm):
-    """The largest magnitude among the entries of one weight: `max |w_i|`.
+    """The largest magnitude among the entries of a weight: `max |w_i|`.
 
     The dual norm is `sum |g_i|` and the duality map is the entrywise sign, with `sign(0) = 0`.
     Steepest descent under it is sign descent (Lion and Adam without accumulation).
 
     Attributes:
-      ndim: how many trailing axes make one weight: 2 for matrices (the default), 1 for biases
-        and gains, 0 for scalars.
+      ndim: number of trailing axes of a weight: 2 for matrices (the default), 1 for biases and
+        gains, 0 for scalars.
 
     Examples:
       >>> MaxAbs(ndim=1).dualize(jnp.array([0.5, -2.0, 0.0])).tolist()
@@ -114,7 +114,7 @@ class MaxAbs(Norm):
 
     def dualize(self, grad: Floats) -> Floats:
         trailing(grad, self.ndim)
-        # Entry by entry (ndim=0): beside an entry of 1e30, one of 1e-30 keeps its sign.
+        # Scale each entry (ndim=0), so that 1e-30 keeps its sign next to 1e30.
         scaled, _ = scale_to_unit_exponent(grad, 0)
         return jnp.sign(scaled).astype(grad.dtype)
 
@@ -126,24 +126,24 @@ class MaxAbs(Norm):
 class MaxRowNorm(Norm):
     """The largest Euclidean norm among the rows of a matrix: `max_i ||w_i|| / scale`.
 
-    The operator norm from l1 to l2 of the transpose, and the norm of embedding tables
-    `(vocabulary, d)`, one vector per row; see `L1ToRMS`. The dual norm is `scale * sum_i ||g_i||`
-    and the duality map divides every row by its own length.
+    The operator norm from l1 to l2 of the transpose, for embedding tables `(vocabulary, d)` with a
+    vector per row; see `L1ToRMS`. The dual norm is `scale * sum_i ||g_i||` and the duality map
+    normalises every row.
 
-    Division by its own length moves *every* row a full step, so that a token not seen for
-    hundreds of steps, whose momentum has decayed to 1e-30, would be dragged along its last
-    gradient for ever. A row shorter than `threshold` times the longest one of its table
-    therefore gets zero.
+    Normalising would move *every* row a full step: a token not seen for hundreds of steps, with a
+    momentum decayed to 1e-30, would follow its last gradient for ever. A row shorter than
+    `threshold` times the longest row of its table therefore gets zero.
 
-    A token that is seen once moves on for about `log(1 / threshold) / log(1 / momentum)` full
-    steps: 270 at momentum 0.95 with the default, 90 with 1e-2. A larger threshold also holds rows
-    whose gradient in this batch is that much smaller than the largest.
+    A token that is seen once continues to move for about `log(1 / threshold) / log(1 / momentum)`
+    full steps: 270 at momentum 0.95 with the default, 90 with 1e-2. A larger threshold also stops
+    rows with a gradient in this batch that is smaller than the largest by this factor.
 
     Attributes:
-      scale: the length of the rows of a weight of norm 1, a number or a rule for one row.
-      threshold: the relative length below which a row counts as stale. The default 1e-6 lets
-        a token that occurs once in a batch move beside one that occurs a million times, and
-        stops a token after 270 steps of momentum 0.95 (130 of 0.9). The law
+      scale: the length of the longest row of a weight of norm 1, a number or a rule for the shape
+        of a row.
+      threshold: the relative length below which a row counts as stale. With the default 1e-6 a
+        token that occurs once in a batch still moves if another token occurs a million times, and
+        tokens stop 270 steps after their last gradient at momentum 0.95 (130 at 0.9). The law
         `<g, dualize(g)> == dual_norm(g)` holds to `rows * threshold` at worst. 0 disables it.
 
     Examples:
@@ -178,7 +178,7 @@ class MaxRowNorm(Norm):
         return Frobenius(1, self.scale).project(weight)
 
     def stale(self, lengths: Float[Array, "*batch v"]) -> Bool[Array, "*batch v"]:
-        """Return which rows are shorter than `threshold` times the longest of their table."""
+        """Return which rows are shorter than `threshold` times the longest row of their table."""
         # NaN rows must not count as stale, or the NaN would be dropped.
         return lengths < self.threshold * jnp.max(lengths, axis=-1, keepdims=True, initial=0)
 
@@ -192,7 +192,7 @@ class L1ToRMS(MaxRowNorm):
     """The largest root-mean-square norm among the vectors of an embedding table.
 
     The operator norm from l1 (tokens as one-hot vectors) to RMS (modular duality,
-    arXiv:2410.21265). It is a `MaxRowNorm` whose scale is `RootDim()`.
+    arXiv:2410.21265). It is `MaxRowNorm` with the scale `RootDim()`.
 
     Attributes:
       threshold: the relative length below which a row counts as stale, as in `MaxRowNorm`.
@@ -206,6 +206,6 @@ class L1ToRMS(MaxRowNorm):
 
 
 def _row_lengths(table: Matrices):
-    """The length of each row of the prescaled table, with the table's exponent."""
+    """Return the length of each row of the scaled table, and the table's exponent."""
     scaled, exponent = scale_to_unit_exponent(table, 2)
     return frobenius_norm(scaled, 1), exponent

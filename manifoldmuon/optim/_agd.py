@@ -1,4 +1,4 @@
-"""Automatic gradient descent: a step whose length follows from the depth and the gradient."""
+"""Automatic gradient descent: step lengths computed from the depth and the gradient."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ScaleByAGDState(NamedTuple):
 
     Attributes:
       eta: the length of the step, `log((1 + sqrt(1 + 4 summary)) / 2)`; float32.
-      summary: the gradient summary `G`, the mean over the layers of their scaled gradient norms;
+      summary: the gradient summary `G`, the mean of the scaled gradient norms over the layers;
         float32.
     """
 
@@ -55,14 +55,13 @@ def agd(
     \end{aligned}
     $$
 
-    The taps of a convolution are normalised one by one, with `s_k / sqrt(taps)`, and their norms
-    are summed (its appendix B). Every copy of a stacked layer counts for the depth `L`.
+    The taps of a convolution are normalised separately, with `s_k / sqrt(taps)`, and their norms
+    are summed (appendix B of the paper). Every copy of a stacked layer counts for the depth `L`.
 
     Args:
-      layouts: the `Layout` of every parameter: one for all, a prefix tree of them (compared by
-        path), what `by_path` returns, or a function of JAX key path and leaf. Axes that it does
-        not name are stacked layers. Nothing is guessed from a shape; biases, gains and scalars
-        are refused.
+      layouts: the `Layout` of every parameter: a single `Layout`, a prefix tree (compared by
+        path), the result of `by_path`, or a function of JAX key path and leaf. Unnamed axes are
+        stacked layers. Nothing is guessed from a shape; biases, gains and scalars are refused.
       gain: multiplies the step. 1 is the published method.
 
     Returns:
@@ -80,27 +79,27 @@ def agd(
 def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
     """Replace gradients by the ascending step of `agd`, with gain 1.
 
-    The length of the step looks at all layers: a NaN in one gradient makes every update NaN (wrap
-    it in `optax.apply_if_finite`), and under `optax.masked` the depth is that of what is left.
-    Zero gradients give zero updates. The scale of the gradients matters, so clipping or averaging
-    them beforehand changes the step.
+    The step length depends on all layers: a NaN in a single gradient makes every update NaN (wrap
+    the transformation in `optax.apply_if_finite`), and under `optax.masked` only the remaining
+    layers count for the depth. Zero gradients give zero updates. The scale of the gradients
+    matters, so clipping or averaging them beforehand changes the step.
 
     Args:
       layouts: the layout of every parameter; see `agd`.
 
     Returns:
-      A transformation whose updates have the gradients' dtypes; the arithmetic is done in float32
-      or wider. Its state is a `ScaleByAGDState`.
+      A transformation with a `ScaleByAGDState`. Updates have the gradients' dtypes; the arithmetic
+      is done in float32 or wider.
 
     Raises:
       TypeError: on use, for an entry that is not a `Layout` or a parameter that is not floating
         point.
-      ValueError: on use, for a parameter without an entry, an entry without a parameter, or a
-        parameter without the axes (a bias). Every message names the path.
+      ValueError: on use, for a parameter without an entry, an entry without a parameter, unequal
+        `out_blocks`, or a parameter with too few axes (a bias). Every message names the path.
     """
 
     def init_fn(params: Any) -> ScaleByAGDState:
-        _find_layouts(layouts, params)  # so that a bias is refused before training
+        _find_layouts(layouts, params)  # refuses biases before training
         return match_varying_axes(_start(), params)
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -114,7 +113,7 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         moved = [place for place in places.real if places.paths[place] in sizes]
         depth = max(sum(_layers(values[i], jnp.shape(leaves[i])) for i in moved), 1)
         summary = sum(map(jnp.sum, sizes.values()), jnp.zeros(())) / depth
-        # The logarithm of (1 + sqrt(1 + 4 G)) / 2, so written that a tiny G gives itself.
+        # log((1 + sqrt(1 + 4 G)) / 2), rearranged to be accurate for tiny G.
         eta = jnp.log1p(2 * summary / (1 + jnp.sqrt(1 + 4 * summary)))
 
         def scaled(unit: Any, update: Any) -> Any:
@@ -136,10 +135,10 @@ def _start() -> ScaleByAGDState:
 def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> Any:
     """Return random weights for `agd`: semi-orthogonal, of unit RMS-to-RMS norm.
 
-    Every matrix has all its singular values equal to `sqrt(d_out / d_in)`, those of a convolution
-    (one for each tap) to `sqrt(d_out / (d_in * taps))` (arXiv:2304.05187, appendix B; the factor
-    in the text of its section 3.3 is upside down). The randomness of a leaf comes from `key`
-    and its path alone.
+    All singular values of a matrix are `sqrt(d_out / d_in)`; in a convolution every tap is a
+    matrix with the singular values `sqrt(d_out / (d_in * taps))` (arXiv:2304.05187, appendix B;
+    the factor in the text of section 3.3 is upside down). The values of a leaf depend only on
+    `key` and its path.
 
     Args:
       layouts: the layout of every parameter; see `agd`.
@@ -151,7 +150,7 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
 
     Raises:
       TypeError: an entry is not a `Layout`, or a parameter is not floating point.
-      ValueError: a parameter has no entry or not the axes, or an entry no parameter.
+      ValueError: see `scale_by_agd`.
 
     Examples:
       >>> init_semi_orthogonal(mm.manifolds.Layout(), jax.random.key(0), jnp.ones((4, 3))).shape
@@ -166,12 +165,12 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
 
 
 def _size(layout: Layout, shape: tuple[int, ...]) -> FanRatio:
-    """Return `sqrt(d_out / (d_in * taps))`: the size of a layer's matrices, one for each tap."""
+    """Return the rule `sqrt(d_out / (d_in * taps))`: the size of each matrix of a layer."""
     return FanRatio(1 / math.sqrt(max(math.prod(_taps(layout, shape)), 1)))
 
 
 def _matrices(layout: Layout, shape: tuple[int, ...]) -> LaidOut:
-    """Return flat space, in the norm of which a matrix of norm 1 has that Frobenius norm."""
+    """Return flat space with a norm that is 1 at the Frobenius norm `_size`."""
     return LaidOut(Euclidean(Frobenius(2, _size(layout, shape))), layout)
 
 
@@ -187,7 +186,7 @@ def _taps(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _split(manifold: Manifold, point: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return scaled unit matrices, and the scaled norm of each."""
+    """Return unit directions times `_size`, and gradient norms times `_size`, per matrix."""
     wide = upcast(grad)
     return manifold.norm.dualize(wide), manifold.norm.dual_norm(wide)
 

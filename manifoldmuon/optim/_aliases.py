@@ -1,4 +1,4 @@
-"""Whole optimizers for a geometry: chains of links."""
+"""Complete optimizers for a geometry, built as chains."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from manifoldmuon.optim._steepest import scale_by_steepest
 def decay_links(
     weight_decay: optax.ScalarOrSchedule | None, geometry: Geometry
 ) -> list[optax.GradientTransformation]:
-    """Return weight decay of the unconstrained leaves; None decays nothing."""
+    """Return weight decay for unconstrained leaves; an empty list for None."""
 
     def mask(tree: Any) -> Any:
         places = find_manifolds(geometry, tree, cut=False)
@@ -56,7 +56,7 @@ def manifold_muon(
     budgets: Budgets | None = None,
     certify: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Steepest descent on manifolds, with momentum; on Stiefel matrices it is manifold Muon.
+    r"""Steepest descent with momentum on manifolds; on Stiefel matrices this is manifold Muon.
 
     With gradients $G_t$, the momentum $\mu$, a leaf's budget $b$ and its retraction $R$:
 
@@ -76,24 +76,24 @@ def manifold_muon(
     Args:
       learning_rate: a number or an Optax schedule. On a constrained manifold it is an angle, to
         first order.
-      geometry: which manifold each parameter lives on; see `resolve`.
-      momentum: decay of the momentum, or None for none. Directions do not depend on the
-        gradient's scale, so a sum and an average of past gradients are the same. To converge on a
-        fixed cost, add `clip=project_tangent(geometry)`: see "Momentum" in docs/minimize.md.
+      geometry: the manifold of each parameter; see `resolve`.
+      momentum: decay of the momentum; None turns momentum off. Directions do not depend on the
+        gradient's scale, so a sum and an average of past gradients are equivalent. To converge on
+        a fixed cost, add `clip=project_tangent(geometry)`: see "Momentum" in docs/minimize.md.
       nesterov: whether to look ahead along the momentum.
-      accumulator_dtype: dtype of the momentum, whatever the parameters' and gradients' are
-        (float32 keeps what bfloat16 would round away); None for that of `optax.trace`.
-      clip: applied to gradients before they enter the momentum, where alone it has an effect:
-        a largest global norm, or a transformation such as `optax.adaptive_grad_clip(0.01)`.
-      weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, multiplied by the
-        learning rate: a number or a schedule. Constrained manifolds bound their weights by
-        themselves.
+      accumulator_dtype: dtype of the momentum, independent of parameters and gradients (float32
+        keeps small terms that bfloat16 would round away); None for the default of `optax.trace`.
+      clip: gradient clipping: a maximum global norm, or a transformation such as
+        `optax.adaptive_grad_clip(0.01)`. It comes before the momentum; later it would have no
+        effect, since directions do not depend on scale.
+      weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, a number or a schedule,
+        multiplied by the learning rate. Constrained manifolds already bound their weights.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
-      certify: whether residuals and gaps are kept for `monitor`; see `scale_by_steepest`.
+      certify: whether to keep residuals and gaps for `monitor`; see `scale_by_steepest`.
 
     Returns:
-      The chain. `update` needs `params`. For `optax.inject_hyperparams`, name a geometry or
-      budgets that are functions in its `static_args`.
+      The chain. `update` needs `params`. With `optax.inject_hyperparams`, list a geometry or
+      budgets given as functions in its `static_args`.
 
     Examples:
       >>> geometry = mm.manifolds.Hypersphere()
@@ -118,7 +118,7 @@ def manifold_muon(
     )
 
     def update_fn(updates, state, params=None, **extra_args):
-        # Before clipping and momentum, which would broadcast an update of another shape.
+        # Check shapes before clipping and momentum, which would broadcast a wrong shape.
         check_updates(geometry, updates, params, "manifold_muon")
         return whole.update(updates, state, params, **extra_args)
 
@@ -149,17 +149,17 @@ def muon(
     + \lambda W_t\right).
     $$
 
-    `manifold_muon` for a geometry that is `Euclidean` everywhere. The norms say what each leaf
-    is: `Euclidean(RMSToRMS())` for matrices, so that the learning rate transfers across widths,
-    `Euclidean(L1ToRMS())` for embeddings, `Euclidean()` for biases and gains. Every leaf gets the
-    steepest direction of its norm; none is handed to Adam (see `hybrid` for that).
+    `manifold_muon` for a geometry that is `Euclidean` everywhere. Choose the norm by the kind of
+    parameter: `Euclidean(RMSToRMS())` for matrices, so that the learning rate transfers across
+    widths, `Euclidean(L1ToRMS())` for embeddings, `Euclidean()` for biases and gains. Every leaf
+    gets the steepest direction of its norm; to train some leaves with Adam, see `hybrid`.
 
     Args:
-      learning_rate: this argument and all that are not listed are those of `manifold_muon`.
+      learning_rate: see `manifold_muon`, also for the arguments not listed here.
       geometry: `Euclidean` with a norm for every parameter; see `resolve`.
-      method: how msign is taken in norms that name no method themselves. The default is
-        `linalg.TRAINING_MSIGN`, singular values within 0.014 of 1 down to 1e-2 of the Schatten
-        norm; None converges (see `linalg.DEFAULT_MSIGN`), for twice the time or more.
+      method: method of msign in norms without a method of their own. The default,
+        `linalg.TRAINING_MSIGN`, brings singular values down to 1e-2 of the Schatten norm within
+        0.014 of 1; None converges (see `linalg.DEFAULT_MSIGN`), in twice the time or more.
       certify: gaps take a third of this optimizer's time.
 
     Returns:
@@ -216,23 +216,23 @@ def muonh(
     radial: ArrayLike = 1.0,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """MuonH: Muon's directions for matrices that keep the norm of their start.
+    """MuonH: Muon's directions for matrices that keep their initial norm.
 
     `hyperball` of momentum and msign (Wen et al., arXiv:2606.16899), and another optimizer for the
     rest. There is no weight decay to tune, and the learning rate is an angle to first order.
 
     Args:
       learning_rate: a number or an Optax schedule; 1/32 to 1/16 at the peak.
-      geometry: `Hypersphere(ndim=2)` for each matrix that keeps its norm, in the layout of the
-        array, and None for the parameters of `rest`. One point is one norm, see `keep_norms`;
-        directions are those of the matrices in the trailing two axes of the layout.
-      momentum: of `optax.trace`; 0.8 to 0.95.
-      method: how msign is taken; None converges.
+      geometry: `Hypersphere(ndim=2)`, in the layout of the array, for each matrix that keeps its
+        norm, and None for the parameters of `rest`. Each point keeps its norm (see `keep_norms`);
+        msign acts on the matrices in the trailing two axes of the layout.
+      momentum: decay of `optax.trace`; 0.8 to 0.95.
+      method: method of msign; None converges.
       nesterov: see `optax.trace`.
-      accumulator_dtype: of the momentum; None for that of the parameters.
-      clip: a global norm of the gradients of all parameters, or a transformation in its place.
-      rest: the whole optimizer of the parameters whose entry is None, such as `optax.adamw(3e-4)`.
-      radius: other radii than the norms at the start; see `keep_norms`.
+      accumulator_dtype: dtype of the momentum; None for the dtype of the parameters.
+      clip: maximum global norm of all gradients, or a transformation to use instead.
+      rest: complete optimizer of the parameters with the entry None, such as `optax.adamw(3e-4)`.
+      radius: replaces the initial norms; see `keep_norms`.
       radial: see `hyperball`.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
 
@@ -240,7 +240,8 @@ def muonh(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: `rest` is no transformation, `method` no `MsignMethod`; on use, see `hyperball`.
+      TypeError: `rest` is not a transformation, or `method` not a `MsignMethod`; on use, see
+        `hyperball`.
       ValueError: on use; see `hyperball`.
 
     Examples:
@@ -272,15 +273,15 @@ def adamh(
     radial: ArrayLike = 1.0,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """AdamH: Adam's directions for weights that keep the norm of their start.
+    """AdamH: Adam's directions for weights that keep their initial norm.
 
     Args:
       learning_rate: a number or an Optax schedule: an angle to first order.
-      geometry: a `Hypersphere` for each weight that keeps its norm, None for those of `rest`.
+      geometry: a `Hypersphere` for each weight that keeps its norm, None for weights of `rest`.
       b1: see `optax.scale_by_adam`.
       b2: see `optax.scale_by_adam`.
       eps: see `optax.scale_by_adam`.
-      clip: as in `muonh`, like all arguments after it.
+      clip: see `muonh`.
       rest: see `muonh`.
       radius: see `muonh`.
       radial: see `muonh`.
@@ -290,7 +291,7 @@ def adamh(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: `rest` is no transformation; on use, see `hyperball`.
+      TypeError: `rest` is not a transformation; on use, see `hyperball`.
       ValueError: on use; see `hyperball`.
 
     Examples:
@@ -302,13 +303,13 @@ def adamh(
 
 
 def _beside(ball: Any, geometry: Geometry, rest: Any, clip: Any) -> Link:
-    """Return a hyperball beside the optimizer of the rest, after clipping of all gradients."""
+    """Return clipping of all gradients, followed by the hyperball and the optimizer `rest`."""
     both = ball if rest is None else hybrid(ball, geometry, rest)
     return chain(*as_links(clip, optax.clip_by_global_norm), both)
 
 
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:
-    """Return the manifold with this method in its norm, where that names none."""
+    """Set the msign method of a `Euclidean` manifold's norm, unless the norm has a method."""
     norm = manifold.norm
     if (
         not isinstance(manifold, Euclidean)

@@ -1,4 +1,4 @@
-"""Checks of the arguments of optimizers and links when these are made."""
+"""Argument checks for optimizers and links, made when they are constructed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Static shares of the learning rate, one per leaf."""
+"""Static shares of the learning rate per leaf."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Budgets = Spec[ArrayLike]
 def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
     """Multiply each update by its leaf's share of the learning rate.
 
-    For a fixed architecture the modular norm (arXiv:2405.14813) is one number per leaf times
-    the leaf's own duality map: this link applies the numbers.
+    For a fixed architecture the duality map of the modular norm (arXiv:2405.14813) is each leaf's
+    own duality map times a number: this link multiplies by the numbers.
 
     Args:
-      budgets: finite, non-negative numbers: one for all, a prefix tree over the parameters
-        (compared by path), what `by_path` returns, or a function of JAX key path and leaf. Where
-        the copies in a stack differ, an array that broadcasts against the leaf: shape `(n, 1, 1)`
-        for a stack of n matrices.
+      budgets: finite, non-negative numbers: a single number, a prefix tree over the parameters
+        (compared by path), the result of `by_path`, or a function of JAX key path and leaf. For
+        different budgets in a stack, give an array that broadcasts against the leaf: shape
+        `(n, 1, 1)` for a stack of n matrices.
 
     Returns:
-      A transformation without state; shapes and dtypes of the updates stay.
+      A transformation without state; shapes and dtypes of the updates do not change.
 
     Raises:
       TypeError: on use, for a budget that is not a number or an update that is not floating point.
-      ValueError: on use, for a negative or infinite budget, an array that does not fit the
-        update, an update without a budget, or a budget without an update. Every message names the
-        path.
+      ValueError: on use, for a negative or infinite budget (not checked in JAX arrays), an array
+        that does not fit the update, an update without a budget, or a budget without an update.
+        Every message names the path.
 
     Examples:
       >>> tx = scale_by_budget({"body": 1.0, "head": 0.5})
@@ -62,12 +62,12 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
 
 
 def find_budgets(budgets: Budgets, tree: Any) -> Places:
-    """Return `find_places` for budgets, with every number checked; see `scale_by_budget`."""
+    """Return `find_places` for budgets, with checked values; see `scale_by_budget`."""
     return find_places(budgets, tree, _check_budget)
 
 
 def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:
-    """Raise where a budget is not a number or an array of at most the leaf's axes."""
+    """Raise unless a budget is a number or broadcasts against its floating-point leaf."""
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
             f"{path!r} has dtype {leaf.dtype}, not real floating point. Take it out"
@@ -84,7 +84,7 @@ def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:
             f" against the shape {leaf.shape}; give one number, or one for each copy in a stack"
             " with axes of length 1 behind."
         )
-    # optax.inject_hyperparams makes numbers into traced arrays, whose values nobody knows.
+    # `optax.inject_hyperparams` turns numbers into traced arrays of unknown value.
     if not isinstance(budget, jax.Array):
         values = np.asarray(budget)
         if not np.all(np.isfinite(values) & (values >= 0)):

@@ -1,4 +1,4 @@
-"""A whole step in one visit of each leaf: direction, budget, learning rate and retraction."""
+"""Fused step: direction, budget, learning rate and retraction in a single pass over leaves."""
 
 from __future__ import annotations
 
@@ -48,22 +48,23 @@ def descend(
     weight_decay: optax.ScalarOrSchedule | None = None,
     certify: bool = True,
 ) -> Link:
-    """Take the steepest step of a given length: four transformations in one.
+    """Take the steepest step of a given length, as a fused chain.
 
-    Up to rounding the same as `chain(scale_by_steepest(geometry), scale_by_budget(budgets),
+    Equal up to rounding to `chain(scale_by_steepest(geometry), scale_by_budget(budgets),
     optax.add_decayed_weights(...), optax.scale_by_learning_rate(learning_rate),
-    retract(geometry))`, with weight decay on unconstrained leaves only. Each leaf is laid out,
-    stacked and, on a mesh, sent to its owner once, not twice.
+    retract(geometry))`, with weight decay on unconstrained leaves only. Each leaf is rearranged,
+    stacked and, on a mesh, sent to its owner only once, not twice.
 
     Args:
       learning_rate: a number or an Optax schedule.
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
       weight_decay: decay rate of the unconstrained leaves, multiplied by the learning rate.
       certify: see `scale_by_steepest`.
 
     Returns:
-      A transformation that must be last; its state is a `DescendState`. `update` needs `params`.
+      A transformation with a `DescendState`; it must be the last link. `update` needs `params`.
+      `init` warns (`UserWarning`) of an initial learning rate above 1 on constrained manifolds.
 
     Examples:
       >>> tx = optax.chain(optax.trace(0.9), descend(0.1, mm.manifolds.Stiefel()))
@@ -92,7 +93,7 @@ def descend(
             if path in shares and path in before.dual:
                 length = _lengths(shares[path], entry, jnp.shape(points[i]))
                 carried[path] = before.dual[path], length
-        # Otherwise the gradients would be divided as it suits the solvers.
+        # Keep the solvers' sharding from spreading to the gradients.
         updates, found = map_leaves(
             _step,
             geometry,
@@ -120,7 +121,7 @@ def descend(
 
 
 def _at(count: Any, value: Any) -> Any:
-    """Return a number as it is, and a schedule's for this count."""
+    """Return a number, or the value of a schedule at this count."""
     return value(count) if callable(value) else value
 
 
@@ -138,7 +139,7 @@ def _warn_of_long_steps(learning_rate: Any, geometry: Geometry, params: Any) -> 
 
 
 def _lengths(share: Any, entry: Entry, shape: tuple[int, ...]) -> Any:
-    """Return the length of each point's step in the manifold's layout; `()` if unconstrained."""
+    """Return the step length of each point, in the manifold's layout; `()` if unconstrained."""
     manifold = manifold_of(entry)
     if not manifold.constrained:
         return ()
@@ -150,7 +151,7 @@ def _lengths(share: Any, entry: Entry, shape: tuple[int, ...]) -> Any:
 
 
 def _step(manifold: Manifold, point: jax.Array, grad: jax.Array, carried: Any) -> Any:
-    """Return the update of a constrained leaf; of an unconstrained one the direction."""
+    """Return the update of a constrained leaf, or the direction of an unconstrained leaf."""
     dual, length = carried
     if not manifold.constrained:
         return direction_at(manifold, point, grad, dual)

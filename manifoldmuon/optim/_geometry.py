@@ -1,4 +1,4 @@
-"""The geometry: which manifold each parameter lives on, found by key path."""
+"""The geometry: the manifold of each parameter, matched by key path."""
 
 from __future__ import annotations
 
@@ -33,27 +33,33 @@ leaf. None leaves a parameter to another optimizer; see `hybrid`."""
 def resolve(geometry: Geometry, params: Any) -> Any:
     """Return the manifold of every parameter, as a tree of the parameters' structure.
 
-    Nothing is guessed from a shape: every parameter is named by an entry, a pattern or the
-    function. Whatever else takes a geometry raises the same errors, transformations on use.
+    Nothing is guessed from a shape: an entry, a pattern or the function must name every parameter.
+    All functions that take a geometry raise the same errors; transformations raise them on use.
 
     Args:
-      geometry: a prefix tree of `Manifold` (or `LaidOut`, for another layout) over `params`,
-        compared by path, so nested dictionaries describe any container; or the result of `by_path`;
-        or a function `(path, leaf) -> Manifold` of the JAX key path (`jax.tree_util.keystr` makes
-        it text) and a `jax.ShapeDtypeStruct`. Paths leave out boxes: a parameter has the same path
-        bare and inside a node whose one child is its attribute `value`, such as an `nnx.Variable`.
-        An entry may be None: another optimizer has the parameter, of any shape and dtype. Functions
-        of whole trees (this one, `tabulate`, `project_tree`, ...) leave it as it is; optimizers and
-        links refuse it unless they are wrapped in `hybrid`.
+      geometry: the manifold of each parameter, in one of three forms:
+
+        * a prefix tree of `Manifold` (or `LaidOut`, for another layout) over `params`, compared by
+          path, so nested dictionaries describe any container;
+        * the result of `by_path`;
+        * a function `(path, leaf) -> Manifold` of the JAX key path (`jax.tree_util.keystr` turns
+          it into text) and a `jax.ShapeDtypeStruct`.
+
+        Paths leave out boxes, nodes with the attribute `value` as their only child, such as
+        `nnx.Variable`: a boxed parameter has the same path as a bare parameter.
+
+        The entry None leaves a parameter, of any shape and dtype, to another optimizer. Functions
+        of whole trees (`resolve`, `tabulate`, `project_tree`, ...) do not change it; optimizers
+        and links refuse it unless wrapped in `hybrid`.
       params: the parameters: arrays or `jax.ShapeDtypeStruct`, in any registered pytree. `None`
         and `optax.MaskedNode` pass through.
 
     Returns:
-      A `Manifold`, `LaidOut` or None in place of every parameter.
+      A tree with a `Manifold`, `LaidOut` or None in place of every parameter.
 
     Raises:
-      TypeError: an entry is neither a `Manifold` nor None, or a parameter with a manifold is not
-        an array of real floating point numbers of 16 bits or more.
+      TypeError: an entry is neither a `Manifold` (or `LaidOut`) nor None, or a parameter with a
+        manifold is not an array of real floating point numbers of 16 bits or more.
       ValueError: a parameter has no entry, an entry no parameter, or a shape does not fit its
         manifold. Every message names the path.
 
@@ -69,16 +75,17 @@ def resolve(geometry: Geometry, params: Any) -> Any:
 def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: bool = True) -> Places:
     """Return `find_places` for a geometry, with manifolds, dtypes and shapes checked.
 
-    Unequal blocks of a parameter are leaves, with paths and entries of their own.
+    Unequal blocks of a parameter become separate leaves, each with its path and entry.
 
     Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
       params: the parameters.
-      rest: whether entries may be None. Their parameters are then in `Places.rest`.
+      rest: whether to allow the entry None; `Places.rest` then lists these parameters.
       cut: False leaves unequal blocks together.
 
     Raises:
-      ValueError: there are such entries, and `rest` is False.
+      TypeError: see `resolve`.
+      ValueError: an entry is None and `rest` is False; see `resolve`.
     """
     places = find_places(geometry, params, _check_manifold)
     left = tuple([place for place in places.real if places.values[place] is None])
@@ -97,7 +104,7 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: boo
 
 @functools.lru_cache(maxsize=512)
 def cut_places(places: Places) -> Places:
-    """Return the places of a geometry with unequal blocks as leaves of their own."""
+    """Split each parameter with unequal blocks into a leaf per block."""
     cuts = tuple([x.layout.cut if isinstance(x, LaidOut) else None for x in places.values])
     if not any(cuts):
         return places
@@ -116,7 +123,7 @@ def cut_places(places: Places) -> Places:
 
 
 def check_geometry(name: str, geometry: Any) -> None:
-    """Raise `TypeError` unless an argument is a geometry, as far as it can be checked alone."""
+    """Raise `TypeError` unless an argument is a geometry, checked without parameters."""
     if is_function(geometry):
         return
     entries = [(path_string(path), entry) for path, entry in flatten_with_path(geometry)[0]]
@@ -162,7 +169,7 @@ def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
 
 
 def map_geometry(function: Callable[[Manifold], Manifold], geometry: Geometry) -> Geometry:
-    """Return the geometry with another manifold for each of its own."""
+    """Apply a function to every manifold of a geometry."""
 
     def mapped(entry: Any) -> Any:
         if isinstance(entry, LaidOut):
@@ -177,7 +184,7 @@ def map_geometry(function: Callable[[Manifold], Manifold], geometry: Geometry) -
 
 
 def manifold_of(entry: Entry) -> Manifold:
-    """Return the manifold of an entry of a geometry, in its own layout."""
+    """Return the manifold of an entry, without the entry's layout."""
     return entry.manifold if isinstance(entry, LaidOut) else entry
 
 

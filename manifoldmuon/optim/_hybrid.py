@@ -1,4 +1,4 @@
-"""One optimizer for the parameters that have a manifold, another one for the rest."""
+"""Use different optimizers for parameters with a manifold and for the rest."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from manifoldmuon.optim._leaves import check_updates
 def hybrid(
     tx: optax.GradientTransformation, geometry: Geometry, rest: optax.GradientTransformation
 ) -> Link:
-    """Train parameters whose entry in a geometry is None with `rest`, all others with `tx`.
+    """Train parameters with a manifold by `tx`, and parameters with the entry None by `rest`.
 
-    The usual split of a transformer, matrices here and embeddings, head, gains and biases by AdamW,
-    is a geometry and one call:
+    The usual split of a transformer (matrices on a manifold; embeddings, head, gains and biases
+    with AdamW) takes a geometry and a single call:
 
     ```python
     geometry = by_path({"embed/**": None, "head/**": None, "**/kernel": matrix, "**": None})
@@ -32,21 +32,21 @@ def hybrid(
     )
     ```
 
-    Each side has its own learning rate, schedule and weight decay, and sees `MaskedNode` in place
-    of the other's parameters. Clipping by a global norm goes in front, where it sees all gradients:
-    the option `clip` of an alias sees those of its own side. With `optax.set_to_zero()` the rest is
-    frozen.
+    Each optimizer has its own learning rate, schedule and weight decay, and sees `MaskedNode` in
+    place of the other parameters. Put gradient clipping by global norm before `hybrid`, where it
+    sees all gradients: the option `clip` of `tx` sees only the gradients of `tx`. To freeze the
+    rest, pass `optax.set_to_zero()`.
 
     Args:
-      tx: any transformation of the parameters that have a manifold: an alias, a chain that ends in
-        `retract`, or `contrib.normuon(...)`.
-      geometry: that of `tx`; see `resolve`. An entry None says that `rest` has the parameter,
-        whatever its shape.
-      rest: a whole optimizer, its learning rate included, such as `optax.adamw(3e-4)`.
+      tx: any transformation for the parameters with a manifold: `manifold_muon(...)`, a chain that
+        ends in `retract`, or `contrib.normuon(...)`.
+      geometry: the geometry of `tx`; see `resolve`. The entry None gives a parameter, of any
+        shape, to `rest`.
+      rest: a complete optimizer with its learning rate, such as `optax.adamw(3e-4)`.
 
     Returns:
-      The transformation, with the state of `optax.partition`. Links after it may change the
-      parameters of `rest` only, as `optax.transforms.freeze` does. `update` needs `params`.
+      The transformation, with the state of `optax.partition`. Later links may change only the
+      parameters of `rest`, as `optax.transforms.freeze` can. `update` needs `params`.
 
     Raises:
       TypeError: `tx` or `rest` is not a transformation.
@@ -61,7 +61,7 @@ def hybrid(
 
     def split(places: Places, tree: Any) -> Link:
         labels = dict.fromkeys(places.real, "manifolds") | dict.fromkeys(places.rest, "rest")
-        # As a function: Optax would call labels whose tree is of a callable type.
+        # Pass a function: Optax would call a label tree of a callable type, such as a module.
         return optax.partition(parts, lambda _: places.fill(tree, labels))
 
     def init_fn(params: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Hyperball: weights that keep the norm they start with, moved by any optimizer of Optax."""
+"""Hyperball: move weights at fixed norm with any Optax optimizer."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._retract import chain
 
 Radius = Spec[float | ScaleRule | None]
-"""A number, a rule for a shape, or None for the norm at the start: one, or one for each path."""
+"""A number, a rule for a shape, or None for the initial norm; or a spec of these by path."""
 
 
 class KeepNormsState(NamedTuple):
     """State of `keep_norms`.
 
     Attributes:
-      radius: by path such as `layer/kernel`, for the leaves on spheres: one number for each point,
-        float32 (float64 for float64 weights). It never changes.
+      radius: radii of the leaves on spheres, keyed by path such as `layer/kernel`: a number per
+        point, float32 (float64 for float64 weights). They never change.
     """
 
     radius: dict[str, jax.Array]
@@ -46,41 +46,40 @@ class KeepNormsState(NamedTuple):
 
 @check_arguments()
 def keep_norms(geometry: Geometry, radius: Radius = None) -> Link:
-    """Take each step on the sphere of the norm that the weight had at the start: `init` measures.
+    """Keep each weight at the norm measured by `init`.
 
     `W+ = R Norm(W / R + u)` with `Norm(x) = x / ||x||_F`: updates are relative to the radius `R`,
-    so that a learning rate is an angle to first order, whatever the size of the weight. Like
-    `retract` it must be the last link, and `chain` refuses links behind it.
+    so the learning rate is an angle to first order, whatever the size of the weight. Like
+    `retract` it must be the last link: `chain` refuses links after it.
 
-    The radius is in the state and is not measured again. After 1e5 steps in bfloat16 norms of 8 x 8
-    matrices were within 5e-4 of it, in float32 within 2e-7; measured anew in every step they had
-    drifted by 0.35 and 1e-4. A restored checkpoint continues on its spheres. For fine-tuning call
-    `init` with the weights from which it starts: their norms are the new radii.
+    The radius is stored in the state and never measured again. After 1e5 steps the norms of 8 x 8
+    matrices were within 5e-4 of the radius in bfloat16 and within 2e-7 in float32; measured again
+    in every step, they had drifted by 0.35 and 1e-4. A restored checkpoint keeps its radii. For
+    fine-tuning call `init` with the initial weights: their norms are the new radii.
 
     Args:
-      geometry: which parameters keep their norm: those on a `Hypersphere`, whose `ndim` and layout
-        say what one point is. `Hypersphere(ndim=2)` is one matrix: each layer of a stack, each
-        expert, and with a layout of blocks each head has a radius of its own. `Hypersphere(ndim=3)`
-        gives the experts of `(layers, experts, m, n)` one radius together, `Hypersphere()` one to
-        each row. The `scale` of the manifold is not used. Updates of `Euclidean` leaves pass
-        through.
-      radius: another radius than the norm at the start: a positive number, a rule such as
-        `RootRank()` (of a shape in the manifold's layout), None, or one of these for each
-        parameter as a geometry gives manifolds: a prefix tree, `by_path(...)`, or a function of
-        path and leaf.
+      geometry: a `Hypersphere` for each parameter that keeps its norm; its `ndim` and layout
+        define a point, and each point has its own radius. With `Hypersphere(ndim=2)` a point is a
+        matrix: a layer of a stack, an expert, or (in a layout of blocks) a head. With
+        `Hypersphere(ndim=3)` all experts of `(layers, experts, m, n)` in a layer share a radius;
+        with `Hypersphere()` each row has its own. The `scale` of the manifold is not used. Updates
+        of `Euclidean` leaves pass through, cast to the parameter's dtype.
+      radius: replaces the initial norm: a positive number, a rule such as `RootRank()` (for a
+        shape in the manifold's layout), None for the initial norm, or a choice for each parameter
+        in the forms of a geometry: a prefix tree, `by_path(...)`, or a function of path and leaf.
 
     Returns:
-      A transformation whose state is a `KeepNormsState`. The step is computed in float32 or wider;
-      the update has the parameter's dtype and is rounded so that `W + u` is next to the point on
-      the sphere. A zero step gives a zero update. A NaN stays in its matrix. `update` needs
-      `params`.
+      A transformation with a `KeepNormsState`. The step is computed in float32 or wider; the
+      update has the parameter's dtype and is rounded so that `W + u` is next to the point on the
+      sphere. A zero step gives a zero update. A NaN stays in its point. `update` needs `params`.
 
     Raises:
-      TypeError: on use; see `resolve`, and for a radius that is no number.
-      ValueError: on use; see `resolve`. A constrained leaf is not on a `Hypersphere`. `init` finds
-        weights of norm zero, or one that is not finite: the message names their paths; give them a
-        `radius`, and the first step takes them there. Inside `jax.jit`, where values are unknown,
-        their radius is NaN instead, and so are they after one step.
+      TypeError: on use; see `resolve`.
+      ValueError: on use; see `resolve`. A radius is not a positive number, a rule or None; a
+        constrained leaf is not on a `Hypersphere`; or, in `init`, a weight has norm zero or a norm
+        that is not finite. The message names its path: give it a `radius`, and the first step
+        takes it there. Inside `jax.jit`, where values are unknown, its radius is NaN instead, and
+        so is the weight after one step.
 
     Examples:
       >>> tx, params = keep_norms(mm.manifolds.Hypersphere()), jnp.array([0.0, 5.0])
@@ -106,7 +105,7 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Link:
         )
         return updates, state
 
-    # The placeholder has a number for each dictionary; see `link`.
+    # One scalar per dictionary keyed by path; see `link`.
     return link(update_fn, init_fn, lambda _: KeepNormsState(jnp.zeros(())), LastLink)  # type: ignore
 
 
@@ -127,44 +126,45 @@ def hyperball(
     radius: Radius = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""Move weights of fixed norm by normalised updates of any optimizer: AdamH, MuonH.
+    r"""Move weights at fixed norm by the normalised updates of any optimizer: AdamH, MuonH.
 
-    With the update $u$ of the base and the norm $R$ of the weight at the start
+    With the update $u$ of the base and the initial norm $R$ of the weight
 
     $$
     W \leftarrow R\,\operatorname{Norm}\bigl(W - \eta R\,\operatorname{Norm}(u)\bigr), \qquad
     \operatorname{Norm}(x) = \frac{x}{\|x\|_F}
     $$
 
-    (Wen et al., "Hyperball Optimization", arXiv:2606.16899). It takes the place of weight decay,
-    and the learning rate is the angle of a step, to first order.
+    (Wen et al., "Hyperball Optimization", arXiv:2606.16899). It replaces weight decay, and the
+    learning rate is the angle of a step, to first order.
 
-    `adamh` and `muonh` are this with their bases. For steps that are tangent and steepest in the
-    spectral norm the base is `chain(optax.trace(0.95), scale_by_steepest(sphere))`, with the
-    geometry `sphere = Hypersphere(ndim=2, step_norm=Spectral())` and `radial=0`.
+    `adamh` and `muonh` call this with their bases. For tangent steps, steepest in the spectral
+    norm, use the base `chain(optax.trace(0.95), scale_by_steepest(sphere))`, the geometry
+    `sphere = Hypersphere(ndim=2, step_norm=Spectral())` and `radial=0`.
 
-    The norm is fixed, so a gain is a parameter of its own where the model needs one:
-    `y = gain * (W @ x)` with `gain` a scalar or vector that starts at 1 and is trained by Adam.
-    Biases, gains and embeddings go to another optimizer by `optim.hybrid`, as in the example.
+    The norm is fixed, so add a gain where the model needs it: `y = gain * (W @ x)`, with `gain` a
+    scalar or vector that starts at 1 and is trained by Adam. Train biases, gains and embeddings
+    with another optimizer, through `optim.hybrid` as in the example.
 
     Args:
-      base: what makes the updates. It must ascend and have no learning rate, as
-        `optax.scale_by_adam()` does; see `optim.normalize`.
+      base: the transformation that computes the updates. It must ascend and have no learning rate,
+        such as `optax.scale_by_adam()`; see `optim.normalize`.
       learning_rate: a number or an Optax schedule.
-      geometry: which parameters keep their norm, and what one point of them is; see `keep_norms`.
-        Updates of `Euclidean` leaves are those of the base, times the learning rate.
-      radial: how much of the radial part of `u`, its component along `W`, is kept before the
-        update is normalised: 1 is the published update, 0 a tangent step.
-      radius: other radii than the norms at the start; see `keep_norms`.
+      geometry: a `Hypersphere` for each parameter that keeps its norm; see `keep_norms`.
+        `Euclidean` leaves get the updates of the base, times the learning rate.
+      radial: share of the radial part of `u` (its component along `W`) that is kept before
+        normalisation: 1 is the published update, 0 a tangent step.
+      radius: replaces the initial norms; see `keep_norms`.
       budgets: shares of the learning rate per leaf; see `optim.scale_by_budget`.
 
     Returns:
-      A chain that ends in `keep_norms`, whose state has the radii. `update` needs `params`. A zero
-      update, and for `radial=0` one whose tangent part is rounding, keeps the weights.
+      A chain that ends in `keep_norms`, with the radii in its state. `update` needs `params`.
+      Weights stay as they are for a zero update and, with `radial=0`, for an update with a tangent
+      part that is only rounding.
 
     Raises:
       TypeError: on use; see `keep_norms`.
-      ValueError: a number out of its range; on `init`, a base that descends; on use, see
+      ValueError: `radial` is outside [0, 1]; on `init`, the base descends; on use, see
         `keep_norms`.
 
     Examples:
@@ -183,7 +183,7 @@ def hyperball(
     descent = chain(*links)
 
     def update_fn(updates, state, params=None, **extra_args):
-        # Checked before the base, which would broadcast an update of another shape.
+        # Check shapes before the base optimizer, which would broadcast a wrong shape.
         map_leaves(_step, geometry, updates, params, name="hyperball", select=_nowhere)
         return descent.update(updates, state, params, **extra_args)
 
@@ -195,21 +195,21 @@ def hyperball(
 
 
 def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
-    """Return a tree with the norms of the parameters: for averages of weights of fixed norm.
+    """Rescale a tree to the norms of the parameters, such as an average of weights of fixed norm.
 
-    An average of points of a sphere lies inside of it. Before use an average of weights that
-    `keep_norms` has kept gets their norms back; for manifolds of known scale it is
+    An average of points on a sphere lies inside the sphere. Call this before using an average of
+    weights trained with `keep_norms`; for manifolds of known scale call
     `optim.project_tree(geometry, average)`.
 
     Args:
-      geometry: that of `keep_norms`. Leaves that are not on a `Hypersphere`, and those of the
-        entry None, stay as they are.
+      geometry: the geometry of `keep_norms`. `Euclidean` leaves, and leaves with the entry None,
+        are not rescaled.
       tree: for instance `optax.incremental_update(params, average, 0.01)`.
-      params: the parameters whose norms are taken.
+      params: the parameters that give the norms.
 
     Returns:
-      A tree like `tree`, in the dtypes of the parameters. Where a weight of the tree is zero it
-      stays zero.
+      A tree like `tree`; weights on a sphere or `Euclidean` have the dtypes of the parameters.
+      Zero weights stay zero.
 
     Examples:
       >>> match_norms(mm.manifolds.Hypersphere(), jnp.array([0.0, 0.5]), jnp.array([3.0, 4.0]))
@@ -232,7 +232,10 @@ def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
 
 
 def _normalize_updates(geometry: Geometry, radial: ArrayLike) -> Link:
-    """Return a link that divides each update on a sphere by its norm, in float32 or wider."""
+    """Return a link that divides each update on a sphere by its norm, in float32 or wider.
+
+    A share `1 - radial` of the radial part is removed first.
+    """
     unit = functools.partial(_unit, radial)
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -252,7 +255,7 @@ def _unit(radial: ArrayLike, manifold: Manifold, point: jax.Array, update: jax.A
     inner = expand_trailing(inner_product(along, vector, ndim), ndim)
     removed = jnp.asarray(1 - radial, vector.dtype)
     part = vector - never_fused(removed * inner * along)
-    # Normalised, what rounding leaves of a radial update would be a whole step.
+    # Drop a rounding error: normalised, it would be a whole step.
     noise = 8 * jnp.finfo(vector.dtype).eps * frobenius_norm(vector, ndim)
     rounded = frobenius_norm(part, ndim) <= noise
     return normalize(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim)
@@ -267,7 +270,7 @@ def _nowhere(manifold: Manifold) -> bool:
 
 
 def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, jax.Array]:
-    """Return the radii by path, or raise where weights without one are zero or not finite."""
+    """Return the radii by path; raise if a norm to be kept is zero or not finite."""
     places = find_manifolds(geometry, params, rest=True)
     for place in places.real:
         _check_entry(places.paths[place], places.values[place])

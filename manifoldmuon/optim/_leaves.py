@@ -1,7 +1,7 @@
-"""The leaf engine: every link's way from a tree of parameters to its manifolds and back.
+"""The leaf engine: apply a function of a manifold to every leaf of a tree of parameters.
 
 `map_leaves` pairs updates with parameters by path, moves them into the manifold's layout, stacks
-leaves of one kind, calls a function for each stack and restores the tree.
+leaves of the same kind, calls the function for each stack and restores the tree.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from manifoldmuon.optim._geometry import (
     manifold_of,
 )
 
-# Leaves of one kind that are stacks already, as a scan over layers wants them: so few are solved
-# one after the other, by one program. On a CPU a larger stack takes 5 to 9 % more of a step.
+# Leaves that are stacks already (as for a scan over layers) are solved in turn, by a shared
+# program, if a kind has at most this many: stacking them makes a step 5 to 9 % longer on a CPU.
 _FEW = 8
 
 
 class Leaf(NamedTuple):
-    """One parameter that is being updated.
+    """A parameter and its update.
 
     Attributes:
-      place: its index in the flattened tree.
-      path: its key path as text.
-      entry: of the geometry.
+      place: index in the flattened tree.
+      path: key path as text.
+      entry: entry of the geometry.
       arrays: parameter, update and the arrays of further trees, in the parameter's layout.
-      carried: its entry of a state keyed by path, in a tuple, or nothing.
+      carried: `(value,)` from a state keyed by path, or `()`.
     """
 
     place: int
@@ -65,39 +65,39 @@ def map_leaves(
     divide: bool = False,
     stack: bool = True,
 ) -> tuple[Any, dict[str, Any]]:
-    """Call a function for every update at its parameter; most links are this and a function.
+    """Call a function for every parameter and its update; most transformations are built on this.
 
-    Leaves are of one kind when manifold, shapes, dtypes and shardings agree. They are stacked into
-    one call, so the number of compiled solvers does not grow with depth, and an accelerator gets
-    one large batch. A few leaves that are stacks themselves are solved one after the other, by
-    one program. `None`, `MaskedNode` and arrays without entries are not visited.
+    Leaves are of the same kind when manifold, shapes, dtypes and shardings agree. They are stacked
+    into a single call, so the number of compiled solvers does not grow with depth, and an
+    accelerator gets a large batch. A few leaves that are stacks themselves are solved in turn, by
+    a shared program. `None`, `MaskedNode` and arrays without entries are skipped.
 
     Args:
       function: `function(manifold, point, update, *others)` returns a new update, or a tuple of
-        that (None: the update stays) and any tree of arrays. Arguments are in the manifold's layout
-        and leading axes are independent copies, in every array that is returned, too. The new
-        update has the shape of the point; cast it to the dtype of the point, for it is not cast.
-      geometry: which manifold each parameter lives on; see `resolve`.
-      updates: gradients or updates, one for each parameter.
+        the new update (None keeps the old) and any tree of arrays. Arguments are in the manifold's
+        layout; leading axes are independent copies, also in every returned array. The new update
+        has the shape of the point and must be cast to the dtype of the point by the function.
+      geometry: the manifold of each parameter; see `resolve`.
+      updates: a gradient or update for each parameter.
       params: the current parameters.
       *others: further trees like `updates`.
-      name: of the transformation, for error messages.
-      select: which manifolds are visited; by default all. Other updates are cast to the dtype of
-        their parameter.
-      carried: values by path, passed to the function as its last argument, without moving axes.
-      divide: whether the work is worth moving matrices for: on a mesh of `jax.set_mesh` each
-        device then solves its own share of the stacks.
-      stack: False for a few operations by entry, which the compiler fuses with what is around them:
-        a stack would have to be written, and read again.
+      name: name of the transformation, for error messages.
+      select: returns whether to visit a manifold; by default all are visited. Other updates are
+        cast to the dtype of their parameter.
+      carried: values by path, passed to the function as its last argument, axes unmoved.
+      divide: whether the work justifies moving matrices: each device of the mesh of
+        `jax.set_mesh` then solves its own share of the stacks.
+      stack: False for a few entrywise operations, which the compiler fuses with their neighbours:
+        stacking would write the leaves to memory and read them again.
 
     Returns:
-      The tree of new updates, and by path the second results of the leaves that were visited. On a
-      mesh with explicit axes updates have the sharding of their parameter, and all second results
-      are replicated.
+      The tree of new updates, and the second results of the visited leaves by path. On a mesh with
+      explicit axes updates have the sharding of their parameter, and second results are
+      replicated.
 
     Raises:
-      TypeError: an update is not floating point; see `resolve`.
-      ValueError: `params` is None, trees or shapes differ, the function returns something else, or
+      TypeError: an update is None or not floating point; see `resolve`.
+      ValueError: `params` is None, trees or shapes differ, the function returns a wrong shape, or
         `carried` lacks a path; see `resolve`.
 
     Examples:
@@ -149,7 +149,7 @@ def map_leaves(
 def check_updates(
     geometry: Geometry, updates: Any, params: Any, name: str, rest: bool = False
 ) -> Places:
-    """Return the manifolds of whole parameters, or raise unless updates fit: see `map_leaves`."""
+    """Return the manifolds of uncut parameters; raise unless updates fit, see `map_leaves`."""
     if params is None:
         raise ValueError(
             f"{name} needs the current parameters: call tx.update(updates, state, params)."
@@ -199,7 +199,7 @@ def _difference(places: Places, updates: Any, found: Any) -> str:
 
 
 def _group(leaves: list[Leaf], stack: bool) -> list[list[Leaf]]:
-    """Return the leaves in the groups in which they are stacked."""
+    """Return the groups of leaves to stack."""
     if not stack:
         return [[leaf] for leaf in leaves]
     kinds: dict[Any, list[Leaf]] = {}
@@ -209,13 +209,13 @@ def _group(leaves: list[Leaf], stack: bool) -> list[list[Leaf]]:
 
 
 def _kind(leaf: Leaf) -> Any:
-    """Return what is equal for leaves that can be stacked."""
+    """Return a key that is equal for leaves that can be stacked."""
     arrays, treedef = jax.tree.flatten((leaf.arrays, leaf.carried))
-    # Inside jit only explicit shardings are known; outside, where the array really lies.
+    # Tracers know only explicit shardings; concrete arrays know their devices.
     places = [jax.typeof(x) if isinstance(x, Tracer) else x for x in arrays]
     shape = inner_shape(leaf.entry, leaf.arrays[0].shape)
     shapes = *(x.shape for x in jax.tree.leaves(leaf.carried)), *(x.dtype for x in arrays)
-    # On an explicit mesh the layout decides which axes of the stack are divided.
+    # On an explicit mesh the layout determines which axes of the stack are divided.
     layout = None if explicit_mesh(leaf.arrays[0]) is None else leaf.entry
     shardings = tuple([getattr(x, "sharding", None) for x in places])  # NumPy arrays have none
     return manifold_of(leaf.entry), shape, treedef, shapes, shardings, layout
@@ -228,7 +228,7 @@ def _mesh_of(leaf: Leaf) -> Any:
 
 
 def _division(leaf: Leaf) -> Division | None:
-    """Return how an explicit mesh divides the points of a leaf; None where nobody knows."""
+    """Return how an explicit mesh divides the points of a leaf; None if unknown."""
     point, entry = leaf.arrays[0], leaf.entry
     if explicit_mesh(point) is None:
         return None
@@ -280,8 +280,9 @@ def _scatter(answer: Any, group: list[Leaf], stack: bool = False) -> list[tuple[
 def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:
     """Return the entries along the first axis.
 
-    XLA on CPUs compiles a kernel for every slice, with what follows it, but alike kernels once. So
-    there numbers come from one kernel, and matrices from places that the compiler cannot know.
+    XLA on CPUs compiles a kernel for every slice and its consumers, but identical kernels only
+    once. So on CPUs a single kernel returns all numbers, and matrices are sliced at indices
+    unknown to the compiler.
     """
 
     def slices(stack):
@@ -291,7 +292,7 @@ def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:
         if stack.ndim == 1:
             return _numbers(stack)
         bits = jax.lax.bitcast_convert_type(jnp.float32(stack[(0,) * stack.ndim]), jnp.int32)
-        zero = jnp.minimum(jnp.abs(bits >> 1), 0)  # always
+        zero = jnp.minimum(jnp.abs(bits >> 1), 0)  # always 0, but not to the compiler
         indices = _numbers(jnp.arange(len(stack), dtype=jnp.int32) + zero)
         return [jax.lax.dynamic_index_in_dim(stack, i, keepdims=False) for i in indices]
 
@@ -302,7 +303,7 @@ def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:
 
 @jax.custom_jvp
 def _numbers(x: jax.Array) -> Sequence[jax.Array]:
-    """Return the entries of a vector: sums of which all terms but one are zero."""
+    """Return the entries of a vector, as sums with a single non-zero term, in one reduction."""
     zero, places = jnp.zeros_like(x), jnp.arange(len(x))
     alone = [jax.lax.select(places == i, x, zero) for i in range(len(x))]
 
@@ -314,12 +315,12 @@ def _numbers(x: jax.Array) -> Sequence[jax.Array]:
 
 @_numbers.defjvp
 def _numbers_jvp(primals, tangents):
-    # JAX does not know the derivative of several sums at once.
+    # JAX cannot differentiate a `reduce` of several operands.
     return _numbers(*primals), list(tangents[0])
 
 
 def _in_turn(function: Callable[..., Any], group: list[Leaf]) -> Callable[..., Any]:
-    """Return the function as it treats this group: a few leaves that are stacks in turn."""
+    """Map the function over the leaves in turn if these are stacks and at most `_FEW`."""
     shape = group[0].arrays[0].shape
     stacks = math.prod(shape[: len(shape) - group[0].entry.ndim]) > 1
     if not (stacks and 1 < len(group) <= _FEW):
@@ -330,10 +331,10 @@ def _in_turn(function: Callable[..., Any], group: list[Leaf]) -> Callable[..., A
 def _solve_on_mesh(
     function: Callable[..., Any], groups: list[list[Leaf]], mesh: Any, divide: bool
 ) -> list[list[tuple[Any, Any]]]:
-    """Return what `map_leaves` computes for groups on one mesh.
+    """Return updates and second results of groups on the same mesh.
 
-    Products of explicitly sharded operands want the sharding of every result spelled out, which
-    no manifold can know; inside, the compiler chooses, as on an automatic mesh.
+    Products of explicitly sharded operands need a sharding for every result, unknown to a manifold;
+    inside `auto_axes` the compiler chooses shardings, as on an automatic mesh.
     """
     manifolds = [manifold_of(group[0].entry) for group in groups]
     solvers = [functools.partial(function, manifold) for manifold in manifolds]

@@ -1,4 +1,4 @@
-"""Steps on float32 copies of parameters that are kept in fewer bits."""
+"""Master copies: float32 steps for low-precision parameters."""
 
 from __future__ import annotations
 
@@ -32,28 +32,29 @@ def with_master_copies(
 ) -> optax.GradientTransformationExtraArgs:
     """Keep a copy of the parameters in float32 and take every step on it.
 
-    For parameters in bfloat16, whose spacing of 1/256 swallows small steps and keeps a point as far
-    from its manifold as one rounding does. The copies stay on their manifolds to rounding of
-    their own dtype, and every step leaves the parameters as the rounded copies (Micikevicius et
-    al., Mixed precision training, arXiv:1710.03740, sec. 3.1).
+    Use it for bfloat16 parameters: their relative rounding error, up to 1/256, swallows small steps
+    and takes points off their manifolds. The copies stay on their manifolds up to rounding in their
+    own dtype, and after every step the parameters are the rounded copies (Micikevicius et al.,
+    Mixed precision training, arXiv:1710.03740, sec. 3.1).
 
-    It wraps a whole optimizer and is the last link: `with_master_copies(manifold_muon(0.02, g))`.
-    What else changes the parameters is undone by the next step, since copies are not read from them
-    again; call `init` again, or replace the copies in the state.
+    It wraps a complete optimizer and must be the last link:
+    `with_master_copies(manifold_muon(0.02, g))`. The next step undoes any other change of the
+    parameters, since copies are not read from the parameters again; after such a change call
+    `init` again, or replace the copies in the state.
 
     Args:
       inner: the optimizer; it sees copies in place of parameters, and gradients in their dtype.
-      dtype: of the copies; a wider parameter keeps its own.
+      dtype: dtype of the copies; a wider parameter keeps its own dtype.
 
     Returns:
-      A transformation whose updates have the parameters' dtypes, rounded so that `W + u` is next to
-      the rounded copy: it is that copy wherever the entry changes by less than a factor of two. Its
-      state is a `MasterCopiesState`; `monitor_distance(geometry, state.copies)` measures the
-      copies. `update` needs `params`.
+      A transformation with a `MasterCopiesState`. Updates have the parameters' dtypes, rounded so
+      that `W + u` is next to the rounded copy, and equal to it wherever the entry changes by less
+      than a factor of two. `monitor_distance(geometry, state.copies)` measures the copies.
+      `update` needs `params`.
 
     Raises:
-      TypeError: `dtype` is not floating; on use, for what the inner transformation refuses.
-      ValueError: on use, without `params`, and for what the inner transformation refuses.
+      TypeError: `dtype` is not floating; on use, see the inner transformation.
+      ValueError: on use, `params` is missing; see also the inner transformation.
 
     Examples:
       >>> tx = with_master_copies(manifold_muon(0.02, mm.manifolds.Stiefel()))
@@ -85,7 +86,7 @@ def with_master_copies(
 def _copy(x: Any, dtype: DTypeLike) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, _wider(x, dtype), sharding=x.sharding)
-    return jnp.copy(x).astype(_wider(x, dtype))  # a copy: a buffer cannot be donated twice
+    return jnp.copy(x).astype(_wider(x, dtype))  # the same buffer cannot be donated twice
 
 
 def _cast(x: Any, dtype: DTypeLike) -> Any:
@@ -93,5 +94,5 @@ def _cast(x: Any, dtype: DTypeLike) -> Any:
 
 
 def _wider(x: Any, dtype: DTypeLike) -> Any:
-    """Return the wider of two dtypes: a copy never has fewer digits than its parameter."""
+    """Return the wider of two dtypes: a copy never has fewer bits than its parameter."""
     return jnp.promote_types(jnp.result_type(x), dtype)

@@ -1,4 +1,4 @@
-"""Whole optimizers for an architecture: its geometry and budgets in chains of the links."""
+"""Complete optimizers for an architecture, built from its geometry and budgets."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from manifoldmuon.optim._retract import chain, retract
 
 @runtime_checkable
 class Architecture(Protocol):
-    """A network as an optimizer sees it: two trees of plain data.
+    """The interface of a network to an optimizer: its geometry and budgets.
 
-    Every `manifoldmuon.modules.Module` is one. Neither needs the structure of the parameters: it
-    is enough that they are prefix trees, compared by path.
+    Every `manifoldmuon.modules.Module` implements it. Both methods may return prefix trees,
+    compared with the parameters by path.
     """
 
     def geometry(self) -> Geometry:
-        """Return which manifold each parameter lives on; see `resolve`."""
+        """Return the manifold of each parameter; see `resolve`."""
         ...
 
     def budgets(self) -> Budgets:
@@ -59,15 +59,15 @@ def modular(
     \langle \mu M_k + G_k, A\rangle \ \text{ over tangent } A \text{ with } \|A\|_k \le 1.
     $$
 
-    The chain is that of `manifold_muon`: momentum, each leaf's steepest direction, the
-    architecture's budgets, weight decay (unconstrained leaves), learning rate, retraction. An
-    update of learning rate 1 has modular norm 1, and moves the output of the network by at most 1
-    to first order. Where a hand-written tree says the same as an architecture, pass it to
+    The chain is the same as in `manifold_muon`: clipping, momentum, each leaf's steepest direction,
+    the architecture's budgets, weight decay (unconstrained leaves), learning rate, retraction. An
+    update with learning rate 1 has modular norm 1, and moves the output of the network by at most
+    1 to first order. With hand-written trees in place of an architecture call
     `manifold_muon(learning_rate, geometry, budgets=budgets)`.
 
     Args:
-      learning_rate: this argument and all that are not listed are those of `manifold_muon`.
-      architecture: anything with `geometry()` and `budgets()`.
+      learning_rate: see `manifold_muon`, also for the arguments not listed here.
+      architecture: any object with `geometry()` and `budgets()`.
 
     Returns:
       The chain. `update` needs `params`.
@@ -106,12 +106,13 @@ def normed(
     $$
 
     The chain is: `normalize` around the base, weight decay (unconstrained leaves), learning rate,
-    retraction. For hand-written trees put the same chain together from its links.
+    retraction. With hand-written trees build the same chain from its links.
 
     Args:
       learning_rate: a number or an Optax schedule.
-      base: what makes the updates; it must ascend (`optax.scale_by_adam()`); see `normalize`.
-      architecture: anything with `geometry()` and `budgets()`.
+      base: the transformation that computes the updates; it must ascend (`optax.scale_by_adam()`);
+        see `normalize`.
+      architecture: any object with `geometry()` and `budgets()`.
       weight_decay: see `manifold_muon`.
       iterations: see `normalize`.
 

@@ -1,4 +1,4 @@
-"""Normed descent: the update of any optimizer, each leaf at its target norm."""
+"""Normed descent: scale the updates of any optimizer to a target norm per leaf."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from manifoldmuon.optim._geometry import (
 from manifoldmuon.optim._leaves import check_updates, map_leaves
 from manifoldmuon.optim._tangent import tangent_part
 
-_ORDINARY = 80  # binary places of the square of a norm, far from both ends
+_ORDINARY = 80  # squared norms between 2**-80 and 2**80 are far from under- and overflow
 
 
 class NormalizeState(NamedTuple):
-    """State of `normalize`: the base optimizer's, and warm starts of the norms.
+    """State of `normalize`: the base optimizer's state, and warm starts of the norms.
 
     Attributes:
-      base: whatever the base optimizer keeps.
-      vectors: by path such as `layer/kernel`, for the leaves whose norm is found by iteration: one
-        singular vector for each matrix, float32. None of them has the shape of a parameter.
+      base: state of the base optimizer.
+      vectors: a float32 singular vector per matrix, for leaves with an iterative norm; keyed by
+        path such as `layer/kernel`. Their shapes differ from the parameters'.
     """
 
     base: Any
@@ -52,32 +52,33 @@ def normalize(
     *,
     iterations: PowerIterations = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
-    """Bring each leaf of an optimizer's updates to its target norm: normed descent.
+    """Scale each leaf of an optimizer's updates to its target norm: normed descent.
 
-    `update = budget * base / ||base||`, leaf by leaf in each leaf's own norm, one norm for each
-    point of the manifold (modular norm, arXiv:2405.14813, section 2 and appendix A.3). With
-    the budgets of an architecture the learning rate of Adam transfers across width and depth.
-    Spectral norms are found by power iteration from the last step's singular vector, all others
-    exactly. Power iteration finds lower bounds, so that an update may be larger than its budget:
-    never by more than `sqrt(min(m, n))` for an `(m, n)` matrix, and by at most 1.6 for sparse and
+    `update = budget * base / ||base||` in the norm of each leaf, separately for each point of the
+    manifold (modular norm, arXiv:2405.14813, section 2 and appendix A.3). With the budgets of an
+    architecture the learning rate of Adam transfers across width and depth.
+
+    Spectral norms are estimated by power iteration from the last step's singular vector; other
+    norms are exact. Power iteration gives lower bounds, so an update may exceed its budget: by a
+    factor of at most `sqrt(min(m, n))` for an `(m, n)` matrix, and at most 1.6 for sparse and
     switching gradients over hundreds of steps; see "Transformations" in the documentation.
 
-    On a constrained manifold the tangent part of the base update is taken first, and is zero where
-    that part is rounding. A base that works entry by entry needs projected gradients to reach a
-    minimum, `optax.chain(project_tangent(geometry), optax.scale_by_adam())`: Adam's update of the
-    whole gradient may be normal to the manifold where the gradient is not.
+    On a constrained manifold only the tangent part of the base update is used; it is zero where it
+    would be rounding error. To reach a minimum, an entrywise base needs projected gradients,
+    `optax.chain(project_tangent(geometry), optax.scale_by_adam())`: Adam's update for the whole
+    gradient may be normal to the manifold where the gradient is not.
 
     Args:
-      base: what makes the updates. It must ascend, as `optax.scale_by_adam()`, `optax.trace(0.9)`
-        and `optax.identity()` do.
-      geometry: which manifold, and so which norm, each parameter has; see `resolve`.
+      base: the transformation that computes the updates. It must ascend, like
+        `optax.scale_by_adam()`, `optax.trace(0.9)` and `optax.identity()`.
+      geometry: the manifold of each parameter, which gives its norm; see `resolve`.
       budgets: target norms; see `scale_by_budget`.
-      iterations: how many steps of power iteration to take.
+      iterations: number of power iteration steps.
 
     Returns:
-      A transformation whose updates have the parameters' dtypes; norms are computed in float32 or
-      wider. Its state is a `NormalizeState`. `update` needs `params`. Zero stays zero, a NaN
-      stays in its leaf and enters no vector.
+      A transformation with a `NormalizeState`. Updates have the parameters' dtypes; norms are
+      computed in float32 or wider. `update` needs `params`. Zero stays zero; a NaN stays in its
+      leaf and does not enter the singular vectors.
 
     Raises:
       ValueError: on `init`, for a base that descends, such as `optax.adam(1e-3)`.
@@ -116,7 +117,7 @@ def normalize(
         return scaled, NormalizeState(base_state, state.vectors | vectors)
 
     def placeholder(params: Any) -> NormalizeState:
-        # A number for each dictionary; see `link`.
+        # One scalar per dictionary keyed by path; see `link`.
         return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
 
     return link(update_fn, init_fn, placeholder)
@@ -139,8 +140,8 @@ def _measure(
 ) -> tuple[None, Any]:
     """Return the norm of an update as a number and a power of two, and the next vectors.
 
-    An update of ordinary size is read as it is: on CPUs its largest entry, and a scaled copy, would
-    take longer than all else.
+    Updates of ordinary size are not rescaled: on CPUs, finding the largest entry and copying would
+    take longer than everything else.
     """
 
     def as_it_is(update):

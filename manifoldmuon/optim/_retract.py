@@ -1,4 +1,4 @@
-"""The last link, from a tangent step to a step between points, and its place in a chain."""
+"""Retraction: turn a tangent step into a step between points, as the last link of a chain."""
 
 from __future__ import annotations
 
@@ -23,30 +23,32 @@ from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds
 from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._trees import far_distances, init_tree, monitor_distance
 
-_SHOWN = 5  # how many far parameters one warning lists
+_SHOWN = 5  # maximum number of parameters listed in a warning
 
 
 @checked()
 def retract(geometry: Geometry) -> Link:
     """Emit `R_W(u) - W`, so that `optax.apply_updates` lands on the manifold.
 
-    It must be the last link: anything that scales or adds to its updates leaves the manifold
-    without a word. `manifoldmuon.optim.chain` refuses a wrong order, and `check_chain` finds it
-    in any transformation, built by whatever means. Wrappers that pass an update on or suppress
-    it whole (`optax.masked`, `optax.MultiSteps`, `optax.apply_if_finite`) are harmless.
+    It must be the last link: scaling its updates, or adding to them, silently leaves the manifold.
+    `manifoldmuon.optim.chain` refuses a wrong order, and `check_chain` finds a wrong order in any
+    transformation, however it was built. Wrappers that pass an update on or suppress it entirely
+    (`optax.masked`, `optax.MultiSteps`, `optax.apply_if_finite`) are harmless.
 
     On unconstrained leaves the step passes through, cast to the parameter's dtype.
 
     Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
 
     Returns:
       A transformation without state. The retraction is computed in float32 or wider; the update
       has the parameter's dtype and is rounded so that `W + u`, in that dtype, is next to the
-      retracted point. A zero step gives a zero update. `update` needs `params`. `init`
-      gives one `UserWarning` that lists the parameters at a `Manifold.distance` above 0.1. It skips
-      what has no values (under `jax.jit`, `jax.ShapeDtypeStruct`), matrices whose shorter side
-      exceeds 1024, and rows of `EmbeddingRows` that are exactly zero (padding).
+      retracted point. A zero step gives a zero update. `update` needs `params`.
+
+      `init` warns (`UserWarning`) of parameters at a `Manifold.distance` above 0.1. It skips
+      parameters without values (under `jax.jit`, `jax.ShapeDtypeStruct`), arrays spread over
+      several processes, matrices with a shorter side above 1024, and rows of `EmbeddingRows` that
+      are exactly zero (padding).
 
     Examples:
       >>> tx, params = retract(mm.manifolds.Hypersphere()), jnp.array([0.0, 1.0])
@@ -85,18 +87,19 @@ def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
 def chain(*links: optax.GradientTransformation) -> Link:
     """Return `optax.chain` of the links, and refuse links after `retract`.
 
-    A `retract` inside `hybrid`, `optax.partition` or `optax.masked` may be followed by links that
-    change other parameters. `check_chain` finds those that change its own.
+    After a `retract` inside `hybrid`, `optax.partition` or `optax.masked`, links may change other
+    parameters. `check_chain` finds links that change the retracted parameters.
 
     Args:
       *links: gradient transformations, applied in order.
 
     Returns:
-      What `optax.chain` returns. If the last link is a `retract` (or a chain ending in one), the
-      result counts as one, too, when it is chained again.
+      The result of `optax.chain`. If the last link is a `retract` (or another transformation that
+      must be last, such as `descend` or a chain ending in `retract`), so must be the result.
 
     Raises:
-      ValueError: a link follows a `retract`.
+      TypeError: a link is not a gradient transformation.
+      ValueError: a link follows a `retract` or another transformation that must be last.
 
     Examples:
       >>> g = mm.manifolds.Stiefel()
@@ -129,34 +132,37 @@ def check_chain(
 ) -> None:
     """Check, by taking steps, that a transformation keeps parameters on their manifolds.
 
-    It judges what comes out, so it sees a `retract` that is missing or not last in any
-    transformation. Call it once before training, with the largest learning rate: a departure
-    grows with the step (about 0.3 lr for a learning rate after `retract`, lr^2 / 2 for a
-    missing one) and is invisible below the tolerance. Give the inner transformation of
-    `optax.MultiSteps`, the plateau of a schedule that starts at zero, and some hundred `steps`
-    with `value_fn` to what finds its learning rate from a tiny one (`optax.contrib.mechanize`).
+    It examines the resulting parameters, so it detects a `retract` that is missing or not last in
+    any transformation. Call it once before training, with the largest learning rate: the distance
+    from the manifold grows with the step (about 0.3 lr for a learning rate after `retract`,
+    lr^2 / 2 for a missing `retract`), and below the tolerance it goes unnoticed.
+
+    * For `optax.MultiSteps`, pass the inner transformation.
+    * For a schedule that starts at zero, pass its plateau.
+    * For optimizers that grow their learning rate from a tiny value (`optax.contrib.mechanize`),
+      pass `value_fn` and a few hundred `steps`.
 
     Args:
       tx: any gradient transformation; its `init` and `update` are compiled.
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
       params: parameters or `jax.ShapeDtypeStruct`; only structure, shapes and dtypes matter.
-      steps: how many updates to apply, from random points.
+      steps: number of updates to apply, from random points.
       tolerance: the largest allowed `Manifold.distance`; by default 16 eps sqrt(d) for the
         leaf's dtype and its longest axis d.
-      value_fn: for transformations that need a loss, such as line searches: a function of the
-        parameters. Its gradients take the place of random ones, and `update` also gets `value`,
+      value_fn: loss as a function of the parameters, for transformations that need it, such as
+        line searches. Its gradients replace the random gradients, and `update` also gets `value`,
         `grad` and `value_fn`.
       **extra_args: further arguments of `update`, such as `max_logits=...`.
 
     Raises:
-      ValueError: naming the parameters that left their manifold; or if updates climb, or
-        no parameter moved, so that nothing was checked.
+      ValueError: parameters left their manifold (the message names them), updates climb (checked
+        without `value_fn`), or no parameter moved, so that nothing was checked.
 
     Examples:
       >>> sphere = mm.manifolds.Hypersphere()
       >>> check_chain(manifold_muon(0.1, sphere), sphere, jnp.ones(3))
     """
-    # Without the arrays, which may lie on a mesh.
+    # Shapes only: the arrays may be on a mesh.
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
     places = find_manifolds(geometry, shapes, rest=True)
 
@@ -181,7 +187,7 @@ def check_chain(
         return optax.apply_updates(params, updates), state
 
     start, state = draw()
-    moving, rng = start, np.random.default_rng(1)  # NumPy's, as JAX would compile them
+    moving, rng = start, np.random.default_rng(1)  # NumPy: JAX would compile its own
     total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
     for _ in range(steps):
         grads = jax.tree.map(lambda x: np.asarray(rng.standard_normal(x.shape), x.dtype), shapes)
@@ -196,7 +202,7 @@ def check_chain(
         path, leaf = places.paths[place], leaves[place]
         allowed = 16 * float(jnp.finfo(leaf.dtype).eps) * max((*leaf.shape, 1)) ** 0.5
         allowed = allowed if tolerance is None else tolerance
-        if not distances[path] <= allowed:  # a NaN does not pass
+        if not distances[path] <= allowed:  # NaN must fail
             left[path] = float(distances[path])
     if left:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Riemannian Adam and SGD: chains of Optax's own links between tangent spaces."""
+"""Riemannian Adam and SGD: Optax's transformations between tangent projections."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def riemannian_adam(
 
     The chain is: `project_tangent`, `optax.scale_by_adam`, `project_tangent`,
     `optax.scale_by_learning_rate`, `retract`; on unconstrained leaves it is `optax.adam`.
-    (Bécigneul and Ganea, arXiv:1810.00760, have one second moment for each point, which does not
-    depend on coordinates.)
+    (Bécigneul and Ganea, arXiv:1810.00760, keep a single second moment for each point, which does
+    not depend on coordinates.)
 
-    The averages stay in the surrounding space, and what comes of them is projected when it is
-    used; textbooks project the averages themselves onto the tangent space at each new point.
+    The averages stay in the surrounding space, and only the resulting step is projected; textbooks
+    project the averages onto the tangent space at each new point.
 
     Args:
       learning_rate: a number or an Optax schedule: about the root mean square of a step's entries,
-        as in flat space, and not an angle. Those of an m x n Stiefel matrix have the root mean
-        square `1/sqrt(m)` (m the longer side), so that the best rate falls with the width. Long
-        steps are safe: the default retractions project, and end on the set from anywhere.
-      geometry: which manifold each parameter lives on; see `resolve`. Norms play no role.
+        as in flat space, not an angle. The entries of an m x n Stiefel matrix have the root mean
+        square `1/sqrt(m)` (m is the longer side), so the best rate falls with the width. Long
+        steps are safe: the default retractions project onto the manifold from anywhere.
+      geometry: the manifold of each parameter; see `resolve`. Norms play no role.
       b1: decay of the averaged gradient.
       b2: decay of the averaged square.
       eps: added to the root of the averaged square.
       nesterov: whether to look ahead along the average.
-      accumulator_dtype: see `manifold_muon`; of the average alone. That of the squares is the
-        parameters' own, in which bfloat16 forgets: see `with_master_copies`.
+      accumulator_dtype: dtype of the averaged gradient; see `manifold_muon`. The averaged square
+        has the parameter's dtype; bfloat16 loses its small changes: see `with_master_copies`.
 
     Returns:
       The chain. `update` needs `params`.
@@ -90,13 +90,13 @@ def riemannian_sgd(
 
     The chain is: `project_tangent`, `optax.trace` and `project_tangent` if there is momentum,
     `optax.scale_by_learning_rate`, `retract`; on unconstrained leaves it is `optax.sgd`. Momentum
-    stays in the surrounding space: see `riemannian_adam`. To bound the weight of one gradient,
-    write `chain(optax.clip_by_global_norm(1.0), riemannian_sgd(...))`.
+    stays in the surrounding space: see `riemannian_adam`. For gradient clipping write
+    `chain(optax.clip_by_global_norm(1.0), riemannian_sgd(...))`.
 
     Args:
       learning_rate: a number or an Optax schedule; steps grow with the gradient.
-      geometry: which manifold each parameter lives on; see `resolve`. Norms play no role.
-      momentum: decay of the momentum, or None for none.
+      geometry: the manifold of each parameter; see `resolve`. Norms play no role.
+      momentum: decay of the momentum; None turns momentum off.
       nesterov: whether to look ahead along the momentum.
       accumulator_dtype: see `manifold_muon`.
 

@@ -1,4 +1,4 @@
-"""From gradients to steepest directions, leaf by leaf."""
+"""Replace gradients by steepest directions, leaf by leaf."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from manifoldmuon.optim._leaves import map_leaves
 class ScaleBySteepestState(NamedTuple):
     """State carried between steps: warm starts and certificates.
 
-    All three are dictionaries keyed by path such as `layer/kernel`: none has the shape of the
-    parameters, so `optax.tree_utils.tree_map_params` hands each of them whole to
+    All attributes are dictionaries keyed by path such as `layer/kernel`, without the shape of the
+    parameters: `optax.tree_utils.tree_map_params` passes each dictionary whole to
     `transform_non_params`.
 
     Attributes:
-      dual: warm starts of the solvers, for the leaves that have no closed form.
-      residual: float32, one number per point: `Steepest.residual` of the last step; empty without
+      dual: warm starts of the solvers, for leaves without a closed form.
+      residual: `Steepest.residual` of the last step, a float32 number per point; empty without
         `certify`.
-      gap: float32, one number per point: `Steepest.gap` of the last step; likewise.
+      gap: `Steepest.gap` of the last step, a float32 number per point; empty without `certify`.
     """
 
     dual: dict[str, Any]
@@ -42,20 +42,20 @@ def scale_by_steepest(
 ) -> optax.GradientTransformationExtraArgs:
     """Replace each gradient by the steepest tangent direction at its parameter.
 
-    The direction ascends and has norm at most 1 in the manifold's norm, whatever the
-    gradient's scale, so momentum goes before this link and the learning rate after it.
-    Leaves of one manifold, shape, dtype and sharding are solved in one batched call.
+    The direction ascends and has norm at most 1 in the manifold's norm, whatever the gradient's
+    scale, so momentum goes before this link and the learning rate after it. Leaves with the same
+    manifold, shape, dtype and sharding are solved in a single batched call.
 
     Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
-      certify: whether residuals and gaps are kept in the state, for `monitor`. What is not kept is
-        not computed under `jax.jit`: on unconstrained leaves that saves two large products.
+      geometry: the manifold of each parameter; see `resolve`.
+      certify: whether to keep residuals and gaps in the state, for `monitor`. Without it `jax.jit`
+        drops their computation, which saves two large products on unconstrained leaves.
 
     Returns:
-      A transformation whose updates have the parameters' dtypes; the arithmetic is done in
-      float32 or wider. Its state is a `ScaleBySteepestState`. `update` needs `params`.
-      An array without entries gets an update without entries; `MaskedNode` and `None` in place of
-      parameters pass through. A NaN stays in its leaf, and does not enter the next warm start.
+      A transformation with a `ScaleBySteepestState`. Updates have the parameters' dtypes; the
+      arithmetic is done in float32 or wider. `update` needs `params`. An array without entries
+      gets an update without entries; `MaskedNode` and `None` in place of parameters pass through.
+      A NaN stays in its leaf, and does not enter the next warm start.
 
     Examples:
       >>> tx, params = scale_by_steepest(mm.manifolds.Hypersphere()), jnp.array([1.0, 0.0])
@@ -67,13 +67,13 @@ def scale_by_steepest(
     def init_fn(params: Any) -> ScaleBySteepestState:
         places = find_manifolds(geometry, params)
         warn_of_unset_mesh(params, stacklevel=4)
-        # Two arrays, not one twice: a buffer cannot be donated twice.
+        # Make two arrays: the same buffer cannot be donated twice.
         numbers = [init_by_path(places, params, _zeros) if certify else {} for _ in range(2)]
         return ScaleBySteepestState(init_by_path(places, params, _init_dual), *numbers)
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        # Otherwise what comes before this link would be divided as it suits the solvers.
+        # Keep the solvers' sharding from spreading to the links before this link.
         updates = divided_alike(updates, params)
         updates, found = map_leaves(
             direction_at,
@@ -87,7 +87,7 @@ def scale_by_steepest(
         return updates, keep_found(state, found, certify)
 
     zero = jnp.zeros(())
-    # The placeholder has a number for each dictionary; see `link`.
+    # One scalar per dictionary keyed by path; see `link`.
     return link(update_fn, init_fn, lambda _: ScaleBySteepestState(zero, zero, zero))  # type: ignore
 
 
@@ -104,14 +104,14 @@ def _zeros(entry: Entry, shape: tuple[int, ...]) -> jax.Array:
 def keep_found(
     state: ScaleBySteepestState, found: dict[str, Any], certify: bool
 ) -> ScaleBySteepestState:
-    """Return the next state; parameters without an update keep what they have."""
+    """Return the next state; parameters without an update keep their values."""
     kept = [old | {path: x[i] for path, x in found.items()} for i, old in enumerate(state)]
     return ScaleBySteepestState(kept[0], *(kept[1:] if certify else state[1:]))
 
 
 def direction_at(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any) -> Any:
     """Return the direction in the dtype of the point, with warm start and certificate."""
-    start = upcast(point)  # the gradient follows: its dtype must not decide the state's
+    start = upcast(point)  # cast the gradient, too: its dtype must not change the state's dtype
     found = manifold.steepest(start, grad.astype(start.dtype), dual)
     next_dual = jax.tree.map(
         lambda new, old: jnp.where(jnp.isfinite(new), new, old).astype(old.dtype), found.dual, dual
@@ -121,22 +121,22 @@ def direction_at(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: An
 
 
 def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
-    """Return the last step's certificates, wherever in an optimizer state they are.
+    """Return the last step's certificates, found anywhere in an optimizer state.
 
     Works on the state of any composition (chains, `optax.masked`, `optax.partition`,
     `optax.MultiSteps`, ...), and under `jax.jit`. See `monitor_distance` for the distance of the
     parameters from their manifolds.
 
     Args:
-      state: an optimizer state with one `scale_by_steepest` in it, or several that share out
-        the parameters; of Flax, the `opt_state` of an `nnx.Optimizer`.
+      state: an optimizer state with a `scale_by_steepest`, or several for different parameters;
+        for Flax, the `opt_state` of an `nnx.Optimizer`.
 
     Returns:
-      `{"residual": {path: array}, "gap": {path: array}}`: float32, one number per point; see
-      `manifoldmuon.manifolds.solvers.Steepest`. Empty where nothing is certified, as in `muon`.
+      `{"residual": {path: array}, "gap": {path: array}}`: a float32 number per point; see
+      `manifoldmuon.manifolds.solvers.Steepest`. Empty without `certify`, as in `muon`.
 
     Raises:
-      ValueError: if there is no `ScaleBySteepestState`, or two speak of the same parameter.
+      ValueError: there is no `ScaleBySteepestState`, or two report on the same parameter.
 
     Examples:
       >>> tx, params = manifold_muon(0.1, mm.manifolds.Hypersphere()), {"w": jnp.array([1.0, 0.0])}
@@ -152,7 +152,7 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
         twice = report["gap"].keys() & part.gap.keys()
         if twice:
             raise ValueError(f"two scale_by_steepest report on {sorted(twice)}; ask each state.")
-        # Flax keeps every array of an optimizer's state in a box.
+        # Flax boxes every array of an optimizer's state.
         for name in report:
             pairs = getattr(part, name).items()
             report[name].update({path: jax.tree.leaves(boxed)[0] for path, boxed in pairs})

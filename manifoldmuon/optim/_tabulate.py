@@ -26,20 +26,20 @@ from manifoldmuon.optim._geometry import (
 
 @dataclasses.dataclass(frozen=True)
 class TableRow:
-    """One parameter and what was chosen for it.
+    """A parameter with its manifold, budget and layout.
+
+    Fields from `copies` on are None if another optimizer has the parameter.
 
     Attributes:
-      path: the key path as text.
-      shape: of the parameter, in its own layout.
-      copies: how many points of the manifold it holds: stacked layers, heads, blocks, taps; None
-        where another optimizer has the parameter.
-      fan_in: of one point; taps that are part of the point count. None for vectors. A table of
-        vectors, one per row, has its rows as fan-in.
-      fan_out: of one point.
-      manifold: where each point lives, in the manifold's own layout; None where another optimizer
-        has the parameter.
-      budget: its share of the learning rate: a number, or an array over the stack; None likewise.
-      layout: which axes of the parameter are whose; None where they are in the manifold's order.
+      path: key path as text.
+      shape: shape of the parameter, in its own layout.
+      copies: number of points in the parameter: stacked layers, heads, blocks, taps.
+      fan_in: fan-in of a point, including taps inside the point; None for vectors. For a table of
+        row vectors it is the number of rows.
+      fan_out: fan-out of a point; None for vectors.
+      manifold: manifold of each point, in its own layout.
+      budget: share of the learning rate: a number, or an array over the stack.
+      layout: `Layout` of the parameter; None if its axes are in the manifold's order.
     """
 
     path: str
@@ -76,7 +76,7 @@ class Table(Printed):
     """Result of `tabulate`; `print` and notebooks show it as text.
 
     Attributes:
-      rows: one for each parameter, in the order of the tree.
+      rows: a `TableRow` per parameter, in the order of the tree.
     """
 
     rows: tuple[TableRow, ...]
@@ -98,14 +98,14 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
     Print it before training.
 
     Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
       params: arrays or `jax.ShapeDtypeStruct` (such as `jax.eval_shape(model.init, key, x)`), in
-        any registered pytree. Places that hold no parameter are not listed.
-      budgets: the argument of `scale_by_budget`.
+        any registered pytree. `None` and `optax.MaskedNode` are not listed.
+      budgets: shares of the learning rate per leaf; see `scale_by_budget`.
 
     Returns:
-      A `Table`, whose `rows` have the fields `path`, `shape`, `copies`, `fan_in`, `fan_out`,
-      `manifold`, `budget` and `layout`. A parameter of the entry None is shown as `rest`.
+      A `Table` with `rows` of the fields `path`, `shape`, `copies`, `fan_in`, `fan_out`,
+      `manifold`, `budget` and `layout`. A parameter with the entry None is shown as `rest`.
 
     Examples:
       >>> table = tabulate(mm.manifolds.Stiefel(), {"w": jnp.ones((5, 4, 3))})
@@ -138,7 +138,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
 
 
 def brief(value: Any, without: tuple[str, ...] = ()) -> str:
-    """Return a frozen value as text: the fields that are not at their defaults."""
+    """Return a frozen value as text, without fields at their defaults."""
     for name in ("TRAINING_MSIGN", "BOUNDED_MSIGN"):
         if value == getattr(linalg, name):
             return name

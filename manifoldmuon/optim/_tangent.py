@@ -1,4 +1,4 @@
-"""The tangent part of updates: what lets any optimizer of Optax run on a manifold."""
+"""Tangent projection of updates: run any Optax optimizer on a manifold."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ from manifoldmuon.optim._leaves import map_leaves
 def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
     """Project each update onto the tangent space at its parameter.
 
-    In front of a base optimizer it makes the Riemannian gradient (of the Euclidean metric) of a
-    gradient; behind one that works entry by entry, or that remembers other points, it makes a
-    tangent step of what comes out, for `retract` to take: `riemannian_adam` and `riemannian_sgd`
-    are such chains.
+    Before a base optimizer it computes the Riemannian gradient (of the Euclidean metric). After a
+    base optimizer that works entry by entry, or carries momentum from earlier points, it projects
+    the output to a tangent step for `retract`. `riemannian_adam` and `riemannian_sgd` do both.
 
-    Updates ascend, as in front of the learning rate: only at the edge of a convex set does it
-    matter. On unconstrained leaves they pass through, cast to the parameter's dtype.
+    Put it before the learning rate: updates must ascend, which matters only at the boundary of a
+    convex set. On unconstrained leaves updates pass through, cast to the parameter's dtype.
 
     Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
 
     Returns:
-      A transformation without state, linear up to rounding: what is left of an update normal to
-      the manifold is zero and not noise, which Adam would turn into a whole step. The arithmetic
-      is done in float32 or wider; updates have the parameters' dtypes. `update` needs `params`.
-      A NaN stays in its leaf.
+      A transformation without state, linear up to rounding. An update normal to the manifold
+      becomes exactly zero, not noise, which Adam would turn into a whole step. The arithmetic is
+      done in float32 or wider; updates have the parameters' dtypes. `update` needs `params`. A NaN
+      stays in its leaf.
 
     Examples:
       >>> g = mm.manifolds.Stiefel()
@@ -61,10 +60,10 @@ def tangent_part(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the tangent part, scaled to moderate size, and the exponent of 2 of each point.
 
-    The part is zero where it is rounding of a normal vector.
+    A tangent part that is only rounding error is set to zero.
     """
     vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
-    # Updates ascend. At the edge of a convex set it matters which way the point will move.
+    # Updates ascend, the point moves the other way; at the boundary of a convex set that matters.
     tangent = -manifold.project_tangent(upcast(point).astype(vector.dtype), -vector)
     part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
     noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole

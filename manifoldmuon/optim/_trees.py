@@ -1,4 +1,4 @@
-"""A manifold's methods for a whole tree of parameters."""
+"""Manifold methods for whole trees of parameters: projection, distance, random points."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from manifoldmuon.optim._steepest import monitor
 
 
 def project_tree(geometry: Geometry, params: Any) -> Any:
-    """Return the nearest point of its manifold for every parameter.
+    """Project every parameter to the nearest point of its manifold.
 
     Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
       params: any tree of floating point arrays.
 
     Returns:
-      A tree of the same structure, shapes and dtypes. Unconstrained parameters, and those of the
-      entry None, stay as they are.
+      A tree of the same structure, shapes and dtypes. Unconstrained parameters, and parameters with
+      the entry None, do not change.
 
     Examples:
       >>> project_tree(mm.manifolds.Hypersphere(), {"w": jnp.array([0.0, 4.0])})["w"].tolist()
@@ -56,7 +56,7 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
 
 
 def _without_rest(geometry: Geometry, params: Any) -> tuple[Places, Any]:
-    """Return places of whole parameters, and the tree with None for those of the entry None."""
+    """Return `Places` of uncut parameters, and the tree with None in place of rest parameters."""
     places = find_manifolds(geometry, params, rest=True, cut=False)
     return places, places.fill(params, dict.fromkeys(places.rest))
 
@@ -65,12 +65,12 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
     """Return the largest distance of each parameter from its manifold, for logging.
 
     Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
       params: any tree of floating point arrays.
 
     Returns:
-      One float32 scalar per parameter, by path: the largest `Manifold.distance` of its points.
-      Parameters of the entry None are left out.
+      A float32 scalar per parameter, by path: the largest `Manifold.distance` of its points.
+      Parameters with the entry None are left out.
 
     Examples:
       >>> distances = monitor_distance(mm.manifolds.Hypersphere(), {"w": jnp.array([3.0, 4.0])})
@@ -89,19 +89,19 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
 def monitor_scalars(
     state: Any, geometry: Geometry | None = None, params: Any = None
 ) -> dict[str, jax.Array]:
-    """Return everything there is to log as one flat dictionary, for TensorBoard or W&B.
+    """Return gaps, residuals and distances as a flat dictionary to log, for TensorBoard or W&B.
 
-    `wandb.log(monitor_scalars(state, geometry, params), step)`, and for TensorBoard a loop of
-    `add_scalar`. `lab.plot_monitor` draws a history of them.
+    Call `wandb.log(monitor_scalars(state, geometry, params), step)`, or `add_scalar` in a loop for
+    TensorBoard. `lab.plot_monitor` plots a history of these dictionaries.
 
     Args:
       state: see `monitor`.
       geometry: see `monitor_distance`; None leaves distances out.
-      params: likewise.
+      params: see `monitor_distance`.
 
     Returns:
-      `{"gap/path": ..., "residual/path": ..., "distance/path": ...}`, one scalar for each: of a
-      stack the largest. Works under `jax.jit`.
+      `{"gap/path": ..., "residual/path": ..., "distance/path": ...}`: scalars, the maximum over
+      the points of a stack. Works under `jax.jit`.
 
     Examples:
       >>> sphere, params = mm.manifolds.Hypersphere(), {"w": jnp.array([1.0, 0.0])}
@@ -124,21 +124,21 @@ def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, 
 
 
 _FAR = 0.1
-_LARGEST_SIDE = 1024  # above it an eigenvalue decomposition takes seconds
+_LARGEST_SIDE = 1024  # larger eigenvalue decompositions take seconds
 
 
 def far_distances(geometry: Geometry, params: Any) -> dict[str, float]:
-    """Return distances of the parameters farther than a tenth from their manifolds, by path.
+    """Return the distances above 0.1 of parameters from their manifolds, by path.
 
-    Returns nothing inside `jax.jit`, and leaves out abstract, empty and unconstrained parameters,
-    arrays spread over several processes, and matrices whose shorter side is above 1024. Rows of
-    `EmbeddingRows` that are exactly zero (padding) do not count.
+    Empty inside `jax.jit`. Leaves out abstract, empty and unconstrained parameters, arrays spread
+    over several processes, and matrices with a shorter side above 1024. Rows of `EmbeddingRows`
+    that are exactly zero (padding) do not count.
     """
-    if isinstance(jnp.zeros(()), Tracer):  # constants, too, are traced inside `jax.jit`
+    if isinstance(jnp.zeros(()), Tracer):  # inside `jax.jit` even constants are traced
         return {}
     places = find_manifolds(geometry, params)
     leaves = places.leaves(params)
-    kinds: dict[Any, list[int]] = {}  # one program for all arrays on the same devices
+    kinds: dict[Any, list[int]] = {}  # compile once for all arrays on the same devices
     for i in places.real:
         if _is_known(places.values[i], leaves[i]):
             devices = leaves[i].devices() if isinstance(leaves[i], jax.Array) else ()
@@ -154,7 +154,7 @@ def far_distances(geometry: Geometry, params: Any) -> dict[str, float]:
 
 @functools.cache
 def _compiled_distances(**options: Any) -> Any:
-    """Return the compiled largest distance of each array, given the entries of a geometry."""
+    """Return a compiled function: the largest distance of each array from its manifold."""
 
     def measure(entries: tuple[Entry, ...], arrays: list[Any]) -> list[jax.Array]:
         _, found = map_leaves(_measure_without_padding, list(entries), arrays, arrays)
@@ -183,24 +183,25 @@ def _measure_without_padding(
 
 
 def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
-    """Return a random point of its manifold for every parameter.
+    """Return a random point on its manifold for every parameter.
 
-    Each leaf's randomness comes from `key` and its path alone: adding a layer leaves the other
-    layers' points as they are.
+    The values of a leaf depend only on `key` and its path: adding a layer does not change the
+    other layers.
 
     Args:
-      geometry: which manifold each parameter lives on; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve`.
       key: a JAX random key.
       params: arrays or `jax.ShapeDtypeStruct` that give structure, shapes, dtypes and shardings.
 
     Returns:
-      A tree of the same structure, shapes, dtypes and shardings (under jit, explicit ones; for
-      others take its `out_shardings`). All of it is random, gains and biases too: to keep those
-      that a framework has initialised, `project_tree` of its parameters. Arrays of the entry None
-      stay as they are.
+      A tree of the same structure, shapes, dtypes and shardings (under `jax.jit` only explicit
+      shardings are kept; set others with `out_shardings`). Every leaf is random, gains and biases
+      too; to keep a framework's initial values, call `project_tree` on its parameters. Arrays with
+      the entry None do not change.
 
     Raises:
-      ValueError: a parameter of the entry None has no values.
+      TypeError: `key` is not a random key; see `resolve`.
+      ValueError: a parameter with the entry None has no values; see `resolve`.
 
     Examples:
       >>> shapes = {"w": jax.ShapeDtypeStruct((4, 3), jnp.float32)}
@@ -228,7 +229,7 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
 
 
 def random_leaf(entry: Entry, key: PRNGKeyArray, path: str, leaf: Any) -> jax.Array:
-    """Return a random point like `leaf`, from the key and the path alone."""
+    """Return a random point like `leaf` that depends only on the key and the path."""
     own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
     shape = jnp.shape(leaf)
     dtype = jnp.result_type(leaf)
@@ -238,7 +239,7 @@ def random_leaf(entry: Entry, key: PRNGKeyArray, path: str, leaf: Any) -> jax.Ar
     return placed_like(point, leaf)
 
 
-# Outside of jit these are compiled once for each kind of leaf, not operation by operation.
+# Outside jit, compile these per kind of leaf, not operation by operation.
 
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)

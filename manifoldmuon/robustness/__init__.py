@@ -1,8 +1,8 @@
-"""Classifiers whose labels are proved to withstand small changes of their input.
+"""Certified robustness: classifiers with labels proved under small changes of the input.
 
-A network of Lipschitz constant 1 keeps its label under every movement of the input that is shorter
-than its margin allows: `certify` says how short, image by image, and `export` writes what others
-need to check it. Losses ask for such margins, and attacks show how much is left to certify.
+A 1-Lipschitz network keeps its label under every movement of the input shorter than a radius given
+by its margin: `certify` computes the radius of each image, and `export` writes a certificate that
+others can check. Losses train for such margins; attacks bound the certifiable accuracy from above.
 """
 
 from manifoldmuon.robustness._attacks import AttackResult, pgd

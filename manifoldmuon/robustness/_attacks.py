@@ -1,4 +1,4 @@
-"""An attack in the Euclidean norm: an upper bound on what can be certified."""
+"""Attack in the Euclidean norm: an upper bound on the certifiable accuracy."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one
 from manifoldmuon._internal.powers_of_two import normalize
 
-_SHARPNESS = 8.0  # units of logits in the margin of an image
-_NEWTON_STEPS = 5  # of a projection: four reach rounding for images of 784 pixels
+_SHARPNESS = 8.0  # an image's margin, in the unit of its scaled logits
+_NEWTON_STEPS = 5  # per projection: four reach rounding for images of 784 pixels
 
 Logits = Callable[[Array], Array]
 """A function from images `(n, ...)` to logits `(n, classes)`."""
@@ -30,10 +30,10 @@ class AttackResult:
     """Result of an attack.
 
     Attributes:
-      points: `(n, ...)`, in the dtype of the images: of all points tried in the ball around each
-        image, the one where another label leads its own by most; images that were wrong to begin
-        with, or that have no ball, as they are.
-      robust: `(n,)`: whether the label was right, and stayed so at all points tried.
+      points: `(n, ...)`, in the dtype of the images: for each image, the tried point of its ball
+        with the largest lead of another label over the image's own. Images that are misclassified,
+        or have no ball, are returned unchanged.
+      robust: `(n,)`: whether the label is right at the image and at all tried points.
 
     Examples:
       >>> found = pgd(lambda x: x, jnp.eye(2), jnp.arange(2), 0.1, key=jax.random.key(0))
@@ -46,7 +46,7 @@ class AttackResult:
 
     @property
     def accuracy(self) -> float:
-        """The share of images that are still right, which no bound can exceed."""
+        """The share of robust images, an upper bound on any certified accuracy."""
         return float(np.mean(self.robust))
 
 
@@ -62,40 +62,42 @@ def pgd(
     bounds: tuple[ArrayLike, ArrayLike] | None = None,
     batch: int = 250,
 ) -> AttackResult:
-    """Projected gradient ascent on the cross-entropy (Madry et al., arXiv:1706.06083), in l2.
+    """Attack by projected gradient ascent on the cross-entropy, in l2 (PGD, arXiv:1706.06083).
 
-    Steps of length `2.5 radius / steps` along the gradient, from the image at first, and from
-    random points of the sphere around it in further restarts. What is climbed is
-    `logsumexp(other logits) - logits[label]`: it grows with the cross-entropy, and its gradient
-    does not vanish where the network is sure. Logits are read in eighths of the image's margin, so
-    that their scale does not matter; the small logits of a 1-Lipschitz network would otherwise let
-    all classes pull at once. Where the gradient is zero, as behind rounded numbers, an attack sees
-    nothing, and says nothing of it.
+    The method of Madry et al.: steps of length `2.5 radius / steps` along the gradient, from the
+    image in the first restart, from random points of the sphere around it in later restarts. The
+    objective is `logsumexp(other logits) - logits[label]`: it grows with the cross-entropy, and its
+    gradient does not vanish where the network is sure. Logits are divided by an eighth of the
+    image's margin, so that their scale does not matter: the small logits of a 1-Lipschitz network
+    would otherwise let all classes pull at once. Where the gradient is zero, as it is
+    through `jnp.round`, the attack makes no progress and gives no warning.
+
+    Not for use under `jax.jit`.
 
     Args:
-      f: from images `(n, ...)` to logits `(n, classes)`, each by itself: a function of JAX. It is
-        compiled once for each function object; to attack one network with other weights without
-        compiling again, give `jax.tree_util.Partial(net.apply, params)`.
-      x: `(n, ...)`, float32 or float64: the images. The gradients of float64 images are computed
-        in float32 unless JAX runs in float64.
-      labels: `(n,)`, whole numbers: their classes.
+      f: JAX function from images `(n, ...)` to logits `(n, classes)`, each image independent of the
+        others. It is compiled once per function object; to attack a network with other weights
+        without recompiling, give `jax.tree_util.Partial(net.apply, params)`.
+      x: the images, `(n, ...)`, float32 or float64. The gradients of float64 images are computed in
+        float32 unless JAX runs in float64.
+      labels: `(n,)` whole numbers, the true classes.
       radius: the largest Euclidean length of a movement, in the unit of `x` and over all axes but
-        the first: a number, or `(n,)`, for each image its own.
-      key: where randomness comes from. Images have random numbers of their own, so that results
-        do not depend on `batch`, up to rounding.
-      steps: how many gradients each restart takes.
-      restarts: how many times to begin; images that are broken are left out of the next.
-      bounds: `(low, high)`, what pixels may be: numbers, or arrays that broadcast against an
-        image. None for anything.
-      batch: how many images at a time. For progress in the log, call with a part of the images
-        at a time, of one size: nothing is compiled again.
+        the first: a number, or `(n,)` for a radius per image.
+      key: a JAX random key. Images have independent random numbers, so that results do not depend
+        on `batch`, up to rounding.
+      steps: steps per restart.
+      restarts: number of starts; images broken by a start are left out of later starts.
+      bounds: `(low, high)`, the range of pixels: numbers, or arrays that broadcast against an
+        image. None for no bounds.
+      batch: number of images per compiled call. To log progress, call `pgd` on parts of the images
+        of equal size: nothing is recompiled.
 
     Returns:
-      Points within the ball, measured in float64, and within the bounds: each step ends at the
-      point of both that is nearest to it. Not for use under `jax.jit`.
+      Points within the ball, measured in float64, and within the bounds: each step is projected
+      onto the intersection of both.
 
     Raises:
-      TypeError: images are not float32 or float64, or labels no whole numbers.
+      TypeError: images are not float32 or float64, or labels not whole numbers.
       ValueError: shapes do not fit, a number is out of its range, images are out of bounds, or
         logits or gradients are not finite, so that an attack would be blind.
 
@@ -112,7 +114,7 @@ def pgd(
     logits = _clean_logits(f, x, labels, size)
     own = np.arange(logits.shape[1]) == labels[:, None]
     margin = logits[own] - np.max(np.where(own, -np.inf, logits), axis=1)
-    # The ball is that of the points as they are rounded, and lengths are sums of so many squares.
+    # Shrink the ball by the rounding of points, and of lengths as sums of many squares.
     short = jax.dtypes.canonicalize_dtype(x.dtype)  # float32 unless JAX computes in float64
     eps, flat = float(np.finfo(short).eps), x.reshape(len(x), -1)
     reach = (1 - eps * (16 + flat.shape[1] ** 0.5)) * radius - eps * np.linalg.norm(flat, axis=1)
@@ -136,7 +138,7 @@ def pgd(
                     " root at zero is a common cause"
                 )
             place = place.astype(x.dtype)
-            if limits is not None:  # they may lie between two numbers of float32
+            if limits is not None:  # float32 may not represent the limits
                 place = np.clip(place, *limits)
             away = (place.astype(np.float64) - x[chunk]).reshape(len(chunk), -1)
             better = (np.linalg.norm(away, axis=1) <= radius[chunk]) & (lead > most[chunk])
@@ -150,7 +152,7 @@ def pgd(
 def _climb(f, x, labels, unit, reach, limits, keys, *, steps):
     """Return each image's best point, its lead, and whether all gradients were finite.
 
-    The start is the image itself, or a random point of its sphere where there are `keys`.
+    Start at the image, or at a random point of its sphere if `keys` are given.
     """
     ndim = x.ndim - 1
 
@@ -181,11 +183,11 @@ def _climb(f, x, labels, unit, reach, limits, keys, *, steps):
 
 
 def _nearest(x: Array, move: Array, reach: Array, limits: Any) -> Array:
-    """The point nearest to `x + move` within the ball around `x` and within the limits.
+    """Project `x + move` onto the ball around `x` and the limits.
 
-    It is `clip(x + s * move)` for the largest s up to 1 that stays in the ball. The squared length
-    of that movement is concave and piecewise linear in `s**2`, so Newton's method climbs to the
-    solution from below, and is in the ball wherever it ends.
+    The projection is `clip(x + s * move)` for the largest s up to 1 that stays in the ball. The
+    squared length of this movement is concave and piecewise linear in `s**2`, so that Newton's
+    method approaches the solution from below, and every iterate is in the ball.
     """
     ndim = move.ndim - 1
     axes = tuple(range(1, move.ndim))
@@ -208,13 +210,13 @@ def _nearest(x: Array, move: Array, reach: Array, limits: Any) -> Array:
 
 
 def _chunks(pool: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Parts of the pool, and each filled up to one size, for which the program is compiled."""
+    """Split the pool; return each part with a copy padded to the compiled batch size."""
     parts = (pool[begin : begin + size] for begin in range(0, len(pool), size))
     return [(part, np.resize(part, size)) for part in parts]
 
 
 def _checked(x: Any, labels: Any, radius: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return images, labels, and a radius for each image."""
+    """Return images, labels and a radius per image as NumPy arrays, or raise."""
     x, labels, radius = np.asarray(x), np.asarray(labels), np.asarray(radius, np.float64)
     if x.dtype not in (np.float32, np.float64):
         raise TypeError(f"pgd: images must be float32 or float64; got {x.dtype}")
@@ -243,7 +245,7 @@ def _limits(x: np.ndarray, bounds: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _clean_logits(f: Partial, x: np.ndarray, labels: np.ndarray, size: int) -> np.ndarray:
-    """Return the logits of the images themselves."""
+    """Return the logits of the unperturbed images."""
     parts = [(chunk, _logits(f, x[rows])) for chunk, rows in _chunks(np.arange(len(x)), size)]
     for _, part in parts:
         if part.ndim != 2 or part.shape[0] != size or part.shape[1] < 2:

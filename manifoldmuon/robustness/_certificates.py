@@ -1,4 +1,4 @@
-"""Certified radii: how far an input may move before the label can change."""
+"""Certified radii: lengths of input movements that cannot change the label."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from manifoldmuon.bounds import L2, RMS, Bounds, LInf, LipschitzBounds, NormBoun
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules import Bias, Compose, ExternalModule, Identity, Linear, Module, Mul
 
-# Relative: more than norms in float64 may be wrong by.
+# Upper bound on the relative error of norms in float64.
 _ROUNDING = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CertificationResult(Printed):
-    """Radii of images with all that they belong to; made by `certify`, written by `export`.
+    """Certified radii with their network and images; made by `certify`, written by `export`.
 
     Attributes:
       net: the classifier.
       params: its weights.
-      images: `(n, ...)`, as they were given. The network reads `(images - shift) / scale`.
-      labels: `(n,)`, the true ones; None where they were not given.
-      shift: of the images.
-      scale: likewise.
-      predicted: `(n,)`, the labels that are certified.
-      radii: `(n,)` in float64: no movement of the image that is shorter, in Euclidean length and
-        in units of the image, changes the predicted label.
-      bounds: of the network up to its last linear layer, at its weights. Its `lipschitz_inputs`
-        is in units of the network's input.
+      images: `(n, ...)`, as given to `certify`. The network reads `(images - shift) / scale`.
+      labels: `(n,)`, the true labels; None if not given.
+      shift: subtracted from the images.
+      scale: divisor of the shifted images.
+      predicted: `(n,)`, the certified labels.
+      radii: `(n,)` in float64: no shorter movement of the image, in Euclidean length and in units
+        of the image, changes the predicted label.
+      bounds: bounds of the network up to its last linear layer, at its weights. Its
+        `lipschitz_inputs` is in units of the network's input.
 
     Examples:
       >>> net = mm.modules.Linear(2, 2, mm.manifolds.Orthogonal())
@@ -59,7 +59,7 @@ class CertificationResult(Printed):
     bounds: Bounds
 
     def __str__(self) -> str:
-        """Say how many images there are, and which radii most of them have."""
+        """Return the number of images, their accuracy, and two quantiles of the radii."""
         quarter, half = np.quantile(self.radii, (0.25, 0.5)) if len(self.radii) else (0.0, 0.0)
         right = "" if self.labels is None else f", {self.accuracy():.1%} right"
         return (
@@ -68,10 +68,10 @@ class CertificationResult(Printed):
         )
 
     def accuracy(self, radius: float = 0.0) -> float:
-        """Return the share of images that are right, and stay so within this radius.
+        """Return the share of images with a right label that is certified within this radius.
 
         Args:
-          radius: in units of the image; 0 asks for the clean accuracy.
+          radius: length in units of the image; 0 gives the clean accuracy.
 
         Raises:
           ValueError: `certify` was given no labels.
@@ -82,7 +82,7 @@ class CertificationResult(Printed):
         return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
 
     def first(self, count: int) -> "CertificationResult":
-        """Return the same for the first images alone."""
+        """Return the result for the first `count` images."""
         rows = {
             name: None if (array := getattr(self, name)) is None else array[:count]
             for name in ("images", "labels", "predicted", "radii")
@@ -108,29 +108,29 @@ def certify(
     """Certify radii within which a classifier's labels cannot change, in Euclidean length.
 
     Against every other class j, the label c of an image holds within
-    `(z_c - z_j) / (L ||w_c - w_j||)`, where z are the logits, w the rows of the last linear layer,
-    and L bounds how much its input moves per movement of the image (Tsuzuku et al.,
-    arXiv:1802.04034; pair by pair, so that rows need not be orthonormal). Of a network that ends
-    otherwise, all pairs get `sqrt(2) L`, with the L of the whole.
+    `(z_c - z_j) / (L ||w_c - w_j||)`, with the logits z, the rows w of the last linear layer, and
+    a Lipschitz constant L of all layers before it (Tsuzuku et al., arXiv:1802.04034; pair by
+    pair, so that rows need not be orthonormal). If the network does not end with a linear layer
+    (`Bias` and `Mul` may follow), the denominator is `sqrt(2) L`, with L for the whole network.
 
-    L comes from the weights as they are: their singular values in float64, rounded up, and the
-    rules of `bounds`. It is about exact arithmetic on these weights; `export` writes what a
-    verifier needs to take rounding into account.
+    L is computed from these weights, by their singular values in float64, rounded up, and the
+    rules of `bounds`. It holds in exact arithmetic; for rounding, `export` a certificate and run
+    the verifier.
 
     Args:
-      net: the classifier, from images without their first axis to logits `(classes,)`. An
-        `ExternalModule` network needs parameters with atoms.
+      net: the classifier, from an image (without axis n) to logits `(classes,)`. An
+        `ExternalModule` needs parameters with atoms.
       params: its weights.
-      images: `(n, ...)`, in the unit of the radii, such as pixels from 0 to 255 or to 1. All axes
-        but the first are measured together.
+      images: `(n, ...)`, in the unit of the radii, such as pixels from 0 to 255 or to 1. Lengths
+        are taken over all axes but the first.
       labels: `(n,)` whole numbers, the true classes.
-      shift: a number, or what broadcasts against an image, such as one for each channel. The
-        network reads `(images - shift) / scale`, in float32.
-      scale: the same, positive. Of an array the least entry counts for the radii.
-      tolerance: how far a weight may be from its manifold, relative to the manifold's scale. What
-        is certified is right for any weights, but weights that are far off are not those that
-        were trained, and are refused.
-      batch: how many images are evaluated at once.
+      shift: a number, or an array that broadcasts against an image, such as a number per channel.
+        The network reads `(images - shift) / scale`, in float32.
+      scale: a positive number or such an array; its smallest entry scales the radii.
+      tolerance: the largest distance of a weight from its manifold, relative to the manifold's
+        scale. Radii are right for any weights, but weights far off their manifold are probably not
+        the trained weights, and raise an error.
+      batch: number of images per evaluation.
 
     Returns:
       A `CertificationResult`: predicted labels and radii of all images, to count or to `export`.
@@ -179,21 +179,21 @@ def certified_accuracy(
     radius: ArrayLike,
     lipschitz: ArrayLike = 1.0,
 ) -> Float[Array, ""]:
-    """Return the share of examples that are right with a sufficient margin.
+    """Return the share of examples with a right label and a sufficient margin.
 
-    It is more than `sqrt(2) * lipschitz * radius`: a number for the log while training, in JAX, and
-    the certified accuracy if `lipschitz` is the Euclidean Lipschitz constant of the logits, as 1 is
-    with all weights on their manifolds. What is reported in the end is for `certify`, which looks
-    at the weights.
+    The margin must exceed `sqrt(2) * lipschitz * radius`. Computed in JAX, for logs while training.
+    The share is the certified accuracy if `lipschitz` is a Euclidean Lipschitz constant of the
+    logits, such as 1 for a 1-Lipschitz network with all weights on their manifolds. For final
+    results use `certify`, which computes the constant from the weights.
 
     Args:
-      logits: of k classes.
-      labels: whole numbers below k.
-      radius: in units of the network's input; 0 or more.
-      lipschitz: the constant; likewise.
+      logits: `(..., k)`, for k classes.
+      labels: `(...)`, whole numbers below k.
+      radius: length in units of the network's input; 0 or more.
+      lipschitz: the Lipschitz constant; 0 or more.
 
     Returns:
-      One float32 number for the batch.
+      A float32 number for the batch.
 
     Examples:
       >>> logits, labels = jnp.array([[3.0, 0.0], [0.0, 0.1]]), jnp.array([0, 1])
@@ -212,23 +212,24 @@ def certified_radius(
     logits: ArrayLike | Sequence[Any],
     input_norms: ArrayLike | Sequence[Any] | None = None,
 ) -> Float[np.ndarray, "..."]:
-    """Return a length of movements of the input that cannot change the largest logit.
+    """Return radii within which the largest logit of each input stays the largest.
 
-    It is the margin between the two largest logits, over how much a movement of length 1 may change
-    it: `sqrt(2 d) L` for d logits measured by RMS, `sqrt(2) L` for those measured by their length,
-    `2 L` for those measured by the largest, with `L = bounds.lipschitz_inputs`.
+    A radius is the margin between the two largest logits, divided by the margin's Lipschitz
+    constant. With `L = bounds.lipschitz_inputs`, this constant is `sqrt(2 d) L` for d logits
+    measured by RMS, `sqrt(2) L` for logits measured by `L2`, and `2 L` for logits measured by
+    `LInf`.
 
-    The radius is in the norm of the bounds' input: RMS over the last axis, in the largest token or
-    pixel, or the Euclidean length where the bounds are for `NormBound(..., measure=L2(...))`. For
-    radii class by class, in units of pixels, see `certify`.
+    Radii are in the norm of the bounds' input: the largest RMS norm of a token or pixel, or the
+    Euclidean length if the bounds are for `NormBound(..., measure=L2(...))`. For radii class by
+    class, in units of pixels, see `certify`.
 
     Args:
-      bounds: of the network, with one input and one output array.
-      logits: `(..., d)`, of the inputs in question, by the same weights.
-      input_norms: `(...)`, the norms of these inputs, or `(..., places)`, those of each token or
-        pixel, of which there may be several axes. Needed if the bounds are for inputs of a bounded
-        size: the radius then ends where the bound ends. Where a least size was declared, an input
-        of several tokens needs the norm of each: the smallest decides.
+      bounds: bounds of the network, with a single input array and a single output array.
+      logits: `(..., d)`, the logits of the inputs, by the same weights.
+      input_norms: `(...)`, the norms of these inputs, or `(..., tokens)`, the norms of their tokens
+        or pixels, over any number of axes. Needed unless the bounds hold for inputs of every size:
+        no radius reaches beyond the inputs of the bounds. If a least size was declared, give the
+        norm of every token, as the smallest decides.
 
     Returns:
       `(...)` in float64, not negative.
@@ -307,14 +308,14 @@ def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
     net.map_weights(check, params)
 
 
-# One program for each kind of weight, not one for each operation.
+# Compile a program per kind of weight, not per operation.
 @functools.partial(jax.jit, static_argnums=0)
 def _distance(manifold: Manifold, point: Array) -> Array:
     return manifold.distance(point)
 
 
 def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, np.ndarray]:
-    """Bounds up to the last linear layer, and the distances between its rows, rounded up."""
+    """Return bounds up to the last linear layer, and distances between its rows, rounded up."""
     body, weights, rows = _split(net, params)
     found = bound(body, weights, input_norm=NormBound(math.inf, measure=L2(axes)))
     output = found.outputs
@@ -334,7 +335,7 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, n
 
 
 def _split(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:
-    """Split a network into what precedes the last linear layer, and that layer's matrix."""
+    """Split a network before its last linear layer; return body, weights and scaled matrix."""
     parts = net.parts if isinstance(net, Compose) else (net,)
     weights = params if isinstance(net, Compose) else (params,)
     factor = 1.0
@@ -352,7 +353,7 @@ def _split(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:
 
 
 def _radii(logits: np.ndarray, gains: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The least over the other classes of margin over gain; zero where there is no winner."""
+    """Minimise margin over gain among the other classes; 0 if the largest logit is not unique."""
     predicted = np.argmax(logits, axis=-1)
     margins = np.max(logits, axis=-1, keepdims=True) - logits
     gain = gains[predicted]

@@ -1,4 +1,4 @@
-"""Certificates that others can check: weights, images and claims, for `manifoldmuon_verify`."""
+"""Export of certificates: weights, images and claims, for `manifoldmuon_verify`."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Entry = dict[str, Any]
 
 
 class Arrays:
-    """The arrays of a certificate, by names of their own.
+    """The arrays of a certificate, by unique names.
 
     Attributes:
-      values: by name.
-      shared: the names of those that several layers use.
+      values: the arrays, by name.
+      shared: the names of arrays used by several layers.
     """
 
     def __init__(self):
@@ -36,10 +36,10 @@ class Arrays:
         self._given: list[tuple[Any, str]] = []
 
     def add(self, kind: str, value: Any) -> str:
-        """Add an array, unless this very object is there already, and return its name.
+        """Add an array, unless the same object was added before, and return its name.
 
         Args:
-          kind: of the layer that it belongs to; a part of the name.
+          kind: the kind of its layer; a part of the name.
           value: an array.
         """
         for given, name in self._given:
@@ -63,31 +63,32 @@ def export(
 ) -> Path:
     """Write `certificate.json`, `weights.safetensors` and `images.safetensors`.
 
-    `python -m manifoldmuon_verify DIRECTORY` then derives the claims again from the weights and the
-    images, or refuses them. The claims are the predictions and radii of `certify`, less `margin`.
-    The verifier bounds what rounding may do, which the float32 that radii are computed in does
-    not. See the page on certificates.
+    `python -m manifoldmuon_verify DIRECTORY` then derives the claims from weights and images, or
+    rejects them. The claims are the predictions and radii of `certify`, less `margin`. The verifier
+    bounds rounding errors; `certify` computes logits in float32 without such a bound. See the page
+    on certificates.
 
     Args:
-      directory: a new one, or one that is empty; it appears with all three files or not at all.
-      certified: what `certify` found, with labels, for a network of layers that the verifier knows
+      directory: a new or an empty directory; it appears with all three files or not at all.
+      certified: a result of `certify` with labels, for a network of layers that the verifier knows
         (see `describe`). Weights are written in their own dtypes. To claim less, replace `radii`:
-        0 claims nothing of an image.
-      pixels: the least and the largest value that a pixel can have, such as `(0, 255)`: the unit
-        in which radii are to be read. By default those of the images.
-      at: the radii at which the certified accuracy is claimed.
-      arithmetic: `"real"` claims for the network in exact arithmetic, `"float32"` for the one that
-        float32 computes, with sums in any order; the latter proves smaller radii.
-      margin: every radius is claimed smaller by this part of the largest one, and rounded down to
-        six digits.
+        a radius of 0 claims nothing.
+      pixels: the smallest and largest possible value of a pixel, such as `(0, 255)`, which set the
+        unit of the radii. By default the smallest and largest value in the images.
+      at: the radii at which to claim the certified accuracy.
+      arithmetic: `"real"` makes claims for the network in exact arithmetic, `"float32"` for its
+        computation in float32, with sums in any order, which proves smaller radii.
+      margin: fraction of the largest radius, subtracted from every radius. Claimed radii are then
+        rounded down to six digits.
 
     Returns:
       The path of the certificate.
 
     Raises:
-      FileExistsError: the directory holds something.
-      TypeError: a module of a kind that the verifier does not know.
-      ValueError: arguments that do not fit.
+      FileExistsError: the directory is not empty.
+      ImportError: safetensors is not installed.
+      TypeError: the verifier does not know the kind of a module.
+      ValueError: arguments do not fit.
 
     Examples:
       >>> import pathlib, tempfile
@@ -154,22 +155,22 @@ def export(
 
 @functools.singledispatch
 def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
-    """Return the entries of a certificate that describe a module, and add the arrays they name.
+    """Return a module's entries of a certificate, and add their arrays to `arrays`.
 
-    By default that is the module's `entry`: a kind that the verifier knows and the names of fields
-    that go with it; the weight of an atom is added. To export another module of your own, decorate
-    a function of these arguments with `describe.register`.
+    The default entry has the kind and the fields named by the module's `entry`, and the weight of
+    an atom. To export your own module, decorate a function of these arguments with
+    `describe.register`.
 
     Args:
-      module: of a network.
+      module: a module of the network.
       params: its parameters, with the axes of stacks in front.
-      arrays: takes those that entries name.
+      arrays: receives the arrays named in the entries.
 
     Returns:
       A list of dictionaries, as in the table on the page on certificates.
 
     Raises:
-      TypeError: no entry is known for this module.
+      TypeError: the module has no known entry.
 
     Examples:
       >>> class Center(mm.modules.Bond):
@@ -228,7 +229,7 @@ def describe_mean_subtract(module: MeanSubtract, params: Any, arrays: Arrays) ->
 
 
 def _floor(value: float) -> float:
-    """Six significant digits, never more than the value; 0 if that is negative."""
+    """Round down to six significant digits; negative values give 0."""
     digits = decimal.Context(prec=6, rounding=decimal.ROUND_FLOOR)
     return max(0.0, float(digits.create_decimal_from_float(float(value))))
 
@@ -242,7 +243,7 @@ def _packed(file: str, arrays: dict[str, np.ndarray]) -> tuple[Entry, bytes]:
             "robustness.export needs safetensors: pip install 'manifoldmuon[certificates]'"
         ) from error
     data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
-    # The words for dtypes are those of the file's own header.
+    # Name dtypes as in the file's header.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     entries = {
         name: {
@@ -260,7 +261,7 @@ def _digest(data: bytes) -> str:
 
 
 def _text(certificate: Entry) -> str:
-    """JSON to be read: a line for each entry, and one for all images."""
+    """Format as readable JSON: a line per entry, and a single line per list over images."""
     line = functools.partial(json.dumps, allow_nan=False)
     parts = []
     for key, value in certificate.items():
@@ -277,14 +278,14 @@ def _text(certificate: Entry) -> str:
 
 
 def _write(place: Path, contents: dict[str, bytes]) -> None:
-    """A directory of files, there whole or not at all."""
+    """Write a directory of files atomically: all files or none."""
     place.parent.mkdir(parents=True, exist_ok=True)
     begun = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
     try:
         for name, data in contents.items():
             (begun / name).write_bytes(data)
-        begun.chmod(0o755)  # a temporary directory is its owner's alone
-        # Fails if something has appeared there meanwhile: only an empty directory gives way.
+        begun.chmod(0o755)  # temporary directories are private to their owner
+        # Fails if the directory has been filled in the meantime: only an empty one is replaced.
         begun.rename(place)
     except OSError:
         shutil.rmtree(begun, ignore_errors=True)

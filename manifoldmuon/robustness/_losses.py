@@ -1,4 +1,4 @@
-"""Losses that ask for a margin between logits, as robust labels need one."""
+"""Losses that train for a margin between logits, for certified robustness."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ def margin_cross_entropy(
     offset: ArrayLike,
     temperature: ArrayLike,
 ) -> Numbers:
-    """Cross-entropy of `(logits - offset * onehot(label)) / temperature`, of each example.
+    """Compute the cross-entropy of `(logits - offset * onehot(label)) / temperature`.
 
-    The offset is a margin between logits. A 1-Lipschitz network whose last layer has orthonormal
-    rows keeps its label within the radius r, in the norm of its input, where the label's logit is
-    more than `sqrt(2) r` above all others: that is the offset that asks for r, so 2.234 for 1.58.
-    The lower the temperature, the less there is to gain beyond it. Taking the offset from the
-    label's logit is adding it to all others, as in Lipschitz-margin training (Tsuzuku, Sato and
-    Sugiyama, arXiv:1802.04034, temperature 1); Prach and Lampert (AOL, arXiv:2208.03160, offset
+    The offset is a margin between logits. A 1-Lipschitz network with orthonormal rows in its last
+    layer keeps its label within the radius r, in the norm of its input, if the label's logit
+    exceeds all others by more than `sqrt(2) r`. To train for r, take this offset: 2.234 for 1.58.
+    At a lower temperature, there is less to gain beyond this margin. Subtracting the offset from
+    the label's logit is adding it to all others, as in Lipschitz-margin training (Tsuzuku, Sato and
+    Sugiyama, arXiv:1802.04034, temperature 1). Prach and Lampert (AOL, arXiv:2208.03160, offset
     sqrt(2), temperature 1/4) also multiply the loss by the temperature, which scales gradients.
 
     Args:
       logits: `(..., classes)`, floating point.
       labels: `(...)`, whole numbers from 0 to `classes - 1`.
-      offset: 0 or more, in the unit of the logits.
-      temperature: above 0, likewise.
+      offset: a margin in the unit of the logits; 0 or more.
+      temperature: a positive number in the unit of the logits.
 
     Returns:
-      One loss for each example, in float32 or wider; NaN where the label is no class.
+      A loss for each example, in float32 or wider; NaN if the label is not a class.
 
     Raises:
-      TypeError: logits are not floating point, or labels no whole numbers.
-      ValueError: shapes do not fit, or a number is out of its range. Numbers that are arrays of
-        JAX, which a schedule may have made under `jax.jit`, are not checked.
+      TypeError: logits are not floating point, or labels not whole numbers.
+      ValueError: shapes do not fit, or a number is out of its range. JAX arrays, such as a
+        schedule's values under `jax.jit`, are not range-checked.
 
     Examples:
       >>> margin_cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), 0.0, 1.0).round(4)
@@ -58,19 +58,19 @@ def margin_cross_entropy(
 def multiclass_hinge(
     logits: Float[Array, "*batch classes"], labels: Int[Array, "*batch"], margin: ArrayLike
 ) -> Numbers:
-    """`sum over i != label of max(0, margin - (logits[label] - logits[i])) / classes`.
+    """Compute `sum over i != label of max(0, margin - (logits[label] - logits[i])) / classes`.
 
-    Zero, and without a gradient, once every other logit is `margin` below the label's. To train
-    for the radius r, Li et al. (BCOP, arXiv:1911.00937) take `sqrt(2) r` times the Lipschitz
-    constant of the network; see `margin_cross_entropy`.
+    Loss and gradient are zero once every other logit is `margin` below the label's. To train for
+    the radius r, Li et al. (BCOP, arXiv:1911.00937) take a margin of `sqrt(2) r` times the
+    Lipschitz constant of the network; see `margin_cross_entropy`.
 
     Args:
       logits: `(..., classes)`, floating point.
       labels: `(...)`, whole numbers from 0 to `classes - 1`.
-      margin: 0 or more, in the unit of the logits.
+      margin: a number in the unit of the logits; 0 or more.
 
     Returns:
-      One loss for each example, in float32 or wider; NaN where the label is no class.
+      A loss for each example, in float32 or wider; NaN if the label is not a class.
 
     Raises:
       TypeError: see `margin_cross_entropy`.
@@ -93,7 +93,7 @@ def _onehot(logits: Array, labels: Array) -> Array:
 
 
 def _where_a_class(losses: Array, onehot: Array) -> Array:
-    """NaN for labels that are none: JAX would count -1 from the end."""
+    """Set losses of invalid labels to NaN: JAX would count -1 from the end."""
     return jnp.where(jnp.any(onehot > 0, axis=-1), losses, jnp.nan)
 
 

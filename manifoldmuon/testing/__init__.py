@@ -1,4 +1,4 @@
-"""The laws of the package's interfaces, as checks that anyone can run on their own code."""
+"""Checks of the interfaces' laws: run them on your own manifolds, norms and optimizers."""
 
 from manifoldmuon.testing._manifolds import check_manifold
 from manifoldmuon.testing._meshes import check_inside_shard_map, check_sharding

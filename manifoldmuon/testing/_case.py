@@ -1,4 +1,4 @@
-"""A manifold under test: one point, three random arrays, and all that it says about them."""
+"""A manifold under test: a point, three random arrays, and the manifold's answers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.testing._assertions import agree, inner_products, numpy, require
 
-# A JAX array while it is traced, a NumPy array or (NumPy's name for a sum) scalar afterwards.
+# A JAX array while it is traced; afterwards a NumPy array or scalar.
 Values = Any
 
 
 class Answers(NamedTuple):
-    """Everything that a manifold says about a point, a gradient and a vector."""
+    """All answers of a manifold for a point, a gradient and a vector."""
 
     projected: Values
     size: Values
@@ -35,7 +35,7 @@ class Answers(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A manifold with one point, three random arrays of its shape, and the limits of its laws."""
+    """A manifold with a point, three random arrays of its shape, and the limits of its laws."""
 
     manifold: Manifold
     shape: tuple[int, ...]
@@ -71,11 +71,11 @@ class Case:
         return self.ask(point, self.grad, self.vector).distance
 
     def inner(self, x, y) -> np.ndarray:
-        """`<x, y>` over the whole array, in float64."""
+        """Return `<x, y>` over the whole array, in float64."""
         return inner_products(x, y, len(self.shape))
 
     def unit(self, vector: Values) -> np.ndarray:
-        """The vector, or the longest of several, at norm 1."""
+        """Divide a vector by its norm, or several vectors by their largest norm."""
         return np.asarray(vector / max(largest(self.norm(vector)), 1e-30))
 
     def agree(self, law: str, actual, expected, factor: float = 1.0) -> None:
@@ -83,7 +83,7 @@ class Case:
 
 
 def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled, with NumPy arrays as results."""
+    """Compile a function, and return its results as NumPy arrays."""
     compiled = jax.jit(function)
     return lambda *arrays: numpy(compiled(*arrays))
 
@@ -91,7 +91,7 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
 def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -> Answers:
     answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
     require("steepest returns a Steepest", isinstance(answer, Steepest), type(answer).__name__)
-    # One compilation answers every question: a check asks with the arrays that it wants.
+    # All checks share this compiled function.
     return Answers(
         projected=manifold.project(vector),
         size=manifold.norm.norm(vector),
@@ -107,5 +107,5 @@ def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -
 
 
 def largest(size: Values) -> Any:
-    """The largest of the sizes, where one array holds several points."""
+    """Return the largest size, where an array holds several points."""
     return np.max(size, initial=0)

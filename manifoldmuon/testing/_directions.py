@@ -1,4 +1,4 @@
-"""The laws of steepest directions: feasible, ascending, and within their gap of the optimum."""
+"""Check steepest directions: feasible, ascending, and within their gap of the optimum."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from manifoldmuon.testing._assertions import at_most, same_tree_of_shapes, wide
 from manifoldmuon.testing._case import Answers, Case, Values, jitted, largest
 
 SCALES = (1e-30, 1e-10, 1e10, 1e30)
-NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares of what is not normal
+NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares that are not normal
 
 
 def check_steepest(case: Case) -> None:
@@ -42,15 +42,15 @@ def check_scale(case: Case) -> None:
 
 
 def check_nearly_normal(case: Case) -> None:
-    """A gradient, or its negative, is normal except for a small share.
+    """Check gradients that are normal, up to their sign and a small share.
 
-    Then rounding of the normal part may turn a direction against the gradient.
+    Rounding of the normal part may turn the direction against such a gradient.
     """
     for outside, vector in itertools.permutations((case.vector, case.other, case.grad), 2):
-        point = case.project(3 * outside)  # at the boundary, where the set has one
+        point = case.project(3 * outside)  # on the boundary, if any
         normal = vector + case.project_tangent(point, -vector)
         size, length = (float(np.linalg.norm(wide(x))) for x in (normal, vector))
-        if size <= 10 * case.tolerance * length:  # nothing is normal
+        if size <= 10 * case.tolerance * length:  # no normal part
             continue
         for share in NEARLY_NORMAL:
             for sign in (1, -1):
@@ -60,7 +60,7 @@ def check_nearly_normal(case: Case) -> None:
 
 
 def check_warm(case: Case) -> None:
-    """From what another problem has left, a solver's answer is as feasible and as honest."""
+    """Check a warm start from another problem's dual: a feasible direction and a true gap."""
     start = case.ask(case.point, 1e3 * case.other, case.vector).dual
     if not jax.tree.leaves(start):
         return
@@ -74,9 +74,9 @@ def check_warm(case: Case) -> None:
 
 
 def check_stays_near(law: str, case: Case, vector: Values) -> None:
-    """Along a tangent vector of norm 1 the distance from the set grows like t**2 / 2, not like t.
+    """Check that a tangent vector of norm 1 leaves the set like t**2 / 2, not like t.
 
-    The route that knows nothing of how the tangent space was computed.
+    The check is independent of how the tangent space is computed.
     """
     t = 0.03
     away = case.distance(case.point + t * case.unit(vector))
@@ -98,9 +98,9 @@ def _check_direction(case: Case, point: Values, grad: Values, where: str, slack:
 def _competitor(manifold: Manifold, point: Array, grad: Array, steps: int = 30) -> Array:
     """Return a feasible direction that gains almost as much as the steepest.
 
-    Subgradient steps, by Polyak's rule, towards the normal vector N with the smallest
-    `dual_norm(grad - N)`; the mean of the subgradients becomes tangent. Only the projection and the
-    norm of the manifold are used. Thirty steps come within 1 % of the optimum on most sets.
+    Subgradient steps with Polyak's step length minimise `dual_norm(grad - N)` over normal vectors
+    N; the mean of the subgradients becomes tangent. They use only the manifold's projection and
+    norm. Thirty steps come within 1 % of the optimum on most sets.
     """
     norm, axes = manifold.norm, tuple(range(-manifold.ndim, 0))
 
@@ -132,7 +132,7 @@ def _competitor(manifold: Manifold, point: Array, grad: Array, steps: int = 30) 
 def _check_gap(
     case: Case, point: Values, grad: Values, answers: Answers | Steepest, *rivals: Values
 ) -> None:
-    """No feasible direction may beat the bound that the gap implies."""
+    """Check that no feasible direction beats the bound implied by the gap."""
     value, direction = case.inner(grad, answers.direction), answers.direction
     left = 1 - np.max(wide(answers.gap), initial=0)
     length = float(np.sqrt(case.inner(grad, grad)))
@@ -148,8 +148,8 @@ def _check_gap(
         direction + 0.1 * grad,
         *rivals,
     ):
-        # At a boundary a descent step must not leave, hence the signs. What is tangent of a vector
-        # may be rounding alone, which a second projection removes.
+        # The signs: at a boundary a descent step must not leave the set. A tangent part may be
+        # rounding alone, which a second projection removes.
         rival = case.unit(-case.project_tangent(point, -rival))
         again = -case.project_tangent(point, -rival)
         if (size := largest(case.norm(again))) > 0.1:

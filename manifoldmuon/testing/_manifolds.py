@@ -1,4 +1,4 @@
-"""The laws of a manifold, as a check for any implementation."""
+"""Check an implementation of a manifold against the laws of `Manifold`."""
 
 from __future__ import annotations
 
@@ -47,35 +47,34 @@ def check_manifold(
     optimum: Callable[[np.ndarray, np.ndarray], float] | None = None,
     nearest: bool = True,
 ) -> None:
-    """Checks every law that `Manifold` states, at a random point with random gradients.
+    """Check every law of `Manifold`, at a random point with random gradients.
 
-    A manifold may hold data, such as the matrix B of the constraint `W^T B W = I`: as a tuple of
-    numbers, since a manifold is hashable and has no arrays. Check it for several B. Whatever the
-    data, gradients, `project_tangent` and `steepest` keep the Frobenius inner product; a `project`
-    that is nearest in another one is checked with `nearest=False`.
+    A manifold is hashable and holds no arrays: pass data, such as the matrix B of the constraint
+    `W^T B W = I`, as a tuple of numbers, and check several B. Gradients, `project_tangent` and
+    `steepest` keep the Frobenius inner product for any data; if `project` is nearest in another
+    inner product, set `nearest=False`.
 
     Args:
-      manifold: what is to be checked.
-      shape: of a point, with leading axes if wanted.
-      key: drives the random arrays.
+      manifold: manifold to check.
+      shape: shape of a point; may have leading axes.
+      key: seeds the random arrays.
       tolerance: for float32 results, relative to their size.
-      gap: how large the certified gap of a direction may be; the budget of a solver decides.
-      on_set: how far from the set a projected, retracted or random point may be.
-      overshoot: how far above 1 the norm of a direction may be: what an approximation of
-        msign leaves.
+      gap: largest gap of a direction allowed; depends on the solver's number of iterations.
+      on_set: largest distance from the set allowed for projected, retracted and random points.
+      overshoot: how far the norm of a direction may exceed 1, for approximations of msign.
       thorough: whether to run the slow checks too, each of which compiles or traces everything once
-        more: from a warm start, without `jax.jit`, under `jax.vmap`, in bfloat16, and inside of
-        `jax.shard_map`.
+        more: from a warm start, `fast()`, without `jax.jit`, under `jax.vmap`, in bfloat16, and
+        inside of `jax.shard_map`.
       dtype: float32, or float64 under `jax.enable_x64(True)`.
-      convex: the set is convex and has a boundary, where the projection of a random array may lie:
-        `x - project(x)` then has an obtuse angle to all of the set, and need not be normal.
+      convex: whether the set is convex with a boundary. A projection may then lie on the boundary,
+        where `x - project(x)` makes an obtuse angle with the whole set, but need not be normal.
       returns: a step of rate 0.05 from any point of full rank has to end on the set, within this
-        many rates of `project(point)` in the norm of steps. None: only what must hold from every
-        point is checked, a finite direction of norm at most 1 and a finite step.
-      optimum: for shapes without leading axes, the largest `<grad, a>` over tangent directions of
-        norm 1 at a point and a gradient, for instance by a convex solver in float64. Gaps are
-        checked against it; None: against feasible directions, the best of which comes within a
-        few percent of it.
+        many rates of `project(point)` in the norm of steps. None: check only conditions for every
+        point: a finite direction of norm at most 1, a gap of at least 0, and a finite step.
+      optimum: function of a point and a gradient, for shapes without leading axes: the largest
+        `<grad, a>` over tangent directions of norm 1, for instance by a convex solver in float64.
+        Gaps are checked against it and against feasible directions. None: against feasible
+        directions alone, the best within a few percent of the optimum.
       nearest: whether `project(x)` is the nearest point of the set to `x`, in the Frobenius norm;
         False: any point of the set.
 
@@ -114,7 +113,7 @@ def check_manifold(
 
 
 def _agree_all(law: str, actual: Answers, expected: Answers, case: Case) -> None:
-    # Certificates are small numbers: their noise is that of the direction.
+    # Gaps and distances are small numbers, with the rounding noise of the direction.
     directions = ("projected", "tangent", "size", "direction", "direction_size", "moved")
     for name in (*directions, "gap", "distance"):
         case.agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name))
@@ -127,7 +126,7 @@ def _check_shapes(case: Case) -> None:
     except ValueError:
         pass
     else:
-        # Scalars are points of a flat space of scalars, and of nothing else.
+        # Only a flat space of scalars takes scalars.
         require("check_shape refuses a shape without axes", case.manifold.ndim == 0)
     answers = case.ask(case.point, case.grad, case.vector)
     for name in ("projected", "tangent", "direction", "moved"):
@@ -172,7 +171,7 @@ def _check_the_set(case: Case) -> None:
         keys = [jax.random.fold_in(case.key, i) for i in range(8)]
         law = "random_point differs from key to key"
         require(law, not all(np.array_equal(case.draw(key), case.point) for key in keys))
-    # A tenth of the way off: the distance is not much less than that to the projection.
+    # 10 % off the set: `distance` is at least an eighth of the distance to the projection.
     off = case.point + 0.1 * case.vector * np.sqrt(np.mean(wide(case.point) ** 2))
     off = off.astype(case.point.dtype)
     nearest = case.project(off)
@@ -183,7 +182,7 @@ def _check_the_set(case: Case) -> None:
 
 
 def _check_boundary(case: Case) -> None:
-    """A tangent space is a linear space, unless the set says that it has a boundary."""
+    """Check that tangent spaces are linear, unless the set has a boundary."""
     if case.manifold.has_boundary or not case.manifold.constrained:
         return
     edge = case.project(10 * case.other)
@@ -192,7 +191,7 @@ def _check_boundary(case: Case) -> None:
 
 
 def _check_fast(case: Case) -> None:
-    """`fast()` is a cheaper variant of the same set."""
+    """Check that `fast()` keeps the set."""
     fast = case.manifold.fast()
     if fast != case.manifold and case.point.size:
         moved = jitted(fast.project)(case.point)
@@ -235,14 +234,14 @@ def _check_retraction(case: Case) -> None:
         away = case.distance(retract(case.point, t * vector))
         at_most(f"retract lands on the set at t = {t:g}", away, case.on_set)
     t = 1e-2
-    # A central difference: its error is t**2 for a smooth curve, and rounding / t.
+    # A central difference, with an error of t**2 for a smooth curve and of rounding / t.
     slope = (retract(case.point, t * vector) - retract(case.point, -t * vector)) / (2 * t)
     size = max(np.max(np.abs(vector)), 1e-30)
     agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
 
 
 def _check_far_points(case: Case) -> None:
-    """One step from points off the set: initialisations, far too small or large, without rank."""
+    """Check a step from points off the set: initialisations, tiny, huge and rank-deficient."""
     fan_in = case.shape[-1] if case.shape else 1
     far = {
         "He": case.vector * (2 / max(fan_in, 1)) ** 0.5,
@@ -264,7 +263,7 @@ def _check_far_points(case: Case) -> None:
         require(f"{law}: a step is finite", bool(np.all(np.isfinite(moved))))
         if case.returns is None or not case.manifold.constrained or name in ("ones", "zeros"):
             continue
-        if not np.any(answers.direction):  # one number has no tangent: it stays
+        if not np.any(answers.direction):  # a single number has no tangent: it stays
             continue
         at_most(f"{law}: a step ends on the set", case.distance(moved), case.on_set)
         left = case.norm(moved - answers.projected)
@@ -285,14 +284,14 @@ def _check_unconstrained(case: Case) -> None:
 
 
 def _check_copies(case: Case) -> None:
-    """A stack gives what a loop gives, also where one copy is NaN or zero."""
+    """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
     spoilt = spoil(case.grad)
     points = np.stack([*[case.point] * 3, case.project(case.other), case.point, spoil(case.point)])
-    # Not parallel to their points: there several directions may be steepest, and rounding chooses.
+    # Not parallel to the points: several directions could be steepest, and rounding would choose.
     grads = np.stack(
         [case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
     )
-    # A copy at rest, and a copy on the set, must not hold the others.
+    # A copy with a zero step, or already on the set, must not stop the others.
     still = np.zeros_like(case.vector)
     vectors = np.stack([case.vector, spoilt, still, case.grad, case.point, case.vector])
     stacked = case.ask(points, grads, vectors)

@@ -1,4 +1,4 @@
-"""Checks on meshes: inside `jax.shard_map`, and with sharded parameters."""
+"""Checks for meshes: inside of `jax.shard_map`, and with sharded parameters."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from manifoldmuon.testing._assertions import require, wide
 
 
 def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> None:
-    """Checks that `jax.shard_map` takes a function, with its check of what varies over the mesh.
+    """Check that a function can be traced inside of `jax.shard_map` with `check_vma=True`.
 
-    First each argument by itself differs between the devices of a mesh, then all do. Where it
-    fails, a loop mostly begins with arrays that are the same on all devices and continues with
-    others: `match_varying_axes` makes them alike. Nothing is compiled, and no mesh is needed.
+    First each argument alone varies over the devices of a mesh, then all arguments do. The usual
+    failure is a loop that starts with arrays equal on all devices and continues with varying
+    arrays: `match_varying_axes` mends it. Nothing is compiled, and no mesh is needed.
 
     Args:
-      function: returns a pytree of arrays.
+      function: function that returns a pytree of arrays.
       arguments: pytrees of arrays.
 
     Raises:
-      AssertionError: naming the arguments that varied, by place, and what JAX says. What the
-        function raises where nothing varies comes as it is.
+      AssertionError: names the varying arguments by index, with JAX's message. Errors of the
+        function itself, with no varying argument, are passed on.
 
     Examples:
       >>> check_inside_shard_map(lambda x, y: x @ y, jnp.ones((2, 3)), jnp.ones(3))
@@ -59,18 +59,19 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
 def check_sharding(
     tx: optax.GradientTransformation, params: Any, grads: Any, shardings: Any
 ) -> None:
-    """Checks that sharded parameters give what unsharded ones give.
+    """Check that sharded parameters get the same updates as unsharded parameters.
 
     Args:
       tx: the transformation.
-      params: parameters on one device.
-      grads: gradients of the same tree.
-      shardings: one `jax.sharding.NamedSharding` per parameter, on a mesh whose axes may be
-        automatic or explicit.
+      params: parameters on a single device.
+      grads: gradients, a tree like the parameters.
+      shardings: a `jax.sharding.NamedSharding` for each parameter, on a mesh with automatic or
+        explicit axes.
 
     Raises:
-      AssertionError: if two steps differ from those on one device, or if updates or states
-        change their sharding types, so that the second step compiles again.
+      AssertionError: updates of two steps differ from the updates on a single device; `tx.init`
+        gives other types under `jax.jit`; or updates, parameters or states change their sharding
+        types, so that the second step compiles again.
 
     Examples:
       >>> mesh = jax.make_mesh((1,), ("devices",), (jax.sharding.AxisType.Auto,))

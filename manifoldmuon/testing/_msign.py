@@ -1,4 +1,4 @@
-"""The laws of a method for msign, as a check for any implementation."""
+"""Check a method for msign against the laws of `MsignMethod`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from manifoldmuon.testing._assertions import (
 
 
 class _Case(NamedTuple):
-    """A method with random matrices and what it made of them, and the limits of its laws."""
+    """A method with random matrices, its answers, and the limits of its laws."""
 
     method: MsignMethod
     x: jax.Array
@@ -36,7 +36,7 @@ class _Case(NamedTuple):
 
 
 class _Hard(NamedTuple):
-    """A single matrix whose singular values are far apart or zero."""
+    """A single matrix with singular values that are far apart or zero."""
 
     name: str
     x: np.ndarray
@@ -52,16 +52,16 @@ def check_msign(
     tolerance: float = 2e-5,
     condition: float = 1e6,
 ) -> None:
-    """Checks every law that `MsignMethod` states, at random matrices.
+    """Check every law of `MsignMethod`, at random matrices.
 
     Args:
-      method: what is to be checked.
-      shape: of the matrices, wide or tall, with leading axes if wanted.
-      key: drives the random matrices.
-      orthogonality: the largest `||Q^T Q - I||_F` in units of `eps sqrt(n)`. Infinite for a
+      method: method to check.
+      shape: shape of the matrices, wide or tall; may have leading axes.
+      key: seeds the random matrices.
+      orthogonality: largest `||Q^T Q - I||_F` allowed, in units of `eps sqrt(n)`. Infinite for a
         method that stops short of convergence or of full rank.
-      tolerance: for float32 results that should be the same, relative to their size.
-      condition: the largest condition number at which answers are as orthogonal as that.
+      tolerance: for float32 results that should be equal, relative to their size.
+      condition: largest condition number at which `orthogonality` has to hold.
 
     Raises:
       AssertionError: laws are broken; a line for each has its number in `MsignMethod`, its name and
@@ -92,7 +92,7 @@ def _check_random(case: _Case) -> None:
 
 
 def _check_hard(case: _Case, full_rank: bool) -> None:
-    """Compare with a float64 SVD, on the span of the singular vectors that x determines."""
+    """Compare with a float64 SVD, on the span of the singular vectors of nonzero values."""
     answers = msign(jnp.stack([one.x for one in case.hard]), case.method)
     for (name, x, rank, condition), q in zip(case.hard, wide(answers), strict=True):
         if (rank == min(x.shape)) != full_rank:
@@ -121,7 +121,7 @@ def _hard_matrices(shape: tuple[int, ...], key: PRNGKeyArray, condition: float) 
         matrix = left * np.geomspace(1, 1 / c, size) @ right
         found.append(_Hard(f" at condition {c:g}", matrix.astype(np.float32), size, c))
     found.append(_Hard(", without full rank", left[:, :half] @ right[:half], half, 1.0))
-    # What is zero exactly no rounding makes larger.
+    # Rounding does not enlarge exact zeros.
     corner = np.zeros(shape, np.float32)
     corner[:half, :half] = np.linalg.qr(x[:half, :half])[0]
     found.append(_Hard(", with rows and columns of zeros", corner, half, 1.0))
@@ -129,7 +129,7 @@ def _hard_matrices(shape: tuple[int, ...], key: PRNGKeyArray, condition: float) 
 
 
 def _check_values(where: str, x, answer, orthogonality, tolerance) -> None:
-    """Orthonormal columns or rows, and the singular vectors of x."""
+    """Check that Q has orthonormal columns (or rows) and the singular vectors of x."""
     q, x = wide(answer), wide(x)
     if q.shape[-2] < q.shape[-1]:
         q, x = np.swapaxes(q, -1, -2), np.swapaxes(x, -1, -2)
@@ -146,13 +146,13 @@ def _check_values(where: str, x, answer, orthogonality, tolerance) -> None:
 
 
 def _check_stack(case: _Case) -> None:
-    """Scales and bad values, all in one batch: matrices do not touch each other."""
+    """Check scales, NaN, infinity and denormals in a single batch of independent matrices."""
     method, x, answer, tolerance = case.method, case.x, case.answer, case.tolerance
     scales = (1.0, -1.0, 1e-30, 1e-10, 1e10, 1e30)
     origin = (0,) * x.ndim
     bad = [0 * x, x.at[origin].set(jnp.nan), x.at[origin].set(jnp.inf)]
     whole = np.round(wide(x) * 64).astype(np.float32)
-    # Made in NumPy: XLA may flush the denormal numbers that are wanted here to zero.
+    # NumPy, because XLA may flush denormal numbers to zero.
     denormal = np.ldexp(whole, -149)
     stack = np.stack([*(np.asarray(c * x) for c in scales), *bad, whole, denormal])
     answers = jax.jit(lambda stack: msign(stack, method))(jnp.asarray(stack))

@@ -1,4 +1,4 @@
-"""The laws of a norm, as a check for any implementation."""
+"""Check an implementation of a norm against the laws of `Norm`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from manifoldmuon.testing._case import Values, jitted
 
 
 class _Answers(NamedTuple):
-    """Everything that a norm says about one gradient and one weight."""
+    """All answers of a norm for a gradient and a weight."""
 
     dualize: Values
     dual: Values
@@ -55,7 +55,7 @@ class _Case(NamedTuple):
         return inner_products(x, y, self.norm.ndim)
 
     def times(self, factors, x) -> np.ndarray:
-        """Every weight times its own factor."""
+        """Multiply every weight by its own factor."""
         factors = np.asarray(factors)
         factors = factors.reshape(factors.shape + (1,) * self.norm.ndim)
         return np.asarray(factors * x, np.float32)
@@ -69,12 +69,12 @@ def check_norm(
     loss: float = 1e-4,
     thorough: bool = True,
 ) -> None:
-    """Checks every law that `Norm` states, at random weights and gradients.
+    """Check every law of `Norm`, at random weights and gradients.
 
     Args:
-      norm: what is to be checked.
-      shape: of a weight, with leading axes if wanted.
-      key: drives the random arrays.
+      norm: norm to check.
+      shape: shape of a weight; may have leading axes.
+      key: seeds the random arrays.
       tolerance: for float32 results, relative to their size.
       loss: how far `<g, dualize(g)>` may be below the dual norm, relative to it. Raise it for a
         method that stops short of convergence.
@@ -128,7 +128,7 @@ def _check_shapes(case: _Case) -> None:
 
 
 def _check_norms(case: _Case) -> None:
-    """Both are norms, and dual to each other."""
+    """Check that `norm` and `dual_norm` are norms, dual to each other."""
     ask, first = case.ask, case.ask(case.grad, case.weight)
     require("norms of random arrays are positive", bool(np.all(first.size > 0)))
     paired = np.abs(case.inner(case.grad, case.weight)) / (wide(first.dual) * first.size)
@@ -157,11 +157,11 @@ def _check_dualize(case: _Case) -> None:
 
 
 def _check_shortest(case: _Case) -> None:
-    """Without full rank many directions attain the dual norm."""
+    """Check gradients without full rank, where many directions attain the dual norm."""
     _, part = _blocks(case.grad, case.norm.ndim)
     _check_attains(case, part, ", without full rank")
     found = case.ask(part, case.weight).dualize
-    # What the gradient leaves open turns with a disturbance, and cancels in the mean.
+    # Parts that the gradient does not determine follow the noise, and cancel in the mean.
     noise = np.float32(1e-4 * np.max(np.abs(part))) * case.other
     around = [wide(case.ask(part + sign * noise, case.weight).dualize) for sign in (1, -1)]
     length, shortest = (np.sqrt(case.inner(x, x)) for x in (found, sum(around) / 2))
@@ -170,7 +170,7 @@ def _check_shortest(case: _Case) -> None:
 
 
 def _check_gap(case: _Case) -> None:
-    """Also where the direction is far from steepest."""
+    """Check the gap, also of directions far from the steepest."""
     both, part = _blocks(case.grad, case.norm.ndim)
     gap = jitted(case.norm.gap)
     for grad in (case.grad, both):
@@ -211,14 +211,14 @@ def _check_cheap_norms(case: _Case) -> None:
 def _check_projection(case: _Case) -> None:
     if type(case.norm).project is Norm.project:
         return
-    tolerance = case.tolerance + 2 * case.loss  # a projection takes two signs
+    tolerance = case.tolerance + 2 * case.loss  # a projection computes two matrix signs
     size = case.ask(case.grad, case.weight).size
     inside, outside = (case.times(c / size, case.weight) for c in (0.5, 3))
     kept = case.ask(case.grad, inside).projected
     agree("project keeps weights of norm below 1", kept, inside, tolerance)
     projected = case.ask(case.grad, outside).projected
     at_most("norm(project(w)) <= 1", case.ask(case.grad, projected).size, 1, tolerance)
-    # Equality in <away, a> <= dual_norm(away) is what makes the point the nearest of the ball.
+    # Equality in <away, a> <= dual_norm(away) proves the point the nearest of the ball.
     away = outside - projected
     reached = case.inner(away, projected) / wide(case.ask(away, case.weight).dual)
     at_most("project(w) is the nearest weight of norm 1", 1, reached, tolerance)
@@ -240,7 +240,7 @@ def _check_fast(case: _Case) -> None:
 
 
 def _check_copies(case: _Case) -> None:
-    """A stack gives what a loop gives, also where one copy is NaN or zero."""
+    """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
     ask, grad, weight, spoilt = case.ask, case.grad, case.weight, spoil(case.grad)
     grads = np.stack([grad, spoilt, np.zeros_like(grad), 1e20 * case.other])
     weights = np.stack([weight, spoilt, weight, case.other])
@@ -248,7 +248,7 @@ def _check_copies(case: _Case) -> None:
     for index in (0, 2, 3):
         alone = ask(grads[index], weights[index])
         for name, one, many in zip(_Answers._fields, alone, stacked, strict=True):
-            # A gap is a small number whose noise is that of the direction.
+            # A gap is a small number with the rounding noise of the direction.
             size = 1.0 if name == "gap" else np.maximum(np.max(np.abs(one), initial=0), 1e-30)
             agree(f"stack = loop ({name})", many[index] / size, one / size, case.tolerance)
     for name, answer in zip(_Answers._fields, stacked, strict=True):
@@ -277,7 +277,7 @@ def _check_attains(case: _Case, grad: np.ndarray, where: str) -> None:
 
 
 def _blocks(grad: np.ndarray, ndim: int) -> tuple[np.ndarray, np.ndarray]:
-    """Two diagonal blocks of every matrix, or two halves of every vector; the first of them."""
+    """Return two diagonal blocks of every matrix, or halves of every vector; the first alone."""
     sides = [np.arange(n) < max(n // 2, 1) for n in grad.shape[grad.ndim - min(ndim, 2) :]]
     first = functools.reduce(np.multiply.outer, sides, np.array(True))
     second = functools.reduce(np.multiply.outer, [~side for side in sides], np.array(True))

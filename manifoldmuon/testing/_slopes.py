@@ -1,4 +1,4 @@
-"""Laws that hold in the limit of small steps, checked by the slope of an error over decades."""
+"""Check laws in the limit of small steps, by the slope of an error over decades."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def error_slope(
 
     Args:
       lengths: lengths of the steps, decreasing.
-      errors: one for each length.
-      rounding: errors below it are not used.
+      errors: an error for each length.
+      rounding: errors up to this size are ignored.
 
     Returns:
       The exponent; infinity if fewer than two errors are above `rounding`.
@@ -58,18 +58,19 @@ def check_slopes(
     * `retract(p, t v) - p - t v` falls like t^2;
     * `f(retract(p, t v)) - f(p) - t <project_tangent(p, grad f), v>` falls like t^2 (the
       gradient check of pymanopt and Manopt);
-    * for a retraction of second order the tangent part of the first falls like t^3 (Absil, Mahony
-      and Sepulchre 2008, Proposition 5.5.5): `project_tangent(p, q - p)` is an inverse retraction;
-    * for one of second order `f(retract(p, t v))` misses its Taylor series with the Riemannian
-      Hessian, the projected derivative of the projected gradient, by t^3;
-    * `inverse(p, retract(p, t v)) - t v`, where an inverse is given, falls like t^2.
+    * for a retraction of second order the tangent part of `retract(p, t v) - p - t v` falls like
+      t^3 (Absil, Mahony and Sepulchre 2008, Proposition 5.5.5), else like t^2:
+      `project_tangent(p, q - p)` is an inverse retraction;
+    * for a retraction of second order `f(retract(p, t v))` minus its Taylor series falls like t^3,
+      with the projected derivative of the projected gradient as Riemannian Hessian;
+    * `inverse(p, retract(p, t v)) - t v`, if an inverse is given, falls like t^2.
 
     Args:
-      manifold: what is to be checked.
-      shape: of a point.
-      key: drives the random arrays.
-      order: of the retraction, 1 or more.
-      length: norm of v; smaller where the set curves strongly.
+      manifold: manifold to check.
+      shape: shape of a point.
+      key: seeds the random arrays.
+      order: order of the retraction, 1 or more.
+      length: norm of v; smaller for strongly curved sets.
       margin: how far a slope may be below the integer.
       inverse: an inverse retraction to check, `inverse(point, other)`, a tangent vector at `point`.
 
@@ -107,10 +108,10 @@ def _errors(
     linear: Array,
     square: Array,
 ) -> tuple[Array, ...]:
-    """Errors for all `LENGTHS`.
+    """Return errors for all `LENGTHS`.
 
-    Of the step, of its tangent part, of the cost's Taylor series to first and to second order, and
-    of the inverse.
+    In this order: the step, its tangent part, the cost's Taylor series to first and to second
+    order, the inverse.
     """
     size = lambda x: jnp.sqrt(jnp.sum(x * x))  # noqa: E731
     vector = manifold.project_tangent(point, vector)
@@ -123,7 +124,7 @@ def _errors(
         return manifold.project_tangent(x, jax.grad(cost)(x))
 
     slope = jnp.sum(gradient(point) * vector)
-    # What is left of the derivative normal to the set is orthogonal to the vector.
+    # The derivative's normal part is orthogonal to the vector.
     bend = jnp.sum(vector * jax.jvp(gradient, (point,), (vector,))[1])
 
     def at(t: Array) -> tuple[Array, ...]:

@@ -14,7 +14,7 @@ def orthonormal(rng: np.random.Generator, m: int, n: int) -> np.ndarray:
     """Return a uniformly distributed `(m, n)` matrix with orthonormal columns, float64.
 
     Args:
-      rng: of the entries.
+      rng: generator of the entries.
       m: rows.
       n: columns, at most `m`.
 
@@ -30,14 +30,14 @@ def orthonormal(rng: np.random.Generator, m: int, n: int) -> np.ndarray:
 def stiefel_problem(family: str, m: int, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Return a point and a gradient of spectral norm 1, both `(m, n)` in float64.
 
-    The families are those on which published solvers differ: Gaussian entries; singular values
-    from 1 to 1e-4 in geometric progression; rank 8; rank 8 with one percent of noise.
+    Published solvers differ on these families: Gaussian entries; singular values from 1 to 1e-4 in
+    geometric progression; rank 8; rank 8 with 1 % of noise.
 
     Args:
-      family: one of `STIEFEL_FAMILIES`.
+      family: a name in `STIEFEL_FAMILIES`.
       m: rows.
       n: columns, at most `m`.
-      seed: of the entries.
+      seed: seed of the entries.
 
     Returns:
       `(point, grad)`.
@@ -70,13 +70,13 @@ def stiefel_problem(family: str, m: int, n: int, seed: int = 0) -> tuple[np.ndar
 
 
 class DirectionErrors(NamedTuple):
-    """The errors of a direction, measured in float64 by singular value decompositions.
+    """Errors of a direction, measured in float64 by singular value decompositions.
 
     Attributes:
-      gap: what it leaves of the optimum once it is made feasible: projected onto the tangent
-        space and divided by its spectral norm where that exceeds 1.
-      residual: `||W^T A + A^T W||_F / n` of the direction as it came.
-      norm: its spectral norm as it came.
+      gap: share of the optimum missed by the direction once it is made feasible: projected onto
+        the tangent space and divided by its spectral norm if that exceeds 1.
+      residual: `||W^T A + A^T W||_F / n` of the direction as given.
+      norm: spectral norm of the direction as given.
 
     Examples:
       >>> point, grad = jnp.eye(2), jnp.array([[0.0, 1.0], [0.0, 0.0]])
@@ -113,7 +113,7 @@ def stiefel_optimum(point, grad) -> float:
 
 
 def stiefel_errors(point, grad, direction) -> DirectionErrors:
-    """Measure one direction for one tall point of unit scale; any float arrays, `(m, n)`.
+    """Measure a direction at a tall point of scale 1; any float arrays, `(m, n)`.
 
     Args:
       point: `(m, n)`, with orthonormal columns.
@@ -121,7 +121,7 @@ def stiefel_errors(point, grad, direction) -> DirectionErrors:
       direction: `(m, n)`, ascending.
 
     Returns:
-      Its `DirectionErrors`.
+      The `DirectionErrors`.
 
     Examples:
       >>> point, grad = stiefel_problem("gaussian", 6, 4)

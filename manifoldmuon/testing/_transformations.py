@@ -28,30 +28,32 @@ def check_transformation(
     wrappers: bool = True,
     descends: bool | None = None,
 ) -> None:
-    """Checks that a transformation works with everything Optax and JAX wrap around it.
+    """Check that a transformation works with Optax's wrappers and JAX's transformations.
 
-    `init` under jit, on abstract values, on trees that are empty or have holes; one compilation;
+    `init` under jit, on abstract values, on trees that are empty or have holes; recompilation;
     dtypes; `tree_map_params`, `inject_hyperparams`, `masked`, `partition`, `chain`, extra
     arguments, `MultiSteps`, `apply_if_finite`; scan, vmap, donation; `shard_map`; zeros, scales,
-    NaN; errors. It is for transformations that treat every leaf by itself. See `check_sharding` for
-    meshes.
+    NaN; errors. The transformation must treat leaves independently. For meshes see
+    `check_sharding`.
 
     Args:
-      make_tx: makes the transformation: `make_tx(**hyperparams)`.
-      params: at least two leaves of float32, each a valid point of whatever it is constrained to.
+      make_tx: function that returns the transformation: `make_tx(**hyperparams)`.
+      params: at least two float32 leaves, each a valid point of its constraint.
       hyperparams: keyword arguments of `make_tx`.
-      static_args: which of them `optax.inject_hyperparams` has to leave alone.
+      static_args: names of arguments to be left alone by `optax.inject_hyperparams`.
       scale_free: whether gradients times 2^100 and 2^-100 (about 1e30, 1e-30) must give the
         same updates.
       still: whether zero gradients must give zero updates.
-      needs_params: whether `update` must refuse `params=None`.
-      wrappers: whether to try the wrappers, too; most of the time goes into compiling them.
-      descends: whether `<update, gradient>` must be negative in the first step, as for an optimizer
-        with its learning rate (True), or positive, as for `scale_by_*`, which ascend (False), in
-        every leaf that moves. None: not checked.
+      needs_params: whether `update` must refuse `params=None` and return updates in the dtypes of
+        the parameters; otherwise in the dtypes of the gradients.
+      wrappers: whether to check Optax's wrappers and `vmap`, too; compiling them takes most of the
+        time.
+      descends: sign of `<update, gradient>` in the first step, in every leaf that moves: negative
+        for an optimizer with its learning rate (True), positive for `scale_by_*`, which ascend
+        (False). None: not checked.
 
     Raises:
-      AssertionError: naming the check that failed.
+      AssertionError: names the failed check.
 
     Examples:
       >>> params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
@@ -87,10 +89,10 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
 
 class Case(NamedTuple):
-    """A transformation under test: its `update` is compiled once and shared by the checks.
+    """A transformation under test; the checks share its compiled `update`.
 
-    What the checks compute by themselves they compute in NumPy: compiling it for every shape would
-    take longer than the transformation.
+    The checks themselves compute in NumPy: compiling them for every shape would take longer than
+    the transformation.
     """
 
     tx: optax.GradientTransformationExtraArgs
@@ -99,13 +101,13 @@ class Case(NamedTuple):
     needs_params: bool
     state: Any
     first: tuple[Any, Any]  # updates and state after one step
-    traces: list[None]  # one entry each time that JAX traces `tx.update`
+    traces: list[None]  # an entry for each trace of `tx.update`
 
 
 def make_case(
     tx: optax.GradientTransformationExtraArgs, params: Any, grads: Any, needs_params: bool
 ) -> Case:
-    """The transformation with its compiled update and its first step."""
+    """Return the transformation with its compiled update and its first step."""
     traces = []
 
     def update(updates, state, params=None, **extra):
@@ -119,10 +121,10 @@ def make_case(
 
 
 def take_step(case: Case, grads: Any, params: Any = None) -> tuple[Any, Any]:
-    """Updates and state after the first step, from `case.params` or other parameters."""
+    """Return updates and state of a first step from `case.params` or other parameters."""
     if params is None:
         return case.tx.update(grads, case.state, case.params)
-    state = jax.jit(case.tx.init)(params)  # outside of jit it warns of zeros
+    state = jax.jit(case.tx.init)(params)  # without jit it warns about zeros
     return case.tx.update(grads, state, params)
 
 
@@ -137,7 +139,7 @@ def zeros_like(tree: Any) -> Any:
 
 
 def punch(tree: Any, hole: Any) -> Any:
-    """`tree` with its first leaf replaced by `None` or `MaskedNode`."""
+    """Replace the first leaf of a tree by `None` or `MaskedNode`."""
     leaves, treedef = jax.tree.flatten(tree)
     return jax.tree.unflatten(treedef, [hole, *leaves[1:]])
 
@@ -194,9 +196,9 @@ def _tree_map_params(case: Case) -> None:
     state = case.state
     same = optax.tree_utils.tree_map_params(case.tx, lambda x: x, state)
     chex.assert_trees_all_equal(same, state)
-    # What a user does with it: the parameters' own layout for every copy of their tree.
+    # Typical use: give every copy of the parameters' tree their shardings (here shapes).
     marks = jax.tree.map(lambda x: x.shape, case.params, is_leaf=lambda x: x is None)
-    # The second tree is whole where a split masks a part of the state: Optax's way is `is_leaf`.
+    # `is_leaf`, as in Optax: a split masks parts of the state, but not of the second tree.
     marked = optax.tree_utils.tree_map_params(
         case.tx, _assert_shape, state, marks, is_leaf=lambda x: isinstance(x, optax.MaskedNode)
     )
@@ -212,7 +214,7 @@ def _assert_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _degenerate(case: Case) -> None:
     zeros = zeros_like(case.params)
-    # From zero, and with the gradient of the squared norm, which is normal to many manifolds.
+    # Zero parameters; and the gradient of the squared norm, which is normal to many manifolds.
     for grads, params in ((case.grads, zeros), (case.params, case.params)):
         assert_finite(take_step(case, grads, params))
 
@@ -250,7 +252,7 @@ def _errors(case: Case) -> None:
 
 def _scale(case: Case) -> None:
     wanted, _ = case.first
-    for power in (100, -100):  # powers of two, so that the scaled gradient is the same number
+    for power in (100, -100):  # powers of two scale without rounding
         grads = jax.tree.map(lambda g, c=np.float32(2.0**power): np.asarray(g * c), case.grads)
         found, _ = take_step(case, grads)
         chex.assert_trees_all_close(found, wanted, **CLOSE)
@@ -319,7 +321,7 @@ BASICS = (
 
 
 def check_injected(injected: optax.GradientTransformation, case: Case) -> None:
-    """`inject_hyperparams` makes the transformation again in every call, from traced numbers."""
+    """Check `inject_hyperparams`, which remakes the transformation from traced numbers."""
     update = jax.jit(injected.update)
     state, injected_state = case.tx.init(case.params), jax.jit(injected.init)(case.params)
     for _ in range(2):
@@ -347,9 +349,9 @@ def _masked_partition_and_chain(case: Case) -> None:
 
 
 def _wrapped_donated_and_scanned(case: Case) -> None:
-    """`MultiSteps` in `apply_if_finite` in `jax.lax.scan`, on buffers that are given away."""
+    """Check `MultiSteps` in `apply_if_finite` in `jax.lax.scan`, with donated buffers."""
     several: Any = optax.MultiSteps(case.tx, every_k_schedule=2)
-    # Not its gradient_transformation(), which keeps extra arguments to itself.
+    # Its gradient_transformation() would drop extra arguments.
     inner = optax.GradientTransformationExtraArgs(several.init, several.update)
     wrapped: Any = optax.apply_if_finite(inner, 2)
 
@@ -362,7 +364,7 @@ def _wrapped_donated_and_scanned(case: Case) -> None:
     bad = jax.tree.map(lambda g: np.full(g.shape, np.nan, g.dtype), case.grads)
     other = jax.tree.map(lambda g: np.asarray(g * g), case.grads)
     twice, nothing = jax.tree.map(lambda g: np.asarray(2 * g), case.grads), zeros_like(case.grads)
-    # Two mini-steps, with a NaN that does not count between them, and two more.
+    # Two mini-steps with a skipped NaN between them, then two more.
     steps = (nothing, bad, twice, other, other)
     batches = jax.tree.map(lambda *g: np.stack(g), *steps)
     run = jax.jit(lambda carry, grads: jax.lax.scan(step, carry, grads), donate_argnums=0)

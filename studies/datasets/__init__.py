@@ -1,8 +1,8 @@
 """Data sets in their official formats, as plain NumPy arrays and strings.
 
-A loader looks in the folder that it is given, or else in `data_home()`, where it also puts what
-it downloads. Downloads need the `studies` extra, as does `load_digits`. Beside the loaders there is
-what every training needs: standardised images, batches, and windows of a text.
+Loaders look in the folder given, or else in `data_home()`, where they also store downloads.
+Downloads and `load_digits` need the `studies` extra. Also provides standardised images, batches,
+and windows of a text.
 """
 
 from studies.datasets.cifar import load_cifar10

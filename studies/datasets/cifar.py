@@ -1,8 +1,8 @@
-"""CIFAR-10, in the python version of Krizhevsky's archive, read without running its pickles.
+"""CIFAR-10, from the Python version of Krizhevsky's archive, read without executing its pickles.
 
-A pickle is a program that may call any function it names. The reader here answers every name with
-a stand-in of its own and refuses all names but those that an array of unsigned bytes needs. NumPy
-itself is not called, which also spares its warning about how Python 2 wrote data types.
+A pickle is a program that can call any function it names. This reader maps the names required for
+arrays of unsigned bytes to its own stand-ins, and rejects all other names. It never calls NumPy's
+own functions, which also avoids NumPy's warning about data types written by Python 2.
 """
 
 import io
@@ -28,19 +28,18 @@ _META = "batches.meta"
 
 
 def load_cifar10(directory: str | os.PathLike[str] | None = None, download: bool = True) -> Dataset:
-    """The photographs of CIFAR-10: 50,000 training and 10,000 test images, 32 by 32 by RGB.
+    """Load CIFAR-10's photographs: 50,000 training and 10,000 test images, 32 by 32 by RGB.
 
-    The archive holds pickles; they are read without running anything that they ask for.
+    The archive holds pickles, which are read without executing anything they name.
 
     Args:
-      directory: a folder with `cifar-10-python.tar.gz` or the unpacked `cifar-10-batches-py`, or
-        the archive itself under any name. Format and shapes are checked but not the contents.
-        By default `data_home()`, where the archive must be the official one.
-      download: whether an archive that is missing from `data_home()` may be downloaded
-        (163 MiB).
+      directory: folder with `cifar-10-python.tar.gz` or the unpacked `cifar-10-batches-py`, or
+        the archive itself under any name. Only format and shapes are checked, not the contents.
+        The default is `data_home()`, where the archive must be the official file.
+      download: whether to download an archive missing from `data_home()` (163 MiB).
 
     Raises:
-      DatasetError: if the archive is missing, damaged or cannot be downloaded.
+      DatasetError: the archive is missing, damaged or cannot be downloaded.
     """
     files = _read_files(_locate(directory, download))
     parts = [_labelled(files[name], name) for name in _TRAIN]
@@ -76,7 +75,7 @@ def _read_files(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
-    """The files' contents; nothing is unpacked to disk."""
+    """Return the files' contents, without unpacking to disk."""
     contents = {}
     try:
         with tarfile.open(path, "r:gz") as archive:
@@ -84,7 +83,7 @@ def _read_archive(path: Path, names: tuple[str, ...]) -> dict[str, bytes]:
                 folder, _, name = member.name.rpartition("/")
                 if folder.endswith(_FOLDER) and name in names and member.isfile():
                     file = archive.extractfile(member)
-                    assert file is not None  # it is a regular file
+                    assert file is not None  # regular files have contents
                     contents[name] = file.read()
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
         raise DatasetError(f"{path} is not a whole tar.gz archive: {error}") from None
@@ -101,7 +100,7 @@ def _labelled(batch: dict[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]
         raise DatasetError(f"CIFAR-10: {name} has no list of {len(images)} labels")
     if not all(isinstance(label, int) and 0 <= label <= 9 for label in labels):
         raise DatasetError(f"CIFAR-10: {name} has labels that are not numbers from 0 to 9")
-    # Stored channel by channel; the channels go last here.
+    # Stored channels-first.
     channels_last = images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     return channels_last.astype(np.float32) / np.float32(255), np.asarray(labels, np.int32)
 
@@ -110,17 +109,17 @@ def _labelled(batch: dict[str, Any], name: str) -> tuple[np.ndarray, np.ndarray]
 
 
 def _read_pickle(contents: bytes, what: str) -> dict[str, Any]:
-    """Reads a pickled dictionary of numbers, strings, lists and arrays of unsigned bytes.
+    """Read a pickled dictionary of numbers, strings, lists and arrays of unsigned bytes.
 
     Args:
-      contents: a pickle of protocol 0 to 4, from Python 2 or 3.
-      what: its name, for messages.
+      contents: pickle of protocol 0 to 4, from Python 2 or 3.
+      what: name of the pickle, for messages.
 
     Returns:
-      The dictionary, with its keys as strings.
+      The dictionary, with strings as keys.
 
     Raises:
-      DatasetError: if it holds anything else, or is not a pickle.
+      DatasetError: it holds anything else, or is not a pickle.
     """
     try:
         value = _Reader(io.BytesIO(contents), encoding="bytes").load()
@@ -132,7 +131,7 @@ def _read_pickle(contents: bytes, what: str) -> dict[str, Any]:
 
 
 def _text(value: str | bytes) -> str:
-    """A string, whichever Python wrote it."""
+    """Return a string, written by Python 2 or 3."""
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
@@ -142,7 +141,7 @@ class _Dtype:
             raise pickle.UnpicklingError(f"an array of {_text(code)}, not of unsigned bytes")
 
     def __setstate__(self, state: Any) -> None:
-        """Byte order and flags, which bytes do not have."""
+        """Ignore byte order and flags, which bytes do not have."""
 
 
 class _Array:

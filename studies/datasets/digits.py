@@ -1,6 +1,6 @@
-"""Handwritten digits: the small ones that ship inside scikit-learn, and MNIST.
+"""Handwritten digits: scikit-learn's small data set, and MNIST.
 
-MNIST is in the idx format of LeCun, Cortes and Burges.
+MNIST is read in the idx format of LeCun, Cortes and Burges.
 """
 
 import gzip
@@ -16,7 +16,7 @@ from studies.datasets.images import Dataset
 
 _URL = "https://storage.googleapis.com/cvdf-datasets/mnist/"
 
-# Digests of the uncompressed contents: the gzip wrapping differs from mirror to mirror.
+# Digests of the uncompressed contents: the gzip files differ between mirrors.
 _FILES = {
     "train-images-idx3-ubyte": "md5:6bbc9ace898e44ae57da46a324031adb",
     "train-labels-idx1-ubyte": "md5:a25bea736e30d166cdddb491f175f624",
@@ -26,18 +26,18 @@ _FILES = {
 
 
 def load_digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
-    """The 1,797 handwritten digits of 8 by 8 pixels that ship inside scikit-learn.
+    """Load the 1,797 handwritten digits of 8 by 8 pixels that ship with scikit-learn.
 
-    Every class is split in the same proportion. The split and the order depend on the arguments
-    alone.
+    Every class is split in the same proportion. The split and the order depend only on the
+    arguments.
 
     Args:
-      seed: which split.
-      test_fraction: the share of each class that goes to the test part, between 0 and 1.
+      seed: seed of the split.
+      test_fraction: share of each class in the test part, between 0 and 1.
 
     Raises:
-      DatasetError: if scikit-learn is not installed.
-      ValueError: if `test_fraction` leaves one of the parts without images of some class.
+      DatasetError: scikit-learn is not installed.
+      ValueError: `test_fraction` leaves one of the parts without images of some class.
     """
     try:
         from sklearn.datasets import load_digits as load
@@ -57,10 +57,10 @@ def load_digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
 def stratified_split(
     labels: Int[np.ndarray, " n"], seed: int, test_fraction: float
 ) -> tuple[Int[np.ndarray, " train"], Int[np.ndarray, " test"]]:
-    """Shuffled indices of a training and a test part, with every class in the same proportion.
+    """Return shuffled indices of a training and a test part, with equal class proportions.
 
     Raises:
-      ValueError: if a class would be missing from one of the parts.
+      ValueError: a part would lack some class.
     """
     rng = np.random.default_rng(seed)
     train, test = [], []
@@ -78,17 +78,16 @@ def stratified_split(
 
 
 def load_mnist(directory: str | os.PathLike[str] | None = None, download: bool = True) -> Dataset:
-    """The handwritten digits of MNIST: 60,000 training and 10,000 test images, 28 by 28.
+    """Load MNIST's handwritten digits: 60,000 training and 10,000 test images, 28 by 28.
 
     Args:
-      directory: a folder with the four files (`train-images-idx3-ubyte.gz` and so on, or the
-        same without `.gz`). Their format and shapes are checked but not their contents, so any
-        data in this format will do. By default `data_home() / "mnist"`, where the contents must
-        be the official ones.
-      download: whether files that are missing from `data_home()` may be downloaded.
+      directory: folder with the four files (`train-images-idx3-ubyte.gz` and so on, or the same
+        without `.gz`). Only format and shapes are checked, so any data in this format is
+        accepted. The default is `data_home() / "mnist"`, where the contents must be official.
+      download: whether to download files missing from `data_home()`.
 
     Raises:
-      DatasetError: if a file is missing, damaged or cannot be downloaded.
+      DatasetError: a file is missing, damaged or cannot be downloaded.
     """
     arrays = {name: read_idx(path) for name, path in _paths(directory, download).items()}
     train_x, train_y = _labelled(arrays, "train")
@@ -97,10 +96,10 @@ def load_mnist(directory: str | os.PathLike[str] | None = None, download: bool =
 
 
 def read_idx(path: Path) -> UInt8[np.ndarray, "..."]:
-    """Reads an idx file of unsigned bytes, compressed with gzip if its name ends in `.gz`.
+    """Read an idx file of unsigned bytes, compressed with gzip if its name ends in `.gz`.
 
     Raises:
-      DatasetError: if the file is not such a file, or is cut short.
+      DatasetError: the file has another format, or is truncated.
     """
     contents = _contents(path)
     if len(contents) < 4 or contents[:3] != b"\x00\x00\x08":

@@ -1,4 +1,4 @@
-"""Files of data sets: the cache, the search in it, and checked downloads into it."""
+"""Data files: a cache folder, search, and verified downloads."""
 
 import hashlib
 import os
@@ -10,14 +10,14 @@ _VARIABLE = "MANIFOLDMUON_DATA"
 
 
 class DatasetError(RuntimeError):
-    """A data set that is missing, damaged or not to be had; one line that says what to do."""
+    """Data set that is missing, damaged or unavailable; the message is one line with a remedy."""
 
 
 def data_home() -> Path:
-    """The folder where data sets are looked for and downloaded to.
+    """Return the folder where data sets are searched and downloaded to.
 
-    The environment variable `MANIFOLDMUON_DATA` if it is set, else the user's cache folder for
-    manifoldmuon.
+    This is the environment variable `MANIFOLDMUON_DATA` if set, otherwise manifoldmuon's folder in
+    the user's cache.
     """
     if folder := os.environ.get(_VARIABLE):
         return Path(folder).expanduser()
@@ -25,10 +25,10 @@ def data_home() -> Path:
 
 
 def find(what: str, directory: Path, names: tuple[str, ...]) -> Path:
-    """The first of `names` that is a file in `directory`.
+    """Return the path of the first of `names` that is a file in `directory`.
 
     Raises:
-      DatasetError: if none of them is; the message says which names were looked for, and where.
+      DatasetError: none of them exists; the message lists the names and the folder.
     """
     for name in names:
         if (directory / name).is_file():
@@ -46,19 +46,19 @@ def fetch(
     download: bool,
     read: Callable[[Path], bytes] = Path.read_bytes,
 ) -> Path:
-    """`path`, downloaded from `url` first if it does not exist; checked in either case.
+    """Return `path`; download it from `url` if it does not exist, and verify it in either case.
 
     Args:
-      what: the data set's name, for messages.
-      path: where the file is or shall be.
-      url: where it comes from.
-      digest: of the contents, as `algorithm:hex`.
-      download: whether it may be downloaded.
-      read: how the contents are read from a path.
+      what: name of the data set, for messages.
+      path: local path of the file.
+      url: source of the file.
+      digest: digest of the contents, as `algorithm:hex`.
+      download: whether the file may be downloaded.
+      read: function that reads the contents from a path.
 
     Raises:
-      DatasetError: if the file is missing and not to be had, or its contents have another
-        digest. A download gets its name after the check, so a broken one is not kept.
+      DatasetError: the file is missing and unavailable, or its digest differs. Downloads are
+        renamed to `path` only after the check, so a damaged file is not kept.
     """
     if path.is_file():
         _check(str(path), read(path), digest)
@@ -87,13 +87,13 @@ def _download(what: str, path: Path, url: str, digest: str, read: Callable[[Path
         downloader(source, destination, manager, **options)
         _check(f"what came from {url}", read(Path(destination)), digest)
 
-    # No digest in pooch's registry: it would be that of the file, and ours is of the contents.
+    # No digest in pooch's registry: pooch would hash the file, our digest is for the contents.
     manager = pooch.create(path=path.parent, base_url="", registry={path.name: None})
     manager.urls[path.name] = url
     try:
         manager.fetch(path.name, downloader=cast(Any, checked))
-    except OSError as error:  # the errors of `requests` are such, and those of a full disk
-        # The cause holds a page of connection pools and retries, and nothing that helps.
+    except OSError as error:  # includes the errors of `requests` and of a full disk
+        # Drop the cause: pages about connection pools and retries, without useful information.
         raise DatasetError(
             f"{what}: could not download {url} ({type(error).__name__}); {_remedy(path)}"
         ) from None

@@ -1,4 +1,4 @@
-"""Images to classify: as they come, and standardised, flattened and in batches."""
+"""Image data sets for classification, standardised and flattened images, and batches."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,13 @@ class Dataset(NamedTuple):
     """Labelled images, split into a training and a test part.
 
     Attributes:
-      train_x: the training images, between 0 and 1; `(n, height, width)`, with a last axis of
-        three channels if they are in colour.
-      train_y: the number of each training image's class.
-      test_x: the test images, as `train_x`.
-      test_y: the number of each test image's class.
-      name: the data set's name.
-      classes: the classes' names, in the order of their numbers.
+      train_x: training images with values in [0, 1]; `(n, height, width)`, plus an axis of three
+        channels for colour images.
+      train_y: class numbers of the training images.
+      test_x: test images, in the form of `train_x`.
+      test_y: class numbers of the test images.
+      name: name of the data set.
+      classes: names of the classes, in the order of their numbers.
     """
 
     train_x: Float32[np.ndarray, "train *image"]
@@ -37,14 +37,14 @@ class FlatImages(NamedTuple):
     classes: int
 
     def widths(self, hidden: tuple[int, ...]) -> tuple[int, ...]:
-        """The widths of a network for these images."""
+        """Return the layer widths of a network for these images."""
         return (self.train_x.shape[1], *hidden, self.classes)
 
 
 def standardise(dataset: Dataset) -> FlatImages:
-    """Flattened images with one mean and one deviation for all pixels.
+    """Flatten images and standardise them with a single mean and deviation for all pixels.
 
-    Pixels that are rarely inked are not magnified, as they would be with a deviation each.
+    A deviation per pixel would magnify rarely inked pixels.
     """
     train, test = (x.reshape(len(x), -1) for x in (dataset.train_x, dataset.test_x))
     mean, deviation = float(train.mean(dtype=np.float64)), float(train.std())
@@ -53,13 +53,13 @@ def standardise(dataset: Dataset) -> FlatImages:
 
 
 def batches(seed: int, count: int, steps: int, batch_size: int) -> Int32[np.ndarray, "steps batch"]:
-    """The examples of every step: each once before any comes again, in random order.
+    """Draw the examples of every step: random order, all examples once per epoch.
 
     Args:
-      seed: of the order.
-      count: how many examples there are.
-      steps: how many batches.
-      batch_size: examples in each.
+      seed: random seed.
+      count: number of examples.
+      steps: number of batches.
+      batch_size: examples per batch.
     """
     rng = np.random.default_rng(seed)
     epochs = -(-steps * batch_size // count)

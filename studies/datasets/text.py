@@ -1,4 +1,4 @@
-"""Texts for character-level language models, and their characters as whole numbers."""
+"""Texts for character-level language models, tokenised by character."""
 
 import os
 from pathlib import Path
@@ -16,22 +16,22 @@ _NAME = "tinyshakespeare.txt"
 
 
 def load_shakespeare(directory: str | os.PathLike[str] | None = None, download: bool = True) -> str:
-    """Tiny Shakespeare: 1,115,394 characters from the plays, 65 of them distinct.
+    """Load tiny Shakespeare: 1,115,394 characters from the plays, 65 of them distinct.
 
     Args:
-      directory: a folder with `tinyshakespeare.txt` or `input.txt`, which may hold any text. By
-        default `data_home()`, where the contents must be the usual ones.
-      download: whether a file that is missing from `data_home()` may be downloaded (1 MiB).
+      directory: folder with `tinyshakespeare.txt` or `input.txt`, which may hold any text. The
+        default is `data_home()`, where the contents must be the official text.
+      download: whether to download a file missing from `data_home()` (1 MiB).
 
     Raises:
-      DatasetError: if the file is missing, empty, damaged or cannot be downloaded.
+      DatasetError: the file is missing, empty, damaged or cannot be downloaded.
     """
     if directory is None:
         path = fetch("Shakespeare", data_home() / _NAME, _URL, _DIGEST, download)
     else:
         path = find("Shakespeare", Path(directory), (_NAME, "input.txt"))
     try:
-        # As bytes, because reading as text would turn \r\n into \n.
+        # Read bytes: text mode would turn \r\n into \n.
         contents = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
         raise DatasetError(f"{path} is not a text in UTF-8: {error}") from None
@@ -41,24 +41,24 @@ def load_shakespeare(directory: str | os.PathLike[str] | None = None, download: 
 
 
 def load_pydoc_topics() -> str:
-    """The help topics that ship inside Python (`help("topics")`): half a million characters.
+    """Load the help topics that ship with Python (`help("topics")`): half a million characters.
 
-    The text differs a little from one version of Python to the next.
+    The text differs a little between Python versions.
     """
-    # Here and not above: it is one large literal, which only this function needs.
+    # Imported here: the module is a large literal that only this function needs.
     from pydoc_data.topics import topics
 
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
 class Text(NamedTuple):
-    """A text, split: the first nine tenths to train on, the rest to validate.
+    """Tokenised text, split: the first nine tenths for training, the rest for validation.
 
     Attributes:
-      name: what the text is.
-      characters: every character that occurs, in order; a token is a position in it.
-      train: tokens.
-      validation: tokens.
+      name: name of the text.
+      characters: all distinct characters, sorted; a token is an index into this string.
+      train: training tokens.
+      validation: validation tokens.
     """
 
     name: str
@@ -67,16 +67,16 @@ class Text(NamedTuple):
     validation: Int[np.ndarray, " characters"]
 
     def decode(self, tokens: Int[np.ndarray, " length"]) -> str:
-        """The characters of the tokens."""
+        """Return the characters of the tokens."""
         return "".join(self.characters[int(token)] for token in tokens)
 
 
 def split_text(name: str, text: str) -> Text:
-    """A text as numbers, in its two parts.
+    """Tokenise a text and split it.
 
     Args:
-      name: what the text is.
-      text: its characters.
+      name: name of the text.
+      text: the text.
     """
     characters = "".join(sorted(set(text)))
     number = {c: i for i, c in enumerate(characters)}
@@ -90,12 +90,12 @@ def windows(
     starts: Int[Array | np.ndarray, "*batch"],
     context: int,
 ) -> tuple[Int[Array, "*batch context"], Int[Array, "*batch context"]]:
-    """The tokens from each start on, and the ones that follow each of them.
+    """Return windows of tokens from each start, and the same windows shifted by one token.
 
     Args:
-      tokens: of a text.
-      starts: where the windows begin.
-      context: how long they are.
+      tokens: tokens of a text.
+      starts: start indices of the windows.
+      context: length of the windows.
     """
     window = jnp.asarray(tokens)[starts[..., None] + jnp.arange(context + 1)]
     return window[..., :-1], window[..., 1:]

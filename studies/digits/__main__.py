@@ -1,7 +1,7 @@
-"""Trains a network with AdamW, Muon, hypersphere descent and manifold Muon, side by side.
+"""Train a network with AdamW, Muon, hypersphere descent and manifold Muon, side by side.
 
-`make train`, or `python -m studies.digits --help`: a progress bar, a table, a picture and a
-record. The optimizers start from the same weights and see the same batches in the same order.
+`make train`, or `python -m studies.digits --help`. Shows a progress bar and a table, and writes a
+figure and a record. The optimizers share initial weights, batches and their order.
 """
 
 import argparse
@@ -26,13 +26,13 @@ from studies.records import WriteError, write_record
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the job.
+    """Run the job.
 
     Args:
-      argv: the command line without the program's name; None for that of the process.
+      argv: command line without the program's name; None for the process's arguments.
 
     Returns:
-      The exit status. Wrong arguments and missing data end the program with status 2.
+      The exit status. Wrong arguments and missing data exit with status 2.
     """
     p = parser()
     given = parse(argv, p)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def checkpoints(given: argparse.Namespace, p: Parser) -> JobCheckpoints:
-    """The checkpoints of this job in the folder of `--checkpoint`, or an end with one line."""
+    """Open this job's checkpoints in the folder `--checkpoint`, or exit with an error message."""
     try:
         kept = JobCheckpoints(given.checkpoint, given.checkpoint_every, given.settings)
     except CheckpointError as error:
@@ -90,7 +90,7 @@ def checkpoints(given: argparse.Namespace, p: Parser) -> JobCheckpoints:
 
 
 def load_all(settings: Settings) -> dict[int, FlatImages]:
-    """The data of every seed; those that have one split are loaded once."""
+    """Load the data of every seed; data sets with a fixed split are loaded once."""
     if settings.data == "digits":
         return {seed: settings.load(seed) for seed in settings.seeds}
     return dict.fromkeys(settings.seeds, settings.load(settings.seeds[0]))
@@ -99,10 +99,10 @@ def load_all(settings: Settings) -> dict[int, FlatImages]:
 def train_all(
     settings: Settings, data: Mapping[int, FlatImages], kept: JobCheckpoints | None = None
 ) -> tuple[dict[str, list[Run]], dict[str, float]]:
-    """Every optimizer with every seed, under one progress bar; and what compiling took.
+    """Train every optimizer with every seed, with a progress bar; also return compile times.
 
     Raises:
-      CheckpointError: if what is kept is damaged, or does not fit.
+      CheckpointError: a checkpoint is damaged, or does not fit.
     """
     runs = {} if kept is None else kept.runs
     compile_seconds = {} if kept is None else kept.compile_seconds
@@ -148,7 +148,7 @@ def train_all(
 def write(
     given: argparse.Namespace, record: Mapping[str, object], runs: Mapping[str, Sequence[Run]]
 ) -> Iterator[Path]:
-    """Writes the record and, beside it, the picture; yields each as soon as it is there."""
+    """Write the record and the figure next to it; yield each path once it is written."""
     paths = [given.out / f"{name_of(given)}{suffix}" for suffix in SUFFIXES]
     yield write_record(paths[0], record, overwrite=given.overwrite)
     figure.save(figure.picture(given.settings, runs), paths[1])
@@ -156,7 +156,7 @@ def write(
 
 
 def name_of(given: argparse.Namespace) -> str:
-    """The name that was asked for, or the data set's with the next free number."""
+    """Return the given name, or else the data set's name with the next free number."""
     if given.name is not None:
         return given.name
     number = 1

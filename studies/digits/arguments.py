@@ -11,7 +11,7 @@ from studies.records import WriteError, check_writable
 
 
 def parser() -> Parser:
-    """The options of `python -m studies.digits`."""
+    """Return the parser of `python -m studies.digits`."""
     default = Settings()
     seeds = " ".join(map(str, default.seeds))
     widths = " ".join(map(str, default.widths))
@@ -62,10 +62,10 @@ def parser() -> Parser:
 
 
 def parse(argv: Sequence[str] | None, p: Parser) -> argparse.Namespace:
-    """Reads and checks the command line; a mistake ends the program with status 2.
+    """Parse and check the command line; exit with status 2 on errors.
 
     Returns:
-      The options by their names, and `settings`, of the training.
+      The options by name, and `settings`, the settings of the training.
     """
     given = p.parse_args(argv)
     refuse_twice(p, given, "seeds", "optimizers")
@@ -112,7 +112,7 @@ SUFFIXES = (".json", ".png")
 def _rates(
     given: Sequence[tuple[str | None, float]], optimizers: Sequence[str], p: Parser
 ) -> tuple[tuple[str, float], ...]:
-    """The rate of each optimizer for which one was given: first those for all, then its own."""
+    """Return the given rates by optimizer: a rate for all applies first, then specific rates."""
     rates = {name: rate for owner, rate in given if owner is None for name in optimizers}
     for owner, rate in given:
         if owner is not None and owner not in optimizers:

@@ -1,4 +1,4 @@
-"""`--checkpoint`: saving the job, and resuming it."""
+"""`--checkpoint`: save the job, and resume it."""
 
 import dataclasses
 import logging
@@ -17,28 +17,28 @@ from studies.run import differences
 
 
 class JobCheckpoints:
-    """The checkpoints of one job: weights and state of the run that is trained, and all curves.
+    """Checkpoints of a job: weights and state of the current run, and the curves of all runs.
 
-    Steps are counted over all runs. Saving is not in the background, where it would disturb the
-    times that are measured.
+    Steps are counted over all runs. Saving is synchronous: in the background it would disturb the
+    measured times.
 
     Attributes:
-      runs: the finished ones by optimizer, in the order of the seeds, and then the unfinished one.
-      compile_seconds: by optimizer.
+      runs: finished runs by optimizer, in the order of the seeds, followed by the unfinished run.
+      compile_seconds: compile time by optimizer.
     """
 
     def __init__(self, directory: Path, seconds: float, settings: Settings):
-        """Reads how far the job has come.
+        """Read the progress of the job.
 
         Args:
-          directory: a folder with checkpoints of this job, or with none.
-          seconds: between two checkpoints, at least.
-          settings: of the job.
+          directory: folder with checkpoints of this job, or without checkpoints.
+          seconds: minimum time between checkpoints.
+          settings: settings of the job.
 
         Raises:
-          CheckpointError: if the folder cannot be read, or holds another job.
+          CheckpointError: the folder is unreadable, or holds another job.
         """
-        for name in ("absl", "asyncio"):  # Orbax tells of an error before it raises it
+        for name in ("absl", "asyncio"):  # Orbax logs errors before raising them
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         options = ocp.CheckpointManagerOptions(
             max_to_keep=2, cleanup_tmp_directories=True, enable_async_checkpointing=False
@@ -61,21 +61,21 @@ class JobCheckpoints:
 
     @property
     def step(self) -> int:
-        """The number of steps taken, of all runs."""
+        """Number of steps taken, over all runs."""
         return sum(run.step[-1] for runs in self.runs.values() for run in runs)
 
     def restore(self, trainer: Trainer, seed: int) -> Carry:
-        """Weights and state of the unfinished run.
+        """Return weights and state of the unfinished run.
 
         Raises:
-          CheckpointError: if they are damaged or do not fit.
+          CheckpointError: they are damaged or do not fit.
         """
         found = self._checkpoints.restore(_tree(trainer.start(seed)), trainer.table)
         assert found is not None
         return found.tree["weights"], found.tree["state"]
 
     def save(self, trainer: Trainer, carry: Carry) -> None:
-        """Saves what was trained, if it is time or the end; a full disk warns once."""
+        """Save the job when `seconds` have passed or at its end; the first failed save warns."""
         now, step = time.monotonic(), self.step
         if now < self._saved + self._seconds and step < self.total:
             return

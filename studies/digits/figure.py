@@ -1,4 +1,4 @@
-"""The picture of a run: loss, accuracy, singular values and certificates over the steps."""
+"""Figure of the main job: loss, accuracy, singular values and certificates over the steps."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +13,13 @@ from studies.digits.methods import METHODS
 from studies.digits.settings import Settings
 from studies.records import whole
 
-# Okabe and Ito's colours, which people with colour blindness can tell apart.
+# Colour-blind-safe colours by Okabe and Ito.
 _COLOURS = {"adamw": "#767676", "muon": "#E69F00", "sphere": "#009E73", "stiefel": "#0072B2"}
 _CERTIFICATES = {"gap": "#D55E00", "residual": "#CC79A7", "distance": "#0072B2"}
 
 
 def picture(settings: Settings, runs: Mapping[str, Sequence[Run]]) -> Figure:
-    """Four panels: loss and test accuracy, singular values and certificates, over the steps."""
+    """Plot loss, test accuracy, singular values and certificates over the steps."""
     figure = Figure(figsize=(10, 7.2), dpi=150, layout="constrained")
     (loss, accuracy), (singular, certificates) = figure.subplots(2, 2)
     _losses(loss, runs)
@@ -38,7 +38,7 @@ def picture(settings: Settings, runs: Mapping[str, Sequence[Run]]) -> Figure:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes the picture, whole or not at all."""
+    """Write the figure atomically: a failure leaves no partial file."""
     with whole(path) as temporary:
         figure.savefig(temporary, format="png")
 
@@ -57,8 +57,8 @@ def _accuracies(panel: Axes, runs: Mapping[str, Sequence[Run]]) -> None:
         curves = 100 * np.array([run.test_accuracy for run in found])
         _mean(panel, name, found, curves)
         late.append(curves.mean(axis=0)[-(-curves.shape[1] // 3) :].min())
-    # Room for the end, where good optimizers differ: neither for the start, where they do not,
-    # nor for one that is far behind.
+    # Zoom in on the end, where good optimizers differ, ignoring the start and optimizers that
+    # stay far behind.
     best = max(late)
     low = min(value for value in late if 100 - value <= 3 * (100 - best) + 1)
     panel.set_ylim(max(0.0, low - 0.2 * (100 - low) - 0.2), 100)
@@ -109,7 +109,7 @@ def _certificates(panel: Axes, runs: Mapping[str, Sequence[Run]]) -> None:
 
 
 def _mean(panel: Axes, name: str, found: Sequence[Run], curves: np.ndarray) -> None:
-    """A line for the mean over the seeds and a band of one standard error."""
+    """Plot the mean over the seeds, with a band of one standard error."""
     mean, steps, colour = curves.mean(axis=0), found[0].step, _COLOURS[name]
     panel.plot(steps, mean, color=colour, linewidth=2, label=METHODS[name].label)
     if len(curves) > 1:

@@ -19,22 +19,22 @@ def record_gradients(
     at: Sequence[int] | None = None,
     settings: Settings = Settings(),
 ) -> list[Recorded]:
-    """Trains with manifold Muon and keeps what its solver is given.
+    """Train with manifold Muon and return inputs of its solver.
 
     Args:
-      steps: how many updates; the learning rate falls linearly to zero over them.
-      seed: of the split, of the initial weights and of the order of the data.
-      at: the steps to keep, counted from 0; by default the first, the middle and the last one.
+      steps: number of updates; the learning rate decays linearly to zero over them.
+      seed: seed of the split, of the initial weights and of the order of the data.
+      at: steps to keep, counted from 0; by default the first, the middle and the last.
       settings: data set, widths, batch size, learning rate, preset and multiplier of the main
         job; its steps, seeds and optimizers are not used.
 
     Returns:
       Triples of a name such as `layer 1, step 250`, a weight `W` on the Stiefel manifold (scale 1)
-      and the momentum `G` there, tall as the solvers take them (a wide layer is transposed), in
-      float32. At step 0 the momentum is the gradient of one batch.
+      and the momentum `G` at this point, in float32. Both are tall, as the solvers require (wide
+      layers are transposed). At step 0 the momentum is the gradient of one batch.
 
     Raises:
-      ValueError: if a step to keep is not among the steps.
+      ValueError: a step to keep is out of range.
     """
     wanted = sorted({0, steps // 2, steps - 1} if at is None else set(at))
     if not wanted or wanted[0] < 0 or wanted[-1] >= steps:
@@ -59,7 +59,7 @@ def record_gradients(
 
 
 def save_gradients(path: Path, recorded: Sequence[Recorded]) -> None:
-    """Writes the triples to an .npz file: `name/weight` and `name/gradient` for each name."""
+    """Write the triples to an .npz file: `name/weight` and `name/gradient` for each name."""
     arrays = {}
     for name, weight, gradient in recorded:
         arrays[f"{name}/weight"], arrays[f"{name}/gradient"] = weight, gradient

@@ -1,4 +1,4 @@
-"""Training: compiled chunks of steps, timed; between them, untimed, the measurements."""
+"""Training in timed, compiled chunks of steps, with untimed measurements between chunks."""
 
 import dataclasses
 import functools
@@ -20,24 +20,24 @@ from studies.datasets import FlatImages, batches
 from studies.digits.methods import METHODS, PRESETS
 from studies.digits.settings import Settings
 
-# Chunks keep the weights of every step for the measurements: at most this many numbers.
+# Chunks keep every step's weights for the measurements: at most this many numbers.
 _KEPT = 2**26
 
 Carry = tuple[Weights, Any]
-"""Weights and state of the optimizer."""
+"""Weights and optimizer state."""
 
 CHUNKS = 20
-"""Into how many chunks a run is cut: the points of its curves."""
+"""Number of chunks in a run, hence of points on its curves."""
 
 
 class Steps(NamedTuple):
     """Measurements of each step of a chunk.
 
     Attributes:
-      loss: of the batch, before the step.
-      weights: after the step.
-      residual: the largest among the layers; None without certificates.
-      gap: the largest among the layers; None without certificates.
+      loss: loss of the batch, before the step.
+      weights: weights after the step.
+      residual: largest residual of the layers; None without certificates.
+      gap: largest gap of the layers; None without certificates.
     """
 
     loss: Float[Array, " steps"]
@@ -48,21 +48,22 @@ class Steps(NamedTuple):
 
 @dataclasses.dataclass
 class Run:
-    """One optimizer and one seed.
+    """Measurements of a run: a single optimizer and seed.
 
     Attributes:
-      step: how many steps were taken: 0, and then after every chunk.
-      train_loss: of the whole training part, at these steps.
-      test_accuracy: of the whole test part, at these steps.
-      largest: the largest singular value among all layers at these steps, in float64.
-      smallest: the smallest one.
-      distance: from the manifolds, the largest over the steps of each chunk; empty where the
-        optimizer has none.
-      residual: of tangency, likewise; empty where there are no certificates.
-      gap: to the steepest direction, likewise.
-      milliseconds: per step, in each chunk.
-      spectral_norms: the largest singular value of every layer at the end.
-      frobenius_norms: the root of the sum of their squares.
+      step: number of steps taken: 0, and then after every chunk.
+      train_loss: loss on the whole training part, at these steps.
+      test_accuracy: accuracy on the whole test part, at these steps.
+      largest: largest singular value of all layers at these steps, in float64.
+      smallest: smallest singular value of all layers at these steps, in float64.
+      distance: largest distance from the manifolds over the steps of each chunk; empty for
+        optimizers without manifolds.
+      residual: largest tangency residual over the steps of each chunk; empty without certificates.
+      gap: largest gap to the steepest direction over the steps of each chunk; empty without
+        certificates.
+      milliseconds: time per step, in each chunk.
+      spectral_norms: largest singular value of every layer at the end.
+      frobenius_norms: Frobenius norm of every layer at the end.
     """
 
     step: list[int] = dataclasses.field(default_factory=list)
@@ -84,21 +85,21 @@ class Run:
 
     @property
     def spectral_product(self) -> float:
-        """The product of the layers' spectral norms at the end."""
+        """Product of the layers' spectral norms at the end."""
         return float(np.prod(self.spectral_norms))
 
     @property
     def pace(self) -> float:
-        """The median of the milliseconds per step; the first chunk warms up and does not count."""
+        """Median milliseconds per step, without the first chunk (warm-up) if there are others."""
         return statistics.median(self.milliseconds[1:] or self.milliseconds)
 
 
 class Trainer:
-    """Trains with one optimizer; compiled once for all seeds, whose data have equal shapes.
+    """Trainer for an optimizer; compiled once for all seeds, which have data of equal shapes.
 
     Attributes:
-      compile_seconds: what compiling took.
-      table: what the weights are paired with; None for AdamW, which knows no geometry.
+      compile_seconds: compile time.
+      table: summary table of weights and geometry; None for AdamW, which has no geometry.
     """
 
     def __init__(self, settings: Settings, optimizer: str, example: FlatImages):
@@ -128,7 +129,7 @@ class Trainer:
         return time.perf_counter() - start
 
     def start(self, seed: int) -> Carry:
-        """The weights and the state that training begins with."""
+        """Return the initial weights and optimizer state."""
         weights = init_weights(seed, self.shapes)
         return weights, self._tx.init(weights)
 
@@ -140,13 +141,13 @@ class Trainer:
         run: Run,
         carry: Carry | None = None,
     ) -> None:
-        """Trains once, or resumes.
+        """Train once, or resume.
 
         Args:
-          data: of this seed.
-          seed: of the initial weights and of the order of the data.
-          report: called after every chunk with its length, weights and state.
-          run: what is noted; new, or that of an unfinished run.
+          data: images of this seed.
+          seed: seed of the initial weights and of the order of the data.
+          report: function called after every chunk with its length, and weights and state.
+          run: measurements to append to; new, or from an unfinished run.
           carry: weights and state of the unfinished run.
         """
         order = batches(seed, len(data.train_y), self.settings.steps, self.settings.batch_size)
@@ -188,7 +189,7 @@ class Trainer:
 
 
 def chunk_lengths(steps: int, numbers: int) -> list[int]:
-    """The number of steps of each chunk, for a network of this many numbers."""
+    """Return the number of steps of each chunk, for a network with `numbers` parameters."""
     length = max(1, min(-(-steps // CHUNKS), _KEPT // numbers))
     whole, rest = divmod(steps, length)
     return [length] * whole + [rest] * (rest > 0)
@@ -197,7 +198,7 @@ def chunk_lengths(steps: int, numbers: int) -> list[int]:
 def chunk_of_steps(
     tx: optax.GradientTransformation, multiplier: float, certified: bool
 ) -> Callable[..., tuple[Any, Steps]]:
-    """A function that takes one step for each row of a matrix of indices."""
+    """Return a function that takes a step for each row of a matrix of indices."""
 
     def chunk(carry, images, labels, order):
         def step(carry, batch):
@@ -219,7 +220,7 @@ def chunk_of_steps(
 
 
 def singular_values(weights: Weights) -> list[np.ndarray]:
-    """Singular values of every layer in float64, largest first; NaN after a divergence."""
+    """Return every layer's singular values in float64, descending; NaN after divergence."""
     wide = [np.asarray(weight, np.float64) for weight in weights]
     return [
         np.linalg.svd(x, compute_uv=False)
@@ -242,7 +243,7 @@ def _evaluation(multiplier: float) -> Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def _largest_distance(geometry: Any) -> Callable[[Weights], jax.Array]:
-    """Return a function of the weights after several steps: the largest distance of each."""
+    """Return a function from the weights after several steps to each step's largest distance."""
 
     def farthest(weights: Weights) -> jax.Array:
         return _largest(mm.optim.monitor_distance(geometry, weights))

@@ -1,4 +1,4 @@
-"""The optimizers that are compared: each is a geometry and an Optax transformation."""
+"""Optimizers to compare: each has a geometry and an Optax transformation."""
 
 import dataclasses
 import math
@@ -19,14 +19,14 @@ PRESETS: dict[str, StiefelSolver] = {"accurate": ClosedForm(), "fast": Projected
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """One row of the table.
+    """Row of the table.
 
     Attributes:
-      label: its name in the table and in the picture.
-      learning_rate: the peak rate; see METHODS for how it was found.
-      build: from a learning rate (a number or a schedule) and a geometry to the transformation.
-      geometry: from the weights' shapes and the solver to their manifolds; None for AdamW.
-      constrained: whether there is a distance of the weights from their manifolds.
+      label: name in the table and in the figure.
+      learning_rate: peak learning rate; see METHODS for its source.
+      build: function from a learning rate (number or schedule) and a geometry to the optimizer.
+      geometry: function from the weights' shapes and the solver to manifolds; None for AdamW.
+      constrained: whether the weights have a distance from their manifolds.
     """
 
     label: str
@@ -39,45 +39,45 @@ class Method:
 def build_adamw(
     learning_rate: optax.ScalarOrSchedule, geometry: None, weight_decay: float = 1.0
 ) -> optax.GradientTransformation:
-    """AdamW, which knows no geometry."""
+    """Build AdamW, which ignores the geometry."""
     del geometry
     return optax.adamw(learning_rate, weight_decay=weight_decay)
 
 
 def build_muon(learning_rate: optax.ScalarOrSchedule, geometry: Any) -> Any:
-    """Muon with a converged msign, and with the gaps that the table shows."""
+    """Build Muon with a fully converged msign and with gaps, for the table."""
     return mm.optim.muon(learning_rate, geometry, method=None, certify=True)
 
 
 def unconstrained(shapes: Shapes, solver: StiefelSolver) -> Any:
-    """Muon's geometry: all of space, in the norm whose learning rates transfer across widths."""
+    """Return Muon's geometry: flat space, with a norm for learning rates that transfer in width."""
     del shapes, solver
     return Euclidean(RMSToRMS())
 
 
 def spheres(shapes: Shapes, solver: StiefelSolver) -> Any:
-    """One sphere per matrix, of the size that it has on the Stiefel manifold."""
+    """Return a sphere per matrix, with the Frobenius norm of a Stiefel matrix."""
     del solver
     return [Hypersphere(math.sqrt(min(shape)), ndim=2) for shape in shapes]
 
 
 def stiefel(shapes: Shapes, solver: StiefelSolver) -> Any:
-    """All singular values 1, so that the network without its multiplier is 1-Lipschitz."""
+    """Return Stiefel manifolds: the network without its multiplier is 1-Lipschitz."""
     del shapes
     return Stiefel(solver=solver)
 
 
 # Every rate, AdamW's weight decay and the multiplier come from the grids of `benchmarks.tuning`:
-# accuracy on images held out from the training parts, ten seeds and splits that the job does not
-# use. At the multiplier 4, in percent (the standard errors are 0.2 to 0.3):
+# accuracy on images held out from the training parts, with ten seeds and splits unused in the job.
+# At multiplier 4, in percent (standard errors 0.2 to 0.3):
 #   adamw    0.001: 97.99   0.003: 98.09   0.01: 97.95   0.03: 97.50   (weight decay 1)
 #            best of weight decay 0: 98.06, 0.1: 98.02, 3: 97.64
 #   muon     0.001: 92.74   0.002: 97.50   0.005: 98.30  0.01: 97.53   0.02: 96.35
 #   sphere   0.003: 97.88   0.01: 98.19    0.03: 97.64   0.1: 96.56
 #   stiefel  0.01: 98.37    0.03: 98.33    0.1: 98.58    0.3: 98.40
-# Other multipliers (1, 2, 8) gain AdamW and Muon at most 0.1, within the error, and the sphere
-# nothing; the Stiefel manifold alone depends on it, as it must: see `logits` in
-# `studies.classification`.
+# Other multipliers (1, 2, 8) improve AdamW and Muon by at most 0.1, within the error, and the
+# sphere not at all; only the Stiefel manifold depends on the multiplier, as expected: see `logits`
+# in `studies.classification`.
 METHODS = {
     "adamw": Method("AdamW", 3e-3, build_adamw),
     "muon": Method("Muon", 5e-3, build_muon, unconstrained),

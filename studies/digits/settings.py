@@ -1,4 +1,4 @@
-"""Settings of the main job, as one frozen value."""
+"""Settings of the main job."""
 
 import dataclasses
 from pathlib import Path
@@ -10,20 +10,20 @@ from studies.digits.methods import METHODS
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The options of `studies.digits`; the defaults are the job of `make train`.
+    """Options of `studies.digits`; the defaults are the job of `make train`.
 
     Attributes:
-      data: the data set: "digits", "mnist" or "cifar10".
-      data_dir: folder of its files; None for those that ship or are downloaded.
-      widths: of the hidden layers; the data set gives the first and the last width.
-      steps: how many updates.
+      data: data set: "digits", "mnist" or "cifar10".
+      data_dir: folder of its files; None for files that ship with scikit-learn or are downloaded.
+      widths: widths of the hidden layers; the data set determines the first and last width.
+      steps: number of updates.
       batch_size: images per update.
-      optimizers: names of METHODS.
-      learning_rates: the peak rate of each optimizer, by its name; they fall linearly to zero.
-      seeds: each draws its own split, initial weights and order of the data, the same for all
+      optimizers: names in METHODS.
+      learning_rates: peak learning rates by optimizer; they decay linearly to zero.
+      seeds: seeds of the split, the initial weights and the order of the data, shared by all
         optimizers.
-      preset: the solver of manifold Muon, "accurate" or "fast".
-      multiplier: the fixed number by which the network's last layer is multiplied.
+      preset: solver of manifold Muon, "accurate" or "fast".
+      multiplier: fixed factor of the network's last layer.
     """
 
     data: str = "digits"
@@ -38,14 +38,14 @@ class Settings:
     multiplier: float = 4.0
 
     def learning_rate(self, optimizer: str) -> float:
-        """The peak rate of an optimizer: the tuned one unless another was asked for."""
+        """Return the peak rate of an optimizer: the given rate, or else the tuned rate."""
         return dict(self.learning_rates).get(optimizer, METHODS[optimizer].learning_rate)
 
     def load(self, seed: int) -> datasets.FlatImages:
-        """The data set; of the digits, the split of this seed.
+        """Load the data set; for the digits, with the split of this seed.
 
         Raises:
-          DatasetError: if it is not to be had; one line that says what to do.
+          DatasetError: the data set is unavailable; the message is a single line with a remedy.
         """
         if self.data == "mnist":
             return datasets.standardise(datasets.load_mnist(self.data_dir))
@@ -54,7 +54,7 @@ class Settings:
         return datasets.standardise(datasets.load_digits(seed))
 
     def as_record(self) -> dict[str, Any]:
-        """The settings in the types of JSON, without the folder, which is no one else's."""
+        """Return the settings as JSON types, without the data folder, which is local."""
         plain = dataclasses.asdict(self)
         del plain["data_dir"]
         rates = {name: self.learning_rate(name) for name in self.optimizers}

@@ -15,17 +15,17 @@ from studies.records import environment
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One optimizer over all seeds; what it does not have is None.
+    """Results of an optimizer over all seeds; None for figures that it lacks.
 
     Attributes:
-      label: its name.
-      test_accuracy: in percent, after the last step.
-      train_loss: of the whole training part, after the last step.
-      distance: from the manifold, the largest over all steps, layers and seeds.
-      residual: of tangency, likewise.
-      gap: to the steepest direction, likewise.
-      milliseconds: per step, the median over the seeds.
-      lipschitz: the multiplier times the product of the layers' spectral norms, at the end.
+      label: name of the optimizer.
+      test_accuracy: test accuracy in percent, after the last step.
+      train_loss: loss on the whole training part, after the last step.
+      distance: largest distance from the manifold over all steps, layers and seeds.
+      residual: largest tangency residual over all steps, layers and seeds.
+      gap: largest gap to the steepest direction over all steps, layers and seeds.
+      milliseconds: time per step, median over the seeds.
+      lipschitz: multiplier times the product of the layers' spectral norms, at the end.
     """
 
     label: str
@@ -53,7 +53,7 @@ class Row:
 
 
 def leads_over_adamw(runs: Mapping[str, Sequence[Run]]) -> dict[str, Mean]:
-    """The lead of each of the others in percentage points of test accuracy, seed by seed."""
+    """Return each optimizer's lead over AdamW in percentage points of test accuracy, by seed."""
     leads = {}
     for name in runs:
         if name != "adamw" and "adamw" in runs:
@@ -65,7 +65,7 @@ def leads_over_adamw(runs: Mapping[str, Sequence[Run]]) -> dict[str, Mean]:
 
 
 def summarise(settings: Settings, runs: Mapping[str, Sequence[Run]]) -> dict[str, Row]:
-    """One row for each optimizer."""
+    """Return a row for each optimizer."""
     return {name: Row.of(name, found, settings.multiplier) for name, found in runs.items()}
 
 
@@ -75,7 +75,7 @@ def as_record(
     runs: Mapping[str, Sequence[Run]],
     compile_seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Everything that was measured, and on what: settings, versions, tables and curves."""
+    """Return the full record: settings, versions, tables and curves."""
     rows = summarise(settings, runs)
     return {
         "settings": settings.as_record(),
@@ -95,7 +95,7 @@ def as_record(
 
 
 def _largest(curves: Sequence[Sequence[float]]) -> float | None:
-    """The largest number of all, None where there is none; a NaN counts as the largest."""
+    """Return the largest number in all curves, NaN if there is any, None if there are none."""
     numbers = [number for curve in curves for number in curve]
     if any(math.isnan(number) for number in numbers):
         return math.nan

@@ -1,4 +1,4 @@
-"""The table on the terminal."""
+"""Results table for the terminal."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ Lipschitz  bound of the network at the end: its multiplier times the product of 
 
 
 def table(settings: Settings, rows: Mapping[str, Row]) -> str:
-    """The rows as text, with what its columns mean."""
+    """Return the rows as text, with a legend of the columns."""
     seeds = len(settings.seeds)
     header = ("", "test accuracy", "train loss", "distance", "residual", "gap", "ms/step",
               "Lipschitz")  # fmt: skip

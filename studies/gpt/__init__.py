@@ -1,1 +1,1 @@
-"""The parts of `studies.gpt`: text, network, optimizers, training, sampling, report."""
+"""Parts of the character GPT: text, network, optimizers, training, sampling, report."""

@@ -3,8 +3,7 @@
     python -m studies.gpt --data-dir DIR                           # the published protocol
     python -m studies.gpt --data-dir DIR --optimizer constrained   # weights on manifolds
 
-Without a folder the text is that of Python's help topics. Writes a record, a picture and samples
-of text.
+Without a folder the text is Python's help topics. Writes a record, a figure and text samples.
 """
 
 import argparse
@@ -42,13 +41,13 @@ from studies.records import whole
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains once for each seed.
+    """Train once for each seed.
 
     Args:
-      argv: the command line without the program's name; None for that of the process.
+      argv: command line without the program's name; None for the process's arguments.
 
     Returns:
-      The exit status. Wrong arguments and missing data end the program with status 2.
+      The exit status. Wrong arguments and missing data exit with status 2.
     """
     p = options()
     given = parse(p, argv, resumes=True)
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def earlier_runs(p: Parser, path: Path, settings: Settings, text: texts.Text) -> list[Run]:
-    """The runs of a record that is there already, if it is of the same protocol."""
+    """Return the runs of an existing record; exit if its protocol differs."""
     if not path.exists():
         return []
     record = json.loads(path.read_text(encoding="utf-8"))
@@ -93,7 +92,7 @@ def earlier_runs(p: Parser, path: Path, settings: Settings, text: texts.Text) ->
 def write(
     given: argparse.Namespace, settings: Settings, text: texts.Text, runs: Sequence[Run]
 ) -> None:
-    """Writes the record, and beside it the picture and the samples."""
+    """Write the record, and next to it the figure and the samples."""
     picture, samples = (given.out.with_suffix(suffix) for suffix in (".png", ".txt"))
     save(given, report.as_record(settings, text, runs), replace=True)
     with errors_in_one_line():
@@ -103,7 +102,7 @@ def write(
 
 
 def options() -> Parser:
-    """The options of `python -m studies.gpt`."""
+    """Return the parser of `python -m studies.gpt`."""
     default = Settings()
     p = command(
         "studies.gpt", "Trains a character GPT and samples text from it.", record="hello_gpt"
@@ -140,7 +139,7 @@ def options() -> Parser:
 def train_all(
     given: argparse.Namespace, settings: Settings, text: texts.Text, runs: list[Run]
 ) -> None:
-    """Adds the run of every seed that is missing, and writes the record after each."""
+    """Train the missing seeds; write the record after each."""
     trainer = Trainer(settings, text)
     missing = [seed for seed in settings.seeds if seed not in [run.seed for run in runs]]
     with progress(len(missing) * settings.steps) as bar:

@@ -1,4 +1,4 @@
-"""The optimizers: each with its network, whose atoms say where the weights live."""
+"""Optimizers of the character GPT, each with its network; the atoms define the manifolds."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from studies.reproduction.modula import SIX_STEPS, TEN_QUINTICS
 
 
 class Job(NamedTuple):
-    """Settings of the training.
+    """Network and optimizer of a training run.
 
     Attributes:
-      network: of which weights.
+      network: network to train.
       tx: the optimizer.
-      constrained: whether the weights are to stay on the manifolds of `network.geometry()`.
+      constrained: whether the weights stay on the manifolds of `network.geometry()`.
     """
 
     network: Module
@@ -35,13 +35,13 @@ class Job(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """An optimizer with its peak learning rate.
+    """Optimizer with its network and peak learning rate.
 
     Attributes:
-      label: its name in the table.
-      learning_rate: the peak.
-      network: from the settings and the number of characters.
-      build: from a learning rate (a schedule) and the network.
+      label: name in the table.
+      learning_rate: peak learning rate.
+      network: function from the settings and the number of characters to the network.
+      build: function from a learning rate (a schedule) and the network to the optimizer.
       constrained: see `Job`.
     """
 
@@ -52,23 +52,23 @@ class Method:
     constrained: bool = False
 
     def rate(self, settings: Settings) -> float:
-        """The peak learning rate: the method's own unless another was asked for."""
+        """Return the peak rate: the rate in `settings`, or else the method's default."""
         return settings.learning_rate or self.learning_rate
 
     def job(self, settings: Settings, vocabulary: int) -> Job:
-        """The network and its optimizer, with the rate falling linearly to zero."""
+        """Return the network and its optimizer, with a rate that decays linearly to zero."""
         network = self.network(settings, vocabulary)
         schedule = optax.linear_schedule(self.rate(settings), 0.0, settings.steps)
         return Job(network, self.build(schedule, network), self.constrained)
 
 
 def unconstrained(settings: Settings, vocabulary: int) -> Module:
-    """The GPT of the Modula package, dualized with this package's converged msign."""
+    """Return the GPT of the Modula package, dualized with this package's converged msign."""
     return gpt(vocabulary, settings.width, settings.heads, settings.blocks)
 
 
 def published(method: MsignMethod) -> Callable[[Settings, int], Module]:
-    """The same, dualized as published: unconverged steps, and no row counts as stale."""
+    """Return Modula's GPT, dualized as published: unconverged msign, and no row counts as stale."""
     matrix, table = Euclidean(RMSToRMS(method)), Euclidean(L1ToRMS(threshold=0.0))
 
     def network(settings: Settings, vocabulary: int) -> Module:
@@ -80,7 +80,7 @@ def published(method: MsignMethod) -> Callable[[Settings, int], Module]:
 
 
 def bounded(settings: Settings, vocabulary: int) -> Module:
-    """The network of the constrained run with free weights: what the constraint is measured by."""
+    """Return the constrained run's network with free weights: the baseline of the constraint."""
     return bounded_gpt(
         vocabulary, settings.width, settings.heads, settings.blocks,
         attention_scale=16.0, final_scale=8.0, part=0.25,
@@ -90,7 +90,7 @@ def bounded(settings: Settings, vocabulary: int) -> Module:
 def constrained(
     settings: Settings, vocabulary: int, solver: StiefelSolver = ProjectedPolar()
 ) -> Module:
-    """Every matrix on a Stiefel manifold, every row of the embedding on a sphere."""
+    """Return the network with matrices on Stiefel manifolds and embedding rows on spheres."""
     return (
         bounded(settings, vocabulary)
         .constrained()
@@ -101,17 +101,17 @@ def constrained(
 
 
 def build_published(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
-    """Momentum without looking ahead: the sum that `trace` keeps has the average's direction."""
+    """Build `modular` with plain momentum: `trace` sums, with the direction of the average."""
     return mm.optim.modular(learning_rate, network, 0.95, nesterov=False)
 
 
 def build_muon(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
-    """`optax.contrib.muon` at its defaults: the first and the last weight are Adam's."""
+    """Build `optax.contrib.muon` at its defaults: Adam trains the first and the last weight."""
     del network
     return optax.contrib.muon(
         learning_rate,
         muon_weight_dimension_numbers=lambda params: jax.tree.map(
-            # The stacks of the blocks; weights are (fan-out, fan-in).
+            # Stacks of blocks; weights are (fan-out, fan-in).
             lambda w: MuonDimensionNumbers(-1, -2) if w.ndim == 3 else None,
             params,
         ),
@@ -120,30 +120,30 @@ def build_muon(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
 
 
 def build_adamw(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
-    """AdamW, which knows no geometry."""
+    """Build AdamW, which ignores the geometry."""
     del network
     return optax.adamw(learning_rate, weight_decay=0.1)
 
 
 def build_modular(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
-    """Steepest descent in the network's own norm, with Nesterov's momentum."""
+    """Build steepest descent in the network's own norm, with Nesterov momentum."""
     return mm.optim.modular(learning_rate, network)
 
 
 def build_equal(learning_rate: optax.ScalarOrSchedule, network: Module) -> Any:
-    """Manifold Muon, every leaf with the same budget: on manifolds all turn by the same angle."""
+    """Build manifold Muon with equal budgets: on manifolds all leaves turn by the same angle."""
     return mm.optim.manifold_muon(learning_rate, network.geometry())
 
 
 ADAM_RATE = 3e-3
 
-# The rate of the constrained run and the numbers of its network come from 300 steps at width 64,
-# by the validation loss of seed 0; the published protocol has 2.130 there. With Nesterov's momentum
-# (without it everywhere else) the chosen ones have 2.052.
+# The rate of the constrained run and the scales of its network come from 300 steps at width 64,
+# judged by the validation loss of seed 0; the published protocol reaches 2.130 there. With Nesterov
+# momentum (absent from the other figures) the chosen values reach 2.052.
 #   rate             0.03: 2.081   0.05: 2.106   0.1: 2.190   0.2: 2.288
 #   attention scale  8: 2.081      16: 2.073
 #   final scale      8: 2.081      16: 2.148
-# The rates of the other unpublished rows are ordinary ones, and were not tuned.
+# The other unpublished rows use common rates, without tuning.
 METHODS = {
     "published": Method("Published protocol", 0.1, published(SIX_STEPS), build_published),
     "quintics": Method(

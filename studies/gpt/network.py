@@ -1,4 +1,4 @@
-"""The network of the constrained run: a GPT whose sharpness does not rest on growing weights."""
+"""Network of the constrained run: a GPT that becomes sharp without growing its weights."""
 
 from manifoldmuon.modules import (
     GELU,
@@ -24,23 +24,23 @@ def bounded_gpt(
     final_scale: float,
     part: float,
 ) -> Module:
-    """A GPT with rotary positions, of the size of `modules.gpt`, for weights of norm 1.
+    """Return a GPT with rotary positions, of the size of `modules.gpt`, for weights of norm 1.
 
-    In `modules.gpt` the matrices become four (head) to twenty (queries and keys) times as large as
-    they start, and that is how attention and predictions become sharp, and the blocks count beside
-    the residual stream. With weights that keep their norm, fixed numbers say how far that may go:
-    the root mean square of the logits is at most `final_scale`, scores of attention are of the
-    size of `attention_scale` at most, and a block is `part` of its output. Every block reads a
+    In `modules.gpt` the matrices grow to four (head) to twenty (queries and keys) times their
+    initial size. This growth sharpens attention and predictions, and gives the blocks weight
+    relative to the residual stream. Weights of fixed norm need fixed factors instead: the root mean
+    square of the logits is at most `final_scale`, attention scores are at most of the order of
+    `attention_scale`, and a block contributes the share `part` of its output. Every block reads a
     stream of unit size.
 
     Args:
-      vocabulary: how many tokens.
-      width: entries of the residual stream.
-      heads: of attention.
-      blocks: pairs of an attention block and an MLP block.
+      vocabulary: number of tokens.
+      width: width of the residual stream.
+      heads: number of attention heads.
+      blocks: number of pairs of an attention block and an MLP block.
       attention_scale: factor of the scores.
       final_scale: factor of the logits.
-      part: the share of a block in its output; the rest is its input.
+      part: share of a block in its output; the rest is its input.
     """
     turn = RoPE() @ SplitHeads(heads)
     query = attention_scale * (turn @ Linear(width, width))

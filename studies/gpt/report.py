@@ -1,4 +1,4 @@
-"""Table, record and picture of the character GPT."""
+"""Table, record and figure of the character GPT."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from studies.gpt.settings import Settings
 from studies.gpt.training import PUBLISHED_WINDOWS, Run
 
 SHAKESPEARE = {"last_train_loss": 1.7122, "validation_first_windows": 1.8968}
-"""The losses that the Modula package publishes for tiny Shakespeare, of one seed."""
+"""Losses that the Modula package publishes for tiny Shakespeare, for a single seed."""
 
 LOSSES = {
     "last_train_loss": "train, the last batch",
@@ -27,12 +27,12 @@ _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#767676")
 
 
 def published_losses(text: Text) -> dict[str, float]:
-    """The published losses on this text; none on another."""
+    """Return the published losses on this text; empty for other texts."""
     return SHAKESPEARE if text.name == "tiny Shakespeare" else {}
 
 
 def table(settings: Settings, text: Text, runs: Sequence[Run]) -> str:
-    """The losses of every seed, their mean, and what was published."""
+    """Return a table of every seed's losses, their means, and the published losses."""
     rates = f"learning rate {METHODS[settings.optimizer].rate(settings):g}"
     title = (
         f"{METHODS[settings.optimizer].label} on {text.name}: {settings.steps} steps of "
@@ -58,7 +58,7 @@ def table(settings: Settings, text: Text, runs: Sequence[Run]) -> str:
 
 
 def as_record(settings: Settings, text: Text, runs: Sequence[Run]) -> dict[str, Any]:
-    """Everything that was measured."""
+    """Return the full record."""
     summary = {}
     for name, label in LOSSES.items():
         mean = Mean.of([getattr(run, name) for run in runs])
@@ -87,13 +87,13 @@ def _run_as_record(run: Run) -> dict[str, Any]:
 
 
 def from_record(record: dict[str, Any]) -> list[Run]:
-    """The runs of a record."""
+    """Return the runs of a record."""
     names = [field.name for field in dataclasses.fields(Run)]
     return [Run(**{name: run[name] for name in names}) for run in record["runs"]]
 
 
 def picture(settings: Settings, text: Text, runs: Sequence[Run]) -> Figure:
-    """Training and validation loss over the steps, a colour for each seed."""
+    """Plot training and validation loss over the steps, with a colour per seed."""
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     panel = figure.subplots()
     for number, run in enumerate(runs):
@@ -118,7 +118,7 @@ def picture(settings: Settings, text: Text, runs: Sequence[Run]) -> Figure:
 
 
 def _smooth(losses: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Means over neighbouring batches, and the step in their middle."""
+    """Return means over groups of consecutive batches, and the groups' middle steps."""
     length = max(1, len(losses) // 60)
     groups = [losses[i : i + length] for i in range(0, len(losses), length)]
     middles = np.arange(len(groups)) * length + length / 2

@@ -1,4 +1,4 @@
-"""Text from a trained network, one character at a time."""
+"""Text generation with a trained network, a character at a time."""
 
 import functools
 from typing import Any
@@ -20,22 +20,22 @@ def sample(
     length: int,
     temperature: float | Array = 1.0,
 ) -> Int[Array, " length"]:
-    """Continues a prompt.
+    """Continue a prompt.
 
-    Each new token is drawn from `softmax(scores / temperature)` given at most `context` tokens
-    before it; the window slides, which rotary positions allow.
+    Draws each new token from `softmax(scores / temperature)`, given at most `context` previous
+    tokens; the window slides, which rotary positions allow.
 
     Args:
-      network: a language model.
+      network: language model.
       weights: its weights.
-      key: of the draws.
-      prompt: one token or more; the last `context` of them count.
-      context: how many tokens the network reads.
-      length: how many tokens to draw.
-      temperature: below 1 for likelier characters; may be traced.
+      key: random key.
+      prompt: at least one token; only the last `context` tokens are used.
+      context: number of tokens that the network reads.
+      length: number of tokens to draw.
+      temperature: lower values prefer likelier characters; may be traced.
     """
     prompt = prompt[-context:]
-    # The window is filled from the left; a causal network does not see what lies behind.
+    # Fill the window from the left: a causal network ignores positions after the current token.
     window = jnp.zeros(context, jnp.int32).at[: len(prompt)].set(prompt)
 
     def draw(carry, key):

@@ -1,4 +1,4 @@
-"""Settings of the character GPT, as one frozen value."""
+"""Settings of the character GPT."""
 
 import dataclasses
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The options of `studies.gpt`; the defaults are the published protocol.
+    """Options of `studies.gpt`; the defaults are the published protocol.
 
     Attributes:
-      optimizer: a name in METHODS.
-      learning_rate: the peak, which falls linearly to zero; None: the method's own.
-      steps: how many updates.
+      optimizer: name in METHODS.
+      learning_rate: peak learning rate, decaying linearly to zero; None for the method's default.
+      steps: number of updates.
       batch: windows per update.
       context: characters per window.
-      width: entries of the residual stream.
-      heads: of attention.
-      blocks: pairs of an attention block and an MLP block.
-      seeds: each draws initial weights and the order of the windows.
+      width: width of the residual stream.
+      heads: number of attention heads.
+      blocks: number of pairs of an attention block and an MLP block.
+      seeds: seeds of the initial weights and of the order of the windows.
     """
 
     optimizer: str = "published"
@@ -31,5 +31,5 @@ class Settings:
     seeds: tuple[int, ...] = (0, 1, 2)
 
     def as_record(self) -> dict[str, Any]:
-        """The settings in the types of JSON."""
+        """Return the settings as JSON types."""
         return dataclasses.asdict(self) | {"seeds": list(self.seeds)}

@@ -6,10 +6,10 @@ from studies.datasets import Text, load_pydoc_topics, load_shakespeare, split_te
 
 
 def load(folder: Path | None) -> Text:
-    """Tiny Shakespeare from a folder, or without one the help topics that ship in Python.
+    """Load tiny Shakespeare from a folder, or Python's own help topics if `folder` is None.
 
     Raises:
-      DatasetError: the folder does not have the file.
+      DatasetError: the folder lacks the file.
     """
     if folder is None:
         return split_text("Python's help topics", load_pydoc_topics())

@@ -1,1 +1,1 @@
-"""Published examples run again: their protocols, and the table of numbers."""
+"""Reproductions of published examples: their protocols, and the table of numbers."""

@@ -1,11 +1,11 @@
-"""Published numbers beside reproduced ones, in one table.
+"""Table of published and reproduced numbers.
 
     python -m studies.reproduction --data-dir DIR                # runs what has no record yet
     python -m studies.reproduction --table                       # of the records that are there
     python -m studies.reproduction --only hello_world --rerun
 
-The records are kept in `studies/results`; an interrupted run keeps what was finished. The table
-is also written there, as Markdown, for the documentation.
+Records are kept in `studies/results`; an interrupted run keeps its finished parts. The table is
+also written there, as Markdown, for the documentation.
 """
 
 import importlib
@@ -24,15 +24,15 @@ TABLE = "reproduction.md"
 
 
 class Job(NamedTuple):
-    """The program and data that make a record.
+    """Program and data that make a record.
 
     Attributes:
-      data: the files of its data, as patterns below the folder of data, the best one first;
-        empty if it needs none.
-      downloads: whether it can do without that folder.
-      resumes: whether it completes a record that has gaps.
-      module: of `studies.reproduction`, or the whole name; None: named as the record.
-      options: for it.
+      data: patterns of the data files below the data folder, the preferred pattern first; empty if
+        no data is needed.
+      downloads: whether the program can run without the data folder.
+      resumes: whether the program completes a partial record.
+      module: module in `studies.reproduction`, or full module name; None for the record's name.
+      options: options of the program.
     """
 
     data: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ JOBS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what is missing and prints the table; returns the exit status."""
+    """Run the missing examples and print the table; return the exit status."""
     p = options()
     given = p.parse_args(argv)
     if given.table and given.rerun:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def options() -> Parser:
-    """The options of `python -m studies.reproduction`."""
+    """Return the parser of `python -m studies.reproduction`."""
     p = Parser(
         prog="python -m studies.reproduction",
         description="Published numbers beside reproduced ones.",
@@ -110,7 +110,7 @@ def options() -> Parser:
 
 
 def make(name: str, results: Path, folder: Path | None, rerun: bool) -> int:
-    """Runs an example if its record is missing or has gaps; returns its exit status."""
+    """Run an example if its record is missing or resumable, or if `rerun`; return its status."""
     job, path = JOBS[name], results / f"{name}.json"
     if path.exists() and not rerun and not job.resumes:
         return 0
@@ -120,7 +120,7 @@ def make(name: str, results: Path, folder: Path | None, rerun: bool) -> int:
         if not found:
             print(f"{name}: no {job.data[0]} in {folder}; left out", file=sys.stderr)
             return 1
-        # A loader takes an archive of CIFAR-10 under any name, and of others the folder.
+        # The CIFAR-10 loader takes an archive of any name; other loaders take the folder.
         argv += ["--data-dir", str(found[0] if job.data == CIFAR else _folder(found[0]))]
     elif not job.downloads:
         print(f"{name}: needs --data-dir with {job.data[0]}; left out", file=sys.stderr)
@@ -130,7 +130,7 @@ def make(name: str, results: Path, folder: Path | None, rerun: bool) -> int:
     print(f"{name}: python -m {module} {' '.join(argv)}", file=sys.stderr)
     try:
         return importlib.import_module(f"{module}.__main__" if module == GPT else module).main(argv)
-    except SystemExit as refused:  # it has said why
+    except SystemExit as refused:  # the program has printed the reason
         return int(refused.code or 0)
 
 
@@ -139,7 +139,7 @@ def _folder(path: Path) -> Path:
 
 
 def read_all(results: Path) -> dict[str, Record | None]:
-    """The records that are there."""
+    """Return the records by name; None if missing."""
     paths = {name: results / f"{name}.json" for name in CHAPTERS}
     return {
         name: json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

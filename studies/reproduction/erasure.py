@@ -1,4 +1,4 @@
-"""Weight erasure: the masked network, the two methods, and what is measured on the way."""
+"""Weight erasure: the masked network, the two methods, and the measurements."""
 
 import math
 from typing import Any
@@ -18,22 +18,22 @@ from studies.reproduction import modula
 
 BATCH = 1024
 SAMPLED = 3072
-"""The published sampler takes the number of pixels for the number of images."""
+"""Number of images, as published: the sampler confuses it with the number of pixels."""
 
 METHODS = ("dualized", "gradient")
 MIDDLE = 2
-"""The place of the middle matrix among the parameters."""
+"""Index of the middle matrix among the parameters."""
 
 
 class Problem:
-    """The network, its masked initial weights and the images, between 0 and 1.
+    """Network, masked initial weights and images (with values in [0, 1]).
 
     Attributes:
       network: 3072 - width - width - 10, with ReLUs.
-      mask: of the middle matrix, zero on the letter.
-      params: the initial weights.
-      train: flattened images that the batches come from, and their classes.
-      test: those of the test part.
+      mask: mask of the middle matrix, zero on the letter.
+      params: initial weights.
+      train: flattened training images for the batches, and their classes.
+      test: flattened test images, and their classes.
     """
 
     def __init__(self, dataset: Dataset, width: int, method: MsignMethod, sampled: int):
@@ -51,7 +51,7 @@ class Problem:
         self._accuracy = jax.jit(self.accuracy)
 
     def grad(self, params: Any, key: jax.Array, train: tuple[jax.Array, jax.Array]) -> Any:
-        """The gradient of the mean square error, on a batch drawn with replacement."""
+        """Return the gradient of the mean square error, on a batch drawn with replacement."""
         images, labels = train
         batch = jax.random.choice(key, len(labels), (BATCH,))
 
@@ -62,12 +62,12 @@ class Problem:
         return jax.grad(loss)(params)
 
     def accuracy(self, params: Any, part: tuple[jax.Array, jax.Array]) -> Float[Array, ""]:
-        """The share of images whose largest output is that of the class."""
+        """Return the share of images with the largest output at their class."""
         images, labels = part
         return jnp.mean(jnp.argmax(self.network.apply(params, images), axis=-1) == labels)
 
     def transformation(self, method: str, learning_rate: float) -> optax.GradientTransformation:
-        """Dualized gradients, or gradients of the same spectral norm."""
+        """Return an optimizer with dualized gradients, or gradients of the same spectral norm."""
         if method == "dualized":
             return mm.optim.modular(learning_rate, self.network, momentum=None)
         return optax.chain(
@@ -77,7 +77,7 @@ class Problem:
         )
 
     def measure(self, params: Any, update: Any) -> dict[str, float | None]:
-        """A row of the record; `update` is the middle matrix's last, or None."""
+        """Return a row of the record; `update` is the middle matrix's last update, or None."""
         weight = np.asarray(params[MIDDLE])
         alive = bool(np.isfinite(weight).all())
         return {
@@ -94,10 +94,10 @@ def _masked(params: Any, mask: Float[Array, "n n"]) -> Any:
 
 
 def scale_by_spectral_norm() -> optax.GradientTransformation:
-    """Brings gradients to RMS-to-RMS norm 1 and leaves their singular vectors alone.
+    """Scale gradients to RMS-to-RMS norm 1, keeping their singular vectors.
 
-    By power iteration, warm-started; the gradients are nearly of rank one, for which one step is
-    exact.
+    Uses warm-started power iteration; the gradients have rank close to 1, and a single step is
+    exact at rank 1.
     """
 
     def init_fn(params: Any) -> list[jax.Array]:
@@ -117,9 +117,10 @@ def scale_by_spectral_norm() -> optax.GradientTransformation:
 
 
 def stable_ranks(dataset: Dataset, width: int, steps: int) -> list[dict[str, Any]]:
-    """Stable ranks of the middle matrix's update, at first and after dualized steps of rate 1/2.
+    """Return stable ranks of the middle matrix's update, before and after dualized training.
 
-    One row for each place: the gradient, and what three iterations make of it.
+    Training takes `steps` dualized steps of learning rate 1/2. Each row has the gradient and the
+    results of three iterations.
     """
     problem = Problem(dataset, width, modula.TEN_QUINTICS, SAMPLED)
     tx = problem.transformation("dualized", 0.5)

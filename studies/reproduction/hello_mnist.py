@@ -1,10 +1,10 @@
-"""Hello, MNIST: a small MLP on handwritten digits, with a learning rate that is never tuned.
+"""Hello, MNIST: a small MLP on handwritten digits, with an untuned learning rate.
 
     python -m studies.reproduction.hello_mnist --data-dir path/to/mnist
 
-As published (documentation of the Modula package) the sampler draws from the first 784 images
-alone, since it takes the number of pixels for the number of images; the corrected one draws from
-all. Nothing else differs.
+The published sampler (documentation of the Modula package) draws only from the first 784 images,
+since it confuses the number of pixels with the number of images; the corrected sampler draws from
+all images. Nothing else differs.
 """
 
 import functools
@@ -25,7 +25,7 @@ from studies.reproduction import modula
 
 STEPS, CHUNK, BATCH = 1000, 20, 128
 SAMPLED = {"published": 784, "corrected": None}
-"""The number of images that batches come from."""
+"""Number of images from which batches are drawn; None for all."""
 
 METHOD = modula.TEN_QUINTICS
 NETWORK = modula.mlp(784, 256, 10, METHOD)
@@ -33,7 +33,7 @@ OPTIMIZER = mm.optim.modular(0.1, NETWORK, momentum=None)
 
 
 class Images(NamedTuple):
-    """Flattened, between 0 and 1."""
+    """Flattened images with values in [0, 1]."""
 
     train_x: jax.Array
     train_y: jax.Array
@@ -42,14 +42,14 @@ class Images(NamedTuple):
 
 
 def images(dataset: Dataset) -> Images:
-    """The images as rows."""
+    """Flatten the images."""
     train, test = (x.reshape(len(x), -1) for x in (dataset.train_x, dataset.test_x))
     return Images(*map(jnp.asarray, (train, dataset.train_y, test, dataset.test_y)))
 
 
 @functools.partial(jax.jit, static_argnums=3)
 def chunk(carry: Any, train_x: jax.Array, train_y: jax.Array, sampled: int) -> tuple[Any, Any]:
-    """Takes some steps, each on a batch drawn with replacement; returns the losses, too."""
+    """Take `CHUNK` steps on batches drawn with replacement; also return the losses."""
 
     def step(carry, _):
         params, state, key = carry
@@ -69,12 +69,12 @@ def chunk(carry: Any, train_x: jax.Array, train_y: jax.Array, sampled: int) -> t
 
 @jax.jit
 def accuracy(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The share of images whose largest output is that of the class."""
+    """Return the share of images with the largest output at their class."""
     return jnp.mean(jnp.argmax(NETWORK.apply(params, x), axis=-1) == y)
 
 
 def train(data: Images, sampled: int, seed: int, bar: tqdm) -> dict[str, Any]:
-    """One run; returns the loss before every hundredth step and the accuracies at the end."""
+    """Train once; return the loss before every hundredth step and the final accuracies."""
     key = jax.random.key(seed)
     params = modula.init(NETWORK, key, METHOD)
     carry, losses = (params, OPTIMIZER.init(params), key), []
@@ -91,7 +91,7 @@ def train(data: Images, sampled: int, seed: int, bar: tqdm) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs both protocols with four seeds; returns the exit status."""
+    """Run both protocols with four seeds; return the exit status."""
     p = command(
         "studies.reproduction.hello_mnist",
         "A small MLP on handwritten digits, by both protocols.",

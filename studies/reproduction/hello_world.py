@@ -3,8 +3,8 @@
     python -m studies.reproduction.hello_world
 
 The published protocol (documentation of the Modula package) draws inputs, targets and weights
-from one key; the corrected one from three. The loss is printed every hundred steps, and written
-to a record.
+from the same key; the corrected protocol uses three keys. The loss is printed every hundred steps,
+and written to a record.
 """
 
 import functools
@@ -26,7 +26,7 @@ STEPS, CHUNK = 1000, 20
 
 
 class Problem(NamedTuple):
-    """A network, its first weights, and what it has to learn."""
+    """Network, initial weights, inputs and targets."""
 
     network: Module
     params: Any
@@ -35,7 +35,7 @@ class Problem(NamedTuple):
 
 
 def corrected(seed: int) -> Problem:
-    """Independent keys, weights uniform on their manifolds, exact duality maps."""
+    """Return a problem with independent keys, weights from `init` and exact duality maps."""
     relu = ReLU(sensitivity=1.0)
     network = Linear(10, 256) @ relu @ Linear(256, 256) @ relu @ Linear(256, 784)
     keys = jax.random.split(jax.random.key(seed), 3)
@@ -44,12 +44,12 @@ def corrected(seed: int) -> Problem:
 
 
 def published(seed: int, nudge: int = 0) -> Problem:
-    """One key for all, and ten Newton-Schulz steps for the first weights and for the updates.
+    """Return a problem with a single key, and ten Newton-Schulz steps for weights and updates.
 
-    One key makes the targets a copy of the first inputs.
+    The shared key makes the targets a copy of the first inputs.
 
     Args:
-      seed: the published one is 0.
+      seed: seed; 0 is published.
       nudge: see `nudged`.
     """
     method = modula.TEN_QUINTICS
@@ -61,11 +61,11 @@ def published(seed: int, nudge: int = 0) -> Problem:
 
 
 def nudged(params: Any, nudge: int) -> Any:
-    """Changes weights by a relative 1e-7, as much as another order of summation would.
+    """Perturb weights by a relative 1e-7, the size of a change in summation order.
 
     Args:
       params: the weights.
-      nudge: which change; 0 for none.
+      nudge: seed of the perturbation; 0 for none.
     """
     key = jax.random.key(nudge)
     size = 1e-7 if nudge else 0.0
@@ -73,13 +73,13 @@ def nudged(params: Any, nudge: int) -> Any:
 
 
 def optimizer(network: Module) -> optax.GradientTransformation:
-    """Dualized gradients, without momentum; the learning rate falls linearly to zero."""
+    """Build dualized gradients without momentum; the learning rate decays linearly to zero."""
     return mm.optim.modular(optax.linear_schedule(0.1, 0.0, STEPS), network, momentum=None)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def chunk(network: Module, carry: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
-    """Takes some steps; returns the losses before them, too."""
+    """Take `CHUNK` steps; also return the losses before them."""
 
     def loss(params):
         return jnp.mean((network.apply(params, x) - y) ** 2)
@@ -94,7 +94,7 @@ def chunk(network: Module, carry: Any, x: jax.Array, y: jax.Array) -> tuple[Any,
 
 
 def train(problem: Problem, bar: tqdm) -> list[float]:
-    """The loss before every hundredth step."""
+    """Train once; return the loss before every hundredth step."""
     network, params, x, y = problem
     carry, losses = (params, optimizer(network).init(params)), []
     for _ in range(0, STEPS, CHUNK):
@@ -106,7 +106,7 @@ def train(problem: Problem, bar: tqdm) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs both protocols; returns the exit status."""
+    """Run both protocols; return the exit status."""
     p = command(
         "studies.reproduction.hello_world", "An MLP learns random targets, by both protocols."
     )

@@ -1,11 +1,11 @@
-"""Manifold Muon on CIFAR-10: what the exact direction gains over cheaper ones, and over AdamW.
+"""Manifold Muon on CIFAR-10: the exact direction against cheaper directions, and AdamW.
 
     python -m studies.reproduction.manifold_cifar --data-dir DIR
 
-The protocol is that of "Modular Manifolds": a ReLU network 3072-128-64-10 without biases, weights
+Follows the protocol of "Modular Manifolds": a ReLU network 3072-128-64-10 without biases, weights
 with orthonormal columns, cross-entropy, batches of 1024 standardised images, five epochs, the
-learning rate 0.1 falling linearly to zero, no momentum. On fewer than the 50,000 images five
-epochs are fewer steps; so the 245 steps of the whole set are taken in a second set of runs.
+learning rate 0.1 decaying linearly to zero, no momentum. With fewer than 50,000 images five epochs
+have fewer steps, so a second set of runs takes the 245 steps of the whole set.
 """
 
 import functools
@@ -35,7 +35,7 @@ Schedule = optax.Schedule
 
 
 def without_projection(learning_rate: Schedule) -> optax.GradientTransformation:
-    """msign of the gradient itself, and the retraction alone to stay on the manifold."""
+    """Build msign of the gradient without projection; only the retraction keeps the manifold."""
     return mm.optim.chain(
         mm.optim.scale_by_steepest(Euclidean(Spectral())),
         optax.scale_by_learning_rate(learning_rate),
@@ -44,7 +44,7 @@ def without_projection(learning_rate: Schedule) -> optax.GradientTransformation:
 
 
 def stiefel(learning_rate: Schedule, manifold: Stiefel) -> optax.GradientTransformation:
-    """Manifold Muon."""
+    """Build manifold Muon."""
     return mm.optim.manifold_muon(learning_rate, manifold, momentum=None)
 
 
@@ -58,14 +58,14 @@ METHODS = {
 
 
 def optimizer(method: str, steps: int) -> optax.GradientTransformation:
-    """The optimizer with its learning rate falling linearly to zero."""
+    """Return the optimizer with a learning rate that decays linearly to zero."""
     rate, build = METHODS[method]
     return build(optax.linear_schedule(rate, 0.0, steps))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def chunk(method: str, steps: int, carry: Any, x: jax.Array, y: jax.Array, order: jax.Array) -> Any:
-    """One step for every row of `order`."""
+    """Take a step for every row of `order`."""
 
     def step(carry, batch):
         weights, state = carry
@@ -77,7 +77,7 @@ def chunk(method: str, steps: int, carry: Any, x: jax.Array, y: jax.Array, order
 
 
 def train(method: str, data: FlatImages, steps: int, seed: int, bar: tqdm) -> dict[str, float]:
-    """One run; returns what it came to."""
+    """Train once; return the final accuracies and extreme singular values."""
     weights = init_weights(seed, shapes_of(data.widths(HIDDEN)))
     carry = weights, optimizer(method, steps).init(weights)
     train_x, train_y, test_x, test_y = (jnp.asarray(part) for part in data[:4])
@@ -97,7 +97,7 @@ def train(method: str, data: FlatImages, steps: int, seed: int, bar: tqdm) -> di
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs every method with three seeds; returns the exit status."""
+    """Run every method with three seeds; return the exit status."""
     p = command(
         "studies.reproduction.manifold_cifar", "Manifold Muon and AdamW on CIFAR-10.", "cifar10"
     )

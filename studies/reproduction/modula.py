@@ -1,9 +1,9 @@
-"""Common parts of the published examples of the Modula package, to the digit.
+"""Common parts of the Modula package's published examples, reproduced digit for digit.
 
-Their networks start from Gaussian matrices that a Newton-Schulz iteration makes orthogonal, drawn
-with keys that are split along the composition; and the same iteration dualizes the gradients. It
-is not run to convergence, and its ten steps lift a singular value of 1e-5 to 0.6 or so: what the
-iteration does is part of the protocol.
+The networks start from Gaussian matrices orthogonalised by a Newton-Schulz iteration, drawn with
+keys that are split along the composition. The same iteration dualizes the gradients. It is not run
+to convergence (ten steps lift a singular value of 1e-5 to about 0.6), so the iteration is part of
+the protocol.
 """
 
 import math
@@ -18,16 +18,16 @@ from manifoldmuon.modules import Linear, Module, ReLU
 from manifoldmuon.norms import RMSToRMS
 
 TEN_QUINTICS = NewtonSchulz(QUINTIC.with_steps(10), frobenius=True)
-"""Ten steps of (3, -16/5, 6/5): the iteration behind the published numbers."""
+"""Ten steps of (3, -16/5, 6/5), used for the published numbers."""
 
 SIX_STEPS = NewtonSchulz(MODULA_SIX_STEP, frobenius=True)
-"""The six steps of the package as it is now."""
+"""Six steps, used by the package's current version."""
 
 
 def mlp(inputs: int, width: int, outputs: int, method: MsignMethod | None) -> Module:
-    """Three linear layers and two ReLUs, dualized by `method` (None: this package's own).
+    """Return three linear layers and two ReLUs, dualized by `method` (None: this package's msign).
 
-    The published ReLU declares the sensitivity 1, which gives every layer the budget 1/3.
+    The published ReLU declares sensitivity 1, which gives every layer the budget 1/3.
     """
     manifold = Euclidean(RMSToRMS(method))
     relu = ReLU(sensitivity=1.0)
@@ -38,7 +38,7 @@ def mlp(inputs: int, width: int, outputs: int, method: MsignMethod | None) -> Mo
 
 
 def init(network: Module, key: PRNGKeyArray, method: MsignMethod) -> tuple[Any, ...]:
-    """The published initial weights of a composition of linear layers and bonds.
+    """Return the published initial weights of a composition of linear layers and bonds.
 
     A composition gives the first of two new keys to its first part, and the second to the rest.
     """

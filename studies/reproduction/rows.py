@@ -1,4 +1,4 @@
-"""The rows of the table of reproductions: published numbers beside those of the records."""
+"""Rows of the reproduction table: published numbers, with reproduced numbers from the records."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -12,13 +12,13 @@ NOT_RUN = "not run"
 
 
 class Row(NamedTuple):
-    """One published number.
+    """Published number with its reproductions.
 
     Attributes:
-      what: a number of what, in which protocol.
-      published: as in the source.
-      reproduced: by the published protocol; None if there is no record of it.
-      corrected: by the corrected protocol; empty if nothing is to be corrected.
+      what: description of the number and its protocol.
+      published: number as in the source.
+      reproduced: result with the published protocol; None without a record.
+      corrected: result with the corrected protocol; empty if there is nothing to correct.
     """
 
     what: str
@@ -28,12 +28,12 @@ class Row(NamedTuple):
 
 
 class Chapter(NamedTuple):
-    """A part of the table, from one record.
+    """Part of the table, from a single record.
 
     Attributes:
-      title: the heading.
-      command: the module that writes the record, with options that it needs.
-      rows: from the record, or from None if there is none, to its rows.
+      title: heading.
+      command: module that writes the record, with the options it needs.
+      rows: function from the record (None if missing) to its rows.
     """
 
     title: str
@@ -42,12 +42,12 @@ class Chapter(NamedTuple):
 
 
 def mean(values: Iterable[float], form: str = ".4f", scale: float = 1.0) -> str:
-    """Mean and standard error."""
+    """Return mean and standard error as text."""
     return Mean.of(scale * value for value in values).text(form)
 
 
 def hello_world(record: Record | None) -> list[Row]:
-    """The losses of seed 0, and the range over what only rounding changes."""
+    """Return the losses of seed 0, their range under rounding, and the range over other seeds."""
     rows = []
     for step, value in ((0, 0.979311), (100, 0.001822), (500, 0.000519), (900, 0.000025)):
         what = f"loss at step {step}"
@@ -69,7 +69,7 @@ def hello_world(record: Record | None) -> list[Row]:
 
 
 def hello_mnist(record: Record | None) -> list[Row]:
-    """Test accuracy."""
+    """Return the test accuracy."""
     if record is None:
         return [Row("test accuracy", "90.58 %", None, None)]
     found = {
@@ -84,7 +84,7 @@ def hello_mnist(record: Record | None) -> list[Row]:
 
 
 def hello_gpt(record: Record | None) -> list[Row]:
-    """Losses of the character GPT: of the last batch, and on validation windows."""
+    """Return the character GPT's losses: on the last batch, and on validation windows."""
     if record is None:
         return [
             Row("training loss", "1.7122", None, None),
@@ -110,7 +110,7 @@ def hello_gpt(record: Record | None) -> list[Row]:
 
 
 def manifold_cifar(record: Record | None) -> list[Row]:
-    """Test accuracies; the published ones are of the whole data set."""
+    """Return test accuracies; the published numbers are for the whole data set."""
     published = {"exact": ".523", "one step": ".527", "no projection": ".523", "adamw": ".513"}
     labels = {
         "exact": "manifold Muon, exact",
@@ -140,7 +140,7 @@ def manifold_cifar(record: Record | None) -> list[Row]:
 
 
 def agd(record: Record | None) -> list[Row]:
-    """Test accuracies; the published ones are of the whole data set, trained to the end."""
+    """Return test accuracies; the published numbers are for the whole data set, fully trained."""
     published = {4: "63.7 % at width 2048", 16: "52.7 % (53.5 %)"}
     rows = []
     for depth, value in published.items():
@@ -154,7 +154,7 @@ def agd(record: Record | None) -> list[Row]:
 
 
 def weight_erasure(record: Record | None) -> list[Row]:
-    """Train accuracies and what is left of the letter; stable ranks of the middle update."""
+    """Return training accuracies with traces of the letter, and stable ranks of middle updates."""
     runs = record["runs"] if record else {}
     published = {
         "dualized:0.25": "1.00; the letter fades",
@@ -168,7 +168,7 @@ def weight_erasure(record: Record | None) -> list[Row]:
     }
     rows = []
     narrow = record is not None and record["settings"]["width"] != 1024
-    if narrow:  # another network: only what was run
+    if narrow:  # another network: show only existing runs
         published = {name: f"{value}, at width 1024" for name, value in published.items()}
         published = {name: value for name, value in published.items() if name in runs}
     for name, value in published.items():
@@ -202,11 +202,11 @@ def _erased(curves: Record | None) -> str | None:
 
 NARROW = ("--width", "256", "--widths", "--runs", "dualized:0.25", "dualized:0.5", "dualized:2",
           "gradient:0.5", "gradient:1", "dualized:0.5:all", "gradient:0.5:all")  # fmt: skip
-"""Options of a run that takes minutes, where the published width takes hours."""
+"""Options for a run of minutes; the published width takes hours."""
 
 SHORT = ("--data", "cifar10", "--width", "512", "--depths", "4", "16", "--epochs", "15",
          "--learning-rates", "1e-4", "3e-4", "1e-3")  # fmt: skip
-"""Options of a run of minutes, of networks whose published figures took longer training."""
+"""Options for a run of minutes; the published figures took longer training."""
 
 CHAPTERS = {
     "hello_world": Chapter(
@@ -256,12 +256,12 @@ CHAPTERS = {
 
 
 def cell(text: str | None) -> str:
-    """The text of a cell."""
+    """Return the text of a cell."""
     return NOT_RUN if text is None else text
 
 
 def markdown(records: dict[str, Record | None]) -> str:
-    """The table as Markdown, one heading and table for every chapter."""
+    """Return the table as Markdown, with a heading and a table per chapter."""
     parts = []
     for name, chapter in CHAPTERS.items():
         rows = [
@@ -274,7 +274,7 @@ def markdown(records: dict[str, Record | None]) -> str:
 
 
 def text(records: dict[str, Record | None]) -> str:
-    """The table for a terminal."""
+    """Return the table for a terminal."""
     parts = []
     for name, chapter in CHAPTERS.items():
         rows = chapter.rows(records.get(name))

@@ -1,9 +1,9 @@
-"""Weight erasure: which method writes over its initial weights, and which leaves them readable?
+"""Weight erasure: which method overwrites its initial weights, and which leaves them readable?
 
 The middle matrix of an MLP is multiplied by a mask that is zero on the letter "a", and the
-network is trained on CIFAR-10. Dualized updates have a high stable rank and write over the
-letter; gradients brought to the same spectral norm have rank one, and leave it. Every run is
-saved as it goes, and resumes where it was interrupted.
+network is trained on CIFAR-10. Dualized updates have a high stable rank and overwrite the letter;
+gradients scaled to the same spectral norm have rank one, and leave it. Every run saves checkpoints
+and resumes after an interruption.
 
     python -m studies.reproduction.weight_erasure --data-dir DIR --runs dualized:0.5 gradient:0.5
 """
@@ -32,7 +32,7 @@ CHUNK = 50
 
 
 class Which(NamedTuple):
-    """One run: a method, its learning rate, and where the batches come from."""
+    """Options of a run: method, learning rate, and whether batches come from all images."""
 
     name: str
     method: str
@@ -41,7 +41,7 @@ class Which(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs what the record does not hold yet; returns the exit status."""
+    """Run everything missing in the record; return the exit status."""
     p = command(
         "studies.reproduction.weight_erasure",
         "Which method writes over its initial weights?",
@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def complete(given: argparse.Namespace, record: dict[str, Any], dataset: Dataset) -> None:
-    """Measures and trains what the record lacks, and writes it after each piece."""
+    """Measure and train everything missing in the record; write the record after each piece."""
     for width in given.widths:
         if all(row["width"] != width for row in record["stable_ranks"]):
             record["stable_ranks"] += stable_ranks(dataset, width, steps=10)
@@ -96,7 +96,7 @@ def complete(given: argparse.Namespace, record: dict[str, Any], dataset: Dataset
 def train(
     run: Which, dataset: Dataset, given: argparse.Namespace
 ) -> Generator[dict[str, list[Any]]]:
-    """One run, from its last checkpoint if it has one; gives the curves as they grow."""
+    """Train a run from its last checkpoint, if any; yield the growing curves."""
     sampled = len(dataset.train_y) if run.everywhere else SAMPLED
     problem = Problem(dataset, given.width, modula.SIX_STEPS, sampled)
     tx = problem.transformation(run.method, run.learning_rate)
@@ -139,17 +139,17 @@ def train(
 
 
 def begin(measured: dict[str, Any]) -> dict[str, list[Any]]:
-    """The curves before the first step."""
+    """Return the curves before the first step."""
     return {"step": [0]} | {name: [value] for name, value in measured.items()}
 
 
 def middle(updates: Any) -> Any:
-    """The middle matrix of a tree like the parameters."""
+    """Return the middle matrix of a tree with the parameters' structure."""
     return updates[MIDDLE]
 
 
 def store(path: Path, carry: Any, curves: dict[str, list[Any]]) -> None:
-    """A checkpoint, whole or not at all."""
+    """Write a checkpoint atomically."""
     arrays: dict[str, Any] = {
         f"leaf{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(carry))
     }
@@ -159,7 +159,7 @@ def store(path: Path, carry: Any, curves: dict[str, list[Any]]) -> None:
 
 
 def restore(path: Path, carry: Any) -> tuple[Any, dict[str, list[Any]]]:
-    """The checkpoint that `store` wrote, in the structure of `carry`."""
+    """Read a checkpoint written by `store`, in the structure of `carry`."""
     with np.load(path) as file:
         leaves = [file[f"leaf{i}"] for i in range(len(jax.tree.leaves(carry)))]
         curves = json.loads(str(file["curves"]))
@@ -167,7 +167,7 @@ def restore(path: Path, carry: Any) -> tuple[Any, dict[str, list[Any]]]:
 
 
 def which(text: str) -> Which:
-    """A run from its name, such as `dualized:0.5` or `dualized:0.5:all`."""
+    """Parse a run's name, such as `dualized:0.5` or `dualized:0.5:all`."""
     method, _, rest = text.partition(":")
     rate, separator, everywhere = rest.partition(":")
     if method not in METHODS or (separator and everywhere != "all"):

@@ -1,4 +1,4 @@
-"""Retractions: how a step along a tangent vector ends on the set again.
+"""Retractions: bring a point that moved along a tangent vector back to its set.
 
 | points | retractions |
 |---|---|

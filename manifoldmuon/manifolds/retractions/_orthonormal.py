@@ -32,17 +32,17 @@ from manifoldmuon.manifolds.retractions._retraction import Retraction
 class Polar(Retraction):
     """`(W + V) ((W + V)^T (W + V))^{-1/2}`, the orthonormal matrix nearest to `W + V`.
 
-    Second order (Absil, Mahony and Sepulchre 2008, section 4.1). For a tangent `V` the Gram
-    matrix is `I + V^T V`, at least the identity and close to it for a small step, so that a few
-    `n x n` products find its inverse root: no iteration for a learning rate of 0.05, at most one
-    up to 0.3, two for 1, up to ten for 100. The Gram matrix is that of `W + V`, so
-    any distance from the set that rounding has left in `W` is undone.
+    Second order (Absil, Mahony and Sepulchre 2008, section 4.1). For a tangent `V` the Gram matrix
+    is `I + V^T V`, at least the identity and close to it for a small step, so that a few `n x n`
+    products find its inverse root: no iteration for a learning rate of 0.05, at most one up to 0.3,
+    two for 1, up to ten for 100. Using the Gram matrix of `W + V` itself removes any distance from
+    the set that rounding has left in `W`.
 
-    The iteration stops by itself; the derivative, in either mode, is that of the exact factor.
+    The iteration stops by itself; derivatives, in either mode, are of the exact factor.
 
     Attributes:
-      max_iterations: where the iteration gives up, as it does at a rank-deficient `W + V`, which
-        has no one polar factor. The manifolds give a `W` near the set, so that it has full rank.
+      max_iterations: the limit of the iteration, reached at a rank-deficient `W + V`, which has no
+        unique polar factor. Manifolds pass a `W` near the set, so that `W + V` has full rank.
 
     Examples:
       >>> moved = Polar().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
@@ -65,13 +65,13 @@ class Polar(Retraction):
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _polar_factor(moved: Matrices, max_iterations: int) -> Matrices:
     gram = gram_matrix(moved, moved)
-    # 1 <= eigenvalues <= largest row sum: the middle goes to 1, where the iteration
-    # converges fastest; it converges from (0, 7/3), and this leaves nothing above 2.
+    # 1 <= eigenvalues <= largest row sum: scale the middle to 1, where the iteration converges
+    # fastest. Scaled eigenvalues are at most 2, and it converges on (0, 7/3).
     middle = (1 + largest_row_sum(gram)) / 2
     excess = gram / middle - identity_like(gram)
     root = inverse_sqrt_minus_one(excess, max_iterations)
-    # On accelerators the Gram matrix takes float32: its errors are a distance from the set. What is
-    # added here is as small as the step.
+    # On accelerators the Gram matrix takes float32: its errors are a distance from the set. The
+    # term added here is as small as the step.
     return (moved + right_multiply(moved, root, jax.lax.Precision.HIGH)) / jnp.sqrt(middle)
 
 
@@ -87,9 +87,9 @@ def _polar_factor_jvp(max_iterations, primals, tangents):
 class QR(Retraction):
     """The orthonormal factor of `W + V = Q R`, with a positive diagonal in `R`.
 
-    First order: unlike the polar factor it depends on the order of the columns, and it turns
-    the first one least (Absil, Mahony and Sepulchre 2008, example 4.1.3). Undoes the distance
-    that `W` has from the set.
+    First order: unlike the polar factor it depends on the order of the columns, and turns the first
+    column least (Absil, Mahony and Sepulchre 2008, example 4.1.3). Removes the distance of `W` from
+    the set.
 
     Examples:
       >>> moved = QR().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
@@ -109,10 +109,10 @@ class Analytic(Retraction):
     """`(W + V)(I - A^T A + A^T A / sqrt(1 + eta^2))` with `V = eta A` and `eta = ||V||_2`.
 
     Two products and the spectral norm of an `n x n` matrix (Modula documentation, orthogonal and
-    Stiefel pages). It equals the polar retraction where `A` is a partial isometry, its singular
-    values all 0 or 1, as a steepest direction on a square manifold is. Otherwise the result misses
-    the set by up to eta^4 / 10, less than .05 since steps are cut to 1, and every distance that
-    `W` already has is handed on. For long runs and for directions with other singular values use
+    Stiefel pages). Equals the polar retraction if `A` is a partial isometry (all singular values 0
+    or 1), such as a steepest direction on a square manifold. Otherwise the result misses the set by
+    up to eta^4 / 10, and by less than .05 since steps are cut to length 1; it also keeps the
+    distance of `W` from the set. For long runs and for directions with other singular values use
     `Polar`.
 
     Examples:
@@ -136,10 +136,10 @@ class Analytic(Retraction):
 class Cayley(Retraction):
     """`(I - K/2)^{-1} (I + K/2) W` for the skew `K` with `K W = V`.
 
-    `K = P V W^T - W V^T P` with `P = I - W W^T / 2` has rank at most 2n, so one linear system
-    of size 2n suffices (Wen and Yin 2013). A rotation of the whole space: it keeps the distance
-    that `W` has from the set. First order for the embedded metric on a non-square manifold,
-    second order for the canonical one.
+    `K = P V W^T - W V^T P` with `P = I - W W^T / 2` has rank at most 2n, so a single linear system
+    of size 2n suffices (Wen and Yin 2013). A rotation of the whole space: it keeps the distance of
+    `W` from the set. First order for the embedded metric on a non-square manifold, second order for
+    the canonical metric.
 
     Examples:
       >>> moved = Cayley().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
@@ -163,11 +163,11 @@ class Cayley(Retraction):
 class Exponential(Retraction):
     """The geodesic of the embedded (Euclidean) metric, followed for time 1.
 
-    `[W V] exp([[K, -S], [I, K]]) [I; 0] exp(-K)` with `K = W^T V` and `S = V^T V`: one matrix
-    exponential of size 2n and one of size n (Edelman, Arias and Smith 1998, section 2.2.2).
-    Not the geodesic of the canonical metric, which differs from it unless `K = 0` or `W` is
-    square. The most expensive retraction, and the one to compare the others with; it keeps
-    the distance that `W` has from the set.
+    `[W V] exp([[K, -S], [I, K]]) [I; 0] exp(-K)` with `K = W^T V` and `S = V^T V`: a matrix
+    exponential of size 2n and another of size n (Edelman, Arias and Smith 1998, section 2.2.2).
+    Differs from the geodesic of the canonical metric unless `K = 0` or `W` is square. The most
+    expensive retraction, and the reference for the others; it keeps the distance of `W` from the
+    set.
 
     Examples:
       >>> moved = Exponential().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
@@ -185,7 +185,7 @@ class Exponential(Retraction):
         gram = product(vector.mT, vector)
         one = jnp.broadcast_to(identity_like(gram), gram.shape)
         block = jnp.block([[inner, -gram], [one, inner]])
-        # Square W: W^T V is skew and S = -K^2; the formula stays valid, nothing is special.
+        # For square W, S = -K^2, and the formula stays valid.
         columns = jax.scipy.linalg.expm(block)[..., :, :n]
         basis = jnp.concatenate([point, vector], axis=-1)
         return product(product(basis, columns), jax.scipy.linalg.expm(-inner))

@@ -1,4 +1,4 @@
-"""The interface of a retraction."""
+"""The interface of retractions."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from manifoldmuon._internal.values import Value
 
 
 class Retraction(Value, abc.ABC):
-    """Brings a point that moved along a tangent vector back to its set.
+    """Base of retractions: bring a point that moved along a tangent vector back to its set.
 
     A frozen, hashable value without arrays. Manifolds divide points and vectors by their scale,
-    make matrices tall and the dtype float32 or wider, and cut a step longer than `longest` to that
-    length, in the same direction. Leading axes are independent.
+    make matrices tall and the dtype float32 or wider, and shorten steps longer than `longest` to
+    that length. Leading axes are independent.
 
-    Laws, which `testing.check_slopes` checks on a manifold that takes it: `R(W, 0) = W`;
-    `R(W, t V) = W + t V + O(t**2)`; `R(W, V)` is on the set, to rounding, for every V as long as
-    `longest`.
+    Laws, checked by `testing.check_slopes` on a manifold with the retraction: `R(W, 0) = W`;
+    `R(W, t V) = W + t V + O(t**2)`; `R(W, V)` is on the set, to rounding, for every V no longer
+    than `longest`.
 
     Attributes:
-      points: what it moves, such as "orthonormal matrices" (`W^T W = I`), "unit vectors" (in the
-        last axis) or "matrices of norm at most 1" (the spectral norm). A manifold takes the
-        retractions of its own kind of points.
-      order: `R(W, t V)` differs by O(t**(order + 1)) from the geodesic of the embedded metric,
-        the path that a point free of forces would take on the set.
-      longest: the longest step that it takes, relative to the scale: the Euclidean norm or, of
-        matrices, a bound of the spectral norm. By default 8, where a polar retraction has turned by
-        83 of 90 degrees, and rounding leaves 32 times eps.
-      wide: whether `retract` takes wide matrices as well, which spares transposing them.
-      from_set: whether manifolds project points that are far off first. False to study what a
-        retraction does by itself.
+      points: the kinds of points that it moves: "orthonormal matrices" (`W^T W = I`), "unit
+        vectors" (in the last axis), "matrices of norm at most 1" (the spectral norm) or others. A
+        manifold accepts the retractions of its own kind of points.
+      order: `R(W, t V)` differs by O(t**(order + 1)) from the geodesic of the embedded metric, the
+        path on the set of a point free of forces.
+      longest: the longest step, relative to the scale: its Euclidean norm or, for matrices, a bound
+        of its spectral norm. By default 8, where a polar retraction has turned by 83 of 90 degrees,
+        and rounding leaves 32 times eps.
+      wide: whether `retract` also takes wide matrices, which saves transposing them.
+      from_set: whether manifolds first project points that are far from the set. False to study a
+        retraction by itself.
 
     Examples:
       >>> [(kind.__name__, kind().order) for kind in (Polar, QR, Normalize)]

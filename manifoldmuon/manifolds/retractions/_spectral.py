@@ -17,19 +17,20 @@ from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 @dataclasses.dataclass(frozen=True)
 class Clip(Retraction):
-    """The nearest matrix whose singular values are at most 1, or between two edges.
+    """The nearest matrix with singular values at most 1, or between two edges.
 
-    With `C = X^T X / high^2` this is `X (I + (C - I)_+)^(-1/2)` at the upper edge, and likewise at
-    the lower one: a sign and a few more products of small matrices, two tall ones. A singular value
-    that would have to grow more than a hundredfold stays short. Derivatives are those of the exact
-    sign and root.
+    With `C = X^T X / high^2` this is `X (I + (C - I)_+)^(-1/2)` at the upper edge, and analogous at
+    the lower edge: a sign and a few more products of small matrices, and two tall products. A
+    singular value that would have to grow more than a hundredfold falls short. Derivatives are of
+    the exact sign and root.
 
     Attributes:
-      method: of the sign; None: `DEFAULT_MSIGN`. One that resolves eigenvalues down to a fraction f
-        of the largest leaves points within about f / 4 of the set. Its error also moves what lies
-        inside, the more the wider the band: `TRAINING_MSIGN` by a thousandth in a ball and by
-        tenths between 1/3 and 3, where only one that converges will do.
-      max_iterations: of the inverse root, as in `Polar`; each one doubles a small singular value.
+      method: the method of the sign; None: `DEFAULT_MSIGN`. A method that resolves eigenvalues down
+        to a fraction f of the largest leaves points within about f / 4 of the set. Its error also
+        moves interior points, more in a wider band: `TRAINING_MSIGN` by a thousandth in a ball and
+        by tenths between 1/3 and 3, where only a converging method will do.
+      max_iterations: the limit of the inverse root, as in `Polar`; each iteration nearly doubles a
+        small singular value.
 
     Examples:
       >>> round(float(jnp.linalg.norm(Clip().clip(2 * jnp.eye(3)), 2)), 4)
@@ -50,12 +51,12 @@ class Clip(Retraction):
         return self.clip(point + vector)
 
     def clip(self, matrix: Matrices, low: float = 0.0, high: float = 1.0) -> Matrices:
-        """Raise singular values below `low` to it, and lower those above `high`.
+        """Raise singular values below `low` to `low`, and lower those above `high` to `high`.
 
         Args:
           matrix: tall, float32 or wider; leading axes are independent.
-          low: 0 for no lower edge.
-          high: positive.
+          low: the lower edge; 0: none.
+          high: the upper edge, positive.
         """
         matrix = self._shortened(matrix / high, 1.0) * high
         return matrix if low == 0 else self._shortened(matrix / low, -1.0) * low
@@ -65,13 +66,13 @@ class Clip(Retraction):
         identity = identity_like(gram)
         part = positive_part(side * (gram - identity), self.method)
         if side < 0:
-            # Rounding may bring the part of a singular value near zero above 1, and an eigenvalue
-            # below zero has no root. The fourth power spares those that have less far to go.
+            # For a singular value near zero rounding may lift the part above 1, and a negative
+            # eigenvalue of `target` has no root. The fourth power changes smaller parts less.
             square = product(part, part)
             room = 4 * jnp.finfo(gram.dtype).eps * (1 + largest_row_sum(gram))
             part = part - room * product(square, square)
         target = identity + side * part
-        # See `_polar_factor`: the middle goes to 1, where the iteration converges fastest.
+        # As in `_polar_factor`: scale the middle to 1, where the iteration converges fastest.
         middle = (1 + largest_row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
         root = inverse_sqrt_minus_one(target / middle - identity, self.max_iterations)
         return (x + product(x, root)) / jnp.sqrt(middle)
@@ -81,10 +82,10 @@ _LARGEST_CAPPED = 1.3
 
 
 def _soft_cap(largest: Numbers) -> Numbers:
-    """The a with `y + a y^3 = 1`, `y = x - a x^3`, for the largest singular value x up to 1.3.
+    """Return the a with `y + a y^3 = 1`, `y = x - a x^3`, for a largest singular value x up to 1.3.
 
-    Falling and concave in a: from above the root Newton's method stays above it, where the result
-    is below 1.
+    The left side is falling and concave in a: from above the root Newton's method stays above it,
+    where the left side is below 1.
     """
     steepest = 1 / (3 * largest**2)  # monotone up to here
     least = jnp.finfo(largest.dtype).eps
@@ -99,17 +100,17 @@ def _soft_cap(largest: Numbers) -> Numbers:
 
 @dataclasses.dataclass(frozen=True)
 class SoftCap(Retraction):
-    """Lowers the largest singular values by two cubics, so that a step cannot lift them too high.
+    """Lower the largest singular values by two cubics, to at most 1 after a step.
 
-    With the step's norm e relative to the edge, singular values x up to 1 + e become
-    `y + a y^3`, `y = x - a x^3`, where a brings 1 + e to 1 (arXiv:2507.13338, there with e from the
-    learning rate). No sign and no iteration: three small products and
-    two tall ones, and some steps of Lanczos' method for e. Derivatives pass in either mode.
+    With the step's norm e relative to the edge, singular values x up to 1 + e become `y + a y^3`,
+    `y = x - a x^3`, with the a that maps 1 + e to 1 (arXiv:2507.13338, with e from the learning
+    rate). No sign and no iteration: three small and two tall products, and some steps of Lanczos'
+    method for e. Differentiable in either mode.
 
-    What lies inside sinks as well, by about `e x^5` in each step: a weight decay that large
-    singular values feel and small ones do not. Weights stop short of the edge, and of a minimum
-    there, at any learning rate; spectral steps do not, where every gradient pushes outwards.
-    `Clip` leaves them alone.
+    Interior singular values sink as well, by about `e x^5` per step: a weight decay that is strong
+    for large singular values and negligible for small. Weights therefore stop short of the edge,
+    and of a minimum there, at any learning rate, except under spectral steps where every gradient
+    pushes outwards. `Clip` does not move interior singular values.
 
     Examples:
       >>> moved = SoftCap().retract(jnp.eye(3), 0.1 * jnp.eye(3))
@@ -124,7 +125,7 @@ class SoftCap(Retraction):
         still = jnp.all(vector == 0, axis=(-2, -1))
         size = spectral_bound(jnp.where(expand_trailing(still, 2), 1, vector))
         excess = jnp.where(still, 0, jnp.maximum(size, jnp.finfo(vector.dtype).eps))
-        # Beyond, the cubics are not monotone: so long steps are shortened by a factor first.
+        # Beyond this the cubics are not monotone: divide the moved point by a factor first.
         largest = jnp.minimum(1 + excess, _LARGEST_CAPPED)
         moved = (point + vector) / expand_trailing((1 + excess) / largest, 2)
         cubic = expand_trailing(_soft_cap(largest), 2)

@@ -17,8 +17,8 @@ from manifoldmuon.manifolds.retractions._retraction import Retraction
 class Normalize(Retraction):
     """`(w + v) / ||w + v||`: the nearest point of the sphere, second order.
 
-    For a tangent step of length eta the divisor is `sqrt(1 + eta**2)`; the true length is computed
-    instead, so that errors of a step do not add up.
+    For a tangent step of length eta the divisor is `sqrt(1 + eta**2)`; the actual length is
+    computed instead, so that errors do not accumulate over steps.
 
     Examples:
       >>> Normalize().retract(jnp.array([1.0, 0.0]), jnp.array([0.0, 0.0])).tolist()
@@ -49,9 +49,9 @@ class Geodesic(Retraction):
     order: ClassVar[float] = math.inf
 
     def retract(self, point: Vectors, vector: Vectors) -> Vectors:
-        # By series a cosine and a sine have derivatives at zero, where a length has none. What they
-        # lack is below the rounding of float64, also in their first derivatives. (JAX 0.12 refuses
-        # jnp.sinc inside of shard_map.)
+        # The series have derivatives at zero, where a length has none. Their errors are below the
+        # rounding of float64, also in first derivatives. (JAX 0.12 rejects jnp.sinc inside of
+        # shard_map.)
         square = expand_trailing(inner_product(vector, vector, 1), 1)
         short = square < 2e-5
         angle = jnp.sqrt(jnp.where(short, 1, square))

@@ -1,4 +1,4 @@
-"""Solvers for steepest directions, each with a certificate: on Stiefel, and on any set."""
+"""Solvers for steepest directions, with duality gaps: on Stiefel, and on any set."""
 
 from manifoldmuon.manifolds.solvers._barzilai_borwein import BarzilaiBorwein
 from manifoldmuon.manifolds.solvers._closed_form import ClosedForm, SkewPolar

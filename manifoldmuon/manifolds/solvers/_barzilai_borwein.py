@@ -28,7 +28,7 @@ from manifoldmuon.norms import Norm
 
 
 class Descent(NamedTuple):
-    """The next multiplier, and the last one with its duality map and the normal part of that."""
+    """The next multiplier; the last multiplier, its duality map, and the normal part of the map."""
 
     dual: Multiplier
     before: Floats
@@ -38,17 +38,18 @@ class Descent(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class BarzilaiBorwein(WarmSolver):
-    """For any linear tangent space: dual descent with step lengths by Barzilai and Borwein.
+    """Solver for a linear tangent space: dual descent with step lengths by Barzilai and Borwein.
 
-    The dual's gradient in the normal part T is the normal part R of `dualize(G + T)`. A step length
-    `<dT, dR> / <dR, dR>` from the last two (IMA J. Numer. Anal. 8, 1988) needs no constant. The
-    last duality map is made tangent and, where that takes it above norm 1, shortened. For norms
-    with a smooth duality map, such as `Spectral(TRAINING_MSIGN)`: at a kink of the dual it stalls.
+    The dual's gradient in the normal part T is the normal part R of `dualize(G + T)`. The step
+    length `<dT, dR> / <dR, dR>` from the last two pairs (IMA J. Numer. Anal. 8, 1988) needs no
+    constant. The last duality map is made tangent and, if this takes it above norm 1, shortened.
+    Use it with a smooth duality map, such as `Spectral(TRAINING_MSIGN)`: at a kink of the dual it
+    stalls.
 
     Attributes:
-      steps: duality maps for each direction; three keep up with training, and one, which moves the
-        multiplier once for each gradient, follows it from afar.
-      cold_start_steps: how many more a first one takes.
+      steps: the number of duality maps per direction; three keep up with training. With a single
+        map per gradient the multiplier lags behind.
+      cold_start_steps: the number of further maps at a cold start.
 
     Examples:
       >>> norm = mm.norms.Spectral(mm.linalg.TRAINING_MSIGN)

@@ -1,17 +1,17 @@
-"""The closed form: the steepest direction on the Stiefel manifold as one polar factor.
+"""The closed form: the steepest direction on the Stiefel manifold as a polar factor.
 
     A = msign(G W^T - W G^T) W,        <G, A> = || G W^T - W G^T ||_* / 2.
 
 Why it is optimal. Write a feasible direction in an orthonormal basis [W, V] of the whole space:
-`A = W X + V Y` with `X` skew and `[X; Y]` a contraction. Then `[X, -Y^T] = -[X; Y]^T` is one too,
-and Parrott's theorem completes the two to a contraction `[X, -Y^T; Y, Z]`. Negating and
-transposing such a completion gives another, and so does their average, whose `Z` is skew. So every
+`A = W X + V Y` with `X` skew and `[X; Y]` a contraction. Then `[X, -Y^T] = -[X; Y]^T` is a
+contraction, too, and Parrott's theorem completes both to a contraction `[X, -Y^T; Y, Z]`. Negating
+and transposing gives another completion, and the average of the two has a skew `Z`. So every
 feasible `A` is `S W` for a skew contraction `S`, every skew contraction gives a feasible `S W`, and
 `<G, S W> = <G W^T - W G^T, S> / 2` is largest, over skew contractions, at the polar factor.
 
-For square `W` this is Bernstein's `W msign(W^T G - G^T W)`; for one column it is the normalised
-tangent part of the gradient. No dual variable is needed, neither for the direction nor for the
-certificate: the optimum itself is known, half the nuclear norm of `G W^T - W G^T`.
+For square `W` this is Bernstein's `W msign(W^T G - G^T W)`; for a single column it is the
+normalised tangent part of the gradient. No dual variable is needed, neither for the direction nor
+for its gap: the optimum itself is known, half the nuclear norm of `G W^T - W G^T`.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from manifoldmuon.norms import Norm
 # Six quintic steps: an error of 1e-5 on singular values down to 2e-3 of the Schatten norm.
 SIGN_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03, contract=True)
 
-# Products in one pass of bfloat16: more steps gain nothing, and each has to keep back what rounding
-# has lifted above its interval.
+# Products in one pass of bfloat16: more steps gain nothing, since each must also cover values that
+# rounding has lifted above its interval.
 ROUNDED_SIGN_SCHEDULE = PolarExpress(5e-3, steps=5, safety=1.01, cushion=0.03, contract=True)
 
 _SMALL = 64  # columns
@@ -61,18 +61,18 @@ _SMALL = 64  # columns
 class SkewPolar(StiefelSolver):
     """The closed form `A = msign(G W^T - W G^T) W` by products alone.
 
-    When to use it: for a smaller gap than the default's, which has fewer digits for tall points,
+    When to use it: for a smaller gap than `ClosedForm`'s, which has fewer digits for tall points,
     and for float32 on accelerators. Singular values below about 2e-3 of the largest are not
-    resolved and count in full against the certificate: take another method for these.
+    resolved and count in full in the gap: choose another method for these.
 
-    For `m <= 2 n` the polar factor is taken of the `m x m` matrix itself, for taller points of its
-    `2n x 2n` representation `[W^T G - G^T W, -R^T; R, 0] / 2` in the basis of `split`.
+    For `m <= 2 n` the polar factor is computed of the `m x m` matrix itself, for taller points of
+    its `2n x 2n` representation `[W^T G - G^T W, -R^T; R, 0] / 2` in the basis of `split`.
 
     Attributes:
-      method: the polar factor of the skew matrix; None: that of the default for the precision.
-      schedule: drives the basis of tall points; None: likewise.
-      precision: of float32 products on accelerators, other than those of a given method. Below
-        `HIGHEST` the basis is iterated directly; the method must be one for rounded products, too.
+      method: the polar factor of the skew matrix; None: the default for the precision.
+      schedule: drives the basis of tall points; None: the default for the precision.
+      precision: the precision of float32 products on accelerators, except in a given method. Below
+        `HIGHEST` the basis is iterated directly, and the method must suit rounded products, too.
 
     Examples:
       >>> point, grad = jnp.eye(4, 2), jnp.ones((4, 2))
@@ -105,14 +105,15 @@ class SkewPolar(StiefelSolver):
                 bottom = jnp.concatenate([parts.normal / 2, jnp.zeros_like(parts.normal)], axis=-1)
                 lift, missed = jnp.concatenate([top, bottom], axis=-2), parts.defect
             still = is_noise(frobenius_norm(lift), scaled, self.precision)[..., None, None]
-            # Not `msign`: the gradient has been scaled already, another pass over it takes time.
+            # Not `msign`: the gradient is already scaled, and another pass over it takes time.
             sign = jnp.where(still, 0, (self.method or _METHODS[self.precision]).polar(lift))
             value = inner_product(lift, sign)
             if self.precision == jax.lax.Precision.HIGHEST:
-                # `nuclear_parts` with S^T S = -S S: transposes and signs take passes over memory.
+                # `nuclear_parts` with S^T S = -S S, which saves the memory passes of transposes and
+                # signs.
                 left = frobenius_norm(lift + lift @ (sign @ sign))
                 missed += math.sqrt(lift.shape[-1]) * left
-            else:  # the sign is less than skew
+            else:  # rounding leaves the sign not exactly skew
                 missed += nuclear_parts(lift, sign, self.precision)[1]
             gap = certify(value + missed, value, scaled, self.precision)
             if parts is None:
@@ -138,7 +139,7 @@ _METHODS: dict[jax.lax.Precision, MsignMethod] = {
 
 @dataclasses.dataclass(frozen=True)
 class ClosedForm(SolverByPlatform):
-    """The closed form by whichever algorithm is cheapest: the default.
+    """The closed form by the cheapest algorithm for the platform and the shape: the default.
 
     | platform | points | algorithm |
     |---|---|---|
@@ -146,12 +147,12 @@ class ClosedForm(SolverByPlatform):
     | CPU | all others | `Resolvents()` |
     | accelerator | all | `SkewPolar(precision=Precision.DEFAULT)` |
 
-    On CPUs, in float32, singular values below about 3e-3 of the largest are left short, which costs
-    about 1e-3 of the optimum on ill-conditioned gradients; the gap says how much. On accelerators
-    products take one pass of bfloat16, which costs up to 1e-2. For smaller gaps take `SkewPolar()`,
-    for less time `ProjectedPolar()`.
+    On CPUs, in float32, singular values below about 3e-3 of the largest are not brought all the way
+    to 1, which costs about 1e-3 of the optimum on ill-conditioned gradients; the gap includes the
+    loss. On accelerators products take one pass of bfloat16, which costs up to 1e-2. For smaller
+    gaps use `SkewPolar()`, for less time `ProjectedPolar()`.
 
-    The platform is that for which a program is compiled, which may be absent.
+    The platform is the compilation target, which may be absent.
 
     Examples:
       >>> stiefel = mm.manifolds.Stiefel(solver=ClosedForm())  # the default

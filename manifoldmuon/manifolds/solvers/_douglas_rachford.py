@@ -1,4 +1,4 @@
-"""The multipliers of any set, also with boundary, by projections in turn."""
+"""Multipliers for any set, also with boundary, by alternating projections."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ from manifoldmuon.manifolds.solvers._multipliers import (
 from manifoldmuon.manifolds.solvers._solver import Normal, Solver, Steepest
 from manifoldmuon.norms import Norm
 
-_START = 100  # what is below the mean by this factor starts short of norm 1
+_START = 100  # parts below the mean by more than this factor start short of norm 1
 
 
 @dataclasses.dataclass(frozen=True)
 class DouglasRachford(Solver):
-    """For any set, also with boundary, and any norm: two projections in turn.
+    """Solver for any set, also with boundary, and any norm with a projection.
 
-    One onto the ball of the norm (`Norm.project`), pushed along the gradient, one onto the tangent
-    space or cone; what the second takes away adds up to the multiplier (Lions and Mercier, SIAM J.
-    Numer. Anal. 16, 1979; as ADMM in Boyd et al. 2011). It needs no warm start. For norms whose
-    projection is exact: with the four steps of `Spectral(TRAINING_MSIGN)` a few pairs miss most of
-    the optimum, and the gap says so.
+    Alternates two projections: onto the ball of the norm (`Norm.project`), pushed along the
+    gradient, and onto the tangent space or cone. The parts removed by the second projection add up
+    to the multiplier (Lions and Mercier, SIAM J. Numer. Anal. 16, 1979; as ADMM in Boyd et al.
+    2011). Needs no warm start. The norm's projection must be exact: with the four steps of
+    `Spectral(TRAINING_MSIGN)` a few pairs miss most of the optimum, and the gap shows it.
 
     Attributes:
-      steps: pairs of projections.
-      penalty: how far they may disagree, relative to the mean curvature of the problem.
-      relaxation: over-relaxation, between 1 and 2.
+      steps: the number of pairs of projections.
+      penalty: how far the projections may disagree, relative to the mean curvature of the problem.
+      relaxation: over-relaxation, at least 1 and below 2.
 
     Examples:
       >>> ball = mm.manifolds.SpectralBall(solver=DouglasRachford(steps=20))
@@ -69,7 +69,7 @@ class DouglasRachford(Solver):
             expand_trailing(length / nonzero_or_one(inner_product(free, free, ndim)), ndim)
         )
         push = whole / (self.penalty * unit)
-        # Not `free`, which takes full steps along what rounding leaves of a normal part.
+        # Not `free`, which takes full steps along a normal part left by rounding.
         first = norm.project(_START / unit * problem.part)
 
         def step(_, state):
@@ -94,7 +94,7 @@ class DouglasRachford(Solver):
 
 
 def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Floats) -> Steepest:
-    """Return the tangent part of the gradient at norm 1, with a gap that counts rounding."""
+    """Return the tangent part of the gradient at norm 1, with a gap that includes rounding."""
     problem = _on_cone(grad, normal, norm.ndim)
     direction = _tangent_part(norm, normal, problem)
     still = problem.still | (_surely_gained(problem, direction, norm.ndim) <= 0)
@@ -106,8 +106,8 @@ def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Floats) -> Steepest:
 def _on_cone(grad: Floats, normal: Normal, ndim: int) -> Problem:
     """Return `without_normal` with the rounding errors of a projection onto a cone.
 
-    It takes a sign and some products more than that onto a space. And rounding of the final
-    direction may lead inside, against all of the normal part.
+    Projecting onto a cone takes a sign and some products more than onto a space. Rounding of the
+    final direction may also lead inside, against all of the normal part.
     """
     problem = without_normal(grad, normal, ndim)
     lost = jnp.finfo(grad.dtype).eps / 2 * frobenius_norm(problem.whole, ndim)
@@ -117,12 +117,12 @@ def _on_cone(grad: Floats, normal: Normal, ndim: int) -> Problem:
 def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Floats:
     """Return the tangent part of the gradient at norm 1, orthogonal to the normal part.
 
-    Moves inside a cone are feasible, so projecting again does not remove what rounding has left
-    along the normal part. The projection is orthogonal to it in exact arithmetic (Moreau).
+    Moves inside a cone are feasible, so projecting again does not remove rounding errors along the
+    normal part. The projection is orthogonal to it in exact arithmetic (Moreau).
     """
     ndim = norm.ndim
     away = problem.whole - problem.part
-    # No more than rounding itself where it is short beside the tangent part, of length 1.
+    # Adding 1, the length of the tangent part, keeps the correction small for a short normal part.
     length = 1 + inner_product(away, away, ndim)
     left = away * expand_trailing(inner_product(away, problem.part, ndim) / length, ndim)
     # Zero in exact arithmetic, and so is its derivative.
@@ -139,10 +139,10 @@ def _surely_gained(problem: Problem, direction: Floats, ndim: int) -> Numbers:
 def _that_ascends(
     norm: Norm, normal: Normal, problem: Problem, direction: Floats
 ) -> tuple[Floats, Bool[Array, "*batch"]]:
-    """The direction, or the tangent part where that surely gains more; and where neither gains.
+    """Return the direction, or the tangent part if that surely gains more; and where neither gains.
 
-    A direction within a cone may well descend along the normal part of a gradient, which is huge
-    where the tangent part is small: there rounding must not decide.
+    A direction within a cone may descend along the normal part of a gradient, which is huge
+    compared with a small tangent part: there rounding must not decide.
     """
     plain = _tangent_part(norm, normal, problem)
     first, second = (_surely_gained(problem, x, norm.ndim) for x in (direction, plain))

@@ -2,8 +2,8 @@
 
 The dual of "steepest tangent direction" is to minimise `||[T + Omega; R]||_*` over symmetric `T`,
 where `Omega` is the skew part of `W^T G`, `R` the part normal to `W` (see `split`), and
-`T = sym(W^T G) + 2 Lambda`. `T = 0` is optimal for square points and the cold start for the others.
-A candidate direction is a `2n x n` matrix in the basis `[W, Q]`. The dual variable is
+`T = sym(W^T G) + 2 Lambda`. `T = 0` is optimal for square points and the cold start for other
+points. A candidate direction is a `2n x n` matrix in the basis `[W, Q]`. The dual variable is
 `T / unit_of(parts)`: the same for G and c*G.
 """
 
@@ -41,7 +41,7 @@ from manifoldmuon.norms import Norm
 
 
 def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
-    """The root mean square singular value of the tangent part of `G`; 1 where that is zero."""
+    """Return the root mean square singular value of the tangent part of `G`, or 1 if it is zero."""
     square = jnp.sum(skew(parts.inner) ** 2, axis=(-2, -1), keepdims=True)
     square += jnp.sum(parts.normal**2, axis=(-2, -1), keepdims=True)
     scale = jnp.sqrt(square / max(parts.inner.shape[-1], 1))
@@ -51,12 +51,12 @@ def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
 def stack(
     parts: Split, shift: Squares, scale: Float[Array, "*batch 1 1"] | float = 1.0
 ) -> Float[Array, "*batch rows n"]:
-    """`[T + Omega; R] / scale`, where `T = scale * shift`."""
+    """Return `[T + Omega; R] / scale`, where `T = scale * shift`."""
     return jnp.concatenate([shift + skew(parts.inner) / scale, parts.normal / scale], axis=-2)
 
 
 def halves(x: Float[Array, "*batch rows n"]):
-    """The part along `W` and the part normal to it."""
+    """Return the part along `W` and the part normal to it."""
     n = x.shape[-1]
     return x[..., :n, :], x[..., n:, :]
 
@@ -64,20 +64,20 @@ def halves(x: Float[Array, "*batch rows n"]):
 def finish(
     parts: Split, candidate: Float[Array, "*batch rows n"], upper: Numbers, dual: Any
 ) -> Steepest:
-    """Makes a candidate feasible and certifies it.
+    """Make a candidate feasible and bound its gap.
 
     Args:
-      parts: the problem.
+      parts: the split gradient.
       candidate: a direction in the basis `[W, Q]`, nearly tangent, of norm about 1.
       upper: an upper bound on the optimum, without the part that the split leaves out.
-      dual: passed on for the next problem.
+      dual: the warm start for the next problem, passed on.
     """
     inner, normal = halves(candidate)
     feasible = jnp.concatenate([skew(inner), normal], axis=-2)
     length = jnp.linalg.norm(feasible, ord=2, axis=(-2, -1), keepdims=True)
     feasible = feasible / jnp.maximum(length, 1)
     tangent = stack(parts, jnp.zeros_like(inner))
-    # The sizes of both parts are the gradient's.
+    # The gradient in the basis [W, Q], of the same norm.
     grad = jnp.concatenate([parts.inner, parts.normal], axis=-2)
     still = is_noise(frobenius_norm(tangent), grad)[..., None, None]
     feasible = jnp.where(still, 0, feasible)
@@ -89,12 +89,12 @@ def finish(
 class DualAscent(StiefelSolver):
     """Subgradient steps: `A = msign(G + 2 W L)`, `L <- L - step (1 - k/K) (W^T A + A^T W)`.
 
-    When to use it: to repeat the published manifold Muon. Where 100 of these steps leave some
-    percent of the optimum, `ClosedForm()` leaves a thousandth, and is faster.
+    When to use it: to reproduce the published manifold Muon. Where 100 of these steps fall short of
+    the optimum by some percent, `ClosedForm()` falls short by a thousandth, and is faster.
 
-    The published step size is a number without units while `L` has those of the gradient, so the
-    published loop depends on the gradient's scale: `relative=False` keeps it that way, for
-    comparison. The default measures the step in the gradient's own scale.
+    The published step size is a number without units while `L` has the units of the gradient, so
+    the published loop depends on the gradient's scale: `relative=False` reproduces this, for
+    comparison. By default the step is relative to the gradient's scale.
 
     Attributes:
       step: the first step size; it falls linearly to zero. Published: 0.01, absolute.
@@ -124,7 +124,7 @@ class DualAscent(StiefelSolver):
     def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
         asked = grad
         point, grad, dual = match_varying_axes((tall(at), tall(grad), dual))
-        # The published loop sees the gradient as it came: its scale is part of the algorithm.
+        # The published loop does not scale the gradient: its scale is part of the algorithm.
         parts = split(point, scale_to_unit_exponent(grad, ndim=2)[0] if self.relative else grad)
         scale = unit_of(parts)
         step_size = self.step if self.relative else self.step / scale
@@ -151,19 +151,19 @@ State = TypeVar("State")
 def iterate(
     step: Callable[[Any, State], tuple[State, Floats]], state: State, steps: int, tolerance: float
 ) -> State:
-    """Applies `step` up to `steps` times: the same under `jax.jit` and without.
+    """Apply `step` up to `steps` times: the same under `jax.jit` and without.
 
     Args:
       step: `(k, state) -> (state, error)`; `error` has the leading axes' shape.
-      state: where to start; any pytree of arrays.
+      state: the initial state; any pytree of arrays.
       steps: the budget.
-      tolerance: 0 always takes all steps, so that nothing about the cost of a training step
-        depends on the data. Above 0 the loop ends as soon as every problem of the batch reports
-        an error of at most this.
+      tolerance: 0 always takes all steps, so that the cost of a training step does not depend on
+        the data. Above 0 the loop ends as soon as every problem of the batch reports an error of at
+        most this.
     """
 
     def taken(k, before):
-        # Under jax_enable_x64 the count k is what would widen a float32 state.
+        # Under jax_enable_x64 the count k would widen a float32 state.
         after, error = step(k, before)
         return in_dtypes_of(before, after), error
 
@@ -172,7 +172,7 @@ def iterate(
 
     def unfinished(carry):
         k, _, error = carry
-        # Not `error > tolerance`, or a NaN would count as finished and hide.
+        # Not `error > tolerance`: a NaN would count as finished and hide.
         return (k < steps) & ~jnp.all(error <= tolerance)
 
     def advance(carry):

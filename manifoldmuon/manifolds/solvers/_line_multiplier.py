@@ -28,7 +28,7 @@ from manifoldmuon.manifolds.solvers._solver import (
 )
 from manifoldmuon.norms import Norm
 
-_CLOSE = 0.1  # a slope, which is at least what mixing in the normal costs
+_CLOSE = 0.1  # a slope; mixing in the normal costs at most the slope
 
 
 class Side(NamedTuple):
@@ -42,8 +42,8 @@ class Side(NamedTuple):
 class Search(NamedTuple):
     """State of the search: the next multiplier and the two sides of the root.
 
-    A lower side has a slope below zero, a higher one has none below: `low.slope = 0` and
-    `high.slope = -1` stand for sides that are not known.
+    A lower side has a negative slope, a higher side a slope of at least zero: `low.slope = 0` and
+    `high.slope = -1` mark unknown sides.
     """
 
     dual: Multiplier
@@ -57,30 +57,31 @@ class Search(NamedTuple):
 
     @property
     def settled(self) -> Bool[Array, "*batch"]:
-        """Return whether the root is between the two sides, or close to the one that is known."""
+        """Return whether the root is between the two sides, or close to the known side."""
         slope = jnp.where(self.low.slope < 0, -self.low.slope, self.high.slope)
         return self.closed | (slope < _CLOSE)
 
     @property
     def secant(self) -> Numbers:
-        """The change of the multiplier per change of the slope, where it is closed."""
+        """Return the change of the multiplier per change of the slope, for a closed search."""
         return (self.high.shift - self.low.shift) / nonzero_or_one(self.high.slope - self.low.slope)
 
 
 @dataclasses.dataclass(frozen=True)
 class LineMultiplier(WarmSolver):
-    """For sets whose normal space is a line: two multipliers, one on each side of the root.
+    """Solver for a normal space that is a line: two multipliers, on both sides of the root.
 
     With the unit normal U, the slope `<U, dualize(G + t U)>` never falls with t. From the last
     multiplier the search goes half as far again as Newton's method would, so that two duality maps
-    lie on both sides of the root. Their mixture of slope zero is tangent and of norm at most 1, for
-    any norm, and it misses the optimum by the product of the two distances. Where both lie on one
-    side, U itself is mixed in, which costs what the slope is.
+    bracket the root. Their mixture of slope zero is tangent and of norm at most 1, for any norm,
+    and it misses the optimum by the product of the two distances. If both are on the same side of
+    the root, U itself is mixed in, which costs at most the slope.
 
     Attributes:
-      steps: duality maps for each direction; two keep up with training.
-      cold_start_steps: how many more a first one takes, and others at most where the gradient has
-        jumped and two steps or more have not come close.
+      steps: the number of duality maps per direction; two keep up with training.
+      cold_start_steps: the number of further maps at a cold start. With at least two steps, also
+        the limit of further maps at a warm start that is not yet close because the gradient has
+        jumped.
 
     Examples:
       >>> sphere = mm.manifolds.SpectralSphere(solver=LineMultiplier(steps=3))
@@ -105,7 +106,7 @@ class LineMultiplier(WarmSolver):
             known = (low.slope < 0) | (high.slope >= 0)
             below = found.slope < 0
             search = Search(search.dual, pick(below, found, low), pick(~below, found, high))
-            # A length l curves by 1 / l, in as many directions as the square of A counts.
+            # A length l has curvature 1 / l, in as many directions as `<A, A>` counts.
             length = inner_product(reduced, direction, ndim)
             curved = length / nonzero_or_one(inner_product(direction, direction, ndim))
             step = jnp.where(step > 0, jnp.where(known, 2 * step, step), curved)
@@ -122,7 +123,7 @@ class LineMultiplier(WarmSolver):
         unknown = Side(none, none, jnp.zeros_like(problem.part))
         start = Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
         search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
-        # One step follows from afar, and may never be close.
+        # With a single step per gradient the multiplier lags behind, and may never be close.
         settled = None if self.steps == 1 else lambda search: search.settled
         warm = start.step > 0
         search = repeat(look, search, self.steps, self.cold_start_steps, warm, settled)

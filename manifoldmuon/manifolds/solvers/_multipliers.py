@@ -1,11 +1,11 @@
 """Steepest directions for any set and any norm: the multipliers of the normal space.
 
 At a point the steepest direction is `max <G, A>` over `||A|| <= 1` with A tangent. Its dual is
-`min ||G - N||_dual` over the normal space (or cone): each N bounds the optimum, and the best one
-gives `A = dualize(G - N)`. `LineMultiplier`, `BarzilaiBorwein` and `DouglasRachford` ask a norm for
-its duality map and its gap, and a set for the projection onto its normal space. What they hand on
-is the normal part `T` that is left in `X = G - N`, relative to the tangent part of G: it changes
-less from step to step than N does.
+`min ||G - N||_dual` over the normal space (or cone): each N bounds the optimum, and the best N
+gives `A = dualize(G - N)`. `LineMultiplier`, `BarzilaiBorwein` and `DouglasRachford` use the norm's
+duality map and gap, and the projection onto the normal space; `DouglasRachford` also uses the
+norm's projection. The warm start of the first two is the normal part `T` left in `X = G - N`,
+relative to the tangent part of G: it changes less from step to step than N does.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     Attributes:
       part: the tangent part, of Frobenius norm 1, or zero.
       whole: the gradient in the same units.
-      noise: what rounding may hide in `part`.
+      noise: the rounding error that `part` may have.
       still: whether the tangent part is no more than rounding.
       zero: whether the gradient is zero.
     """
@@ -49,13 +49,13 @@ class Problem(NamedTuple):
 
 
 def without_normal(grad: Floats, normal: Normal, ndim: int) -> Problem:
-    """Takes the normal part out of a gradient, twice: the rest may be small beside rounding."""
+    """Remove the normal part of a gradient, twice: the rest may be as small as rounding."""
     scaled, _ = scale_to_unit_exponent(grad, ndim)
     part = scaled - normal.project(scaled)
     part = part - normal.project(part)
     size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     noise = 8 * jnp.finfo(scaled.dtype).eps * length
-    # What a short dtype rounds a gradient by is no direction either. False for a NaN.
+    # Rounding of a low-precision gradient is no direction either. False for a NaN.
     still = size <= jnp.maximum(noise, jnp.finfo(grad.dtype).eps / 2 * length)
     unit = jnp.where(expand_trailing(still, ndim), 0, normalize(part, ndim))
     size = nonzero_or_one(size)
@@ -72,11 +72,11 @@ def certified(
     dual: Any,
     residual: Numbers,
 ) -> Steepest:
-    """`direction` with the bound that `attained`, the duality map of `reduced = G - N`, gives.
+    """Return `direction` with the gap from `attained`, the duality map of `reduced = G - N`.
 
     `grad` is G, with as much of its normal part as matters to a tangent direction. A multiplier
-    that was right for another gradient may give a direction that gains little, or descends: where
-    the tangent part of a gradient gains more, it takes its place, and `dual` becomes a cold start.
+    from another gradient may give a direction that gains little, or descends: if the tangent part
+    of the gradient gains more, it replaces the direction, and `dual` becomes a cold start.
     """
     ndim = norm.ndim
     upper = inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
@@ -88,7 +88,7 @@ def certified(
             size = nonzero_or_one(norm.bound(problem.part))
             plain = problem.part / expand_trailing(size, ndim)
             gained = inner_product(grad, plain, ndim)
-            worse = value < gained  # false for a NaN, which has to stay
+            worse = value < gained  # false for a NaN, which must stay
             cold = jax.tree.map(jnp.zeros_like, dual)
             return pick(worse, (plain, cold, gained), (direction, dual, value))
 
@@ -103,8 +103,8 @@ def certified(
 
 
 def shortened(norm: Norm, direction: Floats, change: Floats) -> Floats:
-    """To norm 1 at most, for a direction that differs by `change` from one of norm 1."""
-    # The second bound is the tighter one where the change is small.
+    """Divide `direction`, a direction of norm 1 plus `change`, to norm at most 1."""
+    # The second bound is tighter for a small change.
     size = jnp.minimum(norm.bound(direction), 1 + norm.bound(change))
     return direction / expand_trailing(jnp.maximum(size, 1), norm.ndim)
 
@@ -113,12 +113,12 @@ def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"], sett
     """Return the state after `steps` steps, and up to `cold` more for problems that need them.
 
     Args:
-      step: of the state, for all problems.
+      step: maps the state of all problems to the next state.
       state: arrays with the problems' axes first.
-      steps: for every problem.
-      cold: for problems that are not `warm`, and while they are not `settled`.
-      warm: which problems start from an answer to a similar one.
-      settled: of a state, which problems are close to their answer; None: all that are warm.
+      steps: the number of steps for every problem.
+      cold: the number of further steps, for problems that are not `warm` or not `settled`.
+      warm: which problems start from an answer to a similar problem.
+      settled: maps a state to which problems are close to their answer; None: all that are warm.
     """
 
     def once(k, state):
@@ -128,14 +128,14 @@ def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"], sett
         def move(state):
             return pick(active, step(state), state)
 
-        # Not two loops: the program would hold the duality map twice.
+        # Not two loops, which would compile the duality map twice.
         return jax.lax.cond(jnp.any(active), move, lambda s: s, state)
 
     return jax.lax.fori_loop(0, cold + steps, once, state)
 
 
 def pick(choice: Bool[Array, "*batch"], new: Any, old: Any) -> Any:
-    """For each problem one of two trees, whose arrays have the problems' axes first."""
+    """Choose between two trees for each problem; their arrays have the problems' axes first."""
 
     def one(new, old):
         return jnp.where(expand_trailing(choice, new.ndim - choice.ndim), new, old)

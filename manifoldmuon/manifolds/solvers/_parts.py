@@ -1,8 +1,8 @@
-"""The parts of a gradient on the Stiefel manifold, and the certificate of a direction.
+"""Parts of a gradient on the Stiefel manifold, and the duality gap of a direction.
 
-With an orthonormal basis `Q` of what `W` leaves over, `G = W B + Q R`, and every feasible
-direction worth considering is `A = W X + Q Y`: a solver that takes the `split` meets only `n x n`
-matrices, whatever the number of rows.
+With an orthonormal basis `Q` of the part of `G` normal to `W`, `G = W B + Q R`, and every feasible
+direction worth considering is `A = W X + Q Y`: a solver that takes the `split` needs only `n x n`
+matrices, for any number of rows.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from manifoldmuon._internal.arrays import (
 from manifoldmuon._internal.polar import polish
 from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, inverse_sqrt
 
-_SMALL_PART = 0.1  # of a gradient: below it the tangent part is projected twice
+_SMALL_PART = 0.1  # a smaller part of the gradient is projected off W twice
 
 # For singular values down to 2e-3 of the bound. Rounding spoils some digits of the result; the
-# polishing step brings them back.
+# polishing step restores them.
 SPLIT_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03)
 
 
-# Products in one pass of bfloat16: more steps gain nothing, and each has to keep back what rounding
-# has lifted above its interval.
+# Products in one pass of bfloat16: more steps gain nothing, since each must also cover values that
+# rounding has lifted above its interval.
 ROUNDED_SCHEDULE = PolarExpress(1e-2, steps=4, safety=1.01, cushion=0.03, contract=True)
 
 
@@ -48,12 +48,12 @@ class Split(NamedTuple):
     Attributes:
       point: the point `W`.
       inner: `B = W^T G`.
-      normal: `R = Q^T G`. Its Gram matrix is that of `G - W B`.
-      rough: a tall `Q_1` that is orthonormal, and normal to `W`, only to a few digits.
+      normal: `R = Q^T G`, with the Gram matrix of `G - W B`.
+      rough: a tall `Q_1`, orthonormal and normal to `W` only to a few digits.
       overlap: `W^T Q_1`.
       polish: `C` with `Q = (Q_1 - W overlap) C` orthonormal to rounding.
-      defect: an upper bound on the nuclear norm of `G - W B - Q R`: the directions too small
-        beside the others for float32 to tell from rounding, which `Q` leaves out.
+      defect: an upper bound on the nuclear norm of `G - W B - Q R`: the directions that `Q` leaves
+        out, too small relative to the others for float32 to tell from rounding.
     """
 
     point: Matrices
@@ -65,7 +65,7 @@ class Split(NamedTuple):
     defect: Numbers
 
     def assemble(self, inner: Squares, normal: Squares) -> Matrices:
-        """`W inner + Q normal`."""
+        """Return `W inner + Q normal`."""
         polished = self.polish @ normal
         return self.point @ (inner - self.overlap @ polished) + self.rough @ polished
 
@@ -76,18 +76,18 @@ def split(
     schedule: Schedule | None = None,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Split:
-    """Splits `grad` at `point` by matrix products only.
+    """Split `grad` at `point` by matrix products only.
 
-    `Q_1 = E K^(-1/2)` with `E = G - W B` and `K = E^T E`. An inverse root of a Gram matrix
-    magnifies rounding by up to the condition number that it resolves, so `Q_1` is measured as it
-    came out, and one Newton-Schulz step on what was measured makes it orthonormal again.
+    `Q_1 = E K^(-1/2)` with `E = G - W B` and `K = E^T E`. The inverse root of a Gram matrix
+    magnifies rounding by up to the condition number that it resolves, so a Newton-Schulz step on
+    the measured Gram matrix of `Q_1` makes it orthonormal again.
 
     Args:
       point: `W`, tall or square, `W^T W = I`.
       grad: `G`, of the same shape, with entries of moderate size (see `scale_to_unit_exponent`).
-      schedule: what drives the inverse root of `K`; None: one that suits the precision.
-      precision: of float32 products on accelerators. Below `HIGHEST` a Gram matrix knows too few of
-        the singular values, and `Q_1` is iterated on `E` itself.
+      schedule: drives the inverse root of `K`; None: the default for the precision.
+      precision: the precision of float32 products on accelerators. Below `HIGHEST` a Gram matrix
+        resolves too few singular values, and `Q_1` is iterated on `E` itself.
     """
     inner = product(point.mT, grad, tangent_precision(precision))
     outer = grad - product(point, inner, tangent_precision(precision))
@@ -105,14 +105,14 @@ def split(
 
 
 def tangent_residual(inner: Squares) -> Numbers:
-    """`||W^T A + A^T W||_F / n`, given `W^T A`."""
+    """Return `||W^T A + A^T W||_F / n`, given `W^T A`."""
     return 2 * frobenius_norm(sym(inner)) / max(inner.shape[-1], 1)
 
 
 def tangent_precision(precision: jax.lax.Precision) -> jax.lax.Precision:
-    """Return the precision for the tangent part of a gradient where the rest takes `precision`.
+    """Return the precision for the tangent part of a gradient if the rest takes `precision`.
 
-    It is a difference, and a small one near a critical point: in one pass of bfloat16 a tangent
+    The tangent part is a difference, small near a critical point: in one pass of bfloat16 a tangent
     part of a hundredth of the gradient would be noise.
     """
     low = precision == jax.lax.Precision.DEFAULT
@@ -135,17 +135,17 @@ def certify(
     grad: Matrices,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Numbers:
-    """The relative duality gap, with what rounding may hide in the tangent part of `grad`.
+    """Return the relative duality gap, including rounding errors in the tangent part of `grad`.
 
-    An entry of `W^T G` is off by less than a unit of rounding of the length of a column of `G`, so
-    the nuclear norm of the error is at most `n` such units: little, unless the gradient is nearly
-    normal to the set.
+    An entry of `W^T G` is off by less than a unit of rounding times the length of a column of `G`,
+    so the nuclear norm of the error is at most `n` such units: little, unless the gradient is
+    nearly normal to the set.
 
     Args:
       upper: an upper bound on the optimum, in exact arithmetic.
-      value: what the direction attains, in exact arithmetic.
-      grad: what both were computed from, of moderate size.
-      precision: of float32 products on accelerators.
+      value: `<G, A>` of the direction, in exact arithmetic.
+      grad: the gradient from which both were computed, of moderate size.
+      precision: the precision of float32 products on accelerators.
     """
     size = frobenius_norm(grad)
     unit = rounding(tangent_precision(precision), grad.dtype)
@@ -157,7 +157,7 @@ def certify(
 def raise_of(gram: Squares) -> Float[Array, "*batch 1 1"]:
     """Bound the rounding error of the eigenvalues of `gram = x^T x`.
 
-    An entry is off by less than a unit of rounding of the product of the lengths of two columns.
+    An entry is off by less than a unit of rounding times the lengths of two columns.
     """
     trace = jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None]
     return jnp.finfo(gram.dtype).eps * trace
@@ -166,12 +166,12 @@ def raise_of(gram: Squares) -> Float[Array, "*batch 1 1"]:
 def tangent_parts(
     point: Matrices, grad: Matrices, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> tuple[Float[Array, "*batch k k"], Matrices]:
-    """`(Omega, E)` with the tangent part `W Omega + E` of a gradient: Omega skew, `W^T E = 0`.
+    """Return `(Omega, E)`, with `W Omega + E` the tangent part of a gradient.
 
-    Wide points stand for their transposes, and so does their E.
+    Omega is skew and `W^T E = 0`. Wide points are treated as their transposes, and so is their E.
 
-    What rounding leaves of W in E counts where E is a small part of the gradient. It is taken out
-    there, by two products more.
+    If E is a small part of the gradient, the component along W left by rounding matters: two more
+    products remove it.
     """
     precision = tangent_precision(precision)
     inner = gram_matrix(point, grad, precision)

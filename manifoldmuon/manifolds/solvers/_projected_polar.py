@@ -1,4 +1,4 @@
-"""The polar factor of the tangent part, made tangent: the cheap direction on Stiefel."""
+"""The tangent-projected polar factor: the cheap direction on Stiefel."""
 
 from __future__ import annotations
 
@@ -39,27 +39,26 @@ from manifoldmuon.manifolds.solvers._parts import (
 from manifoldmuon.manifolds.solvers._solver import SolverByPlatform, Steepest, StiefelSolver
 from manifoldmuon.norms import Norm
 
-# Three steps of degree 9 end 0.004 from 1, as many products of quintics 0.013 from it. The Gram
-# matrix is never formed again, so its rounding errors, 1e-7 of its largest entry, must not be
-# magnified to order 1: singular values below 1e-2 are left short.
+# Three steps of degree 9 end within 0.004 of 1, quintics with as many products within 0.013. The
+# Gram matrix is formed only once, so its rounding errors, 1e-7 of its largest entry, must not be
+# magnified to order 1: singular values below 1e-2 are not brought all the way to 1.
 COARSE_SCHEDULE = PolarExpress(1e-2, degree=9, steps=3, safety=1.0001, cushion=0.03)
 
 
 @dataclasses.dataclass(frozen=True)
 class ProjectedPolar(SolverByPlatform):
-    """`msign(G - W sym(W^T G))`, projected and shortened to norm 1 where that is needed.
+    """`msign(G - W sym(W^T G))`, projected, and shortened to norm 1 if needed.
 
-    When to use it: in training, for the price of three tall products more than an unconstrained
-    direction. It is exact for square points and where the part of G normal to W is so well
-    conditioned that the sign stays tangent; on ill-conditioned gradients it leaves several percent
-    of the optimum, and `ClosedForm()` does not.
+    When to use it: in training, for three more tall products than an unconstrained direction. It is
+    exact for square points, and if the part of G normal to W is so well conditioned that the sign
+    stays tangent. On ill-conditioned gradients it falls several percent short of the optimum,
+    unlike `ClosedForm()`.
 
     Attributes:
-      schedule: drives the inverse root of the Gram matrix; None: that of the default for the
-        precision.
-      precision: of float32 products on accelerators; None: one pass of bfloat16 there. Below
-        `HIGHEST` the schedule is applied to the tangent part itself, in some more products: its
-        Gram matrix would know singular values down to a tenth of the largest only.
+      schedule: drives the inverse root of the Gram matrix; None: the default for the precision.
+      precision: the precision of float32 products on accelerators; None: one pass of bfloat16
+        there. Below `HIGHEST` the schedule is applied to the tangent part itself, with some more
+        products: its Gram matrix would resolve singular values only down to a tenth of the largest.
 
     Examples:
       >>> point, grad = jnp.eye(4, 2), jnp.ones((4, 2))
@@ -85,7 +84,7 @@ class ProjectedPolar(SolverByPlatform):
 
 @dataclasses.dataclass(frozen=True)
 class _Projected(StiefelSolver):
-    """`ProjectedPolar` in one precision."""
+    """`ProjectedPolar` in a given precision."""
 
     schedule: Schedule | None
     precision: jax.lax.Precision
@@ -101,12 +100,12 @@ class _Projected(StiefelSolver):
         return answer._replace(dual=dual)
 
     def _coupled(self, point: Matrices, grad: Matrices):
-        """`[along; outer] root`, with the inverse root of the Gram matrix."""
-        # The tangent part is W along + outer. A Gram matrix of G minus one of W B would be cheaper
-        # by a product, and nothing but rounding where the tangent part is a small part of G.
+        """Return `[along; outer] root`, with the inverse root of the Gram matrix."""
+        # The tangent part is W along + outer. The difference of the Gram matrices of G and W B
+        # would save a product, and be pure rounding for a small tangent part.
         along, outer = tangent_parts(point, grad)
         normal = gram_matrix(outer, outer)
-        # Raised by what rounding may have taken: the root must not be too large for `outer` itself.
+        # Compensates for rounding: the root must not be too large for `outer` itself.
         normal = normal + raise_of(normal) * identity_like(normal)
         gram = along.mT @ along + normal
         still = is_noise(safe_sqrt(jnp.trace(gram, axis1=-2, axis2=-1)), grad)[..., None, None]
@@ -114,14 +113,14 @@ class _Projected(StiefelSolver):
         raw, rest = along @ root, root @ (normal @ root)
         residual, turned = tangent_residual(raw), skew(raw)
         length = _length(turned.mT @ turned + rest, 0.01)
-        # <X, A> of the raw direction, as `along` is skew, and `length` times that of the other.
+        # <X, A> of the raw direction, as `along` is skew: `length` times that of the result.
         gained = jnp.sum(along * turned + normal * root, axis=(-2, -1))
         gap = certify(gained + _missed(gram, raw.mT @ raw + rest), gained / length[..., 0, 0], grad)
         direction = (right_multiply(outer, root) + right_multiply(point, turned)) / length
         return Steepest(direction, (), residual, gap)
 
     def _direct(self, point: Matrices, grad: Matrices):
-        """The schedule on `[along; outer]`, whose Gram matrix is formed again in every step."""
+        """Apply the schedule to `[along; outer]`, with a new Gram matrix in every step."""
         high, n = tall(point), min(point.shape[-2:])
         tangent = jnp.concatenate(tangent_parts(high, tall(grad), self.precision), axis=-2)
         still = is_noise(frobenius_norm(tangent), grad, self.precision)[..., None, None]
@@ -139,12 +138,12 @@ class _Projected(StiefelSolver):
         return NewtonSchulz(self.schedule or ROUNDED_SCHEDULE, precision=self.precision)
 
 
-# What square points take: singular values down to 1e-2 of the Schatten norm end above 0.99.
+# For square points: singular values down to 1e-2 of the Schatten norm end above 0.99.
 _SQUARE = SkewPolar(SkewNewtonSchulz(dataclasses.replace(COARSE_SCHEDULE, contract=True)))
 
 
 def _missed(gram: Squares, closed: Squares) -> Numbers:
-    """The second number of `nuclear_parts`, of an x that is known by its Gram matrix.
+    """Return the second result of `nuclear_parts`, for an x known by its Gram matrix.
 
     Args:
       gram: `x^T x`.
@@ -157,10 +156,10 @@ def _missed(gram: Squares, closed: Squares) -> Numbers:
 
 
 def _length(gram: Squares, margin: float) -> Float[Array, "*batch 1 1"]:
-    """`max(1, ||A||_2)` from `A^T A`, with a margin for what Lanczos and rounded products miss.
+    """Return `max(1, ||A||_2)` from `A^T A`, with a margin for Lanczos and rounded products.
 
-    After 24 steps Lanczos is 0.3 % below the largest eigenvalue where they lie evenly in [0, 1],
-    and closer where one stands out.
+    After 24 steps Lanczos is 0.3 % below the largest eigenvalue if eigenvalues are evenly spaced in
+    `[0, 1]`, and up to 0.9 % if the largest stands out by as much.
     """
     found = (1 + margin) * largest_eigenvalue(gram, 24)[..., None, None]
     return jnp.sqrt(jnp.maximum(found, 1))

@@ -1,7 +1,7 @@
 """Parts of rational functions of matrices: Zolotarev's coefficients, and inverses.
 
-The inverses are computed here because LAPACK's take four times as long on stacks of matrices, and
-stall where its threads and XLA's compete for processors.
+Inverses are computed here because LAPACK takes four times as long on stacks of matrices, and stalls
+where its threads and XLA's compete for processors.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Poles(NamedTuple):
 
 @functools.lru_cache(maxsize=64)
 def zolotarev(poles: int, lower: float) -> Poles:
-    """The odd rational function with these many pole pairs that is closest to 1 on `[lower, 1]`.
+    """Return the odd rational function with `poles` pole pairs closest to 1 on `[lower, 1]`.
 
     Its error falls geometrically with the number of poles, and its largest value is scaled to 1
     (Zolotarev 1877; Nakatsukasa and Freund, SIAM Review 58, 2016, sec. 3).
 
     Args:
-      poles: at least 1.
-      lower: at least 1e-5, below 1.
+      poles: the number of pole pairs, at least 1.
+      lower: the lower end of the interval, at least 1e-5, below 1.
 
     Raises:
       ValueError: out of range.
@@ -63,10 +63,10 @@ def zolotarev(poles: int, lower: float) -> Poles:
 
 
 def _jacobi(part: np.ndarray, complement: float) -> tuple[np.ndarray, np.ndarray]:
-    """The elliptic functions sn and cn of these parts of the quarter period.
+    """Return the elliptic functions sn and cn at these fractions of the quarter period.
 
     By the arithmetic-geometric mean (Abramowitz and Stegun, 16.4 and 17.6), which starts from the
-    complementary modulus: here it is what is known exactly.
+    complementary modulus: here it is known exactly.
     """
     a, b = [1.0], complement
     c = [np.sqrt(1 - complement**2)]
@@ -80,18 +80,18 @@ def _jacobi(part: np.ndarray, complement: float) -> tuple[np.ndarray, np.ndarray
 
 
 def inverse(x: Squares) -> Squares:
-    """The inverse of matrices whose symmetric part is positive definite, without pivoting.
+    """Return the inverse of matrices with a positive definite symmetric part, without pivoting.
 
-    Blocks are eliminated one after the other, each by the inverses of its triangular factors: the
-    inverse of a block itself would lose as many digits as its condition number has. Mostly
-    products; as accurate as LAPACK for these matrices.
+    Blocks are eliminated in turn, each by the inverses of its triangular factors: the inverse of a
+    block itself would lose as many digits as its condition number has. Mostly products; as accurate
+    as LAPACK for these matrices.
 
     Args:
       x: `x + x^T` positive definite; leading axes are independent.
 
     Returns:
-      The inverse. A symmetric matrix that is not positive definite gives NaN: a pivot of it is not
-      positive.
+      The inverse. A symmetric matrix that is not positive definite has a pivot that is not
+      positive, and gives NaN.
     """
     n = x.shape[-1]
     if n <= _BLOCK:
@@ -111,14 +111,14 @@ def inverse(x: Squares) -> Squares:
         columns = jax.lax.dynamic_slice_in_dim(x, start, block, -1)
         lower, upper = _inverse_factors(jax.lax.dynamic_slice_in_dim(rows, start, block, -1))
         unit = jax.lax.dynamic_slice_in_dim(identity, start, block, -2)
-        # One outer product does all four parts: the block itself, its row, its column, the rest.
+        # A single outer product updates all four parts: the block, its row, its column, the rest.
         return x - product(product(columns - unit.mT, upper), product(lower, rows + unit))
 
     return jax.lax.fori_loop(0, count, eliminate, x)[..., :n, :n]
 
 
 def _inverse_factors(x):
-    """Triangular `(l, u)` with `u l = x^-1`."""
+    """Return triangular `(l, u)` with `u l = x^-1`."""
     n = x.shape[-1]
     if n <= _LEAF:
         return _inverse_factors_by_entry(x)
@@ -147,7 +147,7 @@ def _inverse_factors(x):
 
 
 def _inverse_factors_by_entry(x):
-    """Gaussian elimination of `[[x, 1], [1, 0]]`, which leaves both factors beside the pivots."""
+    """Eliminate `[[x, 1], [1, 0]]`, which leaves both factors next to the pivots."""
     n = x.shape[-1]
     index = jnp.arange(2 * n)
     eye = jnp.broadcast_to(identity_like(x), x.shape)

@@ -1,18 +1,18 @@
 """The closed form by rational functions: n x n inverses in place of 2n x 2n products.
 
 With `B = W^T G`, `E = G - W B`, `S = E^T E` and `Omega = skew(B)` the lift `Gamma = skew(G W^T)`
-maps `W x + E z` to `W (Omega x - S z / 2) + E (x / 2)`. A resolvent of it is therefore solved for
-in n x n: for real s
+maps `W x + E z` to `W (Omega x - S z / 2) + E (x / 2)`. Its resolvents are therefore solved for in
+n x n: for real s
 
     (Gamma - i s)^-1 W   needs only   N = (S / 4 + s^2 I + s Omega)^-1,
 
-and an odd rational function of `Gamma` is a sum of them. With Zolotarev's weights `a_j` and
+and an odd rational function of `Gamma` is a sum of resolvents. With Zolotarev's weights `a_j` and
 `s_j = sqrt(c_j)`
 
     A = f(Gamma) W = W X + E P,   X = -sum_j a_j s_j skew(N_j),   P = sum_j a_j sym(N_j) / 2.
 
-X is skew to the bit, so the direction is tangent. The symmetric part of every matrix to be inverted
-is positive definite, so no pivots are needed.
+X is exactly skew, so the direction is tangent. The symmetric part of every matrix to be inverted is
+positive definite, so no pivots are needed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver
 from manifoldmuon.norms import Norm
 
 _POWER_STEPS = 6
-_ENTRIES = 2**22  # of the matrices that are inverted at once
+_ENTRIES = 2**22  # matrix entries inverted at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Resolvents(StiefelSolver):
 
     When to use it: for points with many rows on a CPU, where an inverse costs as much as two or
     three products; everything is n x n except eight products with tall matrices. On accelerators
-    take `SkewPolar`, which has products alone. Singular values whose squares are below rounding
-    come out short.
+    use `SkewPolar`, which has products alone. Singular values with squares below rounding are not
+    brought all the way to 1.
 
     Attributes:
-      poles: how many pole pairs, each an inverse.
+      poles: the number of pole pairs, each an inverse.
       lower: the smallest singular value of the lift that is brought to 1, relative to the largest.
         Eight poles leave 1.4e-4 at 3e-3, four leave 1.1e-2 at 1e-2.
 
@@ -87,10 +87,10 @@ class Resolvents(StiefelSolver):
 
     def _solve(self, point, grad):
         along, outer = tangent_parts(point, grad)
-        # What rounding leaves of W in `outer` would otherwise make the direction less tangent.
+        # The part along W left in `outer` by rounding: it would make the direction less tangent.
         left = gram_matrix(point, outer)
         normal = gram_matrix(outer, outer)
-        # Raised by what rounding may have taken: the direction must not be too long for `outer`.
+        # Compensates for rounding: the direction must not be too long for `outer`.
         raised = raise_of(normal) * identity_like(normal)
         normal = sym(normal - product(left.mT, left)) + raised
         size = _norm(along, normal)
@@ -110,9 +110,9 @@ class Resolvents(StiefelSolver):
         return direction, residual, gap
 
     def _blocks(self, along, normal):
-        """X and P."""
+        """Return X and P."""
         weights, shifts, _ = zolotarev(self.poles, self.lower)
-        # Rounding is magnified by up to 1 / lower, and must not lift anything above 1.
+        # Rounding is magnified by up to 1 / lower, and must not lift values above 1.
         weights = weights / (1 + 4 * float(jnp.finfo(along.dtype).eps) / self.lower)
         weights, shifts = (jnp.asarray(c, along.dtype) for c in (weights, shifts))
         roots = jnp.sqrt(shifts)
@@ -126,15 +126,15 @@ class Resolvents(StiefelSolver):
 
 
 def _mix(weights: Float[Array, " poles"], matrices: Float[Array, "*batch poles n n"]) -> Squares:
-    """The weighted sum, as a product: XLA's sum over an axis of large strides is slow on CPUs."""
+    """Return the weighted sum, as a product: XLA's sum over a strided axis is slow on CPUs."""
     return jnp.einsum("p,...pij->...ij", weights, matrices, precision="highest")
 
 
 def _norm(along: Squares, normal: Squares) -> Float[Array, "*batch 1 1"]:
-    """The spectral norm of the lift to a few percent, by power iteration in its own inner product.
+    """Estimate the spectral norm of the lift to a few percent, by power iteration.
 
-    `W u + E w` has the length `|u|^2 + w^T S w`. The largest column is never a null vector, unless
-    the lift is zero.
+    In the lift's own inner product, where `W u + E w` has the squared length `|u|^2 + w^T S w`. The
+    iteration starts from the largest column, a null vector only if the lift is zero.
     """
 
     def length(u, w):
@@ -168,14 +168,17 @@ def _bound(
     away: Matrices,
     leave: Float[Array, "*batch k k"],
 ) -> Numbers:
-    """An upper bound on the optimum, `min over symmetric T of || W (Omega + T) + E ||_*`.
+    """Return an upper bound on the optimum, `min over symmetric T of || W (Omega + T) + E ||_*`.
 
-    `T = sym(X P^-1)` makes `M = [Omega + T; E]` nearly `A H` with the direction `A = [X; E P]`,
-    whose norm is at most 1. So `||M||_* <= ||H||_* + ||M - A H||_*` for every symmetric H, of which
-    two are tried: `P^-1`, positive definite whatever happens, which leaves
-    `M - A H = Omega - skew(X P^-1)` and counts what f leaves short in full; and `sym(A^T M)`, whose
-    trace is its nuclear norm if its pivots are positive. Formed from E and E P themselves: in `S`
-    singular values below `eps**(1/2)` of the largest are noise.
+    `T = sym(X P^-1)` makes `M = [Omega + T; E]` nearly `A H` with the direction `A = [X; E P]`, of
+    norm at most 1. So `||M||_* <= ||H||_* + ||M - A H||_*` for every symmetric H. Two are tried:
+
+    * `P^-1`, always positive definite, which leaves `M - A H = Omega - skew(X P^-1)` and counts the
+      shortfall of f in full;
+    * `sym(A^T M)`, with a nuclear norm equal to its trace if its pivots are positive.
+
+    Computed from E and E P themselves: in `S` singular values below `eps**(1/2)` of the largest are
+    noise.
     """
     n = along.shape[-1]
     root = sym(inverse(leave))
@@ -184,7 +187,7 @@ def _bound(
     simple = jnp.trace(root, axis1=-2, axis2=-1) + math.sqrt(n) * missed
     top = sym(ratio) + along
     size = sym(product(turn.mT, top) + gram_matrix(away, outer))
-    # Of the norm, which is 1: what rounding may make of an eigenvalue that is zero.
+    # Rounding perturbs zero eigenvalues by at most this, relative to the norm, which is 1.
     lift = 128 * float(jnp.finfo(along.dtype).eps)
     lifted = size + lift * identity_like(along)
     definite = jnp.all(jnp.isfinite(inverse(lifted)), axis=(-2, -1))
@@ -195,16 +198,16 @@ def _bound(
 
 
 def _in_chunks(function, entries: int, *arrays):
-    """`function` of stacks of matrices, so many at once that `entries` for each stay in memory.
+    """Apply `function` to stacks of matrices, in chunks that fit in memory at `entries` per matrix.
 
-    All arrays have the same leading axes, and so has every result.
+    All arrays, and all results, have the same leading axes.
     """
     batch = arrays[0].shape[:-2]
     if not batch:
         return function(*arrays)
     flat = [x.reshape((-1, *x.shape[-2:])) for x in arrays]
     count, size = flat[0].shape[0], max(1, _ENTRIES // entries)
-    # A remainder would be a program of its own, as long to compile as the rest.
+    # A remainder would need a second program, as long to compile as the first.
     size = max((d for d in range(-(-size // 2), size + 1) if count % d == 0), default=size)
     if count <= size:
         result = function(*flat)

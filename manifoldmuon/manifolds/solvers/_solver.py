@@ -1,4 +1,4 @@
-"""The interface of a solver for steepest directions: the question, and the answer."""
+"""The interface of solvers for steepest directions: `Normal` in, `Steepest` out."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from manifoldmuon.norms import Norm
 
 
 class Steepest(NamedTuple):
-    """A steepest direction and its certificate.
+    """A steepest direction and its duality gap.
 
     Attributes:
-      direction: `A`, tangent at the point, of norm at most 1 in the manifold's norm; it
-        ascends, so a descent step subtracts it. Shape and dtype of the gradient.
-      dual: what a later, nearby problem can start from: arrays with the leading axes first, in
-        the dtypes of what was given, or `()` where the direction has a closed form.
-      residual: how far the solver's raw direction was from tangent before the last tangent
-        projection, `||W^T A + A^T W||_F / n` for a Stiefel point of unit scale. Leading axes.
+      direction: `A`, tangent at the point, of norm at most 1 in the manifold's norm; it ascends, so
+        a descent step subtracts it. Shape and dtype of the gradient.
+      dual: the warm start for a later, nearby problem: arrays with the leading axes first, in the
+        dtypes of the given dual, or `()` for a closed form.
+      residual: the distance of the solver's raw direction from tangent, before the last tangent
+        projection: `||W^T A + A^T W||_F / n` for a Stiefel point of unit scale. Leading axes.
       gap: the relative duality gap, an upper bound on `1 - <G, A> / optimum` that needs no
-        reference solution and includes rounding (0 for a zero gradient, and 1 for a zero
-        direction otherwise). Leading axes.
+        reference solution and includes rounding (0 for a zero gradient, and 1 for a zero direction
+        otherwise). Leading axes.
 
     Examples:
       >>> grad = jnp.array([[0.0, 1.0], [0.0, 0.0]])
@@ -50,7 +50,7 @@ class Steepest(NamedTuple):
     gap: Floats
 
     def astype(self, dtype) -> "Steepest":
-        """Return the answer in the dtype of the gradient, with what that costs in its gap."""
+        """Return the answer in the dtype of the gradient, with the rounding added to its gap."""
         gap, loss = self.gap, rounding_loss(dtype)
         if loss:
             axes = trailing(self.direction, self.direction.ndim - gap.ndim)
@@ -62,12 +62,13 @@ class Normal(NamedTuple):
     """The normal space of a set at each point, in orthonormal coordinates; or a normal cone.
 
     Attributes:
-      coordinates: of the orthogonal projection of a vector, `(..., *point) -> (..., *axes)`. Their
-        axes are the leading axes and some of the first of a point, so that `Solver.init` can make
-        arrays of that shape: none for a line, one for each row of a table, or all.
-      embed: the normal vector with given coordinates, of the same length.
-      cone: whether it is the cone of ascending directions that may not be descended; the
-        coordinates are then those of the nearest element.
+      coordinates: maps a vector to the coordinates of its orthogonal projection,
+        `(..., *point) -> (..., *axes)`. Their axes are the leading axes and the first few of a
+        point (none for a line, the rows of a table, or all), so that `Solver.init` can make arrays
+        of that shape.
+      embed: maps coordinates to the normal vector, of the same length.
+      cone: whether this is the cone of directions whose negative leaves the set; `coordinates` then
+        gives its nearest element.
 
     Examples:
       >>> sums = Normal(lambda x: jnp.broadcast_to(x.mean(axis=-2, keepdims=True), x.shape))
@@ -94,22 +95,22 @@ class Normal(NamedTuple):
 
 
 class Solver(Value, abc.ABC):
-    """Maximise `<G, A>` over `||A|| <= 1` and A tangent.
+    """Maximise `<G, A>` over tangent A with `||A|| <= 1`.
 
     A frozen, hashable value without arrays: budgets and tolerances are fields, so that the
     iteration count is static under `jax.jit`. Leading axes are independent problems. The answer
-    does not depend on the scale of G. Each manifold names the solvers that it takes.
+    does not depend on the scale of G. Each manifold documents the solvers that it takes.
 
     Laws: A is tangent and `||A|| <= 1`; the gap is a true upper bound; G = 0 gives A = 0 and gap 0;
-    a NaN stays in its own problem; the returned dual has the structure of the one given. All of
-    this, from cold and warm starts, `testing.check_manifold` checks on a manifold with the solver:
+    a NaN stays in its own problem; the returned dual has the structure of the given dual.
+    `testing.check_manifold` checks them, from cold and warm starts, on a manifold with the solver:
     `check_manifold(Stiefel(solver=Mine()), (4, 12, 8), key)`.
 
     | solver | sets | norms |
     |---|---|---|
     | `ClosedForm`, `SkewPolar`, `Resolvents`, `ProjectedPolar`, `DualAscent` | Stiefel | spectral |
-    | `LineMultiplier` | whose normal space is a line | any |
-    | `BarzilaiBorwein` | whose normal space is linear | any with a smooth duality map |
+    | `LineMultiplier` | normal space a line | any |
+    | `BarzilaiBorwein` | normal space linear | any with a smooth duality map |
     | `DouglasRachford` | any, also with a boundary | any with an exact projection |
 
     Examples:
@@ -121,28 +122,29 @@ class Solver(Value, abc.ABC):
         """Return the dual variables of a cold start: float32 arrays, for every dtype.
 
         Args:
-          shape: of the normal coordinates of all points; for a `StiefelSolver` of the points.
-          axes: how many trailing axes belong to one problem.
+          shape: the shape of the normal coordinates of all points; for a `StiefelSolver`, of the
+            points.
+          axes: the number of trailing axes of a problem.
         """
         return ()
 
     @abc.abstractmethod
     def solve(self, norm: Norm, at: Any, grad: Floats, dual: Any) -> Steepest:
-        """Return the direction with its certificate.
+        """Return the direction with its gap.
 
         Args:
-          norm: in which it is steepest.
+          norm: the norm of steps.
           at: the `Normal` of the set at each point; for a `StiefelSolver` the points themselves.
-          grad: G, at any scale, in its own dtype, which says what it is rounded to.
-          dual: from `init`, or what a nearby problem returned.
+          grad: G, at any scale, in its own dtype, which determines its rounding.
+          dual: from `init` or from a nearby problem.
         """
 
 
 class StiefelSolver(Solver):
     """A solver for the Stiefel manifold at unit scale: `||A||_2 <= 1` and `W^T A + A^T W = 0`.
 
-    It is given the points: tall or wide, with orthonormal columns or rows, float32 or wider, as are
-    gradients. The norm is `Spectral()` always.
+    Takes the points: tall or wide, with orthonormal columns or rows. Points and gradients are
+    float32 or wider. The norm is always `Spectral()`.
 
     Examples:
       >>> [isinstance(solver, StiefelSolver) for solver in (SkewPolar(), DouglasRachford())]
@@ -151,11 +153,11 @@ class StiefelSolver(Solver):
 
 
 class SolverByPlatform(StiefelSolver):
-    """A solver that is another one on CPUs than elsewhere: both are traced, and one is compiled."""
+    """A solver for CPUs and another for all other platforms: both are traced, one is compiled."""
 
     @abc.abstractmethod
     def choices(self, shape: tuple[int, ...]) -> tuple[StiefelSolver, StiefelSolver]:
-        """Return the solvers of points of this shape on CPUs and on all other platforms."""
+        """Return the solvers of points of this shape: on CPUs, and on all other platforms."""
 
     def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
         cpu, other = self.choices(at.shape)
@@ -166,7 +168,7 @@ class SolverByPlatform(StiefelSolver):
 
 
 def in_dtypes_of(example: Any, tree: Any) -> Any:
-    """Return the arrays of `tree` in the dtypes of those of `example`, as a loop carries them."""
+    """Cast the arrays of `tree` to the dtypes of `example`, as loops require."""
     return jax.tree.map(lambda old, new: new.astype(old.dtype), example, tree)
 
 
@@ -178,7 +180,7 @@ class Multiplier(NamedTuple):
 
 
 class WarmSolver(Solver):
-    """A solver that hands on a `Multiplier`."""
+    """Base of solvers with a `Multiplier` as warm start."""
 
     def init(self, shape: tuple[int, ...], axes: int = 2) -> Multiplier:
         batch = shape[: len(shape) - axes]
