@@ -104,7 +104,7 @@ def _percent(row: Mapping[str, Any], part: str, at: int) -> str:
 
 
 def _difference(losses: Mapping[str, Any], method: str) -> str:
-    """Format the loss above Muon's at the largest size: mean and half the 95 % interval, in nats."""
+    """Format the loss minus Muon's at the largest size: mean and half the 95 % interval (nats)."""
     (found,) = (x[method]["over_muon"] for name, x in losses.items() if name.startswith("large"))
     low, high = found["interval"]
     return f"{found['mean']:.3f} ± {(high - low) / 2:.3f}"
