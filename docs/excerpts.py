@@ -1,7 +1,7 @@
-"""Puts formulas as plain text into the search index of a built site, where excerpts show TeX.
+"""Replace TeX in the search index of a built site by plain text.
 
-The index holds what a page held before KaTeX set its formulas, and the search shows text alone: so
-each formula becomes a line, such as `W^⊤ W = I`, read off the MathML that KaTeX has made of it.
+The index is built from pages before KaTeX typesets their formulas, and search excerpts show only
+text. Each formula therefore becomes a line such as `W^⊤ W = I`, derived from KaTeX's MathML.
 """
 
 import html
@@ -16,18 +16,18 @@ _MATH = re.compile(r"<math.*?</math>", re.DOTALL)
 
 
 def write(site: Path, formulas: Mapping[tuple[str, bool], str]) -> None:
-    """Rewrites the index under `site`, both as JSON and as the script that needs no server.
+    """Rewrite the index under `site`, as JSON and as a script for use without a server.
 
     Args:
         site: A built site.
-        formulas: What KaTeX made of each formula, by its TeX and whether it is displayed.
+        formulas: KaTeX's output for each formula, by its TeX and whether it is displayed.
 
     Raises:
-        KeyError: The index holds a formula that no page has.
+        KeyError: A formula in the index is on no page.
     """
     file = site / "search.json"
     index = json.loads(file.read_text(encoding="utf-8"))
-    # The index has its own line breaks.
+    # Line breaks in the index differ from the pages.
     formulas = {(_in_one_line(tex), displayed): made for (tex, displayed), made in formulas.items()}
 
     def put(mark: re.Match[str]) -> str:
@@ -44,14 +44,14 @@ def write(site: Path, formulas: Mapping[tuple[str, bool], str]) -> None:
 
 
 def as_text(formula: str) -> str:
-    """One line for what KaTeX has set."""
+    """Return a line of text for KaTeX's output."""
     found = _MATH.search(formula)
     if found is None:
         raise ValueError(f"KaTeX has made no MathML: {formula}")
-    # Operators that are not seen, such as that of an application, are no text either.
+    # Remove invisible operators, such as function application.
     text = re.sub(r"[\u2061-\u2064\u200b]", "", _line(ElementTree.fromstring(found[0])))
     text = _in_one_line(text)
-    return re.sub(r"([(^]|[=≤≥<>,:] |^)− ", r"\1−", text)  # of one number, not between two
+    return re.sub(r"([(^]|[=≤≥<>,:] |^)− ", r"\1−", text)  # a sign, not a subtraction
 
 
 def _in_one_line(text: str) -> str:
@@ -67,7 +67,7 @@ def _line(node: ElementTree.Element) -> str:
         marks = {"msup": "^", "msubsup": "_^", "munderover": "_^"}.get(tag, "_")
         raised = zip(marks, parts[1:], strict=True)
         return parts[0] + "".join(mark + _together(part) for mark, part in raised if part.strip())
-    if tag == "mover":  # an accent, or what is written above an arrow
+    if tag == "mover":  # an accent, or a label above an arrow
         return parts[0] + (parts[1] if parts[1].strip().isalnum() else "")
     if tag == "mfrac":
         return f"{_together(parts[0])}/{_together(parts[1])}"
@@ -85,6 +85,6 @@ _SPACED = set("=≤≥<>≈≡∼≠→←↦∈⊂+−±×⋅≪≫⪰⪯∝")
 
 
 def _together(part: str) -> str:
-    """In parentheses, unless it is one name or number."""
+    """Add parentheses, unless the part is a single character or a number."""
     part = part.strip()
     return part if len(part) == 1 or part.isdecimal() else f"({part})"

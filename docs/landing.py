@@ -1,4 +1,4 @@
-"""The picture of the landing page, from two records: `make train`, and the certified networks."""
+"""The picture of the landing page, from the records of `make train` and certified networks."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from matplotlib.ticker import NullLocator, StrMethodFormatter
 _ROOT = Path(__file__).parents[1]
 _DIGITS = _ROOT / "studies" / "results" / "digits-40-seeds.json"
 _PROOFS = _ROOT / "docs" / "lab" / "results" / "certified-mnist.json"
-# Okabe and Ito's colours, as in the example's own picture.
+# Okabe and Ito's colours, as in the picture of the example.
 _VALUES = {
     "muon": ("Muon", "#E69F00"),
     "adamw": ("AdamW", "#767676"),
@@ -26,7 +26,7 @@ _METHODS = {
 
 
 def draw(to: Path, digits: Path = _DIGITS, proofs: Path = _PROOFS) -> None:
-    """Writes the picture: singular values over the steps, and what is proved over the radius."""
+    """Write the picture: singular values by training step, certified accuracy by radius."""
     figure = Figure(figsize=(8.4, 2.9), layout="constrained")
     left, right = figure.subplots(1, 2)
     _singular_values(left, json.loads(digits.read_text(encoding="utf-8")))
@@ -58,7 +58,7 @@ def _singular_values(panel: Axes, record: dict[str, Any]) -> None:
 def _proofs(panel: Axes, record: dict[str, Any]) -> None:
     for name, (label, colour) in _METHODS.items():
         curve = 100 * np.array(record["summary"]["fc-256"][name]["epochs"]["curve"])
-        radii = np.linspace(0, 1.5 * 1.58, len(curve))  # as in the study's own picture
+        radii = np.linspace(0, 1.5 * 1.58, len(curve))  # as in the picture of the study
         panel.plot(radii, curve, color=colour, linewidth=2, label=label)
     panel.set(xlim=(0, 2.37), ylim=(0, 112), xlabel="length of the change, pixels from 0 to 1")
     panel.set_title("Test images (%) that no such change can fool", fontsize=10)

@@ -1,7 +1,7 @@
-"""Links the names in a built site: `code` to the entry of the object, and entries to their source.
+"""Add links to a built site: from `code` to the object's API entry, from entries to their source.
 
-A name that could be several objects stays as it is, unless one of them is on the same page. Source
-files are shipped as pages under `site/source`, so that the links work offline.
+An ambiguous name is not linked, unless exactly one candidate is on the same page. Source files
+become pages under `site/source`, so that links work offline.
 """
 
 import html
@@ -20,7 +20,7 @@ from docs import coverage
 
 _ENTRY = re.compile(r'<h[1-6] id="(?P<name>manifoldmuon[\w.]*)" class="doc doc-heading">')
 _CALL = re.compile(r"(?:mm\.|manifoldmuon\.)?(?P<name>[A-Za-z_][\w.]*)(?:\(.*\))?", re.DOTALL)
-# Passed over: what is code or a link already, headings, and names of arguments.
+# Skipped: code blocks, links, bold text (names of arguments) and headings.
 _PIECES = re.compile(
     r'(?P<skipped><(?P<tag>pre|a|b)\b.*?</(?P=tag)>)|(?P<heading><h[1-6]\b.*?</h[1-6]>)'
     r"|<code>(?P<code>[^<]+)</code>"
@@ -40,10 +40,10 @@ body {{ margin: 1rem; }} {light}
 
 
 def write(site: Path, root: Path = coverage.ROOT) -> int:
-    """Links names and sources on every page under `site`.
+    """Link names and sources on every page under `site`.
 
     Returns:
-        How many links there are now that were not there.
+        The number of added links.
     """
     pages = {path: path.read_text(encoding="utf-8") for path in sorted(site.rglob("*.html"))}
     entries = {mark["name"]: path for path, text in pages.items() for mark in _ENTRY.finditer(text)}
@@ -60,7 +60,7 @@ def write(site: Path, root: Path = coverage.ROOT) -> int:
 
 
 def _link_names(page: Path, body: str, entries: Mapping[str, Path]) -> tuple[str, int]:
-    """Links every name in an entry of the API, and each name once on any other page."""
+    """Link every name in API entries, and the first occurrence of each name in other text."""
     suffixes = defaultdict(set)
     for name in entries:
         parts = name.split(".")
@@ -87,7 +87,7 @@ def _link_names(page: Path, body: str, entries: Mapping[str, Path]) -> tuple[str
             entry = here["name"]
         if mark["code"]:
             name = find(mark["code"])
-        elif mark["typed"]:  # where it is defined, in a private module
+        elif mark["typed"]:  # the title names the private module of the definition
             package, _, last = mark["typed"].partition("._")
             name = f"{package}.{last.rpartition('.')[2]}"
         else:
@@ -112,7 +112,7 @@ def _is_class(name: str) -> bool:
 def _link_sources(
     page: Path, body: str, sources: Mapping[str, tuple[Path, int]]
 ) -> tuple[str, int]:
-    """Puts behind the heading of each entry a link to where it is defined."""
+    """Add a link to the source after the heading of each entry."""
     count = 0
 
     def put(mark: re.Match[str]) -> str:
@@ -128,7 +128,7 @@ def _link_sources(
 
 
 def _sources(root: Path, site: Path) -> dict[str, tuple[Path, int]]:
-    """The page and the line of each public name; writes the pages."""
+    """Write the source pages; return the page and line of each public name."""
     places: dict[str, tuple[Path, int]] = {}
     written: dict[Path, Path] = {}
     for name in coverage.PACKAGES:

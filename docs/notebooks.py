@@ -1,7 +1,7 @@
-"""Runs the tutorials and writes each as a page and as a notebook, with what its code has shown.
+"""Run the tutorials and write each as a page and as a notebook, with its output.
 
-A tutorial is one program, `docs/tutorials/name.py`, in Jupytext's percent format. Beside it are put
-`name.md`, `name.ipynb` and its pictures, which git does not keep.
+A tutorial is a program, `docs/tutorials/name.py`, in Jupytext's percent format. The output goes to
+the same folder: `name.md`, `name.ipynb` and pictures, all ignored by git.
 """
 
 import os
@@ -15,25 +15,25 @@ from nbclient import NotebookClient
 from nbformat import NotebookNode
 
 TUTORIALS = Path(__file__).parent / "tutorials"
-_SECONDS = 300  # for a cell, on a busy machine
-# Much is compiled and little computed: compile fast.
+_SECONDS = 300  # per cell, enough for a busy machine
+# Compilation dominates the run time, so compile without optimisation. Eight devices for meshes.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count=8"
 
-# A link to another page, which the notebook alone does not have.
+# Links to other pages, which a downloaded notebook lacks.
 _BETWEEN_PAGES = re.compile(r"\[([^\]]+)\]\((?!https?:)[^)]+\)")
 
 
 def write_all() -> None:
-    """Runs all tutorials and writes them; see `write`."""
+    """Run and write all tutorials; see `write`."""
     for source in sorted(TUTORIALS.glob("*.py")):
         write(source)
 
 
 def write(source: Path) -> None:
-    """Runs one tutorial, in a process of its own.
+    """Run a tutorial in a separate process, and write its page and notebook.
 
     Raises:
-        nbclient.exceptions.CellExecutionError: If its code raises.
+        nbclient.exceptions.CellExecutionError: The code raises.
     """
     for old in source.parent.glob(f"{source.stem}-*.svg"):
         old.unlink()
@@ -47,7 +47,7 @@ def write(source: Path) -> None:
         extra_arguments=[
             "--log-level=ERROR",
             "--InlineBackend.figure_formats=svg",
-            "--InteractiveShell.ast_node_interactivity=none",  # what is not printed is not shown
+            "--InteractiveShell.ast_node_interactivity=none",  # show only printed values
         ],
     )
     flags = f"{os.environ.get('XLA_FLAGS', '')} {_FLAGS}"
@@ -62,7 +62,7 @@ def write(source: Path) -> None:
 
 
 def _blocks(notebook: NotebookNode, source: Path) -> Iterator[str]:
-    """The page, piece by piece: the title, texts, code, and what the code has shown."""
+    """Yield the blocks of the page: title, text, code and output."""
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
             yield from cell.source.split("\n\n", 1)

@@ -1,11 +1,11 @@
-"""Checks that a built site's pages load nothing from elsewhere and name nothing that is gone."""
+"""Check that the pages of a built site load nothing from other hosts and have no broken links."""
 
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-# What a browser fetches by itself, and what a reader follows.
+# Attributes with addresses: loaded by the browser, or followed by the reader.
 _LOADED = {
     "audio": "src", "embed": "src", "iframe": "src", "img": "src", "link": "href", "object": "data",
     "script": "src", "source": "src", "video": "src",
@@ -14,7 +14,7 @@ _FOLLOWED = {"a": "href"}
 
 
 def problems(site: Path) -> list[str]:
-    """One line for each thing that a page would load from another host, or that is not there."""
+    """Return a line for each resource loaded from another host, and for each broken link."""
     found = []
     for page in sorted(site.rglob("*.html")):
         name = page.relative_to(site).as_posix()
@@ -34,7 +34,7 @@ def _target(site: Path, page: Path, path: str) -> Path:
 
 
 def _addresses(text: str) -> Iterator[tuple[str, str]]:
-    """Each tag that names an address, and the address."""
+    """Yield the tags with addresses, and their addresses."""
     found: list[tuple[str, str]] = []
 
     class Reader(HTMLParser):

@@ -1,6 +1,6 @@
-"""Small copies of all pictures, for the gallery: docs/examples.md names them `origin-name`.
+"""Thumbnails of all pictures, for the gallery docs/examples.md; their names are `origin-name`.
 
-Those that it does not name are listed in `more.txt`, which it includes.
+The gallery includes `more.txt`, which lists thumbnails that the gallery does not name.
 """
 
 import shutil
@@ -15,11 +15,11 @@ _FOLDERS = {
     "benchmarks": _ROOT / "docs" / "benchmarks" / "results",
     "studies": _ROOT / "studies" / "results",
 }
-_WIDEST = 640  # twice what the gallery shows, for sharp screens
+_WIDEST = 640  # twice the size in the gallery, for high-resolution screens
 
 
 def pictures() -> Iterator[tuple[str, Path]]:
-    """The name of each thumbnail, and the picture that it shows; tutorials show their last one."""
+    """Yield the name and picture of each thumbnail; for a tutorial, its last picture."""
     for origin, folder in _FOLDERS.items():
         yield from ((f"{origin}-{path.name}", path) for path in sorted(folder.glob("*.png")))
     tutorials = _ROOT / "docs" / "tutorials"
@@ -30,14 +30,14 @@ def pictures() -> Iterator[tuple[str, Path]]:
 
 
 def more(gallery: str, names: Iterable[str]) -> str:
-    """Entries for pictures that the gallery does not name, by the names of their files."""
+    """Return gallery entries for files that the gallery does not name."""
     missing = [name for name in names if f"thumbnails/{name})" not in gallery]
     words = {name: Path(name).stem.partition("-")[2].replace("-", " ") for name in missing}
     return "".join(f"* ![{words[name]}](thumbnails/{name})<br>{words[name]}\n" for name in missing)
 
 
 def write(to: Path) -> None:
-    """Writes all thumbnails, and what the gallery lacks, into a folder, which is emptied first."""
+    """Empty the folder, then write all thumbnails and `more.txt`."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir()
     for name, path in pictures():

@@ -1,1 +1,1 @@
-"""Short programs that show the package at work; docs/examples.md lists them."""
+"""Short example programs; docs/examples.md lists them."""

@@ -1,4 +1,4 @@
-"""A character GPT with every matrix on a Stiefel manifold; it ends with text of its own.
+"""A character GPT with every matrix on a Stiefel manifold; prints generated text.
 
 python -m examples.gpt    # two minutes; python -m studies.gpt has seeds, records, Shakespeare
 """

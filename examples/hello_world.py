@@ -1,4 +1,4 @@
-"""An architecture, and the optimizer that follows from its norm: the loss falls to zero.
+"""An architecture, and the optimizer derived from its norm: the loss falls to zero.
 
 python -m examples.hello_world
 """

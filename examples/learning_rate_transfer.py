@@ -1,4 +1,4 @@
-"""The best learning rate of modular descent stays where it is as a network grows wider.
+"""The best learning rate of modular descent stays the same as a network grows wider.
 
 python -m examples.learning_rate_transfer
 """
@@ -39,7 +39,7 @@ def train(net: Module, rate: jax.Array, x: jax.Array, y: jax.Array, order: jax.A
 
 
 def main(widths: tuple[int, ...] = (32, 64, 128, 256), steps: int = 200) -> dict[int, float | None]:
-    """Sweep the rate at each width; return log2 of the best one."""
+    """Sweep the rate at each width; return log2 of the best rates."""
     data = standardise(load_digits())
     x, y = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
     order = jnp.asarray(batches(0, len(y), steps, 64))

@@ -1,4 +1,4 @@
-"""LoRA in Flax NNX on orthonormal factors: nothing jumps at step 0, and it merges back.
+"""LoRA in Flax NNX with orthonormal factors: no jump at step 0, adapters merge back.
 
 python -m examples.lora
 """
@@ -14,7 +14,7 @@ from manifoldmuon.norms import FanRatio, RMSToRMS
 
 WIDTH, RANK = 32, 4
 
-# The factor that begins at random is orthonormal, the one that begins at zero is free.
+# The factor with a random start is orthonormal; the factor that starts at zero is unconstrained.
 GEOMETRY = mm.optim.by_path(
     {
         "**/lora_a": Stiefel(FanRatio()).transposed(),  # (in, rank)
@@ -35,7 +35,7 @@ class Net(nnx.Module):
 
 
 def merge(model: nnx.Module) -> None:
-    """Add each adapter to its kernel, in float32, and make it zero."""
+    """Add each adapter to its kernel, in float32, and reset the adapter to zero."""
     for _, layer in nnx.iter_graph(model):
         if isinstance(layer, nnx.LoRALinear):
             a, b = (jnp.float32(w[...]) for w in (layer.lora.lora_a, layer.lora.lora_b))
@@ -45,13 +45,13 @@ def merge(model: nnx.Module) -> None:
 
 
 def main(steps: int = 200) -> dict[str, float]:
-    """Fine-tune to another function; print and return what happened."""
+    """Fine-tune to another function; print and return losses, distance and changes of outputs."""
     model = Net(nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (256, 8))
     target = jnp.roll(model(x), 1, axis=-1)
     before = model(x)
     nnx.update(model, mm.optim.project_tree(GEOMETRY, nnx.state(model, nnx.LoRAParam)))
-    found = {"jump": float(jnp.abs(model(x) - before).max())}  # zero: B is
+    found = {"jump": float(jnp.abs(model(x) - before).max())}  # zero, because B is zero
 
     tx = mm.optim.manifold_muon(optax.cosine_decay_schedule(0.1, steps), GEOMETRY)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)  # the base is frozen

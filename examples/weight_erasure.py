@@ -1,4 +1,4 @@
-"""Dualized updates write over the initial weights; gradients leave them readable.
+"""Dualized updates overwrite the initial weights; gradients leave them readable.
 
 python -m examples.weight_erasure    # writes runs/weight_erasure.png
 """
@@ -21,7 +21,7 @@ from studies.datasets import batches, load_digits, standardise
 def main(
     steps: int = 500, width: int = 256, out: Path = Path("runs/weight_erasure.png")
 ) -> dict[str, float]:
-    """Train twice from a matrix with a letter in it; return how well the letter can be read."""
+    """Train two optimizers from a matrix with a letter; return the AUC of the letter for each."""
     data = standardise(load_digits())
     x, y = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
     net = Linear(10, width) @ ReLU() @ Linear(width, width) @ ReLU() @ Linear(width, 64)

@@ -1,8 +1,8 @@
-"""The studies: each answers one question about constrained training, in numbers and a picture.
+"""Studies: each answers a question about constrained training, in numbers and a picture.
 
-`python -m studies` lists them, `python -m studies NAME --help` explains one; `run_study` does the
-same for a script. The measurements themselves are functions of `manifoldmuon.lab`. A study is one
-file, or a folder with its `study.py`; `studies.study` says how to add one.
+`python -m studies` lists them, `python -m studies NAME --help` explains a study; scripts call
+`run_study`. Some measurements are functions of `manifoldmuon.lab`. A study is a file, or a folder
+with a `study.py`; `studies.study` explains how to add a study.
 """
 
 from studies.ablation import Ablation
@@ -40,7 +40,7 @@ _ALL: tuple[type[Study], ...] = (
 )
 
 STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
-"""Every study by the name of its command."""
+"""All studies by command name."""
 
 __all__ = [
     "STUDIES",

@@ -1,4 +1,4 @@
-"""The command line: a list of studies, one study, or a check of all records.
+"""The command line: list the studies, run a study, or check all records.
 
 python -m studies
 python -m studies NAME --help
@@ -14,7 +14,7 @@ from studies.command import command
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the study of that name with its options; without a name, lists them all."""
+    """Run the named study with its options; without a name, list all studies."""
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, STUDIES))
         print("usage: python -m studies NAME [--help | OPTIONS], or check\n\nThe studies:")

@@ -1,4 +1,4 @@
-"""The ablation: constraint, direction, mass, and which of the three buys what."""
+"""The ablation: the effects of constraint, direction and mass."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -22,23 +22,26 @@ GAINS = {
     "direction, steepest or Adam": (1, "steepest", "Adam"),
     "mass": (2, "modular", "uniform"),
 }
-"""The factor of an arm, the level that may buy something, and what it is compared with."""
+"""The index of a factor in an arm, the level with the potential gain, and the level without."""
 
 METRICS = ("held_out_losses", "held_out_errors", "losses")
 
 DRAWN = {"gpt": ("held_out_losses", 1.0, "nats"), "images": ("held_out_errors", 100.0, "% points")}
-"""The metric of the picture, its factor and its unit, by network."""
+"""The metric in the picture, its factor and its unit, by network."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Ablation(Study):
-    """Constraint, direction, mass: which of the three buys what?
+    """How much do constraint, direction and mass each contribute?
 
-    Trains a character GPT and an image classifier with every combination of: weights on their
-    manifolds or unconstrained; the steepest direction, the gradient, or Adam's direction, all
-    brought to the same norm; budgets that follow from the masses, or equal ones. Beside them, plain
-    Adam on the standard parametrisation. Each arm counts at its own best learning rate, chosen for
-    each seed by the other seeds; differences are paired by seed.
+    Trains a character GPT and an image classifier with every combination of
+
+    * constraint: weights on manifolds, or unconstrained;
+    * direction: steepest, the gradient, or Adam's, all scaled to the same norm;
+    * mass: budgets from the masses, or equal budgets.
+
+    The baseline is plain Adam on the standard parametrisation. Each arm is evaluated at its best
+    learning rate, chosen for each seed by the other seeds; differences are paired by seed.
     """
 
     name: ClassVar[str] = "ablation"
@@ -150,7 +153,7 @@ def _arm(cell: Cell) -> tuple[str, str, str]:
 
 
 def _summary(rows: Sequence[Row], metric: str) -> dict[str, Any]:
-    """The arms at their best rates, and the gains."""
+    """Summarise the arms at their best rates, and the gains."""
     arms, values = {}, {}
     for arm in dict.fromkeys(map(_arm, rows)):
         own = [row for row in rows if _arm(row) == arm]
@@ -171,7 +174,7 @@ def _summary(rows: Sequence[Row], metric: str) -> dict[str, Any]:
 
 
 def picture(record: Mapping[str, Any]) -> Any:
-    """A row for each network: what each choice buys, and every arm."""
+    """Plot the gains of each choice and the results of every arm, with a row for each network."""
     summary = record["summary"]
     figure, grid = panels(len(summary), 2, width=6.6, height=4.6)
     for (gains, arms), (network, metrics) in zip(grid, summary.items(), strict=True):

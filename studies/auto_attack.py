@@ -1,10 +1,9 @@
-"""Auto-PGD without and with targets, the white-box part of AutoAttack, in l2.
+"""Untargeted and targeted Auto-PGD in l2, the gradient-based part of AutoAttack.
 
-Croce and Hein (arXiv:2003.01690): gradient ascent with momentum whose steps begin at twice the
-radius and are halved at checkpoints where they have stopped to pay, for each image by itself
-(algorithm 1); first away from the label, as in `robustness.pgd`, then towards each of the classes
-that the image is most likely taken for. Images that are broken leave the pool. FAB and Square, the
-paper's other attacks, are not part of this.
+Croce and Hein (arXiv:2003.01690), algorithm 1: gradient ascent with momentum. Steps start at twice
+the radius and are halved, for each image separately, at checkpoints without enough progress. The
+attack first moves away from the label, as in `robustness.pgd`, then towards the most likely wrong
+classes. Broken images leave the pool. FAB and Square, the paper's other attacks, are not included.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from jaxtyping import Array, PRNGKeyArray
 
 from manifoldmuon.robustness import AttackResult
 
-_SHARPNESS = 8.0  # units of logits in the margin of an image
-_NEWTON_STEPS = 5  # of a projection: four reach rounding for images of 784 pixels
+_SHARPNESS = 8.0  # an image's margin in units of logits
+_NEWTON_STEPS = 5  # per projection: four reach rounding error for images of 784 pixels
 
 
 def auto_attack(
@@ -42,25 +41,26 @@ def auto_attack(
 ) -> AttackResult:
     """Attack images; for the arguments see `manifoldmuon.robustness.pgd`, which checks them.
 
-    The climb towards a target is of `logits[target] - logits[label]`. The paper divides that by
-    differences of other logits, so that the scale of logits does not matter: here it does not,
-    because steps have a length of their own.
+    Targeted runs maximise `logits[target] - logits[label]`. The paper divides this by differences
+    of other logits to make it independent of their scale; here step lengths are already
+    independent of the scale.
 
     Args:
-        f: From images `(n, ...)` to logits `(n, classes)`.
+        f: Maps images `(n, ...)` to logits `(n, classes)`.
         x: Images, float32 or float64.
-        labels: Their classes.
-        radius: The largest Euclidean length of a movement; a number, or one for each image.
-        key: Where randomness comes from.
-        steps: How many gradients each run takes.
-        restarts: How many runs without a target and towards each, all from random points of the
+        labels: The classes of the images.
+        radius: The largest Euclidean length of a perturbation; a number, or an array with a
+            number for each image.
+        key: The random key.
+        steps: Gradients per run.
+        restarts: Untargeted runs, and runs towards each target, all from random points of the
             sphere.
-        targets: How many classes to go for, by their logits at the image; at most all others.
-        bounds: The least and the largest values of pixels.
-        batch: How many images at a time.
+        targets: The number of target classes, by largest logit at the image; at most all others.
+        bounds: The smallest and largest pixel values.
+        batch: Images per call of the compiled program.
 
     Raises:
-        ValueError: Logits or gradients on the way are not finite.
+        ValueError: Logits or gradients near the images are not finite.
     """
     x, labels = np.asarray(x), np.asarray(labels)
     f = f if isinstance(f, Partial) else Partial(f)
@@ -74,7 +74,7 @@ def auto_attack(
     classes = np.arange(logits.shape[1])
     own = classes == labels[:, None]
     margin = logits[own] - np.max(np.where(own, -np.inf, logits), axis=1)
-    # The ball is that of the points as they are rounded, and lengths are sums of so many squares.
+    # Shrink the ball: rounding the points and summing the squares both add error.
     short = jax.dtypes.canonicalize_dtype(x.dtype)
     eps, flat = float(np.finfo(short).eps), x.reshape(len(x), -1)
     reach = (1 - eps * (16 + flat.shape[1] ** 0.5)) * radius - eps * np.linalg.norm(flat, axis=1)
@@ -94,13 +94,13 @@ def auto_attack(
             given = x[rows], labels[rows], mask[rows], unit[rows], reach[rows]
             found = _climb(f, *given, limits, keys, steps=steps)
             place, lead, finite = (np.asarray(part)[: len(chunk)] for part in found)
-            if not finite.all():  # nothing would lead, and the attack would count as failed
+            if not finite.all():  # no class would lead, and the image would count as robust
                 raise ValueError(
                     f"auto_attack: logits or their gradient are not finite near {np.sum(~finite)}"
                     f" images, such as number {chunk[~finite][0]}: the attack would be blind there"
                 )
             place = place.astype(x.dtype)
-            if limits is not None:  # they may lie between two numbers of float32
+            if limits is not None:  # float64 limits may lie between two float32 numbers
                 place = np.clip(place, *limits)
             away = (place.astype(np.float64) - x[chunk]).reshape(len(chunk), -1)
             better = (np.linalg.norm(away, axis=1) <= radius[chunk]) & (lead > most[chunk])
@@ -122,9 +122,10 @@ class _Place(NamedTuple):
 
 
 class _Best(NamedTuple):
-    """The points where another class leads by most, and whether all logits and slopes were finite.
+    """Points with the largest lead of a wrong class, and whether logits and gradients were finite.
 
-    `lead` does not tell: of 4096 logits or more XLA's maximum on CPUs loses a NaN.
+    `finite` is separate because `lead` can hide a NaN: XLA's maximum on CPUs loses it among 4096
+    logits or more.
     """
 
     point: Array
@@ -134,18 +135,18 @@ class _Best(NamedTuple):
 
 @functools.partial(jax.jit, static_argnames="steps")
 def _climb(f, x, labels, rivals, unit, reach, limits, keys, *, steps):
-    """Algorithm 1 from a random point of each image's sphere.
+    """Run algorithm 1 from a random point of each image's sphere.
 
     Args:
-        f: From images to logits.
-        x: The images, which are the centres.
-        labels: Their classes.
-        rivals: `(n, classes)`, True for the classes to go for.
-        unit: In which logits are read.
-        reach: Radii.
-        limits: What pixels may be, or None.
-        keys: For each image.
-        steps: How many.
+        f: Maps images to logits.
+        x: The images: the centres of the spheres.
+        labels: The classes of the images.
+        rivals: `(n, classes)`, True for target classes.
+        unit: The units of logits, for each image.
+        reach: The radii.
+        limits: The smallest and largest pixel values, or None.
+        keys: A random key for each image.
+        steps: The number of steps.
     """
     windows = jnp.asarray(checkpoints(steps))
 
@@ -196,10 +197,10 @@ def _climb(f, x, labels, rivals, unit, reach, limits, keys, *, steps):
 
 
 def checkpoints(steps: int) -> np.ndarray:
-    """For each step the steps since the last checkpoint, 0 where there is none (section 3.1)."""
+    """Return for each step the steps since the last checkpoint; 0 if it is none (section 3.1)."""
     widths = np.zeros(steps, np.int32)
     last, share, done = 0.0, 0.22, 0
-    while (step := math.ceil(share * steps - 1e-9)) <= steps:  # 0.41 of 100 steps is 41
+    while (step := math.ceil(share * steps - 1e-9)) <= steps:  # 0.41 * 100 must give 41
         if step > done:
             widths[step - 1], done = step - done, step
         last, share = share, share + max(share - last - 0.03, 0.06)
@@ -207,11 +208,11 @@ def checkpoints(steps: int) -> np.ndarray:
 
 
 def nearest(x: Array, move: Array, reach: Array, limits: Any) -> Array:
-    """The point nearest to `x + move` within the ball around `x` and within the limits.
+    """Project `x + move` onto the intersection of the ball around `x` and the limits.
 
-    It is `clip(x + s * move)` for the largest s up to 1 that stays in the ball. The squared length
-    of that movement is concave and piecewise linear in `s**2`, so Newton's method climbs to the
-    solution from below, and is in the ball wherever it ends.
+    The projection is `clip(x + s * move)` with the largest s up to 1 that stays in the ball. The
+    squared length of the clipped movement is concave and piecewise linear in `s**2`, so Newton's
+    method approaches the solution from below, and every iterate is in the ball.
     """
     axes = tuple(range(1, move.ndim))
     square, whole = move**2, jnp.sqrt(jnp.sum(move**2, axis=axes))
@@ -233,18 +234,18 @@ def nearest(x: Array, move: Array, reach: Array, limits: Any) -> Array:
 
 
 def _chunks(pool: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Parts of the pool, and each filled up to one size, for which the program is compiled."""
+    """Split the pool; return each part, and the part padded to `size`, the compiled batch size."""
     parts = (pool[begin : begin + size] for begin in range(0, len(pool), size))
     return [(part, np.resize(part, size)) for part in parts]
 
 
 def _over(numbers: Array, x: Array) -> Array:
-    """One number for each image, to be multiplied with images."""
+    """Reshape a number per image so that it broadcasts against images."""
     return numbers.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def _unit(x: Array) -> Array:
-    """Each image at length 1, without squares that over- or underflow; zero stays zero."""
+    """Scale each image to length 1 without overflow or underflow; zero stays zero."""
     axes = tuple(range(1, x.ndim))
     size = jnp.max(jnp.abs(x), axis=axes, keepdims=True)
     x = x / jnp.where(size == 0, 1, size)
@@ -253,5 +254,5 @@ def _unit(x: Array) -> Array:
 
 
 def _select(chosen: Array, new: Any, old: Any) -> Any:
-    """Image by image, in every array of a tree."""
+    """Select `new` or `old` for each image, in every array of a tree."""
     return jax.tree.map(lambda a, b: jnp.where(_over(chosen, a), a, b), new, old)

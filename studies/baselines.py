@@ -1,9 +1,9 @@
-"""Iterations for the steepest direction on the Stiefel manifold, to compare solvers with.
+"""Baseline iterations for the steepest direction on the Stiefel manifold.
 
 The dual of "steepest tangent direction" is to minimise `||G + 2 W L||_*` over symmetric L. With
-`H = G - W sym(W^T G)` it is `min ||H + W T||_*` over symmetric T. Everything happens in the basis
+`H = G - W sym(W^T G)` it is `min ||H + W T||_*` over symmetric T. All iterations run in the basis
 of `qr([W G])`, where matrices have at most `2n` rows. T is in units of the root mean square
-singular value of H, so that nothing depends on the gradient's scale.
+singular value of H, which makes iterations independent of the gradient's scale.
 """
 
 import abc
@@ -24,7 +24,7 @@ def sym(x: Float[Array, "n n"]) -> Float[Array, "n n"]:
 
 
 class Problem(NamedTuple):
-    """The basis, and W and H in it, H at root mean square singular value 1."""
+    """The basis, and W and H in this basis; H is scaled to root mean square singular value 1."""
 
     basis: Float[Array, "m k"]
     point: Float[Array, "k n"]
@@ -32,10 +32,10 @@ class Problem(NamedTuple):
 
 
 class Baseline(StiefelSolver):
-    """A solver of one tall problem, `_solve`; stacks are solved one problem after the other."""
+    """A solver for a single tall problem, `_solve`; stacks are solved sequentially."""
 
     def init(self, shape: tuple[int, ...], axes: int = 2) -> Any:
-        """A cold start."""
+        """Return a cold start."""
         n = min(shape[-2:])
         return jnp.zeros((*shape[:-2], n, n), jnp.float32)
 
@@ -64,14 +64,14 @@ class Baseline(StiefelSolver):
         direction = direction / jnp.maximum(jnp.linalg.norm(direction, 2), 1)
         upper = jnp.sum(singular_values(problem.tangent + point @ shift))
         value = jnp.sum(problem.tangent * direction)
-        noise = 4 * n * jnp.finfo(grad.dtype).eps  # relative, of the singular values
+        noise = 4 * n * jnp.finfo(grad.dtype).eps  # relative error of the singular values
         gap = 1 - value / jnp.where(upper == 0, 1, upper) + noise
         residual = 2 * jnp.linalg.norm(normal) / n
         return Steepest(basis @ direction, dual, residual, jnp.where(upper == 0, 0, gap))
 
     @abc.abstractmethod
     def _solve(self, problem: Problem, dual: Any) -> tuple[Any, Any, Any]:
-        """A direction that is nearly tangent, a T whose dual value is low, and the warm start."""
+        """Return a nearly tangent direction, a T with a low dual value, and the warm start."""
 
 
 def singular_values(x: Float[Array, "k n"]) -> Float[Array, " n"]:
@@ -82,15 +82,17 @@ def singular_values(x: Float[Array, "k n"]) -> Float[Array, " n"]:
 class FixedPoint(Baseline):
     """Solve for the T that makes `(H + W T) P` tangent, with `P` from the last T.
 
-    `P = (Z^T Z + e^2)^(-1/2)` majorises the nuclear norm, `T P + P T = P O - O P` with
-    `O = W^T H` minimises the majoriser, in the eigenbasis of P. The smoothing e falls to its floor.
+    With `Z = H + W T`, `P = (Z^T Z + e^2)^(-1/2)` majorises the nuclear norm; the solution of
+    `T P + P T = P O - O P` with `O = W^T H` minimises the majoriser, and is computed in the
+    eigenbasis of P. The smoothing e falls to its floor.
 
     Attributes:
-      steps: how many.
-      smoothing: the first e of a cold start, relative to the largest singular value of Z; a warm
+      steps: the number of steps.
+      smoothing: the initial e of a cold start, relative to the largest singular value of Z; a warm
         start begins at the floor.
-      floor: the last e.
-      relaxation: each step is stretched by it, for the majoriser is steeper than what it bounds.
+      floor: the final e.
+      relaxation: the factor that lengthens each step, because the majoriser is steeper than the
+        nuclear norm.
     """
 
     steps: int = 20
@@ -135,10 +137,10 @@ class ADMM(Baseline):
     The multiplier divided by the threshold is a direction of norm at most 1 at every iteration.
 
     Attributes:
-      steps: how many.
-      threshold: the first soft threshold.
+      steps: the number of steps.
+      threshold: the initial soft threshold.
       relaxation: over-relaxation, between 1 and 2 (Boyd et al. 2011, section 3.4.3).
-      balance: how far the two residuals may drift apart, as a factor, before the threshold moves.
+      balance: the largest ratio of the two residuals before the threshold is adapted.
     """
 
     steps: int = 30
@@ -166,7 +168,7 @@ class ADMM(Baseline):
             moved = jnp.linalg.norm(after - copy)
             smaller, larger = primal > self.balance * moved, moved > self.balance * primal
             factor = jnp.where(smaller, 0.5, jnp.where(larger, 2.0, 1.0))
-            # Balancing must end, or it cycles with the iteration: after half of the steps it does.
+            # Stop balancing after half of the steps, or it can cycle with the iteration.
             factor = jnp.where(k < self.steps // 2, factor, 1.0)
             return shift, after, clipped / threshold, threshold * factor
 
@@ -181,11 +183,11 @@ class ADMM(Baseline):
 class AlternatingProjection(Baseline):
     """`A <- msign(A - W sym(W^T A))` from `A = G`.
 
-    It converges to a direction that is tangent and has orthonormal columns, as a rule not the
-    steepest: on well-conditioned gradients it comes close, on others more steps drift away.
+    It converges to a tangent direction with orthonormal columns, usually not the steepest: it comes
+    close for well-conditioned gradients; for others, more steps drift away.
 
     Attributes:
-      steps: how many.
+      steps: the number of steps.
     """
 
     steps: int = 10

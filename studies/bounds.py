@@ -2,11 +2,11 @@
 
     python -m studies.bounds
 
-Two networks of the same shape learn the handwritten digits: one on Stiefel manifolds, one in flat
-space, both by steepest descent in the modular norm. Then their bounds are compared with
-what attacks find: the largest slopes in inputs and weights, and the accuracy on test images that
-may be moved by a given distance, certified from below and attacked from above. For a network that
-is made to be certified, and a proof that others can check, see `studies.proof`.
+Two networks of the same shape learn the handwritten digits, constrained to Stiefel manifolds or
+unconstrained, both by steepest descent in the modular norm. Bounds are then compared with attacks:
+the largest slopes in inputs and weights, and the accuracy on perturbed test images at several
+radii, certified from below and attacked from above. For a network trained to be certified, and a
+proof that others can check, see `studies.proof`.
 """
 
 import functools
@@ -29,9 +29,9 @@ from studies.program import command, interrupted, parse, progress, save
 
 STEPS, CHUNK, BATCH, RATE = 600, 50, 128, 0.1
 RADII = (0.05, 0.1, 0.2, 0.3, 0.4)
-# Of slope 1, logits cannot say how sure they are; the multiplier lets them, and cancels in the
-# radius. It is chosen among 1, 3, 10 and 30 for each network, by the accuracy certified at 0.1 with
-# the seeds 1 and 2: 81.6, 84.1, 76.9, 1.3 % constrained, and 0, 6.8, 14.5, 0 % unconstrained.
+# Logits of slope 1 cannot express confidence; the multiplier allows it, and cancels in the radius.
+# It was chosen among 1, 3, 10 and 30 for each network by the accuracy certified at 0.1 with seeds
+# 1 and 2: 81.6, 84.1, 76.9, 1.3 % constrained, and 0, 6.8, 14.5, 0 % unconstrained.
 NETWORKS: dict[str, Module] = {
     "constrained": 3.0 * mlp(10, 64, 128, 3).constrained(),
     "unconstrained": 10.0 * mlp(10, 64, 128, 3).unconstrained(),
@@ -41,7 +41,8 @@ Images = tuple[jax.Array, jax.Array]
 
 
 def digits(seed: int) -> tuple[Images, Images]:
-    """Training and test images as vectors, of mean 0 and mean square 1 over all training pixels."""
+    """Load flattened training and test images, scaled to mean 0 and mean square 1 over all
+    training pixels."""
     data = load_digits(seed)
     train, test = (x.reshape(len(x), -1) for x in (data.train_x, data.test_x))
     mean, deviation = train.mean(), train.std()
@@ -51,19 +52,20 @@ def digits(seed: int) -> tuple[Images, Images]:
 
 
 def cross_entropy(net: Module, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The mean, in nats."""
+    """Compute the mean cross-entropy, in nats."""
     logits = net.apply(params, x)
     return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
 
 def optimizer(net: Module) -> optax.GradientTransformation:
-    """Momentum, steepest direction in the modular norm, retraction; linearly to zero."""
+    """Return momentum, steepest direction in the modular norm, retraction, and a rate that falls
+    linearly to zero."""
     return mm.optim.modular(optax.linear_schedule(RATE, 0.0, STEPS), net)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def chunk(net: Module, carry: Any, x: jax.Array, y: jax.Array, order: jax.Array) -> Any:
-    """One step for each row of indices."""
+    """Take a step for each row of indices."""
 
     def step(carry, rows):
         params, state = carry
@@ -75,7 +77,7 @@ def chunk(net: Module, carry: Any, x: jax.Array, y: jax.Array, order: jax.Array)
 
 
 def train(net: Module, seed: int, images: Images, report: Any) -> Any:
-    """The weights after training."""
+    """Train and return the weights."""
     params = net.init(jax.random.key(seed))
     carry = params, optimizer(net).init(params)
     order = np.random.default_rng(seed).integers(len(images[1]), size=(STEPS, BATCH))
@@ -86,7 +88,8 @@ def train(net: Module, seed: int, images: Images, report: Any) -> Any:
 
 
 def largest_slope(net: Module, params: Any, x: jax.Array) -> float:
-    """The largest singular value of the Jacobian, in RMS norms, at images and on the way uphill."""
+    """Return the largest singular value of the Jacobian, in RMS norms, at images and at random
+    points around them."""
 
     def slope(x):
         jacobian = jax.jacobian(lambda x: net.apply(params, x))(x)
@@ -95,7 +98,7 @@ def largest_slope(net: Module, params: Any, x: jax.Array) -> float:
 
     @jax.jit
     def found(x):
-        # Away from the images, too: the slope is constant between kinks, so a walk looks for more.
+        # The slope is constant between kinks, so also evaluate it at noisy images.
         noise = jax.random.normal(jax.random.key(0), (40, *x.shape))
         return jax.lax.scan(lambda top, e: (jnp.maximum(top, jax.vmap(slope)(x + e)), None),
                             jax.vmap(slope)(x), noise)[0].max()  # fmt: skip
@@ -104,7 +107,8 @@ def largest_slope(net: Module, params: Any, x: jax.Array) -> float:
 
 
 def largest_weight_slope(net: Module, params: Any, x: jax.Array) -> float:
-    """The largest movement of an output found, per step of modular norm 1: alternating ascent."""
+    """Return the largest movement of an output per step of modular norm 1, by alternating ascent:
+    a lower bound."""
     free = net.unconstrained()
     steepest = optax.chain(
         mm.optim.scale_by_steepest(free.geometry()),
@@ -131,11 +135,11 @@ def largest_weight_slope(net: Module, params: Any, x: jax.Array) -> float:
 
 
 def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str, Any]]:
-    """Bounds beside what attacks find."""
+    """Compare bounds with attacks."""
     x, y = images
     sizes = float(jnp.sqrt(jnp.mean(x**2, axis=-1)).max())
     here, anywhere = bound(net, params, input_norm=sizes), bound(net, input_norm=sizes)
-    sets = None if anywhere.assumptions else anywhere  # flat space constrains nothing
+    sets = None if anywhere.assumptions else anywhere  # unconstrained weights give no bound
     everywhere = bound(net, params, input_norm=math.inf)
     f = jax.tree_util.Partial(net.apply, params)
     logits = f(x)
@@ -159,7 +163,7 @@ def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str,
             {
                 "radius": r,
                 "certified": float((radius >= r).mean()),
-                # An attack's radius is Euclidean.
+                # pgd takes a Euclidean radius, not RMS.
                 "attacked": pgd(
                     f, x, y, r * math.sqrt(x.shape[-1]), key=jax.random.key(0)
                 ).accuracy,
@@ -170,7 +174,7 @@ def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the comparison; returns the exit status."""
+    """Run the comparison; return the exit status."""
     p = command("studies.bounds", "Bounds of a constrained and an unconstrained network.")
     p.add_argument("--seed", type=int, default=0, metavar="N", help="default: %(default)s")
     given = parse(p, argv)

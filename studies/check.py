@@ -1,8 +1,9 @@
-"""Checks the records in the source against the code and the pages: `python -m studies check`.
+"""Check the records in the source against the code and the pages: `python -m studies check`.
 
-The summary of a study's record follows from its rows as the code is now, and a picture is there;
-the table of reproductions is that of its records; every record is named on a page; the first pages
-say what their records give.
+* Every study has a record and a picture, and the current code recomputes its summary from its rows.
+* The table of reproductions matches its records.
+* Every record is named on a page.
+* The numbers on the first pages match their records.
 """
 
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def problems(studies: Mapping[str, type[Study]]) -> Iterator[str]:
-    """One line for each record that does not fit the code or the pages."""
+    """Yield a line for each record that does not match the code or the pages."""
     pages = [page for page in DOCS.rglob("*.md") if page.parent.name != "results"]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
     records = sorted((DOCS / "lab" / "results").glob("*.json"))
@@ -44,7 +45,7 @@ def problems(studies: Mapping[str, type[Study]]) -> Iterator[str]:
 
 
 def differences(path: Path, kind: type[Study]) -> list[str]:
-    """Lines about a record that does not follow from its settings and rows."""
+    """Return the contradictions between a record and its settings and rows."""
     record = read_record(path, kind.name)
     study = kind.from_settings(record["settings"])
     cells, rows = list(map(plain, study.cells())), record["rows"]
@@ -57,7 +58,7 @@ def differences(path: Path, kind: type[Study]) -> list[str]:
 
 
 def _unequal(found: Any, saved: Any, place: str) -> Iterator[str]:
-    """Differences of two trees above the rounding of another version of NumPy."""
+    """Yield the differences of two trees beyond the rounding of different NumPy versions."""
     if isinstance(found, dict) and isinstance(saved, dict) and found.keys() == saved.keys():
         for key, value in found.items():
             yield from _unequal(value, saved[key], f"{place}[{key!r}]")

@@ -1,7 +1,8 @@
-"""Holds the numbers of README and the first pages to their records: part of `studies check`.
+"""Check the numbers in README and the first pages against their records, in `studies check`.
 
-`claims` renders each figure from its record as its page words it. `unproved` reports a claim that a
-page lacks, and every other measured number on it: one with a decimal point, a percent sign or ±.
+`claims` renders each figure from its record in the words of its page. `unproved` reports claims
+missing from a page and uncovered measured numbers: with a decimal point, exponent, percent sign
+or ±.
 """
 
 import json
@@ -17,14 +18,14 @@ PROOFS = "docs/lab/results/certified-mnist.json"
 STEPS = "docs/benchmarks/results/steps.json"
 LARGE = "docs/lab/results/transformers-large.json"
 
-# Settings and names that hold a point, and no measurement.
+# Settings and names that look like measured numbers.
 _NO_RESULTS = r"Python 3\.11|arXiv:\d+\.\d+|1\.58|Apache-2\.0|95 %|within 0\.\d+ of 1"
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|\$[^$\n]*\$", re.MULTILINE | re.DOTALL)
 _MEASURED = re.compile(r"\d+[\d,]*\.\d+(?:e-?\d+)?|\d+ %|± ?\d[\d.]*|\d+e-\d+")
 
 
 def claims(root: Path = ROOT) -> dict[str, list[str]]:
-    """Return, for each page, what it says of measurements, as the records give it."""
+    """Return the claims of each page, rendered from the records."""
     digits, forty, proofs, steps, transformers = (
         json.loads((root / name).read_text(encoding="utf-8"))
         for name in (DIGITS, FORTY, PROOFS, STEPS, LARGE)
@@ -63,7 +64,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
 
 
 def unproved(pages: Mapping[str, str], held: Mapping[str, list[str]]) -> Iterator[str]:
-    """One line for each claim that its page lacks, and each number that no claim covers."""
+    """Yield a line for each claim missing from its page and each number without a claim."""
     for page, lines in held.items():
         text = pages[page].replace("**", "")
         for line in lines:
@@ -75,7 +76,7 @@ def unproved(pages: Mapping[str, str], held: Mapping[str, list[str]]) -> Iterato
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """One line for each number of the first pages that its record does not give."""
+    """Return a line for each number on the first pages that does not match its record."""
     held = claims(root)
     return list(unproved({page: (root / page).read_text("utf-8") for page in held}, held))
 
@@ -85,7 +86,7 @@ def _row(*cells: str) -> str:
 
 
 def _accuracy(row: Mapping[str, Any]) -> str:
-    """Mean and standard error over the seeds, in percent."""
+    """Format the mean and standard error over the seeds, in percent."""
     found = row["test_accuracy"]
     return f"{found['mean']:.2f} ± {found['error']:.2f}"
 
@@ -96,14 +97,14 @@ def _bound(row: Mapping[str, Any]) -> str:
 
 
 def _percent(row: Mapping[str, Any], part: str, at: int) -> str:
-    """Mean and half of the 95 % interval, in percent."""
+    """Format the mean and half the width of the 95 % interval, in percent."""
     found = row[part]["accuracies"][at]
     low, high = found["interval"]
     return f"{100 * found['mean']:.1f} ± {50 * (high - low):.1f}"
 
 
 def _difference(losses: Mapping[str, Any], method: str) -> str:
-    """Loss above Muon's at the largest size: mean and half of the 95 % interval, in nats."""
+    """Format the loss minus Muon's at the largest size: mean and half the 95 % interval (nats)."""
     (found,) = (x[method]["over_muon"] for name, x in losses.items() if name.startswith("large"))
     low, high = found["interval"]
     return f"{found['mean']:.3f} ± {(high - low) / 2:.3f}"

@@ -1,7 +1,7 @@
-"""Classifying images with a small ReLU network: data, network, training, and what a solver sees.
+"""Classify images with a small ReLU network: data, network, training and solver inputs.
 
 The network has no biases: its weights are a list of (fan_out, fan_in) matrices. Every method is
-trained with the same data, first weights and batches.
+trained with the same data, initial weights and batches.
 """
 
 import functools
@@ -21,9 +21,9 @@ from manifoldmuon.optim import init_tree, manifold_muon
 from studies.datasets import FlatImages, batches, load_cifar10, load_digits, standardise
 
 BATCH = 128
-MULTIPLIER = 4.0  # of the last layer, as tuned for the main job
+MULTIPLIER = 4.0  # scales the logits; tuned for the main job
 
-# Not named axes: they would have to be the same numbers in every layer.
+# Unnamed axes: a named axis would need the same size in every layer.
 Weights = list[Float[Array, "_ _"]]
 
 # --- Images ------------------------------------------------------------------------------------
@@ -31,13 +31,13 @@ Weights = list[Float[Array, "_ _"]]
 
 @functools.lru_cache(maxsize=8)
 def digits(seed: int) -> FlatImages:
-    """The digits, in the split of this seed."""
+    """Load the standardised digits, split by this seed."""
     return standardise(load_digits(seed))
 
 
 @functools.lru_cache(maxsize=1)
 def photographs(folder: Path | None) -> FlatImages:
-    """CIFAR-10, or the part of it that lies in a folder or an archive."""
+    """Load CIFAR-10, standardised; from a folder or archive, possibly a subset."""
     return standardise(load_cifar10(folder))
 
 
@@ -45,12 +45,12 @@ def photographs(folder: Path | None) -> FlatImages:
 
 
 def shapes_of(widths: tuple[int, ...]) -> list[tuple[int, int]]:
-    """The shapes of the weights between layers of these widths."""
+    """Return the weight shapes for layers of these widths."""
     return [(after, before) for before, after in itertools.pairwise(widths)]
 
 
 def init_weights(seed: int | Int[Array, ""], shapes: list[tuple[int, int]]) -> Weights:
-    """Random matrices whose singular values are all 1: every optimizer starts from these."""
+    """Return random matrices with all singular values 1: the start of every optimizer."""
     templates = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return init_tree(Stiefel(), jax.random.key(seed), templates)
 
@@ -58,11 +58,11 @@ def init_weights(seed: int | Int[Array, ""], shapes: list[tuple[int, int]]) -> W
 def logits(
     weights: Weights, images: Float[Array, "batch pixels"], multiplier: float
 ) -> Float[Array, "batch classes"]:
-    """The network's output.
+    """Compute the network's output.
 
-    A Lipschitz constant bounds the differences of logits, and with them the confidence that
-    cross-entropy asks for. The multiplier says how large it may be: it is the Lipschitz bound
-    of a network whose matrices all have spectral norm 1.
+    A Lipschitz constant limits the differences of logits, hence the confidence that
+    cross-entropy rewards. The multiplier sets this limit: it is the Lipschitz bound of the
+    network if all matrices have spectral norm 1.
     """
     *hidden, last = weights
     for weight in hidden:
@@ -76,7 +76,7 @@ def cross_entropy(
     labels: Int[Array, " batch"],
     multiplier: float,
 ) -> Float[Array, ""]:
-    """The mean over the batch, in nats."""
+    """Compute the mean cross-entropy of the batch, in nats."""
     outputs = logits(weights, images, multiplier)
     return optax.softmax_cross_entropy_with_integer_labels(outputs, labels).mean()
 
@@ -84,7 +84,7 @@ def cross_entropy(
 def accuracy(
     weights: Weights, images: Float[Array, "batch pixels"], labels: Int[Array, " batch"]
 ) -> Float[Array, ""]:
-    """The share of images whose largest logit is that of the label."""
+    """Return the share of images with the largest logit at the label."""
     return jnp.mean(jnp.argmax(logits(weights, images, 1.0), axis=-1) == labels)
 
 
@@ -95,9 +95,9 @@ class Trained(NamedTuple):
     """Results of training.
 
     Attributes:
-      loss: of the whole training part, in nats, of the final weights.
-      accuracy: the share of the test part that is labelled right.
-      weights: after the last step.
+      loss: the loss on the whole training set with the final weights, in nats.
+      accuracy: the share of correctly classified test images.
+      weights: the weights after the last step.
     """
 
     loss: float
@@ -114,16 +114,16 @@ def train(
     seed: int,
     dtype: str = "float32",
 ) -> Trained:
-    """Trains once with manifold Muon: momentum 0.95, a rate that falls linearly to zero.
+    """Train once with manifold Muon: momentum 0.95, learning rate falling linearly to zero.
 
     Args:
       data: the images.
       geometry: a manifold for every layer.
-      widths: of the hidden layers.
-      rate: the first learning rate.
-      steps: how many, of 128 images each.
-      seed: of the initial weights and of the order of the images.
-      dtype: in which the weights are kept.
+      widths: the widths of the hidden layers.
+      rate: the initial learning rate.
+      steps: the number of steps, with 128 images each.
+      seed: seeds the initial weights and the order of the images.
+      dtype: the dtype of the weights.
     """
     shapes = shapes_of(data.widths(widths))
     templates = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
@@ -141,7 +141,7 @@ def _evaluate(weights: Any, images: tuple[Any, ...], labels: tuple[Any, ...]) ->
 
 
 def evaluate(weights: Weights, data: FlatImages) -> tuple[float, float]:
-    """The loss of the training part and the accuracy on the test part, in float32."""
+    """Return the training loss and the test accuracy, computed in float32."""
     weights = jax.tree.map(lambda w: w.astype(jnp.float32), weights)
     images, labels = (data.train_x, data.test_x), (data.train_y, data.test_y)
     loss, correct = _evaluate(weights, images, labels)
@@ -150,7 +150,7 @@ def evaluate(weights: Weights, data: FlatImages) -> tuple[float, float]:
 
 @functools.lru_cache(maxsize=4)
 def _compiled(geometry: tuple[Any, ...]) -> Any:
-    """All steps in one program, for every seed and rate."""
+    """Compile all steps as a single program, reused for every seed and rate."""
 
     @jax.jit
     def run(weights, images, labels, order, rate):
@@ -173,15 +173,15 @@ def _loss(weights: Any, images: Any, labels: Any) -> Any:
     return cross_entropy(wide, images, labels, MULTIPLIER)
 
 
-# --- What a solver is given --------------------------------------------------------------------
+# --- Solver inputs -----------------------------------------------------------------------------
 
 
 class Given(NamedTuple):
-    """One step of one layer, tall as the solvers take it (a wide layer is transposed); float32.
+    """Solver input for a layer at a step: tall (wide layers are transposed), float32.
 
     Attributes:
       point: a weight W on the Stiefel manifold of scale 1.
-      gradient: the momentum there; at step 0 the gradient of one batch.
+      gradient: the momentum at W; at step 0 a multiple of a batch gradient.
     """
 
     point: np.ndarray
@@ -199,25 +199,25 @@ def trajectory(
     seed: int,
     at: Collection[int],
 ) -> dict[int, list[Given]]:
-    """Trains with manifold Muon and keeps what its solver is given.
+    """Train with manifold Muon and keep the inputs of its solver.
 
     Args:
       data: the images.
-      widths: of the hidden layers.
-      geometry: of the weights: Stiefel manifolds of scale 1.
-      rate: the first learning rate; it falls linearly to zero over the steps.
-      steps: of the schedule; training ends after the last of `at`.
+      widths: the widths of the hidden layers.
+      geometry: the manifolds of the weights: Stiefel manifolds of scale 1.
+      rate: the initial learning rate; it falls linearly to zero over the steps.
+      steps: the length of the schedule; training ends after the last step in `at`.
       batch_size: images per step.
-      multiplier: of the last layer.
-      seed: of the initial weights and of the order of the images.
+      multiplier: the scale of the logits.
+      seed: seeds the initial weights and the order of the images.
       at: the steps to keep, counted from 0.
 
     Returns:
-      For each step to keep, one entry per layer.
+      A list over layers for each step to keep.
     """
     images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
     order = batches(seed, len(data.train_y), steps, batch_size)
-    # manifold_muon in two parts, so that the momentum between them can be seen.
+    # Split manifold_muon to expose the momentum.
     momentum = optax.trace(0.95, nesterov=True)
     descent = manifold_muon(optax.linear_schedule(rate, 0.0, steps), geometry, momentum=None)
 

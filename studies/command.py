@@ -1,4 +1,4 @@
-"""The command of a study: its options from the settings, one line for every mistake."""
+"""The command of a study: options from its settings, one-line errors."""
 
 import argparse
 import inspect
@@ -23,14 +23,14 @@ FOLDER = Path("runs")
 
 
 def command(study: type[Study], argv: Sequence[str]) -> int:
-    """Runs a study from the command line, or draws the picture of a record.
+    """Run a study from the command line, or redraw the picture of a record.
 
     Args:
-      study: its kind.
+      study: the study's class.
       argv: the options.
 
     Returns:
-      The exit status; 130 after an interruption. Mistakes end the program with status 2.
+      The exit status; 130 after an interruption. Errors exit with status 2.
     """
     p = parser(study)
     given = vars(p.parse_args(argv))
@@ -88,19 +88,19 @@ def _show(study: Study, record: Record, picture: Path) -> None:
 
 
 def save_figure(figure: Any, path: Path) -> None:
-    """Writes a matplotlib figure as PNG, whole or not at all."""
+    """Write a matplotlib figure as PNG, atomically."""
     with whole(path) as temporary:
         figure.savefig(temporary, format="png", dpi=150)
 
 
 def default_jobs() -> int:
-    """One process on an accelerator; else one for each processor, four at most: each of them
-    holds its own data and compiled programs."""
+    """Return 1 on an accelerator, else the number of processors, at most four: each process holds
+    its own data and compiled programs."""
     return 1 if jax.default_backend() != "cpu" else min(os.cpu_count() or 1, 4)
 
 
 def parser(study: type[Study]) -> Parser:
-    """The options of a study: its settings, and where the results go."""
+    """Create the parser of a study: its settings and the output options."""
     p = Parser(
         prog=f"python -m studies {study.name}",
         description=inspect.cleandoc(study.__doc__ or ""),
@@ -144,7 +144,7 @@ def _add(p: Parser, name: str, hint: Any, default: Any, metadata: Any) -> None:
 
 
 def _shown(default: Any) -> str:
-    """A default as one would type it; nothing where there is none."""
+    """Format a default as typed on the command line; empty for None."""
     if default is None:
         return ""
     items = default if isinstance(default, tuple) else (default,)

@@ -1,4 +1,4 @@
-"""Convergence by retraction, by transport and by the model of a trust region."""
+"""Convergence by retraction, vector transport and trust-region model."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ RETRACTIONS = {"polar": Polar(), "QR": QR(), "Cayley": Cayley()}
 
 @dataclasses.dataclass(frozen=True)
 class Differential(LBFGS):
-    """L-BFGS whose memory is moved by the derivative of the retraction, as its theory asks."""
+    """L-BFGS with its memory transported by the derivative of the retraction, as in theory."""
 
     def move(self, problem, point, step, new, euclidean, rows):
         _, push = jax.linearize(lambda vector: problem.retract(point, vector), step)
@@ -29,10 +29,11 @@ class Differential(LBFGS):
 
 @dataclasses.dataclass(frozen=True)
 class Pullback(TrustRegion):
-    """A trust region whose model is the cost along the retraction, exact to second order.
+    """A trust region with a second-order exact model of the cost along the retraction.
 
     Attributes:
-      retraction: that of the manifold; `shape` of its points.
+      retraction: the manifold's retraction.
+      shape: the shape of the points.
     """
 
     retraction: Retraction = Polar()
@@ -43,7 +44,7 @@ class Pullback(TrustRegion):
             step = problem.project(point, vector).reshape(self.shape)
             return problem.cost(self.retraction.retract(point.reshape(self.shape), step).ravel())
 
-        # The manifold's own retraction returns the point bit for bit near a zero step.
+        # Not `problem.retract`: near a zero step it returns the point itself, bit for bit.
         zero = jnp.zeros_like(point)
         gradient, hessian = jax.linearize(jax.grad(along), zero)
         return gradient, hessian, problem.cost(point)
@@ -54,7 +55,7 @@ METHODS = ("trust region", "trust region, pullback", "L-BFGS", "L-BFGS, differen
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A cost and its points."""
+    """A cost, with the manifold and shape of its points."""
 
     manifold: type[Stiefel]
     shape: tuple[int, int]
@@ -81,11 +82,11 @@ TASKS = {"Procrustes": Task(Stiefel, (30, 3)), "independent components": Task(Or
 class Convergence(Study):
     """How does the choice of a retraction show in convergence?
 
-    Minimises two costs, Procrustes on the Stiefel manifold (30 x 3) and independent components on
-    the orthogonal group (8 x 8), in float64 to a Riemannian gradient of 1e-10: by trust regions,
-    with the Riemannian Hessian and with that of the cost along the retraction, and by L-BFGS, its
-    memory moved by projection and by the retraction's derivative. The gradient is recorded at
-    every step.
+    Minimises two costs in float64, to a Riemannian gradient of 1e-10: Procrustes on the Stiefel
+    manifold (30 x 3) and independent components on the orthogonal group (8 x 8). Trust regions use
+    the Riemannian Hessian or the Hessian of the cost along the retraction; L-BFGS transports its
+    memory by projection or by the derivative of the retraction. The gradient is recorded at every
+    step.
     """
 
     name: ClassVar[str] = "convergence"
@@ -191,7 +192,7 @@ _NOTED: list[tuple[int, float]] = []
 
 
 def _note(steps: Any, value: Any, norm: Any) -> None:
-    """A callback that keeps the gradient's norm: one function, so that programs are shared."""
+    """Record the gradient's norm. A global function, so that compiled programs are shared."""
     del value
     _NOTED.append((int(steps), float(norm)))
 

@@ -1,14 +1,14 @@
-"""Pictures with one look, tables for a terminal, short numbers."""
+"""Helpers for pictures in a common style, tables and short numbers."""
 
 from collections.abc import Sequence
 from typing import Any
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#767676", "#000000")
-"""Okabe and Ito's colours, which people with colour blindness can tell apart."""
+"""Okabe and Ito's colours, distinguishable with colour blindness."""
 
 
 def panels(rows: int, columns: int, width: float = 5.0, height: float = 3.8) -> tuple[Any, Any]:
-    """A figure and its panels, an array of shape (rows, columns), each of this size in inches."""
+    """Create a figure and its panels: an array of shape (rows, columns), panel sizes in inches."""
     from matplotlib.figure import Figure
 
     size = (columns * width, rows * height)
@@ -17,13 +17,13 @@ def panels(rows: int, columns: int, width: float = 5.0, height: float = 3.8) -> 
 
 
 def dress(panel: Any, title: str, subtitle: str, x: str, y: str) -> None:
-    """Titles, labels of the axes, and a grid that stays behind the data."""
+    """Add titles, axis labels, and a grid behind the data."""
     panel.set_title(f"{title}\n", loc="left", fontsize=11, fontweight="bold")
     second = panel.annotate(
         subtitle, (0, 1), xytext=(0, 5), xycoords="axes fraction",
         textcoords="offset points", fontsize=8.5, color="#555555",
     )  # fmt: skip
-    second.set_in_layout(False)  # the title keeps its place; its length is not to widen the panel
+    second.set_in_layout(False)  # a long subtitle must not change the size of the panel
     panel.set_xlabel(x)
     panel.set_ylabel(y)
     panel.grid(color="#e2e2e2", linewidth=0.6)
@@ -32,7 +32,7 @@ def dress(panel: Any, title: str, subtitle: str, x: str, y: str) -> None:
 
 
 def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """Lines of cells as text: the first column to the left, the others to the right."""
+    """Format rows as a text table: first column left-aligned, the others right-aligned."""
     cells = [header, *lines]
     widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
 
@@ -48,11 +48,11 @@ def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    """Lines of cells as a table in Markdown."""
+    """Format rows as a Markdown table."""
     first, *rest = ("| " + " | ".join(map(str, row)) + " |" for row in (header, *lines))
     return "\n".join([first.replace("|  |", "| |", 1), "|---" * len(header) + "|", *rest])
 
 
 def short(value: float | None, form: str = ".1e") -> str:
-    """A number, or a dash where there is none."""
+    """Format a number; None becomes a dash."""
     return "-" if value is None else format(value, form)

@@ -1,7 +1,7 @@
-"""Estimates over seeds: in records, in tables and pictures, and the effects of choices.
+"""Estimates over seeds, for records, tables and pictures, and the effects of choices.
 
-A record holds an estimate as an object with an `interval`, `[low, high]`, around a number that some
-studies call `mean` and others `value`; each of them is None where there is none.
+In a record, an estimate is an object with a number, `mean` or `value` depending on the study, and
+an `interval`, `[low, high]`; either may be None.
 """
 
 import dataclasses
@@ -19,19 +19,19 @@ Found = Mapping[str, Any]
 """An estimate from a record."""
 
 Levels = tuple[str, ...]
-"""One level for each factor: an arm."""
+"""An arm: a level for each factor."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mean:
-    """A mean over seeds and its standard error, which is None for a single seed."""
+    """A mean over seeds and its standard error (None for a single seed)."""
 
     mean: float
     error: float | None
 
     @classmethod
     def of(cls, values: Iterable[float]) -> "Mean":
-        """The mean of one or more independent values."""
+        """Compute the mean of independent values, at least one."""
         array = np.fromiter(values, np.float64)
         if not len(array):
             raise ValueError("values must hold at least one number; got none")
@@ -40,17 +40,17 @@ class Mean:
             return cls(float(array.mean()), error)
 
     def text(self, form: str) -> str:
-        """Both numbers in this format, or the mean alone; a sign is for the mean."""
+        """Format the mean and, if any, the error; a sign in `form` applies to the mean only."""
         error = "" if self.error is None else f" ± {self.error:{form.lstrip('+')}}"
         return f"{self.mean:{form}}{error}"
 
 
 class Estimate(NamedTuple):
-    """A number and the 95 % interval around it, by Student's distribution.
+    """A number and its 95 % interval, by Student's distribution.
 
     Attributes:
       value: the number.
-      interval: its lower and its upper end; None where there are too few values to tell.
+      interval: the lower and upper end; None if there are too few values.
     """
 
     value: float
@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
 
     @classmethod
     def of(cls, value: float, error: float, degrees: int) -> "Estimate":
-        """The estimate of this standard error, with so many degrees of freedom."""
+        """Create an estimate from a standard error and its degrees of freedom."""
         if degrees < 1:
             return cls(value, None)
         half = float(scipy.stats.t.ppf(0.975, degrees)) * error
@@ -66,34 +66,34 @@ class Estimate(NamedTuple):
 
 
 def mean_estimate(values: Numbers) -> Estimate:
-    """The mean of one or more independent values, such as those of seeds."""
+    """Estimate the mean of independent values, such as results of seeds; at least one."""
     found = Mean.of(values)
     return Estimate.of(found.mean, found.error or 0.0, len(values) - 1)
 
 
 def difference_estimate(values: Numbers, others: Numbers) -> Estimate:
-    """The mean of the values less that of as many others, all of them independent."""
+    """Estimate mean(values) - mean(others), for equally many independent values in both."""
     one, two = Mean.of(values), Mean.of(others)
     error = math.hypot(one.error or 0.0, two.error or 0.0)
     return Estimate.of(one.mean - two.mean, error, 2 * (len(values) - 1))
 
 
 def slope_estimate(x: Numbers, y: Numbers) -> Estimate:
-    """The slope of the least-squares line: a bend widens the interval, as noise does."""
+    """Estimate the slope of the least-squares line; curvature widens the interval like noise."""
     line: Any = scipy.stats.linregress(x, y)
     return Estimate.of(float(line.slope), float(line.stderr), len(x) - 2)
 
 
 def half_width(interval: Sequence[float | int | None] | None) -> float | None:
-    """Half of the width of an interval: the number after ±; None where there is no interval."""
+    """Return half the width of an interval, the number after ±; None without an interval."""
     low, high = interval or (None, None)
     return None if low is None or high is None else (high - low) / 2
 
 
 def estimate(values: Sequence[float | None] | Float[np.ndarray, " seeds"]) -> dict[str, Any]:
-    """The `mean` of the values and its `interval`, of Student's distribution at 95 %, for a record.
+    """Return the `mean` of the values and its 95 % Student `interval`, for a record.
 
-    Both are None if a value is missing; the interval is, too, if there is but one value.
+    Both are None if any value is missing; the interval is None for a single value.
     """
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
@@ -103,12 +103,12 @@ def estimate(values: Sequence[float | None] | Float[np.ndarray, " seeds"]) -> di
 
 
 def shown(found: Found | None, form: str, unit: str = "") -> str:
-    """An estimate as text, such as `0.12 ± 0.03`.
+    """Format an estimate, such as `0.12 ± 0.03`.
 
     Args:
-      found: the estimate; None: there is none, which is a dash.
-      form: the format of both numbers; a sign in it is for the first alone.
-      unit: what follows.
+      found: the estimate; None becomes a dash.
+      form: the format of both numbers; a sign applies to the first number only.
+      unit: text appended to the numbers.
     """
     value = None if found is None else found["mean" if "mean" in found else "value"]
     if found is None or value is None:
@@ -121,11 +121,11 @@ def shown(found: Found | None, form: str, unit: str = "") -> str:
 def at_best_rate(
     losses: Float[np.ndarray, "seeds rates"],
 ) -> tuple[Float[np.ndarray, " seeds"], int]:
-    """Each seed's loss at the rate that is best for the other seeds, and the best rate for all.
+    """Return each seed's loss at the best rate of the other seeds, and the index of the best rate
+    over all seeds.
 
     Rate and loss come from different seeds, so that no arm profits from the noise of a large grid.
-    A single seed has no others and takes its own best. Losses that are not finite count as worse
-    than all others.
+    A single seed uses its own best rate. Losses that are not finite are worse than all others.
     """
     worst = np.max(losses, initial=1.0, where=np.isfinite(losses))
     losses = np.where(np.isfinite(losses), losses, 10 * worst)
@@ -137,17 +137,17 @@ def at_best_rate(
 def gain(
     values: Mapping[Levels, Float[np.ndarray, " seeds"]], factor: int, level: str, without: str
 ) -> dict[str, Any]:
-    """The decrease of the loss by a level of a factor, paired by seed.
+    """Estimate the decrease of the loss due to a level of a factor, paired by seed.
 
     Args:
-      values: by arm, the loss of every seed; every combination of levels.
-      factor: which of the levels of an arm.
-      level: the one that may buy something.
-      without: the one that it is compared with.
+      values: the losses of all seeds by arm, for every combination of levels.
+      factor: the index of the factor in an arm.
+      level: the level with the potential gain.
+      without: the level to compare with.
 
     Returns:
-      `mean` over the levels of the other factors, with its `interval` over seeds, and
-      `by_arm`, the same for each of them. Positive numbers are gains.
+      `mean` over the levels of the other factors, with its `interval` over seeds, and `by_arm`, an
+      estimate for each combination of the other levels. Positive numbers are gains.
     """
     by_arm, per_seed = {}, []
     for arm, loss in values.items():

@@ -1,4 +1,4 @@
-"""Fine-tuning with few parameters: adapters of low rank and orthogonal factors, by optimizer."""
+"""Parameter-efficient fine-tuning: low-rank adapters (LoRA) and rotations, by optimizer."""
 
 import dataclasses
 import functools
@@ -32,17 +32,17 @@ Factors = dict[str, Array]
 Schedule = Callable[[Any], Any]
 
 
-# --- Adapters: factors at the start, and the weight that they make -------------------------------
+# --- Adapters: initial factors and adapted weights -----------------------------------------------
 
 
 def lora(key: Any, base: Float[Array, "m n"], rank: int) -> Factors:
-    """Return factors of the start that Flax's `nnx.LoRA` has: A from He, B zero."""
+    """Return initial factors as in Flax's `nnx.LoRA`: A from He initialisation, B zero."""
     a = jax.nn.initializers.he_uniform(in_axis=1, out_axis=0)(key, (rank, base.shape[1]))
     return {"a": a, "b": jnp.zeros((base.shape[0], rank))}
 
 
 def orthonormal_lora(key: Any, base: Float[Array, "m n"], rank: int) -> Factors:
-    """Return the same with orthonormal rows of A, of RMS-to-RMS norm 1."""
+    """Return LoRA factors with orthonormal rows of A, scaled to RMS-to-RMS norm 1, and B zero."""
     a = Stiefel(FanRatio()).random_point(key, (rank, base.shape[1]), jnp.float32)
     return {"a": a, "b": jnp.zeros((base.shape[0], rank))}
 
@@ -58,14 +58,14 @@ def stella(key: Any, base: Float[Array, "m n"], rank: int) -> Factors:
 
 
 def rotations(key: Any, base: Float[Array, "m n"], rank: int) -> Factors:
-    """Return identities on blocks of the fan-in, of about as many entries as the factors have."""
+    """Return identity blocks over the fan-in, with at most as many entries as LoRA factors."""
     m, n = base.shape
     sizes = [size for size in range(1, n + 1) if n % size == 0 and size <= rank * (m + n) / n]
     return {"q": jnp.tile(jnp.eye(max(sizes)), (n // max(sizes), 1, 1))}
 
 
 def adapted(base: Float[Array, "m n"], factors: Factors) -> Float[Array, "m n"]:
-    """Return the weight that the factors make of a frozen one."""
+    """Apply the factors to a frozen weight."""
     if "q" in factors:
         blocks = base.reshape(len(base), *factors["q"].shape[:2])
         return jnp.einsum("mkb,kbc->mkc", blocks, factors["q"]).reshape(base.shape)
@@ -78,7 +78,7 @@ def adapted(base: Float[Array, "m n"], factors: Factors) -> Float[Array, "m n"]:
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """An adapter, its optimizer, and the logarithms (base 2) of the rates that are tried."""
+    """An adapter, its optimizer, and the base-2 logarithms of its learning rates."""
 
     init: Callable[[Any, Any, int], Factors]
     optimizer: Callable[[Schedule, int], optax.GradientTransformation]
@@ -123,7 +123,7 @@ RIVAL = "LoRA, Adam"
 
 @functools.lru_cache(maxsize=2)
 def images_of(name: str, seed: int, folder: Path | None) -> tuple[FlatImages, FlatImages]:
-    """Return the images upright, and turned by 45 degrees."""
+    """Return the images, upright and rotated by 45 degrees."""
     data = load_digits(seed) if name == "digits" else load_mnist(folder)
     turned = data._replace(train_x=_turn(data.train_x), test_x=_turn(data.test_x))
     return standardise(data), standardise(turned)
@@ -138,7 +138,7 @@ def _turn(images: Any) -> Any:
 def pretrained(
     task: str, name: str, hidden: tuple[int, ...], seed: int, folder: Path | None
 ) -> list[Array]:
-    """Return the weights of a classifier trained by Adam on the task's first part."""
+    """Return the weights of a classifier pretrained by Adam on the first part of the task."""
     upright, _ = images_of(name, seed, folder)
     train_x, train_y = _part(task, upright.train_x, upright.train_y, first=True)
     order = jnp.asarray(batches(seed, len(train_y), PRETRAINING_STEPS, BATCH))
@@ -155,7 +155,7 @@ def pretrained(
 
 
 def _part(task: str, images: Any, labels: Any, first: bool) -> tuple[Array, Array]:
-    """Return the classes of a part: all of them, or for `classes` 0 to 4 and then 5 to 9."""
+    """Return the images of a part: all, or for `classes` the labels 0 to 4 (first) or 5 to 9."""
     kept = np.full(len(labels), True) if task != "classes" else (labels < 5) == first
     return jnp.asarray(images[kept]), jnp.asarray(labels[kept])
 
@@ -172,7 +172,7 @@ def _descend(tx: optax.GradientTransformation, params: Any, loss: Any, order: An
 
 @functools.lru_cache(maxsize=2)
 def _tuned(method: str, rank: int, steps: int, loss: Any) -> Any:
-    """Return the program that trains with every rate of a grid."""
+    """Return a compiled program that trains with every rate of a grid."""
     chosen = METHODS[method]
 
     @jax.jit
@@ -213,13 +213,17 @@ def _regress(weights: Any, data: Any, rows: Any) -> Any:
 class FineTuning(Study):
     """Which adapter, trained by which optimizer, fine-tunes best?
 
-    Three tasks: a linear layer that is wrong by a matrix of rank 4 (`target`: the logarithm of the
-    relative error of the weight, squared), a classifier of upright digits that is to read digits
-    turned by 45 degrees (`rotated`), and one of the digits 0 to 4 that is to read 5 to 9
-    (`classes`; both: held-out cross-entropy). Every layer has an adapter and is frozen otherwise;
-    the step 0 loss is that of the frozen network in every arm. Each arm is trained over eight
-    rates, an octave apart, which fall along a cosine, and counts at the one that is best for
-    the other seeds. Gains are paired by seed.
+    Three tasks:
+
+    * `target`: correct a linear layer by a matrix of rank 4. Metric: log10 of the relative squared
+      error of the weight.
+    * `rotated`: adapt a classifier of upright digits to digits rotated by 45 degrees. Metric:
+      held-out cross-entropy.
+    * `classes`: adapt a classifier of the digits 0 to 4 to 5 to 9. Metric: held-out cross-entropy.
+
+    Every layer has an adapter and is otherwise frozen; every arm starts from the loss of the frozen
+    network. Each arm is trained with eight learning rates, an octave apart, with cosine decay, and
+    evaluated for each seed at the best rate of the other seeds. Gains are paired by seed.
     """
 
     name: ClassVar[str] = "fine-tuning"
@@ -273,7 +277,7 @@ class FineTuning(Study):
         return found | {"losses": losses, "errors": errors}
 
     def _target(self, cell: Cell) -> tuple[Any, Any, Any]:
-        """A Gaussian weight, and inputs with the weight that has produced their outputs."""
+        """Return a Gaussian weight, and inputs with the target weight as training and test data."""
         rng = np.random.default_rng(cell["seed"])
         m, n = SHAPE_OF_TARGET
         base = rng.normal(size=(m, n)) / np.sqrt(n)
@@ -285,7 +289,7 @@ class FineTuning(Study):
         return [base], (inputs, target), (inputs, target)
 
     def _images(self, cell: Cell) -> tuple[Any, Any, Any]:
-        """A classifier, and the images that it has not learnt."""
+        """Return a pretrained classifier with the training and test images of the new task."""
         task, seed = cell["task"], cell["seed"]
         bases = pretrained(task, self.images, self.hidden, seed, self.data_dir)
         data = images_of(self.images, seed, self.data_dir)[task == "rotated"]
@@ -316,7 +320,7 @@ class FineTuning(Study):
 
 
 def summary(rows: Sequence[Row], metric: str) -> dict[str, Any]:
-    """Return every arm at its best rate, and its gain over `RIVAL`."""
+    """Summarise every arm at its best rate, with its gain over `RIVAL`."""
     arms, values = {}, {}
     for method in dict.fromkeys(row["method"] for row in rows):
         own = [row for row in rows if row["method"] == method]
@@ -336,7 +340,7 @@ def summary(rows: Sequence[Row], metric: str) -> dict[str, Any]:
 
 
 def picture(record: Mapping[str, Any]) -> Any:
-    """A panel for each task: what every rate gives."""
+    """Plot the metric against the rate, with a panel for each task."""
     summaries = record["summary"]
     grids = {(r["task"], r["method"]): r["log2_rates"] for r in record["rows"]}
     figure, grid = panels(1, len(summaries), width=5.2, height=4.2)

@@ -1,10 +1,10 @@
-"""A custom architecture: an MLP-mixer, and one learning rate for all of its sizes.
+"""A custom architecture: an MLP-mixer, with the same learning rate for all sizes.
 
     python -m studies.mixer
 
-`Patches`, `Transpose` and `Mean` are bonds that the package does not have; everything else is its
-algebra, and norm, budgets and optimizer follow. The sweep trains two widths and two depths on the
-handwritten digits, with learning rates in factors of two.
+`Patches`, `Transpose` and `Mean` are new bonds; everything else, including norm, budgets and
+optimizer, comes from the package's module algebra. The sweep trains two widths and two depths on
+the handwritten digits, with learning rates in factors of two.
 """
 
 import functools
@@ -32,7 +32,7 @@ from studies.records import whole
 
 @dataclass(frozen=True)
 class Patches(Bond):
-    """Images `(..., height, width)` to tokens, one for each square of `side` by `side` pixels."""
+    """Split images `(..., height, width)` into tokens: squares of `side` by `side` pixels."""
 
     side: int
     sensitivity: ClassVar[float] = 1.0
@@ -46,7 +46,7 @@ class Patches(Bond):
 
 @dataclass(frozen=True)
 class Transpose(Bond):
-    """Tokens for features and features for tokens: an isometry in the RMS norm over both."""
+    """Exchange tokens and features: an isometry in the RMS norm over both."""
 
     sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 0.0
@@ -57,7 +57,7 @@ class Transpose(Bond):
 
 @dataclass(frozen=True)
 class Mean(Bond):
-    """The mean of the tokens."""
+    """Average the tokens."""
 
     sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 0.0
@@ -67,7 +67,7 @@ class Mean(Bond):
 
 
 def mixer(classes: int, pixels: int, side: int, width: int, blocks: int) -> Module:
-    """MLPs over the tokens of a feature and the features of a token, in turn."""
+    """Return an MLP-mixer: MLPs alternately over tokens and over features."""
     tokens, keep, step = (pixels // side) ** 2, 1 - 1 / (2 * blocks), 1 / (2 * blocks)
     gelu = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ
     norm = RMSDivide() @ MeanSubtract()
@@ -89,7 +89,7 @@ RATES = tuple(2.0**k for k in range(-2, 3))
 
 @functools.partial(jax.jit, static_argnums=0)
 def train(network: Module, rate: Any, seed: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """One run with a rate that falls linearly to zero; the mean loss of its batches."""
+    """Train with a rate that falls linearly to zero; return the mean loss of the batches."""
     tx = mm.optim.modular(optax.linear_schedule(rate, 0.0, STEPS), network)
     start, draws = jax.random.split(jax.random.key(seed))
     params = network.init(start)
@@ -110,7 +110,7 @@ def train(network: Module, rate: Any, seed: Any, x: jax.Array, y: jax.Array) -> 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Sweeps the learning rate for every size; returns the exit status."""
+    """Sweep the learning rate for every size; return the exit status."""
     p = command("studies.mixer", "One learning rate for all sizes of an MLP-mixer on the digits.")
     given = parse(p, argv, beside=(".png", ".txt"))
     picture, table_of = (given.out.with_suffix(suffix) for suffix in (".png", ".txt"))
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def as_record(curves: Mapping[tuple[int, int], np.ndarray]) -> dict[str, Any]:
-    """The mean losses, one row for every seed, and the best rate of every size."""
+    """Return the mean losses (seeds by rates) and the best rate of every size."""
     runs = [
         {"width": width, "blocks": blocks, "mean_loss": found, "best": best(found)}
         for (width, blocks), found in curves.items()
@@ -151,12 +151,12 @@ def as_record(curves: Mapping[tuple[int, int], np.ndarray]) -> dict[str, Any]:
 
 
 def best(found: np.ndarray) -> float:
-    """The rate of the smallest mean loss over the seeds."""
+    """Return the rate of the smallest mean loss over the seeds."""
     return RATES[int(np.argmin(found.mean(axis=0)))]
 
 
 def table(curves: Mapping[tuple[int, int], np.ndarray]) -> str:
-    """Mean training loss for every size and rate."""
+    """Format the mean training loss for every size and rate."""
     lines = ["width blocks " + "".join(f"{rate:>8g}" for rate in RATES) + "    best"]
     for (width, blocks), found in curves.items():
         cells = "".join(f"{value:8.3f}" for value in found.mean(axis=0))
@@ -165,7 +165,7 @@ def table(curves: Mapping[tuple[int, int], np.ndarray]) -> str:
 
 
 def draw(curves: Mapping[tuple[int, int], np.ndarray]) -> Figure:
-    """Mean loss over the learning rate, one line for each size."""
+    """Plot the mean loss against the learning rate, with a line for each size."""
     figure = Figure(figsize=(6, 4), dpi=150, layout="constrained")
     panel = figure.subplots()
     colours = dict(zip(WIDTHS, ("#0072B2", "#D55E00"), strict=True))

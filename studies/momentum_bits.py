@@ -1,4 +1,4 @@
-"""Momentum in few bits: what it costs a small transformer in loss."""
+"""Low-precision momentum: its cost in the loss of a small transformer."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ PLACES: dict[str, Place] = {
     "stream vectors, gains": (0, -1, 1, 0),
     "Stiefel": (0, 1, 0, 0),
 }
-"""Where the study `transformers` has tuned them, with momentum in float32."""
+"""Knobs tuned by the study `transformers`, with momentum in float32."""
 
 FULL = "float32"
 
@@ -40,15 +40,15 @@ MOMENTA: dict[str, Any] = {
     "8 bits": _few_bits(8),
     "4 bits": _few_bits(4),
 }
-"""Makers of the link that holds momentum."""
+"""Constructors of the momentum transformation, with the arguments of `optax.trace`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MomentumBits(Study):
     """What does momentum in bfloat16, 8 or 4 bits cost in loss?
 
-    Trains the small character model of the study `transformers` with its tuned knobs, the momentum
-    of the hidden matrices kept in float32, in bfloat16, or by `contrib.quantized` in 8 or 4 bits.
+    Trains the small character model of the study `transformers` with its tuned knobs. The momentum
+    of the hidden matrices is in float32, in bfloat16, or in 8 or 4 bits by `contrib.quantized`.
     Differences from float32 are paired by seed.
     """
 

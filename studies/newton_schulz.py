@@ -1,4 +1,4 @@
-"""The designer of Newton-Schulz schedules: what a wanted interval costs, beside the named ones."""
+"""Design Newton-Schulz schedules for an interval, and compare their cost with named schedules."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ NAMED = {
 }
 DESIGN = "the design"
 
-# By how much rounding may lift a value above the interval, as `PolarExpress` advises.
+# Head-room for values rounded above the interval, as `PolarExpress` advises.
 SAFETY = {"float64": 1.000001, "float32": 1.001, "float16": 1.01, "bfloat16": 1.01}
 
 
@@ -38,9 +38,9 @@ SAFETY = {"float64": 1.000001, "float32": 1.001, "float16": 1.01, "bfloat16": 1.
 class NewtonSchulzDesigner(Study):
     """Which schedule of odd polynomials brings singular values to one, and at what cost?
 
-    Designs the schedule for a degree, a number of steps and an interval [lower, 1], and
-    compares it with the named ones: the largest |f(x) - 1| over several intervals, of the
-    polynomials in float64 and of matrices with such singular values in the dtype, and the cost in
+    Designs a schedule for a degree, a number of steps and an interval [lower, 1], and compares it
+    with named schedules. Measures the largest |f(x) - 1| over several intervals, for the
+    polynomials in float64 and for matrices with such singular values in the dtype, and the cost in
     products of square matrices.
     """
 
@@ -64,10 +64,10 @@ class NewtonSchulzDesigner(Study):
         self.schedule()
 
     def schedule(self) -> Schedule:
-        """The design.
+        """Return the designed schedule.
 
         Raises:
-          ValueError: if there is none for these settings.
+          ValueError: no schedule exists for these settings.
         """
         safety = SAFETY[self.dtype] if self.safety is None else self.safety
         design = PolarExpress(self.lower, self.degree, self.steps, safety, self.cushion)
@@ -77,7 +77,7 @@ class NewtonSchulzDesigner(Study):
         lengths = range(1, design.length + 3)
         errors = [polynomial_error(design.with_steps(k), self.lower) for k in lengths]
         enough = next((k for k, e in zip(lengths, errors, strict=True) if e <= goal), lengths[-1])
-        # And one more: it removes what rounding has left in the steep steps before.
+        # The extra step removes rounding errors of the steep steps before.
         return design.with_steps(enough + 1)
 
     def cells(self) -> Sequence[Cell]:
@@ -167,17 +167,17 @@ class NewtonSchulzDesigner(Study):
 
 
 def polynomial_error(schedule: Schedule, lower: float) -> float:
-    """The largest `|f(x) - 1|` for x in `[lower, 1]`, in float64, over 10^4 points."""
+    """Return the largest `|f(x) - 1|` over 10^4 points x in `[lower, 1]`, in float64."""
     x = np.concatenate([np.geomspace(lower, 1, 8000), np.linspace(lower, 1, 2000)])
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.max(np.abs(schedule.apply(x) - 1)))
 
 
 def matrix_error(schedule: Schedule, lower: float, dtype: str, size: int, seed: int) -> float:
-    """The largest `|sigma - 1|` that the schedule makes of a matrix with sigma in `[lower, 1]`.
+    """Return the largest `|sigma - 1|` after the schedule, for a matrix with sigma in `[lower, 1]`.
 
-    Every factor of a product is rounded to the dtype, and sums are in float32 or wider, as
-    accelerators do it. Infinite where a value has escaped.
+    As on accelerators, factors of products are rounded to the dtype, and sums are in float32 or
+    wider. Infinite if the schedule diverges.
     """
     rng = np.random.default_rng(seed)
     u, v = (np.linalg.qr(rng.standard_normal((size, size)))[0] for _ in range(2))
@@ -201,7 +201,7 @@ def matrix_error(schedule: Schedule, lower: float, dtype: str, size: int, seed: 
 
 
 def _iterates(panel: Any, x: np.ndarray, coefficients: Any, lower: float) -> None:
-    """The values after each step of the design, from light to dark."""
+    """Plot the values after each step of the design, from light to dark."""
     from matplotlib import colormaps
 
     steps = _tuples(coefficients)

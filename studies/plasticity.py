@@ -23,15 +23,15 @@ from studies.study import Cell, Record, Row, Study, check_choices, check_rival, 
 
 BATCH = 32
 HEAD_RATE = 2.0**-8
-"""Of Adam, for the last layer."""
+"""The learning rate of Adam for the last layer."""
 
 RIVAL = "Muon, decay 1"
-"""Muon with the weight decay that did best."""
+"""Muon with its best weight decay."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """What trains the hidden matrices, and log2 of the rate in the middle of its grid."""
+    """The optimizer of the hidden matrices, and log2 of the central rate of its grid."""
 
     make: Callable[[Any], optax.GradientTransformation]
     centre: int
@@ -69,7 +69,7 @@ METHODS: dict[str, Method] = {
         lambda rate: manifold_muon(rate, Stiefel(FanRatio()).fast(), 0.9, certify=False), -4
     ),
 }
-"""Decay is multiplied by the rate. `Stiefel` starts at the nearest points of its set."""
+"""Decay is multiplied by the rate. `Stiefel` projects its initial weights onto the manifold."""
 
 CONSTRAINED = "AdamH", "MuonH", "rows", "Stiefel"
 
@@ -85,7 +85,7 @@ def _scores(weights: dict[str, Any], x: Float[Array, "n d"]) -> tuple[Array, lis
 
 @functools.lru_cache(maxsize=2)
 def _program(name: str) -> Any:
-    """Return the program that trains on a whole stream, for every rate at once."""
+    """Return a compiled program that trains on a whole stream, for all rates at once."""
     method = METHODS[name]
 
     @jax.jit
@@ -127,11 +127,11 @@ def _program(name: str) -> Any:
 class Plasticity(Study):
     """Which recipe still learns after a long stream of tasks?
 
-    A ReLU network without biases reads digits whose pixels have another order in every task, and
-    each image of a task once; nothing is reset. The hidden matrices are trained by one method after
-    the other at a constant rate, the head by Adam. Counted is the loss on each batch before the
-    step on it, at the rate that is best for the other seeds over the whole stream. Losses over
-    those of Muon with weight decay are paired by seed.
+    A ReLU network without biases classifies digits, with a new permutation of the pixels in every
+    task. A task shows each image once; nothing is reset. Each method trains the hidden matrices at
+    a constant rate, Adam trains the head. The loss is measured on each batch before its update. The
+    rate for the loss over the whole stream is chosen for each seed by the other seeds. Differences
+    from Muon with weight decay are paired by seed.
     """
 
     name: ClassVar[str] = "plasticity"
@@ -228,7 +228,7 @@ class Plasticity(Study):
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return each method at its best rate: its losses in all, by part, at the end."""
+    """Summarise each method at its best rate: losses over the stream, by part, and at the end."""
     found: dict[str, Any] = {}
     last: dict[str, np.ndarray] = {}
     for name in dict.fromkeys(row["method"] for row in rows):

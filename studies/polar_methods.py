@@ -1,8 +1,8 @@
-"""Methods of msign to compare with: QDWH, eigenvalues, inverse roots, and a sketch.
+"""Baseline methods of msign: QDWH, eigenvalues, inverse roots, and a sketch.
 
-The squared condition number of a Gram matrix limits one pass of the second and the third. Each
-lifts eigenvalues below rounding, so that a pass divides the condition number by `eps**(-1/2)` and
-the next one starts from there (the idea of shifted Cholesky QR, Fukaya et al. 2020).
+`GramEigh` and `InverseRoot` use the Gram matrix, which has the squared condition number. They raise
+eigenvalues below rounding error, so that a pass divides the condition number by `eps**(-1/2)`, and
+the next pass continues from there (the idea of shifted Cholesky QR, Fukaya et al. 2020).
 """
 
 import abc
@@ -15,11 +15,11 @@ from jaxtyping import Array, Float
 from manifoldmuon.linalg import MsignMethod
 
 RIDGE = 1e-6
-"""Of `InverseRoot`: above what rounding does to an eigenvalue of a float32 Gram matrix."""
+"""The ridge of `InverseRoot`: larger than the rounding error of a float32 Gram eigenvalue."""
 
 
 class OneByOne(MsignMethod):
-    """A method of one matrix, `_polar`; stacks are taken one matrix after the other."""
+    """A method for a single matrix, `_polar`; stacks are processed sequentially."""
 
     def polar(self, x: Float[Array, "*batch m n"]) -> Float[Array, "*batch m n"]:
         with jax.default_matmul_precision("highest"):
@@ -27,11 +27,11 @@ class OneByOne(MsignMethod):
 
     @abc.abstractmethod
     def _polar(self, x: Float[Array, "m n"]) -> Float[Array, "m n"]:
-        """The factor."""
+        """Return the polar factor."""
 
 
 def polish(x: Float[Array, "m n"]) -> Float[Array, "m n"]:
-    """One Newton-Schulz step: it removes rounding errors."""
+    """Apply a Newton-Schulz step to remove rounding errors."""
     return 1.5 * x - 0.5 * x @ (x.T @ x)
 
 
@@ -39,8 +39,8 @@ def polish(x: Float[Array, "m n"]) -> Float[Array, "m n"]:
 class QDWH(OneByOne):
     """JAX's `jax.lax.linalg.qdwh` (Nakatsukasa and Higham 2013).
 
-    Rational instead of polynomial steps: five or six cover a condition number of 1/eps, but each
-    takes a QR or a Cholesky factorisation. The most orthogonal of the methods.
+    Rational instead of polynomial steps: five or six suffice for a condition number of 1/eps, but
+    each step takes a QR or Cholesky factorisation. The most orthogonal of these methods.
     """
 
     def _polar(self, x: Float[Array, "m n"]) -> Float[Array, "m n"]:
@@ -67,10 +67,10 @@ class GramEigh(OneByOne):
 
 @dataclasses.dataclass(frozen=True)
 class InverseRoot(OneByOne):
-    """`X (X^T X)^(-1/2)` by `inverse_root`, in a few passes: products alone.
+    """`X (X^T X)^(-1/2)` by `inverse_root`, in a few passes, with matrix products only.
 
     Attributes:
-      steps: of the coupled iteration in each pass.
+      steps: steps of the coupled iteration in each pass.
       passes: three reach a condition number of 1e6 in float32.
     """
 
@@ -88,14 +88,14 @@ class Sketch(OneByOne):
     """`U_r V_r^T` for the `rank` largest singular values; the other directions become zero.
 
     A randomised range finder with power iterations and a small SVD (Halko, Martinsson, Tropp
-    2011, algorithms 4.4 and 5.1). Right to rounding where the singular values fall off behind
-    the rank, an approximation where they do not.
+    2011, algorithms 4.4 and 5.1). Accurate up to rounding if the singular values drop after the
+    rank, otherwise an approximation.
 
     Attributes:
-      rank: how many singular directions; at most those of the matrix are returned.
-      oversample: further random directions, dropped at the end.
-      power_iterations: how often the range is refined by `x x^T`.
-      seed: of the random test matrix, which is the same for every matrix of a shape.
+      rank: the number of singular directions, at most the number of columns.
+      oversample: extra random directions, dropped at the end.
+      power_iterations: the number of refinements of the range by `x x^T`.
+      seed: seeds the random test matrix, which all matrices of a shape share.
     """
 
     rank: int
@@ -119,23 +119,23 @@ class Sketch(OneByOne):
 def inverse_root(
     gram: Float[Array, "n n"], root: int = 2, steps: int = 24, ridge: float = 0.0
 ) -> Float[Array, "n n"]:
-    """`S^(-1/root)` by the coupled Newton iteration, by products alone.
+    """Compute `S^(-1/root)` by the coupled Newton iteration, with matrix products only.
 
     `T = ((p + 1) I - M) / p`, `X <- X T`, `M <- T^p M` from `M = S / c` (Lakić 1998; Higham,
     Functions of Matrices, 2008, sec. 7.3). With two roots of order 4 this is Shampoo's
     preconditioner: `(G G^T)^(-1/4) G (G^T G)^(-1/4) = msign(G)`.
 
     Args:
-      gram: symmetric, positive definite.
+      gram: S, symmetric positive definite.
       root: p, at least 1.
-      steps: about `log(condition number) / (p log(1 + 1/p))`, and five more.
-      ridge: this fraction of the (upper bound of the) largest eigenvalue is added to all.
+      steps: the number of steps: about `log(condition number) / (p log(1 + 1/p))`, plus five.
+      ridge: added to all eigenvalues, as a fraction of an upper bound of the largest.
     """
     identity = jnp.eye(gram.shape[-1], dtype=gram.dtype)
     trace = positive(jnp.trace(gram))
     s = (gram + gram.T) / 2 / trace
     bound = positive(jnp.sqrt(jnp.linalg.norm(s @ s)))
-    # The iteration converges for eigenvalues of M in (0, p + 1), the fastest near 1.
+    # The iteration converges for eigenvalues of M in (0, p + 1), fastest near 1.
     shrink = 2 / (root + 1)
 
     def advance(_, carry):

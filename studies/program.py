@@ -15,11 +15,11 @@ from studies.datasets import Dataset, DatasetError
 from studies.records import WriteError, check_writable, environment, write_record
 
 INTERRUPTED = 130
-"""The exit status after Ctrl-C, as of a shell."""
+"""The exit status after Ctrl-C, as in a shell."""
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without the usage text in front of an error: one line, and exit status 2."""
+    """A parser with one-line errors, without the usage text, and exit status 2."""
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
@@ -33,14 +33,14 @@ def command(
     folder: Path = Path("runs"),
     record: str | None = None,
 ) -> Parser:
-    """The options that every program and benchmark has.
+    """Create a parser with the options of every program and benchmark.
 
     Args:
       module: the name after `python -m`.
-      description: one line, for `--help`.
-      data: what `--data-dir` is a folder of; None if no data set is read.
-      folder: of the record, unless another is given.
-      record: its name; None: the last part of the module's.
+      description: a line for `--help`.
+      data: the data set in the folder `--data-dir`; None for programs without data.
+      folder: the default folder of the record.
+      record: the name of the record; None takes the last part of the module name.
     """
     p = Parser(prog=f"python -m {module}", description=description, allow_abbrev=False)
     name = record or module.rpartition(".")[2]
@@ -56,13 +56,14 @@ def command(
 def parse(
     p: Parser, argv: Sequence[str] | None, resumes: bool = False, beside: Sequence[str] = ()
 ) -> argparse.Namespace:
-    """Reads the command line, and refuses before any work what would fail after it.
+    """Parse the command line; exit if a later step would fail: missing data, unwritable output.
 
     Args:
       p: the options.
-      argv: the command line without the program's name; None for that of the process.
-      resumes: whether the program completes a record that exists.
-      beside: endings of the other files that are written, named as the record.
+      argv: the command line without the program's name; None reads the command line of the
+        process.
+      resumes: whether the program completes an existing record.
+      beside: suffixes of further output files with the record's name.
     """
     given = p.parse_args(argv)
     if given.out.suffix != ".json":
@@ -81,7 +82,7 @@ def parse(
 
 
 def load(p: Parser, loader: Callable[[Path | None], Dataset], folder: Path | None) -> Dataset:
-    """The data set, or an end with one line that says what to do."""
+    """Load the data set, or exit with advice, in a single line."""
     try:
         return loader(folder)
     except DatasetError as error:
@@ -89,10 +90,10 @@ def load(p: Parser, loader: Callable[[Path | None], Dataset], folder: Path | Non
 
 
 class Progress(tqdm):
-    """A bar whose rate and remaining time leave out compilation.
+    """A progress bar that excludes compilation from its rate and remaining time.
 
-    Until the first steps are done there is no rate; the chunk that they came in, most of whose time
-    was compilation, counts as done and not as timed. `compiling` leaves out a later one.
+    The first chunk of steps, mostly compilation, counts as done but is not timed; there is no rate
+    before it is done. `compiling` excludes later compilations.
     """
 
     timed = False
@@ -108,7 +109,7 @@ class Progress(tqdm):
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
-        """Leave out what takes place inside."""
+        """Exclude the time of the block."""
         begun = time.time()
         yield
         spent = time.time() - begun
@@ -117,15 +118,15 @@ class Progress(tqdm):
 
 
 def progress(total: int, done: int = 0) -> Progress:
-    """A bar over steps; in a file it is one line after another, and so seldom."""
+    """Create a bar over steps. In a log file every refresh is a line, so it refreshes rarely."""
     pause = 0.1 if sys.stderr.isatty() else 10.0
     return Progress(total=total, initial=done, unit="step", dynamic_ncols=True, mininterval=pause)
 
 
 def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = False) -> None:
-    """Writes the record with what it ran on; `replace` if this run has written it before.
+    """Write the record and its environment; `replace` if this run has written it before.
 
-    A disk that is full or read-only ends the program with one line.
+    Exit with a one-line error if the disk is full or read-only.
     """
     whole = {"environment": environment(), **record}
     with errors_in_one_line():
@@ -134,7 +135,7 @@ def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = F
 
 @contextlib.contextmanager
 def errors_in_one_line() -> Iterator[None]:
-    """Ends the program with one line where a file cannot be written."""
+    """Exit with a one-line error if a file cannot be written."""
     try:
         yield
     except WriteError as error:
@@ -142,13 +143,13 @@ def errors_in_one_line() -> Iterator[None]:
 
 
 def interrupted(kept: str = "nothing was written") -> int:
-    """Says so, and returns the exit status."""
+    """Report the interruption and return the exit status."""
     print(f"\ninterrupted; {kept}", file=sys.stderr)
     return INTERRUPTED
 
 
 def refuse_twice(p: Parser, given: argparse.Namespace, *names: str) -> None:
-    """Ends the program where one of these options has a value more than once."""
+    """Exit if one of these options repeats a value."""
     for name in names:
         values = getattr(given, name)
         if twice := sorted({str(value) for value in values if values.count(value) > 1}):
@@ -157,7 +158,7 @@ def refuse_twice(p: Parser, given: argparse.Namespace, *names: str) -> None:
 
 
 def positive(text: str) -> float:
-    """A positive, finite number, for `type=`."""
+    """Parse a positive, finite number, for `type=`."""
     try:
         number = float(text)
     except ValueError:
@@ -168,7 +169,7 @@ def positive(text: str) -> float:
 
 
 def integer(least: int) -> Callable[[str], int]:
-    """A whole number of at least `least`, for `type=`."""
+    """Return a parser of integers from `least` to 2^31 - 1, for `type=`."""
 
     def convert(text: str) -> int:
         try:

@@ -3,11 +3,11 @@
     python -m studies.proof
     python -m studies.proof --data mnist --data-dir path/to/mnist
 
-A network of orthonormal layers learns handwritten digits, with every weight on its manifold. Each
-test image then has a radius: no change of its pixels that is shorter, in Euclidean length, changes
-its label. Attacks look for changes that do, and set the bound from above. Weights, images and
-claims are written to a folder, and a verifier that shares no code with the package, and does not
-import JAX, derives the claims again from the numbers alone.
+A network of orthonormal layers learns handwritten digits, with every matrix on its manifold. Each
+test image then has a certified radius: no perturbation of smaller Euclidean length changes its
+label. Attacks search for perturbations that do, which bounds the accuracy from above. Weights,
+images and claims are exported to a folder. A verifier that shares no code with the package, and
+does not import JAX, derives the claims again from these numbers.
 """
 
 import argparse
@@ -53,15 +53,15 @@ class Settings:
     """Settings of the training.
 
     Attributes:
-      width: of the hidden layers.
-      layers: matrices, the last one with one row for each class.
-      epochs: over the training images.
-      batch: images a step.
-      rate: at the first step, in the modular norm; it falls to zero along a cosine.
-      offset: of the loss: sqrt(2) times the radius that is asked for, or somewhat more.
-      temperature: of the loss.
-      radii: in units of pixels between 0 and 1, for the table.
-      attacked: of how many test images.
+      width: the width of the hidden layers.
+      layers: the number of matrices; the last has a row for each class.
+      epochs: the number of passes over the training images.
+      batch: images per step.
+      rate: the initial learning rate in the modular norm, with cosine decay to zero.
+      offset: the offset of the loss: sqrt(2) times the target radius, or somewhat more.
+      temperature: the temperature of the loss.
+      radii: the radii in the table, with pixels between 0 and 1.
+      attacked: the number of attacked test images.
     """
 
     width: int
@@ -83,7 +83,7 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """Flattened, pixels between 0 and 1."""
+    """Flattened images with pixels between 0 and 1, and their labels."""
 
     train_x: np.ndarray
     train_y: np.ndarray
@@ -92,7 +92,7 @@ class Images:
 
 
 def read(p: Any, given: argparse.Namespace) -> Images:
-    """The data set that was asked for."""
+    """Load the chosen data set."""
     mnist = given.data == "mnist"
     found = load(p, load_mnist, given.data_dir) if mnist else load_digits(given.seed)
     train, test = (x.reshape(len(x), -1) for x in (found.train_x, found.test_x))
@@ -100,7 +100,7 @@ def read(p: Any, given: argparse.Namespace) -> Images:
 
 
 def network(pixels: int, settings: Settings) -> Module:
-    """Linear layers with orthonormal rows or columns, biases, and MaxMin between them."""
+    """Return linear layers with orthonormal rows or columns, with biases and MaxMin in between."""
     width = settings.width
     net = GroupSort(2) @ Bias(width) @ Linear(width, pixels, FRAMES)
     for _ in range(settings.layers - 2):
@@ -109,7 +109,7 @@ def network(pixels: int, settings: Settings) -> Module:
 
 
 def train(net: Module, data: Images, settings: Settings, seed: int, bar: tqdm) -> Any:
-    """The weights after all epochs; the bar shows the share of images certified while training."""
+    """Train for all epochs and return the weights; the bar shows the certified training share."""
     per_epoch = len(data.train_y) // settings.batch
     schedule = optax.cosine_decay_schedule(settings.rate, per_epoch * settings.epochs)
     optimizer = mm.optim.modular(schedule, net, momentum=0.8)
@@ -144,7 +144,11 @@ def train(net: Module, data: Images, settings: Settings, seed: int, bar: tqdm) -
 def measure(
     net: Module, params: Any, data: Images, settings: Settings, seed: int, bar: tqdm
 ) -> tuple[CertificationResult, list[dict[str, float]]]:
-    """Radii of the test images, and what attacks leave of the accuracy at some of them."""
+    """Certify the test images, and attack the first images at every radius.
+
+    Raises:
+      AssertionError: an attack breaks a certified image.
+    """
     found = certify(net, params, data.test_x, data.test_y)
     some = found.first(settings.attacked)
     f = functools.partial(net.apply, params)
@@ -174,7 +178,7 @@ def measure(
 def picture(
     found: CertificationResult, rows: Sequence[dict[str, float]], attacked: int, title: str
 ) -> Figure:
-    """Certified accuracy against the radius, with what attacks leave above it."""
+    """Plot certified accuracy and accuracy under attack against the radius."""
     figure = Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
     panel = figure.subplots()
     radii = np.linspace(0, 1.25 * max(row["radius"] for row in rows), 300)
@@ -202,7 +206,7 @@ def picture(
 
 
 def table(found: CertificationResult, rows: Sequence[dict[str, float]], settings: Settings) -> str:
-    """Certified and attacked accuracies by radius."""
+    """Format certified and attacked accuracies by radius."""
     lines = [
         f"clean accuracy {found.accuracy():.1%}; Lipschitz constant of all layers but the last "
         f"{found.bounds.lipschitz_inputs:.6f}",
@@ -218,7 +222,7 @@ def table(found: CertificationResult, rows: Sequence[dict[str, float]], settings
 
 
 def prove(folder: Path, found: CertificationResult, at: Sequence[float]) -> None:
-    """Exports. Of the proof of an earlier run each file is replaced; all other files stay."""
+    """Export the proof: replace files of an earlier proof, keep all other files."""
     try:
         with tempfile.TemporaryDirectory(dir=folder.parent) as begun:
             export(f"{begun}/proof", found, at=at)
@@ -230,7 +234,7 @@ def prove(folder: Path, found: CertificationResult, at: Sequence[float]) -> None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Trains, certifies, attacks, exports and verifies; returns the exit status."""
+    """Train, certify, attack, export and verify; return the exit status."""
     what = "A classifier with a proof that others can check."
     p = command("studies.proof", what, "mnist", record="certified")
     p.add_argument("--data", choices=tuple(SETTINGS), default="digits",

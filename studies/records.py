@@ -1,4 +1,4 @@
-"""Records: what a measurement found and on what, as strict JSON that is never half written."""
+"""Records: results and environment of a measurement, as strict JSON, written atomically."""
 
 import contextlib
 import importlib.metadata
@@ -19,18 +19,18 @@ _PACKAGES = ("manifoldmuon", "jax", "jaxlib", "optax", "numpy")
 
 
 class WriteError(OSError):
-    """A disk that is full or read-only, in one line that says what to do."""
+    """A full or read-only disk; the message is a line with advice."""
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A name to write a file under, which then takes its place: whole or not at all.
+    """Yield a temporary path; move it to `path` at the end, so that `path` is written atomically.
 
-    Beside its destination, because a file moves at once within one file system only. Missing
-    folders are made.
+    The temporary file is in the folder of `path`, because moves are atomic only within a file
+    system. Missing folders are created.
 
     Raises:
-      WriteError: if it cannot be written; what was at `path` is as it was.
+      WriteError: the file cannot be written; an existing file at `path` is unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -45,10 +45,10 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def check_writable(folder: Path) -> None:
-    """Makes the folder and writes to it, before any work of which the results go there.
+    """Check, before any work, that the folder can be created and written to.
 
     Raises:
-      WriteError: if that fails.
+      WriteError: the folder cannot be created or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,24 +68,24 @@ def not_written(path: Path, error: OSError) -> WriteError:
 def write_record(
     path: str | os.PathLike[str], record: Mapping[str, Any], overwrite: bool = False
 ) -> Path:
-    """Writes `record` to `path` as JSON, whole or not at all.
+    """Write `record` to `path` as JSON, atomically.
 
-    NumPy and JAX scalars become numbers, arrays become nested lists, tuples become lists (a
-    named tuple an object). JSON has no NaN and no infinity: both are written as `null`, so that
-    every reader can read the file. Missing folders are made.
+    NumPy and JAX scalars become numbers, arrays become nested lists, tuples become lists, named
+    tuples become objects. NaN and infinity, which JSON lacks, become `null`. Missing folders are
+    created.
 
     Args:
       path: the file to write.
-      record: what to write; the keys are strings, at every depth.
-      overwrite: whether an existing file may be replaced.
+      record: the record; all keys, at every depth, are strings.
+      overwrite: whether to replace an existing file.
 
     Returns:
-      The path that was written.
+      The path.
 
     Raises:
-      FileExistsError: if `path` exists and `overwrite` is false.
-      TypeError: if a value has no form in JSON; the message names its place in the record.
-      WriteError: if the disk is full or read-only.
+      FileExistsError: `path` exists and `overwrite` is false.
+      TypeError: JSON cannot hold a key or a value; the message locates it in the record.
+      WriteError: the disk is full or read-only.
     """
     path = Path(path)
     text = json.dumps(_plain(record, "record"), indent=2, allow_nan=False, ensure_ascii=False)
@@ -97,14 +97,14 @@ def write_record(
 
 
 def read_record(path: Path, study: str) -> dict[str, Any]:
-    """The record of a study, from its file.
+    """Read the record of a study.
 
     Args:
       path: the file to read.
       study: the name of the study.
 
     Raises:
-      ValueError: the file cannot be read, or is not a record of this study; one line.
+      ValueError: the file cannot be read, or is not a record of this study.
     """
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -116,12 +116,12 @@ def read_record(path: Path, study: str) -> dict[str, Any]:
 
 
 def plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """The record as its reader will see it, so that a resumed run equals an uninterrupted one."""
+    """Convert to JSON and back, so that resumed and uninterrupted runs give equal records."""
     return json.loads(json.dumps(_plain(value, "record")))
 
 
 def environment() -> dict[str, Any]:
-    """The versions, platform and device of a measurement; no host name and no paths.
+    """Return the versions, platform and device of a measurement, without host name and paths.
 
     Returns:
       A flat dictionary: the versions of Python, manifoldmuon, JAX, jaxlib, Optax and NumPy,
@@ -148,7 +148,7 @@ def _version(package: str) -> str:
 
 
 def _plain(value: Any, place: str) -> Any:
-    """`value` in the types that JSON has; `place` names it in an error."""
+    """Convert `value` to JSON types; `place` names it in errors."""
     if value is None or isinstance(value, str | bool | int):
         return value
     if isinstance(value, float):
@@ -174,7 +174,7 @@ def _plain_array(value: np.ndarray | np.generic | jax.Array, place: str) -> Any:
     if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         raise TypeError(f"{place} is a random key; record jax.random.key_data of it")
     array = np.asarray(value)
-    # bfloat16 and float8 are not NumPy's own floats, and their tolist() gives what json refuses.
+    # bfloat16 and float8 are not native NumPy floats; json rejects the output of their tolist().
     if jnp.issubdtype(array.dtype, np.floating):
         return _plain(array.astype(np.float64).tolist(), place)
     if array.dtype.kind in "biuU":

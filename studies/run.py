@@ -1,4 +1,4 @@
-"""Running a study: cell by cell, each saved as soon as it is there."""
+"""Run a study: cell by cell, each saved as soon as it is measured."""
 
 import contextlib
 import json
@@ -20,40 +20,39 @@ def run_study(
     progress: bool = False,
     jobs: int = 1,
 ) -> Record:
-    """Measures what a study asks for, and writes the record.
+    """Measure all cells of a study and write the record.
 
-    Every finished cell is kept in a file beside the record, `NAME.partial`, until the record is
-    written. After an interruption the same call resumes with the cells that are missing, and
-    makes the record that an uninterrupted run would have made.
+    Finished cells are saved next to the record, in `NAME.partial`, until the record is written.
+    After an interruption the same call resumes with the missing cells and makes the record that an
+    uninterrupted run would have made.
 
-    With `jobs` above 1 cells are measured in so many processes, each with one thread. The record
-    is that of one process with one thread, to the last bit; with several threads, as is XLA's
-    default, sums are rounded in another order. Cells that share their compiled programs stay
-    together (`Study.traced`), and cells that measure time (`Study.timed`) are left for the end,
-    when nothing else runs.
+    With `jobs` above 1, cells are measured in that many single-threaded processes. The record
+    equals the record of a single-threaded process, bit for bit; with several threads, XLA's
+    default, sums are rounded in a different order. Cells that share compiled programs stay
+    together (`Study.traced`); cells that measure time (`Study.timed`) run last and alone.
 
-    A script that asks for this does so under `if __name__ == "__main__":`, because each process
-    imports the script again; the study is defined at the top of a module or of a script. Made for
-    processors: several processes on one accelerator get in each other's way.
+    A script must call this under `if __name__ == "__main__":`, because each process imports the
+    script again, and must define the study at the top of a module or script. `jobs` is meant for
+    CPUs: several processes compete for an accelerator.
 
     Args:
-      study: with its settings.
-      path: of the record; None: it is only returned, and nothing is kept on the way.
-      overwrite: whether an existing record may be replaced.
+      study: the study with its settings.
+      path: the file of the record; None saves nothing and only returns the record.
+      overwrite: whether to replace an existing record.
       progress: whether to show a progress bar.
-      jobs: the number of processes; any may resume what another number has begun.
+      jobs: the number of processes; a run may resume with a different number.
 
     Returns:
-      `study`, `settings`, `environment`, `summary` and `rows`, in the types of JSON.
+      `study`, `settings`, `environment`, `summary` and `rows`, in JSON types.
 
     Raises:
-      FileExistsError: if `path` exists and `overwrite` is false; before any work.
-      ValueError: if cells are kept beside `path` that belong to other settings or to another
-        environment, if a setting is not among its choices, or if `jobs` is less than 1; before
-        any work. If the study cannot go to another process.
-      ChildProcessError: if a process has died, such as for want of memory.
-      WriteError: if the disk is full or read-only: before any work if it is so then; what was
-        measured and kept before is unchanged.
+      FileExistsError: `path` exists and `overwrite` is false; before any work.
+      ValueError: saved cells next to `path` belong to different settings or a different
+        environment, a setting is not among its choices, or `jobs` is less than 1; before any
+        work. Also if the study cannot be pickled for another process.
+      ChildProcessError: a process has died, for example of memory exhaustion.
+      WriteError: the disk is full or read-only; before any work if already so at the start. Saved
+        cells are unchanged.
     """
     check_choices(study)
     check_jobs(jobs)
@@ -71,12 +70,12 @@ def run_study(
 
 
 def partial_path(path: str | os.PathLike[str]) -> Path:
-    """The file that keeps the finished cells of an unfinished record."""
+    """Return the file for the finished cells of an unfinished record."""
     return Path(path).with_name(Path(path).name + ".partial")
 
 
 def _key_of(cell: Cell) -> str:
-    """The same for equal cells."""
+    """Return a string key that identifies a cell."""
     return json.dumps(cell, sort_keys=True)
 
 
@@ -103,7 +102,7 @@ def _rows(
 def _measured(
     study: Study, cells: Sequence[Cell], jobs: int, begin: Callable[[Cell], None]
 ) -> Generator[tuple[Cell, Row], None, None]:
-    """Cells with their rows, in the order in which they are finished."""
+    """Yield cells with their rows, in order of completion."""
     together = [] if jobs == 1 else [cell for cell in cells if not study.timed(cell)]
     if together:
         yield from in_workers(study, groups_of(study, together), jobs, begin)
@@ -114,9 +113,9 @@ def _measured(
 
 
 def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
-    """The rows that are kept for this head, and a file that more can be appended to."""
+    """Load the saved rows of this head, and leave a file to which rows can be appended."""
     lines = kept.read_bytes().splitlines(keepends=True) if kept.exists() else []
-    lines = [line for line in lines if line.endswith(b"\n")]  # the last may have been cut short
+    lines = [line for line in lines if line.endswith(b"\n")]  # the last may be incomplete
     if lines and (found := differences(json.loads(lines[0]), head)):
         raise ValueError(
             f"{kept} holds cells of another run ({'; '.join(found)}); delete it or choose "
@@ -129,7 +128,7 @@ def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Differences of two heads of records, as `lower: 0.001 there, 0.01 here`."""
+    """List the differences of two record heads, as `lower: 0.001 there, 0.01 here`."""
     found = []
     for key in sorted(old.keys() | new.keys()):
         there, here = old.get(key), new.get(key)
@@ -151,7 +150,7 @@ def _append(kept: Path, row: Row, key: str) -> None:
 def _bar(total: int, progress: bool) -> Any:
     from tqdm import tqdm
 
-    # In a file a bar is one line after another: seldom, there.
+    # In a log file every refresh is a line, so refresh rarely there.
     pause = 0.1 if sys.stderr.isatty() else 10.0
     return tqdm(
         total=total, unit="cell", dynamic_ncols=True, mininterval=pause, disable=not progress

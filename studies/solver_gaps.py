@@ -1,4 +1,4 @@
-"""Gaps of the directions of a Stiefel solver along a training run."""
+"""Gaps of a Stiefel solver's directions along a training run."""
 
 import functools
 from typing import NamedTuple
@@ -14,14 +14,14 @@ from manifoldmuon.testing import stiefel_errors
 
 
 class SolverGaps(NamedTuple):
-    """Gaps of a solver's directions, one number for each window.
+    """Gaps of a solver's directions, by window.
 
     Attributes:
       cold: the gap to the optimum from a cold start.
-      warm: the same with the dual variables that the steps before have left.
-      residual_cold: how far the raw direction is from the tangent space.
-      residual_warm: likewise.
-      reported_cold: the gap that the solver reports itself.
+      warm: the gap from a warm start, with the dual variables of the previous steps.
+      residual_cold: the distance of the raw direction from the tangent space, cold start.
+      residual_warm: the distance of the raw direction from the tangent space, warm start.
+      reported_cold: the gap that the solver reports, cold start.
     """
 
     cold: list[float]
@@ -36,15 +36,15 @@ def solver_gaps(
     points: Float[np.ndarray, "steps windows m n"],
     grads: Float[np.ndarray, "steps windows m n"],
 ) -> SolverGaps:
-    """The gap of the last problem of each window, cold and after all that went before it.
+    """Measure the gap at the last step of each window, from a cold and a warm start.
 
-    Gaps are those of the direction once it is made feasible, relative to the optimum, computed
-    in float64 and without the solver.
+    Gaps are relative to the optimum, computed in float64 and independently of the solver, after
+    the direction is made feasible.
 
     Args:
-      solver: which.
-      points: on the Stiefel manifold of scale 1, `m >= n`: consecutive steps of every window.
-      grads: the gradients (or momenta) there.
+      solver: the solver.
+      points: points on the Stiefel manifold of scale 1, `m >= n`, at consecutive steps.
+      grads: the gradients (or momenta) at the points.
     """
     cold, warm = _cold_and_warm(solver, jnp.asarray(points), jnp.asarray(grads))
     gaps = [

@@ -1,4 +1,4 @@
-"""Solvers compared: gaps along real training runs, and whether the exact direction pays."""
+"""Compare solvers: gaps along training runs, and the benefit of the exact direction."""
 
 import dataclasses
 import functools
@@ -40,9 +40,9 @@ from studies.study import Cell, Record, Row, Study, option
 
 @dataclasses.dataclass(frozen=True)
 class NoProjection(StiefelSolver):
-    """`msign(G)`: the unconstrained direction, not tangent; the retraction alone keeps the set.
+    """Negative control: `msign(G)`, the unconstrained direction; only the retraction constrains.
 
-    The negative control. Its residual is right; its gap it does not know (NaN).
+    It reports a correct residual, and NaN as its gap.
     """
 
     def solve(
@@ -63,7 +63,7 @@ class NoProjection(StiefelSolver):
 
 
 EXACT = "exact"
-"""The one that the others are compared with."""
+"""The reference solver."""
 
 SOLVERS: dict[str, StiefelSolver] = {
     EXACT: ClosedForm(),
@@ -79,18 +79,18 @@ SOLVERS: dict[str, StiefelSolver] = {
 }
 """The solvers by name and number of iterations."""
 
-PLACES = (0.0, 0.25, 0.5, 1.0)  # where the windows lie in a run
+PLACES = (0.0, 0.25, 0.5, 1.0)  # positions of the windows in a run
 
 
 @dataclasses.dataclass(frozen=True)
 class SolverShootOut(Study):
     """How close do the Stiefel solvers come on real gradients, and does it pay to be exact?
 
-    Along training runs of a small classifier every solver is given the same weights and momenta:
-    its gap to the optimum in float64 and its tangent residual, from a cold start and after the
-    seven steps before as a warm one. Then the classifier is trained with some of the solvers, the
-    same splits, weights and batches for all of them: differences to the exact direction
-    are taken seed by seed, with 95 % intervals of Student's distribution.
+    Every solver gets the same weights and momenta from training runs of a small classifier.
+    Measures its gap to the optimum in float64 and its tangent residual, from a cold start and
+    warm-started over the steps of a window. Then the classifier is trained with some of the
+    solvers, with the same splits, weights and batches; differences from the exact direction are
+    paired by seed, with Student's 95 % intervals.
     """
 
     name: ClassVar[str] = "solvers"
@@ -167,7 +167,7 @@ class SolverShootOut(Study):
         return summary
 
     def _against_exact(self, rows: Sequence[Row], solver: str, rate: float) -> dict[str, Any]:
-        """Accuracy in percent and the logarithm of the loss: means and paired differences."""
+        """Estimate accuracy in percent and log loss: means and paired differences."""
 
         def values(name: str, key: str) -> np.ndarray:
             where = ("training", name, rate)
@@ -216,7 +216,7 @@ class SolverShootOut(Study):
 
 @functools.lru_cache(maxsize=2)
 def windows_of(study: SolverShootOut, seed: int) -> list[list[list[Given]]]:
-    """The windows of one run for every layer, in order; the run is made with the exact solver."""
+    """Return the windows of a run with the exact solver: by layer, window and step."""
     room = study.steps - study.window
     last = [study.window - 1 + int(share * room) for share in PLACES]
     wanted = {stop - back for stop in last for back in range(study.window)}
@@ -232,18 +232,18 @@ def windows_of(study: SolverShootOut, seed: int) -> list[list[list[Given]]]:
 
 
 def stacked(windows: Sequence[Sequence[Given]]) -> tuple[np.ndarray, np.ndarray]:
-    """The points and gradients of one layer, `(steps, windows, m, n)`."""
+    """Stack the points and gradients of a layer, `(steps, windows, m, n)`."""
     points = np.stack([[given.point for given in window] for window in windows], axis=1)
     return points, np.stack([[given.gradient for given in window] for window in windows], axis=1)
 
 
 def images(study: SolverShootOut, seed: int) -> FlatImages:
-    """The data of a seed; CIFAR-10 has one split for all."""
+    """Load the data for a seed; CIFAR-10 has the same split for all seeds."""
     return digits(seed) if study.data == "digits" else photographs(study.data_dir)
 
 
 def picture(record: Record) -> Any:
-    """Gaps along the runs, and differences to the exact direction."""
+    """Plot gaps along the runs, and differences from the exact direction."""
     settings, trained = record["settings"], record["summary"]["training"]
     figure, [(gap_panel, points, losses)] = panels(1, 3, width=5.2, height=4.2)
     _draw_gaps(gap_panel, [row for row in record["rows"] if row["part"] == "gap"])

@@ -1,27 +1,27 @@
-"""A study: a question, cut into cells, whose numbers make a record, a table and a picture.
+"""A study: a question, measured in cells, with a record, a table and a picture.
 
-How to add one. Write `studies/name.py`, or `studies/name/study.py`, with a frozen dataclass:
+To add a study, write `studies/name.py` or `studies/name/study.py` with a frozen dataclass:
 
     @dataclasses.dataclass(frozen=True)
     class CoinTosses(Study):
         \"\"\"How often does a coin show heads?
 
-        The first line is the question, what follows the method: `--help` prints both.
+        The first line is the question, the rest is the method: `--help` prints both.
         \"\"\"
 
-        name: ClassVar[str] = "coin-tosses"     # of the command and of the record
+        name: ClassVar[str] = "coin-tosses"     # names the command and the record
 
         tosses: int = option(100, "tosses of each coin")
         seeds: tuple[int, ...] = option((0, 1, 2), "one coin for each")
 
-        def __post_init__(self):                # wrong settings: one line, before any work
+        def __post_init__(self):                # reject invalid settings, before any work
             if self.tosses < 1:
                 raise ValueError(f"tosses must be at least 1; got {self.tosses}")
 
-        def cells(self):                        # one per setting and seed: seconds, not hours
+        def cells(self):                        # each setting and seed: seconds, not hours
             return [{"seed": seed} for seed in self.seeds]
 
-        def run(self, cell):                    # from a cell to what was measured
+        def run(self, cell):                    # measure a cell
             rng = np.random.default_rng(cell["seed"])
             return {"heads": float(rng.integers(2, size=self.tosses).mean())}
 
@@ -38,10 +38,10 @@ How to add one. Write `studies/name.py`, or `studies/name/study.py`, with a froz
             figure.subplots().hist([row["heads"] for row in record["rows"]])
             return figure
 
-and enter the class in `studies/__init__.py`. The command, its options, the progress bar, resuming,
-several processes and the files come with it. Cells see nothing of each other; what they share
-(data, compiled functions) goes into a cached function of the module, and cells that share it follow
-each other. A page `docs/lab/name.md` states question, method and finding, with the saved figure.
+and list the class in `studies/__init__.py`. The command, its options, the progress bar, resuming,
+multiprocessing and the files are automatic. Cells are independent. Keep shared data and compiled
+functions in a cached function of the module, and list cells that share them next to each other.
+Document question, method and finding in `docs/lab/name.md`, with the saved figure.
 """
 
 import abc
@@ -60,14 +60,14 @@ Record = dict[str, Any]
 
 
 def option(default: Any, help: str, choices: Sequence[Any] = (), recorded: bool = True) -> Any:
-    """A setting of a study: a field of its dataclass, and an option of its command.
+    """Declare a setting: a field of the dataclass and an option of its command.
 
     Args:
-      default: what holds unless something else is said; frozen, such as a tuple.
-      help: one line for `--help`.
-      choices: the values, or the items of a tuple, that are allowed; empty: all.
-      recorded: whether the record holds it; a folder on someone's disk is not part of
-        the result.
+      default: an immutable default value, such as a tuple.
+      help: a line for `--help`.
+      choices: allowed values (allowed items of a tuple); empty allows all.
+      recorded: whether the record stores the setting. False for local folders, which are not
+        part of the result.
     """
     metadata = {"help": help, "choices": tuple(choices), "recorded": recorded}
     return dataclasses.field(default=default, metadata=metadata)
@@ -77,13 +77,13 @@ class Study(abc.ABC):
     """A measurement as a frozen value: its fields are its settings (see `option`).
 
     A field is annotated `bool`, `int`, `float`, `str`, `Path | None`, or `tuple[..., ...]` of
-    one of them; its default has that type. `__post_init__` raises `ValueError`, in one line,
-    where settings do not go together.
+    such a type; its default has that type. `__post_init__` raises a one-line `ValueError` for
+    incompatible settings.
 
     Attributes:
-      name: of the command, and of the record unless another is asked for.
-      traced: the names in a cell that are arguments of compiled programs. Cells in a row that
-        differ in nothing else use the same programs, so they are measured in the same process.
+      name: the name of the command and the default name of the record.
+      traced: the keys of a cell that are arguments of compiled programs. Consecutive cells
+        that differ only in these keys share their programs, so the same process measures them.
     """
 
     name: ClassVar[str]
@@ -91,45 +91,45 @@ class Study(abc.ABC):
 
     @abc.abstractmethod
     def cells(self) -> Sequence[Cell]:
-        """The work, cut into parts that are saved one by one.
+        """Divide the work into cells, each saved as soon as it is measured.
 
-        A cell is a dictionary of numbers and strings that says what is to be measured, seeds
-        included. Same settings, same cells.
+        A cell is a dictionary of numbers and strings (seeds included) that defines a measurement.
+        The same settings always give the same cells.
         """
 
     @abc.abstractmethod
     def run(self, cell: Cell) -> Mapping[str, Any]:
-        """Measures a cell: returns what `write_record` takes, under other names than the
-        cell's."""
+        """Measure a cell: return values that `write_record` accepts. Keys of the cell are not
+        allowed."""
 
     def timed(self, cell: Cell) -> bool:
-        """True if a cell measures time, and is therefore measured while nothing else runs."""
+        """Return True if a cell measures time; such a cell runs alone."""
         return False
 
     @abc.abstractmethod
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The findings in numbers, from all rows in the order of the cells; a row is `cell |
-        run(cell)`, as JSON would give it back (None for NaN and infinity)."""
+        """Summarise all rows, in the order of the cells. A row is `cell | run(cell)` after a
+        round trip through JSON (None for NaN and infinity)."""
 
     @abc.abstractmethod
     def table(self, record: Record) -> str:
-        """The findings as text for a terminal."""
+        """Format the findings as text for a terminal."""
 
     @abc.abstractmethod
     def plot(self, record: Record) -> Any:
-        """The findings as a matplotlib `Figure`, from nothing but the record."""
+        """Plot the findings as a matplotlib `Figure`, from the record alone."""
 
     def settings(self) -> dict[str, Any]:
-        """The settings that a record holds, in the types of JSON."""
+        """Return the recorded settings, in JSON types."""
         kept = (field for field in fields_of(type(self)) if field.metadata["recorded"])
         return json.loads(json.dumps({field.name: getattr(self, field.name) for field in kept}))
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "Study":
-        """The study whose `settings()` these are.
+        """Create a study from its `settings()`.
 
         Raises:
-          ValueError: a setting that the study does not have, or a wrong one.
+          ValueError: a setting is unknown or invalid.
         """
         names = {field.name for field in fields_of(cls)}
         if unknown := sorted(set(settings) - names):
@@ -138,7 +138,7 @@ class Study(abc.ABC):
 
 
 def check_choices(study: Study) -> None:
-    """Raises `ValueError` for a setting that is not among its choices."""
+    """Raise `ValueError` for a setting that is not among its choices."""
     for field in fields_of(type(study)):
         value, choices = getattr(study, field.name), field.metadata["choices"]
         items = value if isinstance(value, tuple) else (value,)
@@ -147,7 +147,8 @@ def check_choices(study: Study) -> None:
 
 
 def check_rival(rival: str, methods: Sequence[str], seeds: Sequence[int]) -> None:
-    """Raises `ValueError` unless the rival is among the methods, and two or more seeds differ."""
+    """Raise `ValueError` unless the rival is among the methods and the seeds, two or more, all
+    differ."""
     if rival not in methods or len(set(seeds)) < max(2, len(seeds)):
         raise ValueError(
             f"the methods must include {rival!r}, and there must be two or more different seeds; "
@@ -156,21 +157,21 @@ def check_rival(rival: str, methods: Sequence[str], seeds: Sequence[int]) -> Non
 
 
 def fields_of(study: type[Study]) -> tuple[dataclasses.Field, ...]:
-    """The settings of a kind of study."""
+    """Return the dataclass fields (settings) of a study class."""
     return dataclasses.fields(typing.cast(Any, study))
 
 
 def types_of(study: type[Study]) -> dict[str, Any]:
-    """The annotation of each setting."""
+    """Return the annotation of each setting."""
     hints = typing.get_type_hints(study)
     return {field.name: hints[field.name] for field in fields_of(study)}
 
 
 def measured(study: Study, cell: Cell) -> Row:
-    """The row of a cell.
+    """Return the row of a cell.
 
     Raises:
-      ValueError: the study measures what the cell says already.
+      ValueError: a measurement has the name of a key of the cell.
     """
     found = plain(study.run(cell))
     if twice := cell.keys() & found.keys():
@@ -179,7 +180,7 @@ def measured(study: Study, cell: Cell) -> Row:
 
 
 def groups_of(study: Study, cells: Sequence[Cell]) -> list[list[Cell]]:
-    """The cells in their order, cut where another compiled program begins (`Study.traced`)."""
+    """Group consecutive cells that share their compiled programs (`Study.traced`)."""
 
     def program(cell: Cell) -> Cell:
         return {name: value for name, value in cell.items() if name not in study.traced}

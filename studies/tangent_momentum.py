@@ -1,4 +1,4 @@
-"""Momentum on a fixed cost: whole gradients, projected gradients, momentum projected again."""
+"""Momentum on a fixed cost: full gradients, projected gradients, re-projected momentum."""
 
 import dataclasses
 import functools
@@ -21,7 +21,7 @@ from studies.study import Cell, Record, Row, Study, option
 
 @dataclasses.dataclass(frozen=True)
 class OrderedPCA(convergence.Task):
-    """Dominant eigenvectors in order; the eigenvalues are 1, 1/2, 1/3, and so on."""
+    """Find dominant eigenvectors in order; the eigenvalues are 1, 1/2, 1/3, and so on."""
 
     def data(self, seed: int) -> np.ndarray:
         m = self.shape[0]
@@ -41,7 +41,7 @@ VARIANTS = (WHOLE, PROJECTED, CARRIED)
 
 
 def carried_momentum(manifold: Manifold, momentum: float) -> optax.GradientTransformation:
-    """Nesterov momentum of projected gradients, projected again at each new point."""
+    """Return Nesterov momentum of projected gradients, projected again at each new point."""
     project = project_tangent(manifold)
 
     def update(updates, state, params=None):
@@ -57,7 +57,7 @@ def carried_momentum(manifold: Manifold, momentum: float) -> optax.GradientTrans
 def last_point(
     start: Array, data: Array, *, name: str, variant: str, momentum: float, rate: float, steps: int
 ) -> Array:
-    """Return the point after a run of `manifold_muon` whose rate falls linearly to zero."""
+    """Run `manifold_muon` with a rate that falls linearly to zero; return the last point."""
     task = TASKS[name]
     manifold = task.manifold()
     schedule = optax.linear_schedule(rate, 0.0, steps)
@@ -82,11 +82,11 @@ def last_point(
 class TangentMomentum(Study):
     """Does manifold Muon converge on a fixed cost, and must its momentum be tangent?
 
-    Runs `manifold_muon` in float64 at a rate that falls linearly to zero: as it is, with gradients
-    projected onto the tangent space (`clip=project_tangent(manifold)`), and with the momentum
-    projected again at each new point. Without momentum the three take the same steps. Records the
-    Riemannian gradient at the last point, and the cost there above the minimum that `minimize`
-    reaches from it.
+    Runs `manifold_muon` in float64, with a rate that falls linearly to zero: unchanged, with
+    gradients projected onto the tangent space (`clip=project_tangent(manifold)`), and with momentum
+    projected again at each new point. Without momentum the three variants take the same steps.
+    Records the Riemannian gradient at the last point, and the excess of its cost over the minimum
+    that `minimize` reaches from there.
     """
 
     name: ClassVar[str] = "tangent-momentum"

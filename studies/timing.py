@@ -14,18 +14,18 @@ def interleaved_seconds(
     middle: Callable[[list[float]], float] = statistics.median,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Return the seconds that a call of each function takes, all measured in every round.
+    """Return the seconds per call of each function; every round measures all functions.
 
-    What else the machine does slows all of them alike. Nothing is compiled in a measured round.
+    Other load on the machine then slows all functions equally. Compilation is not measured.
 
     Args:
-      functions: without arguments, by name; what they return is waited for.
-      rounds: how often each is measured.
-      at_least: seconds that a measurement takes: a short call is repeated.
-      middle: of the rounds. On a machine that others use, the least of them (`min`) says more
-        than the median.
-      clock: in seconds. `time.process_time` counts what all threads of this process take, which
-        other programs change less.
+      functions: functions without arguments, by name; their results are waited for.
+      rounds: the number of measurements per function.
+      at_least: the minimum seconds of a measurement: short calls are repeated.
+      middle: reduces the rounds to a number. On a shared machine the minimum (`min`) is more
+        reliable than the median.
+      clock: returns seconds. `time.process_time` counts the CPU time of all threads of this
+        process, which other programs affect less.
     """
     repeats = {}
     for name, function in functions.items():

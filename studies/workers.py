@@ -1,8 +1,8 @@
-"""Workers: processes that measure cells, each with compiled programs of its own.
+"""Workers: processes that measure cells, each with its own compiled programs.
 
-Each worker is a pool of one process: a larger pool hands a task to any of its processes, and cells
-that share their programs are to stay in one. Workers are spawned, because a process that has run
-JAX cannot be forked.
+Each worker is a pool of a single process: a larger pool would hand a task to any process, but
+cells that share programs must stay in the same process. Workers are spawned, because a process
+that has run JAX cannot be forked.
 """
 
 import collections
@@ -27,11 +27,11 @@ from studies.study import Cell, Row, Study, measured
 
 _GUARD = "a script that uses several processes is a file, its work under if __name__ == '__main__'"
 
-# N processes with N threads each would be in each other's way.
+# N processes with N threads each would compete for the processors.
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _XLA_FLAGS = "--xla_cpu_multi_thread_eigen=false"
 
-# What a script may have set after it imported JAX, and what changes results.
+# Settings that change results and that a script may have set after importing JAX.
 _CONFIG = (
     "jax_platforms",
     "jax_enable_x64",
@@ -45,7 +45,7 @@ _CONFIG = (
 
 
 def check_jobs(jobs: int) -> None:
-    """Refuses a number of processes below 1, and workers that would start workers.
+    """Check the number of processes, and that no worker starts workers.
 
     Raises:
       ValueError: `jobs` is less than 1.
@@ -53,7 +53,7 @@ def check_jobs(jobs: int) -> None:
     """
     if jobs < 1:
         raise ValueError(f"jobs must be at least 1; got {jobs}")
-    # A worker imports the script of the user before it does anything else.
+    # A spawned worker first imports the user's script; without a guard it gets here.
     if jobs > 1 and multiprocessing.parent_process() is not None:
         raise RuntimeError(f"a worker has started the study again: {_GUARD}")
 
@@ -61,21 +61,21 @@ def check_jobs(jobs: int) -> None:
 def in_workers(
     study: Study, groups: Sequence[Sequence[Cell]], jobs: int, begin: Callable[[Cell], None]
 ) -> Iterator[tuple[Cell, Row]]:
-    """Measures groups of cells in processes, and ends these in every case.
+    """Measure groups of cells in worker processes, which always end with this iterator.
 
     Args:
-      study: with its settings.
-      groups: of cells; each is measured by one worker, in order.
-      jobs: how many workers at most.
-      begin: is told of every cell that a worker begins.
+      study: the study with its settings.
+      groups: groups of cells; the cells of a group run in the same worker, in order.
+      jobs: the maximum number of workers.
+      begin: called with every cell that a worker begins.
 
     Yields:
-      Cells with their rows, as soon as they are there.
+      Cells with their rows, as soon as they are measured.
 
     Raises:
-      ValueError: the study cannot go to another process.
+      ValueError: the study cannot be pickled.
       ChildProcessError: a worker has died.
-      Exception: what a worker has raised.
+      Exception: any exception raised in a worker.
     """
     pickled, waiting = _pickled(study), collections.deque(groups)
     workers: list[_Worker] = []
@@ -97,7 +97,7 @@ def in_workers(
             proceed(worker)
         while busy:
             done = [(future, busy.pop(future)) for future in wait(busy, None, FIRST_COMPLETED)[0]]
-            # Rows before failures: what has been measured is to be saved.
+            # Rows before failures, so that finished measurements are saved.
             for future, worker in sorted(done, key=lambda one: one[0].exception() is not None):
                 with worker.watched():
                     cell, row = worker.cell, future.result()
@@ -112,7 +112,7 @@ def in_workers(
 
 @dataclasses.dataclass
 class _Worker:
-    """A worker as the parent sees it: the cell that it measures, and the rest of its group."""
+    """The parent's view of a worker: its current cell and the rest of its group."""
 
     pool: ProcessPoolExecutor
     process: BaseProcess
@@ -121,13 +121,13 @@ class _Worker:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Says how the process has died, if it has."""
+        """Raise `ChildProcessError` with the cause if the process has died."""
         try:
             yield
         except BrokenProcessPool as error:
             self.process.join(10)
             end = time.monotonic() + 10
-            # The pool's own thread may have fetched the code, and not have noted it yet.
+            # The pool's thread may have fetched the exit code without having stored it yet.
             while (code := self.process.exitcode) is None and time.monotonic() < end:
                 time.sleep(0.01)
             if code is not None and code < 0:
@@ -153,7 +153,7 @@ def _started(number: int) -> _Worker:
 def _pickled(study: Study) -> bytes:
     try:
         return pickle.dumps(study)
-    except Exception as error:  # of many types, by what the study holds
+    except Exception as error:  # the type depends on the fields of the study
         raise ValueError(
             f"the study {study.name} cannot go to another process ({error}); define its class at "
             "the top of a module, or leave jobs at 1"
@@ -162,16 +162,16 @@ def _pickled(study: Study) -> bytes:
 
 @contextlib.contextmanager
 def inherited_by_workers() -> Iterator[None]:
-    """Environment of a process started in this block: one thread, and SIGINT ignored.
+    """Make processes started in this block use one thread and ignore SIGINT.
 
-    The terminal sends Ctrl-C to all processes of a program; the parent alone is to act on it.
-    Afterwards the environment and the handler are as before.
+    The terminal sends Ctrl-C to all processes of a program; only the parent must handle it. The
+    environment and the handler are restored afterwards.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     changes = {**_THREADS, "XLA_FLAGS": f"{flags} {_XLA_FLAGS}".strip()}
     before = {name: os.environ.get(name) for name in changes}
     handler = signal.getsignal(signal.SIGINT)
-    # Python sets signals in its main thread only, and can put back no handler but its own.
+    # Python sets signals only in its main thread, and cannot restore a handler set outside Python.
     ignored = threading.current_thread() is threading.main_thread() and handler is not None
     if ignored:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -192,7 +192,7 @@ def inherited_by_workers() -> Iterator[None]:
 
 
 def _begin(number: int, config: dict[str, Any], folder: str) -> None:
-    """Prepares a worker; `number` counts workers from 0."""
+    """Prepare a worker; `number` counts workers from 0."""
     _stay_on_one_processor(number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -202,8 +202,8 @@ def _begin(number: int, config: dict[str, Any], folder: str) -> None:
 
 
 def _stay_on_one_processor(number: int) -> None:
-    """Pins the worker before JAX starts its threads, whose pool of one can deadlock: see "Known
-    limits" in the documentation."""
+    """Pin the worker to a processor before JAX starts its threads: XLA's pool then has a single
+    thread, while larger pools can deadlock (see "Known limits" in the documentation)."""
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if hasattr(os, "sched_setaffinity"):
         processors = sorted(os.sched_getaffinity(0))
@@ -211,7 +211,7 @@ def _stay_on_one_processor(number: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Waits for the parent to end, and ends this process: a killed parent stops no worker."""
+    """Wait for the parent to end, then exit: a killed parent cannot stop its workers."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -219,13 +219,13 @@ def _end_with_parent() -> None:
 
 
 def row_of(pickled: bytes, cell: Cell) -> Row:
-    """The row of a cell; what is raised survives the way to the parent."""
+    """Return the row of a cell; raise only exceptions that can be pickled."""
     try:
         return measured(_study(pickled), cell)
     except Exception as error:
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # of many types, by what the exception holds
+        except Exception:  # the type depends on the contents of the exception
             raise RuntimeError(f"{type(error).__name__}: {error}") from None
         raise
 
@@ -234,7 +234,7 @@ def row_of(pickled: bytes, cell: Cell) -> Row:
 def _study(pickled: bytes) -> Study:
     try:
         return pickle.loads(pickled)
-    except Exception as error:  # whatever the import of its module raises
+    except Exception as error:  # the import of its module can raise anything
         raise ValueError(
             f"a worker cannot load the study ({type(error).__name__}: {error}); define its class "
             "in a module that can be imported, or leave jobs at 1"

@@ -1,1 +1,1 @@
-"""One short training program for each framework: `python -m examples.frameworks.nnx`."""
+"""A short training program for each framework: `python -m examples.frameworks.nnx`."""

@@ -1,4 +1,4 @@
-"""Common parts of the programs of this folder: images, and results of a training."""
+"""Common parts of the programs in this folder: images, loss, and results of a training."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -15,9 +15,9 @@ class Trained(NamedTuple):
     """Results of a training.
 
     Attributes:
-      losses: before every step, of its batch.
-      distances: how far the weights are from their manifolds at the end, by path.
-      table: what paired with what.
+      losses: the loss on each batch before its update.
+      distances: final distances of the weights from their manifolds, by path.
+      table: summary table of parameters and manifolds.
     """
 
     losses: list[float]
@@ -31,7 +31,7 @@ class Trained(NamedTuple):
 
 
 def minibatches(steps: int, size: int = 128) -> Iterator[tuple[jax.Array, jax.Array]]:
-    """Standardised images `(size, 8, 8, 1)` and their labels, for every step."""
+    """Yield standardised images `(size, 8, 8, 1)` and their labels for every step."""
     data = standardise(load_digits())
     for chosen in batches(0, len(data.train_y), steps, size):
         images = data.train_x[chosen].reshape(size, 8, 8, 1)
@@ -39,6 +39,6 @@ def minibatches(steps: int, size: int = 128) -> Iterator[tuple[jax.Array, jax.Ar
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """The mean over all labels, in float32."""
+    """Compute the mean cross-entropy over all labels, in float32."""
     wide = logits.astype(jnp.float32)
     return optax.softmax_cross_entropy_with_integer_labels(wide, labels).mean()

@@ -17,7 +17,7 @@ from manifoldmuon.manifolds import Euclidean, Stiefel
 
 
 def split(model: eqx.nn.MLP) -> tuple[Any, Any]:
-    """The trained part of a model, and the rest: functions and the first layer."""
+    """Return the trained part of a model, and the rest: functions and the first layer."""
     chosen: Any = jax.tree.map(eqx.is_inexact_array, model)
     chosen = eqx.tree_at(
         lambda m: (m.layers[0].weight, m.layers[0].bias), chosen, replace=(False, False)
@@ -26,14 +26,14 @@ def split(model: eqx.nn.MLP) -> tuple[Any, Any]:
 
 
 def train(steps: int = 100) -> Trained:
-    """Trains on the digits."""
+    """Train on the digits."""
     model = eqx.nn.MLP(64, 10, width_size=64, depth=3, key=jax.random.key(0))
     model = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if eqx.is_inexact_array(x) else x, model)
     params, frozen = split(model)
     spaces = geometry(params, Stiefel(), rest=Euclidean())  # without the first layer
     params = mm.optim.project_tree(spaces, params)
     table = mm.optim.tabulate(spaces, params)
-    # The momentum is float32, whatever the parameters are.
+    # The momentum is float32 for parameters of any dtype.
     tx = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps), spaces)
 
     @eqx.filter_jit

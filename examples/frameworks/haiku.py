@@ -15,7 +15,7 @@ from manifoldmuon.frameworks.haiku import geometry
 from manifoldmuon.manifolds import Hypersphere, Stiefel
 
 OVERRIDES = {
-    "conv2_d/w": Hypersphere(scale=4.0, ndim=4),  # the whole kernel keeps its length
+    "conv2_d/w": Hypersphere(scale=4.0, ndim=4),  # the whole kernel has fixed length
     "conv2_d_1/w": Stiefel().with_axes(-2, -1, taps=(-4, -3)),  # a matrix for each tap
     "mlp/~/linear_1/w": None,  # Adam
 }
@@ -31,7 +31,7 @@ def network(images: jax.Array) -> jax.Array:
 
 
 def train(steps: int = 100) -> Trained:
-    """Trains on the digits."""
+    """Train on the digits."""
     data = list(minibatches(steps))
     params: Any = network.init(jax.random.key(0), data[0][0])
     spaces = geometry(network, data[0][:1], Stiefel(), overrides=OVERRIDES)

@@ -1,6 +1,6 @@
 """Flax Linen: scanned blocks with fused attention heads, and an embedding tied to the head.
 
-The model reads the 64 pixels of a digit in order, and says which of 17 intensities comes next.
+The model reads the 64 pixels of a digit in order, and predicts the next of 17 intensities.
 
 python -m examples.frameworks.linen
 """
@@ -23,7 +23,7 @@ WIDTH, HEADS, DEPTH, LEVELS, PIXELS = 32, 4, 2, 17, 64
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward layer, as `nn.scan` wants them."""
+    """Attention and a feed-forward layer, with the signature that `nn.scan` needs."""
 
     @nn.compact
     def __call__(self, x, _):
@@ -34,7 +34,7 @@ class Block(nn.Module):
 
 
 class Pixels(nn.Module):
-    """Scores of the next intensity."""
+    """Predict scores of the next intensity."""
 
     @nn.compact
     def __call__(self, tokens):
@@ -49,7 +49,7 @@ class Pixels(nn.Module):
 
 
 def train(steps: int = 60) -> Trained:
-    """Trains on the digits."""
+    """Train on the digits."""
     images = load_digits().train_x.reshape(-1, PIXELS)
     tokens = jnp.asarray((images * 16).astype("int32"))
     model = Pixels()

@@ -1,4 +1,4 @@
-"""Flax NNX: the geometry read off the modules, convolutions and stacked layers included.
+"""Flax NNX: the geometry derived from modules, including convolutions and stacked layers.
 
 python -m examples.frameworks.nnx
 """
@@ -29,7 +29,7 @@ class Block(nnx.Module):
 
 
 class Net(nnx.Module):
-    """Two convolutions, a stack of blocks that is scanned, and a head."""
+    """Two convolutions, a scanned stack of blocks, and a head."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.first = nnx.Conv(1, 16, (3, 3), rngs=rngs)
@@ -60,7 +60,7 @@ UNCONSTRAINED = {
 
 
 def train(steps: int = 100) -> Trained:
-    """Trains on the digits."""
+    """Train on the digits."""
     model = Net(nnx.Rngs(0))
     spaces = geometry(
         model, Stiefel(solver=ProjectedPolar()), rest=Euclidean(), overrides=UNCONSTRAINED

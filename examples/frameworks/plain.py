@@ -1,5 +1,5 @@
-"""Nested dictionaries: stacked layers under `lax.scan`, Adam for gains and biases, and gradients
-accumulated over several batches.
+"""Nested dictionaries: stacked layers under `lax.scan`, Adam for gains and biases, and gradient
+accumulation.
 
 python -m examples.frameworks.plain
 """
@@ -28,7 +28,7 @@ GEOMETRY = {
 
 @jax.jit
 def init(key: jax.Array) -> Any:
-    """Random weights; those of the matrices on their manifolds."""
+    """Return initial weights: matrices are random points on their manifolds."""
     shapes: Any = {
         "first": {"w": (WIDTH, 64)},
         "stack": {"w": (DEPTH, WIDTH, WIDTH), "gain": (DEPTH, WIDTH), "bias": (DEPTH, WIDTH)},
@@ -40,7 +40,7 @@ def init(key: jax.Array) -> Any:
 
 
 def apply(params: Any, images: jax.Array) -> jax.Array:
-    """Scores `(batch, 10)`."""
+    """Compute scores `(batch, 10)`."""
 
     def layer(x, p):
         return x + p["gain"] * jax.nn.relu(x @ p["w"].T + p["bias"]), None
@@ -51,7 +51,7 @@ def apply(params: Any, images: jax.Array) -> jax.Array:
 
 
 def train(steps: int = 100) -> Trained:
-    """Trains on the digits; an update every second batch."""
+    """Train on the digits, with an update every second batch."""
     params = init(jax.random.key(0))
     table = mm.optim.tabulate(GEOMETRY, params)
     muon = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps // EVERY), GEOMETRY)

@@ -1,1 +1,1 @@
-"""The package in trainers that others have written: one program or patch for each."""
+"""The package in third-party trainers: a program or patch for each trainer."""

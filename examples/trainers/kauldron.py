@@ -1,4 +1,4 @@
-"""Kauldron: a classifier with Stiefel kernels, AdamW for biases, by its `Trainer`.
+"""Kauldron: a classifier with Stiefel kernels, AdamW for biases, trained by `Trainer`.
 
 python -m examples.trainers.kauldron    # after pip install kauldron
 """
@@ -17,10 +17,10 @@ GEOMETRY = mm.optim.by_path({"**/kernel": Stiefel().transposed(), "**": None})
 
 
 class Net(linen.Module):
-    """Two layers."""
+    """A network with two layers."""
 
     def __kontext_keys__(self) -> dict[str, str]:
-        """Return where Kauldron finds the inputs, by their names in `__call__`."""
+        """Return the keys of the inputs in Kauldron's context, by argument name of `__call__`."""
         return {"images": "batch.images"}
 
     @linen.compact
@@ -29,13 +29,13 @@ class Net(linen.Module):
 
 
 def optimizer(steps: int) -> optax.GradientTransformation:
-    """Return manifold Muon for the kernels, and AdamW for the rest."""
+    """Return manifold Muon for the kernels and AdamW for the rest."""
     tx = mm.optim.manifold_muon(optax.cosine_decay_schedule(0.1, steps), GEOMETRY)
     return mm.optim.hybrid(tx, GEOMETRY, rest=optax.adamw(1e-3))
 
 
 def examples(count: int = 256) -> dict[str, np.ndarray]:
-    """Return points with the label of the largest of four linear functions."""
+    """Return random points, labelled by the largest of four linear functions."""
     rng = np.random.default_rng(0)
     points = rng.normal(size=(count, 8)).astype(np.float32)
     labels = (points @ rng.normal(size=(8, 4))).argmax(-1)
@@ -43,11 +43,11 @@ def examples(count: int = 256) -> dict[str, np.ndarray]:
 
 
 def main(steps: int = 60) -> tuple[float, float, float]:
-    """Train; return the loss before and after, and the largest distance of a kernel."""
+    """Train; return the loss before and after, and the largest distance from a manifold."""
     from kauldron import kd  # pyright: ignore[reportAttributeAccessIssue]
 
     class Project(kd.ckpts.InitTransform):
-        """Bring the kernels to their manifolds before the first step."""
+        """Project the kernels onto their manifolds before the first step."""
 
         def transform(self, state: Any) -> Any:
             return state.replace(params=mm.optim.project_tree(GEOMETRY, state.params))

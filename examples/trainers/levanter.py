@@ -1,6 +1,6 @@
-"""Levanter: an optimizer that its configuration files call `manifold_muon`.
+"""Levanter: an optimizer for its configuration files, `manifold_muon`.
 
-Import this module from the program that starts Levanter's training; then a file may say
+Import this module in the program that starts Levanter's training; then use in a configuration
 
     optimizer: {type: manifold_muon, learning_rate: 0.02, adam_lr: 6.0e-4}
 """
@@ -25,10 +25,10 @@ def _is_linear(node: Any) -> bool:
 
 
 def geometry(model: Any, matrix: Any = Stiefel()) -> Any:
-    """Return `matrix` for the weights of linear layers, None (AdamW) for all else.
+    """Return `matrix` for the weights of linear layers except `lm_head`, None (AdamW) for the rest.
 
-    A `haliax.nn.Linear` says itself which of its named axes are the fan-in and the fan-out. The
-    others are layers of a scan or experts: independent copies, wherever they stand.
+    A `haliax.nn.Linear` declares its fan-in and fan-out axes. Other axes are scanned layers or
+    experts, and can have any position: independent copies.
     """
     rules = {}
     for path, layer in jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_linear):
@@ -76,5 +76,5 @@ class ManifoldMuonConfig(OptimizerConfig):
 
 
 def project(model: Any) -> Any:
-    """Return the model with its matrices on their manifolds; to be called after `init`."""
+    """Project the matrices of a model onto their manifolds; call this after `init`."""
     return mm.optim.project_tree(geometry(model), model)

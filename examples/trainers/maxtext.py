@@ -1,14 +1,14 @@
-"""MaxText: what to add to `get_optimizer`, for `opt_type: manifold_muon`.
+"""MaxText: a patch of `get_optimizer` for `opt_type: manifold_muon`.
 
-In `maxtext/optimizers/optimizers.py`, before the last `else` of the choice by `opt_type`,
+In `maxtext/optimizers/optimizers.py`, before the last `else` of the choice by `opt_type`, add
 
     elif config.opt_type == "manifold_muon":
       tables = get_muon_weight_dimension_numbers(model, config)
       base_opt = manifold_muon(learning_rate_schedule, tables, config)
 
-with `manifold_muon` from here, and a member `MANIFOLD_MUON = "manifold_muon"` in `OptimizerType` of
-`maxtext/configs/types.py`. MaxText's own tables say which axes of each kernel are the fan-in and
-the fan-out, and None which parameters are AdamW's.
+with `manifold_muon` from this module. In `maxtext/configs/types.py`, add a member
+`MANIFOLD_MUON = "manifold_muon"` to `OptimizerType`. MaxText's tables give the fan-in and fan-out
+axes of each kernel, and None for parameters of AdamW.
 
 python -m examples.trainers.maxtext    # with a table like MaxText's, without MaxText
 """
@@ -25,10 +25,10 @@ from manifoldmuon.manifolds import Layout, Manifold, Stiefel
 
 
 def geometry(tables: Any, matrix: Manifold = Stiefel()) -> Any:
-    """Return the entry of each parameter: `matrix` in its layout, or None.
+    """Return a function from path and parameter to its entry: `matrix` in its layout, or None.
 
-    The tables count from both ends, `(0,)` and `(-1,)`, and name a scan's axis nowhere, so that a
-    layout needs the number of axes, which the parameter has: the geometry is a function of both.
+    The tables count axes from both ends, `(0,)` and `(-1,)`, and do not name the scanned axis.
+    The layout therefore also needs the number of axes, which is known from the parameter.
     """
     found = {
         jax.tree_util.keystr(path, simple=True, separator="/"): dims
@@ -50,7 +50,7 @@ def _is_entry(node: Any) -> bool:
 
 
 def manifold_muon(rate: Any, tables: Any, config: Any) -> optax.GradientTransformation:
-    """Return the optimizer; its options are those that MaxText has for Muon and AdamW."""
+    """Return the optimizer, with MaxText's options for Muon and AdamW."""
     own = geometry(tables)
     tx = mm.optim.manifold_muon(rate, own, config.muon_beta)
     rest = optax.adamw(rate, config.adam_b1, config.adam_b2, weight_decay=config.adam_weight_decay)
@@ -58,7 +58,7 @@ def manifold_muon(rate: Any, tables: Any, config: Any) -> optax.GradientTransfor
 
 
 def main() -> dict[str, float]:
-    """Take a step for kernels in MaxText's layout; return how far each moved off its manifold."""
+    """Take a step for kernels in MaxText's layout; return their distances from their manifolds."""
     import types
 
     config = types.SimpleNamespace(muon_beta=0.95, adam_b1=0.9, adam_b2=0.95, adam_weight_decay=0.1)

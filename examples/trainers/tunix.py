@@ -1,4 +1,4 @@
-"""Tunix: LoRA with orthonormal factors, by its `PeftTrainer`.
+"""Tunix: LoRA with orthonormal factors, trained by `PeftTrainer`.
 
 python -m examples.trainers.tunix    # after pip install google-tunix
 """
@@ -20,7 +20,7 @@ from manifoldmuon.norms import FanRatio, RMSToRMS
 WORDS, WIDTH, RANK = 17, 32, 4
 
 GEOMETRY = mm.optim.by_path(
-    {  # lora_a is (in, rank) and begins at random, lora_b is (rank, out) and begins at zero
+    {  # lora_a is (in, rank) with a random start, lora_b is (rank, out) and starts at zero
         "**/lora_a": Stiefel(FanRatio()).transposed(),
         "**/lora_b": Euclidean(RMSToRMS()).transposed(),
     }
@@ -28,7 +28,7 @@ GEOMETRY = mm.optim.by_path(
 
 
 class Model(nnx.Module):
-    """Predicts the next token from the last one; its linear layers have adapters."""
+    """Predict the next token from the current token; the linear layers have adapters."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.embed = nnx.Embed(WORDS, WIDTH, rngs=rngs)
@@ -40,7 +40,7 @@ class Model(nnx.Module):
 
 
 def loss_fn(model: Model, input_tokens: Any, input_mask: Any) -> jax.Array:
-    """Return the mean cross-entropy of the next tokens that count."""
+    """Return the mean cross-entropy of the unmasked next tokens."""
     losses = optax.softmax_cross_entropy_with_integer_labels(
         model(input_tokens[:, :-1]), input_tokens[:, 1:]
     )
@@ -48,7 +48,7 @@ def loss_fn(model: Model, input_tokens: Any, input_mask: Any) -> jax.Array:
 
 
 def project(model: nnx.Module) -> None:
-    """Make the adapters' first factors orthonormal; the second are zero: no output changes."""
+    """Make the adapters' first factors orthonormal; outputs stay, as the second factors are 0."""
     nnx.update(model, mm.optim.project_tree(GEOMETRY, nnx.state(model, nnx.LoRAParam)))
 
 
@@ -63,7 +63,7 @@ def batches(steps: int):
 
 
 def main(steps: int = 60) -> tuple[float, float, float]:
-    """Fine-tune; return the loss before and after, and the largest distance of a factor."""
+    """Fine-tune; return the loss before and after, and the largest distance from a manifold."""
     from tunix.sft import peft_trainer
 
     model = Model(nnx.Rngs(0))

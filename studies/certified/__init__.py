@@ -1,1 +1,1 @@
-"""Certified networks: which way of keeping weights orthonormal proves the most."""
+"""Certified networks: compare ways to train networks with Lipschitz constant 1."""

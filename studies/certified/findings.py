@@ -13,7 +13,7 @@ PARTS = {"epochs": "equal epochs", "time": "equal CPU time"}
 
 
 def summary(rows: Sequence[Row], networks: Sequence[str], methods: Sequence[str]) -> dict[str, Any]:
-    """Findings by network and method; differences are from the first of each."""
+    """Summarise by network and method, with differences from the first network and method."""
 
     def of(network: str, method: str) -> list[Row]:
         return [row for row in rows if (row["network"], row["method"]) == (network, method)]
@@ -36,7 +36,7 @@ def _found(rows: Sequence[Row], first: Sequence[Row], other: Sequence[Row]) -> d
         "proved": _estimates([row["epochs"]["proved"] for row in rows]),
         "robust": _estimates([row["epochs"]["robust"] for row in rows]),
     }
-    if "momentum" in rows[0]:  # older records have one momentum for all, and seconds alone
+    if "momentum" in rows[0]:  # older records share a fixed momentum and lack relative times
         found["momentum"] = rows[0]["momentum"]
     if "relative_time" in rows[0]:
         found["relative_time"] = rows[0]["relative_time"]["quartiles"]
@@ -57,12 +57,12 @@ def _found(rows: Sequence[Row], first: Sequence[Row], other: Sequence[Row]) -> d
 
 
 def _estimates(values: Any) -> list[dict[str, Any]]:
-    """One for each column."""
+    """Estimate each column over its rows."""
     return [estimate(column) for column in np.asarray(values, np.float64).T]
 
 
 def percent(found: Mapping[str, Any], form: str = ".1f") -> str:
-    """An estimate of a share, as text in percent."""
+    """Format the estimate of a share, in percent."""
     interval = found["interval"]
     scaled = {
         "mean": 100 * found["mean"],
@@ -72,7 +72,7 @@ def percent(found: Mapping[str, Any], form: str = ".1f") -> str:
 
 
 def table(summary: Mapping[str, Any], radii: Sequence[float]) -> str:
-    """The findings as text: percent, with Student's interval over seeds at 95 %."""
+    """Format the findings: percent, with Student's 95 % interval over seeds."""
     sections = []
     first_network = next(iter(summary))
     names = ["clean", *(f"at {radius:.3g}" for radius in radii)]

@@ -1,13 +1,13 @@
-"""The ways of keeping weights orthonormal, or of constant 1, that are compared.
+"""Methods that keep weights orthonormal or 1-Lipschitz, and unconstrained AdamW.
 
-All of them start from the same orthonormal weights. Biases are trained alike, by Adam at a rate of
-their own; what differs is how matrices are trained: on their manifold, or as functions of free
-arrays (parametrisations), through which gradients are taken.
+All methods start from the same orthonormal weights and train biases with Adam at a separate rate.
+They differ in the training of matrices: on their manifold, or as differentiable functions of free
+arrays (parametrisations).
 
 Muon's direction appears three times: tangent to the manifold ("manifold Muon"), followed by a
-retraction without any tangent projection ("Muon + retraction"), and on the free arrays of a
-parametrisation ("Björck + Muon"). What the first gains over the second is due to the tangent
-projection; what these gain over the same constraint under Adam is due to the direction.
+retraction without tangent projection ("Muon + retraction"), and on the free arrays of a
+parametrisation ("Björck + Muon"). The difference between the first two measures the tangent
+projection; the difference from Adam under the same constraint measures the direction.
 """
 
 import abc
@@ -35,7 +35,7 @@ from manifoldmuon.optim import (
 
 SQUARES = 0.99
 BIASES = 0.03
-"""The rate of the biases before its schedule."""
+"""The peak learning rate of the biases."""
 
 BIASES_MOMENTUM = 0.9
 
@@ -43,7 +43,7 @@ POWER_ITERATIONS = 3
 BJORCK_STEPS = 12
 
 FLAT = Euclidean(Spectral(NewtonSchulz(MUON, frobenius=True)))
-"""Muon as published: five Newton-Schulz steps behind the Frobenius norm."""
+"""Muon as published: five Newton-Schulz steps after Frobenius normalisation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Method(abc.ABC):
     """A way to train the matrices of a network.
 
     Attributes:
-      log2_rate: of the learning rate at which tuning starts.
+      log2_rate: log2 of the learning rate at which tuning starts.
     """
 
     log2_rate: int
@@ -61,19 +61,19 @@ class Method(abc.ABC):
 
     @abc.abstractmethod
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        """The optimizer of the arrays behind matrices on these manifolds."""
+        """Return the optimizer of the trained arrays of matrices on these manifolds."""
 
     def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
-        """The free array behind an orthonormal matrix, and what is carried from step to step."""
+        """Return the trained array of an orthonormal matrix, and the state carried over steps."""
         return weight, ()
 
     def carried(self, free: Any, carry: Any) -> Any:
-        """The carry for the next step; no gradient passes through it."""
+        """Return the carry for the next step; no gradient passes through it."""
         del free
         return carry
 
     def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
-        """The matrix that the network reads."""
+        """Return the matrix that the network uses."""
         del carry
         return free
 
@@ -95,7 +95,7 @@ class AccurateMuon(Muon):
 
 @dataclasses.dataclass(frozen=True)
 class MuonRetraction(Method):
-    """Muon's step in flat space, then the polar retraction: no tangent projection."""
+    """Unconstrained Muon step, then the polar retraction: no tangent projection."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         return chain(
@@ -116,7 +116,7 @@ class RiemannianAdam(Method):
 
 @dataclasses.dataclass(frozen=True)
 class RiemannianGradient(Method):
-    """The Riemannian gradient with momentum."""
+    """Riemannian gradient descent with momentum."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         return riemannian_sgd(rate, manifolds, momentum)
@@ -124,7 +124,7 @@ class RiemannianGradient(Method):
 
 @dataclasses.dataclass(frozen=True)
 class Parametrised(Method):
-    """Adam on free arrays of which the matrices are functions."""
+    """Adam on free arrays; the matrices are functions of the arrays."""
 
     on_manifolds: ClassVar[bool] = False
 
@@ -135,9 +135,9 @@ class Parametrised(Method):
 
 @dataclasses.dataclass(frozen=True)
 class SpectralNorm(Parametrised):
-    """The array over its largest singular value (Miyato et al., arXiv:1802.05957).
+    """The array divided by its largest singular value (Miyato et al., arXiv:1802.05957).
 
-    By power iterations that go on from the last step's vector.
+    The singular value comes from power iterations, warm-started with the vector of the last step.
     """
 
     def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
@@ -160,11 +160,11 @@ class SpectralNorm(Parametrised):
 
 @dataclasses.dataclass(frozen=True)
 class Bjorck(SpectralNorm):
-    """Björck's iteration behind spectral normalisation, as in Orthogonium and deel-torchlip.
+    """Björck's iteration after spectral normalisation, as in Orthogonium and deel-torchlip.
 
-    `W <- W (3 I - W^T W) / 2`, twelve times behind three power iterations from the last step's
-    vector (Orthogonium's numbers; deel-torchlip iterates fifteen times). On the small Gram matrix,
-    where an iteration costs three products of its size, whatever the longer side.
+    `W <- W (3 I - W^T W) / 2`, twelve times, after three power iterations from the vector of the
+    last step (Orthogonium's numbers; deel-torchlip iterates fifteen times). Computed with the small
+    Gram matrix: an iteration costs three products of its size, independent of the longer side.
     """
 
     def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
@@ -182,7 +182,7 @@ class Bjorck(SpectralNorm):
 
 @dataclasses.dataclass(frozen=True)
 class BjorckMuon(Bjorck):
-    """Muon, instead of Adam, on the arrays behind Björck's iteration."""
+    """Björck's iteration with Muon instead of Adam on the free arrays."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         del manifolds
@@ -193,8 +193,8 @@ class BjorckMuon(Bjorck):
 class Cayley(Parametrised):
     """The Cayley transform of a free array (Trockman and Kolter, arXiv:2104.07167).
 
-    A tall matrix is `[(I - A); -2 V] (I + A)^{-1}` with `A = U - U^T + V^T V`; times a fixed
-    orthogonal matrix, so that it starts well conditioned at the weights of all other methods.
+    A tall matrix is `[(I - A); -2 V] (I + A)^{-1}` with `A = U - U^T + V^T V`, times a fixed
+    orthogonal matrix: this gives a well-conditioned start at the weights of all other methods.
     """
 
     def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
@@ -221,7 +221,7 @@ class Cayley(Parametrised):
 
 @dataclasses.dataclass(frozen=True)
 class Free(Parametrised):
-    """AdamW on the matrices themselves: no constraint."""
+    """AdamW on the matrices, without a constraint."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         del manifolds
@@ -247,5 +247,5 @@ def _tall(x: jax.Array) -> jax.Array:
 
 
 def _like(x: jax.Array, example: jax.Array) -> jax.Array:
-    """A tall matrix in the orientation of `example`."""
+    """Transpose a tall matrix to the orientation of `example`."""
     return x.mT if example.shape[-2] < example.shape[-1] else x

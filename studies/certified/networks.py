@@ -1,4 +1,4 @@
-"""Networks of Lipschitz constant 1, from the layers of the package."""
+"""1-Lipschitz networks, built from the layers of the package."""
 
 import dataclasses
 import itertools
@@ -14,26 +14,26 @@ class Perceptron:
     """Orthonormal layers with MaxMin in between, on flattened images.
 
     Attributes:
-      widths: of the hidden layers.
+      widths: the widths of the hidden layers.
     """
 
     widths: tuple[int, ...] = (256, 256)
 
     def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """The network for images of this shape, steps of the weights by this solver."""
+        """Return the network for images of this shape; `solver` computes the steps."""
         height, width, channels = image
         return _head(Flatten(3), (height * width * channels, *self.widths), classes, solver)
 
 
 @dataclasses.dataclass(frozen=True)
 class Convolutional:
-    """Orthogonal convolutions of patches, which keep every length, then a perceptron.
+    """Norm-preserving orthogonal convolutions of patches, then a perceptron.
 
     Attributes:
-      patch: pixels along each side of a patch; its pixels are the channels.
-      kernel: patches along each side that a convolution sees.
-      depth: convolutions, each with a bias and MaxMin.
-      widths: of the hidden layers of the perceptron.
+      patch: pixels along each side of a patch; the pixels of a patch are channels.
+      kernel: patches along each side of a convolution's receptive field.
+      depth: the number of convolutions, each with a bias and MaxMin.
+      widths: the widths of the perceptron's hidden layers.
     """
 
     patch: int = 2
@@ -42,7 +42,7 @@ class Convolutional:
     widths: tuple[int, ...] = (256, 256)
 
     def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """The network for images of this shape, steps of square weights by the default solver."""
+        """Return the network; `solver` is used in the perceptron, convolutions use defaults."""
         height, width, colours = image
         channels = self.patch**2 * colours
         net: Module = SpaceToDepth(self.patch)
@@ -54,18 +54,18 @@ class Convolutional:
 
 @dataclasses.dataclass(frozen=True)
 class Local:
-    """Patches, each through an orthogonal matrix of its own, then a perceptron.
+    """A separate orthogonal matrix for every patch, then a perceptron.
 
     Attributes:
       patch: pixels along each side of a patch.
-      widths: of the hidden layers of the perceptron.
+      widths: the widths of the perceptron's hidden layers.
     """
 
     patch: int = 14
     widths: tuple[int, ...] = (256, 256)
 
     def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """The network for images of this shape, steps of the weights by this solver."""
+        """Return the network for images of this shape; `solver` computes the steps."""
         height, width, colours = image
         places, features = (height // self.patch, width // self.patch), self.patch**2 * colours
         patches = LocallyConnected(places, features, features, Orthogonal(solver=solver))
@@ -79,9 +79,9 @@ class Shifting:
 
     Attributes:
       patch: pixels along each side of a patch.
-      channels: of a patch, at least its pixels.
-      depth: layers of a shift, an orthogonal matrix, a bias and MaxMin.
-      widths: of the hidden layers behind all patches' channels.
+      channels: channels per patch, at least its number of pixels.
+      depth: the number of layers: shift, orthogonal matrix, bias and MaxMin.
+      widths: the widths of the hidden layers after the channels of all patches.
     """
 
     patch: int = 4
@@ -90,7 +90,7 @@ class Shifting:
     widths: tuple[int, ...] = (256,)
 
     def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """The network for images of this shape, steps of the weights by this solver."""
+        """Return the network for images of this shape; `solver` computes the steps."""
         height, width, colours = image
         net = _layer(self.channels, self.patch**2 * colours, solver) @ SpaceToDepth(self.patch)
         for _ in range(self.depth):

@@ -1,4 +1,4 @@
-"""The picture of certified networks, from nothing but their record."""
+"""The picture of certified networks, from the record alone."""
 
 import itertools
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from studies.study import Record
 
 
 def picture(record: Record, radii: Sequence[float]) -> Any:
-    """Accuracy against radius, against CPU time, and between proof and attack."""
+    """Plot accuracy against radius, against CPU time, and between proof and attack."""
     summary, settings = record["summary"], record["settings"]
     timing = settings.get("timing", True)
     figure, (axes,) = panels(1, 2 + timing, width=5.0, height=4.2)
     curves, attacks = axes[0], axes[-1]
     pairs = itertools.product(summary, next(iter(summary.values())))
-    # The colours once more, dotted and hollow, where there are more methods than colours.
+    # Reuse the colours, dotted and hollow, if there are more methods than colours.
     looks = itertools.product((("-", "full"), (":", "none")), COLOURS)
     for (network, method), ((line, fill), colour) in zip(pairs, looks, strict=False):
         found = summary[network][method]
@@ -53,6 +53,6 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
 
 
 def _percent(estimate: dict[str, Any]) -> float | None:
-    """Half the width of an interval, in percent."""
+    """Return half the width of an interval, in percent."""
     error = half_width(estimate["interval"])
     return None if error is None else 100 * error

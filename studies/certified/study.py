@@ -1,4 +1,4 @@
-"""Certified networks: which way of training networks of Lipschitz constant 1 proves most?"""
+"""Certified networks: which way of training 1-Lipschitz networks certifies most images?"""
 
 import dataclasses
 import functools
@@ -23,12 +23,12 @@ from studies.study import Cell, Record, Row, Study, option
 
 
 class Problem(NamedTuple):
-    """Settings for the networks of a data set.
+    """Settings for a data set.
 
     Attributes:
-      radii: in pixels between 0 and 1.
-      offset: of the loss.
-      temperature: of the loss.
+      radii: certified radii, with pixels between 0 and 1.
+      offset: the offset of the loss.
+      temperature: the temperature of the loss.
     """
 
     radii: tuple[float, ...]
@@ -43,12 +43,12 @@ PROBLEMS = {
 }
 
 POINTS = 33
-"""Radii of a curve, from 0 to one and a half times the largest radius."""
+"""The number of radii of a curve, from 0 to 1.5 times the largest radius."""
 
 ATTACK_STEPS = 50
 
 MOMENTA = (0.0, 0.2, 0.6, 0.8, 0.9, 0.95, 0.975, 0.9875)
-"""The grid of momenta (of decays of the first moment, for Adam): above 0, 1 minus them halves."""
+"""The grid of momenta (for Adam, decays of the first moment); above 0, 1 - momentum halves."""
 
 FIRST_MOMENTUM = 0.9
 
@@ -59,14 +59,13 @@ class CertifiedNetworks(Study):
 
     Trains the same networks, from the same orthonormal weights, with each method: on the manifold
     (manifold Muon, Muon with a retraction, Riemannian Adam, the Riemannian gradient), by a
-    parametrisation (Björck under Adam and under Muon, Cayley and spectral normalisation under
-    Adam), and free under AdamW. Each method's rate and momentum are chosen on held-out training
-    images by the mean of the clean accuracy and of the certified accuracies at the radii: on a grid
-    of octaves of the rate and of 1 - momentum, the search moves to the best point until all its
-    neighbours have been tried. Then the method trains on all training images, for as many epochs
-    as all others and for as much CPU time as all others. What counts is the share of test images
-    whose label is right and certified at a radius, by `robustness.certify`, beside those that
-    withstand an attack.
+    parametrisation (Björck with Adam and with Muon, Cayley and spectral normalisation with Adam),
+    and unconstrained with AdamW. Rate and momentum of each method are tuned on held-out training
+    images, by the mean of the clean accuracy and the certified accuracies at the radii. The search
+    runs over octaves of the rate and of 1 - momentum, and moves to the best point until all its
+    neighbours have been tried. Then all methods train on all training images, for equal epochs and
+    for equal CPU time. The result is the share of test images that `robustness.certify` certifies
+    with the right label at a radius, compared with the share that withstands an attack.
     """
 
     name: ClassVar[str] = "certified"
@@ -145,7 +144,7 @@ class CertifiedNetworks(Study):
         }
 
     def _read(self, cell: Cell) -> "Tuned | None":
-        """The rate and the momentum in the record `tuned`, or None for what it does not have."""
+        """Read rate and momentum from the record `tuned`; None if it lacks them."""
         rows = [] if self.tuned is None else read_record(self.tuned, self.name)["rows"]
         names = {key: cell[key] for key in ("network", "method")}
         for row in rows:
@@ -191,7 +190,8 @@ class CertifiedNetworks(Study):
     def _attack(
         self, training: Training, trained: Trained, certified: CertificationResult
     ) -> dict[str, Any]:
-        """Shares of the first images, certified and robust, and the number of contradictions."""
+        """Return the certified and robust shares of the first images, and the number of images
+        certified and yet broken."""
         data, net = self._data(), training.network()
         x, y = data.test_x[: self.attacked], data.test_y[: self.attacked]
         found = certified.first(self.attacked)
@@ -207,14 +207,14 @@ class CertifiedNetworks(Study):
 
 
 class Tuned(NamedTuple):
-    """A rate and a momentum, and how they were found.
+    """A tuned rate and momentum, with all trials.
 
     Attributes:
-      log2_rates: that were tried, in the order of the search.
-      momenta: that were tried with them.
-      tuning: for each trial, held-out accuracies: clean, then certified at the radii.
-      log2_rate: the best.
-      momentum: the best.
+      log2_rates: log2 of the rates of the trials, in the order of the search.
+      momenta: the momenta of the trials.
+      tuning: held-out accuracies of each trial: clean, then certified at the radii.
+      log2_rate: log2 of the best rate.
+      momentum: the best momentum.
     """
 
     log2_rates: list[int]
@@ -225,10 +225,10 @@ class Tuned(NamedTuple):
 
 
 def search(judge: Callable[[int, float], list[float]], log2_rate: int) -> Tuned:
-    """Climb to the rate and the momentum of the highest mean of `judge(log2_rate, momentum)`.
+    """Maximise the mean of `judge(log2_rate, momentum)` by hill climbing.
 
-    Tries a point of the grid and its eight neighbours, then the neighbours of the best, until
-    they have all been tried: the best rate is never at the edge of what was tried.
+    Tries a point of the grid and its eight neighbours, then the neighbours of the best point, until
+    all have been tried: the best rate is never the highest or lowest tried.
     """
     best, found = (log2_rate, MOMENTA.index(FIRST_MOMENTUM)), {}
     while True:
@@ -245,12 +245,12 @@ def search(judge: Callable[[int, float], list[float]], log2_rate: int) -> Tuned:
 
 
 def curve_radii(radii: Sequence[float]) -> np.ndarray:
-    """The radii at which a curve is drawn."""
+    """Return the radii of a curve."""
     return np.linspace(0, 1.5 * max(radii), POINTS)
 
 
 def _places(training: Training) -> np.ndarray:
-    """Zero, for the clean accuracy, and the radii."""
+    """Return 0, for the clean accuracy, and the radii."""
     return np.array([0.0, *training.radii])
 
 
@@ -260,7 +260,7 @@ def _steps(data: Dataset, epochs: float, batch: int) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _load(images: str, folder: Path | None) -> Dataset:
-    """The data set, its images with a last axis of channels."""
+    """Load the data set, with a last axis of channels."""
     if images == "digits":
         data = load_digits(0)
     else:
@@ -272,7 +272,7 @@ def _load(images: str, folder: Path | None) -> Dataset:
 
 @functools.lru_cache(maxsize=1)
 def _held_out(images: str, folder: Path | None, share: float) -> Dataset:
-    """The training images, a share of which stands for the test images."""
+    """Split the training images; the held-out share replaces the test images."""
     whole = _load(images, folder)
     order = np.random.default_rng(0).permutation(len(whole.train_y))
     test, train = np.split(order, [round(share * len(order))])
@@ -299,7 +299,7 @@ def _tuned(
         weights = training.train(data, 2.0**log2_rate, momentum, 0, steps).weights
         try:
             return certify(net, weights, data.test_x, data.test_y).curve(places).tolist()
-        except ValueError:  # weights or logits that are not finite: the rate is too high
+        except ValueError:  # weights or logits are not finite: the rate is too high
             return [0.0] * len(places)
 
     return search(judge, training.method.log2_rate)

@@ -1,4 +1,4 @@
-"""Training of a network by a method, in chunks of steps whose CPU time is measured."""
+"""Train a network by a method, in chunks of steps with measured CPU time."""
 
 import functools
 import time
@@ -17,24 +17,24 @@ from studies.certified.networks import Architecture
 from studies.datasets import Dataset, batches
 
 CHUNK = 10
-"""Steps of one call of the compiled program."""
+"""Steps per call of the compiled program."""
 
 PAIRS = 15
-"""Chunks of each of two trainings, in turn, by which their CPU times are compared."""
+"""Chunks of each of two trainings, run in turn to compare their CPU times."""
 
 
 class Training(NamedTuple):
-    """A training as a value: the key of the compiled program.
+    """The hashable settings of a training: the cache key of its compiled program.
 
     Attributes:
-      method: of the matrices.
-      architecture: of the network.
+      method: trains the matrices.
+      architecture: builds the network.
       image: the shape of an image.
-      classes: how many.
-      batch: images of a step.
-      offset: of the logit of the label, in the loss.
-      temperature: of the loss.
-      radii: at which accuracies count.
+      classes: the number of classes.
+      batch: images per step.
+      offset: the offset of the label's logit in the loss.
+      temperature: the temperature of the loss.
+      radii: the radii at which accuracies are measured.
     """
 
     method: Method
@@ -47,23 +47,23 @@ class Training(NamedTuple):
     radii: tuple[float, ...]
 
     def network(self) -> Module:
-        """The network; its weights count as free where the method keeps no manifold."""
+        """Return the network; unconstrained if the method does not use manifolds."""
         net = self.architecture.network(self.image, self.classes, self.method.solver)
         return net if self.method.on_manifolds else net.unconstrained()
 
     def train(
         self, data: Dataset, rate: float, momentum: float, seed: int, steps: int
     ) -> "Trained":
-        """So many steps, a multiple of `CHUNK`; the rate falls to zero like a cosine."""
+        """Train for `steps` steps, a multiple of `CHUNK`, with cosine decay of the rate to zero."""
         carry, total = None, 0.0
         for last, seconds in self._chunks(data, rate, momentum, seed, steps):
             carry, total = last, total + seconds
         return Trained(_program(self).weights(carry), total, steps)
 
     def relative_time(self, first: "Training", data: Dataset) -> "RelativeTime":
-        """Compare the CPU time of a step with that of `first`.
+        """Compare the CPU time of a step with `first`.
 
-        Chunks of both run in turn, so that other work on the machine slows both alike.
+        Chunks of both run in turn, so that other work on the machine slows both equally.
         """
 
         def seconds(training: Training) -> Iterator[float]:
@@ -78,10 +78,10 @@ class Training(NamedTuple):
     def _chunks(
         self, data: Dataset, rate: float, momentum: float, seed: int, steps: int
     ) -> Iterator[tuple["_Carry", float]]:
-        """The carry after each chunk, and the CPU seconds that the chunk took."""
+        """Yield the carry after each chunk and the CPU seconds of the chunk."""
         program = _program(self)
         images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
-        # Dispatch is asynchronous: without waiting, the first weights would be timed as well.
+        # Dispatch is asynchronous: without waiting, initialisation would be timed as well.
         carry = jax.block_until_ready(program.begin(jax.random.key(seed)))
         order = batches(seed, len(data.train_y), steps, self.batch)
         for start in range(0, steps, CHUNK):
@@ -94,11 +94,11 @@ class Training(NamedTuple):
 
 
 class RelativeTime(NamedTuple):
-    """The CPU time of a step relative to that of another training.
+    """The CPU time of a step relative to another training.
 
     Attributes:
       reference: CPU seconds of `CHUNK` steps of the other training.
-      quartiles: of the ratio.
+      quartiles: the quartiles of the ratio.
     """
 
     reference: float
@@ -106,7 +106,7 @@ class RelativeTime(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """CPU seconds of `CHUNK` steps, by the median ratio."""
+        """Return the CPU seconds of `CHUNK` steps, by the median ratio."""
         return self.reference * self.quartiles[1]
 
 
@@ -114,9 +114,9 @@ class Trained(NamedTuple):
     """Results of training.
 
     Attributes:
-      weights: of the network.
-      seconds: of CPU time, of all threads, without compilation.
-      steps: how many were taken.
+      weights: the trained weights.
+      seconds: the CPU time of all threads, without compilation.
+      steps: the number of steps.
     """
 
     weights: Any
@@ -125,7 +125,8 @@ class Trained(NamedTuple):
 
 
 class _Carry(NamedTuple):
-    """State from step to step: arrays behind matrices, what methods carry, biases, states."""
+    """State carried between steps: trained arrays, carries of the method, biases, optimizer
+    states."""
 
     free: list[Any]
     carried: list[Any]
@@ -134,7 +135,7 @@ class _Carry(NamedTuple):
 
 
 class _Program:
-    """The start, the compiled steps and the weights of one kind of training."""
+    """Compiled functions of a training: initialisation, steps, and weights."""
 
     def __init__(self, training: Training):
         self.training = training
@@ -153,7 +154,7 @@ class _Program:
         self._compiled: dict[Any, Any] = {}
 
     def compiled(self, *arguments: Any) -> Any:
-        """The program for arrays of these sizes, so that compilation is not timed."""
+        """Compile for these array sizes in advance, so that compilation is not timed."""
         key = tuple(x.shape for x in arguments[1:])
         if key not in self._compiled:
             numbers = np.int32(0), np.int32(1), np.float32(0), np.float32(0)

@@ -1,7 +1,7 @@
-"""Findings of weight erasure: three published claims, and an answer.
+"""Findings of weight erasure: three published claims, and the effect of constraints.
 
-The claims are judged on means over the seeds. The answer, what a constraint does to erasure,
-compares every constrained method with its twin, paired by seed.
+Claims are judged on means over seeds. The effect of a constraint on erasure is measured against
+the unconstrained twin of each method, paired by seed.
 """
 
 import itertools
@@ -25,23 +25,23 @@ PUBLISHED = {
     "batch": 1024,
 }
 OF_RANKS = ("data", "everything", "batch")
-"""The settings that stable ranks depend on, which have widths of their own."""
+"""Settings that affect stable ranks, apart from the widths, which ranks choose separately."""
 
 ENDS = ("train_accuracy", "test_accuracy", "auc", "ratio", "update_rank", "distance")
 """Measurements at the end of a run."""
 
 Runs = Mapping[tuple[str, float], Mapping[int, Row]]
-"""The row of every seed, by method and learning rate."""
+"""Rows by method and learning rate, then by seed."""
 
 
 def findings(rows: Sequence[Row], protocol: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a record.
+    """Summarise the rows of a record.
 
-    Numbers of several seeds are `{"mean": ..., "interval": [low, high]}`, see `estimate`.
+    Values over several seeds are `{"mean": ..., "interval": [low, high]}`, see `estimate`.
 
     Args:
-      rows: of the record.
-      protocol: the keys of `PUBLISHED`, and what else the table shows.
+      rows: the rows of the record.
+      protocol: the keys of `PUBLISHED`, and further settings that the table shows.
     """
     runs = _by_seed(rows)
     summed = _ends(runs)
@@ -62,7 +62,7 @@ def findings(rows: Sequence[Row], protocol: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _by_seed(rows: Sequence[Row]) -> Runs:
-    """The rows of runs, in their order."""
+    """Group the rows of runs, in their order."""
     found: dict[tuple[str, float], dict[int, Row]] = {}
     for row in rows:
         if row["part"] == "run":
@@ -71,7 +71,7 @@ def _by_seed(rows: Sequence[Row]) -> Runs:
 
 
 def _ends(runs: Runs) -> list[dict[str, Any]]:
-    """Estimates over the seeds."""
+    """Estimate the final values of each method and rate over the seeds."""
     return [
         {"method": method, "rate": rate, "seeds": len(seeds)}
         | {what: estimate([row[what][-1] for row in seeds.values()]) for what in ENDS}
@@ -82,7 +82,7 @@ def _ends(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _half_life_of(row: Row) -> float | None:
-    """The estimate of the letter of a run."""
+    """Return the half-life of the letter in a run."""
     return half_life(row["step"], row["auc"])
 
 
@@ -103,34 +103,34 @@ PUBLISHED_RANKS = {32: 22.6, 128: 57.7, 1024: 145.0}
 # fmt: on
 
 LEARNED, FAILED = 0.99, 0.8
-"""The training accuracy that counts as "1.0", and the highest one of the rank-one method."""
+"""The lowest training accuracy that counts as "1.0", and the highest for the rank-one method."""
 
 TOLERANCE = 0.15
-"""The relative difference at which a stable rank counts as the published one."""
+"""The largest relative difference between a stable rank and its published value."""
 
 KINDS = ("gradient", "six_steps", "exact")
-"""The updates whose stable rank is measured."""
+"""Updates with a measured stable rank."""
 
 Place = float | int
 """A learning rate or a width."""
 
 Values = Mapping[Place, Mapping[int, float]]
-"""The number of every seed, by place."""
+"""Values by rate or width, then by seed."""
 
 
 class Wanted(NamedTuple):
-    """The numbers that bear a claim out, both ends included."""
+    """The range of values that confirm a claim, both ends included."""
 
     at_least: float = -math.inf
     at_most: float = math.inf
 
     def room(self, value: float) -> float:
-        """The distance of a value from the ends; negative outside."""
+        """Return the distance of a value from the nearest end; negative outside the range."""
         return min(value - self.at_least, self.at_most - value)
 
 
 def _accuracy(runs: Runs) -> dict[str, Any]:
-    """The first claim: the high stable rank is what learns."""
+    """Judge the first claim: learning needs a high stable rank."""
     both = {name: _values(runs, name, "train_accuracy") for name in (DUALIZED, GRADIENT)}
     low = {rate: seeds for rate, seeds in both[DUALIZED].items() if 0 < rate <= 0.5}
     parts = {
@@ -150,9 +150,9 @@ def _accuracy(runs: Runs) -> dict[str, Any]:
 
 
 def _letter(runs: Runs) -> dict[str, Any]:
-    """The second claim: the high stable rank is what erases."""
+    """Judge the second claim: erasure needs a high stable rank."""
     both = {name: _values(runs, name, "auc") for name in (DUALIZED, GRADIENT)}
-    # A lost run has no letter either, as the published pictures of the highest rates show.
+    # Diverged runs count as erased, as in the published pictures of the highest rates.
     dualized = _filled(both[DUALIZED], NO_LETTER)
     fading = {rate: seeds for rate, seeds in dualized.items() if rate == 0.25}
     late = {rate: seeds for rate, seeds in dualized.items() if rate >= 0.5}
@@ -170,14 +170,14 @@ def _letter(runs: Runs) -> dict[str, Any]:
 
 
 def _ranks(rows: Sequence[Row]) -> dict[str, Any]:
-    """The third claim: gradients are of rank one, and dualizing is what changes it."""
+    """Judge the third claim: gradients have stable rank 1, and dualizing raises it."""
     found: dict[str, dict[Place, dict[int, float]]] = {kind: {} for kind in KINDS}
     for row in rows:
         if row["part"] == "ranks":
             for kind in KINDS:
                 found[kind].setdefault(row["width"], {})[row["seed"]] = row[kind]
     known = {width: rank for width, rank in PUBLISHED_RANKS.items() if width in found["gradient"]}
-    # Of the published rank: 1 is the same.
+    # Relative to the published rank: 1 means equal.
     relative: dict[str, dict[Place, dict[int, float]]] = {
         kind: {
             width: {seed: rank / of[width] for seed, rank in found[kind][width].items()}
@@ -202,11 +202,11 @@ def _ranks(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _part(values: Values, wanted: Wanted, at: str = "rate") -> dict[str, Any]:
-    """A part of a claim, which holds if the mean over the seeds does at every rate or width.
+    """Judge a part of a claim: it holds if the mean over seeds is in range at every rate or width.
 
     Returns:
-      `holds`, `closest` (the rate or width whose mean has the least room, and that mean) and
-      `worst_seed` (the seed that has, with its number); None where nothing was measured.
+      `holds`, `closest` (the rate or width with the least room, and its mean) and `worst_seed`
+      (the seed with the least room, and its value). All are None without measurements.
     """
     if not values:
         return {"holds": None, "closest": None, "worst_seed": None}
@@ -222,7 +222,7 @@ def _part(values: Values, wanted: Wanted, at: str = "rate") -> dict[str, Any]:
 
 
 def _judged(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A claim holds if its parts do; None if one was not measured."""
+    """Judge a claim: it holds if all parts hold; None if any part was not measured."""
     verdicts = [one["holds"] for one in parts.values()]
     return {"parts": parts, "holds": None if None in verdicts else all(verdicts)}
 
@@ -240,7 +240,7 @@ def _estimates(values: Mapping[Place, Mapping[int, float | None]]) -> dict[str, 
 
 
 def _filled(values: Mapping[Place, Mapping[int, float | None]], lost: float) -> Values:
-    """The values, with a number for runs that were lost."""
+    """Replace the values of diverged runs (None) by `lost`."""
     return {
         rate: {seed: lost if value is None else value for seed, value in seeds.items()}
         for rate, seeds in values.items()
@@ -248,7 +248,7 @@ def _filled(values: Mapping[Place, Mapping[int, float | None]], lost: float) -> 
 
 
 def _finite(values: Mapping[Place, Mapping[int, float | None]]) -> Values:
-    """The values without the runs that were lost."""
+    """Drop the values of diverged runs (None)."""
     kept = {
         rate: {seed: value for seed, value in seeds.items() if value is not None}
         for rate, seeds in values.items()
@@ -259,18 +259,18 @@ def _finite(values: Mapping[Place, Mapping[int, float | None]]) -> Values:
 # --- The answer --------------------------------------------------------------------------------
 
 Pairs = Mapping[int, tuple[Row, Row]]
-"""The rows of a method and of its twin by seed: the same start and the same batches."""
+"""Rows of a method and of its twin, by seed: with the same start and the same batches."""
 
 SHOWN = ("auc", "half_life", "train_accuracy", "test_accuracy")
 
 
 def _constraints(runs: Runs, ends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every constrained run beside its twin in flat space.
+    """Compare every constrained run with its unconstrained twin.
 
     Returns:
-      For each method and rate `speedup`, the half-life of the twin over that of the method, and
-      `auc_difference`, the AUC of the method less that of the twin; the mean of `speedup` is the
-      geometric one. Beside them the means of both (`twin_` before those of the twin).
+      For each method and rate: `speedup`, the twin's half-life divided by the method's (geometric
+      mean over seeds); `auc_difference`, the method's AUC minus the twin's; and the estimates
+      `SHOWN` of both, the twin's with prefix `twin_`.
     """
     end = {(one["method"], one["rate"]): one for one in ends}
     return [
@@ -286,15 +286,15 @@ def _constraints(runs: Runs, ends: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def _answer(runs: Runs, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Does the constraint speed erasure up or prevent it? For each constrained method.
+    """Decide for each constrained method whether the constraint speeds up or prevents erasure.
 
-    `speedup` is how many times sooner the AUC is at 0.75 than that of the twin: per seed the
-    geometric mean over `rates`, those at which both come there with every seed, then the
-    geometric mean over the seeds and its interval. It speeds erasure up if the whole interval
-    lies above 1, and slows it down if it lies below. One seed has no interval and decides
-    nothing: None. `auc_difference` is taken likewise, over the rates at which no run was lost.
-    Erasure is prevented where the twin's letter is gone at the end, in the mean over the seeds,
-    and the method's has an AUC above 0.75.
+    `speedup` is the ratio of half-lives (AUC 0.75), the twin's over the method's: per seed the
+    geometric mean over `rates`, the rates at which both reach 0.75 with every seed, then the
+    geometric mean over seeds and its interval. The constraint speeds erasure up if the whole
+    interval is above 1, slows it down if the whole interval is below 1; with a single seed, which
+    has no interval, both are None. `auc_difference` is the mean over the rates without diverged
+    runs. The constraint prevents erasure if, at any rate, the final AUC of the twin is at most
+    `GONE` and the method's above 0.75, in the mean over seeds.
     """
     end = {(one["method"], one["rate"]): one["auc"]["mean"] for one in ends}
     found = {}
@@ -318,19 +318,19 @@ def _answer(runs: Runs, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _log_speedup(own: Row, twin: Row) -> float | None:
-    """The logarithm of the ratio of half-lives, None where one has none."""
+    """Return the logarithm of the ratio of half-lives; None unless both exist and are positive."""
     half, other = _half_life_of(own), _half_life_of(twin)
     return math.log(other / half) if half and other else None
 
 
 def _auc_difference(own: Row, twin: Row) -> float | None:
-    """At the end, None where a run was lost."""
+    """Return the difference of the final AUCs; None if a run diverged."""
     here, there = own["auc"][-1], twin["auc"][-1]
     return None if here is None or there is None else here - there
 
 
 def _paired(runs: Runs) -> list[tuple[str, str, float, Pairs]]:
-    """Constrained methods, their twins and the rates that both were run at."""
+    """List constrained methods with their twins, the rates of both, and their paired rows."""
     found = []
     for (method, rate), seeds in runs.items():
         twin = twin_of(method) or ""
@@ -347,8 +347,8 @@ def _over(paired: Pairs, of: Callable[[Row, Row], float | None]) -> dict[int, fl
 def _over_rates(
     by_rate: Mapping[float, Pairs], of: Callable[[Row, Row], float | None]
 ) -> tuple[dict[str, Any], list[float]]:
-    """An estimate from the means of the seeds over the rates at which no seed lacks a number,
-    and these rates."""
+    """Average each seed over the rates at which every seed has a value; return the estimate over
+    seeds and these rates."""
     values = {rate: list(_over(paired, of).values()) for rate, paired in by_rate.items()}
     full = {rate: found for rate, found in values.items() if None not in found}
     if not full:
@@ -358,14 +358,14 @@ def _over_rates(
 
 
 def _verdicts(interval: tuple[float, float] | None) -> dict[str, bool | None]:
-    """The middle and the ends of the logarithm's interval."""
+    """Return whether the interval of the log speedup is above or below 0."""
     if interval is None:
         return {"speeds_up": None, "slows_down": None}
     return {"speeds_up": interval[0] > 0, "slows_down": interval[1] < 0}
 
 
 def _exp(logarithm: Mapping[str, Any]) -> dict[str, Any]:
-    """An estimate of a ratio from that of its logarithm."""
+    """Convert the estimate of a logarithm to an estimate of the ratio."""
     value, interval = logarithm["mean"], logarithm["interval"]
     return {
         "mean": None if value is None else math.exp(value),

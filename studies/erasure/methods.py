@@ -1,4 +1,4 @@
-"""The ways of training that the study of weight erasure compares."""
+"""The training methods in the study of weight erasure."""
 
 import abc
 import dataclasses
@@ -23,21 +23,21 @@ from studies.retractions.spaces import MATRIX, SPHERE
 Shape = tuple[int, int]
 
 MIDDLE = 1
-"""The place of the middle matrix among the three."""
+"""The index of the middle matrix among the three."""
 
 BUDGET = 1 / 3
-"""The mass of each layer: three of one mass, behind activations of sensitivity 1 (as published)."""
+"""Each layer's budget: three layers of equal mass, activations of sensitivity 1 (as published)."""
 
 SIX_STEPS = NewtonSchulz(MODULA_SIX_STEP, frobenius=True)
-"""The published iteration: small singular values do not arrive at 1."""
+"""The published iteration: it does not bring small singular values all the way to 1."""
 
 
 class Update(abc.ABC):
-    """A way from gradients to updates; an implementation is a frozen dataclass."""
+    """A map from gradients to updates; implementations are frozen dataclasses."""
 
     @abc.abstractmethod
     def transformation(self, rate: Any) -> optax.GradientTransformation:
-        """The optimizer for a learning rate, which may be traced."""
+        """Return the optimizer for a learning rate, which may be traced."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Adam(Update):
 
 @dataclasses.dataclass(frozen=True)
 class Normalized(Update):
-    """Gradients of RMS-to-RMS norm 1: their size is that of a dualized update, not their shape."""
+    """Gradients scaled to RMS-to-RMS norm 1: the size of dualized updates, with unchanged rank."""
 
     def transformation(self, rate: Any) -> optax.GradientTransformation:
         links = normalize(optax.identity(), Euclidean(RMSToRMS()), BUDGET)
@@ -71,7 +71,7 @@ class Steepest(Update):
 
     Attributes:
       geometry: a manifold for every layer.
-      budgets: of every layer.
+      budgets: a budget for every layer.
     """
 
     geometry: tuple[Manifold, ...]
@@ -82,12 +82,13 @@ class Steepest(Update):
 
 
 class Method(NamedTuple):
-    """A way of training.
+    """A training method.
 
     Attributes:
-      update: what happens in a step.
-      start: where the masked middle matrix is put before the first step; None: it stays.
-      constraint: where the middle matrix lies during training; None: anywhere.
+      update: the optimizer.
+      start: the manifold onto which the masked middle matrix is projected before the first
+        step; None does not project.
+      constraint: the manifold of the middle matrix during training; None for no constraint.
     """
 
     update: Update
@@ -96,7 +97,7 @@ class Method(NamedTuple):
 
 
 FLAT = "flat"
-"""The variant of a constrained method that differs from it in nothing but the constraint."""
+"""The variant of a constrained method without the constraint: its twin."""
 
 DUALIZED: dict[str, MsignMethod | None] = {"exact": None, "six-steps": SIX_STEPS}
 RETRACTIONS = {
@@ -115,7 +116,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 
 def twin_of(name: str) -> str | None:
-    """The method without the constraint that a constrained method is compared with."""
+    """Return the unconstrained twin of a constrained method; None for other methods."""
     space, variant = split(name)
     if space not in RETRACTIONS or variant == FLAT:
         return None
@@ -123,7 +124,7 @@ def twin_of(name: str) -> str | None:
 
 
 def split(name: str) -> tuple[str, str]:
-    """Method and variant, the first one if none is named.
+    """Split a name into method and variant, by default the first variant.
 
     Raises:
       ValueError: there is no such method, or it has no such variant.
@@ -139,11 +140,11 @@ def split(name: str) -> tuple[str, str]:
 
 
 def method_of(name: str, shapes: tuple[Shape, ...]) -> Method:
-    """The method of a name such as `adam`, `dualized:six-steps` or `stiefel:QR`.
+    """Return the method for a name such as `adam`, `dualized:six-steps` or `stiefel:QR`.
 
     Args:
       name: see `VARIANTS`.
-      shapes: of the three matrices, `(fan_out, fan_in)`.
+      shapes: the shapes `(fan_out, fan_in)` of the three matrices.
 
     Raises:
       ValueError: see `split`; or the middle matrix does not fit on the manifold.
@@ -156,7 +157,7 @@ def method_of(name: str, shapes: tuple[Shape, ...]) -> Method:
     flat = variant == FLAT
     retraction = None if flat else RETRACTIONS[kind][variant]
     manifolds = [_manifold(kind, retraction, shape) for shape in shapes]
-    if kind == "orthogonal":  # the only square matrix; the others stay free
+    if kind == "orthogonal":  # only the middle matrix is square; the others stay unconstrained
         manifolds = [m if i == MIDDLE else Euclidean(RMSToRMS()) for i, m in enumerate(manifolds)]
     middle = manifolds[MIDDLE]
     try:
@@ -174,7 +175,8 @@ _FREE: dict[str, Update] = {"gradient": Gradient(), "normalized": Normalized(), 
 
 
 def _manifold(kind: str, retraction: Any, shape: Shape) -> Manifold:
-    """The set of the size that holds matrices with all singular values `sqrt(fan_out / fan_in)`."""
+    """Return the manifold, scaled to contain matrices with all singular values
+    `sqrt(fan_out / fan_in)`."""
     given = {} if retraction is None else {"retraction": retraction}
     if kind == "stiefel":
         return Stiefel(FanRatio(), **given)
@@ -186,7 +188,8 @@ def _manifold(kind: str, retraction: Any, shape: Shape) -> Manifold:
 
 
 def _norm(kind: str, shape: Shape) -> tuple[Norm, float]:
-    """The norm of the manifold's directions, and the size that one of norm 1 there has in it."""
+    """Return an unscaled norm with the manifold's steepest directions, and the value in it of a
+    unit step on the manifold."""
     if kind == "hypersphere":
         return Frobenius(), _length(shape)
     if kind == "rows":
@@ -195,5 +198,5 @@ def _norm(kind: str, shape: Shape) -> tuple[Norm, float]:
 
 
 def _length(shape: Shape) -> float:
-    """The Frobenius norm of a matrix on `Stiefel(FanRatio())`."""
+    """Return the Frobenius norm of a matrix on `Stiefel(FanRatio())`."""
     return math.sqrt(min(shape)) * FanRatio().of(shape)

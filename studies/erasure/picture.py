@@ -1,7 +1,7 @@
 """The picture of weight erasure, from the record alone.
 
-Free methods beside the published numbers; constrained methods beside their twins; and the marks
-that the panels share: bars, bands, levels and published numbers.
+Unconstrained methods against published numbers, constrained methods against their twins, and
+drawing helpers: bars, bands, levels and published numbers.
 """
 
 import itertools
@@ -23,7 +23,7 @@ FREE = {
     "adam": COLOURS[7],
     "gradient": COLOURS[6],
 }
-"""The methods without a constraint."""
+"""Unconstrained methods and their colours."""
 
 SPACES = {
     "stiefel": COLOURS[2],
@@ -33,13 +33,14 @@ SPACES = {
 }
 
 TWIN = (0, (4, 2))
-"""The dashes of methods without their constraint."""
+"""The dashes of unconstrained twins."""
 
 
 def picture(record: Mapping[str, Any]) -> Any:
-    """Accuracy, erasure and stable ranks beside the published ones; constraints and their twins.
+    """Plot accuracy, erasure and stable ranks against published values, and constraints against
+    their twins.
 
-    What was not measured has no panel.
+    Panels without measurements are left out.
     """
     summary = record["summary"]
     kinds = {split(run["method"])[0] for run in summary["runs"]}
@@ -54,7 +55,7 @@ def picture(record: Mapping[str, Any]) -> Any:
         rate = _shown_rate([pair["rate"] for pair in summary["constraints"]])
         drawn.append(lambda panel: _speedups(panel, summary, rate))
         drawn.append(lambda panel: _differences(panel, summary, rate))
-    # The last two share their labels, and stay in one row: 2 x 2, 2 x 3.
+    # The last two panels share labels and must be in the same row: 2 x 2, 2 x 3.
     columns = 2 if len(drawn) == 4 else min(3, max(len(drawn), 1))
     rows = -(-len(drawn) // columns) or 1
     figure, places = panels(rows, columns, width=5.4, height=4.5)
@@ -125,7 +126,7 @@ def _ranks(panel: Any, summary: Mapping[str, Any]) -> None:
 
 
 def _curves(panel: Any, record: Mapping[str, Any]) -> None:
-    """The AUC over the steps: the first retraction of each manifold in full, its twin dashed."""
+    """Plot the AUC over steps: the first retraction of each manifold (solid), its twin (dashed)."""
     runs = [row for row in record["rows"] if row["part"] == "run"]
     rate = _shown_rate([row["rate"] for row in runs if split(row["method"])[0] in SPACES])
     seen = set()
@@ -167,12 +168,13 @@ def _differences(panel: Any, summary: Mapping[str, Any], rate: float) -> None:
 
 
 def _shown_rate(rates: Sequence[float]) -> float:
-    """The rate at which constraints are shown: 1/4 if there is one, else the lowest."""
+    """Return the rate at which constraints are shown: 1/4 if measured, else the lowest."""
     return 0.25 if 0.25 in rates else min(rates)
 
 
 def _forest(panel: Any, summary: Mapping[str, Any], what: str, rate: float) -> None:
-    """A line for each method with a twin: at one rate, and over all where there are more."""
+    """Plot an interval for each method with a twin, at `rate` (full) and, if there are several
+    rates, over all rates (open)."""
     methods = list(summary["answer"])[::-1]
     at = {pair["method"]: pair[what] for pair in summary["constraints"] if pair["rate"] == rate}
     several = {
@@ -198,7 +200,7 @@ def _forest(panel: Any, summary: Mapping[str, Any], what: str, rate: float) -> N
 
 
 def _ratio_axis(panel: Any) -> None:
-    """Logarithmic, with ticks at round numbers; what lies beyond a factor of 10 is cut off."""
+    """Make the x axis logarithmic, with round ticks, cut off at a factor of 10 either way."""
     low, high = panel.get_xlim()
     low, high = max(low, 0.1), min(max(high, 1.1), 10)
     wide = high / low > 4
@@ -218,7 +220,7 @@ def _what(rate: float) -> str:
 
 
 def _levels(panel: Any) -> None:
-    """Marks of readable, half gone and gone; the AUC is the ordinate."""
+    """Mark the AUC levels readable, half gone and gone on the y axis."""
     for level, text in ((READABLE, "readable"), (HALF, "half"), (GONE, "gone")):
         panel.axhline(level, color="#444444", linewidth=0.8, linestyle=(0, (1, 3)), zorder=1)
         panel.annotate(text, (1, level), xycoords=("axes fraction", "data"), ha="left",
@@ -234,7 +236,7 @@ def _with_bars(
     colour: str,
     label: str,
 ) -> None:
-    """Means with their intervals as bars; one seed has none."""
+    """Plot means with intervals as error bars; a single seed has no interval."""
     means, low, high = _limits(found)
     # As lists: Matplotlib tests arrays of one element in a way that NumPy 2.0 deprecates.
     bars = [(means - low).tolist(), (high - means).tolist()]
@@ -250,7 +252,7 @@ def _with_band(
     label: str,
     style: Any,
 ) -> None:
-    """Means as a line, with their intervals around it."""
+    """Plot means as a line, with intervals as a band."""
     means, low, high = _limits(found)
     panel.plot(x, means, color=colour, linewidth=1.4, linestyle=style, label=label)
     panel.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -259,13 +261,14 @@ def _with_band(
 def _published_at(
     panel: Any, x: Sequence[float | int], y: Sequence[float | int], colour: str
 ) -> None:
-    """Open circles."""
+    """Plot published values as open circles."""
     panel.plot(x, y, linestyle="none", marker="o", markersize=8, markerfacecolor="none",
                color=colour, zorder=3)  # fmt: skip
 
 
 def _limits(found: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Means and both ends of their intervals, NaN where there is none."""
+    """Return means and both ends of their intervals: NaN without a mean, the mean without an
+    interval."""
     means = [np.nan if one["mean"] is None else one["mean"] for one in found]
     both = [one["interval"] or (mean, mean) for one, mean in zip(found, means, strict=True)]
     low, high = np.array(both, np.float64).reshape(-1, 2).T

@@ -1,4 +1,4 @@
-"""Weight erasure: which training writes over its initial weights, and what constraints do to it."""
+"""Weight erasure: which training overwrites its initial weights, and do constraints matter?"""
 
 import dataclasses
 import itertools
@@ -23,7 +23,7 @@ METHODS = (
     *(
         f"{space}:{variant}"
         for space, retractions in RETRACTIONS.items()
-        # Orthogonal matrices share the twin of Stiefel.
+        # orthogonal has the same twin as stiefel.
         for variant in ((FLAT,) if space != "orthogonal" else ()) + tuple(retractions)
     ),
 )
@@ -31,18 +31,18 @@ METHODS = (
 
 @dataclasses.dataclass(frozen=True)
 class WeightErasure(Study):
-    """Which training writes over its initial weights, and do constraints speed that up?
+    """Which training overwrites its initial weights, and do constraints speed up erasure?
 
     The middle matrix of a network with two hidden layers is multiplied by a mask that is zero on
-    the letter "a", and the network is trained on the square error without momentum. Whether the
-    letter can still be read is the area under the ROC curve (AUC) of |W_ij| as a sign of the
-    mask: 1 is a sharp letter, 0.5 none. "normalized" gradients have the spectral norm of
-    dualized ones and their own, low stable rank. A method with a constraint,
-    such as stiefel:polar, is compared with its twin, stiefel:flat: the same start and the steepest
-    direction of the same norm in flat space. The comparison is paired by seed, with 95 % intervals
-    of Student's distribution; one seed decides nothing. The retraction "none" stays where the
-    step ends: its weights leave the manifold, and may become infinite. Published numbers are
-    those of the Modula documentation: --data cifar10 --width 1024 --steps 1001 --batch 1024.
+    the letter "a"; then the network is trained on the squared error without momentum. Readability
+    of the letter is the area under the ROC curve (AUC) of |W_ij| as a predictor of the mask: 1 is a
+    sharp letter, 0.5 no letter. "normalized" gradients have the spectral norm of dualized gradients
+    but keep their low stable rank. A constrained method such as stiefel:polar is compared with its
+    unconstrained twin, stiefel:flat: the same start and the steepest direction of the same norm.
+    The comparison is paired by seed, with Student's 95 % intervals; a single seed decides nothing.
+    The retraction "none" keeps the end point of the step: its weights leave the manifold, and may
+    become infinite. The published numbers are from the Modula documentation: --data cifar10
+    --width 1024 --steps 1001 --batch 1024.
     """
 
     name: ClassVar[str] = "weight-erasure"
@@ -161,7 +161,7 @@ _RATES = ("rates", "retraction_rates", "gradient_rates", "adam_rates")
 
 
 def _firsts(methods: Sequence[str]) -> set[str]:
-    """All but those that differ from an earlier one in nothing but the retraction."""
+    """Drop methods that differ from an earlier method only in the retraction."""
     firsts: dict[str, str] = {}
     for name in methods:
         kind, variant = split(name)

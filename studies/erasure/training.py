@@ -1,4 +1,4 @@
-"""Training a network whose middle matrix has a letter in it, and watching the letter."""
+"""Train a network with a letter in its middle matrix, and measure the letter's erasure."""
 
 import functools
 import itertools
@@ -24,22 +24,22 @@ from studies.erasure.methods import MIDDLE, SIX_STEPS, Update, method_of
 from studies.erasure.ratio import erasure_ratio
 
 PUBLISHED_IMAGES = 3072
-"""The published sampler takes the number of pixels for the number of images."""
+"""The published sampler uses the number of pixels as the number of images."""
 
-# Of the AUC, published by eye; a sharp letter has an AUC of 1, none 0.5.
+# AUC levels, from a sharp letter (1) to none (0.5); the published experiment judges by eye.
 READABLE, HALF, GONE, NO_LETTER = 0.9, 0.75, 0.6, 0.5
 
 Part = tuple[Float[Array, "images pixels"], Int[Array, " images"]]
 
 
 class Problem(NamedTuple):
-    """The common start of all methods.
+    """Data, shapes and mask shared by all methods.
 
     Attributes:
-      train: flattened images between 0 and 1 that the batches come from, and their classes.
-      test: those of the test part.
-      shapes: of the matrices.
-      mask: of the middle one, zero on the letter.
+      train: flattened training images between 0 and 1, and their classes.
+      test: flattened test images and their classes.
+      shapes: the shapes of the matrices.
+      mask: the mask of the middle matrix, zero on the letter.
     """
 
     train: Part
@@ -52,11 +52,11 @@ class Protocol(NamedTuple):
     """Settings of the training.
 
     Attributes:
-      rate: the learning rate, constant.
-      steps: how many.
-      batch: images in each, drawn with replacement.
-      rounds: of masking and projecting, which bring the middle matrix onto a manifold.
-      seed: of the weights and of the batches.
+      rate: the constant learning rate.
+      steps: the number of steps.
+      batch: images per step, drawn with replacement.
+      rounds: rounds of masking and projecting that bring the middle matrix onto a manifold.
+      seed: seeds the weights and the batches.
     """
 
     rate: float
@@ -68,7 +68,7 @@ class Protocol(NamedTuple):
 
 @functools.lru_cache(maxsize=2)
 def problem(data: str, folder: Path | None, everything: bool, widths: tuple[int, ...]) -> Problem:
-    """The images, and a network with hidden layers of these widths.
+    """Load the images, and set up a network with hidden layers of these widths.
 
     Raises:
       DatasetError: the images are missing.
@@ -92,11 +92,10 @@ def problem(data: str, folder: Path | None, everything: bool, widths: tuple[int,
 def start(
     problem: Problem, manifold: Manifold | None, rounds: int, seed: int, masked: bool = True
 ) -> Weights:
-    """Random weights with all singular values `sqrt(fan_out / fan_in)`, the middle one masked.
+    """Return random weights with all singular values `sqrt(fan_out / fan_in)`, the middle masked.
 
-    The masked matrix lies on no manifold of singular values. One round projects it, which is
-    the nearest point, and writes into the letter; every further round masks and projects again,
-    and leaves less in it.
+    Masking moves the matrix off the manifold. A round masks it and projects it to the nearest
+    point, which writes into the letter; every further round leaves less in the letter.
     """
     templates = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in problem.shapes]
     weights = list(init_tree(Stiefel(FanRatio()), jax.random.key(seed), templates))
@@ -108,12 +107,13 @@ def start(
 
 
 def curves(name: str, problem: Problem, protocol: Protocol, masked: bool = True) -> dict[str, Any]:
-    """One run of a method.
+    """Train with a method and measure at logarithmically spaced steps.
 
     Returns:
-      `step`, the steps after which there are numbers, and beside it `train_accuracy`,
+      `step`, the measured steps, and lists of the same length: `train_accuracy`,
       `test_accuracy`, `auc`, `ratio`, `update_rank` (the stable rank of the last update of the
-      middle matrix) and `distance` (from its manifold, None without one).
+      middle matrix) and `distance` (from the middle matrix to its manifold, None without a
+      manifold).
     """
     method = method_of(name, problem.shapes)
     weights = start(problem, method.start, protocol.rounds, protocol.seed, masked)
@@ -130,14 +130,14 @@ def curves(name: str, problem: Problem, protocol: Protocol, masked: bool = True)
 
 
 def moments(steps: int) -> list[int]:
-    """The steps after which something is measured: 1, 3, 10, 30, ... and the last."""
+    """Return the measured steps: 1, 3, 10, 30, ... and the last."""
     grid = (factor * 10**power for power in range(len(str(steps))) for factor in (1, 3))
     return [*(step for step in grid if step < steps), steps]
 
 
 def half_life(steps: Sequence[int], auc: Sequence[float | None]) -> float | None:
-    """The step at which the AUC has come down to 0.75, on a logarithmic scale between two
-    measurements; None if it never did, or the weights are not finite."""
+    """Return the step at which the AUC has fallen to 0.75, interpolated on a logarithmic scale;
+    None if it never falls that far, or if weights are not finite."""
     if any(value is None for value in auc):
         return None
     values = [float(value) for value in auc if value is not None]
@@ -150,8 +150,8 @@ def half_life(steps: Sequence[int], auc: Sequence[float | None]) -> float | None
 
 
 def ranks(problem: Problem, batch: int, seed: int) -> dict[str, float]:
-    """The stable rank of the first gradient of the middle matrix, and of what dualizing makes of
-    it: the published iteration, and msign."""
+    """Return stable ranks of the middle matrix's first gradient: as is, dualized by the published
+    six steps, and dualized exactly."""
     weights = start(problem, None, 1, seed)
     key = jax.random.fold_in(jax.random.key(seed), 1)
     grad = jax.jit(_grad, static_argnums=3)(weights, key, problem.train, batch)[MIDDLE]
@@ -160,7 +160,7 @@ def ranks(problem: Problem, batch: int, seed: int) -> dict[str, float]:
 
 
 def loss(weights: Weights, images: Float[Array, "n pixels"], labels: Int[Array, " n"]):
-    """The mean square error between outputs and one-hot labels."""
+    """Compute the mean squared error between outputs and one-hot labels."""
     outputs = logits(weights, images, 1.0)
     return jnp.mean((outputs - jax.nn.one_hot(labels, outputs.shape[-1])) ** 2)
 
@@ -173,8 +173,8 @@ def _grad(weights: Weights, key: Array, train: Part, batch: int) -> Weights:
 
 @functools.lru_cache(maxsize=2)
 def _compiled(update: Update, batch: int) -> Any:
-    """The steps, compiled once for all rates, seeds and lengths, and for methods
-    that differ in nothing but their start."""
+    """Compile the steps once for all rates, seeds and lengths, and for methods that differ only
+    in their start."""
 
     @jax.jit
     def advance(carry, rate, key, train, begin, end):

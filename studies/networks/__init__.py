@@ -1,5 +1,5 @@
-"""Networks that are trained over a grid of learning rates: what transfer and ablation share.
+"""Common parts of studies that train networks over a grid of learning rates.
 
-Architectures in two parametrisations, the tasks and the methods that they are trained with, and
-training itself, compiled once for all rates and seeds.
+Architectures in two parametrisations, tasks, methods, and training, compiled once for all rates
+and seeds.
 """

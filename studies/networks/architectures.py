@@ -1,7 +1,7 @@
-"""Architectures in two parametrisations: that of the modular norm, and the standard one.
+"""Architectures in the modular-norm parametrisation and in the standard parametrisation.
 
-The standard one is what many networks are trained in: Gaussian weights of deviation
-1/sqrt(fan_in), attention scaled by 1/sqrt(d), and residual branches by 1/sqrt(L).
+The standard parametrisation has Gaussian weights of standard deviation 1/sqrt(fan_in), attention
+scores scaled by 1/sqrt(d), and residual branches scaled by 1/sqrt(number of branches).
 """
 
 import abc
@@ -37,24 +37,24 @@ from manifoldmuon.norms import MaxRowNorm
 
 @dataclasses.dataclass(frozen=True)
 class Architecture(abc.ABC):
-    """A kind of network with its sizes."""
+    """An architecture with its sizes."""
 
     @abc.abstractmethod
     def modular(self, inputs: int, outputs: int) -> Module:
-        """The network as the modular norm wants it."""
+        """Return the network in the modular-norm parametrisation."""
 
     @abc.abstractmethod
     def standard(self, inputs: int, outputs: int) -> Module:
-        """The network in the standard parametrisation; start it with `gaussian_weights`."""
+        """Return the network in the standard parametrisation; start from `gaussian_weights`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Perceptron(Architecture):
-    """An MLP; the two parametrisations differ in the first weights alone.
+    """An MLP; the two parametrisations differ only in the initial weights.
 
     Attributes:
-      width: entries of the hidden layers.
-      depth: linear layers.
+      width: the width of the hidden layers.
+      depth: the number of linear layers.
     """
 
     width: int = 64
@@ -69,9 +69,9 @@ class Perceptron(Architecture):
 
 @dataclasses.dataclass(frozen=True)
 class Funnel(Architecture):
-    """An MLP of layers of any widths. ReLUs declare their published sensitivity, 1/sqrt(2).
+    """An MLP with any widths. ReLUs declare their published sensitivity, 1/sqrt(2).
 
-    The budgets of the layers then differ: each layer before a ReLU may move more.
+    Budgets therefore differ: layers before a ReLU may move more.
 
     Attributes:
       hidden: widths of the hidden layers.
@@ -94,9 +94,9 @@ class Residual(Architecture):
     """A residual MLP.
 
     Attributes:
-      width: entries of the residual stream.
-      depth: residual blocks.
-      mass: of all blocks together, beside 1 for the first layer and 1 for the last.
+      width: the width of the residual stream.
+      depth: the number of residual blocks.
+      mass: the mass of all blocks together; the first and last layers have mass 1 each.
     """
 
     width: int = 64
@@ -117,10 +117,10 @@ class Transformer(Architecture):
     """A character GPT with rotary positions and without layer norms.
 
     Attributes:
-      width: entries of the residual stream.
-      depth: pairs of an attention block and an MLP block.
-      heads: of attention; their number stays, and their size grows with the width.
-      mass: of all blocks together, beside 1 for the embedding and 1 for the head.
+      width: the width of the residual stream.
+      depth: the number of pairs of an attention block and an MLP block.
+      heads: the number of attention heads; their size grows with the width.
+      mass: the mass of all blocks together; embedding and head have mass 1 each.
     """
 
     width: int = 32
@@ -133,7 +133,7 @@ class Transformer(Architecture):
 
     def standard(self, inputs: int, outputs: int) -> Module:
         width, split = self.width, SplitHeads(self.heads)
-        # The attention of the package divides scores by d; this makes it the square root of d.
+        # The package's attention divides scores by d; scale the query to divide by sqrt(d).
         query = math.sqrt(width // self.heads) * RoPE() @ split @ Linear(width, width)
         key, value = RoPE() @ split @ Linear(width, width), split @ Linear(width, width)
         attention = Linear(width, width) @ MergeHeads() @ FunctionalAttention()
@@ -145,7 +145,7 @@ class Transformer(Architecture):
 
 
 def gaussian_weights(network: Module, key: PRNGKeyArray) -> Any:
-    """Matrices with entries of deviation 1/sqrt(fan_in), tables with entries of deviation 1."""
+    """Return Gaussian weights: standard deviation 1/sqrt(fan_in) for matrices, 1 for tables."""
     shapes, structure = jax.tree.flatten(jax.eval_shape(network.init, key))
     manifolds = structure.flatten_up_to(network.geometry())
     keys = jax.random.split(key, len(shapes))

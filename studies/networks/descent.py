@@ -1,4 +1,4 @@
-"""Training, compiled once for every learning rate and seed."""
+"""Training, compiled once for all learning rates and seeds."""
 
 import dataclasses
 import functools
@@ -19,15 +19,15 @@ PROBE = 64
 
 
 class Descent(NamedTuple):
-    """A training as a value: the key of the compiled program.
+    """The hashable settings of a training: the cache key of its compiled program.
 
     Attributes:
-      method: how.
-      network: what.
-      task: on what.
-      steps: how many; the learning rate falls linearly to zero over them.
-      early: after how many of them the weights are looked at.
-      multiplier: of the scores.
+      method: the parametrisation and optimizer.
+      network: the network.
+      task: the data.
+      steps: the number of steps; the learning rate falls linearly to zero.
+      early: the number of steps after which the early weights are kept.
+      multiplier: the factor of the scores.
     """
 
     method: Method
@@ -38,15 +38,15 @@ class Descent(NamedTuple):
     multiplier: float
 
     def train(self, rates: Any, seed: int) -> "Trained":
-        """One training for each learning rate: the same weights at first, the same batches."""
+        """Train with each learning rate, with the same initial weights and batches."""
         start = self.start(seed)
         train = self.task.parts().train
         order = self.task.order(self.steps, seed)
         return _training(self)(jnp.asarray(rates, jnp.float32), start, order, train)
 
     def start(self, seed: int) -> Any:
-        """The weights of a seed: the same in flat space and on manifolds."""
-        # Neither constraints nor masses matter here: without them more methods share a program.
+        """Return the initial weights of a seed: the same with and without constraints."""
+        # Drop constraints and masses, which do not matter here, so that methods share a program.
         plain = self.network.unconstrained().map_atoms(
             lambda atom: dataclasses.replace(atom, mass=1.0)
         )
@@ -54,17 +54,17 @@ class Descent(NamedTuple):
         return self.method.first(weights, self.network)
 
     def loss(self, weights: Any, x: Any, y: Any) -> Float[Array, ""]:
-        """The cross-entropy of a batch."""
+        """Compute the cross-entropy of a batch."""
         return cross_entropy(self.multiplier * self.network.apply(weights, x), y)
 
     def changes(self, trained: "Trained", seed: int) -> dict[str, np.ndarray]:
-        """The change of features in the early steps, by layer, for each rate."""
+        """Return the change of features over the early steps, by layer, for each rate."""
         x = self.task.parts().held_out[0][:PROBE]
         moved = _changes(self.network.unconstrained())(self.start(seed), trained.early, x)
         return {layer: np.asarray(values, np.float64) for layer, values in moved.items()}
 
     def judge(self, trained: "Trained") -> tuple[np.ndarray, np.ndarray]:
-        """The held-out loss and error of the final weights, for each rate."""
+        """Return the held-out loss and error of the final weights, for each rate."""
         judged = _judged(self.network.unconstrained(), self.multiplier)
         loss, error = judged(trained.final, *self.task.parts().held_out)
         return np.asarray(loss, np.float64), np.asarray(error, np.float64)
@@ -74,7 +74,7 @@ class Trained(NamedTuple):
     """Results of training, with a leading axis for the rates.
 
     Attributes:
-      loss: of the batch, before each step.
+      loss: the loss on each batch before its update.
       early: the weights after the early steps.
       final: the weights after the last step.
     """
@@ -85,13 +85,13 @@ class Trained(NamedTuple):
 
 
 def late_loss(losses: Float[np.ndarray, "*rates steps"]) -> Float[np.ndarray, "*rates"]:
-    """The smoothed loss: the mean of the last fifth of the steps."""
+    """Return the mean loss over the last fifth of the steps."""
     keep = max(1, losses.shape[-1] // 5)
     return np.asarray(losses, np.float64)[..., -keep:].mean(axis=-1)
 
 
 def cross_entropy(scores: Float[Array, "*batch classes"], y: Int[Array, "*batch"]) -> Any:
-    """The mean over all labels, in nats."""
+    """Compute the mean cross-entropy over all labels, in nats."""
     return optax.softmax_cross_entropy_with_integer_labels(scores, y).mean()
 
 
@@ -122,7 +122,7 @@ def _training(descent: Descent) -> Any:
 
     @jax.jit
     def run(rates: Any, start: Any, order: Any, data: Any) -> Trained:
-        # One after the other: on a processor a batch of small products is slower than a loop.
+        # lax.map, not vmap: on CPUs a batch of small products is slower than a loop.
         return jax.lax.map(lambda rate: train(rate, start, order, data), rates)
 
     return run
@@ -131,15 +131,15 @@ def _training(descent: Descent) -> Any:
 def feature_changes(
     network: Module, before: Any, after: Any, x: Any
 ) -> dict[str, Float[Array, ""]]:
-    """The root mean square of the change of each layer's output between two trees of weights.
+    """Return the RMS change of each layer's output between two trees of weights.
 
-    The layers are the top-level parts of the network that have weights, counted from 1 at the
-    input; a stack of blocks is one.
+    Layers are the top-level parts of the network with positive mass, counted from 1 at the input;
+    a stack of blocks is a single layer.
 
     Args:
-      network: whose features are compared.
+      network: the network.
       before: a tree of weights.
-      after: another one, such as the same after a few steps.
+      after: a second tree of weights, such as the weights after a few steps.
       x: inputs.
     """
     pairs = zip(_features(network, before, x), _features(network, after, x), strict=True)

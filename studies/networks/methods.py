@@ -1,7 +1,7 @@
-"""The ways of training that are compared: a parametrisation and an optimizer each.
+"""Training methods: pairs of a parametrisation and an optimizer.
 
-Those on the modular parametrisation are arms: a constraint, a direction and a mass, each chosen by
-itself.
+Methods on the modular parametrisation are arms: independent choices of constraint, direction and
+mass.
 """
 
 import abc
@@ -24,8 +24,8 @@ class Method(abc.ABC):
     """A parametrisation and an optimizer.
 
     Attributes:
-      starts_gaussian: whether the first weights are Gaussian, instead of on the manifolds.
-      scaled: whether scores are multiplied: a network of norm 1 cannot raise them by itself.
+      starts_gaussian: whether the initial weights are Gaussian, instead of on the manifolds.
+      scaled: whether scores are multiplied: a network of norm 1 cannot scale them itself.
     """
 
     starts_gaussian: ClassVar[bool] = False
@@ -34,24 +34,24 @@ class Method(abc.ABC):
     @property
     @abc.abstractmethod
     def exponents(self) -> tuple[int, int]:
-        """The grid of learning rates in powers of two: the lowest and the highest."""
+        """The lowest and highest learning rate of the grid, as exponents of 2."""
 
     def grid(self, widen: int) -> list[int]:
-        """The learning rates in powers of two, so many octaves longer at both ends."""
+        """Return the exponents of the learning rates, with `widen` more octaves at both ends."""
         low, high = self.exponents
         return list(range(low - widen, high + widen + 1))
 
     @abc.abstractmethod
     def network(self, architecture: Architecture, inputs: int, outputs: int) -> Module:
-        """The network that is trained."""
+        """Return the network to train."""
 
     def first(self, weights: Any, network: Module) -> Any:
-        """The first weights, given those that all methods of a parametrisation start from."""
+        """Return the initial weights, from the common initial weights of the parametrisation."""
         return weights
 
     @abc.abstractmethod
     def optimizer(self, rate: Any, network: Module) -> optax.GradientTransformation:
-        """The optimizer for a learning rate, a number or a schedule."""
+        """Return the optimizer for a learning rate (a number or a schedule)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,16 +73,16 @@ class PlainAdam(Method):
 
 
 class Direction(abc.ABC):
-    """The direction of an update; its size is always that of the budgets."""
+    """The direction of an update; budgets determine its size."""
 
     @abc.abstractmethod
     def optimizer(self, rate: Any, plan: Plan) -> optax.GradientTransformation:
-        """The optimizer for a learning rate and a plan of manifolds and budgets."""
+        """Return the optimizer for a learning rate and a plan of manifolds and budgets."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Steepest(Direction):
-    """The steepest direction of each leaf's norm, for the momentum."""
+    """The steepest direction for the momentum, in each leaf's norm."""
 
     def optimizer(self, rate: Any, plan: Plan) -> optax.GradientTransformation:
         return modular(rate, plan, MOMENTUM)
@@ -90,7 +90,7 @@ class Steepest(Direction):
 
 @dataclasses.dataclass(frozen=True)
 class Gradient(Direction):
-    """The momentum itself."""
+    """The momentum."""
 
     def optimizer(self, rate: Any, plan: Plan) -> optax.GradientTransformation:
         return normed(rate, optax.trace(MOMENTUM), plan)
@@ -106,32 +106,32 @@ class AdamDirection(Direction):
 
 @dataclasses.dataclass(frozen=True)
 class Uniform:
-    """A network's manifolds with one budget for every leaf.
+    """A network's manifolds with equal budgets for all leaves.
 
     Attributes:
-      network: whose manifolds.
+      network: the network with the manifolds.
     """
 
     network: Module
 
     def geometry(self) -> Any:
-        """The manifolds."""
+        """Return the manifolds."""
         return self.network.geometry()
 
     def budgets(self) -> float:
-        """The same for all; they add up to 1."""
+        """Return the common budget; budgets add up to 1."""
         return 1 / len(jax.tree.leaves(self.network.masses()))
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm(Method):
-    """One combination of a constraint, a direction and a mass.
+    """A combination of a constraint, a direction and a mass.
 
     Attributes:
       constrained: whether weights stay on their manifolds.
-      direction: of the updates.
-      shared_out: whether budgets follow from the masses, or are all the same.
-      highest: learning rate of the grid, in powers of two.
+      direction: the direction of the updates.
+      shared_out: whether budgets follow from the masses (else they are equal).
+      highest: the highest learning rate of the grid, as an exponent of 2.
     """
 
     constrained: bool
@@ -158,8 +158,8 @@ METHODS: dict[str, Method] = {
     "normed SGD": Arm(False, Gradient()),
     "Adam": PlainAdam(),
 }
-"""The methods of the transfer study: steepest descent in the modular norm, the same with every
-weight on its manifold, two optimizers brought to their target norms, and the baseline."""
+"""The methods of the transfer study: steepest descent in the modular norm, without and with
+constraints, two optimizers normalised to the same budgets, and the baseline."""
 
 CONSTRAINTS = {"manifold": True, "flat": False}
 DIRECTIONS = {"steepest": Steepest(), "gradient": Gradient(), "Adam": AdamDirection()}

@@ -1,4 +1,4 @@
-"""Tasks: images to classify, and characters to predict."""
+"""Tasks: image classification and character prediction."""
 
 import abc
 import dataclasses
@@ -29,7 +29,7 @@ HELD_OUT_WINDOWS = 128
 
 
 class Parts(NamedTuple):
-    """A tree of arrays to train on, and inputs and labels to judge by."""
+    """A tree of training arrays, and held-out inputs and labels."""
 
     train: Any
     held_out: tuple[Any, Any]
@@ -37,11 +37,11 @@ class Parts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Task(abc.ABC):
-    """Data and how they are drawn; the loss is the cross-entropy of scores.
+    """Data and its batches; the loss is the cross-entropy of scores.
 
     Attributes:
-      batch: examples in each step.
-      folder: folder of the data; None for those that ship or are downloaded.
+      batch: examples per step.
+      folder: the folder of the data; None for shipped or downloaded data.
     """
 
     batch: int = 64
@@ -49,10 +49,10 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def parts(self) -> Parts:
-        """The data, loaded once.
+        """Return the data, loaded once.
 
         Raises:
-          DatasetError: they are missing.
+          DatasetError: the data is missing.
         """
 
     @property
@@ -62,16 +62,16 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def batch_of(self, train: Any, chosen: Int[Array, " b"]) -> tuple[Array, Int[Array, "b ..."]]:
-        """Inputs and labels of the chosen examples."""
+        """Return inputs and labels of the chosen examples."""
 
     def order(self, steps: int, seed: int) -> Int32[np.ndarray, "steps b"]:
-        """The examples of every step: in random order, each once before any comes again."""
+        """Return the examples of every step, from successive random permutations."""
         return batches(seed, self.places, steps, self.batch)
 
     @property
     @abc.abstractmethod
     def inputs(self) -> int:
-        """Entries of an input, or how many different tokens there are."""
+        """The number of entries of an input, or of different tokens."""
 
     @property
     @abc.abstractmethod
@@ -81,10 +81,10 @@ class Task(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Pictures(Task):
-    """Standardised images, flattened.
+    """Standardised, flattened images.
 
     Attributes:
-      name: one of `IMAGES`.
+      name: a member of `IMAGES`.
     """
 
     name: str = "digits"
@@ -113,11 +113,11 @@ class Pictures(Task):
 
 @dataclasses.dataclass(frozen=True)
 class Characters(Task):
-    """Windows of a text; every character is to be predicted from those before it.
+    """Windows of a text; every character is predicted from the characters before it.
 
     Attributes:
-      name: one of `TEXTS`.
-      context: characters of a window.
+      name: a member of `TEXTS`.
+      context: characters per window.
     """
 
     name: str = "pydoc"

@@ -1,1 +1,1 @@
-"""The retraction laboratory: what each way back to the set does, and what it costs."""
+"""The retraction laboratory: accuracy, drift and cost of retractions."""

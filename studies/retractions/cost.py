@@ -11,16 +11,16 @@ from studies.timing import interleaved_seconds
 def retraction_cost(
     manifold: Manifold, shape: tuple[int, int], key: PRNGKeyArray, rounds: int = 25
 ) -> dict[str, float]:
-    """Return the cost of a retraction and of a direction, in products of the same size.
+    """Return the cost of a retraction and of a direction, relative to a matrix product.
 
-    Products are of an `(m, n)` matrix with an `(n, n)` one, in float32; all are measured in turn,
-    and the least of the rounds is taken.
+    The product is `(m, n)` times `(n, n)`, in float32. Measurements are interleaved, and the
+    minimum over rounds is used.
 
     Args:
-      manifold: with the retraction.
-      shape: `(m, n)` of the point; large enough for a product to take a millisecond.
-      key: of the point and the gradient.
-      rounds: how often each is timed.
+      manifold: the manifold with the retraction.
+      shape: the shape `(m, n)` of the point; large enough for a product to take a millisecond.
+      key: the random key of the point and the gradient.
+      rounds: the number of measurements.
     """
     keys = jax.random.split(key, 3)
     point = manifold.random_point(keys[0], shape, jnp.float32)

@@ -1,4 +1,4 @@
-"""The picture of the retraction laboratory: a column for each manifold."""
+"""The picture of the retraction laboratory, with a column for each manifold."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ _COLOUR |= {"normalize": _COLOUR["polar"], "geodesic": _COLOUR["exponential"]}
 _DASHES = (0, (3, 2))
 
 TOP = 8
-"""The largest ratio that is drawn."""
+"""The largest ratio in the picture."""
 
 
 def picture(record: Record) -> Any:
-    """Order, drift, cost and training, as far as the record has them."""
+    """Plot order, drift, cost and training, if recorded."""
     settings, summary = record["settings"], record["summary"]
     lines = [draw for part in settings["parts"] for draw in _DRAW[part]]
     figure, grid = panels(len(lines), len(summary), width=4.2, height=3.2)
@@ -33,7 +33,7 @@ def picture(record: Record) -> Any:
 
 
 def middle(rates: Sequence[float]) -> float:
-    """The rate at which a single one is shown."""
+    """Return the rate for panels with a single rate."""
     return sorted(rates)[len(rates) // 2]
 
 
@@ -114,7 +114,7 @@ def _losses(panel: Any, rows: Sequence[Row], entries: Any, settings: Any) -> Non
 
 
 def _ratios(panel: Any, rows: Sequence[Row], entries: Any, settings: Any) -> None:
-    """Beyond the frame, and where training diverged: a cross at the top."""
+    """Plot loss ratios, with a cross at the top for ratios out of range and diverged trainings."""
     del rows
     _trained(panel, entries, settings, "ratio")
     panel.axhline(1, color="#555555", linewidth=0.8, zorder=0)
@@ -153,7 +153,7 @@ def _trained(panel: Any, entries: Mapping[str, Any], settings: Any, what: str) -
 
 
 def _shifted(rates: Sequence[float], name: str, entries: Mapping[str, Any]) -> np.ndarray:
-    """Side by side, so that equal results can be told apart."""
+    """Shift the points of each retraction sideways, so that equal results do not overlap."""
     return np.asarray(rates) * 1.05 ** (list(entries).index(name) - len(entries) / 2)
 
 

@@ -1,4 +1,4 @@
-"""The manifolds and retractions of the retraction laboratory, two published baselines included."""
+"""The manifolds and retractions of the retraction laboratory, including baselines."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ from manifoldmuon.manifolds.retractions import (
 
 @dataclasses.dataclass(frozen=True)
 class NoRetraction(Retraction):
-    """`W + V`, of matrices and of vectors: what happens when nothing brings the weights back."""
+    """No retraction, `W + V`, for matrices and for vectors."""
 
     points: ClassVar[tuple[str, ...]] = ("orthonormal matrices", "unit vectors")
     order: ClassVar[float] = 1
@@ -41,8 +41,8 @@ class NoRetraction(Retraction):
 class Scalar(Retraction):
     """`(W + V) / sqrt(1 + eta^2)` with `eta = ||V||_2`.
 
-    Right where every singular value of V is eta, as a full-rank direction on a square manifold
-    has it (Modula documentation, orthogonal page); elsewhere it leaves the set.
+    Correct if every singular value of V is eta, as for full-rank directions on the orthogonal
+    manifold (Modula documentation, orthogonal page); otherwise it leaves the set.
     """
 
     order: ClassVar[float] = 1
@@ -58,7 +58,7 @@ class Scalar(Retraction):
 class SphereScalar(Retraction):
     """`(w + v) / sqrt(1 + eta^2)` with `eta = ||v||` (Modula documentation, hypersphere page).
 
-    `Normalize`, but for the rounding that it hands on.
+    Equals `Normalize`, except that rounding errors accumulate.
     """
 
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)
@@ -90,16 +90,16 @@ SPHERE = {
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """A manifold with everything that the laboratory has to know about it.
+    """A manifold and its settings in the laboratory.
 
     Attributes:
-      build: from a retraction and the shape of a matrix to its manifold.
-      retractions: those that fit, the package's default first, by name.
-      exact: the name of the one that follows the geodesic.
-      shape: of the points that are walked about, small.
-      large: of the points on which the cost is measured.
-      widths: of the hidden layers of the network that is trained.
-      matrix: whether distances are those of singular values; else those of lengths of rows.
+      build: maps a retraction and the shape of a matrix to the manifold.
+      retractions: suitable retractions by name, the package's default first.
+      exact: the name of the retraction along geodesics.
+      shape: the (small) shape of points in measurements of order and drift.
+      large: the shape of points in measurements of cost.
+      widths: the widths of the hidden layers of the trained network.
+      matrix: whether distances are measured by singular values (else by row lengths).
     """
 
     build: Callable[[Any, tuple[int, ...]], Manifold]
@@ -111,10 +111,10 @@ class Space:
     matrix: bool
 
     def distance(self, points: np.ndarray) -> np.ndarray:
-        """The largest `|sigma - 1|` or `|length - 1|` of each point, in float64; NaN where it is
-        not finite."""
+        """Return the largest `|sigma - 1|` or `|length - 1|` of each point, in float64; NaN for
+        points that are not finite."""
         points = np.asarray(points, np.float64)
-        bad = np.asarray(~np.isfinite(points).all(axis=(-2, -1)))  # LAPACK would raise
+        bad = np.asarray(~np.isfinite(points).all(axis=(-2, -1)))  # LAPACK raises for NaN
         safe = np.where(bad[..., None, None], 0, points)
         if self.matrix:
             sizes = np.linalg.svd(safe, compute_uv=False)
@@ -129,13 +129,13 @@ def _stiefel(retraction: Any, shape: tuple[int, ...]) -> Manifold:
 
 
 def _orthogonal(retraction: Any, shape: tuple[int, ...]) -> Manifold:
-    """Stiefel for the last layer of a network, which is not square."""
+    """Return Orthogonal for square matrices, Stiefel otherwise (the last layer of a network)."""
     square = shape[-2] == shape[-1]
     return (Orthogonal if square else Stiefel)(retraction=retraction)
 
 
 def _sphere(retraction: Any, shape: tuple[int, ...]) -> Manifold:
-    """One sphere per matrix, of the size that it has on the Stiefel manifold (1 for a row)."""
+    """Return a sphere for whole matrices, with the Frobenius norm of a point on Stiefel."""
     return Hypersphere(math.sqrt(min(shape)), ndim=2, retraction=retraction)
 
 
@@ -144,7 +144,8 @@ def _rows(retraction: Any, shape: tuple[int, ...]) -> Manifold:
     return EmbeddingRows(1.0, retraction=retraction)
 
 
-# The products of the costs take about a millisecond: below, calling them would count as well.
+# Products at the large shapes take about a millisecond; for smaller products the call overhead
+# would be measured as well.
 SPACES = {
     "Stiefel": Space(_stiefel, MATRIX, "exponential", (16, 4), (1024, 256), (128, 64), True),
     "orthogonal": Space(_orthogonal, MATRIX, "exponential", (8, 8), (512, 512), (64, 64), True),

@@ -1,4 +1,4 @@
-"""The retraction laboratory: what each way back to the set does, and what it costs."""
+"""The retraction laboratory: accuracy, drift and cost of retractions."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +26,15 @@ PARTS = ("order", "walk", "cost", "training")
 class RetractionLaboratory(Study):
     """Which retraction should a user choose, and when?
 
-    For every manifold, retraction, dtype and step size: the order of accuracy, as the slope of
-    the distance from the geodesic in float64; the distance from the set after one step and after
-    many, along steepest directions of random gradients; the effective step |R(W, eta A) - W| /
-    eta; the cost in products of the same size; and the final loss of a small classifier of
-    digits, its weights put back on the set, beside that of the package's default, seed by seed.
+    Measures for every manifold and retraction:
+
+    * the order of accuracy: the slope of the distance from the geodesic, in float64;
+    * the distance from the set after one step and after many, along steepest directions of random
+      gradients, by dtype and step size, and the effective step |R(W, eta A) - W| / eta;
+    * the cost in matrix products of the same size;
+    * the final loss of a small classifier of digits, with weights projected back onto the set,
+      relative to the package's default retraction and paired by seed, by dtype and step size.
+
     Two baselines are included: none, and the published scalar 1 / sqrt(1 + eta^2).
     """
 
@@ -62,7 +66,7 @@ class RetractionLaboratory(Study):
                 raise ValueError(f"the retraction {retraction} fits none of {self.manifolds}")
 
     def _pairs(self) -> list[tuple[str, str]]:
-        """Manifolds with their retractions, the default of each first."""
+        """List pairs of a manifold and a retraction, the default retraction first."""
         return [
             (space, name)
             for space in self.manifolds
@@ -84,7 +88,7 @@ class RetractionLaboratory(Study):
                 for rate in self.rates
                 for seed in self.seeds
             ]
-        # Part by part, so that an interrupted study has some parts whole.
+        # Ordered by part, so that an interrupted study has some complete parts.
         return [cell for part in self.parts for cell in every if cell["part"] == part]
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
@@ -131,7 +135,7 @@ class RetractionLaboratory(Study):
         }
 
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
-        """The findings by manifold and retraction."""
+        """Summarise the rows by manifold and retraction."""
         pairs = dict.fromkeys((row["manifold"], row["retraction"]) for row in rows)
         found: dict[str, Any] = {space: {} for space, _ in pairs}
         for space, name in pairs:
@@ -193,10 +197,10 @@ def _measured(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _trained(own: Sequence[Row], default: Sequence[Row]) -> dict[str, Any]:
-    """The loss by dtype and rate, and its ratio to that of the manifold's default retraction.
+    """Summarise losses by dtype and rate, and ratios to the manifold's default retraction.
 
-    The ratio is the geometric mean over seeds, paired by seed. `diverged` counts the seeds that
-    ended without a number: then there is neither loss nor ratio.
+    The ratio is a geometric mean over seeds, paired by seed. `diverged` counts seeds without a
+    finite loss; if it is positive, loss and ratio are None.
     """
     mine, others = _losses(own), _losses(default)
     if not mine:
@@ -229,7 +233,7 @@ def _losses(rows: Iterable[Row]) -> dict[tuple[str, float], list[Any]]:
 
 
 def _least(trained: Mapping[str, Any] | None) -> str:
-    """The loss at the rate where it is lowest."""
+    """Format the loss at the best rate."""
     losses = [entry["loss"] for entry in (trained or {}).values() if entry["loss"]]
     if not losses:
         return "-"

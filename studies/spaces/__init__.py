@@ -1,1 +1,1 @@
-"""Weight spaces: which set of matrices suits which network."""
+"""Weight spaces: compare constraint sets for hidden matrices."""

@@ -1,4 +1,4 @@
-"""Findings on sets: losses beyond Muon's, best rates, singular values, times."""
+"""Findings on sets: losses relative to Muon, best rates, singular values, times."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ METRICS = ("held_out_losses", "held_out_errors", "losses")
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """The findings of one network."""
+    """Summarise the rows of a network."""
 
     def of(part: str, name: str) -> list[Row]:
         return [row for row in rows if row["part"] == part and row["set"] == name]
@@ -45,7 +45,8 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _at_best_rates(rows: Sequence[Row]) -> dict[str, Any]:
-    """The best rate, what half and twice the rate cost, and the singular values at the end."""
+    """Return the best rate, the excess loss at half and twice this rate, and the final singular
+    values."""
     curves = np.array([row["held_out_losses"] for row in rows], np.float64)
     exponents = rows[0]["log2_rates"]
     _, at = at_best_rate(curves)
@@ -65,8 +66,8 @@ def _at_best_rates(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _transfer(base: Sequence[Row], wide: Sequence[Row]) -> dict[str, Any]:
-    """The move of the best rate when the width doubles, paired by seed, and what it would cost to
-    keep the old one."""
+    """Estimate the change of the best rate when the width doubles, paired by seed, and the excess
+    loss at the best rate of the narrow network."""
     exponents = wide[0]["log2_rates"]
     seeds = [row["seed"] for row in wide]
     narrow = [row["held_out_losses"] for row in base if row["seed"] in seeds]
@@ -85,7 +86,7 @@ def _transfer(base: Sequence[Row], wide: Sequence[Row]) -> dict[str, Any]:
 
 
 def table(network: str, summary: Mapping[str, Any]) -> str:
-    """The findings of one network as text."""
+    """Format the findings of a network."""
     lines, others = [], []
     for name, found in summary["sets"].items():
         edge = f" ({found['edge']})" if found["edge"] else ""

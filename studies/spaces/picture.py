@@ -1,4 +1,4 @@
-"""The picture of the weight spaces, from nothing but its record."""
+"""The picture of the weight spaces, from the record alone."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,8 @@ from studies.study import Record
 
 
 def picture(record: Record) -> Any:
-    """A row for each network: losses beyond Muon's, losses over the rate, singular values."""
+    """Plot losses relative to Muon, losses against the rate, and singular values, with a row for
+    each network."""
     summary = record["summary"]
     figure, grid = panels(len(summary), 3, width=5.0, height=3.9)
     for (beyond, curves, values), (network, found) in zip(grid, summary.items(), strict=True):
@@ -54,7 +55,7 @@ def _beyond(panel: Any, sets: Mapping[str, Any], colours: Mapping[str, str]) -> 
 def _ranges(panel: Any, sets: Mapping[str, Any], colours: Mapping[str, str]) -> None:
     for y, (name, found) in enumerate(sets.items()):
         spectra = found["spectra"]
-        if None in spectra.values():  # a training broke down
+        if None in spectra.values():  # a training diverged
             continue
         panel.plot([max(spectra["smallest"], 1e-3), spectra["largest"]], [y, y], "|-",
                    color=colours[name], linewidth=1.6, markersize=9)  # fmt: skip

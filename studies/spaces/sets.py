@@ -1,4 +1,4 @@
-"""The sets of the hidden matrices, and training on them."""
+"""Constraint sets for hidden matrices, and training on these sets."""
 
 import dataclasses
 import functools
@@ -30,16 +30,16 @@ MUON, FROBENIUS, STIEFEL = "Muon", "Frobenius", "Stiefel"
 
 @functools.lru_cache(maxsize=4)
 def sets_of(scale: float) -> dict[str, Manifold]:
-    """The sets of the hidden matrices by name: semi-orthogonal matrices are in all of them.
+    """Return the sets by name; all contain the semi-orthogonal matrices, scaled.
 
-    Steps are measured in the spectral norm relative to the scale, whatever the set.
+    For every set, steps are measured in the spectral norm relative to the scale.
 
     Args:
-      scale: of singular values, beside the square root of fan-out by fan-in.
+      scale: the scale of singular values, in addition to sqrt(fan_out / fan_in).
     """
     ratio = FanRatio(scale)
     norm = Spectral(TRAINING_MSIGN, ratio)
-    # By a sign that converges: four steps of it move what lies inside a wide band.
+    # Clip with a converged sign: four steps would move matrices inside a wide band.
     clip = Clip()
     bands = {
         f"band {high:g}": SpectralBand(1 / high, high, ratio, None, clip, norm)
@@ -53,7 +53,7 @@ def sets_of(scale: float) -> dict[str, Manifold]:
         **bands,
         STIEFEL: Stiefel(ratio, solver=ProjectedPolar()),
         "ball, soft cap": SpectralBall(ratio, None, SoftCap(), norm),
-        # The solver subtracts what signs have clipped, so that four steps of them will not do.
+        # The solver subtracts clipped parts, for which a sign of four steps is too inaccurate.
         "ball, tangent steps": SpectralBall(ratio, DouglasRachford(), clip, Spectral(None, ratio)),
     }
 
@@ -63,12 +63,12 @@ SETS = tuple(sets_of(1.0))
 
 @dataclasses.dataclass(frozen=True)
 class Hidden(Method):
-    """Hidden matrices on a set; embedding and head in flat space, the same for every set.
+    """Hidden matrices on a set; other weights unconstrained and the same for every set.
 
     Attributes:
-      manifold: of the hidden matrices.
-      ends: of the grid of learning rates, in powers of two.
-      scale: of the first hidden matrices.
+      manifold: the set of the hidden matrices.
+      ends: the lowest and highest learning rate of the grid, as exponents of 2.
+      scale: the factor of the initial hidden matrices.
     """
 
     manifold: Manifold

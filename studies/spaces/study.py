@@ -23,24 +23,23 @@ from studies.study import Cell, Record, Row, Study, option
 from studies.timing import interleaved_seconds
 
 EXPONENTS = {"gpt": (-4, 0), "images": (-6, -2)}
-"""The grids of learning rates in powers of two."""
+"""The lowest and highest learning rate of each grid, as exponents of 2."""
 
 WARM = 8
-"""Steps before the clock: solvers that go on from the last step's answer have one."""
+"""Steps before timing, so that warm-started solvers are warm."""
 
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpaces(Study):
     """Which set of matrices suits which network?
 
-    Trains a character GPT and an image classifier with their hidden matrices on one set after the
-    other: free (Muon), of fixed Frobenius norm, on the spectral sphere, in the spectral ball, in
-    spectral bands, on the Stiefel manifold. All else is the same: the first weights (semi-
-    orthogonal), the batches, the spectral norm of the steps, the grid of learning rates, and
-    embedding and head, which are free. Each set counts at its own best rate, chosen for each seed
-    by the other seeds; differences from Muon are paired by seed. Beside the losses: best rates at
-    twice the width, losses at half and twice the best rate, losses after fewer steps, singular
-    values at the end, and the time of a step.
+    Trains a character GPT and an image classifier with their hidden matrices on different sets:
+    unconstrained (Muon), fixed Frobenius norm, spectral sphere, spectral ball, spectral bands,
+    Stiefel manifold. Initial weights (semi-orthogonal), batches, the norm of the steps (spectral)
+    and the grid of learning rates are the same; embedding and head are unconstrained. Each set is
+    evaluated at its best rate, chosen for each seed by the other seeds; differences from Muon are
+    paired by seed. Also measured: best rates at twice the width, losses at half and twice the best
+    rate, losses after fewer steps, final singular values, and the time of a step.
     """
 
     name: ClassVar[str] = "weight-spaces"
@@ -142,7 +141,7 @@ class WeightSpaces(Study):
         return picture(record)
 
     def _problem(self, network: str, factor: int) -> tuple[Architecture, Task]:
-        """The network, so many times as wide, and its task."""
+        """Return the network, `factor` times as wide, and its task."""
         if network == "gpt":
             task = Characters(self.windows_per_step, self.data_dir, self.text, self.context)
             return Transformer(factor * self.width, self.blocks), task
@@ -157,8 +156,8 @@ class WeightSpaces(Study):
         return Descent(method, module, task, steps, 1, self.multiplier)
 
     def _spectra(self, cell: Cell, final: Any) -> dict[str, list[float]]:
-        """Singular values of all hidden matrices over their scale, for each rate: the smallest, the
-        median and the largest, and the median of the condition numbers."""
+        """Return, for each rate, the smallest, median and largest singular value of all hidden
+        matrices relative to their scale, and the median condition number."""
         marked = self._descent(cell["part"], cell["network"], STIEFEL).network.geometry()
         weights, structure = jax.tree.flatten(final)
         manifolds = structure.flatten_up_to(marked)
@@ -179,7 +178,7 @@ class WeightSpaces(Study):
         }
 
     def _seconds(self, network: str) -> dict[str, float]:
-        """Seconds of the gradient, which is the same for all, and of each set's update."""
+        """Return the seconds of the gradient, the same for all sets, and of each set's update."""
         functions: dict[str, Any] = {}
         plain = self._descent("base", network, MUON)
         gradient = jax.jit(jax.grad(plain.loss))
@@ -207,7 +206,8 @@ def _updated(tx: optax.GradientTransformation, grads: Any, state: Any, weights: 
 
 
 def _singular_values(matrices: np.ndarray) -> np.ndarray:
-    """In descending order; NaN for a tree of weights, the first axis, that broke down."""
+    """Return singular values in descending order; NaN along the first axis (rates) for weights
+    that are not finite."""
     fine = np.isfinite(matrices).all(axis=tuple(range(1, matrices.ndim)))
     found = np.linalg.svd(np.where(fine.reshape(-1, *(1,) * (matrices.ndim - 1)), matrices, 0.0),
                           compute_uv=False)  # fmt: skip

@@ -1,1 +1,1 @@
-"""Step lengths without a learning rate: automatic gradient descent and links in its place."""
+"""Step lengths without a learning rate: automatic gradient descent."""

@@ -1,8 +1,8 @@
-"""Automatic gradient descent beside tuned Adam, on fully-connected networks of several depths.
+"""Automatic gradient descent against tuned Adam, on fully-connected networks of several depths.
 
 `python -m studies.step_lengths.agd --help`: a progress bar, a table, a picture and a record. Both
-start from the same semi-orthogonal weights and see the same batches in the same order. The numbers
-of the record are on docs/math/agd.md.
+methods use the same semi-orthogonal initial weights and the same batches in the same order. The
+results are on docs/math/agd.md.
 """
 
 import dataclasses
@@ -33,13 +33,14 @@ Runs = Mapping[int, Mapping[str, AGDRun]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the comparison.
+    """Run the comparison.
 
     Args:
-      argv: the command line without the program's name; None for that of the process.
+      argv: the command line without the program's name; None reads the command line of the
+        process.
 
     Returns:
-      The exit status. Wrong arguments and missing data end the program with status 2.
+      The exit status. Invalid arguments and missing data exit with status 2.
     """
     p = parser()
     given = parse(p, argv, beside=(".png",))
@@ -72,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    """The options of `python -m studies.step_lengths.agd`."""
+    """Create the parser of `python -m studies.step_lengths.agd`."""
     default = AGDSettings()
     what = "Trains ReLU networks of several depths with automatic gradient descent, and with Adam."
     p = command("studies.step_lengths.agd", what, "mnist or cifar10")
@@ -99,7 +100,7 @@ def parser() -> Parser:
 
 
 def train_all(settings: AGDSettings, data: datasets.FlatImages) -> dict[int, dict[str, AGDRun]]:
-    """Every depth with every method, under one progress bar."""
+    """Train every depth with every method, with a common progress bar."""
     runs: dict[int, dict[str, AGDRun]] = {}
     names = list(methods(settings))
     steps = settings.steps_per_epoch(len(data.train_y))
@@ -118,12 +119,13 @@ def train_all(settings: AGDSettings, data: datasets.FlatImages) -> dict[int, dic
 
 
 def best_adam(runs: Mapping[str, AGDRun]) -> str:
-    """Adam's run of highest test accuracy at the end: tuned on what is reported."""
+    """Return the name of Adam's run with the highest final test accuracy, so Adam is tuned on the
+    reported metric."""
     return max((name for name in runs if name != "agd"), key=lambda n: runs[n].test_accuracy[-1])
 
 
 def table(settings: AGDSettings, runs: Runs) -> str:
-    """Depth by depth, automatic gradient descent and the best Adam."""
+    """Format automatic gradient descent and the best Adam by depth."""
     lines = [f"{settings.data}, width {settings.width}, {settings.epochs} epochs of batches of "
              f"{settings.batch_size}",
              f"{'depth':>5}  {'method':<14} {'train loss':>10}  {'train acc.':>10}  "
@@ -139,7 +141,7 @@ def table(settings: AGDSettings, runs: Runs) -> str:
 
 
 def as_record(settings: AGDSettings, runs: Runs) -> dict[str, Any]:
-    """Settings and every curve."""
+    """Return the settings and all curves."""
     return {
         "settings": dataclasses.asdict(settings),
         "runs": [dataclasses.asdict(run) for found in runs.values() for run in found.values()],
@@ -148,7 +150,7 @@ def as_record(settings: AGDSettings, runs: Runs) -> dict[str, Any]:
 
 
 def picture(runs: Runs) -> Figure:
-    """One column for each depth: training loss, test accuracy and automatic step length."""
+    """Plot training loss, test accuracy and automatic step length, with a column per depth."""
     figure = Figure(figsize=(2.9 * len(runs) + 0.8, 7), dpi=150, layout="constrained")
     panels = figure.subplots(3, len(runs), sharex=True, sharey="row", squeeze=False)
     for (depth, found), (loss, accuracy, eta) in zip(runs.items(), panels.T, strict=True):

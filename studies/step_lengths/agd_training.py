@@ -1,4 +1,4 @@
-"""Training for `agd`: square loss, scaled inputs and targets, one scan for each epoch."""
+"""Training for `agd`: square loss, scaled inputs and targets, a scan for each epoch."""
 
 import dataclasses
 import functools
@@ -24,13 +24,13 @@ class AGDSettings:
 
     Attributes:
       data: the data set: "digits", "mnist" or "cifar10".
-      width: of the hidden layers.
-      depths: numbers of linear layers; one network for each.
+      width: the width of the hidden layers.
+      depths: the numbers of linear layers of the networks.
       epochs: passes over the training images.
       batch_size: images per update.
-      learning_rates: of Adam, constant; one run for each.
-      gain: of automatic gradient descent; 1 as published.
-      seed: of the split, the initial weights and the order of the images.
+      learning_rates: constant learning rates of Adam, with a run for each.
+      gain: the gain of automatic gradient descent; 1 as published.
+      seed: seeds the split, the initial weights and the order of the images.
     """
 
     data: str = "digits"
@@ -43,20 +43,20 @@ class AGDSettings:
     seed: int = 0
 
     def steps_per_epoch(self, images: int) -> int:
-        """Whole batches in so many images."""
+        """Return the number of full batches in so many images."""
         return images // self.batch_size
 
 
 @dataclasses.dataclass(frozen=True)
 class AGDRun:
-    """One network, trained once.
+    """Results of a training; curves are measured after 0, 1, ... epochs.
 
     Attributes:
-      depth: linear layers.
+      depth: the number of linear layers.
       method: "agd", or "adam" with its learning rate.
-      train_loss: of all training images, after 0, 1, ... epochs.
-      train_accuracy: likewise.
-      test_accuracy: likewise.
+      train_loss: the loss on all training images.
+      train_accuracy: the accuracy on all training images.
+      test_accuracy: the accuracy on all test images.
       eta: the mean automatic step length in every epoch; empty for Adam.
     """
 
@@ -69,7 +69,7 @@ class AGDRun:
 
 
 def methods(settings: AGDSettings) -> dict[str, optax.GradientTransformation]:
-    """Automatic gradient descent, and Adam once for each learning rate."""
+    """Return automatic gradient descent, and Adam for each learning rate."""
     adams: dict[str, optax.GradientTransformation] = {
         f"adam {rate:g}": optax.adam(rate) for rate in settings.learning_rates
     }
@@ -77,7 +77,7 @@ def methods(settings: AGDSettings) -> dict[str, optax.GradientTransformation]:
 
 
 def scale_images(data: FlatImages) -> FlatImages:
-    """Every image on the sphere of radius `sqrt(pixels)`, as the method asks for."""
+    """Scale every image to the sphere of radius `sqrt(pixels)`, as the method requires."""
 
     def unit(x: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
         rms = np.sqrt(np.mean(x**2, axis=1, keepdims=True))
@@ -89,7 +89,7 @@ def scale_images(data: FlatImages) -> FlatImages:
 def square_loss(
     weights: Weights, images: Float[Array, "n d"], labels: Int[Array, " n"]
 ) -> Float[Array, ""]:
-    """`|f - y|^2 / (2 classes)`, batch mean; `y` is one-hot, of norm `sqrt(classes)`."""
+    """Compute the batch mean of `|f - y|^2 / (2 classes)`; `y` is one-hot times `sqrt(classes)`."""
     outputs = logits(weights, images, 1.0)
     classes = outputs.shape[-1]
     targets = jax.nn.one_hot(labels, classes) * classes**0.5
@@ -103,12 +103,12 @@ def train(
     data: FlatImages,
     report: Callable[[float, float], None],
 ) -> AGDRun:
-    """Trains one network with one method.
+    """Train a network with a method.
 
     Args:
-      settings: of the run.
-      depth: linear layers.
-      method: a name of `methods`.
+      settings: the settings of the run.
+      depth: the number of linear layers.
+      method: a key of `methods`.
       data: scaled images.
       report: called after every epoch with the training loss and the test accuracy.
     """
@@ -154,7 +154,7 @@ def _epoch(tx: optax.GradientTransformation) -> Callable[..., Any]:
 
 
 def _eta(state: Any) -> Float[Array, ""] | None:
-    return getattr(state[0], "eta", None)  # of automatic gradient descent alone
+    return getattr(state[0], "eta", None)  # None for Adam
 
 
 def _evaluate(weights, train_x, train_y, test_x, test_y):

@@ -1,1 +1,1 @@
-"""Learning-rate transfer: whether the best learning rate moves with the size of a network."""
+"""Learning-rate transfer: does the best learning rate move with the size of a network?"""

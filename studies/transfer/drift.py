@@ -16,11 +16,12 @@ class RateDrift(NamedTuple):
 
     Attributes:
       octaves_per_doubling: the slope of log2(rate) over log2(size), through all seeds of all
-        sizes that have a number.
-      interval: its 95 % interval: a bend widens it, as noise does.
-      span: octaves from the smallest size to the largest; None if one of them has no number.
-      span_interval: its 95 % interval.
-      steady: whether the span is within half an octave: "yes" or "no" where the whole interval is
+        sizes with a best rate inside the grid.
+      interval: the 95 % interval of the slope; curvature widens it like noise.
+      span: octaves from the smallest size to the largest; None if the best rate of either is at
+        the edge of the grid.
+      span_interval: the 95 % interval of the span.
+      steady: whether the span is within half an octave: "yes" or "no" if the whole interval is
         inside or outside, else "open".
     """
 
@@ -32,7 +33,7 @@ class RateDrift(NamedTuple):
 
 
 def rate_drift(best: Mapping[int, BestRate]) -> RateDrift:
-    """The drift of the best rate, from that of every size."""
+    """Estimate the drift of the best rate, from the best rates by size."""
     known = {size: [e for e in found.by_seed if e is not None]
              for size, found in best.items() if not found.edge}  # fmt: skip
     sizes = sorted(best)

@@ -14,14 +14,14 @@ from studies.transfer.drift import rate_drift
 
 RATES = "rates"
 MASS = "mass"
-"""The parts of a study: what a cell is for."""
+"""The parts of the study: the purpose of a cell."""
 
 BELOW = 3
-"""Octaves below the narrowest network's best rate, where the coordinate check is made."""
+"""Octaves from the narrowest network's best rate down to the rate of the coordinate check."""
 
 
 def findings(rows: Sequence[Row]) -> dict[str, Any]:
-    """The summary of a record."""
+    """Summarise the rows of a record."""
     rates = [row for row in rows if row["part"] == RATES]
     transfer: dict[str, Any] = {}
     for sweep, method in dict.fromkeys((row["sweep"], row["method"]) for row in rates):
@@ -37,7 +37,7 @@ def findings(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _transfer(rows: Sequence[Row]) -> dict[str, Any]:
-    """The findings of one method in one sweep."""
+    """Summarise a method in a sweep."""
     best = {size: _best(rows, size) for size in dict.fromkeys(row["size"] for row in rows)}
     entry: dict[str, Any] = {"best": {str(size): found._asdict() for size, found in best.items()}}
     entry |= rate_drift(best)._asdict() | {"price": _price(rows, best)}
@@ -52,8 +52,8 @@ def _best(rows: Sequence[Row], size: int) -> BestRate:
 
 
 def _price(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str, Any] | None:
-    """The increase of the logarithm of the largest network's loss at the smallest one's best
-    rate than at its own."""
+    """Estimate the increase in log loss of the largest network at the smallest network's best
+    rate, relative to its own best rate."""
     smallest = best[min(best)].log2_rate
     own = [row for row in rows if row["size"] == max(best)]
     if smallest is None:
@@ -64,9 +64,10 @@ def _price(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str, Any] 
 
 
 def _coordinates(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str, Any] | None:
-    """The slopes at one rate for all widths, some octaves below the narrowest network's best.
+    """Estimate slopes of feature changes over width, `BELOW` octaves below the narrowest network's
+    best rate.
 
-    There features respond in proportion to the rate; near the best one they saturate.
+    At this rate feature changes are proportional to the rate; near the best rate they saturate.
     """
     narrow = best[min(best)].log2_rate
     if narrow is None:
@@ -76,7 +77,7 @@ def _coordinates(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str,
     layers = {}
     for layer in rows[0]["changes"]:
         pairs = [(row["size"], row["changes"][layer][at]) for row in rows]
-        if any(not change for _, change in pairs):  # none, or not a number
+        if any(not change for _, change in pairs):  # zero, or None for NaN
             layers[layer] = {"slope": None, "interval": None}
             continue
         x, y = zip(*pairs, strict=True)
@@ -86,9 +87,9 @@ def _coordinates(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str,
 
 
 def _masses(rows: Sequence[Row], sweep: str) -> dict[str, Any]:
-    """The loss at its best rate for every mass, that rate, and the best mass, by size.
+    """Summarise by size: the loss at the best rate for every mass, this rate, and the best mass.
 
-    As in the ablation, the rate of a seed is the one that is best for the other seeds.
+    As in the ablation, losses of a seed are at the best rate of the other seeds.
     """
     own = [row for row in rows if row["sweep"] == sweep]
     found: dict[str, Any] = {}
@@ -108,7 +109,7 @@ def _masses(rows: Sequence[Row], sweep: str) -> dict[str, Any]:
 
 
 def table(summary: Mapping[str, Any], masses: Sequence[float]) -> str:
-    """The findings for a terminal."""
+    """Format the findings for a terminal."""
     lines = [
         [f"{sweep}, {method}", *_best_texts(found), _signed(found, "octaves_per_doubling"),
          _signed(found, "span", "span_interval"), found["steady"], _percent(found["price"])]
@@ -155,7 +156,7 @@ def _best_text(best: Mapping[str, Any]) -> str:
 
 
 def _percent(price: Mapping[str, Any] | None) -> str:
-    """The change of the loss itself, from its logarithm."""
+    """Convert a change of log loss to a relative change in percent, and format it."""
     if price is None:
         return "-"
     ends = price["interval"] and [100 * math.expm1(end) for end in price["interval"]]

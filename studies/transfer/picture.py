@@ -1,4 +1,4 @@
-"""The picture of the learning-rate study, from nothing but its record."""
+"""The picture of the learning-rate study, from the record alone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,8 @@ COLUMNS = 4
 
 
 def picture(record: Mapping[str, Any]) -> Any:
-    """The best rates of every sweep, each method's curves, and what else is known."""
+    """Plot for every sweep the best rates, each method's curves, and, if measured, the coordinate
+    check and masses."""
     transfer, masses = record["summary"]["transfer"], record["summary"]["masses"]
     methods, rows = record["settings"]["methods"], record["rows"]
     colours = dict(zip(methods, COLOURS, strict=False))
@@ -44,7 +45,7 @@ def _panels_of(found: Mapping[str, Any], weighed: bool) -> int:
 
 
 def _checked(found: Mapping[str, Any]) -> bool:
-    """True if there is a coordinate check."""
+    """Return True if there is a coordinate check."""
     return any(entry.get("coordinates") for entry in found.values())
 
 
@@ -71,7 +72,7 @@ def _movement(panel: Any, sweep: str, found: Mapping[str, Any], colours: Mapping
 def _curves(
     panel: Any, rows: Sequence[Any], sweep: str, method: str, found: Mapping[str, Any], colour: str
 ) -> tuple[float, float]:
-    """The loss over the rate, a line for each size; returns the heights to be seen."""
+    """Plot the loss against the rate, with a line for each size; return the visible range."""
     sizes = [int(size) for size in found["best"]]
     low, high = np.inf, 0.0
     for k, size in enumerate(sizes):
@@ -100,7 +101,7 @@ def _coordinates(
     found: Mapping[str, Any],
     colours: Mapping[str, str],
 ) -> None:
-    """The change of the scores over the width, as a multiple of the narrowest network's."""
+    """Plot the change of the scores against width, relative to the narrowest network."""
     for method, entry in found.items():
         check = entry.get("coordinates")
         if not check:

@@ -1,4 +1,4 @@
-"""Learning-rate transfer: whether the best learning rate moves with the size of a network."""
+"""Learning-rate transfer: does the best learning rate move with the size of a network?"""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -24,11 +24,11 @@ class Data:
 
     Attributes:
       images: the data set of the networks without attention.
-      text: that of the GPT.
-      folder: of their files.
-      images_per_step: the batch of the first.
-      windows_per_step: the batch of the second.
-      context: characters of a window.
+      text: the text of the GPT.
+      folder: the folder of the files.
+      images_per_step: the batch size for images.
+      windows_per_step: the batch size for windows of text.
+      context: characters per window.
     """
 
     images: str
@@ -41,12 +41,12 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-    """One size of an architecture that varies.
+    """An architecture with a varying size.
 
     Attributes:
-      base: the architecture; its other sizes stay.
-      axis: which size: "width", "depth" or "context".
-      sizes: by default.
+      base: the architecture with its fixed sizes.
+      axis: the varying size: "width", "depth" or "context".
+      sizes: the default sizes.
     """
 
     base: Architecture
@@ -55,24 +55,24 @@ class Sweep:
 
     @property
     def reads(self) -> bool:
-        """True if it is trained on text."""
+        """True for networks trained on text."""
         return isinstance(self.base, Transformer)
 
     def architecture(self, size: int) -> Architecture:
-        """The architecture of this size."""
+        """Return the architecture of this size."""
         if self.axis == "context":
             return self.base
         return dataclasses.replace(self.base, **{self.axis: size})
 
     def task(self, size: int, data: Data) -> Task:
-        """The task of an architecture of this size."""
+        """Return the task for this size."""
         if not self.reads:
             return Pictures(data.images_per_step, data.folder, data.images)
         context = size if self.axis == "context" else data.context
         return Characters(data.windows_per_step, data.folder, data.text, context)
 
     def check(self, size: int) -> None:
-        """Raises `ValueError` for a size that no network of this kind has."""
+        """Raise `ValueError` for an invalid size."""
         least = {"width": 1, "depth": 2 if isinstance(self.base, Perceptron) else 1, "context": 2}
         if size < least[self.axis]:
             raise ValueError(f"must be at least {least[self.axis]}; got {size}")
@@ -100,10 +100,10 @@ class LearningRateTransfer(Study):
     """Does the best learning rate stay when a network grows?
 
     Trains networks of several sizes with each method over a grid of learning rates, an octave
-    apart. A parabola through the loss around its lowest point gives each seed's best rate; a
-    line through all seeds and sizes gives the drift in octaves per doubling. In the same runs the
-    coordinate check compares how far the features of each layer move in the first steps, and
-    other masses of the residual blocks show how much the share of the learning matters.
+    apart. A parabola around the lowest loss gives each seed's best rate; a line through all seeds
+    and sizes gives the drift in octaves per doubling. In the same runs, the coordinate check
+    compares the feature changes of each layer in the first steps. Further runs vary the mass of
+    the residual blocks, their share of the learning.
     """
 
     name: ClassVar[str] = "transfer"

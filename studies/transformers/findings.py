@@ -1,4 +1,4 @@
-"""Findings of the transformers: losses beyond Muon's, ranges of rates, rounding, best widths."""
+"""Findings of the transformers: losses relative to Muon, ranges of rates, rounding, widths."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,11 +13,11 @@ from studies.transformers.methods import MUON
 from studies.transformers.rounding import ROUNDINGS
 
 CLOSE = 0.02
-"""Nats by which a rate may be worse than the best to count as good."""
+"""A rate is good if its loss is at most this many nats above the best."""
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the findings: by size and length, and over widths."""
+    """Summarise the rows by size and length, and by width."""
     found: dict[str, Any] = {"losses": {}, "widths": {}}
     main = [row for row in rows if row["part"] == "main"]
     for size, steps in dict.fromkeys((row["size"], row["steps"]) for row in main):
@@ -55,14 +55,14 @@ def _method(row: Row, muon: Row) -> dict[str, Any]:
 def range_of_rates(tuned: Sequence[Sequence[Any]], others: Sequence[int]) -> dict[str, Any]:
     """Return how many octaves of rates are within `CLOSE` of the best, other knobs at their best.
 
-    Between the rates that were tried the loss is a straight line.
+    The loss is interpolated linearly between tried rates.
 
     Args:
-      tuned: places (half octaves of the rate, then the other knobs), each with its loss behind.
-      others: place of the other knobs.
+      tuned: lists of half octaves of the rate, the other knobs, and the loss.
+      others: the best values of the other knobs.
 
     Returns:
-      `octaves`, and `open`: True if the range goes beyond the rates that were tried.
+      `octaves`, and `open`: True if the range extends beyond the tried rates.
     """
     curve = sorted(
         (rate / 2, loss) for rate, *at, loss in tuned if at == list(others) and loss is not None

@@ -1,4 +1,4 @@
-"""The methods: what the hidden matrices are trained by, in numbers that are traced."""
+"""The methods: optimizers of the hidden matrices, with traced hyperparameters."""
 
 import dataclasses
 import functools
@@ -30,16 +30,16 @@ MUON = "Muon"
 
 
 class Knobs(NamedTuple):
-    """The numbers of a training, arguments of its compiled program.
+    """Hyperparameters of a training: arguments of its compiled program.
 
     Attributes:
       rate: the peak learning rate of the hidden matrices.
-      decay: of the hidden matrices, times the rate.
-      factor: of the branches: what their last matrices write is multiplied by it.
-      radial: of `hyperball`.
-      gain_rate: the peak rate of the gains, one for each matrix; 0 leaves them at 1.
+      decay: the weight decay of the hidden matrices, multiplied by the rate.
+      factor: multiplies the outputs of the branches.
+      radial: the argument of `hyperball`.
+      gain_rate: the peak rate of the gains (a scalar per matrix); 0 leaves them at 1.
       rest_rate: the peak rate of Adam for embedding and head.
-      momentum: of Muon, and the first of Adam's two.
+      momentum: Muon's momentum, or Adam's first decay rate.
     """
 
     rate: float
@@ -53,15 +53,15 @@ class Knobs(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A recipe: a program, what is tuned beside the rate, and what is fixed.
+    """A recipe: a program, its tuned knobs and its fixed knobs.
 
     Attributes:
       program: a name in `PROGRAMS`.
-      centre: log2 of the rate where the search begins.
-      second: the knob of its own that is tuned; the search moves it by powers of `ratio`.
-      start: of that knob.
-      ratio: between neighbours of that knob.
-      fixed: other knobs than the defaults, as pairs.
+      centre: log2 of the initial rate of the search.
+      second: the tuned knob that is specific to the method.
+      start: the initial value of the second knob.
+      ratio: the ratio between neighbouring values of the second knob.
+      fixed: knobs with values other than the defaults, as pairs.
     """
 
     program: str
@@ -72,10 +72,11 @@ class Method:
     fixed: tuple[tuple[str, float], ...] = ()
 
     def knobs(self, place: Place) -> Knobs:
-        """Return the knobs of a place.
+        """Return the knobs at a point of the search.
 
-        Beside rate and second knob these are the momentum, whose distance from 1 goes by powers of
-        two from 0.1, and the rate of embedding and head, by powers of two from 1/32.
+        The coordinates are half octaves of the rate from `2**centre`, powers of `ratio` of the
+        second knob from `start`, powers of two of `1 - momentum` from 0.1, and powers of two of
+        the rate of embedding and head from 1/32.
         """
         rate, second, momentum, rest = place
         values = dict(self.fixed)
@@ -121,9 +122,10 @@ METHODS: dict[str, Method] = {
     "Stiefel": _kept("Stiefel", -4.0),
     "Stiefel, gains": _kept("Stiefel", -4.0, gain_rate=GAIN_RATE),
 }
-"""All else is the same: the first weights, Nesterov's step, and Adam for embedding and head.
-`rows` are those of every matrix; `stream vectors` are
-read from the residual stream or written to it, rows or columns, as in nGPT."""
+"""Methods share the Gaussian initial weights (projected onto sets), and Adam for embedding and
+head; all but AdamW and AdamH use Nesterov momentum. `rows` constrains the rows of every matrix;
+`stream vectors` constrains the rows or columns that read from or write to the residual stream, as
+in nGPT."""
 
 _STEPS = Spectral(TRAINING_MSIGN, FanRatio())
 SETS: dict[str, Manifold] = {
@@ -132,11 +134,11 @@ SETS: dict[str, Manifold] = {
     "band": SpectralBand(1 / 3, 3.0, FanRatio(), None, Clip(), _STEPS),
     "Stiefel": Stiefel(FanRatio(), solver=ProjectedPolar()),
 }
-"""Sets of matrices that are kept by steepest steps and retractions."""
+"""Constraint sets for steepest descent with retractions."""
 
 
 def _with_ends_transposed(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Return the transformation for matrices whose rows are all vectors of the stream."""
+    """Transpose the ends of branches for `tx`, so that all rows are vectors of the stream."""
 
     def turned(matrices: Any) -> Any:
         return {role: w.mT if role in BRANCH_ENDS else w for role, w in matrices.items()}
@@ -149,11 +151,11 @@ def _with_ends_transposed(tx: optax.GradientTransformation) -> optax.GradientTra
 
 
 def _even_directions() -> optax.GradientTransformation:
-    """Return Aurora's directions: orthonormal, the rows of tall matrices nearly of one length.
+    """Return Aurora's directions: orthonormal, with nearly equal row lengths for tall matrices.
 
-    The polar factor is taken of `D G`, `D` diagonal: first 1 over the lengths of the rows, then
-    corrected once by those of the factor (Dewulf et al., arXiv:2606.27715). Square matrices have
-    the polar factor, wide ones are transposed.
+    The direction is the polar factor of `D G` with `D` diagonal: the inverse row lengths of `G`,
+    then corrected once by the row lengths of the polar factor (Dewulf et al., arXiv:2606.27715).
+    Square matrices have the plain polar factor; wide matrices are transposed.
     """
 
     def even(w: Any) -> Any:
@@ -173,7 +175,7 @@ def _even_directions() -> optax.GradientTransformation:
 
 
 def first_matrices(program: str, size: Size, gaussian: dict[str, Any]) -> dict[str, Any]:
-    """Return the first hidden matrices: the Gaussian ones, or the nearest on the set."""
+    """Return the initial hidden matrices: Gaussian, branch ends scaled, or projected onto a set."""
     manifold = SETS.get(program)
     if manifold is not None:
         return {role: jax.jit(manifold.project)(stack) for role, stack in gaussian.items()}
@@ -182,7 +184,10 @@ def first_matrices(program: str, size: Size, gaussian: dict[str, Any]) -> dict[s
 
 
 def branch_factor(program: str, size: Size, factor: Any) -> Any:
-    """Return what the ends of branches are multiplied by in the function."""
+    """Return the factor of the branch ends in the forward pass.
+
+    It includes `branch_scale` for programs with sets; other programs have it in their weights.
+    """
     return factor * (size.branch_scale() if program in SETS else 1.0)
 
 
@@ -193,9 +198,9 @@ def optimizer(
 
     Args:
       program: a name in `PROGRAMS`.
-      knobs: its numbers.
-      schedule: maps a step to a part of the rate.
-      trace: makes the link that holds momentum, with the arguments of `optax.trace`.
+      knobs: the hyperparameters.
+      schedule: maps a step to a fraction of the peak rate.
+      trace: creates the momentum transformation, with the arguments of `optax.trace`.
     """
 
     def rate(step: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A small language model as the field builds it: pre-norm, rotary positions, query-key norm."""
+"""A small standard language model: pre-norm, rotary positions, query-key norm."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ HEAD = 32
 
 ROLES = ("q", "k", "v", "o", "up", "down")
 BRANCH_ENDS = ("o", "down")
-"""The last matrices of the branches: what they write is added to the residual stream."""
+"""The last matrices of the branches: their outputs are added to the residual stream."""
 
 
 class Size(NamedTuple):
@@ -22,7 +22,7 @@ class Size(NamedTuple):
     Attributes:
       width: entries of the residual stream, a multiple of `HEAD`.
       blocks: pairs of an attention branch and an MLP branch.
-      vocabulary: how many tokens there are.
+      vocabulary: the number of tokens.
     """
 
     width: int
@@ -30,16 +30,16 @@ class Size(NamedTuple):
     vocabulary: int
 
     def shapes(self) -> dict[str, tuple[int, int, int]]:
-        """Return the shape of the stack of matrices of each role, `(blocks, fan_out, fan_in)`."""
+        """Return the shape `(blocks, fan_out, fan_in)` of the stacked matrices of each role."""
         d, n = self.width, self.blocks
         square = dict.fromkeys(ROLES[:4], (n, d, d))
         return {**square, "up": (n, 4 * d, d), "down": (n, d, 4 * d)}
 
     def start(self, key: PRNGKeyArray) -> dict[str, Any]:
-        """Return the first weights: Gaussian, variance 1 / fan-in, a head of zeros.
+        """Return initial weights: Gaussian matrices of variance 1 / fan-in, a standard Gaussian
+        embedding, a head of zeros, gains of 1.
 
-        `factors` are part of the function, and not of the weights: the ends of branches are
-        multiplied by `1 / sqrt(blocks)`, so that the stream is no wider in a deep network.
+        The factor `1 / sqrt(blocks)` of the branch ends (`branch_scale`) is not included.
         """
         embedding, *keys = jax.random.split(key, 1 + len(ROLES))
         shapes = self.shapes()
@@ -55,17 +55,18 @@ class Size(NamedTuple):
         }
 
     def branch_scale(self) -> float:
-        """Return the factor of the ends of branches: a deep stream is no wider."""
+        """Return the factor of the branch ends, which keeps the residual stream of a deep network
+        from growing."""
         return self.blocks**-0.5
 
 
 class Activations(NamedTuple):
-    """Numbers of a forward pass, one for each block.
+    """Statistics of a forward pass, by block.
 
     Attributes:
-      kurtosis: of the residual stream behind the block, mean over tokens of
-        `mean(x**4) / mean(x**2)**2` over the entries.
-      hidden: entries `(blocks, tokens, 4 * width)` of the MLP behind its activation.
+      kurtosis: the kurtosis of the residual stream after each block:
+        `mean(x**4) / mean(x**2)**2` over the entries, averaged over tokens.
+      hidden: hidden activations of the MLP, `(blocks, tokens, 4 * width)`.
     """
 
     kurtosis: Float[Array, " blocks"]
@@ -75,7 +76,7 @@ class Activations(NamedTuple):
 def scores_of(
     weights: dict[str, Any], tokens: Int[Array, "batch time"]
 ) -> tuple[Float[Array, "batch time v"], Activations]:
-    """Return the scores of the next token, and what the network did inside."""
+    """Return the scores of the next token, and the activations."""
     matrices = {
         role: weights["gains"][role][:, None, None] * weights["matrices"][role] for role in ROLES
     }

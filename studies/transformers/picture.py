@@ -1,4 +1,4 @@
-"""The picture of the transformers, from nothing but its record."""
+"""The picture of the transformers, from the record alone."""
 
 from typing import Any
 
@@ -13,11 +13,12 @@ KINDS = {
     "rows": COLOURS[2], "stream": COLOURS[4], "spectral": COLOURS[1],
     "band": COLOURS[1], "Stiefel": COLOURS[3],
 }  # fmt: skip
-"""Colours by how the name of a method begins; the first that fits."""
+"""Colours by prefix of the method's name; the first match counts."""
 
 
 def picture(record: Record) -> Any:
-    """A row for each size and length: beyond Muon, the cost of four bits; then rates by width."""
+    """Plot losses relative to Muon and the cost of rounding, with a row for each size and length;
+    then rates by width."""
     found = record["summary"]
     losses, widths = found["losses"], found["widths"]
     figure, grid = panels(len(losses) + bool(widths), 2, width=5.6, height=4.1)

@@ -1,4 +1,4 @@
-"""Rounding weights to few bits: a scale for each row, or for each block of sixteen."""
+"""Round weights to few bits, with a scale for each row or for each block of sixteen."""
 
 import functools
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from jaxtyping import Array, Float
 
 BLOCK = 16
 FOUR_BITS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""Sizes of a number of four bits, E2M1."""
+"""Absolute values of the four-bit format E2M1."""
 
 
 def round_rows(w: Float[Array, "... n"], bits: int) -> Float[Array, "... n"]:
-    """Round to `2**bits - 1` equidistant values, symmetric, the largest entry of a row at the end.
+    """Round to `2**bits - 1` symmetric, equidistant values up to the largest entry of each row.
 
     Args:
       w: matrices.
-      bits: of each entry.
+      bits: bits per entry.
     """
     most = 2 ** (bits - 1) - 1
     step = jnp.max(jnp.abs(w), axis=-1, keepdims=True) / most
@@ -25,7 +25,7 @@ def round_rows(w: Float[Array, "... n"], bits: int) -> Float[Array, "... n"]:
 
 
 def round_blocks(w: Float[Array, "... n"]) -> Float[Array, "... n"]:
-    """Round as NVFP4 does: E2M1 entries, an E4M3 scale for 16 of them, one more for each matrix.
+    """Round as NVFP4: E2M1 entries, an E4M3 scale per block of 16, and a scale per matrix.
 
     Args:
       w: matrices, with a multiple of 16 columns.

@@ -1,11 +1,11 @@
-"""A search over four knobs with a fixed number of trainings, the same for every method."""
+"""Search over four knobs, with the same number of trainings for every method."""
 
 import operator
 from collections.abc import Callable
 from typing import Any
 
 Place = tuple[int, int, int, int]
-"""Half octaves of the rate, and powers of the other three knobs, from where the search begins."""
+"""Half octaves of the rate and exponents of the other three knobs, relative to the start."""
 
 START: Place = (0, 0, 0, 0)
 
@@ -14,19 +14,19 @@ MOVES: tuple[Place, ...] = (
     (0, 0, 1, 0), (0, 0, -1, 0), (0, 0, 0, 1), (0, 0, 0, -1), (1, 0, 0, 0), (-1, 0, 0, 0),
     (2, -1, 0, 0), (-2, 1, 0, 0), (2, 1, 0, 0), (-2, -1, 0, 0),
 )  # fmt: skip
-"""In the order in which they are tried from the best place so far; no grid has an edge."""
+"""Moves from the best point so far, in order; the grid is unbounded."""
 
 
 def search(loss: Callable[[Place], float], tries: int, start: Place = START) -> dict[Place, float]:
-    """Return the losses of as many places as there are tries.
+    """Return the losses of all tried points.
 
-    From the best place so far the first of `MOVES` that leads to a new one is tried. A loss that
-    is not finite is worse than all others.
+    Each try is the first of `MOVES` from the best point so far that leads to a new point. A loss
+    that is not finite is worse than all others.
 
     Args:
-      loss: of a place.
-      tries: how many places; fewer if all moves from the best one have been tried.
-      start: the first place.
+      loss: returns the loss of a point.
+      tries: the number of points; fewer if all moves from the best point have been tried.
+      start: the first point.
     """
     found: dict[Place, float] = {start: loss(start)}
     while len(found) < tries:
@@ -40,5 +40,5 @@ def search(loss: Callable[[Place], float], tries: int, start: Place = START) -> 
 
 
 def best_place(found: dict[Place, float]) -> Place:
-    """Return the place of the lowest loss; NaN is worse than all numbers."""
+    """Return the point of the lowest loss; NaN is worse than all numbers."""
     return min(found, key=lambda place: found[place] if found[place] < 1e9 else 1e9)

@@ -20,7 +20,7 @@ from studies.transformers.search import START, Place, best_place, search
 from studies.transformers.training import Task, held_out_loss, measure, train
 
 SIZES = {"small": (64, 2), "middle": (96, 4), "large": (192, 4), "tiny": (32, 1)}
-"""Width and blocks: 0.1, 0.45 and 1.8 million parameters, and one for tests."""
+"""Width and blocks: 0.1, 0.45 and 1.8 million parameters; `tiny` is for tests."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Transformers(Study):
     """Does a constrained recipe beat Muon with tuned weight decay on a transformer?
 
     Trains character models (pre-norm, RMS norm without gains, rotary positions, query-key norm,
-    ReLU^2) of several sizes and lengths, the hidden matrices by one method after the other, all
-    else by Adam. Every method has four knobs, its rate, its weight decay or the factor of its
-    branches, its momentum, and the rate of embedding and head, and the same number of trainings to
-    tune them, with a seed of their own; then all seeds are trained at the best place. Differences
-    from Muon with tuned weight decay are paired by seed. Also: losses after rounding weights to few
-    bits, the kurtosis of activations, idle neurons, the range of good rates, and the best rates
+    ReLU^2) of several sizes and lengths. Each method trains the hidden matrices; Adam trains the
+    other weights. Every method has four knobs (learning rate; weight decay or branch factor;
+    momentum; learning rate of embedding and head) and the same number of trainings to tune them,
+    with separate tuning seeds; then all seeds are trained with the best knobs. Differences from
+    Muon with tuned weight decay are paired by seed. Also measured: losses after rounding weights to
+    few bits, the kurtosis of activations, idle neurons, the range of good rates, and the best rates
     over widths.
     """
 
@@ -144,7 +144,7 @@ class Transformers(Study):
         self, method: Method, width: int, blocks: int, steps: int, tries: int | None = None,
         seeds: Sequence[int] | None = None, start: Place = START,
     ) -> dict[Place, float]:  # fmt: skip
-        """Return the loss of each place that was tried, by default with the settings' seeds."""
+        """Return the losses of all tried points, by default with `tries` and `tuning_seeds`."""
 
         def loss(place: Place) -> float:
             knobs = method.knobs(place)
@@ -155,9 +155,9 @@ class Transformers(Study):
         return search(loss, tries or self.tries, start)
 
     def _over_rates(self, method: Method, width: int, steps: int) -> Mapping[str, Any]:
-        """Return the losses over rates an octave apart, the best one not at an end.
+        """Return the losses over rates an octave apart, extended until the best is not at an end.
 
-        All else is as it was tuned at the first size.
+        The other knobs are tuned at the first size.
         """
         narrow, blocks = SIZES[self.sizes[0]]
         middle, *others = best_place(self._tuned(method, narrow, blocks, steps))
@@ -184,7 +184,7 @@ class Transformers(Study):
         self, program: str, width: int, blocks: int, steps: int, seed: int, knobs: Knobs,
         measured: bool,
     ) -> dict[str, float]:  # fmt: skip
-        """Return what one training has found, from the file of runs if it is there."""
+        """Return the results of a training, from the file `runs` if present."""
         task = Task(self.text, self.data_dir, self.batch, self.context, self.held_out)
         key = json.dumps([program, width, blocks, steps, seed, knobs._asdict(), measured,
                           task.name, task.batch, task.context, task.held_out])  # fmt: skip
@@ -206,7 +206,7 @@ class Transformers(Study):
 
 @functools.lru_cache(maxsize=4)
 def _known(path: Path | None) -> dict[str, dict[str, float]]:
-    """Return the runs of a file; a line that was cut short is dropped."""
+    """Return the runs in a file; drop an incomplete line."""
     if path is None or not path.exists():
         return {}
     text = path.read_text(encoding="utf-8")

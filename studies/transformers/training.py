@@ -1,4 +1,4 @@
-"""Training in compiled chunks: one program for every rate, decay, length and seed."""
+"""Train in compiled chunks; all rates, decays, lengths and seeds share a compiled program."""
 
 import dataclasses
 import functools
@@ -16,25 +16,25 @@ from studies.transformers.network import BRANCH_ENDS, Size, loss_of, scores_of
 from studies.transformers.rounding import ROUNDINGS
 
 CHUNK = 50
-"""Steps of one call."""
+"""Steps per call of the compiled program."""
 
 WARM = 0.05
-"""Part of the steps over which rates rise; they then fall linearly to zero."""
+"""Warm-up fraction of the steps; rates then fall linearly to zero."""
 
 JUDGED = 32
-"""Windows judged at once."""
+"""Held-out windows evaluated at a time."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """A text and how it is drawn.
+    """A text, and the size of training batches and held-out data.
 
     Attributes:
-      name: of the text.
-      folder: with its file.
-      batch: windows of a step.
-      context: characters of a window.
-      held_out: windows that are judged.
+      name: the name of the text.
+      folder: the folder with its file.
+      batch: windows per step.
+      context: characters per window.
+      held_out: the number of held-out windows.
     """
 
     name: str
@@ -62,7 +62,7 @@ def _text(name: str, folder: Path | None) -> Text:
 
 
 def schedule(step: Any, steps: Any) -> Any:
-    """Return the part of the peak rate at a step: up, then linearly down to zero."""
+    """Return the fraction of the peak rate at a step: linear warm-up, then linear decay to zero."""
     done = (step + 1) / steps
     return jnp.minimum(done / WARM, (1 - step / steps) / (1 - WARM))
 
@@ -111,7 +111,7 @@ def _others(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_factor(weights: dict[str, Any], factor: Any) -> dict[str, Any]:
-    """Return the weights with a factor in the gains of the ends of branches."""
+    """Multiply the gains of the branch ends by a factor."""
     gains = {
         role: factor * gain if role in BRANCH_ENDS else gain
         for role, gain in weights["gains"].items()
@@ -128,9 +128,10 @@ def train(
     knobs: Knobs,
     trace: Any = optax.trace,
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Return the trained weights, with the factor in the gains, and the loss before each step.
+    """Return the trained weights, with the branch factor in the gains, and the loss of each batch
+    before its update.
 
-    `trace` makes the link that holds momentum; see `optimizer`.
+    `trace` creates the momentum transformation; see `optimizer`.
     """
     weights = size.start(jax.random.key(seed))
     weights = {**weights, "matrices": first_matrices(program, size, weights["matrices"])}
@@ -181,7 +182,8 @@ def _inside() -> Any:
 
 
 def measure(weights: dict[str, Any], task: Task) -> dict[str, float]:
-    """Return losses after rounding the hidden matrices, the kurtosis, and idle neurons."""
+    """Return the losses after rounding the hidden matrices, the kurtosis, and the shares of idle
+    (`dead`, `rare`) neurons."""
     found = {}
     for name, rounded in ROUNDINGS.items():
         matrices = jax.tree.map(jax.jit(rounded), weights["matrices"])
