@@ -201,22 +201,26 @@ def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, change
     """
     at = problem(data)
     _, rhs = jax.jvp(lambda data: problem(data).gradient(point)[0], (data,), (changed,))
-    _, hessian = jax.linearize(lambda x: at.gradient(x)[0], point)
+    left, hessian = jax.linearize(lambda x: at.gradient(x)[0], point)
+    # A gradient that is not quite zero leaves this much curvature where there is none.
+    noise = 8 * jnp.linalg.norm(left) / nonzero_or_one(jnp.linalg.norm(point))
+    solve = functools.partial(_conjugate_gradients, jax.lax.stop_gradient(noise))
 
     def operator(vector: Array) -> Array:
         tangent = at.project(point, vector)
         return at.project(point, hessian(tangent)) + vector - tangent
 
-    moved = jax.lax.custom_linear_solve(operator, -rhs, _conjugate_gradients, symmetric=True)
+    moved = jax.lax.custom_linear_solve(operator, -rhs, solve, symmetric=True)
     _, value = jax.jvp(lambda x, data: problem(data).cost(x), (point, data), (moved, changed))
     return moved, value
 
 
-def _conjugate_gradients(operator: Callable[[Array], Array], rhs: Array) -> Array:
-    """Return the solution of least norm of a positive semidefinite system, to rounding.
+def _conjugate_gradients(noise: Array, operator: Callable[[Array], Array], rhs: Array) -> Array:
+    """Return the solution of least norm of a positive semidefinite system.
 
-    Steps stay in the range of the operator. They end where the curvature is only rounding: along
-    directions in which the minimum is not isolated, a step would divide rounding by rounding.
+    Steps stay in the range of the operator. They end where the curvature is noise or rounding:
+    along directions in which the minimum is not isolated, a step would divide noise by noise. For
+    the same reason the residual is not reduced below the noise.
     """
     eps = float(jnp.finfo(rhs.dtype).eps)
 
@@ -225,12 +229,13 @@ def _conjugate_gradients(operator: Callable[[Array], Array], rhs: Array) -> Arra
         product = operator(direction)
         bend, size = jnp.vdot(direction, product), jnp.vdot(direction, direction)
         largest = jnp.maximum(largest, bend / nonzero_or_one(size))
-        flat = ~(bend > eps ** (2 / 3) * largest * size)
+        flat = ~(bend > jnp.maximum(eps ** (2 / 3) * largest, noise) * size)
         share = jnp.where(flat, 0, square / nonzero_or_one(bend))
         x, residual = x + share * direction, residual - share * product
         new = jnp.vdot(residual, residual)
         direction = residual + new / nonzero_or_one(square) * direction
-        done = flat | ~(new > (10 * eps) ** 2 * whole) | (count >= 2 * rhs.size)
+        least = jnp.maximum(10 * eps, noise / nonzero_or_one(largest))
+        done = flat | ~(new > least**2 * whole) | (count >= 2 * rhs.size)
         return x, residual, direction, new, largest, count + 1, done
 
     whole = jnp.vdot(rhs, rhs)
