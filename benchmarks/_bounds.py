@@ -73,8 +73,8 @@ def norm(size: Any, y: Any) -> Any:
             return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=_head_axes(heads)) + 1e-30))
         case L2(axes):
             return jnp.max(jnp.sqrt(jnp.sum(y**2, axis=tuple(range(-axes, 0))) + 1e-30))
-        case LInf(masked):
-            return jnp.max(jnp.where(masked & jnp.isneginf(y), 0, jnp.abs(y)))
+        case LInf():
+            return jnp.max(jnp.abs(y))
         case L1():
             return jnp.max(jnp.sum(jnp.abs(y), axis=-1))
     raise NotImplementedError(size)

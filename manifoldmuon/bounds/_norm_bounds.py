@@ -69,18 +69,13 @@ class L2(Measure):
 class LInf(Measure):
     """The largest magnitude of an entry.
 
-    Attributes:
-      masked: whether to leave out masked scores, which are minus infinity.
-
     Examples:
       >>> bound(mm.modules.Unembed(65, 16)).outputs.measure
-      LInf(masked=False)
+      LInf()
     """
 
-    masked: bool = False
-
     def __str__(self) -> str:
-        return "largest kept" if self.masked else "largest"
+        return "largest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +97,7 @@ class L1(Measure):
         return "one-hot" if self.one_hot else "sum"
 
 
-MASKED, ONE_HOT = LInf(masked=True), L1(one_hot=True)
+ONE_HOT = L1(one_hot=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,8 +155,8 @@ class NormBound:
             raise ValueError(f"{divisor} does not divide the {known} entries of the last axis")
 
     def expect_numbers(self) -> None:
-        """Raise `ValueError` for tokens and masked scores, which allow no arithmetic."""
-        if self.measure in (ONE_HOT, MASKED):
+        """Raise `ValueError` for tokens, which allow no arithmetic."""
+        if self.measure == ONE_HOT:
             raise ValueError(f"values measured as '{self.measure}' cannot be computed with here")
 
     def __str__(self) -> str:
@@ -192,10 +187,10 @@ def factor_between(size: NormBound, target: Measure) -> float:
     Raises:
       ValueError: no such number exists, or it depends on an unknown length.
     """
-    source, special = size.measure, (MASKED, ONE_HOT)
+    source = size.measure
     if source == target:
         return 1.0
-    if source in special or target in special:
+    if ONE_HOT in (source, target):
         raise ValueError(f"a value measured as '{source}' cannot be read as '{target}'")
     if isinstance(target, L2):
         # A length over fewer axes is no larger; for more axes, their sizes would be needed.
