@@ -82,7 +82,7 @@ def test_training_finds_the_leading_subspace():
 
 
 def test_training_fits_low_rank_adapter():
-    """Fit a matrix of rank 2 and RMS-to-RMS norm near 1 by B A."""
+    """Fit a matrix of rank 2 and RMS-to-RMS norm 1.4 by B A."""
     geometry = low_rank((8, 5), 2)
     assert geometry == {"B": Stiefel(FanRatio()), "A": Euclidean(RMSToRMS())}
     target = np.float32(0.3) * normal(0, 8, 2) @ normal(1, 2, 5)
