@@ -37,7 +37,7 @@ SETS = [
 
 @pytest.mark.parametrize(("manifold", "shape"), SETS, ids=lambda x: type(x).__name__)
 def test_drifted_matrices_stay_within_bounds(manifold, shape):
-    """The search comes within 6 % of the largest singular value and of a positive smallest one."""
+    """The search attains the largest and (positive) smallest singular values within 6 %."""
     known, found = matrix_bounds(manifold, shape, DRIFT), drifted(manifold, shape, DRIFT)
     near = 1e-6 * known.spectral
     assert found["spectral"] <= known.spectral + near
@@ -59,7 +59,7 @@ def test_drift_ignores_flat_space():
     assert bound(Linear(3, 3), drift=0.5).lipschitz_inputs == 1
 
 
-def test_rule_without_drift_argument_raises_only_with_drift():
+def test_rule_without_drift_raises_on_drift():
     class Mine(Stiefel):
         pass
 

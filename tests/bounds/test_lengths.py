@@ -97,7 +97,7 @@ def test_jacobians_stay_within_bound(name):
 
 
 def test_outputs_stay_within_norm_bound():
-    """Inputs have the largest allowed size; all modules share one program to save compilation."""
+    """Inputs have the largest allowed size; all modules share a program to save compilation."""
     found, params = {}, {}
     for name, (net, shape, _) in MODULES.items():
         params[name] = random_weights(net)

@@ -291,7 +291,7 @@ def random_steps(atom):
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Draw ten points and the norms of ten steps per manifold, in one program."""
+    """Draw ten points and the norms of ten steps per manifold, in a single program."""
 
     @jax.jit
     def all_of_them(key):

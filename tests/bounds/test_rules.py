@@ -153,7 +153,7 @@ def test_attack_catches_wrong_rules(replace, name, wrong):
 
 
 def test_output_norms_stay_within_upper_bounds():
-    """Draw random inputs of the largest size; all rules share one program to save compilation."""
+    """Draw random inputs of the largest size; all rules share a program to save compilation."""
     found = {name: bound(row[0], input_norm=row[1]) for name, row in RULES.items()}
 
     @jax.jit
@@ -272,8 +272,8 @@ def test_reads_rule_sets_input_norm():
     def slope(found):
         return input_slope(lambda x: net.apply(params, x), found.inputs, found.outputs, (2, 4))
 
-    # An RMS norm of 2 may sit in one of four scores, which is then 4, as is the slope. Measuring a
-    # movement by its largest score costs another factor of 2.
+    # An RMS norm of 2 allows a single score of 4, where the slope is 4. Measuring a movement by its
+    # largest score costs another factor of 2.
     assert bounds.reads(net) == bounds.reads(Square()) == RMS()
     with pytest.raises(ValueError, match="takes the length of the last axis"):
         bound(net, input_norm=2.0)
@@ -418,4 +418,4 @@ def test_tokens_have_norm_one_despite_input_norm():
 
 def test_attack_reports_nan_slope():
     size = NormBound(1.0, features=4)
-    assert math.isnan(input_slope(jnp.sqrt, size, size, (2, 4)))  # of negative numbers
+    assert math.isnan(input_slope(jnp.sqrt, size, size, (2, 4)))  # the root of negative numbers

@@ -78,7 +78,7 @@ def matrices(entry: LaidOut, kernel: Any) -> np.ndarray:
 
 
 def jacobian(function: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """Return the matrix of a linear map of one array, by differentiation."""
+    """Return the matrix of a linear map of an array, by differentiation."""
     slope = jax.jacobian(function)(jnp.zeros(shape))
     size = int(np.prod(shape))
     return np.asarray(slope, np.float64).reshape(-1, size)
@@ -198,11 +198,11 @@ def test_attention_heads_step_independently():
 @pytest.mark.parametrize("blocks", [8, 4])
 def test_fused_projections_split_into_blocks(blocks):
     """Split four queries, two keys and two values of head_dim 2 by head or by query group."""
-    module = nnx.Linear(8, 16, rngs=rngs())  # q, k and v in one axis: 8 + 4 + 4
+    module = nnx.Linear(8, 16, rngs=rngs())  # q, k and v share an axis: 8 + 4 + 4
     fused = FLAT.with_axes(-2, -1, out_blocks=blocks)
     geometry = reading.geometry(module, FLAT, overrides={"kernel": fused})
     grads = jax.random.normal(jax.random.key(0), (8, 16))
-    # The queries of the second key: two heads, or one group.
+    # The queries of the second key: two heads, or a group.
     louder = grads.at[:, 4:8].multiply(100)
     a, b = (steps(geometry, flat(module), {"kernel": g})["kernel"] for g in (grads, louder))
     np.testing.assert_allclose(np.delete(a, np.s_[4:8], 1), np.delete(b, np.s_[4:8], 1), atol=1e-5)

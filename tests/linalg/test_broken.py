@@ -9,7 +9,7 @@ from manifoldmuon.testing import check_msign
 
 
 class Damped(SVD):
-    """Leaves singular values below 1e-4 of the largest short, as an epsilon does."""
+    """Shrinks singular values below 1e-4 of the largest, like an epsilon in a denominator."""
 
     def polar(self, x):
         left, values, right = jnp.linalg.svd(x, full_matrices=False)

@@ -92,7 +92,7 @@ def test_missing_directions_have_zero_derivative():
         np.testing.assert_allclose(derivatives(x, e, e)[0], expected, atol=1e-6)
 
 
-def test_derivative_finite_at_zero_and_nan_stays_in_batch_element():
+def test_derivative_at_zero_rank_one_and_nan():
     ones = jnp.ones((3, 4, 3))
     x = jnp.asarray([0.0, 1.0, jnp.nan])[:, None, None] * ones
     _, (zero, rank_one, nan) = derivatives(x, ones, ones)

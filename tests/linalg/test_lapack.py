@@ -1,4 +1,4 @@
-"""LAPACK on CPUs, called for one matrix at a time."""
+"""LAPACK on CPUs, called for single matrices."""
 
 import re
 

@@ -222,7 +222,7 @@ def test_fast_variant_on_another_set_is_found():
         check_manifold(FastIsAnother(), (5, 3), jax.random.key(0))
 
 
-def test_one_run_names_every_broken_law():
+def test_all_broken_laws_are_named():
     """Laws are named by their numbers in the docstring of `Manifold`."""
 
     class Several(SeesNoDistance, TooFast, SwallowsNaN):

@@ -151,7 +151,7 @@ def test_layouts_match_rearrangements(layout):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-5)
 
 
-def test_leaves_with_equal_inner_shape_are_solved_together():
+def test_equal_inner_shapes_are_solved_together():
     calls = []
 
     @dataclasses.dataclass(frozen=True)

@@ -199,7 +199,7 @@ def test_zero_nan_and_normal_gradients(kind, bad):
     point = ask(manifold.project, np.float32(3 * rng.standard_normal((4, 3))))
     if bad == "normal":
         grad = np.float32(rng.standard_normal((4, 3)))
-        # For sets with a boundary: a gradient whose descent would leave the set.
+        # For sets with a boundary: a gradient that leaves the set in descent.
         grad = grad - 100 * point if kind in ("ball", "band") else grad
         grad = -(-grad - ask(manifold.project_tangent, point, -grad))
     else:

@@ -267,7 +267,7 @@ def test_nan_stays_in_its_batch_element():
 
 @pytest.mark.parametrize("low", [1 / 3, 1 / 1.1])
 @pytest.mark.parametrize("least", [1e-2, 1e-4, 1e-5, 0.0])
-def test_clip_with_lower_edge_on_nearly_singular_matrices(least, low):
+def test_clip_lower_edge_near_singular(least, low):
     """The singular value near zero grows as far as possible; the others are clipped as usual."""
     rng = np.random.default_rng(0)
     values = rng.uniform(0.5, 2.0, (20, 16))

@@ -92,7 +92,7 @@ def test_declared_sensitivity_is_not_exceeded(name):
             dx = up
     assert worst <= bond.sensitivity * (1 + 1e-5)
     if name not in ("RMSDivide", "LayerNorm", "AveragePool", "Flatten"):
-        assert worst >= 0.3 * bond.sensitivity  # the search looks in the right places
+        assert worst >= 0.3 * bond.sensitivity  # the search is effective
 
 
 # Sharpness: bond, a point, norms of input and output.

@@ -216,7 +216,7 @@ def test_gpt_is_causal():
 
 @pytest.mark.parametrize("name", ["residual", "attention"])
 def test_networks_are_well_normed(name):
-    """A step of modular norm 1 moves the output by at most 1, and the input by its sensitivity."""
+    """Weight steps of modular norm 1 move the output by at most 1, unit inputs by `sensitivity`."""
     if name == "residual":
         block = ReLU() @ Linear(6, 6)
         net = Linear(6, 6) @ residual(block, 3)

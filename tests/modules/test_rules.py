@@ -324,7 +324,7 @@ def test_compositions_flatten_and_drop_identity():
 
 @pytest.mark.parametrize("blocks", [1, 2, 7, 100])
 def test_residual_sharpness_stays_below_limit(blocks):
-    """Proposition 4: the recursion grows to (alpha + beta + gamma/3, beta + gamma/2, gamma)."""
+    """Proposition 4: the limit is (alpha + beta + gamma/3, beta + gamma/2, gamma), from below."""
     block = ExternalModule(4, 4, sharp=Sharpness(1.1, 0.9, 1.3))
     limit = np.array([1.1 + 0.9 + 1.3 / 3, 0.9 + 1.3 / 2, 1.3])
     net = residual(block, blocks)

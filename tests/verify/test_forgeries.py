@@ -57,7 +57,7 @@ def test_genuine_certificates_are_accepted(tight, tmp_path, monkeypatch):
     assert report.correct == claims["correct"]
     assert report.certified == tuple((c["radius"], c["images"]) for c in claims["certified"])
     assert np.all(np.asarray(claims["radii"]) <= report.radii)
-    assert np.max(report.radii - claims["radii"]) < 1e-5  # the forgeries below have no room
+    assert np.max(report.radii - claims["radii"]) < 1e-5  # tight, so that small forgeries fail
     monkeypatch.setattr(_network, "_MOST_NUMBERS", 40)  # in batches of three, not all at once
     again = verify(Forgery(tight).write(tmp_path / "repacked", digests=True))
     np.testing.assert_allclose(again.radii, report.radii, rtol=1e-9)
