@@ -131,7 +131,7 @@ class Layer:
 
     Attributes:
       kind: its name in a certificate.
-      shape: output shape for one image.
+      shape: output shape, per image.
       forward: the map, for a batch of float64 inputs.
       prove: computes the bounds.
       terms: number of consecutive roundings, or terms of the longest sum.
@@ -200,7 +200,7 @@ def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, wh
       kind: a kind from the table above.
       options: the entry's other keys.
       weights: returns the arrays.
-      shape: input shape for one image.
+      shape: input shape, per image.
       where: path of the entry, for refusals.
 
     Raises:

@@ -30,7 +30,7 @@ class Sum:
 
     Attributes:
       branches: sequences of nodes.
-      shape: output shape for one image.
+      shape: output shape, per image.
     """
 
     branches: tuple["Nodes", ...]
@@ -261,7 +261,7 @@ class Builder:
 
         Args:
           entries: the list from the certificate.
-          shape: input shape for one image.
+          shape: input shape, per image.
           where: path of the list, for refusals.
           copies: sizes of the enclosing stacks, outermost first.
           index: index of this copy in each enclosing stack.
