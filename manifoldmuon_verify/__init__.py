@@ -1,10 +1,10 @@
-"""Verifies certificates of robustness, and trusts nothing but NumPy and the standard library.
+"""Verify robustness certificates, using only NumPy and the standard library.
 
     python -m manifoldmuon_verify DIRECTORY
 
-A certificate is written by `manifoldmuon.robustness.export`. What it claims is derived anew here
-from the weights and the images alone, with every rounding bounded; docs/certificates.md has the
-format and what is proved.
+`manifoldmuon.robustness.export` writes certificates. The verifier recomputes their claims from the
+weights and the images, with bounds on all rounding errors; docs/certificates.md describes the
+format and the proofs.
 """
 
 from manifoldmuon_verify._refusal import Refused

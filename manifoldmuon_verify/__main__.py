@@ -17,7 +17,7 @@ def _positive(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit status: 0 if everything that is claimed is proved, else 1 and one line."""
+    """Return the exit status: 0 if all claims are proved, else 1, with a one-line reason."""
     parser = argparse.ArgumentParser(
         prog="python -m manifoldmuon_verify",
         description="Derive anew what a certificate of robustness claims, or refuse it.",

@@ -1,4 +1,4 @@
-"""Strict readers: of JSON, and of arrays in the safetensors format. They read nothing but bytes."""
+"""Strict readers for JSON and safetensors arrays, which never execute code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from manifoldmuon_verify._refusal import Refused, short
 FLOATS = ("F64", "F32", "F16", "BF16")
 _CHUNK = 2**18
 
-# Of each dtype of the format that is taken: how its bytes are read, and what widens them exactly.
+# Supported dtypes of the format, and the NumPy dtypes that read their bytes (BF16 as integers).
 _DTYPES = {
     "F64": np.dtype("<f8"),
     "F32": np.dtype("<f4"),
@@ -42,13 +42,13 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Stored:
-    """An array as it lies in a file.
+    """An array as stored in a file.
 
     Attributes:
-      dtype: in the words of the format, such as `F32`.
-      shape: its sizes.
+      dtype: the format's name, such as `F32`.
+      shape: its shape.
       digest: the SHA-256 of its bytes, in hexadecimal digits.
-      raw: its numbers as stored; those of BF16 as whole numbers of 16 bits.
+      raw: its numbers as stored; BF16 as 16-bit integers.
     """
 
     dtype: str
@@ -57,27 +57,27 @@ class Stored:
     raw: np.ndarray
 
     def values(self, index: Any = ...) -> np.ndarray:
-        """Return a part in float64, or int64 for whole numbers; both without rounding."""
+        """Return a part in float64, or in int64 for integers, without rounding."""
         raw = self.raw[index]
         if self.dtype == "BF16":
             raw = (raw.astype(np.uint32) << 16).view(np.float32)
         return raw.astype(np.int64 if raw.dtype.kind in "iu" else np.float64)
 
     def chunks(self) -> Iterator[np.ndarray]:
-        """Yield all values, some at a time."""
+        """Yield all values in chunks."""
         flat = dataclasses.replace(self, raw=self.raw.reshape(-1))
         for start in range(0, self.raw.size, _CHUNK):
             yield flat.values(slice(start, start + _CHUNK))
 
 
 def read_bytes(path: Path, where: str, budget: Budget, json: bool = False) -> bytes:
-    """Return all bytes of a regular file, read once: what is digested is what is used."""
+    """Return all bytes of a regular file, read only once: the hashed bytes are the used bytes."""
     try:
-        # Before it is opened: to open a device may do something.
+        # Check before opening, because opening a device may have side effects.
         _check_file(os.stat(path), path, where, budget, json)
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         with open(os.open(path, flags), "rb") as file:
-            # Again: another file may be there by now.
+            # Check again: the file may have been replaced.
             size = _check_file(os.fstat(file.fileno()), path, where, budget, json)
             each = (JSON_BYTE, 1 + JSON_OBJECTS) if json else (DATA_BYTE, 1)
             budget.spend(where, size * each[0], size * each[1])
@@ -104,12 +104,12 @@ def _check_file(found: os.stat_result, path: Path, where: str, budget: Budget, j
 
 
 def digest(data: bytes | memoryview) -> str:
-    """The SHA-256, in hexadecimal digits."""
+    """Return the SHA-256, in hexadecimal digits."""
     return hashlib.sha256(data).hexdigest()
 
 
 def parse_json(data: bytes | memoryview, where: str) -> Any:
-    """Return what JSON says, if each key is there once and float64 holds each number."""
+    """Parse JSON; refuse duplicate keys, non-finite numbers and decimals float64 would change."""
     try:
         return json.loads(
             bytes(data).decode("utf-8"),
@@ -132,7 +132,7 @@ def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
 
 
 def _number(text: str, where: str) -> float:
-    """A number that is as short as float64 allows: then no two decimals are one float64."""
+    """Return a float64 if the text equals its shortest decimal, so no two decimals share one."""
     value = float(text)
     if text != repr(value):
         if not math.isfinite(value):
@@ -149,12 +149,11 @@ def _refuse_number(text: str, where: str) -> float:
 def parse_arrays(data: bytes, where: str, budget: Budget) -> dict[str, Stored]:
     """Return the arrays of a file in the safetensors format, by name.
 
-    The format: the length of the header in 8 bytes (little-endian), the header, a JSON object that
-    gives dtype, shape and place of each array, then the bytes of the arrays one after the other.
-    Nothing is skipped and nothing overlaps.
+    The format: the length of the header in 8 bytes (little-endian), the header, a JSON object with
+    dtype, shape and offsets of each array, then the bytes of the arrays, without gaps or overlaps.
 
     Raises:
-      Refused: anything else, arrays without numbers, or numbers that are not finite.
+      Refused: any other format, empty arrays, or non-finite numbers.
     """
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
@@ -206,7 +205,7 @@ def _place(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def are_counts(value: Any) -> bool:
-    """Return whether this is a list of integers >= 0 (no booleans)."""
+    """Return whether this is a list of integers from 0 to 2**48 - 1 (no booleans)."""
     return isinstance(value, list) and all(type(n) is int and 0 <= n < 2**48 for n in value)
 
 

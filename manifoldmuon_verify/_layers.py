@@ -1,29 +1,29 @@
-"""Layers: what each computes, its Lipschitz constant, and how much rounding adds.
+"""Layers: their maps, Lipschitz constants and rounding errors.
 
-For each kind: the map; a bound L on its Lipschitz constant in the Euclidean norm, with the
-weights as they are (not as they should be); and the rounding when it is computed from an input of
-norm at most `size`: at most `gamma(terms) (gain size + offset)`, and what underflow adds. The
-gain bounds the map's terms in magnitude, whatever their order.
+Each kind has a map and a bound L on its Lipschitz constant in the Euclidean norm, computed from the
+actual weights. For an input of norm at most `size`, the rounding error is at most
+`gamma(terms) (gain size + offset)` plus an underflow term. The gain bounds the map with all its
+terms in magnitude, for every order of summation.
 
 | kind | map (on the last axes of one image) | L |
 |---|---|---|
 | `linear` | `W x` on the last axis | largest singular value of W |
-| `locally_connected` | `W_p x_p` at each place p, on the last axis | the largest of all `W_p` |
+| `locally_connected` | `W_p x_p` at each position p, on the last axis | the largest of all `W_p` |
 | `bias` | `x + b` on the last axis | 1 |
 | `scale` | `factor x` | `abs(factor)` |
-| `group_sort` | entries i, i + n/size, i + 2n/size, ... sorted, the largest first | 1 |
+| `group_sort` | entries i, i + n/size, i + 2n/size, ... sorted in descending order | 1 |
 | `householder` | `z - 2 min(<v, z>, 0) v`, z = (x_i, x_{i + n/2}), row v | `max(1, 2 |v|^2 - 1)` |
-| `abs`, `relu`, `identity` | entry by entry | 1 |
-| `mean_subtract` | less the mean over the last axis | 1 |
-| `flatten`, `swap_axes`, `space_to_depth`, `shift` | entries in another order | 1 |
+| `abs`, `relu`, `identity` | entrywise | 1 |
+| `mean_subtract` | subtracts the mean over the last axis | 1 |
+| `flatten`, `swap_axes`, `space_to_depth`, `shift` | permutes entries | 1 |
 | `norm_pool` | Euclidean norm over blocks of pixels | 1 |
 | `average_pool` | mean over blocks of n pixels | `1 / sqrt(n)` |
 | `two_tap` | `x - P x + roll(P x)`, `P = U U^T` | `max(1, 2 b^2 - 1)`, b the largest of U |
 
-`householder` is continuous for a v of every length, because what is subtracted vanishes where it
-sets in, and piecewise linear with pieces of norm 1 and `|1 - 2 |v|^2|`. `two_tap` is, for each
-frequency t, multiplication by `1 + (exp(it) - 1) P`; P has eigenvalues 0 and the squares s of the
-singular values of U, and `|1 - s + exp(it) s|` is largest at t = 0: `|1 - s| + s`.
+`householder` is continuous for v of any length, because the subtracted term vanishes at the
+boundary `<v, z> = 0`, and piecewise linear with pieces of norm 1 and `|1 - 2 |v|^2|`. `two_tap`
+multiplies each frequency t by `1 + (exp(it) - 1) P`; P has eigenvalues 0 and the squares s of the
+singular values of U, and `|1 - s + exp(it) s| <= |1 - s| + s`.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Weight:
-    """An array as a layer uses it: a whole one, or the part of a copy in a stack.
+    """An array as used by a layer: whole, or the part for a single copy in a stack.
 
-    What is derived from it is derived when it is first asked for, and once.
+    Derived values are computed on first access and cached.
 
     Attributes:
       stored: the whole array.
-      index: of the copy.
+      index: index of the copy.
       where: its name, for refusals.
     """
 
@@ -87,7 +87,7 @@ class Weight:
 
     @functools.cached_property
     def spectra(self) -> tuple[SingularValues, ...]:
-        """The enclosed singular values of each of its matrices `(..., m, n)`."""
+        """Enclosures of the singular values of each matrix `(..., m, n)`."""
         try:
             return tuple(singular_values(matrix) for matrix in self._matrices)
         except ArithmeticError as error:
@@ -95,29 +95,29 @@ class Weight:
 
     @property
     def largest(self) -> float:
-        """At least the largest singular value of each of its matrices."""
+        """Upper bound on the largest singular value of all matrices."""
         return max(float(found.upper[0]) for found in self.spectra)
 
     @functools.cached_property
     def operator_norm(self) -> float:
-        """At least the spectral norm of the magnitudes of each of its matrices."""
+        """Upper bound on the spectral norm of all matrices' magnitudes."""
         return max(operator_norm(matrix) for matrix in self._matrices)
 
     @property
     def seconds(self) -> float:
-        """An estimate of the time that `spectra` takes."""
+        """Estimated time of `spectra`."""
         few, many = sorted(self.shape[-2:])
         return self.numbers // (few * many) * (DECOMPOSE_CALL + DECOMPOSE * many * few**2)
 
 
 @dataclasses.dataclass(frozen=True)
 class Bounds:
-    """Proved bounds of a layer.
+    """Proved upper bounds for a layer.
 
     Attributes:
-      lipschitz: at least its Lipschitz constant.
-      gain: at least the norm of the map with all terms in magnitude.
-      offset: the same of what does not depend on the input.
+      lipschitz: bounds its Lipschitz constant.
+      gain: bounds the norm of the map with all terms in magnitude.
+      offset: bounds the norm of the terms that do not depend on the input.
     """
 
     lipschitz: float = 1.0
@@ -127,18 +127,18 @@ class Bounds:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Layer:
-    """A layer with its weights. No number of them is looked at before the bounds are asked for.
+    """A layer with its weights, which are not read before the bounds or the map are used.
 
     Attributes:
-      kind: what it is called in a certificate.
-      shape: of the output for one image.
+      kind: its name in a certificate.
+      shape: output shape, per image.
       forward: the map, for a batch of float64 inputs.
-      prove: derives the bounds.
-      terms: the roundings in a row, or the terms of the longest sum.
-      weight: the array of those that multiply by matrices; None for others.
-      products: of two numbers, for one image, in products of matrices.
-      numbers: in the largest array on the way from the input of one image to the output.
-      passes: over these numbers, in the time of one that multiplies them.
+      prove: computes the bounds.
+      terms: number of consecutive roundings, or terms of the longest sum.
+      weight: array of matrices that enter matrix products; None for other layers.
+      products: scalar multiplications in matrix products, per image.
+      numbers: size of the largest intermediate array, per image.
+      passes: passes over the largest array, in units of an elementwise multiplication.
     """
 
     kind: str
@@ -160,17 +160,17 @@ class Layer:
         return self.bounds.lipschitz
 
     def largest(self) -> int:
-        """How many numbers the largest array for one image has."""
+        """Return the size of the largest array, per image."""
         return max(self.numbers, math.prod(self.shape))
 
     def seconds(self, images: int, batches: int) -> float:
-        """An estimate of the time that `forward` takes, with the bounds on its rounding."""
+        """Estimate the time of `forward` and its rounding bounds."""
         each = PRODUCT * self.products + (self.passes + 2) * touch(self.largest())
         return images * each + batches * CALL
 
     def rounding(self, arithmetic: Arithmetic, size: np.ndarray) -> np.ndarray:
-        """At least the norm of what rounding adds to the output; `size` and result are `(n,)`."""
-        # An underflow adds at most `tiny` to one operation; to its square root, after squaring.
+        """Bound the norm of the output's rounding error; `size` and result are `(n,)`."""
+        # Underflow adds at most `tiny` per operation, and `sqrt(tiny)` to the root of a square.
         operations = float(math.prod(self.shape) * (self.terms + 1))
         gain = self.bounds.gain
         underflow = product(operations, up(1 + gain), math.sqrt(arithmetic.tiny))
@@ -179,11 +179,11 @@ class Layer:
 
 
 Weights = Callable[[str, int], Weight]
-"""Gives the array that a layer names under a key, if it has so many axes."""
+"""Returns the array that a layer names under a key; refuses arrays with other than n axes."""
 
 
 def normalisation(shape: Shape, shift: np.ndarray, scale: np.ndarray) -> Layer:
-    """`(pixel - shift) / scale`, which comes before the first layer."""
+    """Return the layer `(pixel - shift) / scale`, which precedes the network."""
 
     def prove() -> Bounds:
         least = float(up(1 / np.min(scale)))
@@ -194,17 +194,17 @@ def normalisation(shape: Shape, shift: np.ndarray, scale: np.ndarray) -> Layer:
 
 
 def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, where: str) -> Layer:
-    """The layer of one entry of a certificate.
+    """Build the layer of an entry in a certificate.
 
     Args:
-      kind: as in the table above.
+      kind: a kind from the table above.
       options: the entry's other keys.
-      weights: gives the arrays.
-      shape: of the input for one image.
-      where: the place of the entry, for refusals.
+      weights: returns the arrays.
+      shape: input shape, per image.
+      where: path of the entry, for refusals.
 
     Raises:
-      Refused: an unknown kind, or what does not fit.
+      Refused: the kind is unknown, or options and shapes do not fit.
     """
     if kind not in _KINDS:
         raise Refused(where, f"the kind {short(kind)} is unknown")
@@ -289,7 +289,7 @@ def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Laye
     _expect(features % size == 0, f"{features} features do not fall into groups of {size}")
 
     def forward(x: np.ndarray) -> np.ndarray:
-        if size == 2:  # MaxMin, of which networks are full; sorting takes ten times as long
+        if size == 2:  # MaxMin, the most common activation; sorting takes ten times as long
             pair = x[..., : features // 2], x[..., features // 2 :]
             return np.concatenate([np.maximum(*pair), np.minimum(*pair)], axis=-1)
         groups = x.reshape(*x.shape[:-1], size, features // size)
@@ -345,7 +345,10 @@ def _swap_axes(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer
 
 
 def _blocks(shape: Shape, rows: int, columns: int) -> tuple[Shape, Callable[..., np.ndarray]]:
-    """Cut images into blocks of pixels, `(..., height, width, block, channels)`."""
+    """Return the shape and the map that cut images into blocks of pixels.
+
+    The result has the shape `(..., height, width, block, channels)`.
+    """
     *batch, height, width, channels = shape
     fits = rows and columns and height % rows == 0 and width % columns == 0
     _expect(fits, f"blocks of {rows} by {columns} pixels in {shape}")
@@ -436,7 +439,7 @@ def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     )
 
 
-# Of each kind: what makes it, its keys, and how many axes its input has at least.
+# For each kind: its builder, its keys, and the least number of input axes.
 _KINDS: dict[str, tuple[Callable[..., Layer], set[str], int]] = {
     "linear": (_linear, {"weight"}, 1),
     "locally_connected": (_locally_connected, {"weight", "axes"}, 2),

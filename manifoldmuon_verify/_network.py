@@ -1,4 +1,4 @@
-"""Networks as certificates describe them: their constant, and values with bounds on their error."""
+"""Networks of certificates: Lipschitz constants, and values with error bounds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from manifoldmuon_verify._limits import CALL, DEEPEST, IN_CACHE, MOST_LAYERS, Bu
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import DOUBLE, SINGLE, down, norm, product, total, up
 
-# How many numbers an array of the evaluation holds at most, unless one image takes more.
+# Largest array during evaluation, unless a single image takes more.
 _MOST_NUMBERS = IN_CACHE
-# Above it float32 could overflow in a square.
+# Above this norm, squares could overflow in float32.
 _LARGEST_SINGLE = 2.0**60
-# What may follow the last linear layer: none of them changes a difference of two logits by more
-# than a factor.
+# Layers that may follow the last linear layer: they only scale differences of two logits.
 _TAIL = {"bias", "scale", "identity", "mean_subtract"}
 
 
@@ -31,7 +30,7 @@ class Sum:
 
     Attributes:
       branches: sequences of nodes.
-      shape: of the output for one image.
+      shape: output shape, per image.
     """
 
     branches: tuple["Nodes", ...]
@@ -47,13 +46,13 @@ Nodes = tuple[Layer | Sum, ...]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class State:
-    """Bounds at one place of the network, for each image of a batch; norms are Euclidean.
+    """Activations at a point in the network and Euclidean error bounds, per image of a batch.
 
     Attributes:
-      values: as computed in float64, `(n, ...)`.
-      error: at least their distance from the exact values, `(n,)`.
-      reach: at least how far the exact values move while the image moves in its ball.
-      deployed: at least how far float32 is off, anywhere in the ball; None where not asked for.
+      values: values computed in float64, `(n, ...)`.
+      error: bounds their distance from the exact values, `(n,)`.
+      reach: bounds the movement of the exact values while the image moves in its ball, `(n,)`.
+      deployed: bounds the float32 error anywhere in the ball, `(n,)`; None in real arithmetic.
     """
 
     values: np.ndarray
@@ -63,22 +62,22 @@ class State:
 
     @functools.cached_property
     def norm(self) -> np.ndarray:
-        """At least the norm of the values."""
+        """Upper bound on the norm of the values."""
         return norm(self.values, 1)
 
     def size(self) -> np.ndarray:
-        """At least the norm of what float32 computes, anywhere in the ball."""
+        """Bound the norm of the float32 values anywhere in the ball."""
         deployed = 0.0 if self.deployed is None else self.deployed
         return total(self.norm, self.error, self.reach, deployed)
 
 
 def lipschitz(nodes: Nodes) -> float:
-    """At least the Lipschitz constant of nodes one after the other."""
+    """Bound the Lipschitz constant of a sequence of nodes."""
     return float(product(1.0, *(node.lipschitz for node in nodes)))
 
 
 def layers(nodes: Nodes) -> Iterator[Layer]:
-    """Every layer, with those inside of sums."""
+    """Yield all layers, including layers inside sums."""
     for node in nodes:
         if isinstance(node, Sum):
             for branch in node.branches:
@@ -88,7 +87,7 @@ def layers(nodes: Nodes) -> Iterator[Layer]:
 
 
 def _sums(nodes: Nodes, depth: int = 0) -> Iterator[tuple[Sum, int]]:
-    """Every sum, with the number of sums around it."""
+    """Yield all sums with their nesting depth."""
     for node in nodes:
         if isinstance(node, Sum):
             yield node, depth
@@ -97,22 +96,22 @@ def _sums(nodes: Nodes, depth: int = 0) -> Iterator[tuple[Sum, int]]:
 
 
 def used_matrices(nodes: Nodes) -> list[Weight]:
-    """The arrays of matrices that are multiplied by, each once."""
+    """Return the distinct weights that enter matrix products."""
     found = {id(layer.weight): layer.weight for layer in layers(nodes) if layer.weight}
     return list(found.values())
 
 
 def plan(nodes: Nodes, images: int, predicted: int, budget: Budget) -> int:
-    """Spend the time and the memory that the proof takes, before it begins.
+    """Charge the proof's time and memory to the budget, before the work starts.
 
     Args:
-      nodes: of the network, with the normalisation in front.
-      images: how many.
-      predicted: how many different classes are predicted.
-      budget: refuses what is too much.
+      nodes: the network, starting with the normalisation.
+      images: number of images.
+      predicted: number of distinct predicted classes.
+      budget: remaining budget; refuses excessive work.
 
     Returns:
-      How many images are evaluated at a time.
+      The number of images per batch.
     """
     every, sums = list(layers(nodes)), list(_sums(nodes))
     largest = max(layer.largest() for layer in every)
@@ -125,7 +124,7 @@ def plan(nodes: Nodes, images: int, predicted: int, budget: Budget) -> int:
         evaluating += len(node.branches) * (
             images * 4 * touch(math.prod(node.shape)) + batches * CALL
         )
-    # Of each sum: its input, the total and a branch; beside them what a layer holds.
+    # Each nested sum holds its input, the total and a branch; a layer holds 6 arrays.
     arrays = 3 * max((depth + 1 for _, depth in sums), default=0) + 6
     budget.spend(
         "the network",
@@ -145,7 +144,7 @@ def plan(nodes: Nodes, images: int, predicted: int, budget: Budget) -> int:
 
 
 def evaluate(nodes: Nodes, state: State) -> State:
-    """The state behind nodes one after the other."""
+    """Return the state after a sequence of nodes."""
     for node in nodes:
         state = _through_sum(node, state) if isinstance(node, Sum) else _through(node, state)
     return state
@@ -191,7 +190,7 @@ def _in_range(size: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _head(nodes: Nodes) -> tuple[int, Weight | None]:
-    """The place and the matrix of the last layer, if it is linear; else the place of the end."""
+    """Return index and matrix of the last layer before the tail, if linear; else the end, None."""
     last = len(nodes) - 1
     while last >= 0 and getattr(nodes[last], "kind", "") in _TAIL:
         last -= 1
@@ -202,7 +201,7 @@ def _head(nodes: Nodes) -> tuple[int, Weight | None]:
 
 
 class PairConstants:
-    """At least the Lipschitz constant of each difference of two logits."""
+    """Bounds on the Lipschitz constants of differences of two logits."""
 
     def __init__(self, nodes: Nodes):
         (self._classes,) = nodes[-1].shape
@@ -212,7 +211,7 @@ class PairConstants:
         self._rows: dict[int, np.ndarray] = {}
 
     def rows(self, predictions: np.ndarray) -> np.ndarray:
-        """The constants of the predicted class and each other one, `(n, classes)`."""
+        """Return the bounds for the predicted class against each class, `(n, classes)`."""
         for i in set(predictions.tolist()) - set(self._rows):
             self._rows[i] = np.full(self._classes, self._all)
             if self._head is not None:
@@ -224,7 +223,7 @@ class PairConstants:
 
 
 def lower_margins(state: State, predictions: np.ndarray) -> np.ndarray:
-    """At most the exact logit of the predicted class less each other's; infinity at itself."""
+    """Return lower bounds on the predicted logit minus the others; infinity at itself."""
     rows = np.arange(len(predictions))
     logits = state.values
     margins = down(logits[rows, predictions][:, None] - logits)
@@ -238,10 +237,10 @@ def lower_margins(state: State, predictions: np.ndarray) -> np.ndarray:
 
 
 class Builder:
-    """Builds the network of a certificate, and keeps account of the arrays that it uses.
+    """Builds the network of a certificate and records the arrays it uses.
 
     Attributes:
-      uses: the places that name each array.
+      uses: paths of the entries that use each array.
     """
 
     def __init__(self, arrays: Mapping[str, Stored]):
@@ -258,14 +257,14 @@ class Builder:
         copies: tuple[int, ...] = (),
         index: tuple[int, ...] = (),
     ) -> Nodes:
-        """The nodes of a list of entries.
+        """Build the nodes of a list of entries.
 
         Args:
-          entries: as they stand in the certificate.
-          shape: of the input for one image.
-          where: the place of the list, for refusals.
-          copies: the sizes of the stacks around it, the outermost first.
-          index: which copy this is, in each.
+          entries: the list from the certificate.
+          shape: input shape, per image.
+          where: path of the list, for refusals.
+          copies: sizes of the enclosing stacks, outermost first.
+          index: index of this copy in each enclosing stack.
         """
         if not isinstance(entries, list):
             raise Refused(where, f"{short(entries)} is not a list of layers")

@@ -1,4 +1,4 @@
-"""The one way in which the verifier says no."""
+"""The verifier's only exception, and the formatting of its messages."""
 
 import reprlib
 
@@ -7,13 +7,13 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxlong, _SHORT.maxother = 2, 80, 80, 
 
 
 class Refused(Exception):
-    """A certificate that is not accepted: one line that says what was refused, and where."""
+    """Raised if a certificate is not accepted; a one-line message says where and why."""
 
     def __init__(self, where: str, what: str):
         super().__init__(" ".join(f"{where}: {what}".split()))
 
 
 def short(value: object) -> str:
-    """Return a value as a refusal shows it: printable, short, and cheap for values of any size."""
+    """Format a value for a refusal: printable, short, and cheap for values of any size."""
     text = _SHORT.repr(value).encode("ascii", "backslashreplace").decode()
     return text if len(text) <= 80 else f"{text[:60]}...{text[-15:]}"

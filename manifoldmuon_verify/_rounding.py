@@ -1,10 +1,10 @@
-"""Upper and lower bounds in float64 that hold whatever is rounded on the way.
+"""Upper and lower bounds in float64 that account for all rounding errors.
 
-Only this is assumed of the arithmetic: every operation is rounded to nearest, so that its
-relative error is at most the unit roundoff; results below the smallest normal number may be off
-by that number (gradual underflow, or a flush to zero); a sum or a product of matrices adds its
-terms in any order, fused or not. Then a sum of n products is within `gamma(n)` times the sum of
-their magnitudes (N. Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
+Assumptions on the arithmetic: every operation rounds to nearest, with a relative error of at most
+the unit roundoff; results below the smallest normal number may be off by that number (gradual
+underflow, or a flush to zero); sums and matrix products add their terms in any order, fused or not.
+Then a sum of n products is within `gamma(n)` times the sum of their magnitudes (N. Higham, Accuracy
+and Stability of Numerical Algorithms, section 3.1).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Arithmetic:
     tiny: float
 
     def gamma(self, terms: int) -> float:
-        """At least `n u / (1 - n u)`: the relative error of n roundings in a row, or of n terms."""
+        """Bound `n u / (1 - n u)`, the relative error of n consecutive roundings or n terms."""
         part = float(up(terms * self.unit))
         return float(up(part / down(1 - part))) if part < 1 else math.inf
 
@@ -39,17 +39,17 @@ SINGLE = Arithmetic(2.0**-24, 2.0**-126)
 
 
 def up(x: Any) -> Any:
-    """The next number above: at least the exact value of the one operation that gave `x`."""
+    """Return the next larger number, which bounds the exact result of the operation giving `x`."""
     return np.nextafter(x, math.inf)
 
 
 def down(x: Any) -> Any:
-    """The next number below."""
+    """Return the next smaller number."""
     return np.nextafter(x, -math.inf)
 
 
 def total(*terms: Any) -> Any:
-    """At least the sum of terms, each a number or an array of the same shape."""
+    """Bound the sum of terms, each a number or an array of the same shape, from above."""
     result = terms[0]
     for term in terms[1:]:
         result = up(result + term)
@@ -57,7 +57,7 @@ def total(*terms: Any) -> Any:
 
 
 def product(*factors: Any) -> Any:
-    """At least the product of factors that are not negative."""
+    """Bound the product of nonnegative factors from above."""
     result = factors[0]
     for factor in factors[1:]:
         result = up(result * factor)
@@ -65,18 +65,18 @@ def product(*factors: Any) -> Any:
 
 
 def norm(x: np.ndarray, start: int = 0) -> Any:
-    """At least the Euclidean norm over the axes from `start` on."""
+    """Bound the Euclidean norm over the axes from `start` on, from above."""
     count = math.prod(x.shape[start:])
     rows = x.reshape(*x.shape[:start], count)
     squares = total(np.einsum("...i,...i->...", rows, rows), count * DOUBLE.tiny)
-    # n squares, each rounded, in a sum of n terms: the same gamma.
+    # Rounding the n squares needs no extra term: gamma(n) covers a sum of n products.
     return up(np.sqrt(up(squares / down(1 - DOUBLE.gamma(count)))))
 
 
 def operator_norm(x: np.ndarray) -> float:
-    """At least the spectral norm of the matrix of magnitudes, and so of the matrix.
+    """Bound the spectral norm of the magnitudes, and thus of the matrix, from above.
 
-    The smaller of the Frobenius norm and `sqrt(||x||_1 ||x||_inf)`.
+    Takes the smaller of the Frobenius norm and `sqrt(||x||_1 ||x||_inf)`.
     """
     magnitudes = np.abs(x)
     sides = [
@@ -87,7 +87,7 @@ def operator_norm(x: np.ndarray) -> float:
 
 
 def check_arithmetic() -> None:
-    """Raises `ArithmeticError` where float64 does not round to nearest, or flushes to zero."""
+    """Raise `ArithmeticError` if float64 does not round to nearest or flushes to zero."""
     one, half = np.ones(3), np.full(3, 2.0**-53)
     nearest = np.all(one + half == 1) and np.all(one + 1.5 * half == 1 + 2.0**-52)
     toward = np.all(-one - half == -1) and np.all(one - half / 4 == 1)

@@ -1,21 +1,21 @@
-"""Enclosures of all singular values of a matrix, from any approximate decomposition of it.
+"""Enclosures of all singular values of a matrix, from any approximate decomposition.
 
 Let `U diag(s) V^T` be approximate, U with k orthonormal columns up to `a >= ||U^T U - I||`, V
-square up to `b >= ||V^T V - I||`, both below 1, and `r >= ||W - U diag(s) V^T||`. Then (S. Rump,
-Verified bounds for singular values, BIT 51, 2011, has such bounds)
+square up to `b >= ||V^T V - I||`, both below 1, and `r >= ||W - U diag(s) V^T||`. Then (similar
+bounds: S. Rump, Verified bounds for singular values, BIT 51, 2011)
 
     s_i sqrt((1 - a)(1 - b)) - r  <=  sigma_i(W)  <=  s_i sqrt((1 + a)(1 + b)) + r.
 
-Proof. The squares of the singular values of U are the eigenvalues of `U^T U`, within a of 1, and
-those of V within b. `sigma_i(U S V^T) <= ||U|| sigma_i(S V^T) <= ||U|| s_i ||V||` since singular
+Proof. The squared singular values of U are the eigenvalues of `U^T U`, within a of 1; for V they
+are within b of 1. `sigma_i(U S V^T) <= ||U|| sigma_i(S V^T) <= ||U|| s_i ||V||`, since singular
 values are distances from the matrices of lower rank. U has a left inverse of norm `1 /
 sigma_min(U)`, so that `s_i = sigma_i(U^+ U S V^T V^-T) <= sigma_i(U S V^T) / (sigma_min(U)
 sigma_min(V))`. By Weyl, W and `U S V^T` differ by at most r in each singular value.
 
-The three norms are bounded by Frobenius norms of residuals, and those are small only if the
-products in them are exact beyond float64: factors are split into a head on a grid so coarse that
-products of heads are exact in every order of summation, and a rest (K. Ozaki, T. Ogita, S. Oishi,
-S. Rump, Error-free transformations of matrix multiplication, Numerical Algorithms 59, 2012).
+The three norms are bounded by Frobenius norms of residuals, which are small only if their products
+are more accurate than float64. Each factor is split into a head and a rest; the head lies on a grid
+so coarse that products of heads are exact in every order of summation (K. Ozaki, T. Ogita, S.
+Oishi, S. Rump, Error-free transformations of matrix multiplication, Numerical Algorithms 59, 2012).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ import numpy as np
 
 from manifoldmuon_verify._rounding import DOUBLE, down, norm, product, total, up
 
-# Beyond it scaling by powers of two could round, and no weight of a network has such a size.
+# Larger entries are refused: scaling by powers of two could round, and no network needs them.
 LARGEST = 2.0**256
 
 
 class SingularValues(NamedTuple):
-    """Bounds on the singular values of a matrix, the largest first.
+    """Bounds on the singular values of a matrix, in descending order.
 
     Attributes:
-      lower: none is below the one here; `(min(m, n),)`.
-      upper: none is above.
+      lower: lower bounds, `(min(m, n),)`.
+      upper: upper bounds, `(min(m, n),)`.
     """
 
     lower: np.ndarray
@@ -43,12 +43,14 @@ class SingularValues(NamedTuple):
 
 
 def singular_values(matrix: np.ndarray) -> SingularValues:
-    """A rigorous enclosure of every singular value of a float64 matrix `(m, n)`.
+    """Enclose all singular values of a float64 matrix `(m, n)` rigorously.
 
-    It is about 1e-14 of the largest wide. An enclosure of a value near 0 contains 0.
+    The width of the intervals is about 1e-14 of the largest value; intervals of values near 0
+    contain 0.
 
     Raises:
-      ArithmeticError: entries that are not finite or too large, or no decomposition near enough.
+      ArithmeticError: entries are not finite, too large or of too different sizes, or the
+        decomposition fails or is too inaccurate.
     """
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     largest = np.max(np.abs(tall), initial=0.0)
@@ -68,7 +70,7 @@ def singular_values(matrix: np.ndarray) -> SingularValues:
     a = residual(identity, left.T, left)
     b = residual(identity, right.T, right)
     weighted = left * values
-    # `left * values` is rounded once; its exact value is at most (1 + 2 u) times as long.
+    # `left * values` is rounded once: its relative error is below 2 u.
     rounded = product(2 * DOUBLE.unit, total(norm(weighted), left.size * DOUBLE.tiny))
     r = total(residual(scaled, weighted, right.T), product(rounded, up(np.sqrt(1 + b))))
     if not (a < 0.5 and b < 0.5 and np.isfinite(r)):
@@ -82,7 +84,7 @@ def singular_values(matrix: np.ndarray) -> SingularValues:
 
 
 def residual(target: np.ndarray, first: np.ndarray, second: np.ndarray) -> float:
-    """At least the Frobenius norm of `target - first @ second`; entries of about 1."""
+    """Bound the Frobenius norm of `target - first @ second` from above, for entries of about 1."""
     terms = first.shape[1]
     bits = (52 - int(np.ceil(np.log2(max(terms, 1))))) // 2
     head, rest = _split(first, bits)
@@ -105,7 +107,7 @@ def residual(target: np.ndarray, first: np.ndarray, second: np.ndarray) -> float
 
 
 def _split(x: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """`x = head + rest`, exactly, the head a multiple of `2**(e - bits)` where `max |x| < 2**e`."""
+    """Split `x = head + rest` exactly; head is a multiple of `2**(e - bits)`, `max |x| < 2**e`."""
     exponent = int(np.frexp(np.max(np.abs(x), initial=0.0))[1]) - bits
     head = np.ldexp(np.rint(np.ldexp(x, -exponent)), exponent)
     return head, x - head

@@ -1,4 +1,4 @@
-"""Reads a certificate and the arrays that it speaks of, and derives anew what it claims."""
+"""Read a certificate and its arrays, and recompute its claims."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ class Report:
     """Result of a verification.
 
     Attributes:
-      arithmetic: of which network: `real` or `float32`.
-      files: the SHA-256 of weights and images.
-      matrices: how many were enclosed.
-      least_singular: no singular value of any of them is smaller.
-      most_singular: none is larger.
-      lipschitz: at least the network's constant, from pixels to logits, in the Euclidean norm.
-      radii: derived for each image, at most the true one, in the unit of the pixels; 0 where the
-        claimed label is not proved.
-      pixels: the claimed range of the pixels, and the one found.
-      input: what the network sees of a pixel, in words.
-      correct: images whose claimed label is proved and is the data's.
-      certified: of each claimed radius, how many images are correct and hold up to it.
+      arithmetic: arithmetic of the certified network, `real` or `float32`.
+      files: SHA-256 of weights and images.
+      matrices: number of matrices with enclosed singular values.
+      least_singular: lower bound on all their singular values; 0 without matrices.
+      most_singular: upper bound on all their singular values; 0 without matrices.
+      lipschitz: bound on the network's Lipschitz constant from pixels to logits, Euclidean norms.
+      radii: proved radius of each image, in units of the pixels; 0 if the predicted class is not
+        proved.
+      pixels: claimed range of the pixels, and their actual range.
+      input: the network's input as a formula in the pixel.
+      correct: number of images with a proved prediction that equals the label.
+      certified: each claimed radius with the number of correct images claimed and proved up to it.
     """
 
     arithmetic: str
@@ -89,7 +89,7 @@ class Report:
             f"the network sees {self.input}",
             f"clean accuracy {_percent(self.correct, count)}",
         ]
-        # The shortest decimal of a float64 is the one that was claimed: others are refused.
+        # `repr` prints the claimed decimal exactly: other decimals were refused.
         lines += [
             f"certified at {radius!r}, as a Euclidean length in the unit of pixels within "
             f"[{low!r}, {high!r}]: {_percent(images, count)}"
@@ -99,12 +99,12 @@ class Report:
 
 
 def _percent(part: int, count: int) -> str:
-    """Two digits, rounded down."""
+    """Format a percentage with two decimals, rounded down."""
     return f"{10_000 * part // count / 100:.2f}% ({part} of {count})"
 
 
 def _digits(value: float, rounding: str) -> str:
-    """Ten digits, rounded up or down: what is printed of a bound is a bound."""
+    """Format with ten digits, rounded up or down, so that a printed bound is still a bound."""
     context = decimal.Context(prec=10, rounding=rounding)
     plain = not value or 1e-6 < abs(value) < 1e15
     return f"{context.create_decimal_from_float(value):{'f' if plain else ''}}"
@@ -126,24 +126,24 @@ def verify(
     seconds: float = SECONDS,
     gibibytes: float = GIBIBYTES,
 ) -> Report:
-    """Checks a certificate against its weights and images.
+    """Check a certificate against its weights and images.
 
-    Time and memory are estimated from the sizes of files and arrays, for one core of a modest
-    computer, before they are spent; what exceeds a limit is refused.
+    Time and memory are estimated beforehand from the sizes of files and arrays, for one core of a
+    modest computer; certificates that exceed a limit are refused.
 
     Args:
-      certificate: the JSON file, or a directory with `certificate.json`.
-      weights: the file of the weights; by default that which the certificate names, beside it.
-      images: the same for images and labels.
-      seconds: the limit on the time.
-      gibibytes: the limit on the memory; files of weights and images may have an eighth of it, and
-        the JSON a hundred-and-twenty-eighth.
+      certificate: JSON file, or a directory with `certificate.json`.
+      weights: file of the weights; by default the file named in the certificate, in its directory.
+      images: file of images and labels; default as for `weights`.
+      seconds: time limit.
+      gibibytes: memory limit. Files of weights and images may take 1/8 of it, JSON 1/128.
 
     Returns:
-      What was proved.
+      The proved results.
 
     Raises:
-      Refused: the certificate is not accepted; one line says why.
+      Refused: the certificate is not accepted; a one-line message gives the reason.
+      ValueError: a limit is not positive.
     """
     budget = Budget(seconds, gibibytes)
     try:
@@ -163,7 +163,7 @@ def _verified(
     told = parse_json(read_bytes(path, "the certificate", budget, json=True), "the certificate")
     _check_heading(told)
     given = _arrays(told["weights"], "weights", path.parent, weights, {"shared"}, budget)
-    # Widened to float64 as they are used, and kept.
+    # Weights are widened to float64 on use, and kept.
     budget.spend("weights", 0.0, 8.0 * sum(stored.raw.size for stored in given.values()))
     data = _arrays(told["images"], "images", path.parent, images, set(), budget)
     _expect(set(data) == {"images", "labels"}, "images", "wanted are the arrays images and labels")
@@ -228,7 +228,7 @@ def _arrays(
     more: set[str],
     budget: Budget,
 ) -> dict[str, Stored]:
-    """The arrays of a file, which are those that the certificate declares, to the bit."""
+    """Read a file's arrays, and check that they are bit for bit the declared arrays."""
     _keys(told, {"file", "sha256", "arrays"} | more, where)
     name = told["file"]
     plain = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]{0,99}", name, re.ASCII)
@@ -331,7 +331,7 @@ def _claims(told: Any, count: int, classes: int) -> _Claims:
 
 
 def _range(pixels: Stored, claimed: tuple[float, float]) -> tuple[float, float]:
-    """The least and the largest pixel, which the claimed range must hold."""
+    """Return the least and largest pixel; refuse pixels outside the claimed range."""
     ends = [(float(np.min(chunk)), float(np.max(chunk))) for chunk in pixels.chunks()]
     least, most = min(low for low, _ in ends), max(high for _, high in ends)
     what = f"pixels within [{least!r}, {most!r}], and {list(claimed)} is claimed"
@@ -340,7 +340,7 @@ def _range(pixels: Stored, claimed: tuple[float, float]) -> tuple[float, float]:
 
 
 def _radii(nodes: Nodes, pixels: Stored, claims: _Claims, single: bool, batch: int) -> np.ndarray:
-    """Radii that hold; in float32, if the claimed ones do not exceed them."""
+    """Return proved radii; in float32 they hold only if the claimed radii do not exceed them."""
     constants = PairConstants(nodes)
     found = []
     for start in range(0, len(claims.radii), batch):
@@ -361,7 +361,7 @@ def _radii(nodes: Nodes, pixels: Stored, claims: _Claims, single: bool, batch: i
 
 
 def _check_argmax(state: State, predictions: np.ndarray, start: int) -> None:
-    """Refuses predictions that are not the largest logit, unless it cannot be told."""
+    """Refuse predictions that are certainly not the largest logit."""
     chosen = state.values[np.arange(len(predictions)), predictions]
     top = np.max(state.values, axis=1)
     for i in np.flatnonzero(down(top - chosen) > 2 * state.error)[:1]:
@@ -375,8 +375,8 @@ def _check_argmax(state: State, predictions: np.ndarray, start: int) -> None:
 def _counts(
     radii: np.ndarray, claims: _Claims, labels: np.ndarray
 ) -> tuple[int, tuple[tuple[float, int], ...]]:
-    """Images that are correct, and those certified at each radius: not fewer than claimed."""
-    # A decimal lies at most half a unit in the last place above the float64 that it is read as.
+    """Count correct images and images certified at each radius; refuse counts below the claims."""
+    # A claimed decimal exceeds its float64 by at most half a unit in the last place.
     held = (claims.radii == 0) | (up(claims.radii) <= radii)
     for i in np.flatnonzero(~held)[:1]:
         raise Refused(

@@ -1,4 +1,4 @@
-"""Bounds for weights near their sets, against a search over matrices at exactly that distance."""
+"""Bounds for weights near their manifolds, against a search at exactly that distance."""
 
 import pytest
 
@@ -36,8 +36,8 @@ SETS = [
 
 
 @pytest.mark.parametrize(("manifold", "shape"), SETS, ids=lambda x: type(x).__name__)
-def test_no_matrix_at_this_distance_exceeds_the_bounds(manifold, shape):
-    """The search comes within 6 % of the largest value, and of a positive smallest one."""
+def test_drifted_matrices_stay_within_bounds(manifold, shape):
+    """The search attains the largest and (positive) smallest singular values within 6 %."""
     known, found = matrix_bounds(manifold, shape, DRIFT), drifted(manifold, shape, DRIFT)
     near = 1e-6 * known.spectral
     assert found["spectral"] <= known.spectral + near
@@ -48,18 +48,18 @@ def test_no_matrix_at_this_distance_exceeds_the_bounds(manifold, shape):
     assert found["least_singular"] <= 1.06 * known.least_singular + 0.02 * known.spectral
 
 
-def test_a_singular_value_that_may_reach_zero_has_no_least_output():
+def test_drift_to_singular_matrix_has_no_lower_bound():
     net = Linear(5, 3, Isospectral((2.0, 1.0, 0.1)))
     one = NormBound(1.0, 1.0)
     assert bound(net, drift=0.04, input_norm=one).outputs.lower > 0
     assert bound(net, drift=0.06, input_norm=one).outputs.lower == 0
 
 
-def test_flat_space_has_no_distance():
+def test_drift_ignores_flat_space():
     assert bound(Linear(3, 3), drift=0.5).lipschitz_inputs == 1
 
 
-def test_a_rule_that_does_not_take_drift_is_not_asked_about_it():
+def test_rule_without_drift_raises_on_drift():
     class Mine(Stiefel):
         pass
 

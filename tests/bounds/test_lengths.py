@@ -1,4 +1,4 @@
-"""Bounds in Euclidean length, against singular values of Jacobians."""
+"""Bounds in the Euclidean norm, against singular values of Jacobians."""
 
 import math
 
@@ -41,7 +41,7 @@ from tests.modules.measure import gaussian, random_like, shapes_of
 IMAGE, TOKENS, VECTOR = (4, 4, 6), (5, 6), (6,)
 FREE = Linear(4, 6)
 
-# module, shape of an input, how much of the bound is found at least; weights are random.
+# module, input shape, least fraction of the bound that the search attains; random weights.
 MODULES = {
     "Identity": (Identity(), TOKENS, 1),
     "Linear": (FREE, VECTOR, 1),
@@ -76,12 +76,12 @@ MODULES = {
 
 
 def random_weights(net):
-    """Somewhere: on no manifold, of norms about 1."""
+    """Return random weights of norm about 1, off the manifolds."""
     return jax.tree.map(lambda w: w / np.sqrt(max(w.shape)), random_like(shapes_of(net), 3))
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_no_jacobian_is_longer_than_the_bound(name):
+def test_jacobians_stay_within_bound(name):
     net, shape, share = MODULES[name]
     params = random_weights(net)
     found = bound(net, params, input_norm=NormBound(math.inf, measure=L2(len(shape))))
@@ -96,8 +96,8 @@ def test_no_jacobian_is_longer_than_the_bound(name):
     assert share * most * (1 - 1e-5) <= worst <= most * (1 + 1e-5)
 
 
-def test_outputs_are_as_long_as_said():
-    """Inputs of the largest size; all modules in one program."""
+def test_outputs_stay_within_norm_bound():
+    """Inputs have the largest allowed size; all modules share a program to save compilation."""
     found, params = {}, {}
     for name, (net, shape, _) in MODULES.items():
         params[name] = random_weights(net)
@@ -137,8 +137,8 @@ def test_outputs_are_as_long_as_said():
     ],
     ids=repr,
 )
-def test_other_norms_hold_under_attack(net, shape, sizes):
-    """In the largest RMS norm of a pixel, where moving pixels about has a price."""
+def test_attacks_in_other_norms_stay_within_bound(net, shape, sizes):
+    """In the largest RMS norm of a pixel, moving entries between pixels can increase the norm."""
     params = random_weights(net)
     found = bound(net, params, input_norm=sizes)
     worst = input_slope(lambda x: net.apply(params, x), sizes, found.outputs, shape)
@@ -150,8 +150,8 @@ STEPPED = [Bias(6), Householder(6), TwoTap(6, 2), Linear(4, 6), LocallyConnected
 
 @pytest.mark.slow
 @pytest.mark.parametrize("atom", STEPPED, ids=repr)
-def test_no_step_of_the_weights_moves_more_than_the_bound(atom):
-    """Random steps, and the steepest ones towards random outputs, at weights off the manifolds."""
+def test_weight_steps_stay_within_bound(atom):
+    """Try random steps, and gradients of random outputs, at weights off the manifolds."""
     params = random_weights(atom)
     x = gaussian(5, 3, 6)
     x = x / np.linalg.norm(x)
@@ -170,7 +170,7 @@ def test_no_step_of_the_weights_moves_more_than_the_bound(atom):
     assert 0.1 * found.lipschitz_weights < worst <= found.lipschitz_weights * (1 + 1e-5)
 
 
-def test_orthonormal_weights_have_slope_one():
+def test_orthonormal_network_has_lipschitz_constant_one():
     net = (
         Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ GroupSort(2) @ orthogonal_conv2d(8, 3)
     )
@@ -189,7 +189,7 @@ def test_orthonormal_weights_have_slope_one():
     [(a, L2()) for a in (RMS(), LInf(), L1(), L2(2))]
     + [(a, b) for a in (L2(), L2(2)) for b in (RMS(), LInf(), L1())],
 )
-def test_lengths_bound_other_norms_and_are_bounded(source, target):
+def test_l2_conversion_factors_are_bounds(source, target):
     size = NormBound(1.0, measure=source, features=4)
     ratios = []
     for kind in range(5):
@@ -210,13 +210,13 @@ def test_lengths_bound_other_norms_and_are_bounded(source, target):
         (lambda: L2(0), "axes"),
     ],
 )
-def test_lengths_that_are_not_known_are_refused(build, message):
+def test_unknown_l2_conversions_are_refused(build, message):
     with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_a_stack_of_biases_has_no_length_over_tokens():
-    """Each place gets the bias: the output's length is open, the slope is not."""
+def test_bias_on_tokens_has_no_l2_output_bound():
+    """Every token gets the bias: the output norm is unbounded, the slope is not."""
     net = Linear(4, 6, Stiefel()) @ Bias(6)
     params = (jnp.ones(6), weights_of(Linear(4, 6, Stiefel())))
     found = bound(net, params, input_norm=NormBound(1.0, measure=L2(2)))

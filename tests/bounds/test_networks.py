@@ -1,4 +1,4 @@
-"""Bounds of whole networks, attacked; and cases in which they are attained."""
+"""Bounds of whole networks under attack, and cases in which they are attained."""
 
 import dataclasses
 import functools
@@ -64,16 +64,16 @@ def small_cnn():
 
 
 def body(net):
-    """A constrained network without its first part."""
+    """Return a constrained network without its first module."""
     return Compose(net.constrained().parts[1:])
 
 
-# Climbing is chaotic: rounding alone, which differs between versions of XLA, leads one start to a
-# slope half as large. The best of several is the same everywhere to a few per cent.
+# The ascent is chaotic: rounding differs between versions of XLA and can halve the slope of a
+# single start. The best of several starts is reproducible to a few per cent.
 STARTS = 6
 
-# network, an input, its size, and how much of each bound is found at least: in inputs and weights
-# over all weights on the manifolds, then at the weights of a random start.
+# network, input shape, input size, and the least fraction of each bound that the attack attains: in
+# inputs and weights over all weights on the manifolds, then at random initial weights.
 NETWORKS = {
     "MLP": (mlp(4, 9, 9, 3).constrained(), (2, 9), 1.0, (0.99, 0.99, 0.75, 0.75)),
     "wide MLP in flat space": (mlp(4, 6, 12, 2), (2, 6), 2.0, (0.99, 0.99, 0.6, 0.6)),
@@ -92,7 +92,7 @@ NETWORKS = {
 
 @pytest.mark.slow_except("MLP", "attention")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_no_attack_exceeds_the_bounds(name):
+def test_attacks_stay_within_network_bounds(name):
     net, shape, size, shares = NETWORKS[name]
     anywhere = bound(net, input_norm=size)
     params = weights_of(net)
@@ -117,8 +117,8 @@ GPTS = {
 
 
 @pytest.mark.parametrize("name", GPTS)
-def test_no_exchange_of_tokens_exceeds_the_bounds_of_a_gpt(name):
-    """To replace a token is a step of norm 2."""
+def test_token_replacement_stays_within_gpt_bounds(name):
+    """Replacing a token is a step of norm 2."""
     net = GPTS[name]
     anywhere, params = bound(net), weights_of(net)
     here = bound(net, params)
@@ -131,7 +131,7 @@ def test_no_exchange_of_tokens_exceeds_the_bounds_of_a_gpt(name):
     assert np.sqrt(np.mean(y**2, axis=-1)).max() <= here.output_norm
 
 
-def test_finite_steps_within_the_radius():
+def test_finite_weight_steps_stay_within_bound():
     """||f(w + dw) - f(w)|| <= L ||dw||, for steps as long as the radius."""
     net = mlp(4, 6, 6, 3, activation=GELU())
     params = weights_of(net)
@@ -149,7 +149,7 @@ def test_finite_steps_within_the_radius():
         assert 0.05 * most * radius < worst <= most * radius
 
 
-def test_the_bounds_of_one_linear_layer_are_exact():
+def test_single_linear_layer_bounds_are_exact():
     w = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     exact = math.sqrt(5 / 3) * np.linalg.svd(w.astype(float), compute_uv=False)[0]
     found = bound(Linear(3, 5), w, input_norm=2.0)
@@ -160,8 +160,8 @@ def test_the_bounds_of_one_linear_layer_are_exact():
     assert anywhere.lipschitz_inputs == pytest.approx(2 * math.sqrt(5 / 3))
 
 
-def test_aligned_layers_attain_the_product():
-    """Each layer's output along the next one's strongest input."""
+def test_aligned_layers_attain_product_bound():
+    """Align each layer's output with the strongest input of the next layer."""
     rng = np.random.default_rng(0)
     u = [np.linalg.qr(rng.standard_normal((6, 6)))[0] for _ in range(4)]
     gains = [np.array([3.0, 1, 1, 1, 1, 1]), np.array([2.0, 1, 1, 1, 1, 0.5]), np.ones(6)]
@@ -176,7 +176,7 @@ def test_aligned_layers_attain_the_product():
     assert math.sqrt(np.mean(y**2)) == pytest.approx(6, rel=1e-5)
 
 
-def test_a_stack_has_the_bounds_of_its_copies():
+def test_stack_bounds_match_unrolled():
     net = Stack(ReLU() @ Linear(5, 5), 3)
     rng = np.random.default_rng(0)
     params = weights_of(net)
@@ -189,8 +189,8 @@ def test_a_stack_has_the_bounds_of_its_copies():
     assert nested.lipschitz_weights == pytest.approx(flat.lipschitz_weights, rel=1e-12)
 
 
-def test_a_tied_weight_counts_in_every_place():
-    """In the modular norm of the tied network, whose budget takes care of both places."""
+def test_tied_weight_counts_every_use():
+    """In the modular norm of the tied network, the budget accounts for both uses."""
     net = Tied(Unembed(5, 4) @ Linear(4, 4) @ Embed(4, 5), (0, 2)).constrained()
     assert bound(net).lipschitz_weights == pytest.approx(1)
     x = jnp.arange(5)[None]
@@ -204,24 +204,24 @@ def test_a_tied_weight_counts_in_every_place():
     assert 0.3 < worst <= bound(net, params).lipschitz_weights
 
 
-def test_frozen_weights_do_not_move_the_output():
+def test_frozen_weights_have_zero_weight_bound():
     net = Linear(4, 4) @ Linear(4, 4).tare(absolute=0.0)
     parts = bound(net).parts
     assert [part.lipschitz_weights for part in parts] == [0, 1]
 
 
-def test_positions_do_not_depend_on_tokens():
+def test_positions_have_zero_input_bound():
     net = 0.5 * Embed(4, 7) + 0.5 * (Embed(4, 6) @ Positions())
     assert bound(net).lipschitz_inputs == 0.5
     assert net.sensitivity == 1
 
 
-def test_a_zero_multiple_stops_everything():
+def test_zero_multiple_has_zero_bound():
     net = Mul(0.0) @ res_mlp(3, 3, 3, 2)
     assert bound(net, input_norm=math.inf).lipschitz_inputs == 0
 
 
-def test_a_global_bound_of_a_homogeneous_network():
+def test_homogeneous_network_has_global_bound():
     net = mlp(4, 9, 9, 3).constrained()
     everywhere = bound(net, input_norm=math.inf)
     assert everywhere.lipschitz_inputs == pytest.approx(1)
@@ -232,15 +232,15 @@ def test_a_global_bound_of_a_homogeneous_network():
 @pytest.mark.parametrize(
     "net", [res_mlp(3, 6, 6, 2), res_cnn(3, 2, 4, 1), gpt(5, 4, 1, 1, layer_norm=True)]
 )
-def test_division_by_the_norm_has_no_bound(net):
+def test_rms_division_has_no_bound(net):
     found = bound(net)
     assert found.lipschitz_inputs == math.inf
     assert any("RMSDivide may get inputs near zero" in reason for reason in found.reasons)
     assert "infinite: RMSDivide" in str(found)
 
 
-def test_and_rightly_so():
-    """The slope of a residual network grows without end as its input shrinks."""
+def test_resmlp_slope_diverges_near_zero():
+    """No finite bound exists: the slope of a residual network diverges as its input shrinks."""
     net = res_mlp(3, 6, 6, 2, block_depth=1)
     params = weights_of(net)
     x, dx = np.random.default_rng(0).standard_normal((2, 6))
@@ -250,8 +250,8 @@ def test_and_rightly_so():
     assert slopes[2] > 5 * slopes[1]
 
 
-def test_no_least_input_helps_behind_a_subtracted_mean():
-    """`MeanSubtract` maps equal entries to zero, however large, and the next layer divides."""
+def test_mean_subtract_discards_lower_bound():
+    """`MeanSubtract` maps equal entries of any size to zero, and the next layer divides."""
     size = NormBound(8.0, 8.0)
     assert "RMSDivide" in bound(res_mlp(3, 6, 6, 2, block_depth=1), input_norm=size).reasons[0]
     constrained = [res_mlp(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
@@ -276,7 +276,7 @@ MANIFOLDS = [
     (Embed(4, 6), Stiefel(2.0)),
     (Conv2D(4, 6, 3), Hypersphere(1.0, ndim=4)),
     (Conv2D(4, 6, 3), Stiefel(0.1)),
-    # Steps in another norm than that of the points.
+    # Step norms that differ from the point's norm.
     (Linear(4, 6), Stiefel(0.5, step_norm=Frobenius(scale=3.0))),
     (Linear(4, 4), Orthogonal(1.5, step_norm=Spectral(scale=4.0))),
     (Linear(4, 6), Hypersphere(1.0, ndim=2, step_norm=Frobenius(scale=3.0))),
@@ -291,7 +291,7 @@ def random_steps(atom):
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Of every manifold ten random points, and the norms of ten random steps; in one program."""
+    """Draw ten points and the norms of ten steps per manifold, in a single program."""
 
     @jax.jit
     def all_of_them(key):
@@ -303,8 +303,8 @@ def drawn():
 
 
 @pytest.mark.parametrize("row", range(len(MANIFOLDS)), ids=lambda i: type(MANIFOLDS[i][1]).__name__)
-def test_points_of_a_manifold_are_within_its_bounds(row, drawn):
-    """Random points, by their singular values; and steps of norm 1, in the atom's own norm."""
+def test_manifold_points_stay_within_bounds(row, drawn):
+    """Check random points by their singular values, and unit steps in the atom's own norm."""
     atom = MANIFOLDS[row][0].on(MANIFOLDS[row][1])
     points, theirs = drawn[row]
     anywhere = bound(atom)
@@ -317,7 +317,7 @@ def test_points_of_a_manifold_are_within_its_bounds(row, drawn):
         assert here.outputs.lower >= anywhere.outputs.lower / NEAR
 
 
-def test_weights_that_drifted_are_covered():
+def test_drift_covers_scaled_weights():
     net = Linear(6, 4).constrained()
     w = np.asarray(weights_of(net)) * 1.01
     found = bound(net, drift=0.011, input_norm=NormBound(1.0, 1.0))
@@ -326,8 +326,8 @@ def test_weights_that_drifted_are_covered():
     assert found.outputs.lower == pytest.approx(0.989)
 
 
-def test_the_published_gpt_has_finite_bounds():
-    """65 characters, width 128, 4 heads, 4 blocks: finite, without any input declared."""
+def test_published_gpt_has_finite_bounds():
+    """65 characters, width 128, 4 heads, 4 blocks: finite without a declared input norm."""
     found = bound(gpt(65, 128, 4, 4).constrained())
     assert 1 <= found.lipschitz_inputs < 2.4
     assert 1 <= found.lipschitz_weights < 2.3
@@ -336,7 +336,7 @@ def test_the_published_gpt_has_finite_bounds():
     assert found.lipschitz_weights < deep.lipschitz_weights < 2.5
 
 
-def test_printing_shows_the_tree():
+def test_bounds_print_as_tree():
     text = str(bound(mlp(4, 6, 8, 4).constrained()))
     head, *lines = text.splitlines()
     assert head.split() == [
@@ -350,8 +350,8 @@ def test_printing_shows_the_tree():
     assert any(line.startswith("│     ├─ Linear(8, 8) on Stiefel") for line in lines)
 
 
-def test_the_attack_projects_to_the_manifolds():
-    """What it calls a weight on a manifold is one by the manifold's own account."""
+def test_attack_projects_onto_manifolds():
+    """The attack's projections have distance 0 by the manifold's own measure."""
     rng = np.random.default_rng(0)
     atoms = [atom.constrained() for atom in (Linear(4, 6), Conv2D(4, 6), Embed(4, 6))]
     points = [to_jax(project(atom, rng.standard_normal(atom.shape))) for atom in atoms]
@@ -361,8 +361,8 @@ def test_the_attack_projects_to_the_manifolds():
     assert [float(np.max(distance)) < 1e-5 for distance in distances(points)] == [True] * 3
 
 
-def test_no_bound_underflows_to_zero():
-    """Zero would say that nothing moves, and certify every radius."""
+def test_bounds_do_not_underflow():
+    """A Lipschitz bound of zero would certify every radius."""
     unit = NormBound(1.0, 1.0)
     identity = Mul(1e200) @ Mul(1e200) @ Mul(1e-200) @ Mul(1e-200)
     found = bound(identity, input_norm=unit)
@@ -400,8 +400,8 @@ def scanned():
 @pytest.mark.parametrize(
     ("make", "excess"), [(one_path_twice, 1.02), (declared_sensitivity, NEAR), (scanned, NEAR)]
 )
-def test_an_external_module_is_bounded_in_its_own_norm(make, excess):
-    """Steps of its own budgets' lengths, to the worse side of an identity."""
+def test_external_module_bounded_in_own_norm(make, excess):
+    """Take steps as long as the module's budgets, along the identity."""
     net, params, apply = make()
     budgets = net.budgets()
     units = {name: jnp.ones(4) if x.ndim == 1 else jnp.eye(4) for name, x in params.items()}
@@ -409,7 +409,7 @@ def test_an_external_module_is_bounded_in_its_own_norm(make, excess):
     slope = rms(jax.jvp(apply, (params,), (step,))[1])
     found = bound(net, params)
     assert slope <= found.lipschitz_weights * NEAR
-    # All is parallel here, so that the bounds are nearly attained.
+    # All layers are parallel here, so the bounds are nearly attained.
     assert found.lipschitz_weights <= excess * slope
     moved = rms(apply(jax.tree.map(jnp.add, params, step)))
     assert moved <= bound(net, params, radius=1.0).output_norm * NEAR

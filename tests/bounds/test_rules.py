@@ -1,4 +1,4 @@
-"""The rule of every bond under attack, and wrong rules that the attack must catch."""
+"""Bound rules of all bonds under attack, and wrong rules that the attack must catch."""
 
 import dataclasses
 import math
@@ -51,7 +51,7 @@ HEADS = NormBound(2.0, measure=RMS(2), features=3)
 SCORES = NormBound(2.0, measure=LInf(), features=4)
 T, S, P, H = (2, 4, 6), (2, 4, 4), (2, 4, 6, 3), (2, 4, 3)
 
-# bond, sizes, shapes, and how much of the bound the attack finds at least.
+# bond, sizes, shapes, and the least fraction of the bound that the attack attains.
 RULES = {
     "Identity": (Identity(), UNIT, T, 0.999),
     "Mul": (Mul(-2.5), UNIT, T, 0.999),
@@ -84,7 +84,7 @@ RULES = {
 
 
 def attacked(name):
-    """What the attack finds, and the bound."""
+    """Return the largest slope of the attack, and the bound."""
     bond, sizes, shapes, _ = RULES[name]
     found = bound(bond, input_norm=sizes)
     params = weights_of(bond)
@@ -101,14 +101,14 @@ def attacked(name):
     "GELU",
 )
 @pytest.mark.parametrize("name", RULES)
-def test_no_attack_exceeds_the_bound(name):
+def test_attacks_stay_within_rule_bounds(name):
     worst, most = attacked(name)
     assert RULES[name][3] * most <= worst <= most * (1 + 1e-4)
 
 
 @pytest.fixture
 def replace():
-    """Replaces rules by wrong ones, until the test ends."""
+    """Replace rules by wrong rules until the test ends."""
     right = {}
 
     def replaced(kind, wrong):
@@ -128,7 +128,7 @@ ATTENTION = bounds.rule.dispatch(FunctionalAttention)
 
 
 def without_heads(bond, weights, x):
-    """As if the largest head were as large as the mean over the heads."""
+    """Wrong rule: takes the largest head for the mean over the heads."""
     plain = tuple(NormBound(part.upper) for part in x)
     right = ATTENTION(bond, weights, plain)
     return dataclasses.replace(right, outputs=x[2])
@@ -145,15 +145,15 @@ def without_heads(bond, weights, x):
         ("attention of large", lambda *args: LipschitzBounds.of(NormBound(3.0), [1.0, 1.0, 1.0])),
     ],
 )
-def test_the_attack_catches_wrong_rules(replace, name, wrong):
-    """Declared sensitivities, a forgotten factor for the heads, norms taken for 1."""
+def test_attack_catches_wrong_rules(replace, name, wrong):
+    """Wrong rules: declared sensitivities, a missing factor for heads, norms assumed to be 1."""
     replace(type(RULES[name][0]), wrong)
     worst, most = attacked(name)
     assert worst > 1.05 * most
 
 
-def test_output_sizes_hold():
-    """Random inputs of the largest size; all rules in one program."""
+def test_output_norms_stay_within_upper_bounds():
+    """Draw random inputs of the largest size; all rules share a program to save compilation."""
     found = {name: bound(row[0], input_norm=row[1]) for name, row in RULES.items()}
 
     @jax.jit
@@ -172,8 +172,8 @@ def test_output_sizes_hold():
             assert float(size) <= found[name].output_norm * (1 + 1e-5), name
 
 
-def test_least_sizes_hold():
-    """Tokens of norms between 1 and 2, through everything that keeps a least size."""
+def test_output_norms_stay_above_lower_bounds():
+    """Pass tokens of norm 1 to 2 through the modules that keep a lower bound."""
     nets = [
         2.0 * Identity(),
         Abs(),
@@ -198,8 +198,8 @@ def test_least_sizes_hold():
         assert found.lower > 0 or isinstance(net, Linear)
 
 
-def test_composed_bounds_are_those_of_the_chain_rule():
-    """Against `np.einsum`, which knows no infinity; and zero times infinity is zero."""
+def test_composed_bounds_follow_chain_rule():
+    """Compare with `np.einsum` for finite entries; zero times infinity must be zero."""
     rng = np.random.default_rng(0)
     a, b = rng.random((2, 3)), rng.random((3, 5))
     np.testing.assert_allclose(product(a, b), np.einsum("oj,ji->oi", a, b), rtol=1e-12)
@@ -212,8 +212,8 @@ def test_composed_bounds_are_those_of_the_chain_rule():
     ("source", "target"),
     [(a, b) for a in (RMS(), LInf(), L1(), RMS(2)) for b in (RMS(), LInf(), L1())],
 )
-def test_norms_bound_each_other(source, target):
-    """On random, equal and spiked vectors; attained by one of them."""
+def test_norm_conversion_factors_are_bounds(source, target):
+    """Try random, constant and spiked vectors; the best attains at least half of the factor."""
     size = NormBound(1.0, measure=source, features=3 if source == RMS(2) else 4)
     shape = (2, 4, 3) if source == RMS(2) else (5, 4)
     ratios = []
@@ -227,7 +227,7 @@ def test_norms_bound_each_other(source, target):
 
 @dataclasses.dataclass(frozen=True)
 class Tanh(Bond):
-    """A bond that the package does not know."""
+    """A bond without a registered rule."""
 
     sensitivity: ClassVar[float] = 1.0
 
@@ -235,7 +235,7 @@ class Tanh(Bond):
         return jnp.tanh(x)
 
 
-def test_a_bond_without_a_rule_says_how_to_add_one():
+def test_bond_without_rule_error_names_register():
     net = Linear(3, 4) @ Tanh() @ Linear(4, 4)
     with pytest.raises(TypeError, match="no sound bound for Tanh.*bounds.rule.register"):
         bound(net)
@@ -248,12 +248,12 @@ def test_a_bond_without_a_rule_says_how_to_add_one():
     assert bound(net).lipschitz_inputs == pytest.approx(1)
 
 
-def test_a_bond_says_in_which_norm_it_reads_the_input():
-    """A number for the input is RMS, until `bounds.reads` knows better."""
+def test_reads_rule_sets_input_norm():
+    """A bare number is an RMS norm, unless a rule of `bounds.reads` names another norm."""
 
     @dataclasses.dataclass(frozen=True)
     class Square(Bond):
-        """Half the square of every score: as steep as the largest of them."""
+        """Half the square of every score: its slope is the largest score."""
 
         sensitivity: ClassVar[float] = 1.0
 
@@ -272,8 +272,8 @@ def test_a_bond_says_in_which_norm_it_reads_the_input():
     def slope(found):
         return input_slope(lambda x: net.apply(params, x), found.inputs, found.outputs, (2, 4))
 
-    # An RMS norm of 2 may be all in one of four scores: that is 4, and so is the slope there; to
-    # read a movement by its largest score costs another factor of 2.
+    # An RMS norm of 2 allows a single score of 4, where the slope is 4. Measuring a movement by its
+    # largest score costs another factor of 2.
     assert bounds.reads(net) == bounds.reads(Square()) == RMS()
     with pytest.raises(ValueError, match="takes the length of the last axis"):
         bound(net, input_norm=2.0)
@@ -294,7 +294,7 @@ def test_a_bond_says_in_which_norm_it_reads_the_input():
     assert alone.lipschitz_inputs == 3
     worst = input_slope(Square().forward, alone.inputs, alone.outputs, (2, 4))
     assert worst == pytest.approx(3, rel=1e-4)
-    # Wherever it comes first, it is what reads the input.
+    # The first module determines the input norm.
     for first in (net, Square() ** 2, (Square(), 2.0 * Identity() @ Square()) @ Identity()):
         assert bounds.reads(first) == LInf()
     assert bounds.reads((Square(), Abs()) @ Identity()) == RMS()
@@ -302,7 +302,7 @@ def test_a_bond_says_in_which_norm_it_reads_the_input():
 
 @dataclasses.dataclass(frozen=True)
 class Foreign(Manifold):
-    """A manifold that the package does not know, although another one does all the work."""
+    """A manifold without a registered rule; it delegates to `Stiefel`."""
 
     inner: ClassVar[Stiefel] = Stiefel(2.0)
     ndim: ClassVar[int] = 2
@@ -330,7 +330,7 @@ class Foreign(Manifold):
         return self.inner.distance(point)
 
 
-def test_a_manifold_without_a_rule_says_how_to_add_one():
+def test_manifold_without_rule_error_names_register():
     atom = Linear(3, 4, manifold=Foreign())
     with pytest.raises(TypeError, match="points of Foreign.*bounds.matrix_bounds.register"):
         bound(atom)
@@ -344,7 +344,7 @@ def test_a_manifold_without_a_rule_says_how_to_add_one():
 
 
 @pytest.mark.parametrize("norm", [MaxAbs(), Frobenius(ndim=0, scale=0.5)])
-def test_a_bound_on_entries_bounds_the_matrix(norm):
+def test_entry_bound_bounds_matrix(norm):
     found = bounds.matrix_bounds(Euclidean(norm), (3, 5))
     rng = np.random.default_rng(0)
     for weight in (np.ones((3, 5)), *rng.choice([-1.0, 1.0], size=(20, 3, 5))):
@@ -356,7 +356,7 @@ def test_a_bound_on_entries_bounds_the_matrix(norm):
     assert np.linalg.norm(weight[0]) == pytest.approx(found.row)
 
 
-def test_division_over_other_axes_has_no_bound():
+def test_rms_division_over_other_axes_has_no_bound():
     found = bound(RMSDivide(axis=-2))
     assert found.lipschitz_inputs == math.inf
     assert "over other axes than the last" in str(found)
@@ -411,11 +411,11 @@ def test_errors_name_the_module():
         bound(net)
 
 
-def test_tokens_have_norm_one_whatever_is_said():
+def test_tokens_have_norm_one_despite_input_norm():
     declared = NormBound(0.5, measure=L1(one_hot=True))
     assert bound(Embed(4, 7), input_norm=declared).lipschitz_weights == 1
 
 
-def test_a_slope_that_is_nan_is_found():
+def test_attack_reports_nan_slope():
     size = NormBound(1.0, features=4)
-    assert math.isnan(input_slope(jnp.sqrt, size, size, (2, 4)))  # of negative numbers
+    assert math.isnan(input_slope(jnp.sqrt, size, size, (2, 4)))  # the root of negative numbers

@@ -1,4 +1,4 @@
-"""Shapes that a module refuses, or that its bound accounts for."""
+"""Broadcast and mismatched shapes: refused by modules, or covered by their bounds."""
 
 import jax
 import jax.numpy as jnp
@@ -46,8 +46,8 @@ SHRUNK = Identity() + Conv2D(1, 1, 2, padding=0)
     [(COPIED, (3, 8)), (SHRUNK, (1, 2, 2, 1))],
     ids=["features", "pixels"],
 )
-def test_sums_of_unequal_shapes_are_refused(net, shape):
-    """A copied entry moves a Euclidean length several times: 1 + sqrt(8) for a claim of 2."""
+def test_add_of_unequal_shapes_is_refused(net, shape):
+    """Broadcasting counts an entry several times in L2: the slope is 1 + sqrt(8), not 2."""
     with pytest.raises(ValueError, match=r"Add takes terms of one shape; got \("):
         jax.eval_shape(net.apply, net.init(jax.random.key(0)), jnp.ones(shape))
 
@@ -66,8 +66,8 @@ def test_add_broadcasts_no_axis(shapes):
         Add().forward(tuple(map(jnp.ones, shapes)))
 
 
-def test_third_term_of_other_length_has_no_bound():
-    """The length of the first term is not known."""
+def test_add_with_mismatched_third_term_is_refused():
+    """The first term has an unknown length."""
     with pytest.raises(ValueError, match="expected 1 entries .* got 8"):
         bound(Add() @ (Flatten(2), Linear(8, 6) @ Flatten(1), Linear(1, 6) @ Flatten(1)))
 
@@ -111,9 +111,9 @@ T, H = (4, 6), (2, 4, 3)
         (FunctionalAttention(False), (HEADS, UNIT, UNIT), (H, (4, 3), (4, 3))),
     ],
 )
-def test_broadcast_attention_stays_within_its_bound(monkeypatch, bond, sizes, shapes):
-    """Norms that are the largest over all tokens do not count a copy twice."""
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # as outside of the suite
+def test_broadcast_attention_stays_within_bound(monkeypatch, bond, sizes, shapes):
+    """Norms that take the maximum over tokens do not count copies twice."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # as for users
     sizes = tuple(
         NormBound(s.upper, measure=s.measure, features=shape[-1])
         for s, shape in zip(sizes, shapes, strict=True)
@@ -124,7 +124,7 @@ def test_broadcast_attention_stays_within_its_bound(monkeypatch, bond, sizes, sh
 
 
 def smallest(measure, y):
-    """The norm of the smallest token, pixel or image."""
+    """Return the norm of the smallest token, pixel or image."""
     match measure:
         case RMS(heads):
             return np.sqrt(np.mean(y**2, axis=(-1,) if heads == 1 else (-3, -1))).min()
@@ -158,8 +158,8 @@ KEEPERS = [
 
 
 @pytest.mark.parametrize("net", KEEPERS, ids=repr)
-def test_outputs_are_no_smaller_than_claimed(rng, net):
-    """Inputs of the least size, with one entry in each pixel."""
+def test_outputs_stay_above_lower_bound(rng, net):
+    """Inputs have the smallest declared size and a single nonzero entry per pixel."""
     params = weights_of(net)
     apply = jax.jit(net.apply)
     for measure in (RMS(), LInf(), L2(1), L2(2), L2(3)):

@@ -1,4 +1,4 @@
-"""Parameters in modules that are pytrees and callable: a tree of that type is no function."""
+"""Parameter trees that are callable modules must not be mistaken for functions."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ from manifoldmuon.minimize import minimize
 
 
 class Struct(flax.struct.PyTreeNode):
-    """Stands for modules of Linen style whose parameters are fields."""
+    """A Linen-style module with parameters as fields."""
 
     kernel: Any
     bias: Any
@@ -54,7 +54,7 @@ def params(request) -> Any:
     return optim.project_tree(tree_of(given, Stiefel(), Euclidean()), given)
 
 
-def test_geometry_tree_of_the_modules_type_gives_updates(params):
+def test_callable_geometry_tree_matches_function(params):
     geometry = tree_of(params, Stiefel(), Euclidean())
 
     def function(path, leaf):
@@ -67,7 +67,7 @@ def test_geometry_tree_of_the_modules_type_gives_updates(params):
     chex.assert_trees_all_equal(*updates)
 
 
-def test_hybrid_of_a_callable_module_splits_by_entry(params):
+def test_hybrid_splits_callable_modules(params):
     geometry = tree_of(params, Stiefel(), None)
     tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.sgd(0.5))
     grads = jax.tree.map(jnp.ones_like, params)
@@ -79,7 +79,7 @@ def test_hybrid_of_a_callable_module_splits_by_entry(params):
             np.testing.assert_array_equal(update, np.full(param.shape, -0.5, np.float32))
 
 
-def test_drop_in_takes_a_callable_module(params):
+def test_optax_muon_accepts_callable_modules(params):
     grads = jax.tree.map(
         lambda x: jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape), params
     )
@@ -87,11 +87,11 @@ def test_drop_in_takes_a_callable_module(params):
     for tx in (contrib.optax_muon(0.1), optax.contrib.muon(0.1)):
         updates.append(jax.jit(tx.update)(grads, tx.init(params), params)[0])
     eps = float(jnp.finfo(jnp.float32).eps)
-    # Five quintic steps multiply rounding by at most 3.4445 each, in one step of length 0.1.
+    # Each of five quintic steps multiplies rounding by at most 3.4445; the update has length 0.1.
     chex.assert_trees_all_close(*updates, rtol=0, atol=0.1 * 3.4445**5 * eps)
 
 
-def test_minimize_on_a_callable_module_finds_its_target(params):
+def test_minimize_accepts_callable_modules(params):
     geometry = tree_of(params, Stiefel(), Euclidean())
     target = jax.tree.map(lambda x: x + 0.1, params)
 
@@ -105,7 +105,7 @@ def test_minimize_on_a_callable_module_finds_its_target(params):
     assert cost(found.point) <= cost(nearest) * (1 + 1e-5)
 
 
-def test_checkpoint_of_a_callable_module_comes_back_equal(params, tmp_path, no_futures_left):
+def test_checkpoint_restores_callable_modules(params, tmp_path, no_futures_left):
     geometry = tree_of(params, Stiefel(), Euclidean())
     tx = optim.manifold_muon(0.1, geometry)
     state = tx.init(params)

@@ -18,7 +18,7 @@ KEY = jax.random.key(0)
 
 
 class Net(eqx.Module):
-    """A module of every kind."""
+    """A model with each kind of module."""
 
     embed: Any
     attention: Any
@@ -42,7 +42,7 @@ class Net(eqx.Module):
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_every_type(per_head):
+def test_module_types_get_expected_manifolds(per_head):
     model = Net()
     found = reading.geometry(model, W, per_head=per_head, embedding=EmbeddingRows())
     heads = Layout(out_blocks=4 if per_head else 1)
@@ -62,7 +62,7 @@ def test_every_type(per_head):
     assert {path: x for path, x in found.items() if x is not None} == wanted
 
 
-def test_a_transposed_convolution_is_the_map_of_one_input():
+def test_transposed_convolution_layout_matches_jacobian():
     module = Net().up
     entry = reading.geometry(module, W)["weight"]
     found = entry.layout.inward(np.asarray(module.weight))
@@ -72,7 +72,7 @@ def test_a_transposed_convolution_is_the_map_of_one_input():
     np.testing.assert_allclose(np.linalg.svd(found)[1], np.linalg.svd(wanted)[1], atol=1e-5)
 
 
-def test_frozen_leaves_are_left_out_and_stacks_are_read():
+def test_frozen_leaves_are_skipped_in_stacks():
     stacked = eqx.filter_vmap(lambda key: eqx.nn.Linear(3, 4, key=key))(jax.random.split(KEY, 5))
     frozen = eqx.tree_at(lambda m: m.bias, stacked, None)
     assert reading.geometry(frozen, W) == {"weight": LaidOut(W, Layout())}
@@ -81,7 +81,7 @@ def test_frozen_leaves_are_left_out_and_stacks_are_read():
 
 
 class Own(eqx.Module):
-    """A parameter that no type explains."""
+    """A parameter of an unknown module type."""
 
     table: Any
 

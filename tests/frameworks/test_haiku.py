@@ -15,14 +15,14 @@ W = Stiefel()
 
 
 class Own(hk.Module):
-    """A parameter that no type explains."""
+    """A parameter of an unknown module type."""
 
     def __call__(self, x):
         return x @ hk.get_parameter("table", (8, 3), init=jnp.ones)
 
 
 def network(tokens, train):
-    """A module of every kind."""
+    """Apply each kind of module."""
     assert train is True
     x = hk.Embed(9, 8)(tokens)
     x = hk.LayerNorm(-1, True, True)(x)
@@ -38,7 +38,7 @@ TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_every_type(per_head):
+def test_module_types_get_expected_manifolds(per_head):
     model = hk.transform_with_state(network)
     given: Any = {
         "options": {"train": True},

@@ -17,7 +17,7 @@ TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
 
 
 class Block(nn.Module):
-    """Attention and a layer, as `nn.scan` wants them."""
+    """Attention and a layer, with the signature that `nn.scan` expects."""
 
     @nn.compact
     def __call__(self, x, _):
@@ -26,7 +26,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """A module of every kind."""
+    """A model with each kind of module."""
 
     @nn.compact
     def __call__(self, tokens, train):
@@ -43,7 +43,7 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_every_type(per_head):
+def test_module_types_get_expected_manifolds(per_head):
     given = {"per_head": per_head, "embedding": EmbeddingRows(), "options": {"train": True}}
     found = reading.geometry(Net(), (TOKENS,), W, **given)
     kernel = W.transposed()
@@ -70,14 +70,14 @@ def test_every_type(per_head):
     assert {row.path for row in rows} == {f"params/{path}" for path in found}
 
 
-def test_partitioned_parameters_have_the_paths_of_bare_ones():
+def test_partitioned_parameters_keep_plain_paths():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "x"))
     found = reading.geometry(nn.Dense(4, kernel_init=init), (jnp.ones(3),), W)
     assert found == {"kernel": W.transposed(), "bias": None}
 
 
 class Own(nn.Module):
-    """A parameter that no type explains."""
+    """A parameter of an unknown module type."""
 
     @nn.compact
     def __call__(self, x):

@@ -1,4 +1,4 @@
-"""Convolutions on `Stiefel(Lipschitz())`, against the norms of the maps that they compute."""
+"""Convolutions on `Stiefel(Lipschitz())`, against the norms of their linear maps."""
 
 import itertools
 
@@ -27,8 +27,8 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize("padding", ["ZEROS", "CIRCULAR"])
-def test_overlap_bounds_how_often_a_pixel_is_seen(padding):
-    """Counted in index arithmetic; with zeros, and pixels enough, it is exact."""
+def test_overlap_bounds_reads_per_pixel(padding):
+    """Count by index arithmetic; the bound is exact for zero padding and large images."""
     for k, s, d in itertools.product(range(1, 6), range(1, 5), range(1, 4)):
         counts = []
         for n in range(1, 40):
@@ -45,7 +45,7 @@ def test_overlap_bounds_how_often_a_pixel_is_seen(padding):
 
 
 def check(kernels, function, params, entry, shape, disjoint):
-    """The norm of the map with random kernels, and with one that averages patches."""
+    """Check the norm of the map with random kernels and a nearly averaging kernel."""
     shapes = {name: x.shape for name, x in params.items()}
     flat = jax.jit(
         lambda w: jax.jacobian(lambda x: jnp.ravel(function(w, x.reshape(shape))))(
@@ -64,7 +64,7 @@ def check(kernels, function, params, entry, shape, disjoint):
 def kernels(shapes):
     keys = jax.random.split(jax.random.key(0), 3)
     yield from ({n: jax.random.normal(key, s) for n, s in shapes.items()} for key in keys)
-    # Close to rank 1 before projection: constant images are stretched the most.
+    # Nearly rank 1 before projection: stretches constant images the most.
     yield {n: 1 + 1e-3 * jax.random.normal(keys[0], s) for n, s in shapes.items()}
 
 
@@ -148,10 +148,10 @@ def test_nnx_convolutions_have_norm_at_most_one():
 
         params = {"kernel": model.kernel[...]}
         found = check(kernels, apply, params, read(model, SPACE), (1, 6, 6, 2), False)
-        assert max(found) > 0.7  # a scale of 1 / 4 would give half of that
+        assert max(found) > 0.7  # a scale of 1 / 4 would give half as much
 
 
-def test_padding_that_repeats_pixels_is_refused():
+def test_reflect_padding_is_refused():
     nnx = pytest.importorskip("flax.nnx")
     read = pytest.importorskip("manifoldmuon.frameworks.nnx").geometry
     model = nnx.Conv(2, 2, (3, 3), padding="REFLECT", rngs=nnx.Rngs(0))

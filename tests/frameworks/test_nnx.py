@@ -1,4 +1,4 @@
-"""Geometries of Flax NNX models, against the linear maps that their modules compute."""
+"""Geometries of Flax NNX models, against the Jacobians of their modules."""
 
 import inspect
 from typing import Any
@@ -35,7 +35,7 @@ def attention(**options: Any) -> Any:
 
 
 class Block(nnx.Module):
-    """A transformer's block, with a parameter of every kind that the types name."""
+    """A transformer block with every kind of known parameter."""
 
     def __init__(self, rngs: Any):
         self.norm = nnx.RMSNorm(8, rngs=rngs)
@@ -72,20 +72,20 @@ class Net(nnx.Module):
 
 
 def matrices(entry: LaidOut, kernel: Any) -> np.ndarray:
-    """All points of a kernel, `(copies, fan_out, fan_in)`."""
+    """Return all matrices of a kernel, `(copies, fan_out, fan_in)`."""
     inner = entry.layout.inward(np.asarray(kernel, np.float64))
     return inner.reshape(-1, *inner.shape[-2:])
 
 
 def jacobian(function: Any, shape: tuple[int, ...]) -> np.ndarray:
-    """The matrix of a linear map of one array, by its derivative."""
+    """Return the matrix of a linear map of an array, by differentiation."""
     slope = jax.jacobian(function)(jnp.zeros(shape))
     size = int(np.prod(shape))
     return np.asarray(slope, np.float64).reshape(-1, size)
 
 
 def same_maps(found: np.ndarray, wanted: list[np.ndarray]) -> None:
-    """Compare shapes and singular values: the order of rows and columns plays no role."""
+    """Compare shapes and singular values; the order of rows and columns is irrelevant."""
     assert found.shape == (len(wanted), *wanted[0].shape)
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(np.linalg.svd(a)[1], np.linalg.svd(b)[1], atol=1e-5)
@@ -120,31 +120,31 @@ def linear_maps() -> Any:
 
 
 @pytest.mark.parametrize("name", linear_maps())
-def test_a_kernel_is_the_map_that_its_module_computes(name):
+def test_kernel_layouts_match_jacobians(name):
     module, shape = linear_maps()[name]
     same_maps(matrices(only(module), module.kernel[...]), [jacobian(module, shape)])
 
 
-def test_axes_that_an_einsum_shares_are_copies():
+def test_shared_einsum_axes_are_copies():
     module = nnx.Einsum("ea,eab->eb", (3, 2, 4), rngs=rngs())
     whole = jacobian(module, (3, 2)).reshape(3, 4, 3, 2)
     same_maps(matrices(only(module), module.kernel[...]), [whole[i, :, i] for i in range(3)])
 
 
-def test_groups_of_a_convolution_are_apart():
+def test_convolution_groups_are_separate_matrices():
     module = nnx.Conv(4, 6, (3,), padding="VALID", feature_group_count=2, rngs=rngs())
     whole = jacobian(module, (3, 4)).reshape(2, 3, 3, 2, 2)
     wanted = [whole[g, :, :, g].reshape(3, 6) for g in range(2)]
     same_maps(matrices(only(module), module.kernel[...]), wanted)
 
 
-def test_a_norm_of_kernels_gets_the_taps():
+def test_convolution_norm_receives_taps():
     found = only(nnx.Conv(2, 5, (3, 2), rngs=rngs()), convolutions=Euclidean(ConvRMSToRMS()))
     assert found == Euclidean(ConvRMSToRMS()).with_axes(-2, -1, taps=(-4, -3))
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_projections_of_attention(per_head):
+def test_attention_projection_layouts_match_jacobians(per_head):
     module = attention()
     found = reading.geometry(module, FLAT, attention=MATRIX, per_head=per_head)
     for name in ("query", "key", "value"):
@@ -175,8 +175,8 @@ def flat(model: Any) -> dict[str, Any]:
     return {"/".join(map(str, path)): leaf[...] for path, leaf in pairs}
 
 
-def test_heads_do_not_influence_one_another():
-    """Gradients of one head a hundred times larger: the other heads step as before."""
+def test_attention_heads_step_independently():
+    """Scaling one head's gradients by 100 leaves the steps of the other heads unchanged."""
     params = flat(attention())
     geometry = reading.geometry(attention(), FLAT, per_head=True)
     rng = np.random.default_rng(1)
@@ -196,13 +196,13 @@ def test_heads_do_not_influence_one_another():
 
 
 @pytest.mark.parametrize("blocks", [8, 4])
-def test_fused_projections_of_unequal_sizes(blocks):
-    """Four queries and two keys and values of head_dim 2: by heads, or by groups of queries."""
-    module = nnx.Linear(8, 16, rngs=rngs())  # q, k and v in one axis: 8 + 4 + 4
+def test_fused_projections_split_into_blocks(blocks):
+    """Split four queries, two keys and two values of head_dim 2 by head or by query group."""
+    module = nnx.Linear(8, 16, rngs=rngs())  # q, k and v share an axis: 8 + 4 + 4
     fused = FLAT.with_axes(-2, -1, out_blocks=blocks)
     geometry = reading.geometry(module, FLAT, overrides={"kernel": fused})
     grads = jax.random.normal(jax.random.key(0), (8, 16))
-    # The queries of the second key, as one head or as one group.
+    # The queries of the second key: two heads, or a group.
     louder = grads.at[:, 4:8].multiply(100)
     a, b = (steps(geometry, flat(module), {"kernel": g})["kernel"] for g in (grads, louder))
     np.testing.assert_allclose(np.delete(a, np.s_[4:8], 1), np.delete(b, np.s_[4:8], 1), atol=1e-5)
@@ -215,7 +215,7 @@ def of_transformer(model: Any) -> dict[str, Any]:
     return reading.geometry(model, MATRIX, embedding=EmbeddingRows(), overrides=head)
 
 
-def test_a_transformer():
+def test_transformer_geometry_covers_all_parameters():
     model = Net(rngs())
     geometry = of_transformer(model)
     assert set(geometry) == set(flat(model))
@@ -226,7 +226,7 @@ def test_a_transformer():
 
 
 @pytest.mark.slow
-def test_a_transformer_trains():
+def test_transformer_trains_on_manifolds():
     model = Net(rngs())
     geometry = of_transformer(model)
     nnx.update(model, optim.project_tree(geometry, nnx.state(model, nnx.Param)))
@@ -249,7 +249,7 @@ def test_a_transformer_trains():
     assert max(optim.monitor_distance(geometry, nnx.state(model, nnx.Param)).values()) < 1e-5
 
 
-def test_cells_have_a_matrix_for_each_gate():
+def test_recurrent_cells_split_by_gate():
     for cell, gates in ((nnx.GRUCell, 3), (nnx.OptimizedLSTMCell, 4)):
         found = reading.geometry(cell(2, 5, rngs=rngs()), MATRIX)
         assert found["dense_h/kernel"] == MATRIX.with_axes(-2, -1, out_blocks=gates)
@@ -262,7 +262,7 @@ def test_cells_have_a_matrix_for_each_gate():
 
 
 class Own(nnx.Module):
-    """A parameter that no type explains."""
+    """A parameter of an unknown module type."""
 
     def __init__(self, rngs: Any):
         self.weight = nnx.Param(jnp.ones((3, 4)))
@@ -270,7 +270,7 @@ class Own(nnx.Module):
 
 
 class MyLinear(nnx.Linear):
-    """A subclass, with a gain of its own."""
+    """A subclass with an additional gain."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -287,11 +287,11 @@ def test_parameters_of_unknown_modules_are_refused():
         reading.geometry(model, MATRIX)
 
 
-def test_overrides():
+def test_overrides_by_type_and_path():
     model = nnx.Sequential(Own(rngs()), nnx.Linear(3, 3, rngs=rngs()))
     known = {Own: {"weight": MATRIX}, MyLinear: {"gain": None}}
     found = reading.geometry(model, FLAT, overrides=known)
-    assert found["layers/0/weight"] == MATRIX  # as it lies: nothing is known of it
+    assert found["layers/0/weight"] == MATRIX  # unknown type: no layout is applied
     assert found["layers/0/inner/kernel"] == found["layers/1/kernel"] == FLAT.transposed()
     more: Any = known | {"layers/1/*": None, nnx.Linear: MATRIX, "**/inner/bias": Euclidean()}
     found = reading.geometry(model, FLAT, overrides=more)
@@ -313,7 +313,7 @@ def test_overrides():
             reading.geometry(model, FLAT, overrides=known | unused)
 
 
-def test_adapters_are_left_to_the_rest_or_named():
+def test_lora_adapters_default_to_none():
     model = nnx.LoRALinear(4, 5, lora_rank=2, rngs=rngs())
     found = reading.geometry(model, MATRIX)
     assert found["lora/lora_a"] is found["lora/lora_b"] is None
@@ -334,7 +334,7 @@ def test_adapters_are_left_to_the_rest_or_named():
         ({"matrices": MATRIX, "rest": MATRIX}, ValueError, "the parameter 'bias': .*trailing 2"),
     ],
 )
-def test_wrong_arguments(options, error, message, monkeypatch):
-    monkeypatch.setattr(config, "jaxtyping_disable", True)  # beartype would be first
+def test_invalid_arguments_raise(options, error, message, monkeypatch):
+    monkeypatch.setattr(config, "jaxtyping_disable", True)  # else beartype raises first
     with pytest.raises(error, match=message):
         reading.geometry(nnx.Linear(3, 4, rngs=rngs()), **options)

@@ -1,4 +1,4 @@
-"""Stacks of modules along other axes than the first: every copy is a matrix of its own."""
+"""Modules stacked along any axis: each copy is a separate matrix."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ class Stack(nn.Module):
 
 
 def singular_values(kernel: Any, axis: int) -> np.ndarray:
-    """Of every copy."""
+    """Return the singular values of every copy."""
     copies = np.moveaxis(np.asarray(kernel, np.float64), axis, 0)
     return np.linalg.svd(copies, compute_uv=False)
 
@@ -78,7 +78,7 @@ def test_equinox_stack_on_any_axis_constrains_each_copy(axis):
     np.testing.assert_allclose(singular_values(moved.weight, axis), 1, atol=1e-5)
 
 
-def test_convolution_stacked_along_a_later_axis_keeps_its_taps():
+def test_convolution_stack_on_later_axis_keeps_taps():
     model = equinox_stack(lambda key: eqx.nn.Conv2d(2, 4, 3, use_bias=False, key=key), 2)
     geometry = equinox_reader.geometry(model, Stiefel())
     moved = optim.project_tree(geometry, eqx.filter(model, eqx.is_array))
@@ -86,14 +86,14 @@ def test_convolution_stacked_along_a_later_axis_keeps_its_taps():
     np.testing.assert_allclose(np.linalg.svd(copies, compute_uv=False), 1, atol=1e-5)
 
 
-def test_stack_that_could_be_either_of_two_axes_is_refused():
-    """A kernel (3, 8) whose eight copies lie on one of the last two axes, nobody knows which."""
+def test_ambiguous_stack_axis_is_refused():
+    """Eight copies of a (3, 8) kernel: the last two axes are indistinguishable."""
     model = equinox_stack(lambda key: eqx.nn.Linear(8, 3, use_bias=False, key=key), 1)
     with pytest.raises(ValueError, match=r"'weight' has the shape \(3, 8, 8\), and one copy"):
         equinox_reader.geometry(model, Stiefel())
 
 
-def test_embedding_stacked_along_a_later_axis_is_refused():
+def test_embedding_stack_on_later_axis_is_refused():
     model = nnx_stack(lambda key: nnx.Embed(3, 5, rngs=nnx.Rngs(params=key)), 1)
     with pytest.raises(ValueError, match=r"'embedding' has the shape \(3, 8, 5\)"):
         nnx_reader.geometry(model, Stiefel(), embedding=EmbeddingRows())

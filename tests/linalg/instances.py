@@ -1,4 +1,4 @@
-"""The table of methods: a new one is a row here, and every law is checked for it."""
+"""Table of msign methods; add a row to check all laws for a new method."""
 
 import math
 from typing import NamedTuple
@@ -21,10 +21,16 @@ from manifoldmuon.linalg import (
 
 
 class MethodCase(NamedTuple):
-    """A method, how orthogonal its answers are in units of eps sqrt(n), up to which condition
-    number, and how many matrix products one of its steps takes: the errors of the first step reach
-    the answer multiplied by the condition number, those of later steps by less, in a geometric
-    series."""
+    """A method with its accuracy.
+
+    Attributes:
+      name: test id.
+      method: the method.
+      orthogonality: orthogonality error of its results, in units of eps sqrt(n).
+      products: matrix products per step. The condition number multiplies the errors of the first
+        step; later factors are smaller, in a geometric series.
+      condition: largest condition number at which the accuracy holds.
+    """
 
     name: str
     method: MsignMethod
@@ -34,7 +40,7 @@ class MethodCase(NamedTuple):
 
 
 SCHEDULE = DEFAULT_MSIGN.schedule  # type: ignore[attr-defined]
-# In float32 up to a condition number of 1e6.
+# Accurate in float32 up to a condition number of 1e6.
 ACCURATE = [
     MethodCase("default", DEFAULT_MSIGN),
     MethodCase("direct form", NewtonSchulz(SCHEDULE)),
@@ -57,7 +63,7 @@ METHODS = [*ACCURATE, *OTHERS]
 
 
 def conditioned(shape: tuple[int, int], condition: float) -> np.ndarray:
-    """A float64 matrix with geometrically spaced singular values from 1 down."""
+    """Return a float64 matrix with geometrically spaced singular values, at most 1."""
     (m, n), rng = shape, np.random.default_rng(0)
     k = min(m, n)
     left = np.linalg.qr(rng.standard_normal((m, k)))[0]
@@ -66,6 +72,6 @@ def conditioned(shape: tuple[int, int], condition: float) -> np.ndarray:
 
 
 def polar(x: np.ndarray) -> np.ndarray:
-    """The polar factor by a float64 SVD."""
+    """Return the polar factor by a float64 SVD."""
     left, _, right = np.linalg.svd(np.asarray(x, np.float64), full_matrices=False)
     return left @ right

@@ -15,7 +15,7 @@ CONDITIONS = (1.0, 1e3, 1e6)
 
 @pytest.mark.parametrize("shape", [(64, 64), (24, 96)], ids=str)
 @pytest.mark.parametrize("case", ACCURATE, ids=lambda case: case.name)
-def test_up_to_a_condition_number_of_a_million(case: MethodCase, shape):
+def test_accurate_methods_up_to_condition_1e6(case: MethodCase, shape):
     x = np.stack([conditioned(shape, c) for c in CONDITIONS]).astype(np.float32)
     found = np.asarray(msign(jnp.asarray(x), case.method), np.float64)
     n = min(shape)
@@ -28,8 +28,8 @@ def test_up_to_a_condition_number_of_a_million(case: MethodCase, shape):
 
 
 @pytest.mark.parametrize("top", [1, 16])
-def test_a_few_large_singular_values_among_tiny_ones(top):
-    """The largest value lies at the bound by which the matrix is divided, and must not escape."""
+def test_few_large_singular_values_among_tiny(top):
+    """The largest value equals the bound that normalises the matrix; it must not exceed it."""
     rng = np.random.default_rng(1)
     left, right = (np.linalg.qr(rng.standard_normal((32, 32)))[0] for _ in range(2))
     x = (left * np.where(np.arange(32) < top, 1, 1e-5)) @ right
@@ -39,8 +39,8 @@ def test_a_few_large_singular_values_among_tiny_ones(top):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(40, 40), (12, 30)], ids=str)
-def test_clipping_is_right_to_rounding(shape, dtype):
-    """In units of the largest singular value."""
+def test_clip_singular_values_accurate_to_rounding(shape, dtype):
+    """Errors are relative to the largest singular value."""
     rng = np.random.default_rng(3)
     with jax.enable_x64(dtype == "float64"):
         x = jnp.asarray(rng.standard_normal(shape), dtype)

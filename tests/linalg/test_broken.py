@@ -1,4 +1,4 @@
-"""`check_msign` finds methods with one thing wrong, and names the law."""
+"""`check_msign` detects methods with a single defect and names the broken law."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from manifoldmuon.testing import check_msign
 
 
 class Damped(SVD):
-    """Leaves singular values below 1e-4 of the largest short, as an epsilon does."""
+    """Shrinks singular values below 1e-4 of the largest, like an epsilon in a denominator."""
 
     def polar(self, x):
         left, values, right = jnp.linalg.svd(x, full_matrices=False)
@@ -37,7 +37,7 @@ class Unguarded(SVD):
 
 
 class FillsRank(SVD):
-    """Turns singular values of zero into ones, except for a matrix of zeros."""
+    """Sets singular values of zero to 1, except for a matrix of zeros."""
 
     def polar(self, x):
         left, _, right = jnp.linalg.svd(x, full_matrices=False)
@@ -45,7 +45,7 @@ class FillsRank(SVD):
 
 
 class FillsZero(SVD):
-    """Forgets that zero stays zero, as the bare decomposition does."""
+    """Does not map zero to zero, like the bare decomposition."""
 
     def polar(self, x):
         left, _, right = jnp.linalg.svd(x, full_matrices=False)

@@ -1,4 +1,4 @@
-"""Derivatives of msign against the closed formula, and of what has loops against differences."""
+"""Derivatives of msign against the closed form, and of functions with loops by differences."""
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,13 @@ from tests.linalg.instances import conditioned, polar
 
 @jax.jit
 def derivatives(x, e, c):
-    """Forwards along e, and backwards from the weights c."""
+    """Return the forward-mode derivative along e and the gradient for the weights c."""
     return jax.jvp(msign, (x,), (e,))[1], jax.grad(lambda x: jnp.sum(c * msign(x)))(x)
 
 
 @jax.jit
 def second(x, e, c):
-    """The second derivative of `<c, msign(x + t e)>` at t = 0."""
+    """Return the second derivative of `<c, msign(x + t e)>` at t = 0."""
     return jax.grad(jax.grad(lambda t: jnp.sum(c * msign(x + t * e))))(0.0)
 
 
@@ -29,7 +29,7 @@ def single(*arrays):
 
 
 def formula(x: np.ndarray, e: np.ndarray) -> np.ndarray:
-    """U [(F - F^T) / (s_i + s_j)] V^T + (I - U U^T) E V S^-1 V^T for a tall x."""
+    """Return U [(F - F^T) / (s_i + s_j)] V^T + (I - U U^T) E V S^-1 V^T for a tall x."""
     if x.shape[0] < x.shape[1]:
         return formula(x.T, e.T).T
     u, s, vt = np.linalg.svd(x, full_matrices=False)
@@ -40,7 +40,7 @@ def formula(x: np.ndarray, e: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("condition", [1.0, 20.0], ids=["orthonormal", "general"])
 @pytest.mark.parametrize("shape", [(6, 4), (4, 4), (3, 5)], ids=str)
-def test_jvp_and_grad_are_the_closed_formula(shape, condition):
+def test_jvp_and_grad_match_closed_form(shape, condition):
     x = conditioned(shape, condition)
     rng = np.random.default_rng(1)
     e, c = rng.standard_normal((2, *shape))
@@ -55,7 +55,7 @@ def test_jvp_and_grad_are_the_closed_formula(shape, condition):
 
 
 @pytest.mark.parametrize("method", [SVD(), NewtonSchulz(MUON)], ids=["svd", "muon"])
-def test_every_method_has_the_derivative_of_the_exact_factor(method):
+def test_methods_share_the_exact_derivative(method):
     x, e = conditioned((5, 3), 3.0), np.random.default_rng(2).standard_normal((5, 3))
     x32, e32 = single(x, e)
     _, found = jax.jit(lambda x, e: jax.jvp(lambda x: msign(x, method), (x,), (e,)))(x32, e32)
@@ -63,7 +63,7 @@ def test_every_method_has_the_derivative_of_the_exact_factor(method):
 
 
 @pytest.mark.parametrize("condition", [1.0, 3.0], ids=["orthonormal", "general"])
-def test_second_derivative(condition):
+def test_second_derivative_matches_differences(condition):
     x, rng = conditioned((4, 3), condition), np.random.default_rng(3)
     e, c = rng.standard_normal((2, 4, 3)) / 4
     h = 1e-3
@@ -72,7 +72,7 @@ def test_second_derivative(condition):
     np.testing.assert_allclose(found, (up - 2 * here + down) / h**2, rtol=2e-3, atol=1e-4)
 
 
-def test_scale_of_the_derivative_and_of_short_dtypes():
+def test_derivative_scaling_and_short_dtypes():
     x = jnp.asarray(conditioned((4, 3), 3.0), jnp.float32)
     pull = jax.jit(jax.grad(lambda x: jnp.sum(msign(x)[0])))
     np.testing.assert_allclose(pull(x * 2.0**60) * 2.0**60, pull(x), rtol=1e-6, atol=1e-6)
@@ -83,8 +83,8 @@ def test_scale_of_the_derivative_and_of_short_dtypes():
     assert np.abs(rounded).max() > 0.5
 
 
-def test_missing_directions_contribute_zero():
-    """Rank one: the derivative on the range and co-range is that of the full-rank block."""
+def test_missing_directions_have_zero_derivative():
+    """At rank one, the derivative on range and co-range equals the full-rank block's."""
     x = jnp.zeros((4, 3)).at[0, 0].set(2.0)
     inside = jnp.zeros((4, 3)).at[1, 0].set(1.0)
     outside = jnp.zeros((4, 3)).at[1, 1].set(1.0)
@@ -92,7 +92,7 @@ def test_missing_directions_contribute_zero():
         np.testing.assert_allclose(derivatives(x, e, e)[0], expected, atol=1e-6)
 
 
-def test_finite_at_zero_and_a_nan_stays_apart():
+def test_derivative_at_zero_rank_one_and_nan():
     ones = jnp.ones((3, 4, 3))
     x = jnp.asarray([0.0, 1.0, jnp.nan])[:, None, None] * ones
     _, (zero, rank_one, nan) = derivatives(x, ones, ones)
@@ -102,7 +102,7 @@ def test_finite_at_zero_and_a_nan_stays_apart():
 
 
 def differences(f, x, e, h=1e-5):
-    """The derivative of f along e, and the second one."""
+    """Return the first and second derivative of f along e, by differences."""
     up, here, down = f(x + h * e), f(x), f(x - h * e)
     coarse = f(x + 100 * h * e) - 2 * here + f(x - 100 * h * e)
     return (up - down) / (2 * h), coarse / (100 * h) ** 2
@@ -116,8 +116,8 @@ FUNCTIONS = {
 
 @pytest.mark.slow_except("a Lyapunov equation")
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_with_loops_have_derivatives_of_any_order(name):
-    """Backwards, and backwards through what was backwards, against differences in float64."""
+def test_looped_functions_have_higher_derivatives(name):
+    """Compare reverse mode, once and twice, with float64 differences."""
     rng = np.random.default_rng(5)
     with jax.enable_x64(True):
         x, e = (jnp.asarray(a) for a in rng.standard_normal((2, 5, 3)))
@@ -134,11 +134,11 @@ def test_functions_with_loops_have_derivatives_of_any_order(name):
 
 
 @pytest.mark.slow
-def test_an_eigenvector_does_not_turn_towards_those_that_tie_with_it():
+def test_tied_eigenvectors_have_finite_derivative():
     turned = jax.jacrev(lambda s: largest_eigenpair(s, 24)[1])(jnp.eye(3).at[2, 2].set(0.0))
     assert np.isfinite(turned).all()
     _, vector = largest_eigenpair(jnp.eye(3).at[2, 2].set(0.0), 24)
-    # Towards the third direction, which is a whole below, it turns by as much as S moves it there.
+    # The third eigenvalue is lower by 1, so the eigenvector turns there by the perturbation itself.
     np.testing.assert_allclose(turned[2, 2, :], vector, atol=1e-5)
     assert not np.any(
         np.isnan(jax.grad(lambda s: largest_eigenpair(s, 4)[1][0])(jnp.zeros((4, 4))))

@@ -21,7 +21,7 @@ TOPS = [1.0, 1.5, -3.0, 1e-30, 1e30, 2.0**-126, 2.0**-149, -(2.0**-130), 3.4e38]
 
 
 @pytest.mark.parametrize("top", TOPS)
-def test_prescale_is_exact(top):
+def test_unit_scaling_is_exact(top):
     x = np.array([[top, top / 2], [0, -top / 4]], np.float32)
     scaled, exponent = scale_to_unit_exponent(jnp.asarray(x), 2)
     assert 1 <= np.abs(scaled).max() < 2
@@ -30,14 +30,14 @@ def test_prescale_is_exact(top):
 
 
 @pytest.mark.parametrize("top", [1.5, -1e300, 2.0**-1022, -(2.0**-1074), 3 * 2.0**-1060])
-def test_prescale_is_exact_in_float64(top):
+def test_unit_scaling_is_exact_in_float64(top):
     with jax.enable_x64(True):
         scaled, exponent = scale_to_unit_exponent(jnp.array([top, top]), 1)
         assert 1 <= np.abs(scaled).max() < 2
     np.testing.assert_array_equal(np.ldexp(np.asarray(scaled), int(exponent)), [top, top])
 
 
-def test_prescale_block_by_block():
+def test_unit_scaling_per_block():
     x = np.ones((5, 3), np.float32)
     x[1], x[2], x[3, 0], x[4, 2] = 0, 1e-40, np.nan, np.inf
     scaled, exponent = scale_to_unit_exponent(jnp.asarray(x), 1)
@@ -55,7 +55,7 @@ def test_short_dtypes_become_float32(dtype):
     assert scale_to_unit_exponent(smallest, 1)[0] == 1
 
 
-def test_prescale_of_nothing_and_of_too_few_axes():
+def test_unit_scaling_of_empty_and_too_few_axes():
     scaled, exponent = scale_to_unit_exponent(jnp.zeros((2, 0, 3)), 2)
     assert scaled.shape == (2, 0, 3)
     np.testing.assert_array_equal(exponent, [0, 0])
@@ -63,15 +63,15 @@ def test_prescale_of_nothing_and_of_too_few_axes():
         scale_to_unit_exponent(jnp.ones(3), 2)
 
 
-def test_prescale_is_differentiable_as_a_constant_factor():
+def test_unit_scaling_derivative_is_constant_factor():
     x = jnp.array([3.0, 5.0])
     np.testing.assert_array_equal(
         jax.jacobian(lambda x: scale_to_unit_exponent(x, 1)[0])(x), np.eye(2) / 4
     )
 
 
-def test_scalings_have_derivatives_inside_of_shard_map():
-    """There the tangent of an exponent varies over the mesh, as the exponent does."""
+def test_scalings_differentiate_inside_shard_map():
+    """Inside shard_map the tangent of an exponent varies over the mesh, like the exponent."""
     mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
 
     def there_and_back(x):
@@ -87,7 +87,7 @@ def test_scalings_have_derivatives_inside_of_shard_map():
     np.testing.assert_array_equal(jax.jit(sharded)(x), 2 * x)
 
 
-def test_times_power_of_two_beyond_one_factor():
+def test_times_power_of_two_with_extreme_exponents():
     x = jnp.array([[2.0**-120, 3], [1, 1], [2.0**100, 0], [2.0**100, 0], [1, 0]])
     found = times_power_of_two(x, jnp.array([200, -126, -226, -300, 300]), ndim=1)
     smallest = 2.0**-126
@@ -96,7 +96,7 @@ def test_times_power_of_two_beyond_one_factor():
 
 
 @pytest.mark.parametrize("exponent", [-140, 3, 101, 140])
-def test_times_power_of_two_is_linear_at_zero_too(exponent):
+def test_times_power_of_two_derivative_is_linear(exponent):
     power = jnp.array(exponent)
     x, moved = jnp.array([1.0, 0, 2.0**-140, -3]), jnp.array([0.25, 1, -1, 0.5])
     found = jax.jvp(lambda x: times_power_of_two(x, power, 1), (x,), (moved,))[1]
@@ -113,7 +113,7 @@ def test_times_power_of_two_keeps_short_dtypes(dtype):
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (3, 5), (4, 4)])
-def test_wide_matrices_are_treated_as_transposes(shape):
+def test_wide_matrices_match_transposes(shape):
     rng = np.random.default_rng(0)
     x, y = jnp.asarray(rng.standard_normal((2, *shape)), jnp.float32)
     small = gram_matrix(x, y)
@@ -140,6 +140,6 @@ def test_product_sums_in_float32():
     x = jnp.ones((1, 600), jnp.bfloat16)
     exact = product(x, x.mT)
     assert exact.dtype == jnp.float32
-    assert exact == 600  # bfloat16 has no 600: its neighbours are 600 +- 4 only by luck of 8
+    assert exact == 600  # a sum in bfloat16 stops at 256
     rounded = product(jnp.full((1, 1), 1.001), jnp.ones((1, 1)), operands=jnp.bfloat16)
     assert rounded == 1

@@ -26,7 +26,7 @@ def root_of(s: np.ndarray, power: float) -> np.ndarray:
 
 @pytest.mark.parametrize("schedule", [None, CUBIC], ids=["default", "cubic"])
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
-def test_inverse_sqrt(scale, schedule):
+def test_inverse_sqrt_matches_eigenvalues(scale, schedule):
     s = np.stack([scale * gram_of(c) for c in (1.0, 10.0, 100.0)])
     options = {} if schedule is None else {"schedule": schedule}
     found = np.asarray(inverse_sqrt(jnp.asarray(s, jnp.float32), **options), np.float64)
@@ -51,7 +51,7 @@ def test_inverse_sqrt_near_the_identity_in_two_steps(bound):
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e-3, 0.02, 0.5, 0.99])
-def test_inverse_sqrt_minus_one_is_right_relative_to_its_own_size(size):
+def test_inverse_sqrt_minus_one_relative_accuracy(size):
     rng = np.random.default_rng(0)
     v = rng.standard_normal((7, 7))
     s = v + v.T
@@ -64,12 +64,12 @@ def test_inverse_sqrt_minus_one_is_right_relative_to_its_own_size(size):
     assert polar_parts.largest_row_sum(jnp.asarray(s)) == pytest.approx(np.abs(s).sum(1).max())
 
 
-def test_inverse_sqrt_of_singular_and_bad_matrices():
+def test_inverse_sqrt_of_singular_and_nan_matrices():
     spoilt = jnp.stack([jnp.zeros((4, 4)), jnp.ones((4, 4)), jnp.full((4, 4), jnp.nan)])
     zero, one, nan = np.asarray(inverse_sqrt(spoilt))
     assert np.isfinite(zero).all()
     u = np.full(4, 0.5)
-    # Rounding is relative to the largest eigenvalue: what the null space was blown up to.
+    # Rounding is relative to the largest eigenvalue of the result, on the amplified null space.
     np.testing.assert_allclose(u @ one @ u, 0.5, atol=EPS * np.abs(one).max())
     assert np.isfinite(one).all()
     assert np.isnan(nan).all()

@@ -1,4 +1,4 @@
-"""LAPACK on CPUs, of one matrix after the other."""
+"""LAPACK on CPUs, called for single matrices."""
 
 import re
 
@@ -14,14 +14,14 @@ from manifoldmuon.modules import Linear
 
 
 def lapack_calls(function, *args) -> set[tuple[int, ...]]:
-    """The shape of the first operand of every call of LAPACK in a program for CPUs."""
+    """Return the first operand's shape for every LAPACK call in a CPU program."""
     text = jax.jit(function).trace(*args).lower(lowering_platforms=("cpu",)).as_text()
     found = re.findall(r"custom_call @lapack\w+\(.*: \(tensor<([0-9x]+)xf32>", text)
     assert len(found) == text.count("stablehlo.custom_call @lapack")
     return {tuple(map(int, shape.split("x"))) for shape in found}
 
 
-def test_no_batch_reaches_lapack():
+def test_lapack_gets_single_matrices():
     x = jnp.zeros((2, 3, 5, 4))
     assert lapack_calls(jnp.linalg.eigvalsh, x.mT @ x) == {(2, 3, 4, 4)}
     assert lapack_calls(positive_qr, x) == {(5, 4)}
@@ -32,7 +32,7 @@ def test_no_batch_reaches_lapack():
     assert lapack_calls((Linear(5, 5) ** 6).init, jax.random.key(0)) == {(5, 5)}
 
 
-def test_map_matrices_is_the_batch():
+def test_map_matrices_matches_batched_call():
     x = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)
     found = jax.jit(lambda x: lapack.map_matrices(jnp.linalg.qr, x))(x)
     for ours, theirs in zip(found, np.linalg.qr(x), strict=True):

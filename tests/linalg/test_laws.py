@@ -1,4 +1,4 @@
-"""Every method of the table keeps every law of the interface."""
+"""All methods in the table satisfy all laws of the interface."""
 
 import jax
 import pytest
@@ -10,11 +10,11 @@ from tests.linalg.instances import METHODS, MethodCase
 
 @pytest.mark.slow_except("default", "muon", "svd")
 @pytest.mark.parametrize("case", METHODS, ids=lambda case: case.name)
-def test_a_stack_of_wide_matrices(case: MethodCase):
+def test_msign_laws_on_wide_stack(case: MethodCase):
     key, condition = jax.random.key(1), case.condition
     check_msign(case.method, (2, 3, 5), key, case.orthogonality, condition=condition)
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (1, 1)], ids=str)
-def test_other_shapes(shape):
+def test_msign_laws_on_other_shapes(shape):
     check_msign(DEFAULT_MSIGN, shape, jax.random.key(2))

@@ -1,4 +1,4 @@
-"""msign at the edges: empty and rank-deficient matrices, transformations, wrong arguments."""
+"""Edge cases of msign: empty and rank-deficient matrices, transformations, invalid arguments."""
 
 import inspect
 
@@ -14,7 +14,7 @@ DIRECT = [DEFAULT_MSIGN, SVD()]
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (0, 0), (2, 0, 4), (0, 3, 4)], ids=str)
-def test_empty(shape):
+def test_empty_matrices_keep_shape_and_dtype(shape):
     found = msign(jnp.zeros(shape, jnp.bfloat16))
     assert found.shape == shape
     assert found.dtype == jnp.bfloat16
@@ -30,7 +30,7 @@ def test_rows_and_columns_of_zeros_stay_zero(method):
 
 
 @pytest.mark.parametrize("method", DIRECT, ids=lambda method: type(method).__name__)
-def test_rank_deficient_is_no_longer_than_one_and_right_on_its_range(method):
+def test_rank_deficient_is_exact_on_range(method):
     rng = np.random.default_rng(0)
     left = np.linalg.qr(rng.standard_normal((12, 2)))[0]
     right = np.linalg.qr(rng.standard_normal((8, 2)))[0]
@@ -39,7 +39,7 @@ def test_rank_deficient_is_no_longer_than_one_and_right_on_its_range(method):
     np.testing.assert_allclose(q @ right, left, atol=1e-5)
 
 
-def test_vmap_and_scan_give_what_a_loop_gives():
+def test_vmap_and_scan_match_loop():
     x = jnp.asarray(np.stack([conditioned((5, 3), c) for c in (1.0, 4.0)]), jnp.float32)
     loop = np.stack([polar(np.asarray(one)) for one in x])
     np.testing.assert_allclose(jax.vmap(msign)(x), loop, atol=2e-6)
@@ -48,7 +48,7 @@ def test_vmap_and_scan_give_what_a_loop_gives():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_wide_is_the_transpose_of_tall_and_dtypes_are_kept(dtype):
+def test_wide_matches_transpose_and_keeps_dtype(dtype):
     x = jnp.asarray(conditioned((5, 3), 4.0), dtype)
     tall, wide = msign(x), msign(x.T)
     assert tall.dtype == wide.dtype == dtype
@@ -57,7 +57,7 @@ def test_wide_is_the_transpose_of_tall_and_dtypes_are_kept(dtype):
     np.testing.assert_allclose(tall.astype(jnp.float32), expected, atol=float(jnp.finfo(dtype).eps))
 
 
-def test_a_power_of_two_changes_no_bit():
+def test_power_of_two_scaling_is_exact():
     x = jnp.asarray(conditioned((5, 3), 7.0), jnp.float32)
     np.testing.assert_array_equal(msign(x * 2.0**90), msign(x))
 
@@ -72,12 +72,12 @@ def test_a_power_of_two_changes_no_bit():
     ],
     ids=["vector", "integers", "class", "string"],
 )
-def test_wrong_arguments(x, method, error, words):
-    unchecked = inspect.unwrap(msign)  # without the suite's type checker, as users run it
+def test_invalid_arguments_raise(x, method, error, words):
+    unchecked = inspect.unwrap(msign)  # without the suite's type checker, as for users
     with pytest.raises(error, match=words):
         unchecked(x, method)
 
 
-def test_the_interface_is_abstract():
+def test_interface_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         MsignMethod()  # type: ignore[abstract]

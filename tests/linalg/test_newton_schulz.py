@@ -1,4 +1,4 @@
-"""Newton-Schulz: what it does to singular values, its two forms, and the count of operations."""
+"""Newton-Schulz: its effect on singular values, its two forms, and operation counts."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def test_singular_values_follow_the_schedule(schedule):
 
 @pytest.mark.parametrize("form", [NewtonSchulz, GramNewtonSchulz])
 @pytest.mark.parametrize("steps", [1, 2, 5])
-def test_the_schatten_norm_is_the_divisor(steps, form):
+def test_default_normalisation_is_schatten_norm(steps, form):
     x = conditioned((12, 4), 5.0)
     left, values, right = np.linalg.svd(x, full_matrices=False)
     schedule = MUON.with_steps(steps)
@@ -52,7 +52,7 @@ def test_the_schatten_norm_is_the_divisor(steps, form):
 
 
 def count(jaxpr) -> int:
-    """Floating-point operations of all matrix products in a jaxpr."""
+    """Count floating-point operations of all matrix products in a jaxpr."""
     total = 0
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
@@ -74,7 +74,7 @@ def inner_jaxprs(params):
 
 @pytest.mark.parametrize("shape", [(8, 8), (12, 8), (16, 8), (64, 8)], ids=str)
 @pytest.mark.parametrize("name", ["cubic", "polar express", "degree 7"])
-def test_the_cheaper_form_is_chosen_and_the_count_is_true(name, shape):
+def test_cheaper_form_is_chosen_and_flops_match(name, shape):
     schedule, counted = SCHEDULES[name], {}
     for form in (NewtonSchulz, GramNewtonSchulz):
         polar = form(schedule).polar
@@ -86,7 +86,7 @@ def test_the_cheaper_form_is_chosen_and_the_count_is_true(name, shape):
     assert counted[GramNewtonSchulz] == min(direct, gram)
 
 
-def test_blocks_keep_the_steps_and_shorten_with_the_precision():
+def test_gram_blocks_shorten_with_precision():
     steps = DEFAULT_MSIGN.schedule.coefficients
     for eps, longest in ((2.0**-52, 12), (2.0**-23, 4), (2.0**-8, 1)):
         blocks = gram_blocks(steps, eps)
@@ -96,8 +96,8 @@ def test_blocks_keep_the_steps_and_shorten_with_the_precision():
 
 
 @pytest.mark.parametrize("form", [NewtonSchulz, GramNewtonSchulz])
-def test_products_in_bfloat16(form):
-    """Orthogonal to bfloat16's own rounding, and not better: the operands are rounded."""
+def test_bfloat16_products_limit_accuracy(form):
+    """Rounded operands limit orthogonality to bfloat16 precision."""
     schedule = PolarExpress(1e-3, safety=1.01, cushion=0.05)
     method = form(schedule, operands=jnp.bfloat16)
     q = np.asarray(msign(jnp.asarray(conditioned((32, 12), 50.0), jnp.float32), method), np.float64)
@@ -105,10 +105,10 @@ def test_products_in_bfloat16(form):
     assert 1e-5 < error < 4 * 2.0**-8
 
 
-def test_gram_form_survives_spectra_that_sit_at_the_ends_of_its_steps():
-    """A few large values over a cluster of small ones: iterates of dual ascent look like that.
+def test_gram_form_is_stable_on_clustered_spectra():
+    """A few large singular values above a cluster of small values, as in dual ascent iterates.
 
-    Blocks of four steps let rounding lift the large ones past the interval, and overflow.
+    With blocks of four steps, rounding lifts the large values past the interval and overflows.
     """
     rng = np.random.default_rng(0)
     method = GramNewtonSchulz(DEFAULT_MSIGN.schedule)
@@ -124,7 +124,7 @@ def test_gram_form_survives_spectra_that_sit_at_the_ends_of_its_steps():
     assert errors.max() <= 10 * np.finfo(np.float32).eps * 8
 
 
-def test_the_form_for_skew_matrices_agrees_with_the_general_one():
+def test_skew_form_matches_general_form():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((3, 12, 12)).astype(np.float32)
     x = jnp.asarray(x - np.swapaxes(x, -1, -2))

@@ -10,14 +10,14 @@ from manifoldmuon.manifolds.solvers._rational import inverse, zolotarev
 
 
 @pytest.mark.parametrize(("poles", "lower"), [(1, 0.5), (2, 2e-3), (4, 1e-2), (8, 3e-3)])
-def test_zolotarev_is_the_best(poles, lower):
+def test_zolotarev_is_optimal(poles, lower):
     found = zolotarev(poles, lower)
     x = np.geomspace(lower, 1, 200001)
     values = x * (found.weights / (x[:, None] ** 2 + found.shifts)).sum(axis=1)
     assert values.max() == pytest.approx(1, abs=1e-8)
     assert 1 - values.min() == pytest.approx(found.error, rel=1e-3)
-    # The error takes its largest size, with alternating signs, once more than there are numbers
-    # to choose: what no better function could do (Chebyshev).
+    # Optimal by Chebyshev's criterion: the error attains its maximum, with alternating signs, once
+    # more than there are free parameters.
     middle = 1 - found.error / 2
     high, low = np.abs(values - 1) < 1e-3 * found.error, values < 1 - (1 - 1e-3) * found.error
     signs = np.sign(values - middle)[high | low]
@@ -25,7 +25,7 @@ def test_zolotarev_is_the_best(poles, lower):
 
 
 @pytest.mark.parametrize(("poles", "lower"), [(1, 0.5), (3, 1e-5), (8, 3e-3)])
-def test_the_poles_are_those_of_elliptic_functions(poles, lower):
+def test_zolotarev_poles_match_elliptic_functions(poles, lower):
     quarter = scipy.special.ellipkm1(lower**2)
     u = np.arange(1, 2 * poles, 2) * quarter / (2 * poles)
     sn, cn, _, _ = scipy.special.ellipj(u, 1 - lower**2)
@@ -33,13 +33,13 @@ def test_the_poles_are_those_of_elliptic_functions(poles, lower):
 
 
 @pytest.mark.parametrize(("poles", "lower"), [(0, 0.1), (2, 1.0), (2, 0.0), (2, 1e-6)])
-def test_zolotarev_refuses(poles, lower):
+def test_zolotarev_invalid_arguments_raise(poles, lower):
     with pytest.raises(ValueError, match="poles must be a whole|lower must be a finite number"):
         zolotarev(poles, lower)
 
 
 @pytest.mark.parametrize("n", [1, 5, 16, 40, 64, 101, 192])
-def test_inverse(n):
+def test_inverse_matches_numpy(n):
     rng = np.random.default_rng(n)
     x = rng.standard_normal((2, n, n)) / np.sqrt(n)
     matrices = x @ x.swapaxes(1, 2) + 1e-3 * np.eye(n) + 0.5 * (x - x.swapaxes(1, 2))
@@ -49,7 +49,7 @@ def test_inverse(n):
     assert np.all(np.linalg.norm(found - exact, 2, axis=(1, 2)) < 2e-6 * size)
 
 
-def test_an_inverse_without_positive_pivots_is_nan():
+def test_inverse_without_positive_pivots_is_nan():
     turned = np.linalg.qr(np.random.default_rng(0).standard_normal((80, 80)))[0]
     values = np.linspace(0.1, 1, 80)
     values[0] = -0.1

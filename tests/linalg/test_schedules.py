@@ -1,4 +1,4 @@
-"""The named schedules do what is said of them, and Polar Express is optimal and as published."""
+"""Named schedules keep their documented accuracy; Polar Express is optimal and as published."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ PUBLISHED = [
 ]
 
 
-def test_the_published_coefficients_to_four_digits():
+def test_published_coefficients_to_four_digits():
     designed = PolarExpress(1e-3, steps=9, cushion=0.02407327424182761)
     np.testing.assert_allclose(designed.coefficients[:7], PUBLISHED, rtol=1e-4)
     np.testing.assert_allclose(designed.coefficients[7:], [(1.875, -1.25, 0.375)] * 2, rtol=1e-6)
@@ -34,8 +34,8 @@ def test_the_published_coefficients_to_four_digits():
 
 @pytest.mark.parametrize("lower", [1e-3, 0.1, 0.6])
 @pytest.mark.parametrize("degree", [3, 5, 7, 9, 13])
-def test_one_step_is_the_best_approximation(degree, lower):
-    """Against the linear programme: minimise E subject to |1 - f| <= E on a grid."""
+def test_single_step_is_optimal(degree, lower):
+    """Compare with the linear programme: minimise E subject to |1 - f| <= E on a grid."""
     x = np.linspace(lower, 1, 4001)
     basis = x[:, None] ** np.arange(1, degree + 1, 2)
     ones = np.ones((len(x), 1))
@@ -51,7 +51,7 @@ def test_one_step_is_the_best_approximation(degree, lower):
 @pytest.mark.parametrize("safety", [1.0, 1.01])
 @pytest.mark.parametrize("lower", [1e-7, 1e-3, 0.9, 1 - 1e-9])
 @pytest.mark.parametrize("degree", [3, 5, 7, 9])
-def test_the_whole_range_arrives(degree, lower, safety, cushion):
+def test_whole_range_converges_to_one(degree, lower, safety, cushion):
     schedule = PolarExpress(lower, degree, safety=safety, cushion=cushion)
     values = schedule.apply(np.concatenate([np.geomspace(lower, 1, 20001), [0.0]]))
     limit = 1e-7 if safety == 1.0 else 1e-3
@@ -59,8 +59,8 @@ def test_the_whole_range_arrives(degree, lower, safety, cushion):
     assert values[-1] == 0
 
 
-def test_safety_keeps_what_rounding_has_lifted():
-    """Each step relative to a value half a per mille above its interval."""
+def test_safety_keeps_rounding_from_diverging():
+    """Each step starts from a value 0.05 % above its interval."""
 
     def disturbed(safety, steps):
         x = np.array(1.0)
@@ -89,12 +89,12 @@ def test_designs_are_cached():
     ],
     ids=str,
 )
-def test_designer_refuses(options, name):
+def test_polar_express_invalid_options_raise(options, name):
     with pytest.raises(ValueError, match=f"^PolarExpress.{name} must be"):
         PolarExpress(**options)
 
 
-def test_named_schedules():
+def test_named_schedules_reach_documented_accuracy():
     small, large = np.geomspace(1e-3, 0.05, 101), np.linspace(0.05, 1, 1001)
     np.testing.assert_allclose(CUBIC.apply(large), 1, atol=1e-12)
     np.testing.assert_allclose(QUINTIC.apply(large), 1, atol=1e-2)
@@ -107,7 +107,7 @@ def test_named_schedules():
     np.testing.assert_allclose(POLAR_EXPRESS.apply(np.append(small, large)), 1, atol=1e-3)
 
 
-def test_tail_and_steps():
+def test_tail_extends_head_to_steps():
     schedule = FixedSchedule(((2.0, -1.0),), tail=(1.5, -0.5), steps=3)
     assert schedule.coefficients == ((2.0, -1.0), (1.5, -0.5), (1.5, -0.5))
     assert schedule.with_steps(1).coefficients == ((2.0, -1.0),)
@@ -127,6 +127,6 @@ def test_tail_and_steps():
     ],
     ids=["empty", "no steps", "one coefficient", "runs out"],
 )
-def test_schedule_refuses(arguments, words):
+def test_fixed_schedule_invalid_arguments_raise(arguments, words):
     with pytest.raises(ValueError, match=words):
         FixedSchedule(**arguments)

@@ -1,4 +1,4 @@
-"""The spectral norm: warm-started power iteration and the accurate one."""
+"""The spectral norm: accurate, and by warm-started power iteration."""
 
 import jax
 import jax.numpy as jnp
@@ -23,11 +23,11 @@ def stack(shape) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(9, 4), (4, 9), (1, 5), (5, 1)], ids=str)
-def test_spectral_norm_at_every_scale(shape):
+def test_spectral_norm_at_any_scale(shape):
     np.testing.assert_allclose(spectral_norm(jnp.asarray(stack(shape))), SCALES, rtol=1e-6)
 
 
-def test_cold_and_warm_start():
+def test_power_iteration_cold_and_warm_start():
     x = jnp.asarray(stack((9, 4)))
     cold, vector = power_iteration(x, jnp.zeros((4, 4)), steps=1)
     assert np.all(cold <= np.array(SCALES) * (1 + 1e-6))
@@ -40,7 +40,7 @@ def test_cold_and_warm_start():
     np.testing.assert_allclose(np.abs(vector @ right), 1, rtol=1e-6)
 
 
-def test_a_vector_in_the_null_space_is_left():
+def test_power_iteration_leaves_null_space():
     x = jnp.diag(jnp.array([3.0, 0.0]))
     sigma, vector = power_iteration(x, jnp.array([0.0, 1.0]))
     assert sigma == 3
@@ -49,8 +49,8 @@ def test_a_vector_in_the_null_space_is_left():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_vector_leaves_an_invariant_subspace(dtype, turned):
-    """A warm vector of one diagonal block, and a matrix whose other block is 1e4 times larger."""
+def test_power_iteration_leaves_invariant_subspace(dtype, turned):
+    """The warm vector lies in one diagonal block; the other block is 1e4 times larger."""
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.standard_normal((n, n)))[0] for n in (12, 8))
     blocks = np.zeros((2, 12, 8))
@@ -67,15 +67,15 @@ def test_a_vector_leaves_an_invariant_subspace(dtype, turned):
             sigma, vector = power_iteration(second, vector)
             ratios.append(float(sigma) / exact)
         assert vector.dtype == dtype
-    # The vector alone would stay at 1e-4. How far one call gets from there is up to rounding.
+    # Plain power iteration would stay at 1e-4. The progress of the first call depends on rounding.
     assert ratios[0] > 0.5
     assert ratios[1] > 0.99
     assert 0.999 < ratios[-1] < 1 + 1e-6
 
 
 @pytest.mark.parametrize("shape", [(5, 9), (9, 5), (1, 4), (4, 1)], ids=str)
-def test_an_estimate_is_at_least_the_longest_row_and_column(shape):
-    """Equal rows or equal columns, and a vector that is orthogonal to all but a little of them."""
+def test_estimate_is_at_least_longest_row_and_column(shape):
+    """Rows or columns are equal, and the vector is nearly orthogonal to the rows."""
     rng = np.random.default_rng(1)
     x = jnp.float32(np.outer(rng.standard_normal(shape[0]), np.ones(shape[1])))
     for matrix in (x, jnp.ones(shape)):
@@ -89,7 +89,7 @@ def test_an_estimate_is_at_least_the_longest_row_and_column(shape):
         np.testing.assert_allclose(after, vector / np.linalg.norm(vector), atol=1e-6)
 
 
-def test_power_iteration_under_vmap():
+def test_power_iteration_vmap_matches_batch():
     x = jnp.float32(np.random.default_rng(2).standard_normal((3, 6, 4)))
     vectors = jnp.zeros((3, 4)).at[1].set(x[1, 0])
     for found, wanted in zip(
@@ -98,7 +98,7 @@ def test_power_iteration_under_vmap():
         np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_zero_keeps_the_vector_and_nan_stays_apart():
+def test_power_iteration_of_zero_and_nan():
     x = jnp.stack([jnp.zeros((3, 2)), jnp.full((3, 2), jnp.nan), jnp.ones((3, 2))])
     before = jnp.array([[0.6, 0.8]] * 3, jnp.bfloat16)
     sigma, after = power_iteration(x, before)
@@ -113,7 +113,7 @@ def test_zero_keeps_the_vector_and_nan_stays_apart():
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (3, 0), (2, 0, 3)], ids=str)
-def test_empty(shape):
+def test_empty_matrices_have_norm_zero(shape):
     vector = jnp.zeros((*shape[:-2], shape[-1]))
     sigma, after = power_iteration(jnp.zeros(shape), vector)
     assert sigma.shape == shape[:-2] == spectral_norm(jnp.zeros(shape)).shape
@@ -121,7 +121,7 @@ def test_empty(shape):
     assert not np.any(sigma)
 
 
-def test_steps_must_not_be_negative():
+def test_negative_steps_raise():
     with pytest.raises(ValueError, match="steps must not be negative"):
         power_iteration(jnp.ones((2, 2)), jnp.ones(2), steps=-1)
 
@@ -130,7 +130,7 @@ def test_steps_must_not_be_negative():
     "family",
     ["one large", "crowded at the top", "all equal", "rank 1", "one above equals", "three values"],
 )
-def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
+def test_lanczos_is_accurate_and_below_eigenvalue(family):
     n, rng = 128, np.random.default_rng(3)
     basis = np.linalg.qr(rng.standard_normal((3, n, n)))[0]
     values = {
@@ -138,7 +138,7 @@ def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
         "crowded at the top": rng.uniform(0.9, 1, n),
         "all equal": np.ones(n),
         "rank 1": np.append(np.zeros(n - 1), 3.0),
-        # Krylov spaces of 2 and 3 dimensions: the other steps find nothing but rounding.
+        # Krylov spaces of 2 and 3 dimensions: later steps see only rounding.
         "one above equals": np.append(np.full(n - 1, 0.8), 1.0),
         "three values": np.repeat([0.5, 0.9, 1.0], [n - 10, 8, 2]),
     }[family]
@@ -158,7 +158,7 @@ def test_lanczos_comes_close_to_the_largest_eigenvalue_from_below(family):
 
 
 @pytest.mark.parametrize("function", ["largest_eigenpair", "largest_eigenvalue"])
-def test_the_derivative_of_the_largest_eigenvalue(function):
+def test_largest_eigenvalue_derivative(function):
     def value(gram):
         return jax.tree.leaves(getattr(spectral, function)(gram, 24))[0]
 

@@ -1,6 +1,6 @@
-"""The optimum of a steepest direction by convex optimisation, which shares nothing with ours.
+"""The optimum of a steepest direction by an independent convex solver.
 
-Small matrices, float64, one problem at a time.
+For small float64 matrices, one problem at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,15 +14,15 @@ from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, RMSToRMS, Sp
 
 
 def optimum(grad: np.ndarray, norm: Norm, tangent: Callable[[Any], Sequence[Any]]) -> float:
-    """The largest `<grad, a>` over directions of norm at most 1 that meet the constraints.
+    """Maximise `<grad, a>` over directions of norm at most 1 that meet the constraints.
 
     Args:
       grad: a matrix.
-      norm: one of `_SIZES`.
-      tangent: the constraints on a direction, for instance `lambda a: [point.T @ a == 0]`.
+      norm: a norm of a type in `_SIZES`.
+      tangent: returns the constraints on a direction, e.g. `lambda a: [point.T @ a == 0]`.
     """
     grad = np.asarray(grad, np.float64)
-    axes = 1 if isinstance(norm, MaxRowNorm) else 2  # its scale is that of a row
+    axes = 1 if isinstance(norm, MaxRowNorm) else 2  # `MaxRowNorm` scales with the row length
     size = scale_of(getattr(norm, "scale", 1.0), grad.shape[-axes:])
     direction = cp.Variable(grad.shape)
     inside = _SIZES[type(norm)](direction) <= size

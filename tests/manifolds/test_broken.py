@@ -1,4 +1,4 @@
-"""The laws have teeth: implementations with one thing wrong are found."""
+"""`check_manifold` and `check_slopes` detect manifolds with a single defect."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ class NotTangent(Hypersphere):
 
 
 class NotOrthogonal(Hypersphere):
-    """Idempotent and tangent, but along a slanted direction."""
+    """Projects idempotently onto the tangent space, but along a slanted direction."""
 
     def project_tangent(self, point, vector):
         slanted = point + jnp.roll(point, 1)
@@ -31,7 +31,7 @@ class NotOrthogonal(Hypersphere):
 
 
 class ForgetsThePoint(Hypersphere):
-    """Right, but its derivative in the point is lost: Hessians are wrong."""
+    """Drops the derivative with respect to the point: Hessians are wrong."""
 
     def project_tangent(self, point, vector):
         return super().project_tangent(jax.lax.stop_gradient(point), vector)
@@ -46,7 +46,7 @@ class EpsilonInTheDenominator(Hypersphere):
 
 
 class GapTooSmall(Hypersphere):
-    """Half the best direction, certified as optimal."""
+    """Returns half the best direction with the gap of the whole."""
 
     def steepest(self, point, grad, dual):
         answer = super().steepest(point, grad, dual)
@@ -54,7 +54,7 @@ class GapTooSmall(Hypersphere):
 
 
 class SlightlyShort(Hypersphere):
-    """Nearly the best direction, certified as optimal."""
+    """Returns 97 % of the best direction with a gap of zero."""
 
     def steepest(self, point, grad, dual):
         answer = super().steepest(point, grad, dual)
@@ -63,7 +63,7 @@ class SlightlyShort(Hypersphere):
 
 
 class TangentGradient(Stiefel):
-    """The tangent part of the gradient, certified as steepest in the spectral norm."""
+    """Returns the tangent part of the gradient with the gap of the steepest direction."""
 
     def steepest(self, point, grad, dual=()):
         tangent = self.project_tangent(point, grad)
@@ -106,7 +106,7 @@ class TooFast(Hypersphere):
 
 
 class KeepsTheLength(Hypersphere):
-    """On the set for points that are, and nowhere else."""
+    """Reaches the set only from points near it."""
 
     def retract(self, point, vector):
         length = jnp.linalg.norm(point, axis=-1, keepdims=True)
@@ -119,7 +119,7 @@ class Widens(Hypersphere):
 
 
 class BeginsWithConstants(Hypersphere):
-    """A loop that carries what does not vary over a mesh at first, and later does."""
+    """Loops with a carry that varies over the mesh only after the first iteration."""
 
     def retract(self, point, vector):
         nothing = jnp.zeros(point.shape, vector.dtype)
@@ -148,7 +148,7 @@ class IgnoresTheKey(Hypersphere):
 
 
 class RestsTogether(Hypersphere):
-    """No copy moves where one of them rests."""
+    """Moves no copy if any copy has a zero step."""
 
     def retract(self, point, vector):
         lengths = jnp.linalg.norm(vector, axis=-1)
@@ -162,7 +162,7 @@ class ProjectsNoneIfOneIsThere(Hypersphere):
 
 
 class BallWithoutBoundary(SpectralBall):
-    """Says of itself that a zero gradient marks a minimum."""
+    """Wrongly declares that it has no boundary."""
 
     has_boundary = False
 
@@ -198,32 +198,32 @@ BROKEN = [
 
 @pytest.mark.slow_except("OffTheSet", "GapTooSmall", "NotTangent", "MixesCopies", "SwallowsNaN")
 @pytest.mark.parametrize(("broken", "law"), BROKEN, ids=[kind.__name__ for kind, _ in BROKEN])
-def test_a_broken_manifold_is_found(broken, law):
+def test_broken_manifold_is_found(broken, law):
     with pytest.raises(AssertionError, match=f"law broken: .*({law})"):
         check_manifold(broken(), (5,), jax.random.key(0), thorough=False)
 
 
-def test_ball_that_hides_its_boundary_is_found():
+def test_undeclared_boundary_is_found():
     with pytest.raises(AssertionError, match=r"3\. law broken: .*where has_boundary is False"):
         check_manifold(
             BallWithoutBoundary(), (5, 3), jax.random.key(0), thorough=False, convex=True
         )
 
 
-def test_direction_that_is_not_steepest_is_found():
-    """Its gap is that of the steepest, about 4e-5 in place of 0.2."""
+def test_suboptimal_direction_is_found():
+    """It reports the steepest direction's gap, about 4e-5 in place of 0.2."""
     with pytest.raises(AssertionError, match=r"4\. law broken: the gap is a true bound"):
         check_manifold(TangentGradient(), (10, 4), jax.random.key(0), thorough=False)
 
 
 @pytest.mark.slow
-def test_fast_variant_of_another_set_is_found():
+def test_fast_variant_on_another_set_is_found():
     with pytest.raises(AssertionError, match=r"2\. law broken: fast\(\) keeps the set"):
         check_manifold(FastIsAnother(), (5, 3), jax.random.key(0))
 
 
-def test_one_run_names_every_broken_law():
-    """By the numbers in the docstring of `Manifold`."""
+def test_all_broken_laws_are_named():
+    """Laws are named by their numbers in the docstring of `Manifold`."""
 
     class Several(SeesNoDistance, TooFast, SwallowsNaN):
         pass
@@ -236,7 +236,7 @@ def test_one_run_names_every_broken_law():
 
 
 class TrustsItsStart(Hypersphere):
-    """Right from a cold start only."""
+    """Correct only from a cold start."""
 
     def init_dual(self, shape):
         return jnp.zeros(shape, jnp.float32)
@@ -247,18 +247,18 @@ class TrustsItsStart(Hypersphere):
 
 
 @pytest.mark.slow
-def test_a_solver_that_trusts_its_start_is_found():
+def test_solver_trusting_its_warm_start_is_found():
     with pytest.raises(AssertionError, match="the gap is a true bound"):
         check_manifold(TrustsItsStart(), (5,), jax.random.key(0))
 
 
-def test_a_loop_that_a_mesh_refuses_is_found():
+def test_loop_failing_in_shard_map_is_found():
     with pytest.raises(AssertionError, match="inside of jax.shard_map .arguments 1 vary"):
         check_manifold(BeginsWithConstants(), (5,), jax.random.key(0))
 
 
-def test_a_callable_manifold_is_found():
-    """Optax would take it for a schedule."""
+def test_callable_manifold_is_found():
+    """Optax would treat a callable as a schedule."""
 
     @dataclasses.dataclass(frozen=True)
     class Callable(Hypersphere):
@@ -279,12 +279,12 @@ def test_a_callable_manifold_is_found():
     ],
     ids=["TooFast", "NotOrthogonal", "FirstOrder", "ForgetsThePoint"],
 )
-def test_a_wrong_slope_is_found(broken, shape, order, law):
+def test_wrong_slope_is_found(broken, shape, order, law):
     with pytest.raises(AssertionError, match=f"law broken: .*({law}).*slope"):
         check_slopes(broken, shape, jax.random.key(0), order)
 
 
-def test_an_inverse_retraction_is_checked():
+def test_wrong_inverse_retraction_is_found():
     sphere, key = Hypersphere(), jax.random.key(0)
     check_slopes(sphere, (5,), key, 2, inverse=lambda p, q: sphere.project_tangent(p, q - p))
     check_slopes(sphere, (5,), key, 2, inverse=lambda p, q: q / jnp.sum(p * q) - p)  # exact
@@ -292,7 +292,7 @@ def test_an_inverse_retraction_is_checked():
         check_slopes(sphere, (5,), key, 2, inverse=lambda p, q: 2 * (q - p))
 
 
-def test_a_gap_is_checked_against_the_optimum_given():
+def test_gap_below_given_optimum_is_found():
     def optimum(point, grad):
         return 1.01 * float(jnp.linalg.norm(grad - point * (point @ grad)))
 
@@ -302,7 +302,7 @@ def test_a_gap_is_checked_against_the_optimum_given():
 
 @dataclasses.dataclass(frozen=True)
 class Ellipsoid(Hypersphere):
-    """`sum b_i x_i^2 == 1`: data in a manifold, and a projection by scaling alone."""
+    """`sum b_i x_i^2 == 1`: a manifold with data, which projects by scaling."""
 
     squares: tuple[float, ...] = (1.0, 1.1, 1.2, 1.3, 1.4)
 
@@ -340,7 +340,7 @@ class Ellipsoid(Hypersphere):
         return normal / jnp.where(length == 0, 1, length)
 
 
-def test_projection_that_is_not_nearest_is_declared():
+def test_non_nearest_projection_must_be_declared():
     key = jax.random.key(0)
     check_manifold(Ellipsoid(), (5,), key, thorough=False, returns=None, nearest=False)
     with pytest.raises(AssertionError, match=r"2\. law broken: x - project\(x\) is normal"):

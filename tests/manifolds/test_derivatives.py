@@ -1,4 +1,4 @@
-"""Derivatives through steps whose loops end by themselves, or decompose, against differences."""
+"""Derivatives through steps with early-stopping loops or decompositions, by differences."""
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,17 @@ from tests.instances import MANIFOLDS
 
 
 def with_values(*values: float) -> np.ndarray:
-    """A 6 x 4 matrix with these singular values."""
+    """Return a 6 x 4 matrix with these singular values."""
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.normal(size=(k, 4)))[0] for k in (6, 4))
     return left * values @ right.T
 
 
-# Entries of zero, and rows and columns that sum to one.
-# The derivative of msign is that of the exact factor, so the exact factor is what to compare with.
+# Msign differentiates as the exact polar factor, so the comparison needs the exact factor.
 BALL = SpectralBall(solver=DouglasRachford(steps=3), step_norm=Spectral(SVD()))
 TURN = np.linalg.qr(np.random.default_rng(2).normal(size=(4, 4)))[0]
 CASES = {
-    # Lifts to skew matrices, whose singular values are equal in pairs.
+    # Lifts to skew matrices, which have pairs of equal singular values.
     "by singular vectors": (Orthogonal(solver=SkewPolar(SVD())), TURN),
     "spectral sphere": (SpectralSphere(), with_values(1, 0.9, 0.5, 0.1)),
     "ball, inside": (BALL, with_values(0.9, 0.6, 0.3, 0.1)),
@@ -40,8 +39,8 @@ CASES = {
 
 @pytest.mark.slow_except("spectral sphere", "band, at both edges")
 @pytest.mark.parametrize("name", CASES)
-def test_reverse_mode_through_a_step_is_the_slope_of_differences(name):
-    """In the length of the step, and in the gradient; at rates for which sets are left, and not."""
+def test_step_gradients_match_differences(name):
+    """Differentiate in the step length and the gradient, at rates that leave the set or do not."""
     manifold, point = CASES[name]
     rng = np.random.default_rng(1)
     with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
@@ -70,8 +69,8 @@ def test_reverse_mode_through_a_step_is_the_slope_of_differences(name):
     "spectral sphere",
 )
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
-def test_at_a_zero_gradient_both_modes_are_finite_and_agree(case):
-    """A zero direction has a derivative of the duality map's choosing, and none is NaN."""
+def test_zero_gradient_modes_finite_and_equal(case):
+    """At zero the duality map chooses a derivative; it must not be NaN."""
     manifold, keys = case.manifold, jax.random.split(jax.random.key(0), 3)
     point = jax.jit(lambda: manifold.random_point(keys[0], case.shape, jnp.float32))()
     other, weights = (jax.random.normal(k, case.shape) for k in keys[1:])

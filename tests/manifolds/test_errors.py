@@ -1,4 +1,4 @@
-"""Wrong arguments: which one, what arrived, what to do."""
+"""Error messages name the argument, the value received, and a remedy."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, Norm, RootDim, RootR
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_shapes(manifold, shape, message):
+def test_unsupported_shapes_raise(manifold, shape, message):
     with pytest.raises(ValueError, match=message):
         manifold.check_shape(shape)
     with pytest.raises(ValueError, match=message):
@@ -78,13 +78,13 @@ def test_shapes(manifold, shape, message):
         (lambda: RootRank(-1.0), "RootRank.each must be a positive, finite number"),
     ],
 )
-def test_scales(make, message):
+def test_invalid_options_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 class DualityMapOnly(MaxAbs):
-    """A norm without a projection onto its ball."""
+    """A norm that cannot project onto its ball."""
 
     project = Norm.project
 
@@ -93,9 +93,7 @@ class DualityMapOnly(MaxAbs):
     ("manifold", "other"),
     [(EmbeddingRows, BarzilaiBorwein()), (SpectralBall, None), (SpectralBand, None)],
 )
-def test_a_norm_without_a_projection_is_refused_where_the_solver_takes_it(
-    manifold: Any, other: Any
-):
+def test_norm_without_required_projection_is_refused(manifold: Any, other: Any):
     norm = DualityMapOnly()
     with pytest.raises(ValueError, match=f"{manifold.__name__}.solver takes step_norm.project"):
         manifold(step_norm=norm)
@@ -103,6 +101,6 @@ def test_a_norm_without_a_projection_is_refused_where_the_solver_takes_it(
 
 
 @pytest.mark.parametrize("manifold", [Stiefel, Orthogonal])
-def test_a_method_that_the_solver_would_ignore_is_refused(manifold):
+def test_msign_method_ignored_by_solver_is_refused(manifold):
     with pytest.raises(ValueError, match=r"step_norm names a method .* choose a solver, such as"):
         manifold(step_norm=Spectral(SVD()))

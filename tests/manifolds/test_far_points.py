@@ -1,4 +1,4 @@
-"""Steps from matrices far from orthonormal: initialisations, ill-conditioned ones, any scale."""
+"""Steps from matrices far from orthonormal: random, ill-conditioned, of any scale."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ def polar(x: jax.Array | np.ndarray) -> np.ndarray:
 
 
 def full_rank(shape: tuple[int, int]) -> np.ndarray:
-    """A stack of matrices of full rank."""
+    """Return a stack of full-rank matrices."""
     rng = np.random.default_rng(5)
     k = min(shape)
     left, right = (polar(rng.standard_normal((side, k))) for side in shape)
@@ -69,8 +69,8 @@ SHORT = ("ACCURATE", "FAST", "wide, scaled", "grassmann")
     ("name", "dtype"),
     [(name, "float32") for name in CASES] + [(name, "bfloat16") for name in SHORT],
 )
-def test_a_step_ends_within_its_rate_of_the_nearest_point(name, dtype):
-    """Within 1.1 rates of it, the direction having norm 1 at most; each up to rounding."""
+def test_step_ends_within_rate_of_nearest_point(name, dtype):
+    """Up to rounding, the direction has norm at most 1 and the step ends within 1.1 rates."""
     manifold, shape = CASES[name]
     points = jnp.asarray(full_rank(shape), dtype)
     grads = jnp.asarray(np.random.default_rng(6).standard_normal(points.shape), dtype)
@@ -80,7 +80,7 @@ def test_a_step_ends_within_its_rate_of_the_nearest_point(name, dtype):
     for point, direction, after in zip(points, answer.direction, moved, strict=True):
         near = np.linalg.norm(np.float64(point) / scale - polar(point), 2) < 0.005
         size = np.linalg.norm(np.float64(direction), 2) / scale
-        # A point that near is taken as it is, and FAST leaves a tenth of a percent by itself.
+        # Points this near are not projected first, and FAST is accurate to 0.1 % only.
         assert size <= 1 + (0.005 if near else 0) + 2 * eps + 1e-3
         away = np.linalg.norm(np.float64(after) / scale - polar(point), 2)
         assert away <= 1.1 * rate + 2 * eps + (0.005 if near else 0)
@@ -88,8 +88,8 @@ def test_a_step_ends_within_its_rate_of_the_nearest_point(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["ACCURATE", "FAST", "wide, scaled", "orthogonal", "grassmann"])
-def test_a_step_without_full_rank_is_finite_and_ends_on_the_set(name):
-    """At an orthonormal matrix near one of the polar factors; a NaN stays where it came in."""
+def test_rank_deficient_step_ends_on_the_set(name):
+    """The step ends near a polar factor; a NaN stays in its batch element."""
     manifold, shape = CASES[name]
     rng = np.random.default_rng(7)
     thin = np.outer(rng.standard_normal(shape[0]), rng.standard_normal(shape[1]))
@@ -103,13 +103,13 @@ def test_a_step_without_full_rank_is_finite_and_ends_on_the_set(name):
     assert (jnp.linalg.norm(answer.direction[:4], ord=2, axis=(-2, -1)) < 3.02).all()
     assert (manifold.distance(moved[:4]) < 4e-6).all()
     assert np.isnan(moved[4]).all()
-    # What rank there is stays: one singular vector moves by the rate, not at random.
+    # The nonzero singular vector moves by the rate, not at random.
     assert abs(moved[3, -1, 0]) > 0.9
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (3, 6)])
-def test_derivatives_through_a_step_from_far_and_near_points(shape):
-    """In both modes, against differences, with respect to points and gradients."""
+def test_step_derivatives_from_far_and_near_points(shape):
+    """Compare both modes with differences, with respect to points and gradients."""
     rng = np.random.default_rng(8)
     manifold = Stiefel(solver=SkewPolar(SVD()))
     far, near = rng.standard_normal((2, *shape))
@@ -129,8 +129,8 @@ def test_derivatives_through_a_step_from_far_and_near_points(shape):
     assert abs(float(difference)) > 1e-2
 
 
-def test_a_far_point_in_a_batch_leaves_the_others_alone():
-    """In a stack and under `vmap`, to the bit where the batch is the same program."""
+def test_far_point_does_not_affect_its_batch():
+    """In a stack (bit for bit, as the program is the same) and under `vmap`."""
     rng = np.random.default_rng(9)
     near = np.asarray([polar(rng.standard_normal((8, 3))) for _ in range(2)], np.float32)
     far = rng.standard_normal((8, 3)).astype(np.float32)
@@ -142,8 +142,8 @@ def test_a_far_point_in_a_batch_leaves_the_others_alone():
     np.testing.assert_allclose(mapped(mixed, grads), run(mixed, grads), atol=1e-6)
 
 
-def test_near_points_take_no_iteration(monkeypatch):
-    """Also where `jax.vmap` computes both sides of every condition."""
+def test_near_points_skip_iterations(monkeypatch):
+    """This also holds under `jax.vmap`, which evaluates both branches of conditions."""
     calls: list[int] = []
 
     def counted(gram):
@@ -151,7 +151,7 @@ def test_near_points_take_no_iteration(monkeypatch):
         return 15 / 8 * jnp.eye(6) - 10 / 8 * gram + 3 / 8 * gram @ gram
 
     monkeypatch.setattr(_polar_factors, "polish", counted)
-    points = jnp.asarray(full_rank((16, 6))[:4])  # these are far
+    points = jnp.asarray(full_rank((16, 6))[:4])  # far from orthonormal
     for function in (project_if_far, jax.vmap(project_if_far)):
         near = function(points)
         jax.effects_barrier()
@@ -162,7 +162,7 @@ def test_near_points_take_no_iteration(monkeypatch):
         assert not calls
 
 
-def test_far_points_work_inside_shard_map():
+def test_far_points_inside_shard_map():
     points = full_rank((6, 3))
 
     def both(point, grad):

@@ -1,4 +1,4 @@
-"""Sets at the price of a training step: the same sets, in fewer products."""
+"""Training variants (`fast`) of manifolds: the same sets with fewer matrix products."""
 
 import functools
 
@@ -44,7 +44,7 @@ CHEAPER = [
     (SpectralSphere(FanRatio()), SHAPE),
     (SpectralBall(), SHAPE),
     (SpectralBand(0.5, 2.0), SHAPE),
-    (Stiefel(solver=SkewPolar()), SHAPE),  # the default's inverses are no products
+    (Stiefel(solver=SkewPolar()), SHAPE),  # the default solver inverts matrices instead
     (Orthogonal(solver=SkewPolar()), (8, 8)),
     (Grassmann(2.0), SHAPE),
     (Isospectral((8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)), SHAPE),
@@ -56,7 +56,7 @@ def kind(value) -> str:
 
 
 def products(manifold: Manifold, shape: tuple[int, ...]) -> int:
-    """In a direction, its certificate and a retraction."""
+    """Count matrix products in a direction, its gap and a retraction."""
 
     def step(point, grad, dual):
         answer = manifold.steepest(point, grad, dual)
@@ -68,7 +68,7 @@ def products(manifold: Manifold, shape: tuple[int, ...]) -> int:
 
 
 @pytest.mark.parametrize(("manifold", "shape"), CHEAPER, ids=kind)
-def test_the_same_set_in_fewer_products(manifold, shape):
+def test_fast_keeps_set_with_fewer_products(manifold, shape):
     fast = manifold.fast()
     assert type(fast) is type(manifold)
     assert fast.fast() == fast
@@ -79,14 +79,14 @@ def test_the_same_set_in_fewer_products(manifold, shape):
 
 
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
-def test_explicit_choices_are_kept(case):
+def test_fast_keeps_explicit_choices(case):
     fast = case.manifold.fast()
     assert isinstance(fast.norm, Frobenius) == isinstance(case.manifold.norm, Frobenius)
     named = getattr(case.manifold.norm, "method", None)
     assert getattr(fast.norm, "method", None) in (named, BOUNDED_MSIGN if named is None else named)
 
 
-def test_choices_by_name():
+def test_fast_choices_for_each_set():
     assert Stiefel().fast().solver == ProjectedPolar()
     soft = SpectralBall(retraction=SoftCap()).fast()
     assert soft.solver is None
@@ -100,7 +100,7 @@ def test_choices_by_name():
 
 
 def kaniel(values: np.ndarray, overlap: float, steps: int) -> float:
-    """What Lanczos' method misses at most of the largest of these eigenvalues, divided by it.
+    """Bound the relative error of Lanczos' method for the largest of these eigenvalues.
 
     Kaniel 1966, Paige 1971: `tan(angle)^2 (l1 - ln) / l1 / T(1 + 2 (l1 - l2) / (l2 - ln))^2`, with
     the Chebyshev polynomial T of degree `steps - 1`.
@@ -111,8 +111,8 @@ def kaniel(values: np.ndarray, overlap: float, steps: int) -> float:
 
 
 @pytest.mark.parametrize("seed", [1, 4])
-def test_a_walk_on_the_spectral_sphere_stays_on_it(seed):
-    """Where the largest singular values come to tie: as near as Lanczos' method comes there."""
+def test_spectral_sphere_walk_stays_on_set(seed):
+    """Nearly tied largest singular values limit the accuracy to Lanczos' error bound."""
     tx = manifold_muon(0.1, SpectralSphere().fast(), certify=False)
     start = point_of(SpectralSphere(), (128, 128))
 
@@ -125,7 +125,7 @@ def test_a_walk_on_the_spectral_sphere_stays_on_it(seed):
     keys = jax.random.split(jax.random.key(seed), 40)
     _, weights = jax.jit(lambda w: jax.lax.scan(step, (w, tx.init(w)), keys))(start)
     _, values, rows = np.linalg.svd(np.asarray(weights, np.float64))
-    # The method starts from the same vector for all of a width.
+    # The start vector depends only on the width.
     overlaps = rows[:, 0] @ np.asarray(start_vector(jnp.asarray(start)), np.float64)
     missed = [kaniel(v**2, c, 56) for v, c in zip(values, overlaps, strict=True)]
     assert np.min(values[:, 0] - values[:, 1]) < 1e-2
@@ -144,12 +144,12 @@ def test_a_walk_on_the_spectral_sphere_stays_on_it(seed):
         Euclidean(Spectral(SVD())),
     ],
 )
-def test_values_without_cheaper_form_are_unchanged(manifold):
+def test_fast_keeps_sets_without_cheaper_form(manifold):
     assert manifold.fast() == manifold
 
 
 @pytest.mark.parametrize("norm", [MaxAbs(2), Spectral(SVD())], ids=str)
-def test_rows_under_other_norms_take_four_steps(norm):
+def test_fast_rows_under_other_norms_take_four_steps(norm):
     fast = EmbeddingRows(step_norm=norm).fast()
     assert fast == EmbeddingRows(step_norm=norm, solver=DouglasRachford(steps=4))
     assert fast.fast() == fast
@@ -164,14 +164,14 @@ def test_rows_under_other_norms_take_four_steps(norm):
 
 @pytest.mark.slow_except("Stiefel-", "Hypersphere-", "Euclidean-0", "SpectralSphere-")
 @pytest.mark.parametrize(("manifold", "shape"), CHEAPER, ids=kind)
-def test_certificates_say_what_it_costs(manifold, shape):
+def test_fast_gaps_bound_the_loss(manifold, shape):
     fast = manifold.fast()
     point = point_of(fast, shape, 1)
     grad = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 
     @functools.partial(jax.jit, static_argnums=0)
     def settle(manifold, point, grad, dual):
-        # Multipliers are carried from step to step.
+        # Warm starts: each step passes its multipliers to the next.
         loop = lambda _, answer: manifold.steepest(point, grad, answer.dual)  # noqa: E731
         return jax.lax.fori_loop(0, 12, loop, manifold.steepest(point, grad, dual))
 
@@ -180,6 +180,6 @@ def test_certificates_say_what_it_costs(manifold, shape):
     )
     gained, optimum = (np.sum(grad * answer.direction) for answer in (quick, exact))
     assert np.max(ask(manifold.norm.norm, quick.direction)) <= 1 + 1e-5
-    # What the exact direction attains is below the bound that the quick one certifies.
+    # The fast direction's gap bounds its loss against the exact direction.
     assert gained / optimum >= 1 - np.max(quick.gap) - 1e-6
     assert gained / optimum > 0.85

@@ -1,4 +1,4 @@
-"""Every manifold of the table keeps every law of the interface."""
+"""All manifolds in `tests.instances` satisfy all laws of the interface."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def test_manifold_laws(case: ManifoldCase):
     "spectral sphere",
 )
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
-def test_slopes_of_retraction_and_gradient(case: ManifoldCase):
+def test_retraction_and_gradient_slopes(case: ManifoldCase):
     retraction = getattr(case.manifold, "retraction", None)
     check_slopes(case.manifold, case.shape, jax.random.key(0), getattr(retraction, "order", 1))
 
@@ -62,7 +62,7 @@ DOUBLE = [
 @pytest.mark.slow_except("stiefel wide, scaled", "embedding rows")
 @pytest.mark.parametrize("case", [c for c in MANIFOLDS if c.name in DOUBLE], ids=lambda c: c.name)
 def test_manifold_laws_in_float64(case: ManifoldCase):
-    """One of each kind, to 1e-13 from the set."""
+    """Check one manifold of each kind, within 1e-13 of the set."""
     with jax.enable_x64(True):
         check_manifold(
             case.manifold,

@@ -1,4 +1,4 @@
-"""Layouts, and the leaf engine that applies them, against rearrangements written out by hand."""
+"""Layouts and their application to trees, against rearrangements by hand."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,7 @@ from manifoldmuon.norms import FanRatio, Frobenius, RMSToRMS
 
 @dataclasses.dataclass(frozen=True)
 class Probe(Manifold):
-    """No geometry, but every method weighs each entry by its place: a wrong one shows."""
+    """A fake manifold with methods that weight entries by index, so misplaced entries show."""
 
     ndim: int = 2
 
@@ -49,7 +49,7 @@ class Probe(Manifold):
         return jnp.zeros(shape[:-1])
 
     def steepest(self, point, grad, dual):
-        # The cold start of the rearranged shape, not of the array's own.
+        # The cold start has the rearranged shape, not the array's shape.
         assert jax.tree.leaves(dual)[0].shape == point.shape[:-1]
         direction = 3 * point - self.project(grad)
         return Steepest(direction, dual + 1, self._sum(grad), self._sum(point))
@@ -73,8 +73,8 @@ class Probe(Manifold):
 
 INNER, KERNEL = Probe(), Probe(ndim=4)
 
-# The entry, the shape of the array, how its entries reach the inner manifold, and the shape
-# that they take there.
+# The geometry entry, the array's shape, the einsum to the inner manifold, and the inner shape if
+# axes are merged.
 LAYOUTS = {
     "flax kernel": (INNER.with_axes(0, 1), (3, 5), "io->oi", None),
     "stack of flax kernels": (INNER.with_axes(-2, -1), (2, 3, 5), "lio->loi", None),
@@ -108,7 +108,7 @@ def measure(manifold, point, _):
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS.keys())
-def test_layouts(layout):
+def test_layouts_match_rearrangements(layout):
     entry, shape, moves, flat = layout
     entry.check_shape(shape)
     inner = entry.manifold
@@ -151,7 +151,7 @@ def test_layouts(layout):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=2e-5)
 
 
-def test_leaves_of_one_shape_inside_are_solved_together_whatever_their_layout():
+def test_equal_inner_shapes_are_solved_together():
     calls = []
 
     @dataclasses.dataclass(frozen=True)
@@ -172,7 +172,7 @@ def test_leaves_of_one_shape_inside_are_solved_together_whatever_their_layout():
 
 
 def pieces(x, count, axis):
-    """Consecutive equal parts along an axis, on a new axis before the last two."""
+    """Stack consecutive equal parts along an axis, on a new axis before the last two."""
     return np.stack(np.split(x, count, axis), -3)
 
 
@@ -204,7 +204,7 @@ BLOCKS = {
 
 
 @pytest.mark.parametrize("case", BLOCKS.values(), ids=BLOCKS.keys())
-def test_blocks_of_one_array(case):
+def test_blocks_match_manual_split(case):
     layout, shape, by_hand = case
     array = np.random.default_rng(0).normal(size=shape)
     layout.check_shape(shape)
@@ -214,8 +214,8 @@ def test_blocks_of_one_array(case):
     np.testing.assert_array_equal(layout.outward(cut, shape), array)
 
 
-def test_a_fused_array_gets_what_its_parts_would_get():
-    """Stiefel and a sphere of matrices by head, flat space by expert: a whole optimizer."""
+def test_fused_array_matches_its_parts():
+    """Run an optimizer with Stiefel and spheres split by head, and flat space by expert."""
     whole = {
         "qkv": LaidOut(Stiefel(FanRatio()), Layout(-2, -1, out_blocks=6)),
         "out": LaidOut(Hypersphere(ndim=2), Layout(in_blocks=2)),
@@ -258,8 +258,8 @@ def test_a_fused_array_gets_what_its_parts_would_get():
     assert max(float(jnp.max(d)) for d in distances.values()) < 1e-5
 
 
-def test_fan_in_and_fan_out_of_a_convolution():
-    """Flattened, the fan-in counts the taps; tap by tap it does not."""
+def test_convolution_fan_in_and_fan_out():
+    """The fan-in counts the taps only if they are flattened into it."""
     shape = (3, 3, 4, 16)
 
     def draw(entry):
@@ -273,8 +273,8 @@ def test_fan_in_and_fan_out_of_a_convolution():
     np.testing.assert_allclose(np.linalg.norm(taps, 2, axis=(2, 3)), np.sqrt(16 / 4), rtol=1e-5)
 
 
-def test_equal_layouts_are_equal():
-    """However they are written: leaves with equal manifolds and shapes are solved together."""
+def test_equivalent_layouts_are_equal():
+    """Equivalent spellings must be equal, so that equal leaves are solved together."""
     layouts = [Layout(0, 1), Layout((0,), (1,)), Layout(-2, -1), INNER.transposed().layout]
     layouts += [INNER.with_axes(0, 1).layout, Layout.from_muon(MuonDimensionNumbers())]
     assert len(set(layouts)) == 1
@@ -292,11 +292,11 @@ def test_equal_layouts_are_equal():
         (MuonDimensionNumbers(1, 0), 4, Layout(-3, -4, ndim=4)),
     ],
 )
-def test_dimension_numbers_of_optax(dims, ndim, expected):
+def test_layout_from_optax_dimension_numbers(dims, ndim, expected):
     assert Layout.from_muon(dims, ndim) == expected
 
 
-def test_a_parameter_that_muon_leaves_to_adam():
+def test_layout_from_muon_none_raises():
     with pytest.raises(TypeError, match=r"None.* Adam.* Euclidean\(\)"):
         Layout.from_muon(None)
 
@@ -317,7 +317,7 @@ def test_a_parameter_that_muon_leaves_to_adam():
         (lambda: Hypersphere().with_axes(0, 1), "a point of Hypersphere has 1 axes; use that"),
     ],
 )
-def test_wrong_axes(make, message):
+def test_invalid_axes_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -326,7 +326,7 @@ def test_wrong_axes(make, message):
     ("entry", "shape", "message"),
     [
         (INNER.with_axes(0, (1, 2)), (4, 5), r"at least 3 axes; got the shape \(4, 5\)"),
-        # OIHW: are the first axes a stack of layers, or the last ones taps?
+        # OIHW is ambiguous: the first axes may be a stack, or the last axes taps.
         (
             INNER.with_axes(1, 0),
             (8, 4, 3, 3),
@@ -341,15 +341,15 @@ def test_wrong_axes(make, message):
         (Orthogonal().with_axes(0, (1, 2)), (4, 2, 3), r"square .* \(6, 4\).*Layout.* made that"),
     ],
 )
-def test_wrong_shapes(entry, shape, message):
+def test_mismatched_shapes_raise(entry, shape, message):
     with pytest.raises(ValueError, match=message):
         entry.check_shape(shape)
 
 
-def test_both_signs_where_ndim_is_said():
+def test_mixed_signs_are_allowed_with_ndim():
     assert Layout(0, -1, ndim=3) == Layout(-3, -1)
 
 
-def test_an_entry_knows_how_many_axes_make_a_weight():
+def test_entry_ndim_counts_weight_axes():
     assert INNER.with_axes(0, (1, 2)).ndim == 3
     assert LaidOut(KERNEL, Layout(-2, -1)).ndim == 4

@@ -1,4 +1,4 @@
-"""Steps of every finite length end on their set."""
+"""Steps of any finite length end on the manifold."""
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,8 @@ LONG = {
     "dtype", [jnp.float32, jnp.float64, jnp.bfloat16], ids=lambda d: d.__name__
 )
 @pytest.mark.parametrize("name", LONG)
-def test_steps_of_every_length_reach_the_set(name, dtype):
-    """A Gram matrix of length 1 + 8^2 is rounded to 65 eps, a singular value to half of that."""
+def test_steps_of_any_length_end_on_the_set(name, dtype):
+    """Rounding a Gram matrix of size 1 + 8^2 costs 65 eps, and a singular value half as much."""
     manifold, shape = LONG[name]
     dtype = jnp.dtype(dtype)
     with jax.enable_x64(dtype == jnp.float64):
@@ -62,7 +62,7 @@ def test_steps_of_every_length_reach_the_set(name, dtype):
     assert np.all(found <= 33 * float(jnp.finfo(wide).eps) + short)
 
 
-def test_a_sum_over_many_points_keeps_rotations():
+def test_large_gradient_step_keeps_rotations():
     rng = np.random.default_rng(0)
     x = rng.standard_normal((20_000, 3)).astype(np.float32)
     turned = x @ np.array([[0, -1, 0], [1, 0, 0], [0, 0, 1]], np.float32)

@@ -1,7 +1,7 @@
-"""Gradients that are nearly normal to the set, in float64 by decompositions.
+"""Gradients nearly normal to the set, checked in float64 by decompositions.
 
-On a cone a direction may move inside, against the normal part of the gradient: an error of a
-rounding then costs that rounding times the whole gradient.
+On a cone a direction may move inside, against the normal part of the gradient: a rounding error
+then costs that error times the whole gradient.
 """
 
 import functools
@@ -28,7 +28,7 @@ from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.compiled import ask
 
-SHARES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the tangent part
+SHARES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # weights of the random part; the normal part has 1
 CONES = {
     "ball, Frobenius": SpectralBall(step_norm=Frobenius()),
     "ball of scale 2, Frobenius": SpectralBall(2.0, step_norm=Frobenius(scale=0.5)),
@@ -46,8 +46,8 @@ def solve(manifold, point, grad):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", CONES)
-def test_cones(name, dtype):
-    """The direction is feasible and never descends; the gap is above what it misses."""
+def test_nearly_normal_gradients_on_cones(name, dtype):
+    """The direction is feasible and never descends; the gap bounds its loss."""
     manifold = CONES[name]
     rng = np.random.default_rng(7)
     with jax.enable_x64(dtype == "float64"):
@@ -90,8 +90,8 @@ LINEAR = {
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", LINEAR)
-def test_euclidean_steps_in_linear_spaces(name, dtype):
-    """The gap is above what a rounding of the normal part takes from the direction."""
+def test_nearly_normal_gradients_in_linear_spaces(name, dtype):
+    """The gap covers the direction's loss from rounding the normal part."""
     manifold = LINEAR[name]
     rng = np.random.default_rng(8)
 
@@ -133,8 +133,8 @@ SPECTRA = {
 
 @pytest.mark.parametrize("norm", [None, Frobenius()], ids=["spectral", "Frobenius"])
 @pytest.mark.parametrize("spectrum", SPECTRA)
-def test_singular_values_that_nearly_tie(spectrum, norm):
-    """Rounding decides their singular vectors: the direction does without, and the gap says so."""
+def test_nearly_tied_singular_values(spectrum, norm):
+    """Rounding decides their singular vectors; the direction omits them and the gap shows it."""
     manifold = Isospectral(SPECTRA[spectrum], norm)
     rng = np.random.default_rng(11)
     points = ask(manifold.project, np.float32(rng.standard_normal((8, 6, 4))))
@@ -162,8 +162,8 @@ def test_singular_values_that_nearly_tie(spectrum, norm):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("norm", [Frobenius(), MaxAbs(), Spectral(SVD())], ids=repr)
-def test_gap_of_short_dtypes_counts_rounding(norm, dtype):
-    """What a flat direction loses as it is rounded, against dual norms in float64."""
+def test_gap_of_short_dtypes_covers_rounding(norm, dtype):
+    """Compare rounded directions in flat space with dual norms in float64."""
     rng = np.random.default_rng(13)
     grads = jnp.asarray(rng.standard_normal((40, 6, 4)), dtype)
     answer = jax.device_get(solve(Euclidean(norm), jnp.zeros_like(grads), grads))
@@ -187,7 +187,7 @@ DUALS = {
 
 @pytest.mark.parametrize("norm", [Spectral(SVD()), Frobenius(), MaxAbs()], ids=repr)
 def test_spectral_sphere_near_ties_is_sound(norm):
-    """By the dual in one multiplier, convex, in float64; the direction is made tangent first."""
+    """Compare with the convex dual in one multiplier in float64, with directions made tangent."""
     manifold, rng = SpectralSphere(step_norm=norm), np.random.default_rng(17)
     dual = DUALS[type(norm).__name__]
     for apart in (1e-2, 1e-4, 1e-6, 0.0):
@@ -209,8 +209,8 @@ def test_spectral_sphere_near_ties_is_sound(norm):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (48, 40)], ids=str)
-def test_normal_gradients_at_ties_leave_the_point(shape, dtype):
-    """Combinations of tied singular pairs, at corners of the spectral sphere."""
+def test_normal_gradients_at_ties_give_zero_direction(shape, dtype):
+    """At corners of the spectral sphere, combinations of tied singular pairs are normal."""
     rng = np.random.default_rng(23)
     tied, rank = min(shape) // 2, min(shape)
     u, v = (np.linalg.qr(rng.standard_normal((size, rank)))[0] for size in shape)

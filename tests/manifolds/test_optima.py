@@ -1,4 +1,4 @@
-"""Every pair of a set and a norm against the optimum of convex optimisation, at float64."""
+"""Directions for all pairs of sets and norms, against a convex solver in float64."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ def largest(point: np.ndarray) -> Tangent:
 
 
 def edges(low: float, high: float) -> Callable[[np.ndarray], Tangent]:
-    """Descending may not push touching singular values further out."""
+    """Constrain descent not to push singular values at an edge further out."""
 
     def at(point: np.ndarray) -> Tangent:
         left, values, right = np.linalg.svd(point, full_matrices=False)
@@ -93,16 +93,16 @@ PAIRS += [(kind, "spectral", (3, 5)) for kind in SETS]
     "fixed rows-frobenius-(6, 4)",
 )
 @pytest.mark.parametrize(("kind", "norm", "shape"), PAIRS, ids=str)
-def test_optimum(kind, norm, shape):
-    """The direction comes within its gap of the optimum, the gap is small, and it is a bound."""
+def test_direction_loss_is_within_gap(kind, norm, shape):
+    """The gap is small and bounds the direction's loss against the optimum."""
     make, tangent = SETS[kind]
     manifold = make(NORMS[norm])
     rng = np.random.default_rng([*shape, len(kind), len(norm)])
     with jax.enable_x64(True):
-        # Singular values well apart, some of them beyond each edge.
+        # Well-separated singular values, some beyond each edge.
         left, _, right = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
         values = np.array([2.5, 1.7, 1.1, 0.3])[: min(shape)]
-        if kind == "spectral sphere":  # no corner: one of them alone at the top
+        if kind == "spectral sphere":  # no corner: a single largest value
             values = values / values[0]
         point = ask(manifold.project, left * values @ right)
 
@@ -127,8 +127,8 @@ def _solver(manifold: Manifold):
     return jax.jit(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)))
 
 
-def test_two_signs_a_step_keep_up_with_training():
-    """A run on the sphere: from the second step on, the gap is of second order in the turn."""
+def test_two_warm_started_steps_track_training():
+    """In a run on the sphere, warm-started gaps are of second order in the rotation per step."""
     manifold = Hypersphere(4.0, ndim=2, step_norm=EXACT, solver=LineMultiplier(steps=2))
     rng = np.random.default_rng(0)
     point = ask(manifold.project, np.float32(rng.standard_normal((24, 16))))
@@ -153,7 +153,7 @@ def test_two_signs_a_step_keep_up_with_training():
 
 
 @pytest.mark.slow
-def test_rows_at_training_prices():
+def test_rows_with_training_precision():
     manifold = EmbeddingRows(1.0, step_norm=Spectral(TRAINING_MSIGN), solver=BarzilaiBorwein())
     keys = jax.random.split(jax.random.key(0), 2)
     point = ask(lambda key: manifold.random_point(key, (48, 16), jnp.float32), keys[0])
@@ -165,12 +165,12 @@ def test_rows_at_training_prices():
     assert missed <= 0.01
 
 
-def test_a_custom_tangent_constraint():
-    """The projection onto the normal space is all that a solver asks of a set."""
+def test_custom_tangent_constraint():
+    """A solver needs only the projection onto the normal space."""
     rng = np.random.default_rng(1)
     grad = rng.standard_normal((6, 5))
 
-    def normal(vector):  # the sums of columns are kept
+    def normal(vector):  # column sums are fixed
         return jnp.mean(vector, axis=-2, keepdims=True) * jnp.ones_like(vector)
 
     columns = Normal(normal)
@@ -192,14 +192,14 @@ def test_a_custom_tangent_constraint():
 @pytest.mark.slow_except("0.0-fixed Frobenius", "normal-band", "nan-ball")
 @pytest.mark.parametrize("kind", SETS)
 @pytest.mark.parametrize("bad", [0.0, np.nan, "normal"])
-def test_gradients_without_a_direction(kind, bad):
-    """Zero gives zero with gap 0, NaN stays, a normal gradient gives zero with gap 1."""
+def test_zero_nan_and_normal_gradients(kind, bad):
+    """Zero gives zero with gap 0, NaN gives NaN, a normal gradient gives zero with gap 1."""
     manifold = SETS[kind][0](EXACT)
     rng = np.random.default_rng(3)
     point = ask(manifold.project, np.float32(3 * rng.standard_normal((4, 3))))
     if bad == "normal":
         grad = np.float32(rng.standard_normal((4, 3)))
-        # Of sets with a boundary: what may not be descended, since it would leave them.
+        # For sets with a boundary: a gradient that leaves the set in descent.
         grad = grad - 100 * point if kind in ("ball", "band") else grad
         grad = -(-grad - ask(manifold.project_tangent, point, -grad))
     else:
@@ -212,8 +212,8 @@ def test_gradients_without_a_direction(kind, bad):
         assert answer.gap == (1 if bad == "normal" else 0)
 
 
-def test_points_off_the_set_and_at_its_corners():
-    """Off the set a direction is that of the nearest scale; tied values are clipped together."""
+def test_projection_off_the_set_and_at_corners():
+    """Projections clip tied singular values together and return to the set."""
     ball = SpectralBall(2.0)
     point = np.diag(np.array([5, 5, 1], np.float32))
     np.testing.assert_allclose(ask(ball.project, point), np.diag([2, 2, 1.0]), atol=1e-6)
@@ -229,12 +229,12 @@ def test_points_off_the_set_and_at_its_corners():
     assert ask(band.distance, ask(band.project, jnp.zeros((4, 3)))) <= 1e-6
 
 
-def test_the_boundary_is_not_crossed():
-    """From the boundary, a descent step changes touching singular values inwards or not at all."""
+def test_descent_does_not_cross_boundary():
+    """From the boundary, a descent step never moves singular values at an edge outwards."""
     ball = SpectralBall(step_norm=EXACT, solver=LONG)
     rng = np.random.default_rng(5)
     point = ask(ball.project, np.float32(2 * rng.standard_normal((8, 5))))
-    assert np.all(np.linalg.svd(point)[1] > 1 - 1e-5)  # all of them touch
+    assert np.all(np.linalg.svd(point)[1] > 1 - 1e-5)  # all are at the edge
     grad = np.float32(rng.standard_normal((8, 5))) - 2 * point
     direction = np.asarray(_solver(ball)(point, grad).direction)
     size = 1e-2

@@ -1,4 +1,4 @@
-"""Points and directions against NumPy in float64, and at the edges."""
+"""Points and directions against NumPy in float64, and edge cases."""
 
 import dataclasses
 
@@ -54,8 +54,8 @@ def largest_deviation(matrix, scale: float) -> float:
     ],
     ids=name,
 )
-def test_matrices(rng, manifold, shape, scale):
-    """Projection, random points, distance and norm by the singular values."""
+def test_matrix_manifolds_match_svd(rng, manifold, shape, scale):
+    """Check projection, random points, distance and norm by singular values."""
     x = normal(rng, *shape)
     polar = scipy.linalg.polar(x.astype(np.float64))[0]
     np.testing.assert_allclose(ask(manifold.project, x), scale * polar, atol=3e-6 * scale)
@@ -72,7 +72,7 @@ def test_matrices(rng, manifold, shape, scale):
     [(Hypersphere(2.0), 2.0), (Hypersphere(RootDim(0.5)), 0.5 * np.sqrt(6))],
     ids=name,
 )
-def test_spheres(rng, manifold, radius):
+def test_spheres_match_numpy(rng, manifold, radius):
     x, g = normal(rng, 6), normal(rng, 6)
     unit = x / np.linalg.norm(x)
     np.testing.assert_allclose(ask(manifold.project, x), radius * unit, rtol=2e-6)
@@ -87,7 +87,7 @@ def test_spheres(rng, manifold, radius):
 
 @pytest.mark.parametrize(("shape", "scale"), [((6, 3), 1.0), ((3, 6), 2.5), ((4, 4), 0.5)], ids=str)
 def test_directions_are_tangent_and_feasible(rng, shape, scale):
-    """In float64 NumPy: `W^T A + A^T W = 0` and `||A||_2 <= s`, on the smaller side."""
+    """Check `W^T A + A^T W = 0` and `||A||_2 <= s` on the smaller side, in float64 NumPy."""
     manifold = Stiefel(scale)
     w, g = point_of(manifold, shape), normal(rng, *shape)
     a = np.float64(steepest(manifold, w, g).direction)
@@ -97,8 +97,8 @@ def test_directions_are_tangent_and_feasible(rng, shape, scale):
     assert np.linalg.norm(a, 2) <= scale * (1 + 1e-4)
 
 
-def test_the_closed_form_on_square_matrices(rng):
-    """Its value is half the nuclear norm of the skew part, the upper bound over all tangents."""
+def test_orthogonal_direction_attains_upper_bound(rng):
+    """The value is half the nuclear norm of `W^T G - G^T W`, the upper bound over all tangents."""
     manifold = Orthogonal()
     for n in (4, 5):  # an odd skew matrix is singular
         w, g = point_of(manifold, (n, n)), normal(rng, n, n)
@@ -114,8 +114,8 @@ def test_the_closed_form_on_square_matrices(rng):
         np.testing.assert_allclose(by_stiefel.direction, answer.direction, atol=1e-5)
 
 
-def test_the_gap_of_unconverged_muon_on_the_orthogonal_group(rng):
-    """Five steps of Muon's polynomial miss the optimum, and the certificate says so."""
+def test_gap_shows_unconverged_muon(rng):
+    """Five steps of Muon's polynomial miss the optimum, and the gap shows it."""
     manifold = Orthogonal(solver=SkewPolar(NewtonSchulz(MUON)))
     w, g = point_of(manifold, (6, 6)), normal(rng, 6, 6)
     answer = steepest(manifold, w, g)
@@ -125,8 +125,8 @@ def test_the_gap_of_unconverged_muon_on_the_orthogonal_group(rng):
     assert max(loss, 0.01) <= answer.gap < 0.6
 
 
-def test_one_column_is_a_sphere(rng):
-    """Spectral and Euclidean norm coincide there: two routes to one direction."""
+def test_single_column_stiefel_matches_sphere(rng):
+    """For a single column, the spectral and Euclidean norms coincide."""
     w, g = point_of(Hypersphere(), (7,)), normal(rng, 7)
     sphere = steepest(Hypersphere(), w, g).direction
     answer = steepest(Stiefel(), w[None], g[None])
@@ -135,8 +135,8 @@ def test_one_column_is_a_sphere(rng):
 
 
 @pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4)], ids=str)
-def test_the_riemannian_gradient_is_steepest_in_the_frobenius_norm(rng, shape):
-    """The tangent part, by least squares over a basis of the tangent space, of the norm's size."""
+def test_frobenius_steepest_is_riemannian_gradient(rng, shape):
+    """Compare with the projection onto a tangent basis, scaled to the norm's size."""
     manifold = Stiefel(2.0, step_norm=Frobenius(scale=5.0))
     w, g = point_of(manifold, shape).astype(np.float64), normal(rng, *shape)
     tall, high = (w, g) if shape[0] >= shape[1] else (w.T, g.T)
@@ -153,15 +153,15 @@ def test_the_riemannian_gradient_is_steepest_in_the_frobenius_norm(rng, shape):
     assert 0 < answer.gap < rounding(4, w.size)
 
 
-def test_a_custom_spectral_norm_is_used_unchanged(rng):
-    """Its scale is the size of a direction, whatever the set's."""
+def test_custom_spectral_norm_keeps_its_scale(rng):
+    """Its scale sets the size of directions, independently of the set's scale."""
     w, g = point_of(Stiefel(2.0), (6, 3)), normal(rng, 6, 3)
     plain = steepest(Stiefel(2.0), w, g).direction
     other = steepest(Stiefel(2.0, step_norm=Spectral(scale=0.5)), w, g).direction
     np.testing.assert_allclose(4 * other, plain, rtol=1e-6)
 
 
-def test_wide_is_tall_transposed(rng):
+def test_wide_matches_transpose(rng):
     manifold = Stiefel(1.7)
     w, g = point_of(manifold, (7, 3)), normal(rng, 7, 3)
     tall, wide = steepest(manifold, w, g), steepest(manifold, w.T, g.T)
@@ -172,7 +172,7 @@ def test_wide_is_tall_transposed(rng):
     )
 
 
-def test_stale_rows_stay(rng):
+def test_stale_rows_do_not_move(rng):
     manifold = EmbeddingRows()
     w, g = point_of(manifold, (6, 4)).copy(), normal(rng, 6, 4)
     g[1] *= 1e-30  # a token unseen for hundreds of steps of momentum
@@ -195,11 +195,8 @@ def test_stale_rows_stay(rng):
     [Hypersphere(), EmbeddingRows(step_norm=MaxRowNorm(RootDim(), threshold=0.0)), Orthogonal()],
     ids=name,
 )
-def test_a_normal_gradient_has_no_direction(rng, manifold):
-    """What is left of it in the tangent space is rounding, which must not become a full step.
-
-    The gap is 1: nothing was certified.
-    """
+def test_normal_gradient_has_zero_direction(rng, manifold):
+    """Its tangent part is rounding, which must not become a full step; the gap is 1."""
     shape = (5, 5)
     w = point_of(manifold, shape)
     stretch = normal(rng, 5, 5)
@@ -213,8 +210,8 @@ def test_a_normal_gradient_has_no_direction(rng, manifold):
 @pytest.mark.parametrize(
     "manifold", [Stiefel(), Stiefel(solver=ProjectedPolar()), Orthogonal()], ids=repr
 )
-def test_a_short_dtype_costs_a_direction_its_own_rounding(rng, manifold, dtype):
-    """Points are as far from the set as rounding leaves them, gradients nearly normal to it."""
+def test_short_dtype_directions_accurate_to_rounding(rng, manifold, dtype):
+    """Points are off the set by rounding, and gradients are nearly normal."""
     shape, eps = (16, 16) if isinstance(manifold, Orthogonal) else (48, 16), jnp.finfo(dtype).eps
     w, mirrored = np.float64(point_of(manifold, shape)), normal(rng, 16, 16)
     parts = [1, 0.1, 0.03, 0.01, 1e-3, 0]
@@ -231,8 +228,8 @@ def test_a_short_dtype_costs_a_direction_its_own_rounding(rng, manifold, dtype):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_projection_where_several_points_are_nearest(rng, dtype):
-    """Zero, rank-deficient, and nearly so: a point of the set, none further than another."""
+def test_projection_of_rank_deficient_points(rng, dtype):
+    """Zero and (nearly) rank-deficient matrices project to one of the nearest points."""
     eps = float(jnp.finfo(dtype).eps)
     low = normal(rng, 6, 1) @ normal(rng, 1, 4)
     close = np.diag([1, 1e-3, 1e-9, 0]).astype(np.float32) @ normal(rng, 4, 4)
@@ -254,7 +251,7 @@ def test_projection_where_several_points_are_nearest(rng, dtype):
     np.testing.assert_allclose(np.asarray(sphere, np.float64), 0.5)
 
 
-def test_float64_points_to_their_last_digits():
+def test_float64_projection_to_last_digits():
     with jax.enable_x64(True):
         for shape in ((20, 16), (16, 16)):
             x = np.random.default_rng(0).standard_normal(shape)
@@ -269,8 +266,8 @@ def test_tangent_parts_of_huge_vectors(rng, manifold):
     np.testing.assert_allclose(huge / 1e38, ask(manifold.project_tangent, w, v), atol=1e-5)
 
 
-def test_a_nearly_normal_gradient_keeps_its_direction():
-    """A tangent part of 1e-5 is resolved, without the normal part that rounding leaves."""
+def test_nearly_normal_gradient_keeps_its_direction():
+    """A tangent part of 1e-5 is resolved, free of the normal part's rounding."""
     w = np.eye(4, dtype=np.float32)[0]
     g = np.array([1, 1e-5, -1e-5, 0], np.float32)
     direction = steepest(Hypersphere(), w, g).direction
@@ -291,7 +288,7 @@ def test_a_nearly_normal_gradient_keeps_its_direction():
     ],
     ids=name,
 )
-def test_empty_points(manifold, shape):
+def test_empty_points_keep_shape(manifold, shape):
     empty = jnp.zeros(shape)
     manifold.check_shape(shape)
     answer = steepest(manifold, empty, empty)
@@ -305,8 +302,8 @@ def test_empty_points(manifold, shape):
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_a_learning_rate_is_an_angle(rng, scale):
-    """A step of 0.1 turns a point of any scale by the same angle."""
+def test_learning_rate_is_an_angle(rng, scale):
+    """A step of 0.1 rotates a point of any scale by the same angle."""
     for manifold, shape in ((Hypersphere(scale), (5,)), (Stiefel(scale), (4, 4))):
         w, g = point_of(manifold, shape), normal(rng, *shape)
         direction = steepest(manifold, w, g).direction
@@ -316,8 +313,8 @@ def test_a_learning_rate_is_an_angle(rng, scale):
         np.testing.assert_allclose(turned, 2 * np.sin(np.arctan(0.1) / 2), rtol=2e-3)
 
 
-def test_random_points_have_no_preferred_direction():
-    """Haar measure: the second moment of every entry is 1/m, the mean 0; 4 standard errors."""
+def test_random_points_are_uniform():
+    """Under Haar measure entries have mean 0 and second moment 1/m, within 4 standard errors."""
     stack = point_of(Stiefel(), (4000, 4, 2))
     np.testing.assert_allclose(stack.mean(axis=0), 0, atol=4 * 0.5 / np.sqrt(4000))
     np.testing.assert_allclose((stack**2).mean(axis=0), 0.25, atol=4 * 0.25 / np.sqrt(4000))
@@ -335,7 +332,7 @@ def test_flat_random_points_have_norm_one():
     [Stiefel(solver=DualAscent()), SpectralSphere(), EmbeddingRows(2.0, solver=BarzilaiBorwein())],
     ids=name,
 )
-def test_a_dual_that_is_not_given_is_a_cold_start(rng, manifold):
+def test_missing_dual_is_a_cold_start(rng, manifold):
     manifold = dataclasses.replace(manifold, step_norm=Spectral())
     point, grad = point_of(manifold, (6, 4)), normal(rng, 6, 4)
     found = ask(lambda p, g: manifold.steepest(p, g), point, grad)

@@ -1,4 +1,4 @@
-"""Retractions: order of accuracy by slopes, what lands on the set, what drifts."""
+"""Retractions: order of accuracy by slopes, return to the set, and drift."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ RESTORING = [Polar(), QR()]
 
 
 def problem(m: int, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """An orthonormal point and a tangent vector of spectral norm 1, in float64."""
+    """Return an orthonormal point and a tangent vector of spectral norm 1, in float64."""
     rng = np.random.default_rng(seed)
     point = np.linalg.qr(rng.normal(size=(m, n)))[0]
     vector = rng.normal(size=(m, n))
@@ -40,7 +40,7 @@ def problem(m: int, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 
 
 def geodesic(point: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """The geodesic equation of the embedded metric, `W'' = -W W'^T W'`, integrated by steps."""
+    """Integrate the geodesic equation of the embedded metric, `W'' = -W W'^T W'`."""
     steps = 200
     h = 1 / steps
 
@@ -58,7 +58,7 @@ def geodesic(point: np.ndarray, vector: np.ndarray) -> np.ndarray:
 
 
 def deviation(matrix) -> float:
-    """The largest `|sigma - 1|`, in float64."""
+    """Return the largest `|sigma - 1|`, in float64."""
     values = np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False)
     return float(np.abs(values - 1).max())
 
@@ -74,7 +74,7 @@ def in_float64(retract, point, *vectors) -> list[np.ndarray]:
 @pytest.mark.parametrize("shape", [(7, 3), (4, 4)], ids=str)
 @pytest.mark.parametrize("retraction", RETRACTIONS, ids=lambda r: type(r).__name__)
 def test_order_of_accuracy(retraction: Retraction, shape):
-    """All agree with W + V to first order, some with the geodesic to second."""
+    """All retractions match W + V to first order, some the geodesic to second order."""
     point, vector = problem(*shape)
     times = (0.02, 0.01)
     moved = in_float64(retraction.retract, point, *(t * vector for t in times))
@@ -88,7 +88,7 @@ def test_order_of_accuracy(retraction: Retraction, shape):
     elif shape[0] == shape[1] and isinstance(retraction, Cayley):
         assert (
             2.9 < error_slope(times, curved) < 3.1
-        )  # the two metrics have the same geodesics there
+        )  # the embedded and canonical metrics share geodesics on square matrices
     else:
         assert retraction.order + 0.9 < error_slope(times, curved) < retraction.order + 1.1
 
@@ -112,8 +112,8 @@ def test_order_of_accuracy_on_the_sphere(retraction):
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-3, 0.1, 1.0, 10.0, 100.0])
-def test_polar_is_the_nearest_point_for_any_step(size):
-    """One compilation; some 1e-7 for ordinary steps, eps times the condition number beyond."""
+def test_polar_is_nearest_point_for_any_step(size):
+    """Errors are about 1e-7 for ordinary steps, eps times the condition number for longer steps."""
     points, vectors = zip(*(problem(24, 12, seed) for seed in range(3)), strict=True)
     stack = [np.stack(x).astype(np.float32) for x in (points, size * np.stack(vectors))]
     moved = _polar(*stack)
@@ -128,7 +128,7 @@ _polar = jax.jit(Polar().retract)
 
 
 @pytest.mark.parametrize("size", [0.05, 1.0])
-def test_polar_takes_wide_matrices(size):
+def test_polar_of_wide_matrices_matches_transpose(size):
     point, vector = problem(9, 4)
     point, vector = np.float32(point), np.float32(size * vector)
     retract = Polar().retract
@@ -143,9 +143,9 @@ def test_polar_takes_wide_matrices(size):
     np.testing.assert_allclose(*slopes, atol=1e-5)
 
 
-def test_polar_of_partial_and_repeated_singular_values():
-    """A steepest direction has singular values that are all 0 or 1; the analytic factor is then
-    exact, and both agree."""
+def test_analytic_matches_polar_on_partial_isometries():
+    """If all singular values are 0 or equal, as in steepest directions, the analytic factor is
+    exact."""
     point, _ = problem(8, 3)
     skew = np.array([[0, -1, 0], [1, 0, 0], [0, 0, 0]], np.float64)
     v = (0.7 * point @ skew).astype(np.float32)
@@ -155,7 +155,7 @@ def test_polar_of_partial_and_repeated_singular_values():
         np.testing.assert_allclose(moved, expected, atol=5e-7)
 
 
-def test_the_analytic_factor_misses_the_set_otherwise():
+def test_analytic_misses_set_to_fourth_order():
     point, vector = problem(8, 3)
     moved = in_float64(Analytic().retract, point, 0.2 * vector, 0.1 * vector)
     misses = [deviation(x) for x in moved]
@@ -164,15 +164,15 @@ def test_the_analytic_factor_misses_the_set_otherwise():
 
 
 @pytest.mark.parametrize("retraction", RETRACTIONS, ids=lambda r: type(r).__name__)
-def test_who_restores_a_point_that_is_off_the_set(retraction: Retraction):
+def test_only_polar_and_qr_restore_points(retraction: Retraction):
     point, vector = problem(8, 3)
     off = (1.001 * point).astype(np.float32)
     moved = jax.jit(retraction.retract)(off, (0.01 * vector).astype(np.float32))
     assert (deviation(moved) < 1e-6) == (retraction in RESTORING)
 
 
-def test_cayley_by_the_full_matrix():
-    """The 2n x 2n system against the m x m one that it stands for."""
+def test_cayley_matches_full_system():
+    """The 2n x 2n system matches the equivalent m x m system."""
     w, v = problem(6, 2)
     p = np.eye(6) - w @ w.T / 2
     k = p @ v @ w.T - w @ v.T @ p
@@ -181,15 +181,15 @@ def test_cayley_by_the_full_matrix():
     np.testing.assert_allclose(moved, expected, atol=1e-6)
 
 
-def test_exponential_of_a_square_point():
-    """There the geodesic is `W exp(W^T V)`."""
+def test_exponential_of_square_point_matches_expm():
+    """For a square point, the geodesic is `W exp(W^T V)`."""
     w, v = problem(4, 4)
     moved = jax.jit(Exponential().retract)(w.astype(np.float32), v.astype(np.float32))
     np.testing.assert_allclose(moved, w @ scipy.linalg.expm(w.T @ v), atol=2e-6)
 
 
 def test_qr_has_a_positive_diagonal():
-    """So that a step of length zero stays, whatever signs the decomposition prefers."""
+    """A step of length zero must not move, regardless of the decomposition's signs."""
     w, _ = problem(6, 3)
     signs = np.array([1, -1, -1])
     w = (w * signs).astype(np.float32)
@@ -203,8 +203,8 @@ def test_great_circles_reach_the_antipode():
     np.testing.assert_array_equal(retract(w, 0 * v), w)
 
 
-def test_great_circles_of_every_length():
-    """To rounding where sines are taken from their series, and where not; derivatives at zero."""
+def test_great_circles_of_any_length():
+    """Accurate to rounding with and without series for sines; derivatives at zero are exact."""
     with jax.enable_x64(True):
         point, ahead = jnp.eye(5)[0], np.eye(5)[1]
         lengths = np.concatenate([np.zeros(1), np.geomspace(1e-12, 3, 400)])
@@ -231,7 +231,7 @@ def test_no_drift_over_three_thousand_steps(shape):
     last, worst = _wander(manifold, point, jax.random.key(1), 3000)
     assert deviation(last) < 1e-6
     assert float(worst) < 1e-6
-    assert np.linalg.norm(last - point) > 0.5  # it has gone somewhere
+    assert np.linalg.norm(last - point) > 0.5  # the walk moved
 
 
 def test_no_drift_on_the_sphere():
@@ -244,7 +244,7 @@ def test_no_drift_on_the_sphere():
 
 @partial(jax.jit, static_argnums=(0, 3))
 def _wander(manifold, point, key, steps):
-    """Random tangent steps of some hundredths; the last point, and the worst distance."""
+    """Take random tangent steps of 0.05; return the last point and the worst distance."""
 
     def step(carry, key):
         point, worst = carry
@@ -267,8 +267,8 @@ def test_nan_stays_in_its_batch_element():
 
 @pytest.mark.parametrize("low", [1 / 3, 1 / 1.1])
 @pytest.mark.parametrize("least", [1e-2, 1e-4, 1e-5, 0.0])
-def test_a_lower_edge_takes_matrices_that_are_nearly_singular(least, low):
-    """All other singular values are clipped as ever; the one near zero grows as far as it can."""
+def test_clip_lower_edge_near_singular(least, low):
+    """The singular value near zero grows as far as possible; the others are clipped as usual."""
     rng = np.random.default_rng(0)
     values = rng.uniform(0.5, 2.0, (20, 16))
     values[:, 0] = least
@@ -283,7 +283,7 @@ def test_a_lower_edge_takes_matrices_that_are_nearly_singular(least, low):
 
 
 def capped(values: np.ndarray, excess: float) -> np.ndarray:
-    """The published cubics, with the coefficient from the roots of its quartic."""
+    """Apply the published cubics, with the coefficient from the roots of its quartic."""
     k = 1 + excess
     roots = np.roots([-(k**9), 3 * k**7, -3 * k**5, 0, k - 1])
     a = min(root.real for root in roots if abs(root.imag) < 1e-9 and root.real > 0)
@@ -293,8 +293,8 @@ def capped(values: np.ndarray, excess: float) -> np.ndarray:
 
 @pytest.mark.parametrize("excess", [1e-3, 0.02, 0.25])
 @pytest.mark.parametrize("shape", [(12, 8), (8, 12)])
-def test_a_soft_cap_is_the_published_one(excess, shape):
-    """Where every singular value of the step is the same, and so is the bound but for 0.5 %."""
+def test_soft_cap_matches_publication(excess, shape):
+    """For a step with equal singular values, the bound on its norm is exact up to 0.5 %."""
     rng = np.random.default_rng(0)
     left, _, right = np.linalg.svd(rng.normal(size=shape), full_matrices=False)
     values = np.linspace(1.0, 0.1, 8)
@@ -309,7 +309,7 @@ def test_a_soft_cap_is_the_published_one(excess, shape):
 
 
 @pytest.mark.parametrize("excess", [0.0, 1e-6, 0.1, 1.0, 30.0])
-def test_a_soft_cap_holds_for_steps_of_any_length(excess):
+def test_soft_cap_holds_for_any_step_length(excess):
     rng = np.random.default_rng(0)
     ball = SpectralBall(retraction=SoftCap())
     point = ask(ball.project, 2 * rng.standard_normal((4, 20, 12)).astype(np.float32))
@@ -318,7 +318,7 @@ def test_a_soft_cap_holds_for_steps_of_any_length(excess):
     moved = np.float64(_softly(point, np.float32(vector)))
     assert np.linalg.norm(moved, 2, axis=(-2, -1)).max() <= 1 + 2e-6
     inside = np.linalg.norm(moved - point, 2, axis=(-2, -1))
-    # What the step did, and what the cap took.
+    # The sum of the step and the cap's reduction.
     assert inside.max() <= 2.1 * excess + rounding(4, 20)
 
 
@@ -326,7 +326,7 @@ _softly = jax.jit(SpectralBall(retraction=SoftCap()).retract)
 
 
 @pytest.mark.slow
-def test_reverse_mode_through_a_soft_cap():
+def test_soft_cap_gradient_matches_differences():
     keys = jax.random.split(jax.random.key(0), 2)
     ball = SpectralBall(retraction=SoftCap())
     with jax.enable_x64(True):
@@ -345,7 +345,7 @@ def test_reverse_mode_through_a_soft_cap():
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e30])
-def test_a_spectral_sphere_of_any_scale(scale):
+def test_spectral_sphere_retraction_at_any_scale(scale):
     rng = np.random.default_rng(9)
     sphere = SpectralSphere(scale)
     point = sphere.random_point(jax.random.key(0), (6, 4), jnp.float32)

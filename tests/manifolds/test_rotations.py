@@ -1,4 +1,4 @@
-"""`Rotations`: its laws, the nearest rotation by an SVD, and the determinant along steps."""
+"""`Rotations`: laws, the nearest rotation by an SVD, and the determinant along steps."""
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +17,16 @@ from manifoldmuon.testing import check_manifold, check_slopes
     [(Rotations(), (3, 3)), (Rotations(2.0), (2, 4, 4))],
     ids=["one matrix", "a stack of scale 2"],
 )
-def test_the_laws_of_a_manifold(manifold, shape):
+def test_rotations_satisfy_manifold_laws(manifold, shape):
     check_manifold(manifold, shape, jax.random.key(0), thorough=False)
 
 
 @pytest.mark.slow
-def test_slopes():
+def test_retraction_slope():
     check_slopes(Rotations(), (3, 3), jax.random.key(1), order=2)
 
 
-def test_the_nearest_rotation_is_that_of_the_svd():
+def test_nearest_rotation_matches_svd():
     given = np.random.default_rng(2).standard_normal((6, 3, 3))
     assert {-1.0, 1.0} == set(np.sign(np.linalg.det(given)))
     left, _, right = np.linalg.svd(given)
@@ -50,14 +50,14 @@ def test_long_steps_keep_the_determinant(retraction):
     np.testing.assert_allclose(np.linalg.det(moved), 1, atol=1e-4)
 
 
-def test_a_reflection_is_off_the_set():
+def test_reflection_has_distance_two():
     mirror = jnp.diag(jnp.array([1.0, 1.0, -1.0]))
     assert float(Rotations().distance(mirror)) == 2
     assert float(Rotations().distance(jnp.eye(3))) == 0
 
 
-def test_a_minimum_is_a_rotation_where_a_reflection_would_be_better():
-    """Aligning points with their mirror image (Wahba's problem)."""
+def test_minimize_returns_rotation_not_reflection():
+    """Align points with their mirror image (Wahba's problem)."""
     points = np.random.default_rng(5).standard_normal((9, 3))
     target = points * np.array([1.0, 1.0, -1.0])
     with jax.enable_x64(True):

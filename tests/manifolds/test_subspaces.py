@@ -1,4 +1,4 @@
-"""`Grassmann` and `low_rank`: optima by convex optimisation, invariance, training."""
+"""`Grassmann` and `low_rank`: optima by a convex solver, invariance, training."""
 
 import cvxpy as cp
 import jax
@@ -29,7 +29,7 @@ def horizontal(point, a: cp.Variable) -> list:
 @pytest.mark.parametrize(
     ("manifold", "shape"), [(Grassmann(2.0), (6, 3)), (Grassmann(FanRatio()), (3, 5))], ids=str
 )
-def test_directions_against_convex_optimisation(manifold, shape):
+def test_directions_match_convex_solver(manifold, shape):
     w, g = point_of(manifold, shape), normal(0, *shape)
     answer = steepest(manifold, w, g)
     best = optimum(g, manifold.norm, lambda a: horizontal(np.float64(w), a))
@@ -38,7 +38,7 @@ def test_directions_against_convex_optimisation(manifold, shape):
     assert float(answer.gap) <= 2e-4
 
 
-def test_steps_do_not_depend_on_the_basis():
+def test_steps_are_independent_of_basis():
     manifold = Grassmann(2.0)
     w, g = point_of(manifold, (7, 3)), normal(0, 7, 3)
     turn = np.linalg.qr(normal(1, 3, 3))[0]
@@ -51,8 +51,8 @@ def test_steps_do_not_depend_on_the_basis():
     np.testing.assert_allclose(ends[0], ends[1], atol=2e-6)
 
 
-def test_a_normal_gradient_has_no_direction():
-    """Rounding errors must not become a full step; nothing is certified."""
+def test_normal_gradient_has_zero_direction():
+    """Rounding errors must not become a full step; the gap is 1."""
     w = point_of(Grassmann(), (5, 3))
     answer = steepest(Grassmann(), w, w @ normal(0, 3, 3))
     np.testing.assert_array_equal(answer.direction, 0)
@@ -68,7 +68,7 @@ def test_a_normal_gradient_has_no_direction():
         (lambda: low_rank((4, 6), 0), "the rank 0"),
     ],
 )
-def test_errors(make, message):
+def test_invalid_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -81,8 +81,8 @@ def test_training_finds_the_leading_subspace():
     assert max(jax.tree.leaves(distance)) < 2e-6
 
 
-def test_training_an_adapter_of_low_rank():
-    """A matrix of rank 2 and RMS-to-RMS norm near 1, found as B A from A = 0."""
+def test_training_fits_low_rank_adapter():
+    """Fit a matrix of rank 2 and RMS-to-RMS norm 1.4 by B A."""
     geometry = low_rank((8, 5), 2)
     assert geometry == {"B": Stiefel(FanRatio()), "A": Euclidean(RMSToRMS())}
     target = np.float32(0.3) * normal(0, 8, 2) @ normal(1, 2, 5)

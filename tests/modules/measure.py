@@ -1,4 +1,4 @@
-"""Norms of inputs and outputs, measured sensitivities, and the steps of the optimizer's links."""
+"""Norms of inputs and outputs, directional derivatives, and optimizer steps."""
 
 import functools
 from typing import Any
@@ -15,23 +15,23 @@ from tests.tolerances import rounding
 
 
 def rms(x: Any, axes: int = 1) -> np.ndarray:
-    """The RMS norm over the trailing axes."""
+    """Return the RMS norm over the trailing axes."""
     x = np.asarray(x, np.float64)
     return np.sqrt(np.mean(x**2, axis=tuple(range(-axes, 0))))
 
 
 def tokens(x: Any) -> float:
-    """The largest RMS norm of a token, a pixel or a vector of a batch."""
+    """Return the largest RMS norm of a token, pixel or vector in a batch."""
     return float(np.max(rms(x)))
 
 
 def largest(x: Any) -> float:
-    """The largest magnitude."""
+    """Return the largest magnitude."""
     return float(np.max(np.abs(np.asarray(x, np.float64))))
 
 
 def total(*norms: Any) -> Any:
-    """The norm of a tuple: the sum of its parts' norms."""
+    """Return the norm of a tuple: the sum of its parts' norms."""
     return lambda x: sum(norm(part) for norm, part in zip(norms, x, strict=True))
 
 
@@ -40,20 +40,20 @@ def gaussian(seed: int, *shape: int) -> jax.Array:
 
 
 def unit_tokens(seed: int, *shape: int) -> jax.Array:
-    """Random vectors of RMS norm 1 in the last axis."""
+    """Draw random vectors of RMS norm 1 along the last axis."""
     x = np.random.default_rng(seed).standard_normal(shape)
     return jnp.asarray(x / rms(x)[..., None], jnp.float32)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def push(function: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
-    """The directional derivative, compiled once for each function."""
+    """Return the directional derivative, compiled once per function."""
     return jax.jvp(function, primals, tangents)[1]
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def push_twice(function: Any, x: Any, first: Any, second: Any) -> Any:
-    """The second directional derivative of a function of one argument."""
+    """Return the second directional derivative of a unary function."""
 
     def once(p):
         return jax.jvp(function, (p,), (first,))[1]
@@ -62,19 +62,19 @@ def push_twice(function: Any, x: Any, first: Any, second: Any) -> Any:
 
 
 def random_like(tree: Any, seed: int = 0) -> Any:
-    """Gaussian entries, in the shapes and dtypes of a tree."""
+    """Draw Gaussian entries in the shapes and dtypes of a tree."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), tree)
 
 
 @functools.cache
 def shapes_of(net: Module) -> Any:
-    """The tree of `init`, traced once and not computed."""
+    """Return the shapes of `init`, traced once."""
     return jax.eval_shape(lambda: net.init(jax.random.key(0)))
 
 
 def steepest_step(net: Module, grads: Any, params: Any) -> Any:
-    """The step of modular norm 1 that ascends the fastest, by the optimizer's links."""
+    """Return the steepest ascent step of modular norm 1, by the optimizer's transformations."""
     links = optax.chain(
         optim.scale_by_steepest(net.geometry()), optim.scale_by_budget(net.budgets())
     )
@@ -82,9 +82,9 @@ def steepest_step(net: Module, grads: Any, params: Any) -> Any:
 
 
 def assert_steps_agree(found: Any, expected: Any, name: str = "") -> None:
-    """In structure, and each leaf relative to its largest entry.
+    """Compare structures, and leaves relative to their largest entry.
 
-    By msign of matrices with condition numbers up to 100, in steps of four products.
+    The tolerance is for msign with four products per step and condition numbers up to 100.
     """
     assert jax.tree.structure(found) == jax.tree.structure(expected), name
     close = rounding(4, 16, condition=100)
@@ -93,9 +93,9 @@ def assert_steps_agree(found: Any, expected: Any, name: str = "") -> None:
 
 
 def normalized(net: Module, updates: Any, params: Any) -> Any:
-    """Each leaf of the updates at its target norm, by the optimizer's link.
+    """Scale each leaf of the updates to its target norm, by `optim.normalize`.
 
-    With as many power iterations as the spectral norm takes to be exact.
+    Enough power iterations make the spectral norm exact.
     """
     link = optim.normalize(
         optax.identity(),

@@ -1,11 +1,11 @@
 """The paper's recursive definitions (modular norm, arXiv:2405.14813), in float64 by NumPy.
 
-Another route to what the package computes: here no budgets flow down. Norm and steepest step of a
-whole are those of its two parts, weighed against each other, down to the atoms, whose duality maps
-are found by an SVD. Masses and sensitivities are added up here as well: only what atoms and bonds
-declare is taken from the package.
+An independent route to the package's results, without budgets: norm and steepest step of a module
+combine the weighted norms and steps of its parts, down to the atoms, with duality maps by an SVD.
+Masses and sensitivities are also combined here; only the declarations of atoms and bonds come from
+the package.
 
-`Tied` and `Param` are left out: the paper's modules share no weights, and run.
+`Tied` and `Param` are not covered: the paper's modules share no weights and have a forward map.
 """
 
 import math
@@ -30,7 +30,7 @@ from manifoldmuon.modules import (
 
 
 def mass(module: Module) -> float:
-    """The sum over the parts; that of the copies of a stack counts for each."""
+    """Sum the masses of the parts; every copy of a stack counts."""
     match module:
         case Compose() | Concatenate():
             return sum(mass(part) for part in module.modules)
@@ -42,7 +42,7 @@ def mass(module: Module) -> float:
 
 
 def sensitivity(module: Module) -> float:
-    """The product one after the other, the sum side by side."""
+    """Multiply sensitivities in a composition, add them in a tuple."""
     match module:
         case Compose():
             return math.prod(sensitivity(part) for part in module.modules)
@@ -56,10 +56,10 @@ def sensitivity(module: Module) -> float:
 
 
 def norm(module: Module, weights: Any) -> float:
-    """The modular norm; what has a mass of zero does not count.
+    """Return the modular norm; parts of mass zero do not count.
 
-    * of M2 after M1: `max(mu2 (m / m1) norm1, (m / m2) norm2)`;
-    * of a tuple: `max((m / m1) norm1, (m / m2) norm2)`.
+    * M2 after M1: `max(mu2 (m / m1) norm1, (m / m2) norm2)`;
+    * a tuple: `max((m / m1) norm1, (m / m2) norm2)`.
     """
     if mass(module) == 0:
         return 0.0
@@ -90,16 +90,16 @@ def _heaviest(parts: tuple[Any, ...], factors: tuple[float, ...]) -> float:
 
 
 def dualize(module: Module, grads: Any, weights: Any = None) -> Any:
-    """The step of modular norm 1 that ascends the fastest; a mass of zero freezes.
+    """Return the steepest ascent step of modular norm 1; parts of mass zero do not move.
 
-    * of M2 after M1: `(1/mu2 (m1/m) dualize1, (m2/m) dualize2)`; where M2 does not look at its
-      input, M1 has no reason to move;
-    * of a tuple: `((m1/m) dualize1, (m2/m) dualize2)`.
+    * M2 after M1: `(1/mu2 (m1/m) dualize1, (m2/m) dualize2)`; if M2 ignores its input (mu2 = 0),
+      M1 does not move;
+    * a tuple: `((m1/m) dualize1, (m2/m) dualize2)`.
 
     Args:
       module: atoms are in flat space under their own norm, or on their default constraint.
-      grads: the gradients.
-      weights: where they were taken; needed on constraints, where steps are tangent.
+      grads: gradients.
+      weights: current weights; required on constraints, where steps are tangent.
     """
     if mass(module) == 0:
         return jax.tree.map(lambda grad: np.zeros(np.shape(grad)), grads)
@@ -164,7 +164,7 @@ def _atom_step(atom: Atom, grad: np.ndarray, weight: np.ndarray | None) -> np.nd
 
 
 def _scale(atom: Atom) -> float:
-    """The singular values of a matrix, or of each tap of a kernel, of norm 1."""
+    """Return the largest singular value at norm 1, of a matrix or of each tap of a kernel."""
     match atom:
         case Linear():
             return math.sqrt(atom.fan_out / atom.fan_in)
@@ -174,13 +174,13 @@ def _scale(atom: Atom) -> float:
 
 
 def _polar(matrix: np.ndarray) -> np.ndarray:
-    """`U V^T`, with zero for singular values that are zero but for the rounding of float32."""
+    """Return `U V^T`; singular values of zero up to float32 rounding stay zero."""
     u, s, vt = np.linalg.svd(matrix, full_matrices=False)
     return (u * (s > 1e-6 * s[..., :1])[..., None, :]) @ vt
 
 
 def _tangent_step(grad: np.ndarray, point: np.ndarray) -> np.ndarray:
-    """`msign(G W^T - W G^T) W` for orthonormal columns W; wide matrices are turned."""
+    """Return `msign(G W^T - W G^T) W` for orthonormal columns W; wide matrices are transposed."""
     if point.shape[-2] < point.shape[-1]:
         return _tangent_step(grad.swapaxes(-2, -1), point.swapaxes(-2, -1)).swapaxes(-2, -1)
     w = _polar(point)

@@ -1,4 +1,4 @@
-"""Atoms: forward maps against loops, well-normedness by derivatives, manifolds, and stacks."""
+"""Atoms: forward maps against loops, well-normedness by derivatives, manifolds, stacks."""
 
 import functools
 import math
@@ -76,9 +76,9 @@ ATOMS = {
 
 
 def probe(atom, x, key):
-    """A start, a step of norm 1 in every argument, and what they do to the output."""
+    """Return initial weights, output changes for unit steps in each argument, and norms."""
     w = atom.init(key)
-    # As long as it gets: the steepest step of a random gradient.
+    # The steepest step for a random gradient is the longest step allowed.
     step = steepest_step(atom, gaussian(3, *atom.shape), w)
     by_weight = jax.jvp(lambda w: atom.apply(w, x), (w,), (step,))[1]
     by_input = jnp.zeros(1)
@@ -89,7 +89,7 @@ def probe(atom, x, key):
 
 @pytest.fixture(scope="module")
 def probes():
-    """All atoms in one program: most of the time would go to compiling each."""
+    """Probe all atoms in one program, to save compilation time."""
     key = jax.random.key(0)
     return jax.jit(lambda: {name: probe(atom, x, key) for name, (atom, x, _) in ATOMS.items()})()
 
@@ -108,15 +108,15 @@ def test_atoms_are_well_normed(name, probes):
         assert np.max(distance) < 1e-5
 
 
-def test_well_normedness_is_tight():
-    """The bound is attained: it could not be smaller."""
+def test_well_normedness_is_attained():
+    """The bound is attained."""
     for name in ("Linear tall", "Embed", "Unembed"):
         atom, x, size = ATOMS[name]
 
         def steepest(key, atom=atom, x=x):
             w = atom.init(key)
             y, pull = jax.vjp(lambda w: atom.apply(w, x), w)
-            # Of the first vector, or of the largest score.
+            # The cotangent selects the first vector, or the largest score.
             seed = (
                 y * (y == y.max())
                 if isinstance(atom, Unembed)
@@ -129,20 +129,20 @@ def test_well_normedness_is_tight():
 
 
 @pytest.mark.parametrize("name", ATOMS)
-def test_the_geometry_is_the_chosen_one(name):
+def test_geometry_matches_manifold(name):
     atom, _, _ = ATOMS[name]
     assert atom.geometry() == atom.manifold
     assert atom.constrained().geometry() == atom.constraint()
     assert atom.unconstrained().geometry() == atom.free_space()
 
 
-def test_linear_is_the_product():
+def test_linear_matches_matrix_product():
     w, x = gaussian(0, 3, 5), gaussian(1, 2, 4, 5)
     expected = np.einsum("ij,btj->bti", np.asarray(w, np.float64), np.asarray(x, np.float64))
     np.testing.assert_allclose(Linear(3, 5).apply(w, x), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_locally_connected_is_a_matrix_for_each_place():
+def test_locally_connected_matches_matrix_per_position():
     atom = LocallyConnected((2, 3), 4, 5)
     w, x = gaussian(0, *atom.shape), gaussian(1, 6, 2, 3, 5)
     expected = np.zeros((6, 2, 3, 4))
@@ -152,7 +152,7 @@ def test_locally_connected_is_a_matrix_for_each_place():
     found = atom.apply(w, x)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(atom.apply(w, x[0]), found[0], rtol=1e-6, atol=1e-6)
-    # As a block-diagonal matrix on the flat input, and as `Linear` where all matrices are one.
+    # Compare with a block-diagonal matrix on the flat input, and with `Linear` for equal matrices.
     blocks = jax.scipy.linalg.block_diag(*w.reshape(6, 4, 5))
     flat = np.asarray(x).reshape(6, 30) @ blocks.T
     np.testing.assert_allclose(found.reshape(6, 24), flat, rtol=1e-5, atol=1e-5)
@@ -160,14 +160,14 @@ def test_locally_connected_is_a_matrix_for_each_place():
     np.testing.assert_allclose(same, Linear(4, 5).apply(w[0, 0], x), rtol=1e-5, atol=1e-5)
 
 
-def test_embed_picks_rows_and_shows_unknown_tokens():
+def test_embed_returns_rows_and_nan_for_unknown_tokens():
     table = gaussian(0, 7, 5)
     np.testing.assert_array_equal(Embed(5, 7).apply(table, TOKENS), np.asarray(table)[TOKENS])
     for outside in (-1, 7, -8):
         assert np.all(np.isnan(Embed(5, 7).apply(table, jnp.array([outside]))))
 
 
-def test_unembed_is_the_mean_product_with_each_row():
+def test_unembed_is_mean_product_with_rows():
     table, x = gaussian(0, 7, 5), gaussian(1, 2, 5)
     expected = [[np.mean(np.asarray(row) * np.asarray(v)) for row in table] for v in x]
     np.testing.assert_allclose(Unembed(7, 5).apply(table, x), expected, rtol=1e-5, atol=1e-6)
@@ -176,7 +176,7 @@ def test_unembed_is_the_mean_product_with_each_row():
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding"), [(3, 1, None), (2, 1, None), (3, 2, 1), (2, 2, 0), (1, 1, 2)]
 )
-def test_conv_is_the_loop(kernel, stride, padding):
+def test_conv_matches_loop(kernel, stride, padding):
     conv = Conv2D(4, 3, kernel, stride, padding)
     w, x = gaussian(0, *conv.shape), gaussian(1, 2, 6, 5, 3)
     before, after = (padding, padding) if padding is not None else ((kernel - 1) // 2, kernel // 2)
@@ -197,8 +197,8 @@ def test_conv_is_the_loop(kernel, stride, padding):
         assert found.shape == (2, 6, 5, 4)
 
 
-def test_a_strided_convolution_may_grow_the_mean_over_pixels():
-    """Why the norm of an image is its largest pixel: the RMS over all of them can double."""
+def test_strided_convolution_can_double_mean_over_pixels():
+    """Image norms take the largest pixel, because the RMS over all pixels can double."""
     conv = Conv2D(1, 1, kernel=1, stride=2, padding=0)
     x = jnp.zeros((4, 4, 1)).at[::2, ::2].set(1.0)
     y = conv.apply(jnp.ones(conv.shape), x)
@@ -206,7 +206,7 @@ def test_a_strided_convolution_may_grow_the_mean_over_pixels():
     assert tokens(y) == tokens(x)
 
 
-# An entry of a geometry, not a manifold: it is for slots, and the checked types refuse it here.
+# A geometry entry for `Param`, not a manifold; type checking rejects it here.
 LAID_OUT: Any = Stiefel().with_axes(in_axes=2, out_axes=1)
 
 
@@ -250,8 +250,8 @@ def test_atoms_keep_the_dtype():
     assert [leaf.dtype for leaf in jax.tree.leaves(shapes)] == [jnp.float16] * 2
 
 
-def test_an_atom_with_another_norm_of_its_own():
-    """A manifold of a larger norm fits too; the printed line and the geometry say which."""
+def test_atom_with_custom_norm():
+    """The geometry and the printed module show the non-default norm."""
     atom: Atom = Linear(4, 4, Euclidean(Spectral()))
     assert atom.geometry() == Euclidean(Spectral())
     assert str(atom).splitlines()[1].startswith("Linear(4, 4) on Euclidean")
@@ -263,8 +263,8 @@ BLOCK = MeanSubtract() @ (1.5 * Linear(6, 6)) @ RMSDivide()
 STACK = Stack(BLOCK, 2)
 
 
-def test_a_stack_is_its_unrolled_form():
-    """One scan over stacked weights gives what the copies give one after the other."""
+def test_stack_matches_unrolled():
+    """A scan over stacked weights matches a loop over the copies."""
     unrolled = STACK.unroll()
     x = gaussian(2, 4, 6)
 
@@ -289,7 +289,7 @@ def test_a_stack_is_its_unrolled_form():
     assert STACK.sharpness == pytest.approx(unrolled.sharpness, rel=1e-12)
 
 
-def test_budgets_of_a_stack_broadcast_over_the_copies():
+def test_stack_budgets_broadcast_over_copies():
     budget = (BLOCK**3).budgets()[1]
     assert budget.shape == (3, 1, 1)
     np.testing.assert_allclose(budget[:, 0, 0], [1 / 3 / 1.5**3, 1 / 3 / 1.5**2, 1 / 3 / 1.5])
@@ -298,7 +298,7 @@ def test_budgets_of_a_stack_broadcast_over_the_copies():
     assert isinstance((Linear(6, 6) ** 3).budgets(), float)
 
 
-def test_a_stack_of_convolutions_has_one_norm_for_each_copy():
+def test_convolution_stack_has_norm_per_copy():
     kernel = Conv2D(2, 2, kernel=2)
     stack = (2 * kernel) ** 2
     for module in (stack, stack.constrained()):
@@ -308,7 +308,7 @@ def test_a_stack_of_convolutions_has_one_norm_for_each_copy():
         assert float(jax.jit(module.norm)(w)) == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_program_does_not_grow_with_the_number_of_copies():
+def test_stack_program_size_is_constant():
     def equations(copies):
         net = BLOCK**copies
         return str(jax.make_jaxpr(net.apply)(shapes_of(net), jnp.ones(6))).count("\n")
@@ -321,18 +321,18 @@ def test_the_program_does_not_grow_with_the_number_of_copies():
 TIED = Tied(Unembed(7, 6, mass=2.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
 
 
-def test_a_tied_leaf_gets_the_sum_of_its_places_shares():
+def test_tied_leaf_gets_summed_shares():
     """Untied budgets are 1/4 / (1/2) for the embedding and 2/4 for the head: both 1/2."""
     assert TIED.mass == 4
     assert TIED.masses() == (3.0, 1.0, (), ())
     np.testing.assert_allclose([TIED.budgets()[0], TIED.budgets()[1]], [0.5, 0.5])
     assert TIED.geometry()[3] == ()
-    # Shares 1/5 and 3/5, budgets 1/5 / (1/2) and 3/5: the effects are 1/2 and 1 for a unit step.
+    # Shares 1/5 and 3/5, budgets 1/5 / (1/2) and 3/5; unit steps have the effects 1/2 and 1.
     other = Tied(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
     assert other.budgets()[0] == pytest.approx((1 / 5 + 3 / 5) / (1 / 2 + 1))
 
 
-def test_a_tied_module_runs_as_the_untied_one_with_equal_weights():
+def test_tied_module_matches_untied_with_equal_weights():
     w = jax.jit(TIED.init)(jax.random.key(0))
     assert w[3] == ()
     untied = TIED.module
@@ -348,11 +348,11 @@ def test_a_tied_module_runs_as_the_untied_one_with_equal_weights():
     np.testing.assert_allclose(tied[0], both[0] + both[3], rtol=1e-5, atol=1e-6)
 
 
-def test_a_tied_module_is_well_normed():
+def test_tied_module_is_well_normed():
     @jax.jit
     def moved(w, seed):
         y, pull = jax.vjp(lambda w: TIED.apply(w, TOKENS), w)
-        # The steepest step for one score: what comes closest to the bound.
+        # The steepest step for a single score comes closest to the bound.
         step = steepest_step(TIED, pull(jnp.zeros_like(y).at[0, 0, seed].set(1.0))[0], w)
         return TIED.norm(step), jax.jvp(lambda w: TIED.apply(w, TOKENS), (w,), (step,))[1]
 
@@ -365,8 +365,8 @@ def test_a_tied_module_is_well_normed():
     assert 0.5 < max(changes) <= 1
 
 
-def test_tied_budgets_bound_the_change_of_the_output():
-    """The sharpness of the tied module is that of the untied one for its longer step."""
+def test_tied_sharpness_scales_with_budget():
+    """The tied module's sharpness equals the untied module's, for the longer step."""
     uneven = Tied(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
     alpha, beta, gamma = uneven.module.sharpness
     stretch = uneven.budgets()[0] / (1 / 5 / 0.5)
@@ -374,8 +374,8 @@ def test_tied_budgets_bound_the_change_of_the_output():
     assert uneven.sharpness == pytest.approx((stretch**2 * alpha, stretch * beta, gamma))
 
 
-def test_tying_in_a_stack_and_twice():
-    """Budgets keep their copies' axis; a second group keeps the places of the first."""
+def test_tying_in_stacks_and_twice():
+    """Stack budgets keep the copies' axis; a second tied group keeps the indices of the first."""
     inner = Tied(Linear(6, 6) @ (2 * Linear(6, 6)), (0, 2))
     # Within a copy: shares 1/2 each, budgets 1/2/2 and 1/2, so 1 / (2 + 1) = 1/3.
     stack = inner**2
@@ -390,8 +390,8 @@ def test_tying_in_a_stack_and_twice():
 
 
 @pytest.mark.parametrize("constrained", [False, True])
-def test_the_links_of_optim_take_the_step_of_the_paper(constrained):
-    """Geometry and budgets are all that an optimizer needs of an architecture."""
+def test_optimizer_takes_the_papers_step(constrained):
+    """An optimizer needs only the geometry and the budgets of an architecture."""
     net = (Linear(6, 6) ** 2) @ Embed(6, 7)
     net = net.constrained() if constrained else net
     grads = random_like(shapes_of(net))
@@ -407,8 +407,8 @@ def test_the_links_of_optim_take_the_step_of_the_paper(constrained):
     assert norm == pytest.approx(1, rel=1e-4)
 
 
-def test_the_scale_is_in_the_weight():
-    """A weight of norm 1 keeps entries of size 1, at every width."""
+def test_initial_scale_is_in_the_weight():
+    """A weight of norm 1 maps entries of size 1 to entries of size 1, at every width."""
     for width in (4, 64):
         w = jax.jit(Linear(width, 16).init)(jax.random.key(0))
         spectral = np.linalg.norm(np.asarray(w), 2)

@@ -1,4 +1,4 @@
-"""Bonds: forward maps by NumPy, and sensitivities and sharpness as measured."""
+"""Bonds: forward maps by NumPy, and measured sensitivities and sharpness."""
 
 import math
 
@@ -42,8 +42,8 @@ Q, K, V = (unit_tokens(seed, 2, 4, 6) for seed in (1, 2, 3))
 IMAGE = unit_tokens(6, 2, 4, 6, 3)
 HEADS = unit_tokens(7, 2, 3, 4, 2)
 
-# bond, an input of norm at most 1, norm of the input, norm of the output. The declared sensitivity
-# holds at every input of this kind (with that of GELU declared as the worst case).
+# bond, an input, norm of the input, norm of the output. The declared sensitivity holds at every
+# input of this kind (GELU declares its worst case).
 SENSITIVITIES = {
     "Identity": (Identity(), X, tokens, tokens),
     "Add": (Add(), (X, UNIT), total(tokens, tokens), tokens),
@@ -69,12 +69,12 @@ def like(x, seed):
 
 
 @pytest.mark.parametrize("name", SENSITIVITIES)
-def test_the_declared_sensitivity_is_not_exceeded(name):
+def test_declared_sensitivity_is_not_exceeded(name):
     bond, x, size_in, size_out = SENSITIVITIES[name]
 
     @jax.jit
     def climb(x, dx):
-        """One step towards the direction that moves the output the most."""
+        """Take a power iteration step towards the direction that moves the output the most."""
         y, pull = jax.vjp(
             lambda dx: jax.jvp(lambda x: bond.apply(bond_params, x), (x,), (dx,))[1], dx
         )
@@ -92,7 +92,7 @@ def test_the_declared_sensitivity_is_not_exceeded(name):
             dx = up
     assert worst <= bond.sensitivity * (1 + 1e-5)
     if name not in ("RMSDivide", "LayerNorm", "AveragePool", "Flatten"):
-        assert worst >= 0.3 * bond.sensitivity  # the search looks in the right places
+        assert worst >= 0.3 * bond.sensitivity  # the search is effective
 
 
 # Sharpness: bond, a point, norms of input and output.
@@ -109,14 +109,14 @@ SHARPNESS = {
 
 
 @pytest.mark.parametrize("name", SHARPNESS)
-def test_the_declared_sharpness_is_not_exceeded(name):
+def test_declared_sharpness_is_not_exceeded(name):
     bond, x, size_in, size_out = SHARPNESS[name]
     forward, worst = bond.forward, 0.0
     for seed in range(60):
         a, b = like(x, 2 * seed), like(x, 2 * seed + 1)
         if seed % 2:
             a, b = (jax.tree.map(jnp.sign, t) for t in (a, b))
-        if isinstance(x, tuple) and seed % 3:  # all of each direction in one input
+        if isinstance(x, tuple) and seed % 3:  # each direction moves a single input
             i, j = seed % len(x), (seed + 1) % len(x)
             a = tuple(t if k == i else jnp.zeros_like(t) for k, t in enumerate(a))
             b = tuple(t if k == j else jnp.zeros_like(t) for k, t in enumerate(b))
@@ -124,8 +124,8 @@ def test_the_declared_sharpness_is_not_exceeded(name):
     assert 0.1 * bond.gamma < worst <= bond.gamma * (1 + 1e-5)
 
 
-def test_the_sharpness_of_rms_division_is_attained():
-    """In the plane of the point, at the angle whose squared sine is 2/3."""
+def test_rms_division_sharpness_is_attained():
+    """The maximum is at an angle to the point with squared sine 2/3."""
     x = jnp.array([1.0, 1.0])
     u = math.sqrt(1 / 3) * x + math.sqrt(2 / 3) * jnp.array([1.0, -1.0])
     assert tokens(push_twice(RMSDivide().forward, x, u, u)) == pytest.approx(
@@ -133,8 +133,8 @@ def test_the_sharpness_of_rms_division_is_attained():
     )
 
 
-def test_the_sharpness_of_attention_is_at_least_one():
-    """Moving a query and two equal keys apart; 3 is published, ascent finds 1.41 at most."""
+def test_attention_sharpness_is_at_least_one():
+    """Move a query and separate two equal keys; 3 is published, ascent finds at most 1.41."""
     zero, apart = jnp.zeros((2, 1)), jnp.array([[1.0], [-1.0]])
     attention = FunctionalAttention(causal=False)
     query, key = (jnp.ones((2, 1)), zero, zero), (zero, apart, zero)
@@ -142,10 +142,10 @@ def test_the_sharpness_of_attention_is_at_least_one():
     assert tokens(found) == pytest.approx(1)
 
 
-# What is published, and what is measured ---------------------------------------------------------
+# Published and measured constants ----------------------------------------------------------------
 
 
-def test_relu_has_its_published_sensitivity_for_balanced_signs_only():
+def test_relu_published_sensitivity_needs_balanced_signs():
     balanced, positive = gaussian(0, 4096), jnp.abs(gaussian(0, 4096))
     dx = gaussian(1, 4096)
     forward = ReLU().forward
@@ -154,8 +154,8 @@ def test_relu_has_its_published_sensitivity_for_balanced_signs_only():
     assert gain(positive) == ReLU().sensitivity == 1
 
 
-def test_gelu_of_a_gaussian_moves_by_0_675():
-    """Not 1/sqrt(2), as published for want of an exact figure; the worst case is 1.1289."""
+def test_gelu_sensitivity_on_gaussian_is_0_675():
+    """The published 1/sqrt(2) is a substitute for the exact figure; the worst case is 1.1289."""
     t, weight = np.polynomial.hermite_e.hermegauss(80)
     slope = scipy.special.ndtr(t) + t * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
     exact = math.sqrt(np.sum(weight * slope**2) / np.sum(weight))
@@ -169,7 +169,7 @@ def test_gelu_of_a_gaussian_moves_by_0_675():
     assert pytest.approx(1.1289, abs=5e-5) == GELU.LIPSCHITZ
 
 
-def test_rms_division_is_as_sensitive_as_its_input_is_small():
+def test_rms_division_sensitivity_is_inverse_input_size():
     x = unit_tokens(0, 6)
     dx = jnp.array([1.0, -x[0] / x[1], 0, 0, 0, 0])  # orthogonal to x
     forward = RMSDivide().forward
@@ -178,7 +178,7 @@ def test_rms_division_is_as_sensitive_as_its_input_is_small():
         assert gain == pytest.approx(1 / size, rel=1e-5)
 
 
-def test_a_vector_in_one_head_counts_more_when_heads_are_split():
+def test_split_heads_amplifies_single_head_inputs():
     x = jnp.zeros((1, 8)).at[0, :2].set(1.0)
     assert tokens(SplitHeads(4).forward(x)) == pytest.approx(math.sqrt(4) * tokens(x))
     even = unit_tokens(0, 3, 8)
@@ -218,14 +218,14 @@ FORWARD = {
 
 
 @pytest.mark.parametrize("name", FORWARD)
-def test_forward(name):
+def test_forward_matches_numpy(name):
     bond, x, expected = FORWARD[name]
     np.testing.assert_allclose(
         bond.apply(bond.init(jax.random.key(0)), x), expected, rtol=1e-5, atol=1e-6
     )
 
 
-def test_pooling_is_the_mean_of_blocks():
+def test_average_pool_is_mean_of_blocks():
     y = AveragePool(2, 3).forward(IMAGE)
     for i in range(2):
         for j in range(3):
@@ -234,7 +234,7 @@ def test_pooling_is_the_mean_of_blocks():
 
 
 @pytest.mark.parametrize("causal", [True, False])
-def test_attention_is_the_loop(causal):
+def test_attention_matches_loop(causal):
     q, k, v = (np.asarray(t, np.float64) for t in (Q, K, V))
     expected = np.zeros_like(v)
     for b in range(2):
@@ -246,8 +246,8 @@ def test_attention_is_the_loop(causal):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_rope_turns_complex_numbers():
-    """Pairs as complex numbers, times exp(i t / base**(j / half)); products see the distance."""
+def test_rope_rotates_complex_pairs():
+    """Pairs are complex numbers times exp(i t / base**(j / half)); scores depend on distance."""
     x = np.asarray(X, np.float64)
     z = x[..., :3] + 1j * x[..., 3:]
     turned = z * np.exp(1j * np.arange(4)[:, None] / 100.0 ** (np.arange(3) / 3))

@@ -1,4 +1,4 @@
-"""Architectures built elsewhere: Flax and Equinox models with the modular norm of a module."""
+"""Flax and Equinox models with the modular norm of an architecture."""
 
 from typing import Any
 
@@ -46,7 +46,7 @@ from tests.modules.measure import gaussian
 
 MATRIX = Euclidean(RMSToRMS())
 KERNEL = MATRIX.transposed()
-# 4 -> 6 -> 6 -> 3, the second layer three times as heavy, ReLUs of sensitivity 1 / sqrt(2).
+# 4 -> 6 -> 6 -> 3; the second layer has mass 3, ReLUs have sensitivity 1 / sqrt(2).
 RELU = ReLU(ReLU.BALANCED)
 MODULE = Linear(3, 6) @ RELU @ Linear(6, 6, mass=3.0) @ RELU @ Linear(6, 4)
 
@@ -105,12 +105,12 @@ def take_step(architecture: Any, forward: Any, weights: Any) -> Any:
     return tx.update(grads, tx.init(weights), weights)[0]
 
 
-# Compiled once for the models that are compared with it.
+# Compiled once for all compared models.
 step_of_the_module = jax.jit(lambda weights: take_step(MODULE, MODULE.apply, weights))
 
 
 @pytest.mark.parametrize("make", [linen, flax_nnx, equinox])
-def test_a_training_step_is_that_of_the_module(make):
+def test_training_step_matches_module(make):
     params, apply, declared = make()
     mine = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
     turn = (lambda w: w.T) if make is not equinox else (lambda w: w)
@@ -121,7 +121,7 @@ def test_a_training_step_is_that_of_the_module(make):
         np.testing.assert_allclose(turn(mine), expected, atol=1e-6)
 
 
-def test_budgets_are_those_of_the_module():
+def test_budgets_match_module():
     declared = mlp(["a/0", "a/1", "b"], MATRIX)
     first, _, second, _, third = MODULE.budgets()
     assert declared.budgets() == {"a": {"0": first, "1": second}, "b": third}
@@ -131,8 +131,8 @@ def test_budgets_are_those_of_the_module():
     assert "Param 'a/0' on Euclidean" in str(declared)
 
 
-def test_scanned_layers_biases_and_frozen_weights():
-    """Every operator of the algebra, against the same tree with atoms."""
+def test_budgets_of_scans_biases_and_frozen_weights():
+    """Every operator of the algebra gives the budgets of the same tree with atoms."""
 
     def net(block, bias, head):
         body = (2 * (block @ Identity())) ** 3
@@ -157,7 +157,7 @@ def test_scanned_layers_biases_and_frozen_weights():
     assert frozen.budgets() == {"a": 0.0, "b": 1.0}
 
 
-def test_one_path_twice_is_a_shared_weight():
+def test_repeated_path_is_a_shared_weight():
     table = Euclidean(L1ToRMS())
     named = Param("table", table) @ (3 * Param("w", MATRIX)) @ Param("table", table, mass=2.0)
     atoms = Unembed(7, 4) @ (3 * Linear(4, 4)) @ Embed(4, 7, mass=2.0)
@@ -166,7 +166,7 @@ def test_one_path_twice_is_a_shared_weight():
     assert ExternalModule(named).masses() == {"table": 3.0, "w": 1.0}
 
 
-def test_a_single_array():
+def test_single_array_has_empty_path():
     assert ExternalModule(Param("", Stiefel())).geometry() == Stiefel()
     assert ExternalModule(Param("", Stiefel()) ** 2).budgets() == 0.5
 
@@ -190,7 +190,7 @@ def test_a_single_array():
         (lambda: Param("a", MATRIX, ndim=1), "Param.ndim is 1"),
     ],
 )
-def test_errors(tree, message):
+def test_invalid_trees_raise(tree, message):
     with pytest.raises(ValueError, match=message):
         ExternalModule(tree())
 
@@ -205,7 +205,7 @@ FREE = {
 
 
 @pytest.mark.parametrize("name", FREE)
-def test_an_unconstrained_param_is_in_flat_space_under_its_own_norm(name):
+def test_unconstrained_param_keeps_its_norm(name):
     manifold, norm = FREE[name]
     param = Param("a/b", manifold, mass=2.0, sensitivity=3.0, ndim=4)
     free = param.unconstrained()
@@ -218,7 +218,7 @@ def test_an_unconstrained_param_is_in_flat_space_under_its_own_norm(name):
         )
 
 
-def test_a_constrained_param_keeps_its_manifold():
+def test_constrained_param_keeps_its_manifold():
     laid_out = Stiefel(FanRatio()).with_axes(in_axes=-3, out_axes=-4, taps=(-2, -1))
     for manifold in (Stiefel(), EmbeddingRows(), Hypersphere(), laid_out):
         param = Param("a", manifold, mass=2.0)
@@ -227,15 +227,15 @@ def test_a_constrained_param_keeps_its_manifold():
 
 
 @pytest.mark.parametrize("manifold", [MATRIX, KERNEL])
-def test_a_flat_param_has_no_default_constraint(manifold):
+def test_flat_param_has_no_default_constraint(manifold):
     flat = Param("layers/1/kernel", manifold)
     for tree in (flat, Param("a", Stiefel()) @ ReLU() @ flat, flat**2):
         with pytest.raises(ValueError, match="Param 'layers/1/kernel' .* no default constraint"):
             tree.constrained()
 
 
-def test_a_step_of_an_unconstrained_architecture():
-    """Constraints of the whole come off at once, and the layouts stay."""
+def test_unconstrained_architecture_step():
+    """`unconstrained` removes all constraints and keeps the layouts."""
     manifold: Manifold = Stiefel(FanRatio())
     net = Param("b", manifold) @ ReLU() @ Param("a", manifold.transposed(), mass=3.0)
     assert net.constrained() == net
@@ -251,7 +251,7 @@ def test_a_step_of_an_unconstrained_architecture():
         np.testing.assert_allclose(updates[name], expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_param_has_no_forward_map():
+def test_param_has_no_forward_map():
     param = Param("a", MATRIX)
     with pytest.raises(ValueError, match="the model makes it"):
         param.init(jax.random.key(0))
@@ -259,7 +259,7 @@ def test_a_param_has_no_forward_map():
         (param @ ReLU()).apply(((), None), jnp.ones(2))
 
 
-def test_unknown_paths_are_named():
+def test_errors_name_unknown_paths():
     params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
     for declared, message in (
         (ExternalModule(Param("a", MATRIX)), "the parameter 'b' has no entries"),

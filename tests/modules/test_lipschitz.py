@@ -1,4 +1,4 @@
-"""Layers of 1-Lipschitz networks: by NumPy, by their Jacobians, and on their manifolds."""
+"""Layers of 1-Lipschitz networks: forward maps by NumPy, Jacobians, and manifolds."""
 
 import itertools
 
@@ -26,12 +26,12 @@ IMAGE = gaussian(0, 2, 4, 6, 5)
 
 
 def jacobian(net, params, x):
-    """As a matrix, of one example."""
+    """Return the Jacobian of one example as a matrix."""
     found = ask(jax.jacobian(lambda x: net.apply(params, x)), x)
     return np.asarray(found, np.float64).reshape(-1, x.size)
 
 
-def test_groups_are_sorted_with_the_largest_first():
+def test_group_sort_is_descending():
     x = gaussian(1, 3, 12)
     for size in (1, 2, 3, 12):
         found = ask(GroupSort(size).forward, x)
@@ -42,7 +42,7 @@ def test_groups_are_sorted_with_the_largest_first():
     np.testing.assert_array_equal(ask(GroupSort(2).forward, x), np.concatenate(pair, axis=-1))
 
 
-def test_reflections_against_a_loop_and_their_start():
+def test_householder_matches_loop_and_starts_as_maxmin():
     atom, x = Householder(6), gaussian(2, 5, 6)
     start = ask(lambda key: atom.apply(atom.init(key), x), jax.random.key(0))
     np.testing.assert_allclose(start, ask(GroupSort(2).forward, x), atol=1e-6)
@@ -54,7 +54,7 @@ def test_reflections_against_a_loop_and_their_start():
         np.testing.assert_allclose(found[row, [i, i + 3]], expected, atol=1e-6)
 
 
-def test_pixels_move_as_loops_move_them():
+def test_pixel_rearrangements_match_loops():
     x = np.asarray(IMAGE)
     depth, pooled = ask(SpaceToDepth(2).forward, IMAGE), ask(NormPool(2).forward, IMAGE)
     for row, column in itertools.product(range(2), range(3)):
@@ -73,7 +73,7 @@ def test_pixels_move_as_loops_move_them():
     np.testing.assert_array_equal(ask(SwapAxes().forward, IMAGE), x.swapaxes(-1, -2))
 
 
-def test_the_gradient_of_a_pool_of_zeros_is_zero():
+def test_norm_pool_gradient_at_zero_is_zero():
     grad = ask(jax.grad(lambda x: jnp.sum(NormPool(2).forward(x))), jnp.zeros((2, 2, 1)))
     np.testing.assert_array_equal(grad, 0)
 
@@ -97,14 +97,14 @@ def test_the_gradient_of_a_pool_of_zeros_is_zero():
     ids=repr,
 )
 def test_jacobians_are_orthogonal(net, shape):
-    """At random inputs and weights, on their manifolds."""
+    """Inputs are random, and weights are random points of their manifolds."""
     params = net.init(jax.random.key(0))
     matrix = jacobian(net, params, gaussian(3, *shape))
     np.testing.assert_allclose(matrix.T @ matrix, np.eye(len(matrix)), atol=2e-6)
 
 
-def test_an_orthogonal_convolution_is_one():
-    """It commutes with shifts, and a pixel sees a square of `kernel` pixels around it."""
+def test_orthogonal_convolution_is_a_convolution():
+    """It commutes with shifts, and a pixel depends on a square of `kernel` pixels around it."""
     net, x = orthogonal_conv2d(4, 3), gaussian(4, 7, 8, 4)
     params = net.init(jax.random.key(1))
     both = np.stack([x, np.roll(x, (2, -3), (0, 1))])
@@ -115,7 +115,7 @@ def test_an_orthogonal_convolution_is_one():
     expected = np.zeros((7, 8), bool)
     expected[2:5, 3:6] = True
     np.testing.assert_array_equal(reach, expected)
-    # No product of rows and columns: the kernel's taps, as a matrix, have rank above one.
+    # The kernel is not separable: its taps, as a matrix, have rank above 1.
     taps = seen[0, 2:5, 3:6, 0]
     assert np.linalg.svd(taps, compute_uv=False)[1] > 1e-3
 
@@ -136,7 +136,7 @@ WELL_NORMED = [
 @pytest.mark.slow
 @pytest.mark.parametrize("atom", WELL_NORMED, ids=repr)
 def test_atoms_are_well_normed(atom):
-    """A step of norm 1 moves outputs by the length of the input; of a bias, by an RMS of 1."""
+    """A unit step moves outputs by the input's length; a unit bias step by an RMS of 1."""
     params = atom.init(jax.random.key(0))
     if isinstance(atom, Householder) and atom.manifold.constrained:
         params = atom.manifold.random_point(jax.random.key(2), atom.shape, jnp.float32)
@@ -151,7 +151,7 @@ def test_atoms_are_well_normed(atom):
     assert 0.5 < worst <= 1 + 1e-5
 
 
-def test_training_starts_from_the_manifolds():
+def test_init_is_on_the_manifolds():
     net = Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ GroupSort(2) @ Bias(8)
     net = net @ orthogonal_conv2d(8, 2) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
     params = net.init(jax.random.key(0))

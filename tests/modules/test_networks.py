@@ -1,4 +1,4 @@
-"""Whole architectures: published constants, forward maps by hand, soundness of the whole."""
+"""Whole architectures: published constants, forward maps by hand, well-normedness."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def budgets(module: Module) -> list[float]:
     return jax.tree.leaves(module.budgets())
 
 
-def test_the_constants_of_the_character_gpt():
+def test_character_gpt_constants():
     """The Modula package's hello-gpt: 65 characters, width 128, 4 heads, 4 blocks."""
     net = gpt(65, 128, 4, 4)
     assert net.mass == pytest.approx(7)
@@ -69,7 +69,7 @@ def test_masses_and_sensitivities(net, mass, shares):
     assert masses[: len(shares)] == pytest.approx(shares)
     assert masses[-1] == pytest.approx(1)
     assert sum(masses) == pytest.approx(mass)
-    # What is at the two ends moves by its share of the whole, twice over halved embeddings.
+    # The first layers move by their share of the total mass, halved embeddings by twice as much.
     first = budgets(net)[: len(shares)]
     assert first == pytest.approx([1 / mass] * len(shares))
 
@@ -80,8 +80,8 @@ def test_mlp_has_equal_budgets():
     assert published == pytest.approx([2 / 3, 2**0.5 / 3, 1 / 3])
 
 
-def test_a_relu_in_an_mlp_is_a_relu_by_hand():
-    """One default for both: the sensitivity that holds for every input."""
+def test_mlp_relu_default_matches_relu():
+    """Both default to the sensitivity that holds for every input."""
     assert ReLU().sensitivity == 1
     assert ReLU(ReLU.BALANCED).sensitivity == pytest.approx(1 / np.sqrt(2), rel=1e-15)
     half = ReLU(ReLU.BALANCED)
@@ -99,7 +99,7 @@ def test_attention_has_mass_four_and_sensitivity_one():
     assert budgets(module) == pytest.approx([3 / 4, 3 / 4, 3 / 4, 1 / 4])
 
 
-def test_the_same_architecture_on_manifolds():
+def test_constrained_gpt_manifolds():
     net = gpt(7, 6, 2, 3).constrained()
     kinds = [type(m) for m in jax.tree.leaves(net.geometry())]
     assert kinds == [EmbeddingRows] + [Stiefel] * 7
@@ -114,7 +114,7 @@ def flat(params) -> list[np.ndarray]:
     return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(params)]
 
 
-def test_mlp_forward():
+def test_mlp_forward_matches_numpy():
     net = mlp(3, 5, 6, 4)
     w, x = params_of(net), gaussian(1, 2, 5)
     first, middle, last = flat(w)
@@ -124,7 +124,7 @@ def test_mlp_forward():
     np.testing.assert_allclose(jax.jit(net.apply)(w, x), h @ last.T, rtol=1e-4, atol=1e-4)
 
 
-def test_resmlp_forward():
+def test_resmlp_forward_matches_numpy():
     net = res_mlp(3, 5, 6, 2, block_depth=2)
     w, x = params_of(net), gaussian(1, 2, 5)
     first, blocks, last = flat(w)
@@ -138,8 +138,8 @@ def test_resmlp_forward():
     np.testing.assert_allclose(jax.jit(net.apply)(w, x), h @ last.T, rtol=1e-4, atol=1e-4)
 
 
-def test_rescnn_forward_for_single_pixels():
-    """On an image of one pixel only the middle taps count, and the network is a ResMLP."""
+def test_rescnn_on_single_pixel_matches_resmlp():
+    """On a single-pixel image only the middle taps count: the network is a ResMLP."""
     cnn, mlp = res_cnn(3, 5, 6, 2), res_mlp(3, 5, 6, 2, mass=20.0)
     w, x = params_of(cnn), gaussian(1, 2, 5)
     first, blocks, last = jax.tree.leaves(w)
@@ -152,7 +152,7 @@ def test_rescnn_forward_for_single_pixels():
 
 
 def gpt_by_hand(params, text, context, layer_norm, blocks=2, heads=2):
-    """One block after the other, head by head, token by token."""
+    """Evaluate a GPT by loops over blocks, heads and tokens."""
 
     def norm(h):
         if not layer_norm:
@@ -198,7 +198,7 @@ def gpt_by_hand(params, text, context, layer_norm, blocks=2, heads=2):
 
 
 @pytest.mark.parametrize(("context", "layer_norm"), [(None, False), (5, True)])
-def test_gpt_forward(context, layer_norm):
+def test_gpt_forward_matches_loops(context, layer_norm):
     net = gpt(7, 8, 2, 2, context=context, layer_norm=layer_norm)
     w = jax.tree.map(lambda p: 0.5 * p, params_of(net))
     found = jax.jit(net.apply)(w, TEXT)
@@ -206,7 +206,7 @@ def test_gpt_forward(context, layer_norm):
     np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_later_tokens_do_not_change_earlier_scores():
+def test_gpt_is_causal():
     net = gpt(7, 8, 2, 2)
     w, apply = params_of(net), jax.jit(net.apply)
     changed = TEXT.at[:, -1].set(4)
@@ -215,8 +215,8 @@ def test_later_tokens_do_not_change_earlier_scores():
 
 
 @pytest.mark.parametrize("name", ["residual", "attention"])
-def test_the_whole_is_well_normed(name):
-    """A step of modular norm 1 moves the output by at most 1, and the input by its sensitivity."""
+def test_networks_are_well_normed(name):
+    """Weight steps of modular norm 1 move the output by at most 1, unit inputs by `sensitivity`."""
     if name == "residual":
         block = ReLU() @ Linear(6, 6)
         net = Linear(6, 6) @ residual(block, 3)
@@ -226,7 +226,7 @@ def test_the_whole_is_well_normed(name):
 
     @jax.jit
     def climb(w, x, aim):
-        """The steepest step for a direction of the output, and how far the output moves."""
+        """Return the output and its change under the steepest step for a direction."""
         y, pull = jax.vjp(net.apply, w, x)
         grads, up = pull(aim)
         step = steepest_step(net, grads, w)
@@ -245,8 +245,8 @@ def test_the_whole_is_well_normed(name):
     assert largest(y) > 0
 
 
-def test_the_sharpness_of_two_layers_is_attained():
-    """Orthogonal weights and steps along them: the rules' (1/2, 1, 0) are exact."""
+def test_two_layer_sharpness_is_attained():
+    """For orthogonal weights and steps along them, the rules' (1/2, 1, 0) are exact."""
     net = Linear(4, 4) @ Linear(4, 4)
     assert net.sharpness == pytest.approx((0.5, 1, 0))
     w, x = (jnp.eye(4),) * 2, unit_tokens(0, 4)
@@ -259,8 +259,8 @@ def test_the_sharpness_of_two_layers_is_attained():
     assert tokens(mixed) == pytest.approx(net.sharpness.beta, rel=1e-5)
 
 
-def test_the_sharpness_of_attention_with_weights_is_not_exceeded():
-    """Three weights and an input, over the whole recursion: (3, 10, 27) on paper."""
+def test_weighted_attention_sharpness_is_not_exceeded():
+    """Three weights and an input; the recursion by hand gives (3, 10, 27)."""
     net = FunctionalAttention() @ (Linear(4, 4), Linear(4, 4), Linear(4, 4))
     assert net.sharpness == pytest.approx((3, 10, 27))
     w, x = tuple(net.init(jax.random.key(0))), unit_tokens(0, 3, 4)
@@ -299,8 +299,8 @@ def test_errors_name_the_argument(build, message):
         build()
 
 
-def test_rope_gives_the_scores_of_modula(rng):
-    """There the halves of a head are exchanged, and turned by the same angles."""
+def test_rope_scores_match_modula(rng):
+    """Modula swaps the halves of a head and rotates by the same angles."""
     q, k = rng.normal(size=(2, 5, 8))
     angles = np.outer(np.arange(5), 10_000.0 ** (-np.arange(4) / 4))
     cos, sin = np.cos(angles), np.sin(angles)
@@ -314,8 +314,8 @@ def test_rope_gives_the_scores_of_modula(rng):
 
 
 @pytest.mark.parametrize("net", [Conv2D(4, 4) ** 3, (2 * Conv2D(4, 4) @ ReLU()) ** 3])
-def test_stacked_convolutions_are_not_in_a_loop_on_cpus(net):
-    """Forward and backward; a stack of matrices is a loop in both."""
+def test_stacked_convolutions_unroll_on_cpus(net):
+    """Forward and backward passes are unrolled; a stack of matrices loops in both."""
 
     def loops(net, x):
         def loss(params):

@@ -1,4 +1,4 @@
-"""Every rule of the modular norm is a row: mass, sensitivity, norm, duality map, sharpness."""
+"""The rules of the modular norm: mass, sensitivity, norm, duality map, sharpness."""
 
 import dataclasses
 import math
@@ -99,7 +99,7 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_mass_sensitivity_and_budgets(name):
+def test_mass_sensitivity_and_budgets_match_table(name):
     module, mass, sensitivity, budgets = ROWS[name]
     assert module.mass == pytest.approx(mass, rel=1e-12)
     assert module.sensitivity == pytest.approx(sensitivity, rel=1e-12)
@@ -110,7 +110,7 @@ def test_mass_sensitivity_and_budgets(name):
     assert sum(jax.tree.leaves(module.masses())) == pytest.approx(mass)
 
 
-# Of few different shapes: the optimizer stacks what is alike into one call to compile.
+# Few different shapes: the optimizer stacks equal shapes, which saves compilation.
 NETWORKS = {
     "MLP": mlp(4, 4, 4, 4, ReLU(ReLU.BALANCED)),
     "ResMLP": res_mlp(4, 4, 4, 2, mass=2.0),
@@ -122,7 +122,7 @@ MODULES = {name: row[0] for name, row in ROWS.items()} | NETWORKS
 
 
 class AllModules:
-    """All rows and networks as one architecture, whose optimizer is that of each."""
+    """All rows and networks as a single architecture; the optimizer treats them separately."""
 
     def geometry(self) -> Any:
         return {name: module.geometry() for name, module in MODULES.items()}
@@ -131,11 +131,11 @@ class AllModules:
         return {name: module.budgets() for name, module in MODULES.items()}
 
 
-# One program each, not one for every row: most of the time would go to compiling them.
+# Each test compiles a single program for all rows, which saves most of the time.
 
 
 @pytest.mark.slow
-def test_norms_are_those_of_the_recursion():
+def test_norms_match_recursion():
     ws = {name: weights(module) for name, module in MODULES.items()}
     found = jax.jit(lambda ws: {name: MODULES[name].norm(w) for name, w in ws.items()})(ws)
     expected = {name: paper.norm(module, ws[name]) for name, module in MODULES.items()}
@@ -143,8 +143,8 @@ def test_norms_are_those_of_the_recursion():
 
 
 @pytest.mark.slow
-def test_steps_are_those_of_the_recursion():
-    """Budgets that flow down, against duality maps that are put together on the way up."""
+def test_steps_match_recursion():
+    """Top-down budgets agree with bottom-up duality maps."""
     grads = {name: weights(module) for name, module in MODULES.items()}
     tx = optim.modular(1.0, AllModules(), momentum=None)
     updates = jax.device_get(jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])(grads))
@@ -160,15 +160,15 @@ def test_steps_are_those_of_the_recursion():
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_masses_and_sensitivities_are_those_of_the_recursion(name):
+def test_masses_and_sensitivities_match_recursion(name):
     module = MODULES[name]
     expected = paper.mass(module), paper.sensitivity(module)
     assert (module.mass, module.sensitivity) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", ["composition over a sensitivity", "power", "zero mass"])
-def test_the_step_solves_its_problem(name):
-    """Norm 1, and no step of norm 1 gains more: the gain is the dual norm, by an SVD."""
+def test_step_attains_dual_norm(name):
+    """The step has norm 1, and its gain is the dual norm (by an SVD), the largest possible."""
     module = ROWS[name][0]
     grads = weights(module, seed=1)
     step, size = jax.jit(lambda g: (d := steepest_step(module, g, g), module.norm(d)))(grads)
@@ -185,7 +185,7 @@ def test_the_step_solves_its_problem(name):
     assert gain == pytest.approx(dual, rel=1e-4)
 
 
-def test_normalize_gives_every_leaf_its_target_norm_at_any_scale():
+def test_normalize_reaches_target_norms_at_any_scale():
     module = ROWS["power"][0] @ B
     updates = weights(module, seed=2)
     scaled = jax.tree.map(lambda u: u * 1e-30, updates)
@@ -200,7 +200,7 @@ def test_normalize_gives_every_leaf_its_target_norm_at_any_scale():
     assert all(not np.any(z) for z in jax.tree.leaves(zero))
 
 
-def test_a_frozen_leaf_does_not_move_or_count():
+def test_frozen_leaf_neither_moves_nor_counts():
     module = ROWS["zero mass"][0]
     w = weights(module)
     steps = jax.jit(lambda w: (steepest_step(module, w, w), normalized(module, w, w)))
@@ -211,8 +211,8 @@ def test_a_frozen_leaf_does_not_move_or_count():
     assert norm((1e3 * w[0], w[1])) == norm(w)
 
 
-def test_decay_shrinks_unconstrained_weights_and_projection_returns_constrained_ones():
-    """Of an architecture that is constrained in part; a zero gradient leaves the decay alone."""
+def test_decay_and_projection_of_mixed_architecture():
+    """The architecture is partly constrained; a zero gradient isolates the decay."""
     mixed = (B @ A.on(A.constraint())) @ Linear(5, 6)
     w = weights(mixed)
     tx = optim.modular(1.0, mixed, weight_decay=0.25)
@@ -231,7 +231,7 @@ TIED = Tied(Q @ (2 * Q) ** 2 @ gpt(4, 4, 2, 2), (2, 4))
 
 
 @pytest.mark.parametrize("name", [*MODULES, "tied"])
-def test_the_tree_of_weights_has_the_structure_of_init(name):
+def test_weights_tree_matches_init(name):
     module = TIED if name == "tied" else MODULES[name]
     shapes, specs = shapes_of(module), module.weights()
     structure = jax.tree.structure(shapes)
@@ -251,7 +251,7 @@ def test_the_tree_of_weights_has_the_structure_of_init(name):
 
 @dataclasses.dataclass(frozen=True)
 class ExternalModule(Linear):
-    """An atom with attributes at will, to exercise the rules."""
+    """An atom with arbitrary sensitivity and sharpness, to exercise the rules."""
 
     mu: float = 1.0
     sharp: Sharpness = Sharpness(0.0, 0.0, 0.0)
@@ -270,7 +270,7 @@ Y = ExternalModule(4, 4, mass=0.5, mu=1.7, sharp=Sharpness(0.3, 1.2, 0.4))
 Z = ExternalModule(4, 4, mass=3.0, mu=0.4, sharp=Sharpness(2.0, 0.1, 0.8))
 
 
-def test_sharpness_of_a_composition():
+def test_composition_sharpness():
     p1, p2 = 0.8, 0.2
     alpha = p1**2 * 1.1 / 1.7 + p2**2 * 0.3 + 2 * p1 * p2 / 1.7 * 1.2 + p1**2 / 1.7**2 * 0.4
     beta = p1 * 0.9 + 0.7 * (p2 * 1.2 + p1 / 1.7 * 0.4)
@@ -278,13 +278,13 @@ def test_sharpness_of_a_composition():
     assert (Y @ X).sharpness == pytest.approx((alpha, beta, gamma))
 
 
-def test_sharpness_of_a_concatenation():
+def test_concatenation_sharpness():
     found = Concatenate((X, Y)).sharpness
     alpha, beta = 0.8**2 * 1.1 + 0.2**2 * 0.3, 0.8 * 0.9 + 0.2 * 1.2
     assert found == pytest.approx((alpha, beta, 1.3 + 0.4))
 
 
-def test_sharpness_behind_a_zero_is_zero():
+def test_zero_multiple_has_zero_sharpness():
     assert (0 * X).sharpness == (0, 0, 0)
 
 
@@ -296,7 +296,7 @@ def attributes(module: Module):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # Nested by hand: `@` would flatten both sides into the same module.
+        # Explicit `Compose`, because `@` would flatten both sides into the same module.
         (Compose((X, Compose((Y, Z)))), Compose((Compose((X, Y)), Z))),
         (Compose((X, Compose((Abs(), Z)))), Compose((Compose((X, Abs())), Z))),
         (
@@ -310,12 +310,12 @@ def attributes(module: Module):
         (Stack(Stack(Y, 2), 2), Stack(Y, 4)),
     ],
 )
-def test_associativity_in_every_attribute(one, other):
-    # Copies of a stack are in the order in which they are applied: as in a composition.
+def test_attributes_are_associative(one, other):
+    # Copies of a stack are in the order of application, as in a composition.
     assert attributes(one) == pytest.approx(attributes(other), rel=1e-12)
 
 
-def test_compositions_are_flat_and_identity_is_the_unit():
+def test_compositions_flatten_and_drop_identity():
     assert (A @ Abs()) @ Linear(5, 2) == A @ (Abs() @ Linear(5, 2))
     assert Identity() @ A == A == A @ Identity()
     assert Identity() @ Identity() == Identity()
@@ -323,8 +323,8 @@ def test_compositions_are_flat_and_identity_is_the_unit():
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 7, 100])
-def test_residual_networks_stay_below_their_limit(blocks):
-    """Proposition 4: the recursion grows to (alpha + beta + gamma/3, beta + gamma/2, gamma)."""
+def test_residual_sharpness_stays_below_limit(blocks):
+    """Proposition 4: the limit is (alpha + beta + gamma/3, beta + gamma/2, gamma), from below."""
     block = ExternalModule(4, 4, sharp=Sharpness(1.1, 0.9, 1.3))
     limit = np.array([1.1 + 0.9 + 1.3 / 3, 0.9 + 1.3 / 2, 1.3])
     net = residual(block, blocks)
@@ -376,7 +376,7 @@ def test_error_messages(build, error, message):
         build()
 
 
-def test_a_module_prints_as_a_tree_with_shares_and_budgets():
+def test_module_prints_as_tree():
     lines = str((2 * Q) ** 3 @ ReLU(sensitivity=1.0) @ FROZEN).splitlines()
     assert lines[0].split("  ")[0] == "module"
     text = "\n".join(lines)
@@ -387,7 +387,7 @@ def test_a_module_prints_as_a_tree_with_shares_and_budgets():
     assert len(lines) == 8  # the header, and seven modules
 
 
-def test_scalars_of_numpy_are_scalars():
+def test_numpy_scalars_multiply_modules():
     assert np.float64(2) * A == 2.0 * A
     assert Mul(2.0) @ A == np.int64(2) * A
     assert Add() @ (A, A) == A + A

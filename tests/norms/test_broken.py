@@ -1,4 +1,4 @@
-"""`check_norm` finds norms with one thing wrong, and names the law."""
+"""`check_norm` detects norms with a single defect and names the broken law."""
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +34,7 @@ class SwallowsNaN(Frobenius):
 
 
 class OverConfident(Frobenius):
-    """Nine tenths of the best direction, certified as all of it."""
+    """Returns nine tenths of the best direction with a gap of zero."""
 
     def dualize(self, grad):
         return 0.9 * super().dualize(grad)
@@ -44,28 +44,28 @@ class OverConfident(Frobenius):
 
 
 class BoundTooSmall(Frobenius):
-    """Steps that it shortens are twice too long."""
+    """Shortened steps stay twice too long."""
 
     def bound(self, weight):
         return 0.5 * super().bound(weight)
 
 
 class BoundTooLarge(Frobenius):
-    """Steps that it shortens vanish."""
+    """Shortened steps vanish."""
 
     def bound(self, weight):
         return 100 * super().bound(weight)
 
 
 class GapOfZero(Frobenius):
-    """Right about `dualize`, which is exact, and about nothing else."""
+    """Correct only for `dualize`, which is exact."""
 
     def gap(self, grad, direction):
         return 0 * super().gap(grad, direction)
 
 
 class GapByLength(Spectral):
-    """Takes every direction of norm 1 for a steepest one."""
+    """Gives every direction of norm 1 a gap of zero."""
 
     def gap(self, grad, direction):
         missed = 1 - jnp.linalg.norm(direction.astype(jnp.float32), 2, axis=(-2, -1))
@@ -73,7 +73,7 @@ class GapByLength(Spectral):
 
 
 class FillsRank(Spectral):
-    """Turns zero singular values into ones, too, as the bare decomposition does."""
+    """Also sets zero singular values to 1, as the bare decomposition does."""
 
     def dualize(self, grad):
         left, _, right = jnp.linalg.svd(grad, full_matrices=False)
@@ -81,7 +81,7 @@ class FillsRank(Spectral):
 
 
 class FillsZeros(MaxAbs):
-    """No entry is 0, unless all are."""
+    """Gives zero entries the sign 1, unless all entries are zero."""
 
     def dualize(self, grad):
         sign = jnp.where(grad >= 0, 1.0, jnp.sign(grad)).astype(grad.dtype)
@@ -94,14 +94,14 @@ class ProjectsOutside(Frobenius):
 
 
 class ProjectsInside(Frobenius):
-    """Scales weights of norm below 1, too."""
+    """Also scales weights with norm below 1."""
 
     def project(self, weight):
         return super().dualize(weight)
 
 
 class ProjectsByScaling(MaxAbs):
-    """In the ball, but not the nearest weight."""
+    """Returns a weight in the ball that is not the nearest."""
 
     def project(self, weight):
         size = self.norm(weight)[..., None, None]
@@ -119,7 +119,7 @@ class EstimateTooSmall(Frobenius):
 
 
 class EstimateAddsVectors(Frobenius):
-    """Its second call has another structure than its first: it compiles twice."""
+    """Changes the structure of its state, so the second call compiles again."""
 
     def estimate(self, weight, vectors, iterations):
         return self.norm(weight), self.norm(weight)
@@ -165,7 +165,7 @@ def test_broken_norm_is_found(broken, law):
         check_norm(broken(), (4, 3), jax.random.key(0), thorough=False)
 
 
-def test_gap_that_is_no_bound_is_found():
-    """The looseness allowed to a method must be in its certificate."""
+def test_invalid_gap_is_found():
+    """The loss allowed to a method must show in its gap."""
     with pytest.raises(AssertionError, match=r"4\. law broken: gap bounds 1 - <g, a>"):
         check_norm(OverConfident(), (4, 3), jax.random.key(0), loss=0.2, thorough=False)

@@ -1,4 +1,4 @@
-"""Every norm of the table keeps every law of the interface."""
+"""All norms in `tests.instances` satisfy all laws of the interface."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""Norms, dual norms and duality maps against NumPy in float64, and at the edges."""
+"""Norms, dual norms and duality maps against NumPy in float64, and edge cases."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
     return rng.normal(size=shape).astype(np.float32)
 
 
-def test_a_kernel_is_projected_tap_by_tap(rng):
+def test_kernel_projection_is_per_tap(rng):
     kernel, norm = 3 * normal(rng, 2, 3, 4, 5), ConvRMSToRMS()
     found = ask(norm.project, kernel)
     bound = np.sqrt(4 / 5) / 6
@@ -45,7 +45,7 @@ def polar(matrix: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (3, 5), (1, 4), (5, 1)])
-def test_spectral_norms(rng, shape):
+def test_spectral_norms_match_svd(rng, shape):
     g = normal(rng, *shape)
     values, ratio = singular_values(g), np.sqrt(shape[0] / shape[1])
     np.testing.assert_allclose(ask(Spectral().norm, g), values.max(), rtol=1e-6)
@@ -56,8 +56,8 @@ def test_spectral_norms(rng, shape):
     np.testing.assert_allclose(ask(RMSToRMS().dualize, g), polar(g) * ratio, atol=5e-6)
 
 
-def test_rms_to_rms_is_the_operator_norm(rng):
-    """Never more than the stretch that it states, and that much at the top singular vector."""
+def test_rms_to_rms_is_operator_norm(rng):
+    """The norm bounds the amplification; the top singular vector attains it."""
     w = normal(rng, 6, 4)
     rms = lambda x: np.sqrt(np.mean(x**2, axis=0))  # noqa: E731
     x = np.concatenate([normal(rng, 4, 100), np.linalg.svd(w)[2][:1].T], axis=1)
@@ -66,7 +66,7 @@ def test_rms_to_rms_is_the_operator_norm(rng):
     assert stretch.argmax() == 100
 
 
-def test_embedding_norms(rng):
+def test_embedding_norms_match_row_lengths(rng):
     g = normal(rng, 7, 3)
     lengths = np.linalg.norm(g, axis=1)
     np.testing.assert_allclose(ask(L1ToRMS().norm, g), lengths.max() / np.sqrt(3), rtol=1e-6)
@@ -75,8 +75,8 @@ def test_embedding_norms(rng):
     np.testing.assert_allclose(ask(L1ToRMS().dualize, g), expected, rtol=1e-5)
 
 
-def test_convolution_norms_by_a_loop_over_taps(rng):
-    """A kernel that is not square: k_h k_w takes the place of k^2."""
+def test_convolution_norms_match_loop_over_taps(rng):
+    """For a kernel that is not square, k_h k_w replaces k^2."""
     g = normal(rng, 3, 2, 4, 6)
     taps, ratio = 6, np.sqrt(4 / 6)
     each = [g[i, j] for i in range(3) for j in range(2)]
@@ -88,7 +88,7 @@ def test_convolution_norms_by_a_loop_over_taps(rng):
     np.testing.assert_allclose(direction, [polar(tap) * ratio / taps for tap in each], atol=2e-6)
 
 
-def test_infinity_and_euclidean_norms(rng):
+def test_maxabs_and_frobenius_match_numpy(rng):
     g = normal(rng, 4, 3)
     g[1, 2] = 0
     np.testing.assert_array_equal(ask(MaxAbs().dualize, g), np.sign(g))
@@ -98,14 +98,14 @@ def test_infinity_and_euclidean_norms(rng):
     np.testing.assert_allclose(ask(Frobenius(ndim=1).norm, g), np.linalg.norm(g, axis=1), rtol=1e-6)
 
 
-def test_a_sign_survives_beside_a_huge_entry():
+def test_maxabs_keeps_signs_of_tiny_entries():
     g = jnp.array([1e30, -1e-30, 1e-42, 0.0], jnp.float32)
     np.testing.assert_array_equal(ask(MaxAbs(ndim=1).dualize, g), [1, -1, 1, 0])
 
 
 @pytest.mark.parametrize("norm", [Frobenius(), MaxAbs(), Spectral(), L1ToRMS()], ids=str)
-def test_denormal_gradients(rng, norm):
-    """XLA flushes denormals to zero; the direction of a gradient made of them survives."""
+def test_denormal_gradients_keep_direction(rng, norm):
+    """XLA flushes denormals to zero; a denormal gradient must keep its direction."""
     g = rng.integers(-9, 9, size=(5, 3)).astype(np.float32) + 0.5
     tiny = (g * 2.0**-140).astype(np.float32)
     assert 0 < np.abs(tiny).max() < np.finfo(np.float32).tiny
@@ -125,7 +125,7 @@ def test_stale_embedding_vectors_get_zero(rng):
     np.testing.assert_array_equal(every[3], 0)
 
 
-def test_the_gap_covers_the_loss_of_stale_vectors():
+def test_gap_covers_stale_vectors():
     g = np.ones((4, 3), np.float32)
     g[0] *= 1e-2
     norm = L1ToRMS(threshold=0.1)
@@ -134,7 +134,7 @@ def test_the_gap_covers_the_loss_of_stale_vectors():
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (3, 6)])
-def test_the_gap_of_an_unconverged_method_is_a_true_bound(rng, shape):
+def test_gap_bounds_unconverged_method(rng, shape):
     """Muon's five steps leave singular values between 0.7 and 1.2."""
     norm = Spectral(NewtonSchulz(MUON))
     g = normal(rng, *shape)
@@ -144,15 +144,15 @@ def test_the_gap_of_an_unconverged_method_is_a_true_bound(rng, shape):
     assert max(loss, 0.01) <= gap < 0.6
 
 
-def test_the_gap_where_every_singular_value_is_short(rng):
-    """As the docstring says: 0.3 missing throughout is certified as 0.42."""
+def test_gap_for_uniformly_short_singular_values(rng):
+    """If all singular values are 0.7, the gap is 0.42 for a loss of 0.3, as documented."""
     g = polar(normal(rng, 5, 3)).astype(np.float32)
     np.testing.assert_allclose(ask(Spectral().gap, g, 0.7 * g), 0.51 / 1.21, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (2, 0, 3)])
 @pytest.mark.parametrize("norm", [Frobenius(), MaxAbs(), Spectral(), RMSToRMS(), L1ToRMS()])
-def test_empty_weights(norm, shape):
+def test_empty_weights_keep_shape(norm, shape):
     empty = jnp.zeros(shape)
     assert ask(norm.dualize, empty).shape == shape
     for size in (ask(norm.norm, empty), ask(norm.dual_norm, empty), ask(norm.gap, empty, empty)):
@@ -160,14 +160,14 @@ def test_empty_weights(norm, shape):
 
 
 @pytest.mark.parametrize("case", [c for c in NORMS if c.norm.ndim > 0], ids=lambda c: c.name)
-def test_too_few_axes(case):
+def test_too_few_axes_raise(case):
     x = jax.ShapeDtypeStruct(case.shape[-case.norm.ndim :][1:], jnp.float32)
     for method in (case.norm.norm, case.norm.dual_norm, case.norm.dualize):
         with pytest.raises((ValueError, TypeError), match="ax|shape|Type-check"):
             jax.eval_shape(method, x)
 
 
-def test_norms_are_values():
+def test_equal_norms_hash_equal():
     assert len({Frobenius(), Frobenius(ndim=2), Spectral(), Spectral(None), RMSToRMS()}) == 3
 
 
@@ -182,8 +182,8 @@ def test_norms_are_values():
     ],
     ids=str,
 )
-def test_a_scale_is_the_size_of_norm_one(rng, norm, plain, scale):
-    """The norm is divided by it, dual norm and duality map are multiplied."""
+def test_scale_is_size_at_norm_one(rng, norm, plain, scale):
+    """The scale divides the norm, and multiplies the dual norm and the duality map."""
     g = normal(rng, 6, 4)
     np.testing.assert_allclose(ask(norm.norm, g), ask(plain.norm, g) / scale, rtol=1e-6)
     np.testing.assert_allclose(ask(norm.dual_norm, g), ask(plain.dual_norm, g) * scale, rtol=1e-6)
@@ -193,7 +193,7 @@ def test_a_scale_is_the_size_of_norm_one(rng, norm, plain, scale):
 
 
 @pytest.mark.parametrize("scale", [1e-36, 1e-10, 1.0, 1e10, 1e36])
-def test_bounds_are_no_less_than_norms_at_any_scale(rng, scale):
+def test_bound_exceeds_norm_at_any_scale(rng, scale):
     for norm, shape in ((Spectral(), (6, 4)), (RMSToRMS(), (4, 6)), (ConvRMSToRMS(), (2, 3, 4, 5))):
         weight = normal(rng, *shape)
         exact = float(ask(norm.norm, weight))
@@ -202,8 +202,8 @@ def test_bounds_are_no_less_than_norms_at_any_scale(rng, scale):
 
 
 @pytest.mark.parametrize("norm", [Frobenius(), MaxRowNorm(threshold=0.0)], ids=str)
-def test_projection_of_the_largest_numbers_has_norm_one(rng, norm):
-    """Compiled division multiplies by an inverse that is denormal from 8.5e37 on."""
+def test_projection_of_huge_weights_has_norm_one(rng, norm):
+    """Compiled division multiplies by an inverse, which is denormal from 8.5e37 on."""
     weight = np.float32(2e38) * np.sign(normal(rng, 3, 4))
     found = np.float64(ask(norm.project, weight))
     np.testing.assert_allclose(ask(norm.norm, np.float32(found)), 1, rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Models whose answer under attack is known, and what every attack in l2 keeps."""
+"""Models with known robustness, and the laws of every l2 attack."""
 
 from typing import Any
 
@@ -24,12 +24,12 @@ def linear(classes: int, dtype: Any = np.float32):
     weights = rng.standard_normal((classes, 12)).astype(dtype)
     x = rng.random((30, 12)).astype(dtype)
     labels = np.argmax(wide(x) @ wide(weights).T, axis=1)
-    labels[:3] = (labels[:3] + 1) % classes  # wrong to begin with
+    labels[:3] = (labels[:3] + 1) % classes  # misclassified
     return weights, x, labels
 
 
 def exact_radii(weights: np.ndarray, x: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """How far each image is from the nearest plane between its label and another class."""
+    """Return each image's distance to its nearest decision boundary; negative if wrong."""
     w, radii = wide(weights), []
     for image, label in zip(wide(x), labels, strict=True):
         rivals = [i for i in range(len(w)) if i != label]
@@ -39,7 +39,7 @@ def exact_radii(weights: np.ndarray, x: np.ndarray, labels: np.ndarray) -> np.nd
 
 
 def lipschitz_network() -> tuple[list[np.ndarray], np.ndarray]:
-    """Orthonormal layers with MaxMin between them: 1-Lipschitz by construction."""
+    """Return orthonormal layers, used with MaxMin between them: 1-Lipschitz by construction."""
     keys = jax.random.split(jax.random.key(1), 3)
     shapes = ((16, 12), (16, 16), (5, 16))
     draw = Stiefel().random_point
@@ -59,7 +59,7 @@ def on_images(weights, images):
 
 
 def small_network(x_scale: float = 3.0):
-    """A rugged function of the plane: four classes, tanh."""
+    """Return a rugged tanh network on the plane with four classes, and points."""
     rng = np.random.default_rng(3)
     first, second = rng.standard_normal((2, 24)), rng.standard_normal((24, 4))
     shift, points = rng.uniform(-6, 6, 24), rng.uniform(-1, 1, (50, 2))
@@ -87,7 +87,7 @@ def linear_models_break_at_their_radius(attack, classes=2):
 
 def float64_images_stay_float64_where_jax_computes_in_float32(attack):
     weights, x, _ = linear(2)
-    # No numbers of float32, and neither are the bounds.
+    # Images and bounds are not representable in float32.
     x = 0.1 + 0.8 * np.random.default_rng(7).random(x.shape)
     labels = np.argmax(x @ weights.T, axis=1)
     radii = 2 * exact_radii(weights, x, labels)
@@ -127,7 +127,7 @@ def points_stay_in_the_ball_and_in_the_box(attack):
 
 
 def sure_networks_do_not_blind_the_attack(attack):
-    """Cross-entropy of logits in the thousands has no gradient in float32."""
+    """For logits in the thousands, the float32 gradient of the cross-entropy vanishes."""
     weights, x = lipschitz_network()
     labels = np.argmax(apply(weights, x), axis=1)
     found = attack(Partial(apply, weights), x, labels, 0.5)

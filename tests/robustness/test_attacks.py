@@ -1,4 +1,4 @@
-"""Projected gradients in l2, where the answer is known."""
+"""Projected gradient attacks in l2, on models with known robustness."""
 
 from typing import Any
 
@@ -30,11 +30,11 @@ def attack(*args: Any, **options: Any) -> AttackResult:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_laws(law):
+def test_pgd_keeps_attack_laws(law):
     law(attack)
 
 
-def test_linear_models_in_float64():
+def test_pgd_finds_exact_radii_in_float64():
     with jax.enable_x64(True):
         weights, x, labels = linear(2, np.float64)
         radii, f = exact_radii(weights, x, labels), Partial(lambda w, x: x @ w.T, weights)
@@ -44,7 +44,7 @@ def test_linear_models_in_float64():
             assert np.sum(found.robust) == robust
 
 
-def test_the_projection_is_the_nearest_point_of_ball_and_box():
+def test_projection_is_nearest_point_of_ball_and_box():
     rng = np.random.default_rng(5)
     x = rng.random((8, 6))
     x[:, :2] = np.round(x[:, :2])
@@ -64,7 +64,7 @@ def test_the_projection_is_the_nearest_point_of_ball_and_box():
     assert (lengths(wide(found), x) <= reach * (1 + 1e-12)).all()
 
 
-def test_results_depend_on_the_key_alone():
+def test_results_depend_only_on_key():
     weights, x = lipschitz_network()
     labels, f = np.argmax(apply(weights, x), axis=1), Partial(apply, weights)
     runs = [attack(f, x, labels, 0.3, batch=size) for size in (40, 40, 7)]
@@ -77,7 +77,7 @@ def test_results_depend_on_the_key_alone():
     assert np.abs(other.points - runs[0].points).max() > 1e-3
 
 
-def test_other_weights_are_not_compiled_again():
+def test_new_weights_do_not_recompile():
     traces = []
 
     def f(weights, x):
@@ -96,14 +96,14 @@ def test_other_weights_are_not_compiled_again():
     assert {shape[0] for shape in traces} == {10}
 
 
-def test_no_ball_is_clean_accuracy():
+def test_radius_zero_gives_clean_accuracy():
     weights, x, labels = linear(4)
     found = pgd(lambda x: x @ weights.T, x, labels, 0.0, key=KEY)
     assert found.accuracy == 27 / 30
     np.testing.assert_array_equal(found.points, x)
 
 
-def test_a_gradient_that_is_not_finite_is_an_error():
+def test_non_finite_gradient_raises():
     def f(x):
         return jnp.stack([jnp.sqrt(jnp.sum((x - 1) ** 2, axis=-1)), jnp.ones(len(x)) - 2], axis=-1)
 
@@ -144,7 +144,7 @@ def test_a_gradient_that_is_not_finite_is_an_error():
         ({"f": lambda x: x / 0}, ValueError, "f gives logits that are not finite"),
     ],
 )
-def test_errors(changes, error, message):
+def test_invalid_arguments_raise(changes, error, message):
     given = {
         "f": lambda x: x,
         "x": np.zeros((3, 2), np.float32),

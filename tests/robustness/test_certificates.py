@@ -1,4 +1,4 @@
-"""Certified radii: exact where they can be, out of an attack's reach, refused where unfounded."""
+"""Certified radii: exact for linear classifiers, sound under attack, refused if unfounded."""
 
 import equinox as eqx
 import flax.linen as nn
@@ -29,7 +29,7 @@ FULL: Module = (
 
 
 def weights_of(net: Module, seed: int = 0):
-    """On the manifolds, with biases that are not zero."""
+    """Return weights on the manifolds, with nonzero biases."""
     params = net.init(jax.random.key(seed))
     rng = np.random.default_rng(seed)
     return jax.tree.map(
@@ -43,8 +43,8 @@ def images(rng: np.random.Generator, n: int, *shape: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("rows", [Stiefel(), EmbeddingRows(1.0), None])
-def test_radii_of_a_linear_classifier_are_distances_to_its_boundaries(rng, rows):
-    """Any rows at all: between two classes the boundary is a plane."""
+def test_linear_classifier_radii_are_boundary_distances(rng, rows):
+    """For arbitrary rows, the boundary between two classes is a plane."""
     net = Bias(3) @ Linear(3, 6) if rows is None else Bias(3) @ Linear(3, 6, rows)
     w, b = rng.standard_normal((3, 6)), rng.standard_normal(3)
     if rows is not None:
@@ -60,8 +60,8 @@ def test_radii_of_a_linear_classifier_are_distances_to_its_boundaries(rng, rows)
 
 
 @pytest.mark.slow
-def test_no_movement_within_the_radius_changes_a_label(rng):
-    """Towards every other class, by as much as is certified, image by image."""
+def test_attacks_within_radius_keep_labels(rng):
+    """Attack each image towards every other class, within its certified radius."""
     net = (
         residual(GroupSort(2) @ Linear(12, 12, Stiefel()), 2) @ Bias(12) @ Linear(12, 6, Stiefel())
     )
@@ -89,10 +89,10 @@ def test_no_movement_within_the_radius_changes_a_label(rng):
         keep = found.predicted != other
         assert np.all(np.asarray(after)[keep] > -1e-5)
         left.append(np.min(np.asarray(after / before)[keep]))
-    assert min(left) < 0.6  # the attack gets a good part of the way: the radii are worth something
+    assert min(left) < 0.6  # the attack removes 40 % of a margin: the radii are not vacuous
 
 
-def test_accuracies_and_curve(rng):
+def test_accuracies_and_curve_match_counts(rng):
     params, x = weights_of(FULL), images(rng, 300, 6)
     found = certify(FULL, params, x)
     y = np.where(np.arange(300) % 3 == 0, (found.predicted + 1) % 4, found.predicted)
@@ -107,7 +107,7 @@ def test_accuracies_and_curve(rng):
         found.curve(np.array([0, at, 100.0])), [found.accuracy(), found.accuracy(at), 0.0]
     )
     logits = FULL.apply(params, jnp.asarray(x))
-    # Orthonormal rows: the pairs' distances are all sqrt(2), and the log's number is the same.
+    # With orthonormal rows all pair distances are sqrt(2): `certified_accuracy` agrees.
     assert float(certified_accuracy(logits, jnp.asarray(y), at)) == pytest.approx(
         found.accuracy(at), abs=0.01
     )
@@ -116,7 +116,7 @@ def test_accuracies_and_curve(rng):
     )
 
 
-def test_radii_are_in_the_units_of_the_image(rng):
+def test_radii_are_in_image_units(rng):
     params, pixels = weights_of(FULL), images(rng, 50, 6)
     plain = certify(FULL, params, np.float32((pixels - np.float32(0.3)) / np.float32(0.25)))
     scaled = certify(FULL, params, pixels, shift=0.3, scale=0.25)
@@ -128,7 +128,7 @@ def test_radii_are_in_the_units_of_the_image(rng):
     )
 
 
-def test_images_and_networks_without_a_linear_head(rng):
+def test_radii_without_linear_head(rng):
     net = Flatten(3) @ NormPool(2) @ GroupSort(2) @ orthogonal_conv2d(4, 2) @ Bias(4)
     net = net @ Linear(4, 12, Stiefel()) @ SpaceToDepth(2)
     x = images(rng, 20, 4, 4, 3)
@@ -140,13 +140,13 @@ def test_images_and_networks_without_a_linear_head(rng):
     )
 
 
-def test_weights_off_their_manifolds_are_refused(rng):
-    """Untrained, scaled or lost weights certify nothing that was trained."""
+def test_weights_off_manifolds_are_refused(rng):
+    """Scaled or NaN weights are likely a mistake."""
     params, x = weights_of(FULL), images(rng, 5, 6)
     far = jax.tree.map(lambda w: 1.5 * w, params)
     with pytest.raises(ValueError, match=r"0.5 from its manifold, Stiefel"):
         certify(FULL, far, x)
-    # Who insists gets what is right for these weights: each layer counts with its own norm.
+    # With a tolerance, the bounds use each layer's actual norm.
     plain, scaled = (certify(FULL, w, x, tolerance=1.0) for w in (params, far))
     assert scaled.bounds.lipschitz_inputs == pytest.approx(1.5, rel=1e-5)
     assert plain.bounds.lipschitz_inputs == pytest.approx(1.0, rel=1e-5)
@@ -187,8 +187,8 @@ def slots(paths, manifold):
 
 
 @pytest.mark.parametrize("framework", ["flax", "equinox"])
-def test_networks_of_other_frameworks_get_the_same_certificate(rng, framework):
-    """By `declare`: the same weights, laid out as their framework lays them out."""
+def test_external_networks_get_the_same_certificate(rng, framework):
+    """The same weights in their framework's layout, declared by an `ExternalModule`."""
     (w1, b, _, w2), x = (weights_of(FULL)[i] for i in (0, 1, 2, 3)), images(rng, 30, 6)
     if framework == "flax":
         names = ("params/Dense_0/kernel", "params/Dense_0/bias", "params/Dense_1/kernel")
@@ -210,7 +210,7 @@ def test_networks_of_other_frameworks_get_the_same_certificate(rng, framework):
     assert str(bound(net, model)) == str(bound(module, weights))
 
 
-def test_declared_networks_say_what_is_missing():
+def test_external_network_errors_name_missing_weights():
     net = slots(("a", "b", "c"), Stiefel())
     w1, b, _, w2 = weights_of(FULL)
     with pytest.raises(ValueError, match="no weight at 'c'; there are \\['a', 'b'\\]"):
@@ -252,7 +252,7 @@ def test_error_messages(change, message):
     ("other", "radius"), [(0.5, 255.6 / 2**0.5), (5.8125, jnp.bfloat16(177)), (5.8125, 177.0)]
 )
 def test_margins_are_not_rounded_to_bfloat16(other, radius):
-    """The margin 255.5 would become 256, and the root of 2 times 177 is 250.3, not 250."""
+    """The margin 255.5 would round to 256, and sqrt(2) times 177, which is 250.3, to 250."""
     logits, labels = jnp.array([[256.0, other]], jnp.bfloat16), jnp.array([0])
     for accuracy in (certified_accuracy, jax.jit(certified_accuracy)):
         assert accuracy(logits, labels, radius) == 0

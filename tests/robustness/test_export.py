@@ -1,4 +1,4 @@
-"""Exported certificates: what stands in them, and that the verifier accepts them."""
+"""Exported certificates: their contents, and their acceptance by the verifier."""
 
 import functools
 import json
@@ -23,13 +23,13 @@ from tests.verify.forge import export_radii
 
 
 def margins(net, params, x, constant):
-    """Radii by the two largest logits, for a last layer of orthonormal rows."""
+    """Return radii from the two largest logits, for a last layer of orthonormal rows."""
     two = ask(lambda x: jax.lax.top_k(net.apply(params, x), 2)[0], np.float32(x))
     return np.asarray(two[:, 0] - two[:, 1], np.float64) / (math.sqrt(2) * constant)
 
 
 def image_network():
-    """Patches, an orthogonal convolution, shifts, residual blocks over tokens, both poolings."""
+    """Build patches, an orthogonal convolution, shifts, residual blocks, and both poolings."""
     pixels = modules.GroupSort() @ contrib.Shift() @ contrib.orthogonal_conv2d(12, 2)
     tokens = contrib.SwapAxes() @ Linear(4, 4, Orthogonal()) @ contrib.SwapAxes()
     blocks = modules.residual(contrib.Householder(12) @ Linear(12, 12, Orthogonal()), 2)
@@ -39,7 +39,7 @@ def image_network():
 
 
 @pytest.mark.slow
-def test_a_network_of_images_is_certified(rng, tmp_path):
+def test_image_network_is_certified(rng, tmp_path):
     net = image_network()
     params = net.init(jax.random.key(0))
     images = rng.integers(0, 256, size=(30, 8, 8, 3)).astype(np.uint8)
@@ -62,8 +62,8 @@ def test_a_network_of_images_is_certified(rng, tmp_path):
         np.testing.assert_allclose(report.radii, true, atol=1e-3 if arithmetic == "real" else 0.2)
 
 
-def test_no_attack_moves_a_label_within_the_radius_that_is_proved(rng, tmp_path):
-    """Ascent on the pixels, with shift and scale in between, as someone outside would do it."""
+def test_attacks_within_proved_radius_keep_labels(rng, tmp_path):
+    """The attack acts on pixels, before shift and scale, like an external attacker."""
     net = (
         Bias(3) @ Linear(3, 16, Stiefel()) @ contrib.Householder(16) @ Bias(16)
         @ Linear(16, 16, Orthogonal()) @ modules.GroupSort() @ Linear(16, 12, Stiefel())
@@ -95,7 +95,7 @@ def test_no_attack_moves_a_label_within_the_radius_that_is_proved(rng, tmp_path)
         return margin(images + move)
 
     assert jnp.min(attacked(0.999)) > 0
-    assert jnp.min(attacked(1.5)) < 0  # the attack is able to
+    assert jnp.min(attacked(1.5)) < 0  # the attack succeeds beyond the radius
 
 
 def small(rng, width=6):
@@ -105,7 +105,7 @@ def small(rng, width=6):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_weights_are_written_as_they_are(rng, tmp_path, dtype):
+def test_weights_are_exported_in_their_dtype(rng, tmp_path, dtype):
     net, params, images, labels = small(rng)
     params = jax.tree.map(lambda w: w.astype(dtype), params)
     path = export_radii(tmp_path / "it", net, params, images, labels, np.zeros(8))
@@ -119,7 +119,7 @@ def test_weights_are_written_as_they_are(rng, tmp_path, dtype):
     ]}  # fmt: skip
 
 
-def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(rng, tmp_path):
+def test_linear_classifier_radius_is_boundary_distance(rng, tmp_path):
     weight = rng.normal(size=(3, 5)).astype(np.float32)
     bias = rng.normal(size=3).astype(np.float32)
     images = rng.normal(size=(20, 5)).astype(np.float32)
@@ -140,7 +140,7 @@ def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary(rng, 
         verify(tmp_path / "more")
 
 
-def test_claims_lie_below_the_radii_given(rng, tmp_path):
+def test_claimed_radii_are_below_given_radii(rng, tmp_path):
     net, params, images, labels = small(rng)
     radii = np.abs(rng.normal(size=8))
     path = export_radii(tmp_path / "it", net, params, images, labels, radii, at=[0.3], margin=1e-3)
@@ -160,7 +160,7 @@ def test_digits_are_rounded_down(value):
     assert _floor(-value) == 0
 
 
-def test_nothing_is_overwritten(rng, tmp_path, monkeypatch):
+def test_export_overwrites_nothing(rng, tmp_path, monkeypatch):
     net, params, images, labels = small(rng)
     (tmp_path / "empty").mkdir()
     export_radii(tmp_path / "empty", net, params, images, labels, np.zeros(8))
@@ -210,7 +210,7 @@ def test_export_refuses_unknown_modules(module, what):
         ({"arithmetic": "bfloat16"}, "must be 'real' or 'float32'"),
     ],
 )
-def test_arguments_that_do_not_fit_are_errors(rng, tmp_path, change, what):
+def test_invalid_arguments_raise(rng, tmp_path, change, what):
     net, params, images, labels = small(rng)
     arguments = {"images": images, "labels": labels, "radii": np.zeros(8)} | change
     with pytest.raises(ValueError, match=what):
@@ -220,7 +220,7 @@ def test_arguments_that_do_not_fit_are_errors(rng, tmp_path, change, what):
 
 @pytest.mark.parametrize("name", ["shift", "scale"])
 @pytest.mark.parametrize("shape", [(2, 1), (2, 5), (1, 5)])
-def test_export_refuses_a_shift_or_scale_for_each_pixel(rng, tmp_path, name, shape):
+def test_shift_or_scale_per_pixel_is_refused(rng, tmp_path, name, shape):
     net, images = Linear(3, 10, Stiefel()) @ modules.Flatten(2), rng.uniform(size=(4, 2, 5))
     params, given = net.init(jax.random.key(0)), dict[str, Any]({name: np.ones(shape)})
     found = certify(net, params, images, np.zeros(4, int), **given)
@@ -246,7 +246,7 @@ def test_custom_modules_can_be_described(rng, tmp_path):
     np.testing.assert_allclose(report.radii, radii, atol=1e-5)
 
 
-def test_a_shared_weight_is_written_once(rng, tmp_path):
+def test_shared_weight_is_written_once(rng, tmp_path):
     layer = Linear(6, 6, Orthogonal()) @ modules.GroupSort()
     net = modules.Tied(Linear(3, 6, Stiefel()) @ layer @ layer @ Linear(6, 5, Stiefel()), (2, 4))
     _, _, images, labels = small(rng)
@@ -259,7 +259,7 @@ def test_a_shared_weight_is_written_once(rng, tmp_path):
     np.testing.assert_allclose(verify(path).radii, radii, atol=1e-5)
 
 
-def test_a_declared_network_gets_the_radii_of_certify(rng, tmp_path):
+def test_external_network_gets_radii_of_certify(rng, tmp_path):
     def slot(path, atom):
         return modules.Param(path, Stiefel().with_axes(0, 1), atom=atom)
 
@@ -288,7 +288,7 @@ def test_a_declared_network_gets_the_radii_of_certify(rng, tmp_path):
         (modules.GroupSort(3), False),
     ],
 )
-def test_pairs_of_rows_count_only_behind_what_keeps_differences(rng, tmp_path, tail, pairwise):
+def test_pairwise_radii_need_difference_preserving_tail(rng, tmp_path, tail, pairwise):
     weight = np.diag([1.0, 2.0, 3.0])
     net = tail @ Linear(3, 3)
     values = {(3, 3): jnp.asarray(weight, jnp.float32), (3,): jnp.ones(3)}

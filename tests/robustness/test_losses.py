@@ -1,4 +1,4 @@
-"""Margin losses, against NumPy's float64 by other formulas."""
+"""Margin losses against other formulas, by NumPy in float64."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from tests.compiled import ask
 
 
 def cross_entropy(logits, labels, offset, temperature):
-    """One example after the other, from probabilities."""
+    """Compute losses from probabilities, one example at a time."""
     losses = []
     for scores, label in zip(np.asarray(logits, np.float64), labels, strict=True):
         moved = scores.copy()
@@ -47,7 +47,7 @@ def drawn(seed: int, n: int = 20, classes: int = 5) -> tuple[np.ndarray, np.ndar
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_losses_and_gradients(name):
+def test_losses_and_gradients_match_numpy(name):
     ours, other = CASES[name]
     logits, labels = drawn(0)
     np.testing.assert_allclose(ours(logits, labels), other(logits, labels), rtol=1e-5, atol=1e-6)
@@ -61,7 +61,7 @@ def test_losses_and_gradients(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_batches_of_any_shape_and_single_examples(name):
+def test_batch_shapes_give_equal_losses(name):
     ours, _ = CASES[name]
     logits, labels = drawn(1)
     wanted = np.asarray(ours(logits, labels))
@@ -72,7 +72,7 @@ def test_batches_of_any_shape_and_single_examples(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_large_logits_are_neither_infinite_nor_blind(name):
+def test_large_logits_have_finite_losses_and_gradients(name):
     ours, _ = CASES[name]
     logits, labels = jnp.array([[1e30, -1e30, 0.0], [-1e4, 1e4, 0.0]]), jnp.array([0, 0])
     losses = np.asarray(ours(logits, labels))
@@ -84,15 +84,15 @@ def test_large_logits_are_neither_infinite_nor_blind(name):
     assert slopes[1, 0] < 0 < slopes[1, 1]
 
 
-def test_the_offset_is_the_margin_in_the_logits():
-    """Where the label leads by just the offset, all classes are as likely."""
+def test_offset_is_the_logit_margin():
+    """If the label leads by exactly the offset, all classes are equally likely."""
     logits, labels = jnp.array([[3.0, 1.0, 1.0]]), jnp.array([0])
     np.testing.assert_allclose(margin_cross_entropy(logits, labels, 2.0, 0.3), np.log(3), rtol=1e-6)
     assert multiclass_hinge(logits, labels, 2.0) == 0
     assert multiclass_hinge(logits, labels, 2.3) == pytest.approx(0.2)
 
 
-def test_dtypes():
+def test_losses_promote_to_float32_and_support_float64():
     logits, labels = drawn(2)
     for ours, other in CASES.values():
         short = logits.astype(jnp.bfloat16)
@@ -107,7 +107,7 @@ def test_dtypes():
 
 @pytest.mark.parametrize("label", [-1, 5])
 @pytest.mark.parametrize("name", CASES)
-def test_a_label_that_is_no_class_is_seen(name, label):
+def test_invalid_label_gives_nan(name, label):
     ours, _ = CASES[name]
     logits, labels = drawn(3)
     labels[2] = label
@@ -115,7 +115,7 @@ def test_a_label_that_is_no_class_is_seen(name, label):
     assert np.flatnonzero(np.isnan(losses)).tolist() == [2]
 
 
-def test_numbers_may_be_traced():
+def test_offset_and_temperature_may_be_traced():
     logits, labels = drawn(4)
     found = jax.jit(margin_cross_entropy)(logits, labels, 1.0, 0.5)
     plain = margin_cross_entropy(jnp.asarray(logits), jnp.asarray(labels), 1.0, 0.5)

@@ -1,4 +1,4 @@
-"""Certified radii in the norm of the bounds, against distances that are known."""
+"""Certified radii in the norm of the bounds, against known distances."""
 
 import math
 
@@ -12,8 +12,8 @@ from manifoldmuon.robustness import certified_radius
 
 
 @pytest.mark.parametrize("head", [Linear(3, 4), Unembed(3, 4)])
-def test_no_movement_within_the_radius_changes_the_prediction(head):
-    """One layer: against the distance to the nearest boundary, which is known exactly."""
+def test_radius_is_below_boundary_distance(head):
+    """For linear maps, the distance to the nearest boundary is known exactly."""
     net = head.constrained() @ Linear(4, 4).constrained()
     params = weights_of(net)
     x = starts(0, (50, 4))[0]
@@ -33,15 +33,15 @@ def test_no_movement_within_the_radius_changes_the_prediction(head):
     assert np.max(radius / nearest) > (0.999 if isinstance(head, Linear) else 0.3)
 
 
-def test_the_radius_is_attained_by_two_classes():
-    """Logits of an orthogonal map: the boundary is where the two are equal."""
+def test_two_class_radius_is_attained():
+    """For the logits of an orthogonal map, the boundary is where both are equal."""
     net = Linear(2, 2)
     eye = np.eye(2)
     radius = certified_radius(bound(net, eye, input_norm=math.inf), np.array([[3.0, 1.0]]))
     assert radius == pytest.approx([1.0])  # from (3, 1) to (2, 2) it is sqrt(2), in RMS 1
 
 
-def test_the_radius_ends_where_the_bounds_end():
+def test_radius_ends_with_input_range():
     found = bound(Linear(2, 2), np.eye(2), input_norm=NormBound(4.0, 1.0))
     logits = np.array([[30.0, 10.0], [30.0, 10.0], [1.0, 1.0], [30.0, 10.0]])
     radius = certified_radius(found, logits, input_norms=[3.5, 1.2, 2.0, 5.0])
@@ -65,14 +65,14 @@ def test_the_radius_ends_where_the_bounds_end():
         ([[3.0, 1.0]], [np.inf], "input_norms must be real and finite"),
     ],
 )
-def test_no_radius_without_finite_numbers(logits, norms, message):
+def test_invalid_logits_and_norms_raise(logits, norms, message):
     found = bound(Linear(2, 2), np.eye(2), input_norm=NormBound(4.0))
     with pytest.raises(ValueError, match=message):
         certified_radius(found, logits, norms)
 
 
-def test_the_smallest_token_ends_a_radius_where_a_least_size_was_declared():
-    """Of tokens of norms 1 and 3: within 0.05 both stay above 0.95, within 2.05 one does not."""
+def test_smallest_token_limits_radius_with_lower_bound():
+    """Tokens have norms 1 and 3: within 0.05 both stay above 0.95, within 2.05 only the larger."""
     net = Linear(2, 8) @ Flatten(2) @ RMSDivide()
     found = bound(net, ((), (), 0.1 * np.eye(2, 8)), input_norm=NormBound(6.0, 0.95))
     logits = np.array([9.0, 0.0])

@@ -1,4 +1,4 @@
-"""A certificate that holds, and tools to forge it."""
+"""A valid certificate, and tools to forge it."""
 
 import dataclasses
 from pathlib import Path
@@ -28,7 +28,7 @@ def network():
 
 
 def case():
-    """A network, parameters with biases that count, images, and labels, of which some are wrong."""
+    """Return a network, parameters with nonzero biases, images, and partly wrong labels."""
     net, rng = network(), np.random.default_rng(0)
     params = jax.tree.map(
         lambda w, axes: w + 0.2 * rng.normal(size=w.shape).astype(np.float32) * (axes == 1),
@@ -56,7 +56,7 @@ def export_radii(
     scale: Any = 1.0,
     **options,
 ) -> Path:
-    """Export claims of these radii for weights that may be anywhere."""
+    """Export claims of these radii, for weights at any distance from their manifolds."""
     given: Any = {"shift": shift, "scale": scale, "tolerance": np.inf}
     found = certify(net, params, images, labels, **given)
     found = dataclasses.replace(found, radii=np.asarray(radii, np.float64))
@@ -64,7 +64,7 @@ def export_radii(
 
 
 def write_tight(folder: Path) -> Path:
-    """A certificate in a new folder whose radii are the largest that the verifier admits."""
+    """Write a certificate with the largest radii that the verifier accepts."""
     net, params, images, labels = case()
     options = {"shift": SHIFT, "scale": SCALE, "at": AT, "pixels": PIXELS}
     export_radii(folder / "loose", net, params, images, labels, np.zeros(IMAGES), **options)

@@ -1,4 +1,4 @@
-"""Forged certificates, each refused in one line that says what; docs/certificates.md lists them."""
+"""Forged certificates get a one-line refusal with the reason; docs/certificates.md lists them."""
 
 import contextlib
 import json
@@ -33,7 +33,7 @@ def swap(table, first, second):
 
 
 def bit(number, place=5):
-    """Flips a bit of one number of an array."""
+    """Return a function that flips a bit of a single array entry."""
 
     def flipped(values):
         words = values.view(np.uint32).reshape(-1)
@@ -57,13 +57,13 @@ def test_genuine_certificates_are_accepted(tight, tmp_path, monkeypatch):
     assert report.correct == claims["correct"]
     assert report.certified == tuple((c["radius"], c["images"]) for c in claims["certified"])
     assert np.all(np.asarray(claims["radii"]) <= report.radii)
-    assert np.max(report.radii - claims["radii"]) < 1e-5  # the forgeries below have no room
+    assert np.max(report.radii - claims["radii"]) < 1e-5  # tight, so that small forgeries fail
     monkeypatch.setattr(_network, "_MOST_NUMBERS", 40)  # in batches of three, not all at once
     again = verify(Forgery(tight).write(tmp_path / "repacked", digests=True))
     np.testing.assert_allclose(again.radii, report.radii, rtol=1e-9)
 
 
-# Those who leave the digests as they were.
+# Forgeries with the original digests.
 CHANGED_BYTES = {
     **{f"bit {n} of a weight": lambda f, n=n: f.change("0.linear", bit(n)) for n in (0, 12, 31)},
     "a bias": lambda f: f.change("1.bias", lambda b: b * 1.0000001),
@@ -85,11 +85,11 @@ CHANGED_BYTES = {
 
 
 @pytest.mark.parametrize("name", CHANGED_BYTES)
-def test_changed_bytes_are_refused_by_their_digest(tight, tmp_path, name):
+def test_changed_bytes_fail_their_digest(tight, tmp_path, name):
     forged = Forgery(tight)
     CHANGED_BYTES[name](forged)
     assert "SHA-256" in refusal(forged.write(tmp_path / "forged", digests=False))
-    # With the digest of the file repaired, that of the array or its declaration speaks.
+    # With the file's digest repaired, the array's digest or declaration is refused.
     for part in ("weights", "images"):
         forged.told[part]["sha256"] = sha256(pack(getattr(forged, part)))
     text = refusal(forged.write(tmp_path / "half", digests=False))
@@ -117,7 +117,7 @@ def best(f):
 
 NUMBERS = r"claims.* (is not proved|larger logit|are proved to be|are by their radii)"
 
-# Those who repair every digest: what is left are the numbers.
+# Forgeries with all digests repaired: only the numbers are wrong.
 CHANGED_NUMBERS = {
     **{f"bit {n} of a weight": lambda f, n=n: f.change("0.linear", bit(n)) for n in (21, 25, 31)},
     "a bias": lambda f: f.change("1.bias", lambda b: b + 0.01),
@@ -126,7 +126,7 @@ CHANGED_NUMBERS = {
         f"{name} scaled by {c}": lambda f, name=name, c=c: f.change(name, lambda w: c * w)
         for name in ("0.linear", "2.householder", "3.linear", "5.linear", "7.linear")
         for c in (0.9, 1.001, 1.1, -1)
-        # Biases aside, -1 in the last layer would be another network, and v and -v are not one.
+        # Signs matter: -1 negates the logits (except biases), and v and -v are different layers.
     },
     "a matrix transposed": lambda f: f.change("3.linear", lambda w: w.T),
     "rows exchanged": lambda f: f.change("7.linear", lambda w: w[::-1]),
@@ -189,7 +189,7 @@ CHANGED_NUMBERS = {
 
 
 @pytest.mark.parametrize("name", CHANGED_NUMBERS)
-def test_changed_numbers_with_repaired_digests_are_refused(tight, tmp_path, name):
+def test_changed_numbers_with_valid_digests_are_refused(tight, tmp_path, name):
     forged = Forgery(tight)
     CHANGED_NUMBERS[name](forged)
     assert re.match(NUMBERS, refusal(forged.write(tmp_path / "forged", digests=True)))
@@ -201,7 +201,7 @@ def weaker(f):
 
 
 def test_weaker_claims_are_accepted(tight, tmp_path):
-    """Not a forgery: smaller radii, or logits twice as large, are proved as well."""
+    """Smaller radii and doubled logits are proved as well, so they are no forgeries."""
     smaller = Forgery(tight)
     weaker(smaller)
     assert verify(smaller.write(tmp_path / "smaller", digests=True)).certified == ()
@@ -210,7 +210,7 @@ def test_weaker_claims_are_accepted(tight, tmp_path):
     assert verify(twice.write(tmp_path / "twice", digests=True)).correct > 0
 
 
-def test_an_array_may_be_shared_if_that_is_said(tmp_path):
+def test_shared_arrays_must_be_declared(tmp_path):
     net, params, images, labels = case()
     params = (*params[:4], params[1], *params[5:])
     export_radii(tmp_path / "shared", net, params, images, labels, np.zeros(len(images)))
@@ -221,7 +221,7 @@ def test_an_array_may_be_shared_if_that_is_said(tmp_path):
     assert "weights, '1.bias': used in ['network[1]', 'network[4]'] and not declared" in text
 
 
-# Structure: what is declared does not fit together. All with repaired digests.
+# Inconsistent declarations, with all digests repaired.
 STRUCTURE = {
     "a future version": (lambda f: f.told.update(version=3), "of version 3"),
     "a version that is no whole number": (lambda f: f.told.update(version=1.0), "of version 1.0"),
@@ -333,7 +333,7 @@ def nest(f, depth):
 
 
 @pytest.mark.parametrize("name", STRUCTURE)
-def test_inconsistent_arguments_are_refused(tight, tmp_path, name):
+def test_inconsistent_declarations_are_refused(tight, tmp_path, name):
     change, wanted = STRUCTURE[name]
     forged = Forgery(tight)
     change(forged)
@@ -356,7 +356,7 @@ TEXT = {
 
 
 @pytest.mark.parametrize("name", TEXT)
-def test_a_text_that_is_not_plain_json_is_refused(tight, tmp_path, name):
+def test_invalid_json_is_refused(tight, tmp_path, name):
     old, new, wanted = TEXT[name]
     text = (tight / "certificate.json").read_text()
     assert old in text
@@ -370,7 +370,7 @@ def place(dtype: Any = "F32", shape=(2,), offsets=(0, 8)):
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
-# Headers of files in the safetensors format, with the bytes behind them.
+# Headers of safetensors files, and the number of bytes after them.
 HEADERS = {
     "arrays that overlap": ({"a": place(), "b": place(offsets=(4, 12))}, 12, "overlaps"),
     "two arrays in one place": ({"a": place(), "b": place()}, 8, "overlaps"),
@@ -397,7 +397,7 @@ HEADERS = {
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_a_header_that_lies_is_refused(tight, tmp_path, name):
+def test_inconsistent_headers_are_refused(tight, tmp_path, name):
     header, count, wanted = HEADERS[name]
     data = with_header(header, bytes(count))
     assert re.search(wanted, weights_refused(tight, tmp_path, data))
@@ -413,7 +413,7 @@ def weights_refused(tight, tmp_path, data):
 
 
 @pytest.mark.parametrize("size", [2**63 - 1, 2**64 - 1, 2**25, 10_000])
-def test_a_huge_header_is_refused(tight, tmp_path, size):
+def test_huge_header_lengths_are_refused(tight, tmp_path, size):
     data = size.to_bytes(8, "little") + bytes(100)
     assert "cut off" in weights_refused(tight, tmp_path, data)
 
@@ -431,8 +431,8 @@ def test_truncated_files_are_refused(tight, tmp_path, name):
             assert re.search("cut off|of arrays", text)
 
 
-def test_whatever_byte_is_changed_nothing_stronger_is_accepted(tight, tmp_path):
-    """Most changes are refused; no other exception leaves the verifier."""
+def test_corrupt_json_never_strengthens_claims(tight, tmp_path):
+    """Most changes are refused; the verifier raises no other exception."""
     rng, whole = np.random.default_rng(0), verify(tight)
     files = (tight / "weights.safetensors", tight / "images.safetensors")
     text, path = (tight / "certificate.json").read_bytes(), tmp_path / "certificate.json"
@@ -450,8 +450,8 @@ def test_whatever_byte_is_changed_nothing_stronger_is_accepted(tight, tmp_path):
     assert 0 < accepted < 250
 
 
-def test_whatever_byte_of_the_weights_is_changed_nothing_false_is_accepted(tight, tmp_path):
-    """With every digest repaired; no other exception leaves the verifier."""
+def test_corrupt_weights_never_verify_false_claims(tight, tmp_path):
+    """All digests are repaired; the verifier raises no exception but `Refused`."""
     rng, whole = np.random.default_rng(1), (tight / "weights.safetensors").read_bytes()
     told = json.loads((tight / "certificate.json").read_text())
     header, refused = int.from_bytes(whole[:8], "little"), 0
@@ -472,12 +472,12 @@ def test_whatever_byte_of_the_weights_is_changed_nothing_false_is_accepted(tight
         except Refused:
             refused += 1
         else:
-            # Low bits of a weight: another network, for which the claims hold as well.
+            # The change hit low bits of a weight: the claims hold for the new network, too.
             assert np.all(np.asarray(told["claims"]["radii"]) <= report.radii)
     assert refused > 200
 
 
-def test_exit_codes_of_the_command(tight, tmp_path, capsys):
+def test_command_exit_codes_and_output(tight, tmp_path, capsys):
     assert main([str(tight)]) == 0
     printed = capsys.readouterr()
     assert "certified at 0.05" in printed.out

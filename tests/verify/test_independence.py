@@ -1,4 +1,4 @@
-"""The verifier stands by itself: it loads neither JAX nor the package."""
+"""The verifier is independent: it loads neither JAX nor the package."""
 
 import ast
 import os
@@ -27,7 +27,7 @@ def test_only_numpy_and_the_standard_library_are_imported():
     assert found <= allowed
 
 
-def test_verifying_loads_nothing_else(tmp_path):
+def test_verifying_loads_no_jax(tmp_path):
     code = (
         "import sys; from manifoldmuon_verify.__main__ import main\n"
         "assert main([sys.argv[1]]) == 0; print(*sys.modules)"

@@ -1,4 +1,4 @@
-"""Each kind of layer: its map, its constant, and the bounds on what rounding does to it."""
+"""Each kind of layer: its map, its Lipschitz constant, and its rounding bounds."""
 
 import math
 from fractions import Fraction
@@ -53,7 +53,7 @@ def stored(array):
 
 
 def built(rng, name, factor=1.0):
-    """The module, parameters away from their sets, and the verifier's network of both."""
+    """Return a module, parameters off their manifolds, the verifier's network, and the shape."""
     module, shape = CASES[name]
 
     def moved(w):
@@ -72,7 +72,7 @@ def start(values, reach=0.0, single=False):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_map_is_that_of_the_module(rng, name):
+def test_layer_matches_its_module(rng, name):
     module, params, nodes, shape = built(rng, name)
     x = rng.normal(size=(4, *shape))
     found = evaluate(nodes, start(x)).values
@@ -82,7 +82,7 @@ def test_the_map_is_that_of_the_module(rng, name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_slope_exceeds_the_constant(rng, name):
+def test_no_slope_exceeds_lipschitz_constant(rng, name):
     module, _, _, shape = built(rng, name)
     points = jnp.asarray(rng.normal(size=(20, math.prod(shape))), jnp.float32)
 
@@ -91,16 +91,16 @@ def test_no_slope_exceeds_the_constant(rng, name):
         flat = lambda x: module.apply(params, x.reshape(shape)).reshape(-1)  # noqa: E731
         return jax.vmap(jax.jacobian(flat))(points)
 
-    for factor in (0.6, 1.0, 1.3):  # times the weights, which are away from their sets anyway
+    for factor in (0.6, 1.0, 1.3):  # scales the weights, which are off their manifolds anyway
         _, params, nodes, _ = built(rng, name, factor)
         found, constant = np.max(np.linalg.norm(slopes(params), 2, (-2, -1))), lipschitz(nodes)
         assert found <= constant * (1 + 1e-5)
-        # Attained, but where branches or factors need not be largest in one direction.
+        # Attained, except where branches or factors peak in different directions.
         if name not in ("difference", "residual", "orthogonal convolution"):
             assert found >= 0.999 * constant
 
 
-# The maps once more, on arrays of fractions; weights come as they are used.
+# The same maps on arrays of fractions; weights are passed in the order of their use.
 def linear(x, w):
     return x @ w.T
 
@@ -121,7 +121,7 @@ def norm_pool(x):
 
 
 def root(square):
-    """The square root to 60 digits."""
+    """Return the square root to 60 digits."""
     return Fraction(math.isqrt(int(square * 10**120)), 10**60)
 
 
@@ -158,7 +158,7 @@ def exactly(array):
 
 @pytest.mark.parametrize("size", [1.0, 1e-160, 1e30])
 @pytest.mark.parametrize("name", EXACT)
-def test_rounding_in_float64_is_within_its_bound(rng, name, size):
+def test_float64_rounding_within_bound(rng, name, size):
     _, params, nodes, shape = built(rng, name)
     weights = [exactly(w) for w in jax.tree.leaves(params)]
     x = size * rng.normal(size=(5, *shape)) * 10.0 ** rng.integers(-8, 1, size=(5, *shape))
@@ -170,7 +170,7 @@ def test_rounding_in_float64_is_within_its_bound(rng, name, size):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_rounding_in_float32_is_within_its_bound_everywhere_in_the_ball(rng, name):
+def test_float32_rounding_within_bound_in_ball(rng, name):
     module, params, nodes, shape = built(rng, name)
     x = (10 * rng.normal(size=(1, *shape))).astype(np.float32)
     reach = 0.5
@@ -188,7 +188,7 @@ def test_rounding_in_float32_is_within_its_bound_everywhere_in_the_ball(rng, nam
 
 
 @pytest.mark.parametrize(("shift", "scale"), [(33.3, 0.3), ([1.0, 2.0, 3.0], [0.5, 0.3, 0.7])])
-def test_pixels_are_normalised_as_declared(rng, shift, scale):
+def test_pixels_normalised_as_declared(rng, shift, scale):
     layer = normalisation((2, 3), np.asarray(shift), np.asarray(scale))
     x = rng.integers(0, 256, size=(4, 2, 3)).astype(float)
     state = evaluate((layer,), start(x, up(1.0), single=True))
@@ -213,7 +213,7 @@ def test_pixels_are_normalised_as_declared(rng, shift, scale):
         (2, (2, 3, 5), "for an input"),
     ],
 )
-def test_places_that_do_not_fit_are_refused(rng, axes, shape, message):
+def test_mismatched_positions_are_refused(rng, axes, shape, message):
     builder = Builder({"w": stored(rng.normal(size=(2, 3, 5, 4)))})
     entry = {"kind": "locally_connected", "weight": "w", "axes": axes}
     with pytest.raises(Refused, match=message):

@@ -1,4 +1,4 @@
-"""Files that cause much work are refused before it is done; what is claimed is printed as it is."""
+"""Expensive files are refused before the work starts; printed claims are never rounded up."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def refusal(folder, **options):
 
 
 def claiming_nothing(f, images, classes_right=0):
-    """Other images of class 0, of which nothing is claimed."""
+    """Replace the images by others of class 0, with claims of radius 0."""
     n = len(images)
     f.images = {"images": stored(images), "labels": stored(np.zeros(n, np.int64))}
     shape = list(images.shape[1:])
@@ -107,7 +107,7 @@ WORK = {
 
 
 @pytest.mark.parametrize("name", WORK)
-def test_much_work_is_refused_before_it_is_done(tight, tmp_path, name):
+def test_expensive_files_are_refused_early(tight, tmp_path, name):
     change, wanted = WORK[name]
     forged = Forgery(tight)
     change(forged)
@@ -120,8 +120,8 @@ def test_much_work_is_refused_before_it_is_done(tight, tmp_path, name):
         tracemalloc.stop()
 
 
-def test_keys_and_shared_names_without_number_are_read_once(tight, tmp_path):
-    """200,000 of them: quadratic work would take minutes."""
+def test_many_keys_take_linear_time(tight, tmp_path):
+    """With 200,000 names, quadratic work would take minutes."""
     forged = Forgery(tight)
     begun = time.process_time()
     forged.told["claims"] = {f"{i}": 0 for i in range(200_000)}
@@ -138,7 +138,7 @@ def test_keys_and_shared_names_without_number_are_read_once(tight, tmp_path):
     assert time.process_time() - begun < 20
 
 
-def test_an_array_in_many_layers_is_decomposed_once(tight, tmp_path, monkeypatch):
+def test_shared_array_is_decomposed_once(tight, tmp_path, monkeypatch):
     made, whole = [], manifoldmuon_verify._layers.singular_values
     monkeypatch.setattr(
         manifoldmuon_verify._layers, "singular_values", lambda w: made.append(w) or whole(w)
@@ -150,8 +150,8 @@ def test_an_array_in_many_layers_is_decomposed_once(tight, tmp_path, monkeypatch
     assert len(made) == 1
 
 
-def test_classes_take_memory_by_those_predicted(tight, tmp_path):
-    """262,144 of them: a table of all pairs would take 512 GiB."""
+def test_memory_grows_with_predicted_classes_only(tight, tmp_path):
+    """For 262,144 classes, a table of all pairs would take 512 GiB."""
     forged = Forgery(tight)
     with_network(forged, PIXELS, linear("w"), w=np.ones((2**18, 12)) / 2**9)
     assert verify(forged.write(tmp_path / "forged", digests=True)).matrices == 1
@@ -179,12 +179,12 @@ def test_non_files_are_refused(tight, tmp_path, name, way):
     assert re.search(wanted, refusal(folder))
 
 
-def test_a_name_too_long_is_refused():
+def test_overlong_file_name_is_refused():
     assert "cannot be read" in refusal("x" * 300)
 
 
 @pytest.mark.parametrize("shape", [[1] * 65, [2**47] * 20_000])
-def test_a_header_of_many_axes_is_refused(tight, tmp_path, shape):
+def test_header_with_many_axes_is_refused(tight, tmp_path, shape):
     folder = Forgery(tight).write(tmp_path / "forged", digests=True)
     header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}
     data = with_header(header, bytes(4))
@@ -195,7 +195,7 @@ def test_a_header_of_many_axes_is_refused(tight, tmp_path, shape):
     assert "axes; at most 16 are read" in refusal(folder)
 
 
-def test_more_is_done_if_it_is_allowed(tight, tmp_path, capsys):
+def test_higher_limits_allow_more_work(tight, tmp_path, capsys):
     assert "--seconds" in refusal(tight, seconds=1e-4)
     assert "--gibibytes" in refusal(tight, gibibytes=0.1)
     assert "at most" not in refusal(hole_beside(tight, tmp_path), gibibytes=4)
@@ -212,7 +212,7 @@ def test_more_is_done_if_it_is_allowed(tight, tmp_path, capsys):
 
 
 def hole_beside(tight, tmp_path):
-    """A certificate whose weights are 200 MiB of zeros."""
+    """Return a certificate with a 200 MiB file of zeros as weights."""
     folder = Forgery(tight).write(tmp_path / "hole", digests=True)
     (folder / "weights.safetensors").unlink()
     hole(folder / "weights.safetensors", 200 * 2**20)
@@ -224,8 +224,8 @@ def printed(folder):
     return str(verify(folder)).splitlines()
 
 
-def test_radii_and_shares_are_never_printed_larger_than_they_are(tight, tmp_path):
-    """`0.123456789` by six digits is `0.123457`, and 19,999 of 20,000 are not 100.00 %."""
+def test_printed_radii_and_accuracies_round_down(tight, tmp_path):
+    """Six digits would round `0.123456789` up to `0.123457`, and 19,999 of 20,000 to 100.00 %."""
     forged = Forgery(tight)
     n, radius = 20_000, 0.123456789
     images = np.tile(np.asarray([[0, 1]], np.float32), (n, 1))
@@ -248,8 +248,8 @@ def test_radii_and_shares_are_never_printed_larger_than_they_are(tight, tmp_path
     assert 0.7071067 < float(shown[1]) < 0.5**0.5
 
 
-def test_pixels_are_shown_and_within_what_is_claimed(tight, tmp_path):
-    """Images, shift and scale by 50 make radii 50 times as large, and it is seen."""
+def test_pixel_range_is_checked_and_printed(tight, tmp_path):
+    """Scaling images, shift and scale by 50 inflates radii 50 times; the pixel range shows it."""
     forged, factor = Forgery(tight), 50
     forged.change("images", lambda x: factor * x, "images")
     source, claims = forged.told["input"], forged.told["claims"]
@@ -270,8 +270,8 @@ def test_pixels_are_shown_and_within_what_is_claimed(tight, tmp_path):
         assert "not the least and the largest value" in refusal(folder)
 
 
-def test_a_claim_on_tied_logits_is_refused(tight, tmp_path):
-    """Of whatever size: the two largest logits are equal in the image itself."""
+def test_positive_radius_on_tied_logits_is_refused(tight, tmp_path):
+    """No positive radius holds where the two largest logits are equal at the image itself."""
     forged = Forgery(tight)
     with_network(forged, np.ones((1, 2), np.float32), {"kind": "identity"})
     for number, radius in enumerate(["@@1e-400@@", 5e-324, 1e-300]):
@@ -280,7 +280,7 @@ def test_a_claim_on_tied_logits_is_refused(tight, tmp_path):
         assert re.search("is no float64|is not proved, only 0 ", text)
 
 
-# Some of the random changes of `python -m benchmarks certificates`, always the same.
+# A fixed sample of the random changes of `python -m benchmarks certificates`.
 
 
 @pytest.fixture(scope="module")
@@ -288,14 +288,14 @@ def bases(tmp_path_factory):
     return list(certificates.write_bases(tmp_path_factory.mktemp("bases")).values())
 
 
-def test_random_changes_end_in_a_proof_or_in_one_line(bases):
+def test_random_changes_verify_or_are_refused(bases):
     found = list(certificates.outcomes(bases, range(64), 7, list(FAMILIES)[:-1]))
     assert not [one for one in found if one.fault]
     assert 2 <= sum(one.accepted for one in found) <= 40
 
 
-def test_the_other_route_tells_false_claims(bases):
-    """What is proved agrees with it, and a radius that is hardly larger does not."""
+def test_independent_check_rejects_false_claims(bases):
+    """The independent check accepts proved radii and rejects radii larger by 1e-6."""
     for base in bases:
         assert not claimed_too_much(base)
         forged = Forgery(base)
@@ -308,7 +308,7 @@ def test_the_other_route_tells_false_claims(bases):
             assert "is not proved" in refusal(folder)
 
 
-def test_a_process_that_breaks_a_limit_or_ends_otherwise_is_a_fault(tmp_path):
+def test_crash_or_exceeded_limit_is_a_fault(tmp_path):
     assert certificates._fault(tmp_path, 1, 0.1, 50, "refused: x: y\n") == ""
     for status, seconds, mebibytes, text in (
         (70, 0.1, 50, "Traceback ..."),
@@ -321,7 +321,7 @@ def test_a_process_that_breaks_a_limit_or_ends_otherwise_is_a_fault(tmp_path):
         assert certificates._fault(tmp_path, status, seconds, mebibytes, text)
 
 
-def test_the_sample_runs_in_a_process_without_jax():
+def test_limited_process_loads_no_jax():
     code = "import sys, benchmarks._limited; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"jax", "manifoldmuon"} & set(done.stdout.split())

@@ -1,4 +1,4 @@
-"""Enclosures of singular values, against exact rational arithmetic and matrices that are known."""
+"""Enclosures of singular values, against exact rational arithmetic and known spectra."""
 
 import itertools
 from fractions import Fraction
@@ -13,12 +13,12 @@ from manifoldmuon_verify._singular import residual
 
 
 def exact(matrix):
-    """The matrix with fractions as entries."""
+    """Return the matrix with fractions as entries."""
     return np.vectorize(Fraction, otypes=[object])(matrix)
 
 
 def characteristic(gram):
-    """Coefficients of `det(x I - gram)`, the highest first (Faddeev and LeVerrier)."""
+    """Return the coefficients of `det(x I - gram)`, highest first (Faddeev and LeVerrier)."""
     n = len(gram)
     identity = exact(np.eye(n))
     found: list[Any] = [Fraction(1)]
@@ -31,13 +31,13 @@ def characteristic(gram):
 
 
 def positive_roots(polynomial):
-    """With multiplicity, if all roots are real: Descartes' rule of signs is then an equality."""
+    """Count positive roots with multiplicity; Descartes' rule is exact if all roots are real."""
     signs = [c > 0 for c in polynomial if c]
     return sum(a != b for a, b in itertools.pairwise(signs))
 
 
 def shifted(polynomial, by):
-    """The coefficients of `p(x + by)`, by Horner's scheme."""
+    """Return the coefficients of `p(x + by)`, by Horner's scheme."""
     found = list(polynomial)
     for stop in range(len(found) - 1, 0, -1):
         for i in range(1, stop + 1):
@@ -55,7 +55,7 @@ def below(polynomial, square):
 
 
 def contained(matrix, found):
-    """Whether every singular value lies in its interval: exactly, by counting."""
+    """Return whether every singular value lies in its interval: exactly, by counting roots."""
     tall = exact(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)
     polynomial = characteristic(tall.T @ tall)
     count = len(found.lower)
@@ -98,7 +98,7 @@ MATRICES = matrices()
 
 
 @pytest.mark.parametrize("name", MATRICES)
-def test_each_singular_value_is_in_its_interval(name):
+def test_intervals_contain_all_singular_values(name):
     matrix = np.asarray(MATRICES[name], float)
     found = singular_values(matrix)
     assert contained(matrix, found)
@@ -107,7 +107,7 @@ def test_each_singular_value_is_in_its_interval(name):
     assert np.max(found.upper - found.lower) <= 3e-14 * found.upper[0] + 1e-150
 
 
-def test_counting_tells_an_interval_that_is_too_narrow():
+def test_counting_detects_narrow_intervals():
     matrix = MATRICES["whole numbers"]
     found = singular_values(matrix)
     middle = (found.lower + found.upper) / 2
@@ -123,7 +123,7 @@ def hadamard(n):
 
 
 @pytest.mark.parametrize("shape", [(256, 256), (256, 64), (64, 256)])
-def test_enclosures_of_large_matrices_are_narrow(shape):
+def test_large_matrix_enclosures_are_narrow(shape):
     m, n = shape
     matrix = hadamard(256)[:m, :n] / 16  # dyadic, so exactly orthonormal up to a factor
     known = np.sqrt(max(m, n) / 256)
@@ -133,7 +133,7 @@ def test_enclosures_of_large_matrices_are_narrow(shape):
     assert np.max(found.upper - found.lower) < 1e-12
 
 
-def test_known_singular_values_far_apart_and_together():
+def test_known_spread_and_clustered_values_are_enclosed():
     values = np.concatenate([[1024, 1024, 1024, 3, 3], np.ones(50), [2.0**-20] * 9])
     found = singular_values(hadamard(64)[: len(values)].T * values / 8)
     assert np.all(found.lower <= values)
@@ -150,13 +150,13 @@ def test_known_singular_values_far_apart_and_together():
         (np.array([[2.0**200, 2.0**-1000]]), "different sizes"),
     ],
 )
-def test_matrices_that_cannot_be_enclosed_are_errors(matrix, what):
+def test_unenclosable_matrices_raise(matrix, what):
     with pytest.raises(ArithmeticError, match=what):
         singular_values(matrix)
 
 
-def test_a_wrong_decomposition_gives_wide_intervals_or_none(rng, monkeypatch):
-    """Nothing is taken on trust from LAPACK."""
+def test_wrong_svd_widens_intervals_or_raises(rng, monkeypatch):
+    """LAPACK's results are not trusted."""
     matrix, svd = rng.normal(size=(5, 5)), np.linalg.svd
 
     def wrong(x, **options):
@@ -180,7 +180,7 @@ def test_a_wrong_decomposition_gives_wide_intervals_or_none(rng, monkeypatch):
 
 
 @pytest.mark.parametrize("terms", [1, 3, 40])
-def test_residuals_are_bounded_and_nearly_exact(rng, terms):
+def test_residual_bounds_are_tight(rng, terms):
     first, second = rng.normal(size=(6, terms)), rng.normal(size=(terms, 5))
     target = first @ second
     gap = exact(target) - exact(first) @ exact(second)
@@ -189,7 +189,7 @@ def test_residuals_are_bounded_and_nearly_exact(rng, terms):
     assert square <= bound**2 <= Fraction(3) * square + Fraction(1e-15) ** 2
 
 
-def test_norms_are_upper_bounds_and_near(rng):
+def test_norm_bounds_are_tight(rng):
     for x in (rng.normal(size=(7, 9)), np.full((40, 40), 0.1), np.full((3, 3), 1e-200)):
         square = sum(entry**2 for entry in exact(x).flat)
         assert square <= Fraction(norm(x)) ** 2

@@ -1,10 +1,10 @@
-"""The dual of the Stiefel problem in float64 NumPy, by a route that the package does not take."""
+"""The dual of the Stiefel problem in float64 NumPy, by an independent method."""
 
 import numpy as np
 
 
 def dual_value(point, grad, iterations: int = 400) -> float:
-    """`min ||G + 2 W L||_*` over symmetric L, by reweighted least squares from a cold start."""
+    """Minimise `||G + 2 W L||_*` over symmetric L, by reweighted least squares from zero."""
     n = point.shape[1]
     dual, smoothing, best = np.zeros((n, n)), 0.1, np.inf
     for _ in range(iterations):

@@ -1,4 +1,4 @@
-"""The theorem behind the default solver, and what it becomes in the known special cases."""
+"""The theorem of the default solver, and its known special cases."""
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,7 @@ from tests.tolerances import rounding
 
 
 def lifted(point, grad):
-    """`msign(G W^T - W G^T) W` by an SVD in float64."""
+    """Return `msign(G W^T - W G^T) W`, by an SVD in float64."""
     u, s, vt = np.linalg.svd(grad @ point.T - point @ grad.T)
     rank = (s > 1e-12 * s[0]).sum()
     return u[:, :rank] @ vt[:rank] @ point
@@ -40,7 +40,7 @@ def test_closed_form_attains_the_dual_optimum(family, shape):
 
 
 @pytest.mark.parametrize("family", STIEFEL_FAMILIES)
-def test_no_random_feasible_direction_does_better(family):
+def test_random_feasible_directions_are_not_better(family):
     point, grad = stiefel_problem(family, 20, 12)
     rng = np.random.default_rng(1)
     for _ in range(200):
@@ -58,7 +58,7 @@ def solve(point, grad):
     return _solve(jnp.float32(point), jnp.float32(grad))
 
 
-def test_square_points_give_the_formula_of_the_orthogonal_manifold():
+def test_square_points_match_orthogonal_formula():
     rng = np.random.default_rng(0)
     point, grad = orthonormal(rng, 12, 12), rng.standard_normal((12, 12))
     u, s, vt = np.linalg.svd(point.T @ grad - grad.T @ point)
@@ -68,7 +68,7 @@ def test_square_points_give_the_formula_of_the_orthogonal_manifold():
 
 
 @pytest.mark.parametrize("rows", [2, 3, 30])
-def test_one_column_gives_the_normalised_tangent_part(rows):
+def test_single_column_gives_normalised_tangent_part(rows):
     rng = np.random.default_rng(0)
     point, grad = orthonormal(rng, rows, 1), rng.standard_normal((rows, 1))
     tangent = grad - point * (point.T @ grad)
@@ -76,8 +76,8 @@ def test_one_column_gives_the_normalised_tangent_part(rows):
     np.testing.assert_allclose(solve(point, grad).direction, expected, atol=2e-5)
 
 
-def test_direction_turns_with_the_rows_and_columns():
-    # P W Q and P G Q have the direction P A Q, for orthogonal P and Q.
+def test_direction_is_equivariant():
+    # For orthogonal P and Q, the direction for P W Q and P G Q is P A Q.
     rng = np.random.default_rng(0)
     point, grad = stiefel_problem("gaussian", 30, 8)
     left, right = orthonormal(rng, 30, 30), orthonormal(rng, 8, 8)

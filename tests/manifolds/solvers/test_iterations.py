@@ -1,4 +1,4 @@
-"""Fixed counts by default; an early stop where a tolerance asks for it, compiled or not."""
+"""Iteration counts: fixed by default, early stopping with a tolerance, with and without jit."""
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +23,18 @@ def run(value, tolerance):
 
 
 @pytest.mark.parametrize("compile", [jax.jit, lambda f, **_: f], ids=["jit", "eager"])
-def test_a_tolerance_ends_the_loop_and_zero_does_not(compile):
+def test_tolerance_stops_loop_and_zero_does_not(compile):
     value = jnp.float32([1.0, 0.25])
     count = compile(run, static_argnums=1)
-    assert count(value, 0.1) == 5  # errors 1, 1/2, 1/4, 1/8, 1/16: the worse of the two decides
+    assert count(value, 0.1) == 5  # errors 1, 1/2, 1/4, 1/8, 1/16: the larger value decides
     assert count(value, 0.0) == 20
 
 
-def test_a_nan_never_counts_as_finished():
+def test_nan_never_stops_loop():
     assert run(jnp.float32([jnp.nan, 0.0]), 0.1) == 20
 
 
-def test_dual_ascent_stops_early_near_the_answer_of_its_full_budget():
+def test_early_stopped_dual_ascent_matches_full_run():
     solver, early = DualAscent(steps=200), DualAscent(steps=200, tolerance=3e-3)
     point, grad = (jnp.float32(x) for x in stiefel_problem("gaussian", 30, 6))
     dual = solver.init(point.shape)
@@ -49,8 +49,8 @@ def test_dual_ascent_stops_early_near_the_answer_of_its_full_budget():
     assert compiled.gap < 1e-3
 
 
-def test_float64():
-    """Under jax_enable_x64 the count of the steps must not widen, nor narrow, the state."""
+def test_dual_ascent_keeps_dtype_under_x64():
+    """Under jax_enable_x64 the step count must not change the dtype of the state."""
     solver = DualAscent(steps=3)
     with jax.enable_x64(True):
         for dtype in (jnp.float32, jnp.float64):

@@ -1,4 +1,4 @@
-"""What every solver promises, over a table of solvers: feasible, certified, scale-free, batched."""
+"""Properties of all solvers: feasible, with valid gaps, scale-free, batched."""
 
 import functools
 
@@ -27,7 +27,7 @@ SOLVERS = {
     "one step of accelerators": ProjectedPolar(precision=Precision.DEFAULT),
     "dual ascent": DualAscent(steps=40),
 }
-# The largest gap on the four families: what each solver is good for.
+# The largest true gap on the four families, per solver.
 LARGEST_GAP = {
     "skew lift": 1e-3,
     "resolvents": 2e-3,
@@ -50,13 +50,13 @@ def solve(solver, point, grad, dual=None):
 
 
 def problems(shape, seed=0):
-    """One problem of each family, stacked: one compilation serves every test of a solver."""
+    """Stack a problem of each family, so that each solver compiles once."""
     pairs = [stiefel_problem(family, shape[0], shape[1], seed) for family in STIEFEL_FAMILIES]
     return tuple(jnp.float32(np.stack(x)) for x in zip(*pairs, strict=True))
 
 
 def errors(points, grads, answer):
-    """The gap, the tangent residual and the norm of each direction of a stack, as columns."""
+    """Return gaps, tangent residuals and norms of a stack of directions, as rows."""
     return np.array(
         [stiefel_errors(*x) for x in zip(points, grads, answer.direction, strict=True)]
     ).T
@@ -76,12 +76,12 @@ def gaps(points, grads, answer):
 )
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
+def test_direction_is_feasible_and_gap_is_a_bound(name, shape):
     points, grads = problems(shape)
     answer = solve(SOLVERS[name], points, grads)
     true, residuals, norms = errors(points, grads, answer)
     assert residuals.max() < 1e-5
-    # In rounded products power iteration may still fall short, though not often.
+    # With rounded products, power iteration occasionally underestimates the norm.
     assert norms.max() < 1 + (2e-3 if name == "one step of accelerators" else 1e-5)
     assert true.max() < LARGEST_GAP[name]
     assert np.all(answer.gap >= true - 1e-6)
@@ -95,12 +95,12 @@ def test_direction_is_feasible_and_its_gap_is_a_true_bound(name, shape):
 )
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_wide_matrices_are_transposes_of_tall_ones(name, shape):
+def test_wide_matrices_match_transposes(name, shape):
     points, grads = problems(shape)
     tall = solve(SOLVERS[name], points, grads)
     wide = solve(SOLVERS[name], points.mT, grads.mT)
     assert wide.direction.shape == points.mT.shape
-    # Sums in another order, which near critical points and low ranks are magnified.
+    # Another summation order changes rounding, magnified near critical points and low ranks.
     np.testing.assert_allclose(wide.direction.mT, tall.direction, atol=2e-3)
     true, residuals, _ = errors(points, grads, wide._replace(direction=wide.direction.mT))
     assert residuals.max() < 1e-5
@@ -109,7 +109,7 @@ def test_wide_matrices_are_transposes_of_tall_ones(name, shape):
 
 
 @pytest.mark.parametrize("shape", [(256, 64), (128, 64), (80, 64), (300, 10), (15, 10)])
-def test_the_default_solver_is_accurate_on_every_family(shape):
+def test_default_solver_accuracy_on_all_families(shape):
     points, grads = problems(shape)
     answer = solve(ClosedForm(), points, grads)
     true, residuals, _ = errors(points, grads, answer)
@@ -121,8 +121,8 @@ def test_the_default_solver_is_accurate_on_every_family(shape):
 
 @pytest.mark.slow_except("shape0")
 @pytest.mark.parametrize("shape", [(256, 96), (140, 100)])
-def test_resolvents_of_several_blocks(shape):
-    """More columns than are eliminated at once, a multiple of the block and not."""
+def test_resolvents_with_several_blocks(shape):
+    """Matrices have more columns than a block: a multiple of its size, and not."""
     points, grads = problems(shape)
     answer = solve(Resolvents(), points, grads)
     true, residuals, norms = errors(points, grads, answer)
@@ -135,19 +135,19 @@ def test_resolvents_of_several_blocks(shape):
 
 @pytest.mark.slow_except("4")
 @pytest.mark.parametrize("at_once", [1, 4])
-def test_stacks_are_solved_in_parts(at_once, monkeypatch):
+def test_resolvents_split_large_stacks(at_once, monkeypatch):
     gaussian = np.random.default_rng(0).standard_normal((2, 3, 2, 12, 6)).astype(np.float32)
     points, grads = jnp.asarray(np.linalg.qr(gaussian[0])[0]), jnp.asarray(gaussian[1])
     solver = Resolvents()
     wanted = jax.jit(functools.partial(solver.solve, NORM))(points, grads, ())
     monkeypatch.setattr(_resolvents, "_ENTRIES", at_once * solver.poles * 6**2)
-    # A function of its own: what was compiled before the patch is not taken.
+    # A new function, so that the patch takes effect and no earlier compilation is reused.
     found = jax.jit(lambda *problem: solver.solve(NORM, *problem))(points, grads, ())
     np.testing.assert_allclose(found.direction, wanted.direction, atol=1e-3)
     np.testing.assert_allclose(found.gap, wanted.gap, atol=1e-3)
 
 
-def test_fewer_poles_leave_more():
+def test_more_poles_reduce_the_gap():
     points, grads = problems((48, 16))
     few, many = (
         gaps(points, grads, solve(Resolvents(poles, 1e-2), points, grads)).max() for poles in (2, 6)
@@ -156,18 +156,18 @@ def test_fewer_poles_leave_more():
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu", "cuda"])
-def test_the_default_inverts_on_cpus_alone(platform):
+def test_default_solver_inverts_only_on_cpus(platform):
     shape = jax.ShapeDtypeStruct((256, 96), jnp.float32)
     traced = _solve.trace(ClosedForm(), shape, shape, ())
     program = traced.lower(lowering_platforms=(platform,)).as_text()
-    # A lift is 2n x 2n, a stack of resolvents has one for each pole.
+    # A lift is 2n x 2n; resolvents are n x n, stacked over the poles.
     assert ("tensor<8x96x96xf32>" in program) == (platform == "cpu")
     assert ("tensor<192x192xf32>" in program) == (platform != "cpu")
 
 
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_direction_does_not_depend_on_the_scale_of_the_gradient(name, shape):
+def test_direction_is_independent_of_gradient_scale(name, shape):
     points, grads = problems(shape)
     plain = solve(SOLVERS[name], points, grads)
     for scale in (2.0**-100, 2.0**100):  # exact, so that only the solver can differ
@@ -181,7 +181,7 @@ def test_direction_does_not_depend_on_the_scale_of_the_gradient(name, shape):
 
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_zero_stays_zero_and_nan_stays_in_its_own_problem(name, shape):
+def test_zero_and_nan_stay_in_their_batch_elements(name, shape):
     points, grads = problems(shape)
     plain = solve(SOLVERS[name], points, grads)
     grads = grads.at[1].set(0).at[2, 1, 2].set(jnp.nan)
@@ -194,8 +194,8 @@ def test_zero_stays_zero_and_nan_stays_in_its_own_problem(name, shape):
 
 
 @pytest.mark.slow
-def test_the_published_dual_ascent_depends_on_the_scale_of_the_gradient():
-    """256x64 Gaussian gradients of Frobenius norm `s sqrt(n)`, 100 iterations of step 0.01."""
+def test_published_dual_ascent_depends_on_gradient_scale():
+    """Use 256x64 Gaussian gradients of Frobenius norm `s sqrt(n)` and 100 steps of size 0.01."""
     point, grad = stiefel_problem("gaussian", 256, 64)
     grad = grad / np.linalg.norm(grad) * 8
     points, grads = jnp.float32([point] * 3), jnp.float32([s * grad for s in (1e-2, 1e-4, 1e-6)])
@@ -207,7 +207,7 @@ def test_the_published_dual_ascent_depends_on_the_scale_of_the_gradient():
     assert free.min() > 0.999
 
 
-# The tangent part as a share of the gradient: the last ones are rounding.
+# Tangent parts relative to the normal part; the last are at rounding level.
 PARTS = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0]
 
 
@@ -221,8 +221,8 @@ PARTS = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0]
 )
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", [*SHAPES, (16, 16)])
-def test_a_gradient_that_is_almost_normal_to_the_manifold(name, shape):
-    """Measured in float64 at the orthonormal matrix nearest to the float32 point."""
+def test_nearly_normal_gradients_have_valid_gaps(name, shape):
+    """Measure in float64 at the orthonormal matrix nearest to the float32 point."""
     rng = np.random.default_rng(0)
     points, tangents = (
         np.asarray(x, np.float64)[[1, 3]].repeat(len(PARTS), 0) for x in problems(shape)
