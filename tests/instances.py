@@ -46,7 +46,7 @@ class NormCase(NamedTuple):
 
 
 class ManifoldCase(NamedTuple):
-    """Manifold and point shape; `gap` bounds the relative loss of its method.
+    """Manifold and point shape; `gap` bounds the certified gap of its method.
 
     A row of each kind is checked thoroughly; see `check_manifold`, also for `convex` and
     `returns`.
