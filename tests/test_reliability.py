@@ -144,7 +144,7 @@ def test_warm_start_cases_cover_solvers_with_duals():
 
 @pytest.mark.parametrize("number", NETWORKS)
 def test_attacks_stay_within_bounds_of_random_networks(number):
-    """Weights drift by 0.1; attacks search a ball of radius 0.3."""
+    """For weights at a drift of 0.1, and for weights in a ball of radius 0.3."""
     found = reliability.check_bounds(range(number, number + 1), ())["bounds, networks"]
     assert max(found.values()) > 0.2
 

@@ -41,7 +41,7 @@ def held(x: np.ndarray, bits: int, block: int = 128) -> np.ndarray:
 
 
 def nearest(x: np.ndarray, bits: int) -> np.ndarray:
-    """Round blocks `(..., n)` to levels that are evenly spaced on a log scale."""
+    """Round blocks `(..., n)` to levels that are evenly spaced in `log(1 + MU x)`."""
     count = LARGEST[bits]
     levels = (np.power(1 + MU, np.arange(count + 1) / count) - 1) / MU
     limits = (np.power(1 + MU, (np.arange(count) + 0.5) / count) - 1) / MU
@@ -60,7 +60,7 @@ def test_entries_round_to_levels_of_their_block(bits):
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     np.testing.assert_array_equal(found[x == 0], 0)
     largest = np.repeat(np.abs(blocks).max(axis=-1), 8, axis=-1)[..., :22]
-    # Half a level on the log scale, converted to an entry.
+    # Half a level of the logarithm, converted to an entry.
     allowed = (np.abs(x) + largest / MU) * (math.pow(1 + MU, 0.5 / LARGEST[bits]) - 1)
     assert np.all(np.abs(found - x) <= 1.00001 * allowed)
 

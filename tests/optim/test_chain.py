@@ -217,7 +217,7 @@ def test_check_chain_raises_without_movement_or_with_nan():
 
 
 def test_check_chain_compiles_three_programs(caplog):
-    """One each for start and state, the steps, and the distances; no op-by-op programs."""
+    """For start and state, for the steps, and for the distances; no op-by-op programs."""
     with jax.log_compiles():
         optim.check_chain(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, SHAPES)
     assert sum(x.startswith("Finished XLA compilation") for x in caplog.messages) == 3

@@ -104,7 +104,7 @@ def test_nonfinite_gradient_stays_in_its_leaf(value):
 
 
 def test_gradient_spike_needs_clipping():
-    """Momentum keeps a spike of 1e20 for hundreds of steps; clipped first, it costs one batch."""
+    """Momentum keeps a spike of 1e20 for hundreds of steps; clipped first, it costs a batch."""
     geometry, target = Stiefel(), np.float32(np.eye(6, 3)[::-1])
     spike = 1e20 * np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
     start = Stiefel().random_point(jax.random.key(0), (6, 3), jnp.float32)

@@ -170,7 +170,7 @@ def test_program_for_other_hardware_raises():
 
 def test_all_to_all_is_limited_by_bisection():
     all_to_all, gather = {"all-to-all": [1.0, 9e9]}, {"all-gather": [1.0, 9e9]}
-    # An open line of eight: four chips send half of 9 GB each over one link of 45 GB/s.
+    # An open line of eight: four chips each send half of 9 GB over a single link of 45 GB/s.
     assert link_seconds(Row(1, 1, "v5e:8x8"), all_to_all) == pytest.approx(4 * 4.5 / 45)
     # A ring of sixteen: eight chips send, over two crossings.
     assert link_seconds(Row(1, 1, "v5e:16x16"), all_to_all) == pytest.approx(8 * 4.5 / 45 / 2)

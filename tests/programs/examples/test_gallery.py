@@ -67,5 +67,5 @@ def test_retractions_keep_weights_on_manifold(tmp_path):
 
 
 @pytest.mark.slow
-def test_best_rate_is_inside_grid():
+def test_learning_rate_transfer_runs_per_width():
     assert list(learning_rate_transfer.main(widths=(16,), steps=40)) == [16]

@@ -51,7 +51,7 @@ def test_lower_precision_has_larger_errors():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_number_of_steps_suits_dtype(dtype):
-    """The design takes a single step more than needed for the dtype's resolution."""
+    """The design takes exactly a step more than the dtype's resolution needs."""
     eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7}[dtype]
     design = NewtonSchulzDesigner(lower=1e-2, dtype=dtype).schedule()
     errors = [polynomial_error(design.with_steps(k), 1e-2) for k in range(1, design.length + 1)]
