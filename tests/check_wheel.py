@@ -1,8 +1,8 @@
-"""What `make wheel` checks of the wheel and the sdist, in an environment with nothing else.
+"""Check the wheel and the sdist in an otherwise empty environment (`make wheel`).
 
     python tests/check_wheel.py dist
 
-Only the standard library is imported here: the interpreter that runs it need not have JAX.
+This script imports only the standard library, so it runs without JAX.
 """
 
 import email
@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("manifoldmuon", "manifoldmuon_verify")
 
-# Run away from the source, with warnings as errors.
+# Run outside the source tree, with warnings as errors.
 _STEP = """
 import importlib.metadata, importlib.resources
 from pathlib import Path
@@ -55,7 +55,7 @@ print("a step on the Stiefel manifold:", float(loss(params)), "->", float(loss(a
 
 
 def problems(wheel: Path, sdist: Path) -> list[str]:
-    """What is wrong with the two files, one line each; nothing is installed."""
+    """Return a line for each problem of the two files, without installing them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -102,7 +102,7 @@ def problems(wheel: Path, sdist: Path) -> list[str]:
 
 
 def install_and_step(wheel: Path) -> None:
-    """Installs the wheel alone, takes a step with it, and resolves all extras together."""
+    """Install only the wheel, take a training step, and resolve all extras together."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     with tempfile.TemporaryDirectory() as folder:
         venv.create(folder, with_pip=True)
@@ -122,7 +122,7 @@ def _run(line: Sequence[str | Path], folder: str) -> None:
 
 
 def main(dist: Path) -> int:
-    """Checks the one wheel and the one sdist in a folder."""
+    """Check the only wheel and sdist of a folder; return the exit status."""
     (wheel,), (sdist,) = dist.resolve().glob("*.whl"), dist.resolve().glob("*.tar.gz")
     if found := problems(wheel, sdist):
         print("\n".join(found), file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Answers of one compiled program: outside of jit, JAX would compile every operation by itself."""
+"""Run functions as a single compiled program: outside jit, JAX compiles op by op."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,10 +11,10 @@ from manifoldmuon.manifolds import Manifold
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The answer in NumPy's arrays."""
+    """Compile and call `function`; return NumPy arrays."""
     return jax.device_get(jax.jit(function)(*arguments))
 
 
 def point_of(manifold: Manifold, shape, seed: int = 0, dtype=jnp.float32) -> np.ndarray:
-    """A random point."""
+    """Draw a random point."""
     return ask(lambda key: manifold.random_point(key, shape, dtype), jax.random.key(seed))

@@ -8,30 +8,29 @@ import zlib
 from importlib.metadata import version
 from pathlib import Path
 
-# All before JAX and the package are imported: eight host devices, for the tests of sharding, and
-# whatever compiles faster, since the suite compiles for much longer than it computes: no optimising
-# in LLVM, no splitting of small programs into smaller ones, and no MLIR between XLA and LLVM, which
-# newer versions insist on. Users run XLA's defaults, which fuse and round differently: with
-# XLA_DEFAULTS=1 the tests do, too; ...
-if "PYTEST_XDIST_WORKER" not in os.environ:  # which has inherited them
+# Set before importing JAX and the package: eight host devices for the sharding tests, and faster
+# compilation, because the suite compiles for much longer than it computes: no LLVM optimisation, no
+# splitting of small programs, and no MLIR between XLA and LLVM (newer versions require it). Users
+# run XLA's defaults, which fuse and round differently; XLA_DEFAULTS=1 runs the tests with them.
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit them
     flags = ["--xla_force_host_platform_device_count=8"]
-    # Eight devices that wait for each other hold as many threads, and XLA up to jaxlib 0.10 has no
-    # more than devices: a program that is dispatched meanwhile, as outside of jit, stops them all,
-    # and after 40 seconds XLA aborts the process.
+    # Eight devices that wait for each other occupy eight threads, and up to jaxlib 0.10 XLA has
+    # only a thread per device: a program dispatched meanwhile, as outside jit, causes a deadlock,
+    # and XLA aborts the process after 40 seconds.
     os.environ.setdefault("NPROC", "32")
     if "XLA_DEFAULTS" not in os.environ:
         flags += ["--xla_backend_optimization_level=0", "--xla_cpu_parallel_codegen_split_count=1"]
         if tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11):
             flags += ["--xla_cpu_use_fusion_emitters=false"]
     os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *flags]).strip()
-# ... on the CPU, so that a run means the same on every machine.
+# On the CPU, so that a run means the same on every machine.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# What one run has compiled, the other worker and the next run load: half of a whole run's time.
-# Not in .cache, which the builder of the documentation empties.
+# Share compiled programs between workers and runs; this saves half of a run's time.
+# Not in .cache: the documentation builder empties it.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / ".jax_cache"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-# Two workers on two cores: the threads of NumPy's linear algebra would only spin.
+# Two workers use both cores; more threads of NumPy's linear algebra would only spin.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
@@ -41,7 +40,7 @@ import pytest
 
 from tests.slow import mark_slow
 
-# Every annotated function of the package and of the studies checks its arguments' types and shapes.
+# Every annotated function of the package and the studies checks types and shapes of its arguments.
 jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
 
 
@@ -53,7 +52,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _skips_slow(config: pytest.Config) -> bool:
-    """Return whether this run asks for nothing in particular: neither by name nor by option."""
+    """Return whether this run selects no tests by name or option."""
     asked = (config.getoption(name, False) for name in ("exhaustive", "keyword", "markexpr", "lf"))
     return not any(asked) and not any("::" in arg for arg in config.args)
 
@@ -73,10 +72,10 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Every change of the code leaves programs behind that nobody asks for again.
+    # Every change of the code leaves unused programs in the cache.
     if not hasattr(config, "workerinput") and _size(_CACHE) > 2**30:
         shutil.rmtree(_CACHE, ignore_errors=True)
-    # Tracing makes millions of objects: looking for cycles after every 700 takes a twentieth of the
+    # Tracing makes millions of objects; collecting cycles after every 700 takes a twentieth of the
     # time.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
@@ -93,7 +92,7 @@ def _size(folder: Path) -> int:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item):
-    """Skip what XLA cannot compile for SSE4.2: conversions of float16, an instruction since AVX."""
+    """Skip tests with float16 conversions, which XLA cannot compile for SSE4.2 (they need AVX)."""
     try:
         return (yield)
     except jax.errors.JaxRuntimeError as error:
@@ -108,7 +107,7 @@ MODULES = itertools.count(1)
 
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory():
-    """Keeps compiled programs for four modules of tests: over the suite they are gigabytes."""
+    """Clear compiled programs after every four test modules; the whole suite has gigabytes."""
     yield
     if next(MODULES) % 4 == 0:
         jax.clear_caches()
@@ -116,20 +115,20 @@ def bounded_memory():
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """Random numbers of each test's own: the same in every run, whichever tests ran before."""
+    """Return a generator seeded by the test's node id: independent of the tests that ran before."""
     return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture(scope="module")
 def no_futures_left():
-    """Orbax leaves some behind for what it could not read or write: not for the next module."""
+    """Collect futures that Orbax leaves after failed reads or writes, before the next module."""
     yield
     gc.collect()
 
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder with the real data sets: `MANIFOLDMUON_DATA`, or `../shared/data`."""
+    """Return the folder of real data sets: `MANIFOLDMUON_DATA`, or `../shared/data`."""
     folder = os.environ.get("MANIFOLDMUON_DATA")
     path = Path(folder) if folder else Path(__file__).parents[2] / "shared" / "data"
     if not path.is_dir():

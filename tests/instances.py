@@ -1,4 +1,4 @@
-"""One table of norms and manifolds: a new one is a row here, and every law is checked for it."""
+"""Table of norms and manifolds. Every law is checked for every row; add a row for a new class."""
 
 from typing import NamedTuple
 
@@ -33,9 +33,9 @@ from manifoldmuon.norms import (
 
 
 class NormCase(NamedTuple):
-    """A norm and the shape of a weight; `loss` is what its method may leave of the dual norm.
+    """Norm and weight shape; `loss` bounds the relative loss of its method in the dual norm.
 
-    One row of each kind is checked thoroughly; see `check_norm`.
+    A row of each kind is checked thoroughly; see `check_norm`.
     """
 
     name: str
@@ -46,9 +46,9 @@ class NormCase(NamedTuple):
 
 
 class ManifoldCase(NamedTuple):
-    """A manifold and the shape of a point; `gap` is what its method may leave of the optimum.
+    """Manifold and point shape; `gap` bounds the certified gap of its method.
 
-    One row of each kind is checked thoroughly; see `check_manifold`, also for `convex` and
+    A row of each kind is checked thoroughly; see `check_manifold`, also for `convex` and
     `returns`.
     """
 
@@ -116,7 +116,7 @@ GRASSMANN = [
     ManifoldCase("grassmann by Frobenius steps", Grassmann(step_norm=Frobenius()), (5, 1)),
 ]
 
-# Steps of a third of the largest: where singular values are close, the set is curved.
+# Steps of norm 1, a third of the largest singular value: close singular values mean high curvature.
 DISTINCT = Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=1.0))
 ISOSPECTRAL = [
     ManifoldCase("isospectral tall", DISTINCT, (6, 4), gap=0.2, thorough=True, returns=None),
@@ -135,7 +135,7 @@ ISOSPECTRAL = [
     ),
 ]
 
-# By singular vectors: iterations of products make large programs, and have tests of their own.
+# SVD, because iterative methods make large programs; they have separate tests.
 BY_SVD = Spectral(SVD())
 ANY_NORM = [
     ManifoldCase(
@@ -148,7 +148,7 @@ ANY_NORM = [
         "sphere by sign steps", Hypersphere(RootDim(), ndim=2, step_norm=MaxAbs()), (4, 3)
     ),
     ManifoldCase("rows by spectral steps", EmbeddingRows(step_norm=BY_SVD), (6, 4), gap=0.02),
-    # Small steps: the set is curved where the second singular value is close.
+    # Small steps: the set is strongly curved if the second singular value is close.
     ManifoldCase(
         "spectral sphere", SpectralSphere(4.0, step_norm=Spectral()), (5, 3), returns=None
     ),

@@ -1,10 +1,10 @@
-"""The mark `slow_except(*ids)`: all cases of a test but those are slow."""
+"""The mark `slow_except(*ids)`: all other cases of the test are slow."""
 
 import pytest
 
 
 def mark_slow(items: list[pytest.Item], complete: bool = True) -> None:
-    """Mark the cases that `slow_except` does not name; raise if it names one that is missing."""
+    """Mark the cases that `slow_except` does not name; raise if it names a missing case."""
     seen: dict[str, set[str]] = {}
     kept: dict[str, set[str]] = {}
     for item in items:

@@ -1,4 +1,4 @@
-"""Checkpoints resume bit for bit; damaged steps and other geometries are refused."""
+"""Checkpoints resume bit for bit; damaged steps and other geometries raise errors."""
 
 import asyncio
 import dataclasses
@@ -84,7 +84,7 @@ def bits(tree):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A folder with steps 2 and 3, the transformation, the table and the tree of step 3."""
+    """Return a folder with steps 2 and 3, the transformation, its table, and the tree of step 3."""
     folder = tmp_path_factory.mktemp("run")
     tx = TRANSFORMATIONS["manifold_muon"]
     table = optim.tabulate(GEOMETRY, start(tx)["params"])
@@ -158,7 +158,7 @@ def test_orbax_options_choose_steps(tmp_path):
         assert {path.name for path in tmp_path.iterdir()} == {".lock", "4"}
 
 
-def test_all_kinds_of_leaves_return(tmp_path):
+def test_all_leaf_types_round_trip(tmp_path):
     x = jnp.array([0.0, -0.0, jnp.nan, 1e-40])
     tree = {
         **{str(dtype): x.astype(dtype) for dtype in ("float16", "bfloat16", "float32", "bool")},
@@ -169,7 +169,7 @@ def test_all_kinds_of_leaves_return(tmp_path):
         "empty": jnp.zeros((0, 3)),
         "empty on the host": np.zeros((0, 2)),
         "legacy key": jax.random.PRNGKey(1),
-        "host": np.linspace(0, 1, 5),  # float64, which JAX does not take here
+        "host": np.linspace(0, 1, 5),  # float64, without x64 in JAX
         "scalar": np.float64(0.1),
         "number": 7,
     }
@@ -209,7 +209,7 @@ def test_all_kinds_of_leaves_return(tmp_path):
         ({"w": jnp.ones(4, jnp.int2)}, None, TypeError, "'w' has dtype int2, narrower than a byte"),
     ],
 )
-def test_unsupported_trees_are_refused(tree, extra, error, message, tmp_path):
+def test_unsupported_trees_raise(tree, extra, error, message, tmp_path):
     with Checkpoints(tmp_path / "new" / "folder") as saved:
         with pytest.raises(error, match=message):
             saved.save(1, tree, extra=extra)
@@ -227,7 +227,7 @@ def test_sharded_training_resumes_bit_for_bit(tmp_path):
     with Checkpoints(tmp_path) as saved:
         saved.save(2, tree)
         found = restored(saved, tree).tree
-        # Fresh, as in a new process: its key is on one device and free to follow the others.
+        # Fresh as in a new process: the key is on a single device and may move to the mesh.
         fresh = restored(saved, begin).tree
         alone = restored(saved, start(tx)).tree
     assert jax.tree.map(lambda x: x.sharding, found) == jax.tree.map(lambda x: x.sharding, tree)
@@ -267,14 +267,14 @@ json.dump({"same": same, "shards": len(shards), "refused": refused}, sys.stdout)
 )
 
 
-def test_two_processes_of_jax_save_together(tmp_path):
+def test_two_jax_processes_save_together(tmp_path):
     found = run_processes(2, SHARED, str(tmp_path))
     assert found == [{"same": True, "shards": 2, "refused": True}] * 2
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "2"}
 
 
 def damage(folder, step, how):
-    """Damage the largest file of the arrays of a step."""
+    """Damage the largest array file of a step."""
     files = [path for path in (folder / str(step) / "tree").rglob("*") if path.is_file()]
     file = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(file.read_bytes())
@@ -317,7 +317,7 @@ def test_flipped_bits_never_restore_wrong_arrays(run, copy):
     assert outcomes == {"right", "refused"}
 
 
-def test_files_of_another_step_are_refused(tmp_path):
+def test_files_of_another_step_raise(tmp_path):
     with Checkpoints(tmp_path) as saved:
         for step, value in enumerate([0.0, -0.0]):
             saved.save(step, {"w": jnp.full(3, value)})
@@ -344,7 +344,7 @@ def test_files_of_another_step_are_refused(tmp_path):
         ({}, "budget of 'w' was 1.0 and is 0.5; continue with that"),
     ],
 )
-def test_another_geometry_is_refused(geometry, reason, run):
+def test_changed_geometry_raises(geometry, reason, run):
     folder, tx, _, tree = run
     budgets = 1.0 if geometry else {"w": 0.5, "b": 1.0}
     geometry = {k: v for k, v in (GEOMETRY | geometry).items() if v is not None}
@@ -361,14 +361,14 @@ def own_set(name, **fields):
     return dataclasses.make_dataclass(name, given, bases=(Euclidean,), namespace=names, frozen=True)
 
 
-def test_changed_default_is_refused(tmp_path):
+def test_changed_default_raises(tmp_path):
     with Checkpoints(tmp_path) as saved:
         saved.save(1, OURS, optim.tabulate(own_set("Ball", radius=1.0)(), OURS))
     table = optim.tabulate(own_set("Ball", radius=2.0)(), OURS)
     assert "the manifold.radius of 'w' was 1.0 and is 2.0; " in refusal(tmp_path, OURS, table)
 
 
-def test_fields_that_are_no_data_are_refused(tmp_path):
+def test_fields_that_cannot_be_recorded_raise(tmp_path):
     with Checkpoints(tmp_path) as saved:
         for held in (lambda x: x, object(), functools.partial(jnp.sum)):
             table = optim.tabulate(own_set("Ball", map=held)(), OURS)
@@ -380,7 +380,7 @@ def test_fields_that_are_no_data_are_refused(tmp_path):
         assert restored(saved, OURS, table).step == 1
 
 
-def test_missing_geometry_and_missing_step_are_refused(run, tmp_path):
+def test_missing_geometry_or_step_raises(run, tmp_path):
     folder, tx, table, tree = run
     with Checkpoints(tmp_path) as saved:
         saved.save(1, tree)
@@ -388,7 +388,7 @@ def test_missing_geometry_and_missing_step_are_refused(run, tmp_path):
     assert refusal(folder, start(tx), step=7).endswith(" holds no step 7, but 2, 3")
 
 
-def test_another_state_layout_is_refused(run, monkeypatch):
+def test_changed_state_layout_raises(run, monkeypatch):
     folder, tx, table, _ = run
     monkeypatch.setattr("manifoldmuon.checkpoints.STATE_LAYOUT", STATE_LAYOUT + 1)
     line = refusal(folder, start(tx), table)
@@ -396,7 +396,7 @@ def test_another_state_layout_is_refused(run, monkeypatch):
     assert "continue with that version, or restore the parameters alone, as the page" in line
 
 
-def test_another_tree_is_refused(run):
+def test_changed_tree_raises(run):
     folder, _, table, tree = run
     for target, reason in [
         (start(TRANSFORMATIONS["muon"]), "'state/1/steepest/dual/w' was float32[8,8] and is noth"),
@@ -420,7 +420,7 @@ UNFINISHED = "1.orbax-checkpoint-tmp"
 
 @pytest.fixture
 def writer(tmp_path):
-    """Checkpoints that are saving step 1 until the event is set."""
+    """Yield a `Checkpoints` whose save of step 1 blocks until the event is set, and the event."""
     written, event = threading.Event(), threading.Event()
 
     class Waiting(ocp.path.atomicity.AtomicRenameTemporaryPath):
@@ -445,7 +445,7 @@ def test_deleted_folder_is_made_again(tmp_path):
         assert bits(restored(saved, OURS).tree) == bits(OURS)
 
 
-def test_opening_a_folder_leaves_saves_of_others_alone(writer, tmp_path):
+def test_opening_keeps_running_saves_of_others(writer, tmp_path):
     writer, event = writer
     with Checkpoints(tmp_path) as reader:
         assert reader.restore(OURS) is None
@@ -476,7 +476,7 @@ def no_locks(monkeypatch):
     monkeypatch.setattr("manifoldmuon.checkpoints.fcntl", None, raising=False)
 
 
-def test_simultaneous_saves_without_locks_blame_the_other(no_locks, writer, tmp_path):
+def test_simultaneous_saves_without_locks_raise(no_locks, writer, tmp_path):
     writer, event = writer
     with Checkpoints(tmp_path) as second:
         assert second.save(1, THEIRS)
@@ -488,7 +488,7 @@ def test_simultaneous_saves_without_locks_blame_the_other(no_locks, writer, tmp_
 
 
 @pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
-def test_file_systems_without_locks_hold_checkpoints(error, tmp_path, monkeypatch):
+def test_saving_works_without_file_locks(error, tmp_path, monkeypatch):
     def flock(file, how):
         raise OSError(error, "no locks")
 

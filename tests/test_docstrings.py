@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public names run and print what they show."""
+"""Examples in the docstrings of public names run and print the shown output."""
 
 import doctest
 import importlib
@@ -15,12 +15,12 @@ import pytest
 import manifoldmuon as mm
 from tests.test_package import public_modules
 
-# What every example may use without importing it, beside the public names of its own package.
+# Names that examples may use without an import, in addition to their package's public names.
 PRELUDE = {"jax": jax, "jnp": jnp, "mm": mm, "np": np, "optax": optax}
 
 
 def explained() -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    """The public classes and functions, with their package's names."""
+    """Yield the public classes and functions with the names that their examples may use."""
     for name in public_modules()[1:]:
         module = importlib.import_module(name)
         names = {public: getattr(module, public) for public in module.__all__}
@@ -31,7 +31,7 @@ def explained() -> Iterator[tuple[str, Any, dict[str, Any]]]:
 
 
 def examples() -> dict[str, list[doctest.DocTest]]:
-    """The examples by public name, those of methods included."""
+    """Return the examples by public name, including the examples of methods."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     found = {name: finder.find(value, name, False, names) for name, value, names in explained()}
     return {name: tests for name, tests in found.items() if any(test.examples for test in tests)}
@@ -41,12 +41,12 @@ EXAMPLES = examples()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_prints_what_it_shows(name):
+def test_example_prints_shown_output(name):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     said: list[str] = []
     for test in EXAMPLES[name]:
         runner.run(test, out=said.append)
-        # mkdocstrings formats lines with >>> as code in the section `Examples:` alone.
+        # mkdocstrings formats lines with >>> as code only in the section `Examples:`.
         assert not re.search(r"\bExample:\s+(?:.*\n+)?\s*>>>", test.docstring or ""), (
             f"{test.name}: name the section `Examples:`, or the page does not show it as code"
         )

@@ -1,4 +1,4 @@
-"""Habits of the project: tests draw their own random numbers, check-lists name files that exist."""
+"""Project conventions: tests draw their own random numbers; check-lists name existing files."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ TESTS = sorted((ROOT / "tests").rglob("*.py"))
 
 
 def generators(source: str) -> list[str]:
-    """The names at module level that hold a generator of random numbers."""
+    """Return the module-level assignments of random generators."""
     return [
         ast.unparse(statement)
         for statement in ast.parse(source).body
@@ -21,8 +21,8 @@ def generators(source: str) -> list[str]:
     ]
 
 
-def test_no_tests_share_a_generator():
-    # Else the numbers of a test depend on which tests ran before it; the fixture `rng` is fresh.
+def test_tests_share_no_random_generator():
+    # A shared generator makes numbers depend on the tests that ran before; use the fixture `rng`.
     shared = {path.name: generators(path.read_text(encoding="utf-8")) for path in TESTS}
     assert {name: found for name, found in shared.items() if found} == {}
 
@@ -30,18 +30,18 @@ def test_no_tests_share_a_generator():
 @pytest.mark.parametrize(
     ("line", "found"), [("RNG = np.random.default_rng(0)", 1), ("X = default_rng(0).normal()", 0)]
 )
-def test_a_shared_generator_is_found(line, found):
+def test_shared_generator_is_detected(line, found):
     assert len(generators(line)) == found
 
 
-def test_check_lists_name_files_that_exist():
+def test_check_lists_name_existing_files():
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([\w.-]+/[\w./-]+\.py)`", text))
     assert len(named) > 10
     assert [path for path in named if "name.py" not in path and not (ROOT / path).is_file()] == []
 
 
-def test_errors_name_pages_that_exist():
+def test_errors_name_existing_pages():
     titles = re.findall(r"- ([^:\n]+): \S+\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     named = set()
     for path in (ROOT / "manifoldmuon").rglob("*.py"):

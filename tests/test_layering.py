@@ -1,4 +1,4 @@
-"""Imports go down only: the floors of the package, read from its source."""
+"""Layers of the package: imports only go down, checked in the source."""
 
 import ast
 import re
@@ -15,9 +15,9 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = "manifoldmuon"
 
-# A module imports from lower floors and from its own part of the package, and from another part
-# what that makes public. `optim` and `modules` share a floor: they never meet. The package's own
-# `__init__` lies above everything that it exposes. docs/design.md has the same table.
+# A module imports from its own part of the package, and public names from parts on lower floors.
+# `optim` and `modules` share a floor: neither imports the other. The package's own `__init__` is
+# above everything that it exposes. docs/design.md has the same table.
 FLOORS = {
     "_internal": 0,
     "linalg": 1,
@@ -39,22 +39,22 @@ FLOORS = {
     "contrib": 11,
 }
 
-# Certificates and attacks are for weights from anywhere.
+# Certificates and attacks must not depend on the optimizers: weights may come from anywhere.
 APART = {("robustness", "optim")}
 
-# What a function may import by itself: packages that not everyone has.
+# Optional packages that functions may import.
 DELAYED = {"matplotlib", "safetensors"}
 
-# What a part needs that is imported by name only, and that not everyone has.
+# Optional packages of parts that users import by name.
 EXTRAS = {
     "checkpoints": {"orbax"},
     "frameworks": {"equinox", "flax", "haiku"},  # each in its own module
-    "lab": {"matplotlib"},  # of `_pictures`, for its annotations alone
+    "lab": {"matplotlib"},  # only for annotations in `_pictures`
 }
 
 
 class Import(NamedTuple):
-    """`module` imports `target` in `line`; `delayed` if inside a function."""
+    """An import of `target` by `module` in `line`; `delayed` if inside a function."""
 
     module: str
     target: str
@@ -66,7 +66,7 @@ class Import(NamedTuple):
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Every module of the package, by its dotted name."""
+    """Return the path of every module of the package by dotted name."""
     found = {}
     for path in sorted((root / PACKAGE).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
@@ -75,7 +75,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(root: Path) -> list[Import]:
-    """Every import of every module, wherever in the module it stands."""
+    """Return all imports of all modules, including imports inside functions."""
     known = modules(root)
     return [
         Import(name, target, node.lineno, delayed)
@@ -94,7 +94,7 @@ def walk(node: ast.AST, delayed: bool) -> Iterator[tuple[ast.stmt, bool]]:
 
 
 def targets(node: ast.stmt, name: str, path: Path, known: dict[str, Path]) -> list[str]:
-    """What an import statement names, down to the module where there is one."""
+    """Return the names that a statement imports, resolved to modules if possible."""
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     assert isinstance(node, ast.ImportFrom)
@@ -112,7 +112,7 @@ def inside(name: str, package: str) -> bool:
 
 
 def part(module: str) -> str:
-    """The part of the package: `manifolds` for `manifoldmuon.manifolds._stiefel`."""
+    """Return the part of the package: `manifolds` for `manifoldmuon.manifolds._stiefel`."""
     name = module.removeprefix(PACKAGE).removeprefix(".")
     found = [key for key in FLOORS if key and inside(name, key)]
     return max(found, key=len) if found else ".".join(name.split(".")[:1])
@@ -132,7 +132,7 @@ def upward(root: Path) -> list[str]:
 
 
 def private(root: Path) -> list[str]:
-    """Imports of what another part of the package keeps for itself."""
+    """Return imports of private names from another part of the package."""
     return [
         str(found)
         for found in imports(root)
@@ -152,7 +152,7 @@ def delayed(root: Path) -> list[str]:
 
 
 def cycle(root: Path) -> list[str]:
-    """The modules of a cycle of imports, or nothing."""
+    """Return the modules of an import cycle, or an empty list."""
     graph: dict[str, set[str]] = {name: set() for name in modules(root)}
     for found in imports(root):
         if inside(found.target, PACKAGE):
@@ -168,7 +168,7 @@ def test_every_part_has_a_floor():
     assert {part(name) for name in modules(ROOT)} == set(FLOORS)
 
 
-def test_the_documentation_has_the_same_floors():
+def test_docs_list_the_same_floors():
     text = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (`[^|]*) \|", text, re.MULTILINE)
     told = {name: int(floor) for floor, names in rows for name in re.findall(r"`([\w.]+)`", names)}
@@ -191,8 +191,8 @@ def test_no_delayed_imports():
     assert delayed(ROOT) == []
 
 
-def test_only_what_is_declared_is_imported():
-    """At the top of a module only the core's dependencies: the extras stay optional."""
+def test_only_declared_packages_are_imported():
+    """Module-level imports use only the core dependencies, so the extras stay optional."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     declared = {entry.split(">=")[0] for entry in project["dependencies"]}
     standard = {*sys.stdlib_module_names, PACKAGE}
@@ -241,7 +241,7 @@ PACKAGES = {f"{name.replace('.', '/')}/__init__.py": "" for name in FLOORS if na
         ("manifolds/retractions/_a.py", "from manifoldmuon.manifolds._stiefel import Stiefel"),
     ],
 )
-def test_an_import_upwards_or_sideways_is_found(tmp_path, name, source):
+def test_upward_or_sideways_import_is_detected(tmp_path, name, source):
     extra = {"manifolds/_stiefel.py": "", "norms/_norm.py": "", name: source}
     assert len(upward(write(tmp_path, PACKAGES | extra))) == 1
 
@@ -255,7 +255,7 @@ def test_an_import_upwards_or_sideways_is_found(tmp_path, name, source):
         ("lab/_a.py", "import jax\nfrom manifoldmuon import optim, testing, __version__"),
     ],
 )
-def test_an_import_downwards_is_allowed(tmp_path, name, source):
+def test_downward_import_is_allowed(tmp_path, name, source):
     extra = {"manifolds/_manifold.py": "", "manifolds/solvers/_b.py": "", name: source}
     root = write(tmp_path, PACKAGES | extra)
     assert upward(root) == []
@@ -272,12 +272,12 @@ def test_an_import_downwards_is_allowed(tmp_path, name, source):
         ("lab/_a.py", "from ..linalg import _b"),
     ],
 )
-def test_a_private_door_is_found(tmp_path, name, source):
+def test_private_import_is_detected(tmp_path, name, source):
     extra = {"linalg/_b.py": "", "manifolds/solvers/_b.py": "", name: source}
     assert len(private(write(tmp_path, PACKAGES | extra))) == 1
 
 
-def test_a_cycle_is_found(tmp_path):
+def test_import_cycle_is_detected(tmp_path):
     files = {
         "linalg/__init__.py": "from ._a import a",
         "linalg/_a.py": "from ._b import b",
@@ -287,7 +287,7 @@ def test_a_cycle_is_found(tmp_path):
     assert set(cycle(write(tmp_path, files))) == names
 
 
-def test_a_delayed_import_is_found(tmp_path):
+def test_delayed_import_is_detected(tmp_path):
     source = """
         import jax
 

@@ -1,4 +1,4 @@
-"""A NaN among many: from 4096 numbers on XLA's maximum on CPUs is of the others, along any axis."""
+"""A NaN among many numbers: from 4096 on, XLA's maximum on CPUs drops NaNs, along any axis."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ SETS = [case for case in MANIFOLDS if case.manifold.constrained]
 
 
 def spoiled(x: np.ndarray) -> np.ndarray:
-    """With one NaN, in one of the copies."""
+    """Put a NaN into copy number `BAD`."""
     x = x.copy()
     x[BAD].flat[-1] = np.nan
     return x
 
 
 @pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
-def test_the_norm_of_one_copy_is_nan(case):
+def test_norm_of_copy_with_nan_is_nan(case):
     x = np.random.default_rng(0).standard_normal((COPIES, *case.shape)).astype(np.float32)
     bad = np.zeros((COPIES, *case.shape), bool)
     bad[BAD].flat[-1] = True
@@ -37,7 +37,7 @@ def test_the_norm_of_one_copy_is_nan(case):
 
 
 @pytest.mark.parametrize("case", SETS, ids=lambda case: case.name)
-def test_the_distance_of_one_copy_is_nan(case):
+def test_distance_of_copy_with_nan_is_nan(case):
     found = ask(case.manifold.distance, spoiled(point_of(case.manifold, (COPIES, *case.shape))))
     assert np.isnan(found[BAD]).any()
     assert np.isfinite(np.delete(found, BAD, axis=0)).all()
@@ -45,13 +45,13 @@ def test_the_distance_of_one_copy_is_nan(case):
     assert np.isnan(reported["w"])
 
 
-def test_one_row_of_a_long_table():
+def test_nan_row_makes_table_norm_nan():
     rows = spoiled(np.ones((COPIES, 2), np.float32))
     assert np.isnan(EmbeddingRows().distance(jnp.asarray(rows)))
     assert np.isnan(EmbeddingRows().norm.norm(jnp.asarray(rows)))
 
 
-def test_one_logit_that_is_not_the_label_proves_nothing():
+def test_nan_logit_is_not_certified():
     logits = np.zeros((COPIES, 3), np.float32)
     logits[:, 0] = 10.0
     labels = jnp.zeros(COPIES, int)
@@ -60,7 +60,7 @@ def test_one_logit_that_is_not_the_label_proves_nothing():
     assert certified_accuracy(spoilt, labels, radius=1.0) == 1 - 1 / COPIES
 
 
-def test_one_number_of_a_quantized_momentum():
+def test_nan_in_quantized_momentum_is_kept():
     params = {"w": jnp.ones((64, 128))}
     tx = contrib.quantized(optax.trace(0.9))
     grads = np.ones((64, 128), np.float32)
@@ -70,7 +70,7 @@ def test_one_number_of_a_quantized_momentum():
     assert np.isnan(found["w"][3, 5])
 
 
-def test_the_norm_of_an_architecture():
+def test_nan_weight_makes_architecture_norm_nan():
     network = Linear(64, 64)
     weights = jnp.ones((64, 64)).at[3, 5].set(jnp.nan)
     assert np.isnan(

@@ -1,4 +1,4 @@
-"""The package as a whole: its version, its public names, and a cheap import."""
+"""The package as a whole: version, public names, wheel and cheap import."""
 
 import importlib
 import importlib.metadata
@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[1]
 
 
 def public_modules() -> list[str]:
-    """The package and every module in it whose dotted name has no underscore."""
+    """Return the package and all its modules without a leading underscore in their dotted names."""
     found = pkgutil.walk_packages(manifoldmuon.__path__, "manifoldmuon.")
     names = [module.name for module in found if "._" not in module.name]
     return ["manifoldmuon", *names]
 
 
 def run(code: str, **variables: str) -> str:
-    """What `code` prints in a fresh interpreter, with warnings as errors."""
+    """Run `code` in a fresh interpreter, with warnings as errors; return the output."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", code],
         env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
@@ -39,7 +39,7 @@ def run(code: str, **variables: str) -> str:
     return done.stdout
 
 
-def test_the_version_is_the_one_of_the_metadata():
+def test_version_matches_metadata():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert manifoldmuon.__version__ == project["version"]
     assert importlib.metadata.version("manifoldmuon") == project["version"]
@@ -49,12 +49,12 @@ def test_the_version_is_the_one_of_the_metadata():
     assert f"version: {project['version']}\n" in citation
 
 
-def test_the_package_is_typed():
+def test_package_is_typed():
     assert (Path(manifoldmuon.__file__).parent / "py.typed").is_file()
 
 
 @pytest.mark.parametrize("name", public_modules())
-def test_public_names_exist_once_and_are_explained(name):
+def test_public_names_are_unique_and_documented(name):
     module = importlib.import_module(name)
     assert module.__doc__
     assert len(set(module.__all__)) == len(module.__all__)
@@ -63,7 +63,7 @@ def test_public_names_exist_once_and_are_explained(name):
         assert isinstance(value, str | ModuleType) or value.__doc__, f"{name}.{public}"
 
 
-def test_the_wheel_and_the_sdist_hold_what_they_should(tmp_path):
+def test_wheel_and_sdist_are_complete(tmp_path):
     pytest.importorskip("hatchling", reason="builds the wheel; in the extra `tests`")
     code = (
         "import os, sys; os.chdir(sys.argv[1]); from hatchling import build\n"
@@ -87,13 +87,13 @@ def test_the_wheel_and_the_sdist_hold_what_they_should(tmp_path):
     ]
 
 
-def test_importing_touches_no_device():
-    # A platform that does not exist is an error as soon as anything is computed.
+def test_import_initialises_no_device():
+    # With a nonexistent platform, JAX raises at the first computation.
     code = "import manifoldmuon; print(manifoldmuon.__version__)"
     assert run(code, JAX_PLATFORMS="nowhere").strip() == manifoldmuon.__version__
 
 
-def test_importing_leaves_the_laboratory_and_the_extras_alone():
+def test_import_loads_no_lab_or_extras():
     loaded = run("import manifoldmuon, sys; print(*sys.modules)").split()
     lazy = [
         *(f"manifoldmuon.{part}" for part in ("checkpoints", "contrib", "lab", "testing")),

@@ -1,4 +1,4 @@
-"""What a TPU makes of the defaults, emulated: products in one, three or six passes of bfloat16."""
+"""The defaults on an emulated TPU: products in one, three or six bfloat16 passes."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def drawn(shape, seed=0):
     return jnp.float32(np.random.default_rng(seed).standard_normal(shape))
 
 
-def test_one_pass_is_a_product_of_rounded_factors():
+def test_single_pass_multiplies_rounded_factors():
     x = drawn((40, 30))
     one = on_tpu(lambda x: product(x.mT, x, Precision.DEFAULT))(x)
     rounded = np.asarray(x.astype(jnp.bfloat16), np.float64)
@@ -32,8 +32,8 @@ def test_one_pass_is_a_product_of_rounded_factors():
 
 
 @pytest.mark.parametrize("precision", PASSES)
-def test_passes_round_as_much_as_they_say_and_are_counted(precision):
-    def twice(x):  # in a loop, in a call, and once where it is not needed
+def test_passes_have_declared_rounding_and_cost(precision):
+    def twice(x):  # in a loop, in a call, and once unused
         product(x, x)
         body = jax.jit(lambda x: product(x, x, precision) / 40)
         return jax.lax.fori_loop(0, 2, lambda _, x: body(x), x)
@@ -44,12 +44,12 @@ def test_passes_round_as_much_as_they_say_and_are_counted(precision):
         exact = exact @ exact / 40
     miss = np.linalg.norm(on_tpu(twice)(x) - exact) / np.linalg.norm(exact)
     eps = rounding(precision, jnp.float32)
-    sums = 2 * np.sqrt(40) * float(jnp.finfo(jnp.float32).eps)  # two, of forty terms in float32
+    sums = 2 * np.sqrt(40) * float(jnp.finfo(jnp.float32).eps)  # two sums of forty float32 terms
     assert eps / 50 < miss < eps + sums
     assert multiplications(twice, x) == 2 * 40**3 * PASSES[precision]
 
 
-def test_muon_takes_fewer_passes_than_its_peer_and_leaves_less():
+def test_muon_is_cheaper_and_more_accurate_than_optax():
     def peer(grad):
         tx = optax.contrib.scale_by_muon(beta=0.0)
         return tx.update(grad, tx.init(grad))[0]
@@ -80,10 +80,10 @@ def test_muon_takes_fewer_passes_than_its_peer_and_leaves_less():
         (ClosedForm(), (20, 16), 0.015),
     ],
 )
-def test_directions_in_one_pass_are_certified(solver, shape, largest):
+def test_single_pass_directions_have_valid_gaps(solver, shape, largest):
     pairs = [stiefel_problem(family, *shape) for family in STIEFEL_FAMILIES]
     points, grads = (jnp.float32(np.stack(x)) for x in zip(*pairs, strict=True))
-    normal = points @ (points.mT @ grads)  # nothing is left but rounding
+    normal = points @ (points.mT @ grads)  # only rounding is left
     solve = jax.jit(on_tpu(lambda p, g: Stiefel(solver=solver).steepest(p, g, ())))
     answer = solve(points, grads.at[0].multiply(2.0**60))
     for point, grad, direction, gap in zip(
@@ -102,8 +102,8 @@ def test_directions_in_one_pass_are_certified(solver, shape, largest):
 
 @pytest.mark.slow_except("float32")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_walk_stays_on_the_manifold_to_float32(dtype):
-    """Parameters, or their master copies."""
+def test_walk_stays_on_manifold_to_float32(dtype):
+    """For float32 parameters, and for the master copies of bfloat16 parameters."""
     geometry = Stiefel(solver=ProjectedPolar())
     tx = optim.manifold_muon(0.05, geometry, certify=False)
     tx = optim.with_master_copies(tx) if dtype == jnp.bfloat16 else tx

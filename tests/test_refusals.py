@@ -1,6 +1,6 @@
-"""Arguments of a wrong kind are refused where they are given, not in the first training step."""
+"""Invalid arguments raise when they are passed, not in the first training step."""
 
-# Wrong kinds are the point.
+# The tests pass wrong types on purpose.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false
 
 import math
@@ -142,7 +142,7 @@ COMPLEX = jnp.ones((3, 2), jnp.complex64)
 NAN, FLAT, PARAMS = math.nan, Euclidean(), {"w": jnp.ones((3, 2))}
 LOGITS, LABELS = jnp.ones((3, 4)), jnp.arange(3)
 
-# A call, and how the message of its error begins.
+# A call and the beginning of its error message.
 REFUSED = [
     (lambda: ComplexStiefel(retraction=QR()), "ComplexStiefel.retraction: QR() of the real"),
     (lambda: Spectral(MUON), "Spectral.method must be a MsignMethod: write NewtonSchulz(FixedSche"),
@@ -377,12 +377,12 @@ REFUSED = [
 
 @pytest.fixture(autouse=True)
 def own_checks(monkeypatch):
-    """Without the suite's checks of annotations, which come before the package's own."""
+    """Disable the suite's annotation checks, which would raise before the package's own checks."""
     monkeypatch.setattr(config, "jaxtyping_disable", True)
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_wrong_kinds_are_refused(call, message):
+def test_invalid_arguments_raise(call, message):
     with pytest.raises((TypeError, ValueError)) as error:
         call()
     assert str(error.value).startswith(message)
@@ -390,5 +390,5 @@ def test_wrong_kinds_are_refused(call, message):
 
 @pytest.mark.parametrize("number", [1, np.float32(0.5), np.int32(1), np.array(0.5), jnp.array(1)])
 @pytest.mark.parametrize("momentum", [0, np.float16(0.5)])
-def test_numbers_that_annotations_leave_out_are_accepted(number, momentum):
+def test_numbers_outside_annotations_are_accepted(number, momentum):
     manifold_muon(number, FLAT, momentum, clip=number, weight_decay=number)

@@ -1,4 +1,4 @@
-"""A few of the random cases of `python -m benchmarks reliability`, always the same."""
+"""A fixed sample of the random cases of `python -m benchmarks reliability`."""
 
 import dataclasses
 
@@ -23,7 +23,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.solvers import DouglasRachford
 from manifoldmuon.norms import Spectral
 
-NETWORKS = (1, 10, 14)  # of `random_network`: drawn once, and among the faster ones
+NETWORKS = (1, 10, 14)  # seeds of `random_network`, among the faster networks
 few = settings(
     max_examples=40,
     derandomize=True,
@@ -39,11 +39,11 @@ few = settings(
         ("Stiefel", "Stiefel, FAST", "EmbeddingRows"), ((3, 7, 4),), ("float32", "bfloat16")
     )
 )
-def test_directions(case):
+def test_random_directions_pass_checks(case):
     reliability.check(case)
 
 
-# Gradients nearly normal to sets, along which directions once descended, or steps left the set.
+# Gradients nearly normal to the set: directions once descended, or steps left the set.
 FOUND = [
     Case("Stiefel, Frobenius steps", (2, 1, 6), "float32", 0, -11, 0.0, "normal", 1),
     Case(
@@ -58,13 +58,13 @@ FOUND = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FOUND, ids=str)
-def test_cases_found_by_random_search(case):
+def test_past_failures_pass_checks(case):
     reliability.check(case)
 
 
 @pytest.mark.slow
-def test_a_splitting_that_fails_gives_way_to_the_tangent_part():
-    """One iteration is none: on a cone the tangent part gains more, and never less than nothing."""
+def test_failed_splitting_falls_back_to_tangent_part():
+    """A single iteration fails: on a cone the tangent part gains more, and never less than 0."""
     ball = SpectralBall(solver=DouglasRachford(steps=1, penalty=1e-3))
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
@@ -80,10 +80,10 @@ def test_a_splitting_that_fails_gives_way_to_the_tangent_part():
         assert gained >= (1 - reported) * most(ball, w, g, normal)
 
 
-# The benchmark has one more, the slowest to compile.
+# The benchmark also has "normalized Adam, sets", the slowest to compile.
 @pytest.mark.slow_except("manifold_muon")
 @pytest.mark.parametrize("name", sorted(reliability.LINKS.keys() - {"normalized Adam, sets"}))
-def test_trainings(name):
+def test_random_trainings_pass_checks(name):
     @few
     @given(gradient_scales(), st.integers(0, 2**31))
     def train(scales, draws):
@@ -94,13 +94,13 @@ def test_trainings(name):
 
 @pytest.mark.slow_except("Stiefel, DualAscent", "normalized momentum")
 @pytest.mark.parametrize("name", reliability.WARM)
-def test_warm_starts_with_sparse_and_switching_gradients(name):
+def test_warm_starts_survive_switching_gradients(name):
     families = GRADIENT_FAMILIES
     for seed, (family, period) in enumerate(zip(families, 3 * (5, 50, 1), strict=False)):
         reliability.check_switching(name, (family, period, seed))
 
 
-def test_a_sequence_whose_warm_starts_once_descended():
+def test_past_warm_start_failure_passes_checks():
     reliability.check_switching("EmbeddingRows, fast", ("entry", 1, 48))
 
 
@@ -114,7 +114,7 @@ def test_a_sequence_whose_warm_starts_once_descended():
     ids=["rows, fast", "sphere, fast", "spectral sphere, fast"],
 )
 def test_directions_ascend_from_any_warm_start(manifold, rng):
-    """From multipliers that are wrong by 1e3 a direction gains no less than the tangent part."""
+    """With multipliers wrong by 1e3, directions still gain at least as much as the tangent part."""
     shape = (20, 6, 4)
     point = manifold.project(jnp.asarray(rng.normal(size=shape), jnp.float32))
     grad = jnp.asarray(rng.normal(size=shape), jnp.float32)
@@ -133,7 +133,7 @@ def test_directions_ascend_from_any_warm_start(manifold, rng):
     assert np.linalg.norm(answer.direction, 2, axis=(-2, -1)).max() <= 1 + 1e-5
 
 
-def test_every_solver_with_a_dual_is_among_the_warm_starts():
+def test_warm_start_cases_cover_solvers_with_duals():
     def carries(manifold):
         return jax.tree.leaves(jax.eval_shape(lambda: manifold.init_dual((4, 4))))
 
@@ -143,14 +143,14 @@ def test_every_solver_with_a_dual_is_among_the_warm_starts():
 
 
 @pytest.mark.parametrize("number", NETWORKS)
-def test_no_attack_exceeds_the_bounds_of_a_random_network(number):
-    """With weights at a drift of 0.1, and in a ball of radius 0.3."""
+def test_attacks_stay_within_bounds_of_random_networks(number):
+    """For weights at a drift of 0.1, and for weights in a ball of radius 0.3."""
     found = reliability.check_bounds(range(number, number + 1), ())["bounds, networks"]
     assert max(found.values()) > 0.2
 
 
-def test_the_search_finds_a_bound_that_scales_by_the_edge(monkeypatch):
-    """As if the largest singular value of a band could grow by a tenth of itself."""
+def test_search_detects_wrong_drift_bound(monkeypatch):
+    """The wrong bound lets the largest singular value of a band grow by a tenth of itself."""
     right = reliability.matrix_bounds
 
     def scaled(space, shape, drift):
@@ -163,8 +163,8 @@ def test_the_search_finds_a_bound_that_scales_by_the_edge(monkeypatch):
         reliability.check_bounds(range(0), ("SpectralBand",))
 
 
-def test_a_broken_bound_is_found(monkeypatch):
-    """A certificate that promises too much: the optimum for whatever was found."""
+def test_understated_gap_is_detected(monkeypatch):
+    """The faked solver reports gap 0 for half of its direction."""
     promised = reliability.ask
 
     def too_good(*arguments):
@@ -177,7 +177,7 @@ def test_a_broken_bound_is_found(monkeypatch):
         reliability.check(case)
 
 
-def test_a_gap_that_is_nan_is_found(monkeypatch):
+def test_nan_gap_is_detected(monkeypatch):
     promised = reliability.ask
 
     def lost(*arguments):
@@ -205,14 +205,14 @@ def test_descent_reaches_known_minimum(name):
 )
 @pytest.mark.parametrize("name", minima.MISS)
 def test_documented_descents_stop_above_minimum(name):
-    """The docstrings of `solver`, `SoftCap` and `normalize` say so: a mend has to change them."""
+    """As documented by `solver`, `SoftCap` and `normalize`; a fix must change those docstrings."""
     found = minima.excesses(minima.MISS[name])
     assert max(found.values()) > 0.03
     assert found["nearest, inside"] < 1e-4
 
 
-def test_minimizers_are_stationary():
-    """The gradient is normal there, and no random point of the set has a lower cost."""
+def test_minimizers_are_stationary_and_lowest():
+    """Their gradient is normal, and no random point of the set has a lower cost."""
     for manifold in minima.SETS.values():
         rng = np.random.default_rng(1)
         names, data = minima.costs(manifold.low, rng)

@@ -1,4 +1,4 @@
-"""Inside of `jax.shard_map`, with its check of what varies over the mesh."""
+"""Inside `jax.shard_map`, with its check of varying mesh axes (`check_vma`)."""
 
 import functools
 
@@ -32,7 +32,7 @@ def answers(manifold: Manifold, point, grad, dual):
     "spectral ball",
 )
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
-def test_directions_and_retractions(case: ManifoldCase):
+def test_manifold_methods_inside_shard_map(case: ManifoldCase):
     x, dual = jnp.ones(case.shape), case.manifold.init_dual(case.shape)
     check_inside_shard_map(functools.partial(answers, case.manifold), x, x, dual)
 
@@ -43,7 +43,7 @@ def test_directions_and_retractions(case: ManifoldCase):
     [SpectralSphere(), SpectralBall(), Stiefel()],
     ids=lambda manifold: type(manifold).__name__,
 )
-def test_derivatives(manifold: Manifold):
+def test_derivatives_inside_shard_map(manifold: Manifold):
     x = jnp.ones((3, 3))
 
     def loss(point, grad):
@@ -54,28 +54,28 @@ def test_derivatives(manifold: Manifold):
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 1e-3])
-def test_solvers_that_iterate(tolerance):
+def test_iterative_solvers_inside_shard_map(tolerance):
     x, solver = jnp.ones((6, 3)), DualAscent(tolerance=tolerance)
     solve = functools.partial(solver.solve, Spectral())
     check_inside_shard_map(solve, x, x, solver.init(x.shape))
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda case: case.name)
-def test_polar_factors(method: MethodCase):
+def test_polar_factors_inside_shard_map(method: MethodCase):
     def loss(x):
         return jnp.sum(msign(x, method.method))
 
     check_inside_shard_map(jax.value_and_grad(loss), jnp.ones((6, 3)))
 
 
-def test_a_stack_of_modules():
+def test_stacked_modules_inside_shard_map():
     stack = Linear(4, 4) ** 3
     params = jax.eval_shape(stack.init, jax.random.key(0))
     slope = jax.grad(lambda params, x: jnp.sum(stack.apply(params, x)), (0, 1))
     check_inside_shard_map(slope, jax.tree.map(jnp.ones_like, params), jnp.ones((5, 4)))
 
 
-def test_every_device_draws_its_own_points():
+def test_init_tree_inside_shard_map():
     like = {"a": jnp.ones((6, 3))}
 
     def draw(seed):
@@ -85,12 +85,12 @@ def test_every_device_draws_its_own_points():
 
 
 @pytest.mark.slow
-def test_every_device_steps_as_if_alone():
+def test_steps_inside_shard_map_match_single_device():
     geometry = {"sphere": SpectralSphere(), "fixed": Hypersphere(ndim=2, step_norm=Spectral())}
-    geometry |= dict.fromkeys("abc", Stiefel())  # alike: solved together
+    geometry |= dict.fromkeys("abc", Stiefel())  # equal leaves are solved together
     tx = optim.manifold_muon(0.1, geometry)
     rng = np.random.default_rng(0)
-    # A matrix for each of two devices; the state begins alike on both.
+    # A matrix per device; the initial state is the same on both.
     params, grads = (
         {name: np.float32(rng.standard_normal((2, 6, 3))) for name in geometry} for _ in range(2)
     )

@@ -1,4 +1,4 @@
-"""The marks of slow cases."""
+"""The mark `slow_except`."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -22,13 +22,13 @@ def items_of(*cases: str, stay: tuple[str, ...]) -> tuple[Any, list[str]]:
     return items, marked
 
 
-def test_cases_that_are_not_named_are_slow():
+def test_unnamed_cases_are_slow():
     items, marked = items_of("Max()", "Sum()", "2-[3]", stay=("Sum()", "2-[3]"))
     mark_slow(items)
     assert marked == ["Max()"]
 
 
-def test_a_name_without_a_case_is_an_error():
+def test_name_without_case_raises():
     items, _ = items_of("Max()", stay=("Max()", "Sum()"))
     with pytest.raises(pytest.UsageError, match=r"test_a.py::test': {'Sum\(\)'}"):
         mark_slow(items)

@@ -1,4 +1,4 @@
-"""Manifolds, norms and strategies print what differs from their defaults, and can be read back."""
+"""The repr of manifolds, norms and strategies shows non-default fields and evaluates back."""
 
 import dataclasses
 
@@ -28,11 +28,11 @@ VALUES = {
 
 
 @pytest.mark.parametrize("value", VALUES.values(), ids=VALUES.keys())
-def test_repr_is_read_back(value):
+def test_repr_evaluates_to_equal_value(value):
     assert eval(repr(value), NAMES) == value
 
 
-def test_repr_is_short():
+def test_repr_omits_defaults():
     assert repr(Stiefel()) == "Stiefel()"
     assert repr(Stiefel(2.0)) == "Stiefel(scale=2.0)"
     assert repr(Layout()) == "Layout()"
@@ -40,7 +40,7 @@ def test_repr_is_short():
     assert repr(Euclidean(norms.Frobenius(0))) == "Euclidean(step_norm=Frobenius(ndim=0))"
 
 
-def test_subclasses_print_alike_and_may_print_themselves():
+def test_subclasses_inherit_or_override_repr():
     @dataclasses.dataclass(frozen=True)
     class Inherited(Value):
         needed: int

@@ -1,6 +1,6 @@
-"""The suite compiles without optimisation; users do not. A sample of the laws with XLA's defaults.
+"""Check a sample of the laws with XLA's defaults; the suite compiles without optimisation.
 
-`make laws` runs all of them.
+`make laws` runs all laws this way.
 """
 
 import os
@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 
-def test_laws_with_optimised_programs(pytestconfig):
+def test_laws_hold_with_xla_defaults(pytestconfig):
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0"]
     test = "tests/manifolds/test_laws.py::test_manifold_laws[stiefel wide, scaled]"
     environment = {k: v for k, v in os.environ.items() if "XDIST" not in k and k != "XLA_FLAGS"}

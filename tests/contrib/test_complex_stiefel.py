@@ -1,4 +1,4 @@
-"""`ComplexStiefel`: its laws, optima by a convex solver and by NumPy's complex arithmetic."""
+"""`ComplexStiefel` against a convex solver and NumPy's complex arithmetic."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def polar(x):
 
 
 def best(point, grad):
-    """The optimum by a convex solver, with complex variables."""
+    """Compute the optimum with a convex solver over complex variables."""
     w, g = (x[0].astype(np.float64) + 1j * x[1] for x in (point, grad))
     a = cp.Variable(w.shape, complex=True)
     inner = adjoint(w) @ a
@@ -48,7 +48,7 @@ def best(point, grad):
 
 
 def best_unitary(point, grad):
-    """Half the nuclear norm of `W^* G - G^* W`."""
+    """Return half the nuclear norm of `W^* G - G^* W`."""
     w, g = (x[0].astype(np.float64) + 1j * x[1] for x in (point, grad))
     return float(np.linalg.norm(adjoint(w) @ g - adjoint(g) @ w, "nuc")) / 2
 
@@ -64,11 +64,11 @@ def best_unitary(point, grad):
     ],
     ids=["tall", "a wide stack of scale 2", "unitary", "the circle"],
 )
-def test_the_laws_of_a_manifold(manifold, shape, optimum):
+def test_complex_stiefel_satisfies_manifold_laws(manifold, shape, optimum):
     check_manifold(manifold, shape, jax.random.key(0), thorough=False, optimum=optimum)
 
 
-def test_the_laws_of_its_norm():
+def test_complex_norm_satisfies_norm_laws():
     check_norm(ComplexStiefel(2.0).norm, (2, 4, 3), jax.random.key(0))
 
 
@@ -78,12 +78,12 @@ def test_the_laws_of_its_norm():
     [retractions.Polar(), retractions.Cayley(), retractions.Exponential()],
     ids=lambda r: type(r).__name__,
 )
-def test_slopes(retraction):
+def test_retractions_have_declared_order(retraction):
     manifold = ComplexStiefel(retraction=retraction)
     check_slopes(manifold, (2, 4, 2), jax.random.key(1), order=retraction.order)
 
 
-def test_the_direction_of_a_unitary_matrix_is_the_closed_form():
+def test_unitary_direction_matches_closed_form():
     w, g = polar(normal(2, 4, 4)), normal(3, 4, 4)
     with jax.enable_x64(True):
         found = ComplexStiefel(solver=SkewPolar(SVD())).steepest(
@@ -93,7 +93,7 @@ def test_the_direction_of_a_unitary_matrix_is_the_closed_form():
     np.testing.assert_allclose(direction, w @ polar(adjoint(w) @ g - adjoint(g) @ w), atol=1e-12)
 
 
-def test_a_solver_with_a_dual_variable():
+def test_dual_ascent_reaches_optimum():
     manifold = ComplexStiefel(solver=DualAscent(steps=50))
     point = manifold.random_point(jax.random.key(4), (2, 5, 2), jnp.float32)
     grad = jax.random.normal(jax.random.key(5), point.shape)
@@ -106,7 +106,7 @@ def test_a_solver_with_a_dual_variable():
 
 
 @pytest.mark.parametrize("rank", [0, 1, 3])
-def test_the_nearest_point_is_the_complex_polar_factor(rank):
+def test_projection_is_complex_polar_factor(rank):
     given = normal(6, 2, 5, rank) @ normal(7, 2, rank, 3)
     with jax.enable_x64(True):
         found = np.asarray(to_complex(ComplexStiefel().project(from_complex(jnp.asarray(given)))))
@@ -118,7 +118,7 @@ def test_the_nearest_point_is_the_complex_polar_factor(rank):
     np.testing.assert_allclose(attained, nuclear, atol=1e-12)
 
 
-def test_minimising_over_the_unitary_group():
+def test_minimize_solves_unitary_procrustes():
     a, b = normal(8, 6, 4), normal(9, 6, 4)
 
     def cost(x):
@@ -131,7 +131,7 @@ def test_minimising_over_the_unitary_group():
         np.testing.assert_allclose(to_complex(found.point), polar(adjoint(a) @ b), atol=1e-10)
 
 
-def test_training_stays_on_the_set():
+def test_training_stays_on_manifold_and_finds_eigenspace():
     a = normal(11, 8, 8)
     a = (a + adjoint(a)).astype(np.complex64)
     manifold = ComplexStiefel()
@@ -154,7 +154,7 @@ def test_training_stays_on_the_set():
     assert -float(loss(params)) > 0.99 * np.linalg.eigvalsh(a)[-2:].sum()
 
 
-def test_gradients_pass_the_projection():
+def test_projection_gradient_matches_finite_difference():
     x = jnp.asarray(from_complex(jnp.asarray(normal(13, 4, 2).astype(np.complex64))))
     gradient = jax.grad(lambda x: ComplexStiefel().project(x)[0, 0, 0])(x)
     h = 1e-2 * jax.random.normal(jax.random.key(14), x.shape)
@@ -164,6 +164,6 @@ def test_gradients_pass_the_projection():
     )
 
 
-def test_what_is_refused():
+def test_shape_without_leading_2_raises():
     with pytest.raises(ValueError, match="of length 2; got the shape"):
         ComplexStiefel().check_shape((3, 4, 4))

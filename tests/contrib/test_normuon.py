@@ -1,4 +1,4 @@
-"""Second moments by neuron, against the algorithm in NumPy's float64."""
+"""Second moments per neuron, against the published algorithm in NumPy's float64."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ GEOMETRY = {
     "fused": LaidOut(MUON, Layout(out_blocks=2)),
     "bias": Euclidean(),
 }
-# The same arrays as stacks of matrices (copies, fan out, fan in), and back.
+# The same arrays as stacks of matrices (copies, fan out, fan in).
 MATRICES = {
     "w": lambda x: x[None],
     "kernel": lambda x: x.T[None],
@@ -38,7 +38,7 @@ def msign(x: np.ndarray) -> np.ndarray:
 
 
 def published(grads: list[np.ndarray], rate: float, b1: float, b2: float, decay: float, start):
-    """Algorithm 1 of arXiv:2510.05491 for one matrix, with the norm that the direction had."""
+    """Run algorithm 1 of arXiv:2510.05491 on a matrix, rescaled to the direction's norm."""
     weight, momentum, v = start, np.zeros_like(start), np.zeros(len(start))
     for grad in grads:
         momentum = b1 * momentum + (1 - b1) * grad
@@ -52,7 +52,7 @@ def published(grads: list[np.ndarray], rate: float, b1: float, b2: float, decay:
 
 def drawn(seed: int) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    # Rows of very different sizes, or the second moments would change little.
+    # Rows differ widely in size; otherwise the second moments would change little.
     sizes = {k: 10.0 ** rng.uniform(-2, 1, size=s[:-1])[..., None] for k, s in SHAPES.items()}
     return {k: (sizes[k] * rng.standard_normal(s)).astype(np.float32) for k, s in SHAPES.items()}
 
@@ -69,7 +69,7 @@ def train(tx: Any, params: Any, batches: list[Any]) -> tuple[Any, Any]:
     return params, state
 
 
-def test_four_steps_of_the_published_algorithm():
+def test_four_steps_match_published_algorithm():
     start, batches = drawn(0), [drawn(seed) for seed in range(1, 5)]
     tx = contrib.normuon(
         0.1, GEOMETRY, 0.9, 0.8, method=None, nesterov=False, weight_decay=0.3
@@ -85,7 +85,7 @@ def test_four_steps_of_the_published_algorithm():
     muon, _ = train(
         optim.muon(0.1, GEOMETRY, 0.9, nesterov=False, weight_decay=0.3), start, batches
     )
-    # Four steps of four roundings each, of numbers below 1.
+    # Four steps with four roundings each of numbers below 1.
     eps = float(np.finfo(np.float32).eps)
     np.testing.assert_allclose(found["bias"], muon["bias"], rtol=0, atol=16 * eps)
 
@@ -94,7 +94,7 @@ def once(tx: Any, update: Any, params: Any) -> tuple[Any, Any]:
     return jax.jit(tx.update)(update, tx.init(params), params)
 
 
-def test_a_channel_is_one_neuron_over_all_taps():
+def test_conv_channel_is_one_neuron():
     kernel = Euclidean(ConvRMSToRMS()).with_axes(-2, -1, (-4, -3))
     rng = np.random.default_rng(0)
     update = np.float32(rng.standard_normal((3, 3, 2, 4)) * [1, 10, 0, 0.1])
@@ -107,8 +107,8 @@ def test_a_channel_is_one_neuron_over_all_taps():
     np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(update), rtol=1e-5)
 
 
-def test_on_a_constrained_manifold_the_step_stays_tangent():
-    """The tangent part of the scaled rows, at the direction's length, in float64 by hand."""
+def test_scaled_step_on_manifold_stays_tangent():
+    """The expected step is the tangent part of the scaled rows, at the direction's length."""
     manifold = Stiefel(solver=ProjectedPolar())
     w = np.float64(manifold.random_point(jax.random.key(0), (6, 3), jnp.float32))
     ambient = np.random.default_rng(0).standard_normal((6, 3))
@@ -127,7 +127,7 @@ def test_on_a_constrained_manifold_the_step_stays_tangent():
     assert float(manifold.distance(trained)) < 1e-5
 
 
-def test_a_nan_does_not_enter_the_second_moments():
+def test_nan_does_not_enter_second_moments():
     geometry = Euclidean(RMSToRMS())
     good = np.ones((3, 2), np.float32)
     bad = good * np.array([[1], [np.nan], [1]], np.float32)
@@ -141,19 +141,19 @@ def test_a_nan_does_not_enter_the_second_moments():
 
 
 @pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
-def test_a_decay_that_is_none(decay):
+def test_invalid_decay_raises(decay):
     with pytest.raises(ValueError, match=r"decay must be a finite number in \[0, 1\)"):
         contrib.normuon(0.1, MUON, neuron_decay=decay)
 
 
-def test_the_state_of_another_tree():
+def test_state_of_another_tree_raises():
     tx, params = contrib.scale_by_neuron_rms(MUON), {"w": jnp.ones((2, 2))}
     with pytest.raises(ValueError, match=r"the state knows no parameters \['w'\]"):
         tx.update(params, tx.init({}), params)
 
 
-def test_sparse_and_switching_gradients_keep_the_length_of_the_direction():
-    """A row that was zero for long has a tiny running mean: it must not make the step longer."""
+def test_switching_gradients_keep_step_length():
+    """A row that was zero for many steps has a tiny running mean; the step must not grow."""
     shape, geometry = (7, 4), Euclidean(Spectral())
     steepest, link = optim.scale_by_steepest(geometry), contrib.scale_by_neuron_rms(geometry)
 

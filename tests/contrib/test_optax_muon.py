@@ -1,4 +1,4 @@
-"""`contrib.optax_muon` beside the function of Optax that it takes the place of."""
+"""`contrib.optax_muon` against `optax.contrib.muon`, which it replaces."""
 
 import inspect
 from typing import Any
@@ -71,11 +71,11 @@ THEIRS = inspect.signature(optax.contrib.muon).parameters
 
 @pytest.mark.slow_except("defaults", "tree", "adaptive")
 @pytest.mark.parametrize("name", CALLS)
-def test_ten_updates_are_those_of_optax(name):
+def test_ten_updates_match_optax(name):
     if unknown := CALLS[name].keys() - THEIRS:
         pytest.skip(f"this version of Optax has no {unknown}")
     rate = optax.linear_schedule(0.1, 0.05, 10)
-    # Five Newton-Schulz steps multiply a small singular value, and its error, by 3.4445 each.
+    # Five Newton-Schulz steps each multiply a small singular value and its error by 3.4445.
     close = rounding(10 * 5, 9, condition=3.4445**5, dtype=np.float64)
     params, *batches = (jax.tree.map(np.float64, drawn(i)) for i in range(11))
 
@@ -97,7 +97,7 @@ def test_ten_updates_are_those_of_optax(name):
             params = optax.apply_updates(params, updates)
 
 
-def test_its_arguments_are_those_of_optax():
+def test_signature_matches_optax():
     ours = inspect.signature(optax_muon).parameters
     assert [name for name in ours if name in THEIRS] == [*THEIRS]
     assert ours.keys() - THEIRS <= {"method", "preconditioning"}  # Optax 0.2.7 has neither
@@ -106,8 +106,8 @@ def test_its_arguments_are_those_of_optax():
         assert ours[name].kind == parameter.kind
 
 
-def test_checkpoints_of_optax_continue():
-    """A state of Optax is taken over in the middle of training."""
+def test_optax_state_continues():
+    """`optax_muon` takes over Optax's state in the middle of training."""
     ours, theirs = optax_muon(0.1), optax.contrib.muon(0.1)
     params, grads = drawn(20, {"w": (6, 9), "b": (9,)}), drawn(21, {"w": (6, 9), "b": (9,)})
     _, state = jax.jit(theirs.update)(grads, theirs.init(params), params)
@@ -131,8 +131,8 @@ FILTERED = {"layer": {"kernel": (6, 9), "act": None, "bias": (9,)}, "act": None,
     ],
     ids=["default", "tree", "dims at holes", "prefix", "function"],
 )
-def test_none_in_parameters_as_in_optax(dims):
-    """Filtered Equinox modules have `None` in place of their functions."""
+def test_none_parameters_match_optax(dims):
+    """Filtered Equinox modules hold `None` instead of functions."""
     params, grads = drawn(28, FILTERED), drawn(29, FILTERED)
     results = []
     for make in (optax_muon, optax.contrib.muon):
@@ -142,22 +142,22 @@ def test_none_in_parameters_as_in_optax(dims):
         except ValueError:
             results.append(None)
     ours, theirs = results
-    if theirs is not None:  # Optax refuses some trees that have None in two meanings
+    if theirs is not None:  # Optax rejects some trees in which `None` has two meanings
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), ours, theirs)
     assert ours is not None
 
 
-def test_complex_matrices_are_refused():
+def test_complex_matrices_raise():
     params = {"w": jnp.ones((3, 3), jnp.complex64), "b": jnp.ones(3, jnp.complex64)}
     with pytest.raises(TypeError, match="parameter 'w' is complex64.*optax.contrib.muon"):
         optax_muon(0.1).init(params)
     mixed = optax.partition(
         {"complex": optax.contrib.muon(0.1), "real": optax_muon(0.1)}, {"w": "complex", "b": "real"}
     )
-    jax.block_until_ready(mixed.init(params))  # Adam takes complex vectors
+    jax.block_until_ready(mixed.init(params))  # Adam accepts complex vectors
 
 
-def test_the_program_does_not_grow_with_depth():
+def test_program_does_not_grow_with_depth():
     def products(depth):
         params = drawn(22, {f"layer{i}": (6, 9) for i in range(depth)})
         tx = optax_muon(0.1)
@@ -167,7 +167,7 @@ def test_the_program_does_not_grow_with_depth():
     assert products(3) == products(6) > 0
 
 
-def test_converged_directions():
+def test_method_sets_accuracy_of_directions():
     params = drawn(23, {"w": (6, 9)})
     for method, distance in ((SVD(), 1e-5), (TRAINING_MSIGN, 0.05)):
         tx = optax_muon(1.0, method=method, nesterov=False)
@@ -179,7 +179,7 @@ def test_converged_directions():
 @pytest.mark.parametrize(
     "kind", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)]
 )
-def test_matrices_on_a_mesh(kind):
+def test_updates_on_mesh_match_single_device(kind):
     mesh = jax.make_mesh((8,), ("x",), (kind,))
     shapes = {"a": (8, 6), "b": (8, 6), "experts": (8, 16, 3)}
     params, grads = drawn(24, shapes), drawn(25, shapes)
@@ -191,12 +191,12 @@ def test_matrices_on_a_mesh(kind):
         updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
     for found, expected in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-        # With automatic axes the compiler chooses: JAX 0.12 leaves the smallest whole.
+        # With automatic axes the compiler chooses: JAX 0.12 does not shard the smallest.
         assert kind == AxisType.Auto or found.sharding.is_equivalent_to(place, found.ndim)
 
 
-def test_constrained_later():
-    """The import is exchanged first; then some matrices move to a manifold."""
+def test_some_matrices_move_to_manifold():
+    """Migration: first replace the import, then move some matrices to a manifold."""
     shapes, hidden = {"w": (6, 9), "hidden": (6, 9), "b": (9,)}, Stiefel().transposed()
     params, grads = drawn(26, shapes), drawn(27, shapes)
     params["hidden"] = optim.project_tree(hidden, params["hidden"])
@@ -211,7 +211,7 @@ def test_constrained_later():
     np.testing.assert_allclose(updates["w"], wanted["w"], rtol=1e-4, atol=1e-6)
 
 
-def test_wrong_arguments_are_refused():
+def test_invalid_arguments_raise():
     with pytest.raises(TypeError, match="optax_muon: method must be a MsignMethod"):
         optax_muon(0.1, method="svd")  # type: ignore[arg-type]  # what is refused
     params = {"w": jnp.ones((2, 3, 4))}

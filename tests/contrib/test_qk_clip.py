@@ -1,4 +1,4 @@
-"""QK-Clip against the attention logits that it is about, in NumPy."""
+"""QK-Clip against attention logits computed in NumPy."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ def weights() -> dict[str, np.ndarray]:
 
 
 def largest(q: Any, k: Any) -> np.ndarray:
-    """The largest logit of each head, `(heads,)`, from weights as `(heads, head_dim, d)`."""
+    """Compute the largest logit per head, `(heads,)`, from weights `(heads, head_dim, d)`."""
     queries, keys = (np.einsum("hwd,td->htw", np.asarray(x, float), TOKENS) for x in (q, k))
     return (queries @ keys.swapaxes(-1, -2) / np.sqrt(WIDTH)).max(axis=(1, 2))
 
@@ -49,7 +49,7 @@ def key(params: Any, name: str = "k") -> np.ndarray:
 
 
 def clip(params: Any, max_logits: Any, step: float = 0.0, **options: Any) -> Any:
-    """The parameters after one step of gradient descent along ones."""
+    """Return the parameters after a step of gradient descent with gradient 1."""
     heads = options.pop("heads", HEADS_OF)
     tx = contrib.with_qk_clip(optax.sgd(step), FLAT, heads, **options)
 
@@ -62,7 +62,7 @@ def clip(params: Any, max_logits: Any, step: float = 0.0, **options: Any) -> Any
     return after(params, max_logits)
 
 
-def test_the_largest_logit_becomes_the_threshold():
+def test_largest_logit_is_clipped_to_threshold():
     before = weights()
     found = largest(query(before), key(before))
     threshold = float(np.sort(found)[1] + 0.1)  # two heads are above it
@@ -78,7 +78,7 @@ def test_the_largest_logit_becomes_the_threshold():
     np.testing.assert_array_equal(after["v"], before["v"])
 
 
-def test_queries_that_share_a_key():
+def test_grouped_queries_are_clipped_to_threshold():
     before = weights()
 
     def grouped(params):
@@ -91,8 +91,8 @@ def test_queries_that_share_a_key():
     assert largest(query(after), grouped(after)).max() == pytest.approx(threshold, rel=1e-5)
 
 
-def test_the_factor_is_of_the_weight_after_the_step():
-    """Each head by hand: `(W - rate) * (threshold / S)^power`."""
+def test_clipping_scales_weights_after_step():
+    """Expected weight of each head: `(W - rate) * (threshold / S)^power`."""
     before, logits = weights(), np.array([50.0, 400.0, 100.0, 200.0])
     for power in (0.5, 1.0):
         after = clip(before, {"q": logits, "k": logits}, 0.25, power=power, heads=NO_GROUPS)
@@ -103,7 +103,7 @@ def test_the_factor_is_of_the_weight_after_the_step():
         np.testing.assert_array_equal(after["v"], before["v"] - np.float32(0.25))
 
 
-def test_a_fused_array_and_its_values():
+def test_fused_qkv_keeps_values():
     before, logits = weights(), np.full(HEADS, 400.0)
     heads = optim.by_path({"qkv": Layout(out_blocks=3 * HEADS), "**": None})
     numbers = {"qkv": jnp.concatenate([logits, logits, 0 * logits])}
@@ -114,7 +114,7 @@ def test_a_fused_array_and_its_values():
     np.testing.assert_array_equal(after[2], start[2])
 
 
-def test_stacked_layers_and_a_prefix_for_the_layer():
+def test_stacked_layers_accept_logit_prefix():
     params = {"attention": {"q": np.ones((2, D, HEADS, WIDTH), np.float32), "v": np.ones(3)}}
     heads = optim.by_path({"**/q": Layout(-3, -1), "**": None})
     geometry = {"attention": {"q": FLAT.with_axes(-3, (-2, -1)), "v": Euclidean()}}
@@ -131,8 +131,8 @@ def test_stacked_layers_and_a_prefix_for_the_layer():
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
-def test_heads_as_a_prefix_tree_with_none():
-    """`None` names a parameter, and a whole branch, that is not clipped."""
+def test_none_in_heads_is_not_clipped():
+    """`None` excludes a parameter or a whole branch."""
     weight = np.ones((D, HEADS, WIDTH), np.float32)
     params = {"attention": {"q": weight, "v": weight}, "mlp": {"up": weight, "bias": np.ones(3)}}
     heads = {"attention": {"q": APART, "v": None}, "mlp": None}
@@ -143,8 +143,8 @@ def test_heads_as_a_prefix_tree_with_none():
         assert not any(np.any(x) for x in (updates["attention"]["v"], *updates["mlp"].values()))
 
 
-def test_shared_rotary_keys():
-    """Multi-head latent attention: two wrappers, which read one tree."""
+def test_nested_wrappers_clip_shared_rotary_keys():
+    """Multi-head latent attention: two wrappers read the same tree of logits."""
     before, logits = weights(), np.array([50.0, 400.0, 100.0, 1600.0])
     inner = contrib.with_qk_clip(
         optax.sgd(0.0), FLAT, optim.by_path({"k": FUSED, "**": None}), power=0.5
@@ -170,8 +170,8 @@ def test_small_or_invalid_logits_clip_nothing(logit):
         np.testing.assert_array_equal(after[name], before[name])
 
 
-def test_master_copies_go_around_it():
-    """The copies are scaled in float32, and bfloat16 parameters are the rounded copies."""
+def test_master_copies_are_clipped_in_float32():
+    """The bfloat16 parameters are the rounded copies."""
     params = {"q": jnp.asarray(weights()["q"], jnp.bfloat16)}
     inner = contrib.with_qk_clip(optim.muon(0.01, FLAT.with_axes(0, (1, 2))), FLAT, {"q": APART})
     tx: Any = optim.with_master_copies(inner)
@@ -203,7 +203,7 @@ def test_master_copies_go_around_it():
         ({"power": float("nan")}, r"power must be a finite number in \(0, inf\); got nan"),
     ],
 )
-def test_errors(change, message):
+def test_invalid_arguments_raise(change, message):
     params = {"q": np.ones((D, HEADS, WIDTH), np.float32), "v": np.ones((D, D), np.float32)}
     given: dict[str, Any] = {
         "geometry": {"q": FLAT.with_axes(0, (1, 2)), "v": FLAT},

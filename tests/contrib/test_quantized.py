@@ -1,4 +1,4 @@
-"""Momentum in 8 and 4 bits, against the code's levels in NumPy's float64."""
+"""Momentum in 8 and 4 bits, against quantization levels in NumPy's float64."""
 
 import math
 from typing import Any
@@ -22,14 +22,14 @@ MU = 5.0
 
 
 def drawn(*shape: int, seed: int = 0) -> np.ndarray:
-    """Entries of very different sizes, with zeros."""
+    """Draw entries of very different sizes, including zeros."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal(shape) * 10.0 ** rng.uniform(-3, 3, shape)
     return np.where(rng.random(shape) < 0.1, 0, x).astype(np.float32)
 
 
 def held(x: np.ndarray, bits: int, block: int = 128) -> np.ndarray:
-    """What the state holds of an array: the momentum after a gradient and a step of zeros."""
+    """Return the quantized array: twice the momentum after the gradient and a zero gradient."""
     tx = quantized(optax.trace(0.5), bits, block, min_size=0)
 
     @jax.jit
@@ -41,7 +41,7 @@ def held(x: np.ndarray, bits: int, block: int = 128) -> np.ndarray:
 
 
 def nearest(x: np.ndarray, bits: int) -> np.ndarray:
-    """Blocks `(..., n)` rounded to levels that a logarithm would space evenly."""
+    """Round blocks `(..., n)` to levels that are evenly spaced in `log(1 + MU x)`."""
     count = LARGEST[bits]
     levels = (np.power(1 + MU, np.arange(count + 1) / count) - 1) / MU
     limits = (np.power(1 + MU, (np.arange(count) + 0.5) / count) - 1) / MU
@@ -51,22 +51,22 @@ def nearest(x: np.ndarray, bits: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_entries_are_rounded_to_levels_of_their_block(bits):
+def test_entries_round_to_levels_of_their_block(bits):
     x = drawn(3, 4, 22)
     found = held(x, bits, block=8)
-    # 22 entries in blocks of at most 8: three of eight, the last one filled up.
+    # 22 entries in blocks of at most 8: three blocks, the last padded.
     blocks = np.pad(x.astype(np.float64), [(0, 0), (0, 0), (0, 2)]).reshape(3, 4, 3, 8)
     wanted = nearest(blocks, bits).reshape(3, 4, 24)[..., :22]
     np.testing.assert_allclose(found, wanted, rtol=1e-5)
     np.testing.assert_array_equal(found[x == 0], 0)
     largest = np.repeat(np.abs(blocks).max(axis=-1), 8, axis=-1)[..., :22]
-    # Half a level of the logarithm, as an entry.
+    # Half a level of the logarithm, converted to an entry.
     allowed = (np.abs(x) + largest / MU) * (math.pow(1 + MU, 0.5 / LARGEST[bits]) - 1)
     assert np.all(np.abs(found - x) <= 1.00001 * allowed)
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_special_numbers(bits):
+def test_zero_nan_and_tiny_entries_are_kept(bits):
     x = np.ones((4, 8), np.float32)
     x[0], x[1, 5], x[2] = 0, np.nan, 2.0**-120
     found = held(x, bits, block=4)
@@ -76,14 +76,14 @@ def test_special_numbers(bits):
 
 @pytest.mark.parametrize("bits", LARGEST)
 def test_momentum_near_the_largest_number_is_kept(bits):
-    """Half of 3e38: compiled division by it multiplies by a denormal number."""
+    """Compiled division by 3e38 becomes multiplication by a denormal number."""
     found = held(np.array([3e38, -3e38, 0.0, 1e38], np.float32), bits, block=4)
     np.testing.assert_allclose(found[:2], [3e38, -3e38], rtol=1e-6)
     assert found[3] > 0.5e38
 
 
-def test_only_large_arrays_of_the_parameters_shapes_are_quantised():
-    """Not warm starts, which have a path, nor small matrices and vectors."""
+def test_only_large_parameter_shaped_arrays_are_quantised():
+    """Warm starts, small matrices and vectors stay in float32."""
     geometry: Any = {"w": Stiefel(solver=DualAscent(steps=2)), "small": Euclidean(RMSToRMS())}
     geometry |= {"bias": Euclidean()}
     params = {"w": jnp.eye(64, 32), "small": jnp.ones((8, 8)), "bias": jnp.ones(9999)}
@@ -95,8 +95,8 @@ def test_only_large_arrays_of_the_parameters_shapes_are_quantised():
 
 
 @pytest.mark.parametrize(("bits", "size"), [(8, 64 * 300 + 64 * 3 * 4), (4, 64 * 150 + 64 * 3 * 4)])
-def test_bytes_of_the_state(bits, size):
-    """As the compiler lays it out; JAX counts a byte for four bits."""
+def test_state_size_in_bytes(bits, size):
+    """Measured by the compiler, because JAX counts a byte for a 4-bit entry."""
     grads = {"w": jax.ShapeDtypeStruct((64, 300), jnp.float32)}
     tx = quantized(optax.trace(0.9), bits)
     state = jax.eval_shape(tx.init, grads)
@@ -104,7 +104,7 @@ def test_bytes_of_the_state(bits, size):
     assert memory.argument_size_in_bytes == size + 64 * 300 * 4
 
 
-def test_a_last_link_stays_last():
+def test_wrapped_retraction_must_be_last():
     tx = quantized(optim.manifold_muon(0.1, Stiefel()))
     with pytest.raises(ValueError, match="it must be last"):
         optim.chain(tx, optax.scale(0.5))
@@ -136,15 +136,15 @@ def sharded_arrays(seed: int) -> dict[str, Any]:
 @pytest.mark.slow_except("explicit-4", "automatic-8")
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("mesh", MESHES)
-def test_sharded_arrays_are_quantised_alike(mesh, bits):
-    """Five entries a block: 80 columns are 16 blocks, two a device; 32 are seven."""
+def test_sharded_arrays_match_single_device(mesh, bits):
+    """Blocks of five entries: 80 columns have 16 blocks, two per device; 32 columns have seven."""
     tx = quantized(optax.trace(0.9, nesterov=True), bits, block=5, min_size=0)
     mesh = jax.make_mesh(*MESHES[mesh])
     check_sharding(tx, sharded_arrays(0), sharded_arrays(1), placed(mesh))
 
 
-def test_codes_stay_where_their_parameters_are():
-    """Without a collective, and without an annotation by the user."""
+def test_codes_keep_parameter_sharding():
+    """Without collectives or user annotations."""
     mesh = jax.make_mesh(*MESHES["automatic"])
     names = ("rows", "columns", "stack")
     grads = {name: jax.device_put(sharded_arrays(0)[name], placed(mesh)[name]) for name in names}

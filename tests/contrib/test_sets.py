@@ -1,4 +1,4 @@
-"""`Isospectral`: optima by convex optimisation, and edge cases."""
+"""`Isospectral` against a convex solver, and edge cases."""
 
 import cvxpy as cp
 import jax
@@ -31,9 +31,9 @@ def inner(x, y) -> float:
 
 
 def rotated(point):
-    """`A = X W + W Y` with skew X and Y: by its definition, without singular vectors."""
+    """Constrain `A = X W + W Y` with skew X and Y: the definition, without singular vectors."""
 
-    # Rounding has left equal singular values a little apart, for huge rotations to use.
+    # Rounding separates equal singular values slightly, which huge rotations would exploit.
     u, values, vh = np.linalg.svd(point, full_matrices=False)
     point = (u * np.round(values, 5)) @ vh
 
@@ -59,8 +59,8 @@ CASES = [
     CASES,
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_directions_against_convex_optimisation(manifold, shape, constraints, loss):
-    """What is lost is what the certificate allows, and no more than is promised."""
+def test_directions_match_convex_solver_within_gap(manifold, shape, constraints, loss):
+    """The loss in objective is at most the reported gap and at most the documented loss."""
     w, g = point_of(manifold, shape), normal(3, *shape)
     answer = steepest(manifold, w, g)
     best = optimum(g, manifold.norm, constraints(np.float64(w)))
@@ -69,8 +69,8 @@ def test_directions_against_convex_optimisation(manifold, shape, constraints, lo
     assert float(answer.gap) <= 2 * loss
 
 
-def test_two_rotations_are_steepest_for_the_pair_and_not_in_the_spectral_norm():
-    """msign of both skew parts is the optimum over pairs; `Isospectral` is ahead of it."""
+def test_optimal_rotation_pair_is_not_steepest_in_spectral_norm():
+    """msign of both skew parts is optimal over pairs; directions of `Isospectral` are steeper."""
     shares = []
     for seed in range(4):
         manifold = Isospectral(DISTINCT)
@@ -95,8 +95,8 @@ def test_two_rotations_are_steepest_for_the_pair_and_not_in_the_spectral_norm():
 
 @pytest.mark.parametrize("shape", [(4, 4), (6, 4), (4, 6)], ids=str)
 @pytest.mark.parametrize("values", [DISTINCT, TIED, (1.0,) * 4], ids=str)
-def test_the_tangent_space_of_fixed_singular_values(values, shape):
-    """Against a basis of it, from all skew pairs."""
+def test_tangent_projection_matches_skew_basis(values, shape):
+    """All skew pairs give a basis of the tangent space."""
     with jax.enable_x64(True):
         manifold = Isospectral(values)
         w = point_of(manifold, shape, 1, jnp.float64)
@@ -113,7 +113,7 @@ def test_the_tangent_space_of_fixed_singular_values(values, shape):
         np.testing.assert_allclose(ask(manifold.project_tangent, w, v), expected, atol=1e-12)
 
 
-def test_equal_singular_values_are_a_stiefel_manifold():
+def test_equal_singular_values_match_stiefel():
     w, g = point_of(Orthogonal(1.5), (4, 4)), normal(0, 4, 4)
     found = steepest(Isospectral((1.5,) * 4), w, g)
     expected = steepest(Orthogonal(1.5), w, g)
@@ -126,7 +126,7 @@ def test_equal_singular_values_are_a_stiefel_manifold():
     np.testing.assert_allclose(ask(values.project, v), ask(Stiefel().project, v), atol=2e-6)
 
 
-def test_singular_values_of_a_matrix_choose_its_set():
+def test_isospectral_of_matrix_contains_it():
     w = normal(0, 3, 5)
     manifold = Isospectral.of(w)
     np.testing.assert_allclose(ask(manifold.project, w), w, atol=2e-6)
@@ -135,7 +135,7 @@ def test_singular_values_of_a_matrix_choose_its_set():
 
 
 def test_normal_gradient_has_no_direction_and_gap_one():
-    """What rounding leaves of it must not become a full step."""
+    """Rounding errors must not become a full step."""
     manifold = Isospectral((2.0, 1.0, 0.5))
     w = point_of(manifold, (5, 3))
     answer = steepest(manifold, w, w @ (w.T @ w))
@@ -143,7 +143,7 @@ def test_normal_gradient_has_no_direction_and_gap_one():
     assert answer.gap == 1
 
 
-def test_a_single_point_has_nothing_tangent():
+def test_single_point_has_zero_direction():
     manifold = Isospectral((2.0,))
     answer = steepest(manifold, point_of(manifold, (1, 1)), normal(0, 1, 1))
     np.testing.assert_array_equal(answer.direction, 0)
@@ -162,13 +162,13 @@ def test_a_single_point_has_nothing_tangent():
         (lambda: Isospectral.of(np.ones((2, 3, 4))), "takes one matrix; got the shape"),
     ],
 )
-def test_errors(make, message):
+def test_invalid_arguments_raise(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.slow
-def test_training_finds_a_matrix_of_the_same_spectrum():
+def test_training_finds_target_of_same_spectrum():
     spectrum = Isospectral(DISTINCT)
     target = point_of(spectrum, (4, 4), 5)
     shapes = {"spectrum": jax.ShapeDtypeStruct((4, 4), jnp.float32)}

@@ -1,4 +1,4 @@
-"""Weight erasure in numbers: against scikit-learn, closed forms and NumPy's singular values."""
+"""Measures of weight erasure, against scikit-learn, closed forms and NumPy's SVD."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ def weights(rng, shape=(96, 128)):
     return rng.standard_normal(shape).astype(np.float32)
 
 
-def test_the_mask_is_a_letter_in_the_middle():
+def test_mask_is_centred_letter():
     assert MASK.shape == (96, 128)
     assert MASK.dtype == np.float32
     assert set(np.unique(MASK)) == {0.0, 1.0}
@@ -24,13 +24,13 @@ def test_the_mask_is_a_letter_in_the_middle():
     assert rows.max() - rows.min() + 1 == pytest.approx(0.8 * 96, abs=2)
     assert rows.min() + rows.max() == pytest.approx(95, abs=2)
     assert columns.min() + columns.max() == pytest.approx(127, abs=2)
-    # An "a" has a closed bowl: ink, a hole and ink again on some row below the middle.
+    # An "a" has a closed bowl: some row below the middle has ink, a hole, and ink again.
     below = MASK[rows.min() + 48 : rows.max() - 8] == 0
     assert any(np.count_nonzero(np.diff(row.astype(int)) == 1) == 2 for row in below)
     assert (MASK[0] == 1).all()
 
 
-def test_letters_differ_and_sizes_agree():
+def test_masks_depend_on_letter_and_scale_with_size():
     assert (letter_mask((64, 64), "b") != letter_mask((64, 64), "a")).any()
     share = [np.mean(letter_mask((n, n)) == 0) for n in (128, 1024)]
     assert share[0] == pytest.approx(share[1], abs=0.03)
@@ -46,46 +46,46 @@ def test_letters_differ_and_sizes_agree():
         (((4, 4), "a", 2.0), "share"),
     ],
 )
-def test_invalid_letters_are_refused(arguments, message):
+def test_invalid_letters_raise(arguments, message):
     with pytest.raises(ValueError, match=message):
         letter_mask(*arguments)
 
 
-def test_the_auc_of_unmasked_weights_is_a_half(rng):
+def test_auc_of_unmasked_weights_is_half(rng):
     found = [erasure_auc(weights(rng), MASK) for _ in range(5)]
     inside = np.sum(MASK == 0)
     error = np.sqrt((MASK.size + 1) / (12 * inside * (MASK.size - inside)))  # Mann and Whitney
     assert np.abs(np.array(found) - 0.5).max() < 4 * error
 
 
-def test_the_auc_of_masked_weights_is_one(rng):
+def test_auc_of_masked_weights_is_one(rng):
     assert erasure_auc(weights(rng) * MASK, MASK) == 1.0
     assert erasure_auc(weights(rng) * (1 - MASK), MASK) == 0.0
 
 
 @pytest.mark.parametrize("decimals", [8, 1, 0])  # with few and with many ties
-def test_the_auc_is_that_of_scikit_learn(rng, decimals):
+def test_auc_matches_scikit_learn(rng, decimals):
     weight = np.round(weights(rng) * (0.5 + 0.5 * MASK), decimals)
     expected = roc_auc_score(MASK.ravel() != 0, np.abs(weight).ravel())
     assert erasure_auc(weight, MASK) == pytest.approx(expected, abs=1e-12)
     assert erasure_auc(1e-20 * weight, MASK) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_ratio(rng):
+def test_erasure_ratio_matches_masked_scale(rng):
     signs = np.sign(weights(rng))
     assert erasure_ratio(signs * np.where(MASK == 0, 0.25, 2.0), MASK) == pytest.approx(0.125)
     assert erasure_ratio(weights(rng) * MASK, MASK) == 0
     assert np.isnan(erasure_ratio(np.zeros_like(MASK), MASK))
 
 
-def test_measures_refuse_what_does_not_fit(rng):
+def test_measures_reject_mismatched_masks(rng):
     with pytest.raises(ValueError, match="shape"):
         erasure_auc(weights(rng, (4, 4)), MASK)
     with pytest.raises(ValueError, match="letter_mask"):
         erasure_auc(weights(rng), np.ones_like(MASK))
 
 
-def test_the_stable_rank(rng):
+def test_stable_rank_matches_singular_values(rng):
     values = np.array([3.0, 2.0, 1.0, 0.5], np.float32)
     left, right = (np.linalg.qr(rng.standard_normal((n, 4)))[0] for n in (9, 6))
     matrix = ((left * values) @ right.T).astype(np.float32)

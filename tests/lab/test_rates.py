@@ -1,4 +1,4 @@
-"""Learning-rate transfer: best rates of parabolas, known drifts, features in NumPy."""
+"""Learning-rate transfer: best rates of parabolas, known drifts, and features in NumPy."""
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +14,18 @@ EXPONENTS = list(range(-6, 3))
 
 
 def known(value):
-    """What is there."""
+    """Return `value` after asserting that it is not None."""
     assert value is not None
     return value
 
 
 def curve(best, depth=1.0):
-    """A loss whose logarithm is a parabola in log2 of the rate."""
+    """Return losses with a logarithm that is a parabola in log2 of the rate."""
     return np.exp(0.3 * (np.array(EXPONENTS) - best) ** 2 - depth).tolist()
 
 
 def lowest(losses):
-    """The best rate of a single seed and the edge of the grid at which it lies."""
+    """Return the best rate of a single seed, and its edge of the grid or ""."""
     found = best_rate(EXPONENTS, [losses])
     (rate,) = found.by_seed
     assert found.log2_rate == rate
@@ -34,13 +34,13 @@ def lowest(losses):
 
 
 @pytest.mark.parametrize("best", [-4.9, -2.0, 0.37])
-def test_the_lowest_point_of_a_parabola(best):
+def test_best_rate_is_minimum_of_parabola(best):
     rate, edge = lowest(curve(best))
     assert edge == ""
     np.testing.assert_allclose(known(rate), best)
 
 
-def test_an_edge_is_not_a_number():
+def test_best_rate_at_edge_is_none():
     for best, edge in ((-7.0, "below"), (4.0, "above")):
         assert lowest(curve(best)) == (None, edge)
     found = best_rate(EXPONENTS, [curve(0.0), curve(4.0)])
@@ -50,15 +50,15 @@ def test_an_edge_is_not_a_number():
     assert lowest([None] * len(EXPONENTS))[1]
 
 
-def test_a_breakdown_is_no_better_than_the_worst():
-    """The parabola sees the largest finite loss in its place, and stays within half a step."""
+def test_divergence_counts_as_largest_loss():
+    """The fit uses the largest finite loss instead and stays within half a grid step."""
     losses = curve(-1.0)
     rate, edge = lowest([*losses[:6], None, float("inf"), float("nan")])
     assert edge == ""
     assert -1.5 <= known(rate) < -1
 
 
-def test_identical_curves_do_not_drift():
+def test_identical_curves_have_no_drift():
     curves = [curve(-2.1), curve(-1.9), curve(-2.3)]
     found = rate_drift({size: best_rate(EXPONENTS, curves) for size in (32, 64, 128)})
     assert abs(known(found.octaves_per_doubling)) < 1e-12
@@ -70,8 +70,8 @@ def test_identical_curves_do_not_drift():
     assert same.steady == "yes"
 
 
-def test_a_known_drift_is_recovered_and_covered():
-    """In 95 of 100 experiments the interval holds the truth."""
+def test_drift_interval_covers_known_drift():
+    """The interval covers the true drift in 95 % of the experiments."""
     rng = np.random.default_rng(1)
     sizes, per_doubling, covered = (32, 64, 128, 256), -0.4, 0
     for _ in range(400):
@@ -90,7 +90,7 @@ def test_a_known_drift_is_recovered_and_covered():
     assert exact.steady == "no"
 
 
-def test_sizes_at_an_edge_do_not_count():
+def test_sizes_at_an_edge_are_ignored():
     best = {size: best_rate(EXPONENTS, [curve(at)] * 2)
             for size, at in ((1, 0.0), (2, 0.5), (4, 1.0), (8, 4.0))}  # fmt: skip
     found = rate_drift(best)
@@ -100,14 +100,14 @@ def test_sizes_at_an_edge_do_not_count():
 
 
 @pytest.mark.parametrize("at", [-6.0, -2.2, -1.0, 1.9])
-def test_the_price_of_a_rate(at):
-    """The logarithm of the loss is a parabola: its height at every rate is known."""
+def test_excess_loss_matches_parabola(at):
+    """The logarithm of the loss is a parabola, so its height at each rate is known."""
     found = excess_loss(EXPONENTS, curve(-1.3), at)
     np.testing.assert_allclose(known(found), 0.3 * (at + 1.3) ** 2)
     assert excess_loss(EXPONENTS, curve(-9.0), at) is None
 
 
-def test_features_move_as_far_as_the_weights_say():
+def test_feature_changes_match_numpy():
     network, changes = mlp(3, 4, 5, 2), jax.jit(feature_changes, static_argnums=0)
     before = network.init(jax.random.key(0))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)

@@ -1,4 +1,4 @@
-"""What a retraction does to a point: slopes, random walks of known length, refusals."""
+"""Retractions: error slopes, random walks of known length, and errors."""
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ SHAPES = {Stiefel: (16, 4), EmbeddingRows: (8, 16)}
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_the_slope_is_one_more_than_the_order(kind, retraction, slope):
+def test_error_slope_is_order_plus_one(kind, retraction, slope):
     exact = {Stiefel: Exponential(), EmbeddingRows: Geodesic()}[kind]
     manifold, geodesic = (kind(retraction=which) for which in (retraction, exact))
     found = retraction_order(manifold, geodesic, SHAPES[kind], jax.random.key(1))
@@ -37,7 +37,7 @@ def test_the_slope_is_one_more_than_the_order(kind, retraction, slope):
 
 
 def walk(retraction, dtype, rates, steps, seed):
-    """A walk of rows, and their largest distance from length 1: by rate and moment."""
+    """Return a random walk of rows and, by rate and time, their largest deviation from length 1."""
     rows = EmbeddingRows(1.0, retraction=retraction)
     found = random_walk(rows, SHAPES[EmbeddingRows], rates, steps, jax.random.key(seed), dtype)
     lengths = np.linalg.norm(np.asarray(found.points, np.float64), axis=-1)
@@ -45,8 +45,8 @@ def walk(retraction, dtype, rates, steps, seed):
 
 
 @pytest.mark.slow
-def test_without_retraction_a_walk_grows_as_pythagoras_says():
-    """Every step is orthogonal to its row and has length eta: |w|^2 = 1 + k eta^2 after k."""
+def test_walk_without_retraction_grows_by_pythagoras():
+    """Steps of length eta are orthogonal to their row: |w|^2 = 1 + k eta^2 after k steps."""
     rates = (0.02, 0.5)
     found, distances = walk(NoRetraction(), "float32", rates, 25, 3)
     assert found.at == [1, 10, 25]
@@ -55,7 +55,7 @@ def test_without_retraction_a_walk_grows_as_pythagoras_says():
     np.testing.assert_allclose(found.effective, 1, rtol=1e-4)
 
 
-def test_a_walk_stays_and_its_steps_are_chords():
+def test_retracted_walk_stays_and_steps_are_chords():
     rates = (0.02, 0.5)
     found, distances = walk(Normalize(), "float32", rates, 25, 3)
     assert np.max(distances) < 1e-6
@@ -63,8 +63,8 @@ def test_a_walk_stays_and_its_steps_are_chords():
     np.testing.assert_allclose(found.effective, chord, rtol=1e-4)
 
 
-def test_bfloat16_cannot_take_small_steps():
-    """Entries of size 1/4 have a spacing of 2^-10: steps of 1e-4 are all or nothing."""
+def test_bfloat16_rounds_small_steps_away():
+    """Entries of size 1/4 have a spacing of 2^-10, so steps of 1e-4 round to 0 or to a spacing."""
     found, distances = walk(Normalize(), "bfloat16", (1e-4, 0.5), 1, 0)
     chord = np.sqrt(2 - 2 / np.sqrt(1 + 0.5**2)) / 0.5
     assert abs(found.effective[0] - 1) > 0.1
@@ -72,7 +72,7 @@ def test_bfloat16_cannot_take_small_steps():
     assert 1e-5 < np.max(distances) < 1e-2
 
 
-def test_walks_on_one_axis_are_those_on_rows():
+def test_walks_accept_vectors_and_row_matrices():
     key = jax.random.key(4)
     for shape in ((5,), (1, 5)):
         manifold = Hypersphere(ndim=len(shape))
@@ -89,6 +89,6 @@ def test_walks_on_one_axis_are_those_on_rows():
 
 
 @pytest.mark.parametrize(("rates", "steps"), [((0.1,), 0), ((), 5), ((0.1, 0.0), 5)])
-def test_a_walk_needs_steps_and_rates(rates, steps):
+def test_walk_without_steps_or_rates_raises(rates, steps):
     with pytest.raises(ValueError, match="steps must be at least 1 and rates positive; got"):
         random_walk(EmbeddingRows(), (8, 16), rates, steps, jax.random.key(0))

@@ -1,6 +1,6 @@
-"""Minimisation to convergence: known optima, derivatives, batches, and what is refused."""
+"""Minimisation to convergence: known optima, derivatives, batches and errors."""
 
-# Wrong kinds are the point.
+# Some tests pass wrong types on purpose.
 # pyright: reportArgumentType=false
 
 import jax
@@ -63,7 +63,7 @@ def name_of(value):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
-def test_eigenvectors_by_every_method(method):
+def test_methods_find_leading_eigenvectors(method):
     a, start = symmetric(1, 8, 8), orthonormal(2, 8, 2)
     found = minimize(brockett, Stiefel(), start, (a,), method=method, tolerance=1e-10)
     optimum = -np.linalg.eigvalsh(a)[-2:] @ WEIGHTS
@@ -80,7 +80,7 @@ def test_eigenvectors_by_every_method(method):
     [retractions.QR(), retractions.Cayley()],
     ids=name_of,
 )
-def test_newtons_method_ends_quadratically_with_every_retraction(retraction):
+def test_trust_region_converges_quadratically(retraction):
     a, start, norms = symmetric(3, 6, 6), orthonormal(4, 6, 2), []
     found = minimize(
         brockett,
@@ -96,8 +96,8 @@ def test_newtons_method_ends_quadratically_with_every_retraction(retraction):
     assert norms[-1] < 10 * norms[-2] ** 1.8 + 1e-13
 
 
-def test_newtons_method_spends_no_products_on_rounding():
-    """Rounding of a large normal part, beside a small gradient, took a thousand products."""
+def test_trust_region_stops_at_rounding():
+    """Rounding errors of a normal part much larger than the gradient once cost 1000 products."""
     rng, norms = np.random.default_rng(31), []
     a, b = rng.standard_normal((33, 30)), rng.standard_normal((33, 3))
     found = minimize(
@@ -114,8 +114,8 @@ def test_newtons_method_spends_no_products_on_rounding():
     assert small == sorted(small, reverse=True)
 
 
-def test_momentum_converges_where_gradients_are_projected_first():
-    """Independent components: at the default, normal parts of old gradients keep it away."""
+def test_momentum_converges_with_projected_gradients():
+    """ICA; by default, normal parts of old gradients in the momentum prevent convergence."""
     x = np.random.default_rng(33).laplace(size=(300, 6))
     x = np.linalg.svd(x - x.mean(0), full_matrices=False)[0] * 300**0.5
     manifold, start = Orthogonal(), orthonormal(34, 6, 6)
@@ -138,7 +138,7 @@ def test_momentum_converges_where_gradients_are_projected_first():
 
 
 class Straight(retractions.Retraction):
-    """No retraction: it stays on the tangent."""
+    """Add the tangent vector without retracting."""
 
     order = 1
 
@@ -157,16 +157,14 @@ class Straight(retractions.Retraction):
     ],
     ids=["linear", "bilinear", "entries", "inflection", "unbounded"],
 )
-def test_newtons_method_leaves_where_the_gradient_has_no_curvature(
-    cost, manifold, start, reason, value
-):
+def test_trust_region_leaves_points_of_zero_curvature(cost, manifold, start, reason, value):
     found = minimize(cost, manifold, jnp.asarray(start), method=TrustRegion())
     assert Reason(int(found.reason)) == reason
     if value is not None:
         np.testing.assert_allclose(found.value, value, rtol=1e-9)
 
 
-def test_a_point_that_left_its_set_is_a_reason():
+def test_leaving_the_manifold_is_reported():
     a, start = symmetric(29, 6, 6), orthonormal(30, 6, 2)
     off = Stiefel(retraction=Straight())
     found = minimize(brockett, off, start, (a,), method=METHODS[-1], max_steps=20)
@@ -175,7 +173,7 @@ def test_a_point_that_left_its_set_is_a_reason():
     assert int(found.steps) > 0
 
 
-def test_a_product_of_manifolds():
+def test_product_of_manifolds_gives_truncated_svd():
     rng = np.random.default_rng(5)
     a = rng.standard_normal((9, 6))
 
@@ -190,7 +188,7 @@ def test_a_product_of_manifolds():
     np.testing.assert_allclose(np.sort(np.abs(found.point["s"]))[::-1], values[:2], atol=1e-8)
 
 
-def test_leading_axes_are_a_power():
+def test_leading_axes_are_a_product_manifold():
     a = symmetric(8, 3, 5, 5)
     start = Hypersphere().project(jnp.asarray(np.random.default_rng(9).standard_normal((3, 5))))
     found = minimize(rayleigh, Hypersphere(), start, (a,))
@@ -199,7 +197,7 @@ def test_leading_axes_are_a_power():
 
 @pytest.mark.slow_except("LBFGS")
 @pytest.mark.parametrize("method", [LBFGS(), TrustRegion()], ids=name_of)
-def test_many_starts_by_vmap_inside_of_jit(method):
+def test_vmap_of_starts_inside_jit(method):
     a = symmetric(10, 6, 6)
     starts = Hypersphere().project(jnp.asarray(np.random.default_rng(11).standard_normal((4, 6))))
 
@@ -234,7 +232,7 @@ CASES = {
 
 @pytest.mark.slow_except("sphere")
 @pytest.mark.parametrize("name", CASES)
-def test_derivatives_of_the_minimum_are_those_of_finite_differences(name):
+def test_derivatives_of_minimum_match_finite_differences(name):
     solve = solution(*CASES[name])
     a, change = symmetric(15, 6, 6), symmetric(16, 6, 6)
     found, moved = jax.jvp(solve, (a,), (change,))
@@ -246,7 +244,7 @@ def test_derivatives_of_the_minimum_are_those_of_finite_differences(name):
 
 
 @pytest.mark.slow
-def test_derivatives_with_respect_to_what_the_cost_has_captured():
+def test_derivatives_of_captured_values():
     a, start = jnp.asarray(symmetric(18, 5, 5)), orthonormal(19, 5, 1)[:, 0]
 
     def least(scale):
@@ -256,7 +254,7 @@ def test_derivatives_with_respect_to_what_the_cost_has_captured():
     np.testing.assert_allclose(jax.jit(jax.grad(least))(2.0), np.linalg.eigvalsh(a)[0], atol=1e-10)
 
 
-def test_stops_by_step_and_by_count():
+def test_stops_by_step_tolerance_and_max_steps():
     a, start = symmetric(20, 6, 6), orthonormal(21, 6, 1)[:, 0]
     few = minimize(rayleigh, Hypersphere(), start, (a,), max_steps=3)
     assert (int(few.steps), Reason(int(few.reason))) == (3, Reason.MAX_STEPS)
@@ -270,7 +268,7 @@ def test_stops_by_step_and_by_count():
 
 @pytest.mark.slow_except("LBFGS")
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
-def test_float32_meets_its_default_tolerance(method):
+def test_float32_reaches_default_tolerance(method):
     a = np.float32(symmetric(22, 8, 8))
     start = np.float32(orthonormal(23, 8, 2))
     found = minimize(brockett, Stiefel(), start, (a,), method=method)
@@ -278,18 +276,18 @@ def test_float32_meets_its_default_tolerance(method):
     assert Reason(int(found.reason)) is Reason.GRADIENT
 
 
-def test_rounding_ends_the_search_with_a_reason():
+def test_unreachable_tolerance_is_reported():
     a = np.float32(1e6 * symmetric(24, 8, 8))  # gradients of 1e6, rounded to 1
     start = np.float32(orthonormal(25, 8, 2))
     found = minimize(brockett, Stiefel(), start, (a,), tolerance=1e-6)
-    # Slopes near rounding may go on to the last step, as in JAX 0.8.1.
+    # With slopes near rounding, the search may continue to the last step, as in JAX 0.8.1.
     assert Reason(int(found.reason)) in (Reason.NO_PROGRESS, Reason.MAX_STEPS)
     optimum = -np.linalg.eigvalsh(np.float64(a))[-2:] @ WEIGHTS
     assert abs(float(found.value) - optimum) < 1e-5 * abs(optimum)
 
 
-def test_a_hole_far_out_does_not_end_the_search():
-    """The cost is not a number for long steps, which are shortened."""
+def test_nan_cost_of_long_steps_is_avoided():
+    """Steps with a NaN cost are shortened."""
     found = minimize(
         lambda x: jnp.sum(x**2 - jnp.log(x)), Euclidean(), np.array([1e-3, 5.0]), tolerance=1e-9
     )
@@ -369,7 +367,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_bad_input_gives_one_line(case, monkeypatch):
+def test_invalid_input_gives_one_line_error(case, monkeypatch):
     monkeypatch.setattr(config, "jaxtyping_disable", True)
     call, kind, message = REFUSED[case]
     with pytest.raises(kind, match=message) as caught:
@@ -377,7 +375,7 @@ def test_bad_input_gives_one_line(case, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_bad_starts_inside_of_jit_are_a_reason():
+def test_invalid_starts_inside_jit_are_reported():
     starts = jnp.stack([UNIT, 2 * UNIT, -UNIT])
 
     def cost(x):
@@ -388,8 +386,8 @@ def test_bad_starts_inside_of_jit_are_a_reason():
 
 
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
-def test_scaling_the_cost_by_powers_of_two_keeps_the_minimum(method):
-    """Bit for bit: gradients of 1e-20 are not small, and squares of 1e20 do not overflow."""
+def test_cost_scaled_by_power_of_two_keeps_minimum(method):
+    """Bit for bit: gradients of 1e-20 do not count as small; squares of 1e20 do not overflow."""
     a, start = np.float32(symmetric(1, 6, 6)), np.float32(orthonormal(2, 6, 2))
     found = [
         minimize(lambda x, a, c: c * brockett(x, a), Stiefel(), start, (a, c), method=method)
@@ -401,8 +399,8 @@ def test_scaling_the_cost_by_powers_of_two_keeps_the_minimum(method):
         assert int(other.reason) == int(found[1].reason)
 
 
-def test_small_clouds_are_registered_in_float32():
-    """A cloud of millimetres: its gradient is below 1e-4 wherever one starts."""
+def test_small_point_clouds_register_in_float32():
+    """Coordinates are of size 1e-3, so the gradient is below 1e-4 at every start."""
     rng = np.random.default_rng(3)
     turn, skew = orthonormal(4, 3, 3), rng.standard_normal((3, 3))
     start = scipy.linalg.expm(0.5 * (skew - skew.T)) @ turn
@@ -413,21 +411,21 @@ def test_small_clouds_are_registered_in_float32():
         np.float32(start),
         (np.float32(cloud), np.float32(cloud @ turn.T)),
     )
-    # A gradient of 1e-4 of the first leaves so much of the way, times the condition of the cloud.
+    # The gradient shrinks to 1e-4 of the first; the error to that times the cloud's condition.
     condition = np.linalg.cond(cloud) ** 2
     np.testing.assert_allclose(
         found.point, turn, atol=1e-4 * condition * np.linalg.norm(start - turn)
     )
 
 
-def test_start_at_the_minimum_stops_without_a_step():
+def test_start_at_minimum_takes_no_step():
     start = np.float32(UNIT)
     found = minimize(lambda x: 3 + jnp.sum((x - start) ** 2), Hypersphere(), start)
     assert (int(found.steps), Reason(int(found.reason))) == (0, Reason.GRADIENT)
 
 
-def test_derivative_of_a_minimum_that_is_not_isolated_has_least_norm():
-    """The trace does not see rotations of the columns: subspaces move, columns do not turn."""
+def test_derivative_of_nonisolated_minimum_has_least_norm():
+    """The trace is invariant to rotations of the columns: subspaces move, columns do not rotate."""
     a, start = symmetric(1, 5, 5), orthonormal(2, 5, 2)
 
     def point(a):

@@ -1,4 +1,4 @@
-"""The table of transformations: a new one is a row."""
+"""Table of transformations under test; add a row for each new transformation."""
 
 import dataclasses
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from manifoldmuon.norms import Frobenius, L1ToRMS, MaxAbs, RMSToRMS
 
 @dataclasses.dataclass(frozen=True)
 class Instance:
-    """One row: how to make the transformation, for which geometry, and what holds for it."""
+    """Row of the table: constructor, geometry, and the properties that hold."""
 
     make_tx: Callable[..., optax.GradientTransformation]
     geometry: Any
@@ -43,12 +43,12 @@ class Instance:
 
     @property
     def descends(self) -> bool | None:
-        """Optimizers have a learning rate, parts of them ascend."""
+        """Return whether updates descend: only with a learning rate. None at rate 0."""
         rate = self.arguments.get("learning_rate")
         return None if rate == 0 else rate is not None
 
     def params(self) -> Any:
-        """A random point."""
+        """Draw a random point."""
         shapes = abstract(self.shapes)
 
         @jax.jit
@@ -76,13 +76,13 @@ def abstract(shapes: Any) -> Any:
     )
 
 
-# Two leaves of one kind, which are solved together, among leaves of other kinds.
+# Two leaves of the same kind (solved together) among leaves of other kinds.
 FLAT = {"first": {"kernel": (8, 3), "bias": (8,)}, "second": {"kernel": (8, 3), "bias": (8,)}}
 FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euclidean()})
 PAIR = FLAT["first"]
 PAIR_GEOMETRY = {"kernel": Euclidean(RMSToRMS()), "bias": Euclidean()}
 CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
-# One solver for all platforms: a preset is traced for each. `small_geometry` has a preset.
+# The same solver on every platform: a preset is traced once per platform.
 STIEFEL = Stiefel(solver=ProjectedPolar())
 CURVED_GEOMETRY = {
     "a": STIEFEL.transposed(),
@@ -110,7 +110,7 @@ SMALL = {"a": (6, 3), "b": (6, 3), "gain": (4,)}
 
 
 def small_geometry(path: Any, leaf: Any) -> Any:
-    """A function of the path, as a user may write it."""
+    """Choose the manifold by path, as in user code."""
     del leaf
     fast = Stiefel(solver=ProjectedPolar()).transposed()
     return CURVED_GEOMETRY["gain"] if path_string(path) == "gain" else fast
@@ -132,12 +132,12 @@ def with_adam(
     learning_rate: Any, rest_rate: Any, geometry: Any
 ) -> optax.GradientTransformationExtraArgs:
     tx = optim.manifold_muon(learning_rate, geometry)
-    # Not Optax's, whose updates have the dtype of gradients.
+    # Not Optax's Adam: its updates have the gradients' dtype.
     return optim.hybrid(tx, geometry, optim.riemannian_adam(rest_rate, Euclidean(Frobenius(0))))
 
 
 def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
-    """Clips three heads of a fused kernel, and supplies their logits: one of them is too large."""
+    """Clip three heads of a fused kernel and supply their logits; only the second is too large."""
     heads = optim.by_path({"q": Layout(out_blocks=3), "**": None})
     tx = contrib.with_qk_clip(optim.muon(learning_rate, geometry), geometry, heads)
 

@@ -1,8 +1,8 @@
-"""Optax's own tests of its optimizers, as they come with the installed Optax, run on ours.
+"""Run the optimizer tests of the installed Optax on our optimizers.
 
     python -m pytest -n 0 tests/optim/optax_own.py
 
-Not part of the suite: they take thousands of steps each. docs/reliability.md has what they found.
+Not part of the suite: each test takes thousands of steps. docs/reliability.md has the results.
 """
 
 import warnings
@@ -22,7 +22,7 @@ with warnings.catch_warnings(action="ignore"):
     from optax._src import alias_test, sharding_test
     from optax.contrib import _common_test
 
-# Optax's problems are of vectors and small matrices whose optima lie in flat space.
+# Optax's test problems are unconstrained, over vectors and small matrices.
 LEAF = Euclidean()
 
 
@@ -63,7 +63,7 @@ OURS = {
         ours_riemannian_sgd,
     )
 }
-# Steps of norm one times the rate end within the rate of the optimum: Optax asks for 0.03.
+# Steps of norm `RATE` end within about `RATE` of the optimum; Optax's tolerance is 0.03.
 RATE = {"learning_rate": 3e-3}
 WRAPPERS = {
     "mechanize": {"weight_decay": 0.0},
@@ -74,7 +74,7 @@ FLOATS = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.float64)
 
 
 def original(case: type, name: str) -> Callable[..., None]:
-    """The test method before `parameterized` has made one method for every optimizer of it."""
+    """Return the test method before `parameterized` expands it per optimizer."""
     for key, method in vars(case).items():
         for cell in getattr(method, "__closure__", None) or () if key.startswith(name) else ():
             if getattr(cell.cell_contents, "__name__", None) == name:
@@ -115,7 +115,7 @@ def cases() -> list[Any]:
             "test_optimizers_accept_learning_rate_schedule_if_type_annotated_as_such",
             bare,
         ),
-        # The third wrapper needs a loss, which Optax's test gives to `sgd` by its name.
+        # The third wrapper needs a loss, which Optax's test passes only to `sgd`.
         *((contrib, "test_optimizers_accept_extra_args", {**x, "wrap": True}) for x in wrapped[:2]),
         *((contrib, "test_preserve_dtype", {**x, **y}) for x in wrapped for y in short),
         *((contrib, "test_gradient_accumulation", {**x, **y}) for x in wrapped for y in short),
@@ -139,12 +139,12 @@ def label(arguments: dict[str, Any]) -> str:
 @pytest.mark.parametrize(("case", "name", "arguments"), cases())
 @pytest.mark.parametrize("optimizer", OURS)
 def test_passes(case, name, arguments, optimizer, monkeypatch):
-    # Where the tests look for an optimizer of that name.
+    # Optax's tests look up the optimizer by name in these modules.
     monkeypatch.setattr(optax.contrib, optimizer, OURS[optimizer], raising=False)
     monkeypatch.setattr(alias_test.alias, optimizer, OURS[optimizer], raising=False)
     method, itself = original(case, name), case()
     if case is sharding_test.ShardingTest:
-        # It compares versions as text, and so takes 0.10 for older than 0.7.
+        # The test compares versions as strings, so 0.10 sorts before 0.7.
         monkeypatch.setattr(jax, "__version__", "0.9")
         method(itself, OURS[optimizer](**RATE))
     else:

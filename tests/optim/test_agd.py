@@ -1,4 +1,4 @@
-"""Automatic gradient descent against the published formulas, in NumPy's float64."""
+"""Automatic gradient descent against the published formulas in NumPy, in float64."""
 
 import itertools
 from typing import Any
@@ -34,7 +34,7 @@ LAYOUTS = {
     "oihw": Layout(in_axes=-3, out_axes=-4, taps=(-2, -1)),
     "stacked taps": Layout(taps=(-4, -3)),
 }
-# The same arrays as NumPy transpositions to (layers, taps, fan out, fan in), by hand.
+# The same arrays, transposed by hand to (layers, taps, fan out, fan in).
 BY_HAND = {
     "matrix": lambda x: x[None, None],
     "stack": lambda x: x[:, None],
@@ -57,7 +57,7 @@ def single(tree: Any) -> Any:
 
 
 def published(grads: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], float, float]:
-    """Theorem 2 and the listing of appendix B, one matrix after the other."""
+    """Return steps, eta and G by theorem 2 and appendix B, matrix by matrix."""
     layers = {name: BY_HAND[name](g) for name, g in grads.items()}
     depth = sum(len(x) for x in layers.values())
     summary, steps = 0.0, {}
@@ -77,7 +77,7 @@ update = jax.jit(optim.agd(LAYOUTS).update)
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
-def test_the_published_step(scale):
+def test_step_matches_paper(scale):
     grads = drawn(scale=scale)
     steps, eta, summary = published(grads)
     state = optim.agd(LAYOUTS).init(single(grads))
@@ -88,8 +88,8 @@ def test_the_published_step(scale):
         np.testing.assert_allclose(BY_HAND[name](np.asarray(found)), steps[name], rtol=2e-5)
 
 
-def test_a_tiny_gradient_gives_a_tiny_step():
-    """The formula as it is printed would lose it in the rounding of 1 + G."""
+def test_tiny_gradient_gives_tiny_step():
+    """The printed formula loses tiny G to rounding in 1 + G."""
     state = optim.agd(LAYOUTS).init(single(drawn()))
     whole, _ = update(single(drawn()), state)
     for power in (-40, -100):
@@ -101,7 +101,7 @@ def test_a_tiny_gradient_gives_a_tiny_step():
         np.testing.assert_allclose(ratios, ratios[0], rtol=1e-5)
 
 
-def test_the_initialiser_makes_every_matrix_semi_orthogonal():
+def test_initial_matrices_are_semi_orthogonal():
     templates = {n: jax.ShapeDtypeStruct(s, jnp.float32) for n, s in SHAPES.items()}
     make = jax.jit(lambda key: optim.init_semi_orthogonal(LAYOUTS, key, templates))
     weights = make(jax.random.key(0))
@@ -112,7 +112,7 @@ def test_the_initialiser_makes_every_matrix_semi_orthogonal():
     assert np.abs(np.asarray(make(jax.random.key(1))["matrix"] - weights["matrix"])).max() > 0.1
 
 
-# The network of the paper's assumptions, with its gradient, in float64.
+# Network that satisfies the paper's assumptions, and its gradient, in float64.
 
 
 def forward(weights, x, linear):
@@ -141,7 +141,7 @@ def on_sphere(x):
 
 
 def network(rng, depth, examples):
-    """Weights as prescription 1 wants them (semi-orthogonal or not), inputs and targets."""
+    """Draw weights by prescription 1 (semi-orthogonal or not), inputs and targets."""
     widths = rng.integers(2, 8, size=depth + 1)
     weights = []
     for d_in, d_out in itertools.pairwise(widths):
@@ -159,8 +159,8 @@ def sizes(weights):
 
 
 @pytest.mark.parametrize("linear", [True, False])
-def test_the_majorisation_under_its_assumptions(linear):
-    """Lemma 5, attacked with random steps of any direction; assumption 1 is made to hold."""
+def test_majorisation_holds_under_assumptions(linear):
+    """Lemma 5 on random steps in any direction; the setup enforces assumption 1."""
     rng = np.random.default_rng(0)
     tightest = 0.0
     for trial in range(200):
@@ -168,15 +168,15 @@ def test_the_majorisation_under_its_assumptions(linear):
         weights, x, y = network(rng, depth, int(rng.integers(2, 9)))
         eta = 10.0 ** rng.uniform(-2, 0.5)
         output = forward(weights, x, linear)[-1]
-        if trial % 2:  # steps along the weights are the worst: everything grows together
+        if trial % 2:  # steps along the weights are the worst case: all layers grow
             steps = [w * eta / depth for w in weights]
         else:
             raw = [rng.normal(size=w.shape) for w in weights]
             steps = [s * eta / depth * a / np.linalg.norm(a, 2)
                      for s, a in zip(sizes(weights), raw, strict=True)]  # fmt: skip
         moved = [w + a for w, a in zip(weights, steps, strict=True)]
-        # What the output misses of being linear in the step. The loss is quadratic in the target,
-        # and a gradient linear: it is the derivative of <output, error> in the weights.
+        # Linearise the output in the step, to measure its nonlinear rest: with this target, the
+        # loss gradient is the derivative of a single output entry in the weights.
         tangent = np.zeros_like(output)
         for row, column in np.ndindex(*output.shape):
             target = output.copy()
@@ -193,11 +193,11 @@ def test_the_majorisation_under_its_assumptions(linear):
         bound = loss + promised + (np.exp(eta) - 1) ** 2 / 2
         assert after <= bound + 1e-9 * (1 + abs(bound))
         tightest = max(tightest, (after - loss - promised) / (bound - loss - promised))
-    assert 0.3 < tightest <= 1  # a bound that is far from everything would prove nothing
+    assert 0.3 < tightest <= 1  # the bound is tight enough for the test to mean something
 
 
 def descend(weights, x, y, linear, steps):
-    """Losses and gradient summaries of automatic gradient descent itself."""
+    """Run automatic gradient descent; return losses, gradient summaries and etas per step."""
     tx = optim.agd(Layout())
     move = jax.jit(tx.update)
     state = tx.init(single(weights))
@@ -211,8 +211,8 @@ def descend(weights, x, y, linear, steps):
 
 
 @pytest.mark.parametrize(("linear", "depth"), [(True, 1), (True, 3), (False, 2), (False, 3)])
-def test_the_rate_and_the_majorisation_along_a_run(linear, depth):
-    """Lemma 8 for a run, and lemma 5 for each of its steps, without any help."""
+def test_rate_and_majorisation_hold_in_training(linear, depth):
+    """Lemma 8 for the run and lemma 5 for each step, without enforcing assumption 1."""
     rng = np.random.default_rng(depth)
     widths = [6, *[8] * (depth - 1), 3]
     weights = [np.linalg.svd(rng.normal(size=(b, a)), full_matrices=False) for a, b in
@@ -230,8 +230,8 @@ def test_the_rate_and_the_majorisation_along_a_run(linear, depth):
     assert loss[-1] < 0.5 * loss[0]
 
 
-def test_the_first_assumption_is_needed():
-    """Without it a step of the method itself may end above its majorisation: a finding."""
+def test_majorisation_fails_without_assumption_1():
+    """Without assumption 1, some steps of the method end above the majorisation."""
     rng = np.random.default_rng(0)
     above, worse = 0, 0
     for _ in range(800):
@@ -261,7 +261,7 @@ def case() -> Case:
     return make_case(tx, params, grads, needs_params=False)
 
 
-# The step looks at all layers: what presupposes leaves that do not know of each other is left out.
+# A step depends on all layers, so checks that assume independent leaves are skipped.
 COUPLED = {"_holes", "_nan_in_one_leaf", "_masked_partition_and_chain"}
 
 
@@ -278,7 +278,7 @@ def test_works_with_optax_wrappers():
     )
 
 
-def test_parts_of_a_tree_have_their_own_depth():
+def test_masked_subtree_has_own_depth():
     whole = case()
     layouts = {"a": Layout(), "b": Layout()}
     alone = {"a": whole.grads["a"]}
@@ -290,7 +290,7 @@ def test_parts_of_a_tree_have_their_own_depth():
     np.testing.assert_array_equal(found["b"], whole.grads["b"])
 
 
-def test_zero_and_nan():
+def test_zero_gradients_stop_and_nan_spreads():
     whole = case()
     zeros = jax.tree.map(jnp.zeros_like, whole.grads)
     state: Any
@@ -328,7 +328,7 @@ def test_zero_and_nan():
         ({"w": 3}, {"w": (3, 2)}, TypeError, "the entry of 'w' is 3, not a Layout"),
     ],
 )
-def test_refusals_name_the_path(layouts, params, error, message):
+def test_errors_name_the_path(layouts, params, error, message):
     params = {name: jnp.ones(shape) for name, shape in params.items()}
     for act in (optim.agd(layouts).init, lambda p: optim.init_semi_orthogonal(layouts, KEY, p)):
         with pytest.raises(error, match=message):
@@ -341,6 +341,6 @@ def test_refusals_name_the_path(layouts, params, error, message):
 KEY = jax.random.key(0)
 
 
-def test_integers_are_refused():
+def test_integer_parameters_are_rejected():
     with pytest.raises(TypeError, match="'w' has dtype int32"):
         optim.agd(Layout()).init({"w": jnp.ones((2, 2), jnp.int32)})

@@ -1,6 +1,6 @@
-"""Arguments that are accepted, and updates that do not belong to the parameters.
+"""Accepted arguments, and errors for updates that do not match the parameters.
 
-What is refused when an optimizer is made is in tests/test_refusals.py.
+tests/test_refusals.py tests the arguments that constructors reject.
 """
 
 from typing import Any
@@ -33,13 +33,13 @@ OPTIMIZERS = {
 
 
 def structured(tx):
-    """Return parameters as the optimizer has them: an array for one layer, else a dictionary."""
+    """Return parameters in the optimizer's structure: an array for one layer, else a dictionary."""
     return PARAMS["w"] if tx in (OPTIMIZERS["modular"], OPTIMIZERS["normed"]) else PARAMS
 
 
 @pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
-def test_updates_of_another_shape_are_refused(tx):
-    """Momentum would broadcast them against its own shape."""
+def test_updates_with_wrong_shape_raise(tx):
+    """Otherwise momentum would broadcast them."""
     params = structured(tx)
     updates = jax.tree.map(lambda x: jnp.ones((1, *x.shape[1:])), params)
     with pytest.raises(ValueError, match=r"has shape \(1, 3\), the parameter \(4, 3\)") as error:
@@ -47,14 +47,14 @@ def test_updates_of_another_shape_are_refused(tx):
     assert "\n" not in str(error.value)
 
 
-def test_gradients_of_none_are_refused():
+def test_none_gradients_raise():
     tx, missing = OPTIMIZERS["manifold_muon"], {"w": None}
     with pytest.raises(TypeError, match="manifold_muon: the update of 'w' is None; give zeros"):
         tx.update(missing, tx.init(PARAMS), PARAMS)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("tx", OPTIMIZERS.values(), ids=list(OPTIMIZERS))
-def test_updates_of_another_tree_are_refused(tx):
+def test_updates_with_wrong_structure_raise(tx):
     params = structured(tx)
     with pytest.raises(ValueError, match="updates and parameters are different trees") as error:
         tx.update({"v": jnp.ones((4, 3))}, tx.init(params), params)
@@ -65,21 +65,21 @@ NUMBERS = [0.5, np.float64(0.5), jnp.float32(0.5), jnp.bfloat16(0.5)]  # others:
 
 
 @pytest.mark.parametrize("number", NUMBERS, ids=lambda x: f"{type(x).__name__} {x}")
-def test_numbers_of_all_kinds_are_accepted(number):
+def test_all_number_types_are_accepted(number):
     tx = optim.manifold_muon(number, FLAT, number, clip=number, weight_decay=number)
     updates: Any = tx.update(PARAMS, tx.init(PARAMS), PARAMS)[0]
-    # A step of norm `number` and weight decay of that size, both along W.
+    # A step of norm `number` plus weight decay `number`, both along W.
     expected = -float(number) * (np.sqrt(4 / 3) + float(number)) * np.eye(4, 3)
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-2, atol=1e-3)
 
 
-def test_schedules_and_clipping_transformations_are_accepted():
+def test_schedules_and_clip_transformations_are_accepted():
     schedule = optax.linear_schedule(0.1, 0.0, 5)
     optim.muon(schedule, FLAT, weight_decay=schedule, clip=optax.clip(1.0)).init(PARAMS)
 
 
 def test_traced_numbers_are_accepted():
-    """Their values are not known; shapes and dtypes are."""
+    """Traced values are unknown, so only shapes and dtypes are checked."""
 
     @jax.jit
     def step(rate, momentum):

@@ -1,4 +1,4 @@
-"""Averages of weights on manifolds: off the set, and better once they are moved onto it."""
+"""Averages of weights leave the manifold; projecting them back lowers the loss."""
 
 from typing import Any
 
@@ -31,10 +31,10 @@ def drawn(key: Any, gain: float) -> Any:
 
 
 def losses(kind: str, rate: float, key: Any, steps: int) -> Any:
-    """Return the loss of the last weights, of their average and of the average on the set.
+    """Return the losses of the last weights, their average and the projected average.
 
-    A stream of examples, labelled at random by the probabilities of another network of the same
-    shape, at a constant rate.
+    The examples are a stream; labels are drawn from the probabilities of a teacher network of the
+    same shape. The learning rate is constant.
     """
     teacher_key, start_key, stream, test = jax.random.split(key, 4)
     teacher, student = drawn(teacher_key, 2.0), drawn(start_key, 1.0)
@@ -73,14 +73,14 @@ def losses(kind: str, rate: float, key: Any, steps: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "rate"), [("Stiefel", 0.1), ("AdamH", 0.05)])
-def test_an_average_on_the_set_is_better(kind, rate):
+def test_projected_average_has_lowest_loss(kind, rate):
     keys = jax.random.split(jax.random.key(0), 4)
     found = jax.jit(jax.vmap(lambda key: losses(kind, rate, key, 500)))(keys)
     last, average, projected = np.mean(found, axis=0)
     assert projected < min(last, average)
 
 
-def test_match_norms():
+def test_match_norms_changes_only_norms():
     rng = np.random.default_rng(0)
     params, other = (
         {
@@ -100,7 +100,7 @@ def test_match_norms():
         np.testing.assert_array_equal(found[name], other[name])
 
 
-def test_averages_are_off_the_set_until_they_are_projected():
+def test_average_is_off_manifold_until_projected():
     geometry = Stiefel()
     keys = jax.random.split(jax.random.key(1), 4)
     points = [optim.project_tree(geometry, jax.random.normal(key, (6, 4))) for key in keys]

@@ -1,4 +1,4 @@
-"""`check_transformation` finds what is wrong, and says which check did."""
+"""`check_transformation` rejects broken transformations and names the failed check."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ PARAMS = {"a": np.array([1.0, -2.0, 0.5], "f4"), "b": np.array([[0.25, 3.0]], "f
 
 
 def sound(rate: Any = 1.0, **changes: Any) -> optax.GradientTransformationExtraArgs:
-    """Steps of a given length for every leaf, but for the changes."""
+    """Return a transformation with steps of length `rate` per leaf, broken by `changes`."""
     leaf = changes.get("leaf", lambda g, w: -rate * g / size(g))
 
     def init(params):
@@ -79,12 +79,12 @@ BROKEN: dict[str, dict[str, Any]] = {
 }
 
 
-def test_a_sound_transformation_passes():
+def test_sound_transformation_passes():
     check_transformation(sound, PARAMS, {"rate": 0.5}, descends=True)
 
 
 @pytest.mark.parametrize("check", BROKEN)
-def test_a_broken_one_is_named(check):
+def test_failed_check_is_named(check):
     changes = dict(BROKEN[check])
     careful = changes.pop("rate", False)
 

@@ -1,4 +1,4 @@
-"""The order of the links, and the aliases that get it right."""
+"""Order of transformations in a chain, and aliases with the right order."""
 
 import warnings
 from typing import Any
@@ -23,7 +23,7 @@ RATE = optax.scale_by_learning_rate(0.1)
 
 
 def steps(tx: Any, params: Any, count: int = 3) -> Any:
-    """Parameters after some steps with fixed, different gradients."""
+    """Return parameters and state after `count` steps; each step has its own fixed gradient."""
 
     def step(carry, grads):
         params, state = carry
@@ -40,7 +40,7 @@ def start() -> Any:
     return jax.jit(lambda: optim.init_tree(GEOMETRY, jax.random.key(0), SHAPES))()
 
 
-def test_the_alias_is_the_chain_one_would_write():
+def test_manifold_muon_equals_handwritten_chain():
     by_hand = optax.chain(
         optax.clip_by_global_norm(1.0),
         optax.trace(0.9, nesterov=True, accumulator_dtype=jnp.float32),
@@ -58,7 +58,7 @@ def test_the_alias_is_the_chain_one_would_write():
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-6)
 
 
-def test_weight_decay_leaves_constrained_leaves_alone():
+def test_weight_decay_skips_constrained_leaves():
     geometry = {"w": Hypersphere(), "b": Euclidean()}
     params = {"w": jnp.array([0.6, 0.8]), "b": jnp.array([1.0, 2.0])}
     for decay in (0.3, lambda count: 0.3):
@@ -70,7 +70,7 @@ def test_weight_decay_leaves_constrained_leaves_alone():
 
 
 def test_muon_is_closer_to_orthogonal_than_five_steps():
-    """At a condition number of 30; the peers' five steps are Optax's own."""
+    """At condition number 30, against the five Newton-Schulz steps of `optax.contrib.muon`."""
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.standard_normal((n, 24)))[0] for n in (40, 24))
     grads = jnp.float32((left * np.geomspace(1, 1 / 30, 24)) @ right.T)
@@ -87,7 +87,7 @@ def test_muon_is_closer_to_orthogonal_than_five_steps():
     assert errors["theirs"] > 5 * errors["ours"]
 
 
-def test_a_norm_with_a_method_keeps_it_in_muon():
+def test_muon_keeps_the_method_of_a_norm():
     grads = jnp.float32(np.diag([1.0, 1e-3]))
     params = jnp.zeros_like(grads)
 
@@ -101,7 +101,7 @@ def test_a_norm_with_a_method_keeps_it_in_muon():
     assert smallest(Spectral(), method=None) == pytest.approx(1, abs=1e-5)
 
 
-def test_muon_is_momentum_orthogonalised():
+def test_muon_orthogonalises_momentum():
     shapes = abstract({"w": (4, 6)})
     geometry = Euclidean(RMSToRMS()).transposed()
     params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
@@ -116,7 +116,7 @@ def test_muon_is_momentum_orthogonalised():
     np.testing.assert_allclose(moved["w"], wanted, atol=2e-4)
 
 
-def test_muon_refuses_constrained_leaves():
+def test_muon_rejects_constrained_leaves():
     with pytest.raises(ValueError, match="muon is for flat space, but \\['w'\\]"):
         optim.muon(0.1, GEOMETRY).init(start())
 
@@ -129,7 +129,7 @@ def test_muon_refuses_constrained_leaves():
         lambda: (optim.manifold_muon(0.1, GEOMETRY), optax.scale(2.0)),
     ],
 )
-def test_a_retract_that_is_not_last_is_refused(links):
+def test_retract_before_last_link_raises(links):
     with pytest.raises(ValueError, match="link 0 of 2 is a retract, but it must be last"):
         optim.chain(*links())
 
@@ -148,7 +148,7 @@ NESTED = {
 
 @pytest.mark.slow_except("partition", "inject_hyperparams")
 @pytest.mark.parametrize("wrap", NESTED)
-def test_check_chain_finds_links_after_a_nested_retract(wrap):
+def test_check_chain_detects_links_after_nested_retract(wrap):
     wrapped = NESTED[wrap](optim.manifold_muon(0.1, SPHERE))
     with pytest.raises(ValueError, match="have left their manifold, at distance {'w': "):
         optim.check_chain(optim.chain(wrapped, optax.scale(2.0)), SPHERE, SHAPES, steps=4)
@@ -156,15 +156,15 @@ def test_check_chain_finds_links_after_a_nested_retract(wrap):
     optim.check_chain(tx, SPHERE, SHAPES, steps=2)
 
 
-def test_chain_accepts_a_last_retract_after_links_that_retract():
-    """A line search tries points, and a wrapper may be mended by a second retraction."""
+def test_chain_accepts_second_retract_last():
+    """Needed after a line search, and to repair wrappers that leave the manifold."""
     wrapped = NESTED["masked"](optim.manifold_muon(0.1, SPHERE))
     links = wrapped, optax.masked(RATE, OTHERS), optax.scale(2.0), optim.retract(SPHERE)
     tx = optim.chain(*links)
     optim.check_chain(tx, SPHERE, SHAPES)
 
 
-def test_check_chain_passes_the_arguments_of_a_line_search():
+def test_check_chain_supports_line_search():
     def loss(params):
         return sum(jnp.sum(jnp.square(x - 1)) for x in jax.tree.leaves(params))
 
@@ -178,7 +178,7 @@ def test_check_chain_passes_the_arguments_of_a_line_search():
     optim.check_chain(whole, SPHERE, SHAPES, value_fn=loss)
 
 
-def test_check_chain_passes_extra_arguments_on():
+def test_check_chain_forwards_extra_arguments():
     def update(updates, state, params=None, *, factor=1.0, **extra_args):
         assert extra_args == {"value": 2.0}
         return jax.tree.map(lambda x: factor * x, updates), state
@@ -188,7 +188,7 @@ def test_check_chain_passes_extra_arguments_on():
     optim.check_chain(tx, SPHERE, SHAPES, factor=3.0, value=2.0)
 
 
-def test_chain_is_optax_chain():
+def test_chain_has_the_type_of_optax_chain():
     assert type(optim.chain(RATE)) is type(optax.chain(RATE))
     tx = optim.chain(optim.scale_by_steepest(GEOMETRY), RATE, optim.retract(GEOMETRY))
     assert isinstance(tx, optax.GradientTransformationExtraArgs)
@@ -203,12 +203,12 @@ def test_chain_is_optax_chain():
         lambda: optax.adam(0.1),
     ],
 )
-def test_check_chain_finds_what_optax_cannot_see(wrong):
+def test_check_chain_detects_weights_off_manifold(wrong):
     with pytest.raises(ValueError, match="have left their manifold, at distance {'w': "):
         optim.check_chain(wrong(), GEOMETRY, SHAPES)
 
 
-def test_check_chain_refuses_where_nothing_can_be_checked():
+def test_check_chain_raises_without_movement_or_with_nan():
     with pytest.raises(ValueError, match="saw no parameter move"):
         optim.check_chain(optim.manifold_muon(0.0, GEOMETRY), GEOMETRY, SHAPES)
     shapes = abstract({"v": (3,)})
@@ -217,14 +217,14 @@ def test_check_chain_refuses_where_nothing_can_be_checked():
 
 
 def test_check_chain_compiles_three_programs(caplog):
-    """Start and state, a step, distances: no operation by itself."""
+    """For start and state, for the steps, and for the distances; no op-by-op programs."""
     with jax.log_compiles():
         optim.check_chain(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, SHAPES)
     assert sum(x.startswith("Finished XLA compilation") for x in caplog.messages) == 3
 
 
 @pytest.mark.parametrize(("steps", "quick"), [(2, True), (300, False)])
-def test_check_chain_optimises_only_what_runs_for_long(monkeypatch, steps, quick):
+def test_check_chain_optimises_only_long_runs(monkeypatch, steps, quick):
     asked, jit = [], jax.jit
 
     def listen(function, compiler_options=None, **options):
@@ -237,14 +237,14 @@ def test_check_chain_optimises_only_what_runs_for_long(monkeypatch, steps, quick
     assert all(bool(options) == quick for options in asked)
 
 
-def test_multi_steps_keeps_to_the_manifold():
+def test_multi_steps_stays_on_manifold():
     tx = optax.MultiSteps(optim.manifold_muon(0.1, GEOMETRY), 2).gradient_transformation()
     params, _ = steps(tx, start(), count=4)
     assert optim.monitor_distance(GEOMETRY, params)["w"] < 1e-6
     assert jnp.max(jnp.abs(params["w"] - start()["w"])) > 1e-2
 
 
-def test_hyperparameters_can_be_changed_by_hand():
+def test_injected_learning_rate_can_be_changed():
     make = optax.inject_hyperparams(optim.manifold_muon)
     tx = make(learning_rate=0.1, geometry=GEOMETRY, weight_decay=0.1, clip=1.0)
     params = start()
@@ -257,8 +257,8 @@ def test_hyperparameters_can_be_changed_by_hand():
 
 
 @pytest.mark.parametrize("share", [0.5, np.array([[[0.5]], [[2.0]]])], ids=["number", "each"])
-def test_one_visit_gives_the_updates_of_its_links(share):
-    """Copies in a stack may have budgets of their own."""
+def test_fused_step_equals_chain(share):
+    """Matrices of a stack may have separate budgets."""
     geometry = {"w": Stiefel(), "stack": Stiefel(2.0), "bias": Euclidean()}
     budgets = {"w": 3.0, "stack": share, "bias": 2.0}
     rate = optax.linear_schedule(0.1, 0.2, 2)
@@ -298,7 +298,7 @@ def test_one_visit_gives_the_updates_of_its_links(share):
     ],
     ids=["positive scale", "no rate", "two rates"],
 )
-def test_check_chain_refuses_updates_that_climb(tx):
+def test_check_chain_rejects_ascent(tx):
     with pytest.raises(ValueError, match="check_chain: updates climb"):
         optim.check_chain(tx, GEOMETRY, SHAPES)
 
@@ -306,7 +306,7 @@ def test_check_chain_refuses_updates_that_climb(tx):
 @pytest.mark.parametrize(
     "base", [optax.adam(0.1), optax.sgd(0.1, 0.9), optax.contrib.muon(0.1), optax.lion(0.1)]
 )
-def test_bases_that_descend_are_refused(base):
+def test_descending_bases_are_rejected(base):
     for tx in (
         optim.normalize(base, GEOMETRY),
         optim.hyperball(base, 0.1, SPHERE),
@@ -316,7 +316,7 @@ def test_bases_that_descend_are_refused(base):
             tx.init(params)
 
 
-def test_long_steps_on_constrained_leaves_are_warned_of():
+def test_large_learning_rate_on_manifold_warns():
     for rate in (3.0, optax.constant_schedule(3.0)):
         with pytest.warns(UserWarning, match="a learning rate of 3 turns constrained weights"):
             optim.manifold_muon(rate, GEOMETRY).init(start())

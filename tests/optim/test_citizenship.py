@@ -1,4 +1,4 @@
-"""Every transformation of the table, with everything Optax and JAX wrap around it."""
+"""Every transformation of `instances.py` under Optax's wrappers and JAX's transformations."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What compiling a step takes on CPUs, without a clock: the kernels that XLA compiles for it."""
+"""Compilation cost of a step on CPUs, measured by the number of XLA kernels, not by time."""
 
 import re
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 
-# How operations are fused is another matter in every version.
+# Fusion changes with every XLA version.
 pytestmark = pytest.mark.skipif(
     tuple(map(int, version("jaxlib").split(".")[:2])) != (0, 10), reason="counted with jaxlib 0.10"
 )
@@ -34,7 +34,7 @@ def count(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]) 
     return distinct_kernels(jax.jit(step).lower(params, state, params).compile().as_text() or "")
 
 
-def test_alike_fusions_count_once():
+def test_equal_fusions_count_once():
     def powers(x, y):
         return (x @ x + 1) @ (x @ x + 1) + 1, jnp.sin(y @ y)
 
@@ -42,7 +42,7 @@ def test_alike_fusions_count_once():
     assert 0 < distinct_kernels(text) < len(re.findall(r" fusion\(", text))
 
 
-# Of those on constrained leaves up to four cut steps that are too long for their retraction.
+# On constrained leaves, up to four kernels shorten steps that are too long to retract.
 @pytest.mark.parametrize(
     ("tx", "shape", "most"),
     [
@@ -56,11 +56,11 @@ def test_alike_fusions_count_once():
     ],
     ids=["muon", "FAST", "FAST square", "FAST stack", "ACCURATE", "ACCURATE square", "Resolvents"],
 )
-def test_a_leaf_takes_few_distinct_kernels(tx, shape, most):
+def test_leaf_compiles_to_few_kernels(tx, shape, most):
     assert 0 < count(tx, {"w": shape}) <= most
 
 
 @pytest.mark.parametrize("tx", [FAST, ACCURATE], ids=["FAST", "ACCURATE"])
-def test_one_leaf_more_takes_one_distinct_kernel_at_most(tx):
+def test_extra_leaf_adds_at_most_one_kernel(tx):
     few, many = (count(tx, dict.fromkeys(names, (32, 16))) for names in ("abcd", "abcdefgh"))
     assert many <= few + 4

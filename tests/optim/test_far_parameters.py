@@ -1,4 +1,4 @@
-"""Warnings of parameters that start far from their manifolds."""
+"""Warnings about parameters that start far from their manifolds."""
 
 import warnings
 
@@ -29,7 +29,7 @@ def params():
 @pytest.mark.parametrize(
     "make", [optim.manifold_muon, optim.riemannian_sgd], ids=lambda f: f.__name__
 )
-def test_init_warns_of_far_parameters_by_path_and_distance(make):
+def test_init_warning_names_path_and_distance(make):
     given = params()
     distance = float(optim.monitor_distance(GEOMETRY, given)["he"])
     with pytest.warns(UserWarning, match="project_tree") as caught:
@@ -40,14 +40,14 @@ def test_init_warns_of_far_parameters_by_path_and_distance(make):
     assert distance > 0.3
 
 
-def test_one_warning_lists_a_few_of_many_far_parameters():
+def test_many_far_parameters_give_one_warning():
     far = [jnp.full((4, 2), 3.0)] * 9
     with pytest.warns(UserWarning, match=r"'0' .*'4' \(distance [^,]*, 4 more\.") as caught:
         optim.retract([Stiefel()] * 9).init(far)
     assert len(caught) == 1
 
 
-def test_no_warning_if_values_are_unknown_or_points_near():
+def test_traced_or_near_parameters_do_not_warn():
     given, tx = params(), optim.manifold_muon(0.1, GEOMETRY)
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
     with warnings.catch_warnings(action="error"):
@@ -58,7 +58,7 @@ def test_no_warning_if_values_are_unknown_or_points_near():
 
 
 @pytest.mark.parametrize("manifold", [EmbeddingRows(), EmbeddingRows(2.0).transposed()])
-def test_zero_rows_of_embeddings_give_no_warning(manifold):
+def test_zero_embedding_rows_do_not_warn(manifold):
     rng = np.random.default_rng(4)
     table = optim.project_tree(manifold, jnp.asarray(rng.standard_normal((6, 6)), jnp.float32))
     row = np.s_[:, 2] if isinstance(manifold, LaidOut) else np.s_[2]

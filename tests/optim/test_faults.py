@@ -1,4 +1,4 @@
-"""What a run makes of faulty gradients and odd leaves: the answers of docs/reliability.md."""
+"""Faulty gradients and unusual leaves, as documented in docs/reliability.md."""
 
 from typing import Any
 
@@ -74,21 +74,21 @@ def distances(params) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-30, 1.0, 1e30], ids=str)
-def test_gradients_of_any_size_keep_every_leaf_on_its_set(scale):
+def test_gradients_of_any_scale_stay_on_manifold(scale):
     params, state = PARAMS, TX.init(PARAMS)
     for seed in range(3):
         params, state = step(drawn(seed, scale), state, params)
     assert max(distances(params).values()) < 4e-6
     for name, before in PARAMS.items():
         assert np.isfinite(params[name]).all()
-        if scale != 1e-42:  # XLA may flush the sums of momentum to zero
+        if scale != 1e-42:  # XLA may flush denormal momentum to zero
             moved = not np.array_equal(params[name], before)
             assert moved == (scale > 0 and name != "empty")
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite(value):
-    """It stays in its own leaf, and in the momentum, unless `apply_if_finite` leaves it out."""
+def test_nonfinite_gradient_stays_in_its_leaf(value):
+    """The momentum keeps it too, unless `apply_if_finite` skips the step."""
     bad = drawn(1) | {"tall": np.full((6, 3), value, np.float32)}
     params, state = step(bad, TX.init(PARAMS), PARAMS)
     assert np.isnan(params["tall"]).all()
@@ -103,8 +103,8 @@ def test_a_gradient_that_is_not_finite(value):
         np.testing.assert_allclose(params[name], wanted[name], atol=1e-6)
 
 
-def test_one_batch_of_1e20_with_and_without_clipping():
-    """Momentum keeps it for hundreds of steps; clipped before the momentum it is one batch."""
+def test_gradient_spike_needs_clipping():
+    """Momentum keeps a spike of 1e20 for hundreds of steps; clipped first, it costs a batch."""
     geometry, target = Stiefel(), np.float32(np.eye(6, 3)[::-1])
     spike = 1e20 * np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
     start = Stiefel().random_point(jax.random.key(0), (6, 3), jnp.float32)
@@ -147,8 +147,8 @@ def two_steps(params):
 
 
 @pytest.mark.parametrize("how", [0.1, 1.5, 3.0, 100.0, "gaussian"])
-def test_weights_far_off_their_set_come_back(how):
-    """As long as they have full rank; He's initialisation is Gaussian."""
+def test_weights_far_from_manifold_return(how):
+    """For weights of full rank; He initialisation is Gaussian."""
     shapes = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in FAR_SHAPES.items()}
     if how == "gaussian":
         rng = np.random.default_rng(7)
@@ -160,7 +160,7 @@ def test_weights_far_off_their_set_come_back(how):
     assert all(np.isfinite(x).all() for x in params.values())
 
 
-def test_weights_without_full_rank_return():
+def test_rank_deficient_weights_return_to_manifold():
     geometry = {"qr": Stiefel(retraction=QR()), "polar": Stiefel()}
     tx = optim.manifold_muon(0.1, geometry, momentum=None)
     flat = dict.fromkeys(geometry, jnp.ones((8, 4)))
@@ -171,7 +171,7 @@ def test_weights_without_full_rank_return():
 
 
 @pytest.mark.parametrize("ones", [0.0, 0.3, 1.0])
-def test_a_ball_takes_weights_of_any_rank(ones):
+def test_spectral_ball_accepts_any_rank(ones):
     ball = {"w": SpectralBall(), "band": SpectralBand()}
     tx = optim.manifold_muon(0.1, ball)
     far = {k: jnp.full((8, 4), ones) for k in ball}
@@ -181,10 +181,10 @@ def test_a_ball_takes_weights_of_any_rank(ones):
     updates, _ = jax.jit(tx.update)(grads, state, far)
     near = optim.monitor_distance(ball, optax.apply_updates(far, updates))
     assert near["w"] < 4e-6
-    assert near["band"] < 2e-4  # a singular value of zero has far to go, by inverse roots
+    assert near["band"] < 2e-4  # inverse roots converge slowly from zero singular values
 
 
-def test_averaging_leaves_the_set_and_projecting_returns():
+def test_average_leaves_manifold_and_projection_returns():
     params, state, seen = PARAMS, TX.init(PARAMS), []
     for seed in range(4):
         params, state = step(drawn(seed), state, params)
@@ -194,7 +194,7 @@ def test_averaging_leaves_the_set_and_projecting_returns():
     assert max(distances(optim.project_tree(GEOMETRY, mean)).values()) < 4e-6
 
 
-def test_rank_deficient_gradients_have_directions():
+def test_rank_deficient_gradients_give_valid_steps():
     grads = drawn(0)
     grads["tall"] = np.outer(np.ones(6), np.arange(3.0)).astype(np.float32)
     tx = optim.muon(0.1, Euclidean(RMSToRMS()))

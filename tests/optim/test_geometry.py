@@ -1,4 +1,4 @@
-"""Which manifold each parameter gets, and the errors that name the parameter."""
+"""Assignment of manifolds to parameters, and errors that name the parameter."""
 
 import gc
 import re
@@ -38,16 +38,16 @@ WANTED = {"blocks": [{"w": W, "b": B}, {"w": W, "b": B}], "head": W}
         optim.by_path({"blocks/?/b": B, "blocks/**/w": W, "head/**": W}),
     ],
 )
-def test_every_way_to_say_it_gives_the_same_tree(geometry):
+def test_equivalent_geometries_resolve_to_same_tree(geometry):
     assert optim.resolve(geometry, TREE) == WANTED
 
 
-def test_a_single_manifold_is_for_every_leaf():
+def test_single_manifold_applies_to_every_leaf():
     assert optim.resolve(W, {"a": jnp.ones((3, 2)), "b": [jnp.ones((5, 4))]}) == {"a": W, "b": [W]}
     assert optim.resolve(B, jnp.ones(3)) == B
 
 
-def test_a_prefix_covers_the_whole_branch():
+def test_prefix_covers_whole_branch():
     tree = abstract({"mlp/~/linear": {"w": (3, 2)}, "mlp": {"x": (2, 2)}})
     assert optim.resolve({"mlp/~/linear": W, "mlp/x": W}, tree)["mlp/~/linear"] == {"w": W}
 
@@ -57,11 +57,11 @@ def test_a_prefix_covers_the_whole_branch():
     "geometry",
     [{"a": W, "b": {"deep": B}}, optim.by_path({"a": W, "b/**": B}), lambda path, leaf: W],
 )
-def test_holes_pass_through_whatever_is_said_of_them(hole, geometry):
+def test_holes_pass_through_any_geometry(hole, geometry):
     assert optim.resolve(geometry, {"a": jnp.ones((3, 2)), "b": hole}) == {"a": W, "b": hole}
 
 
-def test_patterns_for_a_masked_branch_may_go_unused():
+def test_patterns_for_masked_branch_may_be_unused():
     geometry = optim.by_path({"a": W, "b/kernel": W, "b/bias": B})
     tree = {"a": jnp.ones((3, 2)), "b": optax.MaskedNode()}
     assert optim.resolve(geometry, tree)["a"] == W
@@ -91,7 +91,7 @@ def test_errors_name_the_path(geometry, error, message):
         optim.resolve(geometry, TREE)
 
 
-def test_geometry_functions_are_called_each_time_and_not_cached():
+def test_geometry_functions_are_not_cached():
     chosen: dict[str, Any] = {"b": B}
 
     def geometry(path, leaf):
@@ -108,7 +108,7 @@ def test_geometry_functions_are_called_each_time_and_not_cached():
 
 
 @pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
-def test_only_real_floating_point_parameters(dtype):
+def test_non_floating_parameters_raise(dtype):
     params = {"a": jnp.ones((3, 2)), "steps": jnp.zeros((3, 2), dtype)}
     with pytest.raises(TypeError, match="'steps' has dtype"):
         optim.resolve(W, params)
@@ -123,17 +123,17 @@ def test_only_real_floating_point_parameters(dtype):
         (optim.by_path({"**": W}), "the leaf '' is a ByPath.*: were the two exchanged?"),
     ],
 )
-def test_non_arrays_are_named_in_the_error(params, message):
+def test_errors_name_non_array_leaves(params, message):
     with pytest.raises(TypeError, match=message):
         optim.monitor_distance(W, params)
 
 
-def test_numbers_narrower_than_two_bytes_are_refused():
+def test_float8_parameters_raise():
     with pytest.raises(TypeError, match="'w' has dtype float8_e4m3fn; steps need bfloat16 or"):
         optim.muon(0.1, W).init({"w": jnp.zeros((3, 2), jnp.float8_e4m3fn)})
 
 
-def test_two_paths_that_read_the_same_are_refused():
+def test_ambiguous_paths_raise():
     params = {"a/b": jnp.ones((3, 2)), "a": {"b": jnp.ones((3, 2))}}
     with pytest.raises(ValueError, match="'a/b'.* more than once"):
         optim.resolve(W, params)
@@ -158,8 +158,8 @@ KERNELS = {"**/kernel": W, "**/bias": B}
     ("make", "rules"),
     [(linen_params, KERNELS), (nnx_params, KERNELS), (equinox_params, {"weight": W, "bias": B})],
 )
-def test_frameworks(make, rules):
-    """The same lines train every container, on the manifold."""
+def test_framework_containers_train_on_manifold(make, rules):
+    """The same code trains parameters of Linen, NNX and Equinox."""
     params, geometry = make(), optim.by_path(rules)
     params = optim.project_tree(geometry, params)
     tx = optim.manifold_muon(0.1, geometry)
@@ -171,7 +171,7 @@ def test_frameworks(make, rules):
     assert all(jnp.any(a != b) for a, b in zip(*map(jax.tree.leaves, (moved, params)), strict=True))
 
 
-def test_init_tree_gives_each_leaf_its_own_randomness():
+def test_init_tree_draws_each_leaf_by_path():
     geometry = Hypersphere()
     few = optim.init_tree(geometry, jax.random.key(0), abstract({"a": (5,), "b": (5,)}))
     more = optim.init_tree(geometry, jax.random.key(0), abstract({"0": (5,), "a": (5,), "b": (5,)}))
@@ -180,7 +180,7 @@ def test_init_tree_gives_each_leaf_its_own_randomness():
     assert not jnp.array_equal(few["a"], few["b"])
 
 
-def test_muon_sets_its_method_whatever_way_the_geometry_is_said():
+def test_muon_sets_method_for_any_geometry_form():
     flat = Euclidean(RMSToRMS())
     params = {"w": jnp.zeros((4, 3))}
     grads = {"w": jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)}

@@ -1,4 +1,4 @@
-"""The usual split: matrices on manifolds, everything else by another optimizer."""
+"""`hybrid`: matrices on manifolds, all other parameters by another optimizer."""
 
 import re
 from typing import Any
@@ -54,8 +54,8 @@ def parts(tree: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return own, {name: x for name, x in named.items() if name not in OWN}
 
 
-def test_each_side_takes_the_steps_that_it_takes_alone():
-    """Against two loops over two dictionaries, with the norm of all gradients in NumPy."""
+def test_hybrid_matches_separate_optimizers():
+    """Against two separate training loops; NumPy computes the global gradient norm."""
     muon = optim.manifold_muon(SCHEDULE, GEOMETRY)
     both = optim.hybrid(muon, GEOMETRY, optax.adamw(OTHER, weight_decay=0.3))
     tx = optim.chain(optax.clip_by_global_norm(1.0), both)
@@ -92,7 +92,7 @@ def test_each_side_takes_the_steps_that_it_takes_alone():
         optim.retract(GEOMETRY),
     ],
 )
-def test_entries_none_are_refused_outside_hybrid(tx):
+def test_none_entries_outside_hybrid_raise(tx):
     names = ["embed", "head/bias", "layer/bias", "layer/gain"]
     message = re.escape(f"the geometry leaves {names} to another optimizer (None): wrap this one")
     with pytest.raises(ValueError, match=message):
@@ -119,7 +119,7 @@ def test_entries_none_are_refused_outside_hybrid(tx):
         },
     ],
 )
-def test_functions_of_trees_leave_the_rest_as_it_is(geometry):
+def test_tree_functions_skip_none_entries(geometry):
     far = drawn(0)
     moved = optim.project_tree(geometry, far)
     found = optim.init_tree(geometry, jax.random.key(0), far)
@@ -133,15 +133,15 @@ def test_functions_of_trees_leave_the_rest_as_it_is(geometry):
         optim.init_tree(geometry, jax.random.key(0), jax.eval_shape(lambda: far))
 
 
-def test_tabulate_shows_entries_none():
-    budgets = optim.by_path({"**/kernel": 0.5})  # as inside of `hybrid`
+def test_tabulate_lists_none_entries_as_rest():
+    budgets = optim.by_path({"**/kernel": 0.5})  # as inside `hybrid`
     table = optim.tabulate(GEOMETRY, PARAMS, budgets)
     assert len(table.rows) == 6
     rest = [line.split() for line in str(table).splitlines() if " rest " in line]
     assert [line[0] for line in rest] == ["embed", "head/bias", "layer/bias", "layer/gain"]
 
 
-def test_chain_and_check_chain_know_it():
+def test_chain_and_check_chain_accept_hybrid():
     tx = optim.hybrid(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, optax.adamw(0.01))
     optim.check_chain(tx, GEOMETRY, PARAMS)
     frozen = {"embed": True, "layer": False, "head": {"kernel": False, "bias": True}}
@@ -155,7 +155,7 @@ def test_chain_and_check_chain_know_it():
         optim.check_chain(still, GEOMETRY, PARAMS)
 
 
-def test_rates_of_both_sides_are_hyperparameters():
+def test_both_learning_rates_can_be_injected():
     def make(rate, rest_rate):
         return optim.hybrid(optim.manifold_muon(rate, GEOMETRY), GEOMETRY, optax.adamw(rest_rate))
 
@@ -167,7 +167,7 @@ def test_rates_of_both_sides_are_hyperparameters():
     assert all(jnp.any(x != 0) for x in parts(updates)[0].values())
 
 
-def test_counters_may_be_left_to_the_rest():
+def test_integer_leaves_go_to_the_rest():
     params = {"kernel": PARAMS["head"]["kernel"], "steps": jnp.arange(3)}
     geometry = {"kernel": MATRIX, "steps": None}
     tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.set_to_zero())
@@ -176,7 +176,7 @@ def test_counters_may_be_left_to_the_rest():
         update(tx, params | {"steps": jnp.zeros(4)}, params)
 
 
-def test_other_whole_optimizers_go_around_it():
+def test_hybrid_works_inside_other_wrappers():
     tx = optim.hybrid(optim.muon(0.02, FLAT), FLAT, optax.adamw(0.01))
     heads = optim.by_path(
         {"layer/kernel": Layout(-2, -1, out_blocks=2), "embed": Layout(), "**": None}
@@ -188,7 +188,7 @@ def test_other_whole_optimizers_go_around_it():
     assert not jnp.allclose(updates["embed"], plain["embed"], atol=1e-3)
 
 
-def test_hyperball_is_a_side_like_any_other():
+def test_hybrid_accepts_hyperball():
     geometry = optim.by_path({"**/kernel": Hypersphere(ndim=2), "**": None})
     ball = optim.hyperball(optax.scale_by_adam(), 0.1, geometry)
     tx = optim.hybrid(ball, geometry, optax.adamw(0.01))
@@ -202,8 +202,8 @@ def test_hyperball_is_a_side_like_any_other():
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_on_a_mesh(kind):
-    # Not Adam, whose counter is on no mesh before the first step.
+def test_hybrid_on_a_mesh(kind):
+    # Not Adam: its counter is not on the mesh before the first step.
     muon, momentum = optim.manifold_muon(0.1, MATRIX_AND_TABLE), optax.sgd(0.1, momentum=0.9)
     tx = optim.hybrid(muon, MATRIX_AND_TABLE, momentum)
     mesh = jax.make_mesh((8,), ("x",), (getattr(jax.sharding.AxisType, kind),))
@@ -218,7 +218,7 @@ def test_on_a_mesh(kind):
 MATRIX_AND_TABLE = {"kernel": MATRIX, "table": None}
 
 
-def test_checkpoints_record_who_has_a_parameter(tmp_path):
+def test_checkpoints_record_none_entries(tmp_path):
     table = optim.tabulate(GEOMETRY, PARAMS)
     other = optim.by_path({"**/kernel": MATRIX, "head/bias": Euclidean(), "**": None})
     tx = optim.hybrid(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, optax.adamw(0.01))

@@ -1,4 +1,4 @@
-"""Weights that keep the norm of their start, against the published formula in NumPy's float64."""
+"""Weights that keep their initial norm, against the published formula in NumPy's float64."""
 
 import re
 from typing import Any
@@ -40,7 +40,7 @@ def norm(x: np.ndarray) -> np.ndarray:
 def published(
     start: np.ndarray, updates: list[np.ndarray], rate: float, radial: float = 1.0
 ) -> np.ndarray:
-    """Return the weights that arXiv:2606.16899 reaches by these updates of its base."""
+    """Return the weights after these base updates, by the formula of arXiv:2606.16899."""
     weight, radius = start.astype(np.float64), norm(start)
     for update in updates:
         unit, step = weight / norm(weight), update.astype(np.float64)
@@ -68,7 +68,7 @@ def as_matrices(name: str, x: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("radial", [1.0, pytest.param(0.044, marks=pytest.mark.slow), 0.0])
-def test_one_step_is_the_formula(radial):
+def test_step_matches_published_formula(radial):
     params, grads = drawn(0), drawn(1)
     tx = hyperball(optax.identity(), 0.3, GEOMETRY, radial=radial)
     found, _ = train(tx, params, [grads])
@@ -111,7 +111,7 @@ BASES = {
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_ten_steps_are_those_of_a_loop(name):
+def test_ten_steps_match_numpy_loop(name):
     base, updates = BASES[name]
     shapes = {"w": (5, 4), "stack": (2, 3, 4)}
     params, batches = drawn(2, shapes), [drawn(10 + i, shapes) for i in range(10)]
@@ -128,8 +128,8 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_recipes_are_the_published_ones_beside_another_optimizer(name):
-    """Layouts, clipping over all gradients, and entries None for the rest."""
+def test_adamh_and_muonh_match_published_updates(name):
+    """With layouts, global clipping, and `None` entries trained by the `rest` optimizer."""
     make, updates = NAMED[name]
     geometry = GEOMETRY | {"bias": None}
     params, batches = drawn(6), [drawn(30 + i) for i in range(4)]
@@ -144,8 +144,8 @@ def test_recipes_are_the_published_ones_beside_another_optimizer(name):
     np.testing.assert_allclose(found["bias"], bias, rtol=1e-5)
 
 
-def test_base_of_optax():
-    """`optax.contrib.scale_by_muon`, whose updates do not depend on the parameters."""
+def test_optax_muon_as_base():
+    """The updates of `optax.contrib.scale_by_muon` do not depend on the parameters."""
     dims = {"w": optax.contrib.MuonDimensionNumbers()}
     base: Any = optax.contrib.scale_by_muon(weight_dimension_numbers=dims)
     params, batches = drawn(3, {"w": (5, 4)}), [drawn(20 + i, {"w": (5, 4)}) for i in range(3)]
@@ -159,25 +159,25 @@ def test_base_of_optax():
     )
 
 
-def test_a_tangent_step_is_that_of_the_sphere():
-    """`radial=0` at a known radius: `optim.normalize` and `optim.retract`."""
+def test_tangent_step_matches_hypersphere_step():
+    """`radial=0` at a known radius equals `optim.normalize` followed by `optim.retract`."""
     grads = drawn(4, {"w": (2, 5, 4)})
     sphere = Hypersphere(3.0, ndim=2)
     params = jax.device_get(optim.project_tree(sphere, drawn(5, {"w": (2, 5, 4)})))
     rate = optax.scale_by_learning_rate(0.2)
     found, _ = train(hyperball(optax.identity(), 0.2, SPHERE, radial=0), params, [grads])
-    # normalize divides by the norm relative to the scale 3: its steps have length 3 for budget 1.
+    # `normalize` measures norms relative to the scale 3, so budget 1 gives steps of length 3.
     own = optim.chain(optim.normalize(optax.identity(), sphere), rate, optim.retract(sphere))
     wanted, _ = train(own, params, [grads])
     np.testing.assert_allclose(found["w"], wanted["w"], rtol=1e-5, atol=1e-6)
 
 
-def test_a_radial_update_has_no_tangent_part():
-    """Divided by its norm, what rounding leaves of it would be a whole step."""
+def test_radial_update_does_not_move_weights():
+    """Dividing the rounding error of a zero tangent part by its norm would give a full step."""
     params = drawn(6, {"w": (5, 4)})
     found, _ = train(hyperball(optax.identity(), 0.5, SPHERE, radial=0), params, [params])
     np.testing.assert_array_equal(found["w"], params["w"])
-    # And published steps of it do not move either, to rounding.
+    # The published step (radial=1) does not move them either, up to rounding.
     found, _ = train(hyperball(optax.identity(), 0.5, SPHERE), params, [params])
     np.testing.assert_allclose(found["w"], params["w"], rtol=1e-6)
 
@@ -186,7 +186,7 @@ def sizes(x: Any, axes: tuple[int, ...]) -> np.ndarray:
     return np.sqrt(np.sum(np.square(np.asarray(x, np.float64)), axis=axes))
 
 
-def test_every_expert_keeps_its_own_norm():
+def test_each_expert_keeps_its_norm():
     """Marin's MuonH took the norm over all experts of a layer (marin #8621)."""
     scales = np.array([0.5, 1.0, 3.0], np.float32)[:, None, None]
     params = {"experts": drawn(7, {"x": (2, 3, 4, 5)})["x"] * scales}  # layers, experts, in, out
@@ -195,7 +195,7 @@ def test_every_expert_keeps_its_own_norm():
     np.testing.assert_allclose(
         sizes(own["experts"], (2, 3)), sizes(params["experts"], (2, 3)), rtol=1e-6
     )
-    # Together, where the geometry says so.
+    # `ndim=3` keeps the joint norm of the experts instead.
     all_experts = hyperball(optax.identity(), 0.5, Hypersphere(ndim=3))
     found, _ = train(all_experts, params, batches)
     before, after = (sizes(x["experts"], (1, 2, 3)) for x in (params, found))
@@ -213,7 +213,7 @@ PLACES = {"w": ("x", "y"), "kernel": (None, "x"), "experts": (None, "x", None, "
 
 @pytest.mark.slow_except("explicit")
 @pytest.mark.parametrize("mesh", MESHES)
-def test_norms_on_a_mesh_count_every_shard_once(mesh):
+def test_norms_count_each_shard_once(mesh):
     """A norm of sharded matrices was several times too large in marin #8073."""
     mesh = jax.make_mesh(*MESHES[mesh])
     places = {k: NamedSharding(mesh, PartitionSpec(*spec)) for k, spec in PLACES.items()}
@@ -238,12 +238,12 @@ def test_sharded_experts_are_not_gathered(mesh):
     with jax.set_mesh(mesh):
         step = jax.jit(tx.update).lower(params, tx.init(params), params).compile()
     moves = r"(all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)"
-    # Radii alone may be gathered: 2 x 8 numbers.
+    # Only the radii (2 x 8 numbers) may be gathered.
     found = re.findall(rf"= f32\[([\d,]*)\]\S* {moves}", str(step.as_text()))
     assert all(len(shape.split(",")) <= 2 for shape, _ in found), found
 
 
-def test_checkpoints_keep_the_radius(tmp_path, no_futures_left):
+def test_checkpoints_restore_radius(tmp_path, no_futures_left):
     from manifoldmuon.checkpoints import Checkpoints
 
     tx, batches = hyperball(optax.scale_by_adam(), 0.1, GEOMETRY), [drawn(i) for i in range(4)]
@@ -261,7 +261,7 @@ def test_checkpoints_keep_the_radius(tmp_path, no_futures_left):
     jax.tree.map(np.testing.assert_array_equal, updates, wanted)
 
 
-def test_fine_tuning_starts_from_the_weights_given():
+def test_init_takes_radius_from_given_weights():
     tx: Any = keep_norms(SPHERE)
     state = tx.init({"w": 3 * jnp.eye(4)})
     np.testing.assert_allclose(state.radius["w"], 6.0)
@@ -274,17 +274,17 @@ def test_fine_tuning_starts_from_the_weights_given():
 
 
 @pytest.mark.parametrize("entry", [0.0, 3e38, np.nan])
-def test_weights_without_a_sphere(entry):
+def test_zero_or_nonfinite_norms_raise(entry):
     params = {"w": jnp.ones((2, 3)), "out": jnp.full((2, 3, 2), entry)}
     with pytest.raises(ValueError, match=r"keep_norms: \['out'\] have weights of norm zero, or"):
         keep_norms(SPHERE).init(params)
-    # Inside of jit nothing can be raised, but it shows.
+    # Inside jit the radius becomes NaN instead of an error.
     state = jax.jit(keep_norms(SPHERE).init)(params)
     assert np.isfinite(state.radius["w"])
     assert np.all(np.isnan(state.radius["out"]))
 
 
-def test_weights_of_norm_zero_with_a_radius():
+def test_explicit_radius_allows_zero_weights():
     zero = {"w": jnp.ones((2, 3)), "out": jnp.zeros((2, 3, 2))}
     radius = optim.by_path({"out": RootRank(3.0), "**": None})
     tx = hyperball(optax.identity(), 0.1, SPHERE, radius=radius)
@@ -300,7 +300,7 @@ def test_zero_updates_keep_the_weights():
     jax.tree.map(np.testing.assert_array_equal, found, params)
 
 
-def test_nan_stays_in_its_matrix():
+def test_nan_gradient_stays_in_its_matrix():
     params, grads = drawn(14), drawn(15)
     grads["stack"][0, 1, 0, 0] = np.nan
     found, state = train(hyperball(optax.identity(), 0.1, GEOMETRY), params, [grads])
@@ -316,14 +316,14 @@ def test_works_with_optax_wrappers(radial):
     geometry = {"w": SPHERE.transposed(), "stack": SPHERE, "bias": Euclidean()}
 
     def make(learning_rate):
-        # The checks start from zeros, too, which have no sphere of their own.
+        # The checks also start from zeros, which need an explicit radius.
         base = optax.trace(0.9, accumulator_dtype=jnp.float32)
         return hyperball(base, learning_rate, geometry, radial=radial, radius=2.0)
 
     check_transformation(make, drawn(16, shapes), {"learning_rate": 0.1}, scale_free=False)
 
 
-def test_injected_numbers():
+def test_injected_hyperparameters_match_formula():
     tx = optax.inject_hyperparams(hyperball)(
         optax.identity(),
         learning_rate=optax.linear_schedule(0.2, 0.1, 1),
@@ -338,7 +338,7 @@ def test_injected_numbers():
     np.testing.assert_allclose(state.hyperparams["radial"], 0.5)
 
 
-def test_budgets_are_shares_of_the_rate():
+def test_budgets_scale_the_learning_rate():
     params, grads = drawn(18, {"a": (3, 4), "b": (3, 4)}), drawn(19, {"a": (3, 4), "b": (3, 4)})
     tx = hyperball(optax.identity(), 0.4, SPHERE, budgets={"a": 1.0, "b": 0.5})
     found, _ = train(tx, params, [grads])
@@ -347,8 +347,8 @@ def test_budgets_are_shares_of_the_rate():
         np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_tangent_spectral_steps_beside_another_optimizer():
-    """The geometry of the directions is that of the norms, and `hybrid` hands out the rest."""
+def test_spectral_directions_work_inside_hybrid():
+    """Directions and norms share a geometry; `hybrid` trains the rest."""
     sphere = Hypersphere(ndim=2, step_norm=Spectral()).fast().transposed()
     geometry = {"kernel": sphere, "bias": None}
     base = optax.chain(optax.trace(0.9), optim.scale_by_steepest(geometry))
@@ -362,8 +362,8 @@ def test_tangent_spectral_steps_beside_another_optimizer():
     np.testing.assert_allclose(found["bias"], params["bias"] - 0.5 * moved, rtol=1e-5, atol=1e-6)
 
 
-def test_rows_keep_their_norms():
-    """`Hypersphere()` is one row."""
+def test_hypersphere_rows_keep_their_norms():
+    """`Hypersphere()` makes each row a point."""
     params, grads = drawn(20, {"w": (5, 4)}), drawn(21, {"w": (5, 4)})
     found, _ = train(hyperball(optax.identity(), 0.5, Hypersphere()), params, [grads])
     wanted = published(params["w"][:, None], [grads["w"][:, None]], 0.5)[:, 0]
@@ -388,7 +388,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
-def test_wrong_arguments_are_refused(call, message):
+def test_invalid_arguments_raise(call, message):
     with pytest.raises((TypeError, ValueError)) as error:
         call()
     assert str(error.value).startswith(message)
@@ -396,8 +396,8 @@ def test_wrong_arguments_are_refused(call, message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
-def test_norms_do_not_drift_in_a_hundred_thousand_steps(dtype):
-    """The radius is state; measured anew in each step, rounding errors add up."""
+def test_norms_do_not_drift_over_100000_steps(dtype):
+    """The radius is stored in the state; recomputing it each step accumulates rounding errors."""
     start = (3 * jax.random.normal(jax.random.key(0), (2, 8, 8))).astype(dtype)
     tx = hyperball(optax.identity(), 0.02, SPHERE)
 
@@ -417,7 +417,7 @@ def test_norms_do_not_drift_in_a_hundred_thousand_steps(dtype):
         return np.max(np.abs(sizes(weight, (1, 2)) / sizes(start, (1, 2)) - 1))
 
     kept, anew = drift(run(tx.update)), drift(run(measured_anew))
-    # The rounding of one step: of the entries (64 errors, half of them up), and of the norm.
+    # Rounding of a single step: 64 entries (half rounded up) and the norm itself.
     eps, of_sums = (float(jnp.finfo(x).eps) for x in (dtype, jnp.float32))
     assert kept < eps / 8 + 2 * of_sums
     assert anew > 100 * kept

@@ -1,4 +1,4 @@
-"""The leaf engine: stacks, budgets and what functions may return."""
+"""`map_leaves`: stacking, budgets and checks of the returned updates."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Stiefel
 
 
-def test_map_leaves_stacks_leaves_and_passes_others_through():
-    """Layouts, states by path, and leaves that are not selected."""
+def test_map_leaves_stacks_selected_leaves():
+    """With layouts and states by path; other leaves pass through."""
     geometry = {"a": Stiefel(), "b": Stiefel().transposed(), "bias": Euclidean()}
     params = {"a": jnp.eye(3, 2), "b": jnp.eye(2, 3), "bias": jnp.ones(2)}
     updates = jax.tree.map(lambda x: 2 * x, params)
@@ -31,7 +31,7 @@ def test_map_leaves_stacks_leaves_and_passes_others_through():
         select=lambda manifold: manifold.constrained,
         carried={"a": jnp.array(3.0), "b": jnp.array(5.0)},
     )
-    assert shapes == [(2, 3, 2)]  # one call for both, in the manifold's layout
+    assert shapes == [(2, 3, 2)]  # a single call for both, in the manifold's layout
     assert {path: float(x) for path, x in largest.items()} == {"a": 1, "b": 1}
     for name, factor in {"a": 6, "b": 10, "bias": 2}.items():
         np.testing.assert_array_equal(found[name], factor * params[name])
@@ -39,8 +39,8 @@ def test_map_leaves_stacks_leaves_and_passes_others_through():
         optim.map_leaves(scale, geometry, updates, params, carried={"bias": jnp.array(1.0)})
 
 
-def test_a_few_stacks_of_one_kind_are_solved_by_one_program():
-    """One after the other, where a larger stack would have to be written and read."""
+def test_equal_stacks_share_one_program():
+    """The program runs once per stack, which avoids copying them into a larger stack."""
     rng, shapes = np.random.default_rng(0), []
     params = {name: jnp.asarray(rng.standard_normal((3, 4, 2)), jnp.float32) for name in "qkvo"}
     factors = {name: jnp.float32(i) for i, name in enumerate(params)}
@@ -56,8 +56,8 @@ def test_a_few_stacks_of_one_kind_are_solved_by_one_program():
         np.testing.assert_allclose(sums[name], np.sum(point), rtol=1e-5)
 
 
-def test_the_cache_does_not_hide_wrong_types():
-    """Equal in Python is not equal in kind: `True == 1.0`."""
+def test_cache_does_not_hide_type_errors():
+    """`True == 1.0` in Python, so a cache by value would accept `True`."""
     updates = {"a": jnp.ones(2)}
     scaled: Any
     scaled, _ = optim.scale_by_budget({"a": 1.0}).update(updates, optax.EmptyState())
@@ -69,7 +69,7 @@ def test_the_cache_does_not_hide_wrong_types():
 
 
 def test_budgets_may_be_traced():
-    """They cannot be kept, and are read anew."""
+    """Traced budgets are not cached."""
 
     @jax.jit
     def scale(budget, updates):
@@ -90,7 +90,7 @@ def test_budgets_may_be_traced():
     ids=["shape", "list", "three", "shape in a tuple"],
 )
 @pytest.mark.parametrize("names", ["a", "ab"])
-def test_map_leaves_refuses_results_that_are_no_updates(returned, names):
+def test_map_leaves_rejects_invalid_results(returned, names):
     params = {name: jnp.eye(3, 2) for name in names}
     with pytest.raises(ValueError, match="map_leaves: for a point of shape .* must return"):
         optim.map_leaves(lambda manifold, point, update: returned(point), Stiefel(), params, params)

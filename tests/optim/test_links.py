@@ -1,4 +1,4 @@
-"""What the links compute, against direct calls, NumPy and brute force."""
+"""Outputs of the transformations, against direct calls, NumPy and brute force."""
 
 import dataclasses
 from typing import Any
@@ -26,13 +26,13 @@ def drawn(shapes: Any, seed: int = 0, dtype: Any = jnp.float32) -> Any:
     return jax.tree.unflatten(treedef, arrays)
 
 
-def test_stacked_leaves_equal_leaves_solved_alone():
+def test_stacked_leaves_match_leaves_solved_alone():
     instance = INSTANCES["steepest"]
     tx, params, grads = instance.tx(), instance.params(), instance.grads()
     updates, state = jax.jit(tx.update)(grads, tx.init(params), params)
     assert set(state.dual) <= set(params) == set(state.gap) == set(state.residual)
     for name, entry in instance.geometry.items():
-        laid_out = isinstance(entry, LaidOut)  # the two of (in, out) kernels
+        laid_out = isinstance(entry, LaidOut)  # (in, out) kernels
         manifold = entry.manifold if laid_out else entry
         point, grad = (x.T if laid_out else x for x in (params[name], grads[name]))
         alone = jax.jit(manifold.steepest)(point, grad, manifold.init_dual(point.shape))
@@ -47,7 +47,7 @@ def test_stacked_leaves_equal_leaves_solved_alone():
 
 @dataclasses.dataclass(frozen=True)
 class Counted(Euclidean):
-    """Notes the shape with which it is called, and hands it on as a warm start that counts."""
+    """Record the shape of each call; sum gradients in the warm start."""
 
     def init_dual(self, shape):
         return jnp.zeros(shape[:-1])
@@ -60,7 +60,7 @@ class Counted(Euclidean):
 CALLS: list[tuple[int, ...]] = []
 
 
-def test_the_number_of_solvers_does_not_grow_with_depth():
+def test_solver_count_does_not_grow_with_depth():
     params = drawn({str(i): (4, 3) for i in range(12)} | {"other": (5, 3)})
     tx = optim.scale_by_steepest(Counted())
     CALLS.clear()
@@ -68,7 +68,7 @@ def test_the_number_of_solvers_does_not_grow_with_depth():
     assert len(CALLS) == 2
 
 
-def test_a_few_stacks_are_solved_in_turn_by_one_program():
+def test_equal_stacks_trace_solver_once():
     params = drawn({str(i): (4, 3) for i in range(4)} | {"a": (3,), "b": (3,)})
     tx = optim.scale_by_steepest(Counted())
     CALLS.clear()
@@ -76,7 +76,7 @@ def test_a_few_stacks_are_solved_in_turn_by_one_program():
     assert sorted(CALLS) == [(2, 3), (4, 3)]
 
 
-def test_warm_starts_are_handed_on_and_survive_a_nan():
+def test_warm_starts_survive_nan_gradients():
     params = drawn({"a": (2, 3), "b": (2, 3), "c": (3,)})
     tx = optim.scale_by_steepest(Counted())
     update = jax.jit(tx.update)
@@ -90,7 +90,7 @@ def test_warm_starts_are_handed_on_and_survive_a_nan():
     assert np.isnan(state.gap["a"]).all()
 
 
-def test_budgets_multiply():
+def test_budgets_multiply_updates():
     updates = drawn({"a": {"b": (2,), "c": (3,)}, "d": (4,)}, dtype=jnp.bfloat16)
     expected = {"a/b": 0.5, "a/c": 0.5, "d": 2.0}
     for budgets in (
@@ -118,13 +118,13 @@ def test_budgets_multiply():
         (lambda path, leaf: None, TypeError, "the budget of 'a' is None"),
     ],
 )
-def test_budget_errors(budgets, error, message):
+def test_invalid_budgets_raise(budgets, error, message):
     tx = optim.scale_by_budget(budgets)
     with pytest.raises(error, match=message):
         tx.update(drawn({"a": (2,), "b": (2,)}), optax.EmptyState())
 
 
-def test_retract_emits_the_step_to_the_retracted_point():
+def test_retract_returns_step_to_retracted_point():
     params = {"w": Stiefel().random_point(jax.random.key(0), (6, 3), jnp.float32)}
     step = {"w": 0.3 * Stiefel().project_tangent(params["w"], drawn((6, 3), 1))}
     tx = optim.retract(Stiefel())
@@ -136,11 +136,11 @@ def test_retract_emits_the_step_to_the_retracted_point():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_low_precision_lands_as_near_as_any_update_could(dtype):
-    """Against every update within four units in the last place of the one that is emitted."""
+def test_low_precision_update_is_best_possible(dtype):
+    """Against all updates within four units in the last place of the returned update."""
     point = drawn((2000,), 0, dtype)
     target = drawn((2000,), 1)
-    # Points and targets of one sign and of similar size: what a step really meets.
+    # Points and targets have the same sign and similar size, as in real steps.
     near = jnp.asarray(point, jnp.float32) * (1 + 0.3 * jnp.abs(target))
     update = difference(near, point)
     assert update.dtype == dtype
@@ -155,7 +155,7 @@ def test_low_precision_lands_as_near_as_any_update_could(dtype):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_a_long_walk_stays_on_the_manifold(dtype):
+def test_300_steps_stay_on_manifold(dtype):
     geometry = {"w": Stiefel(solver=ProjectedPolar()), "v": Hypersphere(scale=2.0)}
     shapes = abstract({"w": (8, 4), "v": (6,)})
     params = optim.init_tree(geometry, jax.random.key(0), shapes)
@@ -173,13 +173,13 @@ def test_a_long_walk_stays_on_the_manifold(dtype):
     start = params, tx.init(params)
     (end, _), distances = jax.jit(lambda c: jax.lax.scan(step, c, keys))(start)
     assert end["w"].dtype == dtype
-    # One rounding of the entries, from the first step to the last: sqrt(m n) halves of an ulp.
+    # Rounding does not accumulate: half an ulp per entry, sqrt(m n) times half an ulp in all.
     allowed = 0.5 * float(jnp.finfo(dtype).eps) * np.sqrt(8 * 4)
     for walked in distances.values():
         assert float(jnp.max(walked)) <= max(allowed, 1e-6)
 
 
-def test_errors_of_update():
+def test_mismatched_updates_raise():
     params = {"a": jnp.ones(3), "b": jnp.ones(3)}
     for tx in (optim.scale_by_steepest(Euclidean()), optim.retract(Euclidean())):
         state = tx.init(params)
@@ -203,7 +203,7 @@ def test_errors_of_update():
         tx.update(params, tx.init({"a": params["b"]}), params)
 
 
-def test_monitor_reads_any_composition():
+def test_monitor_reads_nested_states():
     params = drawn({"a": (4, 3), "b": (4, 3)})
     geometry = Euclidean(RMSToRMS())
     muon = optim.muon(0.1, geometry, certify=True)

@@ -1,4 +1,4 @@
-"""Parameters in bfloat16 with float32 copies: what the copies keep, and what the parameters are."""
+"""bfloat16 parameters with float32 master copies."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ def walk(tx: Any, params: Any, steps: int) -> tuple[Any, Any]:
     return params, state
 
 
-def test_small_steps_add_up():
+def test_small_steps_accumulate_in_copies():
     params = {"w": jnp.full((3,), 2.0, jnp.bfloat16)}
     descent = optim.manifold_muon(1e-3, Euclidean(MaxAbs(ndim=1)), momentum=None)
     lost, _ = walk(descent, params, 100)
@@ -32,8 +32,8 @@ def test_small_steps_add_up():
     assert kept["w"].dtype == jnp.bfloat16
 
 
-def test_copies_are_the_run_in_float32():
-    """With gradients that do not read the parameters, exactly what the optimizer does by itself."""
+def test_copies_match_float32_run():
+    """Bit for bit, if gradients do not depend on the parameters."""
     params = {"a": jnp.linspace(-1, 1, 12).reshape(4, 3).astype(jnp.bfloat16), "hole": None}
     adam = optax.adamw(3e-2)
     params_after, state = walk(optim.with_master_copies(adam), params, 5)
@@ -44,19 +44,19 @@ def test_copies_are_the_run_in_float32():
     assert miss.max() <= 2.0**-8
 
 
-def test_params_are_needed_and_nothing_may_follow():
+def test_params_are_required_and_it_must_be_last():
     tx: Any = optim.with_master_copies(optax.sgd(0.1))
     params = {"w": jnp.ones(2, jnp.bfloat16)}
     with pytest.raises(ValueError, match="needs params"):
         tx.update(params, tx.init(params))
     with pytest.raises(ValueError, match="it must be last"):
         optim.chain(tx, optax.scale(0.5))
-    # What has only a shape gives a state that has only shapes.
+    # Abstract parameters give an abstract state.
     shapes = jax.eval_shape(lambda: params)
     assert tx.init(shapes).copies["w"] == jax.ShapeDtypeStruct((2,), jnp.float32)
 
 
-def test_copies_of_float64_parameters_stay_float64():
+def test_float64_copies_stay_float64():
     with jax.enable_x64(True):
         params = {"w": jnp.asarray([1.0, 2.0**-40])}
         state: Any = optim.with_master_copies(optax.sgd(0.1)).init(params)

@@ -1,4 +1,4 @@
-"""Optimizers that follow from architectures, against the paper's recursive definitions."""
+"""Optimizers derived from architectures, against the paper's recursive definitions."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def random_like(tree: Any, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("net", [UNEVEN, FROZEN, Linear(3, 2)], ids=lambda net: net.describe())
-def test_a_step_without_momentum_is_the_dual_of_the_gradient(net):
+def test_step_without_momentum_is_dual_gradient(net):
     params = start(net)
     grads = random_like(params)
     tx = optim.modular(0.5, net, momentum=None)
@@ -36,8 +36,8 @@ def test_a_step_without_momentum_is_the_dual_of_the_gradient(net):
         np.testing.assert_allclose(found, -0.5 * expected, atol=2e-6)
 
 
-def test_a_constrained_step_is_the_closed_form_at_its_budgets():
-    """On the Stiefel manifold, by an SVD in float64: `msign(G W^T - W G^T) W`, then polar."""
+def test_constrained_step_matches_closed_form():
+    """`msign(G W^T - W G^T) W` times the budget, then the polar retraction, in float64."""
     net = UNEVEN.constrained()
     params = start(net)
     grads = random_like(params)
@@ -60,7 +60,7 @@ def polar(x: np.ndarray) -> np.ndarray:
     return (u * (s > 1e-10)[..., None, :]) @ vt
 
 
-def test_budgets_of_copies_multiply_each_copy():
+def test_budgets_per_copy_multiply_each_copy():
     budgets = {"w": np.array([0.5, 2.0]).reshape(2, 1, 1), "b": np.float32(3.0)}
     updates = {"w": jnp.ones((2, 3, 4), jnp.bfloat16), "b": jnp.ones(())}
     scaled: Any = optim.scale_by_budget(budgets).update(updates, optax.EmptyState())[0]
@@ -80,19 +80,19 @@ def test_budgets_of_copies_multiply_each_copy():
         (np.array(["a"]), TypeError, "the budget of 'w'"),
     ],
 )
-def test_errors_of_budgets_of_copies_name_the_path(budget, error, message):
+def test_errors_of_budgets_per_copy_name_path(budget, error, message):
     with pytest.raises(error, match=message):
         optim.scale_by_budget({"w": budget}).update({"w": jnp.ones((2, 3, 4))}, optax.EmptyState())
 
 
-def test_an_architecture_is_not_a_schedule():
+def test_inject_hyperparams_keeps_architecture_static():
     tx = optax.inject_hyperparams(optim.modular)(learning_rate=0.5, architecture=UNEVEN)
     state: Any = tx.init(start(UNEVEN))
     assert set(state.hyperparams) == {"learning_rate", "momentum"}
 
 
-def test_the_character_gpt():
-    """Published constants, and steps by the paper's recursion."""
+def test_character_gpt_matches_paper():
+    """Published constants, and steps computed by the paper's recursion."""
     full = gpt(65, 128, 4, 4)
     assert full.mass == pytest.approx(7)
     assert full.sensitivity == pytest.approx(1)

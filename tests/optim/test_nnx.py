@@ -1,4 +1,4 @@
-"""`nnx.Optimizer`, which initialises with boxed parameters and updates with bare ones."""
+"""`nnx.Optimizer`: it initialises with boxed parameters and updates with unboxed arrays."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ KERNELS = {path for path in PATHS if path.endswith("kernel")}
 
 
 class Net(nnx.Module):
-    """A layer, a layer in a list, and a stack of layers made by `nnx.vmap`."""
+    """Network with a layer, a layer in a list, and a stack of layers made by `nnx.vmap`."""
 
     def __init__(self, rngs: nnx.Rngs):
         self.first = nnx.Linear(4, 4, rngs=rngs)
@@ -91,8 +91,8 @@ EVERY_TX = {
 
 @pytest.mark.slow_except("manifold_muon", "hybrid")
 @pytest.mark.parametrize("name", EVERY_TX)
-def test_it_takes_the_steps_of_an_optax_loop(name):
-    """Against the same transformation, given the same gradients as nested dictionaries."""
+def test_nnx_optimizer_matches_optax_loop(name):
+    """The loop gets the same gradients as nested dictionaries."""
     tx: Any = EVERY_TX[name]
     model = projected_net()
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
@@ -126,7 +126,7 @@ def plain(state: Any) -> Any:
     return jax.tree.map(jnp.copy, nnx.to_pure_dict(state))
 
 
-def test_split_and_merge_keep_it_going():
+def test_clone_continues_training():
     model = projected_net()
     both = model, nnx.Optimizer(model, MUON, wrt=nnx.Param)
     step = nnx.jit(lambda model, optimizer: optimizer.update(model, nnx.grad(loss)(model)))
@@ -157,10 +157,10 @@ def test_filtered_parameters_are_frozen():
         chex.assert_trees_all_equal(after[name], before[name])
 
 
-def test_a_box_is_no_part_of_a_path():
+def test_boxes_are_not_in_paths():
     variables = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
     assert set(optim.monitor_distance(GEOMETRY, variables)) == PATHS
-    # A geometry may come in boxes itself.
+    # The geometry may be boxed too.
     geometry = of_kernels(variables, KERNEL, Euclidean())
     for params in (variables, nnx.to_pure_dict(variables)):
         assert set(optim.monitor_distance(geometry, params)) == PATHS
@@ -169,7 +169,7 @@ def test_a_box_is_no_part_of_a_path():
     chex.assert_trees_all_equal(nnx.to_pure_dict(boxed), bare)
 
 
-def test_partitioned_parameters_of_linen_are_boxes():
+def test_linen_partitioned_parameters_are_unboxed():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, None))
     variables = nn.Dense(4, kernel_init=init).init(jax.random.key(0), X)
     assert optim.resolve(GEOMETRY, variables)["params"]["kernel"].value == KERNEL
@@ -182,7 +182,7 @@ class Heads(eqx.Module):
     value: Any
 
 
-def test_a_field_named_value_beside_others_is_no_box():
+def test_field_named_value_is_not_a_box():
     w = jnp.ones((3, 2))
     for tree in (Heads(w, w), Heads(None, w), Heads(optax.MaskedNode(), w)):
         paths = set(optim.monitor_distance(Euclidean(), {"heads": tree}))

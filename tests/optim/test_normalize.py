@@ -1,4 +1,4 @@
-"""Normed descent: every leaf of an update has its target norm, against NumPy's singular values."""
+"""`normalize`: every leaf of an update has its target norm, checked by NumPy's SVD."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ def top(matrices: np.ndarray) -> np.ndarray:
 
 
 def by_numpy(name: str, w: np.ndarray) -> np.ndarray:
-    """The norm of each point, from the definitions."""
+    """Compute the norm of each point by definition."""
     w = np.asarray(w, np.float64)
     if name == "layers":
         return np.sqrt(4 / 5) * top(w)
@@ -89,7 +89,7 @@ def drawn(shapes: Any, seed: int = 0) -> Any:
 
 
 @pytest.mark.slow
-def test_every_point_has_its_budget_for_a_norm():
+def test_updates_have_norm_equal_to_budget():
     base = optax.scale_by_adam()
     tx = optim.normalize(base, GEOMETRY, BUDGETS, iterations=PowerIterations(2, 1000))
     params, grads = drawn(SHAPES), drawn(SHAPES, 1)
@@ -104,14 +104,14 @@ def test_every_point_has_its_budget_for_a_norm():
         wanted = np.broadcast_to(np.squeeze(BUDGETS[name]), by_numpy(name, found).shape)
         np.testing.assert_allclose(by_numpy(name, found), wanted, rtol=1e-5)
         points = np.asarray(found, np.float64).ravel()
-        if name not in ("layers", "oihw", "heads"):  # one point: the direction stays
+        if name not in ("layers", "oihw", "heads"):  # a single point: the direction stays
             cosine = points @ np.asarray(plain[name], np.float64).ravel()
             cosine /= np.linalg.norm(points) * np.linalg.norm(plain[name])
             np.testing.assert_allclose(cosine, 1, rtol=1e-6)
 
 
-def test_the_first_step_is_within_a_few_percent():
-    """Power iteration from nothing: sixteen steps, where two would miss a fifth."""
+def test_cold_start_estimates_norm_within_6_percent():
+    """Sixteen steps of power iteration from a cold start; two steps would miss a fifth."""
     params = drawn({"w": (64, 64), "v": (64, 64)})
     geometry = Euclidean(Spectral())
     missed = {}
@@ -124,7 +124,7 @@ def test_the_first_step_is_within_a_few_percent():
     assert 0 <= missed[16] < 0.06 < missed[2]
 
 
-def test_singular_vectors_are_handed_on():
+def test_singular_vectors_are_warm_started():
     params = drawn({"w": (8, 5)})
     tx = optim.normalize(optax.identity(), Euclidean(Spectral()), iterations=PowerIterations(1, 1))
     state: Any = tx.init(params)
@@ -150,8 +150,8 @@ BASES = {"identity": optax.identity(), "momentum": optax.trace(0.95), "Adam": op
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_updates_stay_near_their_budget_when_gradients_switch(base):
-    """Over 300 steps; a vector that stays in one diagonal block would give 1e4 to 1e11."""
+def test_switching_gradients_stay_near_budget(base):
+    """Over 300 steps; vectors stuck in a diagonal block would give norms of 1e4 to 1e11."""
     shape = (8, 8)
     tx = optim.normalize(BASES[base], Euclidean(Spectral()))
 
@@ -177,7 +177,7 @@ CONSTRAINED = [Stiefel(2.0), Orthogonal(), Hypersphere(3.0, ndim=2)]
 
 
 @pytest.mark.parametrize("manifold", CONSTRAINED, ids=lambda manifold: type(manifold).__name__)
-def test_on_constrained_manifolds_the_tangent_part_is_normalised(manifold: Manifold):
+def test_tangent_part_is_normalised(manifold: Manifold):
     shape = (5, 5)
     point = jax.jit(lambda key: manifold.random_point(key, shape, jnp.float32))(jax.random.key(0))
     tx = optim.normalize(optax.identity(), manifold, 0.5)
@@ -190,7 +190,7 @@ def test_on_constrained_manifolds_the_tangent_part_is_normalised(manifold: Manif
     found, tangent, norm = ask(drawn({"w": shape})["w"], point)
     np.testing.assert_allclose(tangent, found, atol=1e-5)
     np.testing.assert_allclose(norm, 0.5, rtol=0.02)
-    # The gradient of the squared norm is normal to all three: there is nowhere to go.
+    # The gradient of the squared norm is normal to all three manifolds: the update is zero.
     assert not np.any(ask(7.0 * point, point)[0])
 
 
@@ -198,8 +198,8 @@ ITERATED = (Spectral(), RMSToRMS(), ConvRMSToRMS())
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_at_the_edge_of_a_convex_set_a_step_may_go_in_but_not_out(sign):
-    """Updates ascend: the point moves against them, so that what points in moves it out."""
+def test_step_at_boundary_cannot_leave_convex_set(sign):
+    """Updates ascend and are subtracted, so an inward update would move the point out."""
     ball = SpectralBall()
     point = np.zeros((4, 2), np.float32)
     point[0, 0], point[1, 1] = 1.0, 0.5
@@ -214,7 +214,7 @@ def test_at_the_edge_of_a_convex_set_a_step_may_go_in_but_not_out(sign):
 
 
 @pytest.mark.parametrize("norm", [*ITERATED, L1ToRMS(), Frobenius(), MaxAbs()], ids=str)
-def test_an_estimate_becomes_the_norm(norm: Norm):
+def test_norm_estimate_converges(norm: Norm):
     shape = (2, *(2, 2, 3, 5)[-norm.ndim :])
     weight = drawn({"w": shape})["w"]
     assert (jax.tree.leaves(norm.init_vectors(shape)) == []) == (norm not in ITERATED)
@@ -229,8 +229,8 @@ def test_an_estimate_becomes_the_norm(norm: Norm):
     np.testing.assert_allclose(found, exact, rtol=1e-5)
 
 
-def test_a_normed_step_is_the_update_at_its_target_norms():
-    """Leaf by leaf in NumPy: divided by its norm, times the budget that the module declares."""
+def test_normed_step_has_module_target_norms():
+    """In NumPy, each leaf is divided by its norm and multiplied by the module's budget."""
     module = Linear(3, 8) @ (2 * Linear(8, 8)) ** 2 @ ReLU() @ Linear(8, 4, mass=2.0) @ Embed(4, 5)
     params = module.init(jax.random.key(0))
     rng = np.random.default_rng(0)
@@ -248,10 +248,10 @@ def test_a_normed_step_is_the_update_at_its_target_norms():
 
 
 @pytest.mark.slow
-def test_rounding_in_the_gradient_does_not_grow():
-    """Adam's first update has rows of equal lengths: nothing may depend on which is the largest.
+def test_gradient_rounding_errors_do_not_grow():
+    """Rows of Adam's first update have equal lengths: the result must not depend on the largest.
 
-    Programs that sum in another order, compiled or not, divided or not, differ by no more.
+    Such errors come from another order of summation, as in other compiled or sharded programs.
     """
     geometry = {"free": Euclidean(Spectral()), "curved": Stiefel()}
     tx = optim.normalize(optax.scale_by_adam(), geometry)
@@ -280,19 +280,19 @@ def test_rounding_in_the_gradient_does_not_grow():
         np.testing.assert_allclose(found, target, atol=1e-5 * float(np.max(np.abs(target))))
 
 
-def test_power_iteration_takes_a_step_at_least():
+def test_zero_power_iteration_steps_raise():
     with pytest.raises(ValueError, match="PowerIterations.warm must be a whole number .* got 0"):
         PowerIterations(warm=0)
 
 
-def test_a_state_of_another_tree_is_refused():
+def test_state_of_another_tree_raises():
     tx = optim.normalize(optax.identity(), Euclidean(Spectral()))
     params = drawn({"a": (2, 2), "b": (2, 2)})
     with pytest.raises(ValueError, match=r"the state knows no parameters \['b'\]"):
         tx.update(params, tx.init({"a": params["a"]}), params)
 
 
-def test_on_a_mesh():
+def test_normalize_on_a_mesh():
     mesh = jax.make_mesh(*MESHES["explicit"])
     geometry = {"m": Euclidean(Spectral()), "stack": Hypersphere(), "bias": Euclidean()}
     instance = Instance(optim.normalize, geometry, SHARDED, {"base": optax.trace(0.9)})

@@ -1,4 +1,4 @@
-"""Owner-computed stacks on eight devices: what the compiled step computes, moves, and returns."""
+"""Distributed stacks on eight devices: operations, communication and results of a step."""
 
 import functools
 import re
@@ -26,10 +26,12 @@ SPECS = {
     "rows": PartitionSpec("x"),
     "columns": PartitionSpec(None, "x"),
 }
-# Of an eighth of the operations. The compiler of JAX 0.8 leaves 1.159 for `muon`, replicated.
+# Limit for a device's operations, relative to an eighth of the total. JAX 0.8 compiles replicated
+# `muon` to 1.159.
 SHARE = 1.15 if jax.__version_info__ >= (0, 9) else 1.17
-# What a step may move, in sizes of the parameters: every argument goes to its owner and the answer
-# comes back, an eighth for a device. What is replicated is there already, and is gathered once.
+# Limit for the bytes moved per step, relative to the parameters' size. Each argument goes to its
+# owner and the result returns: an eighth per device. Replicated arguments are already local, and
+# the result is gathered once.
 MOVED = {
     ("muon", "replicated"): 1,
     ("muon", "rows"): 2 / 8,
@@ -42,7 +44,7 @@ OPTIMIZERS = {
     "muon": optim.muon(0.02, Euclidean(RMSToRMS())),
     "manifold_muon": optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar())),
 }
-# The same on CPUs, and traced for other platforms, too.
+# The same solver on all platforms.
 PRESET = optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar()))
 # Sixteen squares, eight tall and eight wide matrices: two and one for each of eight devices.
 LAYERS, WIDTH, NAMES = 8, 32, ("q", "o", "up", "down")
@@ -74,7 +76,7 @@ def step_of(tx):
 
 
 def compiled(tx, params, grads, mesh, spec):
-    """The step for parameters of this sharding and its arguments."""
+    """Compile a step for parameters of this sharding; return the program and its arguments."""
     place = NamedSharding(mesh, spec)
     params, grads = (jax.device_put(x, place) for x in (params, grads))
     with jax.set_mesh(mesh):
@@ -84,9 +86,9 @@ def compiled(tx, params, grads, mesh, spec):
 
 
 def flops(compile_: Callable[[], Any]) -> float:
-    """Operations of the program that this compiles, with points near the set.
+    """Return the operations of the compiled program, without projections of far points.
 
-    XLA counts the body of a loop once: one far point, of however many.
+    XLA counts a loop's body once, so the loop over far points would count as a single point.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_stiefel, "project_if_far", lambda x: x)
@@ -94,7 +96,7 @@ def flops(compile_: Callable[[], Any]) -> float:
 
 
 def collectives(text: str) -> dict[str, int]:
-    """Bytes that each computation of a program receives by collectives, by its name."""
+    """Return the bytes that each named computation receives by collectives."""
     found: dict[str, int] = {}
     name = ""
     for line in text.splitlines():
@@ -112,7 +114,7 @@ def collectives(text: str) -> dict[str, int]:
 def alone(
     name: str, layers: int = LAYERS, stacked: bool = False, names: tuple[str, ...] = NAMES
 ) -> tuple[Any, Any, float]:
-    """Parameters and state after a step on one device, and its operations."""
+    """Return parameters and state after a step on a single device, and its operations."""
     params, grads = (tree(seed, layers, stacked, names) for seed in (0, 1))
     tx = OPTIMIZERS[name]
     state = tx.init(params)
@@ -136,7 +138,7 @@ def mesh():
 @pytest.mark.slow_except("muon-replicated")
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_device_does_its_share(name, spec, mesh):
+def test_work_and_communication_are_divided(name, spec, mesh):
     params, grads, tx = tree(0), tree(1), OPTIMIZERS[name]
     program, given = compiled(tx, params, grads, mesh, SPECS[spec])
     wanted, _, work = alone(name)
@@ -145,20 +147,21 @@ def test_every_device_does_its_share(name, spec, mesh):
     assert text is not None
     moved, entry = collectives(text), re.search(r"ENTRY %?([\w.\-]+)", text)
     assert entry is not None
-    assert set(moved) <= {entry[1]}  # none inside an iteration
+    assert set(moved) <= {entry[1]}  # no collective inside a loop
     size = sum(x.nbytes for x in jax.tree.leaves(params))
     assert sum(moved.values()) < 1.01 * MOVED[name, spec] * size
     found, state = program(*given)
     assert_close(found, wanted)
     if spec == "replicated" and find_spec("jax.experimental.shard_alike") is None:
-        return  # without it the compiler leaves them divided
-    # Nothing that a user has placed moves elsewhere.
+        return  # without `shard_alike` the compiler leaves the results sharded
+    # Results keep the user's sharding.
     for x in jax.tree.leaves((found, optax.tree.get(state, "trace"))):
         assert x.sharding.is_equivalent_to(NamedSharding(mesh, SPECS[spec]), 2)
 
 
-# Sizes and types of a mesh, leading axes, how leaves are divided, and what `muon` moves in eighths
-# of the parameters' size: update and answer, and twice that where half of the owners get filling.
+# Mesh sizes and axis types, leading axes, partition spec, and the bytes that `muon` moves, in
+# eighths of the parameters' size: update and result, or twice that if half of the owners get
+# padding.
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 STACKS = {
     "layers": ((8,), (AUTO,), (8,), ("x",), 0),
@@ -182,7 +185,7 @@ STACKS = {
 
 @pytest.mark.slow_except("experts by columns", "experts on the last axis", "few experts")
 @pytest.mark.parametrize("name", STACKS)
-def test_each_stack_moves_among_those_that_share_a_part(name, capfd):
+def test_stacks_move_only_between_devices_sharing_a_shard(name, capfd):
     sizes, types, lead, spec, eighths = STACKS[name]
     mesh = jax.make_mesh(sizes, ("x", "y")[: len(sizes)], types)
     shapes = {"q": (WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH)}
@@ -205,8 +208,8 @@ def test_each_stack_moves_among_those_that_share_a_part(name, capfd):
     ("lead", "spec", "eighths"),
     [((), ("y", "x"), 2), ((8,), (None, "x", "y"), 2), ((2, 4), ("y", "x"), 0)],
 )
-def test_divisions_of_automatic_axes_can_be_declared(lead, spec, eighths, capfd):
-    """As `docs/scale.md` says: the update alone sees explicit axes."""
+def test_explicit_axes_can_wrap_only_the_update(lead, spec, eighths, capfd):
+    """As in `docs/scale.md`: only the update sees explicit axes."""
     mesh, tx = jax.make_mesh((4, 2), ("x", "y"), (AUTO, AUTO)), OPTIMIZERS["muon"]
     rng, leaves = np.random.default_rng(0), range(1 if lead else 8)
     drawn = {f"w{i}": rng.standard_normal((*lead, 64, 32), np.float32) for i in leaves}
@@ -234,7 +237,7 @@ def test_divisions_of_automatic_axes_can_be_declared(lead, spec, eighths, capfd)
     assert_close(program(params, state)[0], wanted)
 
 
-def test_a_mesh_that_is_not_set_is_reported_once():
+def test_unset_mesh_warns_once():
     mesh = jax.make_mesh((8,), ("x",), (AUTO,))
     params = jax.device_put(tree(0, 1), NamedSharding(mesh, PartitionSpec("x")))
     tx = OPTIMIZERS["manifold_muon"]
@@ -250,21 +253,21 @@ def test_a_mesh_that_is_not_set_is_reported_once():
 
 @pytest.mark.slow_except("9")
 @pytest.mark.parametrize("layers", [1, 9])
-def test_counts_that_do_not_divide(layers, mesh):
+def test_indivisible_counts_match_single_device(layers, mesh):
     params, grads = (tree(seed, layers, names=FEWER) for seed in (0, 1))
     program, given = compiled(OPTIMIZERS["manifold_muon"], params, grads, mesh, PartitionSpec())
     assert_close(program(*given)[0], alone("manifold_muon", layers, names=FEWER)[0])
 
 
-# The kinds of GPT-2's matrices, divided by 24.
+# Shapes of GPT-2's matrices, divided by 24.
 GPT2 = ((96, 32), (32, 32), (128, 32), (32, 128))
 
 
 @pytest.mark.slow_except("rows-12")
 @pytest.mark.parametrize("layers", [3, 9, 12, 20])
 @pytest.mark.parametrize("spec", SPECS)
-def test_devices_have_as_much_work_over_all_kinds(layers, spec, mesh, monkeypatch):
-    """Each solves what it has and no filling, and has at most one matrix of a kind more."""
+def test_work_is_balanced_over_all_shapes(layers, spec, mesh, monkeypatch):
+    """Devices solve their own matrices and no padding; counts per shape differ by at most 1."""
     monkeypatch.setattr(owners, "_SMALL", 0)
     params = {f"{s}{i}": jnp.ones(s) for s in GPT2 for i in range(layers)}
     params, solved = jax.device_put(params, NamedSharding(mesh, SPECS[spec])), []
@@ -286,10 +289,10 @@ def test_devices_have_as_much_work_over_all_kinds(layers, spec, mesh, monkeypatc
     assert sorted(solved) == sorted(owned)
     counts = np.array([[sum(x == (d, 1, *s) for x in owned) for s in GPT2] for d in range(8)])
     assert (np.ptp(counts, axis=0) <= 1).all()
-    # As `muon`: a Gram matrix, four quintic steps, a product.
+    # The cost of `muon`: a Gram matrix, four quintic steps, a product.
     costs = np.array([2 * m * n * min(m, n) + 12 * min(m, n) ** 3 for m, n in GPT2])
     work = counts @ costs
-    # Twelve matrices for eight devices: the best is 1.33.
+    # The best ratio for twelve matrices on eight devices is 1.33.
     assert work.max() / work.mean() <= {3: 1.41, 9: 1.15, 12: 1.02, 20: 1.02}[layers]
 
 
@@ -303,8 +306,8 @@ def test_devices_have_as_much_work_over_all_kinds(layers, spec, mesh, monkeypatc
     ],
     ids=["few", "more", "experts"],
 )
-def test_kinds_that_two_axes_divide_unlike(lead, specs, evenness, monkeypatch):
-    """Devices have as much work, although every kind counts them in an order of its own."""
+def test_work_is_balanced_over_different_shardings(lead, specs, evenness, monkeypatch):
+    """Even though each sharding numbers the devices in a different order."""
     monkeypatch.setattr(owners, "_SMALL", 0)
     mesh, work = jax.make_mesh((4, 2), ("x", "y"), (EXPLICIT, EXPLICIT)), np.zeros(8)
     params = {
@@ -316,7 +319,7 @@ def test_kinds_that_two_axes_divide_unlike(lead, specs, evenness, monkeypatch):
         count, m, n = point.shape
 
         def tell(device):
-            # As `muon`: a Gram matrix, four quintic steps, a product.
+            # The cost of `muon`: a Gram matrix, four quintic steps, a product.
             work[int(device)] += count * (2 * m * n * min(m, n) + 12 * min(m, n) ** 3)
 
         jax.debug.callback(tell, jax.lax.axis_index(("x", "y")))
@@ -334,8 +337,8 @@ def test_kinds_that_two_axes_divide_unlike(lead, specs, evenness, monkeypatch):
 
 
 @pytest.mark.parametrize("small", [0, 2**40])
-def test_nothing_takes_longer_for_places_without_a_matrix(small, mesh, monkeypatch):
-    """Zeros would be far from the set: filled up by them FAST took twice as long."""
+def test_padding_is_never_far_from_manifold(small, mesh, monkeypatch):
+    """Zeros are far from the manifold: padding with zeros made FAST take twice as long."""
     monkeypatch.setattr(owners, "_SMALL", small)
     params, far = tree(0, 9, names=FEWER), []
 
@@ -355,8 +358,8 @@ def test_nothing_takes_longer_for_places_without_a_matrix(small, mesh, monkeypat
     assert max(far) < 1e-5
 
 
-def test_exchanges_do_not_divide_the_work_of_kinds(mesh, monkeypatch):
-    """Every exchange waits for the slowest device, so none lies between two kinds."""
+def test_exchanges_do_not_split_the_work(mesh, monkeypatch):
+    """Each exchange waits for the slowest device, so all work runs between the exchanges."""
     monkeypatch.setattr(owners, "_SMALL", 0)
     params = {f"{s}{i}": jnp.ones(s) for s in GPT2 for i in range(12)}
     text = compiled(OPTIMIZERS["muon"], params, params, mesh, SPECS["rows"])[0].as_text() or ""
@@ -365,8 +368,8 @@ def test_exchanges_do_not_divide_the_work_of_kinds(mesh, monkeypatch):
     assert found == 4 * ["all-to-all"] + 4 * ["while"] + 4 * ["all-to-all"]
 
 
-def test_work_of_unlike_devices_is_differentiated_and_vectorised(mesh, monkeypatch):
-    """Through the conditions and barriers that even out what kinds leave over."""
+def test_divided_work_supports_grad_and_vmap(mesh, monkeypatch):
+    """Through the conditionals and barriers that balance the remainders of each shape."""
     monkeypatch.setattr(owners, "_SMALL", 0)
     tx = OPTIMIZERS["muon"]
     drawn = np.random.default_rng(0)
@@ -391,8 +394,8 @@ def test_work_of_unlike_devices_is_differentiated_and_vectorised(mesh, monkeypat
 @pytest.mark.parametrize(
     ("name", "sizes", "layers"), [("muon", (8,), 1), ("manifold_muon", (4, 2), 3)]
 )
-def test_few_large_matrices_are_divided_themselves(name, sizes, layers, monkeypatch):
-    """By all devices, or by groups of two."""
+def test_few_large_matrices_are_split_over_devices(name, sizes, layers, monkeypatch):
+    """Over all devices, or over groups of two."""
     monkeypatch.setattr(owners, "_LARGE", 0)
     names = ("x", "y")[: len(sizes)]
     mesh = jax.make_mesh(sizes, names, (AxisType.Auto,) * len(sizes))
@@ -420,19 +423,19 @@ def test_scan_stacked_layers_on_two_axes():
 
     program, given = divided()
     wanted, plain, _ = alone("manifold_muon", stacked=True)
-    # One device solves q, k, v and o in a loop, whose operations XLA counts once.
+    # A single device solves stacks in a loop, and XLA counts its body once.
     work = alone("manifold_muon")[2]
     assert flops(lambda: divided()[0]) < 1.15 * work / 8
     found, state = program(*given)
     assert_close(found, wanted)
     found, wanted = optim.monitor(state), optim.monitor(plain)
-    close = rounding(4, 4 * WIDTH**2)  # two sums over a matrix, in each of two programs
+    close = rounding(4, 4 * WIDTH**2)  # two sums over a matrix in each of the two programs
     for name in params:
         np.testing.assert_allclose(found["gap"][name], wanted["gap"][name], atol=close)
 
 
 @pytest.mark.slow
-def test_explicit_axes():
+def test_explicit_axes_divide_the_work():
     mesh = jax.make_mesh((8,), ("x",), (AxisType.Explicit,))
     params, grads = tree(0), tree(1)
 
@@ -446,8 +449,8 @@ def test_explicit_axes():
 
 
 @pytest.mark.slow
-def test_steps_are_scanned_and_accumulated(mesh):
-    """`optax.MultiSteps` inside `jax.lax.scan`, as on one device."""
+def test_multi_steps_and_scan_match_single_device(mesh):
+    """`optax.MultiSteps` inside `jax.lax.scan`."""
     tx = optax.MultiSteps(OPTIMIZERS["manifold_muon"], 2)
     params, grads = (tree(seed, 2, names=FEWER) for seed in (0, 1))
 
@@ -465,7 +468,7 @@ def test_steps_are_scanned_and_accumulated(mesh):
     assert_close(found, wanted)
 
 
-def test_without_a_mesh_nothing_is_divided():
+def test_no_shard_map_without_mesh():
     params, tx = tree(0), OPTIMIZERS["muon"]
     lowered = jax.jit(step_of(tx)).lower(params, tx.init(params), params).as_text()
     assert "manual_computation" not in lowered

@@ -1,4 +1,4 @@
-"""Two processes, joined on the loopback, train as one does."""
+"""Two processes, joined over loopback, train like a single process."""
 
 import json
 import socket
@@ -54,7 +54,7 @@ json.dump({k: float(x.addressable_data(0)) for k, x in found.items()}, sys.stdou
 
 
 def run(count: int, code: str = CODE, *arguments: str) -> list[dict[str, float]]:
-    """What `code`, which begins with `JOINED`, writes in each of so many processes."""
+    """Run `code` in `count` processes and return their outputs; `code` begins with `JOINED`."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -70,14 +70,14 @@ def run(count: int, code: str = CODE, *arguments: str) -> list[dict[str, float]]
         for process in started:
             out, error = process.communicate(timeout=120)
             assert process.returncode == 0, error[-2000:]
-            answers.append(json.loads(out.splitlines()[-1]))  # Gloo speaks before
+            answers.append(json.loads(out.splitlines()[-1]))  # Gloo prints before
     finally:
         for process in started:
             process.kill()
     return answers
 
 
-def test_two_processes_agree_with_one():
+def test_two_processes_match_one():
     (alone,) = run(1)
     for found in run(2):
         assert found == pytest.approx(alone, rel=1e-5)

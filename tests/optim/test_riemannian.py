@@ -25,7 +25,7 @@ INSTANCE = Instance(optim.project_tangent, GEOMETRY, SHAPES)
 
 
 def projected(name: str, point: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """The tangent part, by the formulas of textbooks (Absil et al. 2008, section 3.6)."""
+    """Compute the tangent part by textbook formulas (Absil et al. 2008, section 3.6)."""
     if name == "kernel":
         return projected("w", point.T, vector.T).T
     if name in ("w", "stack"):
@@ -95,7 +95,7 @@ CASES = {
 
 @pytest.mark.slow_except("adam")
 @pytest.mark.parametrize("name", CASES)
-def test_steps_are_those_of_a_loop_in_float64(name):
+def test_steps_match_float64_loop(name):
     tx, loop = CASES[name]
     params, grads = INSTANCE.params(), [INSTANCE.grads(seed) for seed in range(8)]
     found, wanted = train(tx, params, grads), loop(params, grads)
@@ -104,7 +104,7 @@ def test_steps_are_those_of_a_loop_in_float64(name):
 
 
 @pytest.mark.slow
-def test_float64_keeps_its_digits():
+def test_float64_steps_are_accurate_to_1e_12():
     geometry = {k: GEOMETRY[k] for k in ("w", "sphere")}
     with jax.enable_x64(True):
 
@@ -126,11 +126,11 @@ def test_float64_keeps_its_digits():
     [INSTANCE, Instance(optim.project_tangent, SET_GEOMETRY, SETS)],
     ids=["curved", "sets"],
 )
-def test_tangent_is_the_manifolds_projection_and_idempotent(instance):
+def test_project_tangent_matches_manifold_and_is_idempotent(instance):
     params, grads, tx = instance.params(), instance.grads(), instance.tx()
     update = jax.jit(lambda u: tx.update(u, optax.EmptyState(), params)[0])
     found = update(grads)
-    straight = {k: e for k, e in instance.geometry.items() if k != "kernel"}  # that is in the loop
+    straight = {k: e for k, e in instance.geometry.items() if k != "kernel"}  # tested in the loop
     wanted = jax.jit(
         lambda: {k: e.project_tangent(params[k], grads[k]) for k, e in straight.items()}
     )()
@@ -139,7 +139,7 @@ def test_tangent_is_the_manifolds_projection_and_idempotent(instance):
     again = update(found)
     for k, part in again.items():
         np.testing.assert_allclose(part, found[k], atol=2e-6)
-    if "sphere" in params:  # Adam would make a whole step of what rounding leaves
+    if "sphere" in params:  # Adam would turn rounding errors into a full step
         for k, part in update(params | {"bias": jnp.zeros(4)}).items():
             np.testing.assert_array_equal(part, 0, err_msg=k)
     large = update(jax.tree.map(lambda x: jnp.float32(2.0**100) * x, grads))
@@ -148,7 +148,7 @@ def test_tangent_is_the_manifolds_projection_and_idempotent(instance):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_flat_leaves_pass_through_in_the_parameters_dtype(dtype):
+def test_flat_leaves_are_cast_to_parameter_dtype(dtype):
     geometry = {"flat": Euclidean(RMSToRMS()), "w": Stiefel()}
     params = {"flat": jnp.ones((3, 2), dtype), "w": jnp.eye(4, 2, dtype=dtype)}
     updates = {"flat": jnp.full((3, 2), 1 / 3), "w": jnp.ones((4, 2))}
@@ -157,7 +157,7 @@ def test_flat_leaves_pass_through_in_the_parameters_dtype(dtype):
     np.testing.assert_array_equal(found["flat"], updates["flat"].astype(dtype))
 
 
-def test_blocks_are_points_by_themselves():
+def test_blocks_are_projected_separately():
     fused = np.arange(24.0, dtype=np.float32).reshape(4, 6)
     points = [np.linalg.qr(np.random.default_rng(k).standard_normal((4, 3)))[0] for k in range(2)]
     params = np.concatenate(points, axis=1).astype(np.float32)
@@ -170,7 +170,7 @@ def test_blocks_are_points_by_themselves():
 
 
 def eigenproblem(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """A symmetric matrix of eigenvalues n ... 1, and its eigenvectors."""
+    """Return a symmetric matrix with eigenvalues n, ..., 1 and its eigenvectors."""
     q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((n, n)))
     return (q * np.arange(n, 0, -1)) @ q.T, q
 
@@ -185,7 +185,7 @@ def minimised(tx: Any, loss: Any, start: jax.Array, steps: int) -> np.ndarray:
     return np.asarray(run((start, tx.init(start))), np.float64)
 
 
-def test_sgd_on_the_sphere_finds_the_leading_eigenvector():
+def test_sgd_on_sphere_finds_leading_eigenvector():
     matrix, vectors = eigenproblem(8)
     a, sphere = jnp.float32(matrix), Hypersphere()
     start = sphere.random_point(jax.random.key(1), (8,), jnp.float32)
@@ -202,7 +202,7 @@ def test_sgd_on_the_sphere_finds_the_leading_eigenvector():
     ],
     ids=["sgd", "adam"],
 )
-def test_the_brockett_cost_finds_the_leading_eigenvectors_in_order(tx):
+def test_brockett_cost_finds_ordered_eigenvectors(tx):
     """Brockett 1991: `-tr(W^T A W N)/2` with N = diag(3, 2, 1), columns up to sign."""
     matrix, vectors = eigenproblem(8)
     a, weights = jnp.float32(matrix), jnp.array([3.0, 2.0, 1.0])
@@ -211,7 +211,7 @@ def test_the_brockett_cost_finds_the_leading_eigenvectors_in_order(tx):
     np.testing.assert_allclose(np.abs(vectors[:, :3].T @ found), np.eye(3), atol=2e-3)
 
 
-def test_long_steps_end_on_the_manifold():
+def test_long_steps_end_on_manifold():
     params, grads = INSTANCE.params(), [INSTANCE.grads(seed) for seed in range(2)]
 
     @jax.jit

@@ -1,4 +1,4 @@
-"""Sharded parameters on eight devices, on meshes whose axes are automatic or explicit."""
+"""Sharded parameters on eight devices, on meshes with automatic or explicit axes."""
 
 import dataclasses
 import functools
@@ -23,14 +23,14 @@ MESHES = {
     "explicit": ((8,), ("x",), (AxisType.Explicit,)),
     "both": ((4, 2), ("x", "y"), (AxisType.Explicit, AxisType.Auto)),
 }
-# Three leaves of one kind do not divide among eight devices, nor does the axis of length 5.
+# Eight devices divide neither the three leaves of equal shape nor the axis of length 5.
 SHAPES = {"m": {"1": (16, 8), "2": (16, 8), "3": (16, 8)}, "stack": (8, 5), "bias": (5,)}
 LAYOUT = {
     "m": {"1": ("x", None), "2": ("x", None), "3": (None, "x")},
     "stack": ("x", None),
     "bias": (None,),
 }
-# A solver with a warm start, so that there are dual variables in the state.
+# A solver with a warm start puts dual variables into the state.
 GEOMETRY = {"m": Stiefel(solver=DualAscent(steps=2)), "stack": Hypersphere(), "bias": Euclidean()}
 
 
@@ -44,7 +44,7 @@ def shardings(mesh: jax.sharding.Mesh) -> dict:
 
 @pytest.mark.slow_except("both")
 @pytest.mark.parametrize("mesh", MESHES)
-def test_sharded_parameters_take_the_same_steps(mesh):
+def test_sharded_steps_match_single_device(mesh):
     mesh = jax.make_mesh(*MESHES[mesh])
     instance = Instance(
         optim.manifold_muon,
@@ -56,7 +56,7 @@ def test_sharded_parameters_take_the_same_steps(mesh):
 
 
 @pytest.mark.slow
-def test_tangent_parts_of_sharded_parameters():
+def test_sharded_riemannian_sgd_matches_single_device():
     instance = Instance(
         optim.riemannian_sgd, GEOMETRY, SHAPES, {"learning_rate": 0.1, "momentum": 0.9}
     )
@@ -65,8 +65,8 @@ def test_tangent_parts_of_sharded_parameters():
 
 
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
-def test_blocks_and_neurons_where_their_array_is_sharded(mesh):
-    """An axis that is cut into two blocks is divided among eight devices."""
+def test_sharded_blocks_and_neurons_match_single_device(mesh):
+    """An axis with two blocks is sharded over eight devices."""
     muon = Euclidean(RMSToRMS())
     geometry = {"fused": LaidOut(muon, Layout(out_blocks=2)), "kernel": muon.transposed()}
     instance = Instance(contrib.scale_by_neuron_rms, geometry, {"fused": (16, 8), "kernel": (8, 5)})
@@ -76,7 +76,7 @@ def test_blocks_and_neurons_where_their_array_is_sharded(mesh):
 
 
 @pytest.mark.slow
-def test_trees_on_an_explicit_mesh():
+def test_tree_functions_keep_explicit_shardings():
     mesh = jax.make_mesh(*MESHES["explicit"])
     instance = Instance(optim.retract, GEOMETRY, SHAPES)
     params = instance.params()
@@ -98,8 +98,8 @@ def test_trees_on_an_explicit_mesh():
 
 
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
-def test_init_tree_draws_weights_with_their_sharding(mesh):
-    """After abstract arrays with shardings, and inside jit after arrays that lie elsewhere."""
+def test_init_tree_keeps_sharding(mesh):
+    """From abstract arrays with shardings, and inside jit from arrays with another sharding."""
     spec = NamedSharding(jax.make_mesh(*MESHES[mesh]), PartitionSpec("x", None))
     shape = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=spec)
     drawn = optim.init_tree(Stiefel(), jax.random.key(0), {"w": shape})["w"]
@@ -115,7 +115,7 @@ def test_init_tree_draws_weights_with_their_sharding(mesh):
     assert jnp.allclose(jax.device_get(drawn), jax.device_get(again), atol=1e-6)
 
 
-# One leaf of each kind: another layout, stacks, blocks, a scalar, no entries, no parameter.
+# A leaf of each kind: another layout, stack, blocks, replicated, scalar, empty, and holes.
 MIXED = {
     "laid out": ((8, 16), ("x",), Hypersphere(ndim=2).transposed()),
     "stack": ((2, 8, 5), (None, "x"), Hypersphere()),
@@ -141,7 +141,7 @@ def loss(params: Any) -> Any:
 
 
 def mixed(seed: int, mesh: Any = None) -> dict[str, Any]:
-    """A tree of random arrays, on one device or on a mesh."""
+    """Draw a tree of random arrays, on a single device or on a mesh."""
     rng = np.random.default_rng(seed)
     tree: dict[str, Any] = dict(HOLES)
     for name, (shape, spec, _) in MIXED.items():
@@ -153,7 +153,7 @@ def mixed(seed: int, mesh: Any = None) -> dict[str, Any]:
 
 
 def update(make: Any, *args: Any, **options: Any) -> Any:
-    """The updates of a transformation, as a function of parameters and gradients."""
+    """Return the updates of a transformation as a function of parameters and gradients."""
 
     def emitted(params, grads):
         tx = optax.with_extra_args_support(make(*args, **options))
@@ -208,8 +208,8 @@ TREE_FUNCTIONS = {
 @pytest.mark.parametrize("where", ["outside", "inside", "inside, mesh set"])
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 @pytest.mark.parametrize("name", TREE_FUNCTIONS)
-def test_every_function_of_a_tree_on_a_mesh(name, mesh, where):
-    """As on one device, outside and inside of jit."""
+def test_tree_functions_on_mesh_match_single_device(name, mesh, where):
+    """Outside and inside jit."""
     function, mesh = TREE_FUNCTIONS[name], jax.make_mesh(*MESHES[mesh])
     wanted = jax.tree.leaves(jax.jit(function)(mixed(0), mixed(1)))
     called = function if where == "outside" else jax.jit(function)
@@ -224,23 +224,23 @@ def test_every_function_of_a_tree_on_a_mesh(name, mesh, where):
 
 
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
-def test_checks_of_a_tree_on_a_mesh(mesh):
+def test_tree_checks_accept_sharded_parameters(mesh):
     placed = mixed(0, jax.make_mesh(*MESHES[mesh]))
     assert optim.resolve(PLACED, placed)["stack"] == Hypersphere()
     assert str(optim.tabulate(PLACED, placed)) == str(optim.tabulate(PLACED, mixed(0)))
     optim.check_chain(optim.riemannian_sgd(0.01, PLACED), PLACED, placed)
 
 
-# Of tests/optim/instances.py: those with a state, for any geometry.
+# Rows of tests/optim/instances.py with a state that accept any geometry.
 STATEFUL = ("steepest", "normalize", "neurons", "muon", "normuon", "riemannian_adam",
             "riemannian_sgd", "master copies")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", STATEFUL)
-def test_states_keep_their_types_in_half_precision(name):
-    """As Optax's `contrib/_sharding_test.py` asks: in and out of jit, from the first step on.
+def test_float16_states_keep_their_types(name):
+    """Inside and outside jit, from the first step on, as in Optax's `contrib/_sharding_test.py`.
 
-    A stack of matrices in float16, at zero, whose rows are spread over an explicit mesh.
+    The parameters are a zero stack in float16, with rows sharded over an explicit mesh.
     """
     instance = INSTANCES[name]
     uniform = {k: v for k, v in instance.arguments.items() if not isinstance(v, dict)}
@@ -258,7 +258,7 @@ def test_states_keep_their_types_in_half_precision(name):
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="JAX 0.8 keeps it on the devices")
-def test_a_state_in_host_memory_takes_the_same_steps():
+def test_host_memory_state_gives_same_steps():
     mesh = jax.make_mesh(*MESHES["automatic"])
     spec = NamedSharding(mesh, PartitionSpec("x"))
     params = jax.device_put({"w": jnp.eye(16, 8)}, spec)

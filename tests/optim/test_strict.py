@@ -1,4 +1,4 @@
-"""JAX's strict modes, and derivatives of updates in their hyperparameters."""
+"""JAX's strict modes, and derivatives with respect to hyperparameters."""
 
 import contextlib
 from collections.abc import Callable
@@ -32,20 +32,20 @@ from tests.optim.instances import INSTANCES, abstract
         "manifold_muon-sets",
     ],
 )
-def test_strict_modes_do_not_trip_us(name):
+def test_strict_modes_raise_no_errors(name):
     instance = INSTANCES[name]
     tx, params, grads = instance.tx(), instance.params(), instance.grads()
     with strict(), jax.numpy_dtype_promotion("strict"):
         state, update = tx.init(params), jax.jit(tx.update)
         update(grads, state, params)
         update(jax.tree.map(jnp.zeros_like, grads), state, params)
-        if name == "retract":  # every operation by itself
+        if name == "retract":  # op by op
             tx.update(grads, state, params)
 
 
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
-def test_no_dtype_is_promoted_silently(case):
-    """In `jax_numpy_dtype_promotion="strict"`, in float32; traced and not run."""
+def test_manifold_methods_promote_no_dtypes(case):
+    """With `jax_numpy_dtype_promotion="strict"` in float32; traced only, not run."""
     manifold = case.manifold
 
     def every_method(point, vector):
@@ -87,7 +87,7 @@ PRESETS: dict[str, Callable[..., Any]] = {
     "fast": lambda rate, decay: optim.manifold_muon(
         rate, on(Stiefel(solver=ProjectedPolar())), decay
     ),
-    # Converged: msign has the derivative of the exact polar factor, whatever the method.
+    # Converged, because msign always has the derivative of the exact polar factor.
     "muon": lambda rate, decay: optim.muon(rate, on(Euclidean(RMSToRMS())), decay, method=None),
     "normalize": normed,
     "sgd": lambda rate, decay: optim.riemannian_sgd(rate, on(Stiefel()), decay),
@@ -96,8 +96,8 @@ PRESETS: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.slow_except("muon")
 @pytest.mark.parametrize("name", PRESETS)
-def test_learning_rate_and_momentum_can_be_learned(name):
-    """The derivative of three steps in both numbers, by reverse mode and by differences."""
+def test_hyperparameter_gradients_match_finite_differences(name):
+    """Differentiate three steps with respect to learning rate and momentum."""
     shapes = abstract(SHAPES)
     params = jax.jit(lambda: optim.init_tree(on(Stiefel()), jax.random.key(0), shapes))()
     with jax.enable_x64(True), strict():

@@ -1,4 +1,4 @@
-"""The summary table of parameters, manifolds and budgets."""
+"""Summary table of parameters, manifolds and budgets."""
 
 from typing import Any
 
@@ -41,17 +41,17 @@ def only(entry: Any, shape: tuple[int, ...], path: str = "layer/kernel") -> Any:
         (Euclidean(Frobenius(ndim=0)), (), 1, None, None),
     ],
 )
-def test_copies_and_fans(entry, shape, copies, fan_in, fan_out):
+def test_copies_and_fans_follow_layout(entry, shape, copies, fan_in, fan_out):
     row = only(entry, shape)
     assert (row.copies, row.fan_in, row.fan_out) == (copies, fan_in, fan_out)
 
 
-def test_the_sign_of_training_is_named():
+def test_training_method_is_named():
     printed = str(optim.tabulate(MUON.fast(), abstract({"w": (6, 4)})))
     assert "RMSToRMS(method=BOUNDED_MSIGN)" in printed
 
 
-def test_it_prints_as_a_table():
+def test_table_prints_all_columns():
     params = abstract({"embed": {"embedding": (9, 4)}, "out": {"kernel": (4, 6), "bias": (6,)}})
     geometry = {
         "embed": EmbeddingRows(),
@@ -63,7 +63,7 @@ def test_it_prints_as_a_table():
     budgets = {"embed": 0.5, "out": {"kernel": jnp.full((1, 1), 0.25), "bias": 1}}
     table = optim.tabulate(geometry, params, budgets)
     lines = str(table).splitlines()
-    assert table._repr_html_() == f"<pre>{table}</pre>"  # nothing in it needs to be escaped
+    assert table._repr_html_() == f"<pre>{table}</pre>"  # the table needs no escapes
     assert [line.split("  ")[0].rstrip() for line in lines] == [
         "path", "-" * 15, "embed/embedding", "out/bias", "out/kernel"
     ]  # fmt: skip

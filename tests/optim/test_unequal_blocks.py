@@ -1,4 +1,4 @@
-"""Blocks of unequal lengths in one parameter: q, k and v of grouped queries."""
+"""Blocks of unequal lengths in a fused parameter: q, k and v of grouped-query attention."""
 
 import functools
 from typing import Any
@@ -78,7 +78,7 @@ def test_blocks_are_trained_as_separate_parameters(make, manifold, layers):
         np.testing.assert_allclose(part, wanted[name], atol=4e-6, err_msg=name)
 
 
-def test_rows_of_a_matrix_are_cut_by_another_axis():
+def test_row_blocks_match_column_blocks_of_transpose():
     rows = Stiefel().with_axes(out_blocks=LENGTHS)
     columns = Stiefel().with_axes(-2, -1, out_blocks=LENGTHS)
     start = optim.project_tree(columns, drawn(0)["qkv"])
@@ -87,7 +87,7 @@ def test_rows_of_a_matrix_are_cut_by_another_axis():
     np.testing.assert_allclose(found.T, wanted, atol=1e-6)
 
 
-def test_every_tool_sees_the_blocks():
+def test_tree_functions_list_each_block():
     geometry, paths = fused(), ["out", "qkv/0", "qkv/1", "qkv/2"]
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), drawn(0))
     points = optim.init_tree(geometry, jax.random.key(0), shapes)
@@ -118,7 +118,7 @@ def test_budgets_reach_every_block():
     assert jnp.abs(updates["out"]).max() > 0.01
 
 
-def test_hybrid_leaves_the_rest_to_another():
+def test_hybrid_trains_unequal_blocks():
     geometry = fused() | {"out": None}
     tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.sgd(0.1))
     start = optim.project_tree(geometry, drawn(0))
@@ -129,8 +129,8 @@ def test_hybrid_leaves_the_rest_to_another():
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_blocks_on_a_mesh(kind):
-    """The axis that is cut is divided, too: eight devices own parts of 16."""
+def test_blocks_on_sharded_axis_match_single_device(kind):
+    """The axis with blocks, of length 16, is sharded over eight devices."""
     mesh = jax.make_mesh((8,), ("x",), (getattr(AxisType, kind),))
     place = NamedSharding(mesh, PartitionSpec(None, "x"))
     geometry = Stiefel().with_axes(-2, -1, out_blocks=(10, 3, 3))
@@ -140,7 +140,7 @@ def test_blocks_on_a_mesh(kind):
     check_sharding(optim.manifold_muon(0.1, geometry), params, grads, place)
 
 
-def test_checkpoints_record_the_lengths(tmp_path):
+def test_checkpoints_record_block_lengths(tmp_path):
     params = optim.project_tree(fused(), drawn(0))
     other = {**fused(), "qkv": Stiefel().with_axes(-2, -1, out_blocks=(2, 8, 4))}
     with Checkpoints(tmp_path) as saved:
@@ -151,7 +151,7 @@ def test_checkpoints_record_the_lengths(tmp_path):
             saved.restore(params, optim.tabulate(other, params))
 
 
-def test_updates_that_are_too_long_are_refused():
+def test_updates_of_wrong_length_raise():
     params = optim.project_tree(fused(), drawn(0))
     longer = {**drawn(1), "qkv": jnp.ones((6, 15))}
     tx = optim.retract(fused())
@@ -166,12 +166,12 @@ def test_updates_that_are_too_long_are_refused():
         (LaidOut(Stiefel(), Layout(-2, -1, out_blocks=(13, 1))), "must add up to the fan of 13"),
     ],
 )
-def test_lengths_that_do_not_fit(entry, message):
+def test_lengths_with_wrong_sum_raise(entry, message):
     with pytest.raises(ValueError, match=message):
         optim.resolve(entry, jnp.ones((6, 13)))
 
 
-def test_agd_and_normuon_take_equal_blocks():
+def test_agd_and_normuon_reject_unequal_blocks():
     layout = Layout(-2, -1, out_blocks=LENGTHS)
     params = {"qkv": drawn(0)["qkv"]}
     flat = Euclidean(RMSToRMS()).with_axes(-2, -1, out_blocks=LENGTHS)

@@ -1,4 +1,4 @@
-"""Which wrappers of Optax keep parameters on their manifolds: the table in the documentation."""
+"""Wrappers of Optax that keep parameters on their manifolds: the documentation's table."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ TX = optim.chain(STEEPEST, ONTO)
 
 
 def tangent(*links: Any) -> Any:
-    """The links between tangent spaces, and a retraction."""
+    """Chain the links between two tangent projections and a final retraction."""
     return optim.chain(
         optim.project_tangent(GEOMETRY), *links, optim.project_tangent(GEOMETRY), ONTO
     )
@@ -117,21 +117,21 @@ LEAVES: dict[str, tuple[Any, dict[str, Any]]] = {
     "schedule_free, mended",
 )
 @pytest.mark.parametrize("name", STAYS)
-def test_wrappers_that_stay_on_the_set(name):
+def test_wrappers_stay_on_manifold(name):
     tx, arguments = STAYS[name]
     optim.check_chain(tx, GEOMETRY, SHAPES, **arguments)
 
 
 @pytest.mark.slow_except("schedule_free", "mechanize", "reduce_on_plateau behind")
 @pytest.mark.parametrize("name", LEAVES)
-def test_wrappers_that_leave_the_set_are_found(name):
+def test_wrappers_that_leave_manifold_are_detected(name):
     tx, arguments = LEAVES[name]
     with pytest.raises(ValueError, match="have left their manifold, at distance {'v': "):
         optim.check_chain(tx, GEOMETRY, SHAPES, **arguments)
 
 
 def trained(tx: Any, params: Any, at: Any, steps: int = 10) -> Any:
-    """Parameters and state after steps with gradients at `at(params)`."""
+    """Return parameters and state after `steps` steps with gradients at `at(params)`."""
 
     def step(carry, _):
         params, state = carry
@@ -149,7 +149,7 @@ def farthest(params: Any) -> float:
     return float(optim.monitor_distance(GEOMETRY, params)["v"])
 
 
-def test_lookahead_needs_a_projection_after_each_synchronisation():
+def test_lookahead_needs_projection_after_sync():
     params = optax.LookaheadParams.init_synced(start())
     tx = optax.lookahead(TX, sync_period=5, slow_step_size=0.5)
     found, _ = trained(tx, params, lambda params: params.fast)
@@ -158,8 +158,8 @@ def test_lookahead_needs_a_projection_after_each_synchronisation():
     assert farthest(optim.project_tree(GEOMETRY, found.slow)) < 1e-6
 
 
-def test_averages_of_parameters_need_a_projection():
-    """Those of `optax.ema`, and those at which `schedule_free` evaluates."""
+def test_parameter_averages_need_projection():
+    """Averages by `optax.ema`, and the evaluation parameters of `schedule_free`."""
     tx = tangent(contrib.schedule_free(STEEPEST, 0.1))
     params, state = trained(tx, start(), lambda params: params)
     assert farthest(params) < 1e-6
@@ -171,8 +171,8 @@ def test_averages_of_parameters_need_a_projection():
         assert farthest(optim.project_tree(GEOMETRY, mean)) < 1e-6
 
 
-def test_multi_steps_objects_are_transformations():
-    """`optax.MultiSteps` has `init` and `update`, and is no `GradientTransformation`."""
+def test_multi_steps_objects_are_accepted():
+    """`optax.MultiSteps` has `init` and `update`, but is not a `GradientTransformation`."""
     steps: Any = optax.MultiSteps(optax.scale_by_adam(), 2)
     whole: Any = optax.MultiSteps(TX, 2)
     params = start()
@@ -186,8 +186,8 @@ def test_multi_steps_objects_are_transformations():
         assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 
-def test_masked_alone_hands_on_gradients_that_climb():
-    """What it masks keeps its raw gradient, which `apply_updates` adds."""
+def test_masked_leaves_raw_gradients_that_ascend():
+    """Masked leaves keep their raw gradient, and `apply_updates` adds it."""
     tx = optax.masked(TX, {"v": True, "b": False})
     params = start()
     updates: Any = tx.update(params, tx.init(params), params)[0]

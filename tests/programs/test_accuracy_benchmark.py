@@ -1,4 +1,4 @@
-"""The accuracy table's command: its record, its tables and its refusals."""
+"""The accuracy table's command: record, tables and errors."""
 
 import json
 
@@ -9,7 +9,7 @@ from benchmarks.msign_accuracy import main
 SMALL = ["--methods", "SVD", "--shapes", "4x3", "--dtypes", "float32", "--conditions", "1", "100"]
 
 
-def test_record_and_table(tmp_path, capsys):
+def test_accuracy_command_writes_record_and_table(tmp_path, capsys):
     out = tmp_path / "results" / "accuracy.json"
     main([*SMALL, "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
@@ -40,7 +40,7 @@ def test_record_and_table(tmp_path, capsys):
     ],
     ids=str,
 )
-def test_refuses_in_one_line(arguments, words, capsys):
+def test_invalid_arguments_give_one_line_error(arguments, words, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2

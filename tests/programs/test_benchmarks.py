@@ -1,4 +1,4 @@
-"""The runner of the benchmarks, and the table of throughput."""
+"""Benchmark runner, and small runs of some benchmarks."""
 
 import importlib.util
 import json
@@ -14,12 +14,12 @@ from benchmarks import accelerator, growth, minimize, starts, symmetric
 from benchmarks.gpt_throughput import MUON, table
 
 
-def test_every_benchmark_is_there():
+def test_every_benchmark_module_exists():
     for name in runner.NAMES:
         assert importlib.util.find_spec(f"benchmarks.{name}") is not None
 
 
-def test_all_benchmarks_run_though_one_ends_in_its_middle(monkeypatch, capsys):
+def test_all_benchmarks_run_even_if_some_exit(monkeypatch, capsys):
     seen = []
     ends = {"solvers": 0, "drift": "no room", "tuning": 3}
 
@@ -40,13 +40,13 @@ def test_all_benchmarks_run_though_one_ends_in_its_middle(monkeypatch, capsys):
     assert seen == [("drift", "__main__", ["--steps", "5"])]
 
 
-def test_an_unknown_benchmark_gives_a_one_line_error(monkeypatch):
+def test_unknown_benchmark_gives_one_line_error(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["benchmarks", "speed"])
     with pytest.raises(SystemExit, match="no benchmark 'speed'; there are steps, "):
         runner.main()
 
 
-def test_the_table_of_throughput():
+def test_throughput_table_shows_each_optimizer():
     row = {
         "batch": 12,
         "tokens_per_second": {"manifold Muon, fast": 9000.0, MUON: 10000.0},
@@ -62,7 +62,7 @@ def test_the_table_of_throughput():
 
 
 @pytest.mark.slow
-def test_growth_is_measured_along_its_axes(tmp_path, monkeypatch, capsys):
+def test_growth_benchmark_measures_each_axis(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(growth, "AXES", {"width": (8, 16, 32), "leaves": (1, 2, 3), "copies": (2,)})
     monkeypatch.setattr(growth, "OURS", ("muon",))
     monkeypatch.setattr(growth, "PEERS", 1)
@@ -78,7 +78,7 @@ def test_growth_is_measured_along_its_axes(tmp_path, monkeypatch, capsys):
         assert set(growth.OURS) <= set(row["memory"])
         assert (MUON in row["memory"]) == (row["grows"] != "leaves" or row["size"] == 1)
         assert ("seconds" in row) == (row["size"] <= 16)
-    # A line through three points; of two, and of times at two widths, there is no exponent.
+    # An exponent needs a line through three points: two sizes, or two timed widths, have none.
     width = [row for row in rows if row["grows"] == "width"]
     slope = np.polyfit(np.log([8, 16, 32]), np.log([row["memory"]["muon"] for row in width]), 1)[0]
     lines = capsys.readouterr().out.splitlines()
@@ -90,26 +90,27 @@ def test_growth_is_measured_along_its_axes(tmp_path, monkeypatch, capsys):
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_bytes_that_a_device_receives():
+def test_received_bytes_count_collectives():
     text = "%x = (f32[2,8]{1,0}, f32[2,8]) all-to-all(%a, %b)\n%y = s32[4] all-gather-start(%c)\n"
     assert growth.received(text + "%z = f32[9] add(%y, %y)", 4) == 0.75 * 4 * (16 + 16 + 4)
 
 
-def test_the_accelerator_is_measured_against_its_own_products(tmp_path, capsys):
+def test_accelerator_benchmark_counts_products(tmp_path, capsys):
     out = tmp_path / "accelerator.json"
     accelerator.main(["--out", str(out)])
     assert not out.exists()
     assert "skipped" in capsys.readouterr().out
     [row, *_] = accelerator.sign_rates((2, 16, 32), rounds=1)
-    # In one pass each of the four steps forms X^T X, its square, and X p(X^T X), of two matrices.
+    # Each of the four steps forms X^T X, its square, and X p(X^T X), in a single pass, for two
+    # matrices.
     counted = row["flops_per_second"] * row["seconds"]
     assert counted == pytest.approx(2 * 2 * 4 * (2 * 16 * 16 * 32 + 16**3))
     assert row["product_flops_per_second"] > 0
 
 
 @pytest.mark.parametrize("shape", [(16, 24), (32, 8)])
-def test_the_kernel_for_symmetric_products(shape):
-    """As a TPU runs it, interpreted: each block below the diagonal once, and its mirror image."""
+def test_symmetric_product_kernel_matches_numpy(shape):
+    """Interpreted TPU kernel: it computes blocks below the diagonal once and mirrors them."""
     x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     found = symmetric.gram(jnp.asarray(x), 8, 8, interpret=pltpu.InterpretParams())
     wide = x.astype(np.float64)
@@ -118,7 +119,7 @@ def test_the_kernel_for_symmetric_products(shape):
 
 
 @pytest.mark.slow
-def test_minimising_is_timed_with_and_without_compiling(tmp_path, capsys):
+def test_minimize_benchmark_times_with_and_without_compiling(tmp_path, capsys):
     out = tmp_path / "minimize.json"
     options = ["--sizes", "5", "--problems", "Rayleigh quotient", "--rounds", "1", "--starts", "2"]
     minimize.main([*options, "--out", str(out)])
@@ -134,7 +135,7 @@ def test_minimising_is_timed_with_and_without_compiling(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_starts_are_timed_by_vmap_and_by_map(tmp_path, capsys):
+def test_starts_benchmark_times_vmap_and_map(tmp_path, capsys):
     out = tmp_path / "starts.json"
     options = ["--problems", "PCA, ordered", "--size", "5", "--starts", "2", "--rounds", "1"]
     starts.main([*options, "--out", str(out)])

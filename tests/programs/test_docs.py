@@ -1,4 +1,4 @@
-"""The documentation: every public name is on a page, and the code that it shows runs."""
+"""The documentation: every public name is on a page, and the shown code runs."""
 
 import json
 import re
@@ -25,7 +25,7 @@ def test_every_public_name_is_documented():
     assert coverage.problems() == []
 
 
-# As KaTeX writes it: what is set, and the TeX, which is no part of it.
+# KaTeX's output: the typeset formula, and the TeX source as an annotation.
 _MATHML = (
     '<span><math xmlns="http://www.w3.org/1998/Math/MathML"><semantics><mrow>{}</mrow>'
     '<annotation encoding="application/x-tex">no</annotation></semantics></math>no</span>'
@@ -39,11 +39,11 @@ _SET = {
 
 
 @pytest.mark.parametrize("line", _SET)
-def test_formulas_are_lines_of_text(line):
+def test_formulas_become_plain_text(line):
     assert excerpts.as_text(_MATHML.format(_SET[line])) == line
 
 
-def test_the_search_shows_no_tex(tmp_path):
+def test_search_index_contains_no_tex(tmp_path):
     index = {
         "config": {"lang": ["en"]},
         "items": [
@@ -59,7 +59,7 @@ def test_the_search_shows_no_tex(tmp_path):
     assert item == {"title": "Where a &lt; b", "text": "<p>a &lt; b holds</p>", "level": 1}
 
 
-def test_gaps_are_found(tmp_path):
+def test_undocumented_names_are_detected(tmp_path):
     files = {
         "manifoldmuon/__init__.py": '"""Doc."""\nfrom . import linalg\n__all__ = ["linalg"]',
         "manifoldmuon/linalg/__init__.py": """
@@ -94,7 +94,7 @@ def test_gaps_are_found(tmp_path):
     ]
 
 
-def test_every_page_is_in_the_navigation():
+def test_every_page_is_in_navigation():
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
     pages = {page for page in pages if "/results/" not in page}  # tables, which pages include
@@ -102,7 +102,7 @@ def test_every_page_is_in_the_navigation():
     assert set(re.findall(r"[\w/-]+\.md$", _CONFIGURATION, re.MULTILINE)) == pages
 
 
-def test_the_gallery_shows_pictures_that_are_there():
+def test_gallery_shows_existing_pictures():
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     shown = re.findall(r"\(thumbnails/([\w.-]+)\)", page)
     tutorials = {f"tutorial-{path.stem}.svg" for path in _TUTORIALS}  # the build draws them
@@ -110,13 +110,13 @@ def test_the_gallery_shows_pictures_that_are_there():
     assert set(shown) <= {name for name, _ in thumbnails.pictures()} | tutorials
 
 
-def test_the_gallery_shows_what_it_does_not_name():
+def test_gallery_adds_unnamed_pictures():
     page = "[![A walk](thumbnails/lab-walk.png)](lab/walk.md)"
     found = thumbnails.more(page, ["lab-walk.png", "lab-random-walk.png"])
     assert found == "* ![random walk](thumbnails/lab-random-walk.png)<br>random walk\n"
 
 
-def test_the_first_pages_say_what_their_records_give():
+def test_claims_on_pages_match_records():
     assert claims.problems() == []
 
 
@@ -132,28 +132,28 @@ _CLAIM = "| Muon | 98.50 ± 0.09 % |"
         (f"{_CLAIM} and 12 % more, in 1.5 s", ["says 12 %", "says 1.5"]),
     ],
 )
-def test_a_number_without_a_record_is_found(text, found):
+def test_number_without_record_is_detected(text, found):
     lines = list(claims.unproved({"page.md": text}, {"page.md": [_CLAIM]}))
     assert len(lines) == len(found)
     assert all(part in line for part, line in zip(found, lines, strict=True))
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "examples/README.md"])
-def test_files_that_are_linked_to_are_there(page):
-    """The pages of docs are checked by the build; these are read where the code is."""
+def test_linked_files_exist(page):
+    """The build checks the pages of docs; these pages are read in the repository."""
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
     assert links or page == "CONTRIBUTING.md"
     assert [link for link in links if not ((ROOT / page).parent / link).exists()] == []
 
 
-def test_the_configuration_names_no_other_host():
+def test_configuration_names_no_external_host():
     assert "//" not in _CONFIGURATION
-    assert "\n  font: false\n" in _CONFIGURATION  # else the theme asks a server for its fonts
+    assert "\n  font: false\n" in _CONFIGURATION  # otherwise the theme loads fonts from a server
     lock = json.loads((ROOT / "docs" / "node" / "package-lock.json").read_text(encoding="utf-8"))
     assert all("integrity" in entry for name, entry in lock["packages"].items() if name)
 
 
-def test_a_page_that_is_not_whole_is_found(tmp_path):
+def test_missing_and_external_references_are_detected(tmp_path):
     (tmp_path / "math").mkdir()
     (tmp_path / "math" / "index.html").write_text("", encoding="utf-8")
     (tmp_path / "own.js").write_text("", encoding="utf-8")
@@ -173,7 +173,7 @@ def test_a_page_that_is_not_whole_is_found(tmp_path):
     ]
 
 
-def test_names_and_sources_are_linked(tmp_path):
+def test_names_and_sources_get_links(tmp_path):
     files = {
         "manifoldmuon/__init__.py": "",
         "manifoldmuon/optim/__init__.py": "from ._a import muon",
@@ -234,15 +234,15 @@ def test_names_and_sources_are_linked(tmp_path):
         "docs/your-own-parts.md",
     ],
 )
-def test_the_code_on_a_page_runs(page):
+def test_code_on_page_runs(page):
     blocks = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
     assert blocks
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": "__main__"})
 
 
-@pytest.mark.slow  # the build of the documentation runs them, too
+@pytest.mark.slow  # the documentation build also runs the tutorials
 @pytest.mark.parametrize("tutorial", _TUTORIALS, ids=lambda path: path.stem)
-def test_a_tutorial_runs(tutorial, monkeypatch):
+def test_tutorial_runs(tutorial, monkeypatch):
     monkeypatch.setattr(plt, "subplots", lambda *args, **options: _subplots(*args, **options))
     try:
         runpy.run_path(str(tutorial))
@@ -251,6 +251,6 @@ def test_a_tutorial_runs(tutorial, monkeypatch):
 
 
 def _subplots(*args: Any, figsize: Any, layout: Any, **options: Any) -> tuple[Figure, Any]:
-    """What pyplot's does, without a screen."""
+    """Replace pyplot's `subplots`, without a screen."""
     figure = Figure(figsize=figsize, layout=layout)
     return figure, figure.subplots(*args, **options)

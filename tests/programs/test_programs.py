@@ -1,4 +1,4 @@
-"""The programs beside the package: who imports from whom, and public names of the package only."""
+"""Programs outside the package: allowed imports, and only public names of the package."""
 
 import ast
 import tomllib
@@ -9,19 +9,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Each may import from those before it.
+# Each program may import from the programs before it.
 PROGRAMS = ("studies", "examples", "benchmarks")
 
 
 def imports(root: Path, program: str) -> Iterator[tuple[str, str]]:
-    """The files of a program, each with the modules that it imports."""
+    """Yield the files of a program with the names that they import."""
     for path in sorted((root / program).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom):
                 assert not node.level, f"{path} imports relatively"
-                # A module in a package is named like any other name in it.
+                # Modules of a package look like its other names.
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
             else:
                 continue
@@ -29,7 +29,7 @@ def imports(root: Path, program: str) -> Iterator[tuple[str, str]]:
 
 
 def private(root: Path, program: str) -> set[str]:
-    """Imports of modules that the package or the studies keep for themselves."""
+    """Return imports of private modules of the package or the studies."""
     found = set()
     for file, name in imports(root, program):
         top, *inner = name.split(".")
@@ -45,14 +45,14 @@ def test_only_public_names_are_imported(program):
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_import_from_those_before_them(program):
+def test_programs_import_only_earlier_programs(program):
     later = {*PROGRAMS[PROGRAMS.index(program) + 1 :], "tests", "docs"}
     found = list(imports(ROOT, program))
-    assert len(found) > 10  # the search itself has found something
+    assert len(found) > 10  # the search works
     assert [line for line in found if line[1].split(".")[0] in later] == []
 
 
-def test_the_wheel_has_no_programs():
+def test_wheel_has_no_programs():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     targets = project["tool"]["hatch"]["build"]["targets"]
     assert targets["wheel"]["packages"] == ["manifoldmuon", "manifoldmuon_verify"]
@@ -68,7 +68,7 @@ def test_the_wheel_has_no_programs():
         "def f():\n    from studies import _private",
     ],
 )
-def test_a_private_import_is_found(tmp_path, line):
+def test_private_import_is_detected(tmp_path, line):
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "a.py").write_text(line, encoding="utf-8")
     (found,) = private(tmp_path, "examples")

@@ -1,4 +1,4 @@
-"""Calls in the sentences of the pages: names are there, and arguments fit their signatures."""
+"""Calls in the prose of the pages: names exist, and arguments fit their signatures."""
 
 import ast
 import functools
@@ -20,10 +20,10 @@ import manifoldmuon as mm
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
-BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)  # what the pages run
+BLOCK = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)  # other tests run them
 SPAN = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
 
-# Names of other libraries on the pages for those who come from them, and formulas.
+# Names of other libraries (on migration pages), and formulas.
 FOREIGN = re.compile(
     r"GramEigh|InverseRoot|ManifoldParameter|QDWH|TrustRegions|budgets|dataclasses\.replace|flatten"
     r"|len|manifold\.(retr|retraction)|max|mlp\.(dualize|jit|project)|norm|optimizer\.step|print"
@@ -33,7 +33,7 @@ FOREIGN = re.compile(
 
 @functools.cache
 def rooms() -> tuple[Any, ...]:
-    """Return the public packages of ours, and those of others that the pages call."""
+    """Return our public packages, and other packages that the pages call."""
     found = pkgutil.walk_packages(mm.__path__, "manifoldmuon.")
     own = [importlib.import_module(x.name) for x in found if "._" not in x.name]
     return mm, *own, optax, optax.contrib, jax, nnx, equinox
@@ -49,7 +49,7 @@ def calls(page: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 def resolve(name: str) -> list[Any]:
-    """Return what the name may be: attributes of a package, or methods of public classes."""
+    """Return candidates for a name: attributes of a package, or methods of public classes."""
     first, *rest = name.split(".")
     named = {"mm": [mm], "jnp": [jax.numpy]}
     starts = named.get(first, []) + [x for x in rooms() if x.__name__.split(".")[-1] == first]
@@ -80,7 +80,7 @@ def fits(function: Any, call: ast.Call) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_calls_in_sentences_exist_and_fit(page):
+def test_calls_in_prose_exist_and_fit(page):
     wrong = []
     for span, call in calls(page):
         name = ast.unparse(call.func)
@@ -91,7 +91,7 @@ def test_calls_in_sentences_exist_and_fit(page):
     assert not wrong
 
 
-def test_wrong_calls_are_found(tmp_path):
+def test_wrong_calls_are_detected(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "`optim.muon(0.1, geometry, speed=2)`, `optim.moun(0.1)`, `Stiefel(2, wrong=1)`,\n"

@@ -1,7 +1,7 @@
-"""The benchmark of large models: what it reads from programs, with the TPU's compiler and without.
+"""The benchmark of large models: costs read from programs, with and without the TPU's compiler.
 
-The compiler is not among what the tests need; `pip install manifoldmuon[tpu]` adds it. It works in
-a process of its own, away from the suite's devices.
+The tests do not require the compiler; `pip install manifoldmuon[tpu]` adds it. It runs in a
+separate process, away from the suite's devices.
 """
 
 import functools
@@ -41,9 +41,9 @@ needs_compiler = pytest.mark.skipif(
 )
 
 # Two matrices, 8 x 16 by 16 x 4: five products of highest precision in a loop, each with a gather
-# of 64 x 4 by four chips, and one in a loop of unknown length; outside an all-to-all by eight, and
-# a gather that is written twice because it overlaps with the product of bfloat16 beside it; and two
-# choices of nothing, or a copy and the loop of unknown length again.
+# of 64 x 4 by four chips, and a product in a loop of unknown length. Outside the loops: an
+# all-to-all by eight; a gather, written twice because it overlaps with the bfloat16 product; and
+# two conditionals between nothing, and a copy followed by the loop of unknown length.
 PROGRAM = """
 HloModule jit_step, is_scheduled=true
 
@@ -115,7 +115,7 @@ ENTRY %main (x.0: f32[2,8,16], x.1: f32[2,16,4]) -> f32[8,32] {
 """  # noqa: E501
 
 
-def test_a_program_is_read():
+def test_costs_are_read_from_program():
     work = read(PROGRAM)
     product, other = 2 * 2 * 8 * 16 * 4, 2 * 8 * 8 * 8
     assert work.flops == {6: (5 + 1) * product, 1: other}
@@ -138,8 +138,8 @@ def test_a_program_is_read():
 
 
 @pytest.mark.parametrize("name", ["manifold_muon, FAST", "manifold_muon, ACCURATE"])
-def test_steps_of_training_take_the_cheap_branches(monkeypatch, name):
-    """Which is what counts in a program. Everywhere it is the one of a false predicate."""
+def test_training_steps_take_cheap_branches(monkeypatch, name):
+    """The cost of a program counts the cheap branches; a false predicate selects them."""
     found, cond = set(), jax.lax.cond
 
     def listen(predicate, *branches_and_operands):
@@ -159,7 +159,7 @@ def test_steps_of_training_take_the_cheap_branches(monkeypatch, name):
     assert found == {False, True}
 
 
-def test_a_program_for_another_machine_is_refused():
+def test_program_for_other_hardware_raises():
     with pytest.raises(ValueError, match="no ENTRY"):
         read("")
     text = jax.jit(jnp.matmul).lower(jnp.ones((64, 64)), jnp.ones((64, 64))).compile().as_text()
@@ -168,11 +168,11 @@ def test_a_program_for_another_machine_is_refused():
         read(text)
 
 
-def test_all_to_all_is_limited_by_the_bisection():
+def test_all_to_all_is_limited_by_bisection():
     all_to_all, gather = {"all-to-all": [1.0, 9e9]}, {"all-gather": [1.0, 9e9]}
-    # An open line of eight: four chips send half of 9 GB each over one link of 45 GB/s.
+    # An open line of eight: four chips each send half of 9 GB over a single link of 45 GB/s.
     assert link_seconds(Row(1, 1, "v5e:8x8"), all_to_all) == pytest.approx(4 * 4.5 / 45)
-    # A ring of sixteen: eight chips, and two places to cross.
+    # A ring of sixteen: eight chips send, over two crossings.
     assert link_seconds(Row(1, 1, "v5e:16x16"), all_to_all) == pytest.approx(8 * 4.5 / 45 / 2)
     # Six links of 90 GB/s, in three rings.
     assert link_seconds(Row(1, 1, "v5p:4x4x4"), gather) == pytest.approx(9 / (6 * 90))
@@ -180,7 +180,7 @@ def test_all_to_all_is_limited_by_the_bisection():
     assert both == pytest.approx(0.4 + 9 / 90)
 
 
-def test_the_tables():
+def test_tables_show_costs_and_overheads():
     key, row = next(iter(ROWS.items()))
     cell = {
         "row": key, "dtype": "float32", "effort": "reduced", "optimizer": "muon",
@@ -209,8 +209,8 @@ def test_the_tables():
     assert sorted([cell, refused], key=order) == [refused, cell]
 
 
-def test_experts_are_counted_and_stay_in_their_parts():
-    """Eight CPU devices for chips: four parts with two experts of each layer, in two columns."""
+def test_experts_are_counted_and_not_gathered():
+    """Eight CPU devices as chips: four groups with two experts per layer, in two columns."""
     row = Row(2, 64, "v5e:2x4", experts=8, hidden=32, active=2, parts=4)
     attention, expert = 2 * 4 * 64**2, 2 * 2 * 64 * 32
     assert (row.parameters, row.taken) == (attention + 8 * expert, attention + 2 * expert)
@@ -223,19 +223,20 @@ def test_experts_are_counted_and_stay_in_their_parts():
 @pytest.mark.parametrize(
     ("row", "share"),
     [
-        # One of twelve squares, and one more or one of three tall or three wide: 14 and 20 d^3.
+        # Per chip: one of twelve squares, plus another square or one of three tall or three wide
+        # matrices. A square costs 14 d^3, the others 20 d^3.
         (Row(3, 256, "v5e:2x4"), (14 + 14 + 20) / (14 + 14 + 20 + 20)),
         (Row(8, 256, "v5e:2x4"), 1),
         (Row(2, 64, "v5e:2x4", experts=8, hidden=32, active=2, parts=4), 1),
     ],
     ids=["uneven", "even", "experts"],
 )
-def test_the_busiest_chip_has_not_the_most_of_every_kind(row, share):
+def test_busiest_chip_shares_work_over_shapes(row, share):
     assert row.busiest == pytest.approx(share)
 
 
 @needs_compiler
-def test_steps_are_compiled_for_eight_chips(tmp_path):
+def test_steps_compile_for_eight_chips(tmp_path):
     script = """
         from benchmarks import scale
         scale.ROWS.clear()
@@ -256,21 +257,22 @@ def test_steps_are_compiled_for_eight_chips(tmp_path):
     shapes = dict.fromkeys("qkvo", (8, 128, 128)) | {"up": (8, 512, 128), "down": (8, 128, 512)}
     weights = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
     size = 4 * sum(math.prod(s) for s in shapes.values())
-    # Parameters, gradients and two moments; parameters, gradients and momentum: an eighth of each.
+    # An eighth of parameters, gradients and two moments (Adam) or momentum (Muon).
     assert adam["arguments"] == pytest.approx(4 * size / 8, rel=0.01)
     assert muon["arguments"] == pytest.approx(3 * size / 8, rel=0.01)
     assert adam["flops"] == adam["collectives"] == {}
-    # To the owners and back, seven eighths of an eighth.
+    # To the owners and back: seven eighths of a chip's eighth.
     assert muon["moved"] == pytest.approx(2 * size / 8 * 7 / 8, rel=0.01)
     assert muon["collectives_in_loops"] == muon["unknown_loops"] == 0
-    # No part of a stack is gathered.
+    # Stacks are not gathered.
     assert set(experts["collectives"]) == {"all-to-all"}
-    # Every chip has an eighth of the directions to compute, and no other products.
+    # Every chip computes an eighth of the directions, and no other products.
     directions = functools.partial(jax.tree.map, lambda x: msign(x, TRAINING_MSIGN))
     assert muon["flops"] == {"1": 2 * multiplications(directions, weights) / 8}
-    # The compiler's own count has a loop's body once, and sums besides products.
+    # The compiler counts a loop's body once, and sums in addition to products.
     assert muon["flops_once"] == pytest.approx(muon["cost_analysis"]["flops"], rel=0.05)
-    # Near the manifold no branch runs that large steps or lost digits take; the compiler counts it.
+    # Near the manifold, the branches for large steps or lost digits do not run, but the compiler
+    # counts them.
     tx = optimizers()["manifold_muon, FAST"]
     whole = step_of(tx), weights, jax.eval_shape(tx.init, weights), weights
     expected = 2 * multiplications(*whole, taken=min) / 8

@@ -1,4 +1,4 @@
-"""The scripts of the gallery: short, listed on their page, and right on few steps."""
+"""Scripts of the gallery: short, listed on their page, and correct in short runs."""
 
 from pathlib import Path
 
@@ -27,20 +27,20 @@ def test_scripts_are_short_and_listed():
 
 
 @pytest.mark.slow
-def test_losses_fall():
+def test_hello_world_loss_falls():
     losses = hello_world.main(steps=60)
     assert losses[-1] < 0.1 * losses[0]
 
 
 @pytest.mark.slow
-def test_the_gpt_learns_its_text(capsys):
+def test_gpt_loss_falls_and_text_is_printed(capsys):
     losses = gpt.main(steps=20, width=16)
     assert losses[-1] < losses[0]
     assert len(capsys.readouterr().out) > 300
 
 
 @pytest.mark.slow
-def test_every_optimizer_classifies_and_the_picture_is_written(tmp_path, capsys):
+def test_digits_optimizers_classify_and_picture_is_written(tmp_path, capsys):
     correct = digits.main(150, tmp_path / "digits.png")
     assert min(correct.values()) > 0.8
     assert "1.000 to 1.000" in capsys.readouterr().out.splitlines()[-1]
@@ -61,11 +61,11 @@ def test_dualized_updates_erase_more(tmp_path):
 
 
 @pytest.mark.slow
-def test_weights_stay_on_the_manifold(tmp_path):
+def test_retractions_keep_weights_on_manifold(tmp_path):
     assert max(retractions.main(20, tmp_path / "drift.png").values()) < 1e-5
     assert (tmp_path / "drift.png").exists()
 
 
 @pytest.mark.slow
-def test_the_best_rate_is_inside_of_the_grid():
+def test_learning_rate_transfer_runs_per_width():
     assert list(learning_rate_transfer.main(widths=(16,), steps=40)) == [16]

@@ -1,4 +1,4 @@
-"""Programs for trainers of others: they train where the trainer is installed."""
+"""Programs for third-party trainers; each needs its trainer installed."""
 
 import importlib
 import sys
@@ -12,7 +12,7 @@ from examples.trainers import maxtext
 @pytest.mark.parametrize(
     ("name", "needs"), [("tunix", "tunix.sft.peft_trainer"), ("kauldron", "kauldron.kd")]
 )
-def test_a_trainer_trains_and_stays_on_the_manifolds(name, needs):
+def test_trainer_trains_on_manifolds(name, needs):
     pytest.importorskip(needs, exc_type=ImportError)
     before, after, far = importlib.import_module(f"examples.trainers.{name}").main(40)
     assert after < 0.8 * before
@@ -20,15 +20,15 @@ def test_a_trainer_trains_and_stays_on_the_manifolds(name, needs):
 
 
 @pytest.mark.slow
-def test_tables_of_maxtext_become_a_geometry():
+def test_maxtext_tables_become_geometry():
     distances = maxtext.main()
     assert set(distances) == {"query", "out", "wi"}
     assert max(distances.values()) < 1e-6
 
 
 @pytest.mark.slow
-def test_levanter_gets_each_linear_layer_in_its_layout(monkeypatch):
-    """Two linear layers, one of them stacked for a scan, an embedding and a hole."""
+def test_levanter_linear_layers_get_their_layouts(monkeypatch):
+    """Two linear layers (the second stacked for a scan), an embedding and a hole."""
     pytest.importorskip("levanter.optim.config", exc_type=ImportError)
     monkeypatch.delitem(sys.modules, "examples.trainers.levanter", raising=False)
     haliax, equinox = pytest.importorskip("haliax"), pytest.importorskip("equinox")
@@ -47,7 +47,7 @@ def test_levanter_gets_each_linear_layer_in_its_layout(monkeypatch):
     tx = levanter.ManifoldMuonConfig(learning_rate=0.1).build(10)
     state, grads = tx.init(params), jax.tree.map(jnp.sin, params)
     updates, state = tx.update(grads, state, params)
-    updates, state = tx.update(grads, state, params)  # the warm-up begins at a rate of zero
+    updates, state = tx.update(grads, state, params)  # the warm-up starts at rate 0
     moved = equinox.apply_updates(params, updates)
     assert set(state.hyperparams) == {"learning_rate", "adam_lr"}
     array = moved["one"].weight.rearrange(("heads", "out", "in")).array.reshape(10, 4)

@@ -1,4 +1,4 @@
-"""The ablation: effects with known answers, the choice of the rate, the arms' sizes of steps."""
+"""The ablation: known effects, choice of the rate, and step sizes of the arms."""
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from studies.networks.methods import ARMS, Gradient, Uniform
 SEEDS = 5
 
 
-def test_identical_arms_have_no_gain():
+def test_identical_arms_have_zero_gain():
     loss = np.random.default_rng(0).normal(size=SEEDS)
     found = gain(dict.fromkeys(ARMS, loss), 0, "manifold", "flat")
     assert found["mean"] == 0
@@ -22,8 +22,8 @@ def test_identical_arms_have_no_gain():
     assert len(found["by_arm"]) == 6
 
 
-def test_known_gains_are_recovered_with_the_interval_of_paired_seeds():
-    """Seeds that are easy for all arms cancel; noise of single arms does not."""
+def test_known_gains_have_paired_intervals():
+    """The part of a seed shared by all arms cancels; the noise of single arms does not."""
     rng = np.random.default_rng(1)
     easy, noise = 5 * rng.normal(size=SEEDS), 0.1 * rng.normal(size=(len(ARMS), SEEDS))
     values = {
@@ -41,7 +41,7 @@ def test_known_gains_are_recovered_with_the_interval_of_paired_seeds():
     assert abs(gain(values, 2, "modular", "uniform")["mean"]) < 0.15
 
 
-def test_other_seeds_choose_the_rate():
+def test_rate_is_chosen_by_other_seeds():
     rng = np.random.default_rng(2)
     losses = rng.normal(size=(4, 7))
     found, _ = at_best_rate(losses)
@@ -50,25 +50,25 @@ def test_other_seeds_choose_the_rate():
         assert found[seed] == losses[seed, others.argmin()]
 
 
-def test_a_seed_does_not_choose_its_own_rate():
+def test_seed_does_not_choose_its_rate():
     losses = np.array([[1.0, -9.0], [1.0, 2.0], [1.0, 2.0]])
     found, _ = at_best_rate(losses)
     np.testing.assert_array_equal(found[0], 1.0)
 
 
-def test_a_breakdown_is_never_chosen():
+def test_diverged_rate_is_never_chosen():
     losses = np.array([[np.nan, 3.0, 2.0], [0.1, 3.0, 2.0], [0.1, 3.0, 2.0]])
     found, at = at_best_rate(losses)
     assert at == 2
     assert np.isfinite(found).all()
 
 
-def test_the_arms_are_all_combinations():
+def test_arms_cover_all_combinations():
     assert len(set(ARMS.values())) == 12
 
 
-def test_uniform_budgets_give_every_leaf_the_same_norm():
-    """By singular values: sqrt(fan_in / fan_out) ||step||_2 is rate / leaves."""
+def test_uniform_budgets_give_equal_step_norms():
+    """For every leaf, sqrt(fan_in / fan_out) ||step||_2 = rate / leaves, by singular values."""
     network = Funnel((6, 4)).modular(8, 3)
     weights = network.init(jax.random.key(0))
     tx = Gradient().optimizer(0.5, Uniform(network))
@@ -88,7 +88,7 @@ def test_uniform_budgets_give_every_leaf_the_same_norm():
     np.testing.assert_allclose(budgets, [2 / 3, np.sqrt(2) / 3, 1 / 3])
 
 
-def test_the_summary_and_the_picture():
+def test_summary_and_plot_show_known_gains():
     study = Ablation(networks=("images",), seeds=(0, 1, 2))
     rows = []
     for cell in study.cells():
@@ -116,6 +116,6 @@ def test_the_summary_and_the_picture():
         ({"multiplier": 0.0}, "multiplier positive"),
     ],
 )
-def test_refusals(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
         Ablation(**settings)

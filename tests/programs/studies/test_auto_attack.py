@@ -1,4 +1,4 @@
-"""Auto-PGD where the answer is known: linear models, orthonormal layers, discs in a plane."""
+"""Auto-PGD on known problems: linear models, orthonormal layers, discs in a plane."""
 
 from typing import Any
 
@@ -30,16 +30,16 @@ def attack(*args: Any, **options: Any) -> AttackResult:
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_laws(law):
+def test_auto_attack_satisfies_attack_laws(law):
     law(attack)
 
 
-def test_targets_try_every_plane():
+def test_targets_try_every_class_boundary():
     linear_models_break_at_their_radius(attack, classes=5)
 
 
-def test_in_the_plane_little_escapes():
-    """Against the labels of all points of a fine grid in each disc."""
+def test_attack_finds_nearly_all_label_changes():
+    """Against the labels on a fine grid in each disc."""
     weights, x = small_network()
     first, shift, second = (wide(w) for w in weights)
 
@@ -62,7 +62,7 @@ def test_in_the_plane_little_escapes():
     assert np.sum(random) < 0.7 * np.sum(~found.robust)
 
 
-def test_results_depend_on_the_key_alone():
+def test_results_depend_only_on_key():
     weights, x = lipschitz_network()
     labels, f = np.argmax(apply(weights, x), axis=1), Partial(apply, weights)
     runs = [attack(f, x, labels, 0.3, batch=size) for size in (40, 40, 7)]
@@ -75,7 +75,7 @@ def test_results_depend_on_the_key_alone():
     assert np.abs(other.points - runs[0].points).max() > 1e-3
 
 
-def test_logits_that_are_not_finite_on_the_way_are_an_error():
+def test_nonfinite_logits_during_attack_raise():
     def f(x):
         return jnp.stack([x[:, 0], 2 - x[:, 0], jnp.where(x[:, 1] == 0, 0, jnp.nan)], axis=1)
 
@@ -85,8 +85,8 @@ def test_logits_that_are_not_finite_on_the_way_are_an_error():
         attack(f, x, labels, 0.5, batch=1500)
 
 
-def test_checkpoints_are_the_published_ones():
-    """Croce and Hein 2020, section 3.1, in percent of the steps."""
+def test_step_checkpoints_match_paper():
+    """Croce and Hein 2020, section 3.1; values in percent of the steps."""
     windows = checkpoints(100)
     ends = np.flatnonzero(windows) + 1
     assert ends.tolist() == [22, 41, 57, 70, 80, 87, 93, 99]
@@ -95,7 +95,7 @@ def test_checkpoints_are_the_published_ones():
         assert np.sum(checkpoints(steps)) <= steps
 
 
-def test_the_projection_is_that_of_the_package():
+def test_projection_matches_package():
     rng = np.random.default_rng(6)
     x, move = rng.random((8, 2, 3)), 2 * rng.standard_normal((8, 2, 3))
     limits = np.zeros((2, 3)), np.ones((2, 3))

@@ -1,4 +1,4 @@
-"""The iterations that a study compares with: feasible, certified, scale-free, warm-started."""
+"""Baseline solvers of a study: feasible, certified, scale-free, warm-started."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from manifoldmuon.norms import Spectral
 from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 
-# The largest gap on the families of gradients.
+# Largest allowed gap on the gradient families.
 BASELINES = {AlternatingProjection(): 0.3, FixedPoint(): 0.05, ADMM(): 0.05}
 WARM = pytest.mark.parametrize("kind", [FixedPoint, ADMM])
 
@@ -46,7 +46,7 @@ def test_directions_are_feasible_and_certified(solver, shape):
 
 
 @WARM
-def test_more_iterations_come_closer_and_a_warm_start_saves_some(kind):
+def test_iterations_and_warm_starts_reduce_gap(kind):
     few, many = kind(steps=3), kind(steps=100)
     points, grads = problems((20, 16))
     far, near = (solve(solver, points, grads) for solver in (few, many))

@@ -1,4 +1,4 @@
-"""The study of bounds, on a few steps: bounds on their sides of what attacks find."""
+"""The study of bounds, in a short run: attacks do not exceed the bounds."""
 
 import json
 
@@ -9,7 +9,7 @@ from studies import bounds
 
 
 @pytest.mark.slow
-def test_attacks_stay_below_the_bounds(tmp_path, monkeypatch):
+def test_attacks_stay_below_bounds(tmp_path, monkeypatch):
     monkeypatch.setattr(bounds, "STEPS", 50)
     monkeypatch.setattr(bounds, "RATE", 1.0)
     monkeypatch.setattr(bounds, "RADII", (0.02,))
@@ -23,5 +23,5 @@ def test_attacks_stay_below_the_bounds(tmp_path, monkeypatch):
             assert row[kind]["found"] <= row[kind]["certified at the weights"] * (1 + 1e-4)
         for line in row["accuracy"]:
             assert line["certified"] <= line["attacked"] <= row["test accuracy"]
-        # Flat space is not a constraint: nothing is certified without the weights.
+        # Flat space does not constrain the weights, so there is no bound without their values.
         assert row["input slope"]["certified on the sets"] is None

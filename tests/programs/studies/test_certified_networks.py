@@ -1,4 +1,4 @@
-"""Certified networks: one start for all methods, constraints that hold, known findings."""
+"""Certified networks: equal initial functions, constraints, and known findings."""
 
 import dataclasses
 import time
@@ -41,7 +41,7 @@ def singular_values(matrix):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_begins_at_the_weights_it_is_given(name, shape):
+def test_methods_start_at_given_weights(name, shape):
     method, weight = METHODS[name], frame(shape)
 
     def begun(weight):
@@ -54,7 +54,7 @@ def test_every_method_begins_at_the_weights_it_is_given(name, shape):
 
 
 def stood_still(method, weight, move, steps):
-    """A training that stands still, away from where it began: the free array and the carry."""
+    """Move the free array once, then only update the carry, `steps` times; return both."""
     free, carry = method.begin(weight)
     free = free + move
     carry = jax.lax.fori_loop(0, steps, lambda _, carry: method.carried(free, carry), carry)
@@ -62,7 +62,7 @@ def stood_still(method, weight, move, steps):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_cayley_and_bjorck_give_orthonormal_matrices(shape):
+def test_cayley_and_bjorck_are_orthonormal(shape):
     move = 0.3 * np.random.default_rng(2).standard_normal(shape).astype(np.float32)
     for method in (Cayley(0), Bjorck(0)):
         found = ask(
@@ -72,7 +72,7 @@ def test_cayley_and_bjorck_give_orthonormal_matrices(shape):
         np.testing.assert_allclose(singular_values(found), 1, atol=2e-4)
 
 
-def test_bjorck_on_the_gram_matrix_is_bjorck():
+def test_gram_bjorck_matches_bjorck():
     rng = np.random.default_rng(0)
     free = rng.standard_normal((3, 6))
     expected = free / np.linalg.svd(free, compute_uv=False)[0]
@@ -83,7 +83,7 @@ def test_bjorck_on_the_gram_matrix_is_bjorck():
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_spectral_normalisation_follows_the_largest_singular_value():
+def test_spectral_norm_tracks_largest_singular_value():
     free = np.float32(np.diag([3.0, 2.0, 0.5])[:, :2] + 0.1)
     method = SpectralNorm(0)
 
@@ -94,7 +94,7 @@ def test_spectral_normalisation_follows_the_largest_singular_value():
 
     found, gradient = ask(followed, free)
     np.testing.assert_allclose(found, free / singular_values(free)[0], rtol=1e-5)
-    # Derived through the norm: no gradient along the array itself.
+    # The gradient passes through the norm, so it has no part along the array.
     assert abs(np.sum(gradient * free)) < 1e-5
 
 
@@ -108,19 +108,19 @@ def test_spectral_normalisation_follows_the_largest_singular_value():
         Shifting(4, 24, 1, (16,)),
     ],
 )
-def test_networks_keep_lengths_up_to_the_last_layers(architecture):
+def test_networks_preserve_gradient_norms(architecture):
     net = architecture.network((8, 8, 1), 10, ProjectedPolar())
     weights = net.init(jax.random.key(0))
     x = np.random.default_rng(1).standard_normal((2, 8, 8, 1)).astype(np.float32)
 
-    def pull(x):  # rows and reflections keep the length of a gradient
+    def pull(x):  # rows and reflections preserve gradient norms
         logits, back = jax.vjp(lambda x: net.apply(weights, x), x)
         return logits, back(jnp.eye(10)[:2])[0]
 
     logits, pulled = ask(pull, x)
     assert logits.shape == (2, 10)
     lengths = np.linalg.norm(pulled.reshape(2, -1), axis=1)
-    if isinstance(architecture, Shifting):  # but not a frame of more channels than pixels
+    if isinstance(architecture, Shifting):  # except a frame with more channels than pixels
         assert np.all(lengths <= 1 + 1e-5)
     else:
         np.testing.assert_allclose(lengths, 1, atol=1e-5)
@@ -133,7 +133,7 @@ def _training(name):
 
 
 @pytest.mark.slow
-def test_a_training_learns_on_its_manifold_and_holds_what_it_certifies(monkeypatch):
+def test_training_learns_and_certificates_hold(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
     monkeypatch.setattr("studies.certified.training.PAIRS", 1)
     once = lambda judge, start: Tuned([start], [0.9], [judge(start, 0.9)], start, 0.9)  # noqa: E731
@@ -154,8 +154,8 @@ def test_a_training_learns_on_its_manifold_and_holds_what_it_certifies(monkeypat
     assert np.all(np.array(row["epochs"]["proved"]) <= row["epochs"]["robust"])
 
 
-def test_the_steps_at_equal_time_follow_the_measured_ratio(monkeypatch):
-    """A step of twice the time: half the steps; `seconds` sets another budget."""
+def test_steps_at_equal_time_follow_measured_ratio(monkeypatch):
+    """Steps that take twice the time halve the number of steps; `seconds` sets the budget."""
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
     tuned, speed = Tuned([-3], [0.9], [[1.0] * 4], -3, 0.9), RelativeTime(0.5, [1.9, 2.0, 2.1])
     monkeypatch.setattr(module, "_tuned", lambda *_: tuned)
@@ -169,8 +169,8 @@ def test_the_steps_at_equal_time_follow_the_measured_ratio(monkeypatch):
     assert row.keys() == {*Tuned._fields, "epochs"}
 
 
-def test_relative_time_compares_chunks_that_run_in_turn(monkeypatch):
-    """Seconds that grow with other work on the machine leave the ratio as it is."""
+def test_relative_time_compares_alternating_chunks(monkeypatch):
+    """Other load on the machine lengthens both times and leaves the ratio unchanged."""
     first, other = (_training(name) for name in ("manifold Muon", "AdamW, free"))
     clock = iter(np.linspace(1.0, 2.0, 2 * PAIRS))
 
@@ -184,8 +184,8 @@ def test_relative_time_compares_chunks_that_run_in_turn(monkeypatch):
     np.testing.assert_allclose(found.seconds, 3 * found.reference, rtol=0.05)
 
 
-def test_the_time_of_a_chunk_is_without_the_first_weights(monkeypatch):
-    """The weights are there before the clock is read for the first time."""
+def test_chunk_time_excludes_initialisation(monkeypatch):
+    """The weights are ready before the first reading of the clock."""
     training, order = _training("AdamW, free"), []
     wait, clock = jax.block_until_ready, time.process_time
     monkeypatch.setattr(jax, "block_until_ready", lambda x: (order.append("wait"), wait(x))[1])
@@ -196,7 +196,7 @@ def test_the_time_of_a_chunk_is_without_the_first_weights(monkeypatch):
     assert order == ["wait", "clock", "wait", "clock"]
 
 
-def test_rates_and_momenta_of_another_record(tmp_path):
+def test_rates_and_momenta_are_read_from_record(tmp_path):
     row = {"network": "fc-256", "method": "manifold Muon", "log2_rates": [-3], "momenta": [0.8],
            "tuning": [[1.0] * 4], "log2_rate": -3, "momentum": 0.8}  # fmt: skip
     path = write_record(tmp_path / "a.json", {"study": "certified", "rows": [row]})
@@ -208,7 +208,7 @@ def test_rates_and_momenta_of_another_record(tmp_path):
 
 
 @pytest.mark.parametrize("peak", [(0, 0.9), (-9, 0.975), (7, 0.2)])
-def test_the_search_ends_with_all_neighbours_of_the_best_tried(peak):
+def test_search_tries_all_neighbours_of_best(peak):
     def judge(log2_rate, momentum):
         place = MOMENTA.index(momentum) - MOMENTA.index(peak[1])
         return [-abs(log2_rate - peak[0]), -abs(place)]
@@ -223,7 +223,7 @@ def test_the_search_ends_with_all_neighbours_of_the_best_tried(peak):
             assert (rate, momentum) in tried
 
 
-def test_a_rate_at_which_training_breaks_down_is_not_chosen(monkeypatch):
+def test_diverging_rate_scores_zero(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
     monkeypatch.setitem(
         METHODS, "AdamW, free", dataclasses.replace(METHODS["AdamW, free"], log2_rate=-6)
@@ -240,8 +240,8 @@ def test_a_rate_at_which_training_breaks_down_is_not_chosen(monkeypatch):
     assert found[0] > 0.2
 
 
-def test_muon_and_a_retraction_is_muon_projected_to_the_manifold():
-    """Against Optax's Muon and an SVD; the direction is not made tangent."""
+def test_muon_with_retraction_projects_muon_step():
+    """Against Optax's Muon and an SVD; the direction is not projected to the tangent space."""
     method, weight = METHODS["Muon + retraction"], frame((7, 4))
     gradient = np.random.default_rng(3).standard_normal((7, 4)).astype(np.float32)
     rate = 2.0**-3
@@ -260,7 +260,7 @@ def test_muon_and_a_retraction_is_muon_projected_to_the_manifold():
     np.testing.assert_allclose(ask(stepped, weight), left @ right, atol=1e-4)
 
 
-def test_all_methods_of_a_seed_begin_as_one_function():
+def test_methods_start_as_same_function():
     x = jax.random.uniform(jax.random.key(3), (5, 8, 8, 1))
     logits = []
     for name in ("manifold Muon", "Björck + Adam", "Cayley + Adam", "AdamW, free"):
@@ -272,8 +272,8 @@ def test_all_methods_of_a_seed_begin_as_one_function():
         np.testing.assert_allclose(other, logits[0], atol=1e-4)
 
 
-def test_the_summary_and_the_picture():
-    """Accuracies with known differences between methods and networks."""
+def test_summary_and_plot_show_known_differences():
+    """Accuracies differ by known amounts between methods and networks."""
     study = CertifiedNetworks(
         networks=("fc-256", "convolution"), methods=("manifold Muon", "Cayley + Adam"), seeds=(0, 1)
     )
@@ -328,6 +328,6 @@ def test_the_summary_and_the_picture():
         ({"held_out": 1.0}, "held_out between"),
     ],
 )
-def test_refusals(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
         CertifiedNetworks(**settings)

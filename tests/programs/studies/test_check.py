@@ -1,4 +1,4 @@
-"""The check of saved records finds what does not follow from the rows."""
+"""The check of saved records detects summaries that do not follow from the rows."""
 
 import json
 
@@ -20,16 +20,16 @@ def found(record, tmp_path):
     return differences(path, STUDIES["newton-schulz"])
 
 
-def test_a_record_as_written_has_no_problems(record, tmp_path):
+def test_unchanged_record_has_no_differences(record, tmp_path):
     assert found(record, tmp_path) == []
 
 
-def test_a_changed_summary_is_found(record, tmp_path):
+def test_changed_summary_is_detected(record, tmp_path):
     record["summary"]["of another study"] = 1.0
     (line,) = found(record, tmp_path)
     assert line.startswith("summary is {")
 
 
-def test_missing_rows_are_found(record, tmp_path):
+def test_missing_rows_are_detected(record, tmp_path):
     del record["rows"][0]
     assert found(record, tmp_path) == ["the rows are not those of the cells"]

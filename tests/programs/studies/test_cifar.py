@@ -1,4 +1,4 @@
-"""CIFAR-10: small archives in the official format are read back; harm and damage are told."""
+"""CIFAR-10: small archives in the official format; harmful or damaged files raise errors."""
 
 import io
 import pickle
@@ -18,7 +18,7 @@ CIFAR_CLASSES = (
 
 
 def python2_array(array: np.ndarray) -> bytes:
-    """The opcodes with which Python 2 and NumPy 1 wrote an array of unsigned bytes."""
+    """Return the pickle opcodes of an array of unsigned bytes, as by Python 2 and NumPy 1."""
     contents = array.tobytes()
     return (
         b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01btR"
@@ -53,7 +53,7 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 
 def cifar_files(batch=python2_batch):
-    """The archive's files, three images a batch, and what they hold."""
+    """Return the archive's files with three images per batch, and their images and labels."""
     rng = np.random.default_rng(0)
     files, images, labels = {}, {}, {}
     for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
@@ -67,7 +67,7 @@ def cifar_files(batch=python2_batch):
 
 @pytest.mark.parametrize("batch", [python2_batch, python3_batch])
 @pytest.mark.parametrize("form", ["archive", "other name", "unpacked", "unpacked itself"])
-def test_cifar_files_are_read_back(tmp_path, batch, form):
+def test_cifar_files_round_trip(tmp_path, batch, form):
     files, images, labels = cifar_files(batch)
     place = tmp_path
     if form == "archive":
@@ -94,7 +94,7 @@ def test_cifar_files_are_read_back(tmp_path, batch, form):
 
 
 class Harm:
-    """A pickle that, if it ran, would raise an error of its own."""
+    """Object with a pickle that raises ZeroDivisionError if it runs."""
 
     def __reduce__(self):
         return exec, ("raise ZeroDivisionError('a pickle has run')",)
@@ -119,14 +119,14 @@ ROW = np.zeros((3, 3072), np.uint8)
         ("batches.meta", pickle.dumps({b"label_names": [b"cat"]}), "does not name ten classes"),
     ],
 )
-def test_harmful_and_damaged_cifar_files_are_named(tmp_path, name, contents, message):
+def test_harmful_or_damaged_cifar_files_raise(tmp_path, name, contents, message):
     files, _, _ = cifar_files()
     (tmp_path / "cifar-10-python.tar.gz").write_bytes(archive(files | {name: contents}))
     with pytest.raises(DatasetError, match=message):
         datasets.load_cifar10(tmp_path)
 
 
-def test_missing_and_cut_cifar_archives_raise(tmp_path):
+def test_missing_or_truncated_cifar_archives_raise(tmp_path):
     with pytest.raises(DatasetError, match=r"no cifar-10-python.tar.gz or cifar-10-batches-py"):
         datasets.load_cifar10(tmp_path)
     files, _, _ = cifar_files()
@@ -144,7 +144,7 @@ def test_missing_and_cut_cifar_archives_raise(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_real_cifar_archive_is_read(shared_data):
+def test_real_cifar_archive_loads(shared_data):
     path = shared_data / "cifar-10-python-subset.tar.gz"
     if not path.is_file():
         pytest.skip(f"no {path.name} in {shared_data}")
@@ -152,11 +152,11 @@ def test_a_real_cifar_archive_is_read(shared_data):
     assert found.train_x.shape == (10000, 32, 32, 3)
     assert found.test_x.shape == (2000, 32, 32, 3)
     assert found.classes == CIFAR_CLASSES
-    # Published channel means of the whole set, which a sample meets to about a hundredth.
+    # Published channel means of the whole set; a sample matches them to about 0.01.
     np.testing.assert_allclose(
         found.train_x.mean((0, 1, 2), dtype=np.float64), [0.491, 0.482, 0.447], atol=0.01
     )
-    # Neighbouring pixels of photographs are alike: the axes are in the right order.
+    # Neighbouring pixels of photographs are similar, so the axes are in the right order.
     sample = found.train_x[:500].astype(np.float64)
     for axis in (1, 2):
         assert np.abs(np.diff(sample, axis=axis)).mean() < 0.25 * sample.std()

@@ -1,4 +1,4 @@
-"""The study of convergence: curves end at the tolerance, and every variant finds the minimum."""
+"""The study of convergence: curves reach the tolerance, and all methods find the minimum."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from studies import Convergence, run_study
 
 
 @pytest.mark.slow
-def test_every_method_ends_at_the_same_minimum(tmp_path):
+def test_methods_reach_same_minimum(tmp_path):
     study = Convergence(tasks=("Procrustes",), retractions=("QR",), seeds=(0,))
     record = run_study(study, tmp_path / "record.json", jobs=1)
     rows = record["rows"]
@@ -23,6 +23,6 @@ def test_every_method_ends_at_the_same_minimum(tmp_path):
     assert len(study.plot(record).axes) == 2
 
 
-def test_an_empty_choice_is_refused():
+def test_empty_choice_raises():
     with pytest.raises(ValueError, match="name at least one"):
         Convergence(seeds=())

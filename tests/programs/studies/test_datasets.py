@@ -1,4 +1,4 @@
-"""Data sets: small files in the official formats are read back; damage and absence are told."""
+"""Data sets: small files in the official formats; damaged or missing files raise errors."""
 
 import gzip
 import pydoc_data.topics
@@ -14,7 +14,7 @@ from studies.datasets import DatasetError, digits
 # --- digits ------------------------------------------------------------------------------------
 
 
-def test_digits_are_the_ones_of_scikit_learn():
+def test_digits_match_scikit_learn():
     from sklearn.datasets import load_digits
 
     original = cast(Any, load_digits())
@@ -36,19 +36,19 @@ def test_digits_are_the_ones_of_scikit_learn():
     assert both.max() == 1
 
 
-def test_the_split_is_stratified_and_depends_on_the_seed_alone():
+def test_split_is_stratified_and_depends_only_on_seed():
     first, again, other = (datasets.load_digits(seed) for seed in (0, 0, 1))
     for one, two in zip(first[:4], again[:4], strict=True):
         np.testing.assert_array_equal(one, two)
     assert not np.array_equal(first.test_x, other.test_x)
     counts = np.bincount(first.train_y), np.bincount(first.test_y)
     np.testing.assert_allclose(counts[1] / (counts[0] + counts[1]), 0.2, atol=0.5 / counts[0].min())
-    # Shuffled: neither part is sorted by class.
+    # Both parts are shuffled, not sorted by class.
     assert np.any(np.diff(first.train_y) < 0)
     assert np.any(np.diff(first.test_y) < 0)
 
 
-def test_a_split_without_some_class_is_refused():
+def test_split_with_missing_class_raises():
     with pytest.raises(ValueError, match="test_fraction=0.1 puts 0 of the 3 images of class 1"):
         digits.stratified_split(np.array([0] * 10 + [1] * 3), 0, 0.1)
 
@@ -63,7 +63,7 @@ def idx(array: np.ndarray) -> bytes:
 
 @pytest.fixture
 def mnist_files(tmp_path):
-    """A folder with MNIST's four files, seven training and three test images long."""
+    """Write MNIST's four files, with seven training and three test images; return the folder."""
     rng = np.random.default_rng(0)
     arrays = {}
     for part, size in (("train", 7), ("t10k", 3)):
@@ -75,7 +75,7 @@ def mnist_files(tmp_path):
 
 
 @pytest.mark.parametrize("compressed", [True, False])
-def test_mnist_files_are_read_back(mnist_files, compressed):
+def test_mnist_files_round_trip(mnist_files, compressed):
     folder, arrays = mnist_files
     if not compressed:
         for path in list(folder.iterdir()):
@@ -95,7 +95,7 @@ LABELS = "train-labels-idx1-ubyte"
 
 
 def packed(contents: bytes) -> bytes:
-    """Gzip without the time of day."""
+    """Compress with gzip, without a time stamp."""
     return gzip.compress(contents, mtime=0)
 
 
@@ -114,7 +114,7 @@ def packed(contents: bytes) -> bytes:
         (LABELS, packed(idx(np.zeros(6))), "for 7 images"),
         (LABELS, packed(idx(np.full(7, 10))), "labels go up to 10"),
     ],
-    # Named: workers of pytest-xdist must collect the same ids.
+    # Explicit, because workers of pytest-xdist must collect the same ids.
     ids=[
         "magic of labels",
         "no idx at all",
@@ -129,14 +129,14 @@ def packed(contents: bytes) -> bytes:
         "labels beyond 9",
     ],
 )
-def test_damaged_mnist_files_are_named(mnist_files, name, contents, message):
+def test_damaged_mnist_files_raise(mnist_files, name, contents, message):
     folder, _ = mnist_files
     (folder / f"{name}.gz").write_bytes(contents)
     with pytest.raises(DatasetError, match=message):
         datasets.load_mnist(folder)
 
 
-def test_a_missing_mnist_file_is_named_with_its_folder(mnist_files):
+def test_missing_mnist_file_error_names_folder(mnist_files):
     folder, _ = mnist_files
     (folder / "t10k-labels-idx1-ubyte.gz").unlink()
     with pytest.raises(
@@ -148,7 +148,7 @@ def test_a_missing_mnist_file_is_named_with_its_folder(mnist_files):
         datasets.load_mnist(folder / "elsewhere")
 
 
-def test_the_cache_takes_only_official_contents(mnist_files, monkeypatch, tmp_path):
+def test_cache_accepts_only_official_files(mnist_files, monkeypatch, tmp_path):
     folder, _ = mnist_files
     monkeypatch.setenv("MANIFOLDMUON_DATA", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
@@ -160,7 +160,7 @@ def test_the_cache_takes_only_official_contents(mnist_files, monkeypatch, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_real_mnist_passes_its_check(shared_data, monkeypatch):
+def test_real_mnist_loads(shared_data, monkeypatch):
     monkeypatch.setenv("MANIFOLDMUON_DATA", str(shared_data))
     if not (shared_data / "mnist").is_dir():
         pytest.skip(f"no MNIST in {shared_data}")
@@ -177,7 +177,7 @@ def test_the_real_mnist_passes_its_check(shared_data, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tinyshakespeare.txt", "input.txt"])
-def test_a_text_is_read_as_it_is(tmp_path, name):
+def test_text_is_read_unchanged(tmp_path, name):
     text = "First Citizen:\r\nÀ la carte\n"
     (tmp_path / name).write_bytes(text.encode("utf-8"))
     assert datasets.load_shakespeare(tmp_path) == text
@@ -192,7 +192,7 @@ def test_damaged_texts_raise(tmp_path, contents, message):
         datasets.load_shakespeare(tmp_path)
 
 
-def test_the_real_shakespeare_passes_its_check(shared_data, monkeypatch):
+def test_real_shakespeare_loads(shared_data, monkeypatch):
     monkeypatch.setenv("MANIFOLDMUON_DATA", str(shared_data))
     if not (shared_data / "tinyshakespeare.txt").is_file():
         pytest.skip(f"no tinyshakespeare.txt in {shared_data}")
@@ -202,7 +202,7 @@ def test_the_real_shakespeare_passes_its_check(shared_data, monkeypatch):
     assert text.startswith("First Citizen:\nBefore we proceed any further, hear me speak.")
 
 
-def test_the_help_topics_are_all_there():
+def test_pydoc_text_has_all_topics():
     text = datasets.load_pydoc_topics()
     topics = pydoc_data.topics.topics
     assert len(text) == sum(map(len, topics.values())) + 2 * (len(topics) - 1)

@@ -1,4 +1,4 @@
-"""The main job, end to end, on few steps: what it prints, writes and promises."""
+"""The main job, end to end, in a short run: its output, files and results."""
 
 import json
 import re
@@ -12,16 +12,16 @@ from studies.digits.loop import chunk_lengths
 from studies.digits.methods import METHODS
 from studies.digits.settings import Settings
 
-# The tuned rates are for 500 steps: Muon, in flat space, would not get anywhere in so few.
+# The rates are tuned for 500 steps; with its tuned rate, Muon would not learn in this few.
 RATES = {name: method.learning_rate for name, method in METHODS.items()} | {"muon": 0.03}
 TINY = ["--widths", "24", "--steps", "40", "--batch-size", "64", "--seeds", "0", "3"]
-# One layer is wide, one tall; the targets of all singular values are 1.
+# Two wide layers; the targets of all singular values are 1.
 LAYERS = [64, 24, 10]
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory):
-    """The record, the folder and what was printed."""
+    """Run the job; return the record, the folder and the printed text."""
     folder = tmp_path_factory.mktemp("job")
     with pytest.MonkeyPatch.context() as patch:
         printed: list[str] = []
@@ -42,7 +42,7 @@ def test_every_optimizer_learns(job):
             assert run["test_accuracy"][-1] > 0.5  # chance is 0.1
 
 
-def test_all_start_from_the_same_weights(job):
+def test_optimizers_start_from_same_weights(job):
     record, _, _ = job
     for seed in (0, 1):
         starts = {tuple(run[k][0] for k in ("train_loss", "test_accuracy", "largest", "smallest"))
@@ -52,12 +52,12 @@ def test_all_start_from_the_same_weights(job):
     assert first["train_loss"][0] != second["train_loss"][0]
 
 
-def test_weights_stay_on_their_manifolds(job):
+def test_weights_stay_on_manifolds(job):
     record, _, _ = job
     for run in record["runs"]["stiefel"]:
         assert len(run["distance"]) == len(run["step"]) - 1
         assert max(run["distance"]) <= 1e-5
-        # By another route: float64 singular values, not the library's monitor.
+        # Checked independently of the library's monitor, by float64 singular values.
         assert max(run["largest"]) <= 1 + 1e-5
         assert min(run["smallest"]) >= 1 - 1e-5
         assert 0 <= max(run["gap"]) <= 3e-2
@@ -70,7 +70,7 @@ def test_weights_stay_on_their_manifolds(job):
         assert all(run["distance"] == [] for run in record["runs"][name])
 
 
-def test_the_summary_follows_from_the_runs(job):
+def test_summary_follows_from_runs(job):
     record, _, _ = job
     assert record["layers"] == LAYERS
     for name, row in record["summary"].items():
@@ -87,17 +87,17 @@ def test_the_summary_follows_from_the_runs(job):
     assert record["lead_over_adamw"]["muon"]["mean"] == pytest.approx(np.mean(leads))
 
 
-def test_the_record_names_its_settings(job):
+def test_record_contains_settings(job):
     record, _, _ = job
     settings = record["settings"]
     assert settings["steps"] == 40
     assert settings["seeds"] == [0, 3]
     assert settings["learning_rates"] == RATES
     assert {"jax", "optax", "python"} <= set(record["environment"])
-    assert str(job[1]) not in json.dumps(record)  # no one's folders
+    assert str(job[1]) not in json.dumps(record)  # no user's folders
 
 
-def test_the_table(job):
+def test_table_shows_every_optimizer(job):
     record, folder, printed = job
     lines = printed.splitlines()
     for column in ("test accuracy", "train loss", "distance", "residual", "gap", "ms/step",
@@ -114,7 +114,7 @@ def test_the_table(job):
     assert max(map(len, lines[:-1])) <= 100
 
 
-def test_the_picture(job):
+def test_picture_has_four_panels(job):
     _, folder, _ = job
     image = matplotlib.image.imread(folder / "digits-001.png")
     height, width = image.shape[:2]
@@ -125,7 +125,7 @@ def test_the_picture(job):
             assert panel[..., :3].std() > 0.05  # not blank
 
 
-def test_a_second_run_repeats_the_first_beside_it(job, capsys):
+def test_second_run_repeats_first(job, capsys):
     record, folder, _ = job
     argv = [*TINY, "--out", str(folder), "--optimizer", "sphere"]
     before = (folder / "digits-001.json").read_bytes()
@@ -138,7 +138,7 @@ def test_a_second_run_repeats_the_first_beside_it(job, capsys):
     assert again["lead_over_adamw"] == {}
 
 
-def test_options_reach_the_training(tmp_path, capsys):
+def test_options_reach_training(tmp_path, capsys):
     argv = ["--widths", "16", "--steps", "7", "--batch-size", "32", "--seed", "5",
             "--optimizers", "stiefel", "--learning-rate", "0.03", "--preset", "fast",
             "--multiplier", "8", "--name", "mine", "--out", str(tmp_path / "new"),
@@ -151,7 +151,7 @@ def test_options_reach_the_training(tmp_path, capsys):
     assert record["summary"]["stiefel"]["lipschitz"]["mean"] == pytest.approx(8, rel=1e-5)
     assert record["summary"]["stiefel"]["test_accuracy"]["error"] is None
     assert [run["seed"] for run in record["runs"]["stiefel"]] == [5]
-    # The end of the loss curve is the end of training, though 7 is not a multiple of anything.
+    # The loss curve ends at the last step of training, also for 7 steps.
     assert record["runs"]["stiefel"][0]["step"][-1] == 7
     with np.load(tmp_path / "g.npz") as recorded:
         names = sorted({key.split("/")[0] for key in recorded})
@@ -174,7 +174,7 @@ def test_diverging_run_is_reported(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_mnist_from_a_folder(tmp_path, shared_data, capsys):
+def test_mnist_loads_from_folder(tmp_path, shared_data, capsys):
     folder = shared_data / "mnist"
     if not folder.is_dir():
         pytest.skip(f"no data: {folder} does not exist")
@@ -218,7 +218,7 @@ def test_mnist_from_a_folder(tmp_path, shared_data, capsys):
         (["digits"], "unrecognized arguments: digits"),
     ],
 )
-def test_a_wrong_argument_is_one_line(argv, reason, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments_give_one_line_error(argv, reason, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     for name in ("file", "old.npz"):
@@ -235,7 +235,7 @@ def test_a_wrong_argument_is_one_line(argv, reason, tmp_path, monkeypatch, capsy
     assert left <= {"empty", "file", "old.npz", "runs"}  # and no file in runs
 
 
-def test_help(capsys):
+def test_help_lists_options(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["--help"])
     assert stop.value.code == 0
@@ -253,7 +253,7 @@ def test_chunks_cover_the_steps(steps, numbers):
     assert numbers > 9 or len(lengths) <= 20
 
 
-def test_every_seed_has_its_own_split():
+def test_seeds_have_different_splits():
     first, second = (Settings().load(seed) for seed in (0, 1))
     assert first.train_x.shape == second.train_x.shape
     assert not np.array_equal(first.test_y, second.test_y)

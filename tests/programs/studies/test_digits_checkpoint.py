@@ -1,4 +1,4 @@
-"""`make train --checkpoint`: killed, resumed, finished, and on a disk that is full."""
+"""`make train --checkpoint`: killed, resumed, finished, and on a full disk."""
 
 import json
 import resource
@@ -14,7 +14,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_futures_left"),
 ]
 
-# AdamW, which knows no geometry, and a manifold.
+# AdamW, which has no geometry, and a manifold.
 JOB = ["--widths", "16", "--steps", "8", "--batch-size", "32", "--seeds", "0", "3",
        "--optimizers", "adamw", "sphere"]  # fmt: skip
 TOTAL = 2 * 2 * 8
@@ -22,7 +22,7 @@ TOTAL = 2 * 2 * 8
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The folder of the checkpoints, with a record beside them."""
+    """Run the job uninterrupted; return the folder of checkpoints (the record is next to it)."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert train(folder / "kept", folder) == 0
     return folder / "kept"
@@ -54,7 +54,7 @@ def test_killed_job_resumes_bit_for_bit(undisturbed, tmp_path, capsys):
     assert without_times(first) == without_times(second)
 
 
-def test_a_finished_job_says_so_and_writes_its_record(undisturbed, tmp_path, capsys):
+def test_finished_job_writes_record_without_training(undisturbed, tmp_path, capsys):
     assert train(undisturbed, tmp_path) == 0
     out, err = capsys.readouterr()
     assert f"kept holds {TOTAL} of {TOTAL} steps: nothing is left to train" in out
@@ -64,7 +64,7 @@ def test_a_finished_job_says_so_and_writes_its_record(undisturbed, tmp_path, cap
         json.loads((folder / "digits-001.json").read_text())
         for folder in (undisturbed.parent, tmp_path)
     )
-    assert first == second  # times, too: nothing was trained
+    assert first == second  # including times: nothing was trained
 
 
 def refusal(kept, out, capsys, *options):
@@ -76,12 +76,12 @@ def refusal(kept, out, capsys, *options):
     return line
 
 
-def test_another_job_is_refused(undisturbed, tmp_path, capsys):
+def test_checkpoints_of_another_job_raise(undisturbed, tmp_path, capsys):
     line = refusal(undisturbed, tmp_path, capsys, "--batch-size", "64")
     assert f"{undisturbed} holds another job (batch_size: 32 there, 64 here); choose" in line
 
 
-def test_damage_is_refused(undisturbed, tmp_path, capsys):
+def test_damaged_checkpoint_raises(undisturbed, tmp_path, capsys):
     kept = shutil.copytree(undisturbed, tmp_path / "kept")
     shutil.move(kept / str(TOTAL), tmp_path / "finished")
     (before,) = kills.steps(kept)
@@ -98,7 +98,7 @@ def test_full_disk_warns_once_and_keeps_results(tmp_path, capsys):
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**9, before[1]))
     try:
         with pytest.MonkeyPatch.context() as patch:
-            # The record and the picture have room.
+            # Do not write the record and the picture: the limit is for the checkpoints.
             patch.setattr("studies.digits.__main__.write", lambda *_: [])
             assert train(tmp_path / "kept", tmp_path) == 0
     finally:

@@ -1,4 +1,4 @@
-"""A disk that is full or read-only: one line that says what to do, and nothing saved is lost."""
+"""Full or read-only disks: a one-line error with advice, and saved files are kept."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ ADVICE = "what was saved before is unchanged: make room or choose another folder
 
 @contextlib.contextmanager
 def full(size: int):
-    """No file grows beyond so many bytes: the kernel refuses, as it does on a full disk."""
+    """Limit the size of files, in bytes: the kernel refuses writes as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:
@@ -51,7 +51,7 @@ def test_full_disk_is_reported_before_any_work(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_disk_that_fills_up_keeps_earlier_files(checkpointed, tmp_path, capsys, monkeypatch):
-    """The record of a job fits, its picture does not."""
+    """The disk has room for the record of a job, but not for its picture."""
     saved = figure.save
 
     def save_picture(*arguments):
@@ -72,7 +72,7 @@ def test_disk_that_fills_up_keeps_earlier_files(checkpointed, tmp_path, capsys, 
     assert json.loads((tmp_path / "runs" / "job.json").read_text("utf-8"))["runs"]["muon"]
 
 
-def test_a_failed_write_keeps_the_old_record(tmp_path):
+def test_failed_write_keeps_old_record(tmp_path):
     given = parse(command("name", "An example."), ["--out", str(tmp_path / "a.json")])
     save(given, {"runs": [1]})
     with pytest.raises(SystemExit) as ended, full(2**12):

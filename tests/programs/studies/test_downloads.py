@@ -1,4 +1,4 @@
-"""Downloads of data sets: checked, kept once, and offline told in one line."""
+"""Downloads of data sets: checked, cached, with a one-line error when offline."""
 
 import functools
 import gzip
@@ -17,7 +17,7 @@ from tests.programs.studies.test_datasets import idx
 
 @pytest.fixture
 def unreachable(monkeypatch, tmp_path):
-    """Every download leads to a port of this machine on which nothing listens."""
+    """Redirect every download to a local port without a server; return the cache folder."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -36,7 +36,7 @@ def unreachable(monkeypatch, tmp_path):
         (datasets.load_shakespeare, "tinyshakespeare.txt"),
     ],
 )
-def test_offline_gives_a_one_line_error(unreachable, load, name):
+def test_offline_gives_one_line_error(unreachable, load, name):
     with pytest.raises(DatasetError) as caught:
         load()
     message = str(caught.value)
@@ -49,12 +49,12 @@ def test_offline_gives_a_one_line_error(unreachable, load, name):
 
 @pytest.fixture
 def server(tmp_path, monkeypatch):
-    """A web server on this machine: its folder and its address."""
+    """Run a local web server; yield its folder and address."""
     (tmp_path / "served").mkdir()
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def log_message(self, format, *args):
-            """Nothing on the screen."""
+            """Print nothing."""
 
     handler = functools.partial(Quiet, directory=str(tmp_path / "served"))
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -66,14 +66,14 @@ def server(tmp_path, monkeypatch):
         thread.join()
 
 
-def test_a_download_is_checked_and_kept(server, tmp_path):
+def test_download_is_checked_and_cached(server, tmp_path):
     served, url = server
     (served / "file.txt").write_bytes(b"contents")
     digest = "sha256:" + hashlib.sha256(b"contents").hexdigest()
     path = tmp_path / "cache" / "deep" / "file.txt"
     assert files.fetch("Text", path, url + "file.txt", digest, True) == path
     assert path.read_bytes() == b"contents"
-    (served / "file.txt").unlink()  # the second time it is not asked for
+    (served / "file.txt").unlink()  # the second call must not download
     assert files.fetch("Text", path, url + "file.txt", digest, True) == path
 
 
@@ -81,7 +81,7 @@ def test_a_download_is_checked_and_kept(server, tmp_path):
     ("served_contents", "message"),
     [(b"other", "what came from .* is damaged or another file"), (None, "could not download")],
 )
-def test_a_wrong_download_is_not_kept(server, tmp_path, served_contents, message):
+def test_wrong_download_is_not_cached(server, tmp_path, served_contents, message):
     served, url = server
     if served_contents is not None:
         (served / "file.txt").write_bytes(served_contents)
@@ -91,7 +91,7 @@ def test_a_wrong_download_is_not_kept(server, tmp_path, served_contents, message
     assert list(path.parent.iterdir()) == []
 
 
-def test_mnist_comes_from_its_address_whatever_the_gzip_wrapping(server, tmp_path, monkeypatch):
+def test_mnist_download_accepts_any_gzip_wrapping(server, tmp_path, monkeypatch):
     served, url = server
     images = {"train": np.ones((2, 28, 28)), "t10k": np.full((1, 28, 28), 255)}
     digests = {}
@@ -109,7 +109,7 @@ def test_mnist_comes_from_its_address_whatever_the_gzip_wrapping(server, tmp_pat
     assert found.test_x.min() == 1
 
 
-def test_the_data_home_is_the_variable_or_the_users_cache(monkeypatch, tmp_path):
+def test_data_home_is_variable_or_user_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("MANIFOLDMUON_DATA", str(tmp_path))
     assert datasets.data_home() == tmp_path
     monkeypatch.delenv("MANIFOLDMUON_DATA")

@@ -1,4 +1,4 @@
-"""The study of weight erasure: its starts and twins, what keeps a letter, table, refusals."""
+"""The study of weight erasure: initial weights, twins, erased letters, table and errors."""
 
 import json
 import math
@@ -37,7 +37,7 @@ METHODS = ("gradient", "dualized:exact", "stiefel:flat", "stiefel:polar", "hyper
 
 @pytest.fixture(scope="module")
 def small() -> Problem:
-    """Digits in a network of width 24."""
+    """Return the digits problem with a network of width 24."""
     return problem("digits", None, False, (24, 24))
 
 
@@ -50,8 +50,8 @@ def record():
     return study, run_study(study)
 
 
-def test_letters_at_the_start(small):
-    """Sharp under the mask, none without, and in between once it is projected."""
+def test_initial_weights_contain_letter(small):
+    """The letter is sharp with a mask, absent without, and weaker after a projection."""
     masked = start(small, None, 1, 0)[MIDDLE]
     assert erasure_auc(np.asarray(masked), small.mask) == 1
     whole = start(small, None, 1, 0, masked=False)[MIDDLE]
@@ -64,8 +64,8 @@ def test_letters_at_the_start(small):
 
 
 @pytest.mark.slow
-def test_training_erases_the_letter(record):
-    """A rate of zero keeps it, a dualized step does not; the constraint holds; nothing is NaN."""
+def test_training_erases_letter(record):
+    """Rate 0 keeps the letter, dualized steps erase it; constraints hold; values are finite."""
     rows = {row["method"]: row for row in record[1]["rows"] if row["part"] == "run"}
     assert rows["gradient"]["auc"] == [1, 1, 1]
     assert rows["gradient"]["ratio"] == [0, 0, 0]
@@ -78,14 +78,14 @@ def test_training_erases_the_letter(record):
     assert rows["stiefel:polar"]["step"] == [0, 1, 3]
 
 
-def test_there_is_no_letter_without_a_mask(small):
+def test_no_letter_without_mask(small):
     found = curves("gradient", small, Protocol(0.1, 1, 8, 1, 0), masked=False)
     assert all(abs(auc - 0.5) < 0.05 for auc in found["auc"])
 
 
 @pytest.mark.parametrize("kind", ["stiefel", "hypersphere", "rows"])
-def test_a_twin_takes_steps_of_the_same_size(kind, small):
-    """What is tangent already is the steepest direction of both, if their norms agree."""
+def test_twin_takes_steps_of_same_norm(kind, small):
+    """A direction that is already tangent is steepest for both, if their norms agree."""
     constrained, flat = (method_of(f"{kind}:{v}", small.shapes) for v in (_FIRST[kind], "flat"))
     assert isinstance(constrained.update, Steepest)
     assert isinstance(flat.update, Steepest)
@@ -107,8 +107,8 @@ def test_a_twin_takes_steps_of_the_same_size(kind, small):
 _FIRST = {"stiefel": "polar", "hypersphere": "normalize", "rows": "normalize"}
 
 
-def test_only_the_middle_is_orthogonal(small):
-    """The manifold of the others is flat space, and its own has all singular values 1."""
+def test_only_middle_layer_is_orthogonal(small):
+    """The other layers are in flat space; all singular values of the middle layer are 1."""
     update = method_of("orthogonal:QR", small.shapes).update
     assert isinstance(update, Steepest)
     geometry = update.geometry
@@ -119,7 +119,7 @@ def test_only_the_middle_is_orthogonal(small):
     assert twin_of("orthogonal:QR") == "stiefel:flat"
 
 
-def test_the_loss_against_numpy(small):
+def test_loss_matches_numpy(small):
     weights = start(small, None, 1, 0)
     x, y = (np.asarray(part[:16]) for part in small.train)
     hidden = x.astype(np.float64)
@@ -133,19 +133,19 @@ def test_the_loss_against_numpy(small):
     )
 
 
-def test_when_half_of_the_letter_is_gone():
+def test_half_life_interpolates_in_log_steps():
     assert half_life([0, 1, 3], [1.0, 0.9, 0.8]) is None
     assert half_life([0, 1, 3], [1.0, None, None]) is None
     assert half_life([0, 1, 3], [0.7, 0.6, 0.5]) == 0
     assert half_life([0, 1, 3], [1.0, 0.75, 0.5]) == pytest.approx(1)
-    # Half-way between log 2 and log 4.
+    # Halfway between log 2 and log 4.
     assert half_life([0, 1, 3], [1.0, 0.8, 0.7]) == pytest.approx(math.sqrt(8) - 1)
     assert moments(301) == [1, 3, 10, 30, 100, 300, 301]
     assert moments(10) == [1, 3, 10]
 
 
 @pytest.mark.slow
-def test_table_and_picture_need_nothing_but_the_record(record):
+def test_table_and_plot_need_only_the_record(record):
     study, found = record
     assert "stiefel:polar" in study.table(found)
     figure = study.plot(found)
@@ -171,13 +171,13 @@ def test_table_and_picture_need_nothing_but_the_record(record):
         ({"data_dir": Path("somewhere")}, "digits ship with"),
     ],
 )
-def test_refusals(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         WeightErasure(**settings)
     assert "\n" not in str(error.value)
 
 
-def test_the_first_retraction_gets_every_rate():
+def test_first_retraction_gets_every_rate():
     study = WeightErasure(
         methods=("stiefel:flat", "stiefel:polar", "stiefel:QR", "rows"), rates=(0.5, 1.0),
         retraction_rates=(0.25,), widths=(), seeds=(0,),
@@ -191,8 +191,8 @@ def test_the_first_retraction_gets_every_rate():
     ]
 
 
-def test_every_manifold_comes_with_every_retraction(small):
-    """At one rate each, but for the first; each with a twin, and with the retraction it names."""
+def test_every_manifold_has_every_retraction(small):
+    """With a twin and the named retraction; the first gets all rates, the others fewer."""
     study = WeightErasure()
     cells = [cell for cell in study.cells() if cell["part"] == "run"]
     spaces = {"stiefel": MATRIX, "orthogonal": MATRIX, "hypersphere": SPHERE, "rows": SPHERE}
@@ -210,5 +210,5 @@ def test_every_manifold_comes_with_every_retraction(small):
     assert len([name for name in constrained if split(name)[1] != FLAT]) == 7 + 7 + 4 + 4
 
 
-def test_a_middle_that_is_not_square():
+def test_rectangular_middle_layer_is_accepted():
     assert WeightErasure(second_width=32, methods=("stiefel",)).cells()

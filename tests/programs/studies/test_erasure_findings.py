@@ -1,4 +1,4 @@
-"""The findings of weight erasure: three published claims, speed-ups and verdicts, from rows."""
+"""Findings of weight erasure from rows: three published claims, speed-ups and verdicts."""
 
 import math
 
@@ -14,7 +14,7 @@ STEPS = 1000
 
 
 def run_row(method, rate, auc, accuracy=0.5, seed=0):
-    """A row of one measurement after the start."""
+    """Return the row of a run with a single measurement after the start."""
     ends = {"train_accuracy": accuracy, "test_accuracy": 0.5, "ratio": 0.5, "update_rank": 1.0}
     return {"part": "run", "method": method, "rate": rate, "seed": seed, "step": [0, STEPS]} | {
         "auc": [1.0, auc], "distance": [None, None]
@@ -22,8 +22,10 @@ def run_row(method, rate, auc, accuracy=0.5, seed=0):
 
 
 def ending(half):
-    """The final AUC of a run whose letter is half gone after so many steps: it falls from 1 on a
-    straight line in log(1 + step)."""
+    """Return the final AUC of a run with half-life `half`, in steps.
+
+    The AUC falls from 1 on a straight line in log(1 + step).
+    """
     return 1 - 0.25 * math.log1p(STEPS) / math.log1p(half)
 
 
@@ -33,7 +35,7 @@ def rank_row(width, six_steps, seed=0):
 
 
 def published_rows(gradient_auc=0.95, middle=57.7, seed=0):
-    """Rows that say what was published."""
+    """Return rows that agree with the published results."""
     dualized = ((0.25, 0.8), (0.5, 0.55))
     return [
         rank_row(128, middle, seed),
@@ -46,8 +48,8 @@ def found_in(rows, **protocol):
     return findings(rows, PUBLISHED | {"seeds": (0, 1, 2)} | protocol)
 
 
-def test_the_claims():
-    """They hold for what was published, and fail one by one with the numbers they rest on."""
+def test_claims_hold_for_published_results():
+    """Each claim fails if the numbers behind it change."""
     claims = found_in(published_rows())["claims"]
     assert [claim["holds"] for claim in claims] == [True] * 3
     erased = found_in(published_rows(gradient_auc=0.55))["claims"]
@@ -61,8 +63,8 @@ def test_the_claims():
     assert [claim["holds"] for claim in found_in([])["claims"]] == [None] * 3
 
 
-def test_claims_are_judged_on_means_and_tell_of_the_worst_seed():
-    """Seed 1 alone would fail; the mean of both does not."""
+def test_claims_use_means_and_report_worst_seed():
+    """Seed 1 alone would fail; the mean of both seeds passes."""
     rows = [*published_rows(0.95), *published_rows(0.58, middle=70.0, seed=1)]
     _, letter, ranks = found_in(rows)["claims"]
     part = letter["parts"]["never_gone_without"]
@@ -77,13 +79,13 @@ def test_claims_are_judged_on_means_and_tell_of_the_worst_seed():
     part = found_in(slow)["claims"][0]["parts"]["dualized_learns"]
     assert not part["holds"]
     assert part["closest"] == {"rate": 0.125, "mean": 0.95}
-    # A lost run has no letter: good for one part of the claim, bad for another.
+    # A diverged run has no AUC: some parts of the claim fail, others hold.
     lost = [row | {"auc": [1.0, None]} if "auc" in row else row for row in published_rows()]
     parts = found_in(lost)["claims"][1]["parts"]
     assert [part["holds"] for part in parts.values()] == [False, True, None]
 
 
-def test_published_sizes_are_recognised():
+def test_published_sizes_are_detected():
     def sizes(**protocol):
         found = found_in(published_rows(), **protocol)
         claims = [claim["published_size"] for claim in found["claims"]]
@@ -100,8 +102,8 @@ def test_published_sizes_are_recognised():
     assert not WeightErasure(data="cifar10").summarise([])["protocol"]["published_size"]
 
 
-def test_a_speed_up_of_two_and_its_interval():
-    """Half-lives with noise, against SciPy; a rate at which one seed has none does not count."""
+def test_speedup_of_two_matches_scipy_interval():
+    """Half-lives with noise; a rate does not count if a seed has no half-life."""
     rng = np.random.default_rng(3)
     own = rng.uniform(20, 60, (2, 4))
     twin = own * 2 * np.exp(rng.normal(0, 0.05, own.shape))
@@ -134,8 +136,8 @@ def test_a_speed_up_of_two_and_its_interval():
     assert answer["auc_difference"]["interval"] == pytest.approx(tuple(difference), rel=1e-6)
 
 
-def test_identical_curves_do_not_differ():
-    """However much the seeds differ: the comparison is paired."""
+def test_identical_curves_have_no_speedup():
+    """The comparison is paired, so differences between seeds do not matter."""
     rows = [
         run_row(method, 0.25, auc, seed=seed)
         for method in ("rows:flat", "rows:normalize")
@@ -152,7 +154,7 @@ def test_identical_curves_do_not_differ():
     [((0.7, 2.0, 3.0), (False, False)), ((0.5, 0.6, 0.5), (False, True)),
      ((2.0, 1.8, 1.9), (True, False))],
 )  # fmt: skip
-def test_a_verdict_needs_the_whole_interval(ratios, verdicts):
+def test_verdict_needs_whole_interval(ratios, verdicts):
     rows = [run_row("stiefel:flat", 0.5, ending(30), seed=seed) for seed in range(3)]
     rows += [
         run_row("stiefel:QR", 0.5, ending(30 / ratio), seed=seed)
@@ -162,7 +164,7 @@ def test_a_verdict_needs_the_whole_interval(ratios, verdicts):
     assert (found["speeds_up"], found["slows_down"]) == verdicts
 
 
-def test_one_seed_gives_no_interval():
+def test_single_seed_gives_no_interval():
     rows = [run_row("stiefel:flat", 0.25, 0.5), run_row("stiefel:polar", 0.25, 0.3)]
     found = found_in(rows)["answer"]["stiefel:polar"]
     assert found["speedup"]["mean"] > 1
@@ -170,8 +172,8 @@ def test_one_seed_gives_no_interval():
     assert found["speeds_up"] is found["slows_down"] is None
 
 
-def test_findings_on_preventing_erasure():
-    """The twin's letter is gone and the method's is not, in the mean over the seeds."""
+def test_prevention_compares_means_with_twin():
+    """A method prevents erasure if only the twin's letter is gone, in the mean over seeds."""
     twins = [run_row("stiefel:flat", 0.5, 0.55, seed=seed) for seed in (0, 1)]
     aucs = {"polar": (0.58, 0.9), "QR": (0.7, 0.85), "none": (0.9, None)}
     rows = twins + [
@@ -188,7 +190,7 @@ def test_findings_on_preventing_erasure():
     assert answer["stiefel:polar"]["speedup"]["mean"] is None
 
 
-def test_estimates_need_every_seed():
+def test_estimate_needs_every_seed():
     assert estimate([0.5, None, 0.7]) == estimate([]) == {"mean": None, "interval": None}
     assert estimate([0.5]) == {"mean": 0.5, "interval": None}
     found = estimate([0.5, 0.6, 0.8])
@@ -200,8 +202,8 @@ def test_estimates_need_every_seed():
     ("methods", "seeds", "panels"),
     [(("dualized:six-steps", "normalized"), (0, 1, 2), 3), (("stiefel:polar",), (0,), 2)],
 )
-def test_missing_measurements_are_left_out(methods, seeds, panels):
-    """The published experiment has no constraints; a constraint alone has no twin."""
+def test_missing_measurements_are_skipped(methods, seeds, panels):
+    """The published experiment has no constraints; a constrained method alone has no twin."""
     study = WeightErasure(methods=methods, seeds=seeds)
     rows = [row for seed in seeds for row in published_rows(seed=seed)]
     rows = [row for row in rows if row["part"] == "ranks" or row["method"] in methods]

@@ -1,4 +1,4 @@
-"""Intervals of means, differences and slopes: against SciPy."""
+"""Intervals of means, differences and slopes, against SciPy."""
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ from studies.estimates import Mean, difference_estimate, half_width, mean_estima
 
 
 def known(value):
-    """What is there."""
+    """Return `value` after asserting that it is not None."""
     assert value is not None
     return value
 
 
-def test_intervals_are_those_of_scipy():
+def test_intervals_match_scipy():
     rng = np.random.default_rng(0)
     a, b, x = rng.normal(size=(3, 6))
     for ours, theirs in (
@@ -39,6 +39,6 @@ def test_too_few_values_have_no_interval():
     assert half_width(None) is half_width([1.0, None]) is None
 
 
-def test_no_values_are_refused():
+def test_empty_values_raise():
     with pytest.raises(ValueError, match="values must hold at least one number"):
         mean_estimate([])

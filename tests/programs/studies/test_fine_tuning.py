@@ -1,4 +1,4 @@
-"""Fine-tuning: adapters begin where the base is, merge to rounding, and learn."""
+"""Fine-tuning: adapters start at the base weights, merge up to rounding, and learn."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ BASE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 6)), jnp.float32)
 
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_nothing_jumps_at_step_zero(name, dtype):
+def test_adapters_start_at_base_weights(name, dtype):
     base = BASE.astype(dtype)
     factors = METHODS[name].init(jax.random.key(0), base, 2)
     np.testing.assert_array_equal(adapted(base, factors).astype(dtype), base)
@@ -26,8 +26,8 @@ def test_nothing_jumps_at_step_zero(name, dtype):
 @pytest.mark.slow_except("bfloat16-LoRA, A orthonormal")
 @pytest.mark.parametrize("name", ADAPTERS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_first_steps_from_zero_factors(name, dtype):
-    """Factors whose gradient is zero stay; the others move; then all of them do."""
+def test_zero_factors_move_at_first_step(name, dtype):
+    """At the first step only factors with a gradient move; at the second, all factors do."""
     method = METHODS[name]
     factors = jax.tree.map(lambda x: x.astype(dtype), method.init(jax.random.key(0), BASE, 2))
     tx = method.optimizer(lambda _: 0.1, 1)
@@ -47,8 +47,8 @@ def test_the_first_steps_from_zero_factors(name, dtype):
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_merged_weights_act_as_the_adapter(name):
-    """By another route than the merged weight: the input passes through the factors."""
+def test_merged_weights_match_adapter(name):
+    """The expected output passes the input through the factors, without merging."""
     rng = np.random.default_rng(1)
     factors = METHODS[name].init(jax.random.key(0), BASE, 2)
     factors = {k: v + 0.1 * jnp.asarray(rng.normal(size=v.shape), v.dtype)
@@ -83,7 +83,7 @@ def test_gains_are_paired_by_seed():
 
 
 @pytest.mark.slow
-def test_the_study_recovers_a_target():
+def test_study_recovers_target():
     study = FineTuning(tasks=("target",), methods=(RIVAL, "StelLA"), seeds=(0, 1))
     rows = [{**cell, **study.run(cell)} for cell in study.cells()]
     assert all(row["jump"] == 0 for row in rows)
@@ -95,6 +95,6 @@ def test_the_study_recovers_a_target():
     "wrong",
     [{"methods": ("OFT",)}, {"seeds": (0,)}, {"rank": 0}, {"tasks": ("nothing",)}],
 )
-def test_wrong_settings_are_refused(wrong):
+def test_invalid_settings_raise(wrong):
     with pytest.raises(ValueError, match=r"must"):
         FineTuning(**wrong)

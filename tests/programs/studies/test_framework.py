@@ -1,4 +1,4 @@
-"""The framework of the studies: settings, resuming, refusals, the command."""
+"""The framework of the studies: settings, resuming, errors and the command line."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from studies.run import partial_path
 
 
 class Broken(Exception):
-    """Stands for a power cut."""
+    """Simulates a power cut."""
 
 
 CALLS: list[int] = []
@@ -54,7 +54,7 @@ class Coins(Study):
         return {"heads": rng.random(self.tosses).mean(), "edge": np.float32("nan")}
 
     def summarise(self, rows):
-        assert all(row["edge"] is None for row in rows)  # as a reader of the record sees it
+        assert all(row["edge"] is None for row in rows)  # as in the saved record
         return {"heads": np.mean([row["heads"] for row in rows])}
 
     def table(self, record):
@@ -69,7 +69,7 @@ class Coins(Study):
 
 
 class Interrupted(Coins):
-    """A coin that is lost after the second toss."""
+    """Coins that raise at the third seed."""
 
     def run(self, cell):
         if cell["seed"] == 2:
@@ -79,12 +79,12 @@ class Interrupted(Coins):
 
 @pytest.fixture(autouse=True)
 def no_calls(monkeypatch):
-    """In this process alone, where calls can be counted."""
+    """Run all cells in this process, so that calls can be counted; clear the count."""
     monkeypatch.setattr("studies.command.default_jobs", lambda: 1)
     CALLS.clear()
 
 
-def test_a_record_holds_settings_and_every_number(tmp_path):
+def test_record_contains_settings_and_results(tmp_path):
     record = run_study(Coins(folder=tmp_path), tmp_path / "coins.json")
     assert json.loads((tmp_path / "coins.json").read_text(encoding="utf-8")) == record
     assert record["settings"] == {
@@ -99,13 +99,13 @@ def test_a_record_holds_settings_and_every_number(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 7])
-def test_an_interrupted_study_resumes(tmp_path, cut):
+def test_interrupted_study_resumes(tmp_path, cut):
     path = tmp_path / "coins.json"
     with pytest.raises(Broken):
         run_study(Interrupted(), path)
     assert CALLS == [0, 1]
     kept = partial_path(path)
-    if cut:  # in the middle of a line: the power went off while it was written
+    if cut:  # in the middle of a line, as by a power cut during the write
         kept.write_bytes(kept.read_bytes()[:-cut])
     record = run_study(Coins(), path)
     assert ([0, 1, 1, 2] if cut else [0, 1, 2]) == CALLS
@@ -113,7 +113,7 @@ def test_an_interrupted_study_resumes(tmp_path, cut):
     assert not kept.exists()
 
 
-def test_cells_of_other_settings_are_refused(tmp_path):
+def test_partial_cells_of_other_settings_raise(tmp_path):
     path = tmp_path / "coins.json"
     with pytest.raises(Broken):
         run_study(Interrupted(), path)
@@ -125,7 +125,7 @@ def test_cells_of_other_settings_are_refused(tmp_path):
     assert CALLS == [0, 1]
 
 
-def test_a_record_is_not_overwritten(tmp_path):
+def test_record_is_not_overwritten_by_default(tmp_path):
     path = tmp_path / "coins.json"
     first = run_study(Coins(), path)
     with pytest.raises(FileExistsError, match="overwrite=True"):
@@ -135,13 +135,13 @@ def test_a_record_is_not_overwritten(tmp_path):
     assert run_study(Coins(tosses=9), path, overwrite=True) != first
 
 
-def test_choices_hold_without_the_command():
+def test_invalid_choice_raises_without_command():
     with pytest.raises(ValueError, match="metal must be among .* got 'lead'"):
         run_study(Coins(metal="lead"))
     assert CALLS == []
 
 
-def test_a_cell_may_not_measure_what_it_is():
+def test_results_with_keys_of_the_cell_raise():
     class Confused(Coins):
         """A coin that changes its seed."""
 
@@ -152,7 +152,7 @@ def test_a_cell_may_not_measure_what_it_is():
         run_study(Confused())
 
 
-def test_the_command(tmp_path, capsys):
+def test_command_writes_record_and_replots(tmp_path, capsys):
     out = tmp_path / "a" / "coins.json"
     argv = ["--tosses", "5", "--edge", "--seeds", "3", "4", "--out", str(out)]
     assert command(Coins, argv) == 0
@@ -185,7 +185,7 @@ def test_the_command(tmp_path, capsys):
         (["--plot", "record.json"], "record.png exists; pass --overwrite"),
     ],
 )
-def test_mistakes_are_reported_in_one_line(tmp_path, monkeypatch, capsys, argv, message):
+def test_invalid_arguments_give_one_line_error(tmp_path, monkeypatch, capsys, argv, message):
     monkeypatch.chdir(tmp_path)
     Path("there.json").write_text("{}", encoding="utf-8")
     Path("record.json").write_text('{"study": "coins"}', encoding="utf-8")
@@ -208,7 +208,7 @@ def test_interruption_is_reported(tmp_path, capsys):
     assert not out.exists()
 
 
-def test_the_list_of_studies(capsys):
+def test_studies_are_listed(capsys):
     assert main([]) == 0
     listed = capsys.readouterr().out
     for name, study in STUDIES.items():
@@ -219,7 +219,7 @@ def test_the_list_of_studies(capsys):
 
 
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_has_help_and_settings_that_come_back(name, capsys):
+def test_study_has_help_and_settings_round_trip(name, capsys):
     with pytest.raises(SystemExit, match="0"):
         main([name, "--help"])
     assert "?" in capsys.readouterr().out  # a study asks a question
@@ -228,8 +228,8 @@ def test_every_study_has_help_and_settings_that_come_back(name, capsys):
     assert len({json.dumps(cell) for cell in study.cells()}) == len(study.cells()) > 0
 
 
-def test_a_disk_that_becomes_full_keeps_the_finished_cells(tmp_path, capsys, monkeypatch):
-    """As on a full disk, the kernel refuses a file that grows beyond a limit."""
+def test_full_disk_keeps_finished_cells(tmp_path, capsys, monkeypatch):
+    """A file-size limit makes the kernel refuse writes as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     path = tmp_path / "coins.json"
     whole = run_study(Coins(), tmp_path / "whole.json")
@@ -259,7 +259,7 @@ def test_a_disk_that_becomes_full_keeps_the_finished_cells(tmp_path, capsys, mon
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux")
-def test_a_folder_that_cannot_be_written_is_refused_before_any_work(capsys):
+def test_unwritable_folder_is_reported_before_any_work(capsys):
     CALLS.clear()
     with pytest.raises(SystemExit, match="2"):
         command(Coins, ["--out", "/proc/self/task/coins.json", "--jobs", "1"])

@@ -1,4 +1,4 @@
-"""The character GPT, on few steps of a tiny network and a text of its own."""
+"""The character GPT: few steps of a tiny network on a small text."""
 
 import dataclasses
 import json
@@ -28,24 +28,24 @@ ARGUMENTS = ["--steps", "20", "--batch", "4", "--context", "8", "--width", "8", 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with a text."""
+    """Return a folder with a text."""
     (tmp_path / "tinyshakespeare.txt").write_text(LETTERS, encoding="utf-8")
     return tmp_path
 
 
-def test_the_text_is_split_and_numbered():
+def test_text_is_split_and_encoded():
     text = split_text("letters", LETTERS)
     assert text.characters == "".join(sorted(set(LETTERS)))
     assert text.decode(text.train) + text.decode(text.validation) == LETTERS
     assert len(text.train) == int(0.9 * len(LETTERS))
 
 
-def test_without_a_folder_the_text_is_pythons_help():
+def test_default_text_is_python_help():
     text = load(None)
     assert "lambda" in text.decode(text.train)
 
 
-def test_every_window_is_taken_once_before_any_is_taken_again():
+def test_windows_are_sampled_without_replacement():
     starts = batches(0, 23 - 3, steps=8, batch_size=5)
     first, second = starts.reshape(2, 20)
     assert sorted(first) == sorted(second) == list(range(20))
@@ -60,8 +60,8 @@ def test_every_window_is_taken_once_before_any_is_taken_again():
 
 
 @pytest.mark.slow
-def test_the_published_protocol_step_by_step():
-    """Two steps by NumPy: average of gradients, six polynomials, target norms, falling rate."""
+def test_published_protocol_matches_numpy():
+    """For two steps: average of gradients, six polynomials, target norms, falling rate."""
     text = split_text("letters", LETTERS)
     network, tx, _ = METHODS["published"].job(TINY, len(text.characters))
     gradient = jax.jit(jax.grad(mean_loss(network, TINY.context)))
@@ -70,7 +70,7 @@ def test_the_published_protocol_step_by_step():
     state = tx.init(weights)
     expected = [np.asarray(w, np.float64) for w in jax.tree.leaves(weights)]
     average = [np.zeros_like(w) for w in expected]
-    targets = [1 / 7, *[5 / 7] * 3, *[5 / 21] * 3, 1 / 7]  # of a mass of 7 the blocks have 5
+    targets = [1 / 7, *[5 / 7] * 3, *[5 / 21] * 3, 1 / 7]  # the blocks have 5 of the total mass 7
     for step in range(2):
         starts = jnp.arange(4) + 4 * step
         grads = gradient(weights, jnp.asarray(text.train), starts)
@@ -85,13 +85,13 @@ def test_the_published_protocol_step_by_step():
 
 
 def dualized_table(grad: np.ndarray) -> np.ndarray:
-    """Every row of root mean square 1; rows without a gradient stay."""
+    """Scale every row to root mean square 1; zero rows stay zero."""
     lengths = np.linalg.norm(grad, axis=1, keepdims=True)
     return np.sqrt(grad.shape[1]) * grad / np.where(lengths == 0, 1, lengths)
 
 
 def dualized_matrices(grads: np.ndarray) -> np.ndarray:
-    """The six polynomials on the singular values, from the Frobenius norm on."""
+    """Divide by the Frobenius norm and apply the six polynomials to the singular values."""
     u, s, vt = np.linalg.svd(grads, full_matrices=False)
     s = s / np.linalg.norm(s, axis=-1, keepdims=True)
     for a, b, c in MODULA_SIX_STEP.coefficients:
@@ -101,7 +101,7 @@ def dualized_matrices(grads: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
-def test_constrained_weights_are_on_their_manifolds_and_learn():
+def test_constrained_gpt_learns_on_manifold():
     text = split_text("letters", LETTERS)
     trainer = Trainer(dataclasses.replace(TINY, optimizer="constrained"), text)
     seen: list[int] = []
@@ -116,9 +116,9 @@ def test_constrained_weights_are_on_their_manifolds_and_learn():
         worst = max(worst, np.abs(values - 1).max())
     assert worst <= 2e-6
     assert run.distance is not None
-    assert worst - 1e-6 <= run.distance <= 1e-5  # that of the worst step
+    assert worst - 1e-6 <= run.distance <= 1e-5  # the distance of the worst step
 
-    # The whole validation part by a loop: windows side by side.
+    # The whole validation part, by a loop over adjacent windows.
     losses = []
     for start in range(0, len(text.validation) - 8, 8):
         scores = np.asarray(
@@ -132,7 +132,7 @@ def test_constrained_weights_are_on_their_manifolds_and_learn():
 
 @dataclasses.dataclass(frozen=True)
 class Successor(Bond):
-    """Scores by which the next token is the sum of the last two, modulo 7: text with a memory."""
+    """Scores for the sum of the last two tokens modulo 7: a sequence with memory."""
 
     sensitivity: ClassVar[float] = 1.0
     gamma: ClassVar[float] = 0.0
@@ -143,7 +143,7 @@ class Successor(Bond):
 
 
 @pytest.mark.parametrize("prompt", [[1, 1], [3, 5, 1, 1, 2]])
-def test_sampling_continues_the_prompt(prompt):
+def test_sampling_continues_prompt(prompt):
     found = sample(Successor(), (), jax.random.key(0), jnp.asarray(prompt), 3, 12, 0.05)
     expected = list(prompt)
     for _ in range(12):
@@ -151,7 +151,7 @@ def test_sampling_continues_the_prompt(prompt):
     assert np.asarray(found).tolist() == expected[len(prompt) :]
 
 
-def test_the_temperature_makes_draws_more_or_less_certain():
+def test_temperature_sets_sampling_probabilities():
     draws = {
         t: np.asarray(sample(Successor(), (), jax.random.key(1), jnp.asarray([1, 1]), 3, 400, t))
         for t in (2.0, 1e3)
@@ -164,7 +164,7 @@ def test_the_temperature_makes_draws_more_or_less_certain():
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_record_and_resumes(folder, capsys):
+def test_command_writes_record_and_resumes(folder, capsys):
     out = folder / "new" / "gpt.json"
     argv = ["--data-dir", str(folder), *ARGUMENTS, "--out", str(out)]
     assert main([*argv, "--seeds", "3"]) == 0
@@ -220,7 +220,7 @@ def test_every_optimizer_has_an_update(name):
         (["--out", "gpt.txt"], "gpt.txt does not end in .json"),
     ],
 )
-def test_a_wrong_argument_is_one_line(argv, reason, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments_give_one_line_error(argv, reason, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "short"):
         (tmp_path / name).mkdir()

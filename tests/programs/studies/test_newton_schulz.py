@@ -1,4 +1,4 @@
-"""The designer of schedules: errors by another route, the published design, costs by counting."""
+"""The designer of schedules: independent errors, the published design, and counted costs."""
 
 import numpy as np
 import pytest
@@ -17,23 +17,23 @@ def rows(record):
     return {row["schedule"]: row for row in record["rows"]}
 
 
-def test_the_design_has_the_published_first_steps():
-    """Polar Express, degree 5, for [1e-3, 1] (arXiv:2505.16932): without head-room."""
+def test_design_matches_published_first_steps():
+    """Polar Express of degree 5 for [1e-3, 1] (arXiv:2505.16932), without a safety factor."""
     design = NewtonSchulzDesigner(lower=1e-3, steps=3, safety=1.0, cushion=0.02407327424182761)
     published = [(8.28721, -23.59589, 17.30039), (4.10706, -2.94785, 0.54484)]
     np.testing.assert_allclose(design.schedule().coefficients[:2], published, atol=2e-5)
 
 
-def test_no_named_schedule_beats_the_design(record):
-    """Among compositions of five quintics it is the best on its interval."""
+def test_design_beats_named_schedules(record):
+    """The design is the best composition of five quintics on its interval."""
     found = rows(record)
     best = found[DESIGN]["error_after"][4]
     assert all(found[name]["error_after"][4] > best for name in ("quintic", "Muon", "cubic"))
     assert np.all(np.diff(found[DESIGN]["error_after"]) < 0)
 
 
-def test_matrices_do_what_the_polynomials_say():
-    """In float64 rounding hides nothing: the two errors differ by the spacing of the values."""
+def test_matrix_error_matches_polynomial_error():
+    """In float64 rounding is negligible; the errors differ by the spacing of the values."""
     for schedule in (MUON, MODULA_SIX_STEP, FixedSchedule(tail=(1.5, -0.5), steps=4)):
         values = np.geomspace(0.05, 1, 24)
         exact = np.abs(schedule.apply(values) - 1).max()
@@ -42,7 +42,7 @@ def test_matrices_do_what_the_polynomials_say():
         assert measured <= polynomial_error(schedule, 0.05) * (1 + 1e-9)
 
 
-def test_fewer_digits_leave_larger_errors():
+def test_lower_precision_has_larger_errors():
     errors = [matrix_error(CUBIC, 0.1, d, 24, 0) for d in ("float64", "float32", "bfloat16")]
     assert errors[0] < 1e-13 < errors[1] < 1e-5 < 1e-4 < errors[2] < 0.05
     escaping = FixedSchedule(tail=(3.0, 1.0), steps=30)
@@ -50,26 +50,26 @@ def test_fewer_digits_leave_larger_errors():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_number_of_steps_suits_the_dtype(dtype):
-    """One step beyond the error that the dtype resolves, and no further."""
+def test_number_of_steps_suits_dtype(dtype):
+    """The design takes exactly a step more than the dtype's resolution needs."""
     eps = {"float32": 2.0**-23, "bfloat16": 2.0**-7}[dtype]
     design = NewtonSchulzDesigner(lower=1e-2, dtype=dtype).schedule()
     errors = [polynomial_error(design.with_steps(k), 1e-2) for k in range(1, design.length + 1)]
     assert errors[-2] <= eps < errors[-3]
 
 
-def test_the_cost_of_a_schedule():
-    """`X p(X^T X)`: the Gram matrix, the powers of it, and the last product."""
+def test_schedule_cost_counts_products():
+    """`X p(X^T X)` takes the Gram matrix, its powers, and the last product."""
     assert CUBIC.with_steps(1).products == 2
     assert QUINTIC.with_steps(1).products == 3
     assert MUON.products == 15
     assert FixedSchedule(((2.0, -1.0, 0.5, -0.1, 0.01),)).products == 4
 
 
-def test_the_record_has_every_interval(record):
+def test_record_has_every_interval(record):
     for row in record["rows"]:
         assert len(row["polynomial_error"]) == len(row["matrix_error"]) == len(row["bounds"]) == 4
-        assert np.all(np.diff(row["polynomial_error"]) >= -1e-6)  # wider, larger; but for the grid
+        assert np.all(np.diff(row["polynomial_error"]) >= -1e-6)  # wider, larger; up to the grid
     assert record["summary"]["schedules"][DESIGN]["products"] == 15
 
 
@@ -83,6 +83,6 @@ def test_the_record_has_every_interval(record):
         ({"seeds": ()}, "with a seed"),
     ],
 )
-def test_refusals(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
         NewtonSchulzDesigner(**settings)

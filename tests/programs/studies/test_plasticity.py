@@ -1,4 +1,4 @@
-"""Plasticity: a stream of one method by a plain loop, findings on known losses, settings."""
+"""Plasticity: a task stream by a plain loop, findings on known losses, and settings."""
 
 import dataclasses
 from typing import Any
@@ -19,7 +19,7 @@ TINY = Plasticity(
 )
 
 
-def test_a_stream_is_that_of_a_plain_loop():
+def test_stream_matches_plain_loop():
     study = dataclasses.replace(TINY, methods=(RIVAL, "Adam"))
     found = study.run({"method": "Adam", "seed": 1})
     data, rng = digits(1), np.random.default_rng(1)
@@ -51,7 +51,7 @@ def test_a_stream_is_that_of_a_plain_loop():
         np.testing.assert_allclose(found["losses"][0][task], np.mean(losses), rtol=1e-3)
 
 
-def test_losses_are_those_at_the_best_rate():
+def test_summary_uses_best_rate():
     rows = [
         {"method": RIVAL, "seed": 0, "log2_rates": [-6, -5], "losses": [[3, 3, 3], [1, 2, 4]],
          "dead": [0.5, 0.25]},
@@ -69,7 +69,7 @@ def test_losses_are_those_at_the_best_rate():
     assert found["rows"]["last_over_rival"]["mean"] == 1
 
 
-def test_a_record_has_table_and_picture():
+def test_record_has_table_and_plot():
     record = run_study(TINY)
     assert "MuonH" in TINY.table(record)
     assert len(TINY.plot(record).axes) == 1
@@ -92,6 +92,6 @@ def test_constrained_methods_train(name):
         ({"tasks": 3}, "parts divide tasks"),
     ],
 )
-def test_wrong_settings_are_refused(wrong, message):
+def test_invalid_settings_raise(wrong, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(TINY, **wrong)

@@ -1,4 +1,4 @@
-"""Methods of msign to compare with: the laws of the interface, accuracy, and the sketch."""
+"""Baseline methods for msign: laws of the interface, accuracy, and the sketch."""
 
 import math
 
@@ -20,13 +20,13 @@ EPS = float(np.finfo(np.float32).eps)
 @pytest.mark.parametrize(
     "method", [*METHODS, Sketch(2, oversample=0)], ids=lambda m: type(m).__name__
 )
-def test_the_laws_of_a_method(method):
+def test_methods_satisfy_msign_laws(method):
     orthogonality = math.inf if isinstance(method, Sketch) else 10.0
     check_msign(method, (2, 3, 5), jax.random.key(1), orthogonality)
 
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
-def test_up_to_a_condition_number_of_a_million(method):
+def test_accuracy_up_to_condition_number_1e6(method):
     for condition in (1.0, 1e3, 1e6):
         x = conditioned((24, 96), condition).astype(np.float32)
         q = np.asarray(msign(jnp.asarray(x), method), np.float64)
@@ -37,7 +37,7 @@ def test_up_to_a_condition_number_of_a_million(method):
 
 
 @pytest.mark.parametrize("shape", [(40, 24), (24, 40)], ids=str)
-def test_leading_directions_with_a_gap_behind(shape):
+def test_sketch_finds_leading_directions_with_gap(shape):
     rng = np.random.default_rng(0)
     left, right = (np.linalg.qr(rng.standard_normal((k, 24)))[0] for k in shape)
     values = np.where(np.arange(24) < 3, [4.0, 3.0, 2.0] + [0.0] * 21, 0.02)
@@ -46,12 +46,12 @@ def test_leading_directions_with_a_gap_behind(shape):
     np.testing.assert_allclose(msign(x, Sketch(3)), expected, atol=1e-5)
 
 
-def test_a_rank_beyond_the_matrix_is_the_whole_factor():
+def test_sketch_of_full_rank_is_polar_factor():
     x = np.random.default_rng(1).standard_normal((7, 4)).astype(np.float32)
     np.testing.assert_allclose(msign(jnp.asarray(x), Sketch(9)), polar(x), atol=1e-5)
 
 
-def test_the_seed_is_the_only_randomness():
+def test_sketch_depends_only_on_seed():
     x = jnp.asarray(np.random.default_rng(2).standard_normal((9, 9)), jnp.float32)
     crude = Sketch(2, oversample=0, power_iterations=0)
     np.testing.assert_array_equal(msign(x, crude), msign(x, Sketch(2, 0, 0)))
@@ -59,7 +59,7 @@ def test_the_seed_is_the_only_randomness():
 
 
 @pytest.mark.parametrize("root", [1, 2, 3, 4])
-def test_inverse_root(root):
+def test_inverse_root_matches_eigendecomposition(root):
     x = conditioned((12, 6), 10.0)
     s = 3 * x.T @ x
     found = inverse_root(jnp.float32(s), root)
@@ -68,7 +68,7 @@ def test_inverse_root(root):
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-4)
 
 
-def test_two_fourth_roots_are_shampoo_and_msign():
+def test_shampoo_fourth_roots_give_msign():
     g = conditioned((4, 4), 5.0).astype(np.float32)
     left, right = (inverse_root(jnp.asarray(s), 4) for s in (g @ g.T, g.T @ g))
     np.testing.assert_allclose(left @ g @ right, polar(g), atol=1e-4)

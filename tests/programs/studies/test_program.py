@@ -1,4 +1,4 @@
-"""The parts that command lines share."""
+"""Shared parts of the command lines."""
 
 import io
 
@@ -8,7 +8,7 @@ from studies.program import progress
 
 
 @pytest.mark.parametrize("done", [0, 50])
-def test_progress_leaves_out_compilation(monkeypatch, done):
+def test_progress_excludes_compilation_time(monkeypatch, done):
     monkeypatch.setattr("sys.stderr", io.StringIO())
     with progress(150 + done, done) as bar:
         clock = bar.start_t

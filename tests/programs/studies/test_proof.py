@@ -1,4 +1,4 @@
-"""The classifier with a proof, from training to the verifier, on few epochs."""
+"""The classifier with a proof, from training to the verifier, in a short run."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ def small(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_ends_with_a_table_a_picture_and_a_proof(small, tmp_path, capfd):
+def test_run_writes_table_plot_and_proof(small, tmp_path, capfd):
     out = tmp_path / "run.json"
     assert proof.main(["--out", str(out)]) == 0
     record, told = json.loads(out.read_text()), capfd.readouterr().out
@@ -36,7 +36,7 @@ def test_a_run_ends_with_a_table_a_picture_and_a_proof(small, tmp_path, capfd):
     assert f"clean accuracy {record['clean']:.1%}" in told
     assert "verified, in real arithmetic: 359 images" in told
     assert imread(out.with_suffix(".png")).shape[0] > 300
-    # The proof stands by itself, until a weight is changed.
+    # The proof verifies in a separate process, until a weight is changed.
     check = [sys.executable, "-m", "manifoldmuon_verify", str(tmp_path / "run")]
     assert subprocess.run(check, capture_output=True).returncode == 0
     weights = tmp_path / "run" / "weights.safetensors"
@@ -44,12 +44,12 @@ def test_a_run_ends_with_a_table_a_picture_and_a_proof(small, tmp_path, capfd):
     refused = subprocess.run(check, capture_output=True, text=True)
     assert refused.returncode == 1
     assert refused.stderr.startswith("refused: ")
-    with pytest.raises(SystemExit):  # what exists is not written over
+    with pytest.raises(SystemExit):  # existing files are not overwritten
         proof.main(["--out", str(out)])
     assert "pass --overwrite" in capfd.readouterr().err
 
 
-def test_a_new_certificate_replaces_the_old_one_alone(tmp_path):
+def test_new_certificate_keeps_other_files(tmp_path):
     net = proof.network(64, SMALL)
     x = np.random.default_rng(0).uniform(size=(20, 64)).astype(np.float32)
     data = proof.Images(x, np.zeros(20, int), x, np.zeros(20, int))
@@ -70,7 +70,7 @@ def test_a_new_certificate_replaces_the_old_one_alone(tmp_path):
         proof.prove(folder / "notes.txt", found, at=())
 
 
-def test_file_in_place_of_the_folder_is_reported_before_training(tmp_path, capfd):
+def test_file_at_folder_path_raises_before_training(tmp_path, capfd):
     (tmp_path / "run").write_text("mine")
     with pytest.raises(SystemExit):
         proof.main(["--out", str(tmp_path / "run.json"), "--overwrite"])
@@ -78,8 +78,8 @@ def test_file_in_place_of_the_folder_is_reported_before_training(tmp_path, capfd
 
 
 @pytest.mark.slow
-def test_an_attack_that_breaks_a_certified_image_ends_the_run(monkeypatch):
-    """As it would with a wrong Lipschitz constant: radii twice as large as they are."""
+def test_broken_certificate_ends_the_run(monkeypatch):
+    """The radii are doubled, as by a wrong Lipschitz constant."""
     data = np.random.default_rng(0).uniform(size=(200, 64)).astype(np.float32)
     net = proof.network(64, SMALL)
     params = net.init(jax.random.key(0))

@@ -1,4 +1,4 @@
-"""Records: strict JSON, whole or not at all."""
+"""Records: strict JSON, written atomically."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def refuse(constant: str):
 
 
 def read(path):
-    """Strictly: Python's reader would take a bare NaN for a number."""
+    """Read strict JSON; by default, Python's reader accepts a bare NaN."""
     return json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
 
 
@@ -54,14 +54,14 @@ def read(path):
         (jnp.array(jnp.nan, jnp.bfloat16), None),
     ],
 )
-def test_values_survive_the_round_trip(tmp_path, value, expected):
+def test_values_round_trip(tmp_path, value, expected):
     path = write_record(tmp_path / "record.json", {"value": value})
     arrived = read(path)["value"]
     assert arrived == expected
     assert type(arrived) is type(expected)
 
 
-def test_numbers_keep_every_bit(tmp_path):
+def test_numbers_round_trip_bit_for_bit(tmp_path):
     numbers = np.random.default_rng(0).standard_normal(50).astype(np.float32)
     path = write_record(tmp_path / "record.json", {"value": numbers})
     np.testing.assert_array_equal(np.float32(read(path)["value"]), numbers)
@@ -77,13 +77,13 @@ def test_numbers_keep_every_bit(tmp_path):
         ({"a": jax.random.key(0)}, r"record\['a'\] is a random key"),
     ],
 )
-def test_values_that_json_cannot_hold_are_named(tmp_path, record, message):
+def test_unsupported_values_raise_with_path(tmp_path, record, message):
     with pytest.raises(TypeError, match=message):
         write_record(tmp_path / "record.json", record)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_existing_record_is_replaced_only_if_asked(tmp_path):
+def test_existing_record_needs_overwrite(tmp_path):
     path = write_record(tmp_path / "new" / "record.json", {"run": 1})
     with pytest.raises(FileExistsError, match="overwrite=True"):
         write_record(path, {"run": 2})
@@ -93,7 +93,7 @@ def test_an_existing_record_is_replaced_only_if_asked(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["record.json"]
 
 
-def test_a_failed_write_leaves_the_old_record(tmp_path, monkeypatch):
+def test_failed_write_keeps_old_record(tmp_path, monkeypatch):
     path = write_record(tmp_path / "record.json", {"run": 1})
 
     def fail(*_):
@@ -106,7 +106,7 @@ def test_a_failed_write_leaves_the_old_record(tmp_path, monkeypatch):
     assert [file.name for file in tmp_path.iterdir()] == ["record.json"]
 
 
-def test_environment_lists_versions_and_hardware_alone():
+def test_environment_lists_only_versions_and_hardware():
     found = environment()
     versions = {"python", "manifoldmuon", "jax", "jaxlib", "optax", "numpy"}
     hardware = {"platform", "backend", "device_kind", "device_count", "cpu_count"}

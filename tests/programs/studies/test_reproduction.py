@@ -1,4 +1,4 @@
-"""The published examples in small: their protocols, their command lines and their table."""
+"""Small versions of the published examples: protocols, command lines and table."""
 
 import argparse
 import inspect
@@ -19,7 +19,7 @@ from studies.reproduction.rows import CHAPTERS
 
 
 def orthogonal(matrix, steps):
-    """The published iteration, on the singular values."""
+    """Apply the published iteration to the singular values."""
     u, s, vt = np.linalg.svd(np.asarray(matrix, np.float64), full_matrices=False)
     s = s / np.linalg.norm(s)
     for a, b, c in steps:
@@ -32,16 +32,17 @@ def published():
     return hello_world.published(0)
 
 
-def test_the_published_problem_starts_at_the_published_loss(published):
+def test_published_problem_has_published_initial_loss(published):
     network, params, x, y = published
     loss = np.mean((np.asarray(network.apply(params, x)) - np.asarray(y)) ** 2)
     assert f"{loss:.6f}" == "0.979311"
 
 
-def test_published_weights():
+def test_initial_weights_match_published_protocol():
     network = modula.mlp(12, 8, 4, modula.TEN_QUINTICS)
     params = modula.init(network, jax.random.key(3), modula.TEN_QUINTICS)
-    # first: the first half of the key; the others: of what is left after a layer and a ReLU
+    # The first layer uses the first half of the key; later layers use the key that is left after
+    # a split for each layer and each ReLU.
     key = jax.random.key(3)
     keys = [jax.random.split(key)[0]]
     for _ in range(3):
@@ -60,22 +61,22 @@ def test_published_weights():
     assert network.budgets()[0] == network.budgets()[4] == pytest.approx(1 / 3)
 
 
-def test_only_the_published_targets_are_inputs(published):
+def test_only_published_targets_repeat_inputs(published):
     def shared(problem):
         return np.mean(np.ravel(problem.x)[:1280] == np.ravel(problem.y))
 
-    assert shared(published) == 1.0  # one key for both
+    assert shared(published) == 1.0  # the same key for both
     assert shared(hello_world.corrected(0)) < 0.01
 
 
-def test_a_nudge_is_of_the_size_of_rounding(published):
+def test_nudge_has_size_of_rounding(published):
     nudged = hello_world.nudged(published.params, 1)
     for before, after in zip(published.params[::2], nudged[::2], strict=True):
         change = np.abs(np.asarray(before) - np.asarray(after)).max() / np.abs(before).max()
         assert 1e-8 < change < 1e-6
 
 
-def test_the_mixer_is_short_and_knows_its_budgets():
+def test_mixer_is_short_and_has_known_budgets():
     source = inspect.getsource(mixer)
     start, end = source.index("# --- the architecture"), source.index("# --- ... to here")
     lines = [line for line in source[start:end].splitlines()[1:] if line.strip()]
@@ -90,7 +91,7 @@ def test_the_mixer_is_short_and_knows_its_budgets():
     assert budgets[1] == budgets[-1] == pytest.approx(1 / 4)  # embedding and head
 
 
-def test_the_mixers_bonds():
+def test_mixer_bonds_match_numpy():
     image = np.arange(24.0).reshape(4, 6)
     tokens = np.asarray(mixer.Patches(2).forward(jnp.asarray(image)))
     blocks = [image[i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2, 4)]
@@ -100,7 +101,7 @@ def test_the_mixers_bonds():
 
 
 @pytest.mark.parametrize("example", [hello_world, hello_mnist, weight_erasure, mixer])
-def test_bad_options_are_refused_in_one_line(example, tmp_path, capsys):
+def test_invalid_options_give_one_line_error(example, tmp_path, capsys):
     taken = tmp_path / "taken.json"
     taken.write_text('{"settings": 0}', encoding="utf-8")
     mistakes = [["--nonsense"], ["--out", "record.txt"], ["--out", str(taken)]]
@@ -116,7 +117,7 @@ def test_bad_options_are_refused_in_one_line(example, tmp_path, capsys):
     assert taken.read_text(encoding="utf-8") == '{"settings": 0}'
 
 
-def test_every_number_has_its_row_without_any_record(tmp_path, capsys):
+def test_table_lists_all_numbers_without_records(tmp_path, capsys):
     assert reproduce.main(["--table", "--results", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for number in ("0.979311", "0.000025", "90.58 %", "1.7122", "1.8968", ".527", "145", "52.7 %"):
@@ -127,7 +128,7 @@ def test_every_number_has_its_row_without_any_record(tmp_path, capsys):
     assert "not run" in table
 
 
-def test_reproduce_runs_numbers_without_a_record(tmp_path, monkeypatch, capsys):
+def test_reproduce_runs_only_missing_records(tmp_path, monkeypatch, capsys):
     calls = []
 
     def run(argv):
@@ -148,7 +149,7 @@ def test_reproduce_runs_numbers_without_a_record(tmp_path, monkeypatch, capsys):
     assert calls == [["--out", str(tmp_path / "hello_mnist.json")]]  # once
     assert reproduce.main([*only, "--rerun"]) == 0
     assert calls[1] == [*calls[0], "--overwrite"]
-    # the mean of 50 and 51 %, and its standard error by hand
+    # The mean of 50 and 51 % and its standard error, computed by hand.
     assert "50.00 % (seeds: 50.50 ± 0.50 %)" in capsys.readouterr().out
     assert reproduce.main(["--only", "hello_gpt", "--results", str(tmp_path)]) == 1
     assert "needs --data-dir" in capsys.readouterr().err
@@ -170,11 +171,11 @@ def test_weight_erasure_resumes(tmp_path, monkeypatch):
     assert [next(part)["step"][-1], next(part)["step"][-1]] == [0, 2]
     part.close()  # as if interrupted
     first, *_, last = weight_erasure.train(run, dataset, given("parts.json"))
-    assert first["step"] == [0, 2, 4]  # one list, which has grown
+    assert first["step"] == [0, 2, 4]  # the same list, extended
     assert last == whole
     assert whole["auc"][0] == 1.0
     assert whole["stable_rank"][0] is None
-    assert list(tmp_path.iterdir()) == []  # no checkpoint is left
+    assert list(tmp_path.iterdir()) == []  # the checkpoint is removed
 
 
 def test_linear_layers_have_the_published_shapes():

@@ -1,4 +1,4 @@
-"""The retraction laboratory: distances, baselines, the whole at a small size, refusals."""
+"""The retraction laboratory: distances, baselines, a small run, and errors."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from studies import RetractionLaboratory, run_study
 from studies.retractions.spaces import MATRIX, SPACES, SPHERE, Scalar
 
 
-def test_distances():
+def test_distances_match_known_values():
     stiefel, rows = SPACES["Stiefel"], SPACES["rows"]
     stretched = np.diag([1.0, 1.5])
     np.testing.assert_allclose(
@@ -22,7 +22,7 @@ def test_distances():
     assert np.isnan(stiefel.distance(np.full((2, 2), np.inf)))
 
 
-def test_the_scalar_is_right_where_all_singular_values_are_one():
+def test_scalar_retraction_needs_equal_singular_values():
     rng = np.random.default_rng(0)
     w = np.linalg.qr(rng.standard_normal((4, 4)))[0]
     a = np.kron(np.eye(2), [[0.0, -1.0], [1.0, 0.0]])  # skew and orthogonal
@@ -33,7 +33,7 @@ def test_the_scalar_is_right_where_all_singular_values_are_one():
         assert distance < 1e-5 if right else distance > 0.01
 
 
-def test_the_first_retraction_is_the_default():
+def test_first_retraction_is_default():
     assert MATRIX["polar"] == Polar()
     assert SPHERE["normalize"] == Normalize()
     for space in SPACES.values():
@@ -44,7 +44,7 @@ def test_the_first_retraction_is_the_default():
 
 
 @pytest.mark.slow
-def test_the_whole_on_one_manifold(tmp_path, monkeypatch):
+def test_study_runs_on_one_manifold(tmp_path, monkeypatch):
     monkeypatch.setitem(SPACES, "rows", dataclasses.replace(SPACES["rows"], widths=()))
     study = RetractionLaboratory(
         manifolds=("rows",), retractions=("normalize", "none"), dtypes=("float32",),
@@ -72,14 +72,14 @@ def test_the_whole_on_one_manifold(tmp_path, monkeypatch):
         ({"manifolds": ("rows",), "retractions": ("none", "QR")}, "QR fits none of"),
     ],
 )
-def test_refusals(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message) as error:
         RetractionLaboratory(**settings)
     assert "\n" not in str(error.value)
 
 
-def test_losses_are_compared_seed_by_seed():
-    """Twice the loss in every seed is a ratio of 2 without an interval to speak of."""
+def test_losses_are_compared_per_seed():
+    """Twice the loss at every seed gives a ratio of 2 with an interval of length 0."""
 
     def rows(retraction, losses):
         return [{"manifold": "rows", "retraction": retraction, "part": "training", "seed": k,

@@ -1,4 +1,4 @@
-"""Gaps of Stiefel solvers along a run: the optimum, a control, and warm starts that add up."""
+"""Gaps of Stiefel solvers along a run: the optimum, a control, and warm starts."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from studies.solvers import NoProjection
 
 
 def problem(m: int, n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """A point and a gradient with singular values of different sizes, float32."""
+    """Draw a point and a gradient with singular values of different sizes, in float32."""
     rng = np.random.default_rng(seed)
     point = np.linalg.qr(rng.standard_normal((m, n)))[0]
     grad = rng.standard_normal((m, n)) * np.geomspace(1, 0.05, n)
@@ -22,7 +22,7 @@ WINDOWS = [problem(6, 4, seed) for seed in (0, 1)]
 POINTS, GRADS = (np.stack([np.stack(x)] * 3) for x in zip(*WINDOWS, strict=True))
 
 
-def test_the_optimum_has_no_gap_and_others_have():
+def test_optimum_has_no_gap_and_control_has():
     exact = solver_gaps(ClosedForm(), POINTS, GRADS)
     assert max(exact.cold + exact.warm) < 1e-3
     control = solver_gaps(NoProjection(), POINTS, GRADS)
@@ -30,8 +30,8 @@ def test_the_optimum_has_no_gap_and_others_have():
     assert control.cold == control.warm  # it has no memory
 
 
-def test_the_residual_of_no_projection():
-    """`||W^T A + A^T W||_F / n` of the polar factor, by a singular value decomposition."""
+def test_residual_of_no_projection_matches_svd():
+    """The residual is `||W^T A + A^T W||_F / n` with the polar factor A."""
     found = solver_gaps(NoProjection(), POINTS, GRADS)
     for residual, (point, grad) in zip(np.asarray(found.residual_cold), WINDOWS, strict=True):
         u, _, vt = np.linalg.svd(np.float64(grad), full_matrices=False)
@@ -39,7 +39,7 @@ def test_the_residual_of_no_projection():
         np.testing.assert_allclose(residual, np.linalg.norm(inner + inner.T) / 4, rtol=1e-3)
 
 
-def test_warm_starts_add_up():
-    """Three times the same problem: the iterations add up."""
+def test_warm_starts_accumulate_iterations():
+    """The same problem comes three times, so iterations add up."""
     found = solver_gaps(ADMM(steps=3), POINTS, GRADS)
     assert all(warm < cold / 2 for warm, cold in zip(found.warm, found.cold, strict=True))

@@ -1,4 +1,4 @@
-"""Solvers compared: paired differences, the whole on one layer, refusals."""
+"""Comparison of solvers: paired differences, a small run, and errors."""
 
 from pathlib import Path
 
@@ -21,8 +21,8 @@ def rows(shift: float) -> list[dict]:
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.01])
-def test_differences_are_paired(shift):
-    """Seeds differ by far more than the solvers do; the difference is exact all the same."""
+def test_differences_are_paired_by_seed(shift):
+    """The difference is exact, even though seeds differ far more than solvers."""
     study = SolverShootOut(solvers=(), trained=("exact", "one step"), rates=(0.1,), seeds=FIVE)
     found = study.summarise(rows(shift))["training"]["one step"]["0.1"]
     for key, expected in (("accuracy", 100 * shift), ("log_loss", shift * np.log(2))):
@@ -34,7 +34,7 @@ def test_differences_are_paired(shift):
 
 
 @pytest.mark.slow
-def test_the_whole_on_one_layer(tmp_path):
+def test_study_runs_on_one_layer(tmp_path):
     study = SolverShootOut(
         solvers=("no projection",), trained=("exact",), widths=(), rates=(0.1,), steps=8,
         window=2, runs=1, seeds=(0, 1),
@@ -58,6 +58,6 @@ def test_the_whole_on_one_layer(tmp_path):
         ({"rates": ()}, "there must be a rate"),
     ],
 )
-def test_refusals(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
         SolverShootOut(**settings)

@@ -1,4 +1,4 @@
-"""Automatic step lengths in small: their records, tables and command lines."""
+"""Automatic step lengths in small runs: records, tables and command lines."""
 
 import json
 
@@ -9,7 +9,7 @@ from studies.step_lengths import agd
 
 
 @pytest.mark.slow
-def test_automatic_gradient_descent_learns_beside_adam(tmp_path, capsys):
+def test_agd_and_adam_learn(tmp_path, capsys):
     out = tmp_path / "agd.json"
     argv = ["--width", "16", "--depths", "2", "--epochs", "6", "--learning-rates", "0.001", "0.01",
             "--out", str(out)]  # fmt: skip
@@ -42,7 +42,9 @@ def test_automatic_gradient_descent_learns_beside_adam(tmp_path, capsys):
         (agd, ["--out", "old.json"], "old.json exists; pass --overwrite"),
     ],
 )
-def test_a_wrong_argument_is_one_line(program, argv, reason, tmp_path, monkeypatch, capsys):
+def test_invalid_arguments_give_one_line_error(
+    program, argv, reason, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.json").touch()
     with pytest.raises(SystemExit) as stop:

@@ -1,4 +1,4 @@
-"""The study of tangent momentum: its variants, and where each of them ends."""
+"""The study of tangent momentum: its variants and their limits."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from studies import TangentMomentum, run_study
 from studies.tangent_momentum import CARRIED, PROJECTED, WHOLE, carried_momentum
 
 
-def test_carried_momentum_is_tangent_at_each_point():
+def test_carried_momentum_is_tangent():
     manifold = Stiefel()
     link = carried_momentum(manifold, 0.9)
     state = link.init(jnp.zeros((6, 2)))
@@ -23,7 +23,7 @@ def test_carried_momentum_is_tangent_at_each_point():
 
 
 @pytest.mark.slow
-def test_projected_gradients_converge_where_whole_ones_do_not(tmp_path):
+def test_only_projected_gradients_converge(tmp_path):
     study = TangentMomentum(tasks=("independent components",), momenta=(0.0, 0.95), seeds=(0,))
     record = run_study(study, tmp_path / "record.json", jobs=1)
     found = dict(record["summary"]["independent components"])
@@ -37,7 +37,7 @@ def test_projected_gradients_converge_where_whole_ones_do_not(tmp_path):
     assert len(study.plot(record).axes) == 1
 
 
-def test_wrong_settings_are_refused():
+def test_invalid_settings_raise():
     with pytest.raises(ValueError, match="at least one task"):
         TangentMomentum(seeds=())
     with pytest.raises(ValueError, match="momenta must be in"):

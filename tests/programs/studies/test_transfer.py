@@ -1,4 +1,4 @@
-"""Learning-rate transfer: the summary of known drifts, parametrisations and training in NumPy."""
+"""Learning-rate transfer: summary of known drifts, parametrisations, and a plain training loop."""
 
 import jax
 import jax.numpy as jnp
@@ -16,17 +16,17 @@ EXPONENTS = list(range(-6, 3))
 
 
 def curve(best, depth=1.0):
-    """A loss whose logarithm is a parabola in log2 of the rate."""
+    """Return losses with a logarithm that is a parabola in log2 of the rate."""
     return np.exp(0.3 * (np.array(EXPONENTS) - best) ** 2 - depth).tolist()
 
 
-def test_the_smoothed_loss():
+def test_late_loss_averages_last_steps():
     losses = np.arange(20.0).reshape(2, 10)
     np.testing.assert_allclose(late_loss(losses), [8.5, 18.5])
 
 
 def synthetic(study, shift):
-    """Rows as if training had found parabolas; `shift(method)` is the drift per doubling."""
+    """Return rows with parabolas as losses; `shift(method)` is the drift per doubling."""
     rows = []
     for cell in study.cells():
         smallest = 2 if cell["sweep"] == "resmlp-depth" else 32
@@ -40,7 +40,7 @@ def synthetic(study, shift):
     return rows
 
 
-def test_the_summary_and_the_picture():
+def test_summary_and_plot_show_known_drifts():
     study = LearningRateTransfer(
         sweeps=("mlp-width", "resmlp-depth"), methods=("modular", "Adam"), seeds=(0, 1)
     )
@@ -53,7 +53,7 @@ def test_the_summary_and_the_picture():
     assert adam["span"] == pytest.approx(-1.5)
     assert ours["coordinates"]["layers"]["1"]["slope"] == pytest.approx(0, abs=1e-9)
     assert adam["coordinates"]["layers"]["2"]["slope"] == pytest.approx(0.5)
-    # A parabola of curvature 0.3; seeds differ from their mean by 0.005 octaves.
+    # The parabola has coefficient 0.3; seeds differ from their mean by 0.005 octaves.
     assert ours["price"]["value"] == pytest.approx(0.3 * 0.005**2)
     assert adam["price"]["value"] == pytest.approx(0.3 * (1.5**2 + 0.005**2))
     masses = summary["masses"]["resmlp-depth"]
@@ -79,7 +79,7 @@ def test_the_summary_and_the_picture():
         ({"sweeps": ("mlp-depth",), "sizes": (1, 2)}, "mlp-depth must be at least 2"),
     ],
 )
-def test_refusals(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
         LearningRateTransfer(**settings)
 
@@ -88,7 +88,7 @@ def rms_divide(x):
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True))
 
 
-def test_the_standard_residual_network():
+def test_standard_residual_network_matches_numpy():
     """`x + f(x) / sqrt(L)`, with Gaussian weights of deviation 1/sqrt(fan_in)."""
     network = Residual(width=32, depth=3).standard(12, 5)
     weights = gaussian_weights(network, jax.random.key(0))
@@ -109,8 +109,8 @@ def test_the_standard_residual_network():
         assert leaf.std() * np.sqrt(leaf.shape[-1]) == pytest.approx(1, rel=0.2)
 
 
-def test_the_standard_attention_divides_by_the_root():
-    """One block with an MLP of zeros; two tokens, two heads of two entries, in NumPy."""
+def test_standard_attention_divides_by_sqrt_head_dim():
+    """In NumPy, for a single block with a zero MLP, two tokens and two heads of two entries."""
     network = Transformer(width=4, depth=1).standard(7, 7)
     weights = gaussian_weights(network, jax.random.key(1))
     leaves, structure = jax.tree.flatten(weights)
@@ -136,8 +136,8 @@ def test_the_standard_attention_divides_by_the_root():
     assert table.std() == pytest.approx(1, rel=0.4)
 
 
-def test_training_is_a_plain_loop():
-    """Adam over three steps by hand; a rate of zero moves nothing."""
+def test_training_matches_plain_loop():
+    """For three steps of Adam; rate 0 leaves the weights unchanged."""
     task, method = Pictures(batch=8), METHODS["Adam"]
     network = method.network(Perceptron(width=6, depth=2), task.inputs, task.classes)
     descent = Descent(method, network, task, steps=3, early=2, multiplier=1.5)
@@ -170,7 +170,7 @@ def test_training_is_a_plain_loop():
     assert np.all((error >= 0) & (error <= 1))
 
 
-def test_labels_are_the_next_characters():
+def test_labels_are_next_characters():
     task = Characters(batch=4, context=9)
     tokens = jnp.asarray(task.parts().train)
     order = task.order(2, 0)

@@ -1,4 +1,4 @@
-"""Transformers: rounding by a loop, a search on known losses, a study that resumes bit for bit."""
+"""Transformers: rounding, the search on known losses, and resuming bit for bit."""
 
 import dataclasses
 import json
@@ -30,7 +30,7 @@ def _matrices(seed, shape=(2, 3, 32)):
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3])
-def test_rows_are_rounded_as_by_a_loop(bits):
+def test_row_rounding_matches_loop(bits):
     w = _matrices(0)
     found, most = np.asarray(round_rows(jnp.asarray(w), bits)), 2 ** (bits - 1) - 1
     for index in np.ndindex(w.shape[:-1]):
@@ -41,7 +41,7 @@ def test_rows_are_rounded_as_by_a_loop(bits):
         assert len(set(found[index])) <= 2 * most + 1
 
 
-def test_blocks_are_rounded_as_by_a_loop():
+def test_block_rounding_matches_loop():
     w = _matrices(1)
     w[0, 0, :16] = 0
     found = np.asarray(round_blocks(jnp.asarray(w)))
@@ -59,7 +59,7 @@ def test_blocks_are_rounded_as_by_a_loop():
                 )
 
 
-def test_rounding_keeps_what_has_few_bits():
+def test_rounding_keeps_representable_values():
     w = jnp.asarray(np.random.default_rng(2).choice(FOUR_BITS, (1, 4, 32)), jnp.float32)
     w = w.at[..., ::16].set(6)
     np.testing.assert_allclose(round_blocks(w), w, rtol=1e-6)
@@ -68,7 +68,7 @@ def test_rounding_keeps_what_has_few_bits():
     assert not np.any(round_rows(jnp.zeros((2, 16)), 4))
 
 
-def test_the_search_follows_a_valley_beyond_any_grid():
+def test_search_follows_distant_minimum():
     def loss(place):
         return (place[0] / 2 - 4) ** 2 + (place[1] - 2) ** 2 + place[2] ** 2 + (place[3] + 1) ** 2
 
@@ -79,12 +79,12 @@ def test_the_search_follows_a_valley_beyond_any_grid():
     assert len(search(lambda place: 0.0, 40)) == 1 + len(MOVES)
 
 
-def test_the_search_avoids_losses_that_are_not_finite():
+def test_search_avoids_nonfinite_losses():
     found = search(lambda place: float("nan") if place[0] > -2 else 1.0, 5)
     assert best_place(found)[0] <= -2
 
 
-def test_the_range_of_rates_is_that_of_straight_lines():
+def test_range_of_rates_interpolates_linearly():
     tuned = [(-2, 0, 1.1), (0, 0, 1.0), (2, 0, 1.04), (4, 0, 1.5), (0, 1, 0.9)]
     found = range_of_rates(tuned, [0])
     assert not found["open"]
@@ -92,7 +92,7 @@ def test_the_range_of_rates_is_that_of_straight_lines():
     assert range_of_rates(tuned, [1]) == {"octaves": 0.0, "open": True}
 
 
-def test_rates_rise_and_fall_to_zero():
+def test_schedule_rises_and_falls_to_zero():
     rates = [float(schedule(step, 100)) for step in range(100)]
     assert rates[0] == pytest.approx(0.2)
     assert max(rates) == pytest.approx(1.0)
@@ -100,7 +100,7 @@ def test_rates_rise_and_fall_to_zero():
     assert np.argmax(rates) == 4
 
 
-def test_the_network_does_not_look_ahead():
+def test_network_is_causal():
     size = Size(32, 1, 7)
     weights = size.start(jax.random.key(0))
     weights["head"] = jax.random.normal(jax.random.key(1), weights["head"].shape)
@@ -112,7 +112,7 @@ def test_the_network_does_not_look_ahead():
 
 
 @pytest.mark.parametrize("program", ["Muon, sphere", "Muon, rows", "Muon, streams"])
-def test_a_step_keeps_what_the_program_is_named_after(program):
+def test_steps_keep_norms_of_named_program(program):
     size = Size(32, 1, 7)
     start = size.start(jax.random.key(0))["matrices"]
     matrices = first_matrices(program, size, start)
@@ -128,7 +128,7 @@ def test_a_step_keeps_what_the_program_is_named_after(program):
         np.testing.assert_allclose(*norms, rtol=1e-5)
 
 
-def test_directions_of_aurora_are_orthonormal_with_rows_of_one_length():
+def test_aurora_directions_are_orthonormal_with_equal_rows():
     stack = {"up": jnp.asarray(_matrices(3, (2, 64, 16)) * np.geomspace(0.01, 1, 64)[:, None])}
     stack["down"] = stack["up"].mT
     found = {}
@@ -153,7 +153,7 @@ def test_every_method_has_a_program():
     assert knobs.rest_rate == start.rest_rate / 4
 
 
-def test_a_search_starts_from_the_best_place_of_another_size(tmp_path):
+def test_search_starts_from_best_of_another_size(tmp_path):
     study = dataclasses.replace(
         TINY, sizes=("tiny", "small"), widths=(), wide_methods=(), tuning_seeds=(100, 101),
         start_from="tiny", later_tries=1, runs=tmp_path / "runs",
@@ -170,10 +170,10 @@ def test_a_search_starts_from_the_best_place_of_another_size(tmp_path):
     assert untuned[1]["loss"] == small["loss"]
 
 
-def test_the_study_resumes_bit_for_bit(tmp_path):
+def test_study_resumes_bit_for_bit(tmp_path):
     whole = run_study(dataclasses.replace(TINY, runs=tmp_path / "whole"))
     lines = (tmp_path / "whole").read_text().splitlines(keepends=True)
-    (tmp_path / "half").write_text("".join(lines[:4]) + lines[4][:9])  # the last was cut short
+    (tmp_path / "half").write_text("".join(lines[:4]) + lines[4][:9])  # the last line is truncated
     resumed = run_study(dataclasses.replace(TINY, runs=tmp_path / "half"))
     assert resumed == whole
     read = [(tmp_path / name).read_text().splitlines() for name in ("half", "whole")]
@@ -198,12 +198,12 @@ def test_the_study_resumes_bit_for_bit(tmp_path):
         ({"seeds": (0, 100)}, "none twice"),
     ],
 )
-def test_wrong_settings_are_refused(wrong, message):
+def test_invalid_settings_raise(wrong, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(TINY, **wrong)
 
 
-def test_the_loss_of_a_head_of_zeros_is_that_of_chance():
+def test_zero_head_has_chance_loss():
     weights = Size(32, 1, 7).start(jax.random.key(0))
     tokens = jnp.zeros((2, 4), jnp.int32)
     np.testing.assert_allclose(loss_of(weights, tokens, tokens), np.log(7), rtol=1e-6)

@@ -1,4 +1,4 @@
-"""Weight spaces: one start for all sets, effects with known answers, a training inside its set."""
+"""Weight spaces: same initial weights for all sets, known effects, and training inside its set."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def test_initial_weights_are_in_every_set(scale):
 
 
 @pytest.mark.parametrize("architecture", [Transformer(16, 1), Funnel((8, 6))])
-def test_only_the_hidden_matrices_differ(architecture):
+def test_only_hidden_matrices_differ(architecture):
     def spaces(name):
         network = Hidden(sets_of(1.0)[name], (-1, 0)).network(architecture, 11, 11)
         return jax.tree.leaves(network.geometry()), network.budgets()
@@ -47,34 +47,34 @@ def test_only_the_hidden_matrices_differ(architecture):
     assert rigid[-1] == Euclidean(RMSToRMS(TRAINING_MSIGN))
 
 
-def test_a_hidden_layer_as_wide_as_the_head_is_refused():
+def test_hidden_layer_as_wide_as_head_raises():
     with pytest.raises(ValueError, match="the width of a hidden layer"):
         Hidden(sets_of(1.0)[MUON], (-1, 0)).network(Funnel((10,)), 7, 10)
 
 
-def test_a_training_stays_in_its_band_and_every_rate_is_judged():
+def test_training_stays_in_band_for_every_rate():
     row = TINY.run({"part": "base", "network": "images", "set": "band 1.1", "seed": 0})
     rates = len(row["log2_rates"])
     assert {len(row[key]) for key in ("losses", "held_out_losses", "held_out_errors")} == {rates}
     spectra = {key: np.array(values) for key, values in row["spectra"].items()}
     np.testing.assert_array_less(1 / 1.1 - 0.01, spectra["smallest"])
     np.testing.assert_array_less(spectra["largest"], 1.1 + 0.01)
-    assert spectra["largest"].max() > 1.09  # the edge is felt
+    assert spectra["largest"].max() > 1.09  # the constraint is active
 
 
-def test_every_set_and_the_gradient_are_timed():
+def test_cost_times_every_set_and_gradient():
     seconds = TINY.run({"part": "cost", "network": "images"})["seconds"]
     assert seconds.keys() == {"gradient", *TINY.sets}
     assert min(seconds.values()) > 0
 
 
-def test_singular_values_of_a_breakdown_are_unknown():
+def test_singular_values_of_nan_are_nan():
     matrices = np.stack([np.diag([3.0, 1.0]), np.full((2, 2), np.nan)])
     np.testing.assert_allclose(_singular_values(matrices), [[3.0, 1.0], [np.nan, np.nan]])
 
 
-def test_the_summary_and_the_picture():
-    """Curves that are parabolas: known distances from Muon, rates and prices."""
+def test_summary_and_plot_show_known_effects():
+    """The curves are parabolas with known differences from Muon, rates and prices."""
     study = WeightSpaces(networks=("images",), sets=SETS[:3], wide_seeds=(0, 1))
     exponents = [-6, -5, -4, -3, -2]
     rows = []
@@ -119,6 +119,6 @@ def test_the_summary_and_the_picture():
         ({"multiplier": 0.0}, "multiplier and scale positive"),
     ],
 )
-def test_refusals(settings, message):
+def test_invalid_settings_raise(settings, message):
     with pytest.raises(ValueError, match=message):
         WeightSpaces(**settings)

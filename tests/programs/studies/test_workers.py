@@ -1,4 +1,4 @@
-"""Studies in several processes: the same record, every cell saved at once, none left running."""
+"""Studies in several processes: same record, cells saved immediately, no process left running."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from studies.workers import inherited_by_workers, row_of
 
 
 class Twofold(Exception):
-    """Cannot be unpickled: it forgets one of its arguments."""
+    """Exception that cannot be unpickled: it drops an argument."""
 
     def __init__(self, one, other):
         super().__init__(one + other)
@@ -103,15 +103,15 @@ class Errands(Study):
 
 @pytest.fixture
 def interruptible():
-    """Ctrl-C raises `KeyboardInterrupt`, also where the suite was started in the background: a
-    shell makes programs ignore it there."""
+    """Make Ctrl-C raise `KeyboardInterrupt`, even if the suite was started in the background, where
+    shells make programs ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_two_workers_make_the_record_of_one_process(tmp_path, monkeypatch):
+def test_two_workers_match_single_process(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "7")
     before = dict(os.environ), signal.getsignal(signal.SIGINT)
     record = run_study(Errands(folder=tmp_path), tmp_path / "errands.json", jobs=2)
@@ -136,7 +136,7 @@ def test_two_workers_make_the_record_of_one_process(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("interruptible")
-def test_an_interruption_ends_the_workers_and_finished_cells_are_kept(tmp_path, capsys):
+def test_interruption_ends_workers_and_keeps_cells(tmp_path, capsys):
     out = tmp_path / "errands.json"
     argv = ["--shops", "baker", "shut", "--seeds", "1", "--jobs", "2", "--out", str(out)]
     assert command(Errands, [*argv, "--folder", str(tmp_path)]) == 130
@@ -149,7 +149,7 @@ def test_an_interruption_ends_the_workers_and_finished_cells_are_kept(tmp_path, 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL, signal.default_int_handler])
 def test_environment_is_restored_after_workers_start(handler):
-    """Whatever was there before, SIGINT ignored included: as in a shell's background."""
+    """For any previous handler, including an ignored SIGINT, as in a shell's background."""
     signal.signal(signal.SIGINT, handler)
     before = dict(os.environ)
     with contextlib.suppress(KeyError), inherited_by_workers():
@@ -159,7 +159,7 @@ def test_environment_is_restored_after_workers_start(handler):
     assert (dict(os.environ), signal.getsignal(signal.SIGINT)) == (before, handler)
 
 
-def test_dead_worker_is_reported_and_finished_cells_are_kept(tmp_path, capsys):
+def test_dead_worker_is_reported_and_cells_are_kept(tmp_path, capsys):
     out = tmp_path / "errands.json"
     argv = ["--shops", "baker", "--seeds", "5", "13", "6", "--out", str(out), "--jobs", "2"]
     with pytest.raises(SystemExit, match="2"):
@@ -201,7 +201,7 @@ def test_study_that_a_worker_cannot_load_raises():
         row_of(b"cno_such_module\nStudy\n.", {"seed": 0})
 
 
-def test_a_study_that_cannot_go_to_another_process_is_refused(tmp_path):
+def test_study_that_cannot_be_pickled_raises(tmp_path):
     class Local(Errands):
         """A study inside a function."""
 
@@ -211,7 +211,7 @@ def test_a_study_that_cannot_go_to_another_process_is_refused(tmp_path):
     assert run_study(Local(), tmp_path / "errands.json")["summary"]["minutes"] > 0
 
 
-def test_no_jobs_are_refused(tmp_path, capsys):
+def test_zero_jobs_raise(tmp_path, capsys):
     with pytest.raises(ValueError, match="jobs must be at least 1; got 0"):
         run_study(Errands(), tmp_path / "errands.json", jobs=0)
     with pytest.raises(SystemExit, match="2"):
@@ -220,9 +220,9 @@ def test_no_jobs_are_refused(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_cells_that_share_programs_stay_together():
+def test_cells_sharing_programs_stay_together():
     class Priced(Errands):
-        """Whose programs depend on the seed, but not on the shop."""
+        """Study with programs that depend on the seed, not on the shop."""
 
         traced: ClassVar[tuple[str, ...]] = ("shop",)
 
@@ -232,7 +232,7 @@ def test_cells_that_share_programs_stay_together():
     assert groups_of(Priced(), some) == [some[:2], some[2:3], some[3:]]
 
 
-def test_timed_cells_of_the_studies():
+def test_timed_cells_of_studies():
     studies = {name: kind() for name, kind in STUDIES.items()}
     timed = [(name, cell) for name, study in studies.items() for cell in study.cells()
              if study.timed(cell)]  # fmt: skip
