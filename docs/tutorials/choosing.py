@@ -92,4 +92,4 @@ panel.spines[["top", "right"]].set_visible(False)
 #
 # * [What each choice costs](../benchmarks/choices.md) has the times and gaps of all solvers at
 #   the sizes of real layers.
-# * [The study of retractions](../lab/retractions.md) follows them into training.
+# * [The study of retractions](../lab/studies.md#retractions) follows them into training.
