@@ -399,7 +399,7 @@ def test_changed_state_layout_raises(run, monkeypatch):
 def test_changed_tree_raises(run):
     folder, _, table, tree = run
     for target, reason in [
-        (start(TRANSFORMATIONS["muon"]), "'state/1/steepest/dual/w' was float32[8,8] and is noth"),
+        (start(TRANSFORMATIONS["muon"]), "'state/1/steepest/dual/w' was float32[8,8] and is "),
         (tree | {"key": jax.random.PRNGKey(0)}, "'key' was key<fry>[] and is uint32[2]; "),
         ({"params": tree["params"]}, "'key' was key<fry>[] and is nothing; "),
     ]:
