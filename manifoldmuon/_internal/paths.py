@@ -244,8 +244,12 @@ class Cut:
     lengths: tuple[int, ...]
 
     def parts(self, leaf: Any) -> list[Any]:
-        """Return the parts of an array; repeat a leaf without this axis once for every part."""
-        if not self._cuts(leaf):
+        """Return the parts of an array; repeat a leaf without this length once for every part.
+
+        Budgets are such leaves: numbers, or arrays with axes of length 1.
+        """
+        shape = getattr(leaf, "shape", ())
+        if len(shape) < -self.axis or shape[self.axis] != sum(self.lengths):
             return [leaf] * len(self.lengths)
         if isinstance(leaf, jax.ShapeDtypeStruct):
             return jax.eval_shape(self.parts, leaf)
@@ -259,14 +263,11 @@ class Cut:
 
     def join(self, parts: Sequence[Any]) -> Any:
         """Undo `parts`."""
-        if not all(map(self._cuts, parts)):
+        if not all(hasattr(part, "shape") for part in parts):
             return parts[0]
         if isinstance(parts[0], jax.ShapeDtypeStruct):
             return jax.eval_shape(self.join, parts)
         return jnp.concatenate(parts, self.axis)
-
-    def _cuts(self, leaf: Any) -> bool:
-        return len(getattr(leaf, "shape", ())) >= -self.axis
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -118,6 +118,16 @@ def test_budgets_reach_every_block():
     assert jnp.abs(updates["out"]).max() > 0.01
 
 
+def test_stack_budgets_reach_every_block():
+    start = optim.project_tree(fused(), drawn(0, (2,)))
+    budgets = {"qkv": jnp.array([0.0, 1.0])[:, None, None], "out": 1.0}
+    tx = optim.descend(0.1, fused(), budgets=budgets)
+    updates: Any = tx.update(drawn(1, (2,)), tx.init(start), start)[0]
+    for part in list(cut(updates).values())[:3]:
+        np.testing.assert_allclose(part[0], 0, atol=1e-6)
+        assert np.abs(part[1]).max() > 0.01
+
+
 def test_hybrid_trains_unequal_blocks():
     geometry = fused() | {"out": None}
     tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.sgd(0.1))
