@@ -16,7 +16,7 @@ from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, inner
 from manifoldmuon._internal.directions import never_fused, stay_if_still
 from manifoldmuon._internal.links import LastLink, Link, check_ascends, difference, link
 from manifoldmuon._internal.mesh import replicated_like
-from manifoldmuon._internal.paths import Spec, find_places
+from manifoldmuon._internal.paths import Places, Spec, find_places
 from manifoldmuon._internal.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
@@ -215,9 +215,7 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
       >>> match_norms(mm.manifolds.Hypersphere(), jnp.array([0.0, 0.5]), jnp.array([3.0, 4.0]))
       Array([0., 5.], dtype=float32)
     """
-    places = find_manifolds(geometry, params, rest=True, cut=False)
-    for place in places.real:
-        _check_entry(places.paths[place], places.values[place])
+    places = _find_spheres(geometry, params, cut=False)
     leaves = places.leaves(tree)
     trees = [places.fill(x, dict.fromkeys(places.rest)) for x in (tree, params)]
     found, _ = map_leaves(
@@ -271,9 +269,7 @@ def _nowhere(manifold: Manifold) -> bool:
 
 def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, jax.Array]:
     """Return the radii by path; raise if a norm to be kept is zero or not finite."""
-    places = find_manifolds(geometry, params, rest=True)
-    for place in places.real:
-        _check_entry(places.paths[place], places.values[place])
+    places = _find_spheres(geometry, params)
     given = places.spread(find_places(radius, params, _check_radius).values)
     leaves, radii, wrong = places.leaves(params), {}, []
     if not (places.real or places.rest):
@@ -316,13 +312,17 @@ def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, 
     return None, times_power_of_two(frobenius_norm(scaled, manifold.ndim), exponent)
 
 
-def _check_entry(path: str, entry: Any) -> None:
-    manifold = manifold_of(entry)
-    if manifold.constrained and not _on_sphere(manifold):
-        raise ValueError(
-            f"keep_norms: the geometry of {path!r} is {manifold}; a weight of fixed norm lies on a"
-            " Hypersphere, such as Hypersphere(ndim=2) for matrices."
-        )
+def _find_spheres(geometry: Geometry, params: Any, cut: bool = True) -> Places:
+    """Return `find_manifolds`; raise for constrained manifolds other than spheres."""
+    places = find_manifolds(geometry, params, rest=True, cut=cut)
+    for place in places.real:
+        manifold = manifold_of(places.values[place])
+        if manifold.constrained and not _on_sphere(manifold):
+            raise ValueError(
+                f"keep_norms: the geometry of {places.paths[place]!r} is {manifold}; a weight of"
+                " fixed norm lies on a Hypersphere, such as Hypersphere(ndim=2) for matrices."
+            )
+    return places
 
 
 def _check_radius(path: str, radius: Any, leaf: jax.ShapeDtypeStruct) -> None:
