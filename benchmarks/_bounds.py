@@ -68,7 +68,7 @@ def norm(size: Any, y: Any) -> Any:
     """Return the norm of `y` in the measure of `size`; for a tuple, the sum over its parts."""
     if isinstance(size, tuple):
         return sum(norm(s, part) for s, part in zip(size, y, strict=True))
-    match size.measure:
+    match size.norm:
         case RMS(heads):
             return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=_head_axes(heads)) + 1e-30))
         case L2(axes):
@@ -92,7 +92,7 @@ def toward(size: Any, g: Any) -> Any:
         best = int(np.argmax(gains))
         return tuple(w if i == best else 0 * w for i, w in enumerate(ways))
     g = np.asarray(g, np.float64)
-    match size.measure:
+    match size.norm:
         case RMS(heads):
             length = np.sqrt(np.mean(g**2, axis=_head_axes(heads), keepdims=True))
             return g / np.where(length == 0, 1, length)
@@ -112,7 +112,7 @@ def inside(size: Any, x: Any) -> Any:
     if isinstance(size, tuple):
         return tuple(inside(s, part) for s, part in zip(size, x, strict=True))
     x = np.asarray(x, np.float64)
-    match size.measure:
+    match size.norm:
         case RMS(heads):
             length = np.sqrt(np.mean(x**2, axis=_head_axes(heads), keepdims=True))
             return x * (_lengths(size, length) / np.where(length == 0, 1, length))
@@ -270,7 +270,7 @@ class Attack:
     radius: float = 0.0
 
     def __post_init__(self):
-        self.whole = isinstance(self.inputs, NormBound) and self.inputs.measure == L1(one_hot=True)
+        self.whole = isinstance(self.inputs, NormBound) and self.inputs.norm == L1(one_hot=True)
         self.atoms = atoms(self.net)
         self.budgets = self.net.budgets()
 

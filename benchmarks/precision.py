@@ -144,7 +144,7 @@ def walk(
     """
     geometry = Stiefel(solver=PRESETS[preset])
     rate = optax.exponential_decay(RATES[0], steps, RATES[1] / RATES[0])
-    tx = optim.manifold_muon(rate, geometry, certify=False)
+    tx = optim.manifold_muon(rate, geometry, track_gap=False)
     tx = optim.with_master_copies(tx) if kind == "master copies" else tx
     dtype = jnp.float32 if kind == "float32" else jnp.bfloat16
     like = jax.ShapeDtypeStruct(shape, jnp.float32)

@@ -68,11 +68,11 @@ MATRICES = {
     "SpectralBall, steps by entries": SpectralBall(step_norm=MaxAbs()),
     "SpectralBand, steps by rows": SpectralBand(0.5, 2.0, step_norm=MaxRowNorm(threshold=0.0)),
     "Isospectral, nearly tied": Isospectral((1.0, 1 - 1e-4, 0.5, 2e-3)),
-    "Grassmann, fast": Grassmann().fast(),
-    "Isospectral, fast": Isospectral((3.0, 2.0, 1.0, 0.4)).fast(),
-    "SpectralSphere, fast": SpectralSphere(8.0).fast(),
-    "Hypersphere, fast": Hypersphere(3.0, ndim=2, step_norm=Spectral()).fast(),
-    "EmbeddingRows, fast": EmbeddingRows(step_norm=Spectral()).fast(),
+    "Grassmann, fast": Grassmann().for_training(),
+    "Isospectral, fast": Isospectral((3.0, 2.0, 1.0, 0.4)).for_training(),
+    "SpectralSphere, fast": SpectralSphere(8.0).for_training(),
+    "Hypersphere, fast": Hypersphere(3.0, ndim=2, step_norm=Spectral()).for_training(),
+    "EmbeddingRows, fast": EmbeddingRows(step_norm=Spectral()).for_training(),
 }
 ROWS = {"Hypersphere": Hypersphere(2.0), "EmbeddingRows": EmbeddingRows()}
 # Batches of matrices: tall, wide, square, single row.

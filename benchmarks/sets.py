@@ -43,11 +43,11 @@ def weight_spaces() -> dict[str, Manifold]:
 
     Most are `fast` variants for training, or modifications of them.
     """
-    sphere = Hypersphere(RootRank(), ndim=2, step_norm=Spectral()).fast()
-    rows = EmbeddingRows(1.0, step_norm=Spectral()).fast()
-    spectral, ball = SpectralSphere().fast(), SpectralBall().fast()
+    sphere = Hypersphere(RootRank(), ndim=2, step_norm=Spectral()).for_training()
+    rows = EmbeddingRows(1.0, step_norm=Spectral()).for_training()
+    spectral, ball = SpectralSphere().for_training(), SpectralBall().for_training()
     return {
-        "flat": Euclidean(Spectral()).fast(),
+        "flat": Euclidean(Spectral()).for_training(),
         "fixed Frobenius": sphere,
         "fixed Frobenius, two signs": dataclasses.replace(sphere, solver=LineMultiplier()),
         "rows": rows,
@@ -56,8 +56,8 @@ def weight_spaces() -> dict[str, Manifold]:
         "spectral sphere, one sign": dataclasses.replace(spectral, solver=LineMultiplier(steps=1)),
         "ball": ball,
         "ball, soft cap": dataclasses.replace(ball, retraction=SoftCap()),
-        "band 1/2 to 2": SpectralBand(0.5, 2.0).fast(),
-        "Stiefel": Stiefel().fast(),
+        "band 1/2 to 2": SpectralBand(0.5, 2.0).for_training(),
+        "Stiefel": Stiefel().for_training(),
         "Stiefel, ACCURATE": Stiefel(),
     }
 
@@ -84,7 +84,7 @@ def regression(layers: int, width: int, stacked: bool):
 
 
 def measure(
-    layers: int, width: int, stacked: bool, rounds: int, names: list[str], certify: bool
+    layers: int, width: int, stacked: bool, rounds: int, names: list[str], track_gap: bool
 ) -> dict:
     """Measure a tree: seconds of a step, and gap and distance after warm-up, by weight space."""
     start, grads_of = tree(layers, width, stacked), regression(layers, width, stacked)
@@ -92,7 +92,7 @@ def measure(
     functions, ended = {}, {}
     for name, tx in ({MUON: optimizers()[MUON]} | spaces).items():
         if isinstance(tx, Manifold):
-            geometry, tx = tx, mm.optim.manifold_muon(RATE, tx, certify=certify)
+            geometry, tx = tx, mm.optim.manifold_muon(RATE, tx, track_gap=track_gap)
             params = jax.jit(functools.partial(mm.optim.project_tree, geometry))(start)
         else:
             geometry, params = None, start
@@ -107,14 +107,14 @@ def measure(
             far = jax.jit(functools.partial(mm.optim.monitor_distance, geometry))
             away = jax.tree.leaves(far(params))
             ended[name] = {
-                "gap": float(np.max([np.max(gap) for gap in gaps])) if certify else None,
+                "gap": float(np.max([np.max(gap) for gap in gaps])) if track_gap else None,
                 "distance": float(np.max([np.max(d) for d in away])),
             }
     return {
         "layers": layers,
         "width": width,
         "stacked": stacked,
-        "certify": certify,
+        "track_gap": track_gap,
         "seconds": interleaved_seconds(functions, rounds),
         "ended": ended,
     }
@@ -127,13 +127,13 @@ def table(rows: list[dict]) -> str:
     for row in rows:
         kind = "stacked" if row["stacked"] else "unstacked"
         tree_name = f"{row['layers']} of {row['width']}, {kind}"
-        tree_name += "" if row["certify"] else ", no certificates"
+        tree_name += "" if row["track_gap"] else ", no certificates"
         ratios = [f"{row['seconds'][name] / row['seconds'][MUON]:.2f}" for name in names]
         ended = [row["ended"][name] for name in names]
         gaps = ["" if end["gap"] is None else f"{end['gap']:.0e}" for end in ended]
         distances = [f"{end['distance']:.0e}" for end in ended]
         cells_of = {tree_name: ratios, "gap": gaps, "distance": distances}
-        for title, cells in cells_of.items() if row["certify"] else [(tree_name, ratios)]:
+        for title, cells in cells_of.items() if row["track_gap"] else [(tree_name, ratios)]:
             lines.append([title, *cells])
     return markdown_table(["tree", *names], lines)
 
@@ -149,9 +149,9 @@ def main(argv: list[str] | None = None) -> None:
                    help="some of the weight spaces")  # fmt: skip
     options = parse(p, argv, beside=(".md",))
     rows = [
-        measure(*TREES[i], rounds=options.rounds, names=options.only, certify=certify)
+        measure(*TREES[i], rounds=options.rounds, names=options.only, track_gap=track_gap)
         for i in tqdm(options.trees, unit="tree")
-        for certify in (True, False)
+        for track_gap in (True, False)
     ]
     save_with_table(options, {"rounds": options.rounds, "rows": rows}, table(rows))
 

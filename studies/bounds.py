@@ -21,7 +21,7 @@ import numpy as np
 import optax
 
 import manifoldmuon as mm
-from manifoldmuon.bounds import Bounds, bound
+from manifoldmuon.bounds import NetworkBounds, bound
 from manifoldmuon.modules import Module, mlp
 from manifoldmuon.robustness import certified_radius, pgd
 from studies.datasets import load_digits
@@ -134,7 +134,7 @@ def largest_weight_slope(net: Module, params: Any, x: jax.Array) -> float:
     return float(jnp.max(jax.lax.map(climb, x)))
 
 
-def measure(net: Module, params: Any, images: Images) -> tuple[Bounds, dict[str, Any]]:
+def measure(net: Module, params: Any, images: Images) -> tuple[NetworkBounds, dict[str, Any]]:
     """Compare bounds with attacks."""
     x, y = images
     sizes = float(jnp.sqrt(jnp.mean(x**2, axis=-1)).max())

@@ -47,7 +47,7 @@ def _free(base: Callable[[], Any], centre: int, decay: float) -> Method:
 
 def _muon() -> optax.GradientTransformation:
     flat = Euclidean(RMSToRMS(TRAINING_MSIGN))
-    return chain(optax.trace(0.9, nesterov=True), scale_by_steepest(flat, certify=False))
+    return chain(optax.trace(0.9, nesterov=True), scale_by_steepest(flat, track_gap=False))
 
 
 def _adam() -> optax.GradientTransformation:
@@ -66,7 +66,8 @@ METHODS: dict[str, Method] = {
     "MuonH": Method(lambda rate: hyperball(_muon(), rate, Hypersphere(ndim=2)), -4),
     "rows": Method(lambda rate: hyperball(_muon(), rate, Hypersphere()), -4),
     "Stiefel": Method(
-        lambda rate: manifold_muon(rate, Stiefel(FanRatio()).fast(), 0.9, certify=False), -4
+        lambda rate: manifold_muon(rate, Stiefel(FanRatio()).for_training(), 0.9, track_gap=False),
+        -4,
     ),
 }
 """Decay is multiplied by the rate. `Stiefel` projects its initial weights onto the manifold."""

@@ -67,7 +67,7 @@ def last_point(
         CARRIED: carried_momentum(manifold, momentum),
     }[variant]
     kept = None if variant == CARRIED else momentum
-    tx = manifold_muon(schedule, manifold, kept, clip=clip, certify=False)
+    tx = manifold_muon(schedule, manifold, kept, clip=clip, track_gap=False)
 
     def step(carry, _):
         point, state = carry

@@ -324,7 +324,10 @@ REFUSED = [
     (lambda: linen.geometry(PARAMS, (1,), FLAT), "frameworks.linen.geometry: model must be a Modu"),
     (lambda: descend(0.1, 0.1), "descend: geometry must be a Manifold, a tree of t"),
     (lambda: scale_by_steepest(0.1), "scale_by_steepest: geometry must be a Manifold, a tree of t"),
-    (lambda: scale_by_steepest(FLAT, 0.95), "scale_by_steepest: certify must be a bool; got 0.95"),
+    (
+        lambda: scale_by_steepest(FLAT, 0.95),
+        "scale_by_steepest: track_gap must be a bool; got 0.95",
+    ),
     (lambda: scale_by_budget(-1.0).init(PARAMS), "the budget of 'w' is -1.0; it must be finite an"),
     (lambda: scale_by_neuron_rms(FLAT, np.float32(1)), "scale_by_neuron_rms: decay must be a fini"),
     (lambda: retract("x"), "retract: geometry must be a Manifold, a tree of them, by_path(...) or"),
@@ -357,7 +360,7 @@ REFUSED = [
     (lambda: margin_cross_entropy(LOGITS, LABELS, 1, 0), "margin_cross_entropy: temperature must"),
     (
         lambda: certify(Linear(3, 2), COMPLEX, np.ones((4, 2))),
-        "certify: logits must be real and f",
+        "track_gap: logits must be real and f",
     ),
     (
         lambda: certify(Linear(1, 2), jnp.ones((1, 2)), np.ones((4, 2))),

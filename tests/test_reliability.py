@@ -107,9 +107,9 @@ def test_past_warm_start_failure_passes_checks():
 @pytest.mark.parametrize(
     "manifold",
     [
-        EmbeddingRows(step_norm=Spectral()).fast(),
-        Hypersphere(ndim=2, step_norm=Spectral()).fast(),
-        SpectralSphere().fast(),
+        EmbeddingRows(step_norm=Spectral()).for_training(),
+        Hypersphere(ndim=2, step_norm=Spectral()).for_training(),
+        SpectralSphere().for_training(),
     ],
     ids=["rows, fast", "sphere, fast", "spectral sphere, fast"],
 )

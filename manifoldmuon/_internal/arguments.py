@@ -230,7 +230,7 @@ CHECKS: dict[str, Check] = {
     "tolerance": number("[0, inf)", none=True),
     "steps": functools.partial(check_number, within="[1, inf)", whole=True),
     "nesterov": one_of(bool, np.bool_),
-    "certify": one_of(bool, np.bool_),
+    "track_gap": one_of(bool, np.bool_),
     "accumulator_dtype": optional(check_dtype),
     "dtype": check_dtype,
     "base": one_of(optax.GradientTransformation),

@@ -7,20 +7,20 @@ for all inputs.
 
 from manifoldmuon.bounds import _rules  # registers the rules
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds
-from manifoldmuon.bounds._network import Bounds, bound, reads, rule
+from manifoldmuon.bounds._network import NetworkBounds, bound, input_norm_of, propagate
 from manifoldmuon.bounds._norm_bounds import L1, L2, RMS, LInf, NormBound
 from manifoldmuon.bounds._weights import MatrixBounds, matrix_bounds
 
 __all__ = [
     "bound",
-    "Bounds",
+    "NetworkBounds",
     "NormBound",
     "RMS",
     "L2",
     "LInf",
     "L1",
-    "rule",
-    "reads",
+    "propagate",
+    "input_norm_of",
     "LipschitzBounds",
     "matrix_bounds",
     "MatrixBounds",

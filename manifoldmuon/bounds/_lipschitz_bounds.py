@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from manifoldmuon.bounds._norm_bounds import LEAST, RMS, Measure, NormBound, factor_between
+from manifoldmuon.bounds._norm_bounds import LEAST, RMS, ActivationNorm, NormBound, factor_between
 
 Sizes = Any
 """A `NormBound` (a leaf of trees) for an array, or a tuple of `Sizes` for several arrays."""
@@ -69,12 +69,12 @@ class LipschitzBounds:
         return cls(x, np.eye(count), np.zeros(count))
 
     @classmethod
-    def convert_norm(cls, x: Sizes, *measures: Measure) -> "LipschitzBounds":
+    def convert_norm(cls, x: Sizes, *norms: ActivationNorm) -> "LipschitzBounds":
         """Return the bounds of reading the input in other norms, to be followed by a rule's own.
 
         Args:
           x: the size of the input.
-          *measures: a norm for each array; a single norm if the input is an array.
+          *norms: a norm for each array; a single norm if the input is an array.
 
         Returns:
           Bounds whose `outputs` are the sizes in these norms.
@@ -83,15 +83,15 @@ class LipschitzBounds:
           ValueError: the input has another number of arrays, or its norm does not bound the new
             norm.
         """
-        sizes, count = jax.tree.leaves(x), len(measures)
+        sizes, count = jax.tree.leaves(x), len(norms)
         if len(sizes) != count or (count == 1) != isinstance(x, NormBound):
             wanted = "an array" if count == 1 else f"a tuple of {count} arrays"
             raise ValueError(f"expected {wanted}; got the sizes {x}")
-        pairs = list(zip(sizes, measures, strict=True))
-        factors = [factor_between(size, measure) for size, measure in pairs]
+        pairs = list(zip(sizes, norms, strict=True))
+        factors = [factor_between(size, norm) for size, norm in pairs]
         found = tuple(
-            size if size.measure == measure else size.within(factor, measure=measure)
-            for (size, measure), factor in zip(pairs, factors, strict=True)
+            size if size.norm == norm else size.within(factor, norm=norm)
+            for (size, norm), factor in zip(pairs, factors, strict=True)
         )
         same = cls.identity(found[0] if count == 1 else found)
         return dataclasses.replace(same, slopes=np.diag(np.array(factors, float)))
@@ -109,7 +109,7 @@ class LipschitzBounds:
           ValueError: the last axis is known to have another length, or `convert_norm` fails.
         """
         length = isinstance(x, NormBound) and x.is_length(axes)
-        read = cls.convert_norm(x, x.measure if length else RMS())
+        read = cls.convert_norm(x, x.norm if length else RMS())
         read.outputs.expect_features(features)
         return read
 

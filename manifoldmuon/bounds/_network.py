@@ -12,7 +12,7 @@ import numpy as np
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.text import Printed, align, branches
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes
-from manifoldmuon.bounds._norm_bounds import ONE_HOT, RMS, Measure, NormBound
+from manifoldmuon.bounds._norm_bounds import ONE_HOT, RMS, ActivationNorm, NormBound
 from manifoldmuon.bounds._weights import weight_of
 from manifoldmuon.modules import (
     Atom,
@@ -30,7 +30,7 @@ _HEADER = ("module", "input", "output", "Lipschitz: input", "weights")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Bounds(Printed):
+class NetworkBounds(Printed):
     """Bounds that hold for every input and all weights given to `bound`.
 
     Movements of the input are measured in the norms of `inputs`. Movements of the weights are
@@ -90,7 +90,7 @@ class Bounds(Printed):
         return float(self.transfer.weights.sum())
 
     @property
-    def parts(self) -> tuple["Bounds", ...]:
+    def parts(self) -> tuple["NetworkBounds", ...]:
         """The bounds of the module's parts; for a stack, of its copies."""
         return self.transfer.parts
 
@@ -109,7 +109,7 @@ def _sum(x: Sizes) -> float:
     return float(np.sum([size.upper for size in jax.tree.leaves(x)]))
 
 
-def _rows(bounds: Bounds, first: str, rest: str) -> list[tuple[str, ...]]:
+def _rows(bounds: NetworkBounds, first: str, rest: str) -> list[tuple[str, ...]]:
     inner, outer = (_text(x) for x in (bounds.inputs, bounds.outputs))
     slopes = f"{bounds.lipschitz_inputs:.4g}", f"{bounds.lipschitz_weights:.4g}"
     rows = [(first + bounds.module.describe(), inner, outer, *slopes)]
@@ -131,11 +131,11 @@ def _span(first: str, last: str) -> str:
 
 
 @functools.singledispatch
-def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
+def propagate(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound a module's output and its response to perturbations, for inputs of these norms.
 
     A generic function with an implementation for each type of module. To bound your own bond,
-    decorate a function `(bond, weights, x) -> LipschitzBounds` with `bounds.rule.register`.
+    decorate a function `(bond, weights, x) -> LipschitzBounds` with `bounds.propagate.register`.
 
     Rules ignore declared sensitivities, which describe typical inputs.
 
@@ -155,7 +155,7 @@ def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
       >>> class Half(mm.modules.Bond):
       ...     def forward(self, x):
       ...         return x / 2
-      >>> @rule.register
+      >>> @propagate.register
       ... def bound_half(bond: Half, weights, x):
       ...     read = LipschitzBounds.convert_norm(x, RMS())
       ...     return read.then_of(read.outputs.within(), 0.5)
@@ -166,16 +166,16 @@ def rule(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     raise TypeError(
         f"there is no sound bound for {name}, and its declared sensitivity may not hold for every "
         f"input: decorate a function (bond: {name}, weights, x) -> bounds.LipschitzBounds with "
-        "@bounds.rule.register, as the page 'Bounds' shows"
+        "@bounds.propagate.register, as the page 'Bounds' shows"
     )
 
 
-def bound_part(module: Module, weights: Any, x: Sizes) -> Bounds:
+def bound_part(module: Module, weights: Any, x: Sizes) -> NetworkBounds:
     """Return the bounds of a part, given its `Weight`s and the size of its input."""
     try:
         if isinstance(module, Atom):
             weights.expect_shape(module.shape)
-        return Bounds(module, x, rule(module, weights, x))
+        return NetworkBounds(module, x, propagate(module, weights, x))
     except _ErrorAtModule:  # of a part of this module
         raise
     except ValueError as error:
@@ -193,7 +193,7 @@ def bound(
     input_norm: float | NormBound | tuple[Any, ...] = 1.0,
     radius: float = 0.0,
     drift: float = 0.0,
-) -> Bounds:
+) -> NetworkBounds:
     """Bound an architecture's output and derivative, module by module.
 
     The bounds hold for every input of the declared size, and
@@ -210,8 +210,8 @@ def bound(
       module: the architecture. An `ExternalModule` needs `params` and parameters with atoms.
       params: the weights, as `module.init` returns them; None for all weights on the manifolds.
       input_norm: the largest norm of an input, in the norm that the first module reads (see
-        `reads`), such as the RMS of a vector, token or pixel. Infinity allows every input. A
-        `NormBound` also sets a least norm or another norm; give a tuple for a tuple of inputs.
+        `input_norm_of`), such as the RMS of a vector, token or pixel. Infinity allows every input.
+        A `NormBound` also sets a least norm or another norm; give a tuple for a tuple of inputs.
         Whole numbers, read by `Embed`, always have norm 1.
       radius: the largest distance from `params`, in the modular norm; only with `params`.
       drift: the largest `Manifold.distance` of a weight (as `optim.monitor_distance` reports it);
@@ -246,7 +246,7 @@ def bound(
         weights = module.map_weights(known, params)
     if external is not None:  # budgets from declared sensitivities, shared along each path
         weights = jax.tree.map(lambda w, spec: w.with_budget(spec.budget), weights, external)
-    found = bound_part(module, weights, _declared(input_norm, reads(module)))
+    found = bound_part(module, weights, _declared(input_norm, input_norm_of(module)))
     free = params is None and any(
         not s.manifold.constrained for s in jax.tree.leaves(module.weights())
     )
@@ -256,39 +256,39 @@ def bound(
 _NORM_ONE = "weights in flat space have norm at most 1 in its norm, which nothing constrains"
 
 
-def _declared(norm: Any, measure: Measure) -> Sizes:
-    if isinstance(norm, tuple):
-        return tuple(_declared(part, RMS()) for part in norm)
-    if isinstance(norm, NormBound):
-        return norm
-    if measure == ONE_HOT:
-        return NormBound(1.0, 1.0, measure)
-    number = isinstance(norm, int | float | np.integer | np.floating) and not isinstance(norm, bool)
-    if not number or not norm >= 0:
-        raise ValueError(f"bound(input_norm) must be a number >= 0 or a NormBound; got {norm!r}")
-    return NormBound(float(norm), measure=measure)
+def _declared(bound: Any, norm: ActivationNorm) -> Sizes:
+    if isinstance(bound, tuple):
+        return tuple(_declared(part, RMS()) for part in bound)
+    if isinstance(bound, NormBound):
+        return bound
+    if norm == ONE_HOT:
+        return NormBound(1.0, 1.0, norm)
+    number = isinstance(bound, int | float | np.integer | np.floating) and not isinstance(bound,
+    bool) if not number or not bound >= 0:
+        raise ValueError(f"bound(input_norm) must be a number >= 0 or a NormBound; got {bound!r}")
+    return NormBound(float(bound), norm=norm)
 
 
 @functools.singledispatch
-def reads(module: Module) -> Measure:
+def input_norm_of(module: Module) -> ActivationNorm:
     """Return the norm in which a module reads its input: `RMS()` unless its type says otherwise.
 
     A plain number for `input_norm` is in this norm. If your own bond reads another norm, decorate
-    a function `(bond) -> Measure` with `bounds.reads.register`.
+    a function `(bond) -> ActivationNorm` with `bounds.input_norm_of.register`.
 
     Args:
       module: a module of any type.
 
     Examples:
-      >>> reads(mm.modules.Embed(16, 65))
+      >>> input_norm_of(mm.modules.Embed(16, 65))
       L1(one_hot=True)
     """
     if not isinstance(module, Compose | Stack | Tied | Concatenate):
         return RMS()
     first = module.parts if isinstance(module, Concatenate) else module.parts[:1]
-    found = {reads(part) for part in first}
+    found = {input_norm_of(part) for part in first}
     return found.pop() if len(found) == 1 else RMS()
 
 
 for kind in (Embed, Positions):
-    reads.register(kind, lambda module: ONE_HOT)
+    input_norm_of.register(kind, lambda module: ONE_HOT)

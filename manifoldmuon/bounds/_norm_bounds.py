@@ -11,7 +11,7 @@ from typing import Any
 from manifoldmuon._internal.arguments import check_fields, number
 
 
-class Measure(abc.ABC):
+class ActivationNorm(abc.ABC):
     """Base class of norms, as frozen values: over the last axes, then the maximum over the rest."""
 
     @abc.abstractmethod
@@ -19,7 +19,7 @@ class Measure(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class RMS(Measure):
+class RMS(ActivationNorm):
     """The root mean square over the last axis, maximal over tokens, pixels and examples.
 
     Attributes:
@@ -28,7 +28,7 @@ class RMS(Measure):
         `sqrt(heads)` times as large.
 
     Examples:
-      >>> bound(mm.modules.SplitHeads(4)).outputs.measure
+      >>> bound(mm.modules.SplitHeads(4)).outputs.norm
       RMS(heads=4)
     """
 
@@ -42,7 +42,7 @@ class RMS(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class L2(Measure):
+class L2(ActivationNorm):
     """The Euclidean length over the last axes: a vector's, an image's, or all tokens' together.
 
     The norm of certified robustness. An orthogonal layer that mixes pixels has slope 1 in it; in
@@ -52,7 +52,7 @@ class L2(Measure):
       axes: number of axes; 1 for vectors `(..., d)`, 3 for images `(..., height, width, channels)`.
 
     Examples:
-      >>> bound(mm.modules.ReLU(), input_norm=NormBound(1.0, measure=L2(3))).output_norm
+      >>> bound(mm.modules.ReLU(), input_norm=NormBound(1.0, norm=L2(3))).output_norm
       1.0
     """
 
@@ -66,11 +66,11 @@ class L2(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class LInf(Measure):
+class LInf(ActivationNorm):
     """The largest magnitude of an entry.
 
     Examples:
-      >>> bound(mm.modules.Unembed(65, 16)).outputs.measure
+      >>> bound(mm.modules.Unembed(65, 16)).outputs.norm
       LInf()
     """
 
@@ -79,7 +79,7 @@ class LInf(Measure):
 
 
 @dataclasses.dataclass(frozen=True)
-class L1(Measure):
+class L1(ActivationNorm):
     """The sum of magnitudes over the last axis, the norm of probabilities.
 
     Attributes:
@@ -87,7 +87,7 @@ class L1(Measure):
         has norm 1, and a change of token is a step of norm 2.
 
     Examples:
-      >>> bound(mm.modules.Embed(16, 65)).inputs.measure
+      >>> bound(mm.modules.Embed(16, 65)).inputs.norm
       L1(one_hot=True)
     """
 
@@ -107,17 +107,17 @@ class NormBound:
     Attributes:
       upper: the largest norm of a token, pixel or example; may be infinite.
       lower: the smallest. Only division by the norm (`RMSDivide`) needs it.
-      measure: the norm: `RMS()`, `L2(axes)`, `LInf()` or `L1()`.
+      norm: `RMS()`, `L2(axes)`, `LInf()` or `L1()`.
       features: the length of the last axis; None if unknown.
 
     Examples:
-      >>> print(NormBound(2.0, lower=1.0, measure=L2(3)))
+      >>> print(NormBound(2.0, lower=1.0, norm=L2(3)))
       1 … 2
     """
 
     upper: float
     lower: float = 0.0
-    measure: Measure = RMS()
+    norm: ActivationNorm = RMS()
     features: int | None = None
 
     def __post_init__(self):
@@ -139,7 +139,7 @@ class NormBound:
 
     def is_length(self, axes: int) -> bool:
         """Check whether the norm is `L2` over at least this many axes."""
-        return isinstance(self.measure, L2) and self.measure.axes >= axes
+        return isinstance(self.norm, L2) and self.norm.axes >= axes
 
     def expect_features(self, features: int | None = None, divisor: int = 1) -> None:
         """Raise `ValueError` if the length of the last axis is known and does not fit.
@@ -156,8 +156,8 @@ class NormBound:
 
     def expect_numbers(self) -> None:
         """Raise `ValueError` for tokens, which allow no arithmetic."""
-        if self.measure == ONE_HOT:
-            raise ValueError(f"values measured as '{self.measure}' cannot be computed with here")
+        if self.norm == ONE_HOT:
+            raise ValueError(f"values measured as '{self.norm}' cannot be computed with here")
 
     def __str__(self) -> str:
         low = f"{self.lower:.4g} … " if self.lower and self.lower != self.upper else ""
@@ -181,13 +181,13 @@ def times_down(a: float, b: float) -> float:
     return 0.0 if a == 0 or b == 0 else min(float(a * b), sys.float_info.max)
 
 
-def factor_between(size: NormBound, target: Measure) -> float:
+def factor_between(size: NormBound, target: ActivationNorm) -> float:
     """Return a number c with `||v||_target <= c ||v||_measure` for all values of this size.
 
     Raises:
       ValueError: no such number exists, or it depends on an unknown length.
     """
-    source = size.measure
+    source = size.norm
     if source == target:
         return 1.0
     if ONE_HOT in (source, target):
@@ -198,7 +198,7 @@ def factor_between(size: NormBound, target: Measure) -> float:
         if target.axes > axes or (isinstance(source, RMS) and source.heads > 1):
             raise ValueError(
                 f"from the norm '{source}' to '{target}' takes the lengths of axes that are not "
-                f"known here: declare the input as NormBound(..., measure={target!r})"
+                f"known here: declare the input as NormBound(..., norm={target!r})"
             )
         return _root_of_features(size, target) if isinstance(source, RMS | LInf) else 1.0
     if isinstance(source, L2):
@@ -208,7 +208,7 @@ def factor_between(size: NormBound, target: Measure) -> float:
         known = size.features if target == RMS() else None
         return 1.0 if known is None else 1 / math.sqrt(known)
     if isinstance(source, RMS) and source.heads > 1:
-        per_head = dataclasses.replace(size, measure=RMS())
+        per_head = dataclasses.replace(size, norm=RMS())
         return math.sqrt(source.heads) * factor_between(per_head, target)
     # RMS is at most the largest magnitude, and both are at most the sum of magnitudes.
     if isinstance(target, RMS) or isinstance(source, L1):
@@ -217,10 +217,10 @@ def factor_between(size: NormBound, target: Measure) -> float:
     return root if isinstance(target, LInf) else root**2
 
 
-def _root_of_features(size: NormBound, target: Measure) -> float:
+def _root_of_features(size: NormBound, target: ActivationNorm) -> float:
     if size.features is None:
         raise ValueError(
-            f"from the norm '{size.measure}' to '{target}' takes the length of the last axis, "
+            f"from the norm '{size.norm}' to '{target}' takes the length of the last axis, "
             "which is not known here: declare the input as NormBound(..., features=...)"
         )
     return math.sqrt(size.features)

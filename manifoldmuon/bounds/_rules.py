@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, side_by_side
-from manifoldmuon.bounds._network import bound_part, rule
+from manifoldmuon.bounds._network import bound_part, propagate
 from manifoldmuon.bounds._norm_bounds import (
     L2,
     ONE_HOT,
@@ -55,8 +55,8 @@ from manifoldmuon.modules import (
 read_length, convert_norm = LipschitzBounds.read_length, LipschitzBounds.convert_norm
 
 
-@rule.register(Linear)
-@rule.register(Conv2D)
+@propagate.register(Linear)
+@propagate.register(Conv2D)
 def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
     """Bound a matrix product, or a convolution as a sum over its taps.
 
@@ -67,16 +67,16 @@ def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
     size = read.outputs
     most, least = weights.spectral_norm(atom.shape, blockwise=not taps)
     # Convert singular values to RMS norms.
-    ratio = math.sqrt(n / m) if size.measure == RMS() else 1.0
+    ratio = math.sqrt(n / m) if size.norm == RMS() else 1.0
     gain, step = ratio * most, ratio * weights.step_norm(atom.shape, blockwise=not taps)
     # No lower bound for wide matrices (they have a kernel) or for sums over taps.
     low = times_down(ratio * least, size.lower) if m >= n and not taps else 0.0
     high = times(gain, size.upper)
-    out = NormBound(high, min(low, high), size.measure, m)
+    out = NormBound(high, min(low, high), size.norm, m)
     return read.then_of(out, gain, weights=times(step, size.upper))
 
 
-@rule.register
+@propagate.register
 def bound_embed(atom: Embed, weights: Weight, x: NormBound) -> LipschitzBounds:
     longest, shortest, step = (
         length / math.sqrt(atom.dim)
@@ -86,17 +86,17 @@ def bound_embed(atom: Embed, weights: Weight, x: NormBound) -> LipschitzBounds:
     return convert_norm(x, ONE_HOT).then_of(out, longest, weights=step)
 
 
-@rule.register
+@propagate.register
 def bound_unembed(atom: Unembed, weights: Weight, x: NormBound) -> LipschitzBounds:
     read, root = convert_norm(x, RMS()), math.sqrt(atom.dim)
     size = read.outputs
     size.expect_features(atom.dim)
     gain, step = weights.rows(atom.shape)[0] / root, weights.step_rows(atom.shape) / root
-    out = size.within(gain, measure=LInf(), features=atom.vocabulary)
+    out = size.within(gain, norm=LInf(), features=atom.vocabulary)
     return read.then_of(out, gain, weights=times(step, size.upper))
 
 
-@rule.register
+@propagate.register
 def bound_bias(atom: Bias, weights: Weight, x: NormBound) -> LipschitzBounds:
     """Bound a shift by the bias: infinite in `L2` over several axes.
 
@@ -104,34 +104,34 @@ def bound_bias(atom: Bias, weights: Weight, x: NormBound) -> LipschitzBounds:
     """
     read, row = read_length(x, features=atom.features), (1, atom.features)
     size = read.outputs
-    root = math.sqrt(atom.features) if size.measure == RMS() else 1.0
+    root = math.sqrt(atom.features) if size.norm == RMS() else 1.0
     places = math.inf if size.is_length(2) else 1.0
     length, step = (
         times(places, found / root) for found in (weights.rows(row)[0], weights.step_rows(row))
     )
-    reason = f"a bias is as long as there are places in the norm '{size.measure}'"
-    out = NormBound(size.upper + length, max(size.lower - length, 0.0), size.measure, atom.features)
+    reason = f"a bias is as long as there are places in the norm '{size.norm}'"
+    out = NormBound(size.upper + length, max(size.lower - length, 0.0), size.norm, atom.features)
     return read.then_of(out, 1.0, weights=step, reasons=(reason,) if math.isinf(step) else ())
 
 
-@rule.register
+@propagate.register
 def bound_compose(module: Compose, weights: Any, x: Sizes) -> LipschitzBounds:
     return _in_sequence(zip(module.parts, weights, strict=True), x)
 
 
-@rule.register
+@propagate.register
 def bound_stack(module: Stack, weights: Any, x: Sizes) -> LipschitzBounds:
     return _in_sequence(((module.module, _copy(weights, i)) for i in range(module.copies)), x)
 
 
-@rule.register
+@propagate.register
 def bound_concatenate(module: Concatenate, weights: Any, x: Sizes) -> LipschitzBounds:
     pairs = zip(module.parts, weights, strict=True)
     parts = tuple(bound_part(part, inner, x) for part, inner in pairs)
     return dataclasses.replace(side_by_side([part.transfer for part in parts]), parts=parts)
 
 
-@rule.register
+@propagate.register
 def bound_tied(module: Tied, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound the untied module: every occurrence moves by the shared budget, and effects add up."""
     part = bound_part(module.module, module.untied(weights), x)
@@ -150,12 +150,12 @@ def _copy(weights: Any, index: int) -> Any:
     return jax.tree.map(lambda weight: weight.copy(index), weights)
 
 
-@rule.register
+@propagate.register
 def bound_identity(bond: Identity, weights: Any, x: Sizes) -> LipschitzBounds:
     return LipschitzBounds.identity(x)
 
 
-@rule.register
+@propagate.register
 def bound_mul(bond: Mul, weights: Any, x: Sizes) -> LipschitzBounds:
     factor = abs(bond.factor)
     for size in jax.tree.leaves(x):
@@ -164,7 +164,7 @@ def bound_mul(bond: Mul, weights: Any, x: Sizes) -> LipschitzBounds:
     return dataclasses.replace(same, slopes=factor * same.slopes)
 
 
-@rule.register
+@propagate.register
 def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound a sum by the triangle inequality, from above and from below.
 
@@ -174,8 +174,8 @@ def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
         raise ValueError(f"expected a tuple of terms; got the size {x}")
     terms = [jax.tree.leaves(term) for term in x]
     columns = list(zip(*terms, strict=True))
-    measures = [{size.measure for size in column} for column in columns]
-    norms = [found.pop() if len(found) == 1 else RMS() for found in measures]
+    used = [{size.norm for size in column} for column in columns]
+    norms = [found.pop() if len(found) == 1 else RMS() for found in used]
     read = convert_norm(x, *(norms * len(terms)))
     for one, other in itertools.chain(*(itertools.combinations(c, 2) for c in columns)):
         one.expect_features(other.features)
@@ -189,7 +189,7 @@ def _sum(terms: list[NormBound]) -> NormBound:
     most = float(sum(term.upper for term in terms))
     ahead = [term.lower - (most - term.upper) for term in terms] if math.isfinite(most) else []
     known = [term.features for term in terms if term.features is not None]
-    return NormBound(most, max([0.0, *ahead]), terms[0].measure, known[0] if known else None)
+    return NormBound(most, max([0.0, *ahead]), terms[0].norm, known[0] if known else None)
 
 
 def _by_entries(out: NormBound, slope: float = 1.0) -> LipschitzBounds:
@@ -198,30 +198,30 @@ def _by_entries(out: NormBound, slope: float = 1.0) -> LipschitzBounds:
     return LipschitzBounds.of(out, slope)
 
 
-@rule.register
+@propagate.register
 def bound_abs(bond: Abs, weights: Any, x: NormBound) -> LipschitzBounds:
     return _by_entries(x)
 
 
-@rule.register
+@propagate.register
 def bound_relu(bond: ReLU, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 1, reached at positive entries; the declared value is ignored."""
     return _by_entries(x.within())
 
 
-@rule.register
+@propagate.register
 def bound_group_sort(bond: GroupSort, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound a permutation of entries that never increases the distance of two inputs."""
     x.expect_features(divisor=bond.size)
     return _by_entries(x)
 
 
-@rule.register
+@propagate.register
 def bound_gelu(bond: GELU, weights: Any, x: NormBound) -> LipschitzBounds:
     return _by_entries(x.within(), bond.LIPSCHITZ)
 
 
-@rule.register
+@propagate.register
 def bound_mean_subtract(bond: MeanSubtract, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 1 for an orthogonal projection, else by 2.
 
@@ -230,15 +230,15 @@ def bound_mean_subtract(bond: MeanSubtract, weights: Any, x: NormBound) -> Lipsc
     """
     x.expect_numbers()
     axes = (bond.axis,) if isinstance(bond.axis, int) else bond.axis
-    if isinstance(x.measure, L2):
-        orthogonal = all(-x.measure.axes <= axis < 0 for axis in axes)
+    if isinstance(x.norm, L2):
+        orthogonal = all(-x.norm.axes <= axis < 0 for axis in axes)
     else:
-        orthogonal = axes == (-1,) and isinstance(x.measure, RMS)
+        orthogonal = axes == (-1,) and isinstance(x.norm, RMS)
     slope = 1.0 if orthogonal else 2.0
     return LipschitzBounds.of(x.within(slope), slope)
 
 
-@rule.register
+@propagate.register
 def bound_rms_divide(bond: RMSDivide, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 1 over the least norm of an input."""
     read = convert_norm(x, RMS())
@@ -253,27 +253,27 @@ def bound_rms_divide(bond: RMSDivide, weights: Any, x: NormBound) -> LipschitzBo
     return read.then_of(out, slope, reasons=reasons)
 
 
-@rule.register
+@propagate.register
 def bound_split_heads(bond: SplitHeads, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound an isometry: the output is measured over all heads, see `RMS`."""
     read = convert_norm(x, RMS())
     read.outputs.expect_features(divisor=bond.heads)
     features = read.outputs.features and read.outputs.features // bond.heads
-    out = dataclasses.replace(read.outputs, measure=RMS(bond.heads), features=features)
+    out = dataclasses.replace(read.outputs, norm=RMS(bond.heads), features=features)
     return read.then_of(out, 1.0)
 
 
-@rule.register
+@propagate.register
 def bound_merge_heads(bond: MergeHeads, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the inverse of `SplitHeads`; heads measured separately merge to at most the largest."""
-    if isinstance(x.measure, RMS) and x.measure.heads > 1:
-        features = x.features and x.measure.heads * x.features
-        return LipschitzBounds.of(dataclasses.replace(x, measure=RMS(), features=features), 1.0)
+    if isinstance(x.norm, RMS) and x.norm.heads > 1:
+        features = x.features and x.norm.heads * x.features
+        return LipschitzBounds.of(dataclasses.replace(x, norm=RMS(), features=features), 1.0)
     read = convert_norm(x, RMS())
     return read.then_of(dataclasses.replace(read.outputs, features=None), 1.0)
 
 
-@rule.register
+@propagate.register
 def bound_average_pool(bond: AveragePool, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 1.
 
@@ -283,31 +283,31 @@ def bound_average_pool(bond: AveragePool, weights: Any, x: NormBound) -> Lipschi
     return read.then_of(read.outputs.within(), 1.0)
 
 
-@rule.register
+@propagate.register
 def bound_flatten(bond: Flatten, weights: Any, x: NormBound) -> LipschitzBounds:
     """Keep the bounds: the RMS of all entries is between the parts' least and largest RMS."""
     read = read_length(x, axes=bond.axes)
-    measure = read.outputs.measure
-    if isinstance(measure, L2):
-        measure = L2(measure.axes - bond.axes + 1)
-    return read.then_of(dataclasses.replace(read.outputs, measure=measure, features=None), 1.0)
+    norm = read.outputs.norm
+    if isinstance(norm, L2):
+        norm = L2(norm.axes - bond.axes + 1)
+    return read.then_of(dataclasses.replace(read.outputs, norm=norm, features=None), 1.0)
 
 
-@rule.register
+@propagate.register
 def bound_positions(bond: Positions, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 0: positions do not depend on the tokens."""
     read = convert_norm(x, ONE_HOT)
     return read.then_of(read.outputs, 0.0)
 
 
-@rule.register
+@propagate.register
 def bound_rope(bond: RoPE, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound an isometry of every head: a rotation of planes."""
     x.expect_features(divisor=2)
-    return convert_norm(x, x.measure if isinstance(x.measure, RMS) else RMS())
+    return convert_norm(x, x.norm if isinstance(x.norm, RMS) else RMS())
 
 
-@rule.register
+@propagate.register
 def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound attention by the norms of its queries, keys and values.
 
@@ -316,8 +316,8 @@ def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> Lipsch
     output compare without a factor. Keys and values may be large in different heads for different
     tokens, which costs a factor of sqrt(heads) each.
     """
-    measures = {size.measure for size in jax.tree.leaves(x)}
-    norm = measures.pop() if len(measures) == 1 else RMS()
+    used = {size.norm for size in jax.tree.leaves(x)}
+    norm = used.pop() if len(measures) == 1 else RMS()
     norm = norm if isinstance(norm, RMS) else RMS()
     read = convert_norm(x, norm, norm, norm)
     q, k, v = read.outputs

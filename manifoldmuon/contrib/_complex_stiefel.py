@@ -87,7 +87,7 @@ class ComplexStiefel(Manifold):
                 f"length 2; got the shape {tuple(shape)}. Use ComplexStiefel.from_complex"
             )
 
-    def fast(self) -> "ComplexStiefel":
+    def for_training(self) -> "ComplexStiefel":
         return dataclasses.replace(self, solver=ProjectedPolar())
 
     def project(self, point: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch 2 m n"]:

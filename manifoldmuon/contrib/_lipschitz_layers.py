@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.arrays import Floats
-from manifoldmuon.bounds import RMS, LipschitzBounds, NormBound, rule
+from manifoldmuon.bounds import RMS, LipschitzBounds, NormBound, propagate
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -214,10 +214,12 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
 # Bounds
 
 
-rule.register(LocallyConnected, rule.dispatch(Linear))  # takes the largest of several matrices
+propagate.register(
+    LocallyConnected, propagate.dispatch(Linear)
+)  # takes the largest of several matrices
 
 
-@rule.register
+@propagate.register
 def bound_householder(atom: Householder, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound a continuous map: each pair is kept or multiplied by `I - 2 v v^T`."""
     read = LipschitzBounds.read_length(x, features=atom.features)
@@ -228,7 +230,7 @@ def bound_householder(atom: Householder, weights: Any, x: NormBound) -> Lipschit
     return read.then_of(out, gain, weights=moved)
 
 
-@rule.register
+@propagate.register
 def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the gain on an eigenvector of `U U^T` of eigenvalue p: `1 - p` stays and p moves.
 
@@ -240,7 +242,7 @@ def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
     size = read.outputs
     most, turn = weights.spectral_norm(atom.shape)[0], weights.step_norm(atom.shape)
     p = most**2
-    if size.measure == RMS():
+    if size.norm == RMS():
         gain = math.sqrt(2) * max(1.0, math.hypot(1 - p, p))
     else:
         gain = max(1.0, 2 * p - 1)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arrays import Floats, nonzero_or_one
-from manifoldmuon.bounds import RMS, LInf, LipschitzBounds, NormBound, rule
+from manifoldmuon.bounds import RMS, LInf, LipschitzBounds, NormBound, propagate
 from manifoldmuon.modules import Bond
 
 
@@ -117,14 +117,14 @@ def _blocks(name: str, x: Floats, side: int) -> Floats:
     return jnp.swapaxes(cut, -4, -3)
 
 
-@rule.register
+@propagate.register
 def bound_space_to_depth(bond: SpaceToDepth, weights: Any, x: NormBound) -> LipschitzBounds:
     features = x.features and bond.side**2 * x.features
     read = LipschitzBounds.read_length(x, axes=3)
     return read.then_of(dataclasses.replace(read.outputs, features=features), 1.0)
 
 
-@rule.register
+@propagate.register
 def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound pooling: in the largest RMS norm of a pixel, all pixels of a block may move at once."""
     read, length = LipschitzBounds.read_length(x, axes=3), x.is_length(3)
@@ -133,7 +133,7 @@ def bound_norm_pool(bond: NormPool, weights: Any, x: NormBound) -> LipschitzBoun
     return read.then_of(out, slope)
 
 
-@rule.register
+@propagate.register
 def bound_swap_axes(bond: SwapAxes, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound swapped axes: separate vectors mix, which leaves the largest entry, no lower bound."""
     if x.is_length(2):
@@ -142,10 +142,10 @@ def bound_swap_axes(bond: SwapAxes, weights: Any, x: NormBound) -> LipschitzBoun
     return read.then_of(read.outputs.within(features=None), 1.0)
 
 
-@rule.register
+@propagate.register
 def bound_shift(bond: Shift, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound a shift: five pixels meet in each pixel, with a group of channels each."""
-    if x.is_length(3) or x.measure == LInf():
+    if x.is_length(3) or x.norm == LInf():
         return LipschitzBounds.of(x if x.is_length(3) else x.within(), 1.0)
     read, root = LipschitzBounds.convert_norm(x, RMS()), math.sqrt(5)
     return read.then_of(read.outputs.within(root), root)

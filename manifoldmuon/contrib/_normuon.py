@@ -62,7 +62,7 @@ def scale_by_neuron_rms(
     manifold scaled rows are not tangent: their tangent part is taken, and scaled to that norm.
 
     Args:
-      geometry: manifold, and so norm and layout, of each parameter; see `resolve`.
+      geometry: manifold, and so norm and layout, of each parameter; see `resolve_geometry`.
       decay: decay of the running mean, from 0 up to but not including 1.
 
     Returns:

@@ -15,7 +15,7 @@ from manifoldmuon._internal.links import LastLink, difference, link, require
 from manifoldmuon._internal.paths import Places, Spec, find_places, match_prefix
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Frobenius
-from manifoldmuon.optim import Geometry, map_leaves, resolve
+from manifoldmuon.optim import Geometry, map_leaves, resolve_geometry
 
 Heads = Spec[Layout | None]
 """A prefix tree, a `by_path` object, or a function of path and leaf: a `Layout`, or None."""
@@ -57,7 +57,7 @@ def with_qk_clip(
 
     Args:
       inner: the optimizer.
-      geometry: manifold of each parameter; see `resolve`.
+      geometry: manifold of each parameter; see `resolve_geometry`.
       heads: layout of each parameter's heads: a `Layout` with a matrix for each head, such as
         `Layout(0, 2)` for (d_model, heads, head_dim) or `Layout(out_blocks=heads)` for
         (heads head_dim, d_model), or None for parameters that are not clipped. The layout for
@@ -70,7 +70,7 @@ def with_qk_clip(
       that `W + u` is next to the scaled weight. A logit that is NaN or infinite clips nothing.
 
     Raises:
-      TypeError: on use: an entry of `heads` is neither a `Layout` nor None; see `resolve`.
+      TypeError: on use: an entry of `heads` is neither a `Layout` nor None; see `resolve_geometry`.
       ValueError: threshold or power is not positive; on use: `max_logits` is missing, logits have a
         wrong shape or a path that does not exist, or clipped weights are on a constrained manifold.
 
@@ -119,7 +119,7 @@ _WHOLE = Euclidean(Frobenius(0))
 def _find_heads(heads: Heads, geometry: Geometry, params: Any) -> Places:
     """Return the layout of every clipped parameter, None for the others."""
     places = find_places(heads, params, _check_heads)
-    manifolds = places.leaves(resolve(geometry, params))
+    manifolds = places.leaves(resolve_geometry(geometry, params))
     clipped = [i for i in places.real if places.values[i] is not None]
     entries = {places.paths[i]: getattr(manifolds[i], "manifold", manifolds[i]) for i in clipped}
     if constrained := [path for path, entry in entries.items() if entry and entry.constrained]:

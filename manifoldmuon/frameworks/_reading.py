@@ -19,7 +19,6 @@ from manifoldmuon._internal.arguments import one_of, optional, shown
 from manifoldmuon._internal.paths import ByPath, flatten_with_path, path_string
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 from manifoldmuon.norms import Lipschitz
-from manifoldmuon.optim import resolve
 
 Entry = Manifold | LaidOut | None
 Choice = Manifold | None | EllipsisType
@@ -192,8 +191,9 @@ def entries(
 
     Raises:
       TypeError: a module type is unknown, and no override covers its parameter.
-      ValueError: an override matches no parameter, a shape does not fit (see `optim.resolve`), the
-        axis of a stack of layers is ambiguous, or `Lipschitz()` meets an unknown overlap.
+      ValueError: an override matches no parameter, a shape does not fit (see
+        `optim.resolve_geometry`), the axis of a stack of layers is ambiguous, or `Lipschitz()`
+        meets an unknown overlap.
     """
     shapes = {path_string(path): jnp.shape(x) for path, x in flatten_with_path(params)[0]}
     overrides = choices.overrides or {}

@@ -71,8 +71,9 @@ def geometry(
     Raises:
       TypeError: the type of a module is unknown (the message names paths, types and the override
         to write), or an argument is not a manifold.
-      ValueError: an override matches no parameter, a shape does not fit (see `optim.resolve`), the
-        axis of a stack is ambiguous, or `Lipschitz()` cannot bound a convolution.
+      ValueError: an override matches no parameter, a shape does not fit (see
+        `optim.resolve_geometry`), the axis of a stack is ambiguous, or `Lipschitz()` cannot bound a
+        convolution.
 
     Examples:
       >>> from flax import nnx as flax_nnx

@@ -39,7 +39,7 @@ BOUNDED_MSIGN = GramNewtonSchulz(
 )
 """`TRAINING_MSIGN` divided by its largest value, 1.0136: no singular value ends above 1.
 
-`Norm.fast` uses it, so that directions have norm at most 1. On accelerators it rounds as
+`Norm.for_training` uses it, so that directions have norm at most 1. On accelerators it rounds as
 `TRAINING_MSIGN` does.
 """
 

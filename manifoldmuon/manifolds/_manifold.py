@@ -38,7 +38,7 @@ class Manifold(Value, abc.ABC):
     1. Shapes and dtypes are kept; gaps, residuals and distances are one number per point.
     2. `project` is idempotent and returns a point of the set, the nearest unless checked with
        `nearest=False`; `distance` is zero on the set and grows away from it; `random_point` is on
-       the set and depends on its key; `fast` describes the same set.
+       the set and depends on its key; `for_training` describes the same set.
     3. `project_tangent(p, .)` is linear (unless `has_boundary`), idempotent and orthogonal.
     4. `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
        and its gap is a true bound.
@@ -123,8 +123,8 @@ class Manifold(Value, abc.ABC):
         for flat space 0.
         """
 
-    def fast(self) -> "Manifold":
-        """Return the same set with cheaper steps for training; by default with `norm.fast()`.
+    def for_training(self) -> "Manifold":
+        """Return the same set with cheaper steps; by default with `norm.for_training()`.
 
         * Spectral norms without a method take `linalg.BOUNDED_MSIGN`.
         * Multipliers take one or two signs per step; `EmbeddingRows` in other norms up to four
@@ -215,9 +215,9 @@ class LaidOut(Value):
         """Return the number of trailing axes of a weight."""
         return max(self.layout.ndim, self.manifold.ndim)
 
-    def fast(self) -> "LaidOut":
-        """Return the same layout of `Manifold.fast`."""
-        return dataclasses.replace(self, manifold=self.manifold.fast())
+    def for_training(self) -> "LaidOut":
+        """Return the same layout of `Manifold.for_training`."""
+        return dataclasses.replace(self, manifold=self.manifold.for_training())
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` if no point fits an array of this shape."""
@@ -250,6 +250,6 @@ def with_fields(manifold: AnyManifold, **changes: Any) -> AnyManifold:
 
 
 def with_fast_norm(manifold: AnyManifold, **changes: Any) -> AnyManifold:
-    """Return a manifold with `norm.fast()` as `step_norm`, if it differs, and other changes."""
-    norm = manifold.norm.fast()
+    """Return a manifold with `norm.for_training()` as `step_norm`, and other changes."""
+    norm = manifold.norm.for_training()
     return with_fields(manifold, **changes | ({} if norm == manifold.norm else {"step_norm": norm}))

@@ -97,7 +97,7 @@ class _WithBoundary(BoundedSpectrum):
         """Return a tall point of unit scale after a step."""
         return self.retraction.retract(unit, step)
 
-    def fast(self) -> "_WithBoundary":
+    def for_training(self) -> "_WithBoundary":
         return with_fast_norm(self, solver=None)
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
@@ -210,7 +210,7 @@ class SpectralBall(_WithBoundary):
         check_retraction(self, "matrices of norm at most 1")
         _check_boundary(self)
 
-    def fast(self) -> "SpectralBall":
+    def for_training(self) -> "SpectralBall":
         # Not for bands, which need a sign that converges; see `Clip.method`.
         default = self.retraction == Clip()
         retraction = Clip(TRAINING_MSIGN) if default else self.retraction

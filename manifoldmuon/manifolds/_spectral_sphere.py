@@ -129,7 +129,7 @@ class SpectralSphere(BoundedSpectrum):
         moved = self._scale(point) * moved / nonzero_or_one(size)
         return stay_if_still(point, vector, moved, 2)
 
-    def fast(self) -> "SpectralSphere":
+    def for_training(self) -> "SpectralSphere":
         """Return this set with at most two signs per step and 24 steps of Lanczos' method."""
         solver = dataclasses.replace(self.solver, steps=min(self.solver.steps, 2))
         return with_fast_norm(self, solver=solver, lanczos=min(self.lanczos, 24))

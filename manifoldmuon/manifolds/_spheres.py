@@ -100,7 +100,7 @@ class Hypersphere(Manifold):
     def norm(self) -> Norm:
         return Frobenius(self.ndim, self.scale) if self.step_norm is None else self.step_norm
 
-    def fast(self) -> "Hypersphere":
+    def for_training(self) -> "Hypersphere":
         if self.norm.is_euclidean:
             return self
         return with_fast_norm(self, solver=dataclasses.replace(self.solver, steps=1))
@@ -211,13 +211,13 @@ class EmbeddingRows(Manifold):
     def norm(self) -> Norm:
         return MaxRowNorm(self.scale) if self.step_norm is None else self.step_norm
 
-    def fast(self) -> "EmbeddingRows":
+    def for_training(self) -> "EmbeddingRows":
         """Return this set with fewer steps of the solver.
 
         A single step of `BarzilaiBorwein` in the spectral norm, at most four steps of the solver in
         other norms. The gap includes the cost: about 15 % for `MaxAbs()`.
         """
-        norm = self.norm.fast()
+        norm = self.norm.for_training()
         if self._closed:
             return self
         # A single step per gradient needs a smooth duality map.

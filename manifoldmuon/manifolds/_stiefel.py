@@ -184,7 +184,7 @@ class Stiefel(_Orthonormal):
                 "leave the method out and choose a solver, such as ProjectedPolar()"
             )
 
-    def fast(self) -> "Stiefel":
+    def for_training(self) -> "Stiefel":
         return self if self.norm.is_euclidean else with_fields(self, solver=ProjectedPolar())
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:

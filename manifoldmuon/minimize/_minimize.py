@@ -18,7 +18,7 @@ from manifoldmuon._internal.arrays import largest, nonzero_or_one
 from manifoldmuon.manifolds import LaidOut, Manifold, SpectralSphere
 from manifoldmuon.minimize._line_search import LBFGS
 from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop
-from manifoldmuon.optim import Geometry, map_leaves, monitor_distance, resolve
+from manifoldmuon.optim import Geometry, map_leaves, monitor_distance
 
 _DTYPES = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
 
@@ -52,7 +52,8 @@ def minimize(
     Args:
       f: the cost `f(x, *args)`, a real number. Differentiable; twice for `TrustRegion` and for
         derivatives of the minimum.
-      geometry: manifold of each leaf of x0, without boundary or corners; see `optim.resolve`.
+      geometry: manifold of each leaf of x0, without boundary or corners; see
+        `optim.resolve_geometry`.
       x0: the start: arrays on their manifolds, all float32 or all float64.
       args: further arguments of f, arrays or trees of arrays.
       method: `LBFGS()`, `ConjugateGradient()`, `GradientDescent()` or `TrustRegion()`.
@@ -83,7 +84,7 @@ def minimize(
     """
     if not isinstance(args, tuple):
         raise TypeError(f"minimize: args must be a tuple, such as (a,); got {shown(args)}")
-    entries = resolve(geometry, x0)
+    entries = resolve_geometry(geometry, x0)
     leaves, treedef = jax.tree.flatten(x0)
     dtype = _check_leaves(entries, leaves)
     tolerance = _check_numbers(dtype, tolerance, step_tolerance, max_steps)

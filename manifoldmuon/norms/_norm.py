@@ -56,8 +56,8 @@ class Norm(Value, abc.ABC):
     6. `norm(w) <= bound(w) <= 2 * norm(w)`; `estimate(w)` is at most `norm(w)` and, from its own
        vectors, at least 0.8 of it.
     7. `project(w)`, if defined, is the nearest weight of norm at most 1.
-    8. `fast()` is the same norm; its `dualize(g)` has norm at most 1, gains at least half of the
-       dual norm, and its gap is a bound, too.
+    8. `for_training()` is the same norm; its `dualize(g)` has norm at most 1, gains at least half
+       of the dual norm, and its gap is a bound, too.
     9. A stack gives the same results as a loop over it, and a NaN stays visible, in its copy.
 
     Attributes:
@@ -110,7 +110,7 @@ class Norm(Value, abc.ABC):
         value = inner_product(scaled, direction, self.ndim)
         return relative_gap(optimum, value)
 
-    def fast(self) -> "Norm":
+    def for_training(self) -> "Norm":
         """Return this norm with a duality map that is cheap enough for every training step.
 
         Spectral norms without an explicit `method` take `linalg.BOUNDED_MSIGN`; other norms are

@@ -10,7 +10,7 @@ from manifoldmuon.optim._budget import Budgets as Budgets
 from manifoldmuon.optim._budget import scale_by_budget
 from manifoldmuon.optim._descend import descend
 from manifoldmuon.optim._geometry import Geometry as Geometry
-from manifoldmuon.optim._geometry import resolve
+from manifoldmuon.optim._geometry import resolve_geometry
 from manifoldmuon.optim._hybrid import hybrid
 from manifoldmuon.optim._hyperball import hyperball, keep_norms, match_norms
 from manifoldmuon.optim._leaves import map_leaves
@@ -56,7 +56,7 @@ __all__ = [
     "normed",
     "project_tangent",
     "project_tree",
-    "resolve",
+    "resolve_geometry",
     "retract",
     "riemannian_adam",
     "riemannian_sgd",

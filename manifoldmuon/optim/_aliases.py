@@ -54,7 +54,7 @@ def manifold_muon(
     clip: ArrayLike | optax.GradientTransformation | None = None,
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
-    certify: bool = True,
+    track_gap: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent with momentum on manifolds; on Stiefel matrices this is manifold Muon.
 
@@ -76,7 +76,7 @@ def manifold_muon(
     Args:
       learning_rate: a number or an Optax schedule. On a constrained manifold it is an angle, to
         first order.
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       momentum: decay of the momentum; None turns momentum off. Directions do not depend on the
         gradient's scale, so a sum and an average of past gradients are equivalent. To converge on
         a fixed cost, add `clip=project_tangent(geometry)`: see "Momentum" in docs/minimize.md.
@@ -89,7 +89,7 @@ def manifold_muon(
       weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, a number or a schedule,
         multiplied by the learning rate. Constrained manifolds already bound their weights.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
-      certify: whether to keep residuals and gaps for `monitor`; see `scale_by_steepest`.
+      track_gap: whether to keep residuals and gaps for `monitor`; see `scale_by_steepest`.
 
     Returns:
       The chain. `update` needs `params`. With `optax.inject_hyperparams`, list a geometry or
@@ -113,7 +113,7 @@ def manifold_muon(
             geometry,
             budgets=1.0 if budgets is None else budgets,
             weight_decay=weight_decay,
-            certify=certify,
+            track_gap=track_gap,
         ),
     )
 
@@ -137,7 +137,7 @@ def muon(
     clip: ArrayLike | optax.GradientTransformation | None = None,
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
-    certify: bool = False,
+    track_gap: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
 
@@ -156,11 +156,11 @@ def muon(
 
     Args:
       learning_rate: see `manifold_muon`, also for the arguments not listed here.
-      geometry: `Euclidean` with a norm for every parameter; see `resolve`.
+      geometry: `Euclidean` with a norm for every parameter; see `resolve_geometry`.
       method: method of msign in norms without a method of their own. The default,
         `linalg.TRAINING_MSIGN`, brings singular values down to 1e-2 of the Schatten norm within
         0.014 of 1; None converges (see `linalg.DEFAULT_MSIGN`), in twice the time or more.
-      certify: gaps take a third of this optimizer's time.
+      track_gap: gaps take a third of this optimizer's time.
 
     Returns:
       The chain. `update` needs `params`.
@@ -185,7 +185,7 @@ def muon(
         clip=clip,
         weight_decay=weight_decay,
         budgets=budgets,
-        certify=certify,
+        track_gap=track_gap,
     )
 
     def init_fn(params: Any) -> Any:
@@ -253,7 +253,7 @@ def muonh(
     norm = Spectral() if method is None else Spectral(method)
     flat = map_geometry(lambda x: Euclidean(norm) if isinstance(x, Hypersphere) else x, geometry)
     base = optax.chain(
-        optax.trace(momentum, nesterov, accumulator_dtype), scale_by_steepest(flat, certify=False)
+        optax.trace(momentum, nesterov, accumulator_dtype), scale_by_steepest(flat, track_gap=False)
     )
     ball = hyperball(base, learning_rate, geometry, radial=radial, radius=radius, budgets=budgets)
     return _beside(ball, geometry, rest, clip)

@@ -46,7 +46,7 @@ def descend(
     *,
     budgets: Budgets = 1.0,
     weight_decay: optax.ScalarOrSchedule | None = None,
-    certify: bool = True,
+    track_gap: bool = True,
 ) -> Link:
     """Take the steepest step of a given length, as a fused chain.
 
@@ -57,10 +57,10 @@ def descend(
 
     Args:
       learning_rate: a number or an Optax schedule.
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
       weight_decay: decay rate of the unconstrained leaves, multiplied by the learning rate.
-      certify: see `scale_by_steepest`.
+      track_gap: see `scale_by_steepest`.
 
     Returns:
       A transformation with a `DescendState`; it must be the last link. `update` needs `params`.
@@ -70,7 +70,7 @@ def descend(
       >>> tx = optax.chain(optax.trace(0.9), descend(0.1, mm.manifolds.Stiefel()))
     """
     last = retract(geometry)
-    steepest: Any = scale_by_steepest(geometry, certify)
+    steepest: Any = scale_by_steepest(geometry, track_gap)
     scheduled = callable(learning_rate) or callable(weight_decay)
 
     def init_fn(params: Any) -> DescendState:
@@ -112,7 +112,7 @@ def descend(
                 leaves[i] = -step.astype(leaves[i].dtype)
         updates = divided_alike(places.unflatten(leaves, params), params)
         count = optax.safe_increment(count) if scheduled else ()
-        return updates, DescendState(count, keep_found(before, found, certify))
+        return updates, DescendState(count, keep_found(before, found, track_gap))
 
     def placeholder(params: Any) -> DescendState:
         return DescendState(jnp.zeros(()) if scheduled else (), steepest.init(params))

@@ -30,7 +30,7 @@ Geometry = Spec[Entry | None]
 leaf. None leaves a parameter to another optimizer; see `hybrid`."""
 
 
-def resolve(geometry: Geometry, params: Any) -> Any:
+def resolve_geometry(geometry: Geometry, params: Any) -> Any:
     """Return the manifold of every parameter, as a tree of the parameters' structure.
 
     Nothing is guessed from a shape: an entry, a pattern or the function must name every parameter.
@@ -49,8 +49,8 @@ def resolve(geometry: Geometry, params: Any) -> Any:
         `nnx.Variable`: a boxed parameter has the same path as a bare parameter.
 
         The entry None leaves a parameter, of any shape and dtype, to another optimizer. Functions
-        of whole trees (`resolve`, `tabulate`, `project_tree`, ...) do not change it; optimizers
-        and links refuse it unless wrapped in `hybrid`.
+        of whole trees (`resolve_geometry`, `tabulate`, `project_tree`, ...) do not change it;
+        optimizers and links refuse it unless wrapped in `hybrid`.
       params: the parameters: arrays or `jax.ShapeDtypeStruct`, in any registered pytree. `None`
         and `optax.MaskedNode` pass through.
 
@@ -65,7 +65,7 @@ def resolve(geometry: Geometry, params: Any) -> Any:
 
     Examples:
       >>> sphere = mm.manifolds.Hypersphere()
-      >>> resolve({"layer": sphere}, {"layer": {"w": jnp.ones(3)}}) == {"layer": {"w": sphere}}
+      >>> resolve_geometry({"a": sphere}, {"a": {"w": jnp.ones(3)}}) == {"a": {"w": sphere}}
       True
     """
     places = find_places(geometry, params, _check_manifold)
@@ -78,14 +78,14 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: boo
     Unequal blocks of a parameter become separate leaves, each with its path and entry.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       params: the parameters.
       rest: whether to allow the entry None; `Places.rest` then lists these parameters.
       cut: False leaves unequal blocks together.
 
     Raises:
-      TypeError: see `resolve`.
-      ValueError: an entry is None and `rest` is False; see `resolve`.
+      TypeError: see `resolve_geometry`.
+      ValueError: an entry is None and `rest` is False; see `resolve_geometry`.
     """
     places = find_places(geometry, params, _check_manifold)
     left = tuple([place for place in places.real if places.values[place] is None])

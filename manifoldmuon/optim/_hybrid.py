@@ -40,8 +40,8 @@ def hybrid(
     Args:
       tx: any transformation for the parameters with a manifold: `manifold_muon(...)`, a chain that
         ends in `retract`, or `contrib.normuon(...)`.
-      geometry: the geometry of `tx`; see `resolve`. The entry None gives a parameter, of any
-        shape, to `rest`.
+      geometry: the geometry of `tx`; see `resolve_geometry`. The entry None gives a parameter, of
+        any shape, to `rest`.
       rest: a complete optimizer with its learning rate, such as `optax.adamw(3e-4)`.
 
     Returns:

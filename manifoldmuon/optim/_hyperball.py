@@ -74,10 +74,10 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Link:
       sphere. A zero step gives a zero update. A NaN stays in its point. `update` needs `params`.
 
     Raises:
-      TypeError: on use; see `resolve`.
-      ValueError: on use; see `resolve`. A radius is not a positive number, a rule or None; a
-        constrained leaf is not on a `Hypersphere`; or, in `init`, a weight has norm zero or a norm
-        that is not finite. The message names its path: give it a `radius`, and the first step
+      TypeError: on use; see `resolve_geometry`.
+      ValueError: on use; see `resolve_geometry`. A radius is not a positive number, a rule or None;
+        a constrained leaf is not on a `Hypersphere`; or, in `init`, a weight has norm zero or a
+        norm that is not finite. The message names its path: give it a `radius`, and the first step
         takes it there. Inside `jax.jit`, where values are unknown, its radius is NaN instead, and
         so is the weight after one step.
 

@@ -77,7 +77,7 @@ def map_leaves(
         the new update (None keeps the old) and any tree of arrays. Arguments are in the manifold's
         layout; leading axes are independent copies, also in every returned array. The new update
         has the shape of the point and must be cast to the dtype of the point by the function.
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       updates: a gradient or update for each parameter.
       params: the current parameters.
       *others: further trees like `updates`.
@@ -96,9 +96,9 @@ def map_leaves(
       replicated.
 
     Raises:
-      TypeError: an update is None or not floating point; see `resolve`.
+      TypeError: an update is None or not floating point; see `resolve_geometry`.
       ValueError: `params` is None, trees or shapes differ, the function returns a wrong shape, or
-        `carried` lacks a path; see `resolve`.
+        `carried` lacks a path; see `resolve_geometry`.
 
     Examples:
       >>> def double(manifold, point, update):

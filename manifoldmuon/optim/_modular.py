@@ -26,7 +26,7 @@ class Architecture(Protocol):
     """
 
     def geometry(self) -> Geometry:
-        """Return the manifold of each parameter; see `resolve`."""
+        """Return the manifold of each parameter; see `resolve_geometry`."""
         ...
 
     def budgets(self) -> Budgets:

@@ -71,7 +71,7 @@ def normalize(
     Args:
       base: the transformation that computes the updates. It must ascend, like
         `optax.scale_by_adam()`, `optax.trace(0.9)` and `optax.identity()`.
-      geometry: the manifold of each parameter, which gives its norm; see `resolve`.
+      geometry: the manifold of each parameter, which gives its norm; see `resolve_geometry`.
       budgets: target norms; see `scale_by_budget`.
       iterations: number of power iteration steps.
 

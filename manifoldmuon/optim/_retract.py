@@ -38,7 +38,7 @@ def retract(geometry: Geometry) -> Link:
     On unconstrained leaves the step passes through, cast to the parameter's dtype.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
 
     Returns:
       A transformation without state. The retraction is computed in float32 or wider; the update
@@ -144,7 +144,7 @@ def check_chain(
 
     Args:
       tx: any gradient transformation; its `init` and `update` are compiled.
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       params: parameters or `jax.ShapeDtypeStruct`; only structure, shapes and dtypes matter.
       steps: number of updates to apply, from random points.
       tolerance: the largest allowed `Manifold.distance`; by default 16 eps sqrt(d) for the

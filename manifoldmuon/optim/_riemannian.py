@@ -48,7 +48,7 @@ def riemannian_adam(
         as in flat space, not an angle. The entries of an m x n Stiefel matrix have the root mean
         square `1/sqrt(m)` (m is the longer side), so the best rate falls with the width. Long
         steps are safe: the default retractions project onto the manifold from anywhere.
-      geometry: the manifold of each parameter; see `resolve`. Norms play no role.
+      geometry: the manifold of each parameter; see `resolve_geometry`. Norms play no role.
       b1: decay of the averaged gradient.
       b2: decay of the averaged square.
       eps: added to the root of the averaged square.
@@ -95,7 +95,7 @@ def riemannian_sgd(
 
     Args:
       learning_rate: a number or an Optax schedule; steps grow with the gradient.
-      geometry: the manifold of each parameter; see `resolve`. Norms play no role.
+      geometry: the manifold of each parameter; see `resolve_geometry`. Norms play no role.
       momentum: decay of the momentum; None turns momentum off.
       nesterov: whether to look ahead along the momentum.
       accumulator_dtype: see `manifold_muon`.

@@ -27,8 +27,8 @@ class ScaleBySteepestState(NamedTuple):
     Attributes:
       dual: warm starts of the solvers, for leaves without a closed form.
       residual: `Steepest.residual` of the last step, a float32 number per point; empty without
-        `certify`.
-      gap: `Steepest.gap` of the last step, a float32 number per point; empty without `certify`.
+        `track_gap`.
+      gap: `Steepest.gap` of the last step, a float32 number per point; empty without `track_gap`.
     """
 
     dual: dict[str, Any]
@@ -38,7 +38,7 @@ class ScaleBySteepestState(NamedTuple):
 
 @checked()
 def scale_by_steepest(
-    geometry: Geometry, certify: bool = True
+    geometry: Geometry, track_gap: bool = True
 ) -> optax.GradientTransformationExtraArgs:
     """Replace each gradient by the steepest tangent direction at its parameter.
 
@@ -47,9 +47,9 @@ def scale_by_steepest(
     manifold, shape, dtype and sharding are solved in a single batched call.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve`.
-      certify: whether to keep residuals and gaps in the state, for `monitor`. Without it `jax.jit`
-        drops their computation, which saves two large products on unconstrained leaves.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
+      track_gap: whether to keep residuals and gaps in the state, for `monitor`. Without it
+        `jax.jit` drops their computation, which saves two large products on unconstrained leaves.
 
     Returns:
       A transformation with a `ScaleBySteepestState`. Updates have the parameters' dtypes; the
@@ -68,7 +68,7 @@ def scale_by_steepest(
         places = find_manifolds(geometry, params)
         warn_of_unset_mesh(params, stacklevel=4)
         # Make two arrays: the same buffer cannot be donated twice.
-        numbers = [init_by_path(places, params, _zeros) if certify else {} for _ in range(2)]
+        numbers = [init_by_path(places, params, _zeros) if track_gap else {} for _ in range(2)]
         return ScaleBySteepestState(init_by_path(places, params, _init_dual), *numbers)
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -84,7 +84,7 @@ def scale_by_steepest(
             carried=state.dual,
             divide=True,
         )
-        return updates, keep_found(state, found, certify)
+        return updates, keep_found(state, found, track_gap)
 
     zero = jnp.zeros(())
     # One scalar per dictionary keyed by path; see `link`.
@@ -102,11 +102,11 @@ def _zeros(entry: Entry, shape: tuple[int, ...]) -> jax.Array:
 
 
 def keep_found(
-    state: ScaleBySteepestState, found: dict[str, Any], certify: bool
+    state: ScaleBySteepestState, found: dict[str, Any], track_gap: bool
 ) -> ScaleBySteepestState:
     """Return the next state; parameters without an update keep their values."""
     kept = [old | {path: x[i] for path, x in found.items()} for i, old in enumerate(state)]
-    return ScaleBySteepestState(kept[0], *(kept[1:] if certify else state[1:]))
+    return ScaleBySteepestState(kept[0], *(kept[1:] if track_gap else state[1:]))
 
 
 def direction_at(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any) -> Any:
@@ -133,7 +133,7 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
 
     Returns:
       `{"residual": {path: array}, "gap": {path: array}}`: a float32 number per point; see
-      `manifoldmuon.manifolds.solvers.Steepest`. Empty without `certify`, as in `muon`.
+      `manifoldmuon.manifolds.solvers.Steepest`. Empty without `track_gap`, as in `muon`.
 
     Raises:
       ValueError: there is no `ScaleBySteepestState`, or two report on the same parameter.

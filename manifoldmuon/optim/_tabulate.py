@@ -98,7 +98,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
     Print it before training.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       params: arrays or `jax.ShapeDtypeStruct` (such as `jax.eval_shape(model.init, key, x)`), in
         any registered pytree. `None` and `optax.MaskedNode` are not listed.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.

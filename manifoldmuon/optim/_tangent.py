@@ -27,7 +27,7 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
     convex set. On unconstrained leaves updates pass through, cast to the parameter's dtype.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
 
     Returns:
       A transformation without state, linear up to rounding. An update normal to the manifold

@@ -34,7 +34,7 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
     """Project every parameter to the nearest point of its manifold.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       params: any tree of floating point arrays.
 
     Returns:
@@ -65,7 +65,7 @@ def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
     """Return the largest distance of each parameter from its manifold, for logging.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       params: any tree of floating point arrays.
 
     Returns:
@@ -189,7 +189,7 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
     other layers.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve`.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
       key: a JAX random key.
       params: arrays or `jax.ShapeDtypeStruct` that give structure, shapes, dtypes and shardings.
 
@@ -200,8 +200,8 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
       the entry None do not change.
 
     Raises:
-      TypeError: `key` is not a random key; see `resolve`.
-      ValueError: a parameter with the entry None has no values; see `resolve`.
+      TypeError: `key` is not a random key; see `resolve_geometry`.
+      ValueError: a parameter with the entry None has no values; see `resolve_geometry`.
 
     Examples:
       >>> shapes = {"w": jax.ShapeDtypeStruct((4, 3), jnp.float32)}

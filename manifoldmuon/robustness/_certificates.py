@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Real
 from manifoldmuon._internal.arguments import check_arguments, check_number, finite_array, number
 from manifoldmuon._internal.arrays import largest, upcast
 from manifoldmuon._internal.text import Printed
-from manifoldmuon.bounds import L2, RMS, Bounds, LInf, LipschitzBounds, NormBound, bound
+from manifoldmuon.bounds import L2, RMS, LInf, LipschitzBounds, NetworkBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules import Bias, Compose, ExternalModule, Identity, Linear, Module, Mul
 
@@ -56,7 +56,7 @@ class CertificationResult(Printed):
     scale: np.ndarray
     predicted: Int[np.ndarray, " n"]
     radii: Float[np.ndarray, " n"]
-    bounds: Bounds
+    bounds: NetworkBounds
 
     def __str__(self) -> str:
         """Return the number of images, their accuracy, and two quantiles of the radii."""
@@ -163,7 +163,7 @@ def certify(
     seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
     chunks = np.array_split(seen, range(batch, len(seen), batch))
     logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
-    logits = finite_array("certify: logits", logits)
+    logits = finite_array("track_gap: logits", logits)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(f"certify takes logits (n, 2 classes or more); got {logits.shape}")
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
@@ -208,7 +208,7 @@ def certified_accuracy(
 
 
 def certified_radius(
-    bounds: Bounds,
+    bounds: NetworkBounds,
     logits: ArrayLike | Sequence[Any],
     input_norms: ArrayLike | Sequence[Any] | None = None,
 ) -> Float[np.ndarray, "..."]:
@@ -220,7 +220,7 @@ def certified_radius(
     `LInf`.
 
     Radii are in the norm of the bounds' input: the largest RMS norm of a token or pixel, or the
-    Euclidean length if the bounds are for `NormBound(..., measure=L2(...))`. For radii class by
+    Euclidean length if the bounds are for `NormBound(..., norm=L2(...))`. For radii class by
     class, in units of pixels, see `certify`.
 
     Args:
@@ -250,9 +250,9 @@ def certified_radius(
     if scores.shape[-1:] < (2,):
         raise ValueError(f"certified_radius takes two logits or more; got the shape {scores.shape}")
     runner_up, winner = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)
-    if outer.measure == LInf():
+    if outer.norm == LInf():
         gain = 2.0
-    elif isinstance(outer.measure, L2):
+    elif isinstance(outer.norm, L2):
         gain = math.sqrt(2)
     else:
         read = LipschitzBounds.convert_norm(outer, RMS()).slopes.item()
@@ -314,12 +314,12 @@ def _distance(manifold: Manifold, point: Array) -> Array:
     return manifold.distance(point)
 
 
-def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[Bounds, np.ndarray]:
+def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBounds, np.ndarray]:
     """Return bounds up to the last linear layer, and distances between its rows, rounded up."""
     body, weights, rows = _split(net, params)
-    found = bound(body, weights, input_norm=NormBound(math.inf, measure=L2(axes)))
+    found = bound(body, weights, input_norm=NormBound(math.inf, norm=L2(axes)))
     output = found.outputs
-    if not isinstance(output, NormBound) or output.measure != L2():
+    if not isinstance(output, NormBound) or output.norm != L2():
         raise ValueError(
             "the network is not bounded in Euclidean length: behind its last nonlinearity it is "
             f"measured by {output}. Images need `Flatten` or tokens a mean before the last layer; "

@@ -63,7 +63,8 @@ def check_manifold(
       on_set: largest distance from the set allowed for projected, retracted and random points.
       overshoot: how far the norm of a direction may exceed 1, for approximations of msign.
       thorough: whether to run the slow checks too, each of which compiles or traces everything once
-        more: from a warm start, `fast()`, without `jax.jit`, under `jax.vmap`, in bfloat16, and
+        more: from a warm start, `for_training()`, without `jax.jit`, under `jax.vmap`, in bfloat16,
+          and
         inside of `jax.shard_map`.
       dtype: float32, or float64 under `jax.enable_x64(True)`.
       convex: whether the set is convex with a boundary. A projection may then lie on the boundary,
@@ -191,12 +192,12 @@ def _check_boundary(case: Case) -> None:
 
 
 def _check_fast(case: Case) -> None:
-    """Check that `fast()` keeps the set."""
-    fast = case.manifold.fast()
+    """Check that `for_training()` keeps the set."""
+    fast = case.manifold.for_training()
     if fast != case.manifold and case.point.size:
         moved = jitted(fast.project)(case.point)
         size = max(float(np.max(np.abs(case.point))), 1e-30)
-        agree("fast() keeps the set", moved / size, case.point / size, 2e-2)
+        agree("for_training() keeps the set", moved / size, case.point / size, 2e-2)
 
 
 def _check_tangent_space(case: Case) -> None:

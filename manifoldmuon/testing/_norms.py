@@ -225,18 +225,23 @@ def _check_projection(case: _Case) -> None:
 
 
 def _check_fast(case: _Case) -> None:
-    if (norm := case.norm.fast()) == case.norm:
+    if (norm := case.norm.for_training()) == case.norm:
         return
     answers, fast = case.ask(case.grad, case.weight), jitted(lambda g, w: _ask(norm, g, w))
     found = fast(case.grad, case.weight)
     for name in ("size", "dual"):
-        law = f"fast() is the same norm ({name})"
+        law = f"for_training() is the same norm ({name})"
         agree(law, getattr(found, name), getattr(answers, name), case.tolerance)
     gained = case.inner(case.grad, found.dualize) / wide(answers.dual)
-    law = "fast(): norm(dualize(g)) <= 1"
+    law = "for_training(): norm(dualize(g)) <= 1"
     at_most(law, case.ask(case.grad, found.dualize).size, 1, case.tolerance)
-    at_most("fast(): gap bounds 1 - <g, a> / dual_norm(g)", 1 - gained, found.gap, case.tolerance)
-    at_most("fast(): <g, dualize(g)> >= dual_norm(g) / 2", 0.5, gained)
+    at_most(
+        "for_training(): gap bounds 1 - <g, a> / dual_norm(g)",
+        1 - gained,
+        found.gap,
+        case.tolerance,
+    )
+    at_most("for_training(): <g, dualize(g)> >= dual_norm(g) / 2", 0.5, gained)
 
 
 def _check_copies(case: _Case) -> None:

@@ -83,7 +83,7 @@ class Muon(Method):
     """Manifold Muon with the cheap preset."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        return manifold_muon(rate, manifolds, momentum, certify=False)
+        return manifold_muon(rate, manifolds, momentum, track_gap=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ class MuonRetraction(Method):
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         return chain(
             optax.trace(momentum, nesterov=True),
-            scale_by_steepest(FLAT, certify=False),
+            scale_by_steepest(FLAT, track_gap=False),
             optax.scale_by_learning_rate(rate),
             retract(manifolds),
         )

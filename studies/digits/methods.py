@@ -46,7 +46,7 @@ def build_adamw(
 
 def build_muon(learning_rate: optax.ScalarOrSchedule, geometry: Any) -> Any:
     """Build Muon with a fully converged msign and with gaps, for the table."""
-    return mm.optim.muon(learning_rate, geometry, method=None, certify=True)
+    return mm.optim.muon(learning_rate, geometry, method=None, track_gap=True)
 
 
 def unconstrained(shapes: Shapes, solver: StiefelSolver) -> Any:

@@ -103,5 +103,5 @@ class Hidden(Method):
 
     def optimizer(self, rate: Any, network: Module) -> optax.GradientTransformation:
         return manifold_muon(
-            rate, network.geometry(), MOMENTUM, budgets=network.budgets(), certify=False
+            rate, network.geometry(), MOMENTUM, budgets=network.budgets(), track_gap=False
         )

@@ -209,13 +209,13 @@ def optimizer(
     flat = Euclidean(RMSToRMS(TRAINING_MSIGN))
     momentum = trace(knobs.momentum, nesterov=True)
     adam = optax.scale_by_adam(knobs.momentum, 0.95)
-    steps = chain(momentum, scale_by_steepest(flat, certify=False))
+    steps = chain(momentum, scale_by_steepest(flat, track_gap=False))
     even = optax.chain(momentum, _even_directions())
     decayed = [optax.add_decayed_weights(knobs.decay), optax.scale_by_learning_rate(rate)]
     ball = functools.partial(hyperball, learning_rate=rate, radial=knobs.radial)
     if program in SETS:
         set_ = SETS[program]
-        links = [scale_by_steepest(set_, certify=False), optax.scale_by_learning_rate(rate)]
+        links = [scale_by_steepest(set_, track_gap=False), optax.scale_by_learning_rate(rate)]
         return chain(momentum, *links, retract(set_))
     makers: dict[str, Any] = {
         "Adam": lambda: optax.chain(adam, *decayed),

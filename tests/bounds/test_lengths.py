@@ -36,7 +36,7 @@ from manifoldmuon.modules import (
     residual,
 )
 from manifoldmuon.robustness import certified_radius
-from tests.modules.measure import gaussian, random_like, shapes_of
+from tests.modules.norm import gaussian, random_like, shapes_of
 
 IMAGE, TOKENS, VECTOR = (4, 4, 6), (5, 6), (6,)
 FREE = Linear(4, 6)
@@ -84,8 +84,8 @@ def random_weights(net):
 def test_jacobians_stay_within_bound(name):
     net, shape, share = MODULES[name]
     params = random_weights(net)
-    found = bound(net, params, input_norm=NormBound(math.inf, measure=L2(len(shape))))
-    assert isinstance(found.outputs.measure, L2)
+    found = bound(net, params, input_norm=NormBound(math.inf, norm=L2(len(shape))))
+    assert isinstance(found.outputs.norm, L2)
     slope = jax.jit(jax.jacobian(lambda x: net.apply(params, x)))
     worst = 0.0
     for seed in range(10):
@@ -101,7 +101,7 @@ def test_outputs_stay_within_norm_bound():
     found, params = {}, {}
     for name, (net, shape, _) in MODULES.items():
         params[name] = random_weights(net)
-        size = NormBound(3.0, measure=L2(len(shape)))
+        size = NormBound(3.0, norm=L2(len(shape)))
         found[name] = bound(net, params[name], input_norm=size)
 
     @jax.jit
@@ -127,11 +127,11 @@ def test_outputs_stay_within_norm_bound():
         (SpaceToDepth(2), IMAGE, NormBound(1.0)),
         (NormPool(2), IMAGE, NormBound(1.0)),
         (Shift(), IMAGE, NormBound(1.0)),
-        (Shift(), IMAGE, NormBound(1.0, measure=LInf())),
+        (Shift(), IMAGE, NormBound(1.0, norm=LInf())),
         (SwapAxes(), TOKENS, NormBound(1.0, features=6)),
         (LocallyConnected((5,), 4, 6), TOKENS, NormBound(1.0)),
         (TwoTap(6, 3), TOKENS, NormBound(1.0)),
-        (TwoTap(6, 3, axis=-3), IMAGE, NormBound(1.0, measure=L2(2), features=6)),
+        (TwoTap(6, 3, axis=-3), IMAGE, NormBound(1.0, norm=L2(2), features=6)),
         (Householder(6), TOKENS, NormBound(1.0)),
         (Bias(6), TOKENS, NormBound(1.0)),
     ],
@@ -155,7 +155,7 @@ def test_weight_steps_stay_within_bound(atom):
     params = random_weights(atom)
     x = gaussian(5, 3, 6)
     x = x / np.linalg.norm(x)
-    size = NormBound(1.0, measure=L2(1 if isinstance(atom, Bias) else 2))
+    size = NormBound(1.0, norm=L2(1 if isinstance(atom, Bias) else 2))
     found = bound(atom, params, input_norm=size)
 
     def apply(w):
@@ -175,10 +175,10 @@ def test_orthonormal_network_has_lipschitz_constant_one():
         Linear(3, 8, Stiefel()) @ Flatten(3) @ NormPool(2) @ GroupSort(2) @ orthogonal_conv2d(8, 3)
     )
     net = net @ Householder(8) @ Bias(8) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
-    everywhere = bound(net, input_norm=NormBound(math.inf, measure=L2(3)))
+    everywhere = bound(net, input_norm=NormBound(math.inf, norm=L2(3)))
     assert everywhere.lipschitz_inputs == pytest.approx(1, abs=1e-12)
     params = net.init(jax.random.key(0))
-    here = bound(net, params, input_norm=NormBound(math.inf, measure=L2(3)))
+    here = bound(net, params, input_norm=NormBound(math.inf, norm=L2(3)))
     assert here.lipschitz_inputs == pytest.approx(1, abs=1e-5)
     logits = np.array([[3.0, 1.0, 0.0]])
     assert certified_radius(here, logits) == pytest.approx(math.sqrt(2), rel=1e-5)
@@ -190,11 +190,11 @@ def test_orthonormal_network_has_lipschitz_constant_one():
     + [(a, b) for a in (L2(), L2(2)) for b in (RMS(), LInf(), L1())],
 )
 def test_l2_conversion_factors_are_bounds(source, target):
-    size = NormBound(1.0, measure=source, features=4)
+    size = NormBound(1.0, norm=source, features=4)
     ratios = []
     for kind in range(5):
         x = inside(size, build(size, (5, 4), 0, kind))
-        ratios.append(float(norm(NormBound(1.0, measure=target), x)))
+        ratios.append(float(norm(NormBound(1.0, norm=target), x)))
     assert max(ratios) <= factor_between(size, target) * (1 + 1e-6)
     if source != L1() and source != L2(2):
         assert max(ratios) >= 0.5 * factor_between(size, target)
@@ -204,9 +204,9 @@ def test_l2_conversion_factors_are_bounds(source, target):
     ("build", "message"),
     [
         (lambda: factor_between(NormBound(1.0), L2()), "length of the last axis"),
-        (lambda: factor_between(NormBound(1.0, measure=L2()), L2(2)), "L2\\(axes=2\\)"),
-        (lambda: factor_between(NormBound(1.0, measure=RMS(2)), L2()), "not known"),
-        (lambda: factor_between(NormBound(1.0, measure=L2()), L1()), "features="),
+        (lambda: factor_between(NormBound(1.0, norm=L2()), L2(2)), "L2\\(axes=2\\)"),
+        (lambda: factor_between(NormBound(1.0, norm=RMS(2)), L2()), "not known"),
+        (lambda: factor_between(NormBound(1.0, norm=L2()), L1()), "features="),
         (lambda: L2(0), "axes"),
     ],
 )
@@ -219,7 +219,7 @@ def test_bias_on_tokens_has_no_l2_output_bound():
     """Every token gets the bias: the output norm is unbounded, the slope is not."""
     net = Linear(4, 6, Stiefel()) @ Bias(6)
     params = (jnp.ones(6), weights_of(Linear(4, 6, Stiefel())))
-    found = bound(net, params, input_norm=NormBound(1.0, measure=L2(2)))
+    found = bound(net, params, input_norm=NormBound(1.0, norm=L2(2)))
     assert found.output_norm == math.inf
     assert found.lipschitz_inputs == pytest.approx(np.linalg.norm(params[1], 2), rel=1e-6)
     assert any("as long as there are places" in reason for reason in found.reasons)

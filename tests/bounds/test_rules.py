@@ -47,8 +47,8 @@ from manifoldmuon.modules import (
 from manifoldmuon.norms import Frobenius, MaxAbs, Spectral
 
 UNIT, BIG = NormBound(1.0, features=6), NormBound(3.0, features=6)
-HEADS = NormBound(2.0, measure=RMS(2), features=3)
-SCORES = NormBound(2.0, measure=LInf(), features=4)
+HEADS = NormBound(2.0, norm=RMS(2), features=3)
+SCORES = NormBound(2.0, norm=LInf(), features=4)
 T, S, P, H = (2, 4, 6), (2, 4, 4), (2, 4, 6, 3), (2, 4, 3)
 
 # bond, sizes, shapes, and the least fraction of the bound that the attack attains.
@@ -112,19 +112,19 @@ def replace():
     right = {}
 
     def replaced(kind, wrong):
-        right.setdefault(kind, bounds.rule.dispatch(kind))
-        bounds.rule.register(kind, wrong)
+        right.setdefault(kind, bounds.propagate.dispatch(kind))
+        bounds.propagate.register(kind, wrong)
 
     yield replaced
     for kind, rule in right.items():
-        bounds.rule.register(kind, rule)
+        bounds.propagate.register(kind, rule)
 
 
 def declared(bond, weights, x):
     return LipschitzBounds.of(x.within(bond.sensitivity), bond.sensitivity)
 
 
-ATTENTION = bounds.rule.dispatch(FunctionalAttention)
+ATTENTION = bounds.propagate.dispatch(FunctionalAttention)
 
 
 def without_heads(bond, weights, x):
@@ -214,12 +214,12 @@ def test_composed_bounds_follow_chain_rule():
 )
 def test_norm_conversion_factors_are_bounds(source, target):
     """Try random, constant and spiked vectors; the best attains at least half of the factor."""
-    size = NormBound(1.0, measure=source, features=3 if source == RMS(2) else 4)
+    size = NormBound(1.0, norm=source, features=3 if source == RMS(2) else 4)
     shape = (2, 4, 3) if source == RMS(2) else (5, 4)
     ratios = []
     for kind in range(5):
         x = inside(size, build(size, shape, 0, kind))
-        ratios.append(float(norm(NormBound(1.0, measure=target), x)))
+        ratios.append(float(norm(NormBound(1.0, norm=target), x)))
     assert max(ratios) <= factor_between(size, target) * (1 + 1e-6)
     if source != L1():
         assert max(ratios) >= 0.5 * factor_between(size, target)
@@ -237,10 +237,10 @@ class Tanh(Bond):
 
 def test_bond_without_rule_error_names_register():
     net = Linear(3, 4) @ Tanh() @ Linear(4, 4)
-    with pytest.raises(TypeError, match="no sound bound for Tanh.*bounds.rule.register"):
+    with pytest.raises(TypeError, match="no sound bound for Tanh.*bounds.propagate.register"):
         bound(net)
 
-    @bounds.rule.register
+    @bounds.propagate.register
     def bound_tanh(bond: Tanh, weights, x):
         read = LipschitzBounds.convert_norm(x, RMS())
         return read.then_of(read.outputs.within(), 1.0)
@@ -249,7 +249,7 @@ def test_bond_without_rule_error_names_register():
 
 
 def test_reads_rule_sets_input_norm():
-    """A bare number is an RMS norm, unless a rule of `bounds.reads` names another norm."""
+    """A bare number is an RMS norm, unless a rule of `bounds.input_norm_of` names another norm."""
 
     @dataclasses.dataclass(frozen=True)
     class Square(Bond):
@@ -260,7 +260,7 @@ def test_reads_rule_sets_input_norm():
         def forward(self, x):
             return x**2 / 2
 
-    @bounds.rule.register
+    @bounds.propagate.register
     def bound_square(bond: Square, weights, x):
         read = LipschitzBounds.convert_norm(x, LInf())
         top = read.outputs.upper
@@ -274,19 +274,19 @@ def test_reads_rule_sets_input_norm():
 
     # An RMS norm of 2 allows a single score of 4, where the slope is 4. Measuring a movement by its
     # largest score costs another factor of 2.
-    assert bounds.reads(net) == bounds.reads(Square()) == RMS()
+    assert bounds.input_norm_of(net) == bounds.input_norm_of(Square()) == RMS()
     with pytest.raises(ValueError, match="takes the length of the last axis"):
         bound(net, input_norm=2.0)
     spread = bound(net, input_norm=NormBound(2.0, features=4))
     assert spread.lipschitz_inputs == pytest.approx(8)
     assert 0.4 * spread.lipschitz_inputs < slope(spread) <= spread.lipschitz_inputs
 
-    @bounds.reads.register
+    @bounds.input_norm_of.register
     def read_square(bond: Square):
         return LInf()
 
     found = bound(net, input_norm=2.0)
-    assert found.inputs == NormBound(2.0, measure=LInf())
+    assert found.inputs == NormBound(2.0, norm=LInf())
     assert found.lipschitz_inputs == pytest.approx(2)
     assert found.output_norm == pytest.approx(2)
     assert 0.8 * found.lipschitz_inputs < slope(found) <= found.lipschitz_inputs * (1 + 1e-4)
@@ -296,8 +296,8 @@ def test_reads_rule_sets_input_norm():
     assert worst == pytest.approx(3, rel=1e-4)
     # The first module determines the input norm.
     for first in (net, Square() ** 2, (Square(), 2.0 * Identity() @ Square()) @ Identity()):
-        assert bounds.reads(first) == LInf()
-    assert bounds.reads((Square(), Abs()) @ Identity()) == RMS()
+        assert bounds.input_norm_of(first) == LInf()
+    assert bounds.input_norm_of((Square(), Abs()) @ Identity()) == RMS()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -412,7 +412,7 @@ def test_errors_name_the_module():
 
 
 def test_tokens_have_norm_one_despite_input_norm():
-    declared = NormBound(0.5, measure=L1(one_hot=True))
+    declared = NormBound(0.5, norm=L1(one_hot=True))
     assert bound(Embed(4, 7), input_norm=declared).lipschitz_weights == 1
 
 

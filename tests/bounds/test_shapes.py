@@ -98,7 +98,7 @@ def test_atoms_broadcast_no_axis(atom):
 
 
 UNIT = NormBound(1.0, features=6)
-HEADS = NormBound(1.0, measure=RMS(2), features=3)
+HEADS = NormBound(1.0, norm=RMS(2), features=3)
 T, H = (4, 6), (2, 4, 3)
 
 
@@ -115,7 +115,7 @@ def test_broadcast_attention_stays_within_bound(monkeypatch, bond, sizes, shapes
     """Norms that take the maximum over tokens do not count copies twice."""
     monkeypatch.setattr(config, "jaxtyping_disable", True)  # as for users
     sizes = tuple(
-        NormBound(s.upper, measure=s.measure, features=shape[-1])
+        NormBound(s.upper, norm=s.norm, features=shape[-1])
         for s, shape in zip(sizes, shapes, strict=True)
     )
     found = bound(bond, input_norm=sizes)
@@ -172,4 +172,4 @@ def test_outputs_stay_above_lower_bound(rng, net):
             if measure != LInf():
                 x /= np.sqrt(total(x**2, axis=axes, keepdims=True))
             y = np.asarray(apply(params, x.astype(np.float32)), np.float64)
-            assert smallest(outputs.measure, y) >= outputs.lower * (1 - 1e-5)
+            assert smallest(outputs.norm, y) >= outputs.lower * (1 - 1e-5)

@@ -168,7 +168,7 @@ class BallWithoutBoundary(SpectralBall):
 
 
 class FastIsAnother(Stiefel):
-    def fast(self):
+    def for_training(self):
         return Stiefel(2.0)
 
 

@@ -69,9 +69,9 @@ def products(manifold: Manifold, shape: tuple[int, ...]) -> int:
 
 @pytest.mark.parametrize(("manifold", "shape"), CHEAPER, ids=kind)
 def test_fast_keeps_set_with_fewer_products(manifold, shape):
-    fast = manifold.fast()
+    fast = manifold.for_training()
     assert type(fast) is type(manifold)
-    assert fast.fast() == fast
+    assert fast.for_training() == fast
     assert products(fast, shape) < products(manifold, shape)
     point = point_of(fast, shape)
     assert np.max(ask(manifold.distance, point)) < 1e-5
@@ -80,21 +80,24 @@ def test_fast_keeps_set_with_fewer_products(manifold, shape):
 
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
 def test_fast_keeps_explicit_choices(case):
-    fast = case.manifold.fast()
+    fast = case.manifold.for_training()
     assert isinstance(fast.norm, Frobenius) == isinstance(case.manifold.norm, Frobenius)
     named = getattr(case.manifold.norm, "method", None)
     assert getattr(fast.norm, "method", None) in (named, BOUNDED_MSIGN if named is None else named)
 
 
 def test_fast_choices_for_each_set():
-    assert Stiefel().fast().solver == ProjectedPolar()
-    soft = SpectralBall(retraction=SoftCap()).fast()
+    assert Stiefel().for_training().solver == ProjectedPolar()
+    soft = SpectralBall(retraction=SoftCap()).for_training()
     assert soft.solver is None
     assert soft.retraction == SoftCap()
     one = LineMultiplier(steps=1)
-    assert SpectralSphere(solver=one).fast().solver == one
-    assert SpectralSphere(lanczos=8).fast().lanczos == 8
-    assert Stiefel(2.0).transposed().fast() == Stiefel(2.0, solver=ProjectedPolar()).transposed()
+    assert SpectralSphere(solver=one).for_training().solver == one
+    assert SpectralSphere(lanczos=8).for_training().lanczos == 8
+    assert (
+        Stiefel(2.0).transposed().for_training()
+        == Stiefel(2.0, solver=ProjectedPolar()).transposed()
+    )
     with pytest.raises(ValueError, match=r"lanczos must be a whole number in \[1, inf\); got 0"):
         SpectralSphere(lanczos=0)
 
@@ -113,7 +116,7 @@ def kaniel(values: np.ndarray, overlap: float, steps: int) -> float:
 @pytest.mark.parametrize("seed", [1, 4])
 def test_spectral_sphere_walk_stays_on_set(seed):
     """Nearly tied largest singular values limit the accuracy to Lanczos' error bound."""
-    tx = manifold_muon(0.1, SpectralSphere().fast(), certify=False)
+    tx = manifold_muon(0.1, SpectralSphere().for_training(), track_gap=False)
     start = point_of(SpectralSphere(), (128, 128))
 
     def step(carry, key):
@@ -145,14 +148,14 @@ def test_spectral_sphere_walk_stays_on_set(seed):
     ],
 )
 def test_fast_keeps_sets_without_cheaper_form(manifold):
-    assert manifold.fast() == manifold
+    assert manifold.for_training() == manifold
 
 
 @pytest.mark.parametrize("norm", [MaxAbs(2), Spectral(SVD())], ids=str)
 def test_fast_rows_under_other_norms_take_four_steps(norm):
-    fast = EmbeddingRows(step_norm=norm).fast()
+    fast = EmbeddingRows(step_norm=norm).for_training()
     assert fast == EmbeddingRows(step_norm=norm, solver=DouglasRachford(steps=4))
-    assert fast.fast() == fast
+    assert fast.for_training() == fast
     point = point_of(fast, SHAPE, 1)
     grad = np.random.default_rng(1).standard_normal(SHAPE).astype(np.float32)
     quick, exact = (ask(m.steepest, point, grad, ()) for m in (fast, EmbeddingRows(step_norm=norm)))
@@ -165,7 +168,7 @@ def test_fast_rows_under_other_norms_take_four_steps(norm):
 @pytest.mark.slow_except("Stiefel-", "Hypersphere-", "Euclidean-0", "SpectralSphere-")
 @pytest.mark.parametrize(("manifold", "shape"), CHEAPER, ids=kind)
 def test_fast_gaps_bound_the_loss(manifold, shape):
-    fast = manifold.fast()
+    fast = manifold.for_training()
     point = point_of(fast, shape, 1)
     grad = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
 

@@ -126,12 +126,12 @@ class EstimateAddsVectors(Frobenius):
 
 
 class FastIsAnother(Frobenius):
-    def fast(self):
+    def for_training(self):
         return Frobenius(scale=2.0)
 
 
 class FastOverConfident(Frobenius):
-    def fast(self):
+    def for_training(self):
         return OverConfident()
 
 

@@ -40,7 +40,9 @@ def losses(kind: str, rate: float, key: Any, steps: int) -> Any:
     teacher, student = drawn(teacher_key, 2.0), drawn(start_key, 1.0)
     if kind == "Stiefel":
         entry: Any = Stiefel(solver=ProjectedPolar())
-        tx = optim.manifold_muon(rate, dict.fromkeys(SHAPES, entry) | {"gain": None}, certify=False)
+        tx = optim.manifold_muon(
+            rate, dict.fromkeys(SHAPES, entry) | {"gain": None}, track_gap=False
+        )
     else:
         entry = MATRIX
         tx = hyperball(optax.scale_by_adam(), rate, dict.fromkeys(SHAPES, entry) | {"gain": None})

@@ -126,7 +126,8 @@ def test_gradient_spike_needs_clipping():
     assert without[-1] > 0.5
 
 
-FAR = {"tall": Stiefel(), "wide": Stiefel(), "square": Orthogonal(), "fast": Stiefel().fast(),
+FAR = {"tall": Stiefel(), "wide": Stiefel(), "square": Orthogonal(),
+       "fast": Stiefel().for_training(),
        "plane": Grassmann(), "rows": EmbeddingRows(), "sphere": Hypersphere(ndim=2),
        "largest": SpectralSphere(), "ball": SpectralBall(), "band": SpectralBand(),
        "row": Stiefel(), "column": Stiefel(), "bias": Hypersphere()}  # fmt: skip

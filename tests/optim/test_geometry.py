@@ -39,17 +39,20 @@ WANTED = {"blocks": [{"w": W, "b": B}, {"w": W, "b": B}], "head": W}
     ],
 )
 def test_equivalent_geometries_resolve_to_same_tree(geometry):
-    assert optim.resolve(geometry, TREE) == WANTED
+    assert optim.resolve_geometry(geometry, TREE) == WANTED
 
 
 def test_single_manifold_applies_to_every_leaf():
-    assert optim.resolve(W, {"a": jnp.ones((3, 2)), "b": [jnp.ones((5, 4))]}) == {"a": W, "b": [W]}
-    assert optim.resolve(B, jnp.ones(3)) == B
+    assert optim.resolve_geometry(W, {"a": jnp.ones((3, 2)), "b": [jnp.ones((5, 4))]}) == {
+        "a": W,
+        "b": [W],
+    }
+    assert optim.resolve_geometry(B, jnp.ones(3)) == B
 
 
 def test_prefix_covers_whole_branch():
     tree = abstract({"mlp/~/linear": {"w": (3, 2)}, "mlp": {"x": (2, 2)}})
-    assert optim.resolve({"mlp/~/linear": W, "mlp/x": W}, tree)["mlp/~/linear"] == {"w": W}
+    assert optim.resolve_geometry({"mlp/~/linear": W, "mlp/x": W}, tree)["mlp/~/linear"] == {"w": W}
 
 
 @pytest.mark.parametrize("hole", [None, optax.MaskedNode()])
@@ -58,13 +61,16 @@ def test_prefix_covers_whole_branch():
     [{"a": W, "b": {"deep": B}}, optim.by_path({"a": W, "b/**": B}), lambda path, leaf: W],
 )
 def test_holes_pass_through_any_geometry(hole, geometry):
-    assert optim.resolve(geometry, {"a": jnp.ones((3, 2)), "b": hole}) == {"a": W, "b": hole}
+    assert optim.resolve_geometry(geometry, {"a": jnp.ones((3, 2)), "b": hole}) == {
+        "a": W,
+        "b": hole,
+    }
 
 
 def test_patterns_for_masked_branch_may_be_unused():
     geometry = optim.by_path({"a": W, "b/kernel": W, "b/bias": B})
     tree = {"a": jnp.ones((3, 2)), "b": optax.MaskedNode()}
-    assert optim.resolve(geometry, tree)["a"] == W
+    assert optim.resolve_geometry(geometry, tree)["a"] == W
 
 
 @pytest.mark.parametrize(
@@ -88,7 +94,7 @@ def test_patterns_for_masked_branch_may_be_unused():
 def test_errors_name_the_path(geometry, error, message):
     message = re.escape(message).replace(r"\.\*", ".*")
     with pytest.raises(error, match=message):
-        optim.resolve(geometry, TREE)
+        optim.resolve_geometry(geometry, TREE)
 
 
 def test_geometry_functions_are_not_cached():
@@ -98,9 +104,9 @@ def test_geometry_functions_are_not_cached():
         return chosen.get(path[-1].key, W)
 
     params = {"w": jnp.ones((3, 2)), "b": jnp.ones(2)}
-    assert optim.resolve(geometry, params) == {"w": W, "b": B}
+    assert optim.resolve_geometry(geometry, params) == {"w": W, "b": B}
     chosen["b"] = Hypersphere()
-    assert optim.resolve(geometry, params) == {"w": W, "b": Hypersphere()}
+    assert optim.resolve_geometry(geometry, params) == {"w": W, "b": Hypersphere()}
     reference = weakref.ref(geometry)
     del geometry
     gc.collect()
@@ -111,7 +117,7 @@ def test_geometry_functions_are_not_cached():
 def test_non_floating_parameters_raise(dtype):
     params = {"a": jnp.ones((3, 2)), "steps": jnp.zeros((3, 2), dtype)}
     with pytest.raises(TypeError, match="'steps' has dtype"):
-        optim.resolve(W, params)
+        optim.resolve_geometry(W, params)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +142,7 @@ def test_float8_parameters_raise():
 def test_ambiguous_paths_raise():
     params = {"a/b": jnp.ones((3, 2)), "a": {"b": jnp.ones((3, 2))}}
     with pytest.raises(ValueError, match="'a/b'.* more than once"):
-        optim.resolve(W, params)
+        optim.resolve_geometry(W, params)
 
 
 def linen_params():

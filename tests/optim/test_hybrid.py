@@ -127,7 +127,7 @@ def test_tree_functions_skip_none_entries(geometry):
         chex.assert_trees_all_equal(parts(tree)[1], parts(far)[1])
         assert optim.monitor_distance(geometry, tree).keys() == set(OWN)
         assert max(optim.monitor_distance(geometry, tree).values()) < 1e-5
-    entries = by_name(jax.tree.map(str, optim.resolve(geometry, far)))
+    entries = by_name(jax.tree.map(str, optim.resolve_geometry(geometry, far)))
     assert entries == dict.fromkeys(OWN, str(MATRIX))
     with pytest.raises(ValueError, match="init_tree: the geometry says nothing of .*'embed'"):
         optim.init_tree(geometry, jax.random.key(0), jax.eval_shape(lambda: far))

@@ -104,7 +104,9 @@ FLAT = Euclidean(Spectral())
 BASES = {
     "AdamH": (optax.scale_by_adam(), adam),
     "MuonH": (
-        optax.chain(optax.trace(0.95, nesterov=True), optim.scale_by_steepest(FLAT, certify=False)),
+        optax.chain(
+            optax.trace(0.95, nesterov=True), optim.scale_by_steepest(FLAT, track_gap=False)
+        ),
         muon,
     ),
 }
@@ -349,7 +351,7 @@ def test_budgets_scale_the_learning_rate():
 
 def test_spectral_directions_work_inside_hybrid():
     """Directions and norms share a geometry; `hybrid` trains the rest."""
-    sphere = Hypersphere(ndim=2, step_norm=Spectral()).fast().transposed()
+    sphere = Hypersphere(ndim=2, step_norm=Spectral()).for_training().transposed()
     geometry = {"kernel": sphere, "bias": None}
     base = optax.chain(optax.trace(0.9), optim.scale_by_steepest(geometry))
     tx = optim.hybrid(hyperball(base, 0.1, geometry, radial=0), geometry, optax.sgd(0.5))

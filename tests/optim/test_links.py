@@ -198,7 +198,7 @@ def test_mismatched_updates_raise():
     with pytest.raises(ValueError, match="knows no parameters \\['b'\\]"):
         tx.update(params, other, params)
     params = {"b": jnp.eye(3, 2)}
-    tx = optim.scale_by_steepest(Stiefel(solver=DualAscent()), certify=False)
+    tx = optim.scale_by_steepest(Stiefel(solver=DualAscent()), track_gap=False)
     with pytest.raises(ValueError, match="knows no parameters \\['b'\\]"):
         tx.update(params, tx.init({"a": params["b"]}), params)
 
@@ -206,7 +206,7 @@ def test_mismatched_updates_raise():
 def test_monitor_reads_nested_states():
     params = drawn({"a": (4, 3), "b": (4, 3)})
     geometry = Euclidean(RMSToRMS())
-    muon = optim.muon(0.1, geometry, certify=True)
+    muon = optim.muon(0.1, geometry, track_gap=True)
     links: dict[Any, Any] = {"x": muon, "y": optim.scale_by_steepest(geometry)}
     tx = optax.MultiSteps(optax.partition(links, {"a": "x", "b": "y"}), 2)
     report = optim.monitor(tx.init(params))

@@ -172,7 +172,7 @@ def test_boxes_are_not_in_paths():
 def test_linen_partitioned_parameters_are_unboxed():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, None))
     variables = nn.Dense(4, kernel_init=init).init(jax.random.key(0), X)
-    assert optim.resolve(GEOMETRY, variables)["params"]["kernel"].value == KERNEL
+    assert optim.resolve_geometry(GEOMETRY, variables)["params"]["kernel"].value == KERNEL
     distances = optim.monitor_distance(GEOMETRY, variables)
     assert set(distances) == {"params/kernel", "params/bias"}
 

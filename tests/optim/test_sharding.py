@@ -226,7 +226,7 @@ def test_tree_functions_on_mesh_match_single_device(name, mesh, where):
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 def test_tree_checks_accept_sharded_parameters(mesh):
     placed = mixed(0, jax.make_mesh(*MESHES[mesh]))
-    assert optim.resolve(PLACED, placed)["stack"] == Hypersphere()
+    assert optim.resolve_geometry(PLACED, placed)["stack"] == Hypersphere()
     assert str(optim.tabulate(PLACED, placed)) == str(optim.tabulate(PLACED, mixed(0)))
     optim.check_chain(optim.riemannian_sgd(0.01, PLACED), PLACED, placed)
 

@@ -47,7 +47,7 @@ def test_copies_and_fans_follow_layout(entry, shape, copies, fan_in, fan_out):
 
 
 def test_training_method_is_named():
-    printed = str(optim.tabulate(MUON.fast(), abstract({"w": (6, 4)})))
+    printed = str(optim.tabulate(MUON.for_training(), abstract({"w": (6, 4)})))
     assert "RMSToRMS(method=BOUNDED_MSIGN)" in printed
 
 

@@ -105,7 +105,7 @@ def test_tree_functions_list_each_block():
     tx = optim.manifold_muon(0.1, geometry)
     assert sorted(optim.monitor(tx.init(points))["gap"]) == paths
     optim.check_chain(tx, geometry, points)
-    assert optim.resolve(geometry, shapes)["qkv"] == geometry["qkv"]
+    assert optim.resolve_geometry(geometry, shapes)["qkv"] == geometry["qkv"]
     with pytest.warns(UserWarning, match="'qkv/0' .*far from their|far from their .*'qkv/0'"):
         tx.init(drawn(0))
 
@@ -178,7 +178,7 @@ def test_updates_of_wrong_length_raise():
 )
 def test_lengths_with_wrong_sum_raise(entry, message):
     with pytest.raises(ValueError, match=message):
-        optim.resolve(entry, jnp.ones((6, 13)))
+        optim.resolve_geometry(entry, jnp.ones((6, 13)))
 
 
 def test_agd_and_normuon_reject_unequal_blocks():

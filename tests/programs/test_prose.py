@@ -61,7 +61,7 @@ def resolve(name: str) -> list[Any]:
     if not found and first not in ("mm", "optim", "contrib", "optax", "jax", "jnp"):
         classes = [x for room in rooms() for x in vars(room).values() if isinstance(x, type)]
         methods = [getattr(x, (rest or [first])[-1], None) for x in classes]
-        found = [x for x in methods if callable(x)]  # `manifold.retract(...)`, `fast()`
+        found = [x for x in methods if callable(x)]  # `manifold.retract(...)`, `for_training()`
     return found
 
 

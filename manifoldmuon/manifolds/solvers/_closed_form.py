@@ -37,7 +37,7 @@ from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.spectral import nuclear_parts
 from manifoldmuon.linalg import MsignMethod, NewtonSchulz, PolarExpress, Schedule, SkewNewtonSchulz
 from manifoldmuon.manifolds.solvers._parts import (
-    certify,
+    duality_gap,
     is_noise,
     split,
     tangent_precision,
@@ -115,7 +115,7 @@ class SkewPolar(StiefelSolver):
                 missed += math.sqrt(lift.shape[-1]) * left
             else:  # rounding leaves the sign not exactly skew
                 missed += nuclear_parts(lift, sign, self.precision)[1]
-            gap = certify(value + missed, value, scaled, self.precision)
+            gap = duality_gap(value + missed, value, scaled, self.precision)
             if parts is None:
                 turn = skew(sign)
                 # ||W^T sym(sign) W|| <= ||sym(sign)||, which saves two products.

@@ -35,7 +35,13 @@ from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.spectral import nuclear_parts
 from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, msign
-from manifoldmuon.manifolds.solvers._parts import Split, certify, is_noise, split, tangent_residual
+from manifoldmuon.manifolds.solvers._parts import (
+    Split,
+    duality_gap,
+    is_noise,
+    split,
+    tangent_residual,
+)
 from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver, in_dtypes_of
 from manifoldmuon.norms import Norm
 
@@ -81,7 +87,7 @@ def finish(
     grad = jnp.concatenate([parts.inner, parts.normal], axis=-2)
     still = is_noise(frobenius_norm(tangent), grad)[..., None, None]
     feasible = jnp.where(still, 0, feasible)
-    gap = certify(upper + parts.defect, inner_product(tangent, feasible), grad)
+    gap = duality_gap(upper + parts.defect, inner_product(tangent, feasible), grad)
     return Steepest(parts.assemble(*halves(feasible)), dual, tangent_residual(inner), gap)
 
 

@@ -129,7 +129,7 @@ def is_noise(
     return length <= 8 * rounding(tangent_precision(precision), grad.dtype) * frobenius_norm(grad)
 
 
-def certify(
+def duality_gap(
     upper: Numbers,
     value: Numbers,
     grad: Matrices,

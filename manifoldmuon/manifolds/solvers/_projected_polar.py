@@ -30,7 +30,7 @@ from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, SkewNewton
 from manifoldmuon.manifolds.solvers._closed_form import SkewPolar
 from manifoldmuon.manifolds.solvers._parts import (
     ROUNDED_SCHEDULE,
-    certify,
+    duality_gap,
     is_noise,
     raise_of,
     tangent_parts,
@@ -115,7 +115,9 @@ class _Projected(StiefelSolver):
         length = _length(turned.mT @ turned + rest, 0.01)
         # <X, A> of the raw direction, as `along` is skew: `length` times that of the result.
         gained = jnp.sum(along * turned + normal * root, axis=(-2, -1))
-        gap = certify(gained + _missed(gram, raw.mT @ raw + rest), gained / length[..., 0, 0], grad)
+        gap = duality_gap(
+            gained + _missed(gram, raw.mT @ raw + rest), gained / length[..., 0, 0], grad
+        )
         direction = (right_multiply(outer, root) + right_multiply(point, turned)) / length
         return Steepest(direction, (), residual, gap)
 
@@ -131,7 +133,7 @@ class _Projected(StiefelSolver):
         turned, away = turned / length, away / length
         value = inner_product(tangent, jnp.concatenate([turned, away], axis=-2))
         residual = tangent_residual(sign[..., :n, :])
-        gap = certify(gained + missed, value, grad, self.precision)
+        gap = duality_gap(gained + missed, value, grad, self.precision)
         return Steepest(match_orientation(high @ turned + away, grad), (), residual, gap)
 
     def _rounded(self) -> NewtonSchulz:

@@ -43,7 +43,7 @@ from manifoldmuon._internal.arrays import (
 )
 from manifoldmuon._internal.mesh import match_varying_axes
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon.manifolds.solvers._parts import certify, is_noise, raise_of, tangent_parts
+from manifoldmuon.manifolds.solvers._parts import duality_gap, is_noise, raise_of, tangent_parts
 from manifoldmuon.manifolds.solvers._rational import inverse, zolotarev
 from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver
 from manifoldmuon.norms import Norm
@@ -106,7 +106,7 @@ class Resolvents(StiefelSolver):
         value = inner_product(along, turn) + inner_product(outer, away)
         direction = right_multiply(point, turn - slip) + away
         residual = 2 * frobenius_norm(sym(slip)) / max(along.shape[-1], 1)
-        gap = certify(bound, value, grad / size)
+        gap = duality_gap(bound, value, grad / size)
         return direction, residual, gap
 
     def _blocks(self, along, normal):
