@@ -317,7 +317,7 @@ def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> Lipsch
     tokens, which costs a factor of sqrt(heads) each.
     """
     used = {size.norm for size in jax.tree.leaves(x)}
-    norm = used.pop() if len(measures) == 1 else RMS()
+    norm = used.pop() if len(used) == 1 else RMS()
     norm = norm if isinstance(norm, RMS) else RMS()
     read = convert_norm(x, norm, norm, norm)
     q, k, v = read.outputs

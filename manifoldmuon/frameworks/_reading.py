@@ -19,6 +19,7 @@ from manifoldmuon._internal.arguments import one_of, optional, shown
 from manifoldmuon._internal.paths import ByPath, flatten_with_path, path_string
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 from manifoldmuon.norms import Lipschitz
+from manifoldmuon.optim import resolve_geometry
 
 Entry = Manifold | LaidOut | None
 Choice = Manifold | None | EllipsisType
@@ -225,7 +226,7 @@ def entries(
             f"geometry: the overrides {idle} are of no parameter (an earlier one may have taken"
             f" theirs); the parameters are {list(found)}"
         )
-    resolve(found, params)
+    resolve_geometry(found, params)
     return found
 
 

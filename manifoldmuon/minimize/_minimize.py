@@ -18,7 +18,7 @@ from manifoldmuon._internal.arrays import largest, nonzero_or_one
 from manifoldmuon.manifolds import LaidOut, Manifold, SpectralSphere
 from manifoldmuon.minimize._line_search import LBFGS
 from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop
-from manifoldmuon.optim import Geometry, map_leaves, monitor_distance
+from manifoldmuon.optim import Geometry, map_leaves, monitor_distance, resolve_geometry
 
 _DTYPES = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
 

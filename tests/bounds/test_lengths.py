@@ -36,7 +36,7 @@ from manifoldmuon.modules import (
     residual,
 )
 from manifoldmuon.robustness import certified_radius
-from tests.modules.norm import gaussian, random_like, shapes_of
+from tests.modules.measure import gaussian, random_like, shapes_of
 
 IMAGE, TOKENS, VECTOR = (4, 4, 6), (5, 6), (6,)
 FREE = Linear(4, 6)
