@@ -172,6 +172,6 @@ panel.spines[["top", "right"]].set_visible(False)
 # ## From here
 #
 # * The methods and their laws are in [`Manifold`](../api/manifolds.md).
-# * Matrices with a norm of their own need a solver: [Stiefel](../math/stiefel.md) shows how one
-#   is found, and [Contributing](../contributing.md) has the check-list for a manifold that others
-#   could use.
+# * Matrices with a norm of their own need a solver: [Steepest directions](../math/solvers.md)
+#   shows how one is found, and [Contributing](../contributing.md) has the check-list for a
+#   manifold that others could use.
