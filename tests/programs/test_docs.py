@@ -227,7 +227,6 @@ def test_names_and_sources_get_links(tmp_path):
         "docs/migration.md",
         "docs/math/complex-stiefel.md",
         "docs/minimize.md",
-        "docs/reliability.md",
         "docs/scale.md",
         "docs/swap-muon.md",
         "docs/transformations.md",
