@@ -220,7 +220,6 @@ def test_names_and_sources_get_links(tmp_path):
         "docs/lab/index.md",
         "docs/migration.md",
         "docs/minimize.md",
-        "docs/reliability.md",
         "docs/scale.md",
         "docs/swap-muon.md",
         "docs/transformations.md",
