@@ -5,19 +5,9 @@ from manifoldmuon.testing._meshes import check_inside_shard_map, check_sharding
 from manifoldmuon.testing._msign import check_msign
 from manifoldmuon.testing._norms import check_norm
 from manifoldmuon.testing._slopes import check_slopes, error_slope
-from manifoldmuon.testing._stiefel import (
-    STIEFEL_FAMILIES,
-    DirectionErrors,
-    orthonormal,
-    stiefel_errors,
-    stiefel_optimum,
-    stiefel_problem,
-)
 from manifoldmuon.testing._transformations import check_transformation
 
 __all__ = [
-    "STIEFEL_FAMILIES",
-    "DirectionErrors",
     "check_inside_shard_map",
     "check_manifold",
     "check_msign",
@@ -26,8 +16,4 @@ __all__ = [
     "check_slopes",
     "check_transformation",
     "error_slope",
-    "orthonormal",
-    "stiefel_errors",
-    "stiefel_optimum",
-    "stiefel_problem",
 ]
