@@ -135,7 +135,6 @@ from manifoldmuon.robustness import (
     certified_accuracy,
     certify,
     margin_cross_entropy,
-    multiclass_hinge,
 )
 
 COMPLEX = jnp.ones((3, 2), jnp.complex64)
@@ -373,8 +372,6 @@ REFUSED = [
         "certified_accuracy: lipschitz must be a ",
     ),
     (lambda: certified_accuracy(LOGITS, LABELS, 1, jnp.array(NAN)), "certified_accuracy: lipschit"),
-    (lambda: multiclass_hinge(LOGITS, LABELS, -0.5), "multiclass_hinge: margin must be a finite"),
-    (lambda: multiclass_hinge(LOGITS[0], LABELS, 1), "multiclass_hinge: logits (..., classes), tw"),
 ]
 
 

@@ -132,9 +132,6 @@ def certify(
         the trained weights, and raise an error.
       batch: number of images per evaluation.
 
-    Returns:
-      A `CertificationResult`: predicted labels and radii of all images, to count or to `export`.
-
     Raises:
       ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
         in Euclidean length, or a logit is not finite.
@@ -179,21 +176,17 @@ def certified_accuracy(
     radius: ArrayLike,
     lipschitz: ArrayLike = 1.0,
 ) -> Float[Array, ""]:
-    """Return the share of examples with a right label and a sufficient margin.
+    """Return the share of examples with a right label and a margin above `sqrt(2) L radius`.
 
-    The margin must exceed `sqrt(2) * lipschitz * radius`. Computed in JAX, for logs while training.
-    The share is the certified accuracy if `lipschitz` is a Euclidean Lipschitz constant of the
-    logits, such as 1 for a 1-Lipschitz network with all weights on their manifolds. For final
-    results use `certify`, which computes the constant from the weights.
+    Computed in JAX, for logs while training. It is the certified accuracy if L is a Euclidean
+    Lipschitz constant of the logits, such as 1 for a 1-Lipschitz network with all weights on their
+    manifolds. For final results use `certify`, which computes the constant from the weights.
 
     Args:
       logits: `(..., k)`, for k classes.
       labels: `(...)`, whole numbers below k.
       radius: length in units of the network's input; 0 or more.
-      lipschitz: the Lipschitz constant; 0 or more.
-
-    Returns:
-      A float32 number for the batch.
+      lipschitz: the constant L; 0 or more.
 
     Examples:
       >>> logits, labels = jnp.array([[3.0, 0.0], [0.0, 0.1]]), jnp.array([0, 1])
@@ -230,9 +223,6 @@ def certified_radius(
         or pixels, over any number of axes. Needed unless the bounds hold for inputs of every size:
         no radius reaches beyond the inputs of the bounds. If a least size was declared, give the
         norm of every token, as the smallest decides.
-
-    Returns:
-      `(...)` in float64, not negative.
 
     Raises:
       ValueError: `input_norms` is needed and missing, input or output is a tuple, logits are not
