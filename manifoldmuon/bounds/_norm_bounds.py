@@ -79,25 +79,18 @@ class LInf(ActivationNorm):
 
 
 @dataclasses.dataclass(frozen=True)
-class L1(ActivationNorm):
-    """The sum of magnitudes over the last axis, the norm of probabilities.
+class OneHot(ActivationNorm):
+    """The l1 norm of tokens, whole numbers, as one-hot vectors.
 
-    Attributes:
-      one_hot: whether the array holds whole numbers (tokens), measured as one-hot vectors. A token
-        has norm 1, and a change of token is a step of norm 2.
+    A token has norm 1, and a change of token is a step of norm 2.
 
     Examples:
       >>> bound(mm.modules.Embed(16, 65)).inputs.norm
-      L1(one_hot=True)
+      OneHot()
     """
 
-    one_hot: bool = False
-
     def __str__(self) -> str:
-        return "one-hot" if self.one_hot else "sum"
-
-
-ONE_HOT = L1(one_hot=True)
+        return "one-hot"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +100,7 @@ class NormBound:
     Attributes:
       upper: the largest norm of a token, pixel or example; may be infinite.
       lower: the smallest. Only division by the norm (`RMSDivide`) needs it.
-      norm: `RMS()`, `L2(axes)`, `LInf()` or `L1()`.
+      norm: `RMS()`, `L2(axes)`, `LInf()` or `OneHot()`.
       features: the length of the last axis; None if unknown.
 
     Examples:
@@ -156,7 +149,7 @@ class NormBound:
 
     def expect_numbers(self) -> None:
         """Raise `ValueError` for tokens, which allow no arithmetic."""
-        if self.norm == ONE_HOT:
+        if self.norm == OneHot():
             raise ValueError(f"values measured as '{self.norm}' cannot be computed with here")
 
     def __str__(self) -> str:
@@ -190,7 +183,7 @@ def factor_between(size: NormBound, target: ActivationNorm) -> float:
     source = size.norm
     if source == target:
         return 1.0
-    if ONE_HOT in (source, target):
+    if OneHot() in (source, target):
         raise ValueError(f"a value measured as '{source}' cannot be read as '{target}'")
     if isinstance(target, L2):
         # A length over fewer axes is no larger; for more axes, their sizes would be needed.
@@ -202,19 +195,14 @@ def factor_between(size: NormBound, target: ActivationNorm) -> float:
             )
         return _root_of_features(size, target) if isinstance(source, RMS | LInf) else 1.0
     if isinstance(source, L2):
-        if target == L1():
-            return _root_of_features(size, target)
         # A length is at least the magnitude of every entry.
         known = size.features if target == RMS() else None
         return 1.0 if known is None else 1 / math.sqrt(known)
     if isinstance(source, RMS) and source.heads > 1:
         per_head = dataclasses.replace(size, norm=RMS())
         return math.sqrt(source.heads) * factor_between(per_head, target)
-    # RMS is at most the largest magnitude, and both are at most the sum of magnitudes.
-    if isinstance(target, RMS) or isinstance(source, L1):
-        return 1.0
-    root = _root_of_features(size, target)
-    return root if isinstance(target, LInf) else root**2
+    # RMS is at most the largest magnitude.
+    return 1.0 if isinstance(target, RMS) else _root_of_features(size, target)
 
 
 def _root_of_features(size: NormBound, target: ActivationNorm) -> float:

@@ -15,10 +15,10 @@ from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, side_b
 from manifoldmuon.bounds._network import bound_part, propagate
 from manifoldmuon.bounds._norm_bounds import (
     L2,
-    ONE_HOT,
     RMS,
     LInf,
     NormBound,
+    OneHot,
     times,
     times_down,
 )
@@ -83,7 +83,7 @@ def bound_embed(atom: Embed, weights: Weight, x: NormBound) -> LipschitzBounds:
         for length in (*weights.rows(atom.shape), weights.step_rows(atom.shape))
     )
     out = NormBound(longest, shortest, RMS(), atom.dim)
-    return convert_norm(x, ONE_HOT).then_of(out, longest, weights=step)
+    return convert_norm(x, OneHot()).then_of(out, longest, weights=step)
 
 
 @propagate.register
@@ -193,7 +193,7 @@ def _sum(terms: list[NormBound]) -> NormBound:
 
 
 def _by_entries(out: NormBound, slope: float = 1.0) -> LipschitzBounds:
-    """Return bounds of maps of single entries or groups of entries, in any norm of numbers."""
+    """Return the bounds of a module that maps single vectors, in any norm of numbers."""
     out.expect_numbers()
     return LipschitzBounds.of(out, slope)
 
@@ -223,34 +223,20 @@ def bound_gelu(bond: GELU, weights: Any, x: NormBound) -> LipschitzBounds:
 
 @propagate.register
 def bound_mean_subtract(bond: MeanSubtract, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Bound the slope by 1 for an orthogonal projection, else by 2.
-
-    The projection is orthogonal in `L2` over the axes of the mean, and in RMS for the mean of the
-    last axis. Otherwise an outlier may nearly double.
-    """
-    x.expect_numbers()
-    axes = (bond.axis,) if isinstance(bond.axis, int) else bond.axis
-    if isinstance(x.norm, L2):
-        orthogonal = all(-x.norm.axes <= axis < 0 for axis in axes)
-    else:
-        orthogonal = axes == (-1,) and isinstance(x.norm, RMS)
-    slope = 1.0 if orthogonal else 2.0
-    return LipschitzBounds.of(x.within(slope), slope)
+    """Bound an orthogonal projection; of the largest magnitudes an outlier may nearly double."""
+    slope = 1.0 if isinstance(x.norm, L2 | RMS) else 2.0
+    return _by_entries(x.within(slope), slope)
 
 
 @propagate.register
 def bound_rms_divide(bond: RMSDivide, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 1 over the least norm of an input."""
     read = convert_norm(x, RMS())
-    least, most, reasons = read.outputs.lower, 1.0, ()
-    if bond.axis not in (-1, (-1,)):
-        least, most = 0.0, math.inf
-        reasons = (f"{bond!r} divides by the norm over other axes than the last",)
-    elif least == 0:
-        reasons = ("RMSDivide may get inputs near zero, where it has no largest slope",)
-    out = NormBound(most, 1.0 if least else 0.0, features=read.outputs.features)
+    least = read.outputs.lower
+    reason = "RMSDivide may get inputs near zero, where it has no largest slope"
+    out = NormBound(1.0, 1.0 if least else 0.0, features=read.outputs.features)
     slope = 1 / least if least else math.inf
-    return read.then_of(out, slope, reasons=reasons)
+    return read.then_of(out, slope, reasons=() if least else (reason,))
 
 
 @propagate.register
@@ -296,7 +282,7 @@ def bound_flatten(bond: Flatten, weights: Any, x: NormBound) -> LipschitzBounds:
 @propagate.register
 def bound_positions(bond: Positions, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 0: positions do not depend on the tokens."""
-    read = convert_norm(x, ONE_HOT)
+    read = convert_norm(x, OneHot())
     return read.then_of(read.outputs, 0.0)
 
 

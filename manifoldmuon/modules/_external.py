@@ -202,10 +202,6 @@ class ExternalModule(Printed):
             self.module.weights(),
         )
 
-    def masses(self) -> Any:
-        """Return the mass of every weight as nested dictionaries, summed over uses and copies."""
-        return _nest({path: spec.mass for path, spec in self._weights().items()})
-
     def __str__(self) -> str:
         return str(self.module)
 

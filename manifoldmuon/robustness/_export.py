@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.modules import Add, Atom, Compose, Concatenate, MeanSubtract, Module, Stack, Tied
+from manifoldmuon.modules import Add, Atom, Compose, Concatenate, Module, Stack, Tied
 from manifoldmuon.robustness._certificates import CertificationResult
 
 FORMAT, VERSION = "manifoldmuon-certificate", 2
@@ -202,13 +202,6 @@ def describe_stack(module: Stack, params: Any, arrays: Arrays) -> list[Entry]:
 @describe.register
 def describe_tied(module: Tied, params: Any, arrays: Arrays) -> list[Entry]:
     return describe(module.module, module.untied(params), arrays)
-
-
-@describe.register
-def describe_mean_subtract(module: MeanSubtract, params: Any, arrays: Arrays) -> list[Entry]:
-    if module.axis not in (-1, (-1,)):
-        raise TypeError(f"MeanSubtract can be exported over the last axis, not {module.axis}")
-    return [{"kind": "mean_subtract"}]
 
 
 def _floor(value: float) -> float:

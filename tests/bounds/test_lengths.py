@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks._bounds import build, input_slope, inside, norm, to_jax, weights_of
-from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
+from manifoldmuon.bounds import L2, RMS, LInf, NormBound, bound
 from manifoldmuon.bounds._norm_bounds import factor_between
 from manifoldmuon.contrib import (
     Householder,
@@ -65,7 +65,6 @@ MODULES = {
     "Flatten": (Flatten(3), IMAGE, 1),
     "Flatten of some": (Flatten(2), IMAGE, 1),
     "MeanSubtract": (MeanSubtract(), IMAGE, 1),
-    "MeanSubtract over pixels": (MeanSubtract((-3, -2)), IMAGE, 1),
     "Abs": (Abs(), TOKENS, 1),
     "ReLU": (ReLU(), TOKENS, 1),
     "scaled ReLU": (math.sqrt(2) * ReLU(), TOKENS, 1),
@@ -185,28 +184,11 @@ def test_orthonormal_network_has_lipschitz_constant_one():
 
 
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [(a, L2()) for a in (RMS(), LInf(), L1(), L2(2))]
-    + [(a, b) for a in (L2(), L2(2)) for b in (RMS(), LInf(), L1())],
-)
-def test_l2_conversion_factors_are_bounds(source, target):
-    size = NormBound(1.0, norm=source, features=4)
-    ratios = []
-    for kind in range(5):
-        x = inside(size, build(size, (5, 4), 0, kind))
-        ratios.append(float(norm(NormBound(1.0, norm=target), x)))
-    assert max(ratios) <= factor_between(size, target) * (1 + 1e-6)
-    if source != L1() and source != L2(2):
-        assert max(ratios) >= 0.5 * factor_between(size, target)
-
-
-@pytest.mark.parametrize(
     ("build", "message"),
     [
         (lambda: factor_between(NormBound(1.0), L2()), "length of the last axis"),
         (lambda: factor_between(NormBound(1.0, norm=L2()), L2(2)), "L2\\(axes=2\\)"),
         (lambda: factor_between(NormBound(1.0, norm=RMS(2)), L2()), "not known"),
-        (lambda: factor_between(NormBound(1.0, norm=L2()), L1()), "features="),
         (lambda: L2(0), "axes"),
     ],
 )

@@ -265,18 +265,18 @@ STACK = Stack(BLOCK, 2)
 
 def test_stack_matches_unrolled():
     """A scan over stacked weights matches a loop over the copies."""
-    unrolled = STACK.unroll()
+    unrolled = paper.unrolled(STACK)
     x = gaussian(2, 4, 6)
 
     @jax.jit
     def both(key, other):
         w, grads = STACK.init(key), STACK.init(other)
-        pieces, grad_pieces = STACK.unstack(w), STACK.unstack(grads)
+        pieces, grad_pieces = paper.unstacked(STACK, w), paper.unstacked(STACK, grads)
         stacked = (STACK.apply(w, x), STACK.norm(w), pieces)
         plain = (unrolled.apply(pieces, x), unrolled.norm(pieces))
         inits = tuple(BLOCK.init(k) for k in jax.random.split(key, 2))
         steps = [
-            (STACK.unstack(make(STACK, grads, w)), make(unrolled, grad_pieces, pieces))
+            (paper.unstacked(STACK, make(STACK, grads, w)), make(unrolled, grad_pieces, pieces))
             for make in (steepest_step, normalized)
         ]
         ones, others = zip(*steps, strict=True)

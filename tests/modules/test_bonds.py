@@ -200,7 +200,7 @@ FORWARD = {
     "GELU": (GELU(), X, F * scipy.special.ndtr(F)),
     "Mul": (Mul(-2.0), X, -2 * F),
     "Add": (Add(), (X, X, X), 3 * F),
-    "MeanSubtract": (MeanSubtract((0, 2)), X, F - F.mean((0, 2), keepdims=True)),
+    "MeanSubtract": (MeanSubtract(), X, F - F.mean(-1, keepdims=True)),
     "RMSDivide": (RMSDivide(), X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
     "RMSDivide of tiny": (RMSDivide(), 1e-30 * X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
     "RMSDivide of huge": (RMSDivide(), 1e30 * X, F / np.sqrt((F**2).mean(-1, keepdims=True))),

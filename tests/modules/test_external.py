@@ -125,7 +125,6 @@ def test_budgets_match_module():
     declared = mlp(["a/0", "a/1", "b"], MATRIX)
     first, _, second, _, third = MODULE.budgets()
     assert declared.budgets() == {"a": {"0": first, "1": second}, "b": third}
-    assert declared.masses() == {"a": {"0": 1.0, "1": 3.0}, "b": 1.0}
     assert declared.geometry() == {"a": {"0": MATRIX, "1": MATRIX}, "b": MATRIX}
     np.testing.assert_allclose([first, second, third], [2 / 5, 3 * np.sqrt(2) / 5, 1 / 5])
     assert "Param 'a/0' on Euclidean" in str(declared)
@@ -163,7 +162,6 @@ def test_repeated_path_is_a_shared_weight():
     atoms = Unembed(7, 4) @ (3 * Linear(4, 4)) @ Embed(4, 7, mass=2.0)
     shared, middle, _, _ = Tied(atoms, (0, 3)).budgets()
     assert ExternalModule(named).budgets() == {"table": shared, "w": middle}
-    assert ExternalModule(named).masses() == {"table": 3.0, "w": 1.0}
 
 
 def test_single_array_has_empty_path():

@@ -187,7 +187,6 @@ def test_export_overwrites_nothing(rng, tmp_path, monkeypatch):
         (modules.GELU(), "nothing like GELU"),
         (modules.Conv2D(3, 5), r"nothing like Conv2D\(3, 3, 3, 5\)"),
         (modules.RMSDivide(), "RMSDivide"),
-        (modules.MeanSubtract(-2), "over the last axis, not -2"),
         (modules.Mul(2.0) @ (modules.Abs(), modules.ReLU()), "Add behind them"),
         (modules.Abs() @ modules.Add(), "behind modules side by side"),
     ],
