@@ -137,15 +137,10 @@ def propagate(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     A generic function with an implementation for each type of module. To bound your own bond,
     decorate a function `(bond, weights, x) -> LipschitzBounds` with `bounds.propagate.register`.
 
-    Rules ignore declared sensitivities, which describe typical inputs.
-
     Args:
       module: a module of the implementation's type.
       weights: a `Weight` for each weight, in the structure of the parameters; `()` for bonds.
       x: the size of the input, or a tuple of sizes for a tuple of inputs.
-
-    Returns:
-      The sizes of the output, and its slopes.
 
     Raises:
       TypeError: the type has no implementation.
@@ -215,9 +210,6 @@ def bound(
       radius: the largest distance from `params`, in the modular norm; only with `params`.
       drift: the largest `Manifold.distance` of a weight (as `optim.monitor_distance` reports it);
         only without `params`. In flat space every distance is 0, and the assumed norm stays 1.
-
-    Returns:
-      The bounds; `print` shows them as a tree.
 
     Raises:
       TypeError: the type of a module or manifold has no rule; the message says how to add it.

@@ -135,12 +135,7 @@ class NormBound:
         return isinstance(self.norm, L2) and self.norm.axes >= axes
 
     def expect_features(self, features: int | None = None, divisor: int = 1) -> None:
-        """Raise `ValueError` if the length of the last axis is known and does not fit.
-
-        Args:
-          features: the required length; None for any.
-          divisor: a required divisor of the length.
-        """
+        """Raise `ValueError` unless the last axis may have this length and this divisor."""
         known = self.features
         if known is not None and features not in (None, known):
             raise ValueError(f"expected {features} entries in the last axis; got {known}")
@@ -175,11 +170,7 @@ def times_down(a: float, b: float) -> float:
 
 
 def factor_between(size: NormBound, target: ActivationNorm) -> float:
-    """Return a number c with `||v||_target <= c ||v||_measure` for all values of this size.
-
-    Raises:
-      ValueError: no such number exists, or it depends on an unknown length.
-    """
+    """Return a number c with `||v||_target <= c ||v||_source` for all values of this size."""
     source = size.norm
     if source == target:
         return 1.0
