@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_fields
-from manifoldmuon._internal.arrays import Matrices, Numbers, expand_trailing, upcast
+from manifoldmuon._internal.arrays import Numbers, expand_trailing, upcast
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.manifolds import Manifold, Stiefel
@@ -164,14 +164,14 @@ class _ComplexSpectral(Norm):
         return _pair(Spectral(scale=self.scale).dualize(_real_form(grad)))
 
 
-def _real_form(x: Pairs) -> Matrices:
+def _real_form(x: Pairs) -> Float[Array, "*batch p q"]:
     """Return `[[A, -B], [B, A]]`, which preserves products and adjoints of `A + iB`."""
     a, b = x[..., 0, :, :], x[..., 1, :, :]
     rows = jnp.concatenate([a, -b], axis=-1), jnp.concatenate([b, a], axis=-1)
     return jnp.concatenate(rows, axis=-2)
 
 
-def _pair(x: Matrices) -> Pairs:
+def _pair(x: Float[Array, "*batch p q"]) -> Pairs:
     """Return the pair with the real form nearest to `x`."""
     m, n = x.shape[-2] // 2, x.shape[-1] // 2
     a = (x[..., :m, :n] + x[..., m:, n:]) / 2

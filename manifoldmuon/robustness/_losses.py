@@ -60,12 +60,11 @@ def margin_cross_entropy(
             f"{name}: logits (..., classes), two classes or more, go with labels (...); got shapes"
             f" {shape} and {rows}"
         )
-    for argument, value, within in (
-        ("offset", offset, "[0, inf)"),
-        ("temperature", temperature, "(0, inf)"),
-    ):
+    for argument, value in {"offset": offset, "temperature": temperature}.items():
         if not isinstance(value, jax.Array):
-            check_number(f"{name}: {argument}", value, within=within)
+            check_number(f"{name}: {argument}", value, within="[0, inf)")
+    if not isinstance(temperature, jax.Array) and temperature == 0:
+        raise ValueError(f"{name}: temperature must be above 0; got {temperature!r}")
     wide = upcast(logits)
     onehot = jax.nn.one_hot(labels, shape[-1], dtype=wide.dtype)
     scores = (wide - offset * onehot) / temperature
