@@ -17,7 +17,6 @@ from manifoldmuon.manifolds import (
     Hypersphere,
     LaidOut,
     Layout,
-    Manifold,
     Stiefel,
 )
 from manifoldmuon.modules import (
@@ -230,23 +229,6 @@ def test_flat_param_has_no_default_constraint(manifold):
     for tree in (flat, Param("a", Stiefel()) @ ReLU() @ flat, flat**2):
         with pytest.raises(ValueError, match="Param 'layers/1/kernel' .* no default constraint"):
             tree.constrained()
-
-
-def test_unconstrained_architecture_step():
-    """`unconstrained` removes all constraints and keeps the layouts."""
-    manifold: Manifold = Stiefel(FanRatio())
-    net = Param("b", manifold) @ ReLU() @ Param("a", manifold.transposed(), mass=3.0)
-    assert net.constrained() == net
-    free = ExternalModule(net.unconstrained())
-    assert free.budgets() == ExternalModule(net).budgets() == {"a": 0.75, "b": 0.25}
-    rng = np.random.default_rng(0)
-    grads = {name: rng.standard_normal((4, 6)).astype(np.float32) for name in ("a", "b")}
-    tx = optim.modular(1.0, free, momentum=None)
-    updates = jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])(grads)
-    for name, fan_out, fan_in in (("a", 6, 4), ("b", 4, 6)):
-        u, _, vt = np.linalg.svd(grads[name].astype(float), full_matrices=False)
-        expected = -free.budgets()[name] * np.sqrt(fan_out / fan_in) * u @ vt
-        np.testing.assert_allclose(updates[name], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_param_has_no_forward_map():
