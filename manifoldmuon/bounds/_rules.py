@@ -14,15 +14,7 @@ import numpy as np
 from manifoldmuon import modules
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, side_by_side
 from manifoldmuon.bounds._network import bound_part, propagate
-from manifoldmuon.bounds._norm_bounds import (
-    L2,
-    RMS,
-    LInf,
-    NormBound,
-    OneHot,
-    times,
-    times_down,
-)
+from manifoldmuon.bounds._norm_bounds import L2, RMS, LInf, NormBound, OneHot, times, times_down
 from manifoldmuon.bounds._weights import Weight
 
 read_length, convert_norm = LipschitzBounds.read_length, LipschitzBounds.convert_norm

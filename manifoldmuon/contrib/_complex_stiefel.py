@@ -122,12 +122,7 @@ class ComplexStiefel(Manifold):
         *batch, _, m, n = shape
         return self._real.init_dual((*batch, 2 * m, 2 * n))
 
-    def steepest(
-        self,
-        point: Pairs,
-        grad: Pairs,
-        dual: Any = (),
-    ) -> Steepest:
+    def steepest(self, point: Pairs, grad: Pairs, dual: Any = ()) -> Steepest:
         # Averaging a direction into the form [[A, -B], [B, A]] keeps its gain and does not lengthen
         # it: the real and the complex problem have the same optimum and gap.
         answer = self._real.steepest(_real_form(point), _real_form(grad), dual)

@@ -18,14 +18,7 @@ from manifoldmuon._internal.powers_of_two import normalize
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
-from manifoldmuon.optim import (
-    Budgets,
-    Geometry,
-    map_leaves,
-    muon,
-    project_tangent,
-    scale_by_budget,
-)
+from manifoldmuon.optim import Budgets, Geometry, map_leaves, muon, project_tangent, scale_by_budget
 
 
 class ScaleByNeuronRMSState(NamedTuple):

@@ -43,10 +43,7 @@ def error_slope(
 
 
 def check_slopes(
-    manifold: Manifold,
-    shape: tuple[int, ...],
-    key: PRNGKeyArray,
-    order: int | float = 1,
+    manifold: Manifold, shape: tuple[int, ...], key: PRNGKeyArray, order: int | float = 1
 ) -> None:
     """Check `retract` and `project_tangent` by slopes over two and a half decades, in float64.
 

@@ -110,10 +110,7 @@ def test_attacks_stay_within_network_bounds(name):
     assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
 
 
-GPTS = {
-    "GPT": gpt(7, 8, 2, 2).constrained(),
-    "GPT with positions": gpt(7, 8, 2, 1, context=6),
-}
+GPTS = {"GPT": gpt(7, 8, 2, 2).constrained(), "GPT with positions": gpt(7, 8, 2, 1, context=6)}
 
 
 @pytest.mark.parametrize("name", GPTS)
@@ -337,14 +334,7 @@ def test_published_gpt_has_finite_bounds():
 def test_bounds_print_as_tree():
     text = str(bound(mlp(4, 6, 8, 4).constrained()))
     head, *lines = text.splitlines()
-    assert head.split() == [
-        "module",
-        "input",
-        "output",
-        "Lipschitz:",
-        "input",
-        "weights",
-    ]
+    assert head.split() == ["module", "input", "output", "Lipschitz:", "input", "weights"]
     assert any(line.startswith("│     ├─ Linear(8, 8) on Stiefel") for line in lines)
 
 

@@ -14,11 +14,7 @@ from manifoldmuon import bounds
 from manifoldmuon.bounds import L2, RMS, LInf, LipschitzBounds, NormBound, OneHot, bound
 from manifoldmuon.bounds._lipschitz_bounds import product
 from manifoldmuon.bounds._norm_bounds import factor_between
-from manifoldmuon.contrib import (
-    Householder,
-    LocallyConnected,
-    TwoTap,
-)
+from manifoldmuon.contrib import Householder, LocallyConnected, TwoTap
 from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.modules import (
     GELU,
@@ -101,14 +97,7 @@ def attacked(name):
     return worst, found.lipschitz_inputs
 
 
-@pytest.mark.slow_except(
-    "ReLU",
-    "attention",
-    "RMSDivide",
-    "MeanSubtract",
-    "Mul",
-    "GELU",
-)
+@pytest.mark.slow_except("ReLU", "attention", "RMSDivide", "MeanSubtract", "Mul", "GELU")
 @pytest.mark.parametrize("name", RULES)
 def test_attacks_stay_within_rule_bounds(name):
     worst, most = attacked(name)

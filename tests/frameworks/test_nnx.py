@@ -99,10 +99,7 @@ def only(module: Any, path: str = "kernel", **options: Any) -> LaidOut:
 def linear_maps() -> Any:
     return {
         "Linear": (nnx.Linear(3, 5, rngs=rngs()), (3,)),
-        "LinearGeneral": (
-            nnx.LinearGeneral((2, 3), (4, 5), axis=(-2, -1), rngs=rngs()),
-            (2, 3),
-        ),
+        "LinearGeneral": (nnx.LinearGeneral((2, 3), (4, 5), axis=(-2, -1), rngs=rngs()), (2, 3)),
         "Einsum": (nnx.Einsum("nta,hab->nthb", (8, 2, 4), rngs=rngs()), (1, 1, 2)),
         "Conv": (nnx.Conv(2, 5, (3, 2), padding="VALID", rngs=rngs()), (3, 2, 2)),
         "ConvTranspose": (

@@ -11,13 +11,7 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.contrib import LocallyConnected
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Hypersphere,
-    Orthogonal,
-    Stiefel,
-)
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Orthogonal, Stiefel
 from manifoldmuon.modules import (
     Atom,
     Compose,

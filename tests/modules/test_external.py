@@ -11,14 +11,7 @@ import pytest
 from flax import nnx
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Hypersphere,
-    LaidOut,
-    Layout,
-    Stiefel,
-)
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.modules import (
     Embed,
     ExternalModule,
@@ -173,10 +166,7 @@ def test_single_array_has_empty_path():
     [
         (lambda: Linear(2, 2) @ Param("a", MATRIX), "made of Param and bonds"),
         (lambda: Param("a/b", MATRIX) @ Param("a", MATRIX), "Param 'a/b' lies inside Param 'a'"),
-        (
-            lambda: Param("a", MATRIX) @ Param("a/b", MATRIX),
-            "lie inside Param 'a'",
-        ),
+        (lambda: Param("a", MATRIX) @ Param("a/b", MATRIX), "lie inside Param 'a'"),
         (lambda: Param("a", MATRIX) @ Param("a", KERNEL), "weights at 'a' must agree"),
         (lambda: Param("a", MATRIX) @ Param("a", MATRIX) ** 2, "weights at 'a' must agree"),
         (lambda: Param("a", MATRIX, mass=0.0) @ Param("a", MATRIX), "frozen together or not"),
