@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 import sys
@@ -11,11 +10,8 @@ from typing import Any
 from manifoldmuon._internal.arguments import check_fields, number
 
 
-class ActivationNorm(abc.ABC):
+class ActivationNorm:
     """Base class of norms, as frozen values: over the last axes, then the maximum over the rest."""
-
-    @abc.abstractmethod
-    def __str__(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +32,6 @@ class RMS(ActivationNorm):
 
     def __post_init__(self):
         check_fields(self, heads="[1, inf)")
-
-    def __str__(self) -> str:
-        return "RMS" if self.heads == 1 else f"RMS over {self.heads} heads"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +54,6 @@ class L2(ActivationNorm):
     def __post_init__(self):
         check_fields(self, axes="[1, inf)")
 
-    def __str__(self) -> str:
-        return "length" if self.axes == 1 else f"length over {self.axes} axes"
-
 
 @dataclasses.dataclass(frozen=True)
 class LInf(ActivationNorm):
@@ -73,9 +63,6 @@ class LInf(ActivationNorm):
       >>> bound(mm.modules.Unembed(65, 16)).outputs.norm
       LInf()
     """
-
-    def __str__(self) -> str:
-        return "largest"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,9 +75,6 @@ class OneHot(ActivationNorm):
       >>> bound(mm.modules.Embed(16, 65)).inputs.norm
       OneHot()
     """
-
-    def __str__(self) -> str:
-        return "one-hot"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +129,7 @@ class NormBound:
     def expect_numbers(self) -> None:
         """Raise `ValueError` for tokens, which allow no arithmetic."""
         if self.norm == OneHot():
-            raise ValueError(f"values measured as '{self.norm}' cannot be computed with here")
+            raise ValueError(f"values measured as {self.norm} cannot be computed with here")
 
     def __str__(self) -> str:
         low = f"{self.lower:.4g} … " if self.lower and self.lower != self.upper else ""
@@ -175,13 +159,13 @@ def factor_between(size: NormBound, target: ActivationNorm) -> float:
     if source == target:
         return 1.0
     if OneHot() in (source, target):
-        raise ValueError(f"a value measured as '{source}' cannot be read as '{target}'")
+        raise ValueError(f"a value measured as {source} cannot be read as {target}")
     if isinstance(target, L2):
         # A length over fewer axes is no larger; for more axes, their sizes would be needed.
         axes = source.axes if isinstance(source, L2) else 1
         if target.axes > axes or (isinstance(source, RMS) and source.heads > 1):
             raise ValueError(
-                f"from the norm '{source}' to '{target}' takes the lengths of axes that are not "
+                f"from the norm {source} to {target} takes the lengths of axes that are not "
                 f"known here: declare the input as NormBound(..., norm={target!r})"
             )
         return _root_of_features(size, target) if isinstance(source, RMS | LInf) else 1.0
@@ -199,7 +183,7 @@ def factor_between(size: NormBound, target: ActivationNorm) -> float:
 def _root_of_features(size: NormBound, target: ActivationNorm) -> float:
     if size.features is None:
         raise ValueError(
-            f"from the norm '{size.norm}' to '{target}' takes the length of the last axis, "
+            f"from the norm {size.norm} to {target} takes the length of the last axis, "
             "which is not known here: declare the input as NormBound(..., features=...)"
         )
     return math.sqrt(size.features)

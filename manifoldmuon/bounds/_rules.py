@@ -74,7 +74,7 @@ def bound_bias(atom: modules.Bias, weights: Weight, x: NormBound) -> LipschitzBo
     length, step = (
         times(places, found / root) for found in (weights.rows(row)[0], weights.step_rows(row))
     )
-    reason = f"a bias is as long as there are places in the norm '{size.norm}'"
+    reason = f"a bias is as long as there are places in the norm {size.norm}"
     out = NormBound(size.upper + length, max(size.lower - length, 0.0), size.norm, atom.features)
     return read.then_of(out, 1.0, weights=step, reasons=(reason,) if math.isinf(step) else ())
 

@@ -237,20 +237,9 @@ def _digest(data: bytes) -> str:
 
 
 def _text(certificate: Entry) -> str:
-    """Format as readable JSON: a line per entry, and a single line per list over images."""
-    line = functools.partial(json.dumps, allow_nan=False)
-    parts = []
-    for key, value in certificate.items():
-        text = line(value)
-        if isinstance(value, dict | list):
-            keyed = isinstance(value, dict)
-            entries = (
-                [f"{line(k)}: {line(v)}" for k, v in value.items()] if keyed else map(line, value)
-            )
-            inner = ",\n".join(f"  {entry}" for entry in entries)
-            text = f"{{\n{inner}\n}}" if keyed else f"[\n{inner}\n]"
-        parts.append(f"{line(key)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+    """Format as JSON with a line per entry."""
+    lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in certificate.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _write(place: Path, contents: dict[str, bytes]) -> None:
