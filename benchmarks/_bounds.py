@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._sets import scale_of
-from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
+from manifoldmuon.bounds import L2, RMS, LInf, NormBound, OneHot, bound
 from manifoldmuon.contrib import (
     Householder,
     Isospectral,
@@ -75,8 +75,6 @@ def norm(size: Any, y: Any) -> Any:
             return jnp.max(jnp.sqrt(jnp.sum(y**2, axis=tuple(range(-axes, 0))) + 1e-30))
         case LInf():
             return jnp.max(jnp.abs(y))
-        case L1():
-            return jnp.max(jnp.sum(jnp.abs(y), axis=-1))
     raise NotImplementedError(size)
 
 
@@ -101,9 +99,6 @@ def toward(size: Any, g: Any) -> Any:
             return g / np.where(length == 0, 1, length)
         case LInf():
             return np.sign(g)
-        case L1():
-            top = np.argmax(np.abs(g), axis=-1)[..., None]
-            return np.where(np.arange(g.shape[-1]) == top, np.sign(g), 0)
     raise NotImplementedError(size)
 
 
@@ -121,8 +116,6 @@ def inside(size: Any, x: Any) -> Any:
             return x * (_lengths(size, length) / np.where(length == 0, 1, length))
         case LInf():
             return np.clip(x, -size.upper, size.upper)
-        case L1():
-            return x * (size.upper / np.sum(np.abs(x), axis=-1, keepdims=True))
     raise NotImplementedError(size)
 
 
@@ -270,7 +263,7 @@ class Attack:
     radius: float = 0.0
 
     def __post_init__(self):
-        self.whole = isinstance(self.inputs, NormBound) and self.inputs.norm == L1(one_hot=True)
+        self.whole = isinstance(self.inputs, NormBound) and self.inputs.norm == OneHot()
         self.atoms = atoms(self.net)
         self.budgets = self.net.budgets()
 
@@ -384,7 +377,7 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
         heads = SplitHeads(2)
         bonds = (Abs(), ReLU(), math.sqrt(2) * ReLU(), GELU(), GroupSort(2), Mul(1.5))
         kinds: list[tuple[Module, tuple[int, ...]]] = [(bond, at) for bond in bonds]
-        kinds += [(MeanSubtract(), at), (MeanSubtract(-2), at), (RMSDivide(), at)]
+        kinds += [*2 * [(MeanSubtract(), at)], (RMSDivide(), at)]
         kinds += 4 * [(linear(m, d), (*at[:-1], m))]
         kinds += [(Bias(d), at), (Householder(d), at), (TwoTap(d, d // 2, int(half)), at)]
         kinds += [(0.5 * Identity() + 0.5 * (linear(d, d) @ Abs()), at), (SwapAxes(), _swapped(at))]

@@ -22,8 +22,8 @@ from benchmarks.steps import ADAM, MUON, measure
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.program import parse
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.timing import interleaved_seconds
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}

@@ -5,7 +5,7 @@
 Times are relative, within one run, to Muon's five steps in `optax.contrib` and to the published
 closed form (QR of [W G], eight steps of Polar Express of a 2n x 2n matrix); gaps and residuals are
 measured in float64 by singular value decompositions. Gradients come from the four families of
-`manifoldmuon.testing` and from recordings of the main job.
+`studies.stiefel_problems` and from recordings of the main job.
 """
 
 import functools
@@ -28,11 +28,11 @@ from manifoldmuon.manifolds.solvers import (
     StiefelSolver,
 )
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.digits.gradients import record_gradients
 from studies.display import COLOURS, dress, panels
 from studies.program import parse, save
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.timing import interleaved_seconds
 
 SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon.manifolds.solvers import Steepest, StiefelSolver
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import stiefel_errors
+from studies.stiefel_problems import stiefel_errors
 
 
 class SolverGaps(NamedTuple):

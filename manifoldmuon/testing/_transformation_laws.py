@@ -89,7 +89,7 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 EPS = float(np.finfo(np.float32).eps)
 
 
-class Case(NamedTuple):
+class CheckedTransformation(NamedTuple):
     """A transformation under test; the checks share its compiled `update`.
 
     The checks themselves compute in NumPy: compiling them for every shape would take longer than
@@ -107,7 +107,7 @@ class Case(NamedTuple):
 
 def make_case(
     tx: optax.GradientTransformationExtraArgs, params: Any, grads: Any, needs_params: bool
-) -> Case:
+) -> CheckedTransformation:
     """Return the transformation with its compiled update and its first step."""
     traces = []
 
@@ -118,10 +118,10 @@ def make_case(
     compiled = optax.GradientTransformationExtraArgs(tx.init, jax.jit(update))
     state = tx.init(params)
     first = compiled.update(grads, state, params)
-    return Case(compiled, params, grads, needs_params, state, first, traces)
+    return CheckedTransformation(compiled, params, grads, needs_params, state, first, traces)
 
 
-def take_step(case: Case, grads: Any, params: Any = None) -> tuple[Any, Any]:
+def take_step(case: CheckedTransformation, grads: Any, params: Any = None) -> tuple[Any, Any]:
     """Return updates and state of a first step from `case.params` or other parameters."""
     if params is None:
         return case.tx.update(grads, case.state, case.params)
@@ -145,7 +145,7 @@ def punch(tree: Any, hole: Any) -> Any:
     return jax.tree.unflatten(treedef, [hole, *leaves[1:]])
 
 
-def _init_abstract(case: Case) -> None:
+def _init_abstract(case: CheckedTransformation) -> None:
     state = case.state
     kinds = {type(x) for x in jax.tree.leaves(state) if not isinstance(x, jax.Array | np.ndarray)}
     assert not kinds, f"the state holds more than arrays: {kinds}"
@@ -154,7 +154,7 @@ def _init_abstract(case: Case) -> None:
         chex.assert_trees_all_equal_shapes_and_dtypes(state, other)
 
 
-def _empty_trees(case: Case) -> None:
+def _empty_trees(case: CheckedTransformation) -> None:
     nothing: list[Any] = [{}, [], optax.MaskedNode(), {"nothing": None}]
     for empty in nothing:
         updates, _ = jax.eval_shape(lambda tree: take_step(case, tree, tree), empty)
@@ -163,7 +163,7 @@ def _empty_trees(case: Case) -> None:
         jax.eval_shape(case.tx.init, empty)
 
 
-def _holes(case: Case) -> None:
+def _holes(case: CheckedTransformation) -> None:
     wanted, _ = case.first
     masked = punch(case.grads, optax.MaskedNode()), punch(case.params, optax.MaskedNode())
     found, _ = take_step(case, *masked)
@@ -173,7 +173,7 @@ def _holes(case: Case) -> None:
     chex.assert_trees_all_equal_shapes_and_dtypes(shapes, punch(wanted, None))
 
 
-def _dtypes(case: Case) -> None:
+def _dtypes(case: CheckedTransformation) -> None:
     def cast(tree, dtype):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), tree)
 
@@ -193,7 +193,7 @@ def _dtypes(case: Case) -> None:
             chex.assert_trees_all_equal_shapes_and_dtypes(next_state, state)
 
 
-def _tree_map_params(case: Case) -> None:
+def _tree_map_params(case: CheckedTransformation) -> None:
     state = case.state
     same = optax.tree_utils.tree_map_params(case.tx, lambda x: x, state)
     chex.assert_trees_all_equal(same, state)
@@ -213,14 +213,14 @@ def _assert_shape(x: Any, shape: tuple[int, ...]) -> Any:
     return x
 
 
-def _degenerate(case: Case) -> None:
+def _degenerate(case: CheckedTransformation) -> None:
     zeros = zeros_like(case.params)
     # Zero parameters; and the gradient of the squared norm, which is normal to many manifolds.
     for grads, params in ((case.grads, zeros), (case.params, case.params)):
         assert_finite(take_step(case, grads, params))
 
 
-def _nan_in_one_leaf(case: Case) -> None:
+def _nan_in_one_leaf(case: CheckedTransformation) -> None:
     clean, _ = case.first
     leaves, treedef = jax.tree.flatten(case.grads)
     for index in range(len(leaves)):
@@ -237,7 +237,7 @@ def _nan_in_one_leaf(case: Case) -> None:
         chex.assert_trees_all_close(found, others, **CLOSE)
 
 
-def _errors(case: Case) -> None:
+def _errors(case: CheckedTransformation) -> None:
     leaves, treedef = jax.tree.flatten(case.params)
     integers = jax.tree.unflatten(treedef, [np.ones(leaves[0].shape, np.int32), *leaves[1:]])
     wrong: list[tuple[Any, Any]] = [(integers, integers)]
@@ -251,7 +251,7 @@ def _errors(case: Case) -> None:
         raise AssertionError(f"no error for {grads=} {params=}")
 
 
-def _scale(case: Case) -> None:
+def _scale(case: CheckedTransformation) -> None:
     wanted, _ = case.first
     for power in (100, -100):  # powers of two scale without rounding
         grads = jax.tree.map(lambda g, c=np.float32(2.0**power): np.asarray(g * c), case.grads)
@@ -259,7 +259,7 @@ def _scale(case: Case) -> None:
         chex.assert_trees_all_close(found, wanted, **CLOSE)
 
 
-def _still(case: Case) -> None:
+def _still(case: CheckedTransformation) -> None:
     zeros = zeros_like(case.grads)
     for params in (case.params, zeros_like(case.params)):
         updates, state = take_step(case, zeros, params)
@@ -267,7 +267,7 @@ def _still(case: Case) -> None:
         assert_finite(state)
 
 
-def _ascends(case: Case, sign: int = 1) -> None:
+def _ascends(case: CheckedTransformation, sign: int = 1) -> None:
     def gain(update, grad, param):
         """Return `<update, gradient>` where it is more than rounding of the moved parameter."""
         value = float(np.vdot(wide(update), wide(grad)))
@@ -282,11 +282,11 @@ def _ascends(case: Case, sign: int = 1) -> None:
         assert sign * value >= 0, f"<update, gradient> is {value:.3g} at {name}"
 
 
-def _descends(case: Case) -> None:
+def _descends(case: CheckedTransformation) -> None:
     _ascends(case, -1)
 
 
-def _shard_map(case: Case) -> None:
+def _shard_map(case: CheckedTransformation) -> None:
     def update(grads, params, state):
         return case.tx.update(grads, state, params)
 
@@ -303,7 +303,7 @@ def _shard_map(case: Case) -> None:
     check_inside_shard_map(train, (case.grads, case.params))
 
 
-def _compiles_once(case: Case) -> None:
+def _compiles_once(case: CheckedTransformation) -> None:
     params, state = case.params, case.state
     before = len(case.traces)
     for _ in range(3):
@@ -327,7 +327,7 @@ BASICS = (
 )
 
 
-def check_injected(injected: optax.GradientTransformation, case: Case) -> None:
+def check_injected(injected: optax.GradientTransformation, case: CheckedTransformation) -> None:
     """Check `inject_hyperparams`, which remakes the transformation from traced numbers."""
     update = jax.jit(injected.update)
     state, injected_state = case.tx.init(case.params), jax.jit(injected.init)(case.params)
@@ -337,7 +337,7 @@ def check_injected(injected: optax.GradientTransformation, case: Case) -> None:
         chex.assert_trees_all_close(found, wanted, **CLOSE)
 
 
-def _masked_partition_and_chain(case: Case) -> None:
+def _masked_partition_and_chain(case: CheckedTransformation) -> None:
     wanted, _ = case.first
     mask = punch(jax.tree.map(lambda _: True, case.params), False)
     outside = jax.tree.map(lambda m, u, g: u if m else g, mask, wanted, case.grads)
@@ -355,7 +355,7 @@ def _masked_partition_and_chain(case: Case) -> None:
         chex.assert_trees_all_close(found, expected, **CLOSE)
 
 
-def _wrapped_donated_and_scanned(case: Case) -> None:
+def _wrapped_donated_and_scanned(case: CheckedTransformation) -> None:
     """Check `MultiSteps` in `apply_if_finite` in `jax.lax.scan`, with donated buffers."""
     several: Any = optax.MultiSteps(case.tx, every_k_schedule=2)
     # Its gradient_transformation() would drop extra arguments.
@@ -388,7 +388,7 @@ def _wrapped_donated_and_scanned(case: Case) -> None:
         chex.assert_trees_all_close(one, expected, rtol=1e-4, atol=1e-5)
 
 
-def _vmap(case: Case) -> None:
+def _vmap(case: CheckedTransformation) -> None:
     def once(params, grads):
         return case.tx.update(grads, case.tx.init(params), params)[0]
 

@@ -34,7 +34,7 @@ class Answers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Case:
+class CheckedManifold:
     """A manifold with a point, three random arrays of its shape, and the limits of its laws."""
 
     manifold: Manifold

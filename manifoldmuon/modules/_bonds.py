@@ -1,4 +1,4 @@
-"""Activations and normalisation: bonds that keep the shape."""
+"""Bonds: activations, normalisation, and changes of the shape of images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.arrays import Floats, nonzero_or_one, upcast
 from manifoldmuon.modules._module import Bond
 
@@ -112,42 +112,27 @@ class GroupSort(Bond):
 
 
 @dataclasses.dataclass(frozen=True)
-class _OverAxes(Bond):
-    """A normalisation over some axes."""
-
-    axis: int | tuple[int, ...] = -1
-
-    def __post_init__(self):
-        for number in self.axis if isinstance(self.axis, tuple) else (self.axis,):
-            check_number(f"{type(self).__name__}.axis", number, whole=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class MeanSubtract(_OverAxes):
-    """The input minus its mean.
-
-    Attributes:
-      axis: the axes of the mean; the default is the last axis.
+class MeanSubtract(Bond):
+    """The input minus its mean over the last axis.
 
     Examples:
       >>> MeanSubtract().forward(jnp.array([1.0, 3.0]))
       Array([-1.,  1.], dtype=float32)
     """
 
+    entry: ClassVar = ("mean_subtract",)
+
     def forward(self, x: Floats) -> Floats:
-        return x - jnp.mean(x, axis=self.axis, keepdims=True)
+        return x - jnp.mean(x, axis=-1, keepdims=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class RMSDivide(_OverAxes):
-    """The input, divided by its root mean square; zero stays zero.
+class RMSDivide(Bond):
+    """The input, divided by its root mean square over the last axis; zero stays zero.
 
     The sensitivity is `1 / ||x||_RMS` and the sharpness `2/sqrt(3) / ||x||_RMS**2`, so that the
     declared values, 1 and `2/sqrt(3)`, hold for inputs of RMS norm at least 1. Layer normalisation
     without gain or bias is `RMSDivide() @ MeanSubtract()`.
-
-    Attributes:
-      axis: the axes of the root mean square; the default is the last axis.
 
     Examples:
       >>> RMSDivide().forward(jnp.array([3.0, -3.0]))
@@ -160,7 +145,60 @@ class RMSDivide(_OverAxes):
         wide = upcast(x)
         # Divide by the largest magnitude first, or squares would over- or underflow. It cancels,
         # in the derivative too.
-        top = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), axis=self.axis, keepdims=True))
+        top = jax.lax.stop_gradient(jnp.max(jnp.abs(wide), axis=-1, keepdims=True))
         scaled = wide / nonzero_or_one(top)
-        square = jnp.mean(scaled**2, axis=self.axis, keepdims=True)
+        square = jnp.mean(scaled**2, axis=-1, keepdims=True)
         return (scaled / jnp.sqrt(nonzero_or_one(square))).astype(x.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class AveragePool(Bond):
+    """Average images `(..., height, width, channels)` down to `rows` by `columns` pixels.
+
+    Attributes:
+      rows: height of the output in pixels; must divide the input's height.
+      columns: width of the output in pixels; must divide the input's width.
+
+    Examples:
+      >>> AveragePool(2, 2).forward(jnp.ones((8, 6, 3))).shape
+      (2, 2, 3)
+    """
+
+    rows: int = 1
+    columns: int = 1
+    entry: ClassVar = ("average_pool", "rows", "columns")
+
+    def forward(self, x: Float[Array, "*batch h w c"]) -> Float[Array, "*batch r s c"]:
+        *batch, height, width, channels = x.shape
+        if height % self.rows or width % self.columns:
+            raise ValueError(
+                f"an image of {height} by {width} pixels does not divide into {self.rows} by "
+                f"{self.columns}"
+            )
+        rows, columns = height // self.rows, width // self.columns
+        blocks = x.reshape(*batch, self.rows, rows, self.columns, columns, channels)
+        return jnp.mean(blocks, axis=(-4, -2))
+
+
+@dataclasses.dataclass(frozen=True)
+class Flatten(Bond):
+    """Merge the last axes into a single axis.
+
+    The RMS norm of the result is at most the largest RMS norm over the last input axis.
+
+    Attributes:
+      axes: number of axes to merge; 3 for images.
+
+    Examples:
+      >>> Flatten().forward(jnp.ones((5, 8, 6, 3))).shape
+      (5, 144)
+    """
+
+    axes: int = 3
+    entry: ClassVar = ("flatten", "axes")
+
+    def forward(self, x: Floats) -> Floats:
+        if x.ndim < self.axes:
+            raise ValueError(f"Flatten takes at least {self.axes} axes; got the shape {x.shape}")
+        keep = x.ndim - self.axes
+        return x.reshape(*x.shape[:keep], math.prod(x.shape[keep:]))

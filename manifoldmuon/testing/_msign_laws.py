@@ -23,19 +23,19 @@ from manifoldmuon.testing._assertions import (
 )
 
 
-class _Case(NamedTuple):
+class CheckedMsign(NamedTuple):
     """A method with random matrices, its answers, and the limits of its laws."""
 
     method: MsignMethod
     x: jax.Array
     answer: jax.Array
-    hard: list[_Hard]
+    hard: list[HardMatrix]
     orthogonality: float
     condition: float
     tolerance: float
 
 
-class _Hard(NamedTuple):
+class HardMatrix(NamedTuple):
     """A single matrix with singular values that are far apart or zero."""
 
     name: str
@@ -73,11 +73,11 @@ def check_msign(
     check_value_object(method)
     x = jax.random.normal(key, shape)
     hard = _hard_matrices(shape[-2:], key, condition)
-    case = _Case(method, x, msign(x, method), hard, orthogonality, condition, tolerance)
+    case = CheckedMsign(method, x, msign(x, method), hard, orthogonality, condition, tolerance)
     check_all(LAWS, "the docstring of `MsignMethod`", case)
 
 
-def _check_dtypes(case: _Case) -> None:
+def _check_dtypes(case: CheckedMsign) -> None:
     x, answer = case.x, case.answer
     require("shape and dtype are kept", answer.shape == x.shape and answer.dtype == x.dtype)
     short = msign(x.astype(jnp.bfloat16), case.method)
@@ -87,11 +87,11 @@ def _check_dtypes(case: _Case) -> None:
     agree(law, short.astype(x.dtype), expected, float(jnp.finfo(jnp.bfloat16).eps))
 
 
-def _check_random(case: _Case) -> None:
+def _check_random(case: CheckedMsign) -> None:
     _check_values("", case.x, case.answer, case.orthogonality, case.tolerance)
 
 
-def _check_hard(case: _Case, full_rank: bool) -> None:
+def _check_hard(case: CheckedMsign, full_rank: bool) -> None:
     """Compare with a float64 SVD, on the span of the singular vectors of nonzero values."""
     answers = msign(jnp.stack([one.x for one in case.hard]), case.method)
     for (name, x, rank, condition), q in zip(case.hard, wide(answers), strict=True):
@@ -112,19 +112,19 @@ def _check_hard(case: _Case, full_rank: bool) -> None:
             at_most("rows and columns of zeros stay zero", rest, 0, case.tolerance)
 
 
-def _hard_matrices(shape: tuple[int, ...], key: PRNGKeyArray, condition: float) -> list[_Hard]:
+def _hard_matrices(shape: tuple[int, ...], key: PRNGKeyArray, condition: float) -> list[HardMatrix]:
     (x,) = normal(key, shape, 1)
     left, _, right = np.linalg.svd(x, full_matrices=False)
     size, half = min(shape), max(min(shape) // 2, 1)
     found = []
     for c in (min(1e3, condition), condition):
         matrix = left * np.geomspace(1, 1 / c, size) @ right
-        found.append(_Hard(f" at condition {c:g}", matrix.astype(np.float32), size, c))
-    found.append(_Hard(", without full rank", left[:, :half] @ right[:half], half, 1.0))
+        found.append(HardMatrix(f" at condition {c:g}", matrix.astype(np.float32), size, c))
+    found.append(HardMatrix(", without full rank", left[:, :half] @ right[:half], half, 1.0))
     # Rounding does not enlarge exact zeros.
     corner = np.zeros(shape, np.float32)
     corner[:half, :half] = np.linalg.qr(x[:half, :half])[0]
-    found.append(_Hard(", with rows and columns of zeros", corner, half, 1.0))
+    found.append(HardMatrix(", with rows and columns of zeros", corner, half, 1.0))
     return found
 
 
@@ -145,7 +145,7 @@ def _check_values(where: str, x, answer, orthogonality, tolerance) -> None:
     at_most(f"Q^T X is positive semi-definite{where}", -smallest / size, 0, tolerance)
 
 
-def _check_stack(case: _Case) -> None:
+def _check_stack(case: CheckedMsign) -> None:
     """Check scales, NaN, infinity and denormals in a single batch of independent matrices."""
     method, x, answer, tolerance = case.method, case.x, case.answer, case.tolerance
     scales = (1.0, -1.0, 1e-30, 1e-10, 1e10, 1e30)

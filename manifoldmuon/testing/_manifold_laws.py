@@ -21,8 +21,8 @@ from manifoldmuon.testing._assertions import (
     spoil,
     wide,
 )
-from manifoldmuon.testing._case import Answers, Case, ask_manifold, jitted
-from manifoldmuon.testing._directions import (
+from manifoldmuon.testing._checked_manifold import Answers, CheckedManifold, ask_manifold, jitted
+from manifoldmuon.testing._direction_laws import (
     check_nearly_normal,
     check_scale,
     check_stays_near,
@@ -63,8 +63,7 @@ def check_manifold(
       overshoot: how far the norm of a direction may exceed 1, for approximations of msign.
       thorough: whether to run the slow checks too, each of which compiles or traces everything once
         more: from a warm start, `for_training()`, without `jax.jit`, under `jax.vmap`, in bfloat16,
-          and
-        inside of `jax.shard_map`.
+        and inside of `jax.shard_map`.
       dtype: float32, or float64 under `jax.enable_x64(True)`.
       convex: whether the set is convex with a boundary. A projection may then lie on the boundary,
         where `x - project(x)` makes an obtuse angle with the whole set, but need not be normal.
@@ -87,35 +86,20 @@ def check_manifold(
     grad, vector, other = (x.astype(dtype) for x in normal(key, shape, 3))
     draw = jitted(lambda k: manifold.random_point(k, shape, dtype))
     ask = jitted(lambda *arrays: ask_manifold(manifold, *arrays))
-    case = Case(
-        manifold=manifold,
-        shape=shape,
-        key=key,
-        draw=draw,
-        ask=ask,
-        point=draw(key),
-        grad=grad,
-        vector=vector,
-        other=other,
-        tolerance=tolerance,
-        gap=gap,
-        on_set=on_set,
-        overshoot=overshoot,
-        convex=convex,
-        optimum=optimum,
-        nearest=nearest,
-    )
+    limits = tolerance, gap, on_set, overshoot, convex, optimum, nearest
+    drawn = draw(key), grad, vector, other
+    case = CheckedManifold(manifold, shape, key, draw, ask, *drawn, *limits)
     check_all((*LAWS, *(SLOW_LAWS if thorough else ())), "the docstring of `Manifold`", case)
 
 
-def _agree_all(law: str, actual: Answers, expected: Answers, case: Case) -> None:
+def _agree_all(law: str, actual: Answers, expected: Answers, case: CheckedManifold) -> None:
     # Gaps and distances are small numbers, with the rounding noise of the direction.
     directions = ("projected", "tangent", "size", "direction", "direction_size", "moved")
     for name in (*directions, "gap", "distance"):
         case.agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name))
 
 
-def _check_shapes(case: Case) -> None:
+def _check_shapes(case: CheckedManifold) -> None:
     case.manifold.check_shape(case.shape)
     try:
         case.manifold.check_shape(case.shape[:0])
@@ -137,7 +121,7 @@ def _check_shapes(case: Case) -> None:
     same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)
 
 
-def _check_the_set(case: Case) -> None:
+def _check_the_set(case: CheckedManifold) -> None:
     answers = case.ask(case.point, case.grad, case.vector)
     at_most("a random point is on the set", answers.distance, case.on_set)
     require(
@@ -177,7 +161,7 @@ def _check_the_set(case: Case) -> None:
     at_most(law, left / size / 8, case.distance(off), case.on_set)
 
 
-def _check_boundary(case: Case) -> None:
+def _check_boundary(case: CheckedManifold) -> None:
     """Check that tangent spaces are linear, unless the set has a boundary."""
     if case.manifold.has_boundary or not case.manifold.constrained:
         return
@@ -186,7 +170,7 @@ def _check_boundary(case: Case) -> None:
     case.agree("project_tangent is linear where has_boundary is False", back, -forth)
 
 
-def _check_fast(case: Case) -> None:
+def _check_fast(case: CheckedManifold) -> None:
     """Check that `for_training()` keeps the set."""
     fast = case.manifold.for_training()
     if fast != case.manifold and case.point.size:
@@ -195,7 +179,7 @@ def _check_fast(case: Case) -> None:
         agree("for_training() keeps the set", moved / size, case.point / size, 2e-2)
 
 
-def _check_tangent_space(case: Case) -> None:
+def _check_tangent_space(case: CheckedManifold) -> None:
     first, second = (case.project_tangent(case.point, x) for x in (case.vector, case.other))
     case.agree("project_tangent is idempotent", case.project_tangent(case.point, first), first)
     case.agree(
@@ -211,7 +195,7 @@ def _check_tangent_space(case: Case) -> None:
     check_stays_near("tangent", case, first)
 
 
-def _check_zero(case: Case) -> None:
+def _check_zero(case: CheckedManifold) -> None:
     zero = np.zeros_like(case.point)
     answers = case.ask(case.point, zero, zero)
     require("a zero gradient gives a zero direction", bool(np.all(answers.direction == 0)))
@@ -223,7 +207,7 @@ def _check_zero(case: Case) -> None:
     at_most("project takes zero to the set", case.distance(nowhere.projected), case.on_set)
 
 
-def _check_retraction(case: Case) -> None:
+def _check_retraction(case: CheckedManifold) -> None:
     vector, retract = case.unit(case.project_tangent(case.point, case.vector)), case.retract
     for t in (0.01, 0.1, 1.0):
         away = case.distance(retract(case.point, t * vector))
@@ -235,7 +219,7 @@ def _check_retraction(case: Case) -> None:
     agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
 
 
-def _check_unconstrained(case: Case) -> None:
+def _check_unconstrained(case: CheckedManifold) -> None:
     if case.manifold.constrained:
         return
     answers = case.ask(case.point, case.grad, case.vector)
@@ -248,7 +232,7 @@ def _check_unconstrained(case: Case) -> None:
     case.agree("free space: a direction has no point", elsewhere, answers.direction)
 
 
-def _check_copies(case: Case) -> None:
+def _check_copies(case: CheckedManifold) -> None:
     """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
     spoilt = spoil(case.grad)
     points = np.stack([*[case.point] * 3, case.project(case.other), case.point, spoil(case.point)])
@@ -272,7 +256,7 @@ def _check_copies(case: Case) -> None:
         require("a NaN in a point stays visible (distance)", seen)
 
 
-def _check_eager(case: Case) -> None:
+def _check_eager(case: CheckedManifold) -> None:
     compiled = case.ask(case.point, case.grad, case.vector)
     arrays = [jnp.asarray(x) for x in (case.point, case.grad, compiled.tangent)]
     point, grad, tangent = arrays
@@ -283,7 +267,7 @@ def _check_eager(case: Case) -> None:
     case.agree("jit = eager (moved)", case.retract(case.point, compiled.tangent), moved)
 
 
-def _check_vmap(case: Case) -> None:
+def _check_vmap(case: CheckedManifold) -> None:
     points, grads = np.stack([case.point] * 2), np.stack([case.grad, case.other])
     dual = case.manifold.init_dual(case.shape)
     steepest = jax.vmap(lambda p, g: case.manifold.steepest(p, g, dual).direction)
@@ -292,14 +276,14 @@ def _check_vmap(case: Case) -> None:
         case.agree("vmap = loop (direction)", direction, alone)
 
 
-def _check_shard_map(case: Case) -> None:
+def _check_shard_map(case: CheckedManifold) -> None:
     def ask(point, grad):
         return ask_manifold(case.manifold, point, grad, grad)
 
     check_inside_shard_map(ask, case.point, case.grad)
 
 
-def _check_dtypes(case: Case) -> None:
+def _check_dtypes(case: CheckedManifold) -> None:
     short = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)
     answers = jax.eval_shape(lambda *x: ask_manifold(case.manifold, *x), short, short, short)
     for name in ("projected", "tangent", "direction", "moved"):
@@ -313,7 +297,7 @@ def _check_dtypes(case: Case) -> None:
     require("random_point has the shape asked for", drawn.shape == case.shape)
 
 
-def _check_short_dtype(case: Case) -> None:
+def _check_short_dtype(case: CheckedManifold) -> None:
     short = [x.astype(jnp.bfloat16) for x in (case.point, case.grad, case.vector)]
     answers = case.ask(*short)
     rounded = case.ask(*(x.astype(np.float32) for x in short))

@@ -12,14 +12,13 @@ from jaxtyping import Array
 
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
-from manifoldmuon.testing._assertions import at_most, same_tree_of_shapes, wide
-from manifoldmuon.testing._case import Answers, Case, Values, jitted, largest
+from manifoldmuon.testing._assertions import SCALES, at_most, same_tree_of_shapes, wide
+from manifoldmuon.testing._checked_manifold import Answers, CheckedManifold, Values, jitted, largest
 
-SCALES = (1e-30, 1e-10, 1e10, 1e30)
 NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares that are not normal
 
 
-def check_steepest(case: Case) -> None:
+def check_steepest(case: CheckedManifold) -> None:
     answers = _check_direction(case, case.point, case.grad, "", slack=0.0)
     compete = jitted(functools.partial(_competitor, case.manifold))
     edge = case.project(3 * case.other)
@@ -32,7 +31,7 @@ def check_steepest(case: Case) -> None:
     at_most(f"gap <= {case.gap}", answers.gap, case.gap)
 
 
-def check_scale(case: Case) -> None:
+def check_scale(case: CheckedManifold) -> None:
     first = case.ask(case.point, case.grad, case.vector)
     for c in SCALES:
         scaled = case.ask(case.point, c * case.grad, case.vector)
@@ -41,7 +40,7 @@ def check_scale(case: Case) -> None:
         case.agree(f"{law} (gap)", scaled.gap, first.gap)
 
 
-def check_nearly_normal(case: Case) -> None:
+def check_nearly_normal(case: CheckedManifold) -> None:
     """Check gradients that are normal, up to their sign and a small share.
 
     Rounding of the normal part may turn the direction against such a gradient.
@@ -59,7 +58,7 @@ def check_nearly_normal(case: Case) -> None:
                 _check_direction(case, point, grad, ", nearly normal", case.tolerance)
 
 
-def check_warm(case: Case) -> None:
+def check_warm(case: CheckedManifold) -> None:
     """Check a warm start from another problem's dual: a feasible direction and a true gap."""
     start = case.ask(case.point, 1e3 * case.other, case.vector).dual
     if not jax.tree.leaves(start):
@@ -73,7 +72,7 @@ def check_warm(case: Case) -> None:
     _check_gap(case, case.point, case.grad, answer)
 
 
-def check_stays_near(law: str, case: Case, vector: Values) -> None:
+def check_stays_near(law: str, case: CheckedManifold, vector: Values) -> None:
     """Check that a tangent vector of norm 1 leaves the set like t**2 / 2, not like t.
 
     The check is independent of how the tangent space is computed.
@@ -83,7 +82,9 @@ def check_stays_near(law: str, case: Case, vector: Values) -> None:
     at_most(f"{law}: the set is left to second order only", away, t**2)
 
 
-def _check_direction(case: Case, point: Values, grad: Values, where: str, slack: float) -> Answers:
+def _check_direction(
+    case: CheckedManifold, point: Values, grad: Values, where: str, slack: float
+) -> Answers:
     answers = case.ask(point, grad, case.vector)
     direction = answers.direction
     at_most(f"norm(direction) <= 1{where}", answers.direction_size, 1 + case.overshoot)
@@ -130,7 +131,7 @@ def _competitor(manifold: Manifold, point: Array, grad: Array, steps: int = 30) 
 
 
 def _check_gap(
-    case: Case, point: Values, grad: Values, answers: Answers | Steepest, *rivals: Values
+    case: CheckedManifold, point: Values, grad: Values, answers: Answers | Steepest, *rivals: Values
 ) -> None:
     """Check that no feasible direction beats the bound implied by the gap."""
     value, direction = case.inner(grad, answers.direction), answers.direction

@@ -13,6 +13,7 @@ from jaxtyping import Array, PRNGKeyArray
 
 from manifoldmuon.norms import Norm, PowerIterations
 from manifoldmuon.testing._assertions import (
+    SCALES,
     agree,
     at_most,
     check_all,
@@ -24,10 +25,10 @@ from manifoldmuon.testing._assertions import (
     spoil,
     wide,
 )
-from manifoldmuon.testing._case import Values, jitted
+from manifoldmuon.testing._checked_manifold import Values, jitted
 
 
-class _Answers(NamedTuple):
+class NormAnswers(NamedTuple):
     """All answers of a norm for a gradient and a weight."""
 
     dualize: Values
@@ -40,11 +41,11 @@ class _Answers(NamedTuple):
     projected: Values
 
 
-class _Case(NamedTuple):
+class CheckedNorm(NamedTuple):
     """A norm with three random arrays, and the limits of its laws."""
 
     norm: Norm
-    ask: Callable[[Values, Values], _Answers]
+    ask: Callable[[Values, Values], NormAnswers]
     grad: np.ndarray
     weight: np.ndarray
     other: np.ndarray
@@ -89,15 +90,15 @@ def check_norm(
     """
     check_value_object(norm)
     ask, (grad, weight, other) = jitted(lambda g, w: _ask(norm, g, w)), normal(key, shape, 3)
-    case = _Case(norm, ask, grad, weight, other, tolerance, loss)
+    case = CheckedNorm(norm, ask, grad, weight, other, tolerance, loss)
     check_all((*LAWS, *(SLOW_LAWS if thorough else ())), "the docstring of `Norm`", case)
 
 
-def _ask(norm: Norm, grad: Array, weight: Array) -> _Answers:
+def _ask(norm: Norm, grad: Array, weight: Array) -> NormAnswers:
     dualize = norm.dualize(grad)
     _, vectors = norm.estimate(weight, norm.init_vectors(weight.shape), PowerIterations())
     defined = type(norm).project is not Norm.project
-    return _Answers(
+    return NormAnswers(
         dualize,
         norm.dual_norm(grad),
         norm.gap(grad, dualize),
@@ -109,7 +110,7 @@ def _ask(norm: Norm, grad: Array, weight: Array) -> _Answers:
     )
 
 
-def _check_shapes(case: _Case) -> None:
+def _check_shapes(case: CheckedNorm) -> None:
     norm, grad, answers = case.norm, case.grad, case.ask(case.grad, case.weight)
     axes = grad.shape[: grad.ndim - norm.ndim]
     for name in ("dual", "gap", "size", "bound", "estimate"):
@@ -127,7 +128,7 @@ def _check_shapes(case: _Case) -> None:
     same_tree_of_shapes("estimate keeps the structure of its vectors", warm, cold)
 
 
-def _check_norms(case: _Case) -> None:
+def _check_norms(case: CheckedNorm) -> None:
     """Check that `norm` and `dual_norm` are norms, dual to each other."""
     ask, first = case.ask, case.ask(case.grad, case.weight)
     require("norms of random arrays are positive", bool(np.all(first.size > 0)))
@@ -145,7 +146,7 @@ def _check_norms(case: _Case) -> None:
         at_most(f"the triangle inequality ({name})", ratio, 1, case.tolerance)
 
 
-def _check_dualize(case: _Case) -> None:
+def _check_dualize(case: CheckedNorm) -> None:
     grad, tolerance = case.grad, case.tolerance
     first = case.ask(grad, case.weight)
     _check_attains(case, grad, "")
@@ -156,7 +157,7 @@ def _check_dualize(case: _Case) -> None:
     agree("dualize(-g) == -dualize(g)", negative, -first.dualize, tolerance)
 
 
-def _check_shortest(case: _Case) -> None:
+def _check_shortest(case: CheckedNorm) -> None:
     """Check gradients without full rank, where many directions attain the dual norm."""
     _, part = _blocks(case.grad, case.norm.ndim)
     _check_attains(case, part, ", without full rank")
@@ -169,7 +170,7 @@ def _check_shortest(case: _Case) -> None:
     at_most(law, length / shortest, 1.1)
 
 
-def _check_gap(case: _Case) -> None:
+def _check_gap(case: CheckedNorm) -> None:
     """Check the gap, also of directions far from the steepest."""
     both, part = _blocks(case.grad, case.norm.ndim)
     gap = jitted(case.norm.gap)
@@ -192,13 +193,13 @@ def _check_gap(case: _Case) -> None:
         agree(f"gap(c g) == gap(g) at c = {c:g}", scaled, first, case.tolerance)
 
 
-def _check_zero(case: _Case) -> None:
+def _check_zero(case: CheckedNorm) -> None:
     zero = np.zeros_like(case.grad)
-    for name, answer in zip(_Answers._fields, case.ask(zero, zero), strict=True):
+    for name, answer in zip(NormAnswers._fields, case.ask(zero, zero), strict=True):
         require(f"{name} of zero is zero", bool(np.all(answer == 0)), str(answer))
 
 
-def _check_cheap_norms(case: _Case) -> None:
+def _check_cheap_norms(case: CheckedNorm) -> None:
     for c in (1, *SCALES):
         answers = case.ask(case.grad, c * case.weight)
         bound, estimate = (wide(x) / answers.size for x in (answers.bound, answers.estimate))
@@ -208,7 +209,7 @@ def _check_cheap_norms(case: _Case) -> None:
         at_most(f"estimate(w) >= 0.8 norm(w) at c = {c:g}", 0.8, estimate)
 
 
-def _check_projection(case: _Case) -> None:
+def _check_projection(case: CheckedNorm) -> None:
     if type(case.norm).project is Norm.project:
         return
     tolerance = case.tolerance + 2 * case.loss  # a projection computes two matrix signs
@@ -224,7 +225,7 @@ def _check_projection(case: _Case) -> None:
     at_most("project(w) is the nearest weight of norm 1", 1, reached, tolerance)
 
 
-def _check_fast(case: _Case) -> None:
+def _check_fast(case: CheckedNorm) -> None:
     if (norm := case.norm.for_training()) == case.norm:
         return
     answers, fast = case.ask(case.grad, case.weight), jitted(lambda g, w: _ask(norm, g, w))
@@ -244,7 +245,7 @@ def _check_fast(case: _Case) -> None:
     at_most("for_training(): <g, dualize(g)> >= dual_norm(g) / 2", 0.5, gained)
 
 
-def _check_copies(case: _Case) -> None:
+def _check_copies(case: CheckedNorm) -> None:
     """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
     ask, grad, weight, spoilt = case.ask, case.grad, case.weight, spoil(case.grad)
     grads = np.stack([grad, spoilt, np.zeros_like(grad), 1e20 * case.other])
@@ -252,15 +253,15 @@ def _check_copies(case: _Case) -> None:
     stacked = ask(grads, weights)
     for index in (0, 2, 3):
         alone = ask(grads[index], weights[index])
-        for name, one, many in zip(_Answers._fields, alone, stacked, strict=True):
+        for name, one, many in zip(NormAnswers._fields, alone, stacked, strict=True):
             # A gap is a small number with the rounding noise of the direction.
             size = 1.0 if name == "gap" else np.maximum(np.max(np.abs(one), initial=0), 1e-30)
             agree(f"stack = loop ({name})", many[index] / size, one / size, case.tolerance)
-    for name, answer in zip(_Answers._fields, stacked, strict=True):
+    for name, answer in zip(NormAnswers._fields, stacked, strict=True):
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(answer[1]))))
 
 
-def _check_short_dtype(case: _Case) -> None:
+def _check_short_dtype(case: CheckedNorm) -> None:
     short = case.ask(case.grad.astype(jnp.bfloat16), case.weight.astype(jnp.bfloat16))
     rounded = case.grad.astype(jnp.bfloat16).astype(np.float32)
     exact = case.ask(rounded, case.weight).dualize
@@ -268,12 +269,12 @@ def _check_short_dtype(case: _Case) -> None:
     agree("bf16: float32 arithmetic", wide(short.dualize) / largest, exact / largest, 2.0**-8)
 
 
-def _check_eager(case: _Case) -> None:
+def _check_eager(case: CheckedNorm) -> None:
     compiled, eager = case.ask(case.grad, case.weight), case.norm.dualize(jnp.asarray(case.grad))
     agree("jit = eager (dualize)", compiled.dualize, eager, case.tolerance)
 
 
-def _check_attains(case: _Case, grad: np.ndarray, where: str) -> None:
+def _check_attains(case: CheckedNorm, grad: np.ndarray, where: str) -> None:
     answers, tolerance = case.ask(grad, case.weight), case.tolerance + case.loss
     ones = np.ones(answers.dual.shape)
     agree(f"norm(dualize(g)) == 1{where}", answers.size_of_dualize, ones, tolerance)
@@ -289,7 +290,6 @@ def _blocks(grad: np.ndarray, ndim: int) -> tuple[np.ndarray, np.ndarray]:
     return np.where(first | second, grad, 0), np.where(first, grad, 0)
 
 
-SCALES = (1e-30, 1e-10, 1e10, 1e30)
 LAWS = (
     (1, _check_shapes),
     (2, _check_norms),
