@@ -1,17 +1,14 @@
 """Small versions of the published examples: protocols, command lines and table."""
 
 import argparse
-import inspect
 import json
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from manifoldmuon.modules import Linear
-from studies import mixer
 from studies.datasets import Dataset
 from studies.reproduction import __main__ as reproduce
 from studies.reproduction import hello_mnist, hello_world, modula, weight_erasure
@@ -76,31 +73,7 @@ def test_nudge_has_size_of_rounding(published):
         assert 1e-8 < change < 1e-6
 
 
-def test_mixer_is_short_and_has_known_budgets():
-    source = inspect.getsource(mixer)
-    start, end = source.index("# --- the architecture"), source.index("# --- ... to here")
-    lines = [line for line in source[start:end].splitlines()[1:] if line.strip()]
-    assert len(lines) < 40
-    network = mixer.mixer(10, 8, 2, 12, 3)
-    params = jax.eval_shape(network.init, jax.random.key(0))
-    images = jax.ShapeDtypeStruct((5, 8, 8), jnp.float32)
-    assert jax.eval_shape(network.apply, params, images).shape == (5, 10)
-    assert network.mass == pytest.approx(4.0)
-    assert network.sensitivity == pytest.approx(1.0)
-    budgets = network.budgets()
-    assert budgets[1] == budgets[-1] == pytest.approx(1 / 4)  # embedding and head
-
-
-def test_mixer_bonds_match_numpy():
-    image = np.arange(24.0).reshape(4, 6)
-    tokens = np.asarray(mixer.Patches(2).forward(jnp.asarray(image)))
-    blocks = [image[i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2, 4)]
-    np.testing.assert_array_equal(tokens, blocks)
-    np.testing.assert_array_equal(mixer.Transpose().forward(jnp.asarray(image)), image.T)
-    np.testing.assert_allclose(mixer.Mean().forward(jnp.asarray(image)), image.mean(axis=0))
-
-
-@pytest.mark.parametrize("example", [hello_world, hello_mnist, weight_erasure, mixer])
+@pytest.mark.parametrize("example", [hello_world, hello_mnist, weight_erasure])
 def test_invalid_options_give_one_line_error(example, tmp_path, capsys):
     taken = tmp_path / "taken.json"
     taken.write_text('{"settings": 0}', encoding="utf-8")
