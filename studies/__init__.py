@@ -7,7 +7,6 @@ with a `study.py`; `studies.study` explains how to add a study.
 
 from studies.ablation import Ablation
 from studies.certified.study import CertifiedNetworks
-from studies.convergence import Convergence
 from studies.erasure.study import WeightErasure
 from studies.fine_tuning import FineTuning
 from studies.momentum_bits import MomentumBits
@@ -18,14 +17,11 @@ from studies.run import run_study
 from studies.solvers import SolverShootOut
 from studies.spaces.study import WeightSpaces
 from studies.study import Study, option
-from studies.tangent_momentum import TangentMomentum
 from studies.transfer.study import LearningRateTransfer
 from studies.transformers.study import Transformers
 
 _ALL: tuple[type[Study], ...] = (
     RetractionLaboratory,
-    Convergence,
-    TangentMomentum,
     WeightErasure,
     LearningRateTransfer,
     SolverShootOut,
@@ -46,7 +42,6 @@ __all__ = [
     "STUDIES",
     "Ablation",
     "CertifiedNetworks",
-    "Convergence",
     "FineTuning",
     "LearningRateTransfer",
     "MomentumBits",
@@ -55,7 +50,6 @@ __all__ = [
     "RetractionLaboratory",
     "SolverShootOut",
     "Study",
-    "TangentMomentum",
     "WeightErasure",
     "WeightSpaces",
     "option",
