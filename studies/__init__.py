@@ -5,7 +5,6 @@
 with a `study.py`; `studies.study` explains how to add a study.
 """
 
-from studies.ablation import Ablation
 from studies.certified.study import CertifiedNetworks
 from studies.erasure.study import WeightErasure
 from studies.fine_tuning import FineTuning
@@ -25,7 +24,6 @@ _ALL: tuple[type[Study], ...] = (
     WeightErasure,
     LearningRateTransfer,
     SolverShootOut,
-    Ablation,
     WeightSpaces,
     Transformers,
     MomentumBits,
@@ -40,7 +38,6 @@ STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 
 __all__ = [
     "STUDIES",
-    "Ablation",
     "CertifiedNetworks",
     "FineTuning",
     "LearningRateTransfer",

@@ -1,14 +1,12 @@
 """Training methods: pairs of a parametrisation and an optimizer.
 
-Methods on the modular parametrisation are arms: independent choices of constraint, direction and
-mass.
+Methods on the modular parametrisation are arms: independent choices of constraint and direction.
 """
 
 import abc
 import dataclasses
 from typing import Any, ClassVar
 
-import jax
 import optax
 
 from manifoldmuon.modules import Module
@@ -105,50 +103,27 @@ class AdamDirection(Direction):
 
 
 @dataclasses.dataclass(frozen=True)
-class Uniform:
-    """A network's manifolds with equal budgets for all leaves.
-
-    Attributes:
-      network: the network with the manifolds.
-    """
-
-    network: Module
-
-    def geometry(self) -> Any:
-        """Return the manifolds."""
-        return self.network.geometry()
-
-    def budgets(self) -> float:
-        """Return the common budget; budgets add up to 1."""
-        return 1 / len(jax.tree.leaves(self.network.masses()))
-
-
-@dataclasses.dataclass(frozen=True)
 class Arm(Method):
-    """A combination of a constraint, a direction and a mass.
+    """A combination of a constraint and a direction; budgets follow from the masses.
 
     Attributes:
       constrained: whether weights stay on their manifolds.
       direction: the direction of the updates.
-      shared_out: whether budgets follow from the masses (else they are equal).
-      highest: the highest learning rate of the grid, as an exponent of 2.
     """
 
     constrained: bool
     direction: Direction
-    shared_out: bool = True
-    highest: int = 2
 
     @property
     def exponents(self) -> tuple[int, int]:
-        return -6, self.highest
+        return -6, 2
 
     def network(self, architecture: Architecture, inputs: int, outputs: int) -> Module:
         network = architecture.modular(inputs, outputs)
         return network.constrained() if self.constrained else network
 
     def optimizer(self, rate: Any, network: Module) -> optax.GradientTransformation:
-        return self.direction.optimizer(rate, network if self.shared_out else Uniform(network))
+        return self.direction.optimizer(rate, network)
 
 
 METHODS: dict[str, Method] = {
@@ -160,17 +135,3 @@ METHODS: dict[str, Method] = {
 }
 """The methods of the transfer study: steepest descent in the modular norm, without and with
 constraints, two optimizers normalised to the same budgets, and the baseline."""
-
-CONSTRAINTS = {"manifold": True, "flat": False}
-DIRECTIONS = {"steepest": Steepest(), "gradient": Gradient(), "Adam": AdamDirection()}
-MASSES = {"modular": True, "uniform": False}
-
-ARMS: dict[tuple[str, ...], Method] = {
-    (constraint, direction, mass): Arm(
-        CONSTRAINTS[constraint], DIRECTIONS[direction], MASSES[mass], highest=4
-    )
-    for constraint in CONSTRAINTS
-    for direction in DIRECTIONS
-    for mass in MASSES
-}
-"""The methods of the ablation: every combination."""
