@@ -14,7 +14,6 @@ from studies.plasticity import Plasticity
 from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
 from studies.solvers import SolverShootOut
-from studies.spaces.study import WeightSpaces
 from studies.study import Study, option
 from studies.transfer.study import LearningRateTransfer
 from studies.transformers.study import Transformers
@@ -24,7 +23,6 @@ _ALL: tuple[type[Study], ...] = (
     WeightErasure,
     LearningRateTransfer,
     SolverShootOut,
-    WeightSpaces,
     Transformers,
     MomentumBits,
     CertifiedNetworks,
@@ -48,7 +46,6 @@ __all__ = [
     "SolverShootOut",
     "Study",
     "WeightErasure",
-    "WeightSpaces",
     "option",
     "run_study",
 ]

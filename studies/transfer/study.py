@@ -181,7 +181,7 @@ class LearningRateTransfer(Study):
         network = method.network(architecture, task.inputs, task.classes)
         exponents = method.grid(self.widen)
         scale = self.text_multiplier if sweep.reads else self.multiplier
-        multiplier = scale if method.scaled else 1.0
+        multiplier = 1.0 if method.standard else scale
         descent = Descent(method, network, task, self.steps, self.early, multiplier)
         trained = descent.train(2.0 ** np.array(exponents), cell["seed"])
         found = {
