@@ -6,7 +6,6 @@ with a `study.py`; `studies.study` explains how to add a study.
 """
 
 from studies.certified.study import CertifiedNetworks
-from studies.erasure.study import WeightErasure
 from studies.fine_tuning import FineTuning
 from studies.momentum_bits import MomentumBits
 from studies.newton_schulz import NewtonSchulzDesigner
@@ -20,7 +19,6 @@ from studies.transformers.study import Transformers
 
 _ALL: tuple[type[Study], ...] = (
     RetractionLaboratory,
-    WeightErasure,
     LearningRateTransfer,
     SolverShootOut,
     Transformers,
@@ -45,7 +43,6 @@ __all__ = [
     "RetractionLaboratory",
     "SolverShootOut",
     "Study",
-    "WeightErasure",
     "option",
     "run_study",
 ]

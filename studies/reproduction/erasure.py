@@ -13,7 +13,6 @@ import manifoldmuon as mm
 from manifoldmuon.lab import erasure_auc, letter_mask, stable_rank
 from manifoldmuon.linalg import MsignMethod, power_iteration
 from studies.datasets import Dataset
-from studies.erasure.ratio import erasure_ratio
 from studies.reproduction import modula
 
 BATCH = 1024
@@ -87,6 +86,16 @@ class Problem:
             "ratio": erasure_ratio(weight, self.mask) if alive else None,
             "stable_rank": None if update is None else float(stable_rank(update)),
         }
+
+
+def erasure_ratio(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]) -> float:
+    """Return the RMS of the weights inside the letter divided by the RMS outside.
+
+    0 right after masking, about 1 when the letter is gone; NaN if the weights outside are 0.
+    """
+    squares = np.square(weight, dtype=np.float64)
+    outside = float(np.mean(squares[mask != 0]))
+    return float(np.sqrt(np.mean(squares[mask == 0]) / outside)) if outside else float("nan")
 
 
 def _masked(params: Any, mask: Float[Array, "n n"]) -> Any:

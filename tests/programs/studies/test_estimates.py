@@ -8,6 +8,7 @@ from studies.estimates import (
     Mean,
     at_best_rate,
     difference_estimate,
+    estimate,
     half_width,
     mean_estimate,
     slope_estimate,
@@ -64,3 +65,8 @@ def test_diverged_rate_is_never_chosen():
     found, at = at_best_rate(losses)
     assert at == 2
     assert np.isfinite(found).all()
+
+
+def test_estimate_needs_every_seed():
+    assert estimate([0.5, None, 0.7]) == estimate([]) == {"mean": None, "interval": None}
+    assert estimate([0.5]) == {"mean": 0.5, "interval": None}
