@@ -5,11 +5,18 @@
 with a `study.py`; `studies.study` explains how to add a study.
 """
 
+from studies.agd import AutomaticDescent
 from studies.certified.study import CertifiedNetworks
+from studies.digits.study import Digits
 from studies.fine_tuning import FineTuning
+from studies.gpt.study import CharacterGPT
 from studies.momentum_bits import MomentumBits
 from studies.newton_schulz import NewtonSchulzDesigner
 from studies.plasticity import Plasticity
+from studies.reproduction.hello_mnist import HelloMNIST
+from studies.reproduction.hello_world import HelloWorld
+from studies.reproduction.manifold_cifar import ManifoldCIFAR
+from studies.reproduction.weight_erasure import WeightErasure
 from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
 from studies.solvers import SolverShootOut
@@ -18,31 +25,25 @@ from studies.transfer.study import LearningRateTransfer
 from studies.transformers.study import Transformers
 
 _ALL: tuple[type[Study], ...] = (
+    Digits,
     RetractionLaboratory,
-    LearningRateTransfer,
     SolverShootOut,
+    NewtonSchulzDesigner,
+    LearningRateTransfer,
     Transformers,
     MomentumBits,
-    CertifiedNetworks,
-    NewtonSchulzDesigner,
-    FineTuning,
     Plasticity,
+    CertifiedNetworks,
+    FineTuning,
+    HelloWorld,
+    HelloMNIST,
+    CharacterGPT,
+    ManifoldCIFAR,
+    AutomaticDescent,
+    WeightErasure,
 )
 
 STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 """All studies by command name."""
 
-__all__ = [
-    "STUDIES",
-    "CertifiedNetworks",
-    "FineTuning",
-    "LearningRateTransfer",
-    "MomentumBits",
-    "NewtonSchulzDesigner",
-    "Plasticity",
-    "RetractionLaboratory",
-    "SolverShootOut",
-    "Study",
-    "option",
-    "run_study",
-]
+__all__ = ["STUDIES", "Study", "option", "run_study"]
