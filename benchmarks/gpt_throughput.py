@@ -24,7 +24,7 @@ from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.modules import Module
 from studies.display import markdown_table
 from studies.gpt.methods import METHODS, Job, build_equal, build_muon, constrained
-from studies.gpt.settings import Settings
+from studies.gpt.study import CharacterGPT
 from studies.gpt.training import chunk_of_steps, mean_loss
 from studies.program import parse
 from studies.timing import interleaved_seconds
@@ -37,12 +37,12 @@ BATCHES = (12, 96)
 PRESETS = {"fast": ProjectedPolar(), "accurate": ClosedForm()}
 
 
-def networks(settings: Settings) -> dict[str, Module]:
+def networks(settings: CharacterGPT) -> dict[str, Module]:
     """Return the constrained network with either solver."""
     return {name: constrained(settings, VOCABULARY, solver) for name, solver in PRESETS.items()}
 
 
-def jobs(settings: Settings) -> dict[str, Job]:
+def jobs(settings: CharacterGPT) -> dict[str, Job]:
     """Return manifold Muon with either solver, and Muon on the same network unconstrained."""
     found = {
         f"manifold Muon, {name}": Job(network, build_equal(RATE, network))
@@ -52,7 +52,9 @@ def jobs(settings: Settings) -> dict[str, Job]:
     return found | {MUON: Job(network, build_muon(RATE, network))}
 
 
-def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> dict[str, Callable[[], Any]]:
+def whole_steps(
+    settings: CharacterGPT, steps: int, tokens: jax.Array
+) -> dict[str, Callable[[], Any]]:
     """Return functions that take this many steps each, by optimizer."""
     functions = {}
     for name, job in jobs(settings).items():
@@ -65,7 +67,7 @@ def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> dict[str, 
     return functions
 
 
-def optimizer_parts(settings: Settings) -> dict[str, Callable[[], Any]]:
+def optimizer_parts(settings: CharacterGPT) -> dict[str, Callable[[], Any]]:
     """Return functions that run each part of the optimizer separately."""
     versions = networks(settings)
     weights = versions["fast"].init(jax.random.key(0))
@@ -96,7 +98,7 @@ def optimizer_parts(settings: Settings) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def forward_and_backward(settings: Settings, tokens: jax.Array) -> Callable[[], Any]:
+def forward_and_backward(settings: CharacterGPT, tokens: jax.Array) -> Callable[[], Any]:
     """Return a function that computes loss and gradients of a batch."""
     network = networks(settings)["fast"]
     gradient = jax.jit(jax.value_and_grad(mean_loss(network, settings.context)))
@@ -104,7 +106,7 @@ def forward_and_backward(settings: Settings, tokens: jax.Array) -> Callable[[], 
     return functools.partial(gradient, weights, tokens, starts_of(settings, 1, tokens)[0])
 
 
-def starts_of(settings: Settings, steps: int, tokens: jax.Array) -> jax.Array:
+def starts_of(settings: CharacterGPT, steps: int, tokens: jax.Array) -> jax.Array:
     """Draw the positions where each step's windows start."""
     last = len(tokens) - settings.context
     places = np.random.default_rng(0).integers(last, size=(steps, settings.batch))
@@ -113,7 +115,7 @@ def starts_of(settings: Settings, steps: int, tokens: jax.Array) -> jax.Array:
 
 def measure(batch: int, rounds: int, parts: dict[str, Callable[[], Any]]) -> dict[str, Any]:
     """Measure a batch size."""
-    settings, steps = Settings(batch=batch), max(1, LEAST_WINDOWS // batch)
+    settings, steps = CharacterGPT(batch=batch), max(1, LEAST_WINDOWS // batch)
     # Random tokens suffice: times do not depend on the text.
     tokens = jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=100_000), jnp.int32)
     whole = interleaved_seconds(whole_steps(settings, steps, tokens), rounds)
@@ -156,13 +158,13 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(p, argv, beside=(".md",))
     if min(*options.batches, options.rounds) < 1:
         p.error("--batches and --rounds must be at least 1")
-    parts = optimizer_parts(Settings())
+    parts = optimizer_parts(CharacterGPT())
     rows = [
         measure(batch, options.rounds, parts) for batch in tqdm(options.batches, unit="batch size")
     ]
     record = {
         "what": "tokens per second of the character GPT, all optimizers in one run",
-        "settings": Settings().as_record(),
+        "settings": CharacterGPT().settings(),
         "rounds": options.rounds,
         "rows": rows,
     }

@@ -22,7 +22,7 @@ from benchmarks._command import command
 from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import batches
 from studies.digits.methods import METHODS, PRESETS, build_adamw
-from studies.digits.settings import Settings
+from studies.digits.study import Digits
 from studies.estimates import Mean
 from studies.program import parse, save
 
@@ -36,7 +36,7 @@ RATES = {
 WEIGHT_DECAYS = (0.0, 0.1, 1.0, 3.0)
 
 
-def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
+def held_out(settings: Digits, seed: int) -> tuple[np.ndarray, ...]:
     """Return training images and labels, held-out images and labels, and the batch order."""
     data = settings.load(seed)
     shuffled = np.random.default_rng(seed).permutation(len(data.train_y))
@@ -48,7 +48,7 @@ def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
 
 
 def grid_row(
-    settings: Settings, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
+    settings: Digits, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
 ) -> list[dict]:
     """Return an entry per learning rate: means and standard errors over the seeds."""
     method = METHODS[optimizer]
@@ -95,10 +95,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the grids."""
     parser = command("tuning", "Grids behind the defaults of studies.digits.")
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 110)))
-    parser.add_argument("--steps", type=int, default=Settings().steps)
+    parser.add_argument("--steps", type=int, default=Digits().steps)
     parser.add_argument("--optimizers", nargs="+", choices=list(METHODS), default=list(METHODS))
     options = parse(parser, argv)
-    settings = Settings(steps=options.steps, seeds=tuple(options.seeds))
+    settings = Digits(steps=options.steps, seeds=tuple(options.seeds))
     parts = tuple(map(np.stack, zip(*(held_out(settings, s) for s in settings.seeds), strict=True)))
     cases = [
         (optimizer, multiplier, decay)
@@ -117,7 +117,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             f" {Mean(**score).text('.2f')} %"
             f", loss {row['held_out_loss']['mean']:.4f}{decay}"
         )
-    record = {"settings": settings.as_record(), "rows": rows}
+    record = {"settings": settings.settings(), "rows": rows}
     for derived in ("learning_rates", "multiplier", "optimizers"):  # these are what is tuned
         del record["settings"][derived]
     save(options, record)

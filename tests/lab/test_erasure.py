@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from manifoldmuon.lab import erasure_auc, letter_mask, stable_rank
-from studies.erasure.ratio import erasure_ratio
+from studies.reproduction.weight_erasure import erasure_ratio
 
 MASK = letter_mask((96, 128))
 
