@@ -62,7 +62,7 @@ for solver in (ProjectedPolar(), ClosedForm(), DualAscent()):
     manifold = Stiefel(solver=solver)
     given = np.float32(point), np.float32(grad)
     found = jax.jit(manifold.steepest)(*given, manifold.init_dual(shape))
-    direction = np.float64(manifold.project_tangent(point, found.direction))
+    direction = np.float64(jax.jit(manifold.project_tangent)(given[0], found.direction))
     missed = 1 - np.vdot(grad, direction) / max(1, np.linalg.norm(direction, 2)) / best
     print(f"{solver!r:16} {missed:9.0e} {found.gap:18.0e} {found.residual:23.0e}")
 
