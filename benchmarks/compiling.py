@@ -1,4 +1,4 @@
-"""Compile time of a step and of its parts, compared with `optax.contrib.muon`.
+"""Compile time and kernels of a step and of its parts, beside Optax's Muon, on CPUs and TPUs.
 
     python -m benchmarks compiling    # ten minutes; docs/benchmarks/results/compiling.*
 
@@ -20,7 +20,7 @@ import optax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from benchmarks._command import command, save_with_table
+from benchmarks._harness import command, save_with_table
 from benchmarks.steps import MUON, TREES, optimizers, shapes_of, step_of
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.retractions import Polar
@@ -142,7 +142,7 @@ def table(record: dict[str, Any]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    options = parse(command("compiling", "What compiling one step takes."), argv, beside=(".md",))
+    options = parse(command("compiling", __doc__), argv, beside=(".md",))
     cast(Any, jax.config).update("jax_enable_compilation_cache", False)
     measure(lambda x: jnp.sin(x @ x), jnp.ones((8, 8)))  # warm up JAX and XLA
     record: dict[str, Any] = {"check_chain": measure_check()}
