@@ -193,8 +193,7 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
         "compile_cpu_seconds": time.process_time() - busy,
     }
     cost, memory, text = program.cost_analysis(), program.memory_analysis(), program.as_text()
-    work, most = read(text), read(text, max)
-    costliest = {key: getattr(most, key) for key in ("flops_once", "multiplier_flops", "cycles")}
+    work, most, keys = read(text), read(text, max), ("flops_once", "multiplier_flops", "cycles")
     return seconds | {
         "cost_analysis": {"flops": cost["flops"], "bytes": cost["bytes accessed"]},
         "arguments": memory.argument_size_in_bytes,
@@ -202,10 +201,8 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
         "temporary": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
         "flops": {str(passes): flops for passes, flops in work.flops.items()},
-        "flops_once": work.flops_once,
-        "multiplier_flops": work.multiplier_flops,
-        "cycles": work.cycles,
-        "costliest_branches": costliest,
+        **{key: getattr(work, key) for key in keys},
+        "costliest_branches": {key: getattr(most, key) for key in keys},
         "collectives": work.collectives,
         "moved": work.moved,
         "collectives_in_loops": work.collectives_in_loops,

@@ -110,11 +110,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         rows += grid_row(settings, *case, parts)
     for row in rows:
         score = row["held_out_accuracy"]
-        decay = "" if row["weight_decay"] is None else f", weight decay {row['weight_decay']:g}"
         print(
             f"{row['optimizer']:8} x{row['multiplier']:g} lr {row['learning_rate']:<6g}"
-            f" {Mean(**score).text('.2f')} %"
-            f", loss {row['held_out_loss']['mean']:.4f}{decay}"
+            f" {Mean(**score).text('.2f')} %, weight decay {row['weight_decay']}"
         )
     record = {"settings": settings.as_record(), "rows": rows}
     for derived in ("learning_rates", "multiplier", "optimizers"):  # these are what is tuned
