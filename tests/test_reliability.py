@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from benchmarks import minima, reliability
+from benchmarks import _minima as minima
+from benchmarks import reliability
 from benchmarks._gradients import GRADIENT_FAMILIES
 from benchmarks._sets import most, normal_at
-from benchmarks._strategies import Case, gradient_scales
+from benchmarks.reliability import SCALES, SEEDS, Case
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Hypersphere,
@@ -85,7 +85,7 @@ def test_failed_splitting_falls_back_to_tangent_part():
 @pytest.mark.parametrize("name", sorted(reliability.LINKS.keys() - {"normalized Adam, sets"}))
 def test_random_trainings_pass_checks(name):
     @few
-    @given(gradient_scales(), st.integers(0, 2**31))
+    @given(SCALES, SEEDS)
     def train(scales, draws):
         reliability.check_training(name, scales, draws)
 
