@@ -7,7 +7,6 @@ bounds under attack.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -104,34 +103,8 @@ def starts(seed: int, shape: tuple[int, ...]) -> list[np.ndarray]:
     return [x, np.abs(x) + 0.1, np.ones(shape), spike, half]
 
 
-def build(size: Any, shapes: Any, seed: int, kind: int) -> Any:
-    if isinstance(size, tuple):
-        pairs = zip(size, shapes, strict=True)
-        return tuple(build(s, shape, seed + i, kind) for i, (s, shape) in enumerate(pairs))
-    return starts(seed, shapes)[kind]
-
-
 def to_jax(tree: Any) -> Any:
     return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), tree)
-
-
-def input_slope(function: Callable[[Any], Any], inputs: Any, outputs: Any, shapes: Any) -> float:
-    """Return the largest derivative found by ascent over allowed inputs and directions."""
-    climb = jax.jit(
-        jax.value_and_grad(
-            lambda x, dx: norm(outputs, jax.jvp(function, (x,), (dx,))[1]), argnums=(0, 1)
-        )
-    )
-    worst = 0.0
-    for kind in range(5):
-        x = inside(inputs, build(inputs, shapes, 0, kind))
-        dx = toward(inputs, build(inputs, shapes, 5, kind))
-        for step in range(STEPS):
-            value, (gx, gdx) = climb(to_jax(x), to_jax(dx))
-            worst = float(np.maximum(worst, value))  # a NaN stays
-            dx, way = toward(inputs, gdx), toward(inputs, gx)
-            x = inside(inputs, jax.tree.map(lambda a, b, s=step: a + b / (2 + s), x, way))
-    return worst
 
 
 def atoms(module: Module) -> list[Any]:

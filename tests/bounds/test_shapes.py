@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import config
 
-from benchmarks._bounds import input_slope, weights_of
+from benchmarks._bounds import weights_of
 from manifoldmuon.bounds import L2, RMS, LInf, NormBound, bound
 from manifoldmuon.contrib import (
     Householder,
@@ -35,6 +35,7 @@ from manifoldmuon.modules import (
     Unembed,
 )
 from manifoldmuon.robustness import certify
+from tests.bounds.slopes import input_slope
 
 FRAMES = Stiefel()
 COPIED = Linear(2, 8, FRAMES) @ (Identity() + Linear(1, 8, FRAMES))
