@@ -27,7 +27,10 @@ from studies.display import markdown_table
 from studies.program import parse
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
-SOLVERS = {"manifold_muon, FAST": ProjectedPolar(), "manifold_muon, ACCURATE": ClosedForm()}
+SOLVERS = {
+    "manifold_muon, ProjectedPolar()": ProjectedPolar(),
+    "manifold_muon, ClosedForm()": ClosedForm(),
+}
 NAMES = [MUON, "muon", *SOLVERS, ADAM, "normed Adam"]
 PEERS = {name: ADAM if name in (ADAM, "normed Adam") else MUON for name in NAMES}
 ERRORS = ("gap", "reported gap", "residual")

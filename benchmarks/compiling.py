@@ -28,7 +28,7 @@ from studies.display import markdown_table
 from studies.program import parse
 
 SMALL = {"a": (64, 32), "b": (48, 48), "c": (24, 72)}
-NAMES = (MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
+NAMES = (MUON, "muon", "manifold_muon, ProjectedPolar()", "manifold_muon, ClosedForm()")
 
 
 def trees() -> dict[str, dict[str, Any]]:

@@ -36,11 +36,15 @@ from manifoldmuon.manifolds.solvers import (
     ClosedForm,
     DouglasRachford,
     ProjectedPolar,
+    StiefelSolver,
 )
 from manifoldmuon.norms import RootRank, Spectral
 from studies.program import parse, save
 
-PRESETS = {"accurate": ClosedForm(), "fast": ProjectedPolar()}
+PRESETS: dict[str, StiefelSolver] = {
+    "ClosedForm()": ClosedForm(),
+    "ProjectedPolar()": ProjectedPolar(),
+}
 SMALL, LARGE = (64, 10), (128, 64)
 QUICK = Spectral(TRAINING_MSIGN)
 SETS: dict[str, Manifold] = {

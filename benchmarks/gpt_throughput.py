@@ -32,7 +32,7 @@ RATE = METHODS["constrained"].learning_rate
 MUON = "optax.contrib.muon"
 LEAST_WINDOWS = 36  # per measurement: a single step is short at a small batch
 BATCHES = (12, 96)
-PRESETS = {"fast": ProjectedPolar(), "accurate": ClosedForm()}
+PRESETS = {"ProjectedPolar()": ProjectedPolar(), "ClosedForm()": ClosedForm()}
 
 Functions = dict[str, Callable[[], Any]]
 
@@ -48,7 +48,7 @@ def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> Functions:
     """Return functions that take this many steps each, by optimizer."""
     networks = {name: constrained(settings, VOCABULARY, x) for name, x in PRESETS.items()}
     jobs = {f"manifold Muon, {k}": Job(net, build_equal(RATE, net)) for k, net in networks.items()}
-    jobs[MUON] = Job(networks["fast"], build_muon(RATE, networks["fast"]))
+    jobs[MUON] = Job(networks["ProjectedPolar()"], build_muon(RATE, networks["ProjectedPolar()"]))
     functions, starts = {}, starts_of(settings, steps, tokens)
     for name, job in jobs.items():
         weights = job.network.init(jax.random.key(0))
@@ -60,7 +60,7 @@ def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> Functions:
 def parts(settings: Settings, tokens: jax.Array) -> Functions:
     """Return functions that compute loss and gradients of a batch, or a part of the optimizer."""
     networks = {name: constrained(settings, VOCABULARY, x) for name, x in PRESETS.items()}
-    network, geometry = networks["fast"], networks["fast"].geometry()
+    network, geometry = networks["ProjectedPolar()"], networks["ProjectedPolar()"].geometry()
     weights = network.init(jax.random.key(0))
     gradient = jax.jit(jax.value_and_grad(mean_loss(network, settings.context)))
     keys = jax.random.split(jax.random.key(1), len(jax.tree.leaves(weights)))
@@ -76,7 +76,7 @@ def parts(settings: Settings, tokens: jax.Array) -> Functions:
     for name, net in networks.items():
         found[f"direction, {name}"] = update(mm.optim.scale_by_steepest(net.geometry()), grads)
     # Longer steps take more work to retract, so scale them as in training.
-    steps = jax.tree.map(lambda x: -RATE * x, found["direction, accurate"]()[0])
+    steps = jax.tree.map(lambda x: -RATE * x, found["direction, ClosedForm()"]()[0])
     found["retraction"] = update(mm.optim.retract(geometry), steps)
     found[f"all of {MUON}"] = update(build_muon(RATE, network), grads)
     return found

@@ -45,15 +45,18 @@ POLAR = {
     "InverseRoot()": functools.partial(msign, method=InverseRoot()),
 }
 EXACT: dict[str, StiefelSolver] = {
-    "ProjectedPolar()": ProjectedPolar(precision=jax.lax.Precision.HIGHEST),
+    "ProjectedPolar(HIGHEST)": ProjectedPolar(precision=jax.lax.Precision.HIGHEST),
     "SkewPolar()": SkewPolar(),
 }
-SOLVERS = {"FAST": PRESETS["fast"], "ACCURATE": PRESETS["accurate"], **EXACT}
+SOLVERS = PRESETS | EXACT
 # Preset, passes, shape, and the parameters' dtype.
 WALKS = [
-    *[("fast", passes, (128, 64), "float32") for passes in PASSES],
-    *[("accurate", "as delivered", shape, "float32") for shape in ((64, 10), (128, 64))],
-    *[("fast", "as delivered", (64, 64), d) for d in ("float32", "bfloat16", "master copies")],
+    *[("ProjectedPolar()", passes, (128, 64), "float32") for passes in PASSES],
+    *[("ClosedForm()", "as delivered", shape, "float32") for shape in ((64, 10), (128, 64))],
+    *[
+        ("ProjectedPolar()", "as delivered", (64, 64), d)
+        for d in ("float32", "bfloat16", "master copies")
+    ],
 ]
 
 
@@ -144,7 +147,7 @@ def step_costs() -> list[dict]:
         return manifold.retract(point, found.direction), found.gap
 
     rows = []
-    pairs = {"accurate": "SkewPolar()", "fast": "ProjectedPolar()"}
+    pairs = {"ClosedForm()": "SkewPolar()", "ProjectedPolar()": "ProjectedPolar(HIGHEST)"}
     for preset, exact in pairs.items():
         slow, quick = (functools.partial(step, x) for x in (EXACT[exact], PRESETS[preset]))
         for shape in ((1024, 256), (1024, 768), (512, 512)):

@@ -46,9 +46,9 @@ from studies.program import parse, save
 
 MATRICES = {
     "Stiefel": Stiefel(),
-    "Stiefel, FAST": Stiefel(solver=ProjectedPolar()),
-    "Stiefel, Resolvents": Stiefel(FanRatio(), solver=Resolvents()),
-    "Stiefel, DualAscent": Stiefel(solver=DualAscent()),
+    "Stiefel, ProjectedPolar()": Stiefel(solver=ProjectedPolar()),
+    "Stiefel, Resolvents()": Stiefel(FanRatio(), solver=Resolvents()),
+    "Stiefel, DualAscent()": Stiefel(solver=DualAscent()),
     "Stiefel, Frobenius steps": Stiefel(2.0, step_norm=Frobenius(scale=2.0)),
     "Orthogonal": Orthogonal(3.0),
     "Grassmann": Grassmann(FanRatio()),
@@ -65,11 +65,11 @@ MATRICES = {
     "SpectralBall, steps by entries": SpectralBall(step_norm=MaxAbs()),
     "SpectralBand, steps by rows": SpectralBand(0.5, 2.0, step_norm=MaxRowNorm(threshold=0.0)),
     "Isospectral, nearly tied": Isospectral((1.0, 1 - 1e-4, 0.5, 2e-3)),
-    "Grassmann, fast": Grassmann().for_training(),
-    "Isospectral, fast": Isospectral((3.0, 2.0, 1.0, 0.4)).for_training(),
-    "SpectralSphere, fast": SpectralSphere(8.0).for_training(),
-    "Hypersphere, fast": Hypersphere(3.0, ndim=2, step_norm=Spectral()).for_training(),
-    "EmbeddingRows, fast": EmbeddingRows(step_norm=Spectral()).for_training(),
+    "Grassmann, for training": Grassmann().for_training(),
+    "Isospectral, for training": Isospectral((3.0, 2.0, 1.0, 0.4)).for_training(),
+    "SpectralSphere, for training": SpectralSphere(8.0).for_training(),
+    "Hypersphere, for training": Hypersphere(3.0, ndim=2, step_norm=Spectral()).for_training(),
+    "EmbeddingRows, for training": EmbeddingRows(step_norm=Spectral()).for_training(),
 }
 ROWS = {"Hypersphere": Hypersphere(2.0), "EmbeddingRows": EmbeddingRows()}
 # Batches of matrices: tall, wide, square, single row.
@@ -87,8 +87,8 @@ LIMITS = {
 # Larger limits of the residual.
 RESIDUALS = {
     # Inverse roots magnify the normal part that rounding leaves in low-rank gradients.
-    "Stiefel, FAST": 1e-3,
-    "Stiefel, Resolvents": 1e-4,
+    "Stiefel, ProjectedPolar()": 1e-3,
+    "Stiefel, Resolvents()": 1e-4,
     # Rounding rotates singular vectors by up to this.
     "Isospectral, nearly tied": 1e-3,
 }
@@ -354,12 +354,12 @@ def check_training(name: str, scales: list[int | None], draws: int) -> dict[str,
 
 # Solvers with a warm-started dual, and norm estimates with a warm-started vector.
 WARM = (
-    "Stiefel, DualAscent",
+    "Stiefel, DualAscent()",
     "SpectralSphere",
-    "SpectralSphere, fast",
+    "SpectralSphere, for training",
     "Hypersphere, spectral steps",
-    "Hypersphere, fast",
-    "EmbeddingRows, fast",
+    "Hypersphere, for training",
+    "EmbeddingRows, for training",
     "normalized momentum",
 )
 EXCESS = 0.75  # allowed excess of normalised updates over their budgets; at most 0.6 was measured

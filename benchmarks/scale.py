@@ -38,7 +38,7 @@ from studies.display import markdown_table
 from studies.program import interrupted, parse, save
 from studies.records import plain
 
-NAMES = (ADAM, MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
+NAMES = (ADAM, MUON, "muon", "manifold_muon, ProjectedPolar()", "manifold_muon, ClosedForm()")
 DTYPES = ("float32", "bfloat16")
 # At full effort programs compile for minutes, mostly searching for the fastest tiling of each
 # product. Reduced effort skips the search, and overlaps no collectives with products.

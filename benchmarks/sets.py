@@ -54,7 +54,7 @@ def weight_spaces() -> dict[str, Manifold]:
         "ball, soft cap": dataclasses.replace(ball, retraction=SoftCap()),
         "band 1/2 to 2": SpectralBand(0.5, 2.0).for_training(),
         "Stiefel": Stiefel().for_training(),
-        "Stiefel, ACCURATE": Stiefel(),
+        "Stiefel, ClosedForm()": Stiefel(),
     }
 
 

@@ -40,10 +40,10 @@ SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 6
 SMALL = ((3072, 128), (128, 64), (64, 10))
 MUON, QR = "optax.contrib.muon, five steps", "published closed form, QR"
 SOLVERS: dict[str, StiefelSolver] = {
-    "accurate": ClosedForm(),
-    "fast": ProjectedPolar(),
-    "products": SkewPolar(),
-    "resolvents": Resolvents(),
+    "ClosedForm()": ClosedForm(),
+    "ProjectedPolar()": ProjectedPolar(),
+    "SkewPolar()": SkewPolar(),
+    "Resolvents()": Resolvents(),
     "alternating projection, 10": AlternatingProjection(steps=10),
     "dual ascent, 30": DualAscent(steps=30),
     "dual ascent, 100": DualAscent(steps=100),
@@ -52,7 +52,7 @@ SOLVERS: dict[str, StiefelSolver] = {
     "ADMM, 10": ADMM(steps=10),
     "ADMM, 30": ADMM(steps=30),
 }
-DIRECT = ("accurate", "fast", "products", "resolvents", QR)
+DIRECT = ("ClosedForm()", "ProjectedPolar()", "SkewPolar()", "Resolvents()", QR)
 UNCONSTRAINED = {
     "unconstrained, converged msign": DEFAULT_MSIGN,
     "unconstrained, training msign": TRAINING_MSIGN,

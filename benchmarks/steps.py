@@ -74,8 +74,10 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
         MUON: optax.contrib.muon(RATE, muon_weight_dimension_numbers=matrices),
         "muon": muon(),
         "muon, exact": muon(EXACT),
-        "manifold_muon, FAST": mm.optim.manifold_muon(RATE, Stiefel(solver=ProjectedPolar())),
-        "manifold_muon, ACCURATE": mm.optim.manifold_muon(RATE, Stiefel(solver=ClosedForm())),
+        "manifold_muon, ProjectedPolar()": mm.optim.manifold_muon(
+            RATE, Stiefel(solver=ProjectedPolar())
+        ),
+        "manifold_muon, ClosedForm()": mm.optim.manifold_muon(RATE, Stiefel(solver=ClosedForm())),
         ADAM: optax.adam(RATE),
         "normed Adam": optax.chain(
             mm.optim.normalize(optax.scale_by_adam(), Euclidean(RMSToRMS())),

@@ -51,13 +51,13 @@ def test_unknown_benchmark_gives_one_line_error(monkeypatch):
 def test_throughput_table_shows_each_optimizer():
     row = {
         "batch": 12,
-        "tokens_per_second": {"manifold Muon, fast": 9000.0, MUON: 10000.0},
-        "relative_to_muon": {"manifold Muon, fast": 0.9, MUON: 1.0},
-        "milliseconds_per_step": {"manifold Muon, fast": 85.3333, MUON: 76.8},
+        "tokens_per_second": {"manifold Muon, ProjectedPolar()": 9000.0, MUON: 10000.0},
+        "relative_to_muon": {"manifold Muon, ProjectedPolar()": 0.9, MUON: 1.0},
+        "milliseconds_per_step": {"manifold Muon, ProjectedPolar()": 85.3333, MUON: 76.8},
         "milliseconds_of_part": {"momentum": 1.234},
     }
     lines = table([row, row | {"batch": 96}]).splitlines()
-    assert lines[2] == "| 12 | manifold Muon, fast | 85.3 | 9,000 | 90 % |"
+    assert lines[2] == "| 12 | manifold Muon, ProjectedPolar() | 85.3 | 9,000 | 90 % |"
     assert lines[5] == f"| 96 | {MUON} | 76.8 | 10,000 | 100 % |"
     assert lines[-1] == "| momentum | 1.23 | 1.23 |"
     assert all(line.count("|") == 4 for line in lines[-3:])
