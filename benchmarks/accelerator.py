@@ -9,7 +9,6 @@ accelerator the command skips the benchmark and prints a message.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,20 +17,16 @@ from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table, timed
 from benchmarks._passes import multiplications
+from benchmarks.solvers import accuracy
 from benchmarks.steps import ADAM, MUON, measure, title
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
-from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
-from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_problem
 from studies.display import markdown_table
 from studies.program import parse
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
-SOLVERS = {
-    "manifold_muon, ProjectedPolar()": ProjectedPolar(),
-    "manifold_muon, ClosedForm()": ClosedForm(),
-}
-NAMES = [MUON, "muon", *SOLVERS, ADAM, "normed Adam"]
+PRESETS = ("ProjectedPolar()", "ClosedForm()")
+NAMES = [MUON, "muon", *(f"manifold_muon, {name}" for name in PRESETS), ADAM, "normed Adam"]
 PEERS = {name: ADAM if name in (ADAM, "normed Adam") else MUON for name in NAMES}
 ERRORS = ("gap", "reported gap", "residual")
 
@@ -58,21 +53,6 @@ def sign_rates(shape: tuple[int, ...], rounds: int) -> list[dict]:
 
 def _gram(stack: jax.Array, precision: jax.lax.Precision) -> jax.Array:
     return jnp.matmul(stack, stack.mT, precision=precision)
-
-
-def accuracy(shape: tuple[int, int]) -> list[dict]:
-    """Return gap, residual and norm of the presets' directions, for each gradient family."""
-    rows = []
-    for family in STIEFEL_FAMILIES:
-        point, grad = (jnp.float32(x) for x in stiefel_problem(family, *shape, 0))
-        for name, solver in SOLVERS.items():
-            solve: Callable[..., Any] = jax.jit(functools.partial(solver.solve, Spectral()))
-            answer = solve(point, grad, solver.init(shape))
-            errors = stiefel_errors(point, grad, answer.direction)
-            row = {"solver": name, "gradient": family, "shape": list(shape)}
-            row |= {"gap": errors.gap, "residual": errors.residual, "norm": errors.norm}
-            rows.append(row | {"reported gap": float(answer.gap)})
-    return rows
 
 
 def table(record: dict) -> str:
@@ -115,12 +95,16 @@ def main(argv: list[str] | None = None) -> None:
         measure(12, width, True, options.rounds, NAMES)
         for width in tqdm(options.trees, unit="tree")
     ]
+    errors: list[dict] = []
+    for family in STIEFEL_FAMILIES:
+        point, grad = (jnp.float32(x) for x in stiefel_problem(family, 512, 128))
+        errors += accuracy(family, point, grad, PRESETS)
     record: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "rounds": options.rounds,
         "signs": sign_rates(tuple(options.stack), options.rounds),
         "steps": rows,
-        "accuracy": accuracy((512, 128)),
+        "accuracy": errors,
     }
     save_with_table(options, record, table(record))
 

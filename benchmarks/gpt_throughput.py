@@ -71,7 +71,9 @@ def parts(settings: Settings, tokens: jax.Array) -> Functions:
         return functools.partial(jax.jit(tx.update), given, tx.init(weights), weights)
 
     starts = starts_of(settings, 1, tokens)[0]
-    found = {"forward and backward": functools.partial(gradient, weights, tokens, starts)}
+    found: Functions = {
+        "forward and backward": functools.partial(gradient, weights, tokens, starts)
+    }
     found["momentum"] = update(optax.trace(0.95, nesterov=True, accumulator_dtype="float32"), grads)
     for name, net in networks.items():
         found[f"direction, {name}"] = update(mm.optim.scale_by_steepest(net.geometry()), grads)
