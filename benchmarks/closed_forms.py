@@ -1,4 +1,4 @@
-"""Time of direction and retraction on subspaces and fixed singular values, beside Muon's steps.
+"""Time of direction and retraction on subspaces and fixed singular values, compared with Muon's.
 
     python -m benchmarks closed_forms    # two minutes; docs/benchmarks/results/closed_forms.*
 

@@ -1,4 +1,4 @@
-"""Compile time and kernels of a step, beside Optax's Muon, on CPUs and TPUs.
+"""Compile time and kernels of a step on CPUs and TPUs, compared with Optax's Muon.
 
     python -m benchmarks compiling    # ten minutes; docs/benchmarks/results/compiling.*
 

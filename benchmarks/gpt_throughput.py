@@ -1,4 +1,4 @@
-"""Tokens per second of the character GPT with weights on manifolds, beside unconstrained Muon.
+"""Tokens per second of the character GPT on manifolds, compared with unconstrained Muon.
 
     python -m benchmarks gpt_throughput    # minutes; docs/benchmarks/results/gpt_throughput.*
 

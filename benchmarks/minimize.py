@@ -1,4 +1,4 @@
-"""First and later calls of `minimize` beside pymanopt, on a dozen of pymanopt's example problems.
+"""First and later calls of `minimize` on pymanopt's example problems, compared with pymanopt.
 
     python -m benchmarks minimize    # minutes; docs/benchmarks/results/minimize.*
 

@@ -1,4 +1,4 @@
-"""Work, traffic and memory of one step on TPU slices, for transformers of up to 64 billion.
+"""Work, traffic and memory of one step on TPU slices, for up to 64 billion parameters.
 
     pip install "manifoldmuon[tpu]"    # the compiler; no TPU is needed
     python -m benchmarks scale    # docs/benchmarks/results/scale.*

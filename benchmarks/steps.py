@@ -1,4 +1,4 @@
-"""Time and compile time of one step on a transformer's matrices, beside Optax's Muon and Adam.
+"""Time and compile time of one step on a transformer's matrices, compared with Optax.
 
     python -m benchmarks steps    # minutes; docs/benchmarks/results/steps.*
 

@@ -17,7 +17,7 @@ MEMORY, CPU_SECONDS, WALL_SECONDS = 2**30, 20, 300
 
 
 def limited(folder: str) -> tuple[int, float, float]:
-    """Verify a folder; write the output to files beside it."""
+    """Verify a folder; write its output next to it."""
     child = os.fork()
     if not child:
         try:
