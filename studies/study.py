@@ -41,7 +41,7 @@ To add a study, write `studies/name.py` or `studies/name/study.py` with a frozen
 and list the class in `studies/__init__.py`. The command, its options, the progress bar, resuming,
 multiprocessing and the files are automatic. Cells are independent. Keep shared data and compiled
 functions in a cached function of the module, and list cells that share them next to each other.
-Document question and answer in `docs/lab/studies.md`, with the saved figure and its record.
+Document question and answer in `docs/lab/index.md`, with the saved figure and its record.
 """
 
 import abc

@@ -90,6 +90,6 @@ panel.spines[["top", "right"]].set_visible(False)
 #
 # ## From here
 #
-# * [What each choice costs](../benchmarks/choices.md) has the times and gaps of all solvers at
+# * [What each choice costs](../benchmarks/index.md) has the times and gaps of all solvers at
 #   the sizes of real layers.
-# * [The study of retractions](../lab/studies.md#retractions) follows them into training.
+# * [The study of retractions](../lab/index.md#retractions) follows them into training.

@@ -27,7 +27,7 @@ class ComplexStiefel(Manifold):
     optimizers and `minimize` stay real; `to_complex` and `from_complex` convert. All computations
     use `Stiefel` on the real form `[[A, -B], [B, A]]` of `A + iB`, which preserves products,
     adjoints and polar factors. Under the spectral norm the steepest direction for a square W is
-    `W msign(W^* G - G^* W)`, with the complex polar factor. See docs/math/complex-stiefel.md.
+    `W msign(W^* G - G^* W)`, with the complex polar factor. See docs/math/sets.md.
 
     Attributes:
       scale: the common singular value, a positive number.

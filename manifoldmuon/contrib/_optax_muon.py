@@ -57,7 +57,7 @@ def optax_muon(
     Schatten norm within 0.014 of 1, Optax's five steps within 0.3.
 
     To constrain weights next, give them to `optim.manifold_muon` with `optax.partition`; see the
-    page on migrating.
+    page "Swap Optax's Muon".
 
     Args:
       learning_rate: as in `optax.contrib.muon`, like all arguments not listed.

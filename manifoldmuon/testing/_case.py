@@ -51,7 +51,6 @@ class Case:
     on_set: float
     overshoot: float
     convex: bool
-    returns: float | None
     optimum: Callable[[np.ndarray, np.ndarray], float] | None
     nearest: bool
 

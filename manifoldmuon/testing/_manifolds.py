@@ -43,7 +43,6 @@ def check_manifold(
     thorough: bool = True,
     dtype=jnp.float32,
     convex: bool = False,
-    returns: float | None = 2.0,
     optimum: Callable[[np.ndarray, np.ndarray], float] | None = None,
     nearest: bool = True,
 ) -> None:
@@ -69,9 +68,6 @@ def check_manifold(
       dtype: float32, or float64 under `jax.enable_x64(True)`.
       convex: whether the set is convex with a boundary. A projection may then lie on the boundary,
         where `x - project(x)` makes an obtuse angle with the whole set, but need not be normal.
-      returns: a step of rate 0.05 from any point of full rank has to end on the set, within this
-        many rates of `project(point)` in the norm of steps. None: check only conditions for every
-        point: a finite direction of norm at most 1, a gap of at least 0, and a finite step.
       optimum: function of a point and a gradient, for shapes without leading axes: the largest
         `<grad, a>` over tangent directions of norm 1, for instance by a convex solver in float64.
         Gaps are checked against it and against feasible directions. None: against feasible
@@ -106,7 +102,6 @@ def check_manifold(
         on_set=on_set,
         overshoot=overshoot,
         convex=convex,
-        returns=returns,
         optimum=optimum,
         nearest=nearest,
     )
@@ -225,7 +220,6 @@ def _check_zero(case: Case) -> None:
     require("retract(p, 0) == p, bit for bit", bool(np.all(answers.moved == case.point)))
     nowhere = case.ask(zero, zero, zero)
     require("a zero point stays where it is", bool(np.all(nowhere.moved == 0)))
-    require("a zero point has a zero direction", bool(np.all(nowhere.direction == 0)))
     at_most("project takes zero to the set", case.distance(nowhere.projected), case.on_set)
 
 
@@ -239,36 +233,6 @@ def _check_retraction(case: Case) -> None:
     slope = (retract(case.point, t * vector) - retract(case.point, -t * vector)) / (2 * t)
     size = max(np.max(np.abs(vector)), 1e-30)
     agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
-
-
-def _check_far_points(case: Case) -> None:
-    """Check a step from points off the set: initialisations, tiny, huge and rank-deficient."""
-    fan_in = case.shape[-1] if case.shape else 1
-    far = {
-        "He": case.vector * (2 / max(fan_in, 1)) ** 0.5,
-        "LeCun": case.other / max(fan_in, 1) ** 0.5,
-        "normal(1)": case.other,
-        "1e-6 normal": 1e-6 * case.vector,
-        "1e6 normal": 1e6 * case.vector,
-        "ones": np.ones_like(case.point),
-        "zeros": np.zeros_like(case.point),
-    }
-    rate = 0.05
-    for name, given in far.items():
-        point = given.astype(case.point.dtype)
-        answers = case.ask(point, case.grad, point)
-        law = f"from {name}"
-        at_most(f"{law}: norm(direction) <= 1", answers.direction_size, 1 + case.overshoot)
-        at_most(f"{law}: 0 <= gap", 0, answers.gap)
-        moved = case.retract(point, -rate * answers.direction)
-        require(f"{law}: a step is finite", bool(np.all(np.isfinite(moved))))
-        if case.returns is None or not case.manifold.constrained or name in ("ones", "zeros"):
-            continue
-        if not np.any(answers.direction):  # a single number has no tangent: it stays
-            continue
-        at_most(f"{law}: a step ends on the set", case.distance(moved), case.on_set)
-        left = case.norm(moved - answers.projected)
-        at_most(f"{law}: a step ends near project(point)", left / rate, case.returns)
 
 
 def _check_unconstrained(case: Case) -> None:
@@ -371,7 +335,6 @@ LAWS = (
     (4, check_nearly_normal),
     (5, _check_zero),
     (6, _check_retraction),
-    (6, _check_far_points),
     (7, _check_copies),
     (8, _check_unconstrained),
 )

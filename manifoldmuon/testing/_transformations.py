@@ -125,7 +125,7 @@ def take_step(case: Case, grads: Any, params: Any = None) -> tuple[Any, Any]:
     """Return updates and state of a first step from `case.params` or other parameters."""
     if params is None:
         return case.tx.update(grads, case.state, case.params)
-    state = jax.jit(case.tx.init)(params)  # without jit it warns about zeros
+    state = jax.jit(case.tx.init)(params)  # without jit it refuses zeros
     return case.tx.update(grads, state, params)
 
 

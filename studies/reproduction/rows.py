@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from studies.display import markdown_table
-from studies.estimates import Mean
+from studies.estimates import estimate, shown
 
 Record = dict[str, Any]
 
@@ -42,8 +42,8 @@ class Chapter(NamedTuple):
 
 
 def mean(values: Iterable[float], form: str = ".4f", scale: float = 1.0) -> str:
-    """Return mean and standard error as text."""
-    return Mean.of(scale * value for value in values).text(form)
+    """Return mean and half of the 95 % interval as text."""
+    return shown(estimate([scale * value for value in values]), form)
 
 
 def hello_world(record: Record | None) -> list[Row]:

@@ -231,7 +231,7 @@ def test_all_broken_laws_are_named():
     with pytest.raises(AssertionError) as caught:
         check_manifold(Several(), (5,), jax.random.key(0), thorough=False)
     lines = str(caught.value).splitlines()
-    assert [line[:2] for line in lines[:-1]] == ["2.", "6.", "7."]
+    assert list(dict.fromkeys(line[:2] for line in lines[:-1])) == ["2.", "6.", "7."]
     assert "`Manifold`" in lines[-1]
 
 
@@ -342,6 +342,6 @@ class Ellipsoid(Hypersphere):
 
 def test_non_nearest_projection_must_be_declared():
     key = jax.random.key(0)
-    check_manifold(Ellipsoid(), (5,), key, thorough=False, returns=None, nearest=False)
+    check_manifold(Ellipsoid(), (5,), key, thorough=False, nearest=False)
     with pytest.raises(AssertionError, match=r"2\. law broken: x - project\(x\) is normal"):
-        check_manifold(Ellipsoid(), (5,), key, thorough=False, returns=None)
+        check_manifold(Ellipsoid(), (5,), key, thorough=False)

@@ -28,7 +28,6 @@ def test_manifold_laws(case: ManifoldCase):
         gap=case.gap,
         thorough=case.thorough,
         convex=case.convex,
-        returns=case.returns,
     )
 
 
@@ -75,5 +74,4 @@ def test_manifold_laws_in_float64(case: ManifoldCase):
             thorough=False,
             dtype=jnp.float64,
             convex=case.convex,
-            returns=case.returns,
         )

@@ -149,8 +149,8 @@ def test_reproduce_runs_only_missing_records(tmp_path, monkeypatch, capsys):
     assert calls == [["--out", str(tmp_path / "hello_mnist.json")]]  # once
     assert reproduce.main([*only, "--rerun"]) == 0
     assert calls[1] == [*calls[0], "--overwrite"]
-    # The mean of 50 and 51 % and its standard error, computed by hand.
-    assert "50.00 % (seeds: 50.50 ± 0.50 %)" in capsys.readouterr().out
+    # The mean of 50 and 51 %; half of Student's interval is 12.706 standard errors of 0.5.
+    assert "50.00 % (seeds: 50.50 ± 6.35 %)" in capsys.readouterr().out
     assert reproduce.main(["--only", "hello_gpt", "--results", str(tmp_path)]) == 1
     assert "needs --data-dir" in capsys.readouterr().err
 
