@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks._sets import scale_of
 from manifoldmuon import contrib, modules
-from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
+from manifoldmuon.bounds import L2, RMS, LInf, NormBound, bound
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -54,8 +54,6 @@ def norm(size: Any, y: Any) -> Any:
         return sum(norm(s, part) for s, part in zip(size, y, strict=True))
     if size.norm == LInf():
         return jnp.max(jnp.abs(y))
-    if isinstance(size.norm, L1):
-        return jnp.max(jnp.sum(jnp.abs(y), axis=-1))
     return jnp.max(jnp.sqrt(_squares(size.norm, y) + 1e-30))
 
 
@@ -68,9 +66,6 @@ def toward(size: Any, g: Any) -> Any:
     g = np.asarray(g, np.float64)
     if size.norm == LInf():
         return np.sign(g)
-    if isinstance(size.norm, L1):
-        top = np.argmax(np.abs(g), axis=-1)[..., None]
-        return np.where(np.arange(g.shape[-1]) == top, np.sign(g), 0)
     return _divided(g, np.sqrt(_squares(size.norm, g)))
 
 
@@ -84,8 +79,6 @@ def inside(size: Any, x: Any) -> Any:
     x = np.asarray(x, np.float64)
     if size.norm == LInf():
         return np.clip(x, -size.upper, size.upper)
-    if isinstance(size.norm, L1):
-        return x * (size.upper / np.sum(np.abs(x), axis=-1, keepdims=True))
     length = np.sqrt(_squares(size.norm, x))
     turns = np.resize([size.upper, size.lower or size.upper], length.size)
     return _divided(x, length) * turns.reshape(length.shape)
@@ -290,7 +283,7 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
         half = rng.choice([-2, -3]) if axes == 3 and len(at) == 4 else -2
         first = [modules.Abs(), modules.ReLU(), math.sqrt(2) * modules.ReLU(), modules.GELU()]
         first += [modules.GroupSort(2), modules.Mul(1.5), modules.MeanSubtract()]
-        first += [modules.MeanSubtract(-2), modules.RMSDivide()]
+        first += [modules.MeanSubtract(), modules.RMSDivide()]
         kinds: list[tuple[Module, tuple[int, ...]]] = [(module, at) for module in first]
         kinds += 4 * [(linear(m, d), (*at[:-1], m))]
         block = 0.5 * modules.Identity() + 0.5 * (linear(d, d) @ modules.Abs())

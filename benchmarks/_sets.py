@@ -20,7 +20,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, RMSToRMS, ScaleRule, Spectral
-from manifoldmuon.testing import stiefel_optimum
+from studies.stiefel_problems import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
 _STEPS = 150

@@ -20,9 +20,9 @@ from benchmarks._passes import multiplications
 from benchmarks.solvers import accuracy
 from benchmarks.steps import ADAM, MUON, measure, title
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_problem
 from studies.display import markdown_table
 from studies.program import parse
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_problem
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
 PRESETS = ("ProjectedPolar()", "ClosedForm()")

@@ -23,7 +23,7 @@ from benchmarks._harness import command, save_with_table, timed
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from studies.display import markdown_table
 from studies.gpt.methods import METHODS, Job, build_equal, build_muon, constrained
-from studies.gpt.settings import Settings
+from studies.gpt.study import CharacterGPT
 from studies.gpt.training import chunk_of_steps, mean_loss
 from studies.program import parse
 
@@ -37,14 +37,14 @@ PRESETS = {"ProjectedPolar()": ProjectedPolar(), "ClosedForm()": ClosedForm()}
 Functions = dict[str, Callable[[], Any]]
 
 
-def starts_of(settings: Settings, steps: int, tokens: jax.Array) -> jax.Array:
+def starts_of(settings: CharacterGPT, steps: int, tokens: jax.Array) -> jax.Array:
     """Draw the positions where each step's windows start."""
     last = len(tokens) - settings.context
     places = np.random.default_rng(0).integers(last, size=(steps, settings.batch))
     return jnp.asarray(places, jnp.int32)
 
 
-def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> Functions:
+def whole_steps(settings: CharacterGPT, steps: int, tokens: jax.Array) -> Functions:
     """Return functions that take this many steps each, by optimizer."""
     networks = {name: constrained(settings, VOCABULARY, x) for name, x in PRESETS.items()}
     jobs = {f"manifold Muon, {k}": Job(net, build_equal(RATE, net)) for k, net in networks.items()}
@@ -57,7 +57,7 @@ def whole_steps(settings: Settings, steps: int, tokens: jax.Array) -> Functions:
     return functions
 
 
-def parts(settings: Settings, tokens: jax.Array) -> Functions:
+def parts(settings: CharacterGPT, tokens: jax.Array) -> Functions:
     """Return functions that compute loss and gradients of a batch, or a part of the optimizer."""
     networks = {name: constrained(settings, VOCABULARY, x) for name, x in PRESETS.items()}
     network, geometry = networks["ProjectedPolar()"], networks["ProjectedPolar()"].geometry()
@@ -86,7 +86,7 @@ def parts(settings: Settings, tokens: jax.Array) -> Functions:
 
 def measure(batch: int, rounds: int) -> dict[str, Any]:
     """Measure a batch size."""
-    settings, steps = Settings(batch=batch), max(1, LEAST_WINDOWS // batch)
+    settings, steps = CharacterGPT(batch=batch), max(1, LEAST_WINDOWS // batch)
     # Random tokens suffice: times do not depend on the text.
     tokens = jnp.asarray(np.random.default_rng(0).integers(VOCABULARY, size=100_000), jnp.int32)
     whole = timed(whole_steps(settings, steps, tokens), rounds)
@@ -131,7 +131,7 @@ def main(argv: list[str] | None = None) -> None:
     rows = [measure(batch, options.rounds) for batch in tqdm(options.batches, unit="batch size")]
     record = {
         "what": "tokens per second of the character GPT, all optimizers in one run",
-        "settings": Settings().as_record(),
+        "settings": CharacterGPT().settings(),
         "rounds": options.rounds,
         "rows": rows,
     }

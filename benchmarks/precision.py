@@ -26,11 +26,11 @@ from manifoldmuon import optim
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar, SkewPolar, StiefelSolver
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.digits.gradients import record_gradients
 from studies.display import markdown_table
 from studies.polar_methods import GramEigh, InverseRoot
 from studies.program import parse
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 PASSES = {"as delivered": None, "1": 1, "3": 3, "6": 6}
 SHAPES = ((256, 64), (80, 64), (64, 64))

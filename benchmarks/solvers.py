@@ -29,11 +29,11 @@ from manifoldmuon.manifolds.solvers import (
     StiefelSolver,
 )
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.digits.gradients import record_gradients
 from studies.display import COLOURS, dress, markdown_table, panels
 from studies.program import parse
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))
 # Shapes for iterative solvers, which are slow, and for gaps, which need SVDs in float64.

@@ -21,7 +21,7 @@ from benchmarks._harness import command
 from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import batches
 from studies.digits.methods import METHODS, PRESETS, build_adamw
-from studies.digits.settings import Settings
+from studies.digits.study import Digits
 from studies.estimates import Mean
 from studies.program import parse, save
 
@@ -35,7 +35,7 @@ RATES = {
 WEIGHT_DECAYS = (0.0, 0.1, 1.0, 3.0)
 
 
-def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
+def held_out(settings: Digits, seed: int) -> tuple[np.ndarray, ...]:
     """Return training images and labels, held-out images and labels, and the batch order."""
     data = settings.load(seed)
     shuffled = np.random.default_rng(seed).permutation(len(data.train_y))
@@ -47,7 +47,7 @@ def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
 
 
 def grid_row(
-    settings: Settings, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
+    settings: Digits, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
 ) -> list[dict]:
     """Return an entry per learning rate: means and standard errors over the seeds."""
     method = METHODS[optimizer]
@@ -94,10 +94,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the grids."""
     parser = command("tuning", __doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 110)))
-    parser.add_argument("--steps", type=int, default=Settings().steps)
+    parser.add_argument("--steps", type=int, default=Digits().steps)
     parser.add_argument("--optimizers", nargs="+", choices=list(METHODS), default=list(METHODS))
     options = parse(parser, argv)
-    settings = Settings(steps=options.steps, seeds=tuple(options.seeds))
+    settings = Digits(steps=options.steps, seeds=tuple(options.seeds))
     parts = tuple(map(np.stack, zip(*(held_out(settings, s) for s in settings.seeds), strict=True)))
     cases = [
         (optimizer, multiplier, decay)
@@ -114,7 +114,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             f"{row['optimizer']:8} x{row['multiplier']:g} lr {row['learning_rate']:<6g}"
             f" {Mean(**score).text('.2f')} %, weight decay {row['weight_decay']}"
         )
-    record = {"settings": settings.as_record(), "rows": rows}
+    record = {"settings": settings.settings(), "rows": rows}
     for derived in ("learning_rates", "multiplier", "optimizers"):  # these are what is tuned
         del record["settings"][derived]
     save(options, record)

@@ -40,7 +40,7 @@ def draw(to: Path, digits: Path = _DIGITS, proofs: Path = _PROOFS) -> None:
 
 def _singular_values(panel: Axes, record: dict[str, Any]) -> None:
     for name, (label, colour) in _VALUES.items():
-        runs = record["runs"][name]
+        runs = [row for row in record["rows"] if row["optimizer"] == name]
         low = np.min([run["smallest"] for run in runs], axis=0)
         high = np.max([run["largest"] for run in runs], axis=0)
         panel.fill_between(
