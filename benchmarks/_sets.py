@@ -99,11 +99,6 @@ def _edges(manifold: SpectralBall | SpectralBand) -> tuple[float, float]:
     return (manifold.low, manifold.high) if isinstance(manifold, SpectralBand) else (0.0, 1.0)
 
 
-def size(manifold: Any, direction: np.ndarray) -> float:
-    """Return the norm of a direction, in units of the manifold's norm."""
-    return size_of(manifold.norm, direction)
-
-
 def size_of(norm: Any, weight: np.ndarray) -> float:
     """Return the spectral, Frobenius, `MaxAbs` or `MaxRowNorm` norm, in float64."""
     return float(_BALLS[type(norm)][0](weight)) / unit_of(norm, weight)

@@ -35,70 +35,64 @@ class Descent(NamedTuple):
     make: Callable[[Any, Any], Any]
 
 
-def projected(geometry: Any, rate: Any) -> Any:
-    """Return `manifold_muon` with projected gradients."""
-    return optim.manifold_muon(rate, geometry, clip=optim.project_tangent(geometry))
-
-
 def normalized(geometry: Any, rate: Any, *base: Any) -> Any:
     """Return a chain with `normalize`."""
     update = optim.normalize(optax.chain(*base), geometry)
     return optim.chain(update, optax.scale_by_learning_rate(rate), optim.retract(geometry))
 
 
+# Optimizers, as functions of a manifold and a learning rate.
+MAKE: dict[str, Callable[[Any, Any], Any]] = {
+    "manifold_muon": lambda g, r: optim.manifold_muon(r, g),
+    "no momentum": lambda g, r: optim.manifold_muon(r, g, None),
+    "projected gradients": lambda g, r: optim.manifold_muon(r, g, clip=optim.project_tangent(g)),
+    "riemannian_sgd": lambda g, r: optim.riemannian_sgd(r, g),
+    "riemannian_sgd, momentum": lambda g, r: optim.riemannian_sgd(r, g, 0.9),
+    "riemannian_adam": lambda g, r: optim.riemannian_adam(r, g),
+    "normalize": lambda g, r: normalized(g, r, optax.identity()),
+    "Adam of gradients": lambda g, r: normalized(g, r, optax.scale_by_adam()),
+    "Adam of projected gradients": lambda g, r: normalized(
+        g, r, optim.project_tangent(g), optax.scale_by_adam()
+    ),
+}
+
+
 def _descents() -> tuple[dict[str, Descent], dict[str, Descent]]:
     """Return the descents that reach minima, and the descents that stop elsewhere."""
     reach, miss = {}, {}
+
+    def enter(table: dict, name: str, manifold: Any, first: float, make: str) -> None:
+        table[name] = Descent(manifold, first, MAKE[make])
+
     for name, manifold in SETS.items():
         # Rates must fall below the tolerance if steps do not follow singular vectors.
         wide = dataclasses.replace(manifold, active_tolerance=1e-2)
         for norm, step_norm in NORMS.items():
-            which = manifold if norm in INVARIANT else wide
-            full = dataclasses.replace(which, step_norm=step_norm)
+            full = dataclasses.replace(manifold if norm in INVARIANT else wide, step_norm=step_norm)
             flat = dataclasses.replace(full, solver=None)
+            adam = dataclasses.replace(wide, step_norm=step_norm)
             steps, first = f"{name}, {norm} steps", 0.3 if norm == "Frobenius" else 0.1
-            reach |= {
-                f"{steps}, manifold_muon": Descent(
-                    full, first, lambda g, rate: optim.manifold_muon(rate, g)
-                ),
-                f"{steps}, solver=None, projected gradients": Descent(flat, first, projected),
-                f"{steps}, normalize": Descent(
-                    full, first, lambda g, rate: normalized(g, rate, optax.identity())
-                ),
-                f"{steps}, normalize, Adam of projected gradients": Descent(
-                    dataclasses.replace(wide, step_norm=step_norm),
-                    first,
-                    lambda g, r: normalized(g, r, optim.project_tangent(g), optax.scale_by_adam()),
-                ),
-            }
+            projected = f"{steps}, solver=None, projected gradients"
+            enter(reach, f"{steps}, manifold_muon", full, first, "manifold_muon")
+            enter(reach, projected, flat, first, "projected gradients")
+            enter(reach, f"{steps}, normalize", full, first, "normalize")
+            key = "Adam of projected gradients"
+            enter(reach, f"{steps}, normalize, {key}", adam, first, key)
             safe = norm == "Frobenius" or (name == "SpectralBall" and norm == "Spectral")
-            (reach if safe else miss)[f"{steps}, solver=None"] = Descent(
-                # The normal part counts in the length, so that tangent steps are short.
-                flat,
-                1.0 if norm == "Frobenius" else 0.1,
-                lambda g, rate: optim.manifold_muon(rate, g, None),
-            )
-        reach |= {
-            f"{name}, riemannian_sgd": Descent(
-                manifold, 0.5, lambda g, rate: optim.riemannian_sgd(rate, g)
-            ),
-            f"{name}, riemannian_sgd, momentum": Descent(
-                manifold, 0.1, lambda g, rate: optim.riemannian_sgd(rate, g, 0.9)
-            ),
-            f"{name}, riemannian_adam": Descent(
-                wide, 0.1, lambda g, rate: optim.riemannian_adam(rate, g)
-            ),
-        }
-        miss[f"{name}, normalize, Adam of gradients"] = Descent(
-            manifold, 0.1, lambda g, rate: normalized(g, rate, optax.scale_by_adam())
-        )
-    capped = SpectralBall(retraction=SoftCap(), solver=None)
-    reach["SpectralBall, SoftCap, Spectral steps, solver=None"] = Descent(
-        capped, 0.1, lambda g, rate: optim.manifold_muon(rate, g, None)
-    )
-    miss["SpectralBall, SoftCap, riemannian_sgd"] = Descent(
-        capped, 0.3, lambda g, rate: optim.riemannian_sgd(rate, g)
-    )
+            # The normal part counts in the length, so that tangent steps are short.
+            first = 1.0 if norm == "Frobenius" else 0.1
+            enter(reach if safe else miss, f"{steps}, solver=None", flat, first, "no momentum")
+        for key, which, first in (
+            ("riemannian_sgd", manifold, 0.5),
+            ("riemannian_sgd, momentum", manifold, 0.1),
+            ("riemannian_adam", wide, 0.1),
+        ):
+            enter(reach, f"{name}, {key}", which, first, key)
+        key = "Adam of gradients"
+        enter(miss, f"{name}, normalize, {key}", manifold, 0.1, key)
+    name, capped = "SpectralBall, SoftCap", SpectralBall(retraction=SoftCap(), solver=None)
+    enter(reach, f"{name}, Spectral steps, solver=None", capped, 0.1, "no momentum")
+    enter(miss, f"{name}, riemannian_sgd", capped, 0.3, "riemannian_sgd")
     return reach, miss
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._forgeries import unpack
+from tests.verify.forge import numbers, unpack
 
-_DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "U8": "u1", "I32": "<i4", "I64": "<i8"}
 _SLACK = 1e-9
 
 
@@ -63,12 +62,12 @@ def claimed_too_much(folder: Path) -> str:
 def read(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a file in their own dtypes; bfloat16 as float32."""
     found = {}
-    for name, (dtype, shape, raw) in unpack(path.read_bytes()).items():
-        if dtype == "BF16":
-            words = np.frombuffer(raw, "<u2").astype(np.uint32) << 16
-            found[name] = words.view(np.float32).reshape(shape)
+    for name, entry in unpack(path.read_bytes()).items():
+        if entry[0] == "BF16":
+            words = np.frombuffer(entry[2], "<u2").astype(np.uint32) << 16
+            found[name] = words.view(np.float32).reshape(entry[1])
         else:
-            found[name] = np.frombuffer(raw, _DTYPES[dtype]).reshape(shape)
+            found[name] = numbers(entry)
     return found
 
 
