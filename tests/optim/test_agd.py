@@ -339,8 +339,3 @@ def test_errors_name_the_path(layouts, params, error, message):
 
 
 KEY = jax.random.key(0)
-
-
-def test_integer_parameters_are_rejected():
-    with pytest.raises(TypeError, match="'w' has dtype int32"):
-        optim.agd(Layout()).init({"w": jnp.ones((2, 2), jnp.int32)})

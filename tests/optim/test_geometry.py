@@ -134,11 +134,6 @@ def test_errors_name_non_array_leaves(params, message):
         optim.monitor_distance(W, params)
 
 
-def test_float8_parameters_raise():
-    with pytest.raises(TypeError, match="'w' has dtype float8_e4m3fn; steps need bfloat16 or"):
-        optim.muon(0.1, W).init({"w": jnp.zeros((3, 2), jnp.float8_e4m3fn)})
-
-
 def test_ambiguous_paths_raise():
     params = {"a/b": jnp.ones((3, 2)), "a": {"b": jnp.ones((3, 2))}}
     with pytest.raises(ValueError, match="'a/b'.* more than once"):

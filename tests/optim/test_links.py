@@ -107,23 +107,6 @@ def test_budgets_multiply_updates():
             np.testing.assert_array_equal(np.asarray(leaf, np.float32), wanted)
 
 
-@pytest.mark.parametrize(
-    ("budgets", "error", "message"),
-    [
-        ({"a": 1.0}, ValueError, "'b' has no entries"),
-        ({"a": 1.0, "b": "half"}, TypeError, "the budget of 'b' is 'half'"),
-        ({"a": True, "b": 1.0}, TypeError, "the budget of 'a' is True"),
-        ({"a": -1.0, "b": 1.0}, ValueError, "the budget of 'a' is -1.0"),
-        ({"a": float("nan"), "b": 1.0}, ValueError, "the budget of 'a' is nan"),
-        (lambda path, leaf: None, TypeError, "the budget of 'a' is None"),
-    ],
-)
-def test_invalid_budgets_raise(budgets, error, message):
-    tx = optim.scale_by_budget(budgets)
-    with pytest.raises(error, match=message):
-        tx.update(drawn({"a": (2,), "b": (2,)}), optax.EmptyState())
-
-
 def test_retract_returns_step_to_retracted_point():
     params = {"w": Stiefel().random_point(jax.random.key(0), (6, 3), jnp.float32)}
     step = {"w": 0.3 * Stiefel().project_tangent(params["w"], drawn((6, 3), 1))}

@@ -280,11 +280,6 @@ def test_gradient_rounding_errors_do_not_grow():
         np.testing.assert_allclose(found, target, atol=1e-5 * float(np.max(np.abs(target))))
 
 
-def test_zero_power_iteration_steps_raise():
-    with pytest.raises(ValueError, match="PowerIterations.warm must be a whole number .* got 0"):
-        PowerIterations(warm=0)
-
-
 def test_state_of_another_tree_raises():
     tx = optim.normalize(optax.identity(), Euclidean(Spectral()))
     params = drawn({"a": (2, 2), "b": (2, 2)})
