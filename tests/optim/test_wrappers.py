@@ -152,8 +152,8 @@ def farthest(params: Any) -> float:
 def test_lookahead_needs_projection_after_sync():
     params = optax.LookaheadParams.init_synced(start())
     tx = optax.lookahead(TX, sync_period=5, slow_step_size=0.5)
-    found, _ = trained(tx, params, lambda params: params.for_training)
-    assert farthest(found.for_training) > 1e-3
+    found, _ = trained(tx, params, lambda params: params.fast)
+    assert farthest(found.fast) > 1e-3
     assert farthest(found.slow) > 1e-3
     assert farthest(optim.project_tree(GEOMETRY, found.slow)) < 1e-6
 
