@@ -32,6 +32,7 @@ NAMES = {name: getattr(package, name) for package in PACKAGES for name in packag
     "KEY": jax.random.key(0),
     "FLAT": Euclidean(),
     "MATRIX": Hypersphere(ndim=2),
+    "BLOCKS": Euclidean(mm.norms.RMSToRMS()).with_axes(1, 0, out_blocks=(2, 1)),
     "PARAMS": {"w": jnp.ones((3, 2))},
     "LOGITS": jnp.ones((3, 4)),
     "LABELS": jnp.arange(3),
@@ -235,6 +236,8 @@ hyperball(optax.identity(), -1, MATRIX)  # hyperball: learning_rate must be a fi
 hyperball(optax.identity(), 0.1, MATRIX, radial=1.5)  # hyperball: radial must be a finite number in
 keep_norms(Stiefel()).init(jnp.eye(3))  # keep_norms: the geometry of '' is Stiefel(); a weight of
 keep_norms(MATRIX, radius=-1.0).init(jnp.eye(3))  # keep_norms: the radius of '' must be a positive,
+muon(0.1, BLOCKS).init({"w": jnp.ones((4, 2))})  # the parameter 'w': out_blocks=(2, 1) must add up
+normuon(0.1, BLOCKS).init(PARAMS)  # here out_blocks must be a number of equal blocks; got Layout(
 normuon(0.1, FLAT, neuron_decay=2)  # normuon: neuron_decay must be a finite number in [0, 1); got 2
 modular(0.1, FLAT)  # modular: architecture must have geometry() and budgets(); got Euclidean()
 modular(Linear(3, 4), 0.1)  # modular: learning_rate must be a finite number in [0, inf) or a
@@ -247,6 +250,7 @@ normalize(optax.lion(0.1), FLAT).init(PARAMS)  # normalize(base) must ascend, wi
 agd(Layout(), "x")  # agd: gain must be a finite number in [0, inf) or a schedule; got 'x'
 agd(0.1).init(PARAMS)  # automatic gradient descent: the entry of 'w' is 0.1, not a Layout.
 agd(Layout()).init({"w": jnp.ones((2, 2), jnp.int32)})  # automatic gradient descent: 'w' has dtype
+agd(Layout(out_blocks=(2, 1))).init(PARAMS)  # automatic gradient descent: out_blocks of 'w' must be
 riemannian_adam(0.1, FLAT, b1=1.0)  # riemannian_adam: b1 must be a finite number in [0, 1); got 1.0
 riemannian_adam(0.1, FLAT, eps=-1)  # riemannian_adam: eps must be a finite number in [0, inf); got
 riemannian_sgd(0.1, FLAT, 2)  # riemannian_sgd: momentum must be a finite number in [0, 1) or None;
