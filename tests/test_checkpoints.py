@@ -38,15 +38,14 @@ pytestmark = [
 
 GEOMETRY = {"w": Stiefel(solver=DualAscent(steps=2)), "b": Euclidean()}
 FLAT = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
+SPHERES = {"w": Hypersphere(ndim=2), "b": Euclidean()}
 SOLVERS = "manifoldmuon.manifolds.solvers"
 EXTRA = {"epoch": 2, "loss": 0.1, "worst": float("inf")}
 OURS, THEIRS = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
 TRANSFORMATIONS = {
     "manifold_muon": optim.manifold_muon(0.1, GEOMETRY),
     "muon": optim.muon(optax.linear_schedule(0.1, 0.0, 9), FLAT),
-    "adam": optax.chain(
-        optim.normalize(optax.scale_by_adam(), FLAT), optax.scale_by_learning_rate(0.1)
-    ),
+    "hyperball": optim.hyperball(optax.scale_by_adam(), 0.1, SPHERES),
 }
 
 

@@ -90,6 +90,7 @@ CURVED_GEOMETRY = {
     "vectors": Hypersphere(scale=2.0),
     "gain": Euclidean(MaxAbs(ndim=1)),
 }
+SPHERE = Hypersphere(ndim=2)
 EDGES = {"empty": (0, 4), "none": (4, 0), "row": (1, 4), "column": (4, 1), "one": (1, 1)}
 OTHERS = {"table": (6, 4), "square": (4, 4), "code": (5, 4), "scalar": ()}
 OTHER_GEOMETRY = {
@@ -134,6 +135,12 @@ def with_adam(
     tx = optim.manifold_muon(learning_rate, geometry)
     # Not Optax's Adam: its updates have the gradients' dtype.
     return optim.hybrid(tx, geometry, optim.riemannian_adam(rest_rate, Euclidean(Frobenius(0))))
+
+
+def on_spheres(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
+    # The checks also start from zeros, which need an explicit radius.
+    base = optax.trace(0.9, accumulator_dtype=jnp.float32)
+    return optim.hyperball(base, learning_rate, geometry, radial=0.5, radius=2.0)
 
 
 def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
@@ -255,6 +262,13 @@ INSTANCES = {
         {"learning_rate": 0.1, "rest_rate": 0.01},
         scale_free=False,
         still=False,
+    ),
+    "hyperball": Instance(
+        on_spheres,
+        {"w": SPHERE.transposed(), "stack": SPHERE, "bias": Euclidean()},
+        {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
+        {"learning_rate": 0.1},
+        scale_free=False,
     ),
     "qk clip": Instance(
         with_clipped_heads,
