@@ -42,25 +42,21 @@ def shardings(mesh: jax.sharding.Mesh) -> dict:
     )
 
 
-@pytest.mark.slow_except("both")
-@pytest.mark.parametrize("mesh", MESHES)
-def test_sharded_steps_match_single_device(mesh):
-    mesh = jax.make_mesh(*MESHES[mesh])
-    instance = Instance(
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "manifold_muon": (
         optim.manifold_muon,
-        GEOMETRY,
-        SHAPES,
         {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": 0.5},
-    )
-    check_sharding(instance.tx(), instance.params(), instance.grads(), shardings(mesh))
+    ),
+    "riemannian_sgd": (optim.riemannian_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
+    "normalize": (optim.normalize, {"base": optax.trace(0.9)}),
+}
 
 
-@pytest.mark.slow
-def test_sharded_riemannian_sgd_matches_single_device():
-    instance = Instance(
-        optim.riemannian_sgd, GEOMETRY, SHAPES, {"learning_rate": 0.1, "momentum": 0.9}
-    )
-    placed = shardings(jax.make_mesh(*MESHES["explicit"]))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_sharded_steps_match_single_device(mesh, name):
+    instance = Instance(OPTIMIZERS[name][0], GEOMETRY, SHAPES, OPTIMIZERS[name][1])
+    placed = shardings(jax.make_mesh(*MESHES[mesh]))
     check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
 
 
