@@ -18,6 +18,9 @@ from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import INSTANCES, Instance
 
+# Eight devices: only the exhaustive run has these tests.
+pytestmark = pytest.mark.slow
+
 MESHES = {
     "automatic": ((8,), ("x",), (AxisType.Auto,)),
     "explicit": ((8,), ("x",), (AxisType.Explicit,)),
@@ -71,7 +74,6 @@ def test_sharded_blocks_and_neurons_match_single_device(mesh):
     check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
 
 
-@pytest.mark.slow
 def test_tree_functions_keep_explicit_shardings():
     mesh = jax.make_mesh(*MESHES["explicit"])
     instance = Instance(optim.retract, GEOMETRY, SHAPES)
@@ -194,15 +196,10 @@ TREE_FUNCTIONS = {
 }
 
 
-@pytest.mark.slow_except(
-    "monitor_distance-explicit-outside",
-    "monitor_distance, flat-explicit-inside",
-    "init_tree-explicit-inside",
-    "retract-automatic-inside, mesh set",
-    "riemannian_sgd-explicit-outside",
+@pytest.mark.parametrize(
+    ("mesh", "where"),
+    [("explicit", "outside"), ("explicit", "inside"), ("automatic", "inside, mesh set")],
 )
-@pytest.mark.parametrize("where", ["outside", "inside", "inside, mesh set"])
-@pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 @pytest.mark.parametrize("name", TREE_FUNCTIONS)
 def test_tree_functions_on_mesh_match_single_device(name, mesh, where):
     """Outside and inside jit."""
