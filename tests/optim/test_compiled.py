@@ -1,6 +1,5 @@
 """Compilation cost of a step on CPUs, measured by the number of XLA kernels, not by time."""
 
-import re
 from importlib.metadata import version
 
 import jax
@@ -34,32 +33,24 @@ def count(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]) 
     return distinct_kernels(jax.jit(step).lower(params, state, params).compile().as_text() or "")
 
 
-def test_equal_fusions_count_once():
-    def powers(x, y):
-        return (x @ x + 1) @ (x @ x + 1) + 1, jnp.sin(y @ y)
-
-    text = jax.jit(powers).lower(jnp.ones((64, 64)), jnp.ones((48, 48))).compile().as_text() or ""
-    assert 0 < distinct_kernels(text) < len(re.findall(r" fusion\(", text))
-
-
 # On constrained leaves, up to four kernels shorten steps that are too long to retract.
+@pytest.mark.slow_except("muon", "FAST")
 @pytest.mark.parametrize(
     ("tx", "shape", "most"),
     [
         (optim.muon(0.02, Euclidean(RMSToRMS())), (64, 32), 18),
         (FAST, (64, 32), 75),
-        (FAST, (48, 48), 57),
         (FAST, (12, 256, 64), 90),
         (ACCURATE, (64, 32), 62),
-        (ACCURATE, (48, 48), 54),
         (ACCURATE, (12, 256, 128), 147),
     ],
-    ids=["muon", "FAST", "FAST square", "FAST stack", "ACCURATE", "ACCURATE square", "Resolvents"],
+    ids=["muon", "FAST", "FAST stack", "ACCURATE", "Resolvents"],
 )
 def test_leaf_compiles_to_few_kernels(tx, shape, most):
     assert 0 < count(tx, {"w": shape}) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tx", [FAST, ACCURATE], ids=["FAST", "ACCURATE"])
 def test_extra_leaf_adds_at_most_one_kernel(tx):
     few, many = (count(tx, dict.fromkeys(names, (32, 16))) for names in ("abcd", "abcdefgh"))
