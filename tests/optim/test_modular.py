@@ -25,7 +25,7 @@ def random_like(tree: Any, seed: int = 0) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), tree)
 
 
-@pytest.mark.parametrize("net", [UNEVEN, FROZEN, Linear(3, 2)], ids=lambda net: net.describe())
+@pytest.mark.parametrize("net", [UNEVEN, FROZEN], ids=["uneven", "frozen"])
 def test_step_without_momentum_is_dual_gradient(net):
     params = start(net)
     grads = random_like(params)
