@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import errno
 import functools
 import gc
 import math
@@ -452,32 +451,6 @@ def test_second_process_cannot_save(writer, tmp_path):
             second.save(1, THEIRS)
         assert bits(restored(second, OURS).tree) == bits(OURS)
         assert second.save(2, THEIRS)
-
-
-@pytest.fixture
-def no_locks(monkeypatch):
-    monkeypatch.setattr("manifoldmuon.checkpoints.fcntl", None, raising=False)
-
-
-def test_simultaneous_saves_without_locks_raise(no_locks, writer, tmp_path):
-    writer, event = writer
-    with Checkpoints(tmp_path) as second:
-        assert second.save(1, THEIRS)
-        second.wait()
-        event.set()
-        with pytest.raises(CheckpointError, match="another process is saving into this folder"):
-            writer.wait()
-        assert bits(restored(second, OURS).tree) == bits(THEIRS)
-
-
-@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
-def test_saving_works_without_file_locks(error, tmp_path, monkeypatch):
-    def flock(file, how):
-        raise OSError(error, "no locks")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with Checkpoints(tmp_path) as saved:
-        assert saved.save(1, OURS)
 
 
 def test_first_save_removes_unfinished_steps_and_del_unlocks(tmp_path):

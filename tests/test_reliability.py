@@ -33,14 +33,25 @@ few = settings(
 )
 
 
-@few
-@given(
-    reliability.cases(
-        ("Stiefel", "Stiefel, FAST", "EmbeddingRows"), ((3, 7, 4),), ("float32", "bfloat16")
-    )
+CONES = (
+    "SpectralBall",
+    "SpectralBall, Frobenius steps",
+    "SpectralBand, steps by rows",
+    "Isospectral, nearly tied",
 )
-def test_random_directions_pass_checks(case):
-    reliability.check(case)
+
+
+@pytest.mark.slow_except("linear")
+@pytest.mark.parametrize(
+    "names", [("Stiefel", "Stiefel, FAST", "EmbeddingRows"), CONES], ids=["linear", "cones"]
+)
+def test_random_directions_pass_checks(names):
+    @few
+    @given(reliability.cases(names, ((3, 7, 4),), ("float32", "bfloat16")))
+    def check(case):
+        reliability.check(case)
+
+    check()
 
 
 # Gradients nearly normal to the set: directions once descended, or steps left the set.

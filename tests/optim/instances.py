@@ -42,10 +42,9 @@ class Instance:
         return self.arguments | ({"geometry": self.geometry} if takes_geometry else {})
 
     @property
-    def descends(self) -> bool | None:
-        """Return whether updates descend: only with a learning rate. None at rate 0."""
-        rate = self.arguments.get("learning_rate")
-        return None if rate == 0 else rate is not None
+    def descends(self) -> bool:
+        """Return whether updates descend: only with a learning rate."""
+        return "learning_rate" in self.arguments
 
     def params(self) -> Any:
         """Draw a random point."""
@@ -176,9 +175,6 @@ INSTANCES = {
         optim.retract, OTHER_GEOMETRY, OTHERS, scale_free=False, wrappers=False
     ),
     "tangent": Instance(optim.project_tangent, CURVED_GEOMETRY, CURVED, scale_free=False),
-    "tangent-edges": Instance(
-        optim.project_tangent, STIEFEL, EDGES, scale_free=False, wrappers=False
-    ),
     "tangent-sets": Instance(
         optim.project_tangent, SET_GEOMETRY, SETS, scale_free=False, wrappers=False
     ),
@@ -196,9 +192,6 @@ INSTANCES = {
             "base": optax.trace(0.9, accumulator_dtype=jnp.float32),
             "budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0},
         },
-    ),
-    "normalize-edges": Instance(
-        optim.normalize, STIEFEL, EDGES, {"base": optax.identity()}, wrappers=False
     ),
     "normalize-others": Instance(
         optim.normalize, OTHER_GEOMETRY, OTHERS, {"base": optax.identity()}, wrappers=False
@@ -285,8 +278,5 @@ INSTANCES = {
         },
         {"qkv": (4, 7), "o": (4, 4)},
         {"learning_rate": 0.1},
-    ),
-    "manifold_muon-lr0": Instance(
-        optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False
     ),
 }

@@ -5,7 +5,6 @@ import re
 import weakref
 from typing import Any
 
-import equinox
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,25 +129,6 @@ def test_ambiguous_paths_raise():
     params = {"a/b": jnp.ones((3, 2)), "a": {"b": jnp.ones((3, 2))}}
     with pytest.raises(ValueError, match="'a/b'.* more than once"):
         optim.resolve_geometry(W, params)
-
-
-def test_equinox_module_trains_on_manifold():
-    """The parameters of Flax are dictionaries, or boxed (test_nnx.py)."""
-    geometry = optim.by_path({"weight": W, "bias": B})
-    module = equinox.filter(equinox.nn.Linear(3, 4, key=KEY), equinox.is_array)
-
-    def run(module):
-        params = optim.project_tree(geometry, module)
-        tx = optim.manifold_muon(0.1, geometry)
-        grads = jax.tree.map(jnp.ones_like, params)
-        updates, _ = tx.update(grads, tx.init(params), params)
-        moved = optax.apply_updates(params, updates)
-        return params, moved, optim.monitor_distance(geometry, moved)
-
-    params, moved, distances = ask(run, module)
-    assert jax.tree.structure(moved) == jax.tree.structure(module)
-    assert max(distances.values()) < 1e-5
-    assert all(np.any(a != b) for a, b in zip(*map(jax.tree.leaves, (moved, params)), strict=True))
 
 
 def test_init_tree_draws_each_leaf_by_path():

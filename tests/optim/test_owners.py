@@ -15,7 +15,6 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon._internal import owners
 from manifoldmuon.manifolds import Euclidean, Stiefel, _stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
@@ -372,29 +371,6 @@ def test_divided_work_supports_grad_and_vmap(mesh):
         np.testing.assert_allclose(x, y, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "layers"), [("muon", (8,), 1), ("manifold_muon", (4, 2), 3)]
-)
-def test_few_large_matrices_are_split_over_devices(name, sizes, layers, monkeypatch):
-    """Over all devices, or over groups of two."""
-    monkeypatch.setattr(owners, "_LARGE", 0)
-    names = ("x", "y")[: len(sizes)]
-    mesh = jax.make_mesh(sizes, names, (AxisType.Auto,) * len(sizes))
-    tall = [{key: x for key, x in tree(i, layers).items() if "up" in key} for i in range(2)]
-    params, grads, tx = *tall, OPTIMIZERS[name]
-
-    def plain():
-        return jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
-
-    def divided():
-        return compiled(tx, params, grads, mesh, PartitionSpec("x"))
-
-    busy = layers / sizes[0] if len(sizes) > 1 else 1
-    assert flops(lambda: divided()[0]) < 1.3 * flops(plain) / 8 / busy
-    program, given = divided()
-    assert_close(program(*given)[0], plain()(params, tx.init(params), grads)[0])
-
-
 def test_scan_stacked_layers_on_two_axes():
     mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))
     params, grads, tx = tree(0, stacked=True), tree(1, stacked=True), OPTIMIZERS["manifold_muon"]
@@ -413,25 +389,6 @@ def test_scan_stacked_layers_on_two_axes():
     close = rounding(4, 4 * WIDTH**2)  # two sums over a matrix in each of the two programs
     for name in params:
         np.testing.assert_allclose(found["gap"][name], wanted["gap"][name], atol=close)
-
-
-def test_multi_steps_and_scan_match_single_device(mesh):
-    """`optax.MultiSteps` inside `jax.lax.scan`."""
-    tx = optax.MultiSteps(OPTIMIZERS["manifold_muon"], 2)
-    params, grads = (tree(seed, 2, names=FEWER) for seed in (0, 1))
-
-    @jax.jit
-    def train(params, grads):
-        def step(carry, _):
-            params, state = carry
-            return step_of(tx)(params, state, grads), None
-
-        return jax.lax.scan(step, (params, tx.init(params)), None, 4)[0][0]
-
-    with jax.set_mesh(mesh):
-        found = train(params, grads)
-    wanted = train(params, grads)
-    assert_close(found, wanted)
 
 
 def test_no_shard_map_without_mesh():
