@@ -3,25 +3,21 @@
 import dataclasses
 from typing import Any
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import (
-    Euclidean,
-    Hypersphere,
     LaidOut,
     Layout,
     Manifold,
     Stiefel,
 )
 from manifoldmuon.manifolds.solvers import Steepest
-from manifoldmuon.norms import FanRatio, Frobenius, RMSToRMS
+from manifoldmuon.norms import FanRatio, Frobenius
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,50 +179,6 @@ def test_blocks_match_manual_split(case):
     assert cut.shape == layout.inner_shape(shape)
     np.testing.assert_array_equal(cut, by_hand(array))
     np.testing.assert_array_equal(layout.outward(cut, shape), array)
-
-
-def test_fused_array_matches_its_parts():
-    """Run an optimizer with Stiefel and spheres split by head, and flat space by expert."""
-    whole = {
-        "qkv": LaidOut(Stiefel(FanRatio()), Layout(-2, -1, out_blocks=6)),
-        "out": LaidOut(Hypersphere(ndim=2), Layout(in_blocks=2)),
-        "experts": Euclidean(RMSToRMS()).transposed(),
-    }
-    parts: Any = {
-        "qkv": Stiefel(FanRatio()),
-        "out": Hypersphere(ndim=2),
-        "experts": [Euclidean(RMSToRMS())] * 3,
-    }
-    shapes = {"qkv": (5, 12), "out": (5, 8), "experts": (3, 4, 7)}
-
-    def cut(tree):
-        return {
-            "qkv": jnp.stack(jnp.split(tree["qkv"].T, 6)),
-            "out": jnp.stack(jnp.split(tree["out"], 2, axis=1)),
-            "experts": [expert.T for expert in tree["experts"]],
-        }
-
-    def moved(geometry, params, grads):
-        tx = optim.manifold_muon(0.3, geometry)
-        updates, state = tx.update(grads, tx.init(params), params)
-        return updates, optim.monitor(state)["gap"]
-
-    @jax.jit
-    def compare(grads):
-        params = optim.init_tree(whole, jax.random.key(0), grads)
-        (found, gaps), (wanted, others) = (
-            moved(whole, params, grads),
-            moved(parts, cut(params), cut(grads)),
-        )
-        assert gaps["qkv"].shape == others["qkv"].shape == (6,)
-        assert gaps["out"].shape == others["out"].shape == (2,)
-        return cut(found), wanted, optim.monitor_distance(whole, optax.apply_updates(params, found))
-
-    rng = np.random.default_rng(1)
-    grads = {k: jnp.asarray(rng.normal(size=s), jnp.float32) for k, s in shapes.items()}
-    found, wanted, distances = compare(grads)
-    chex.assert_trees_all_close(found, wanted, rtol=1e-5, atol=1e-6)
-    assert max(float(jnp.max(d)) for d in distances.values()) < 1e-5
 
 
 def test_convolution_fan_in_and_fan_out():

@@ -255,10 +255,3 @@ def test_gradient_rounding_errors_do_not_grow():
     wanted, _ = update(mean, tx.init(params), params)
     for found, target in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
         np.testing.assert_allclose(found, target, atol=1e-5 * float(np.max(np.abs(target))))
-
-
-def test_state_of_another_tree_raises():
-    tx = optim.normalize(optax.identity(), Euclidean(Spectral()))
-    params = drawn({"a": (2, 2), "b": (2, 2)})
-    with pytest.raises(ValueError, match=r"the state knows no parameters \['b'\]"):
-        tx.update(params, tx.init({"a": params["a"]}), params)
