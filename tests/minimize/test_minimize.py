@@ -1,5 +1,7 @@
 """Minimisation to convergence: known optima, derivatives, batches and errors."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -121,7 +123,7 @@ def test_momentum_converges_with_projected_gradients():
             updates, state = tx.update(gradient(carry[0]), carry[1], carry[0])
             return (optax.apply_updates(carry[0], updates), state), None
 
-        q = jnp.asarray(start)
+        q: Any = jnp.asarray(start)
         (q, _), _ = jax.lax.scan(step, (q, tx.init(q)), None, length=400)
         return float(jnp.linalg.norm(manifold.project_tangent(q, gradient(q))))
 
@@ -246,10 +248,12 @@ def test_derivatives_of_captured_values():
 
 def test_stops_by_step_tolerance_and_max_steps():
     a, start, method = symmetric(20, 6, 6), orthonormal(21, 6, 1)[:, 0], GradientDescent()
-    few, none, short = (
-        minimize(rayleigh, Hypersphere(), start, (a,), method=method, **stop)
-        for stop in ({"max_steps": 3}, {"max_steps": 0}, {"step_tolerance": 1e-3})
-    )
+
+    def run(max_steps: int, step_tolerance: float = 0.0):
+        options = {"method": method, "max_steps": max_steps, "step_tolerance": step_tolerance}
+        return minimize(rayleigh, Hypersphere(), start, (a,), **options)  # type: ignore[arg-type]
+
+    few, none, short = run(3), run(0), run(100, 1e-3)
     assert (int(few.steps), Reason(int(few.reason))) == (3, Reason.MAX_STEPS)
     assert int(none.steps) == 0
     np.testing.assert_array_equal(none.point, start)

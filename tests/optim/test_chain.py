@@ -75,7 +75,7 @@ def test_muon_orthogonalises_momentum():
     geometry = Euclidean(RMSToRMS()).transposed()
     tx = optim.muon(0.1, geometry, 0.5, method=None, nesterov=True)
     grads = np.random.default_rng(0).standard_normal((2, 4, 6))
-    moved, _ = train(tx, np.zeros((4, 6), np.float32), list(np.float32(grads)))
+    moved, _ = train(tx, np.zeros((4, 6), np.float32), [np.float32(grad) for grad in grads])
     trace, wanted = np.zeros((4, 6)), np.zeros((4, 6))
     for grad in grads:
         trace = grad + 0.5 * trace
@@ -195,7 +195,7 @@ def test_alias_equals_handwritten_chain(share):
         np.testing.assert_allclose(one, other, atol=2e-6)
 
 
-def drawn(seed: int) -> dict[str, np.ndarray]:
+def drawn(seed: int) -> Any:
     rng, shapes = np.random.default_rng(seed), {"w": (6, 3), "stack": (2, 4, 8), "bias": (5,)}
     return {name: np.float32(rng.standard_normal(shape)) for name, shape in shapes.items()}
 

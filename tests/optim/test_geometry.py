@@ -132,7 +132,7 @@ def test_ambiguous_paths_raise():
 
 
 def test_init_tree_draws_each_leaf_by_path():
-    drawn = [
+    drawn: list[Any] = [
         ask(lambda key, names=names: optim.init_tree(Hypersphere(), key, vectors(names)), KEY)
         for names in ("ab", "0ab")
     ]
@@ -147,14 +147,14 @@ def vectors(names):
 
 def test_muon_sets_method_for_any_geometry_form():
     flat = Euclidean(RMSToRMS())
-    params = {"w": jnp.zeros((4, 3))}
-    grads = {"w": jnp.asarray(np.random.default_rng(0).standard_normal((4, 3)), jnp.float32)}
+    params = jnp.zeros((4, 3))
+    grads = np.float32(np.random.default_rng(0).standard_normal((4, 3)))
 
     def steps(grads):
-        forms = flat, lambda path, leaf: flat, {"w": flat}, optim.by_path({"**": flat})
+        forms = flat, lambda path, leaf: flat, optim.by_path({"**": flat})
         optimizers = [optim.muon(0.1, form) for form in forms]
         optimizers.append(optim.muon(0.1, flat, method=None))
-        return [tx.update(grads, tx.init(params), params)[0]["w"] for tx in optimizers]
+        return [tx.update(grads, tx.init(params), params)[0] for tx in optimizers]
 
     expected, *found, other = ask(steps, grads)
     for step in found:
