@@ -200,7 +200,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.slow_except("boundary", "callable", "optimum")
+@pytest.mark.slow_except("callable", "optimum")
 @pytest.mark.parametrize("defect", OTHERS)
 def test_other_defect_is_found(defect):
     manifold, shape, options, law = OTHERS[defect]

@@ -14,7 +14,6 @@ from tests.instances import MANIFOLDS, ManifoldCase
     "embedding rows",
     "stiefel tall",
     "grassmann tall",
-    "rotations",
     "spectral ball",
 )
 @pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
