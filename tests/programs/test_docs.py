@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 _TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SHOWN = re.compile(r"^```python\n.*?^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def test_every_public_name_is_documented():
@@ -198,7 +199,7 @@ def test_names_and_sources_get_links(tmp_path):
     assert references.problems(site) == []
 
 
-@pytest.mark.slow_except("README.md", "docs/getting-started.md")
+@pytest.mark.slow_except("README.md", "docs/index.md", "docs/getting-started.md")
 @pytest.mark.parametrize(
     "page",
     [
@@ -217,10 +218,13 @@ def test_names_and_sources_get_links(tmp_path):
         "docs/your-own-parts.md",
     ],
 )
-def test_code_on_page_runs(page):
-    blocks = _PYTHON.findall((ROOT / page).read_text(encoding="utf-8"))
+def test_code_on_page_runs(page, capsys):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    blocks = _PYTHON.findall(text)
     assert blocks
     exec(compile("\n".join(blocks), page, "exec"), {"__name__": "__main__"})
+    printed = capsys.readouterr().out
+    assert [shown for shown in _SHOWN.findall(text) if shown not in printed] == []
 
 
 @pytest.mark.slow  # the documentation build also runs the tutorials
