@@ -1,6 +1,6 @@
 """Rows of the reproduction table: published numbers, with reproduced numbers from the records."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
