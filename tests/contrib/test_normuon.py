@@ -13,6 +13,7 @@ from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS, Spectral
+from tests.linalg.instances import polar
 from tests.optim.training import train
 
 MUON = Euclidean(Spectral())
@@ -33,17 +34,12 @@ MATRICES = {
 }
 
 
-def msign(x: np.ndarray) -> np.ndarray:
-    u, _, vt = np.linalg.svd(x, full_matrices=False)
-    return u @ vt
-
-
 def published(grads: list[np.ndarray], rate: float, b1: float, b2: float, decay: float, start):
     """Run algorithm 1 of arXiv:2510.05491 on a matrix, rescaled to the direction's norm."""
     weight, momentum, v = start, np.zeros_like(start), np.zeros(len(start))
     for grad in grads:
         momentum = b1 * momentum + (1 - b1) * grad
-        direction = msign(momentum)
+        direction = polar(momentum)
         v = b2 * v + (1 - b2) * np.mean(direction**2, axis=1)
         scaled = direction / np.sqrt(v)[:, None]
         scaled *= np.linalg.norm(direction) / np.linalg.norm(scaled)

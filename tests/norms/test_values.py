@@ -19,6 +19,7 @@ from manifoldmuon.norms import (
 )
 from tests.compiled import ask
 from tests.instances import NORMS
+from tests.linalg.instances import polar
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
@@ -37,11 +38,6 @@ def test_kernel_projection_is_per_tap(rng):
 
 def singular_values(matrix: np.ndarray) -> np.ndarray:
     return np.linalg.svd(matrix.astype(np.float64), compute_uv=False)
-
-
-def polar(matrix: np.ndarray) -> np.ndarray:
-    u, _, vt = np.linalg.svd(matrix.astype(np.float64), full_matrices=False)
-    return u @ vt
 
 
 @pytest.mark.parametrize("shape", [(6, 4), (1, 4)])

@@ -15,6 +15,7 @@ from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout
 from manifoldmuon.norms import RootRank, Spectral
 from manifoldmuon.optim import hyperball, keep_norms
 from manifoldmuon.testing import check_sharding
+from tests.linalg.instances import polar
 from tests.optim.training import train
 
 SPHERE = Hypersphere(ndim=2)
@@ -68,11 +69,6 @@ def test_step_matches_published_formula(radial):
     np.testing.assert_allclose(found["bias"], params["bias"] - 0.3 * grads["bias"], rtol=1e-6)
 
 
-def msign(x: np.ndarray) -> np.ndarray:
-    u, _, vt = np.linalg.svd(x, full_matrices=False)
-    return u @ vt
-
-
 def adam(grads: list[np.ndarray], b1: float = 0.9, b2: float = 0.999) -> list[np.ndarray]:
     m, v, found = np.zeros(grads[0].shape), np.zeros(grads[0].shape), []
     for t, grad in enumerate(grads, 1):
@@ -85,7 +81,7 @@ def muon(grads: list[np.ndarray], decay: float = 0.95) -> list[np.ndarray]:
     trace, found = np.zeros(grads[0].shape), []
     for grad in grads:
         trace = decay * trace + grad
-        found.append(msign(decay * trace + grad))
+        found.append(polar(decay * trace + grad))
     return found
 
 
