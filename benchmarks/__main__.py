@@ -1,34 +1,18 @@
 """Run benchmarks by name, or all of them: `python -m benchmarks [NAME [OPTIONS]]`."""
 
+import ast
 import runpy
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-NAMES = (
-    "steps",
-    "compiling",
-    "growth",
-    "memory",
-    "msign_accuracy",
-    "solvers",
-    "sets",
-    "closed_forms",
-    "drift",
-    "precision",
-    "tuning",
-    "power_iteration",
-    "gpt_throughput",
-    "scale",
-    "symmetric",
-    "meshes",
-    "balance",
-    "accelerator",
-    "kills",
-    "reliability",
-    "certificates",
-    "minimize",
-    "starts",
-)
+NAMES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+
+
+def summary(name: str) -> str:
+    """Return the first line of a benchmark's docstring."""
+    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
 
 def main() -> int:
@@ -36,7 +20,8 @@ def main() -> int:
     if len(sys.argv) > 1:
         name, options = sys.argv[1], sys.argv[2:]
         if name in ("-h", "--help"):
-            print(__doc__, *NAMES, "", "NAME --help lists its options.", sep="\n  ")
+            lines = [f"{name:{max(map(len, NAMES))}}  {summary(name)}" for name in NAMES]
+            print(__doc__, *lines, "", "NAME --help lists its options.", sep="\n  ")
             return 0
         if name not in NAMES:
             sys.exit(f"python -m benchmarks: no benchmark {name!r}; there are {', '.join(NAMES)}")

@@ -49,7 +49,6 @@ DELAYED = {"matplotlib", "safetensors"}
 EXTRAS = {
     "checkpoints": {"orbax"},
     "frameworks": {"equinox", "flax", "haiku"},  # each in its own module
-    "lab": {"matplotlib"},  # only for annotations in `_pictures`
 }
 
 

@@ -34,7 +34,7 @@ def test_init_error_names_path_and_distance(make):
         make(0.1, GEOMETRY).init(given)
     message = str(caught.value)
     assert f"'he' (distance {distance:.2g})." in message
-    assert "near" not in message
+    assert "'near'" not in message
     assert distance > 0.3
 
 

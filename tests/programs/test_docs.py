@@ -19,8 +19,6 @@ from studies import claims
 
 ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-# Pages that need not show what their programs print.
-_SHOW_NOTHING = ("README.md", "docs/index.md")
 _TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 # A program, and what it prints: numbers to 5 %, unless a comment before the output says otherwise.
 _PROGRAM = re.compile(
@@ -208,7 +206,7 @@ def test_names_and_sources_get_links(tmp_path):
     assert references.problems(site) == []
 
 
-@pytest.mark.slow_except("README.md", "docs/getting-started.md")
+@pytest.mark.slow_except("README.md", "docs/index.md", "docs/getting-started.md")
 @pytest.mark.parametrize(
     "page",
     [
@@ -237,11 +235,10 @@ def test_programs_print_what_page_shows(page):
         code = compile("\n" * above + program["code"], page, "exec")
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(code, names)
-        if page not in _SHOW_NOTHING or program["shown"]:
-            shown, percent = program["shown"] or "", int(program["percent"] or 5)
-            assert _agree(out.getvalue(), shown, percent), (
-                f"{page}:{above}: prints\n{out.getvalue()}\nand the page shows\n{shown}"
-            )
+        shown, percent = program["shown"] or "", int(program["percent"] or 5)
+        assert _agree(out.getvalue(), shown, percent), (
+            f"{page}:{above}: prints\n{out.getvalue()}\nand the page shows\n{shown}"
+        )
 
 
 def _agree(printed: str, shown: str, percent: int) -> bool:

@@ -17,7 +17,7 @@ from manifoldmuon.manifolds.solvers import (
     _resolvents,
 )
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 SOLVERS = {
     "skew lift": SkewPolar(),
