@@ -30,6 +30,7 @@ def build() -> None:
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
         raise SystemExit("docs: the build has failed")
+    shutil.copy(ROOT / "docs" / "404.html", SITE)  # the theme's has links from the host's root
     print(f"docs: {links.write(SITE)} links to the API and the source")
     try:
         count = bundle.bundle(SITE)

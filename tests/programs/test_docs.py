@@ -164,6 +164,7 @@ def test_missing_and_external_references_are_detected(tmp_path):
         <script src="own.js"></script> <a href="math/#a">in</a> <a href="https://host.org">out</a>
         <img src="data:image/png;base64,"> <script src="https://host.org/a.js"></script>
         <link rel="stylesheet" href="//host.org/a.css"> <img src="gone.png"> <a href="gone/">x</a>
+        <a href="/math/">root</a>
         """,
         encoding="utf-8",
     )
@@ -172,6 +173,7 @@ def test_missing_and_external_references_are_detected(tmp_path):
         "index.html loads //host.org/a.css",
         "index.html names gone.png, which is not there",
         "index.html names gone/, which is not there",
+        "index.html names /math/ from the root of the host",
     ]
 
 
