@@ -39,6 +39,21 @@ def test_unsupported_shapes_raise(manifold, shape, message):
         manifold.random_point(jax.random.key(0), shape, jnp.float32)
 
 
+@pytest.mark.parametrize("manifold", [Stiefel(), EmbeddingRows(), Euclidean()])
+@pytest.mark.parametrize(
+    ("method", "argument"),
+    [("steepest", "grad"), ("project_tangent", "vector"), ("retract", "vector")],
+)
+def test_unequal_shapes_raise(manifold, method, argument):
+    name = f"{type(manifold).__name__}.{method}"
+    message = rf"{name}: {argument} has the shape \(3, 4\), and point \(4, 3\). Give both"
+    call = getattr(manifold, method)
+    with pytest.raises(ValueError, match=message):
+        call(jnp.eye(4, 3), jnp.ones((3, 4)))
+    with pytest.raises(ValueError, match=message):
+        call(**{argument: jnp.ones((3, 4)), "point": jnp.eye(4, 3)})
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -305,7 +305,7 @@ REFUSED = {
     "a start off the set": (
         lambda: minimize(sphere_cost, Hypersphere(), 2 * UNIT),
         ValueError,
-        "off its manifolds by .*project_tree",
+        "off its manifolds: distance 1 .*project_tree",
     ),
     "a cost that is not a number": (
         lambda: minimize(lambda x: jnp.log(-jnp.sum(x * x)), Hypersphere(), UNIT),
@@ -320,7 +320,7 @@ REFUSED = {
     "a tree that does not fit": (
         lambda: minimize(sphere_cost, {"w": Hypersphere()}, {"v": UNIT}),
         ValueError,
-        "'v' has no entries",
+        "no entry for the parameter 'v'",
     ),
     "no array": (lambda: minimize(sphere_cost, {}, {}), ValueError, "x0 has no numbers"),
     "an empty array": (

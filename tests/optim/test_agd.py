@@ -324,7 +324,7 @@ def test_zero_gradients_stop_and_nan_spreads():
         ),
         (Layout(), {"s": ()}, ValueError, "'s': .*optax.partition"),
         (Layout(taps=(-4, -3)), {"w": (3, 2)}, ValueError, "'w': .*at least 4 axes"),
-        ({"w": Layout()}, {"w": (3, 2), "v": (3, 2)}, ValueError, "'v' has no entries"),
+        ({"w": Layout()}, {"w": (3, 2), "v": (3, 2)}, ValueError, "no entry for the parameter 'v'"),
         (
             {"w": Layout(), "v": Layout()},
             {"w": (3, 2)},

@@ -110,7 +110,7 @@ def test_budgets_multiply_updates():
 @pytest.mark.parametrize(
     ("budgets", "error", "message"),
     [
-        ({"a": 1.0}, ValueError, "'b' has no entries"),
+        ({"a": 1.0}, ValueError, "no entry for the parameter 'b'"),
         ({"a": 1.0, "b": "half"}, TypeError, "the budget of 'b' is 'half'"),
         ({"a": True, "b": 1.0}, TypeError, "the budget of 'a' is True"),
         ({"a": -1.0, "b": 1.0}, ValueError, "the budget of 'a' is -1.0"),
