@@ -1,7 +1,7 @@
 """Run benchmarks by name, or all of them: `python -m benchmarks [NAME [OPTIONS]]`."""
 
 import ast
-import runpy
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ def summary(name: str) -> str:
 
 
 def main() -> int:
-    """Run a benchmark, or all of them even if some fail; return 1 if any failed."""
+    """Run a benchmark, or all of them even if some fail; return the largest exit status."""
     if len(sys.argv) > 1:
         name, options = sys.argv[1], sys.argv[2:]
         if name in ("-h", "--help"):
@@ -30,16 +30,8 @@ def main() -> int:
 
 
 def run(name: str, options: Sequence[str]) -> int:
-    """Run a benchmark and return its exit status, including one set by `sys.exit`."""
-    sys.argv = [f"python -m benchmarks {name}", *options]
-    try:
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
-    except SystemExit as stop:
-        if stop.code is None or isinstance(stop.code, int):
-            return stop.code or 0
-        print(stop.code, file=sys.stderr)
-        return 1
-    return 0
+    """Run a benchmark in a process, as some set JAX's devices; return its exit status."""
+    return subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode
 
 
 if __name__ == "__main__":

@@ -154,5 +154,5 @@ def main(argv: list[str] | None = None) -> int:
     return 0 if all(run["within_bound"] for run in runs) else 1
 
 
-if __name__ == "__main__" and (status := main()):  # `python -m benchmarks` continues after a 0
-    sys.exit(status)
+if __name__ == "__main__":
+    sys.exit(main())

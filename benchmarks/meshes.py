@@ -41,8 +41,8 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, ...], tuple[Any, ...]]] = {
     "4 x 2, layers, columns x rows": (TWO, (32,), (None, "y", "x")),
 }
 OPTIMIZERS = {
-    "muon": muon(RATE, Euclidean(RMSToRMS())),
-    "manifold_muon": manifold_muon(RATE, Stiefel(solver=ProjectedPolar())),
+    "muon": lambda: muon(RATE, Euclidean(RMSToRMS())),
+    "manifold_muon": lambda: manifold_muon(RATE, Stiefel(solver=ProjectedPolar())),
 }
 # "declared" axes are automatic outside the update and explicit within.
 AXES = {"automatic": AxisType.Auto, "declared": AxisType.Auto, "explicit": AxisType.Explicit}
@@ -115,8 +115,8 @@ def main(argv: list[str] | None = None) -> None:
     rows = []
     for case in tqdm(options.cases, unit="case"):
         for axes in AXES:
-            for name, tx in OPTIMIZERS.items():
-                found = measure(case, axes, tx)
+            for name, make in OPTIMIZERS.items():
+                found = measure(case, axes, make())
                 rows.append({"case": case, "axes": axes, "optimizer": name, "moved": found})
     save_with_table(options, {"rows": rows}, table(rows))
 

@@ -11,6 +11,7 @@ from manifoldmuon.manifolds import (
     Hypersphere,
     Manifold,
     Orthogonal,
+    Rotations,
     SpectralBall,
     SpectralBand,
     SpectralSphere,
@@ -93,6 +94,8 @@ SQUARE = [
     ManifoldCase("orthogonal odd stack", Orthogonal(2.0), (2, 5, 5)),
     ManifoldCase("orthogonal by svd", Orthogonal(solver=SkewPolar(SVD())), (4, 4)),
     ManifoldCase("orthogonal 1x1", Orthogonal(), (1, 1)),
+    ManifoldCase("rotations", Rotations(), (3, 3)),
+    ManifoldCase("rotations of scale 2, stack", Rotations(2.0), (2, 3, 3)),
 ]
 
 STIEFEL = [

@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import errno
 import functools
 import gc
 import math
@@ -27,7 +26,7 @@ from manifoldmuon._internal.paths import path_string
 from manifoldmuon.checkpoints import STATE_LAYOUT, CheckpointError, Checkpoints
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar
-from manifoldmuon.norms import Frobenius, RMSToRMS
+from manifoldmuon.norms import Frobenius
 from tests.optim.test_processes import JOINED
 from tests.optim.test_processes import run as run_processes
 
@@ -37,16 +36,13 @@ pytestmark = [
 ]
 
 GEOMETRY = {"w": Stiefel(solver=DualAscent(steps=2)), "b": Euclidean()}
-FLAT = {"w": Euclidean(RMSToRMS()), "b": Euclidean()}
+SPHERES = {"w": Hypersphere(ndim=2), "b": Euclidean()}
 SOLVERS = "manifoldmuon.manifolds.solvers"
 EXTRA = {"epoch": 2, "loss": 0.1, "worst": float("inf")}
 OURS, THEIRS = {"w": jnp.ones(3)}, {"w": jnp.zeros(3)}
 TRANSFORMATIONS = {
     "manifold_muon": optim.manifold_muon(0.1, GEOMETRY),
-    "muon": optim.muon(optax.linear_schedule(0.1, 0.0, 9), FLAT),
-    "adam": optax.chain(
-        optim.normalize(optax.scale_by_adam(), FLAT), optax.scale_by_learning_rate(0.1)
-    ),
+    "hyperball": optim.hyperball(optax.scale_by_adam(), 0.1, SPHERES),
 }
 
 
@@ -181,41 +177,27 @@ def test_all_leaf_types_round_trip(tmp_path):
     assert {k: type(x) for k, x in found.items()} == {k: type(x) for k, x in tree.items()}
 
 
-@pytest.mark.parametrize(
-    ("tree", "extra", "error", "message"),
-    [
-        (
-            {"name": "run 1"},
-            None,
-            TypeError,
-            "'name' is a str, neither an array of numbers nor a number",
-        ),
-        (
-            {"z": 1 + 2j},
-            None,
-            TypeError,
-            "'z' is a complex, neither an array of numbers nor a number",
-        ),
-        (
-            {"w": np.array(["a"])},
-            None,
-            TypeError,
-            "'w' is a ndarray, neither an array of numbers nor",
-        ),
-        (OURS, {1j}, TypeError, "not JSON serializable"),
-        ({"a": {"b": 1}, "a/b": 1}, None, ValueError, "paths that read the same: rename a key"),
-        (jnp.ones(3), None, ValueError, "got a single leaf: save {'params': params}, say"),
-        ({}, None, ValueError, "got no leaf"),
-        ({"w": jnp.ones(4, jnp.int2)}, None, TypeError, "'w' has dtype int2, narrower than a byte"),
-    ],
-)
-def test_unsupported_trees_raise(tree, extra, error, message, tmp_path):
+UNSUPPORTED: list[tuple[Any, Any, str]] = [
+    ({"name": "run 1"}, None, "'name' is a str, neither an array of numbers nor a number"),
+    ({"z": 1 + 2j}, None, "'z' is a complex, neither an array of numbers nor a number"),
+    ({"w": np.array(["a"])}, None, "'w' is a ndarray, neither an array of numbers nor"),
+    ({"w": jnp.ones(4, jnp.int2)}, None, "'w' has dtype int2, narrower than a byte"),
+    ({"a": {"b": 1}, "a/b": 1}, None, "paths that read the same: rename a key"),
+    (jnp.ones(3), None, "got a single leaf: save {'params': params}, say"),
+    ({}, None, "got no leaf"),
+    (OURS, {1j}, "not JSON serializable"),
+]
+
+
+@pytest.mark.parametrize(("tree", "extra", "message"), UNSUPPORTED)
+def test_unsupported_trees_raise(tree, extra, message, tmp_path):
     with Checkpoints(tmp_path / "new" / "folder") as saved:
-        with pytest.raises(error, match=message):
+        with pytest.raises((TypeError, ValueError), match=message):
             saved.save(1, tree, extra=extra)
         assert saved.restore(OURS) is None
 
 
+@pytest.mark.slow
 def test_sharded_training_resumes_bit_for_bit(tmp_path):
     mesh = jax.make_mesh((4, 2), ("x", "y"), (AxisType.Explicit, AxisType.Auto))
     both, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("x", "y"), ()))
@@ -267,6 +249,7 @@ json.dump({"same": same, "shards": len(shards), "refused": refused}, sys.stdout)
 )
 
 
+@pytest.mark.slow
 def test_two_jax_processes_save_together(tmp_path):
     found = run_processes(2, SHARED, str(tmp_path))
     assert found == [{"same": True, "shards": 2, "refused": True}] * 2
@@ -339,7 +322,6 @@ def test_files_of_another_step_raise(tmp_path):
             {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
             "layout of 'w' was None and is manifoldmuon.manifolds.Layout; ",
         ),
-        ({"b": None}, "manifold of 'b' was manifoldmuon.manifolds.Euclidean and is nothing"),
         ({"c": Euclidean()}, "manifold of 'c' was nothing and is manifold"),
         ({}, "budget of 'w' was 1.0 and is 0.5; continue with that"),
     ],
@@ -399,7 +381,7 @@ def test_changed_state_layout_raises(run, monkeypatch):
 def test_changed_tree_raises(run):
     folder, _, table, tree = run
     for target, reason in [
-        (start(TRANSFORMATIONS["muon"]), "'state/1/steepest/dual/w' was float32[8,8] and is "),
+        (start(optax.sgd(0.1)), "'state/0/trace/b' was float32[16] and is nothing; "),
         (tree | {"key": jax.random.PRNGKey(0)}, "'key' was key<fry>[] and is uint32[2]; "),
         ({"params": tree["params"]}, "'key' was key<fry>[] and is nothing; "),
     ]:
@@ -471,32 +453,6 @@ def test_second_process_cannot_save(writer, tmp_path):
         assert second.save(2, THEIRS)
 
 
-@pytest.fixture
-def no_locks(monkeypatch):
-    monkeypatch.setattr("manifoldmuon.checkpoints.fcntl", None, raising=False)
-
-
-def test_simultaneous_saves_without_locks_raise(no_locks, writer, tmp_path):
-    writer, event = writer
-    with Checkpoints(tmp_path) as second:
-        assert second.save(1, THEIRS)
-        second.wait()
-        event.set()
-        with pytest.raises(CheckpointError, match="another process is saving into this folder"):
-            writer.wait()
-        assert bits(restored(second, OURS).tree) == bits(THEIRS)
-
-
-@pytest.mark.parametrize("error", [errno.ENOLCK, errno.ENOSYS])
-def test_saving_works_without_file_locks(error, tmp_path, monkeypatch):
-    def flock(file, how):
-        raise OSError(error, "no locks")
-
-    monkeypatch.setattr("fcntl.flock", flock)
-    with Checkpoints(tmp_path) as saved:
-        assert saved.save(1, OURS)
-
-
 def test_first_save_removes_unfinished_steps_and_del_unlocks(tmp_path):
     (tmp_path / UNFINISHED).mkdir()
     saved = Checkpoints(tmp_path)
@@ -538,13 +494,12 @@ def test_full_disk_gives_one_line_error_and_keeps_steps(background, tmp_path, ca
         assert {path.name for path in tmp_path.iterdir()} == {".lock", "1", "2"}
 
 
-@pytest.mark.parametrize("place", ["file", "file/run"])
-def test_impossible_folder_gives_one_line_error(place, tmp_path):
+def test_impossible_folder_gives_one_line_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(
-        CheckpointError, match=f"{place} cannot be opened .*: nothing that it holds"
+        CheckpointError, match="file/run cannot be opened .*: nothing that it holds"
     ):
-        Checkpoints(tmp_path / place)
+        Checkpoints(tmp_path / "file" / "run")
     assert (tmp_path / "file").is_file()
 
 

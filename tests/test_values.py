@@ -1,12 +1,9 @@
 """The repr of manifolds, norms and strategies shows non-default fields and evaluates back."""
 
-import dataclasses
-
 import pytest
 from jax.lax import Precision
 
 from manifoldmuon import contrib, linalg, manifolds, norms
-from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds import Euclidean, Layout, Stiefel, retractions, solvers
 from tests.instances import MANIFOLDS, NORMS
 
@@ -38,19 +35,3 @@ def test_repr_omits_defaults():
     assert repr(Layout()) == "Layout()"
     assert repr(Euclidean(norms.RMSToRMS())) == "Euclidean(step_norm=RMSToRMS())"
     assert repr(Euclidean(norms.Frobenius(0))) == "Euclidean(step_norm=Frobenius(ndim=0))"
-
-
-def test_subclasses_inherit_or_override_repr():
-    @dataclasses.dataclass(frozen=True)
-    class Inherited(Value):
-        needed: int
-        given: float = 1.0
-        hidden: int = dataclasses.field(default=0, repr=False)
-
-    class Own(Inherited):
-        def __repr__(self) -> str:
-            return "own"
-
-    assert repr(Inherited(1, hidden=2)).endswith("Inherited(needed=1)")
-    assert repr(Inherited(1, 2.0)).endswith("Inherited(needed=1, given=2.0)")
-    assert repr(Own(1)) == "own"

@@ -160,7 +160,7 @@ def certify(
     seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
     chunks = np.array_split(seen, range(batch, len(seen), batch))
     logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
-    logits = finite_array("track_gap: logits", logits)
+    logits = finite_array("certify: logits", logits)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(f"certify takes logits (n, 2 classes or more); got {logits.shape}")
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])

@@ -1,11 +1,11 @@
 """Rows of the reproduction table: published numbers, with reproduced numbers from the records."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from studies.display import markdown_table
-from studies.estimates import Mean, estimate, shown
+from studies.estimates import Estimate, estimate, shown
 from studies.records import read_record
 from studies.study import Record
 
@@ -48,6 +48,12 @@ def mean(values: Iterable[float], form: str = ".4f", scale: float = 1.0) -> str:
     return shown(estimate([scale * value for value in values]), form)
 
 
+def _interval(found: Mapping[str, float], record: Record, form: str) -> str:
+    """Return a mean over the seeds of a record and half of its 95 % interval as text."""
+    degrees = len(record["settings"]["seeds"]) - 1
+    return shown(Estimate.of(found["mean"], found["error"] or 0.0, degrees)._asdict(), form)
+
+
 def hello_world(record: Record) -> list[Row]:
     """Return the losses of seed 0, their range under rounding, and the range over other seeds."""
     rows = []
@@ -85,8 +91,7 @@ def hello_mnist(record: Record) -> list[Row]:
 def hello_gpt(record: Record) -> list[Row]:
     """Return the character GPT's losses: on the last batch, and on validation windows."""
     found = {
-        name: Mean(loss["mean"], loss["error"]).text(".4f")
-        for name, loss in record["summary"]["losses"].items()
+        name: _interval(loss, record, ".4f") for name, loss in record["summary"]["losses"].items()
     }
     return [
         Row(
@@ -109,7 +114,7 @@ def manifold_cifar(record: Record) -> list[Row]:
         "adamw": ("AdamW", ".513"),
     }
     return [
-        Row(*published[name], *(Mean(**own).text(".3f") for own in found.values()))
+        Row(*published[name], *(_interval(own, record, ".3f") for own in found.values()))
         for name, found in record["summary"].items()
     ]
 

@@ -32,13 +32,7 @@ def test_zolotarev_poles_match_elliptic_functions(poles, lower):
     np.testing.assert_allclose(zolotarev(poles, lower).shifts, (lower * sn / cn) ** 2, rtol=1e-6)
 
 
-@pytest.mark.parametrize(("poles", "lower"), [(0, 0.1), (2, 1.0), (2, 0.0), (2, 1e-6)])
-def test_zolotarev_invalid_arguments_raise(poles, lower):
-    with pytest.raises(ValueError, match="poles must be a whole|lower must be a finite number"):
-        zolotarev(poles, lower)
-
-
-@pytest.mark.parametrize("n", [1, 5, 16, 40, 64, 101, 192])
+@pytest.mark.parametrize("n", [1, 16, 64, 101, 192])
 def test_inverse_matches_numpy(n):
     rng = np.random.default_rng(n)
     x = rng.standard_normal((2, n, n)) / np.sqrt(n)

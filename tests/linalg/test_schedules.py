@@ -72,28 +72,6 @@ def test_safety_keeps_rounding_from_diverging():
     np.testing.assert_allclose(disturbed(1.001, 14), 1, atol=1e-3)
 
 
-def test_designs_are_cached():
-    assert PolarExpress(1e-4).coefficients is PolarExpress(1e-4).coefficients
-
-
-@pytest.mark.parametrize(
-    ("options", "name"),
-    [
-        ({"lower": 0.0}, "lower"),
-        ({"lower": 1.0}, "lower"),
-        ({"lower": float("nan")}, "lower"),
-        ({"degree": 4}, "degree"),
-        ({"steps": 0}, "steps"),
-        ({"safety": 0.9}, "safety"),
-        ({"cushion": 0.5}, "cushion"),
-    ],
-    ids=str,
-)
-def test_polar_express_invalid_options_raise(options, name):
-    with pytest.raises(ValueError, match=f"^PolarExpress.{name} must be"):
-        PolarExpress(**options)
-
-
 def test_named_schedules_reach_documented_accuracy():
     small, large = np.geomspace(1e-3, 0.05, 101), np.linspace(0.05, 1, 1001)
     np.testing.assert_allclose(CUBIC.apply(large), 1, atol=1e-12)
@@ -115,18 +93,3 @@ def test_tail_extends_head_to_steps():
     for a, b in schedule.coefficients:
         x = a * x + b * x**3
     assert schedule.apply(0.3) == pytest.approx(x, rel=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({}, "at least one step"),
-        ({"tail": (1.5, -0.5)}, "at least one step"),
-        ({"head": ((1.0,),)}, "two coefficients"),
-        ({"head": ((1.5, -0.5),), "steps": 2}, "tail"),
-    ],
-    ids=["empty", "no steps", "one coefficient", "runs out"],
-)
-def test_fixed_schedule_invalid_arguments_raise(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        FixedSchedule(**arguments)

@@ -23,7 +23,7 @@ LONG = {
     **{
         f"{type(r).__name__} {shape}": (Stiefel(retraction=r), shape)
         for r in (Polar(), QR(), Cayley(), Exponential())
-        for shape in ((8, 3), (3, 3), (3, 7), (2, 12, 8))
+        for shape in ((8, 3), (3, 3), (2, 3, 7))
     },
     "rotations": (Rotations(), (3, 3)),
     "complex": (ComplexStiefel(), (2, 4, 3)),
@@ -36,27 +36,25 @@ LONG = {
     "soft ball": (SpectralBall(retraction=SoftCap()), (6, 4)),
     "band": (SpectralBand(), (5, 3)),
 }
+SHORT = ("Polar (8, 3)", "QR (8, 3)", "Cayley (3, 3)", "Exponential (2, 3, 7)", "great circles")
 
 
-@pytest.mark.parametrize(
-    "dtype", [jnp.float32, jnp.float64, jnp.bfloat16], ids=lambda d: d.__name__
-)
+@pytest.mark.slow_except(*[f"{name}-float32" for name in SHORT], "Polar (8, 3)-bfloat16")
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 @pytest.mark.parametrize("name", LONG)
 def test_steps_of_any_length_end_on_the_set(name, dtype):
     """Rounding a Gram matrix of size 1 + 8^2 costs 65 eps, and a singular value half as much."""
-    manifold, shape = LONG[name]
-    dtype = jnp.dtype(dtype)
+    (manifold, shape), dtype = LONG[name], jnp.dtype(dtype)
     with jax.enable_x64(dtype == jnp.float64):
-        keys = jax.random.split(jax.random.key(0), 2)
-        point = jax.jit(lambda key: manifold.random_point(key, shape, dtype))(keys[0])
-        vector = jax.jit(manifold.project_tangent)(point, jax.random.normal(keys[1], shape, dtype))
 
-        def distance(length):
-            step = (length * vector).astype(dtype)
-            return jnp.max(manifold.distance(manifold.retract(point, step)))
+        def distances(keys, lengths):
+            point = manifold.random_point(keys[0], shape, dtype)
+            vector = manifold.project_tangent(point, jax.random.normal(keys[1], shape, dtype))
+            moved = jax.lax.map(lambda t: manifold.retract(point, t * vector), lengths)
+            return manifold.distance(moved)
 
         lengths = jnp.asarray(10.0 ** np.arange(0, 31, 3), dtype)
-        found = ask(lambda x: jax.lax.map(distance, x), lengths)
+        found = ask(distances, jax.random.split(jax.random.key(0), 2), lengths)
     wide = jnp.promote_types(dtype, jnp.float32)
     short = float(jnp.finfo(dtype).eps) * 2 * max(shape) if dtype == jnp.bfloat16 else 0.0
     assert np.all(found <= 33 * float(jnp.finfo(wide).eps) + short)

@@ -1,7 +1,6 @@
-"""Gradients nearly normal to the set, checked in float64 by decompositions.
+"""Nearly tied singular values and short dtypes, checked in float64 by decompositions.
 
-On a cone a direction may move inside, against the normal part of the gradient: a rounding error
-then costs that error times the whole gradient.
+The laws and the random cases (tests/test_reliability.py) check gradients nearly normal to the set.
 """
 
 import functools
@@ -12,115 +11,21 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from benchmarks._sets import attained, clear_of_edges, normal_at, size_of
+from benchmarks._sets import attained, normal_at, size_of
 from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
-    EmbeddingRows,
     Euclidean,
-    Grassmann,
-    Hypersphere,
-    SpectralBall,
-    SpectralBand,
     SpectralSphere,
 )
-from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Spectral
+from manifoldmuon.norms import Frobenius, MaxAbs, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.compiled import ask
-
-SHARES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # weights of the random part; the normal part has 1
-CONES = {
-    "ball, Frobenius": SpectralBall(step_norm=Frobenius()),
-    "ball of scale 2, Frobenius": SpectralBall(2.0, step_norm=Frobenius(scale=0.5)),
-    "band, Frobenius": SpectralBand(0.7, 1.4, step_norm=Frobenius()),
-    "ball, spectral": SpectralBall(step_norm=Spectral(SVD())),
-    "band, entries": SpectralBand(0.7, 1.4, step_norm=MaxAbs()),
-    "ball, rows": SpectralBall(step_norm=MaxRowNorm(threshold=0.0)),
-}
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def solve(manifold, point, grad):
     return manifold.steepest(point, grad, manifold.init_dual(point.shape))
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("name", CONES)
-def test_nearly_normal_gradients_on_cones(name, dtype):
-    """The direction is feasible and never descends; the gap bounds its loss."""
-    manifold = CONES[name]
-    rng = np.random.default_rng(7)
-    with jax.enable_x64(dtype == "float64"):
-        drawn = clear_of_edges(manifold, 2 * rng.standard_normal((2, 6, 4)))
-        points = ask(manifold.project, drawn.astype(dtype))
-        for share in SHARES:
-            grads = []
-            for point, sign in zip(points, (1, -1), strict=True):
-                part = normal_at(manifold, wide(point))(rng.standard_normal((6, 4)))
-                free = rng.standard_normal((6, 4))
-                grads.append(sign * part / np.linalg.norm(part) + share * free)
-            grads = np.stack(grads).astype(dtype)
-            answer = jax.device_get(solve(manifold, points, grads))
-            for point, grad, direction, gap in zip(
-                points, grads, answer.direction, answer.gap, strict=True
-            ):
-                point, grad, direction = (
-                    np.asarray(x, np.float64) for x in (point, grad, direction)
-                )
-                normal = normal_at(manifold, point)
-                eps = float(np.finfo(dtype).eps)
-                value = np.sum(grad * direction)
-                best = attained(manifold.norm, grad, normal)
-                assert size_of(manifold.norm, direction) <= 1 + 8 * eps
-                length = max(1, np.linalg.norm(direction))
-                assert np.linalg.norm(normal(direction)) <= 32 * eps * length
-                assert value >= 0
-                assert value >= (1 - gap) * best - 1e-14
-            if share >= (0.1 if dtype == "float32" else 1e-3):
-                assert np.max(answer.gap) <= (2e-3 if "Frobenius" in name else 0.15)
-
-
-LINEAR = {
-    "vectors": Hypersphere(),
-    "matrices": Hypersphere(ndim=2),
-    "subspaces": Grassmann(step_norm=Frobenius()),
-    "rows": EmbeddingRows(step_norm=Frobenius()),
-}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
-@pytest.mark.parametrize("name", LINEAR)
-def test_nearly_normal_gradients_in_linear_spaces(name, dtype):
-    """The gap covers the direction's loss from rounding the normal part."""
-    manifold = LINEAR[name]
-    rng = np.random.default_rng(8)
-
-    def tangent(point, x):
-        if name == "subspaces":
-            return x - point @ np.linalg.solve(point.T @ point, point.T @ x)
-        axes = -1 if name == "rows" else None
-        inner, square = (np.sum(point * y, axes, keepdims=True) for y in (x, point))
-        return x - point * inner / square
-
-    shape = (6,) if name == "vectors" else (6, 4)
-    with jax.enable_x64(dtype == "float64"):
-        points = ask(manifold.project, jnp.asarray(rng.standard_normal((20, *shape)), dtype))
-        for share in SHARES:
-            free = rng.standard_normal((20, *shape))
-            grads = []
-            for point, x in zip(wide(points), free, strict=True):
-                normal = point @ rng.standard_normal((4, 4)) if name == "subspaces" else point
-                grads.append(normal / np.linalg.norm(normal) + share * x / np.linalg.norm(x))
-            grads = jnp.asarray(np.stack(grads), dtype)
-            answer = jax.device_get(solve(manifold, points, grads))
-            rows = zip(*map(wide, (points, grads, answer.direction, answer.gap)), strict=True)
-            for point, grad, direction, gap in rows:
-                best = np.linalg.norm(tangent(point, grad))
-                size = np.linalg.norm(direction)
-                assert size <= 1 + 4 * float(jnp.finfo(dtype).eps)
-                assert np.sum(grad * direction) >= (1 - gap) * best * size - 1e-14
-            if share >= 0.1 and dtype != "bfloat16":
-                assert np.max(answer.gap) <= 1e-5
 
 
 SPECTRA = {
@@ -131,6 +36,7 @@ SPECTRA = {
 }
 
 
+@pytest.mark.slow_except("two nearly tie-Frobenius", "apart-spectral")
 @pytest.mark.parametrize("norm", [None, Frobenius()], ids=["spectral", "Frobenius"])
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_nearly_tied_singular_values(spectrum, norm):
@@ -160,6 +66,7 @@ def test_nearly_tied_singular_values(spectrum, norm):
             assert np.max(answer.gap) <= (0.01 if spectrum == "apart" and norm else 0.7)
 
 
+@pytest.mark.slow_except("Frobenius()-bfloat16", "MaxAbs()-float16")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("norm", [Frobenius(), MaxAbs(), Spectral(SVD())], ids=repr)
 def test_gap_of_short_dtypes_covers_rounding(norm, dtype):
@@ -185,6 +92,7 @@ DUALS = {
 }
 
 
+@pytest.mark.slow_except("Frobenius()")
 @pytest.mark.parametrize("norm", [Spectral(SVD()), Frobenius(), MaxAbs()], ids=repr)
 def test_spectral_sphere_near_ties_is_sound(norm):
     """Compare with the convex dual in one multiplier in float64, with directions made tangent."""
@@ -207,6 +115,7 @@ def test_spectral_sphere_near_ties_is_sound(norm):
         assert np.max(answer.gap) <= (1e-2 if apart == 1e-2 else 1)
 
 
+@pytest.mark.slow_except("(6, 4)-float32")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(6, 4), (4, 6), (48, 40)], ids=str)
 def test_normal_gradients_at_ties_give_zero_direction(shape, dtype):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.linalg import SVD, TRAINING_MSIGN
+from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Hypersphere,
@@ -88,9 +88,6 @@ PAIRS += [(kind, "spectral", (3, 5)) for kind in SETS]
     "fixed rows-spectral-(6, 4)",
     "spectral sphere-spectral-(3, 5)",
     "ball-spectral-(6, 4)",
-    "band-spectral-(6, 4)",
-    "spectral sphere-infinity-(6, 4)",
-    "fixed rows-frobenius-(6, 4)",
 )
 @pytest.mark.parametrize(("kind", "norm", "shape"), PAIRS, ids=str)
 def test_direction_loss_is_within_gap(kind, norm, shape):
@@ -152,19 +149,6 @@ def test_two_warm_started_steps_track_training():
     assert ask(manifold.distance, point) <= 1e-6
 
 
-@pytest.mark.slow
-def test_rows_with_training_precision():
-    manifold = EmbeddingRows(1.0, step_norm=Spectral(TRAINING_MSIGN), solver=BarzilaiBorwein())
-    keys = jax.random.split(jax.random.key(0), 2)
-    point = ask(lambda key: manifold.random_point(key, (48, 16), jnp.float32), keys[0])
-    grad = ask(lambda key: jax.random.normal(key, point.shape), keys[1]) + 2 * point
-    answer = _solver(manifold)(point, grad)
-    best = optimum(grad, Spectral(), rows(point.astype(np.float64)))
-    missed = 1 - np.sum(grad * np.asarray(answer.direction)) / best
-    assert -1e-6 <= missed <= answer.gap <= 0.05
-    assert missed <= 0.01
-
-
 def test_custom_tangent_constraint():
     """A solver needs only the projection onto the normal space."""
     rng = np.random.default_rng(1)
@@ -189,7 +173,7 @@ def test_custom_tangent_constraint():
         np.testing.assert_allclose(np.sum(answer.direction, axis=0), 0, atol=1e-9)
 
 
-@pytest.mark.slow_except("0.0-fixed Frobenius", "normal-band", "nan-ball")
+@pytest.mark.slow_except("0.0-fixed Frobenius", "normal-fixed rows")
 @pytest.mark.parametrize("kind", SETS)
 @pytest.mark.parametrize("bad", [0.0, np.nan, "normal"])
 def test_zero_nan_and_normal_gradients(kind, bad):
@@ -227,19 +211,3 @@ def test_projection_off_the_set_and_at_corners():
     band = SpectralBand(0.5, 2.0)
     np.testing.assert_allclose(ask(band.project, point), np.diag([2, 2, 1.0]), atol=1e-6)
     assert ask(band.distance, ask(band.project, jnp.zeros((4, 3)))) <= 1e-6
-
-
-def test_descent_does_not_cross_boundary():
-    """From the boundary, a descent step never moves singular values at an edge outwards."""
-    ball = SpectralBall(step_norm=EXACT, solver=LONG)
-    rng = np.random.default_rng(5)
-    point = ask(ball.project, np.float32(2 * rng.standard_normal((8, 5))))
-    assert np.all(np.linalg.svd(point)[1] > 1 - 1e-5)  # all are at the edge
-    grad = np.float32(rng.standard_normal((8, 5))) - 2 * point
-    direction = np.asarray(_solver(ball)(point, grad).direction)
-    size = 1e-2
-    assert np.linalg.norm(point - size * direction, ord=2) <= 1 + size**2
-    outward = ask(ball.norm.dualize, grad)
-    assert np.linalg.norm(point - size * outward, ord=2) >= 1 + size / 4
-    free = SpectralBall(step_norm=EXACT, solver=None)
-    np.testing.assert_array_equal(_solver(free)(point, grad).direction, outward)

@@ -19,7 +19,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DualAscent, ProjectedPolar, SkewPolar
-from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, RootDim, Spectral
+from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, RootDim, Spectral
 from studies.stiefel_problems import stiefel_errors
 from tests.compiled import ask, point_of
 from tests.tolerances import rounding
@@ -48,23 +48,25 @@ def largest_deviation(matrix, scale: float) -> float:
         (Stiefel(), (7, 4), 1.0),
         (Stiefel(0.3), (2, 6), 0.3),
         (Stiefel(FanRatio(2.0)), (8, 2), 4.0),
-        (Stiefel(FanRatio()), (2, 8), 0.5),
-        (Orthogonal(3.0), (5, 5), 3.0),
-        (Orthogonal(FanRatio(1.5)), (4, 4), 1.5),
+        (Orthogonal(FanRatio(1.5)), (5, 5), 1.5),
     ],
     ids=name,
 )
 def test_matrix_manifolds_match_svd(rng, manifold, shape, scale):
     """Check projection, random points, distance and norm by singular values."""
     x = normal(rng, *shape)
-    polar = scipy.linalg.polar(x.astype(np.float64))[0]
-    np.testing.assert_allclose(ask(manifold.project, x), scale * polar, atol=3e-6 * scale)
     point = point_of(manifold, shape)
     assert largest_deviation(point, scale) < 1e-6
-    for y in (x, point, 1.0001 * point, np.zeros_like(x)):
-        distance = ask(manifold.distance, y)
-        np.testing.assert_allclose(distance, largest_deviation(y, scale), atol=5e-7, rtol=1e-5)
-    np.testing.assert_allclose(ask(manifold.norm.norm, x), np.linalg.norm(x, 2) / scale, rtol=1e-6)
+    given = np.stack([x, point, 1.0001 * point, np.zeros_like(x)])
+    found, distances, norms = ask(
+        lambda y: (manifold.project(y), manifold.distance(y), manifold.norm.norm(y)), given
+    )
+    polar = scipy.linalg.polar(x.astype(np.float64))[0]
+    close = scale * rounding(4, max(shape), np.linalg.cond(x))
+    np.testing.assert_allclose(found[0], scale * polar, atol=close)
+    wanted = [largest_deviation(y, scale) for y in given]
+    np.testing.assert_allclose(distances, wanted, atol=5e-7, rtol=1e-5)
+    np.testing.assert_allclose(norms[0], np.linalg.norm(x, 2) / scale, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -75,66 +77,34 @@ def test_matrix_manifolds_match_svd(rng, manifold, shape, scale):
 def test_spheres_match_numpy(rng, manifold, radius):
     x, g = normal(rng, 6), normal(rng, 6)
     unit = x / np.linalg.norm(x)
-    np.testing.assert_allclose(ask(manifold.project, x), radius * unit, rtol=2e-6)
-    away = abs(np.linalg.norm(x) / radius - 1)
-    np.testing.assert_allclose(ask(manifold.distance, x), away, rtol=1e-5)
     tangent = g - unit * (unit @ g)
-    np.testing.assert_allclose(ask(manifold.project_tangent, x, g), tangent, atol=1e-6)
-    answer = steepest(manifold, x, g)
-    expected = radius * tangent / np.linalg.norm(tangent)
-    np.testing.assert_allclose(answer.direction, expected, atol=2e-6)
 
+    def answers(x, g):
+        direction = manifold.steepest(x, g).direction
+        return manifold.project(x), manifold.distance(x), manifold.project_tangent(x, g), direction
 
-@pytest.mark.parametrize(("shape", "scale"), [((6, 3), 1.0), ((3, 6), 2.5), ((4, 4), 0.5)], ids=str)
-def test_directions_are_tangent_and_feasible(rng, shape, scale):
-    """Check `W^T A + A^T W = 0` and `||A||_2 <= s` on the smaller side, in float64 NumPy."""
-    manifold = Stiefel(scale)
-    w, g = point_of(manifold, shape), normal(rng, *shape)
-    a = np.float64(steepest(manifold, w, g).direction)
-    w = np.float64(w) if shape[0] >= shape[1] else np.float64(w.T)
-    a = a if shape[0] >= shape[1] else a.T
-    assert np.abs(w.T @ a + a.T @ w).max() < 2e-6 * scale**2
-    assert np.linalg.norm(a, 2) <= scale * (1 + 1e-4)
+    projected, distance, part, direction = ask(answers, x, g)
+    np.testing.assert_allclose(projected, radius * unit, rtol=2e-6)
+    np.testing.assert_allclose(distance, abs(np.linalg.norm(x) / radius - 1), rtol=1e-5)
+    np.testing.assert_allclose(part, tangent, atol=1e-6)
+    np.testing.assert_allclose(direction, radius * tangent / np.linalg.norm(tangent), atol=2e-6)
 
 
 def test_orthogonal_direction_attains_upper_bound(rng):
     """The value is half the nuclear norm of `W^T G - G^T W`, the upper bound over all tangents."""
-    manifold = Orthogonal()
-    for n in (4, 5):  # an odd skew matrix is singular
-        w, g = point_of(manifold, (n, n)), normal(rng, n, n)
-        inner = w.astype(np.float64).T @ g.astype(np.float64)
-        optimum = np.linalg.svd(inner - inner.T, compute_uv=False).sum() / 2
-        answer = steepest(manifold, w, g)
-        value = np.sum(np.float64(g) * answer.direction)
-        np.testing.assert_allclose(value, optimum, rtol=1e-4)
-        assert 0 <= answer.gap < 1e-4
-        # Stiefel's default solver is the same closed form, with no dual to carry.
-        by_stiefel = steepest(Stiefel(), w, g)
-        assert by_stiefel.dual == ()
-        np.testing.assert_allclose(by_stiefel.direction, answer.direction, atol=1e-5)
-
-
-def test_gap_shows_unconverged_muon(rng):
-    """Five steps of Muon's polynomial miss the optimum, and the gap shows it."""
-    manifold = Orthogonal(solver=SkewPolar(NewtonSchulz(MUON)))
-    w, g = point_of(manifold, (6, 6)), normal(rng, 6, 6)
-    answer = steepest(manifold, w, g)
+    w, g = point_of(Orthogonal(), (5, 5)), normal(rng, 5, 5)  # odd skew matrices are singular
     inner = w.astype(np.float64).T @ g.astype(np.float64)
     optimum = np.linalg.svd(inner - inner.T, compute_uv=False).sum() / 2
-    loss = 1 - np.sum(np.float64(g) * answer.direction) / optimum
-    assert max(loss, 0.01) <= answer.gap < 0.6
+    answer = steepest(Orthogonal(), w, g)
+    np.testing.assert_allclose(np.sum(np.float64(g) * answer.direction), optimum, rtol=1e-4)
+    assert 0 <= answer.gap < 1e-4
+    # Five steps of Muon's polynomial miss the optimum, and the gap shows it.
+    short = steepest(Orthogonal(solver=SkewPolar(NewtonSchulz(MUON))), w, g)
+    loss = 1 - np.sum(np.float64(g) * short.direction) / optimum
+    assert max(loss, 0.01) <= short.gap < 0.6
 
 
-def test_single_column_stiefel_matches_sphere(rng):
-    """For a single column, the spectral and Euclidean norms coincide."""
-    w, g = point_of(Hypersphere(), (7,)), normal(rng, 7)
-    sphere = steepest(Hypersphere(), w, g).direction
-    answer = steepest(Stiefel(), w[None], g[None])
-    np.testing.assert_allclose(answer.direction[0], sphere, atol=1e-4)
-    assert answer.gap < 1e-4
-
-
-@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (4, 4)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 7), (4, 4)], ids=str)
 def test_frobenius_steepest_is_riemannian_gradient(rng, shape):
     """Compare with the projection onto a tangent basis, scaled to the norm's size."""
     manifold = Stiefel(2.0, step_norm=Frobenius(scale=5.0))
@@ -153,25 +123,6 @@ def test_frobenius_steepest_is_riemannian_gradient(rng, shape):
     assert 0 < answer.gap < rounding(4, w.size)
 
 
-def test_custom_spectral_norm_keeps_its_scale(rng):
-    """Its scale sets the size of directions, independently of the set's scale."""
-    w, g = point_of(Stiefel(2.0), (6, 3)), normal(rng, 6, 3)
-    plain = steepest(Stiefel(2.0), w, g).direction
-    other = steepest(Stiefel(2.0, step_norm=Spectral(scale=0.5)), w, g).direction
-    np.testing.assert_allclose(4 * other, plain, rtol=1e-6)
-
-
-def test_wide_matches_transpose(rng):
-    manifold = Stiefel(1.7)
-    w, g = point_of(manifold, (7, 3)), normal(rng, 7, 3)
-    tall, wide = steepest(manifold, w, g), steepest(manifold, w.T, g.T)
-    np.testing.assert_array_equal(tall.direction, wide.direction.T)
-    np.testing.assert_array_equal(tall.gap, wide.gap)
-    np.testing.assert_array_equal(
-        ask(manifold.project_tangent, w, g), ask(manifold.project_tangent, w.T, g.T).T
-    )
-
-
 def test_stale_rows_do_not_move(rng):
     manifold = EmbeddingRows()
     w, g = point_of(manifold, (6, 4)).copy(), normal(rng, 6, 4)
@@ -180,14 +131,19 @@ def test_stale_rows_do_not_move(rng):
     g[3] = 0
     w[4] = 0  # a padding token
     g[4] = 0
-    answer = steepest(manifold, w, g)
-    moved = ask(manifold.retract, w, -0.1 * answer.direction)
+
+    def step(w, g):
+        answer = manifold.steepest(w, g)
+        moved = manifold.retract(w, -0.1 * answer.direction)
+        return answer, moved, manifold.distance(moved)
+
+    answer, moved, distance = ask(step, w, g)
     np.testing.assert_array_equal(answer.direction[[1, 3, 4]], 0)
     np.testing.assert_array_equal(moved[[1, 3, 4]], w[[1, 3, 4]])
     lengths = np.linalg.norm(answer.direction[[0, 2, 5]], axis=1)
     np.testing.assert_allclose(lengths, 2, rtol=1e-5)
     assert 0 <= answer.gap < rounding(8, w.size)
-    np.testing.assert_allclose(ask(manifold.distance, moved), 1)  # the padding row
+    np.testing.assert_allclose(distance, 1)  # the padding row
 
 
 @pytest.mark.parametrize(
@@ -206,7 +162,7 @@ def test_normal_gradient_has_zero_direction(rng, manifold):
     np.testing.assert_array_equal(answer.gap, np.ones_like(answer.gap))
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "manifold", [Stiefel(), Stiefel(solver=ProjectedPolar()), Orthogonal()], ids=repr
 )
@@ -227,7 +183,7 @@ def test_short_dtype_directions_accurate_to_rounding(rng, manifold, dtype):
         assert np.sum(np.asarray(g, np.float64) * np.asarray(a, np.float64)) >= 0
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_projection_of_rank_deficient_points(rng, dtype):
     """Zero and (nearly) rank-deficient matrices project to one of the nearest points."""
     eps = float(jnp.finfo(dtype).eps)
@@ -253,17 +209,16 @@ def test_projection_of_rank_deficient_points(rng, dtype):
 
 def test_float64_projection_to_last_digits():
     with jax.enable_x64(True):
-        for shape in ((20, 16), (16, 16)):
-            x = np.random.default_rng(0).standard_normal(shape)
-            u, _, v = np.linalg.svd(x, full_matrices=False)
-            np.testing.assert_allclose(ask(Stiefel().project, x), u @ v, atol=1e-13)
+        x = np.random.default_rng(0).standard_normal((20, 16))
+        u, _, v = np.linalg.svd(x, full_matrices=False)
+        np.testing.assert_allclose(ask(Stiefel().project, x), u @ v, atol=1e-13)
 
 
 @pytest.mark.parametrize("manifold", [Stiefel(), Hypersphere(ndim=2), EmbeddingRows()], ids=name)
 def test_tangent_parts_of_huge_vectors(rng, manifold):
     w, v = point_of(manifold, (6, 4)), normal(rng, 6, 4)
-    huge = ask(manifold.project_tangent, w, np.float32(1e38) * v)
-    np.testing.assert_allclose(huge / 1e38, ask(manifold.project_tangent, w, v), atol=1e-5)
+    huge, part = ask(manifold.project_tangent, np.stack([w, w]), np.stack([1e38 * v, v]))
+    np.testing.assert_allclose(huge / 1e38, part, atol=1e-5)
 
 
 def test_nearly_normal_gradient_keeps_its_direction():
@@ -277,40 +232,47 @@ def test_nearly_normal_gradient_keeps_its_direction():
 @pytest.mark.parametrize(
     ("manifold", "shape"),
     [
-        (Stiefel(), (0, 4)),
         (Stiefel(), (2, 4, 0)),
         (Orthogonal(), (0, 0)),
         (Hypersphere(), (0,)),
         (EmbeddingRows(), (0, 4)),
         (EmbeddingRows(), (3, 0)),
         (Euclidean(Spectral()), (0, 4)),
-        (Euclidean(), (0,)),
     ],
     ids=name,
 )
 def test_empty_points_keep_shape(manifold, shape):
     empty = jnp.zeros(shape)
     manifold.check_shape(shape)
-    answer = steepest(manifold, empty, empty)
+    answer, moved, projected, distance, drawn = ask(
+        lambda x: (
+            manifold.steepest(x, x),
+            manifold.retract(x, x),
+            manifold.project(x),
+            manifold.distance(x),
+            manifold.random_point(jax.random.key(0), shape, jnp.float32),
+        ),
+        empty,
+    )
+    assert {x.shape for x in (answer.direction, moved, projected, drawn)} == {shape}
     copies = shape[: len(shape) - manifold.ndim]
-    assert answer.direction.shape == shape
     np.testing.assert_array_equal(answer.gap, np.zeros(copies))
-    assert ask(manifold.retract, empty, empty).shape == shape
-    assert ask(manifold.project, empty).shape == shape
-    assert ask(manifold.distance, empty).shape == copies
-    assert point_of(manifold, shape).shape == shape
+    assert distance.shape == copies
 
 
-@pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_learning_rate_is_an_angle(rng, scale):
+@pytest.mark.parametrize("manifold", [Hypersphere(1e3, ndim=2), Stiefel(1e-3)], ids=name)
+def test_learning_rate_is_an_angle(rng, manifold):
     """A step of 0.1 rotates a point of any scale by the same angle."""
-    for manifold, shape in ((Hypersphere(scale), (5,)), (Stiefel(scale), (4, 4))):
-        w, g = point_of(manifold, shape), normal(rng, *shape)
-        direction = steepest(manifold, w, g).direction
-        np.testing.assert_allclose(ask(manifold.norm.norm, direction), 1, rtol=1e-4)
-        moved = ask(manifold.retract, w, -0.1 * direction)
-        turned = np.linalg.norm(moved / scale - w / scale, 2)
-        np.testing.assert_allclose(turned, 2 * np.sin(np.arctan(0.1) / 2), rtol=2e-3)
+    w, g = point_of(manifold, (4, 4)), normal(rng, 4, 4)
+
+    def step(w, g):
+        direction = manifold.steepest(w, g).direction
+        moved = manifold.retract(w, -0.1 * direction)
+        return manifold.norm.norm(direction), manifold.norm.norm(moved - w)
+
+    size, turned = ask(step, w, g)
+    np.testing.assert_allclose(size, 1, rtol=1e-4)
+    np.testing.assert_allclose(turned, 2 * np.sin(np.arctan(0.1) / 2), rtol=2e-3)
 
 
 def test_random_points_are_uniform():
@@ -318,13 +280,6 @@ def test_random_points_are_uniform():
     stack = point_of(Stiefel(), (4000, 4, 2))
     np.testing.assert_allclose(stack.mean(axis=0), 0, atol=4 * 0.5 / np.sqrt(4000))
     np.testing.assert_allclose((stack**2).mean(axis=0), 0.25, atol=4 * 0.25 / np.sqrt(4000))
-
-
-@pytest.mark.slow
-def test_flat_random_points_have_norm_one():
-    for norm, shape in ((Spectral(), (3, 6, 4)), (MaxAbs(), (4, 3)), (Frobenius(ndim=0), (5,))):
-        manifold = Euclidean(norm)
-        np.testing.assert_allclose(ask(manifold.norm.norm, point_of(manifold, shape)), 1, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -335,6 +290,8 @@ def test_flat_random_points_have_norm_one():
 def test_missing_dual_is_a_cold_start(rng, manifold):
     manifold = dataclasses.replace(manifold, step_norm=Spectral())
     point, grad = point_of(manifold, (6, 4)), normal(rng, 6, 4)
-    found = ask(lambda p, g: manifold.steepest(p, g), point, grad)
-    wanted = ask(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)), point, grad)
+    dual = manifold.init_dual(point.shape)
+    found, wanted = ask(
+        lambda p, g: [manifold.steepest(p, g, *x) for x in ((), (dual,))], point, grad
+    )
     jax.tree.map(np.testing.assert_array_equal, found, wanted)

@@ -1,11 +1,10 @@
 """Retractions: order of accuracy by slopes, return to the set, and drift."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.integrate
 import scipy.linalg
 
 from manifoldmuon.manifolds import Hypersphere, SpectralBall, SpectralSphere, Stiefel
@@ -16,12 +15,11 @@ from manifoldmuon.manifolds.retractions import (
     Clip,
     Exponential,
     Geodesic,
-    Normalize,
     Polar,
     Retraction,
     SoftCap,
 )
-from manifoldmuon.testing import error_slope
+from manifoldmuon.testing import check_slopes, error_slope
 from tests.compiled import ask, point_of
 from tests.tolerances import rounding
 
@@ -39,24 +37,6 @@ def problem(m: int, n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return point, vector / np.linalg.norm(vector, 2)
 
 
-def geodesic(point: np.ndarray, vector: np.ndarray) -> np.ndarray:
-    """Integrate the geodesic equation of the embedded metric, `W'' = -W W'^T W'`."""
-    steps = 200
-    h = 1 / steps
-
-    def slope(w, v):
-        return v, -w @ (v.T @ v)
-
-    w, v = point, vector
-    for _ in range(steps):  # Runge-Kutta, fourth order
-        a, b = slope(w, v)
-        c, d = slope(w + h / 2 * a, v + h / 2 * b)
-        e, f = slope(w + h / 2 * c, v + h / 2 * d)
-        g, i = slope(w + h * e, v + h * f)
-        w, v = w + h / 6 * (a + 2 * c + 2 * e + g), v + h / 6 * (b + 2 * d + 2 * f + i)
-    return w
-
-
 def deviation(matrix) -> float:
     """Return the largest `|sigma - 1|`, in float64."""
     values = np.linalg.svd(np.asarray(matrix, np.float64), compute_uv=False)
@@ -71,44 +51,25 @@ def in_float64(retract, point, *vectors) -> list[np.ndarray]:
         return [np.asarray(x) for x in arrays]
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (4, 4)], ids=str)
+@pytest.mark.slow_except("QR")
 @pytest.mark.parametrize("retraction", RETRACTIONS, ids=lambda r: type(r).__name__)
-def test_order_of_accuracy(retraction: Retraction, shape):
-    """All retractions match W + V to first order, some the geodesic to second order."""
+def test_declared_order_of_accuracy(retraction: Retraction):
+    check_slopes(Stiefel(retraction=retraction), (7, 3), jax.random.key(0), retraction.order)
+
+
+@pytest.mark.parametrize("shape", [(7, 3), (4, 4)], ids=str)
+def test_exponential_follows_the_geodesic(shape):
+    """The geodesic of the embedded metric, `W'' = -W W'^T W'`, integrated by SciPy."""
     point, vector = problem(*shape)
-    times = (0.02, 0.01)
-    moved = in_float64(retraction.retract, point, *(t * vector for t in times))
-    straight = [np.linalg.norm(x - point - t * vector) for x, t in zip(moved, times, strict=True)]
-    assert 1.95 < error_slope(times, straight) < 2.05
-    curved = [
-        np.linalg.norm(x - geodesic(point, t * vector)) for x, t in zip(moved, times, strict=True)
-    ]
-    if retraction.order == np.inf:
-        assert max(curved) < 1e-11
-    elif shape[0] == shape[1] and isinstance(retraction, Cayley):
-        assert (
-            2.9 < error_slope(times, curved) < 3.1
-        )  # the embedded and canonical metrics share geodesics on square matrices
-    else:
-        assert retraction.order + 0.9 < error_slope(times, curved) < retraction.order + 1.1
 
+    def slope(_, state):
+        w, v = state.reshape(2, *shape)
+        return np.stack([v, -w @ (v.T @ v)]).ravel()
 
-@pytest.mark.parametrize("retraction", [Normalize(), Geodesic()], ids=lambda r: type(r).__name__)
-def test_order_of_accuracy_on_the_sphere(retraction):
-    rng = np.random.default_rng(0)
-    w = rng.normal(size=5)
-    w /= np.linalg.norm(w)
-    v = rng.normal(size=5)
-    v -= w * (w @ v)
-    v /= np.linalg.norm(v)
-    times = (0.02, 0.01)
-    moved = in_float64(retraction.retract, w, *(t * v for t in times))
-    circle = [np.cos(t) * w + np.sin(t) * v for t in times]
-    errors = [np.linalg.norm(x - y) for x, y in zip(moved, circle, strict=True)]
-    if retraction.order == np.inf:
-        assert max(errors) < 1e-15
-    else:
-        assert retraction.order + 0.9 < error_slope(times, errors) < retraction.order + 1.1
+    start = np.stack([point, vector]).ravel()
+    path = scipy.integrate.solve_ivp(slope, (0, 1), start, rtol=1e-11, atol=1e-12)
+    (moved,) = in_float64(Exponential().retract, point, vector)
+    np.testing.assert_allclose(moved, path.y[: point.size, -1].reshape(shape), atol=1e-9)
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-3, 0.1, 1.0, 10.0, 100.0])
@@ -127,10 +88,8 @@ def test_polar_is_nearest_point_for_any_step(size):
 _polar = jax.jit(Polar().retract)
 
 
-@pytest.mark.parametrize("size", [0.05, 1.0])
-def test_polar_of_wide_matrices_matches_transpose(size):
-    point, vector = problem(9, 4)
-    point, vector = np.float32(point), np.float32(size * vector)
+def test_polar_of_wide_matrices_matches_transpose():
+    point, vector = map(np.float32, problem(9, 4))
     retract = Polar().retract
 
     def wide(w, v):
@@ -181,26 +140,12 @@ def test_cayley_matches_full_system():
     np.testing.assert_allclose(moved, expected, atol=1e-6)
 
 
-def test_exponential_of_square_point_matches_expm():
-    """For a square point, the geodesic is `W exp(W^T V)`."""
-    w, v = problem(4, 4)
-    moved = jax.jit(Exponential().retract)(w.astype(np.float32), v.astype(np.float32))
-    np.testing.assert_allclose(moved, w @ scipy.linalg.expm(w.T @ v), atol=2e-6)
-
-
 def test_qr_has_a_positive_diagonal():
     """A step of length zero must not move, regardless of the decomposition's signs."""
     w, _ = problem(6, 3)
     signs = np.array([1, -1, -1])
     w = (w * signs).astype(np.float32)
     np.testing.assert_allclose(jax.jit(QR().retract)(w, np.zeros_like(w)), w, atol=1e-6)
-
-
-def test_great_circles_reach_the_antipode():
-    w, v = np.eye(4, dtype=np.float32)[:2]
-    retract = jax.jit(Geodesic().retract)
-    np.testing.assert_allclose(retract(w, np.float32(np.pi) * v), -w, atol=1e-6)
-    np.testing.assert_array_equal(retract(w, 0 * v), w)
 
 
 def test_great_circles_of_any_length():
@@ -223,46 +168,20 @@ def test_great_circles_of_any_length():
         np.testing.assert_allclose(found, wanted, rtol=1e-14, atol=1e-15)
 
 
-@pytest.mark.slow_except("(64, 10)")
-@pytest.mark.parametrize("shape", [(64, 10), (32, 32), (10, 64)], ids=str)
-def test_no_drift_over_three_thousand_steps(shape):
-    manifold = Stiefel()
-    point = point_of(manifold, shape)
-    last, worst = _wander(manifold, point, jax.random.key(1), 3000)
-    assert deviation(last) < 1e-6
-    assert float(worst) < 1e-6
-    assert np.linalg.norm(last - point) > 0.5  # the walk moved
-
-
-def test_no_drift_on_the_sphere():
-    manifold = Hypersphere(3.0)
-    point = point_of(manifold, (50,))
-    last, worst = _wander(manifold, point, jax.random.key(1), 3000)
-    assert abs(np.linalg.norm(np.float64(last)) / 3 - 1) < 3e-7
-    assert float(worst) < 1e-6
-
-
-@partial(jax.jit, static_argnums=(0, 3))
-def _wander(manifold, point, key, steps):
-    """Take random tangent steps of 0.05; return the last point and the worst distance."""
-
+@pytest.mark.parametrize(
+    ("manifold", "shape"), [(Stiefel(), (64, 10)), (Hypersphere(3.0), (50,))], ids=str
+)
+def test_no_drift_over_three_thousand_steps(manifold, shape):
     def step(carry, key):
         point, worst = carry
-        vector = manifold.project_tangent(point, jax.random.normal(key, point.shape))
+        vector = manifold.project_tangent(point, jax.random.normal(key, shape))
         point = manifold.retract(point, 0.05 * vector / jnp.linalg.norm(vector))
         return (point, jnp.maximum(worst, manifold.distance(point))), None
 
-    (point, worst), _ = jax.lax.scan(step, (point, 0.0), jax.random.split(key, steps))
-    return point, worst
-
-
-def test_nan_stays_in_its_batch_element():
-    point, vector = (np.stack([x] * 3).astype(np.float32) for x in problem(6, 3))
-    vector[1, 0, 0] = np.nan
-    moved = np.asarray(_polar(point, 0.1 * vector))
-    assert np.isnan(moved[1]).any()
-    np.testing.assert_array_equal(moved[0], moved[2])
-    assert deviation(moved[0]) < 1e-6
+    point, keys = point_of(manifold, shape), jax.random.split(jax.random.key(1), 3000)
+    last, worst = ask(lambda point: jax.lax.scan(step, (point, 0.0), keys)[0], point)
+    assert worst < 1e-6
+    assert np.linalg.norm(last - point) > 0.5  # the walk moved
 
 
 @pytest.mark.parametrize("low", [1 / 3, 1 / 1.1])
@@ -344,7 +263,7 @@ def test_soft_cap_gradient_matches_differences():
         assert np.isfinite(gradient(0.0))
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-10, 1e10, 1e30])
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
 def test_spectral_sphere_retraction_at_any_scale(scale):
     rng = np.random.default_rng(9)
     sphere = SpectralSphere(scale)

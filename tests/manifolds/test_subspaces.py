@@ -59,20 +59,6 @@ def test_normal_gradient_has_zero_direction():
     assert answer.gap == 1
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Grassmann().check_shape((4, 4)), "rectangular .* Orthogonal"),
-        (lambda: Grassmann(-1.0), "Grassmann.scale must be a positive"),
-        (lambda: low_rank((4, 6), 5), "rank from 1 to its smaller side; got .* the rank 5"),
-        (lambda: low_rank((4, 6), 0), "the rank 0"),
-    ],
-)
-def test_invalid_arguments_raise(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
 def test_training_finds_the_leading_subspace():
     spread = np.diag([4, 3, 2, 0.1, 0.1, 0.1]).astype(np.float32)
     shape = jax.ShapeDtypeStruct((6, 3), jnp.float32)

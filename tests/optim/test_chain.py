@@ -14,7 +14,9 @@ from manifoldmuon.linalg import DEFAULT_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS, Spectral
+from tests.compiled import ask
 from tests.optim.instances import abstract
+from tests.optim.training import train
 
 W = Stiefel(solver=ProjectedPolar())
 GEOMETRY = {"w": W, "b": Euclidean()}
@@ -22,40 +24,8 @@ SHAPES = abstract({"w": (6, 3), "b": (4,)})
 RATE = optax.scale_by_learning_rate(0.1)
 
 
-def steps(tx: Any, params: Any, count: int = 3) -> Any:
-    """Return parameters and state after `count` steps; each step has its own fixed gradient."""
-
-    def step(carry, grads):
-        params, state = carry
-        updates, state = tx.update(grads, state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    grads = jax.tree.map(
-        lambda x: jax.random.normal(jax.random.key(x.size), (count, *x.shape)), params
-    )
-    return jax.jit(lambda: jax.lax.scan(step, (params, tx.init(params)), grads))()[0]
-
-
 def start() -> Any:
     return jax.jit(lambda: optim.init_tree(GEOMETRY, jax.random.key(0), SHAPES))()
-
-
-def test_manifold_muon_equals_handwritten_chain():
-    by_hand = optax.chain(
-        optax.clip_by_global_norm(1.0),
-        optax.trace(0.9, nesterov=True, accumulator_dtype=jnp.float32),
-        optim.scale_by_steepest(GEOMETRY),
-        optim.scale_by_budget({"w": 0.5, "b": 2.0}),
-        optax.add_decayed_weights(0.3, {"w": False, "b": True}),
-        RATE,
-        optim.retract(GEOMETRY),
-    )
-    alias = optim.manifold_muon(
-        0.1, GEOMETRY, 0.9, clip=1.0, weight_decay=0.3, budgets={"w": 0.5, "b": 2.0}
-    )
-    (wanted, _), (found, _) = steps(by_hand, start()), steps(alias, start())
-    for name in wanted:
-        np.testing.assert_allclose(found[name], wanted[name], atol=1e-6)
 
 
 def test_weight_decay_skips_constrained_leaves():
@@ -102,36 +72,16 @@ def test_muon_keeps_the_method_of_a_norm():
 
 
 def test_muon_orthogonalises_momentum():
-    shapes = abstract({"w": (4, 6)})
     geometry = Euclidean(RMSToRMS()).transposed()
-    params = jax.tree.map(lambda x: jnp.zeros(x.shape), shapes)
     tx = optim.muon(0.1, geometry, 0.5, method=None, nesterov=True)
-    moved, _ = steps(tx, params, count=2)
-    grads = np.asarray(jax.random.normal(jax.random.key(24), (2, 4, 6)), np.float64)
+    grads = np.random.default_rng(0).standard_normal((2, 4, 6))
+    moved, _ = train(tx, np.zeros((4, 6), np.float32), [np.float32(grad) for grad in grads])
     trace, wanted = np.zeros((4, 6)), np.zeros((4, 6))
     for grad in grads:
         trace = grad + 0.5 * trace
         u, _, vt = np.linalg.svd(grad + 0.5 * trace, full_matrices=False)
         wanted -= 0.1 * np.sqrt(6 / 4) * u @ vt
-    np.testing.assert_allclose(moved["w"], wanted, atol=2e-4)
-
-
-def test_muon_rejects_constrained_leaves():
-    with pytest.raises(ValueError, match="muon is for flat space, but \\['w'\\]"):
-        optim.muon(0.1, GEOMETRY).init(start())
-
-
-@pytest.mark.parametrize(
-    "links",
-    [
-        lambda: (optim.retract(GEOMETRY), RATE),
-        lambda: (optim.chain(RATE, optim.retract(GEOMETRY)), optax.scale(2.0)),
-        lambda: (optim.manifold_muon(0.1, GEOMETRY), optax.scale(2.0)),
-    ],
-)
-def test_retract_before_last_link_raises(links):
-    with pytest.raises(ValueError, match="link 0 of 2 is a retract, but it must be last"):
-        optim.chain(*links())
+    np.testing.assert_allclose(moved, wanted, atol=2e-4)
 
 
 MANIFOLD = {"w": True, "b": False}
@@ -170,8 +120,6 @@ def test_check_chain_supports_line_search():
 
     search = optax.scale_by_backtracking_linesearch(max_backtracking_steps=3)
     links = optim.scale_by_steepest(SPHERE), optax.scale(-1.0), search
-    with pytest.raises(TypeError, match="missing 3 required keyword-only arguments: 'value'"):
-        optim.check_chain(optax.chain(*links), SPHERE, SHAPES)
     with pytest.raises(ValueError, match="have left their manifold"):
         optim.check_chain(optax.chain(*links), SPHERE, SHAPES, value_fn=loss)
     whole = optim.chain(*links, optim.retract(SPHERE))
@@ -188,18 +136,10 @@ def test_check_chain_forwards_extra_arguments():
     optim.check_chain(tx, SPHERE, SHAPES, factor=3.0, value=2.0)
 
 
-def test_chain_has_the_type_of_optax_chain():
-    assert type(optim.chain(RATE)) is type(optax.chain(RATE))
-    tx = optim.chain(optim.scale_by_steepest(GEOMETRY), RATE, optim.retract(GEOMETRY))
-    assert isinstance(tx, optax.GradientTransformationExtraArgs)
-    optim.check_chain(tx, GEOMETRY, SHAPES)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
         lambda: optax.chain(optim.scale_by_steepest(GEOMETRY), optim.retract(GEOMETRY), RATE),
-        lambda: optax.chain(optim.scale_by_steepest(GEOMETRY), RATE),
         lambda: optax.adam(0.1),
     ],
 )
@@ -216,34 +156,6 @@ def test_check_chain_raises_without_movement_or_with_nan():
         optim.check_chain(optax.scale(jnp.nan), Hypersphere(), shapes)
 
 
-def test_check_chain_compiles_three_programs(caplog):
-    """For start and state, for the steps, and for the distances; no op-by-op programs."""
-    with jax.log_compiles():
-        optim.check_chain(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, SHAPES)
-    assert sum(x.startswith("Finished XLA compilation") for x in caplog.messages) == 3
-
-
-@pytest.mark.parametrize(("steps", "quick"), [(2, True), (300, False)])
-def test_check_chain_optimises_only_long_runs(monkeypatch, steps, quick):
-    asked, jit = [], jax.jit
-
-    def listen(function, compiler_options=None, **options):
-        asked.append(compiler_options)
-        return jit(function, compiler_options=compiler_options, **options)
-
-    monkeypatch.setattr(jax, "jit", listen)
-    optim.check_chain(optax.sgd(0.1), Euclidean(), abstract({"w": (2**12, 16)}), steps=steps)
-    assert len(asked) == 3
-    assert all(bool(options) == quick for options in asked)
-
-
-def test_multi_steps_stays_on_manifold():
-    tx = optax.MultiSteps(optim.manifold_muon(0.1, GEOMETRY), 2).gradient_transformation()
-    params, _ = steps(tx, start(), count=4)
-    assert optim.monitor_distance(GEOMETRY, params)["w"] < 1e-6
-    assert jnp.max(jnp.abs(params["w"] - start()["w"])) > 1e-2
-
-
 def test_injected_learning_rate_can_be_changed():
     make = optax.inject_hyperparams(optim.manifold_muon)
     tx = make(learning_rate=0.1, geometry=GEOMETRY, weight_decay=0.1, clip=1.0)
@@ -256,64 +168,51 @@ def test_injected_learning_rate_can_be_changed():
     assert not any(jnp.any(u) for u in jax.tree.leaves(updates))
 
 
+@pytest.mark.slow_except("each")
 @pytest.mark.parametrize("share", [0.5, np.array([[[0.5]], [[2.0]]])], ids=["number", "each"])
-def test_fused_step_equals_chain(share):
+def test_alias_equals_handwritten_chain(share):
     """Matrices of a stack may have separate budgets."""
     geometry = {"w": Stiefel(), "stack": Stiefel(2.0), "bias": Euclidean()}
     budgets = {"w": 3.0, "stack": share, "bias": 2.0}
     rate = optax.linear_schedule(0.1, 0.2, 2)
-    rng = np.random.default_rng(7)
-    shapes = {"w": (6, 3), "stack": (2, 4, 8), "bias": (5,)}
-    grads = {k: jnp.asarray(rng.standard_normal(s), jnp.float32) for k, s in shapes.items()}
-    params = optim.project_tree(geometry, grads)
-    decay = optax.add_decayed_weights(0.1, {"w": False, "stack": False, "bias": True})
+    params, *batches = (drawn(seed) for seed in range(3))
+    params = ask(lambda params: optim.project_tree(geometry, params), params)
     links = optax.chain(
+        optax.clip_by_global_norm(1.0),
         optax.trace(0.95, True, "float32"),
         optim.scale_by_steepest(geometry),
         optim.scale_by_budget(budgets),
-        decay,
+        optax.add_decayed_weights(0.1, {"w": False, "stack": False, "bias": True}),
         optax.scale_by_learning_rate(rate),
         optim.retract(geometry),
     )
-    found = optim.manifold_muon(rate, geometry, budgets=budgets, weight_decay=0.1)
+    alias = optim.manifold_muon(rate, geometry, clip=1.0, budgets=budgets, weight_decay=0.1)
     answers = []
-    for tx in (found, links):
-        state, moved, step = tx.init(params), params, jax.jit(tx.update)
-        for _ in range(2):
-            updates, state = step(grads, state, moved)
-            moved = optax.apply_updates(moved, updates)
-        answers.append((moved, optim.monitor(state)))
+    for tx in (alias, links):
+        moved, state = train(tx, params, batches)
+        answers.append((moved, optim.monitor(jax.tree.map(jnp.asarray, state))))
     for one, other in zip(*map(jax.tree.leaves, answers), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)
+
+
+def drawn(seed: int) -> Any:
+    rng, shapes = np.random.default_rng(seed), {"w": (6, 3), "stack": (2, 4, 8), "bias": (5,)}
+    return {name: np.float32(rng.standard_normal(shape)) for name, shape in shapes.items()}
 
 
 @pytest.mark.parametrize(
     "tx",
     [
-        optim.chain(optim.scale_by_steepest(GEOMETRY), optax.scale(0.1), optim.retract(GEOMETRY)),
         optim.chain(optim.project_tangent(GEOMETRY), optim.retract(GEOMETRY)),
         optim.chain(
             optax.adam(0.1), optim.project_tangent(GEOMETRY), RATE, optim.retract(GEOMETRY)
         ),
     ],
-    ids=["positive scale", "no rate", "two rates"],
+    ids=["no rate", "two rates"],
 )
 def test_check_chain_rejects_ascent(tx):
     with pytest.raises(ValueError, match="check_chain: updates climb"):
         optim.check_chain(tx, GEOMETRY, SHAPES)
-
-
-@pytest.mark.parametrize(
-    "base", [optax.adam(0.1), optax.sgd(0.1, 0.9), optax.contrib.muon(0.1), optax.lion(0.1)]
-)
-def test_descending_bases_are_rejected(base):
-    for tx in (
-        optim.normalize(base, GEOMETRY),
-        optim.hyperball(base, 0.1, SPHERE),
-    ):
-        params = start()
-        with pytest.raises(ValueError, match="must ascend, without a learning rate of its own"):
-            tx.init(params)
 
 
 def test_large_learning_rate_on_manifold_warns():

@@ -12,10 +12,12 @@ import pytest
 
 from manifoldmuon import contrib, optim
 from manifoldmuon.checkpoints import CheckpointError, Checkpoints
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Stiefel
+from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.testing import check_sharding
+from tests.compiled import ask
+from tests.optim.training import train
 
 MATRIX = Stiefel(solver=ProjectedPolar()).transposed()
 GEOMETRY = optim.by_path({"**/kernel": MATRIX, "**": None})
@@ -36,11 +38,11 @@ def drawn(seed: int) -> Any:
     return jax.tree.unflatten(treedef, arrays)
 
 
-PARAMS = optim.project_tree(GEOMETRY, drawn(0))
+PARAMS = ask(lambda params: optim.project_tree(GEOMETRY, params), drawn(0))
 
 
 def update(tx: Any, grads: Any, params: Any, **arguments: Any) -> Any:
-    return tx.update(grads, tx.init(params), params, **arguments)[0]
+    return jax.jit(lambda g, w: tx.update(g, tx.init(w), w, **arguments)[0])(grads, params)
 
 
 def by_name(tree: Any) -> dict[str, Any]:
@@ -56,40 +58,28 @@ def parts(tree: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_hybrid_matches_separate_optimizers():
     """Against two separate training loops; NumPy computes the global gradient norm."""
-    muon = optim.manifold_muon(SCHEDULE, GEOMETRY)
-    both = optim.hybrid(muon, GEOMETRY, optax.adamw(OTHER, weight_decay=0.3))
-    tx = optim.chain(optax.clip_by_global_norm(1.0), both)
-    alone = optim.manifold_muon(SCHEDULE, MATRIX), optax.adamw(OTHER, weight_decay=0.3)
-    params, state = PARAMS, tx.init(PARAMS)
-    sides: list[Any] = list(parts(PARAMS))
-    states = [side.init(part) for side, part in zip(alone, sides, strict=True)]
-    step = jax.jit(tx.update)
-    for seed in range(1, 5):
-        grads = drawn(seed)
-        updates, state = step(grads, state, params)
-        params = optax.apply_updates(params, updates)
-        length = np.sqrt(
-            sum(np.sum(np.asarray(g, np.float64) ** 2) for g in by_name(grads).values())
-        )
-        clipped = parts(jax.tree.map(lambda g, n=length: g / n, grads))
-        for i, side in enumerate(alone):
-            steps, states[i] = side.update(clipped[i], states[i], sides[i])
-            sides[i] = optax.apply_updates(sides[i], steps)
-    for found, wanted in zip(parts(params), sides, strict=True):
+    muon, adam = optim.manifold_muon(SCHEDULE, GEOMETRY), optax.adamw(OTHER, weight_decay=0.3)
+    tx = optim.chain(optax.clip_by_global_norm(1.0), optim.hybrid(muon, GEOMETRY, adam))
+    grads = [drawn(seed) for seed in range(1, 5)]
+    params, state = train(tx, PARAMS, grads)
+    clipped = []
+    for batch in grads:
+        squares = [np.sum(np.asarray(g, np.float64) ** 2) for g in jax.tree.leaves(batch)]
+        clipped.append(parts(jax.tree.map(lambda g, n=np.sqrt(sum(squares)): g / n, batch)))
+    alone = optim.manifold_muon(SCHEDULE, MATRIX), adam
+    for side, (start, found) in enumerate(zip(parts(PARAMS), parts(params), strict=True)):
+        wanted, _ = train(alone[side], start, [batch[side] for batch in clipped])
         chex.assert_trees_all_close(found, wanted, atol=2e-6)
-    assert set(optim.monitor(state)["gap"]) == set(OWN)
-    assert max(optim.monitor_distance(GEOMETRY, params).values()) < 1e-5
+    assert set(optim.monitor(jax.tree.map(jnp.asarray, state))["gap"]) == set(OWN)
 
 
 @pytest.mark.parametrize(
     "tx",
     [
-        optim.manifold_muon(0.1, GEOMETRY),
         optim.muon(0.1, FLAT),
         contrib.normuon(0.1, FLAT),
         optim.riemannian_adam(0.1, GEOMETRY),
         optim.chain(optax.trace(0.9), optim.scale_by_steepest(GEOMETRY)),
-        optim.retract(GEOMETRY),
     ],
 )
 def test_none_entries_outside_hybrid_raise(tx):
@@ -103,12 +93,6 @@ def test_none_entries_outside_hybrid_raise(tx):
     "geometry",
     [
         GEOMETRY,
-        lambda path, leaf: MATRIX if path[-1].key == "kernel" else None,
-        {
-            "embed": None,
-            "layer": {"kernel": MATRIX, "bias": None, "gain": None},
-            "head": {"kernel": MATRIX, "bias": None},
-        },
         {
             "embed": None,
             "layer/kernel": MATRIX,
@@ -121,12 +105,15 @@ def test_none_entries_outside_hybrid_raise(tx):
 )
 def test_tree_functions_skip_none_entries(geometry):
     far = drawn(0)
-    moved = optim.project_tree(geometry, far)
-    found = optim.init_tree(geometry, jax.random.key(0), far)
-    for tree in (moved, found):
+
+    def both(key, far):
+        trees = optim.project_tree(geometry, far), optim.init_tree(geometry, key, far)
+        return trees, [optim.monitor_distance(geometry, tree) for tree in trees]
+
+    for tree, distances in zip(*ask(both, jax.random.key(0), far), strict=True):
         chex.assert_trees_all_equal(parts(tree)[1], parts(far)[1])
-        assert optim.monitor_distance(geometry, tree).keys() == set(OWN)
-        assert max(optim.monitor_distance(geometry, tree).values()) < 1e-5
+        assert distances.keys() == set(OWN)
+        assert max(distances.values()) < 1e-5
     entries = by_name(jax.tree.map(str, optim.resolve_geometry(geometry, far)))
     assert entries == dict.fromkeys(OWN, str(MATRIX))
     with pytest.raises(ValueError, match="init_tree: the geometry says nothing of .*'embed'"):
@@ -143,16 +130,10 @@ def test_tabulate_lists_none_entries_as_rest():
 
 def test_chain_and_check_chain_accept_hybrid():
     tx = optim.hybrid(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, optax.adamw(0.01))
-    optim.check_chain(tx, GEOMETRY, PARAMS)
     frozen = {"embed": True, "layer": False, "head": {"kernel": False, "bias": True}}
     optim.check_chain(optim.chain(tx, optax.transforms.freeze(frozen)), GEOMETRY, PARAMS)
-    with pytest.raises(ValueError, match="have left their manifold"):
-        optim.check_chain(optim.chain(tx, optax.scale(0.5)), GEOMETRY, PARAMS)
     with pytest.raises(ValueError, match="have left their manifold, at distance {'head/kernel'"):
-        optim.check_chain(optim.hybrid(optax.sgd(0.1), GEOMETRY, optax.adam(0.1)), GEOMETRY, PARAMS)
-    still = optim.hybrid(optim.manifold_muon(0.0, GEOMETRY), GEOMETRY, optax.adamw(0.01))
-    with pytest.raises(ValueError, match="saw no parameter move"):
-        optim.check_chain(still, GEOMETRY, PARAMS)
+        optim.check_chain(optim.chain(tx, optax.scale(0.5)), GEOMETRY, PARAMS)
 
 
 def test_both_learning_rates_can_be_injected():
@@ -188,19 +169,7 @@ def test_hybrid_works_inside_other_wrappers():
     assert not jnp.allclose(updates["embed"], plain["embed"], atol=1e-3)
 
 
-def test_hybrid_accepts_hyperball():
-    geometry = optim.by_path({"**/kernel": Hypersphere(ndim=2), "**": None})
-    ball = optim.hyperball(optax.scale_by_adam(), 0.1, geometry)
-    tx = optim.hybrid(ball, geometry, optax.adamw(0.01))
-    updates = update(tx, drawn(1), PARAMS)
-    for name in OWN:
-        before, step = by_name(PARAMS)[name], by_name(updates)[name]
-        assert jnp.allclose(jnp.linalg.norm(before + step), jnp.linalg.norm(before), rtol=1e-6)
-        assert jnp.linalg.norm(step) > 0.05
-    with pytest.raises((TypeError, ValueError), match="None"):
-        update(ball, drawn(1), PARAMS)
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_hybrid_on_a_mesh(kind):
     # Not Adam: its counter is not on the mesh before the first step.

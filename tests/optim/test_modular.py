@@ -25,7 +25,7 @@ def random_like(tree: Any, seed: int = 0) -> Any:
     return jax.tree.map(lambda x: jnp.asarray(rng.standard_normal(x.shape), x.dtype), tree)
 
 
-@pytest.mark.parametrize("net", [UNEVEN, FROZEN, Linear(3, 2)], ids=lambda net: net.describe())
+@pytest.mark.parametrize("net", [UNEVEN, FROZEN], ids=["uneven", "frozen"])
 def test_step_without_momentum_is_dual_gradient(net):
     params = start(net)
     grads = random_like(params)
@@ -67,22 +67,6 @@ def test_budgets_per_copy_multiply_each_copy():
     assert scaled["w"].dtype == jnp.bfloat16
     np.testing.assert_array_equal(scaled["w"][:, 1, 2], [0.5, 2.0])
     assert scaled["b"] == 3.0
-
-
-@pytest.mark.parametrize(
-    ("budget", "error", "message"),
-    [
-        (np.ones((3, 1, 1)), ValueError, r"the budget of 'w' has shape \(3, 1, 1\)"),
-        (np.ones((1, 2, 3, 4)), ValueError, r"the budget of 'w' has shape \(1, 2, 3, 4\)"),
-        (np.array([1.0, -1.0]).reshape(2, 1, 1), ValueError, "must be finite and >= 0"),
-        (np.array([1.0, np.inf]).reshape(2, 1, 1), ValueError, "must be finite and >= 0"),
-        (np.ones((2, 1, 1), bool), TypeError, "the budget of 'w' has dtype bool"),
-        (np.array(["a"]), TypeError, "the budget of 'w'"),
-    ],
-)
-def test_errors_of_budgets_per_copy_name_path(budget, error, message):
-    with pytest.raises(error, match=message):
-        optim.scale_by_budget({"w": budget}).update({"w": jnp.ones((2, 3, 4))}, optax.EmptyState())
 
 
 def test_inject_hyperparams_keeps_architecture_static():

@@ -15,11 +15,13 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon._internal import owners
 from manifoldmuon.manifolds import Euclidean, Stiefel, _stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from tests.tolerances import rounding
+
+# Eight devices: only the exhaustive run has these tests.
+pytestmark = pytest.mark.slow
 
 SPECS = {
     "replicated": PartitionSpec(),
@@ -44,8 +46,6 @@ OPTIMIZERS = {
     "muon": optim.muon(0.02, Euclidean(RMSToRMS())),
     "manifold_muon": optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar())),
 }
-# The same solver on all platforms.
-PRESET = optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar()))
 # Sixteen squares, eight tall and eight wide matrices: two and one for each of eight devices.
 LAYERS, WIDTH, NAMES = 8, 32, ("q", "o", "up", "down")
 FEWER = ("q", "up")
@@ -135,7 +135,6 @@ def mesh():
     return jax.make_mesh((8,), ("x",), (AxisType.Auto,))
 
 
-@pytest.mark.slow_except("muon-replicated")
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_work_and_communication_are_divided(name, spec, mesh):
@@ -165,25 +164,18 @@ def test_work_and_communication_are_divided(name, spec, mesh):
 AUTO, EXPLICIT = AxisType.Auto, AxisType.Explicit
 STACKS = {
     "layers": ((8,), (AUTO,), (8,), ("x",), 0),
-    "layers, explicit": ((8,), (EXPLICIT,), (8,), ("x",), 0),
     "experts by columns": ((4, 2), (AUTO, AUTO), (8,), ("x", None, "y"), 2),
-    "experts by columns, mixed": ((4, 2), (EXPLICIT, AUTO), (8,), ("x", None, "y"), 2),
     "experts on the last axis": ((4, 2), (EXPLICIT, EXPLICIT), (8,), ("y", "x"), 2),
     "layers of experts": ((4, 2), (AUTO, AUTO), (3, 8), (None, "x", None, "y"), 8 / 3),
     "layers of experts, twice": ((2, 4), (EXPLICIT, EXPLICIT), (4, 8), ("x", "y"), 0),
-    "experts by columns and rows": ((4, 2), (AUTO, AUTO), (2, 4), (None, None, "y", "x"), 4),
     "layers by rows and columns": ((4, 2), (AUTO, AUTO), (8,), (None, "x", "y"), 4),
-    "layers by columns and rows": ((4, 2), (AUTO, AUTO), (8,), (None, "y", "x"), 4),
     "few experts": ((4, 2), (AUTO, AUTO), (4,), ("x", None, "y"), 4),
     "rows by columns": ((4, 2), (EXPLICIT, EXPLICIT), (), ("x", "y"), 2),
     "columns by rows": ((4, 2), (EXPLICIT, EXPLICIT), (), ("y", "x"), 2),
-    "rows by columns, automatic": ((4, 2), (AUTO, AUTO), (), ("x", "y"), 4),
-    "columns by rows, automatic": ((4, 2), (AUTO, AUTO), (), ("y", "x"), 4),
     "rows by both": ((4, 2), (AUTO, AUTO), (), (("x", "y"),), 4),
 }
 
 
-@pytest.mark.slow_except("experts by columns", "experts on the last axis", "few experts")
 @pytest.mark.parametrize("name", STACKS)
 def test_stacks_move_only_between_devices_sharing_a_shard(name, capfd):
     sizes, types, lead, spec, eighths = STACKS[name]
@@ -206,7 +198,7 @@ def test_stacks_move_only_between_devices_sharing_a_shard(name, capfd):
 
 @pytest.mark.parametrize(
     ("lead", "spec", "eighths"),
-    [((), ("y", "x"), 2), ((8,), (None, "x", "y"), 2), ((2, 4), ("y", "x"), 0)],
+    [((), ("y", "x"), 2), ((2, 4), ("y", "x"), 0)],
 )
 def test_explicit_axes_can_wrap_only_the_update(lead, spec, eighths, capfd):
     """As in `docs/scale.md`: only the update sees explicit axes."""
@@ -251,24 +243,19 @@ def test_unset_mesh_warns_once():
         tx.init(jax.device_put(params, NamedSharding(mesh, PartitionSpec())))
 
 
-@pytest.mark.slow_except("9")
-@pytest.mark.parametrize("layers", [1, 9])
-def test_indivisible_counts_match_single_device(layers, mesh):
-    params, grads = (tree(seed, layers, names=FEWER) for seed in (0, 1))
+def test_indivisible_counts_match_single_device(mesh):
+    params, grads = (tree(seed, 9, names=FEWER) for seed in (0, 1))
     program, given = compiled(OPTIMIZERS["manifold_muon"], params, grads, mesh, PartitionSpec())
-    assert_close(program(*given)[0], alone("manifold_muon", layers, names=FEWER)[0])
+    assert_close(program(*given)[0], alone("manifold_muon", 9, names=FEWER)[0])
 
 
-# Shapes of GPT-2's matrices, divided by 24.
-GPT2 = ((96, 32), (32, 32), (128, 32), (32, 128))
+# Shapes of GPT-2's matrices, divided by 3: large enough to be solved singly.
+GPT2 = ((768, 256), (256, 256), (1024, 256), (256, 1024))
 
 
-@pytest.mark.slow_except("rows-12")
-@pytest.mark.parametrize("layers", [3, 9, 12, 20])
-@pytest.mark.parametrize("spec", SPECS)
-def test_work_is_balanced_over_all_shapes(layers, spec, mesh, monkeypatch):
+@pytest.mark.parametrize(("layers", "spec"), [(3, "columns"), (9, "replicated"), (12, "rows")])
+def test_work_is_balanced_over_all_shapes(layers, spec, mesh):
     """Devices solve their own matrices and no padding; counts per shape differ by at most 1."""
-    monkeypatch.setattr(owners, "_SMALL", 0)
     params = {f"{s}{i}": jnp.ones(s) for s in GPT2 for i in range(layers)}
     params, solved = jax.device_put(params, NamedSharding(mesh, SPECS[spec])), []
 
@@ -293,22 +280,19 @@ def test_work_is_balanced_over_all_shapes(layers, spec, mesh, monkeypatch):
     costs = np.array([2 * m * n * min(m, n) + 12 * min(m, n) ** 3 for m, n in GPT2])
     work = counts @ costs
     # The best ratio for twelve matrices on eight devices is 1.33.
-    assert work.max() / work.mean() <= {3: 1.41, 9: 1.15, 12: 1.02, 20: 1.02}[layers]
+    assert work.max() / work.mean() <= {3: 1.41, 9: 1.15, 12: 1.02}[layers]
 
 
-@pytest.mark.slow_except("experts")
 @pytest.mark.parametrize(
     ("lead", "specs", "evenness"),
     [
         ((3,), [(None, "x"), (None, None, "y"), (None, "x", "y"), (None, "y", "x")], 1.41),
-        ((9,), [(None, "x"), (None, None, "y"), (None, "x", "y"), (None, "y", "x")], 1.15),
         ((12,), [("x",), ("x", None, "y"), ("y",), ("y", None, "x")], 1.02),
     ],
-    ids=["few", "more", "experts"],
+    ids=["few", "experts"],
 )
-def test_work_is_balanced_over_different_shardings(lead, specs, evenness, monkeypatch):
+def test_work_is_balanced_over_different_shardings(lead, specs, evenness):
     """Even though each sharding numbers the devices in a different order."""
-    monkeypatch.setattr(owners, "_SMALL", 0)
     mesh, work = jax.make_mesh((4, 2), ("x", "y"), (EXPLICIT, EXPLICIT)), np.zeros(8)
     params = {
         f"{i}": jax.device_put(jnp.ones((*lead, *s)), NamedSharding(mesh, PartitionSpec(*spec)))
@@ -336,10 +320,8 @@ def test_work_is_balanced_over_different_shardings(lead, specs, evenness, monkey
     assert work.max() / work.mean() <= evenness
 
 
-@pytest.mark.parametrize("small", [0, 2**40])
-def test_padding_is_never_far_from_manifold(small, mesh, monkeypatch):
+def test_padding_is_never_far_from_manifold(mesh):
     """Zeros are far from the manifold: padding with zeros made FAST take twice as long."""
-    monkeypatch.setattr(owners, "_SMALL", small)
     params, far = tree(0, 9, names=FEWER), []
 
     def solve(manifold, point, update):
@@ -354,13 +336,12 @@ def test_padding_is_never_far_from_manifold(small, mesh, monkeypatch):
     with jax.set_mesh(mesh):
         assert_close(program(params), params)
     jax.effects_barrier()
-    assert len(far) == (16 if small else 18)
+    assert len(far) == 16
     assert max(far) < 1e-5
 
 
-def test_exchanges_do_not_split_the_work(mesh, monkeypatch):
+def test_exchanges_do_not_split_the_work(mesh):
     """Each exchange waits for the slowest device, so all work runs between the exchanges."""
-    monkeypatch.setattr(owners, "_SMALL", 0)
     params = {f"{s}{i}": jnp.ones(s) for s in GPT2 for i in range(12)}
     text = compiled(OPTIMIZERS["muon"], params, params, mesh, SPECS["rows"])[0].as_text() or ""
     entry = text[text.index("ENTRY") :]
@@ -368,9 +349,8 @@ def test_exchanges_do_not_split_the_work(mesh, monkeypatch):
     assert found == 4 * ["all-to-all"] + 4 * ["while"] + 4 * ["all-to-all"]
 
 
-def test_divided_work_supports_grad_and_vmap(mesh, monkeypatch):
+def test_divided_work_supports_grad_and_vmap(mesh):
     """Through the conditionals and barriers that balance the remainders of each shape."""
-    monkeypatch.setattr(owners, "_SMALL", 0)
     tx = OPTIMIZERS["muon"]
     drawn = np.random.default_rng(0)
     params = {f"{s}{i}": jnp.asarray(drawn.standard_normal(s)) for s in GPT2[:2] for i in range(3)}
@@ -391,29 +371,6 @@ def test_divided_work_supports_grad_and_vmap(mesh, monkeypatch):
         np.testing.assert_allclose(x, y, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "sizes", "layers"), [("muon", (8,), 1), ("manifold_muon", (4, 2), 3)]
-)
-def test_few_large_matrices_are_split_over_devices(name, sizes, layers, monkeypatch):
-    """Over all devices, or over groups of two."""
-    monkeypatch.setattr(owners, "_LARGE", 0)
-    names = ("x", "y")[: len(sizes)]
-    mesh = jax.make_mesh(sizes, names, (AxisType.Auto,) * len(sizes))
-    tall = [{key: x for key, x in tree(i, layers).items() if "up" in key} for i in range(2)]
-    params, grads, tx = *tall, OPTIMIZERS[name]
-
-    def plain():
-        return jax.jit(step_of(tx)).lower(params, tx.init(params), grads).compile()
-
-    def divided():
-        return compiled(tx, params, grads, mesh, PartitionSpec("x"))
-
-    busy = layers / sizes[0] if len(sizes) > 1 else 1
-    assert flops(lambda: divided()[0]) < 1.3 * flops(plain) / 8 / busy
-    program, given = divided()
-    assert_close(program(*given)[0], plain()(params, tx.init(params), grads)[0])
-
-
 def test_scan_stacked_layers_on_two_axes():
     mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))
     params, grads, tx = tree(0, stacked=True), tree(1, stacked=True), OPTIMIZERS["manifold_muon"]
@@ -432,40 +389,6 @@ def test_scan_stacked_layers_on_two_axes():
     close = rounding(4, 4 * WIDTH**2)  # two sums over a matrix in each of the two programs
     for name in params:
         np.testing.assert_allclose(found["gap"][name], wanted["gap"][name], atol=close)
-
-
-@pytest.mark.slow
-def test_explicit_axes_divide_the_work():
-    mesh = jax.make_mesh((8,), ("x",), (AxisType.Explicit,))
-    params, grads = tree(0), tree(1)
-
-    def divided():
-        return compiled(PRESET, params, grads, mesh, PartitionSpec("x"))
-
-    program, given = divided()
-    wanted, _, work = alone("manifold_muon")
-    assert flops(lambda: divided()[0]) < 1.15 * work / 8
-    assert_close(program(*given)[0], wanted)
-
-
-@pytest.mark.slow
-def test_multi_steps_and_scan_match_single_device(mesh):
-    """`optax.MultiSteps` inside `jax.lax.scan`."""
-    tx = optax.MultiSteps(OPTIMIZERS["manifold_muon"], 2)
-    params, grads = (tree(seed, 2, names=FEWER) for seed in (0, 1))
-
-    @jax.jit
-    def train(params, grads):
-        def step(carry, _):
-            params, state = carry
-            return step_of(tx)(params, state, grads), None
-
-        return jax.lax.scan(step, (params, tx.init(params)), None, 4)[0][0]
-
-    with jax.set_mesh(mesh):
-        found = train(params, grads)
-    wanted = train(params, grads)
-    assert_close(found, wanted)
 
 
 def test_no_shard_map_without_mesh():

@@ -23,7 +23,7 @@ CODE = (
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import (ProjectedPolar)
+from manifoldmuon.manifolds.solvers import ProjectedPolar
 
 mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
 rng = np.random.default_rng(0)
@@ -77,6 +77,7 @@ def run(count: int, code: str = CODE, *arguments: str) -> list[dict[str, float]]
     return answers
 
 
+@pytest.mark.slow
 def test_two_processes_match_one():
     (alone,) = run(1)
     for found in run(2):

@@ -18,6 +18,9 @@ from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import INSTANCES, Instance
 
+# Eight devices: only the exhaustive run has these tests.
+pytestmark = pytest.mark.slow
+
 MESHES = {
     "automatic": ((8,), ("x",), (AxisType.Auto,)),
     "explicit": ((8,), ("x",), (AxisType.Explicit,)),
@@ -42,25 +45,21 @@ def shardings(mesh: jax.sharding.Mesh) -> dict:
     )
 
 
-@pytest.mark.slow_except("both")
-@pytest.mark.parametrize("mesh", MESHES)
-def test_sharded_steps_match_single_device(mesh):
-    mesh = jax.make_mesh(*MESHES[mesh])
-    instance = Instance(
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "manifold_muon": (
         optim.manifold_muon,
-        GEOMETRY,
-        SHAPES,
         {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": 0.5},
-    )
-    check_sharding(instance.tx(), instance.params(), instance.grads(), shardings(mesh))
+    ),
+    "riemannian_sgd": (optim.riemannian_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
+    "normalize": (optim.normalize, {"base": optax.trace(0.9)}),
+}
 
 
-@pytest.mark.slow
-def test_sharded_riemannian_sgd_matches_single_device():
-    instance = Instance(
-        optim.riemannian_sgd, GEOMETRY, SHAPES, {"learning_rate": 0.1, "momentum": 0.9}
-    )
-    placed = shardings(jax.make_mesh(*MESHES["explicit"]))
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("mesh", MESHES)
+def test_sharded_steps_match_single_device(mesh, name):
+    instance = Instance(OPTIMIZERS[name][0], GEOMETRY, SHAPES, OPTIMIZERS[name][1])
+    placed = shardings(jax.make_mesh(*MESHES[mesh]))
     check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
 
 
@@ -75,7 +74,6 @@ def test_sharded_blocks_and_neurons_match_single_device(mesh):
     check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
 
 
-@pytest.mark.slow
 def test_tree_functions_keep_explicit_shardings():
     mesh = jax.make_mesh(*MESHES["explicit"])
     instance = Instance(optim.retract, GEOMETRY, SHAPES)
@@ -198,15 +196,10 @@ TREE_FUNCTIONS = {
 }
 
 
-@pytest.mark.slow_except(
-    "monitor_distance-explicit-outside",
-    "monitor_distance, flat-explicit-inside",
-    "init_tree-explicit-inside",
-    "retract-automatic-inside, mesh set",
-    "riemannian_sgd-explicit-outside",
+@pytest.mark.parametrize(
+    ("mesh", "where"),
+    [("explicit", "outside"), ("explicit", "inside"), ("automatic", "inside, mesh set")],
 )
-@pytest.mark.parametrize("where", ["outside", "inside", "inside, mesh set"])
-@pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 @pytest.mark.parametrize("name", TREE_FUNCTIONS)
 def test_tree_functions_on_mesh_match_single_device(name, mesh, where):
     """Outside and inside jit."""

@@ -14,7 +14,6 @@ from manifoldmuon.manifolds.solvers import (
     ProjectedPolar,
     Resolvents,
     SkewPolar,
-    _resolvents,
 )
 from manifoldmuon.norms import Spectral
 from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
@@ -66,14 +65,7 @@ def gaps(points, grads, answer):
     return errors(points, grads, answer)[0]
 
 
-@pytest.mark.slow_except(
-    "shape0-resolvents",
-    "shape0-one step",
-    "shape0-skew lift",
-    "shape0-dual ascent",
-    "shape1-resolvents",
-    "shape1-skew lift",
-)
+@pytest.mark.slow_except("shape0-one step", "shape0-dual ascent", "shape1-resolvents")
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_direction_is_feasible_and_gap_is_a_bound(name, shape):
@@ -87,12 +79,7 @@ def test_direction_is_feasible_and_gap_is_a_bound(name, shape):
     assert np.all(answer.gap >= true - 1e-6)
 
 
-@pytest.mark.slow_except(
-    "shape0-resolvents",
-    "shape0-one step",
-    "shape0-skew lift",
-    "shape1-one step",
-)
+@pytest.mark.slow_except("shape0-one step", "shape1-resolvents")
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_wide_matrices_match_transposes(name, shape):
@@ -108,7 +95,8 @@ def test_wide_matrices_match_transposes(name, shape):
     np.testing.assert_allclose(wide.gap, tall.gap, rtol=0.1, atol=1e-3)
 
 
-@pytest.mark.parametrize("shape", [(256, 64), (128, 64), (80, 64), (300, 10), (15, 10)])
+@pytest.mark.slow_except("(80, 64)", "(300, 10)")
+@pytest.mark.parametrize("shape", [(256, 64), (128, 64), (80, 64), (300, 10), (15, 10)], ids=str)
 def test_default_solver_accuracy_on_all_families(shape):
     points, grads = problems(shape)
     answer = solve(ClosedForm(), points, grads)
@@ -119,7 +107,7 @@ def test_default_solver_accuracy_on_all_families(shape):
     assert np.max(answer.residual) < 1e-3
 
 
-@pytest.mark.slow_except("shape0")
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(256, 96), (140, 100)])
 def test_resolvents_with_several_blocks(shape):
     """Matrices have more columns than a block: a multiple of its size, and not."""
@@ -133,18 +121,14 @@ def test_resolvents_with_several_blocks(shape):
     assert np.max(answer.gap) < 0.02
 
 
-@pytest.mark.slow_except("4")
-@pytest.mark.parametrize("at_once", [1, 4])
-def test_resolvents_split_large_stacks(at_once, monkeypatch):
-    gaussian = np.random.default_rng(0).standard_normal((2, 3, 2, 12, 6)).astype(np.float32)
-    points, grads = jnp.asarray(np.linalg.qr(gaussian[0])[0]), jnp.asarray(gaussian[1])
-    solver = Resolvents()
-    wanted = jax.jit(functools.partial(solver.solve, NORM))(points, grads, ())
-    monkeypatch.setattr(_resolvents, "_ENTRIES", at_once * solver.poles * 6**2)
-    # A new function, so that the patch takes effect and no earlier compilation is reused.
-    found = jax.jit(lambda *problem: solver.solve(NORM, *problem))(points, grads, ())
-    np.testing.assert_allclose(found.direction, wanted.direction, atol=1e-3)
-    np.testing.assert_allclose(found.gap, wanted.gap, atol=1e-3)
+def test_resolvents_split_large_stacks():
+    """A stack of more than 2^22 matrix entries is solved in parts."""
+    gaussian = np.random.default_rng(0).standard_normal((2, 2, 7500, 12, 6)).astype(np.float32)
+    points, grads = np.linalg.qr(gaussian[0])[0], gaussian[1]
+    found = solve(Resolvents(), points, grads)
+    wanted = solve(Resolvents(), points[:, -2:], grads[:, -2:])
+    np.testing.assert_allclose(found.direction[:, -2:], wanted.direction, atol=1e-3)
+    np.testing.assert_allclose(found.gap[:, -2:], wanted.gap, atol=1e-3)
 
 
 def test_more_poles_reduce_the_gap():
@@ -165,6 +149,7 @@ def test_default_solver_inverts_only_on_cpus(platform):
     assert ("tensor<192x192xf32>" in program) == (platform != "cpu")
 
 
+@pytest.mark.slow_except("shape0-one step", "shape0-dual ascent", "shape1-resolvents")
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_direction_is_independent_of_gradient_scale(name, shape):
@@ -179,6 +164,7 @@ def test_direction_is_independent_of_gradient_scale(name, shape):
         np.testing.assert_allclose(scaled.direction[0], plain.direction[0], atol=2e-3)
 
 
+@pytest.mark.slow_except("shape0-one step", "shape0-dual ascent", "shape1-resolvents")
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_zero_and_nan_stay_in_their_batch_elements(name, shape):
@@ -211,14 +197,7 @@ def test_published_dual_ascent_depends_on_gradient_scale():
 PARTS = [1e-2, 1e-3, 1e-4, 1e-5, 1e-6, 0]
 
 
-@pytest.mark.slow_except(
-    "shape0-skew lift",
-    "shape0-one step",
-    "shape0-resolvents",
-    "shape0-one step of accelerators",
-    "shape1-skew lift",
-    "shape1-resolvents",
-)
+@pytest.mark.slow_except("shape0-one step", "shape1-resolvents")
 @pytest.mark.parametrize("name", SOLVERS)
 @pytest.mark.parametrize("shape", [*SHAPES, (16, 16)])
 def test_nearly_normal_gradients_have_valid_gaps(name, shape):

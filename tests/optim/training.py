@@ -1,0 +1,22 @@
+"""Steps with given gradients, compiled as one program."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+
+def train(tx: Any, params: Any, batches: list[Any]) -> tuple[Any, Any]:
+    """Return parameters and state after a step for each batch of gradients."""
+
+    def step(carry, grads):
+        params, state = carry
+        updates, state = tx.update(grads, state, params)
+        return (optax.apply_updates(params, updates), state), None
+
+    @jax.jit
+    def run(params, batches):
+        return jax.lax.scan(step, (params, tx.init(params)), batches)[0]
+
+    return jax.device_get(run(params, jax.tree.map(lambda *x: np.stack(x), *batches)))
