@@ -17,6 +17,7 @@ from manifoldmuon._internal.arguments import (
     check_step_norm,
 )
 from manifoldmuon._internal.arrays import (
+    Floats,
     Matrices,
     Numbers,
     Tall,
@@ -131,7 +132,7 @@ class _Orthonormal(ScaledMatrices):
             return unit
         return product(unit, polish(product(unit.mT, unit)))
 
-    def _answered(self, answer: Steepest, unit: Matrices, grad: Matrices) -> Steepest:
+    def _answered(self, answer: Steepest, unit: Floats, grad: Matrices) -> Steepest:
         """Map a tall answer of unit scale to the gradient's orientation, scale and dtype."""
         off, absurd = is_farther(unit, 0.005, 0.25)
         direction = jnp.where(expand_trailing(absurd, 2), jnp.nan, answer.direction)
