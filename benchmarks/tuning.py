@@ -20,7 +20,7 @@ from tqdm import tqdm
 from benchmarks._harness import command
 from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import batches
-from studies.digits.methods import METHODS, PRESETS, build_adamw
+from studies.digits.methods import METHODS, SOLVERS, build_adamw
 from studies.digits.study import Digits
 from studies.estimates import Mean
 from studies.program import parse, save
@@ -52,7 +52,7 @@ def grid_row(
     """Return an entry per learning rate: means and standard errors over the seeds."""
     method = METHODS[optimizer]
     shapes = shapes_of((parts[0].shape[-1], *settings.widths, 10))
-    geometry = method.geometry and method.geometry(shapes, PRESETS[settings.preset])
+    geometry = method.geometry and method.geometry(shapes, SOLVERS[settings.solver])
     build = method.build
     if weight_decay is not None:
         build = functools.partial(build_adamw, weight_decay=weight_decay)

@@ -30,7 +30,9 @@ def build() -> None:
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean"]
     if subprocess.run(command, cwd=ROOT, check=False).returncode:
         raise SystemExit("docs: the build has failed")
+    shutil.copy(ROOT / "docs" / "404.html", SITE)  # the theme's has links from the host's root
     print(f"docs: {links.write(SITE)} links to the API and the source")
+    _keep_together(SITE)
     try:
         count = bundle.bundle(SITE)
     except bundle.Unreachable as error:
@@ -42,6 +44,13 @@ def build() -> None:
         broken = references.problems(SITE)
         print(f"docs: site/index.html ({count} formulas)")
     _stop_on("pages that are not whole:", broken)
+
+
+def _keep_together(site: Path) -> None:
+    """Break no line at a plus-minus sign: `±` gets spaces that do not break."""
+    for page in site.rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"), "utf-8")
 
 
 def _stop_on(title: str, lines: list[str]) -> None:

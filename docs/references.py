@@ -1,4 +1,7 @@
-"""Check that the pages of a built site load nothing from other hosts and have no broken links."""
+"""Check that the pages of a built site load nothing from other hosts and have no broken links.
+
+The site may be in any folder of its host, or on a disk, so addresses are relative.
+"""
 
 from collections.abc import Iterator
 from html.parser import HTMLParser
@@ -23,13 +26,15 @@ def problems(site: Path) -> list[str]:
             if parts.scheme or parts.netloc:
                 if tag in _LOADED and parts.scheme != "data":
                     found.append(f"{name} loads {address}")
-            elif parts.path and not _target(site, page, unquote(parts.path)).is_file():
+            elif parts.path.startswith("/"):
+                found.append(f"{name} names {address} from the root of the host")
+            elif parts.path and not _target(page, unquote(parts.path)).is_file():
                 found.append(f"{name} names {address}, which is not there")
     return found
 
 
-def _target(site: Path, page: Path, path: str) -> Path:
-    target = site / path.lstrip("/") if path.startswith("/") else page.parent / path
+def _target(page: Path, path: str) -> Path:
+    target = page.parent / path
     return target / "index.html" if target.is_dir() else target
 
 

@@ -90,6 +90,9 @@ Stiefel().check_shape((5,))  # Stiefel takes the trailing 2 axes of an array as 
 Stiefel().random_point(KEY, (5,), jnp.float32)  # Stiefel takes the trailing 2 axes of an array as
 Stiefel().project(COMPLEX)  # got complex64; only real numbers are known here. Keep the real and the
 Stiefel().project_tangent(COMPLEX, COMPLEX)  # got complex64; only real numbers are known here. Keep
+Stiefel().steepest(np.eye(4, 3), np.eye(3, 4))  # Stiefel.steepest: grad has the shape (3, 4), and
+Stiefel().project_tangent(np.eye(3), np.eye(2))  # Stiefel.project_tangent: vector has the shape (2,
+Euclidean().retract(point=UNIT, vector=np.eye(3))  # Euclidean.retract: vector has the shape (3, 3),
 Stiefel().steepest(COMPLEX, COMPLEX, ())  # got complex64; only real numbers are known here. Keep
 Stiefel().retract(COMPLEX, COMPLEX)  # got complex64; only real numbers are known here. Keep the
 Orthogonal(NAN)  # Orthogonal.scale must be a positive, finite number or a ScaleRule; got nan
@@ -258,7 +261,7 @@ scale_by_steepest(FLAT, 0.95)  # scale_by_steepest: track_gap must be a bool; go
 scale_by_budget(2.0).update({"w": COMPLEX}, EmptyState())  # 'w' has dtype complex64, not real
 scale_by_budget({"w": NAN}).init(PARAMS)  # the budget of 'w' is nan; it must be finite and >= 0.
 scale_by_budget({"w": True}).init(PARAMS)  # the budget of 'w' is True, not a number.
-scale_by_budget({"v": 1.0}).init(PARAMS)  # the parameter 'w' has no entries above it; the entries
+scale_by_budget({"v": 1.0}).init(PARAMS)  # budgets has no entry for the parameter 'w'; the entries
 scale_by_budget(lambda path, leaf: None).init(PARAMS)  # the budget of 'w' is None, not a number.
 scale_by_budget({"w": np.ones((3, 1, 1))}).init(PARAMS)  # the budget of 'w' has shape (3, 1, 1),
 scale_by_budget({"w": np.array([[-1.0]])}).init(PARAMS)  # the budget of 'w' is [[-1.]]; it must be
@@ -289,10 +292,10 @@ nnx.geometry(PARAMS, Stiefel())  # frameworks.nnx.geometry: model must be an nnx
 linen.geometry(PARAMS, (1,), FLAT)  # frameworks.linen.geometry: model must be a Module of Linen;
 
 minimize(jnp.sum, FLAT, PARAMS, PARAMS)  # minimize: args must be a tuple, such as (a,); got {'w':
-minimize(jnp.sum, Hypersphere(), 2 * UNIT)  # minimize: x0 is off its manifolds by
+minimize(jnp.sum, Hypersphere(), 2 * UNIT)  # minimize: x0 is off its manifolds: distance 1 (at
 minimize(lambda x: jnp.log(-jnp.sum(x * x)), Hypersphere(), UNIT)  # minimize: f(x0) is nan, with a
 minimize(jnp.sum, Hypersphere(), UNIT, tolerance=1e-10)  # minimize: tolerance=1e-10 is below the
-minimize(jnp.sum, {"w": Hypersphere()}, {"v": UNIT})  # the parameter 'v' has no entries above it;
+minimize(jnp.sum, {"w": Hypersphere()}, {"v": UNIT})  # geometry has no entry for the parameter 'v'
 minimize(jnp.sum, Hypersphere(), np.ones((0,)))  # minimize: x0 has no numbers; give it at least one
 minimize(jnp.sum, Hypersphere(), jnp.bfloat16(UNIT))  # minimize: x0 must be all float32 or all
 minimize(jnp.sum, SpectralSphere(), np.eye(3))  # minimize: minima on SpectralSphere() lie at its

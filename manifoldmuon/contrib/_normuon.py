@@ -76,7 +76,7 @@ def scale_by_neuron_rms(
     tangent = project_tangent(geometry)
 
     def init_fn(params: Any) -> ScaleByNeuronRMSState:
-        places = find_places(geometry, params, lambda path, entry, leaf: None)
+        places = find_places(geometry, params, lambda path, entry, leaf: None, "geometry")
         return ScaleByNeuronRMSState(init_by_path(places, params, _init_squares))
 
     def update_fn(updates, state, params=None, **extra_args):

@@ -114,7 +114,7 @@ _WHOLE = Euclidean(Frobenius(0))
 
 def _find_heads(heads: Heads, geometry: Geometry, params: Any) -> Places:
     """Return the layout of every clipped parameter, None for the others."""
-    places = find_places(heads, params, _check_heads)
+    places = find_places(heads, params, _check_heads, "heads")
     manifolds = places.leaves(resolve_geometry(geometry, params))
     clipped = [i for i in places.real if places.values[i] is not None]
     entries = {places.paths[i]: getattr(manifolds[i], "manifold", manifolds[i]) for i in clipped}
@@ -146,10 +146,7 @@ def _match_logits(max_logits: Any, clipped: list[int], places: Places) -> list[A
         return []
     paths = [places.paths[place] for place in clipped]
     others = {path: None for path in places.paths if path not in paths}
-    try:
-        return match_prefix(max_logits, paths, others)
-    except ValueError as error:
-        raise ValueError(f"with_qk_clip: max_logits: {error}") from error
+    return match_prefix(max_logits, paths, others, "with_qk_clip: max_logits")
 
 
 def _factors(

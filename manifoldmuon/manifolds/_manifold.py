@@ -5,8 +5,11 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import inspect
+from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, cast
 
+import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_kind
@@ -59,6 +62,12 @@ class Manifold(Value, abc.ABC):
 
     constrained: bool = True
     has_boundary: bool = False
+
+    def __init_subclass__(cls, **arguments):
+        super().__init_subclass__(**arguments)
+        for name in ("project_tangent", "steepest", "retract"):
+            if name in vars(cls):
+                setattr(cls, name, _with_equal_shapes(vars(cls)[name]))
 
     @property
     @abc.abstractmethod
@@ -154,6 +163,24 @@ class Manifold(Value, abc.ABC):
         For Flax kernels (in, out) and tables (d, vocabulary).
         """
         return self.with_axes(in_axes=-2, out_axes=-1)
+
+
+def _with_equal_shapes(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a method raise `ValueError` if its second argument has another shape than the point."""
+    names = tuple(inspect.signature(method).parameters)[1:3]
+
+    @functools.wraps(method)
+    def checked(self: Manifold, *args: Any, **options: Any) -> Any:
+        given = dict(zip(names, args, strict=False)) | options
+        shapes = [np.shape(given[name]) for name in names if name in given]
+        if len(set(shapes)) > 1:
+            raise ValueError(
+                f"{type(self).__name__}.{method.__name__}: {names[1]} has the shape {shapes[1]},"
+                f" and {names[0]} {shapes[0]}. Give both the same shape"
+            )
+        return method(self, *args, **options)
+
+    return checked
 
 
 class ScaledMatrices(Manifold):

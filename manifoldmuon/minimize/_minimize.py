@@ -140,10 +140,14 @@ def _check_numbers(
 def _refuse(result: Result, entries: Any, x0: Any) -> None:
     """Raise if x0 is off its manifolds, or its cost or gradient is not finite."""
     if result.reason == Reason.OFF_SET and result.steps == 0:
-        far = {k: v for k, v in monitor_distance(entries, x0).items() if v > OFF}
+        far = [
+            f"distance {v:.2g}" + (f" at {k!r}" if k else "")
+            for k, v in monitor_distance(entries, x0).items()
+            if v > OFF
+        ]
         raise ValueError(
-            f"minimize: x0 is off its manifolds by {far}; start from"
-            " optim.project_tree(geometry, x0)"
+            f"minimize: x0 is off its manifolds: {', '.join(far)} (at most {OFF:g} is allowed)."
+            " Start from optim.project_tree(geometry, x0), the nearest points"
         )
     if result.reason == Reason.NOT_FINITE and result.steps == 0:
         raise ValueError(

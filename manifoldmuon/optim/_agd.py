@@ -193,7 +193,7 @@ def _split(manifold: Manifold, point: jax.Array, grad: jax.Array) -> tuple[jax.A
 
 
 def _find_layouts(layouts: Layouts, tree: Any) -> Places:
-    return find_places(layouts, tree, _check_layout)
+    return find_places(layouts, tree, _check_layout, "layouts")
 
 
 def _check_layout(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:

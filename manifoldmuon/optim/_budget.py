@@ -64,7 +64,7 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
 
 def find_budgets(budgets: Budgets, tree: Any) -> Places:
     """Return `find_places` for budgets, with checked values; see `scale_by_budget`."""
-    return find_places(budgets, tree, _check_budget)
+    return find_places(budgets, tree, _check_budget, "budgets")
 
 
 def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:

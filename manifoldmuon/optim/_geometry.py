@@ -67,7 +67,7 @@ def resolve_geometry(geometry: Geometry, params: Any) -> Any:
       >>> resolve_geometry({"a": sphere}, {"a": {"w": jnp.ones(3)}}) == {"a": {"w": sphere}}
       True
     """
-    places = find_places(geometry, params, _check_manifold)
+    places = find_places(geometry, params, _check_manifold, "geometry")
     return places.fill(params, {i: places.values[i] for i in places.real})
 
 
@@ -86,7 +86,7 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: boo
       TypeError: see `resolve_geometry`.
       ValueError: an entry is None and `rest` is False; see `resolve_geometry`.
     """
-    places = find_places(geometry, params, _check_manifold)
+    places = find_places(geometry, params, _check_manifold, "geometry")
     left = tuple([place for place in places.real if places.values[place] is None])
     if not left:
         return cut_places(places) if cut else places

@@ -276,7 +276,7 @@ def _nowhere(manifold: Manifold) -> bool:
 def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, jax.Array]:
     """Return the radii by path; raise if a norm to be kept is zero or not finite."""
     places = _find_spheres(geometry, params)
-    given = places.spread(find_places(radius, params, _check_radius).values)
+    given = places.spread(find_places(radius, params, _check_radius, "radius").values)
     leaves, radii, wrong = places.leaves(params), {}, []
     if not (places.real or places.rest):
         return {}

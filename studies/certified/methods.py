@@ -80,15 +80,15 @@ class Method(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Muon(Method):
-    """Manifold Muon with the cheap preset."""
+    """Manifold Muon with the cheap solver."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         return manifold_muon(rate, manifolds, momentum, track_gap=False)
 
 
 @dataclasses.dataclass(frozen=True)
-class AccurateMuon(Muon):
-    """Manifold Muon with the default preset, the closed form."""
+class ClosedFormMuon(Muon):
+    """Manifold Muon with the default solver."""
 
     solver: ClassVar[StiefelSolver] = ClosedForm()
 
@@ -230,7 +230,7 @@ class Free(Parametrised):
 
 METHODS: dict[str, Method] = {
     "manifold Muon": Muon(-3),
-    "manifold Muon, accurate": AccurateMuon(-3),
+    "manifold Muon, ClosedForm()": ClosedFormMuon(-3),
     "Muon + retraction": MuonRetraction(-3),
     "Riemannian Adam": RiemannianAdam(-5),
     "Riemannian gradient": RiemannianGradient(-3),

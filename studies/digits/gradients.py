@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from studies.classification import shapes_of, trajectory
-from studies.digits.methods import PRESETS, stiefel
+from studies.digits.methods import SOLVERS, stiefel
 from studies.digits.study import Digits
 
 Recorded = tuple[str, np.ndarray, np.ndarray]
@@ -23,7 +23,7 @@ def record_gradients(
       steps: number of updates; the learning rate decays linearly to zero over them.
       seed: seed of the split, of the initial weights and of the order of the data.
       at: steps to keep, counted from 0; by default the first, the middle and the last.
-      job: data set, widths, batch size, learning rate, preset and multiplier.
+      job: data set, widths, batch size, learning rate, solver and multiplier.
 
     Returns:
       Triples of a name such as `layer 1, step 250`, a weight `W` on the Stiefel manifold (scale 1)
@@ -37,7 +37,7 @@ def record_gradients(
     if not wanted or wanted[0] < 0 or wanted[-1] >= steps:
         raise ValueError(f"at={wanted} must lie between 0 and {steps - 1}, the last step")
     data = job.load(seed)
-    geometry = stiefel(shapes_of(data.widths(job.widths)), PRESETS[job.preset])
+    geometry = stiefel(shapes_of(data.widths(job.widths)), SOLVERS[job.solver])
     found = trajectory(
         data, job.widths, geometry, job.learning_rate("stiefel"), steps, job.batch_size,
         job.multiplier, seed, wanted,

@@ -14,7 +14,7 @@ from manifoldmuon.norms import RMSToRMS
 
 Shapes = list[tuple[int, int]]
 
-PRESETS: dict[str, StiefelSolver] = {"accurate": ClosedForm(), "fast": ProjectedPolar()}
+SOLVERS: dict[str, StiefelSolver] = {"ClosedForm": ClosedForm(), "ProjectedPolar": ProjectedPolar()}
 
 
 @dataclasses.dataclass(frozen=True)

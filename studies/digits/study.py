@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from studies import datasets
 from studies.digits.figure import picture
-from studies.digits.methods import METHODS, PRESETS
+from studies.digits.methods import METHODS, SOLVERS
 from studies.digits.training import curves
 from studies.display import short, text_table
 from studies.estimates import Mean
@@ -51,7 +51,7 @@ class Digits(Study):
         + ", ".join(f"{name} {method.learning_rate:g}" for name, method in METHODS.items()))
     seeds: tuple[int, ...] = option(
         tuple(range(8)), "of the split, the first weights and the order of the images")
-    preset: str = option("accurate", "solver of manifold Muon", choices=tuple(PRESETS))
+    solver: str = option("ClosedForm", "of manifold Muon", choices=tuple(SOLVERS))
     multiplier: float = option(
         4.0, "of the last layer: the Lipschitz bound of a network on Stiefel manifolds")
     # fmt: on

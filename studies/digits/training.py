@@ -13,7 +13,7 @@ import optax
 import manifoldmuon as mm
 from studies.classification import Weights, accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import batches
-from studies.digits.methods import METHODS, PRESETS
+from studies.digits.methods import METHODS, SOLVERS
 from studies.training import begin, train
 
 # Chunks keep every step's weights for the measurements: at most this many numbers.
@@ -95,7 +95,7 @@ class _Program(NamedTuple):
 def _program(job: Any, optimizer: str) -> _Program:
     method, data = METHODS[optimizer], job.load(job.seeds[0])
     shapes = shapes_of(data.widths(job.widths))
-    geometry = method.geometry and method.geometry(shapes, PRESETS[job.preset])
+    geometry = method.geometry and method.geometry(shapes, SOLVERS[job.solver])
     schedule = optax.linear_schedule(job.learning_rate(optimizer), 0.0, job.steps)
     tx = method.build(schedule, geometry)
 

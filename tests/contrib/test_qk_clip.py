@@ -192,7 +192,7 @@ def test_master_copies_are_clipped_in_float32():
             r"logits of 'q' have shape \(3,\), and its heads \(4,\)",
         ),
         ({"max_logits": {"q": None}}, r"logits of 'q' have shape None, and its heads \(4,\)"),
-        ({"max_logits": {"v": 1.0}}, "max_logits: the parameter 'q' has no entries above it"),
+        ({"max_logits": {"v": 1.0}}, "max_logits has no entry for the parameter 'q'"),
         ({"max_logits": {"q": 1.0, "w": 1.0}}, r"the entries \['w'\] describe no parameter"),
         ({"geometry": {"q": Stiefel().with_axes(0, (1, 2)), "v": FLAT}}, r"but \['q'\] lie on con"),
         ({"heads": optim.by_path({"q": 4, "v": None})}, "the entry of 'q' is 4; give a Layout"),

@@ -232,7 +232,7 @@ def test_param_has_no_forward_map():
 def test_errors_name_unknown_paths():
     params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
     for declared, message in (
-        (ExternalModule(Param("a", MATRIX)), "the parameter 'b' has no entries"),
+        (ExternalModule(Param("a", MATRIX)), "no entry for the parameter 'b'"),
         (ExternalModule(Param("a", MATRIX) @ Param("b", MATRIX) @ Param("c", MATRIX)), "\\['c'\\]"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -281,7 +281,7 @@ def test_zero_gradients_stop_and_nan_spreads():
         (Layout(), {"w": (3, 2), "b": (3,)}, ValueError, "'b': .*at least 2 axes.*Biases"),
         (Layout(), {"s": ()}, ValueError, "'s': .*optax.partition"),
         (Layout(taps=(-4, -3)), {"w": (3, 2)}, ValueError, "'w': .*at least 4 axes"),
-        ({"w": Layout()}, {"w": (3, 2), "v": (3, 2)}, ValueError, "'v' has no entries"),
+        ({"w": Layout()}, {"w": (3, 2), "v": (3, 2)}, ValueError, "no entry for the parameter 'v'"),
         ({"w": 3}, {"w": (3, 2)}, TypeError, "the entry of 'w' is 3, not a Layout"),
     ],
 )

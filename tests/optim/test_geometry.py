@@ -67,9 +67,9 @@ def test_patterns_for_masked_branch_may_be_unused():
 @pytest.mark.parametrize(
     ("geometry", "error", "message"),
     [
-        ({"blocks": WANTED["blocks"]}, ValueError, "'head' has no entries"),
+        ({"blocks": WANTED["blocks"]}, ValueError, "no entry for the parameter 'head'"),
         (WANTED | {"tail": W}, ValueError, "['tail'] describe no parameter"),
-        (WANTED | {"head": {"deeper": W}}, ValueError, "'head' has no entries"),
+        (WANTED | {"head": {"deeper": W}}, ValueError, "no entry for the parameter 'head'"),
         (WANTED | {"head": Stiefel}, TypeError, "'head' is <class .*parentheses"),
         (WANTED | {"head": "stiefel"}, TypeError, "'head' is 'stiefel', not a Manifold"),
         (Stiefel, TypeError, "parentheses"),
@@ -79,7 +79,7 @@ def test_patterns_for_masked_branch_may_be_unused():
         (W, ValueError, "'blocks/0/b': .*"),
         (WANTED | {"head": W.with_axes(0, (1, 2))}, ValueError, "'head': .*"),
         (WANTED | {"head": Layout()}, TypeError, "not a Manifold; write Manifold.with_axes"),
-        ({"**/w": W, "**": B}, ValueError, "no entries above it.*Put patterns into by_path"),
+        ({"**/w": W, "**": B}, ValueError, "geometry has no entry for .*Put patterns into by_path"),
     ],
 )
 def test_errors_name_the_path(geometry, error, message):

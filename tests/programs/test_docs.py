@@ -1,5 +1,7 @@
 """The documentation: every public name is on a page, and the shown code runs."""
 
+import contextlib
+import io
 import json
 import re
 import runpy
@@ -18,8 +20,13 @@ from studies import claims
 ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 _TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
-_PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_SHOWN = re.compile(r"^```python\n.*?^```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# A program, and what it prints: numbers to 5 %, unless a comment before the output says otherwise.
+_PROGRAM = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n"
+    r"(?:\n(?:<!-- numbers within (?P<percent>\d+)% -->\n)?```text\n(?P<shown>.*?)^```)?",
+    re.MULTILINE | re.DOTALL,
+)
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.?\d*(?:e[-+]?\d+)?(?!\w)")
 
 
 def test_every_public_name_is_documented():
@@ -157,6 +164,7 @@ def test_missing_and_external_references_are_detected(tmp_path):
         <script src="own.js"></script> <a href="math/#a">in</a> <a href="https://host.org">out</a>
         <img src="data:image/png;base64,"> <script src="https://host.org/a.js"></script>
         <link rel="stylesheet" href="//host.org/a.css"> <img src="gone.png"> <a href="gone/">x</a>
+        <a href="/math/">root</a>
         """,
         encoding="utf-8",
     )
@@ -165,6 +173,7 @@ def test_missing_and_external_references_are_detected(tmp_path):
         "index.html loads //host.org/a.css",
         "index.html names gone.png, which is not there",
         "index.html names gone/, which is not there",
+        "index.html names /math/ from the root of the host",
     ]
 
 
@@ -218,13 +227,44 @@ def test_names_and_sources_get_links(tmp_path):
         "docs/your-own-parts.md",
     ],
 )
-def test_code_on_page_runs(page, capsys):
+def test_programs_print_what_page_shows(page):
     text = (ROOT / page).read_text(encoding="utf-8")
-    blocks = _PYTHON.findall(text)
-    assert blocks
-    exec(compile("\n".join(blocks), page, "exec"), {"__name__": "__main__"})
-    printed = capsys.readouterr().out
-    assert [shown for shown in _SHOWN.findall(text) if shown not in printed] == []
+    programs = list(_PROGRAM.finditer(text))
+    assert programs
+    names = {"__name__": "__main__"}
+    for program in programs:
+        above = text.count("\n", 0, program.start("code"))  # tracebacks have the page's lines
+        code = compile("\n" * above + program["code"], page, "exec")
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(code, names)
+        shown, percent = program["shown"] or "", int(program["percent"] or 5)
+        assert _agree(out.getvalue(), shown, percent), (
+            f"{page}:{above}: prints\n{out.getvalue()}\nand the page shows\n{shown}"
+        )
+
+
+def _agree(printed: str, shown: str, percent: int) -> bool:
+    """Return whether words are equal, and numbers close: processors round differently."""
+    words = [_NUMBER.sub("#", text).split() for text in (printed, shown)]
+    numbers = [[float(x) for x in _NUMBER.findall(text)] for text in (printed, shown)]
+    return words[0] == words[1] and numbers[0] == pytest.approx(
+        numbers[1], rel=percent / 100, abs=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("printed", "percent", "agree"),
+    [
+        ("w  (64, 8)  float32  97.1%, gap 3e-07\n", 5, True),
+        ("w  (64, 8)  float32  91.0%, gap 0.", 5, False),
+        ("w  (64, 8)  float32  91.0%, gap 0.", 10, True),
+        ("w  (64, 8)  float64  97.5%, gap 2.e-07", 5, False),
+        ("w  (64, 8)  float32  97.5%, gap nan", 5, False),
+        ("w  (64, 8)  float32  97.5%", 5, False),
+    ],
+)
+def test_output_that_differs_is_detected(printed, percent, agree):
+    assert _agree(printed, "w (64, 8) float32 97.5%, gap 2.5e-07\n", percent) == agree
 
 
 @pytest.mark.slow  # the documentation build also runs the tutorials

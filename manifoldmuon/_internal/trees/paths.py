@@ -85,13 +85,14 @@ class ByPath:
 
     rules: tuple[tuple[Pattern, Any], ...]
 
-    def assign(self, paths: Sequence[str], holes: Mapping[str, Any]) -> list[Any]:
+    def assign(self, paths: Sequence[str], holes: Mapping[str, Any], name: str) -> list[Any]:
         """Return the value of the first rule that matches each path.
 
         Args:
           paths: path strings of the parameters.
           holes: nodes without a parameter, by path. A rule that matches only holes counts as used;
             if a `MaskedNode` hides part of the tree, rules may be unused.
+          name: the argument's name, for messages.
 
         Raises:
           ValueError: a path matches no rule, or a rule is used for no path.
@@ -101,15 +102,16 @@ class ByPath:
         if unmatched:
             patterns = [_text(pattern) for pattern, _ in self.rules]
             raise ValueError(
-                f"no pattern matches the parameters {unmatched}; the patterns are {patterns}."
+                f"{name}: no pattern matches the parameters {unmatched}; the patterns are"
+                f" {patterns}."
                 " Add a pattern for them; the page 'Get started' says which."
             )
         used = {*chosen, *map(self.first_match, holes)}
         unused = [_text(p) for i, (p, _) in enumerate(self.rules) if i not in used]
         if unused and not any(isinstance(node, optax.MaskedNode) for node in holes.values()):
             raise ValueError(
-                f"the patterns {unused} match no parameter (an earlier pattern may have taken"
-                f" theirs); the parameters are {list(paths)}. Correct or remove them."
+                f"{name}: the patterns {unused} match no parameter (an earlier pattern may have"
+                f" taken theirs); the parameters are {list(paths)}. Correct or remove them."
             )
         return [self.rules[rule][1] for rule in chosen if rule is not None]
 
@@ -184,7 +186,7 @@ def _text(pattern: Pattern) -> str:
     return pattern.pattern if isinstance(pattern, re.Pattern) else pattern
 
 
-def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any]) -> list[Any]:
+def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name: str) -> list[Any]:
     """Return the value of the prefix-tree entry above each path.
 
     Entries and parameters are compared by path, not by container: nested dictionaries describe
@@ -195,20 +197,25 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any]) -> l
       paths: path strings of the parameters.
       holes: nodes without a parameter, by path. An entry that is above, at or below only holes is
         no error.
+      name: the argument's name, for messages.
 
     Raises:
       ValueError: a path has no entry or two, or an entry lies above no path.
     """
     pairs, _ = flatten_with_path(spec, is_leaf=lambda node: node is None)
     entries = [(path_string(path), value) for path, value in pairs]
-    found = [[value for entry, value in entries if _above(entry, path)] for path in paths]
-    for path, values in zip(paths, found, strict=True):
-        if len(values) != 1:
-            globs = any("*" in entry for entry, _ in entries)
-            hint = "Put patterns into by_path" if globs else "Give every parameter exactly one"
+    found = [[pair for pair in entries if _above(pair[0], path)] for path in paths]
+    for path, pairs in zip(paths, found, strict=True):
+        listed = [entry for entry, _ in pairs or entries]
+        if not pairs:
+            globs = any("*" in entry for entry in listed)
+            hint = "Put patterns into by_path" if globs else "Add one for it or for its branch"
             raise ValueError(
-                f"the parameter {path!r} has {len(values) or 'no'} entries above it; the entries"
-                f" are {[entry for entry, _ in entries]}. {hint}."
+                f"{name} has no entry for the parameter {path!r}; the entries are {listed}. {hint}."
+            )
+        if len(pairs) > 1:
+            raise ValueError(
+                f"{name} has the entries {listed} for the parameter {path!r}. Keep one of them."
             )
     unused = [
         entry
@@ -219,10 +226,10 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any]) -> l
     ]
     if unused:
         raise ValueError(
-            f"the entries {unused} describe no parameter; the parameters are {list(paths)}."
+            f"{name}: the entries {unused} describe no parameter; the parameters are {list(paths)}."
             " Correct or remove them."
         )
-    return [values[0] for values in found]
+    return [value for ((_, value),) in found]
 
 
 def _above(prefix: str, path: str) -> bool:

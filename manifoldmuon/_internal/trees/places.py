@@ -120,7 +120,7 @@ class Places:
 Check = Callable[[str, Any, jax.ShapeDtypeStruct], None]
 
 
-def find_places(spec: Any, tree: Any, check: Check) -> Places:
+def find_places(spec: Any, tree: Any, check: Check, name: str) -> Places:
     """Flatten a tree and find the value for every leaf; cached by structure, shapes and dtypes.
 
     Args:
@@ -128,6 +128,7 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
       tree: parameters or updates; may hold `None` and `MaskedNode`.
       check: a function of path, value and leaf that raises if value and leaf do not fit; defined
         at module level, since the cache compares it.
+      name: the argument's name, for messages.
 
     Raises:
       TypeError: a leaf is not an array.
@@ -148,7 +149,7 @@ def find_places(spec: Any, tree: Any, check: Check) -> Places:
     else:
         values, structure = jax.tree.flatten(spec)
     # The types as well: True, 1 and 1.0 are equal.
-    given = structure, tuple(values), tuple(map(type, values)), abstract, treedef, check
+    given = structure, tuple(values), tuple(map(type, values)), abstract, treedef, check, name
     try:
         hash(given)
     except TypeError:  # budgets that are arrays, for example
@@ -163,6 +164,7 @@ def _find(
     abstract: tuple[Any, ...],
     treedef: Any,
     check: Check,
+    name: str,
 ) -> Places:
     """Return the result of `find_places` for a flattened specification.
 
@@ -181,9 +183,9 @@ def _find(
         if structure is None:
             chosen = [values[place] for place in real]
         elif isinstance(structure, tuple):
-            chosen = ByPath(tuple(zip(structure, values, strict=True))).assign(named, holes)
+            chosen = ByPath(tuple(zip(structure, values, strict=True))).assign(named, holes, name)
         else:
-            chosen = match_prefix(jax.tree.unflatten(structure, values), named, holes)
+            chosen = match_prefix(jax.tree.unflatten(structure, values), named, holes, name)
         for place, value in zip(real, chosen, strict=True):
             check(paths[place], value, jax.ShapeDtypeStruct(*abstract[place]))
             found[place] = value

@@ -84,7 +84,8 @@ def test_program_writes_record_and_picture(tmp_path, monkeypatch, capsys):
     """`make train` with options, twice: the second run gets the next free name."""
     monkeypatch.chdir(tmp_path)
     argv = ["--widths", "16", "--steps", "7", "--seeds", "5", "--optimizers", "stiefel",
-            "--learning-rates", "0.03", "--preset", "fast", "--multiplier", "8"]  # fmt: skip
+            "--learning-rates", "0.03", "--solver", "ProjectedPolar",
+            "--multiplier", "8"]  # fmt: skip
     monkeypatch.setattr(sys, "argv", ["digits", *argv])
     for _ in range(2):
         with pytest.raises(SystemExit, match="0"):
@@ -140,7 +141,7 @@ def test_chunks_cover_the_steps(steps, numbers):
 
 def test_recorded_gradients_are_tall():
     # Without hidden layers, the only matrix is wide.
-    job = Digits(widths=(), batch_size=64, preset="fast")
+    job = Digits(widths=(), batch_size=64, solver="ProjectedPolar")
     recorded = record_gradients(6, 2, job=job)
     assert [name for name, _, _ in recorded] == [f"layer 1, step {step}" for step in (0, 3, 5)]
     for _, point, gradient in recorded:
