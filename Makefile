@@ -91,7 +91,7 @@ format: $(VENV)/.dev  ## Sort the imports and format the code
 
 clean:  ## Remove the environments and everything that is built
 	@rm -rf $(VENV) .venv-oldest .venv-newest site dist build .coverage .pytest_cache .ruff_cache
-	@rm -rf .cache .jax_cache docs/landing.svg docs/thumbnails docs/tutorials/*.md docs/tutorials/*.ipynb docs/tutorials/*.svg
+	@rm -rf .cache .jax_cache docs/thumbnails docs/tutorials/*.md docs/tutorials/*.ipynb docs/tutorials/*.svg
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps: set-up runs again only when pyproject.toml has changed, and an interrupted one is

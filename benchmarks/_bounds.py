@@ -7,7 +7,6 @@ bounds under attack.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,16 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks._sets import scale_of
-from manifoldmuon.bounds import L1, L2, RMS, LInf, NormBound, bound
-from manifoldmuon.contrib import (
-    Householder,
-    Isospectral,
-    NormPool,
-    Shift,
-    SpaceToDepth,
-    SwapAxes,
-    TwoTap,
-)
+from manifoldmuon import contrib, modules
+from manifoldmuon.bounds import L2, RMS, LInf, NormBound, bound
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -34,26 +25,7 @@ from manifoldmuon.manifolds import (
     SpectralBand,
     Stiefel,
 )
-from manifoldmuon.modules import (
-    GELU,
-    Abs,
-    AveragePool,
-    Bias,
-    Conv2D,
-    Embed,
-    Flatten,
-    FunctionalAttention,
-    GroupSort,
-    Identity,
-    Linear,
-    MeanSubtract,
-    MergeHeads,
-    Module,
-    Mul,
-    ReLU,
-    RMSDivide,
-    SplitHeads,
-)
+from manifoldmuon.modules import Linear, Module
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxRowNorm, Spectral
 
 STEPS = 12
@@ -64,24 +36,25 @@ def shapes_of(net: Module) -> Any:
     return jax.eval_shape(net.init, jax.random.key(0))
 
 
+def _squares(measure: Any, x: Any) -> Any:
+    """Return squared RMS or L2 norms, per token, with kept axes."""
+    if isinstance(measure, RMS):
+        return (x**2).mean(axis=(-1,) if measure.heads == 1 else (-3, -1), keepdims=True)
+    assert isinstance(measure, L2)
+    return (x**2).sum(axis=tuple(range(-measure.axes, 0)), keepdims=True)
+
+
+def _divided(x: np.ndarray, length: np.ndarray) -> np.ndarray:
+    return x / np.where(length == 0, 1, length)
+
+
 def norm(size: Any, y: Any) -> Any:
     """Return the norm of `y` in the measure of `size`; for a tuple, the sum over its parts."""
     if isinstance(size, tuple):
         return sum(norm(s, part) for s, part in zip(size, y, strict=True))
-    match size.norm:
-        case RMS(heads):
-            return jnp.max(jnp.sqrt(jnp.mean(y**2, axis=_head_axes(heads)) + 1e-30))
-        case L2(axes):
-            return jnp.max(jnp.sqrt(jnp.sum(y**2, axis=tuple(range(-axes, 0))) + 1e-30))
-        case LInf():
-            return jnp.max(jnp.abs(y))
-        case L1():
-            return jnp.max(jnp.sum(jnp.abs(y), axis=-1))
-    raise NotImplementedError(size)
-
-
-def _head_axes(heads: int) -> tuple[int, ...]:
-    return (-1,) if heads == 1 else (-3, -1)
+    if size.norm == LInf():
+        return jnp.max(jnp.abs(y))
+    return jnp.max(jnp.sqrt(_squares(size.norm, y) + 1e-30))
 
 
 def toward(size: Any, g: Any) -> Any:
@@ -89,47 +62,26 @@ def toward(size: Any, g: Any) -> Any:
     if isinstance(size, tuple):
         ways = [toward(s, part) for s, part in zip(size, g, strict=True)]
         gains = [float(np.sum(w * np.asarray(p))) for w, p in zip(ways, g, strict=True)]
-        best = int(np.argmax(gains))
-        return tuple(w if i == best else 0 * w for i, w in enumerate(ways))
+        return tuple(w * (i == np.argmax(gains)) for i, w in enumerate(ways))
     g = np.asarray(g, np.float64)
-    match size.norm:
-        case RMS(heads):
-            length = np.sqrt(np.mean(g**2, axis=_head_axes(heads), keepdims=True))
-            return g / np.where(length == 0, 1, length)
-        case L2(axes):
-            length = np.sqrt(np.sum(g**2, axis=tuple(range(-axes, 0)), keepdims=True))
-            return g / np.where(length == 0, 1, length)
-        case LInf():
-            return np.sign(g)
-        case L1():
-            top = np.argmax(np.abs(g), axis=-1)[..., None]
-            return np.where(np.arange(g.shape[-1]) == top, np.sign(g), 0)
-    raise NotImplementedError(size)
+    if size.norm == LInf():
+        return np.sign(g)
+    return _divided(g, np.sqrt(_squares(size.norm, g)))
 
 
 def inside(size: Any, x: Any) -> Any:
-    """Scale the input, token by token, to the largest size allowed (see `_lengths`)."""
+    """Scale the input, token by token, to the largest size allowed.
+
+    With a declared least length, tokens alternate between both.
+    """
     if isinstance(size, tuple):
         return tuple(inside(s, part) for s, part in zip(size, x, strict=True))
     x = np.asarray(x, np.float64)
-    match size.norm:
-        case RMS(heads):
-            length = np.sqrt(np.mean(x**2, axis=_head_axes(heads), keepdims=True))
-            return x * (_lengths(size, length) / np.where(length == 0, 1, length))
-        case L2(axes):
-            length = np.sqrt(np.sum(x**2, axis=tuple(range(-axes, 0)), keepdims=True))
-            return x * (_lengths(size, length) / np.where(length == 0, 1, length))
-        case LInf():
-            return np.clip(x, -size.upper, size.upper)
-        case L1():
-            return x * (size.upper / np.sum(np.abs(x), axis=-1, keepdims=True))
-    raise NotImplementedError(size)
-
-
-def _lengths(size: NormBound, length: np.ndarray) -> np.ndarray:
-    """Return a target length per token: the largest, alternating with a declared least length."""
+    if size.norm == LInf():
+        return np.clip(x, -size.upper, size.upper)
+    length = np.sqrt(_squares(size.norm, x))
     turns = np.resize([size.upper, size.lower or size.upper], length.size)
-    return turns.reshape(length.shape)
+    return _divided(x, length) * turns.reshape(length.shape)
 
 
 def starts(seed: int, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -144,38 +96,8 @@ def starts(seed: int, shape: tuple[int, ...]) -> list[np.ndarray]:
     return [x, np.abs(x) + 0.1, np.ones(shape), spike, half]
 
 
-def build(size: Any, shapes: Any, seed: int, kind: int) -> Any:
-    if isinstance(size, tuple):
-        pairs = zip(size, shapes, strict=True)
-        return tuple(build(s, shape, seed + i, kind) for i, (s, shape) in enumerate(pairs))
-    return starts(seed, shapes)[kind]
-
-
 def to_jax(tree: Any) -> Any:
     return jax.tree.map(lambda a: jnp.asarray(a, jnp.float32), tree)
-
-
-def input_slope(
-    function: Callable[[Any], Any], inputs: Any, outputs: Any, shapes: Any, seeds: int = 1
-) -> float:
-    """Return the largest derivative found by ascent over allowed inputs and directions."""
-    climb = jax.jit(
-        jax.value_and_grad(
-            lambda x, dx: norm(outputs, jax.jvp(function, (x,), (dx,))[1]), argnums=(0, 1)
-        )
-    )
-    worst = 0.0
-    for seed in range(seeds):
-        for kind in range(5):
-            x = inside(inputs, build(inputs, shapes, 10 * seed, kind))
-            dx = toward(inputs, build(inputs, shapes, 10 * seed + 5, (kind + seed) % 5))
-            for step in range(STEPS):
-                value, (gx, gdx) = climb(to_jax(x), to_jax(dx))
-                worst = float(np.maximum(worst, value))  # a NaN stays
-                dx = toward(inputs, gdx)
-                way = toward(inputs, gx)
-                x = inside(inputs, jax.tree.map(lambda a, b, s=step: a + b / (2 + s), x, way))
-    return worst
 
 
 def atoms(module: Module) -> list[Any]:
@@ -185,26 +107,11 @@ def atoms(module: Module) -> list[Any]:
     return found
 
 
-def steepest(atom: Any, g: np.ndarray) -> np.ndarray:
-    """Return the step of norm 1, in the manifold's norm, that maximises <g, step>."""
-    g, norm = np.asarray(g, np.float64), atom.manifold.norm
-    if isinstance(norm, MaxRowNorm | Frobenius):
-        ndim = 1 if isinstance(norm, MaxRowNorm) else norm.ndim
-        length = np.sqrt(np.sum(g**2, axis=tuple(range(-ndim, 0)), keepdims=True))
-        scale = scale_of(norm.scale, g.shape[g.ndim - ndim :])
-        return scale * g / np.where(length == 0, 1, length)
-    u, _, vt = np.linalg.svd(g, full_matrices=False)
-    return u @ vt * _spectral_scale(norm, g.shape)
-
-
-def step_size(atom: Any, step: np.ndarray) -> float:
-    """Return the norm of a step, in the manifold's norm."""
-    norm = atom.manifold.norm
-    if isinstance(norm, MaxRowNorm | Frobenius):
-        ndim = 1 if isinstance(norm, MaxRowNorm) else norm.ndim
-        length = np.sqrt(np.sum(step**2, axis=tuple(range(-ndim, 0))))
-        return float(np.max(length)) / scale_of(norm.scale, step.shape[step.ndim - ndim :])
-    return float(np.linalg.norm(step, 2, axis=(-2, -1)).max()) / _spectral_scale(norm, step.shape)
+def _lengths(norm: Any, x: np.ndarray) -> np.ndarray:
+    """Return the lengths of rows or whole weights, in units of a row or Frobenius norm."""
+    ndim = 1 if isinstance(norm, MaxRowNorm) else norm.ndim
+    length = np.sqrt(np.sum(x**2, axis=tuple(range(-ndim, 0)), keepdims=True))
+    return length / scale_of(norm.scale, x.shape[x.ndim - ndim :])
 
 
 def _spectral_scale(norm: Any, shape: tuple[int, ...]) -> float:
@@ -214,28 +121,36 @@ def _spectral_scale(norm: Any, shape: tuple[int, ...]) -> float:
     return scale_of(norm.scale, shape[-2:])
 
 
+def steepest(atom: Any, g: np.ndarray) -> np.ndarray:
+    """Return the step of norm 1, in the manifold's norm, that maximises <g, step>."""
+    g, norm = np.asarray(g, np.float64), atom.manifold.norm
+    if isinstance(norm, MaxRowNorm | Frobenius):
+        return _divided(g, _lengths(norm, g))
+    u, _, vt = np.linalg.svd(g, full_matrices=False)
+    return u @ vt * _spectral_scale(norm, g.shape)
+
+
+def step_size(atom: Any, step: np.ndarray) -> float:
+    """Return the norm of a step, in the manifold's norm."""
+    norm = atom.manifold.norm
+    if isinstance(norm, MaxRowNorm | Frobenius):
+        return float(np.max(_lengths(norm, step)))
+    return float(np.linalg.norm(step, 2, axis=(-2, -1)).max()) / _spectral_scale(norm, step.shape)
+
+
 def project(atom: Any, w: np.ndarray) -> np.ndarray:
     """Return the nearest weight on the atom's manifold, or of norm at most 1 for `Euclidean`."""
-    if isinstance(atom.manifold, Stiefel | EmbeddingRows):
-        return _unit_scale(atom, w)
-    assert isinstance(atom.manifold, Euclidean)
-    norm = atom.manifold.norm
-    if isinstance(norm, MaxRowNorm):
-        length = np.linalg.norm(w, axis=-1, keepdims=True) / scale_of(norm.scale, w.shape[-1:])
-        return w / np.maximum(length, 1)
-    if isinstance(norm, Frobenius):
-        return w / max(step_size(atom, w), 1.0)
+    manifold, norm = atom.manifold, atom.manifold.norm
+    if isinstance(manifold, EmbeddingRows):
+        scale = scale_of(manifold.scale, w.shape[-1:])
+        return scale * w / np.linalg.norm(w, axis=-1, keepdims=True)
+    if isinstance(norm, MaxRowNorm | Frobenius) and isinstance(manifold, Euclidean):
+        return w / np.maximum(_lengths(norm, w), 1)
     u, s, vt = np.linalg.svd(w, full_matrices=False)
+    if isinstance(manifold, Stiefel):
+        return scale_of(manifold.scale, w.shape[-2:]) * u @ vt
+    assert isinstance(manifold, Euclidean)
     return (u * np.minimum(s, _spectral_scale(norm, w.shape))[..., None, :]) @ vt
-
-
-def _unit_scale(atom: Any, w: np.ndarray) -> np.ndarray:
-    """Return the nearest point of a Stiefel manifold or of spheres."""
-    scale = atom.manifold.scale
-    if isinstance(atom.manifold, EmbeddingRows):
-        return scale_of(scale, w.shape[-1:]) * w / np.linalg.norm(w, axis=-1, keepdims=True)
-    u, _, vt = np.linalg.svd(w, full_matrices=False)
-    return scale_of(scale, w.shape[-2:]) * u @ vt
 
 
 def weights_of(net: Module, seed: int = 0) -> Any:
@@ -255,7 +170,7 @@ class Attack:
       net: the network.
       inputs: size of the network's input.
       outputs: size of its output, which selects the norm.
-      x: example input: gives the shape, and is the input itself when it holds integers.
+      x: example input, which gives the shape.
       drift: how far the weights may be from their manifolds; used instead of exact projection.
       center: center of a ball of weights; None for all weights on the manifolds.
       radius: radius of the ball, in the modular norm.
@@ -270,39 +185,34 @@ class Attack:
     radius: float = 0.0
 
     def __post_init__(self):
-        self.whole = isinstance(self.inputs, NormBound) and self.inputs.norm == L1(one_hot=True)
-        self.atoms = atoms(self.net)
-        self.budgets = self.net.budgets()
-
-        def apply(w, x):
-            return self.net.apply(w, self.x if self.whole else x)
-
-        def first(w, x, dw, dx):
-            return norm(self.outputs, jax.jvp(apply, (w, x), (dw, dx))[1])
-
+        self.atoms, self.budgets = atoms(self.net), jax.tree.leaves(self.net.budgets())
         self.largest = 0.0  # norm of the outputs seen
-        self.output = jax.jit(lambda w, x: norm(self.outputs, apply(w, x)))
-        self.first = jax.jit(jax.value_and_grad(first, argnums=(0, 1, 2, 3)))
+
+        def slope(w, x, dw, dx):
+            return norm(self.outputs, jax.jvp(self.net.apply, (w, x), (dw, dx))[1])
+
+        self.output = jax.jit(lambda w, x: norm(self.outputs, self.net.apply(w, x)))
+        self.slope = jax.jit(jax.value_and_grad(slope, argnums=(0, 1, 2, 3)))
 
     def random(self, seed: int) -> tuple[Any, Any, Any, Any]:
+        """Draw weights, an input, and steps of both."""
         rng = np.random.default_rng(seed)
         w = jax.tree.map(lambda a: rng.standard_normal(a.shape), shapes_of(self.net))
-        kind = seed % 5
-        start = np.zeros(()) if self.whole else starts(seed, self.x.shape)[kind]
-        x = start if self.whole else inside(self.inputs, start)
-        dx = x if self.whole else toward(self.inputs, starts(seed + 1, self.x.shape)[0])
-        return self.on_manifolds(w), x, self.step(w), dx
+        x = inside(self.inputs, starts(seed, self.x.shape)[seed % 5])
+        dx = toward(self.inputs, starts(seed + 1, self.x.shape)[0])
+        return self.allowed(w), x, self.step(w), dx
 
-    def on_manifolds(self, w: Any) -> Any:
-        if self.center is not None:
-            moved = jax.tree.map(lambda a, b: np.asarray(a, float) - np.asarray(b), w, self.center)
-            moved = self._leaves(self._into_ball, moved)
-            return jax.tree.map(lambda a, b: np.asarray(a) + b, self.center, moved)
-        return self._leaves(lambda atom, leaf, _: self._near(atom, np.asarray(leaf, float)), w)
+    def allowed(self, w: Any) -> Any:
+        """Return the nearest allowed weights."""
+        if self.center is None:
+            return self._leaves(lambda atom, leaf, _: self._near(atom, np.asarray(leaf, float)), w)
 
-    def _into_ball(self, atom: Any, step: np.ndarray, budget: float) -> np.ndarray:
-        size = step_size(atom, step)
-        return step * min(1.0, self.radius * budget / size) if size else step
+        def into_ball(atom: Any, step: np.ndarray, budget: float) -> np.ndarray:
+            size = step_size(atom, step)
+            return step * min(1.0, self.radius * budget / size) if size else step
+
+        moved = jax.tree.map(lambda a, b: np.asarray(a, float) - b, w, self.center)
+        return jax.tree.map(np.add, self.center, self._leaves(into_ball, moved))
 
     def _near(self, atom: Any, w: np.ndarray) -> np.ndarray:
         if self.drift is None or not atom.manifold.constrained:
@@ -311,13 +221,12 @@ class Attack:
 
     def step(self, g: Any) -> Any:
         """Return the steepest step of modular norm 1."""
-        return self._leaves(lambda atom, leaf, b: b * steepest(atom, leaf), g)
+        return self._leaves(lambda atom, leaf, budget: budget * steepest(atom, leaf), g)
 
     def _leaves(self, function: Any, tree: Any) -> Any:
         leaves, structure = jax.tree.flatten(tree)
-        budgets = jax.tree.leaves(self.budgets)
-        mapped = [function(*each) for each in zip(self.atoms, leaves, budgets, strict=True)]
-        return jax.tree.unflatten(structure, mapped)
+        mapped = map(function, self.atoms, leaves, self.budgets)
+        return jax.tree.unflatten(structure, list(mapped))
 
     def climb(self, seeds: int, *, weights: bool, free: bool, params: Any = None) -> float:
         """Return the largest slope found, in the weights or in the input.
@@ -335,27 +244,18 @@ class Attack:
             for step in range(2 * STEPS):
                 dw = dw if weights else jax.tree.map(np.zeros_like, dw)
                 dx = np.zeros_like(dx) if weights else dx
-                value, (gw, gx, gdw, gdx) = self.first(*map(to_jax, (w, x, dw, dx)))
+                value, (gw, gx, gdw, gdx) = self.slope(*map(to_jax, (w, x, dw, dx)))
                 worst = float(np.maximum(worst, value))  # a NaN stays
                 if step % 8 == 0:
-                    self.largest = float(
-                        np.maximum(self.largest, self.output(*map(to_jax, (w, x))))
-                    )
-                dw, rate = self.step(gdw), 1 / (1 + 0.3 * step)
-                if not self.whole:
-                    dx = toward(self.inputs, gdx)
-                    x = inside(self.inputs, x + rate * toward(self.inputs, gx))
+                    found = self.output(to_jax(w), to_jax(x))
+                    self.largest = float(np.maximum(self.largest, found))
+                rate = 1 / (1 + 0.3 * step)
+                dw, dx = self.step(gdw), toward(self.inputs, gdx)
+                x = inside(self.inputs, x + rate * toward(self.inputs, gx))
                 if free:
                     way = self._leaves(lambda atom, g, _: steepest(atom, g), gw)
-                    moved = jax.tree.map(lambda a, b, r=rate: np.asarray(a) + r * b, w, way)
-                    w = self.on_manifolds(moved)
+                    w = self.allowed(jax.tree.map(lambda a, b, r=rate: a + r * b, w, way))
         return worst
-
-
-def tokens(seed: int, net: Module, *shape: int) -> jax.Array:
-    """Draw integers for a network that starts with an embedding."""
-    vocabulary = next(atom.vocabulary for atom in atoms(net) if isinstance(atom, Embed))
-    return jnp.asarray(np.random.default_rng(seed).integers(vocabulary, size=shape))
 
 
 def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
@@ -363,7 +263,7 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
     rng = np.random.default_rng(seed)
     shape: tuple[int, ...] = (1, 4, 4, 4) if rng.random() < 0.4 else (2, 4, 6)
     axes, at = len(shape) - 1, shape
-    net: Module = Identity()
+    net: Module = modules.Identity()
 
     def linear(m: int, n: int) -> Module:
         values = tuple(np.linspace(1.5, 0.5, min(m, n)).tolist())
@@ -372,7 +272,7 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
             Euclidean(Spectral(scale=FanRatio())),
             SpectralBall(FanRatio()),
             SpectralBand(0.5, 1.5),
-            Isospectral(values),
+            contrib.Isospectral(values),
             Hypersphere(FanRatio(), ndim=2),
             EmbeddingRows(0.5),
         ]
@@ -381,31 +281,34 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
     for _ in range(int(rng.integers(1, 5))):
         d, m = at[-1], int(rng.choice([4, 6]))
         half = rng.choice([-2, -3]) if axes == 3 and len(at) == 4 else -2
-        heads = SplitHeads(2)
-        bonds = (Abs(), ReLU(), math.sqrt(2) * ReLU(), GELU(), GroupSort(2), Mul(1.5))
-        kinds: list[tuple[Module, tuple[int, ...]]] = [(bond, at) for bond in bonds]
-        kinds += [(MeanSubtract(), at), (MeanSubtract(-2), at), (RMSDivide(), at)]
+        first = [modules.Abs(), modules.ReLU(), math.sqrt(2) * modules.ReLU(), modules.GELU()]
+        first += [modules.GroupSort(2), modules.Mul(1.5), modules.MeanSubtract()]
+        first += [modules.MeanSubtract(), modules.RMSDivide()]
+        kinds: list[tuple[Module, tuple[int, ...]]] = [(module, at) for module in first]
         kinds += 4 * [(linear(m, d), (*at[:-1], m))]
-        kinds += [(Bias(d), at), (Householder(d), at), (TwoTap(d, d // 2, int(half)), at)]
-        kinds += [(0.5 * Identity() + 0.5 * (linear(d, d) @ Abs()), at), (SwapAxes(), _swapped(at))]
+        block = 0.5 * modules.Identity() + 0.5 * (linear(d, d) @ modules.Abs())
+        atoms = [modules.Bias(d), contrib.Householder(d), contrib.TwoTap(d, d // 2, int(half))]
+        kinds += [(module, at) for module in (*atoms, block)]
+        kinds += [(contrib.SwapAxes(), (*at[:-2], d, at[-2]))]
         if len(at) == 4 and at[1] % 2 == at[2] % 2 == 0 and d < 8:
             small = (at[0], at[1] // 2, at[2] // 2)
-            kinds += [(NormPool(2), (*small, d)), (SpaceToDepth(2), (*small, 4 * d))]
-            kinds += [(AveragePool(*small[1:]), (*small, d)), (Shift(), at)]
-            kinds += [(Conv2D(m, d, 2), (*at[:-1], m)), (Flatten(3), (at[0], math.prod(at[1:])))]
+            kinds += [
+                (contrib.NormPool(2), (*small, d)),
+                (contrib.SpaceToDepth(2), (*small, 4 * d)),
+                (modules.AveragePool(*small[1:]), (*small, d)),
+                (contrib.Shift(), at),
+                (modules.Conv2D(m, d, 2), (*at[:-1], m)),
+                (modules.Flatten(3), (at[0], math.prod(at[1:]))),
+            ]
         if len(at) == 3:
-            split = [heads @ linear(d, d) for _ in range(3)]
-            kinds += [(MergeHeads() @ FunctionalAttention() @ tuple(split), at)]
+            split = [modules.SplitHeads(2) @ linear(d, d) for _ in range(3)]
+            kinds += [(modules.MergeHeads() @ modules.FunctionalAttention() @ tuple(split), at)]
         part, after = kinds[rng.integers(len(kinds))]
         if len(after) > 1:
             net, at = part @ net, after
     measure = RMS() if rng.random() < 0.5 else L2(axes)
     least = float(rng.choice([0.0, 0.8]))
     return net, shape, NormBound(1.5, least, measure, shape[-1])
-
-
-def _swapped(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return (*shape[:-2], shape[-1], shape[-2])
 
 
 def attack_network(seed: int, starts: int = 2) -> dict[str, float]:
@@ -436,28 +339,24 @@ def attack_network(seed: int, starts: int = 2) -> dict[str, float]:
     return found
 
 
-def _largest_singular(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _singular(at: int, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a singular value and its gradient."""
     u, s, vt = np.linalg.svd(w, full_matrices=False)
-    return s[..., 0], u[..., :, :1] * vt[..., :1, :]
-
-
-def _smallest_singular(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    u, s, vt = np.linalg.svd(w, full_matrices=False)
-    return s[..., -1], u[..., :, -1:] * vt[..., -1:, :]
+    return s[..., at], u[..., :, at, None] * vt[..., at, None, :]
 
 
 def _row(which: Any, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the length of a row and its gradient."""
     length = np.linalg.norm(w, axis=-1)
     at = np.arange(w.shape[-2]) == which(length, axis=-1)[..., None]
-    unit = w / np.where(length == 0, 1, length)[..., None]
-    return np.sum(length * at, axis=-1), unit * at[..., None]
+    return np.sum(length * at, axis=-1), _divided(w, length[..., None]) * at[..., None]
 
 
 # Fields of `MatrixBounds`: functions from a matrix to the figure and its gradient.
 FIGURES = {
-    "spectral": _largest_singular,
+    "spectral": functools.partial(_singular, 0),
     "row": functools.partial(_row, np.argmax),
-    "least_singular": _smallest_singular,
+    "least_singular": functools.partial(_singular, -1),
     "least_row": functools.partial(_row, np.argmin),
 }
 

@@ -3,8 +3,8 @@
 `cost_analysis` counts the body of a loop once, whatever its length, and weights float32 products
 equally at highest and lowest precision. Here a body counts as often as it runs, and products are
 kept apart by their number of passes through the multiplier, which takes only bfloat16. A
-conditional counts its cheapest branch, the usual branch in training: the other handles points far
-from the manifold, long steps, and gradients with hardly a tangent part.
+conditional counts its cheapest branch, the usual branch in training: the other handles long steps
+and gradients with hardly a tangent part.
 """
 
 import dataclasses

@@ -20,7 +20,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, RMSToRMS, ScaleRule, Spectral
-from manifoldmuon.testing import stiefel_optimum
+from studies.stiefel_problems import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
 _STEPS = 150
@@ -97,11 +97,6 @@ def clear_of_edges(manifold: Manifold, matrix: np.ndarray) -> np.ndarray:
 
 def _edges(manifold: SpectralBall | SpectralBand) -> tuple[float, float]:
     return (manifold.low, manifold.high) if isinstance(manifold, SpectralBand) else (0.0, 1.0)
-
-
-def size(manifold: Any, direction: np.ndarray) -> float:
-    """Return the norm of a direction, in units of the manifold's norm."""
-    return size_of(manifold.norm, direction)
 
 
 def size_of(norm: Any, weight: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Speed of msign and of steps on a GPU or TPU, and accuracy of directions.
+"""Rate of msign, time of steps and accuracy of directions on a GPU or TPU.
 
     python -m benchmarks accelerator    # minutes; docs/benchmarks/results/accelerator.*
 
@@ -9,26 +9,26 @@ accelerator the command skips the benchmark and prints a message.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
-from benchmarks._command import command, save_with_table
+from benchmarks._harness import command, save_with_table, timed
 from benchmarks._passes import multiplications
-from benchmarks.steps import ADAM, MUON, measure
+from benchmarks.solvers import accuracy
+from benchmarks.steps import ADAM, MUON, measure, title
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
-from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
-from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from studies.display import markdown_table
 from studies.program import parse
-from studies.timing import interleaved_seconds
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_problem
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
-SOLVERS = {"manifold_muon, FAST": ProjectedPolar(), "manifold_muon, ACCURATE": ClosedForm()}
-NAMES = [MUON, "muon", *SOLVERS, ADAM, "normed Adam"]
+PRESETS = ("ProjectedPolar()", "ClosedForm()")
+NAMES = [MUON, "muon", *(f"manifold_muon, {name}" for name in PRESETS), ADAM, "normed Adam"]
+PEERS = {name: ADAM if name in (ADAM, "normed Adam") else MUON for name in NAMES}
+ERRORS = ("gap", "reported gap", "residual")
 
 
 def sign_rates(shape: tuple[int, ...], rounds: int) -> list[dict]:
@@ -44,18 +44,10 @@ def sign_rates(shape: tuple[int, ...], rounds: int) -> list[dict]:
             # Products of float32 in several passes count once.
             flops = {k: 2 * multiplications(f, stack, passes=1) for k, f in functions.items()}
             calls = {k: functools.partial(jax.jit(f), stack) for k, f in functions.items()}
-            seconds = interleaved_seconds(calls, rounds)
-            rate = {k: flops[k] / seconds[k] for k in calls}
-            rows.append(
-                {
-                    "method": name,
-                    "dtype": jnp.dtype(dtype).name,
-                    "shape": list(shape),
-                    "seconds": seconds["sign"],
-                    "flops_per_second": rate["sign"],
-                    "product_flops_per_second": rate["product"],
-                }
-            )
+            times = timed(calls, rounds)
+            rate = {k: flops[k] / times["seconds"][k] for k in calls}
+            row = {"method": name, "dtype": jnp.dtype(dtype).name, "shape": list(shape)}
+            rows.append(row | times | {"flops_per_second": rate})
     return rows
 
 
@@ -63,52 +55,34 @@ def _gram(stack: jax.Array, precision: jax.lax.Precision) -> jax.Array:
     return jnp.matmul(stack, stack.mT, precision=precision)
 
 
-def accuracy(shape: tuple[int, int]) -> list[dict]:
-    """Return gap, residual and norm of the presets' directions, for each gradient family."""
-    rows = []
-    for family in STIEFEL_FAMILIES:
-        point, grad = (jnp.float32(x) for x in stiefel_problem(family, *shape, 0))
-        for name, solver in SOLVERS.items():
-            solve: Callable[..., Any] = jax.jit(functools.partial(solver.solve, Spectral()))
-            answer = solve(point, grad, solver.init(shape))
-            errors = stiefel_errors(point, grad, answer.direction)
-            row = {"solver": name, "gradient": family, "shape": list(shape)}
-            row |= {"gap": errors.gap, "residual": errors.residual, "norm": errors.norm}
-            rows.append(row | {"reported gap": float(answer.gap)})
-    return rows
-
-
 def table(record: dict) -> str:
     """Return the record as Markdown."""
-    lines = ["| msign | dtype | ms | Tflop/s | of the product's rate |", "|---" * 5 + "|"]
-    for row in record["signs"]:
-        rate, bare = row["flops_per_second"], row["product_flops_per_second"]
-        lines.append(
-            f"| {row['method']} | {row['dtype']} | {row['seconds'] * 1e3:.2f} | {rate / 1e12:.3g} "
-            f"| {rate / bare:.0%} |"
-        )
-    lines += [
-        "",
-        "| layers of width | " + " | ".join(NAMES) + " |",
-        "|---" * (1 + len(NAMES)) + "|",
+    signs = [
+        [row["method"], row["dtype"], f"{row['seconds']['sign'] * 1e3:.2f}",
+         f"{row['flops_per_second']['sign'] / 1e12:.3g}",
+         f"{row['flops_per_second']['sign'] / row['flops_per_second']['product']:.0%}"]
+        for row in record["signs"]
+    ]  # fmt: skip
+    steps = [
+        [title(row), *(f"{row['seconds'][n] / row['seconds'][PEERS[n]]:.2f}" for n in NAMES)]
+        for row in record["steps"]
     ]
-    for row in record["steps"]:
-        peers = {name: ADAM if "dam" in name else MUON for name in NAMES}
-        cells = [f"{row['seconds'][n] / row['seconds'][peers[n]]:.2f}" for n in NAMES]
-        lines.append(f"| {row['layers']} of {row['width']} | " + " | ".join(cells) + " |")
-    lines += ["", "| solver | gradient | gap | reported | residual | norm |", "|---" * 6 + "|"]
-    for row in record["accuracy"]:
-        lines.append(
-            f"| {row['solver']} | {row['gradient']} | {row['gap']:.1e} | {row['reported gap']:.1e} "
-            f"| {row['residual']:.1e} | {row['norm']:.5f} |"
+    errors = [
+        [row["solver"], row["gradient"], *(f"{row[k]:.1e}" for k in ERRORS), f"{row['norm']:.5f}"]
+        for row in record["accuracy"]
+    ]
+    return "\n\n".join(
+        (
+            markdown_table(["msign", "dtype", "ms", "Tflop/s", "of the product's rate"], signs),
+            markdown_table(["tree", *NAMES], steps),
+            markdown_table(["solver", "gradient", *ERRORS, "norm"], errors),
         )
-    return "\n".join(lines)
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    p = command("accelerator", "msign, steps and directions on a GPU or TPU.")
-    p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
+    p = command("accelerator", __doc__, rounds=9)
     p.add_argument("--stack", type=int, nargs=3, default=(24, 1024, 4096), metavar="N")
     p.add_argument("--trees", type=int, nargs="+", default=(256, 1024), metavar="WIDTH",
                    help="12 stacked layers of each width")  # fmt: skip
@@ -121,12 +95,16 @@ def main(argv: list[str] | None = None) -> None:
         measure(12, width, True, options.rounds, NAMES)
         for width in tqdm(options.trees, unit="tree")
     ]
+    errors: list[dict] = []
+    for family in STIEFEL_FAMILIES:
+        point, grad = (jnp.float32(x) for x in stiefel_problem(family, 512, 128))
+        errors += accuracy(family, point, grad, PRESETS)
     record: dict[str, Any] = {
         "device": jax.devices()[0].device_kind,
         "rounds": options.rounds,
         "signs": sign_rates(tuple(options.stack), options.rounds),
         "steps": rows,
-        "accuracy": accuracy((512, 128)),
+        "accuracy": errors,
     }
     save_with_table(options, record, table(record))
 

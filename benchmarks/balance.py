@@ -1,4 +1,4 @@
-"""Load balance: how evenly the matrices of real models divide over devices.
+"""Work of the busiest device over the mean, for the matrices of real models.
 
     python -m benchmarks balance    # seconds; docs/benchmarks/results/balance.*
 
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh
 from tqdm import tqdm
 
-from benchmarks._command import command, save_with_table
+from benchmarks._harness import command, save_with_table
 from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.optim import map_leaves
@@ -117,8 +117,7 @@ def table(rows: list[dict]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    options = parse(command("balance", "How evenly matrices divide over devices."), argv,
-                    beside=(".md",))  # fmt: skip
+    options = parse(command("balance", __doc__), argv, beside=(".md",))
     cases = [(model, n) for model in MODELS for n in DEVICES]
     rows = [
         {"model": model, "devices": n} | {k: f(MODELS[model], n) for k, f in FIGURES.items()}

@@ -1,11 +1,11 @@
-"""Compile time of a step and of its parts, compared with `optax.contrib.muon`.
+"""Compile time and kernels of a step on CPUs and TPUs, compared with Optax's Muon.
 
     python -m benchmarks compiling    # ten minutes; docs/benchmarks/results/compiling.*
 
 A step is `update` and `apply_updates`, compiled together for the CPU and, if libtpu is
-installed, for a TPU chip (no TPU is needed); a part is a function of a matrix. Times are CPU
-seconds without the compilation cache; nothing runs except `check_chain`. Distinct kernels count
-different fusions, since XLA on CPUs compiles identical fusions once.
+installed, for a TPU chip (no TPU is needed). Times are CPU seconds without the compilation cache;
+nothing runs except `check_chain`. Distinct kernels count different fusions, since XLA on CPUs
+compiles identical fusions once.
 """
 
 import re
@@ -20,18 +20,15 @@ import optax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from benchmarks._command import command, save_with_table
+from benchmarks._harness import command, save_with_table
 from benchmarks.steps import MUON, TREES, optimizers, shapes_of, step_of
 from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.retractions import Polar
-from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.optim import check_chain, manifold_muon
 from studies.display import markdown_table
 from studies.program import parse
 
 SMALL = {"a": (64, 32), "b": (48, 48), "c": (24, 72)}
-NAMES = (MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
-SHAPES = ((64, 32), (12, 1024, 256))
+NAMES = (MUON, "muon", "manifold_muon, ProjectedPolar()", "manifold_muon, ClosedForm()")
 
 
 def trees() -> dict[str, dict[str, Any]]:
@@ -44,19 +41,6 @@ def trees() -> dict[str, dict[str, Any]]:
         else:
             found[f"{layers} of {width}"] = {f"layer{i}": layer for i in range(layers)}
     return found
-
-
-def parts() -> dict[str, Callable[..., Any]]:
-    """Return functions of a point and a gradient. Outputs that they drop are not compiled."""
-    fast, accurate = Stiefel(solver=ProjectedPolar()), Stiefel(solver=ClosedForm())
-    return {
-        "retraction of points near the set": Polar().retract,
-        "with projection of far points": fast.retract,
-        "FAST: direction": lambda x, g: fast.steepest(x, g).direction,
-        "FAST: with certificate": fast.steepest,
-        "ACCURATE: direction": lambda x, g: accurate.steepest(x, g).direction,
-        "ACCURATE: with certificate": accurate.steepest,
-    }
 
 
 def distinct_kernels(text: str) -> int:
@@ -118,7 +102,7 @@ def measure_check() -> float:
 
 
 def table(record: dict[str, Any]) -> str:
-    """Return tables of steps relative to Optax and of parts, and the time of `check_chain`."""
+    """Return tables of steps relative to Optax, and the time of `check_chain`."""
     steps = []
     for title, rows in (
         ("trace and compile (distinct kernels)", record["steps"]),
@@ -131,18 +115,13 @@ def table(record: dict[str, Any]) -> str:
             cells = [f"{whole[k] / whole[MUON]:.2f} {kernels[k]}" for k in NAMES[1:]]
             lines.append([tree, f"{whole[MUON]:.1f} s {kernels[MUON]}", *cells])
         steps += [markdown_table([title, *NAMES], lines)] if lines else []
-    lines = [
-        [part, *(f"{x['compile_seconds']:.2f} s ({x['distinct_kernels']})" for x in row.values())]
-        for part, row in record["parts"].items()
-    ]
-    shapes = [" x ".join(map(str, shape)) for shape in SHAPES]
     check = f"`optim.check_chain` of the three small leaves: {record['check_chain']:.1f} s."
-    return "\n\n".join((*steps, markdown_table(["compile", *shapes], lines), check))
+    return "\n\n".join((*steps, check))
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    options = parse(command("compiling", "What compiling one step takes."), argv, beside=(".md",))
+    options = parse(command("compiling", __doc__), argv, beside=(".md",))
     cast(Any, jax.config).update("jax_enable_compilation_cache", False)
     measure(lambda x: jnp.sin(x @ x), jnp.ones((8, 8)))  # warm up JAX and XLA
     record: dict[str, Any] = {"check_chain": measure_check()}
@@ -151,10 +130,6 @@ def main(argv: list[str] | None = None) -> None:
         places["steps_tpu"] = topologies.get_topology_desc("v5e:2x2", "tpu").devices[0]
     for where, device in places.items():
         record[where] = {tree: measure_tree(shapes, device) for tree, shapes in trees().items()}
-    record["parts"] = {}
-    for part, function in parts().items():
-        given = {str(shape): jnp.ones(shape) for shape in SHAPES}
-        record["parts"][part] = {k: measure(function, x, x) for k, x in given.items()}
     save_with_table(options, record, table(record))
 
 

@@ -1,4 +1,4 @@
-"""Bytes of optimizer state per parameter, counted from the states.
+"""Bytes of optimizer state per parameter.
 
     python -m benchmarks memory    # seconds; docs/benchmarks/results/memory.*
 
@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from benchmarks._command import command, save_with_table
-from benchmarks.steps import RATE, shapes_of
+from benchmarks._harness import command, save_with_table
+from benchmarks.steps import MUON, RATE, optimizers, shapes_of
 from manifoldmuon.contrib import normuon, quantized
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.norms import RMSToRMS
@@ -22,75 +22,53 @@ from studies.display import markdown_table
 from studies.program import parse
 
 LAYERS, WIDTH = 12, 768
-FLAT, CURVED = Euclidean(RMSToRMS()), Stiefel()
 
 
-def _matrices(params: Any) -> Any:
-    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), params)
-
-
-# Optimizer and dtype of the parameters, by name.
-OPTIMIZERS: dict[str, tuple[Any, Any]] = {
-    "optax.adamw": (optax.adamw(RATE), jnp.float32),
-    "optax.contrib.muon": (
-        optax.contrib.muon(RATE, muon_weight_dimension_numbers=_matrices),
-        jnp.float32,
-    ),
-    "muon": (muon(RATE, FLAT), jnp.float32),
-    "muon(accumulator_dtype=bfloat16)": (
-        muon(RATE, FLAT, accumulator_dtype="bfloat16"),
-        jnp.float32,
-    ),
-    "quantized(muon, 8)": (quantized(muon(RATE, FLAT), 8), jnp.float32),
-    "quantized(muon, 4)": (quantized(muon(RATE, FLAT), 4), jnp.float32),
-    "normuon": (normuon(RATE, FLAT), jnp.float32),
-    "manifold_muon": (manifold_muon(RATE, CURVED), jnp.float32),
-    "quantized(manifold_muon, 8)": (quantized(manifold_muon(RATE, CURVED), 8), jnp.float32),
-    "quantized(manifold_muon, 4)": (quantized(manifold_muon(RATE, CURVED), 4), jnp.float32),
-    "riemannian_adam": (riemannian_adam(RATE, CURVED), jnp.float32),
-    "with_master_copies(manifold_muon)": (
-        with_master_copies(manifold_muon(RATE, CURVED)),
-        jnp.bfloat16,
-    ),
-    "with_master_copies(quantized(manifold_muon, 8))": (
-        with_master_copies(quantized(manifold_muon(RATE, CURVED), 8)),
-        jnp.bfloat16,
-    ),
-}
+def states() -> dict[str, optax.GradientTransformation]:
+    """Return optimizers by name; parameters of `with_master_copies` are in bfloat16."""
+    flat, curved = muon(RATE, Euclidean(RMSToRMS())), manifold_muon(RATE, Stiefel())
+    short = muon(RATE, Euclidean(RMSToRMS()), accumulator_dtype="bfloat16")
+    return {
+        "optax.adamw": optax.adamw(RATE),
+        MUON: optimizers()[MUON],
+        "muon": flat,
+        "muon(accumulator_dtype=bfloat16)": short,
+        "quantized(muon, 8)": quantized(flat, 8),
+        "quantized(muon, 4)": quantized(flat, 4),
+        "normuon": normuon(RATE, Euclidean(RMSToRMS())),
+        "manifold_muon": curved,
+        "quantized(manifold_muon, 8)": quantized(curved, 8),
+        "quantized(manifold_muon, 4)": quantized(curved, 4),
+        "riemannian_adam": riemannian_adam(RATE, Stiefel()),
+        "with_master_copies(manifold_muon)": with_master_copies(curved),
+        "with_master_copies(quantized(manifold_muon, 8))": with_master_copies(quantized(curved, 8)),
+    }
 
 
 def nbytes(tree: Any) -> float:
     """Return the bytes of all arrays, as XLA packs them."""
-    return sum(x.size * _bits(x.dtype) / 8 for x in jax.tree.leaves(tree))
+
+    def bits(dtype: Any) -> int:
+        return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits
+
+    return sum(x.size * bits(x.dtype) / 8 for x in jax.tree.leaves(tree))
 
 
-def _bits(dtype: Any) -> int:
-    return (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).bits
-
-
-def measure(tx: optax.GradientTransformation, dtype: Any) -> dict[str, float]:
+def measure(name: str, tx: optax.GradientTransformation) -> dict[str, float]:
     """Return the bytes per parameter, of the parameters and of the state."""
-    shapes = {
-        name: jax.ShapeDtypeStruct((LAYERS, *shape), dtype)
-        for name, shape in shapes_of(WIDTH).items()
-    }
+    dtype = jnp.bfloat16 if name.startswith("with_master_copies") else jnp.float32
+    shapes = {k: jax.ShapeDtypeStruct((LAYERS, *x), dtype) for k, x in shapes_of(WIDTH).items()}
     count = sum(x.size for x in shapes.values())
-    return {
-        "parameters": nbytes(shapes) / count,
-        "state": nbytes(jax.eval_shape(tx.init, shapes)) / count,
-    }
+    state = nbytes(jax.eval_shape(tx.init, shapes)) / count
+    return {"parameters": nbytes(shapes) / count, "state": state}
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    p = command("memory", "Bytes of optimizer state for each parameter.")
-    options = parse(p, argv, beside=(".md",))
-    rows = {name: measure(*made) for name, made in OPTIMIZERS.items()}
+    options = parse(command("memory", __doc__), argv, beside=(".md",))
+    rows = {name: measure(name, tx) for name, tx in states().items()}
     header = ["optimizer", "parameters, bytes", "state, bytes"]
-    lines = [
-        [f"`{name}`", f"{row['parameters']:.0f}", f"{row['state']:.2f}"]
-        for name, row in rows.items()
-    ]
+    lines = [[f"`{k}`", f"{x['parameters']:.0f}", f"{x['state']:.2f}"] for k, x in rows.items()]
     record = {"layers": LAYERS, "width": WIDTH, "bytes_per_parameter": rows}
     save_with_table(options, record, markdown_table(header, lines))
 

@@ -1,4 +1,4 @@
-"""Bytes that a step moves between eight devices, for different shardings of the parameters.
+"""Bytes that one step moves between eight devices, by sharding of the parameters.
 
     python -m benchmarks meshes    # minutes; docs/benchmarks/results/meshes.*
 
@@ -16,7 +16,7 @@ import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from benchmarks._command import command, save_with_table
+from benchmarks._harness import command, save_with_table
 from benchmarks.steps import RATE, step_of
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
@@ -40,18 +40,14 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, ...], tuple[Any, ...]]] = {
     "4 x 2, layers, rows x columns": (TWO, (32,), (None, "x", "y")),
     "4 x 2, layers, columns x rows": (TWO, (32,), (None, "y", "x")),
 }
-OPTIMIZERS = ("muon", "manifold_muon")
+OPTIMIZERS = {
+    "muon": lambda: muon(RATE, Euclidean(RMSToRMS())),
+    "manifold_muon": lambda: manifold_muon(RATE, Stiefel(solver=ProjectedPolar())),
+}
 # "declared" axes are automatic outside the update and explicit within.
 AXES = {"automatic": AxisType.Auto, "declared": AxisType.Auto, "explicit": AxisType.Explicit}
 FASTER = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 BYTES = {"pred": 1, "bf16": 2, "s32": 4, "f32": 4}
-
-
-def optimizer(name: str) -> optax.GradientTransformation:
-    """Return the optimizer of this name in `OPTIMIZERS`."""
-    if name == "muon":
-        return muon(RATE, Euclidean(RMSToRMS()))
-    return manifold_muon(RATE, Stiefel(solver=ProjectedPolar()))
 
 
 def shapes_of(lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -101,28 +97,26 @@ def measure(case: str, axes: str, tx: optax.GradientTransformation) -> dict[str,
 def table(rows: list[dict]) -> str:
     """Return a table in MiB, with a line for each sharding."""
     header = ["divided by", *(f"`{name}`, {axes}" for name in OPTIMIZERS for axes in AXES)]
-    lines = []
-    for case in CASES:
-        cells = [case]
-        for name in OPTIMIZERS:
-            for axes in AXES:
-                found = [r["moved"] for r in rows if (r["case"], r["axes"]) == (case, axes)
-                         and r["optimizer"] == name]  # fmt: skip
-                cells.append(f"{sum(found[0].values()) / 2**20:.2f}" if found else "")
-        lines.append(cells)
+    moved = {
+        (row["case"], row["optimizer"], row["axes"]): sum(row["moved"].values()) for row in rows
+    }
+    lines = [
+        [case, *(f"{moved[case, name, axes] / 2**20:.2f}" for name in OPTIMIZERS for axes in AXES)]
+        for case in dict.fromkeys(row["case"] for row in rows)
+    ]
     return markdown_table(header, lines)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    p = command("meshes", "Bytes that one step moves between eight devices.")
+    p = command("meshes", __doc__)
     p.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     options = parse(p, argv, beside=(".md",))
     rows = []
     for case in tqdm(options.cases, unit="case"):
         for axes in AXES:
-            for name in OPTIMIZERS:
-                found = measure(case, axes, optimizer(name))
+            for name, make in OPTIMIZERS.items():
+                found = measure(case, axes, make())
                 rows.append({"case": case, "axes": axes, "optimizer": name, "moved": found})
     save_with_table(options, {"rows": rows}, table(rows))
 

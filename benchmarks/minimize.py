@@ -1,4 +1,4 @@
-"""`minimize` against pymanopt on a dozen of pymanopt's example problems, to a gradient of 1e-10.
+"""First and later calls of `minimize` on pymanopt's example problems, compared with pymanopt.
 
     python -m benchmarks minimize    # minutes; docs/benchmarks/results/minimize.*
 
@@ -7,11 +7,9 @@ point, in float64, and stop at a Riemannian gradient of 1e-10. The rival is pyma
 method with its autograd and its JAX backend (`pip install pymanopt autograd`); without pymanopt its
 columns are omitted. Times are CPU seconds, which other work on the machine affects little: of the
 first call, including tracing and compilation; of the first call with a persistent compilation
-cache; and the minimum of several later calls. `starts` is the time of a hundred starts by
-`jax.vmap` over the time of a single start.
+cache; and the minimum of several later calls.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -19,14 +17,14 @@ import importlib
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
-from benchmarks._command import command, save_with_table
+from benchmarks._harness import command, save_with_table
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Grassmann, Hypersphere, Stiefel
 from manifoldmuon.minimize import LBFGS, Reason, TrustRegion, minimize
 from manifoldmuon.optim import init_tree
@@ -65,6 +63,15 @@ class Problem:
     data: Callable[[np.random.Generator, int], np.ndarray]
     rival: Callable[[Any, int], Any]
     largest: int = 1000
+
+    def draw(self, size: int) -> np.ndarray:
+        """Draw the data."""
+        return self.data(np.random.default_rng(size), size) * 1.0
+
+    def start(self, size: int, key: jax.Array) -> tuple[Any, ...]:
+        """Draw a start."""
+        shapes = tuple(jax.ShapeDtypeStruct(shape, jnp.float64) for shape in self.shapes(size))
+        return tuple(init_tree(self.manifolds, key, shapes))
 
 
 def covariance(rng: np.random.Generator, n: int) -> np.ndarray:
@@ -105,10 +112,6 @@ def packed(xp, a, x):
     return 0.2 * xp.log(xp.sum(xp.exp((gram - 1.0) / 0.2))) + 0 * xp.sum(a)
 
 
-def square_matrices(n: int) -> tuple[tuple[int, ...], ...]:
-    return ((n, n),)
-
-
 def stiefel(p: int) -> Callable[[Any, int], Any]:
     return lambda m, n: m.Stiefel(n, p)
 
@@ -136,18 +139,25 @@ PROBLEMS = (
     Problem("sparse PCA, smooth", sparse_components, (Stiefel(),),
             lambda n: ((n, 3),), covariance, stiefel(3)),
     Problem("ICA", lambda xp, a, x: xp.mean(xp.log(xp.cosh(a @ x))), (Stiefel(),),
-            square_matrices, mixed, lambda m, n: m.Stiefel(n, n), 50),
+            lambda n: ((n, n),), mixed, lambda m, n: m.Stiefel(n, n), 50),
     Problem("dictionary", lambda xp, a, x: -xp.sum((a @ x) ** 4) / 4e3, (Stiefel(),),
-            square_matrices, mixed, lambda m, n: m.Stiefel(n, n), 50),
+            lambda n: ((n, n),), mixed, lambda m, n: m.Stiefel(n, n), 50),
     Problem("rotation synchronisation",
             lambda xp, a, x: -xp.sum(a * xp.einsum("iab,jcb->ijac", x, x)), (Stiefel(),),
             lambda n: ((n, 3, 3),), synchronised, lambda m, n: m.Stiefel(3, 3, k=n), 100),
 )  # fmt: skip
 
 
-def cost_of(problem: Problem) -> Callable[..., Any]:
-    """Return the cost as a function of the parts and the data, for `minimize`."""
-    return lambda x, a: problem.cost(jnp, a, *x)
+def solver(problem: Problem, method: str) -> Callable[..., Any]:
+    """Return `minimize` as a function of a start and the data."""
+    return functools.partial(
+        minimize,
+        lambda x, a: problem.cost(jnp, a, *x),
+        problem.manifolds,
+        method=METHODS[method],
+        tolerance=TOLERANCE,
+        max_steps=2000,
+    )
 
 
 @contextlib.contextmanager
@@ -164,97 +174,61 @@ def fresh_cache() -> Iterator[None]:
             compilation_cache.reset_cache()
 
 
-class Timed(NamedTuple):
-    """CPU seconds of a call, and its result.
-
-    Attributes:
-      first: first call, including tracing and compilation.
-      cached: first call with a persistent compilation cache, including tracing; None without cache.
-      again: minimum of later calls.
-      result: result of the last call.
-    """
-
-    first: float
-    cached: float | None
-    again: float
-    result: Any
-
-
-def seconds(call: Callable[[], Any], rounds: int, cache: bool = False) -> Timed:
-    spent, result = [], None
-    for number in range(rounds + 1 + cache):
-        if cache and number == 1:
-            jax.clear_caches()
+def spent(call: Callable[[], Any], calls: int) -> tuple[list[float], Any]:
+    """Return the CPU seconds of calls, and the result of the last call."""
+    seconds, result = [], None
+    for _ in range(calls):
         start = time.process_time()
         result = jax.block_until_ready(call())
-        spent.append(time.process_time() - start)
-    first, *rest = spent
-    return Timed(first, rest.pop(0) if cache else None, min(rest), result)
+        seconds.append(time.process_time() - start)
+    return seconds, result
 
 
-def measure(problem: Problem, size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Measure a problem at a size with every method."""
-    rng = np.random.default_rng(size)
-    data = problem.data(rng, size) * 1.0
-    shapes = [jax.ShapeDtypeStruct(shape, jnp.float64) for shape in problem.shapes(size)]
-    start = tuple(init_tree(problem.manifolds, jax.random.key(size), tuple(shapes)))
-    cost = cost_of(problem)
-    row: dict[str, Any] = {"problem": problem.name, "size": size, "methods": {}}
-    for name, method in METHODS.items():
-        solve = functools.partial(
-            minimize, cost, problem.manifolds, method=method, tolerance=TOLERANCE, max_steps=2000
-        )
-        timed = seconds(lambda s=solve: s(start, (data,)), options.rounds, cache=True)
-        found = timed.result
-        row["methods"][name] = outcome(timed, found.value, found.gradient_norm) | {
-            "steps": int(found.steps),
-            "evaluations": int(found.evaluations),
-            "reason": Reason(int(found.reason)).name,
-        }
-        if size <= options.starts_size:
-            keys = jax.random.split(jax.random.key(1), options.starts)
-            many = jax.vmap(lambda key: init_tree(problem.manifolds, key, tuple(shapes)))(keys)
-            batch = jax.jit(jax.vmap(lambda x, s=solve: s(x, (data,))))
-            together = seconds(lambda b=batch, m=many: b(m), options.rounds)
-            row["methods"][name]["starts"] = together.again / timed.again
-    if pymanopt is not None:
-        for name, module in (("autograd", autograd_numpy), ("jax", jnp)):
-            row["methods"][f"pymanopt, {name}"] = rival(problem, size, data, start, name, module)
-    return row
+def ours(problem: Problem, size: int, method: str, rounds: int) -> dict[str, Any]:
+    """Measure a method on a problem."""
+    start, data = problem.start(size, jax.random.key(size)), problem.draw(size)
+    solve = solver(problem, method)
+    [first], _ = spent(lambda: solve(start, (data,)), 1)
+    jax.clear_caches()  # the persistent cache stays
+    [cached, *again], found = spent(lambda: solve(start, (data,)), 1 + rounds)
+    return {
+        "first": first, "cached": cached, "again": min(again), "value": float(found.value),
+        "gradient_norm": float(found.gradient_norm), "steps": int(found.steps),
+        "evaluations": int(found.evaluations), "reason": Reason(int(found.reason)).name,
+    }  # fmt: skip
 
 
-def outcome(timed: Timed, value: Any, gradient_norm: Any) -> dict[str, Any]:
-    spent = {"first": timed.first, "cached": timed.cached, "again": timed.again}
-    return spent | {"value": float(value), "gradient_norm": float(gradient_norm)}
-
-
-def rival(
-    problem: Problem, size: int, data: np.ndarray, start: Any, backend: str, module: Any
-) -> dict[str, Any]:
+def pymanopts(problem: Problem, size: int, backend: str) -> dict[str, Any]:
     """Measure pymanopt's trust regions from the same start."""
-    oblique = problem.manifolds == (ROWS,)
-    manifold = problem.rival(pymanopt.manifolds, size)
+    turned = problem.manifolds == (ROWS,)  # its oblique manifold has columns of norm 1
+    module = {"autograd": autograd_numpy, "jax": jnp}[backend]
+    manifold, data = problem.rival(pymanopt.manifolds, size), problem.draw(size)
 
     def cost(*parts):
-        return problem.cost(module, data, *(part.T if oblique else part for part in parts))
+        return problem.cost(module, data, *(part.T if turned else part for part in parts))
 
-    parts = [np.asarray(part.T if oblique else part) for part in start]
-
-    decorated = getattr(pymanopt.function, backend)(manifold)(cost)
-    task = pymanopt.Problem(manifold, decorated)
+    parts = [np.asarray(x.T if turned else x) for x in problem.start(size, jax.random.key(size))]
+    task = pymanopt.Problem(manifold, getattr(pymanopt.function, backend)(manifold)(cost))
     optimizer = pymanopt.optimizers.TrustRegions(
         min_gradient_norm=TOLERANCE, max_iterations=1000, max_time=60, verbosity=0
     )
     point = parts[0] if len(parts) == 1 else parts
-    # The autograd backend compiles nothing.
-    rounds = 1 if backend == "jax" else 0
-    spent, found = [], cast(Any, None)
-    for _ in range(rounds + 1):
-        before = time.process_time()
-        found = optimizer.run(task, initial_point=point)
-        spent.append(time.process_time() - before)
-    result = outcome(Timed(spent[0], None, spent[-1], found), found.cost, found.gradient_norm)
-    return result | {"steps": found.iterations, "reason": found.stopping_criterion}
+    calls = 2 if backend == "jax" else 1  # the autograd backend compiles nothing
+    seconds, found = spent(lambda: optimizer.run(task, initial_point=point), calls)
+    return {
+        "first": seconds[0], "cached": None, "again": seconds[-1], "value": float(found.cost),
+        "gradient_norm": float(found.gradient_norm), "steps": found.iterations,
+        "reason": found.stopping_criterion,
+    }  # fmt: skip
+
+
+def measure(problem: Problem, size: int, rounds: int) -> dict[str, Any]:
+    """Measure a problem at a size with every method."""
+    methods = {name: ours(problem, size, name, rounds) for name in METHODS}
+    if pymanopt is not None:
+        for backend in ("autograd", "jax"):
+            methods[f"pymanopt, {backend}"] = pymanopts(problem, size, backend)
+    return {"problem": problem.name, "size": size, "methods": methods}
 
 
 def ratios(row: dict[str, Any]) -> dict[str, float]:
@@ -265,11 +239,10 @@ def ratios(row: dict[str, Any]) -> dict[str, float]:
     own = [row["methods"][name] for name in METHODS]
     own = [found for found in own if found["gradient_norm"] <= TOLERANCE]
     others = [found for name, found in row["methods"].items() if name not in METHODS]
-    least = lambda rows, key: min((found[key] for found in rows), default=np.nan)  # noqa: E731
+    pairs = {"first": "first", "cached": "first", "again": "again"}
     return {
-        "first": least(own, "first") / least(others, "first"),
-        "cached": least(own, "cached") / least(others, "first"),
-        "again": least(own, "again") / least(others, "again"),
+        key: min((found[key] for found in own), default=np.nan) / min(x[peer] for x in others)
+        for key, peer in pairs.items()
     }
 
 
@@ -278,7 +251,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     names = [name for name in rows[0]["methods"] if name.startswith("pymanopt")]
     header = ["problem", "size"]
     for name in METHODS:
-        header += [f"{name}: first, cached, again", "steps", "gradient", "100 starts"]
+        header += [f"{name}: first, cached, again", "steps", "gradient"]
     header += [f"{name}: first, again" for name in names]
     header += (
         ["first ÷", "cached ÷", "again ÷", "its gradient", "its value - ours"] if names else []
@@ -288,9 +261,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         line = [row["problem"], row["size"]]
         for name in METHODS:
             found = row["methods"][name]
-            starts = f"{found['starts']:.0f} x" if "starts" in found else "-"
             line += [f"{found['first']:.2f}, {found['cached']:.2f}, {found['again']:.4f}",
-                     found["steps"], f"{found['gradient_norm']:.0e}", starts]  # fmt: skip
+                     found["steps"], f"{found['gradient_norm']:.0e}"]  # fmt: skip
         rivals = [row["methods"][name] for name in names]
         line += [f"{found['first']:.2f}, {found['again']:.2f}" for found in rivals]
         if names:
@@ -303,11 +275,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    parser = command("minimize", "What minimising to convergence takes beside pymanopt.")
-    parser.add_argument("--rounds", type=int, default=2, help="timed rounds")
+    parser = command("minimize", __doc__, rounds=2)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000], help="sizes")
-    parser.add_argument("--starts", type=int, default=100, help="starts by vmap")
-    parser.add_argument("--starts-size", type=int, default=10, help="the largest size for those")
     parser.add_argument("--problems", nargs="+", default=[p.name for p in PROBLEMS], help="names")
     options = parse(parser, argv, beside=(".md",))
     if pymanopt is None:
@@ -317,11 +286,11 @@ def main(argv: list[str] | None = None) -> None:
         for problem in PROBLEMS:
             if problem.name in options.problems:
                 for size in sorted({min(size, problem.largest) for size in options.sizes}):
-                    rows.append(measure(problem, size, options))
+                    rows.append(measure(problem, size, options.rounds))
                     print(table(rows[-1:]).splitlines()[-1], flush=True)
-    settings = {"tolerance": TOLERANCE, "rounds": options.rounds, "starts": options.starts}
-    rival_version = None if pymanopt is None else pymanopt.__version__
-    save_with_table(options, settings | {"pymanopt": rival_version, "rows": rows}, table(rows))
+    settings = {"tolerance": TOLERANCE, "rounds": options.rounds}
+    settings |= {"pymanopt": pymanopt and pymanopt.__version__}
+    save_with_table(options, settings | {"rows": rows}, table(rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Accuracy of the msign methods: method x shape x condition number x dtype.
+"""Error of every msign method, by shape, condition number, scale and dtype.
 
-    python -m benchmarks.msign_accuracy    # a minute or two; docs/benchmarks/results
+    python -m benchmarks msign_accuracy    # a minute or two; docs/benchmarks/results
 
 Measures two errors of the answer in the input's dtype, both in float64:
 
@@ -8,15 +8,14 @@ Measures two errors of the answer in the input's dtype, both in float64:
 * forward error, `||Q - P||_F / ||P||_F` with P the polar factor of the rounded input by an SVD.
 """
 
-import argparse
 import functools
-import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from tqdm import tqdm
 
-from benchmarks._command import command
+from benchmarks._harness import command, save_with_table
 from manifoldmuon.linalg import (
     CUBIC,
     DEFAULT_MSIGN,
@@ -31,8 +30,9 @@ from manifoldmuon.linalg import (
     PolarExpress,
     msign,
 )
+from studies.display import markdown_table
 from studies.polar_methods import QDWH, GramEigh, InverseRoot
-from studies.program import Parser, parse, save
+from studies.program import parse
 
 METHODS: dict[str, MsignMethod] = {
     "default": DEFAULT_MSIGN,
@@ -52,9 +52,9 @@ METHODS: dict[str, MsignMethod] = {
     "Modula, 6 steps": NewtonSchulz(MODULA_SIX_STEP, frobenius=True),
 }
 DTYPES = ("float32", "bfloat16", "float16")
-SHAPES = ("64x64", "256x64", "64x256", "512x128", "256x256")
-CONDITIONS = (1.0, 1e3, 1e6)
-SCALES = (1.0, 1e-30, 1e30)
+SHAPES = ((64, 64), (256, 64), (64, 256), (512, 128), (256, 256))
+# Condition number and scale.
+CASES = ((1.0, 1.0), (1e3, 1.0), (1e6, 1.0), (1e3, 1e-30), (1e3, 1e30))
 
 
 def matrix(shape: tuple[int, int], condition: float) -> np.ndarray:
@@ -65,125 +65,73 @@ def matrix(shape: tuple[int, int], condition: float) -> np.ndarray:
     return left * np.geomspace(1, 1 / condition, k) @ right.T
 
 
-def cases(conditions: tuple[float, ...], dtype: str) -> list[tuple[float, float]]:
-    """Return (condition, scale): all conditions at scale 1, the middle condition at all scales."""
+def cases(dtype: str) -> list[tuple[float, float]]:
+    """Return the condition numbers and scales that the dtype represents."""
     largest = float(jnp.finfo(dtype).max)
-    scales = [scale for scale in SCALES if 1 / scale < largest and scale < largest]
-    middle = sorted(conditions)[len(conditions) // 2]
-    plain = [(condition, 1.0) for condition in conditions]
-    return plain + [(middle, scale) for scale in scales if scale != 1.0]
+    return [case for case in CASES if max(case[1], 1 / case[1]) < largest]
 
 
 @functools.cache
-def problems(
-    shape: tuple[int, int], dtype: str, conditions: tuple[float, ...]
-) -> tuple[jax.Array, np.ndarray]:
+def problems(shape: tuple[int, int], dtype: str) -> tuple[jax.Array, np.ndarray]:
     """Return all matrices of a shape, rounded to the dtype, and their polar factors in float64."""
-    stack = np.stack([scale * matrix(shape, c) for c, scale in cases(conditions, dtype)])
+    stack = np.stack([scale * matrix(shape, condition) for condition, scale in cases(dtype)])
     x = jnp.asarray(stack, dtype)
     left, _, right = np.linalg.svd(wide(x), full_matrices=False)
     return x, left @ right
 
 
 def wide(x: jax.Array) -> np.ndarray:
+    """Convert to float64 in NumPy."""
     return np.asarray(x.astype(jnp.float32), np.float64)
 
 
-def measure(name: str, shape: tuple[int, int], dtype: str, conditions) -> list[dict]:
+def measure(name: str, shape: tuple[int, int], dtype: str) -> list[dict]:
     """Return a row per condition number and scale, from a single batched call."""
-    x, polar = problems(shape, dtype, conditions)
+    x, polar = problems(shape, dtype)
+    n, rows = min(shape), []
     found = wide(msign(x, METHODS[name]))
-    rows = []
-    for (condition, scale), q, p in zip(cases(conditions, dtype), found, polar, strict=True):
-        orthogonality, forward = errors(q, p, dtype)
-        rows.append(
-            {
-                "method": name,
-                "shape": list(shape),
-                "dtype": dtype,
-                "condition": condition,
-                "scale": scale,
-                "orthogonality": orthogonality,
-                "forward": forward,
-            }
-        )
+    for (condition, scale), q, p in zip(cases(dtype), found, polar, strict=True):
+        gram = q.T @ q if shape[0] >= shape[1] else q @ q.T
+        unit = float(jnp.finfo(dtype).eps) * np.sqrt(n)
+        row = {"method": name, "shape": list(shape), "dtype": dtype}
+        row |= {"condition": condition, "scale": scale}
+        row |= {"orthogonality": float(np.linalg.norm(gram - np.eye(n)) / unit)}
+        rows.append(row | {"forward": float(np.linalg.norm(q - p) / np.sqrt(n))})
     return rows
-
-
-def errors(q: np.ndarray, polar: np.ndarray, dtype: str) -> tuple[float, float]:
-    """Return the orthogonality error in units of eps sqrt(n), and the relative forward error."""
-    tall = q if q.shape[0] >= q.shape[1] else q.T
-    n = tall.shape[1]
-    unit = float(jnp.finfo(dtype).eps) * np.sqrt(n)
-    orthogonality = np.linalg.norm(tall.T @ tall - np.eye(n)) / unit
-    return float(orthogonality), float(np.linalg.norm(q - polar) / np.sqrt(n))
 
 
 def markdown(rows: list[dict]) -> str:
     """Return a Markdown table per dtype."""
-    lines = ["# Accuracy of msign", ""]
-    lines += [
-        "Each cell: `||Q^T Q - I||_F` in units of eps sqrt(n), then the relative forward error.",
+    parts = [
+        "# Accuracy of msign",
+        "Each cell: `||Q^T Q - I||_F` in units of eps sqrt(n), then the relative forward error.\n"
         "Matrices have geometrically spaced singular values; the columns are condition numbers.",
     ]
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
-        here = [row for row in rows if row["dtype"] == dtype]
-        columns = list(dict.fromkeys((row["condition"], row["scale"]) for row in here))
-        lines += ["", f"## {dtype} (eps = {float(jnp.finfo(dtype).eps):.2g})", ""]
-        heads = [f"{c:.0e}" + ("" if s == 1 else f", scale {s:.0e}") for c, s in columns]
-        lines.append("| method | shape | " + " | ".join(heads) + " |")
-        lines.append("|---|---|" + "---|" * len(columns))
-        for method, m, n in dict.fromkeys((row["method"], *row["shape"]) for row in here):
-            cells = [
-                f"{row['orthogonality']:.2g}, {row['forward']:.0e}"
-                for row in here
-                if (row["method"], *row["shape"]) == (method, m, n)
-            ]
-            lines.append(f"| {method} | {m} x {n} | " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def shape_of(text: str) -> tuple[int, int]:
-    sides = text.split("x")
-    if len(sides) != 2 or not all(side.isdecimal() and int(side) > 0 for side in sides):
-        raise argparse.ArgumentTypeError(f"{text!r} is no shape such as 256x64")
-    return int(sides[0]), int(sides[1])
-
-
-def condition_of(text: str) -> float:
-    try:
-        condition = float(text)
-    except ValueError:
-        condition = 0.0
-    if not 1 <= condition < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no condition number: it is at least 1")
-    return condition
-
-
-def parser() -> Parser:
-    options = command("msign_accuracy", (__doc__ or "").split("\n")[0])
-    options.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    options.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))
-    shapes = [shape_of(text) for text in SHAPES]
-    options.add_argument("--shapes", nargs="+", type=shape_of, default=shapes, metavar="MxN")
-    options.add_argument(
-        "--conditions", nargs="+", type=condition_of, default=list(CONDITIONS), metavar="C"
-    )
-    return options
+        lines: dict[tuple, list[str]] = {}
+        for row in (row for row in rows if row["dtype"] == dtype):
+            m, n = row["shape"]
+            line = lines.setdefault((row["method"], m, n), [row["method"], f"{m} x {n}"])
+            line.append(f"{row['orthogonality']:.2g}, {row['forward']:.0e}")
+        heads = [f"{c:.0e}" + ("" if s == 1 else f", scale {s:.0e}") for c, s in cases(dtype)]
+        parts.append(f"## {dtype} (eps = {float(jnp.finfo(dtype).eps):.2g})")
+        parts.append(markdown_table(["method", "shape", *heads], list(lines.values())))
+    return "\n\n".join(parts)
 
 
 def main(argv: list[str] | None = None) -> None:
-    options = parse(parser(), argv, beside=(".md",))
-    rows: list[dict] = []
-    for number, name in enumerate(options.methods, start=1):
-        print(f"[{number}/{len(options.methods)}] {name}", file=sys.stderr, flush=True)
-        for dtype in options.dtypes:
-            for shape in options.shapes:
-                rows += measure(name, shape, dtype, tuple(options.conditions))
-    save(options, {"rows": rows})
-    table = markdown(rows)
-    options.out.with_suffix(".md").write_text(table, encoding="utf-8")
-    print(table)
+    """Run the benchmark."""
+    p = command("msign_accuracy", __doc__)
+    p.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    options = parse(p, argv, beside=(".md",))
+    rows = [
+        row
+        for name in tqdm(options.methods, unit="method")
+        for dtype in DTYPES
+        for shape in SHAPES
+        for row in measure(name, shape, dtype)
+    ]
+    save_with_table(options, {"rows": rows}, markdown(rows))
 
 
 if __name__ == "__main__":

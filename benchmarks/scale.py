@@ -1,9 +1,9 @@
-"""One optimizer step of large transformers, compiled for TPU slices by the TPU's own compiler.
+"""Work, traffic and memory of one step on TPU slices, for up to 64 billion parameters.
 
-    pip install "manifoldmuon[tpu]"        # the compiler; no TPU is needed
+    pip install "manifoldmuon[tpu]"    # the compiler; no TPU is needed
     python -m benchmarks scale    # docs/benchmarks/results/scale.*
 
-Nothing runs: computation, memory and traffic of a chip are read from the compiled programs. The
+Nothing runs: the TPU's own compiler compiles the programs, and their costs are read from them. The
 matrices q, k, v, o, up and down of all layers are stacked as for `jax.lax.scan`, and their rows are
 divided over all chips, as in FSDP. Experts are divided over one mesh axis, and their columns over
 the other. The record is saved after every compiled program; the same command resumes from it.
@@ -30,15 +30,15 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from benchmarks._command import command
+from benchmarks._harness import command
 from benchmarks._programs import read
 from benchmarks.balance import busiest, cost, owned
-from benchmarks.steps import optimizers, shapes_of, step_of
+from benchmarks.steps import ADAM, MUON, optimizers, shapes_of, step_of
+from studies.display import markdown_table
 from studies.program import interrupted, parse, save
 from studies.records import plain
 
-ADAM, MUON = "optax.adam", "optax.contrib.muon"
-NAMES = (ADAM, MUON, "muon", "manifold_muon, FAST", "manifold_muon, ACCURATE")
+NAMES = (ADAM, MUON, "muon", "manifold_muon, ProjectedPolar()", "manifold_muon, ClosedForm()")
 DTYPES = ("float32", "bfloat16")
 # At full effort programs compile for minutes, mostly searching for the fastest tiling of each
 # product. Reduced effort skips the search, and overlaps no collectives with products.
@@ -50,7 +50,7 @@ UTILISATION = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Chip: bfloat16 FLOP/s, memory bytes/s, link bytes/s in one direction, clock.
+    """Chip: bfloat16 FLOP/s, memory bytes/s, link bytes/s in one direction.
 
     The sides of a slice close to rings if they are a multiple of `ring`.
     """
@@ -58,13 +58,12 @@ class Chip:
     peak: float
     memory: float
     link: float
-    clock: float
     ring: int
 
 
 CHIPS = {
-    "v5e": Chip(197e12, 8.19e11, 4.5e10, 1.5e9, 16),
-    "v5p": Chip(459e12, 2.765e12, 9e10, 1.75e9, 4),
+    "v5e": Chip(197e12, 8.19e11, 4.5e10, 16),
+    "v5p": Chip(459e12, 2.765e12, 9e10, 4),
 }
 
 
@@ -194,7 +193,7 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
         "compile_cpu_seconds": time.process_time() - busy,
     }
     cost, memory, text = program.cost_analysis(), program.memory_analysis(), program.as_text()
-    work, most = read(text), read(text, max)
+    work, most, keys = read(text), read(text, max), ("flops_once", "multiplier_flops", "cycles")
     return seconds | {
         "cost_analysis": {"flops": cost["flops"], "bytes": cost["bytes accessed"]},
         "arguments": memory.argument_size_in_bytes,
@@ -202,14 +201,8 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: floa
         "temporary": memory.temp_size_in_bytes,
         "code": memory.generated_code_size_in_bytes,
         "flops": {str(passes): flops for passes, flops in work.flops.items()},
-        "flops_once": work.flops_once,
-        "multiplier_flops": work.multiplier_flops,
-        "cycles": work.cycles,
-        "costliest_branches": {
-            "flops_once": most.flops_once,
-            "multiplier_flops": most.multiplier_flops,
-            "cycles": most.cycles,
-        },
+        **{key: getattr(work, key) for key in keys},
+        "costliest_branches": {key: getattr(most, key) for key in keys},
         "collectives": work.collectives,
         "moved": work.moved,
         "collectives_in_loops": work.collectives_in_loops,
@@ -249,28 +242,23 @@ def least_seconds(row: Row, cell: dict, share: float = 1.0) -> dict[str, float]:
 
 def table(cells: list[dict]) -> str:
     """Return a table of the work of one chip, with a line for each program."""
-    lines = [
-        "| model, slice | parameters | optimizer | TFLOP | times passes | moved |"
-        " collectives | in loops | temporary | compile |",
-        "|---" * 10 + "|",
-    ]
+    lines = []
     for cell in cells:
-        row = ROWS[cell["row"]]
         effort = ", full effort" if cell["effort"] == "full" else ""
-        head = f"| {label(row)} | {cell['dtype']}{effort} | {cell['optimizer']} | "
+        head = [label(ROWS[cell["row"]]), f"{cell['dtype']}{effort}", cell["optimizer"]]
         if "error" in cell:
-            lines.append(f"{head}{cell['error'].replace('|', '/')} |" + " |" * 6)
+            lines.append([*head, cell["error"].replace("|", "/"), *[""] * 6])
             continue
-        flops, moved = sum(cell["flops"].values()), cell["moved"]
+        flops = sum(cell["flops"].values()), cell["multiplier_flops"]
         kinds = ", ".join(f"{n:.0f} {kind}" for kind, (n, _) in cell["collectives"].items())
-        loops = cell["collectives_in_loops"] if kinds else ""
-        entries = (
-            short(flops / 1e12), short(cell["multiplier_flops"] / 1e12), f"{short(moved / 1e9)} GB",
-            kinds, loops, f"{short(cell['temporary'] / 1e9)} GB",
+        moved, kept = (f"{short(cell[key] / 1e9)} GB" for key in ("moved", "temporary"))
+        lines.append([
+            *head, *(short(x / 1e12) for x in flops), moved, kinds,
+            cell["collectives_in_loops"] if kinds else "", kept,
             f"{cell['compile_cpu_seconds']:.0f} s",
-        )  # fmt: skip
-        lines.append(f"{head}{' | '.join(map(str, entries))} |")
-    return "\n".join(lines)
+        ])  # fmt: skip
+    header = ["model, slice", "parameters", "optimizer", "TFLOP", "times passes", "moved"]
+    return markdown_table([*header, "collectives", "in loops", "temporary", "compile"], lines)
 
 
 def overheads(cells: list[dict], shares: dict[str, float]) -> str:
@@ -281,10 +269,7 @@ def overheads(cells: list[dict], shares: dict[str, float]) -> str:
       shares: `Row.busiest` of each row, for optimizers that divide matrices.
     """
     done = [cell for cell in cells if "error" not in cell and cell["effort"] == "reduced"]
-    lines = [
-        "| model, slice | parameters | training step | " + " | ".join(NAMES) + " |",
-        "|---" * (3 + len(NAMES)) + "|",
-    ]
+    lines = []
     for key, dtype in itertools.product(ROWS, DTYPES):
         row, found = ROWS[key], {}
         for cell in done:
@@ -296,14 +281,14 @@ def overheads(cells: list[dict], shares: dict[str, float]) -> str:
                     f"{sum(parts.values()):.2g} % ({parts['products']:.2g} + {parts['links']:.2g})"
                 )
         if found:
-            cells_ = " | ".join(found.get(name, "") for name in NAMES)
-            lines.append(f"| {label(row)} | {dtype} | {row.training_seconds:.3g} s | {cells_} |")
-    return "\n".join(lines)
+            entries = [found.get(name, "") for name in NAMES]
+            lines.append([label(row), dtype, f"{row.training_seconds:.3g} s", *entries])
+    return markdown_table(["model, slice", "parameters", "training step", *NAMES], lines)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    p = command("scale", "One optimizer step of large transformers, compiled for TPU slices.")
+    p = command("scale", __doc__)
     p.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW",
                    help=f"of {', '.join(ROWS)} (default: all)")  # fmt: skip
     p.add_argument("--full", nargs="*", choices=ROWS, default=["0.1B-8"], metavar="ROW",

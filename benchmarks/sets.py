@@ -1,10 +1,10 @@
-"""One optimizer step on each weight space, against `optax.contrib.muon`: time, gap and distance.
+"""Time, gap and distance of one step on each weight space, compared with `optax.contrib.muon`.
 
     python -m benchmarks sets    # minutes; docs/benchmarks/results/sets.*
 
-Uses the trees, steps and timing of `python -m benchmarks steps`. Multipliers carry over between
-steps, so each optimizer first takes warm-up steps along gradients of a linear regression. The table
-shows the largest gap and distance at the last warm-up step.
+Trees and steps are those of `python -m benchmarks steps`. Multipliers carry over between steps, so
+each optimizer first takes warm-up steps along gradients of a linear regression. The table shows the
+largest gap and distance at the last warm-up step.
 """
 
 import dataclasses
@@ -16,8 +16,8 @@ import numpy as np
 from tqdm import tqdm
 
 import manifoldmuon as mm
-from benchmarks._command import command, save_with_table
-from benchmarks.steps import MUON, RATE, TREES, optimizers, step_of, tree
+from benchmarks._harness import command, save_with_table, timed
+from benchmarks.steps import MUON, RATE, TREES, optimizers, step_of, title, tree
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -33,16 +33,12 @@ from manifoldmuon.manifolds.solvers import BarzilaiBorwein, LineMultiplier
 from manifoldmuon.norms import RootRank, Spectral
 from studies.display import markdown_table
 from studies.program import parse
-from studies.timing import interleaved_seconds
 
 WARM_UP = 10
 
 
 def weight_spaces() -> dict[str, Manifold]:
-    """Return the sets by name, all with singular values around 1.
-
-    Most are `fast` variants for training, or modifications of them.
-    """
+    """Return the sets by name, all with singular values around 1, most of them for training."""
     sphere = Hypersphere(RootRank(), ndim=2, step_norm=Spectral()).for_training()
     rows = EmbeddingRows(1.0, step_norm=Spectral()).for_training()
     spectral, ball = SpectralSphere().for_training(), SpectralBall().for_training()
@@ -58,7 +54,7 @@ def weight_spaces() -> dict[str, Manifold]:
         "ball, soft cap": dataclasses.replace(ball, retraction=SoftCap()),
         "band 1/2 to 2": SpectralBand(0.5, 2.0).for_training(),
         "Stiefel": Stiefel().for_training(),
-        "Stiefel, ACCURATE": Stiefel(),
+        "Stiefel, ClosedForm()": Stiefel(),
     }
 
 
@@ -71,9 +67,9 @@ def regression(layers: int, width: int, stacked: bool):
         decay = jnp.arange(1, weight.shape[-1] + 1) ** -0.5
         shape = (*weight.shape[:-2], 64, weight.shape[-1])
         inputs = jax.random.normal(first, shape) * decay
-        missed = inputs @ jnp.swapaxes(weight - goal, -1, -2)
+        missed = inputs @ (weight - goal).mT
         missed += 0.3 * jax.random.normal(second, missed.shape)
-        return jnp.swapaxes(missed, -1, -2) @ inputs
+        return missed.mT @ inputs
 
     def grads(params, key):
         leaves, treedef = jax.tree.flatten(params)
@@ -88,36 +84,30 @@ def measure(
 ) -> dict:
     """Measure a tree: seconds of a step, and gap and distance after warm-up, by weight space."""
     start, grads_of = tree(layers, width, stacked), regression(layers, width, stacked)
-    spaces = {name: space for name, space in weight_spaces().items() if name in names}
     functions, ended = {}, {}
-    for name, tx in ({MUON: optimizers()[MUON]} | spaces).items():
-        if isinstance(tx, Manifold):
-            geometry, tx = tx, mm.optim.manifold_muon(RATE, tx, track_gap=track_gap)
-            params = jax.jit(functools.partial(mm.optim.project_tree, geometry))(start)
-        else:
-            geometry, params = None, start
-        step = jax.jit(step_of(tx))
-        state = tx.init(params)
+    for name, space in ({MUON: Euclidean()} | weight_spaces()).items():
+        if name not in (MUON, *names):
+            continue
+        tx = mm.optim.manifold_muon(RATE, space, track_gap=track_gap)
+        tx = optimizers()[MUON] if name == MUON else tx
+        params = jax.jit(functools.partial(mm.optim.project_tree, space))(start)
+        step, state = jax.jit(step_of(tx)), tx.init(params)
         for key in jax.random.split(jax.random.key(0), WARM_UP):
             grads = grads_of(params, key)
             params, state = step(params, state, grads)
         functions[name] = functools.partial(step, params, state, grads)
-        if geometry is not None:
-            gaps = jax.tree.leaves(mm.optim.monitor(state)["gap"])
-            far = jax.jit(functools.partial(mm.optim.monitor_distance, geometry))
-            away = jax.tree.leaves(far(params))
-            ended[name] = {
-                "gap": float(np.max([np.max(gap) for gap in gaps])) if track_gap else None,
-                "distance": float(np.max([np.max(d) for d in away])),
-            }
-    return {
-        "layers": layers,
-        "width": width,
-        "stacked": stacked,
-        "track_gap": track_gap,
-        "seconds": interleaved_seconds(functions, rounds),
-        "ended": ended,
-    }
+        if name != MUON:
+            far = jax.jit(functools.partial(mm.optim.monitor_distance, space))(params)
+            gaps = mm.optim.monitor(state)["gap"] if track_gap else None
+            ended[name] = {"gap": largest(gaps), "distance": largest(far)}
+    row = {"layers": layers, "width": width, "stacked": stacked, "track_gap": track_gap}
+    return row | timed(functions, rounds) | {"ended": ended}
+
+
+def largest(tree) -> float | None:
+    """Return the largest entry of a tree; None if it is empty."""
+    leaves = jax.tree.leaves(tree)
+    return float(np.max([np.max(leaf) for leaf in leaves])) if leaves else None
 
 
 def table(rows: list[dict]) -> str:
@@ -125,26 +115,19 @@ def table(rows: list[dict]) -> str:
     names = [name for name in rows[0]["seconds"] if name != MUON]
     lines = []
     for row in rows:
-        kind = "stacked" if row["stacked"] else "unstacked"
-        tree_name = f"{row['layers']} of {row['width']}, {kind}"
-        tree_name += "" if row["track_gap"] else ", no certificates"
         ratios = [f"{row['seconds'][name] / row['seconds'][MUON]:.2f}" for name in names]
-        ended = [row["ended"][name] for name in names]
-        gaps = ["" if end["gap"] is None else f"{end['gap']:.0e}" for end in ended]
-        distances = [f"{end['distance']:.0e}" for end in ended]
-        cells_of = {tree_name: ratios, "gap": gaps, "distance": distances}
-        for title, cells in cells_of.items() if row["track_gap"] else [(tree_name, ratios)]:
-            lines.append([title, *cells])
+        lines.append([title(row) + ("" if row["track_gap"] else ", no gaps"), *ratios])
+        if row["track_gap"]:
+            for key in ("gap", "distance"):
+                lines.append([key, *(f"{row['ended'][name][key]:.0e}" for name in names)])
     return markdown_table(["tree", *names], lines)
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    p = command("sets", "One step on each weight space against optax.contrib.muon.")
-    p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
+    p, names = command("sets", __doc__, rounds=9), list(weight_spaces())
     p.add_argument("--trees", type=int, nargs="+", default=(0,), metavar="I",
                    help="which trees of the steps (default: 12 of 256)")  # fmt: skip
-    names = list(weight_spaces())
     p.add_argument("--only", nargs="+", default=names, choices=names, metavar="NAME",
                    help="some of the weight spaces")  # fmt: skip
     options = parse(p, argv, beside=(".md",))

@@ -1,14 +1,16 @@
-"""Accuracy and cost of Stiefel solvers: solver x gradient x budget.
+"""Time, gap and residual of one direction on the Stiefel manifold, by solver and gradient.
 
-    python -m benchmarks.solvers    # a few minutes; docs/benchmarks/results/solvers.*
+    python -m benchmarks solvers    # a few minutes; docs/benchmarks/results/solvers.*
 
-Times are relative, within one run, to Muon's five steps in `optax.contrib` and to the published
-closed form (QR of [W G], eight steps of Polar Express of a 2n x 2n matrix); gaps and residuals are
-measured in float64 by singular value decompositions. Gradients come from the four families of
-`manifoldmuon.testing` and from recordings of the main job.
+Times are relative to the five steps of Optax's Muon and to the published closed form (QR of [W G],
+eight steps of Polar Express of a 2n x 2n matrix). Gaps and residuals are measured in float64 by
+singular value decompositions. Gradients come from the four families of `manifoldmuon.testing` and
+from recordings of the main job.
 """
 
 import functools
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,9 +18,8 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
-from benchmarks._command import command
-from benchmarks._published import closed_form_by_qr, closed_form_by_rows, dual_ascent
-from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
+from benchmarks._harness import command, save_with_table, timed
+from manifoldmuon.linalg import DEFAULT_MSIGN, POLAR_EXPRESS, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds.solvers import (
     ClosedForm,
     DualAscent,
@@ -28,26 +29,21 @@ from manifoldmuon.manifolds.solvers import (
     StiefelSolver,
 )
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.digits.gradients import record_gradients
-from studies.display import COLOURS, dress, panels
-from studies.program import parse, save
-from studies.timing import interleaved_seconds
+from studies.display import COLOURS, dress, markdown_table, panels
+from studies.program import parse
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))
 # Shapes for iterative solvers, which are slow, and for gaps, which need SVDs in float64.
 SMALL = ((3072, 128), (128, 64), (64, 10))
-PUBLISHED = {
-    "published dual ascent": dual_ascent,
-    "published closed form, QR": closed_form_by_qr,
-    "m x m, five steps of Muon": closed_form_by_rows,
-}
+MUON, QR = "optax.contrib.muon, five steps", "published closed form, QR"
 SOLVERS: dict[str, StiefelSolver] = {
-    "accurate": ClosedForm(),
-    "fast": ProjectedPolar(),
-    "products": SkewPolar(),
-    "resolvents": Resolvents(),
+    "ClosedForm()": ClosedForm(),
+    "ProjectedPolar()": ProjectedPolar(),
+    "SkewPolar()": SkewPolar(),
+    "Resolvents()": Resolvents(),
     "alternating projection, 10": AlternatingProjection(steps=10),
     "dual ascent, 30": DualAscent(steps=30),
     "dual ascent, 100": DualAscent(steps=100),
@@ -56,83 +52,53 @@ SOLVERS: dict[str, StiefelSolver] = {
     "ADMM, 10": ADMM(steps=10),
     "ADMM, 30": ADMM(steps=30),
 }
-# Unconstrained directions.
+DIRECT = ("ClosedForm()", "ProjectedPolar()", "SkewPolar()", "Resolvents()", QR)
 UNCONSTRAINED = {
     "unconstrained, converged msign": DEFAULT_MSIGN,
     "unconstrained, training msign": TRAINING_MSIGN,
 }
-MUON = "optax.contrib.muon, five steps"
-DIRECT = ("accurate", "fast", "products", "resolvents")
+
+
+def polar_express(x: jax.Array, steps: int) -> jax.Array:
+    """Return the polar factor by Polar Express as published."""
+    x, identity = x / (jnp.linalg.norm(x) + 1e-7), jnp.eye(x.shape[1], dtype=x.dtype)
+    for a, b, c in POLAR_EXPRESS.with_steps(steps).coefficients:
+        gram = x.T @ x
+        x = x @ (a * identity + b * gram + c * gram @ gram)
+    return x
+
+
+@jax.jit
+def dual_ascent(point: jax.Array, grad: jax.Array) -> jax.Array:
+    """Return the direction of "Modular manifolds": 100 iterations, a ten-step msign in each."""
+
+    def ascend(k, dual):
+        direction = polar_express(grad + 2 * point @ dual, 10)
+        residual = point.T @ direction + direction.T @ point
+        return dual - 0.01 * (1 - k / 100) * residual
+
+    start = -(point.T @ grad + grad.T @ point) / 4
+    dual = jax.lax.fori_loop(0, 99, ascend, start)
+    return polar_express(grad + 2 * point @ dual, 10)
+
+
+@jax.jit
+def closed_form_by_qr(point: jax.Array, grad: jax.Array) -> jax.Array:
+    """Return the closed form in the basis of `qr([W G])` (arXiv:2608.06218)."""
+    basis, factor = jnp.linalg.qr(jnp.concatenate([point, grad], axis=1))
+    n = point.shape[1]
+    here, there = factor[:, :n], factor[:, n:]  # W and G in the basis
+    product = there @ here.T
+    return basis @ (polar_express(product - product.T, 8) @ here)
+
+
+PUBLISHED = {"published dual ascent": dual_ascent, QR: closed_form_by_qr}
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def solve(solver: StiefelSolver, point, grad):
     """Solve from a cold start with the solver's own budget."""
     return solver.solve(Spectral(), point, grad, solver.init(point.shape))
-
-
-def accuracy(name: str, solver: StiefelSolver, problems: dict) -> list[dict]:
-    """Return a row per problem: true gap, reported gap, residual before and after, norm."""
-    rows = []
-    for label, (point, grad) in problems.items():
-        answer = solve(solver, point, grad)
-        errors = stiefel_errors(point, grad, answer.direction)
-        rows.append(
-            {
-                "solver": name,
-                "gradient": label,
-                "shape": list(point.shape),
-                "gap": errors.gap,
-                "reported gap": float(answer.gap),
-                "raw residual": float(answer.residual),
-                "residual": errors.residual,
-                "norm": errors.norm,
-            }
-        )
-    return rows
-
-
-def published_accuracy(name: str, problems: dict) -> list[dict]:
-    """Return a row per problem for a published method."""
-    rows = []
-    for label, (point, grad) in problems.items():
-        errors = stiefel_errors(point, grad, PUBLISHED[name](point, grad))
-        row = {"solver": name, "gradient": label, "shape": list(point.shape)}
-        rows.append(row | {"gap": errors.gap, "residual": errors.residual, "norm": errors.norm})
-    return rows
-
-
-def family_problems(shape: tuple[int, int], seed: int) -> dict:
-    """Return the four families at a shape, in float32."""
-    return {
-        family: tuple(jnp.float32(x) for x in stiefel_problem(family, *shape, seed))
-        for family in STIEFEL_FAMILIES
-    }
-
-
-def recorded_problems(steps: int) -> dict:
-    """Return tall weights and momenta from the Stiefel layers of the main job."""
-    return {
-        f"main job, {label}": (jnp.float32(point), jnp.float32(grad))
-        for label, point, grad in record_gradients(steps=steps, seed=0)
-    }
-
-
-def timings(shape: tuple[int, int], rounds: int) -> dict[str, float]:
-    """Return median seconds per direction on a Gaussian gradient."""
-    rng = np.random.default_rng(0)
-    point = jnp.float32(np.linalg.qr(rng.standard_normal(shape))[0])
-    grad = jnp.float32(rng.standard_normal(shape))
-    functions: dict = {MUON: functools.partial(muon_direction, grad)}
-    for name, function in PUBLISHED.items():
-        if shape in SMALL or name == "published closed form, QR":
-            functions[name] = functools.partial(function, point, grad)
-    for name, solver in SOLVERS.items():
-        if shape in SMALL or name in DIRECT:
-            functions[name] = functools.partial(solve, solver, point, grad)
-    for name, method in UNCONSTRAINED.items():
-        functions[name] = functools.partial(msign, grad, method)
-    return interleaved_seconds(functions, rounds)
 
 
 @jax.jit
@@ -142,74 +108,86 @@ def muon_direction(grad):
     return tx.update(grad, tx.init(grad))[0]
 
 
-def growth(rounds: int) -> list[dict]:
-    """Time the presets as m grows at n = 64, and as n grows at m = 4n."""
+def accuracy(
+    label: str, point: jax.Array, grad: jax.Array, names: Sequence[str] = (*PUBLISHED, *SOLVERS)
+) -> list[dict]:
+    """Return a row per solver: true gap, reported gap, residual before and after, norm."""
     rows = []
-    shapes = [(m, 64) for m in (64, 128, 256, 1024, 4096)]
-    shapes += [(4 * n, n) for n in (16, 32, 64, 128, 256)]
-    for m, n in shapes:
-        rng = np.random.default_rng(0)
-        point = jnp.float32(np.linalg.qr(rng.standard_normal((m, n)))[0])
-        grad = jnp.float32(rng.standard_normal((m, n)))
-        functions = {
-            name: functools.partial(solve, SOLVERS[name], point, grad)
-            for name in ("accurate", "fast")
-        }
-        functions["unconstrained"] = functools.partial(msign, grad, TRAINING_MSIGN)
-        rows.append({"shape": [m, n]} | interleaved_seconds(functions, rounds))
+    for name in names:
+        reported: dict[str, float] = {}
+        if name in PUBLISHED:
+            direction = PUBLISHED[name](point, grad)
+        else:
+            answer = solve(SOLVERS[name], point, grad)
+            direction, gap, residual = answer.direction, answer.gap, answer.residual
+            reported = {"reported gap": float(gap), "raw residual": float(residual)}
+        errors = stiefel_errors(point, grad, direction)
+        row = {"solver": name, "gradient": label, "shape": list(point.shape), "gap": errors.gap}
+        rows.append(row | reported | {"residual": errors.residual, "norm": errors.norm})
     return rows
+
+
+def problems(steps: int) -> list[tuple[str, jax.Array, jax.Array]]:
+    """Return points and gradients: the families by shape, and momenta from the main job."""
+    families = [
+        (family, *stiefel_problem(family, *shape, 0))
+        for shape in (*SMALL, (256, 64), (80, 64))
+        for family in STIEFEL_FAMILIES
+    ]
+    recorded = record_gradients(steps=steps, seed=0)
+    found = families + [(f"main job, {label}", point, grad) for label, point, grad in recorded]
+    return [(label, jnp.float32(point), jnp.float32(grad)) for label, point, grad in found]
+
+
+def timings(shape: tuple[int, int], rounds: int) -> dict[str, Any]:
+    """Time directions on a Gaussian gradient."""
+    rng = np.random.default_rng(0)
+    point = jnp.float32(np.linalg.qr(rng.standard_normal(shape))[0])
+    grad = jnp.float32(rng.standard_normal(shape))
+    constrained: dict[str, Callable] = dict(PUBLISHED)
+    constrained |= {name: functools.partial(solve, solver) for name, solver in SOLVERS.items()}
+    functions: dict[str, Callable] = {MUON: functools.partial(muon_direction, grad)}
+    for name, function in constrained.items():
+        if shape in SMALL or name in DIRECT:
+            functions[name] = functools.partial(function, point, grad)
+    for name, method in UNCONSTRAINED.items():
+        functions[name] = functools.partial(msign, grad, method)
+    return {"shape": list(shape)} | timed(functions, rounds)
 
 
 def markdown(record: dict) -> str:
     """Return the record as Markdown tables."""
-    lines = ["# Stiefel solvers", "", "Times are medians in one run. Gaps are true gaps.", ""]
-    for shape in record["timings"]:
-        seconds, rows = shape["seconds"], record["accuracy"]
-        muon, published = seconds[MUON], seconds["published closed form, QR"]
-        here = [row for row in rows if row["shape"] == shape["shape"]]
-        labels = list(dict.fromkeys(row["gradient"] for row in here))
-        lines += [
-            f"## {shape['shape'][0]} x {shape['shape'][1]}",
-            "",
-            "| solver | microseconds | time of Muon's five steps | of the closed form by QR |"
-            + "".join(f" gap, {label} |" for label in labels),
-            "|---|---|---|---|" + "---|" * len(labels),
-        ]
-        for name, value in seconds.items():
-            gaps = {row["gradient"]: row["gap"] for row in here if row["solver"] == name}
-            cells = [f" {gaps[label]:.1e} |" if label in gaps else " |" for label in labels]
-            lines.append(
-                f"| {name} | {value * 1e6:.0f} | {value / muon:.2f} | {value / published:.2f} |"
-                + "".join(cells)
-            )
-        lines.append("")
-    lines += [
-        "## Gradients of the main job",
-        "",
-        "| solver | gradient | gap | reported | residual |",
-    ]
-    lines.append("|---|---|---|---|---|")
-    for row in record["accuracy"]:
-        if row["gradient"].startswith("main job"):
-            reported = f"{row['reported gap']:.1e}" if "reported gap" in row else ""
-            lines.append(
-                f"| {row['solver']} | {row['gradient']} {row['shape'][0]}x{row['shape'][1]} "
-                f"| {row['gap']:.1e} | {reported} | {row['residual']:.1e} |"
-            )
-    lines += ["", "## Growth", "", "| shape | accurate, us | fast, us | unconstrained, us |"]
-    lines.append("|---|---|---|---|")
-    for row in record["growth"]:
-        cells = " | ".join(f"{row[k] * 1e6:.0f}" for k in ("accurate", "fast", "unconstrained"))
-        lines.append(f"| {row['shape'][0]} x {row['shape'][1]} | {cells} |")
-    return "\n".join(lines) + "\n"
+    parts = ["# Stiefel solvers", "Times are medians in one run. Gaps are true gaps."]
+    for row in record["timings"]:
+        seconds, here = (
+            row["seconds"],
+            [r for r in record["accuracy"] if r["shape"] == row["shape"]],
+        )
+        labels = list(dict.fromkeys(r["gradient"] for r in here))
+        gaps = {(r["solver"], r["gradient"]): f"{r['gap']:.1e}" for r in here}
+        lines = [
+            [name, f"{value * 1e6:.0f}", f"{value / seconds[MUON]:.2f}",
+             f"{value / seconds[QR]:.2f}", *(gaps.get((name, label), "") for label in labels)]
+            for name, value in seconds.items()
+        ]  # fmt: skip
+        header = ["solver", "microseconds", "time of Muon's five steps", "of the closed form by QR"]
+        header += [f"gap, {label}" for label in labels]
+        parts += [f"## {row['shape'][0]} x {row['shape'][1]}", markdown_table(header, lines)]
+    lines = [
+        [r["solver"], f"{r['gradient']} {r['shape'][0]}x{r['shape'][1]}", f"{r['gap']:.1e}",
+         f"{r['reported gap']:.1e}" if "reported gap" in r else "", f"{r['residual']:.1e}"]
+        for r in record["accuracy"] if r["gradient"].startswith("main job")
+    ]  # fmt: skip
+    header = ["solver", "gradient", "gap", "reported", "residual"]
+    return "\n\n".join((*parts, "## Gradients of the main job", markdown_table(header, lines)))
 
 
 def plot(record: dict) -> Figure:
     """Plot gap against time, with a panel per shape: smallest and largest gap of the families."""
     figure, grid = panels(1, len(SMALL), width=6.0, height=4.6)
-    timed = {tuple(shape["shape"]): shape["seconds"] for shape in record["timings"]}
+    times = {tuple(row["shape"]): row["seconds"] for row in record["timings"]}
     for panel, shape in zip(grid[0], SMALL, strict=True):
-        seconds = timed[shape]
+        seconds = times[shape]
         gaps: dict[str, list[float]] = {}
         for row in record["accuracy"]:
             if tuple(row["shape"]) == shape and row["gradient"] in STIEFEL_FAMILIES:
@@ -226,29 +204,19 @@ def plot(record: dict) -> Figure:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = command("solvers", "Solver x gradient x budget: gap, residual, time.")
-    parser.add_argument("--rounds", type=int, default=7, help="timed rounds")
+    """Run the benchmark."""
+    parser = command("solvers", __doc__, rounds=7)
     parser.add_argument("--steps", type=int, default=200, help="steps of the recorded main job")
     options = parse(parser, argv, beside=(".md", ".png"))
-    record: dict = {"accuracy": [], "timings": []}
-    groups = [family_problems(shape, 0) for shape in SMALL]
-    groups += [family_problems(shape, 0) for shape in ((256, 64), (80, 64))]
-    groups.append(recorded_problems(options.steps))
-    for problems in groups:
-        for name in PUBLISHED:
-            record["accuracy"] += published_accuracy(name, problems)
-        for name, solver in SOLVERS.items():
-            print(f"accuracy: {name}, {next(iter(problems))}", flush=True)
-            record["accuracy"] += accuracy(name, solver, problems)
+    record: dict[str, Any] = {"accuracy": [], "timings": []}
+    for problem in problems(options.steps):
+        print(f"accuracy: {problem[0]}, {problem[1].shape}", flush=True)
+        record["accuracy"] += accuracy(*problem)
     for shape in SHAPES:
         print(f"timing: {shape[0]}x{shape[1]}", flush=True)
-        record["timings"].append({"shape": list(shape), "seconds": timings(shape, options.rounds)})
-    record["growth"] = growth(options.rounds)
-    save(options, record)
-    table = markdown(record)
-    options.out.with_suffix(".md").write_text(table, encoding="utf-8")
+        record["timings"].append(timings(shape, options.rounds))
+    save_with_table(options, record, markdown(record))
     plot(record).savefig(options.out.with_suffix(".png"))
-    print(table)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""One optimizer step on transformer weights: against `optax.contrib.muon`, and Adam against Adam.
+"""Time and compile time of one step on a transformer's matrices, compared with Optax.
 
     python -m benchmarks steps    # minutes; docs/benchmarks/results/steps.*
 
 A tree holds the matrices q, k, v, o, up and down of every layer, with the layers separate or
-stacked as for `jax.lax.scan`. A step is `update` and `apply_updates`, compiled together.
-Times are medians of interleaved rounds; compare ratios within a tree. Compile times are for the
-first call, including tracing.
+stacked as for `jax.lax.scan`. A step is `update` and `apply_updates`, compiled together. Compile
+times are for the first call, including tracing.
 """
 
 import functools
@@ -20,14 +19,13 @@ import optax
 from tqdm import tqdm
 
 import manifoldmuon as mm
-from benchmarks._command import command, save_with_table
+from benchmarks._harness import command, save_with_table, timed
 from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from studies.display import markdown_table
 from studies.program import parse
-from studies.timing import interleaved_seconds
 
 RATE = 0.02
 # layers, width, whether the layers are stacked
@@ -76,8 +74,10 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
         MUON: optax.contrib.muon(RATE, muon_weight_dimension_numbers=matrices),
         "muon": muon(),
         "muon, exact": muon(EXACT),
-        "manifold_muon, FAST": mm.optim.manifold_muon(RATE, Stiefel(solver=ProjectedPolar())),
-        "manifold_muon, ACCURATE": mm.optim.manifold_muon(RATE, Stiefel(solver=ClosedForm())),
+        "manifold_muon, ProjectedPolar()": mm.optim.manifold_muon(
+            RATE, Stiefel(solver=ProjectedPolar())
+        ),
+        "manifold_muon, ClosedForm()": mm.optim.manifold_muon(RATE, Stiefel(solver=ClosedForm())),
         ADAM: optax.adam(RATE),
         "normed Adam": optax.chain(
             mm.optim.normalize(optax.scale_by_adam(), Euclidean(RMSToRMS())),
@@ -108,13 +108,13 @@ def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str
         jax.block_until_ready(step(params, state, grads))
         compiled[name] = time.perf_counter() - start
         functions[name] = functools.partial(step, params, state, grads)
-    return {
-        "layers": layers,
-        "width": width,
-        "stacked": stacked,
-        "seconds": interleaved_seconds(functions, rounds),
-        "compile_seconds": compiled,
-    }
+    row = {"layers": layers, "width": width, "stacked": stacked}
+    return row | timed(functions, rounds) | {"compile_seconds": compiled}
+
+
+def title(row: dict) -> str:
+    """Return the name of a row's tree."""
+    return f"{row['layers']} of {row['width']}, {'' if row['stacked'] else 'un'}stacked"
 
 
 def table(rows: list[dict]) -> str:
@@ -123,8 +123,7 @@ def table(rows: list[dict]) -> str:
     lines = []
     for row in rows:
         seconds, compiled = row["seconds"], row["compile_seconds"]
-        kind = "stacked" if row["stacked"] else "unstacked"
-        cells = [f"{row['layers']} of {row['width']}, {kind}"]
+        cells = [title(row)]
         for name in names:
             against = ADAM if name == "normed Adam" else MUON
             cells.append(f"{seconds[name] / seconds[against]:.2f}" if against in seconds else "")
@@ -136,8 +135,7 @@ def table(rows: list[dict]) -> str:
 
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
-    p = command("steps", "One optimizer step against optax.contrib.muon and optax.adam.")
-    p.add_argument("--rounds", type=int, default=9, help="timed rounds (default: %(default)s)")
+    p = command("steps", __doc__, rounds=9)
     p.add_argument("--trees", type=int, nargs="+", default=range(len(TREES)), metavar="I",
                    help="which of the trees (default: all)")  # fmt: skip
     p.add_argument("--only", nargs="+", default=list(optimizers()), metavar="NAME")

@@ -1,6 +1,6 @@
-"""Grid search for the default learning rates of `studies.digits`, on held-out training images.
+"""Held-out accuracy over the grids behind the learning rates of `studies.digits`.
 
-    python -m benchmarks.tuning    # some minutes; docs/benchmarks/results/tuning.json
+    python -m benchmarks tuning    # some minutes; docs/benchmarks/results/tuning.json
 
 For each seed a fifth of the training images is held out, and the rest is trained on. The test
 images are unused, and the seeds (hence the splits) differ from the job's. Every optimizer has the
@@ -8,7 +8,6 @@ job's steps, batch size and linear decay.
 """
 
 import functools
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,11 +17,11 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
-from benchmarks._command import command
+from benchmarks._harness import command
 from studies.classification import accuracy, cross_entropy, init_weights, shapes_of
 from studies.datasets import batches
 from studies.digits.methods import METHODS, PRESETS, build_adamw
-from studies.digits.settings import Settings
+from studies.digits.study import Digits
 from studies.estimates import Mean
 from studies.program import parse, save
 
@@ -36,7 +35,7 @@ RATES = {
 WEIGHT_DECAYS = (0.0, 0.1, 1.0, 3.0)
 
 
-def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
+def held_out(settings: Digits, seed: int) -> tuple[np.ndarray, ...]:
     """Return training images and labels, held-out images and labels, and the batch order."""
     data = settings.load(seed)
     shuffled = np.random.default_rng(seed).permutation(len(data.train_y))
@@ -48,7 +47,7 @@ def held_out(settings: Settings, seed: int) -> tuple[np.ndarray, ...]:
 
 
 def grid_row(
-    settings: Settings, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
+    settings: Digits, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
 ) -> list[dict]:
     """Return an entry per learning rate: means and standard errors over the seeds."""
     method = METHODS[optimizer]
@@ -91,14 +90,14 @@ def grid_row(
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> None:
     """Run the grids."""
-    parser = command("tuning", "Grids behind the defaults of studies.digits.")
+    parser = command("tuning", __doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(100, 110)))
-    parser.add_argument("--steps", type=int, default=Settings().steps)
+    parser.add_argument("--steps", type=int, default=Digits().steps)
     parser.add_argument("--optimizers", nargs="+", choices=list(METHODS), default=list(METHODS))
     options = parse(parser, argv)
-    settings = Settings(steps=options.steps, seeds=tuple(options.seeds))
+    settings = Digits(steps=options.steps, seeds=tuple(options.seeds))
     parts = tuple(map(np.stack, zip(*(held_out(settings, s) for s in settings.seeds), strict=True)))
     cases = [
         (optimizer, multiplier, decay)
@@ -111,18 +110,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows += grid_row(settings, *case, parts)
     for row in rows:
         score = row["held_out_accuracy"]
-        decay = "" if row["weight_decay"] is None else f", weight decay {row['weight_decay']:g}"
         print(
             f"{row['optimizer']:8} x{row['multiplier']:g} lr {row['learning_rate']:<6g}"
-            f" {Mean(**score).text('.2f')} %"
-            f", loss {row['held_out_loss']['mean']:.4f}{decay}"
+            f" {Mean(**score).text('.2f')} %, weight decay {row['weight_decay']}"
         )
-    record = {"settings": settings.as_record(), "rows": rows}
+    record = {"settings": settings.settings(), "rows": rows}
     for derived in ("learning_rates", "multiplier", "optimizers"):  # these are what is tuned
         del record["settings"][derived]
     save(options, record)
-    return 0
 
 
-if __name__ == "__main__" and (status := main()):  # `python -m benchmarks` continues after a 0
-    sys.exit(status)
+if __name__ == "__main__":
+    main()

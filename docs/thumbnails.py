@@ -1,10 +1,7 @@
-"""Thumbnails of all pictures, for the gallery docs/examples.md; their names are `origin-name`.
-
-The gallery includes `more.txt`, which lists thumbnails that the gallery does not name.
-"""
+"""Thumbnails of the pictures in the gallery, docs/examples.md; their names are `origin-name`."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from PIL import Image
@@ -29,24 +26,17 @@ def pictures() -> Iterator[tuple[str, Path]]:
             yield f"tutorial-{source.stem}.svg", path
 
 
-def more(gallery: str, names: Iterable[str]) -> str:
-    """Return gallery entries for files that the gallery does not name."""
-    missing = [name for name in names if f"thumbnails/{name})" not in gallery]
-    words = {name: Path(name).stem.partition("-")[2].replace("-", " ") for name in missing}
-    return "".join(f"* ![{words[name]}](thumbnails/{name})<br>{words[name]}\n" for name in missing)
-
-
 def write(to: Path) -> None:
-    """Empty the folder, then write all thumbnails and `more.txt`."""
+    """Empty the folder, then write the thumbnails that the gallery shows."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir()
+    gallery = (_ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     for name, path in pictures():
+        if f"thumbnails/{name})" not in gallery:
+            continue
         if path.suffix == ".svg":
             shutil.copy(path, to / name)
             continue
         with Image.open(path) as picture:
             picture.thumbnail((_WIDEST, _WIDEST))
             picture.convert("RGB").quantize(64).save(to / name, optimize=True)
-    gallery = (_ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
-    left = more(gallery, (name for name, _ in pictures()))
-    (to / "more.txt").write_text(left, encoding="utf-8")

@@ -1,6 +1,6 @@
 """A classifier with a proof: trained on manifolds, certified, attacked, exported and verified.
 
-python -m examples.certified    # python -m studies.proof has MNIST, a record and a picture
+python -m examples.certified    # `python -m studies certified` has MNIST, a record and a picture
 """
 
 import functools

@@ -1,6 +1,6 @@
 """AdamW, Muon and manifold Muon on the digits: only the last keeps its singular values.
 
-python -m examples.digits    # writes runs/digits.png; `make train` has seeds, options, checkpoints
+python -m examples.digits    # writes runs/digits.png; `make train` has seeds and options
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """A character GPT with every matrix on a Stiefel manifold; prints generated text.
 
-python -m examples.gpt    # two minutes; python -m studies.gpt has seeds, records, Shakespeare
+python -m examples.gpt    # two minutes; python -m studies gpt has seeds, records, Shakespeare
 """
 
 import jax

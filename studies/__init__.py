@@ -5,59 +5,45 @@
 with a `study.py`; `studies.study` explains how to add a study.
 """
 
-from studies.ablation import Ablation
+from studies.agd import AutomaticDescent
 from studies.certified.study import CertifiedNetworks
-from studies.convergence import Convergence
-from studies.erasure.study import WeightErasure
+from studies.digits.study import Digits
 from studies.fine_tuning import FineTuning
+from studies.gpt.study import CharacterGPT
 from studies.momentum_bits import MomentumBits
 from studies.newton_schulz import NewtonSchulzDesigner
 from studies.plasticity import Plasticity
+from studies.reproduction.hello_mnist import HelloMNIST
+from studies.reproduction.hello_world import HelloWorld
+from studies.reproduction.manifold_cifar import ManifoldCIFAR
+from studies.reproduction.weight_erasure import WeightErasure
 from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
 from studies.solvers import SolverShootOut
-from studies.spaces.study import WeightSpaces
 from studies.study import Study, option
-from studies.tangent_momentum import TangentMomentum
 from studies.transfer.study import LearningRateTransfer
 from studies.transformers.study import Transformers
 
 _ALL: tuple[type[Study], ...] = (
+    Digits,
     RetractionLaboratory,
-    Convergence,
-    TangentMomentum,
-    WeightErasure,
-    LearningRateTransfer,
     SolverShootOut,
-    Ablation,
-    WeightSpaces,
+    NewtonSchulzDesigner,
+    LearningRateTransfer,
     Transformers,
     MomentumBits,
-    CertifiedNetworks,
-    NewtonSchulzDesigner,
-    FineTuning,
     Plasticity,
+    CertifiedNetworks,
+    FineTuning,
+    HelloWorld,
+    HelloMNIST,
+    CharacterGPT,
+    ManifoldCIFAR,
+    AutomaticDescent,
+    WeightErasure,
 )
 
 STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
 """All studies by command name."""
 
-__all__ = [
-    "STUDIES",
-    "Ablation",
-    "CertifiedNetworks",
-    "Convergence",
-    "FineTuning",
-    "LearningRateTransfer",
-    "MomentumBits",
-    "NewtonSchulzDesigner",
-    "Plasticity",
-    "RetractionLaboratory",
-    "SolverShootOut",
-    "Study",
-    "TangentMomentum",
-    "WeightErasure",
-    "WeightSpaces",
-    "option",
-    "run_study",
-]
+__all__ = ["STUDIES", "Study", "option", "run_study"]

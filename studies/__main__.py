@@ -8,8 +8,7 @@ python -m studies check
 import sys
 from collections.abc import Sequence
 
-from studies import STUDIES
-from studies.check import problems
+from studies import STUDIES, check
 from studies.command import command
 
 
@@ -22,9 +21,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"  {name:{width}}  {(study.__doc__ or '').splitlines()[0]}")
         return 0
     if argv[0] == "check":
-        found = list(problems(STUDIES))
-        print(*found, f"{len(found)} problems", sep="\n")
-        return 1 if found else 0
+        return check.main()
     if argv[0] not in STUDIES:
         print(f"error: no study {argv[0]!r}; there are {', '.join(STUDIES)}", file=sys.stderr)
         return 2

@@ -1,42 +1,48 @@
 """Check the records in the source against the code and the pages: `python -m studies check`.
 
-* Every study has a record and a picture, and the current code recomputes its summary from its rows.
+* Every study has a record, and the current code recomputes its summary from its rows.
 * The table of reproductions matches its records.
 * Every record is named on a page.
 * The numbers on the first pages match their records.
 """
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from studies import claims
+from studies import STUDIES, claims
 from studies.records import plain, read_record
-from studies.reproduction.__main__ import RESULTS, TABLE, read_all
-from studies.reproduction.rows import markdown
-from studies.study import Study
+from studies.reproduction.rows import RESULTS, TABLE, markdown, read_all
 
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def problems(studies: Mapping[str, type[Study]]) -> Iterator[str]:
+def main() -> int:
+    """Print the problems; return the exit status."""
+    found = list(problems())
+    print(*found, f"{len(found)} problems", sep="\n")
+    return 1 if found else 0
+
+
+def problems() -> Iterator[str]:
     """Yield a line for each record that does not match the code or the pages."""
     pages = [page for page in DOCS.rglob("*.md") if page.parent.name != "results"]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    records = sorted((DOCS / "lab" / "results").glob("*.json"))
-    for name, kind in studies.items():
-        own = [path for path in records if path.stem.startswith(name)]
-        for path in own:
-            yield from (f"{path.name}: {line}" for line in differences(path, kind))
-            if not path.with_suffix(".png").exists():
-                yield f"{path.name} has no picture"
-        if not own:
-            yield f"the study {name} has no record"
+    records = sorted([*(DOCS / "lab" / "results").glob("*.json"), *RESULTS.glob("*.json")])
+    seen = {read_record(path)["study"] for path in records}
+    yield from (f"the study {name} has no record" for name in STUDIES if name not in seen)
+    for path in records:
+        yield from (f"{path.name}: {line}" for line in differences(path))
     if (RESULTS / TABLE).read_text(encoding="utf-8") != markdown(read_all(RESULTS)):
         yield f"{TABLE} is not that of its records; run make reproduce ARGS=--table"
-    for path in (*records, *(DOCS / "benchmarks" / "results").glob("*.json")):
+    shown = [path for path in records if path.parent != RESULTS]
+    yield from (
+        f"{path.name} has no picture" for path in shown if not path.with_suffix(".png").exists()
+    )
+    for path in (*shown, *(DOCS / "benchmarks" / "results").glob("*.json")):
         files = [f"{path.stem}.{suffix}" for suffix in ("json", "md", "png")]
         command = f"python -m benchmarks {path.stem}"
         if not any(name in text for name in (*files, command)):
@@ -44,10 +50,10 @@ def problems(studies: Mapping[str, type[Study]]) -> Iterator[str]:
     yield from claims.problems()
 
 
-def differences(path: Path, kind: type[Study]) -> list[str]:
+def differences(path: Path) -> list[str]:
     """Return the contradictions between a record and its settings and rows."""
-    record = read_record(path, kind.name)
-    study = kind.from_settings(record["settings"])
+    record = read_record(path)
+    study = STUDIES[record["study"]].from_settings(record["settings"])
     cells, rows = list(map(plain, study.cells())), record["rows"]
     asked = [{name: row.get(name) for name in cell} for cell, row in zip(cells, rows, strict=False)]
     if len(cells) != len(rows) or asked != cells:
@@ -70,3 +76,7 @@ def _unequal(found: Any, saved: Any, place: str) -> Iterator[str]:
             yield f"{place} is {saved}; the rows give {found}"
     elif found != saved:
         yield f"{place} is {saved}; the rows give {found}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -6,7 +6,7 @@ trained with the same data, initial weights and batches.
 
 import functools
 import itertools
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int
 
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.optim import init_tree, manifold_muon
+from studies import training
 from studies.datasets import FlatImages, batches, load_cifar10, load_digits, standardise
 
 BATCH = 128
@@ -25,6 +26,8 @@ MULTIPLIER = 4.0  # scales the logits; tuned for the main job
 
 # Unnamed axes: a named axis would need the same size in every layer.
 Weights = list[Float[Array, "_ _"]]
+
+Builder = Callable[[Any], optax.GradientTransformation]
 
 # --- Images ------------------------------------------------------------------------------------
 
@@ -36,7 +39,7 @@ def digits(seed: int) -> FlatImages:
 
 
 @functools.lru_cache(maxsize=1)
-def photographs(folder: Path | None) -> FlatImages:
+def cifar10(folder: Path | None) -> FlatImages:
     """Load CIFAR-10, standardised; from a folder or archive, possibly a subset."""
     return standardise(load_cifar10(folder))
 
@@ -91,47 +94,47 @@ def accuracy(
 # --- Training ----------------------------------------------------------------------------------
 
 
-class Trained(NamedTuple):
-    """Results of training.
-
-    Attributes:
-      loss: the loss on the whole training set with the final weights, in nats.
-      accuracy: the share of correctly classified test images.
-      weights: the weights after the last step.
-    """
-
-    loss: float
-    accuracy: float
-    weights: Weights
-
-
 def train(
     data: FlatImages,
-    geometry: tuple[Any, ...],
-    widths: tuple[int, ...],
+    build: Builder,
+    weights: Weights,
     rate: float,
     steps: int,
     seed: int,
-    dtype: str = "float32",
-) -> Trained:
-    """Train once with manifold Muon: momentum 0.95, learning rate falling linearly to zero.
+    batch: int = BATCH,
+    multiplier: float = MULTIPLIER,
+) -> Weights:
+    """Train once, with a learning rate that falls linearly to zero; return the weights.
 
     Args:
       data: the images.
-      geometry: a manifold for every layer.
-      widths: the widths of the hidden layers.
+      build: maps a learning rate (a schedule) to the optimizer; the key of the compiled program,
+        which serves all seeds and rates.
+      weights: the initial weights, of any dtype; the loss is computed in float32.
       rate: the initial learning rate.
-      steps: the number of steps, with 128 images each.
-      seed: seeds the initial weights and the order of the images.
-      dtype: the dtype of the weights.
+      steps: the number of steps.
+      seed: seeds the order of the images.
+      batch: images per step.
+      multiplier: the scale of the logits.
     """
-    shapes = shapes_of(data.widths(widths))
-    templates = [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
-    weights = init_tree(list(geometry), jax.random.key(seed), templates)
-    order = batches(seed, len(data.train_y), steps, BATCH)
-    weights = _compiled(geometry)(weights, data.train_x, data.train_y, order, jnp.float32(rate))
-    loss, correct = evaluate(weights, data)
-    return Trained(loss, correct, weights)
+    order = batches(seed, len(data.train_y), steps, batch)
+    run = _compiled(build, multiplier)
+    return run(weights, data.train_x, data.train_y, order, jnp.float32(rate))
+
+
+@functools.lru_cache(maxsize=4)
+def _compiled(build: Builder, multiplier: float) -> Any:
+    @jax.jit
+    def run(weights: Any, images: Any, labels: Any, order: Any, rate: Any) -> Any:
+        tx = build(lambda k: rate * (1 - k / len(order)))
+
+        def loss(weights: Any, batch: Any) -> Any:
+            wide = jax.tree.map(lambda w: w.astype(jnp.float32), weights)
+            return cross_entropy(wide, images[batch], labels[batch], multiplier)
+
+        return training.train(tx, loss, training.begin(tx, weights), order)[0][0]
+
+    return run
 
 
 @jax.jit
@@ -146,31 +149,6 @@ def evaluate(weights: Weights, data: FlatImages) -> tuple[float, float]:
     images, labels = (data.train_x, data.test_x), (data.train_y, data.test_y)
     loss, correct = _evaluate(weights, images, labels)
     return float(loss), float(correct)
-
-
-@functools.lru_cache(maxsize=4)
-def _compiled(geometry: tuple[Any, ...]) -> Any:
-    """Compile all steps as a single program, reused for every seed and rate."""
-
-    @jax.jit
-    def run(weights, images, labels, order, rate):
-        tx = manifold_muon(lambda k: rate * (1 - k / len(order)), list(geometry))
-
-        def step(carry, batch):
-            weights, state = carry
-            grads = jax.grad(_loss)(weights, images[batch], labels[batch])
-            updates, state = tx.update(grads, state, weights)
-            return (optax.apply_updates(weights, updates), state), None
-
-        (weights, _), _ = jax.lax.scan(step, (weights, tx.init(weights)), order)
-        return weights
-
-    return run
-
-
-def _loss(weights: Any, images: Any, labels: Any) -> Any:
-    wide = jax.tree.map(lambda w: w.astype(jnp.float32), weights)
-    return cross_entropy(wide, images, labels, MULTIPLIER)
 
 
 # --- Solver inputs -----------------------------------------------------------------------------

@@ -2,19 +2,21 @@
 
 import argparse
 import inspect
+import itertools
 import math
 import os
 import sys
 import types
 import typing
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from studies.datasets import DatasetError
-from studies.program import Parser
+from studies.program import INTERRUPTED, Parser
 from studies.records import WriteError, read_record, whole
 from studies.run import partial_path, run_study
 from studies.study import Record, Study, fields_of, types_of
@@ -40,10 +42,16 @@ def command(study: type[Study], argv: Sequence[str]) -> int:
     try:
         if redraw is not None:
             return _redraw(study, redraw, out, overwrite)
-        out = out or FOLDER / f"{study.name}.json"
-        return _measure(study(**settings), out, overwrite, jobs)
-    except (ValueError, OSError, DatasetError) as error:
+        return _measure(study(**settings), out or _free(study.name, overwrite), overwrite, jobs)
+    except (ValueError, OSError, DatasetError, BrokenProcessPool) as error:
         p.error(str(error))
+
+
+def _free(name: str, overwrite: bool) -> Path:
+    """Return `runs/NAME.json`, or with the next free number."""
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    paths = (FOLDER / f"{name}.json" for name in names)
+    return next(path for path in paths if overwrite or not path.exists())
 
 
 def _redraw(study: type[Study], source: Path, out: Path | None, overwrite: bool) -> int:
@@ -66,9 +74,9 @@ def _measure(study: Study, out: Path, overwrite: bool, jobs: int | None) -> int:
         record = run_study(study, out, overwrite, progress=True, jobs=jobs)
     except KeyboardInterrupt:
         print(f"\ninterrupted; {kept}", file=sys.stderr)
-        return 130
-    except (ChildProcessError, WriteError) as error:
-        raise type(error)(f"{error}; {kept}") from error
+        return INTERRUPTED
+    except (BrokenProcessPool, WriteError) as error:
+        raise OSError(f"{error}; {kept}") from error
     print("written:", out)
     _show(study, record, picture)
     return 0
@@ -83,14 +91,10 @@ def _check_target(path: Path, suffix: str, overwrite: bool) -> None:
 
 def _show(study: Study, record: Record, picture: Path) -> None:
     print(study.table(record))
-    save_figure(study.plot(record), picture)
-    print("written:", picture)
-
-
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a matplotlib figure as PNG, atomically."""
-    with whole(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=150)
+    if (figure := study.plot(record)) is not None:
+        with whole(picture) as temporary:
+            figure.savefig(temporary, format="png", dpi=150)
+        print("written:", picture)
 
 
 def default_jobs() -> int:
@@ -113,7 +117,7 @@ def parser(study: type[Study]) -> Parser:
     # fmt: off
     p.add_argument("--out", type=Path, metavar="FILE",
                    help=f"the record; its picture goes beside it (default: {FOLDER}/"
-                   f"{study.name}.json)")
+                   f"{study.name}.json, or the next free number)")
     p.add_argument("--jobs", type=int, metavar="N",
                    help="processes that share the work, of one thread each if there are "
                    "several (default: one for each processor, four at most; 1 on an accelerator)")
@@ -135,7 +139,7 @@ def _add(p: Parser, name: str, hint: Any, default: Any, metadata: Any) -> None:
     p.add_argument(
         flag,
         type=_finite if item is float else item,
-        nargs="+" if several else None,
+        nargs="*" if several else None,
         default=default,
         choices=metadata["choices"] or None,
         metavar=None if metadata["choices"] and not several else _METAVAR[item],

@@ -50,6 +50,7 @@ def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def markdown_table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
     """Format rows as a Markdown table."""
     first, *rest = ("| " + " | ".join(map(str, row)) + " |" for row in (header, *lines))
+    rest = [line.replace(" ± ", "\u00a0±\u00a0") for line in rest]  # does not break
     return "\n".join([first.replace("|  |", "| |", 1), "|---" * len(header) + "|", *rest])
 
 

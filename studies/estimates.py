@@ -1,4 +1,4 @@
-"""Estimates over seeds, for records, tables and pictures, and the effects of choices.
+"""Estimates over seeds, for records, tables and pictures.
 
 In a record, an estimate is an object with a number, `mean` or `value` depending on the study, and
 an `interval`, `[low, high]`; either may be None.
@@ -17,9 +17,6 @@ Numbers = Sequence[float | int] | Float[np.ndarray, " n"]
 
 Found = Mapping[str, Any]
 """An estimate from a record."""
-
-Levels = tuple[str, ...]
-"""An arm: a level for each factor."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,28 +129,3 @@ def at_best_rate(
     others = losses.sum(axis=0) - losses if len(losses) > 1 else losses
     chosen = others.argmin(axis=1)
     return losses[np.arange(len(losses)), chosen], int(losses.mean(axis=0).argmin())
-
-
-def gain(
-    values: Mapping[Levels, Float[np.ndarray, " seeds"]], factor: int, level: str, without: str
-) -> dict[str, Any]:
-    """Estimate the decrease of the loss due to a level of a factor, paired by seed.
-
-    Args:
-      values: the losses of all seeds by arm, for every combination of levels.
-      factor: the index of the factor in an arm.
-      level: the level with the potential gain.
-      without: the level to compare with.
-
-    Returns:
-      `mean` over the levels of the other factors, with its `interval` over seeds, and `by_arm`, an
-      estimate for each combination of the other levels. Positive numbers are gains.
-    """
-    by_arm, per_seed = {}, []
-    for arm, loss in values.items():
-        if arm[factor] == level:
-            other = (*arm[:factor], without, *arm[factor + 1 :])
-            per_seed.append(values[other] - loss)
-            name = ", ".join(part for k, part in enumerate(arm) if k != factor)
-            by_arm[name] = estimate(per_seed[-1])
-    return estimate(np.mean(per_seed, axis=0)) | {"by_arm": by_arm}

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.norms import FanRatio, RMSToRMS, Spectral
 from manifoldmuon.optim import manifold_muon, muon
+from studies import training
 from studies.classification import accuracy, cross_entropy
 from studies.datasets import FlatImages, batches, load_digits, load_mnist, standardise
 from studies.display import COLOURS, dress, panels, text_table
@@ -151,23 +152,13 @@ def pretrained(
     def loss(weights: Any, rows: Any) -> Any:
         return cross_entropy(weights, train_x[rows], train_y[rows], 1.0)
 
-    return _descend(tx, weights, loss, order)
+    return training.train(tx, loss, training.begin(tx, weights), order)[0][0]
 
 
 def _part(task: str, images: Any, labels: Any, first: bool) -> tuple[Array, Array]:
     """Return the images of a part: all, or for `classes` the labels 0 to 4 (first) or 5 to 9."""
     kept = np.full(len(labels), True) if task != "classes" else (labels < 5) == first
     return jnp.asarray(images[kept]), jnp.asarray(labels[kept])
-
-
-def _descend(tx: optax.GradientTransformation, params: Any, loss: Any, order: Any) -> Any:
-    def step(carry: Any, rows: Any) -> Any:
-        params, state = carry
-        updates, state = tx.update(jax.grad(loss)(params, rows), state, params)
-        return (optax.apply_updates(params, updates), state), None
-
-    (params, _), _ = jax.lax.scan(step, (params, tx.init(params)), order)
-    return params
 
 
 @functools.lru_cache(maxsize=2)
@@ -182,9 +173,11 @@ def _tuned(method: str, rank: int, steps: int, loss: Any) -> Any:
 
         def train(rate: Any) -> Any:
             tx = chosen.optimizer(optax.cosine_decay_schedule(rate, steps), len(bases))
-            factors = _descend(
-                tx, start, lambda f, rows: loss(_weights(bases, f), data, rows), order
-            )
+
+            def of_factors(factors: Any, rows: Any) -> Any:
+                return loss(_weights(bases, factors), data, rows)
+
+            factors = training.train(tx, of_factors, training.begin(tx, start), order)[0][0]
             return _weights(bases, factors)
 
         return jax.lax.map(train, rates), _weights(bases, start)

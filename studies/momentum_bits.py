@@ -10,9 +10,9 @@ import numpy as np
 import optax
 
 from manifoldmuon.contrib import quantized
+from studies.datasets import TEXTS
 from studies.display import COLOURS, dress, panels, text_table
 from studies.estimates import estimate, half_width, shown
-from studies.networks.tasks import TEXTS
 from studies.study import Cell, Record, Row, Study, option
 from studies.transformers.methods import METHODS
 from studies.transformers.network import Size

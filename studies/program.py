@@ -1,18 +1,14 @@
-"""Common parts of the command lines: a record, its folder, a progress bar."""
+"""Common parts of the command lines of studies and benchmarks."""
 
 import argparse
 import contextlib
-import math
 import sys
-import time
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from tqdm import tqdm
-
-from studies.datasets import Dataset, DatasetError
-from studies.records import WriteError, check_writable, environment, write_record
+from studies.records import WriteError, environment, write_record
 
 INTERRUPTED = 130
 """The exit status after Ctrl-C, as in a shell."""
@@ -25,38 +21,27 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"error: {' '.join(message.split())} (--help lists the options)\n")
 
 
-def command(
-    module: str,
-    description: str,
-    data: str | None = None,
-    *,
-    folder: Path = Path("runs"),
-    record: str | None = None,
-) -> Parser:
-    """Create a parser with the options of every program and benchmark.
+def command(module: str, description: str, folder: Path, record: str | None = None) -> Parser:
+    """Create a parser with the options of every benchmark.
 
     Args:
       module: the name after `python -m`.
       description: a line for `--help`.
-      data: the data set in the folder `--data-dir`; None for programs without data.
       folder: the default folder of the record.
       record: the name of the record; None takes the last part of the module name.
     """
     p = Parser(prog=f"python -m {module}", description=description, allow_abbrev=False)
-    name = record or module.rpartition(".")[2]
-    p.add_argument("--out", type=Path, default=folder / f"{name}.json", metavar="FILE",
+    path = folder / f"{record or module.rpartition('.')[2]}.json"
+    p.add_argument("--out", type=Path, default=path, metavar="FILE",
                    help="the record to write (default: %(default)s)")  # fmt: skip
     p.add_argument("--overwrite", action="store_true", help="replace a record that exists")
-    if data is not None:
-        p.add_argument("--data-dir", type=Path, metavar="DIR",
-                       help=f"folder with the files of {data} (default: download)")  # fmt: skip
     return p
 
 
 def parse(
     p: Parser, argv: Sequence[str] | None, resumes: bool = False, beside: Sequence[str] = ()
 ) -> argparse.Namespace:
-    """Parse the command line; exit if a later step would fail: missing data, unwritable output.
+    """Parse the command line; exit if the output cannot be written.
 
     Args:
       p: the options.
@@ -71,56 +56,14 @@ def parse(
     for path in (given.out, *map(given.out.with_suffix, beside)):
         if path.exists() and not (given.overwrite or resumes):
             p.error(f"{path} exists; pass --overwrite, or another --out")
-    folder = getattr(given, "data_dir", None)
-    if folder is not None and not folder.exists():
-        p.error(f"argument --data-dir: there is no folder {folder}")
+    folder = given.out.parent
     try:
-        check_writable(given.out.parent)
-    except WriteError as error:
-        p.error(str(error))
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(256))
+    except OSError as error:
+        p.error(str(WriteError(folder, error)))
     return given
-
-
-def load(p: Parser, loader: Callable[[Path | None], Dataset], folder: Path | None) -> Dataset:
-    """Load the data set, or exit with advice, in a single line."""
-    try:
-        return loader(folder)
-    except DatasetError as error:
-        p.error(str(error))
-
-
-class Progress(tqdm):
-    """A progress bar that excludes compilation from its rate and remaining time.
-
-    The first chunk of steps, mostly compilation, counts as done but is not timed; there is no rate
-    before it is done. `compiling` excludes later compilations.
-    """
-
-    timed = False
-
-    def update(self, n: float | int | None = 1) -> bool | None:
-        if self.timed:
-            return super().update(n)
-        self.timed = True
-        self.n += n or 0
-        self.initial = self.last_print_n = self.n
-        self.unpause()
-        return self.refresh()
-
-    @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Exclude the time of the block."""
-        begun = time.time()
-        yield
-        spent = time.time() - begun
-        self.start_t += spent
-        self.last_print_t += spent
-
-
-def progress(total: int, done: int = 0) -> Progress:
-    """Create a bar over steps. In a log file every refresh is a line, so it refreshes rarely."""
-    pause = 0.1 if sys.stderr.isatty() else 10.0
-    return Progress(total=total, initial=done, unit="step", dynamic_ncols=True, mininterval=pause)
 
 
 def save(given: argparse.Namespace, record: Mapping[str, Any], replace: bool = False) -> None:
@@ -146,26 +89,6 @@ def interrupted(kept: str = "nothing was written") -> int:
     """Report the interruption and return the exit status."""
     print(f"\ninterrupted; {kept}", file=sys.stderr)
     return INTERRUPTED
-
-
-def refuse_twice(p: Parser, given: argparse.Namespace, *names: str) -> None:
-    """Exit if one of these options repeats a value."""
-    for name in names:
-        values = getattr(given, name)
-        if twice := sorted({str(value) for value in values if values.count(value) > 1}):
-            option = name.replace("_", "-")
-            p.error(f"argument --{option}: {', '.join(twice)} given more than once")
-
-
-def positive(text: str) -> float:
-    """Parse a positive, finite number, for `type=`."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not (number > 0 and math.isfinite(number)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return number
 
 
 def integer(least: int) -> Callable[[str], int]:

@@ -6,8 +6,7 @@ import json
 import math
 import os
 import platform
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,12 @@ _PACKAGES = ("manifoldmuon", "jax", "jaxlib", "optax", "numpy")
 
 class WriteError(OSError):
     """A full or read-only disk; the message is a line with advice."""
+
+    def __init__(self, path: Path, error: OSError):
+        super().__init__(
+            f"cannot write {path} ({error.strerror or error}); what was saved before is unchanged: "
+            "make room or choose another folder"
+        )
 
 
 @contextlib.contextmanager
@@ -38,57 +43,24 @@ def whole(path: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        raise not_written(path, error) from error
+        raise WriteError(path, error) from error
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
 
 
-def check_writable(folder: Path) -> None:
-    """Check, before any work, that the folder can be created and written to.
-
-    Raises:
-      WriteError: the folder cannot be created or written to.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder) as file:
-            file.write(bytes(256))
-    except OSError as error:
-        raise not_written(folder, error) from error
-
-
-def not_written(path: Path, error: OSError) -> WriteError:
-    return WriteError(
-        f"cannot write {path} ({error.strerror or error}); what was saved before is unchanged: "
-        "make room or choose another folder"
-    )
-
-
 def write_record(
     path: str | os.PathLike[str], record: Mapping[str, Any], overwrite: bool = False
 ) -> Path:
-    """Write `record` to `path` as JSON, atomically.
-
-    NumPy and JAX scalars become numbers, arrays become nested lists, tuples become lists, named
-    tuples become objects. NaN and infinity, which JSON lacks, become `null`. Missing folders are
-    created.
-
-    Args:
-      path: the file to write.
-      record: the record; all keys, at every depth, are strings.
-      overwrite: whether to replace an existing file.
-
-    Returns:
-      The path.
+    """Write `record` to `path` as JSON, atomically, and return the path. See `plain`.
 
     Raises:
       FileExistsError: `path` exists and `overwrite` is false.
-      TypeError: JSON cannot hold a key or a value; the message locates it in the record.
+      TypeError: JSON cannot hold a value.
       WriteError: the disk is full or read-only.
     """
     path = Path(path)
-    text = json.dumps(_plain(record, "record"), indent=2, allow_nan=False, ensure_ascii=False)
+    text = json.dumps(_plain(record), indent=2, allow_nan=False, ensure_ascii=False)
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; choose another name or pass overwrite=True")
     with whole(path) as temporary:
@@ -96,12 +68,12 @@ def write_record(
     return path
 
 
-def read_record(path: Path, study: str) -> dict[str, Any]:
-    """Read the record of a study.
+def read_record(path: Path, study: str | None = None) -> dict[str, Any]:
+    """Read a record.
 
     Args:
       path: the file to read.
-      study: the name of the study.
+      study: the name of its study; None accepts every study.
 
     Raises:
       ValueError: the file cannot be read, or is not a record of this study.
@@ -110,14 +82,35 @@ def read_record(path: Path, study: str) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a record that can be read ({error})") from error
-    if not isinstance(record, dict) or record.get("study") != study:
+    if not isinstance(record, dict) or study not in (None, record.get("study")):
         raise ValueError(f"{path} is not a record of the study {study}")
     return record
 
 
-def plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert to JSON and back, so that resumed and uninterrupted runs give equal records."""
-    return json.loads(json.dumps(_plain(value, "record")))
+def plain(value: Any) -> Any:
+    """Convert to JSON and back, so that resumed and uninterrupted runs give equal records.
+
+    NumPy and JAX scalars become numbers, arrays become nested lists, tuples become lists, named
+    tuples become objects. NaN and infinity, which JSON lacks, become `null`.
+    """
+    return json.loads(json.dumps(_plain(value)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if as_dict := getattr(value, "_asdict", None):  # a named tuple
+        return _plain(as_dict())
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        array = np.asarray(value)
+        # json rejects the numbers of bfloat16 and float8, which are not native to NumPy.
+        wide = array.astype(np.float64) if jnp.issubdtype(array.dtype, np.floating) else array
+        return _plain(wide.tolist())
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def environment() -> dict[str, Any]:
@@ -145,38 +138,3 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:  # a source tree that is not installed
         return "unknown"
-
-
-def _plain(value: Any, place: str) -> Any:
-    """Convert `value` to JSON types; `place` names it in errors."""
-    if value is None or isinstance(value, str | bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        for key in value:
-            if not isinstance(key, str):
-                raise TypeError(f"{place} has the key {key!r}; the keys of a record are strings")
-        return {key: _plain(item, f"{place}[{key!r}]") for key, item in value.items()}
-    if as_dict := getattr(value, "_asdict", None):  # a named tuple
-        return _plain(as_dict(), place)
-    if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [_plain(item, f"{place}[{i}]") for i, item in enumerate(value)]
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return _plain_array(value, place)
-    raise TypeError(
-        f"{place} is a {type(value).__name__}, which JSON cannot hold; turn it into numbers, "
-        "strings, lists or dictionaries first"
-    )
-
-
-def _plain_array(value: np.ndarray | np.generic | jax.Array, place: str) -> Any:
-    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        raise TypeError(f"{place} is a random key; record jax.random.key_data of it")
-    array = np.asarray(value)
-    # bfloat16 and float8 are not native NumPy floats; json rejects the output of their tolist().
-    if jnp.issubdtype(array.dtype, np.floating):
-        return _plain(array.astype(np.float64).tolist(), place)
-    if array.dtype.kind in "biuU":
-        return _plain(array.tolist(), place)
-    raise TypeError(f"{place} is an array of {array.dtype}, which JSON cannot hold")

@@ -31,7 +31,7 @@ To add a study, write `studies/name.py` or `studies/name/study.py` with a frozen
         def table(self, record):                # for the terminal
             return f"heads: {record['summary']['heads']:.1%}"
 
-        def plot(self, record):                 # a figure, from the record alone
+        def plot(self, record):                 # optional: a figure, from the record alone
             from matplotlib.figure import Figure
 
             figure = Figure()
@@ -40,14 +40,14 @@ To add a study, write `studies/name.py` or `studies/name/study.py` with a frozen
 
 and list the class in `studies/__init__.py`. The command, its options, the progress bar, resuming,
 multiprocessing and the files are automatic. Cells are independent. Keep shared data and compiled
-functions in a cached function of the module, and list cells that share them next to each other.
-Document question and answer in `docs/lab/studies.md`, with the saved figure and its record.
+functions in a cached function of the module, and list cells that share them next to each other;
+`studies.training.train` is the loop. Document question and answer in `docs/lab/index.md`, with
+the saved figure and its record.
 """
 
 import abc
 import dataclasses
 import itertools
-import json
 import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -115,14 +115,14 @@ class Study(abc.ABC):
     def table(self, record: Record) -> str:
         """Format the findings as text for a terminal."""
 
-    @abc.abstractmethod
     def plot(self, record: Record) -> Any:
-        """Plot the findings as a matplotlib `Figure`, from the record alone."""
+        """Plot the findings as a matplotlib `Figure`, from the record alone; None for no figure."""
+        return None
 
     def settings(self) -> dict[str, Any]:
         """Return the recorded settings, in JSON types."""
         kept = (field for field in fields_of(type(self)) if field.metadata["recorded"])
-        return json.loads(json.dumps({field.name: getattr(self, field.name) for field in kept}))
+        return plain({field.name: getattr(self, field.name) for field in kept})
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> "Study":
@@ -168,14 +168,9 @@ def types_of(study: type[Study]) -> dict[str, Any]:
 
 
 def measured(study: Study, cell: Cell) -> Row:
-    """Return the row of a cell.
-
-    Raises:
-      ValueError: a measurement has the name of a key of the cell.
-    """
+    """Return the row of a cell; a measurement must not have the name of a key of the cell."""
     found = plain(study.run(cell))
-    if twice := cell.keys() & found.keys():
-        raise ValueError(f"a cell of {study.name} measures {sorted(twice)}, which it is")
+    assert not cell.keys() & found.keys(), f"{study.name} measures what a cell is"
     return {**cell, **found}
 
 

@@ -10,11 +10,27 @@ import jax
 def interleaved_seconds(
     functions: Mapping[str, Callable[[], object]],
     rounds: int,
-    at_least: float = 2e-3,
     middle: Callable[[list[float]], float] = statistics.median,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, float]:
-    """Return the seconds per call of each function; every round measures all functions.
+    """Return the seconds per call of each function, see `interleaved_rounds`.
+
+    Args:
+      functions: functions without arguments, by name.
+      rounds: the number of measurements per function.
+      middle: reduces the rounds to a number. On a shared machine the minimum (`min`) is more
+        reliable than the median.
+    """
+    found = interleaved_rounds(functions, rounds)
+    return {name: middle(values) for name, values in found.items()}
+
+
+def interleaved_rounds(
+    functions: Mapping[str, Callable[[], object]],
+    rounds: int,
+    at_least: float = 2e-3,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Return the seconds per call of each function and round; every round measures all functions.
 
     Other load on the machine then slows all functions equally. Compilation is not measured.
 
@@ -22,8 +38,6 @@ def interleaved_seconds(
       functions: functions without arguments, by name; their results are waited for.
       rounds: the number of measurements per function.
       at_least: the minimum seconds of a measurement: short calls are repeated.
-      middle: reduces the rounds to a number. On a shared machine the minimum (`min`) is more
-        reliable than the median.
       clock: returns seconds. `time.process_time` counts the CPU time of all threads of this
         process, which other programs affect less.
     """
@@ -41,4 +55,4 @@ def interleaved_seconds(
                 answer = function()
             jax.block_until_ready(answer)
             seconds[name].append((clock() - start) / repeats[name])
-    return {name: middle(values) for name, values in seconds.items()}
+    return seconds

@@ -14,6 +14,8 @@ from pathlib import Path
 # run XLA's defaults, which fuse and round differently; XLA_DEFAULTS=1 runs the tests with them.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers inherit them
     flags = ["--xla_force_host_platform_device_count=8"]
+    # By default XLA aborts after 40 seconds, which a loaded machine can need.
+    flags += ["--xla_cpu_collective_call_terminate_timeout_seconds=300"]
     # Eight devices that wait for each other occupy eight threads, and up to jaxlib 0.10 XLA has
     # only a thread per device: a program dispatched meanwhile, as outside jit, causes a deadlock,
     # and XLA aborts the process after 40 seconds.

@@ -49,8 +49,7 @@ class NormCase(NamedTuple):
 class ManifoldCase(NamedTuple):
     """Manifold and point shape; `gap` bounds the certified gap of its method.
 
-    A row of each kind is checked thoroughly; see `check_manifold`, also for `convex` and
-    `returns`.
+    A row of each kind is checked thoroughly; see `check_manifold`, also for `convex`.
     """
 
     name: str
@@ -59,7 +58,6 @@ class ManifoldCase(NamedTuple):
     gap: float = 1e-3
     thorough: bool = False
     convex: bool = False
-    returns: float | None = 2.0
 
 
 NORMS = [
@@ -122,19 +120,17 @@ GRASSMANN = [
 # Steps of norm 1, a third of the largest singular value: close singular values mean high curvature.
 DISTINCT = Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=1.0))
 ISOSPECTRAL = [
-    ManifoldCase("isospectral tall", DISTINCT, (6, 4), gap=0.2, thorough=True, returns=None),
+    ManifoldCase("isospectral tall", DISTINCT, (6, 4), gap=0.2, thorough=True),
     ManifoldCase(
         "isospectral, ties and zeros, by svd",
         Isospectral((2.0, 2.0, 1.0, 0.0, 0.0), step_norm=Spectral(SVD(), scale=1.0)),
         (5, 5),
         gap=0.3,
-        returns=None,
     ),
     ManifoldCase(
         "isospectral wide stack by Frobenius steps",
         Isospectral((1.0, 0.6), step_norm=Frobenius(scale=0.4)),
         (2, 2, 5),
-        returns=None,
     ),
 ]
 
@@ -152,14 +148,11 @@ ANY_NORM = [
     ),
     ManifoldCase("rows by spectral steps", EmbeddingRows(step_norm=BY_SVD), (6, 4), gap=0.02),
     # Small steps: the set is strongly curved if the second singular value is close.
-    ManifoldCase(
-        "spectral sphere", SpectralSphere(4.0, step_norm=Spectral()), (5, 3), returns=None
-    ),
+    ManifoldCase("spectral sphere", SpectralSphere(4.0, step_norm=Spectral()), (5, 3)),
     ManifoldCase(
         "spectral sphere, wide stack, by svd",
         SpectralSphere(5.0, step_norm=BY_SVD),
         (2, 3, 4),
-        returns=None,
     ),
     ManifoldCase(
         "spectral ball", SpectralBall(FanRatio(), step_norm=RMSToRMS(SVD())), (6, 4), gap=0.01
@@ -169,13 +162,11 @@ ANY_NORM = [
         SpectralBand(0.7, 1.4, 2.0, step_norm=BY_SVD),
         (2, 3, 5),
         0.02,
-        returns=None,
     ),
     ManifoldCase(
         "spectral band by Frobenius steps",
         SpectralBand(step_norm=Frobenius()),
         (4, 4),
-        returns=None,
     ),
 ]
 

@@ -30,7 +30,6 @@ DELAYED = {"matplotlib", "safetensors"}
 EXTRAS = {
     "checkpoints": {"orbax"},
     "frameworks": {"equinox", "flax", "haiku"},  # each in its own module
-    "lab": {"matplotlib"},  # only for annotations in `_pictures`
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DECLARED = {entry.split(">=")[0] for entry in PROJECT["dependencies"]} | sys.stdlib_module_names

@@ -88,11 +88,10 @@ class Standardized(Manifold):
 #
 # `check_manifold` draws points and gradients of all sizes and tries every law of the interface:
 # projections are idempotent, directions are tangent, steps return to the set to first order,
-# stacks give what loops give. A law that is broken is named. One is not promised here: rows that
-# do not add up to zero are not brought back by a step, hence `returns=None`.
+# stacks give what loops give. A law that is broken is named.
 
 # %%
-check_manifold(Standardized(), (3, 16), jax.random.key(0), thorough=False, returns=None)
+check_manifold(Standardized(), (3, 16), jax.random.key(0), thorough=False)
 
 # %% [markdown]
 # To see the check at work, forget what makes the set what it is: directions that are steepest on
@@ -106,7 +105,7 @@ class Careless(Standardized):
 
 
 try:
-    check_manifold(Careless(), (3, 16), jax.random.key(0), thorough=False, returns=None)
+    check_manifold(Careless(), (3, 16), jax.random.key(0), thorough=False)
 except AssertionError as broken:
     print(str(broken).splitlines()[0])
 
@@ -172,6 +171,6 @@ panel.spines[["top", "right"]].set_visible(False)
 # ## From here
 #
 # * The methods and their laws are in [`Manifold`](../api/manifolds.md).
-# * Matrices with a norm of their own need a solver: [Stiefel](../math/stiefel.md) shows how one
-#   is found, and [Contributing](../contributing.md) has the check-list for a manifold that others
-#   could use.
+# * Matrices with a norm of their own need a solver: [Steepest directions](../math/solvers.md)
+#   shows how one is found, and [Contributing](../contributing.md) has the check-list for a
+#   manifold that others could use.

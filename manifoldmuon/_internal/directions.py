@@ -157,16 +157,17 @@ def bounded_step(vector: Floats, scale: float, longest: float, ndim: int) -> Flo
         return step
 
     def cut(step: Floats) -> Floats:
-        scaled, exponent = scale_to_unit_exponent(step, ndim)
-        size = expand_trailing(frobenius_norm(scaled, ndim), ndim)
+        most = jnp.max(jnp.abs(step), axis=trailing(step, ndim), keepdims=True)
+        scaled = step / nonzero_or_one(most)
+        size = frobenius_norm(scaled, ndim)
         if ndim == 2:
             high = tall(scaled)
-            size = jnp.minimum(size, jnp.sqrt(largest_row_sum(product(high.mT, high))))
-        size = nonzero_or_one(size)  # its square is at least 1, or 0
-        most = times_power_of_two(longest / size, -expand_trailing(exponent, ndim))
-        return jnp.where(most < 1, scaled * (longest / size), step)
+            rows = largest_row_sum(product(high.mT, high))[..., 0, 0]
+            size = jnp.minimum(size, jnp.sqrt(rows))
+        size = expand_trailing(size, ndim)
+        return jnp.where(size * most > longest, scaled * (longest / nonzero_or_one(size)), step)
 
-    # Infinite where squares overflow; `cut` then takes its scaled path.
+    # Infinite where squares overflow.
     long = frobenius_norm(step, ndim) > longest
     return jax.lax.cond(jnp.any(long), cut, lambda step: step, step)
 

@@ -91,9 +91,8 @@ def polish(gram: Squares, precision: jax.lax.Precision = jax.lax.Precision.HIGHE
 
 # Precision on accelerators. E comes from a product in float32, and later products multiply small
 # matrices, so that their errors are small, too: three passes of bfloat16 for terms that grow with
-# E, a single pass for terms that are below 0.025 always.
+# E.
 _in_three_passes = functools.partial(product, precision=jax.lax.Precision.HIGH)
-_in_one_pass = functools.partial(product, precision=jax.lax.Precision.DEFAULT)
 
 
 def largest_row_sum(x: Squares) -> Float[Array, "*batch 1 1"]:
@@ -113,47 +112,40 @@ def inverse_sqrt_minus_one(excess: Squares, max_iterations: int) -> Squares:
     The quintic Newton-Schulz step multiplies `S = I + E` on both sides by the Taylor polynomial
     `p = I - E/2 + 3/8 E^2` of its inverse root; the product of the `p` converges to the root.
     Carrying `E`, `p - I` and `D = root - I` instead of `S`, `p` and the root keeps the identity
-    out of the rounding errors: near the identity the result is three times as accurate. A tiny E
-    takes a single product, a small E three. The derivative, in either mode, is exact.
+    out of the rounding errors: near the identity the result is three times as accurate. A small E
+    takes a single product. The derivative, in either mode, is exact.
 
     Args:
       excess: E, symmetric, float32 or wider, its eigenvalues between -1 and 4/3.
       max_iterations: limit of the iterations; an eigenvalue of -1 takes them all.
     """
-    # The truncated series miss 5/16 E^3 and 63/256 E^5: 8e-9 and 2e-9, or 2e-17 in float64.
-    near, close = (3e-3, 0.025) if excess.dtype == jnp.float32 else (4e-6, 6e-4)
-
-    def exceeds(square, limit):
-        # Row sums of E^2 bound the squared spectral norm of E, mostly at least twice as tightly as
-        # row sums of E. A NaN compares false: only the other matrices decide when the loop ends.
-        return jnp.any(largest_row_sum(square) > limit**2)
-
-    def quadratic(excess, square):
-        return 0.375 * square - 0.5 * excess
+    # The Taylor polynomial misses 5/16 E^3: 4e-8, or 1e-16 in float64.
+    near = 5e-3 if excess.dtype == jnp.float32 else 7e-6
 
     def compose(left, right):
         """Return `(I + left) (I + right) - I`."""
         return left + right + _in_three_passes(left, right)
 
+    def taylor(excess):
+        square = _in_three_passes(excess, excess)
+        return square, 0.375 * square - 0.5 * excess
+
     def unfinished(carry):
-        count, _, square, _ = carry
-        return (count < max_iterations) & exceeds(square, close)
+        # Row sums of E^2 bound the squared spectral norm of E, mostly at least twice as tightly as
+        # row sums of E. A NaN compares false: only the other matrices decide when the loop ends.
+        count, _, square, _, _ = carry
+        return (count < max_iterations) & jnp.any(largest_row_sum(square) > near**2)
 
     def step(carry):
-        count, excess, square, root = carry
-        p = quadratic(excess, square)
+        count, excess, _, p, root = carry
         excess = compose(compose(excess, p), p)
-        return count + 1, excess, _in_three_passes(excess, excess), compose(root, p)
+        square, p = taylor(excess)
+        return count + 1, excess, square, p, compose(root, p)
 
-    def iterated(excess, square):
-        start = (jnp.zeros((), jnp.int32), excess, square, jnp.zeros_like(excess))
-        _, excess, square, root = jax.lax.while_loop(unfinished, step, start)
-        rest = _in_one_pass(square, 35 / 128 * square - 5 / 16 * excess)
-        return compose(root, quadratic(excess, square) + rest)
-
-    square = _in_three_passes(excess, excess)
-    # Training steps end here, after a single product.
-    return jax.lax.cond(exceeds(square, near), iterated, quadratic, excess, square)
+    # Training steps take no iteration, so the root starts with the first polynomial.
+    square, p = taylor(excess)
+    start = (jnp.zeros((), jnp.int32), excess, square, p, p)
+    return jax.lax.while_loop(unfinished, step, start)[-1]
 
 
 @inverse_sqrt_minus_one.defjvp

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
+
+Node = tuple[tuple[str, ...], list[Any]]
+"""Cells of a row, and child nodes."""
 
 
 class Printed:
@@ -20,8 +24,16 @@ def align(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join("  ".join(cells).rstrip() for cells in lines)
 
 
-def branches(count: int, rest: str) -> Iterator[tuple[str, str]]:
-    """Yield two prefixes for each child of a node: for its own line and for the lines below."""
-    for i in range(count):
-        own, below = ("└─ ", "   ") if i == count - 1 else ("├─ ", "│  ")
-        yield rest + own, rest + below
+def tree(header: tuple[str, ...], root: Node) -> str:
+    """Return a table with a row for each node, and branches drawn in the first column."""
+    rows = [header]
+
+    def add(node: Node, first: str, rest: str) -> None:
+        (name, *cells), children = node
+        rows.append((first + name, *cells))
+        for i, child in enumerate(children):
+            own, below = ("└─ ", "   ") if i == len(children) - 1 else ("├─ ", "│  ")
+            add(child, rest + own, rest + below)
+
+    add(root, "", "")
+    return align(rows)

@@ -7,8 +7,8 @@ for all inputs.
 
 from manifoldmuon.bounds import _rules  # registers the rules
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds
-from manifoldmuon.bounds._network import NetworkBounds, bound, input_norm_of, propagate
-from manifoldmuon.bounds._norm_bounds import L1, L2, RMS, LInf, NormBound
+from manifoldmuon.bounds._network import NetworkBounds, bound, propagate
+from manifoldmuon.bounds._norm_bounds import L2, RMS, LInf, NormBound, OneHot
 from manifoldmuon.bounds._weights import MatrixBounds, matrix_bounds
 
 __all__ = [
@@ -18,9 +18,8 @@ __all__ = [
     "RMS",
     "L2",
     "LInf",
-    "L1",
+    "OneHot",
     "propagate",
-    "input_norm_of",
     "LipschitzBounds",
     "matrix_bounds",
     "MatrixBounds",

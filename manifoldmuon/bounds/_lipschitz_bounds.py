@@ -51,14 +51,7 @@ class LipschitzBounds:
         weights: float = 0.0,
         reasons: tuple[str, ...] = (),
     ) -> "LipschitzBounds":
-        """Return the bounds of a module with one output array.
-
-        Args:
-          outputs: the bounds on the output.
-          slopes: a number for each input array; a plain number for a single array.
-          weights: how much the output moves per movement of the weights.
-          reasons: causes of infinite bounds.
-        """
+        """Return the bounds of a module with one output array; `slopes` has one for each input."""
         row = np.atleast_1d(np.asarray(slopes, float))
         return cls(outputs, row[None], np.array([weights], float), reasons)
 
@@ -70,14 +63,11 @@ class LipschitzBounds:
 
     @classmethod
     def convert_norm(cls, x: Sizes, *norms: ActivationNorm) -> "LipschitzBounds":
-        """Return the bounds of reading the input in other norms, to be followed by a rule's own.
+        """Return the bounds of reading the input in other norms; `outputs` has the sizes in these.
 
         Args:
           x: the size of the input.
           *norms: a norm for each array; a single norm if the input is an array.
-
-        Returns:
-          Bounds whose `outputs` are the sizes in these norms.
 
         Raises:
           ValueError: the input has another number of arrays, or its norm does not bound the new
@@ -104,9 +94,6 @@ class LipschitzBounds:
           x: the size of the input.
           axes: the least number of axes of an `L2` norm that is kept.
           features: the required length of the last axis; None for any.
-
-        Raises:
-          ValueError: the last axis is known to have another length, or `convert_norm` fails.
         """
         length = isinstance(x, NormBound) and x.is_length(axes)
         read = cls.convert_norm(x, x.norm if length else RMS())

@@ -10,9 +10,9 @@ import jax
 import numpy as np
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.text import Printed, align, branches
+from manifoldmuon._internal.text import Node, Printed, tree
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes
-from manifoldmuon.bounds._norm_bounds import ONE_HOT, RMS, ActivationNorm, NormBound
+from manifoldmuon.bounds._norm_bounds import RMS, ActivationNorm, NormBound, OneHot
 from manifoldmuon.bounds._weights import weight_of
 from manifoldmuon.modules import (
     Atom,
@@ -102,32 +102,32 @@ class NetworkBounds(Printed):
     def __str__(self) -> str:
         notes = [f"infinite: {reason}" for reason in self.reasons]
         notes += [f"assumed: {assumption}" for assumption in self.assumptions]
-        return "\n".join([align([_HEADER, *_rows(self, "", "")]), *notes])
+        return "\n".join([tree(_HEADER, _node(self)), *notes])
 
 
 def _sum(x: Sizes) -> float:
     return float(np.sum([size.upper for size in jax.tree.leaves(x)]))
 
 
-def _rows(bounds: NetworkBounds, first: str, rest: str) -> list[tuple[str, ...]]:
-    inner, outer = (_text(x) for x in (bounds.inputs, bounds.outputs))
+def _node(bounds: NetworkBounds) -> Node:
+    """Return the printed row of a module, and those of its parts."""
+    sizes = (_text(x) for x in (bounds.inputs, bounds.outputs))
     slopes = f"{bounds.lipschitz_inputs:.4g}", f"{bounds.lipschitz_weights:.4g}"
-    rows = [(first + bounds.module.describe(), inner, outer, *slopes)]
-    if isinstance(bounds.module, Stack):
-        # Print one tree for all copies, with the ranges from the first copy to the last.
-        ends = (_rows(bounds.parts[i], rest + "└─ ", rest + "   ") for i in (0, -1))
-        return rows + [tuple(map(_span, *pair)) for pair in zip(*ends, strict=True)]
-    for part, lines in zip(bounds.parts, branches(len(bounds.parts), rest), strict=True):
-        rows += _rows(part, *lines)
-    return rows
+    row = (bounds.module.describe(), *sizes, *slopes)
+    if isinstance(bounds.module, Stack):  # a single tree for all copies
+        return row, [_span(*(_node(bounds.parts[i]) for i in (0, -1)))]
+    return row, [_node(part) for part in bounds.parts]
 
 
 def _text(x: Sizes) -> str:
     return str(x) if isinstance(x, NormBound) else "(" + ", ".join(_text(part) for part in x) + ")"
 
 
-def _span(first: str, last: str) -> str:
-    return first if first == last else f"{first} → {last}"
+def _span(first: Node, last: Node) -> Node:
+    """Return rows with the ranges from the first copy to the last."""
+    pairs = zip(first[0], last[0], strict=True)
+    row = tuple(a if a == b else f"{a} → {b}" for a, b in pairs)
+    return row, [_span(*children) for children in zip(first[1], last[1], strict=True)]
 
 
 @functools.singledispatch
@@ -137,15 +137,10 @@ def propagate(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     A generic function with an implementation for each type of module. To bound your own bond,
     decorate a function `(bond, weights, x) -> LipschitzBounds` with `bounds.propagate.register`.
 
-    Rules ignore declared sensitivities, which describe typical inputs.
-
     Args:
       module: a module of the implementation's type.
       weights: a `Weight` for each weight, in the structure of the parameters; `()` for bonds.
       x: the size of the input, or a tuple of sizes for a tuple of inputs.
-
-    Returns:
-      The sizes of the output, and its slopes.
 
     Raises:
       TypeError: the type has no implementation.
@@ -209,16 +204,12 @@ def bound(
     Args:
       module: the architecture. An `ExternalModule` needs `params` and parameters with atoms.
       params: the weights, as `module.init` returns them; None for all weights on the manifolds.
-      input_norm: the largest norm of an input, in the norm that the first module reads (see
-        `input_norm_of`), such as the RMS of a vector, token or pixel. Infinity allows every input.
-        A `NormBound` also sets a least norm or another norm; give a tuple for a tuple of inputs.
-        Whole numbers, read by `Embed`, always have norm 1.
+      input_norm: the largest norm of an input, the RMS of a vector, token or pixel. Infinity allows
+        every input. A `NormBound` also sets a least norm or another norm; give a tuple for a tuple
+        of inputs. Whole numbers, read by `Embed`, always have norm 1.
       radius: the largest distance from `params`, in the modular norm; only with `params`.
       drift: the largest `Manifold.distance` of a weight (as `optim.monitor_distance` reports it);
         only without `params`. In flat space every distance is 0, and the assumed norm stays 1.
-
-    Returns:
-      The bounds; `print` shows them as a tree.
 
     Raises:
       TypeError: the type of a module or manifold has no rule; the message says how to add it.
@@ -246,7 +237,7 @@ def bound(
         weights = module.map_weights(known, params)
     if external is not None:  # budgets from declared sensitivities, shared along each path
         weights = jax.tree.map(lambda w, spec: w.with_budget(spec.budget), weights, external)
-    found = bound_part(module, weights, _declared(input_norm, input_norm_of(module)))
+    found = bound_part(module, weights, _declared(input_norm, _input_norm(module)))
     free = params is None and any(
         not s.manifold.constrained for s in jax.tree.leaves(module.weights())
     )
@@ -261,7 +252,7 @@ def _declared(bound: Any, norm: ActivationNorm) -> Sizes:
         return tuple(_declared(part, RMS()) for part in bound)
     if isinstance(bound, NormBound):
         return bound
-    if norm == ONE_HOT:
+    if norm == OneHot():
         return NormBound(1.0, 1.0, norm)
     number = isinstance(bound, int | float | np.integer | np.floating)
     if not number or isinstance(bound, bool) or not bound >= 0:
@@ -269,26 +260,12 @@ def _declared(bound: Any, norm: ActivationNorm) -> Sizes:
     return NormBound(float(bound), norm=norm)
 
 
-@functools.singledispatch
-def input_norm_of(module: Module) -> ActivationNorm:
-    """Return the norm in which a module reads its input: `RMS()` unless its type says otherwise.
-
-    A plain number for `input_norm` is in this norm. If your own bond reads another norm, decorate
-    a function `(bond) -> ActivationNorm` with `bounds.input_norm_of.register`.
-
-    Args:
-      module: a module of any type.
-
-    Examples:
-      >>> input_norm_of(mm.modules.Embed(16, 65))
-      L1(one_hot=True)
-    """
+def _input_norm(module: Module) -> ActivationNorm:
+    """Return the norm of a plain number for `input_norm`: the norm that the first module reads."""
+    if isinstance(module, Embed | Positions):
+        return OneHot()
     if not isinstance(module, Compose | Stack | Tied | Concatenate):
         return RMS()
     first = module.parts if isinstance(module, Concatenate) else module.parts[:1]
-    found = {input_norm_of(part) for part in first}
+    found = {_input_norm(part) for part in first}
     return found.pop() if len(found) == 1 else RMS()
-
-
-for kind in (Embed, Positions):
-    input_norm_of.register(kind, lambda module: ONE_HOT)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 import sys
@@ -11,11 +10,8 @@ from typing import Any
 from manifoldmuon._internal.arguments import check_fields, number
 
 
-class ActivationNorm(abc.ABC):
+class ActivationNorm:
     """Base class of norms, as frozen values: over the last axes, then the maximum over the rest."""
-
-    @abc.abstractmethod
-    def __str__(self) -> str: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,9 +32,6 @@ class RMS(ActivationNorm):
 
     def __post_init__(self):
         check_fields(self, heads="[1, inf)")
-
-    def __str__(self) -> str:
-        return "RMS" if self.heads == 1 else f"RMS over {self.heads} heads"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +54,6 @@ class L2(ActivationNorm):
     def __post_init__(self):
         check_fields(self, axes="[1, inf)")
 
-    def __str__(self) -> str:
-        return "length" if self.axes == 1 else f"length over {self.axes} axes"
-
 
 @dataclasses.dataclass(frozen=True)
 class LInf(ActivationNorm):
@@ -74,30 +64,17 @@ class LInf(ActivationNorm):
       LInf()
     """
 
-    def __str__(self) -> str:
-        return "largest"
-
 
 @dataclasses.dataclass(frozen=True)
-class L1(ActivationNorm):
-    """The sum of magnitudes over the last axis, the norm of probabilities.
+class OneHot(ActivationNorm):
+    """The l1 norm of tokens, whole numbers, as one-hot vectors.
 
-    Attributes:
-      one_hot: whether the array holds whole numbers (tokens), measured as one-hot vectors. A token
-        has norm 1, and a change of token is a step of norm 2.
+    A token has norm 1, and a change of token is a step of norm 2.
 
     Examples:
       >>> bound(mm.modules.Embed(16, 65)).inputs.norm
-      L1(one_hot=True)
+      OneHot()
     """
-
-    one_hot: bool = False
-
-    def __str__(self) -> str:
-        return "one-hot" if self.one_hot else "sum"
-
-
-ONE_HOT = L1(one_hot=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +84,7 @@ class NormBound:
     Attributes:
       upper: the largest norm of a token, pixel or example; may be infinite.
       lower: the smallest. Only division by the norm (`RMSDivide`) needs it.
-      norm: `RMS()`, `L2(axes)`, `LInf()` or `L1()`.
+      norm: `RMS()`, `L2(axes)`, `LInf()` or `OneHot()`.
       features: the length of the last axis; None if unknown.
 
     Examples:
@@ -142,12 +119,7 @@ class NormBound:
         return isinstance(self.norm, L2) and self.norm.axes >= axes
 
     def expect_features(self, features: int | None = None, divisor: int = 1) -> None:
-        """Raise `ValueError` if the length of the last axis is known and does not fit.
-
-        Args:
-          features: the required length; None for any.
-          divisor: a required divisor of the length.
-        """
+        """Raise `ValueError` unless the last axis may have this length and this divisor."""
         known = self.features
         if known is not None and features not in (None, known):
             raise ValueError(f"expected {features} entries in the last axis; got {known}")
@@ -156,8 +128,8 @@ class NormBound:
 
     def expect_numbers(self) -> None:
         """Raise `ValueError` for tokens, which allow no arithmetic."""
-        if self.norm == ONE_HOT:
-            raise ValueError(f"values measured as '{self.norm}' cannot be computed with here")
+        if self.norm == OneHot():
+            raise ValueError(f"values measured as {self.norm} cannot be computed with here")
 
     def __str__(self) -> str:
         low = f"{self.lower:.4g} … " if self.lower and self.lower != self.upper else ""
@@ -182,45 +154,36 @@ def times_down(a: float, b: float) -> float:
 
 
 def factor_between(size: NormBound, target: ActivationNorm) -> float:
-    """Return a number c with `||v||_target <= c ||v||_measure` for all values of this size.
-
-    Raises:
-      ValueError: no such number exists, or it depends on an unknown length.
-    """
+    """Return a number c with `||v||_target <= c ||v||_source` for all values of this size."""
     source = size.norm
     if source == target:
         return 1.0
-    if ONE_HOT in (source, target):
-        raise ValueError(f"a value measured as '{source}' cannot be read as '{target}'")
+    if OneHot() in (source, target):
+        raise ValueError(f"a value measured as {source} cannot be read as {target}")
     if isinstance(target, L2):
         # A length over fewer axes is no larger; for more axes, their sizes would be needed.
         axes = source.axes if isinstance(source, L2) else 1
         if target.axes > axes or (isinstance(source, RMS) and source.heads > 1):
             raise ValueError(
-                f"from the norm '{source}' to '{target}' takes the lengths of axes that are not "
+                f"from the norm {source} to {target} takes the lengths of axes that are not "
                 f"known here: declare the input as NormBound(..., norm={target!r})"
             )
         return _root_of_features(size, target) if isinstance(source, RMS | LInf) else 1.0
     if isinstance(source, L2):
-        if target == L1():
-            return _root_of_features(size, target)
         # A length is at least the magnitude of every entry.
         known = size.features if target == RMS() else None
         return 1.0 if known is None else 1 / math.sqrt(known)
     if isinstance(source, RMS) and source.heads > 1:
         per_head = dataclasses.replace(size, norm=RMS())
         return math.sqrt(source.heads) * factor_between(per_head, target)
-    # RMS is at most the largest magnitude, and both are at most the sum of magnitudes.
-    if isinstance(target, RMS) or isinstance(source, L1):
-        return 1.0
-    root = _root_of_features(size, target)
-    return root if isinstance(target, LInf) else root**2
+    # RMS is at most the largest magnitude.
+    return 1.0 if isinstance(target, RMS) else _root_of_features(size, target)
 
 
 def _root_of_features(size: NormBound, target: ActivationNorm) -> float:
     if size.features is None:
         raise ValueError(
-            f"from the norm '{size.norm}' to '{target}' takes the length of the last axis, "
+            f"from the norm {size.norm} to {target} takes the length of the last axis, "
             "which is not known here: declare the input as NormBound(..., features=...)"
         )
     return math.sqrt(size.features)

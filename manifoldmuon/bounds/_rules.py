@@ -11,58 +11,23 @@ from typing import Any
 import jax
 import numpy as np
 
+from manifoldmuon import modules
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, side_by_side
 from manifoldmuon.bounds._network import bound_part, propagate
-from manifoldmuon.bounds._norm_bounds import (
-    L2,
-    ONE_HOT,
-    RMS,
-    LInf,
-    NormBound,
-    times,
-    times_down,
-)
+from manifoldmuon.bounds._norm_bounds import L2, RMS, LInf, NormBound, OneHot, times, times_down
 from manifoldmuon.bounds._weights import Weight
-from manifoldmuon.modules import (
-    GELU,
-    Abs,
-    Add,
-    AveragePool,
-    Bias,
-    Compose,
-    Concatenate,
-    Conv2D,
-    Embed,
-    Flatten,
-    FunctionalAttention,
-    GroupSort,
-    Identity,
-    Linear,
-    MeanSubtract,
-    MergeHeads,
-    Module,
-    Mul,
-    Positions,
-    ReLU,
-    RMSDivide,
-    RoPE,
-    SplitHeads,
-    Stack,
-    Tied,
-    Unembed,
-)
 
 read_length, convert_norm = LipschitzBounds.read_length, LipschitzBounds.convert_norm
 
 
-@propagate.register(Linear)
-@propagate.register(Conv2D)
+@propagate.register(modules.Linear)
+@propagate.register(modules.Conv2D)
 def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
     """Bound a matrix product, or a convolution as a sum over its taps.
 
     The bound of a convolution holds at every stride and padding.
     """
-    taps, (m, n) = isinstance(atom, Conv2D), atom.shape[-2:]
+    taps, (m, n) = isinstance(atom, modules.Conv2D), atom.shape[-2:]
     read = read_length(x, axes=3 if taps else 1, features=n)
     size = read.outputs
     most, least = weights.spectral_norm(atom.shape, blockwise=not taps)
@@ -77,17 +42,17 @@ def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
 
 
 @propagate.register
-def bound_embed(atom: Embed, weights: Weight, x: NormBound) -> LipschitzBounds:
+def bound_embed(atom: modules.Embed, weights: Weight, x: NormBound) -> LipschitzBounds:
     longest, shortest, step = (
         length / math.sqrt(atom.dim)
         for length in (*weights.rows(atom.shape), weights.step_rows(atom.shape))
     )
     out = NormBound(longest, shortest, RMS(), atom.dim)
-    return convert_norm(x, ONE_HOT).then_of(out, longest, weights=step)
+    return convert_norm(x, OneHot()).then_of(out, longest, weights=step)
 
 
 @propagate.register
-def bound_unembed(atom: Unembed, weights: Weight, x: NormBound) -> LipschitzBounds:
+def bound_unembed(atom: modules.Unembed, weights: Weight, x: NormBound) -> LipschitzBounds:
     read, root = convert_norm(x, RMS()), math.sqrt(atom.dim)
     size = read.outputs
     size.expect_features(atom.dim)
@@ -97,7 +62,7 @@ def bound_unembed(atom: Unembed, weights: Weight, x: NormBound) -> LipschitzBoun
 
 
 @propagate.register
-def bound_bias(atom: Bias, weights: Weight, x: NormBound) -> LipschitzBounds:
+def bound_bias(atom: modules.Bias, weights: Weight, x: NormBound) -> LipschitzBounds:
     """Bound a shift by the bias: infinite in `L2` over several axes.
 
     The bias is added to every token or pixel, and their number is unknown.
@@ -109,36 +74,37 @@ def bound_bias(atom: Bias, weights: Weight, x: NormBound) -> LipschitzBounds:
     length, step = (
         times(places, found / root) for found in (weights.rows(row)[0], weights.step_rows(row))
     )
-    reason = f"a bias is as long as there are places in the norm '{size.norm}'"
+    reason = f"a bias is as long as there are places in the norm {size.norm}"
     out = NormBound(size.upper + length, max(size.lower - length, 0.0), size.norm, atom.features)
     return read.then_of(out, 1.0, weights=step, reasons=(reason,) if math.isinf(step) else ())
 
 
 @propagate.register
-def bound_compose(module: Compose, weights: Any, x: Sizes) -> LipschitzBounds:
+def bound_compose(module: modules.Compose, weights: Any, x: Sizes) -> LipschitzBounds:
     return _in_sequence(zip(module.parts, weights, strict=True), x)
 
 
 @propagate.register
-def bound_stack(module: Stack, weights: Any, x: Sizes) -> LipschitzBounds:
-    return _in_sequence(((module.module, _copy(weights, i)) for i in range(module.copies)), x)
+def bound_stack(module: modules.Stack, weights: Any, x: Sizes) -> LipschitzBounds:
+    copies = (jax.tree.map(lambda w, i=i: w.copy(i), weights) for i in range(module.copies))
+    return _in_sequence(((module.module, copy) for copy in copies), x)
 
 
 @propagate.register
-def bound_concatenate(module: Concatenate, weights: Any, x: Sizes) -> LipschitzBounds:
+def bound_concatenate(module: modules.Concatenate, weights: Any, x: Sizes) -> LipschitzBounds:
     pairs = zip(module.parts, weights, strict=True)
     parts = tuple(bound_part(part, inner, x) for part, inner in pairs)
     return dataclasses.replace(side_by_side([part.transfer for part in parts]), parts=parts)
 
 
 @propagate.register
-def bound_tied(module: Tied, weights: Any, x: Sizes) -> LipschitzBounds:
+def bound_tied(module: modules.Tied, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound the untied module: every occurrence moves by the shared budget, and effects add up."""
     part = bound_part(module.module, module.untied(weights), x)
     return dataclasses.replace(part.transfer, parts=(part,))
 
 
-def _in_sequence(parts: Iterable[tuple[Module, Any]], x: Sizes) -> LipschitzBounds:
+def _in_sequence(parts: Iterable[tuple[modules.Module, Any]], x: Sizes) -> LipschitzBounds:
     whole, found = LipschitzBounds.identity(x), []
     for module, weights in parts:
         found.append(bound_part(module, weights, whole.outputs))
@@ -146,17 +112,13 @@ def _in_sequence(parts: Iterable[tuple[Module, Any]], x: Sizes) -> LipschitzBoun
     return dataclasses.replace(whole, parts=tuple(found))
 
 
-def _copy(weights: Any, index: int) -> Any:
-    return jax.tree.map(lambda weight: weight.copy(index), weights)
-
-
 @propagate.register
-def bound_identity(bond: Identity, weights: Any, x: Sizes) -> LipschitzBounds:
+def bound_identity(bond: modules.Identity, weights: Any, x: Sizes) -> LipschitzBounds:
     return LipschitzBounds.identity(x)
 
 
 @propagate.register
-def bound_mul(bond: Mul, weights: Any, x: Sizes) -> LipschitzBounds:
+def bound_mul(bond: modules.Mul, weights: Any, x: Sizes) -> LipschitzBounds:
     factor = abs(bond.factor)
     for size in jax.tree.leaves(x):
         size.expect_numbers()
@@ -165,7 +127,7 @@ def bound_mul(bond: Mul, weights: Any, x: Sizes) -> LipschitzBounds:
 
 
 @propagate.register
-def bound_add(bond: Add, weights: Any, x: Sizes) -> LipschitzBounds:
+def bound_add(bond: modules.Add, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound a sum by the triangle inequality, from above and from below.
 
     Terms measured in different norms are added in the RMS norm, which every norm bounds.
@@ -193,68 +155,53 @@ def _sum(terms: list[NormBound]) -> NormBound:
 
 
 def _by_entries(out: NormBound, slope: float = 1.0) -> LipschitzBounds:
-    """Return bounds of maps of single entries or groups of entries, in any norm of numbers."""
+    """Return the bounds of a module that maps single vectors, in any norm of numbers."""
     out.expect_numbers()
     return LipschitzBounds.of(out, slope)
 
 
 @propagate.register
-def bound_abs(bond: Abs, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_abs(bond: modules.Abs, weights: Any, x: NormBound) -> LipschitzBounds:
     return _by_entries(x)
 
 
 @propagate.register
-def bound_relu(bond: ReLU, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Bound the slope by 1, reached at positive entries; the declared value is ignored."""
+def bound_relu(bond: modules.ReLU, weights: Any, x: NormBound) -> LipschitzBounds:
     return _by_entries(x.within())
 
 
 @propagate.register
-def bound_group_sort(bond: GroupSort, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_group_sort(bond: modules.GroupSort, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound a permutation of entries that never increases the distance of two inputs."""
     x.expect_features(divisor=bond.size)
     return _by_entries(x)
 
 
 @propagate.register
-def bound_gelu(bond: GELU, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_gelu(bond: modules.GELU, weights: Any, x: NormBound) -> LipschitzBounds:
     return _by_entries(x.within(), bond.LIPSCHITZ)
 
 
 @propagate.register
-def bound_mean_subtract(bond: MeanSubtract, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Bound the slope by 1 for an orthogonal projection, else by 2.
-
-    The projection is orthogonal in `L2` over the axes of the mean, and in RMS for the mean of the
-    last axis. Otherwise an outlier may nearly double.
-    """
-    x.expect_numbers()
-    axes = (bond.axis,) if isinstance(bond.axis, int) else bond.axis
-    if isinstance(x.norm, L2):
-        orthogonal = all(-x.norm.axes <= axis < 0 for axis in axes)
-    else:
-        orthogonal = axes == (-1,) and isinstance(x.norm, RMS)
-    slope = 1.0 if orthogonal else 2.0
-    return LipschitzBounds.of(x.within(slope), slope)
+def bound_mean_subtract(bond: modules.MeanSubtract, weights: Any, x: NormBound) -> LipschitzBounds:
+    """Bound an orthogonal projection; of the largest magnitudes an outlier may nearly double."""
+    slope = 1.0 if isinstance(x.norm, L2 | RMS) else 2.0
+    return _by_entries(x.within(slope), slope)
 
 
 @propagate.register
-def bound_rms_divide(bond: RMSDivide, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_rms_divide(bond: modules.RMSDivide, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 1 over the least norm of an input."""
     read = convert_norm(x, RMS())
-    least, most, reasons = read.outputs.lower, 1.0, ()
-    if bond.axis not in (-1, (-1,)):
-        least, most = 0.0, math.inf
-        reasons = (f"{bond!r} divides by the norm over other axes than the last",)
-    elif least == 0:
-        reasons = ("RMSDivide may get inputs near zero, where it has no largest slope",)
-    out = NormBound(most, 1.0 if least else 0.0, features=read.outputs.features)
+    least = read.outputs.lower
+    reason = "RMSDivide may get inputs near zero, where it has no largest slope"
+    out = NormBound(1.0, 1.0 if least else 0.0, features=read.outputs.features)
     slope = 1 / least if least else math.inf
-    return read.then_of(out, slope, reasons=reasons)
+    return read.then_of(out, slope, reasons=() if least else (reason,))
 
 
 @propagate.register
-def bound_split_heads(bond: SplitHeads, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_split_heads(bond: modules.SplitHeads, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound an isometry: the output is measured over all heads, see `RMS`."""
     read = convert_norm(x, RMS())
     read.outputs.expect_features(divisor=bond.heads)
@@ -264,7 +211,7 @@ def bound_split_heads(bond: SplitHeads, weights: Any, x: NormBound) -> Lipschitz
 
 
 @propagate.register
-def bound_merge_heads(bond: MergeHeads, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_merge_heads(bond: modules.MergeHeads, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the inverse of `SplitHeads`; heads measured separately merge to at most the largest."""
     if isinstance(x.norm, RMS) and x.norm.heads > 1:
         features = x.features and x.norm.heads * x.features
@@ -274,7 +221,7 @@ def bound_merge_heads(bond: MergeHeads, weights: Any, x: NormBound) -> Lipschitz
 
 
 @propagate.register
-def bound_average_pool(bond: AveragePool, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_average_pool(bond: modules.AveragePool, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 1.
 
     This bound is loose for `L2`, by the square root of the number of averaged pixels.
@@ -284,7 +231,7 @@ def bound_average_pool(bond: AveragePool, weights: Any, x: NormBound) -> Lipschi
 
 
 @propagate.register
-def bound_flatten(bond: Flatten, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_flatten(bond: modules.Flatten, weights: Any, x: NormBound) -> LipschitzBounds:
     """Keep the bounds: the RMS of all entries is between the parts' least and largest RMS."""
     read = read_length(x, axes=bond.axes)
     norm = read.outputs.norm
@@ -294,21 +241,21 @@ def bound_flatten(bond: Flatten, weights: Any, x: NormBound) -> LipschitzBounds:
 
 
 @propagate.register
-def bound_positions(bond: Positions, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_positions(bond: modules.Positions, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound the slope by 0: positions do not depend on the tokens."""
-    read = convert_norm(x, ONE_HOT)
+    read = convert_norm(x, OneHot())
     return read.then_of(read.outputs, 0.0)
 
 
 @propagate.register
-def bound_rope(bond: RoPE, weights: Any, x: NormBound) -> LipschitzBounds:
+def bound_rope(bond: modules.RoPE, weights: Any, x: NormBound) -> LipschitzBounds:
     """Bound an isometry of every head: a rotation of planes."""
     x.expect_features(divisor=2)
     return convert_norm(x, x.norm if isinstance(x.norm, RMS) else RMS())
 
 
 @propagate.register
-def bound_attention(bond: FunctionalAttention, weights: Any, x: Sizes) -> LipschitzBounds:
+def bound_attention(bond: modules.FunctionalAttention, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound attention by the norms of its queries, keys and values.
 
     The output of a token is an average of values and moves at most as much as they do. A query

@@ -67,12 +67,8 @@ def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBoun
       drift: bound all matrices of `Manifold.distance` at most `drift`. Flat space ignores it, and
         norms do not take it.
 
-    Returns:
-      The `MatrixBounds` of the matrices in the trailing axes of `shape`.
-
     Raises:
       TypeError: the type has no implementation, or its implementation takes no `drift`.
-      ValueError: fewer than two axes, or a negative or infinite drift.
 
     Examples:
       >>> matrix_bounds(mm.manifolds.Stiefel(2.0), (3, 5))
@@ -203,10 +199,7 @@ class Weight:
     def spectral_norm(self, shape: Shape, blockwise: bool = False) -> tuple[float, float]:
         """Return the sum of the matrices' spectral norms, and their smallest singular value.
 
-        Args:
-          shape: shape of the weight.
-          blockwise: whether the matrices act on separate blocks of entries; then return their
-            largest spectral norm, not the sum.
+        If `blockwise`, the matrices act on separate entries: return the largest norm, not the sum.
         """
         if self.value is None:
             known = self._anywhere(shape)
@@ -253,11 +246,7 @@ def _taps(shape: Shape, blockwise: bool) -> int:
 
 
 def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> Weight:
-    """Return a weight with this value, or any point of its manifold if `value` is None.
-
-    Raises:
-      ValueError: the value is not real or not finite.
-    """
+    """Return a weight with this value, or any point of its manifold if `value` is None."""
     if value is None:
         return Weight(spec, None, radius, drift)
     array = finite_array(f"a weight on {type(spec.manifold).__name__}", value)

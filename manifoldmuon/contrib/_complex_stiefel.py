@@ -10,13 +10,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_fields
-from manifoldmuon._internal.arrays import expand_trailing, upcast
+from manifoldmuon._internal.arrays import Numbers, expand_trailing, upcast
 from manifoldmuon._internal.lapack import map_matrices
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.manifolds import Manifold, Stiefel
 from manifoldmuon.manifolds.retractions import QR, Polar, Retraction
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, Steepest, StiefelSolver
 from manifoldmuon.norms import Norm, Spectral
+
+Pairs = Float[Array, "*batch 2 m n"]
+Complexes = Complex[Array, "*batch m n"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,8 +29,7 @@ class ComplexStiefel(Manifold):
     A point is a real array `(2, m, n)`, the real part and the imaginary part, so that gradients,
     optimizers and `minimize` stay real; `to_complex` and `from_complex` convert. All computations
     use `Stiefel` on the real form `[[A, -B], [B, A]]` of `A + iB`, which preserves products,
-    adjoints and polar factors. Under the spectral norm the steepest direction for a square W is
-    `W msign(W^* G - G^* W)`, with the complex polar factor. See docs/math/complex-stiefel.md.
+    adjoints and polar factors. See docs/math/sets.md.
 
     Attributes:
       scale: the common singular value, a positive number.
@@ -61,13 +63,13 @@ class ComplexStiefel(Manifold):
         _ = self._real  # checks solver and retraction
 
     @staticmethod
-    def to_complex(point: Float[Array, "*batch 2 m n"]) -> Complex[Array, "*batch m n"]:
+    def to_complex(point: Pairs) -> Complexes:
         """Return the complex matrices of a point."""
         wide = upcast(point)
         return jax.lax.complex(wide[..., 0, :, :], wide[..., 1, :, :])
 
     @staticmethod
-    def from_complex(matrix: Complex[Array, "*batch m n"]) -> Float[Array, "*batch 2 m n"]:
+    def from_complex(matrix: Complexes) -> Pairs:
         """Return the real array of complex matrices: a point, or a gradient `dA + i dB`."""
         return jnp.stack([matrix.real, matrix.imag], axis=-3)
 
@@ -90,7 +92,7 @@ class ComplexStiefel(Manifold):
     def for_training(self) -> "ComplexStiefel":
         return dataclasses.replace(self, solver=ProjectedPolar())
 
-    def project(self, point: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch 2 m n"]:
+    def project(self, point: Pairs) -> Pairs:
         """Return the polar factor; without full rank, LAPACK's singular vectors decide."""
         if 0 in point.shape:
             return point
@@ -113,40 +115,29 @@ class ComplexStiefel(Manifold):
         whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: found, still)
         return whole.astype(point.dtype)
 
-    def project_tangent(
-        self, point: Float[Array, "*batch 2 m n"], vector: Float[Array, "*batch 2 m n"]
-    ) -> Float[Array, "*batch 2 m n"]:
+    def project_tangent(self, point: Pairs, vector: Pairs) -> Pairs:
         return _pair(self._real.project_tangent(_real_form(point), _real_form(vector)))
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         *batch, _, m, n = shape
         return self._real.init_dual((*batch, 2 * m, 2 * n))
 
-    def steepest(
-        self,
-        point: Float[Array, "*batch 2 m n"],
-        grad: Float[Array, "*batch 2 m n"],
-        dual: Any = (),
-    ) -> Steepest:
+    def steepest(self, point: Pairs, grad: Pairs, dual: Any = ()) -> Steepest:
         # Averaging a direction into the form [[A, -B], [B, A]] keeps its gain and does not lengthen
         # it: the real and the complex problem have the same optimum and gap.
         answer = self._real.steepest(_real_form(point), _real_form(grad), dual)
         return answer._replace(direction=_pair(answer.direction))
 
-    def retract(
-        self, point: Float[Array, "*batch 2 m n"], vector: Float[Array, "*batch 2 m n"]
-    ) -> Float[Array, "*batch 2 m n"]:
+    def retract(self, point: Pairs, vector: Pairs) -> Pairs:
         return _pair(self._real.retract(_real_form(point), _real_form(vector)))
 
-    def random_point(
-        self, key: PRNGKeyArray, shape: tuple[int, ...], dtype
-    ) -> Float[Array, "*batch 2 m n"]:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Pairs:
         """Return a uniformly distributed (Haar) point."""
         self.check_shape(shape)
         wide = jnp.promote_types(dtype, jnp.float32)
         return self.project(jax.random.normal(key, shape, wide)).astype(dtype)
 
-    def distance(self, point: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch"]:
+    def distance(self, point: Pairs) -> Numbers:
         return self._real.distance(_real_form(point))
 
 
@@ -157,25 +148,25 @@ class _ComplexSpectral(Norm):
     scale: float = 1.0
     ndim: ClassVar[int] = 3
 
-    def norm(self, weight: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch"]:
+    def norm(self, weight: Pairs) -> Numbers:
         return Spectral(scale=self.scale).norm(_real_form(weight))
 
-    def dual_norm(self, grad: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch"]:
+    def dual_norm(self, grad: Pairs) -> Numbers:
         # The real form has every singular value twice.
         return Spectral(scale=self.scale).dual_norm(_real_form(grad)) / 2
 
-    def dualize(self, grad: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch 2 m n"]:
+    def dualize(self, grad: Pairs) -> Pairs:
         return _pair(Spectral(scale=self.scale).dualize(_real_form(grad)))
 
 
-def _real_form(x: Float[Array, "*batch 2 m n"]) -> Float[Array, "*batch p q"]:
+def _real_form(x: Pairs) -> Float[Array, "*batch p q"]:
     """Return `[[A, -B], [B, A]]`, which preserves products and adjoints of `A + iB`."""
     a, b = x[..., 0, :, :], x[..., 1, :, :]
     rows = jnp.concatenate([a, -b], axis=-1), jnp.concatenate([b, a], axis=-1)
     return jnp.concatenate(rows, axis=-2)
 
 
-def _pair(x: Float[Array, "*batch p q"]) -> Float[Array, "*batch 2 m n"]:
+def _pair(x: Float[Array, "*batch p q"]) -> Pairs:
     """Return the pair with the real form nearest to `x`."""
     m, n = x.shape[-2] // 2, x.shape[-1] // 2
     a = (x[..., :m, :n] + x[..., m:, n:]) / 2

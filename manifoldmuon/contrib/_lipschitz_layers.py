@@ -1,9 +1,7 @@
-"""More layers with Lipschitz constant 1 in the Euclidean norm, with their bounds and certificates.
+"""Atoms with Lipschitz constant 1 in the Euclidean length, with their bounds and certificates.
 
-The layers keep or shrink distances in the Euclidean length of the whole input. With
-`Linear(m, n, Stiefel())`, of scale 1, they make networks with margins that certify labels (see
-`robustness.certify`). The algebra's budgets hold in every norm in which each part has its declared
-sensitivity: here the Euclidean length.
+With `Linear(m, n, Stiefel())`, of scale 1, they make networks with margins that certify labels (see
+`robustness.certify`). Budgets hold in the Euclidean length, too.
 """
 
 from __future__ import annotations
@@ -190,10 +188,8 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
 
     An orthogonal matrix for the channels, then `kernel - 1` two-tap factors along each axis,
     alternating between the axes: like BCOP's blocks (Li et al., arXiv:1911.00937), it reaches
-    kernels that do not separate into rows and columns. It is orthogonal as long as its weights are
-    on their manifolds, without orthogonalisation in the forward pass, and takes `2 kernel - 1`
-    products of channels instead of a dense kernel's `kernel**2`. For a stride, put `SpaceToDepth`
-    and a `Linear` before it.
+    kernels that do not separate into rows and columns. It takes `2 kernel - 1` products of channels
+    instead of a dense kernel's `kernel**2`. For a stride, put `SpaceToDepth` and a `Linear` before.
 
     Args:
       channels: channels of input and output; at least 2.
@@ -211,12 +207,8 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
     return net
 
 
-# Bounds
-
-
-propagate.register(
-    LocallyConnected, propagate.dispatch(Linear)
-)  # takes the largest of several matrices
+# The rule of `Linear` takes the largest of several matrices.
+propagate.register(LocallyConnected, propagate.dispatch(Linear))
 
 
 @propagate.register
@@ -250,9 +242,6 @@ def bound_two_tap(atom: TwoTap, weights: Any, x: NormBound) -> LipschitzBounds:
     step = 4 * most * turn
     out = size.within(gain, features=atom.channels)
     return read.then_of(out, gain, weights=size.within(step).upper)
-
-
-# Entries of certificates
 
 
 @describe.register

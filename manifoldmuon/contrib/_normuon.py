@@ -18,14 +18,7 @@ from manifoldmuon._internal.powers_of_two import normalize
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
-from manifoldmuon.optim import (
-    Budgets,
-    Geometry,
-    map_leaves,
-    muon,
-    project_tangent,
-    scale_by_budget,
-)
+from manifoldmuon.optim import Budgets, Geometry, map_leaves, muon, project_tangent, scale_by_budget
 
 
 class ScaleByNeuronRMSState(NamedTuple):
@@ -66,12 +59,8 @@ def scale_by_neuron_rms(
       decay: decay of the running mean, from 0 up to but not including 1.
 
     Returns:
-      A transformation with updates in the parameters' dtypes and arithmetic in float32 or wider.
-      Its state is a `ScaleByNeuronRMSState`. `update` needs `params`. Rows of zeros stay zero; a
-      NaN stays in its leaf, and does not enter the running mean.
-
-    Raises:
-      ValueError: `decay` is outside of [0, 1).
+      A transformation with arithmetic in float32 or wider. `update` needs `params`. Rows of zeros
+      stay zero; a NaN stays in its leaf, and does not enter the running mean.
 
     Examples:
       >>> g = mm.manifolds.Stiefel()
@@ -142,25 +131,15 @@ def normuon(
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
-    r"""NorMuon: Muon with a second moment for each neuron (Li et al., arXiv:2510.05491).
+    """NorMuon: `muon` with `scale_by_neuron_rms` after its directions (arXiv:2510.05491).
 
-    With the direction $O$ of a matrix, of root mean square $o_i$ in row $i$:
-
-    $$
-    v_i \leftarrow \beta v_i + (1-\beta)\, o_i^2, \qquad \hat O_{ij} = \frac{O_{ij}}{\sqrt{v_i}},
-    \qquad W \leftarrow W - \eta\, \left(\frac{\|O\|_F}{\|\hat O\|_F}\, \hat O + \lambda W\right).
-    $$
-
-    `muon` with `scale_by_neuron_rms` after its directions. Default decays are the authors'. On
-    constrained manifolds put `scale_by_neuron_rms` after `scale_by_steepest` in your own chain.
+    Default decays are the authors'. On constrained manifolds put `scale_by_neuron_rms` after
+    `scale_by_steepest` in your own chain.
 
     Args:
-      learning_rate: a number or an Optax schedule, as in `muon`, like all arguments not listed.
+      learning_rate: see `muon`, like all arguments not listed.
       geometry: see `muon`. Leaves without a spectral norm get the step of `muon`.
       neuron_decay: see `scale_by_neuron_rms`.
-
-    Returns:
-      The chain. `update` needs `params`.
 
     Examples:
       >>> tx = normuon(0.02, mm.manifolds.Euclidean(mm.norms.RMSToRMS()))

@@ -57,15 +57,12 @@ def optax_muon(
     Schatten norm within 0.014 of 1, Optax's five steps within 0.3.
 
     To constrain weights next, give them to `optim.manifold_muon` with `optax.partition`; see the
-    page on migrating.
+    page "Swap Optax's Muon".
 
     Args:
       learning_rate: as in `optax.contrib.muon`, like all arguments not listed.
       method: method for msign, in place of `ns_coeffs`, `ns_steps`, `eps` and `preconditioning`;
         None: Optax's own iteration.
-
-    Returns:
-      The transformation. `update` needs `params`.
 
     Raises:
       TypeError: `method` is not a `MsignMethod`; `init`: a matrix is complex.
@@ -112,9 +109,8 @@ def optax_muon(
         for label, (path, leaf) in zip(labels, pairs, strict=True):
             if label == "muon" and jnp.iscomplexobj(leaf):
                 raise TypeError(
-                    f"optax_muon: parameter {path_string(path)!r} is {leaf.dtype}, and complex "
-                    "matrices are not orthogonalised here. Train it by optax.contrib.muon, with "
-                    "optax.partition."
+                    f"optax_muon: parameter {path_string(path)!r} is {leaf.dtype}; train complex "
+                    "matrices by optax.contrib.muon, with optax.partition"
                 )
         return both.init(params)
 

@@ -69,11 +69,6 @@ def with_qk_clip(
       A transformation with the state of `inner`. Updates have the parameters' dtypes, rounded so
       that `W + u` is next to the scaled weight. A logit that is NaN or infinite clips nothing.
 
-    Raises:
-      TypeError: on use: an entry of `heads` is neither a `Layout` nor None; see `resolve_geometry`.
-      ValueError: threshold or power is not positive; on use: `max_logits` is missing, logits have a
-        wrong shape or a path that does not exist, or clipped weights are on a constrained manifold.
-
     Examples:
       >>> g, h = mm.manifolds.Euclidean(mm.norms.RMSToRMS()), mm.manifolds.Layout(out_blocks=4)
       >>> heads = mm.optim.by_path({"**/query": h, "**/key": h, "**": None})

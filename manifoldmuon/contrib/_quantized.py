@@ -85,10 +85,6 @@ def quantized(
       parameters' shapes, so `optax.tree_utils.tree_map_params` gives them the parameters'
       shardings; scales belong to no parameter.
 
-    Raises:
-      TypeError: `inner` is no transformation.
-      ValueError: `bits` is not 8 or 4, `block` is below 2, or `min_size` is negative.
-
     Examples:
       >>> geometry = mm.manifolds.Euclidean(mm.norms.RMSToRMS())
       >>> tx = quantized(mm.optim.muon(0.02, geometry), bits=8)
@@ -161,14 +157,10 @@ def _decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
 
 
 def _on_its_mesh(function: Callable[..., Any], x: jax.Array, lengths: Any, *others: Any) -> Any:
-    """Return `function(x, *others)`, with results sharded like `x`.
+    """Return `function(x, *others)`, with results sharded like `x` on an explicit mesh.
 
-    Args:
-      function: function with results of the same shape as `x`, except for the last axis.
-      x: an array; on an explicit mesh its sharding is known, otherwise the compiler chooses.
-      lengths: tree with the last axis' length of each result. A last axis is replicated if its
-        length is not a multiple of the number of devices.
-      *others: arrays.
+    Results have the shape of `x` except for the last axis, with these lengths. It is replicated if
+    its length is not a multiple of the number of devices.
     """
     if (mesh := explicit_mesh(x)) is None:
         return function(x, *others)

@@ -26,30 +26,30 @@ Choice = Manifold | None | EllipsisType
 Overrides = Mapping[Any, Entry | Mapping[str, Entry]]
 
 
-class Weight(NamedTuple):
-    """Role and layout of a parameter.
+class Role(NamedTuple):
+    """Role of a parameter in its module.
 
     Attributes:
-      role: name of the field of `Choices` with its manifold.
+      choice: name of the field of `Choices` with its manifold.
       layout: layout as a matrix; None if the axes are in the manifold's order.
       kernel: layout with taps, for a manifold of kernels (of more than two axes).
       overlap: `overlap` of `norms.Lipschitz`, for a convolution; None if unknown.
     """
 
-    role: str
+    choice: str
     layout: Layout | None = None
     kernel: Layout | None = None
     overlap: int | None = 1
 
 
-REST = Weight("rest")
-TABLE = Weight("embedding")
+REST = Role("rest")
+TABLE = Role("embedding")
 
 Shapes = Callable[[Any], Mapping[str, tuple[int, ...]]]
 """`shapes(module)`: shapes of the module's own parameters by name, without stacking."""
 
-Reader = Callable[[Any, bool], Mapping[str, Weight]]
-"""`reader(module, per_head)`: weights by path below the module; `*` matches its own parameters."""
+Reader = Callable[[Any, bool], Mapping[str, Role]]
+"""`reader(module, per_head)`: roles by path below the module; `*` matches its own parameters."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,33 +81,33 @@ class Choices:
             raise TypeError(f"geometry: overrides must be a dictionary; got {self.overrides!r}")
 
 
-def matrix(layout: Layout) -> Weight:
-    """Return the weight of a linear map, such as `Layout(-2, -1)` for a kernel (in, out)."""
-    return Weight("matrices", layout)
+def matrix(layout: Layout) -> Role:
+    """Return the role of a linear map, such as `Layout(-2, -1)` for a kernel (in, out)."""
+    return Role("matrices", layout)
 
 
 KERNEL = matrix(Layout(-2, -1))
+DENSE = {"kernel": KERNEL, "bias": REST}
 
 
-def general(ins: int, outs: int) -> Weight:
+def general(ins: int, outs: int) -> Role:
     """Return a single linear map with the kernel (..., *in, *out)."""
     return matrix(Layout(tuple(range(-ins - outs, -outs)), tuple(range(-outs, 0))))
 
 
-def heads(per_head: bool) -> dict[str, Weight]:
+def heads(per_head: bool) -> dict[str, Role]:
     """Return Flax's attention: projections (d, heads, head_dim), `out` (heads, head_dim, d)."""
-    inward = Weight("attention", Layout(-3, -1) if per_head else Layout(-3, (-2, -1)))
-    outward = Weight("attention", Layout(-2, -1) if per_head else Layout((-3, -2), -1))
+    inward = Role("attention", Layout(-3, -1) if per_head else Layout(-3, (-2, -1)))
+    outward = Role("attention", Layout(-2, -1) if per_head else Layout((-3, -2), -1))
     kernels = {f"{name}/kernel": inward for name in ("query", "key", "value")}
     biases = {f"{name}/bias": REST for name in ("query", "key", "value", "out")}
     return kernels | biases | {"out/kernel": outward}
 
 
-def einsum(text: str | None) -> Mapping[str, Weight]:
+def einsum(text: str | None) -> Mapping[str, Role]:
     """Return kernel and bias of `input,kernel->output`: contracted axes are the fan-in.
 
-    Axes shared by input, kernel and output are copies. The kernel is left out if the text is not a
-    linear map of this form.
+    Axes shared by input, kernel and output are copies. Other texts give no kernel.
     """
     found = {"bias": REST}
     if text and text.count(",") == 1 and "->" in text:
@@ -122,19 +122,37 @@ def einsum(text: str | None) -> Mapping[str, Weight]:
     return found
 
 
-def convolution(taps: int, groups: int = 1) -> Weight:
+def axes(given: int | Sequence[int]) -> tuple[int, ...]:
+    return (given,) if isinstance(given, int) else tuple(given)
+
+
+def convolution(taps: int, groups: int, reads: int | None) -> Role:
     """Return a kernel (*taps, in, out): a matrix from patches (taps in) to out, or tap by tap."""
     places = tuple(range(-taps - 2, -2))
     whole = Layout((*places, -2), -1, out_blocks=groups)
-    return Weight("convolutions", whole, Layout(-2, -1, places, out_blocks=groups))
+    return Role("convolutions", whole, Layout(-2, -1, places, out_blocks=groups), reads)
 
 
-def transposed_convolution(taps: int, flipped: bool = False) -> Weight:
+def transposed_convolution(taps: int, flipped: bool, reads: int | None) -> Role:
     """Return a kernel (*taps, in, out), flipped (*taps, out, in): from in to (taps out)."""
     places, ins, outs = tuple(range(-taps - 2, -2)), -2, -1
     if flipped:
         ins, outs = outs, ins
-    return Weight("convolutions", Layout(ins, (*places, outs)), Layout(ins, outs, places))
+    return Role("convolutions", Layout(ins, (*places, outs)), Layout(ins, outs, places), reads)
+
+
+def flax_convolution(module: Any, per_head: bool) -> Mapping[str, Role]:
+    """Return kernel and bias of Flax's `Conv`."""
+    kernel, m = axes(module.kernel_size), module
+    reads = overlap(kernel, m.strides, m.kernel_dilation, m.padding, m.mask)
+    return {"kernel": convolution(len(kernel), m.feature_group_count, reads), "bias": REST}
+
+
+def flax_transposed_convolution(module: Any, per_head: bool) -> Mapping[str, Role]:
+    """Return kernel and bias of Flax's `ConvTranspose`."""
+    kernel, m = axes(module.kernel_size), module
+    reads = overlap(kernel, m.strides, m.kernel_dilation, mask=m.mask)
+    return {"kernel": transposed_convolution(len(kernel), m.transpose_kernel, reads), "bias": REST}
 
 
 def overlap(
@@ -151,9 +169,8 @@ def overlap(
       kernel: number of taps along each axis.
       stride: stride of the patches: a number, a sequence over the axes, or None for 1.
       dilation: dilation of the kernel, in the forms of `stride`.
-      padding: `"CIRCULAR"` counts all taps; `"REFLECT"` and `"REPLICATE"` give None, since they
-        repeat pixels.
-      mask: mask of the kernel, or None. A mask gives None, since it may increase the norm.
+      padding: `"REFLECT"` and `"REPLICATE"` give None, since they repeat pixels.
+      mask: a mask of the kernel gives None, since it may increase the norm.
     """
     if mask is not None or padding in ("REFLECT", "REPLICATE"):
         return None
@@ -189,12 +206,6 @@ def entries(
       choices: the user's arguments.
       params: the tree of parameters or shapes, for the check.
       single: known shapes by path, in an unstacked copy of the module.
-
-    Raises:
-      TypeError: a module type is unknown, and no override covers its parameter.
-      ValueError: an override matches no parameter, a shape does not fit (see
-        `optim.resolve_geometry`), the axis of a stack of layers is ambiguous, or `Lipschitz()`
-        meets an unknown overlap.
     """
     shapes = {path_string(path): jnp.shape(x) for path, x in flatten_with_path(params)[0]}
     overrides = choices.overrides or {}
@@ -204,21 +215,21 @@ def entries(
     unknown, used = [], set()
     for path, owners in parameters:
         owners = [(path.removeprefix(above).removeprefix("/"), owner) for above, owner in owners]
-        weight = _read(owners, readers, choices.per_head)
-        if weight is not None and path in single:
-            weight = _in_stack(path, weight, shapes[path], single[path])
+        role = _read(owners, readers, choices.per_head)
+        if role is not None and path in single:
+            role = _in_stack(path, role, shapes[path], single[path])
         if (rule := paths.first_match(path)) is not None:
             key, entry = paths.rules[rule]
         elif (hit := _find_type(owners, types)) is not None:
             key, entry = hit
-        elif weight is not None:
-            found[path] = _place(getattr(choices, weight.role), weight, path)
+        elif role is not None:
+            found[path] = _place(getattr(choices, role.choice), role, path)
             continue
         else:
             unknown.append((path, *owners[-1]) if owners else (path, path, None))
             continue
         used.add(key)
-        found[path] = _place(entry, weight, path)
+        found[path] = _place(entry, role, path)
     if unknown:
         raise TypeError(_unknown(unknown))
     if idle := [getattr(key, "__name__", key) for key in overrides if key not in used]:
@@ -232,14 +243,14 @@ def entries(
 
 def _read(
     owners: list[tuple[str, Any]], readers: Mapping[type, Reader], per_head: bool
-) -> Weight | None:
-    """Return the weight from the outermost module that knows the parameter, or None."""
+) -> Role | None:
+    """Return the role from the outermost module that knows the parameter, or None."""
     for place, (below, owner) in enumerate(owners):
         kind = next((kind for kind in type(owner).__mro__ if kind in readers), None)
         known = {} if kind is None else readers[kind](owner, per_head)
         own = place == len(owners) - 1
-        if (weight := known.get(below, known.get("*") if own else None)) is not None:
-            return weight
+        if (role := known.get(below, known.get("*") if own else None)) is not None:
+            return role
     return None
 
 
@@ -257,42 +268,32 @@ def single_shapes(
     return found
 
 
-def _in_stack(path: str, weight: Weight, shape: tuple[int, ...], single: tuple[int, ...]) -> Weight:
-    """Return a weight with its layout in a stack of modules, along any axis.
+def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: tuple[int, ...]) -> Role:
+    """Return a role with its layout in a stack of modules, along any axis.
 
     `nnx.vmap(out_axes=1)` and Linen's `variable_axes={"params": 1}` stack along an inner axis,
     which would pass for fan-in. A leading stack axis, the default of both, is preferred if it fits.
     """
     size = len(shape)
-    options = [
-        kept
-        for kept in itertools.combinations(range(size), len(single))
-        if tuple([shape[i] for i in kept]) == single
-    ]
-    if tuple(range(size - len(single), size)) in options or weight.role == "rest":
-        return weight
-    if len(options) != 1 or weight.layout is None:
+    kept = itertools.combinations(range(size), len(single))
+    options = [axes for axes in kept if tuple([shape[i] for i in axes]) == single]
+    if tuple(range(size - len(single), size)) in options or role.choice == "rest":
+        return role
+    if len(options) != 1 or role.layout is None:
         raise ValueError(
             f"geometry: {path!r} has the shape {shape}, and one copy of its module {single}: stack"
             f" copies along the first axis, or say the layout: overrides={{{path!r}:"
             " manifold.with_axes(in_axes, out_axes)}"
         )
 
-    def moved(axes: Any) -> tuple[int, ...]:
-        return tuple([options[0][axis] - size for axis in axes])
+    def moved(layout: Layout | None) -> Layout | None:
+        if layout is None:
+            return None
+        groups = {name: getattr(layout, name) for name in ("in_axes", "out_axes", "taps")}
+        places = {k: tuple([options[0][axis] - size for axis in v]) for k, v in groups.items()}
+        return dataclasses.replace(layout, ndim=0, **places)
 
-    layout, kernel = (
-        layout
-        and dataclasses.replace(
-            layout,
-            in_axes=moved(layout.in_axes),
-            out_axes=moved(layout.out_axes),
-            taps=moved(layout.taps),
-            ndim=0,
-        )
-        for layout in (weight.layout, weight.kernel)
-    )
-    return weight._replace(layout=layout, kernel=kernel)
+    return role._replace(layout=moved(role.layout), kernel=moved(role.kernel))
 
 
 def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
@@ -308,21 +309,21 @@ def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
     return None
 
 
-def _place(entry: Any, weight: Weight | None, path: str) -> Any:
-    """Return a manifold in the layout of a weight; other entries do not change."""
-    if not isinstance(entry, Manifold) or weight is None or weight.layout is None:
+def _place(entry: Any, role: Role | None, path: str) -> Any:
+    """Return a manifold in the layout of a role; other entries do not change."""
+    if not isinstance(entry, Manifold) or role is None or role.layout is None:
         return entry
-    kernel = weight.kernel if entry.ndim > 2 else None
+    kernel = role.kernel if entry.ndim > 2 else None
     scale = getattr(entry, "scale", None)
     if isinstance(scale, Lipschitz):
-        if weight.overlap is None:
+        if role.overlap is None:
             raise ValueError(
                 f"geometry: Lipschitz() does not bound {path!r}, which repeats pixels as padding or"
                 " masks its kernel: pad with zeros, or override its entry"
             )
-        scale = dataclasses.replace(scale, overlap=weight.overlap)
+        scale = dataclasses.replace(scale, overlap=role.overlap)
         entry = dataclasses.replace(cast(Any, entry), scale=scale)
-    return LaidOut(entry, kernel or weight.layout)
+    return LaidOut(entry, kernel or role.layout)
 
 
 def _unknown(found: list[tuple[str, str, Any]]) -> str:

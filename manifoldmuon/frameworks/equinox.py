@@ -10,7 +10,7 @@ import jax
 
 from manifoldmuon._internal.paths import path_string
 from manifoldmuon.frameworks import _reading as reading
-from manifoldmuon.frameworks._reading import REST, TABLE, Choice, Entry, Overrides, Weight
+from manifoldmuon.frameworks._reading import REST, TABLE, Choice, Entry, Overrides, Role
 from manifoldmuon.manifolds import Layout, Manifold
 
 __all__ = ["geometry"]
@@ -74,23 +74,23 @@ def _child(node: Any, key: Any) -> Any:
     return node[key.idx if isinstance(key, jax.tree_util.SequenceKey) else key.key]
 
 
-def _heads(module: eqx.nn.MultiheadAttention, per_head: bool) -> Mapping[str, Weight]:
+def _heads(module: eqx.nn.MultiheadAttention, per_head: bool) -> Mapping[str, Role]:
     count = module.num_heads if per_head else 1
-    inward = Weight("attention", Layout(out_blocks=count))
-    outward = Weight("attention", Layout(in_blocks=count))
+    inward = Role("attention", Layout(out_blocks=count))
+    outward = Role("attention", Layout(in_blocks=count))
     names = ("query_proj", "key_proj", "value_proj")
     weights = {f"{name}/weight": inward for name in names}
     biases = {f"{name}/bias": REST for name in (*names, "output_proj")}
     return {**weights, **biases, "output_proj/weight": outward}
 
 
-def _convolution(module: eqx.nn.Conv) -> Weight:
+def _convolution(module: eqx.nn.Conv) -> Role:
     """Return a kernel (out, in, *taps)."""
     taps, groups = module.num_spatial_dims, module.groups
     places, out = tuple(range(-taps, 0)), -taps - 2
     whole = Layout((-taps - 1, *places), out, out_blocks=groups)
     kernel = Layout(-taps - 1, out, places, out_blocks=groups)
-    return Weight("convolutions", whole, kernel, _overlap(module))
+    return Role("convolutions", whole, kernel, _overlap(module))
 
 
 def _overlap(module: eqx.nn.Conv | eqx.nn.ConvTranspose) -> int | None:
@@ -104,17 +104,17 @@ def _overlap(module: eqx.nn.Conv | eqx.nn.ConvTranspose) -> int | None:
     return reading.overlap(module.kernel_size, module.stride, module.dilation, padding)
 
 
-def _transposed_convolution(module: eqx.nn.ConvTranspose) -> Mapping[str, Weight]:
+def _transposed_convolution(module: eqx.nn.ConvTranspose) -> Mapping[str, Role]:
     taps, found = module.num_spatial_dims, {"bias": REST}
     if module.groups == 1:
         places = tuple(range(-taps, 0))
         whole = Layout(-taps - 1, (-taps - 2, *places))
         kernel = Layout(-taps - 1, -taps - 2, places)
-        found["weight"] = Weight("convolutions", whole, kernel, _overlap(module))
+        found["weight"] = Role("convolutions", whole, kernel, _overlap(module))
     return found
 
 
-def _gates(count: int) -> Mapping[str, Weight]:
+def _gates(count: int) -> Mapping[str, Role]:
     gates = reading.matrix(Layout(out_blocks=count))
     return {"weight_ih": gates, "weight_hh": gates, "bias": REST, "bias_n": REST}
 

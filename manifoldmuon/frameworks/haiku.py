@@ -10,7 +10,7 @@ import haiku as hk
 import jax
 
 from manifoldmuon.frameworks import _reading as reading
-from manifoldmuon.frameworks._reading import KERNEL, REST, TABLE, Choice, Entry, Overrides, Weight
+from manifoldmuon.frameworks._reading import KERNEL, REST, TABLE, Choice, Entry, Overrides, Role
 from manifoldmuon.manifolds import Layout, Manifold
 
 __all__ = ["geometry"]
@@ -69,22 +69,32 @@ def geometry(
     return reading.entries(named, _READERS, choices, params, {})  # stacks are leading axes
 
 
-def _heads(module: hk.MultiHeadAttention, per_head: bool) -> Mapping[str, Weight]:
+def _heads(module: hk.MultiHeadAttention, per_head: bool) -> Mapping[str, Role]:
     count = module.num_heads if per_head else 1
-    inward = Weight("attention", Layout(-2, -1, out_blocks=count))
-    outward = Weight("attention", Layout(-2, -1, in_blocks=count))
+    inward = Role("attention", Layout(-2, -1, out_blocks=count))
+    outward = Role("attention", Layout(-2, -1, in_blocks=count))
     names = ("query", "key", "value")
     weights = {f"{name}/w": inward for name in names}
     biases = {f"{name}/b": REST for name in (*names, "linear")}
     return {**weights, **biases, "linear/w": outward}
 
 
-def _gates(count: int) -> Weight:
+def _convolution(module: hk.ConvND, per_head: bool) -> Mapping[str, Role]:
+    m = module
+    reads = reading.overlap(m.kernel_shape, m.stride, m.kernel_dilation, mask=m.mask)
+    kernel = reading.convolution(m.num_spatial_dims, m.feature_group_count, reads)
+    return {"w": kernel, "b": REST}
+
+
+def _transposed_convolution(module: hk.ConvNDTranspose, per_head: bool) -> Mapping[str, Role]:
+    reads = reading.overlap(module.kernel_shape, module.stride, 1, mask=module.mask)
+    return {"w": reading.transposed_convolution(module.num_spatial_dims, True, reads), "b": REST}
+
+
+def _gates(count: int) -> Role:
     return reading.matrix(Layout(-2, -1, out_blocks=count))
 
 
-_CONVOLUTIONS = (hk.ConvND, hk.Conv1D, hk.Conv2D, hk.Conv3D)
-_TRANSPOSED = (hk.ConvNDTranspose, hk.Conv1DTranspose, hk.Conv2DTranspose, hk.Conv3DTranspose)
 _NORMS = (hk.LayerNorm, hk.RMSNorm, hk.BatchNorm, hk.GroupNorm, hk.InstanceNorm, hk.Bias)
 
 _READERS: dict[type, reading.Reader] = {
@@ -93,23 +103,7 @@ _READERS: dict[type, reading.Reader] = {
     hk.Embed: lambda m, _: {"embeddings": TABLE},
     hk.LSTM: lambda m, _: {"linear/w": _gates(4), "linear/b": REST},
     hk.GRU: lambda m, _: {"w_i": _gates(3), "w_h": _gates(3), "b": REST},
-    **dict.fromkeys(
-        _CONVOLUTIONS,
-        lambda m, _: {
-            "w": reading.convolution(m.num_spatial_dims, m.feature_group_count)._replace(
-                overlap=reading.overlap(m.kernel_shape, m.stride, m.kernel_dilation, mask=m.mask)
-            ),
-            "b": REST,
-        },
-    ),
-    **dict.fromkeys(
-        _TRANSPOSED,
-        lambda m, _: {
-            "w": reading.transposed_convolution(m.num_spatial_dims, True)._replace(
-                overlap=reading.overlap(m.kernel_shape, m.stride, 1, mask=m.mask)
-            ),
-            "b": REST,
-        },
-    ),
+    hk.ConvND: _convolution,
+    hk.ConvNDTranspose: _transposed_convolution,
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
 }

@@ -11,7 +11,7 @@ import jax
 
 from manifoldmuon._internal.paths import flatten_with_path, path_string
 from manifoldmuon.frameworks import _reading as reading
-from manifoldmuon.frameworks._reading import KERNEL, REST, TABLE, Choice, Entry, Overrides
+from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Entry, Overrides, axes
 from manifoldmuon.manifolds import Manifold
 
 __all__ = ["geometry"]
@@ -79,39 +79,19 @@ def geometry(
     return reading.entries(named, _READERS, choices, params, single)
 
 
-def _axes(axes: Any) -> tuple[int, ...]:
-    return (axes,) if isinstance(axes, int) else tuple(axes)
-
-
-def _size(axes: Any) -> int:
-    return len(_axes(axes))
-
-
 _NORMS = (nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm, nn.PReLU)
 
 _READERS: dict[type, reading.Reader] = {
-    nn.Dense: lambda m, _: {"kernel": KERNEL, "bias": REST},
+    nn.Dense: lambda m, _: DENSE,
     nn.DenseGeneral: lambda m, _: {
-        "kernel": reading.general(_size(m.axis), _size(m.features)),
+        "kernel": reading.general(len(axes(m.axis)), len(axes(m.features))),
         "bias": REST,
     },
     nn.Einsum: lambda m, _: reading.einsum(m.einsum_str),
     nn.MultiHeadDotProductAttention: lambda m, per_head: reading.heads(per_head),
-    nn.Conv: lambda m, _: {
-        "kernel": reading.convolution(_size(m.kernel_size), m.feature_group_count)._replace(
-            overlap=reading.overlap(
-                _axes(m.kernel_size), m.strides, m.kernel_dilation, m.padding, m.mask
-            )
-        ),
-        "bias": REST,
-    },
-    nn.ConvTranspose: lambda m, _: {
-        "kernel": reading.transposed_convolution(_size(m.kernel_size), m.transpose_kernel)._replace(
-            overlap=reading.overlap(_axes(m.kernel_size), m.strides, m.kernel_dilation, mask=m.mask)
-        ),
-        "bias": REST,
-    },
+    nn.Conv: reading.flax_convolution,
+    nn.ConvTranspose: reading.flax_transposed_convolution,
     nn.Embed: lambda m, _: {"embedding": TABLE},
-    nn.recurrent.DenseParams: lambda m, _: {"kernel": KERNEL, "bias": REST},
+    nn.recurrent.DenseParams: lambda m, _: DENSE,
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
 }

@@ -8,7 +8,7 @@ from typing import Any
 from flax import nnx
 
 from manifoldmuon.frameworks import _reading as reading
-from manifoldmuon.frameworks._reading import KERNEL, REST, TABLE, Choice, Entry, Overrides, Weight
+from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Entry, Overrides, Role
 from manifoldmuon.manifolds import Layout, Manifold
 
 __all__ = ["geometry"]
@@ -111,40 +111,27 @@ def _child(node: Any, key: Any) -> Any:
     return getattr(node, key) if isinstance(key, str) and hasattr(node, key) else node[key]
 
 
-def _gates(count: int) -> Mapping[str, Weight]:
+def _gates(count: int) -> Mapping[str, Role]:
     """Return the two fused layers of a recurrent cell, split by gate."""
     gates = reading.matrix(Layout(-2, -1, out_blocks=count))
-    biases = {"dense_i/bias": REST, "dense_h/bias": REST}
-    return {"dense_i/kernel": gates, "dense_h/kernel": gates, **biases}
+    layers = ("dense_i", "dense_h")
+    return {f"{x}/kernel": gates for x in layers} | {f"{x}/bias": REST for x in layers}
 
 
 _NORMS = (nnx.BatchNorm, nnx.LayerNorm, nnx.RMSNorm, nnx.GroupNorm, nnx.InstanceNorm, nnx.PReLU)
 
 _READERS: dict[type, reading.Reader] = {
-    nnx.Linear: lambda m, _: {"kernel": KERNEL, "bias": REST},
+    nnx.Linear: lambda m, _: DENSE,
     nnx.LinearGeneral: lambda m, _: {
         "kernel": reading.general(len(m.in_features), len(m.out_features)),
         "bias": REST,
     },
     nnx.Einsum: lambda m, _: reading.einsum(m.einsum_str),
     nnx.MultiHeadAttention: lambda m, per_head: reading.heads(per_head),
-    nnx.Conv: lambda m, _: {
-        "kernel": reading.convolution(len(m.kernel_size), m.feature_group_count)._replace(
-            overlap=reading.overlap(m.kernel_size, m.strides, m.kernel_dilation, m.padding, m.mask)
-        ),
-        "bias": REST,
-    },
-    nnx.ConvTranspose: lambda m, _: {
-        "kernel": reading.transposed_convolution(len(m.kernel_size), m.transpose_kernel)._replace(
-            overlap=reading.overlap(m.kernel_size, m.strides, m.kernel_dilation, mask=m.mask)
-        ),
-        "bias": REST,
-    },
+    nnx.Conv: reading.flax_convolution,
+    nnx.ConvTranspose: reading.flax_transposed_convolution,
     nnx.Embed: lambda m, _: {"embedding": TABLE},
-    nnx.LoRA: lambda m, _: {
-        "lora_a": Weight("rest", Layout(-2, -1)),
-        "lora_b": Weight("rest", Layout(-2, -1)),
-    },
+    nnx.LoRA: lambda m, _: dict.fromkeys(("lora_a", "lora_b"), Role("rest", Layout(-2, -1))),
     nnx.OptimizedLSTMCell: lambda m, _: _gates(4),
     nnx.GRUCell: lambda m, _: _gates(3),
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),

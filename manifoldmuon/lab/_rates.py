@@ -45,9 +45,6 @@ def best_rate(log2_rates: Numbers, losses: Sequence[Losses]) -> BestRate:
       log2_rates: log2 of the grid's rates, ascending.
       losses: a curve for each seed, positive; None or not finite where training diverged.
 
-    Returns:
-      A `BestRate`: log2 of the rate with its interval, or the edge where the grid ends too early.
-
     Examples:
       >>> best_rate([-4, -3, -2, -1], [[0.9, 0.5, 0.5, 0.9]]).log2_rate
       -2.5

@@ -20,20 +20,7 @@ TIMES = tuple(2.0**-k for k in range(3, 8))
 
 
 class RetractionOrder(NamedTuple):
-    """Distances from the geodesic, and their growth with the step.
-
-    Attributes:
-      times: step lengths, in the manifold's norm.
-      errors: distances from the geodesic, in the same norm.
-      slope: exponent of the errors, the order plus 1; None if the errors are only rounding.
-
-    Examples:
-      >>> exact = mm.manifolds.Hypersphere(ndim=2, retraction=mm.manifolds.retractions.Geodesic())
-      >>> sphere = mm.manifolds.Hypersphere(ndim=2)
-      >>> found = retraction_order(sphere, exact, (4, 3), jax.random.key(0))
-      >>> len(found.times) == len(found.errors)
-      True
-    """
+    """Result of `retraction_order`."""
 
     times: tuple[float, ...]
     errors: Float[np.ndarray, " times"]
@@ -52,7 +39,9 @@ def retraction_order(
       key: seeds the point and the tangent.
 
     Returns:
-      A `RetractionOrder`: distances from the geodesic by step length, and their slope.
+      A named tuple: `times`, step lengths in the manifold's norm; `errors`, distances from the
+      geodesic in the same norm; `slope`, the exponent of the errors, which is the order plus 1, or
+      None if the errors are only rounding.
 
     Examples:
       >>> exact = mm.manifolds.Hypersphere(ndim=2, retraction=mm.manifolds.retractions.Geodesic())
@@ -78,17 +67,7 @@ def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, ...], key: An
 
 
 class RandomWalk(NamedTuple):
-    """Random walks, a walk for each rate.
-
-    Attributes:
-      at: numbers of the recorded steps: 1, 10, 100, ... and the last.
-      points: points after the recorded steps, in the dtype of the walk.
-      effective: length of the first step, in the manifold's norm, divided by the rate.
-
-    Examples:
-      >>> random_walk(mm.manifolds.Stiefel(), (4, 2), (0.1,), 10, jax.random.key(0)).at
-      [1, 10]
-    """
+    """Result of `random_walk`."""
 
     at: list[int]
     points: Float[np.ndarray, "moments rates *shape"]
@@ -117,7 +96,9 @@ def random_walk(
       dtype: dtype of the points.
 
     Returns:
-      A `RandomWalk`; `points` has the shape `(moments, rates, *shape)`.
+      A named tuple: `at`, the numbers of the recorded steps, which are 1, 10, 100, ... and the
+      last; `points` after these steps, of shape `(moments, rates, *shape)`; `effective`, the length
+      of each walk's first step in the manifold's norm, divided by the rate.
 
     Raises:
       ValueError: `steps` is less than 1, there is no rate, a rate is not positive, or `shape` has

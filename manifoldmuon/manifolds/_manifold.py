@@ -17,9 +17,6 @@ from manifoldmuon.manifolds._layout import AxisNumbers, Layout
 from manifoldmuon.manifolds.solvers import DouglasRachford, Steepest
 from manifoldmuon.norms import Norm, Spectral
 
-FAR = 0.005
-"""Relative distance from the set beyond which a point stands for its projection."""
-
 
 class Manifold(Value, abc.ABC):
     """A space of weights with a norm for its steps: a frozen, hashable value without arrays.

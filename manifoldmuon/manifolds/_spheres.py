@@ -39,7 +39,7 @@ from manifoldmuon._internal.directions import (
 from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
-from manifoldmuon.manifolds._manifold import FAR, Manifold, require_projection, with_fast_norm
+from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Normalize, Retraction
 from manifoldmuon.manifolds.solvers import (
     BarzilaiBorwein,
@@ -134,10 +134,6 @@ class Hypersphere(Manifold):
         radius = self._radius(point)
         unit = upcast(self._flat(point)) / radius
         step = bounded_step(self._flat(vector), radius, self.retraction.longest, 1)
-        if self.retraction.from_set:
-            # Start from the nearest point of the sphere if the point is far: this bounds the move.
-            near = jnp.abs(frobenius_norm(unit, 1) - 1) < FAR  # False for a NaN
-            unit = jnp.where(expand_trailing(near, 1), unit, normalize(unit, 1))
         moved = radius * self.retraction.retract(unit, step)
         return stay_if_still(point, vector, moved.reshape(point.shape), self.ndim)
 

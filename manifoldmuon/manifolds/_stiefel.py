@@ -45,7 +45,7 @@ from manifoldmuon._internal.polar import polish
 from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
-from manifoldmuon.manifolds._polar_factors import nearest_orthonormal, project_if_far
+from manifoldmuon.manifolds._polar_factors import is_farther, nearest_orthonormal
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, Steepest, StiefelSolver
 from manifoldmuon.norms import Frobenius, Spectral
@@ -56,9 +56,9 @@ _SPECTRAL = Spectral()
 class _Orthonormal(ScaledMatrices):
     """Matrices with all singular values equal to `scale`; subclasses choose the shapes.
 
-    A subclass is a dataclass with these fields. Internally points are tall and of unit scale, and
-    points farther than `FAR` from the set are replaced by their polar factors: see
-    `project_if_far`.
+    A subclass is a dataclass with these fields. Internally points are tall and of unit scale. If
+    singular values are off by more than 0.5 % the gap is 1 (`Polar` and `QR` bring the next point
+    back), by more than a quarter the direction is NaN.
     """
 
     retraction: Retraction
@@ -87,7 +87,7 @@ class _Orthonormal(ScaledMatrices):
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
-        unit = self._unit(point, self.retraction.from_set)
+        unit = self._unit(point)
         step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
         if self.retraction.wide:
             unit, step = match_orientation(unit, point), match_orientation(step, vector)
@@ -109,7 +109,7 @@ class _Orthonormal(ScaledMatrices):
         Uses the eigenvalues `l` of the small matrix `W^T W / s^2 - I`: from `l = sigma^2 - 1`
         follows `sigma - 1 = l / (1 + sqrt(1 + l))`. For monitoring: it calls an eigenvalue routine.
         """
-        unit = self._unit(point, from_set=False)
+        unit = self._unit(point)
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         gram = product(unit.mT, unit)
@@ -131,18 +131,21 @@ class _Orthonormal(ScaledMatrices):
             return unit
         return product(unit, polish(product(unit.mT, unit)))
 
-    def _answered(self, answer: Steepest, grad: Matrices) -> Steepest:
+    def _answered(self, answer: Steepest, unit: Matrices, grad: Matrices) -> Steepest:
         """Map a tall answer of unit scale to the gradient's orientation, scale and dtype."""
+        off, absurd = is_farther(unit, 0.005, 0.25)
+        direction = jnp.where(expand_trailing(absurd, 2), jnp.nan, answer.direction)
+        # The solvers' bounds assume a point on the set.
+        answer = answer._replace(direction=direction, gap=jnp.where(off, 1, answer.gap))
         size = scale_of(self.norm.scale, grad.shape[-2:])
         answer = answer._replace(direction=_like(answer.direction, grad, size)).astype(grad.dtype)
         if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             answer = answer._replace(gap=0 * answer.gap)
         return answer
 
-    def _unit(self, point: Matrices, from_set: bool = True) -> Tall:
-        """Return the point, tall and of unit scale; its polar factor if it is far from the set."""
-        unit = upcast(point) / self._scale(point)
-        return tall(project_if_far(unit) if from_set else unit)
+    def _unit(self, point: Matrices) -> Tall:
+        """Return the point, tall and of unit scale."""
+        return tall(upcast(point) / self._scale(point))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,13 +202,13 @@ class Stiefel(_Orthonormal):
             direction, gap, residual = euclidean_direction(
                 tall(grad), lambda vector: self._tangent_part(unit, vector), 2
             )
-            return self._answered(Steepest(direction, dual, residual, gap), grad)
+            return self._answered(Steepest(direction, dual, residual, gap), unit, grad)
         dual = self.solver.init(grad.shape) if isinstance(dual, tuple) and not dual else dual
         unit = match_orientation(unit, point)
         # By default accelerators round float32 factors to fewer bits.
         with jax.default_matmul_precision("highest"):
             answer = self.solver.solve(_SPECTRAL, unit, upcast(grad), dual)
-        return self._answered(_silence(answer, grad, loss) if loss else answer, grad)
+        return self._answered(_silence(answer, grad, loss) if loss else answer, unit, grad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,7 +278,7 @@ class Grassmann(_Orthonormal):
         direction, gap, residual = projected_direction(
             tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
         )
-        return self._answered(Steepest(direction, dual, residual, gap), grad)
+        return self._answered(Steepest(direction, dual, residual, gap), unit, grad)
 
 
 def _without(normal: Tall, vector: Tall) -> Tall:

@@ -4,7 +4,6 @@ A module is built from atoms (with a weight), bonds (without weights) and the op
 `Module`. It compiles to plain data: `init(key)`, `apply(params, x)`, `geometry()`, `budgets()`.
 """
 
-from manifoldmuon.modules._activations import GELU, Abs, GroupSort, MeanSubtract, ReLU, RMSDivide
 from manifoldmuon.modules._atoms import Atom, Bias, Conv2D, Embed, Linear, Unembed
 from manifoldmuon.modules._attention import (
     FunctionalAttention,
@@ -12,6 +11,16 @@ from manifoldmuon.modules._attention import (
     Positions,
     RoPE,
     SplitHeads,
+)
+from manifoldmuon.modules._bonds import (
+    GELU,
+    Abs,
+    AveragePool,
+    Flatten,
+    GroupSort,
+    MeanSubtract,
+    ReLU,
+    RMSDivide,
 )
 from manifoldmuon.modules._budgets import Sharpness, WeightSpec
 from manifoldmuon.modules._external import ExternalModule, Param
@@ -25,8 +34,7 @@ from manifoldmuon.modules._module import (
     Mul,
     Stack,
 )
-from manifoldmuon.modules._networks import attention, gpt, mlp, res_cnn, res_mlp, residual
-from manifoldmuon.modules._shapes import AveragePool, Flatten
+from manifoldmuon.modules._networks import attention, gpt, mlp, res_mlp, residual
 from manifoldmuon.modules._tied import Tied
 
 __all__ = [
@@ -65,7 +73,6 @@ __all__ = [
     "mlp",
     "residual",
     "res_mlp",
-    "res_cnn",
     "attention",
     "gpt",
 ]

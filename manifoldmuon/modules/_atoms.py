@@ -27,16 +27,14 @@ def _random_point(manifold: Manifold, key: PRNGKeyArray, shape: tuple[int, ...],
 
 @dataclasses.dataclass(frozen=True)
 class Atom(Module):
-    """A module with a single weight, on a manifold of choice.
+    """A module with a single weight, on a manifold of choice; the parameters are the array itself.
 
     The scale is part of the weight: the forward map is plain (`W x`), and a weight of norm 1 in
     the manifold's norm maps entries of size about 1 to entries of size about 1. A manifold fits if
     every direction of norm 1 in its norm has at most norm 1 in the atom's own norm (the norm of
     `free_space()`). The atom is then well-normed for inputs of norm at most 1, with sensitivity 1
-    for weights of norm at most 1; larger inputs and weights scale these bounds.
-
-    The parameters are the array itself. An atom in flat space starts on its default constraint and
-    is trained without it.
+    for weights of norm at most 1; larger inputs and weights scale these bounds. An atom in flat
+    space starts on its default constraint and is trained without it.
 
     Subclasses have the fields `manifold` and `mass` and set `FREE_SPACE` and `CONSTRAINT`.
 
@@ -53,19 +51,14 @@ class Atom(Module):
     CONSTRAINT: ClassVar[Manifold]
 
     def __post_init__(self):
-        name, space = type(self).__name__, self.manifold
+        name, space = f"{type(self).__name__}.manifold", self.manifold
         super().__post_init__()
         if not isinstance(space, Manifold):
-            raise TypeError(
-                f"{name}.manifold must be a Manifold; got {space!r}. The weight of an atom has "
-                "the layout that its docstring says"
-            )
+            raise TypeError(f"{name} must be a Manifold; got {space!r}: atoms have a layout")
         try:
             space.check_shape(self.shape)
         except ValueError as error:
-            raise ValueError(f"{name}.manifold: {error}") from error
-        if space.ndim > len(self.shape):
-            raise ValueError(f"{name}.manifold takes {space.ndim} axes of {self.shape}")
+            raise ValueError(f"{name}: {error}") from error
 
     @property
     @abc.abstractmethod
@@ -107,11 +100,9 @@ class Atom(Module):
 
     def expect_features(self, x: Any, features: int) -> None:
         """Raise `ValueError` unless the last axis of `x` has `features` entries."""
-        if not x.shape or x.shape[-1] != features:
+        if x.shape[-1:] != (features,):
             name = type(self).__name__
-            raise ValueError(
-                f"{name} takes an input whose last axis has {features} entries; got {x.shape}"
-            )
+            raise ValueError(f"{name} takes inputs (..., {features} entries); got {x.shape}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,10 +179,9 @@ class Bias(Atom):
 
 @dataclasses.dataclass(frozen=True)
 class Embed(Atom):
-    """`token -> E[token]`: whole numbers to vectors.
+    """`token -> E[token]`: whole numbers, one-hot vectors with the l1 norm, to vectors.
 
     The table is `(vocabulary, dim)`; its norm is the largest root-mean-square norm of a row.
-    Tokens count as one-hot vectors with the l1 norm.
 
     Attributes:
       dim: entries of each vector.
@@ -226,9 +216,8 @@ class Embed(Atom):
 class Unembed(Atom):
     """`x -> E x / dim`: a score for each row of a table with the shape and norm of `Embed`'s.
 
-    This head can share the table of `Embed` (see `Tied`). In the norm of the table, the largest
-    RMS norm of a row, it is well-normed from the RMS norm of the input to the *largest* score, by
-    `|<e, x>| / dim <= ||e||_RMS ||x||_RMS`. The bound holds for the RMS norm of the scores too.
+    It can share the table of `Embed` (see `Tied`). By `|<e, x>| / dim <= ||e||_RMS ||x||_RMS`
+    it is well-normed from the RMS norm of the input to the *largest* score.
 
     Attributes:
       vocabulary: number of scores.
@@ -303,14 +292,11 @@ class Conv2D(Atom):
         self.expect_features(x, self.in_channels)
         if x.ndim < 3:
             raise ValueError(f"Conv2D takes (..., height, width, channels); got {x.shape}")
-        pixels = x.reshape(-1, *x.shape[-3:])
-        sides = (self.kernel - 1) // 2, self.kernel // 2
-        pad = sides if self.padding is None else (self.padding, self.padding)
+        pad = ((self.kernel - 1) // 2, self.kernel // 2)
+        pad = pad if self.padding is None else (self.padding, self.padding)
+        axes = ("NHWC", "HWOI", "NHWC")
+        images, strides = x.reshape(-1, *x.shape[-3:]), (self.stride, self.stride)
         y = jax.lax.conv_general_dilated(
-            pixels,
-            params,
-            (self.stride, self.stride),
-            (pad, pad),
-            dimension_numbers=("NHWC", "HWOI", "NHWC"),
+            images, params, strides, (pad, pad), dimension_numbers=axes
         )
         return y.reshape(*x.shape[:-3], *y.shape[1:])

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from manifoldmuon._internal.arrays import Floats
 from manifoldmuon.modules._module import Bond
 
 
@@ -33,12 +34,7 @@ class FunctionalAttention(Bond):
     causal: bool = True
     gamma: ClassVar[float] = 3.0
 
-    def forward(
-        self,
-        x: tuple[
-            Float[Array, "*batch t d"], Float[Array, "*batch t d"], Float[Array, "*batch t e"]
-        ],
-    ) -> Float[Array, "*batch t e"]:
+    def forward(self, x: tuple[Floats, Floats, Floats]) -> Floats:
         query, key, value = x
         scores = jnp.matmul(query, key.mT) / query.shape[-1]
         if self.causal:

@@ -15,11 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import (
-    Floats,
-    largest,
-    upcast,
-)
+from manifoldmuon._internal.arrays import Floats, largest, upcast
 from manifoldmuon.manifolds import LaidOut, Manifold
 
 
@@ -77,16 +73,12 @@ class Sharpness(NamedTuple):
     """Bounds on a module's second derivatives (modular norm, arXiv:2405.14813, section 3.4).
 
     In the modular norm of the weights and the norms of input and output, for every pair of
-    perturbations,
-
-    * `||d2f/dw2 [dw, dw']|| <= alpha ||dw|| ||dw'||`,
-    * `||d2f/dwdx [dw, dx]|| <= beta ||dw|| ||dx||`,
-    * `||d2f/dx2 [dx, dx']|| <= gamma ||dx|| ||dx'||`.
+    perturbations:
 
     Attributes:
-      alpha: weights with weights.
-      beta: weights with inputs.
-      gamma: inputs with inputs.
+      alpha: `||d2f/dw2 [dw, dw']|| <= alpha ||dw|| ||dw'||`.
+      beta: `||d2f/dwdx [dw, dx]|| <= beta ||dw|| ||dx||`.
+      gamma: `||d2f/dx2 [dx, dx']|| <= gamma ||dx|| ||dx'||`.
 
     Examples:
       >>> (Linear(4, 8) @ Linear(8, 4)).sharpness
@@ -106,8 +98,7 @@ Parts = Sequence[Any]
 
 def plan_in_sequence(parts: Parts, budget: np.ndarray) -> tuple[Any, ...]:
     """Divide the budget by mass, and each part's budget by the sensitivity of all later parts."""
-    mass = _total_mass(parts)
-    plans = []
+    mass, plans = _total_mass(parts), []
     for part in reversed(parts):
         plans.append(part.plan(np.asarray(budget * _fraction(part.mass, mass))))
         budget = _ahead_of(part.sensitivity, budget)
@@ -132,10 +123,7 @@ def sharpness_in_sequence(parts: Iterable[tuple[float, float, Sharpness]]) -> Sh
     """Compute the sharpness of a composition (the paper's proposition 8).
 
     A part of sensitivity 0 ignores its input: earlier parts do not reach the output, and the terms
-    divided by the sensitivity are 0.
-
-    Args:
-      parts: mass, sensitivity and sharpness of each part, in order of application.
+    divided by the sensitivity are 0. `parts` has each part's mass, sensitivity and sharpness.
     """
     mass, sensitivity, (a, b, g) = 0.0, 1.0, LINEAR
     for m, mu, (a2, b2, g2) in parts:
@@ -173,9 +161,6 @@ def _fraction(part: float, whole: float) -> float:
 
 
 def _ahead_of(sensitivity: Any, budget: np.ndarray) -> np.ndarray:
-    """Return the budget of the parts before a part of this sensitivity.
-
-    It is 0 if the sensitivity is 0: earlier parts never reach the output and need not move.
-    """
+    """Return the budget of the parts before a part of this sensitivity: 0 if it ignores them."""
     reaches = np.asarray(sensitivity, float) > 0
     return np.where(reaches, budget / np.where(reaches, sensitivity, 1), 0.0)

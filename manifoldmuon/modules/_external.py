@@ -21,14 +21,10 @@ from manifoldmuon.modules._tied import shared_weight
 class Param(Module):
     """A weight of a model built in another library, such as Flax or Equinox.
 
-    It has a mass, a sensitivity and a norm, but no forward map: `init` and `apply` raise, as the
-    model has its own. Declared weights combine with bonds and each other by the algebra of
-    `Module`, and `ExternalModule` turns the result into a geometry and budgets by path.
-    `Param(...) ** n` is a weight with n copies along its leading axis, the layout of a scan over
-    layers.
-
-    If every weight has an `atom`, `ExternalModule.network` returns a module of this package, for
-    bounds and certificates.
+    It has a mass, a sensitivity and a norm, but no forward map: `init` and `apply` raise. Declared
+    weights combine with bonds and each other by the algebra of `Module`, and `ExternalModule` turns
+    the result into a geometry and budgets by path. `Param(...) ** n` is a weight with n copies
+    along its leading axis, the layout of a scan over layers.
 
     Declared values are trusted, not checked. The defaults suit `Linear`: they hold if the layer is
     well-normed in the manifold's norm, as `x -> W x` is in `RMSToRMS()`. For a bias, `x -> x + b`,
@@ -39,9 +35,7 @@ class Param(Module):
         as in `"params/Dense_0/kernel"` or `"layers/0/weight"`.
       manifold: the weight's manifold, which also gives the norm of its directions. A `LaidOut`
         (`Manifold.with_axes`) sets the layout of a kernel.
-      mass: see `Module`.
-      sensitivity: movement of the output per movement of the input.
-      sharpness: bounds on the second derivatives.
+      mass: see `Module`, also for `sensitivity` and `sharpness`.
       ndim: trailing axes of a weight; None: the axes of a point of the manifold.
       atom: the equivalent layer of this package, such as `Linear(10, 256)`, for the weight in the
         layout of `with_axes`; None if not needed. The atom's own manifold and mass are ignored.
@@ -76,11 +70,7 @@ class Param(Module):
         raise ValueError(f"{self.describe()} has no forward map: apply the model instead")
 
     def constraint(self) -> Manifold | LaidOut:
-        """Return the weight's own manifold.
-
-        Raises:
-          ValueError: the manifold is flat space, so that the constraint is unknown.
-        """
+        """Return the weight's own manifold; raise `ValueError` if it is flat space."""
         if not self._set.constrained:
             raise ValueError(
                 f"{self.describe()} has no default constraint: declare it on the manifold that "
@@ -95,7 +85,6 @@ class Param(Module):
         return LaidOut(flat, given.layout) if isinstance(given, LaidOut) else flat
 
     def on(self, manifold: Manifold | LaidOut) -> "Param":
-        """Return the same weight on another manifold."""
         return dataclasses.replace(self, manifold=manifold)
 
     def plan(self, budget: np.ndarray) -> WeightSpec:
@@ -127,7 +116,6 @@ class ExternalModule(Printed):
         times is a shared weight and gets the budget of `Tied`.
 
     Raises:
-      TypeError: not a module.
       ValueError: an atom that is not a `Param`, a path inside another path, or `Param`s of equal
         path that differ in manifold or copies, or are frozen only in part.
 
@@ -153,7 +141,7 @@ class ExternalModule(Printed):
         return _nest({path: spec.plain_budget() for path, spec in self._weights().items()})
 
     def network(self, params: Any) -> tuple[Module, Any]:
-        """Return the network as a module of this package, with the model's weights.
+        """Return a module of this package, for bounds and certificates, and its weights.
 
         Every `Param` becomes its `atom`, on the manifold of the `Param`. Outputs are not compared:
         check `net.apply(weights, x)` against the model on a few inputs.
@@ -161,9 +149,6 @@ class ExternalModule(Printed):
         Args:
           params: the model's parameters, any tree with the declared paths; other leaves are
             ignored.
-
-        Returns:
-          The module, and its weights in the structure of its `init`.
 
         Raises:
           ValueError: a `Param` has no atom, a path is not in `params`, or the shape of a weight, in
@@ -201,10 +186,6 @@ class ExternalModule(Printed):
             lambda spec: dataclasses.replace(spec, budget=shared[spec.path].budget),
             self.module.weights(),
         )
-
-    def masses(self) -> Any:
-        """Return the mass of every weight as nested dictionaries, summed over uses and copies."""
-        return _nest({path: spec.mass for path, spec in self._weights().items()})
 
     def __str__(self) -> str:
         return str(self.module)

@@ -6,29 +6,33 @@ import abc
 import dataclasses
 import functools
 import numbers
-import operator
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
+from manifoldmuon._internal.arguments import check_fields, check_number
 from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.text import Node, Printed, tree
 from manifoldmuon.modules._budgets import (
     LINEAR,
     Sharpness,
+    WeightSpec,
     plan_copies,
     plan_in_sequence,
     plan_side_by_side,
     sharpness_in_sequence,
     sharpness_side_by_side,
 )
-from manifoldmuon.modules._interface import Interface
+
+_HEADER = ("module", "mass", "sensitivity", "sharpness", "part of the mass", "budget")
 
 
 @dataclasses.dataclass(frozen=True)
-class Module(Interface):
+class Module(Printed, abc.ABC):
     """A piece of an architecture with a known norm (modular norm, arXiv:2405.14813).
 
     A frozen, hashable value without arrays. It declares a mass and a sensitivity, and is
@@ -53,8 +57,171 @@ class Module(Interface):
       (2.0, 1.0, (0.5, (), 0.5))
     """
 
+    # Intervals of numeric fields, see `check_fields`. Defaults: `[0, inf)` for mass and
+    # sensitivity, `[1, inf)` for fields annotated as `int`, which mostly are sizes.
+    ranges: ClassVar[Mapping[str, str]] = {}
+    # The module's entry in a certificate: a kind of layer that the verifier knows, then names of
+    # fields; empty if the verifier knows no such layer. See `robustness.describe`.
+    entry: ClassVar[tuple[str, ...]] = ()
+    # Whether the parameters are the single part's parameters, without a tuple around them.
+    wraps: ClassVar[bool] = False
+    # Whether the module is a convolution, which is slow inside loops on CPUs.
+    convolves: ClassVar[bool] = False
     # Make `a * module` with a NumPy scalar call the module's `__rmul__`.
     __array_ufunc__: ClassVar[None] = None
+
+    def __post_init__(self):
+        sizes = {f.name: "[1, inf)" for f in dataclasses.fields(self) if f.type == "int"}
+        check_fields(
+            self, **{"mass": "[0, inf)", "sensitivity": "[0, inf)", **sizes, **self.ranges}
+        )
+
+    @property
+    @abc.abstractmethod
+    def mass(self) -> float:
+        """Relative share of the learning among neighbouring modules; >= 0."""
+
+    @property
+    @abc.abstractmethod
+    def sensitivity(self) -> float:
+        """Declared movement of the output per movement of the input; >= 0."""
+
+    @property
+    @abc.abstractmethod
+    def sharpness(self) -> Sharpness:
+        """Bounds on the second derivatives."""
+
+    @property
+    @abc.abstractmethod
+    def parts(self) -> tuple["Module", ...]:
+        """The modules inside this module, in the order of its parameters; empty for a leaf."""
+
+    @abc.abstractmethod
+    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Any:
+        """Return random parameters on their manifolds.
+
+        Args:
+          key: a JAX random key.
+          dtype: the dtype of all weights.
+
+        Returns:
+          Nested tuples of arrays: an array for an atom, `()` for a module without weights, a tuple
+          over `parts` for several modules. `Stack` and `Tied` keep the structure of their part.
+        """
+
+    @abc.abstractmethod
+    def apply(self, params: Any, x: Any) -> Any:
+        """Compute the output, a pure function of the parameters and the input.
+
+        Args:
+          params: as `init` returns them.
+          x: the input: an array or a tuple, with any leading batch axes.
+
+        Raises:
+          ValueError: the input does not fit.
+        """
+
+    @abc.abstractmethod
+    def plan(self, budget: np.ndarray) -> Any:
+        """Return a `WeightSpec` for every weight, given a budget for the whole module.
+
+        Args:
+          budget: a number for each copy of the module; shape `()` outside a stack.
+        """
+
+    @abc.abstractmethod
+    def map_atoms(self, function: Callable[[Any], Any]) -> Any:
+        """Return the module with each atom (each module with its own weight) replaced.
+
+        Args:
+          function: maps an atom to a module of the same input, output and sensitivity.
+        """
+
+    def describe(self) -> str:
+        """Return the module's label in the printed tree."""
+        return repr(self)
+
+    def weights(self) -> Any:
+        """Return a `WeightSpec` for every weight, as a tree: the compiled architecture."""
+        return self.plan(np.ones(()))
+
+    def map_weights(self, function: Callable[..., Any], *trees: Any) -> Any:
+        """Map `function(spec, ...)` over `weights` and trees of the same structure.
+
+        Raises:
+          ValueError: a tree has another structure.
+        """
+        specs, structure = jax.tree.flatten(self.weights())
+        for other in trees:
+            if (found := jax.tree.structure(other)) != structure:
+                wanted, got = (str(s).removeprefix("PyTreeDef(")[:-1] for s in (structure, found))
+                raise ValueError(
+                    f"expected a tree of the structure that init returns, {wanted}; got {got}"
+                )
+        mapped = map(function, specs, *map(jax.tree.leaves, trees))
+        return jax.tree.unflatten(structure, mapped)
+
+    def geometry(self) -> Any:
+        """Return the manifold of every weight, in the structure of the parameters."""
+        return self.map_weights(lambda spec: spec.space)
+
+    def budgets(self) -> Any:
+        """Return the budget of every weight, in the structure of the parameters.
+
+        Budgets flow down from 1: a step with these norms at its leaves has modular norm 1 and
+        changes the output by at most 1. They are static numbers. The steepest step of modular norm
+        1 multiplies the steepest direction of each leaf by its budget (see `optim.modular`).
+
+        Returns:
+          A Python float for each leaf. If the sensitivity of a stacked module is not 1, its copies
+          have different budgets: a NumPy array with a number for each copy, then axes of length 1,
+          which broadcasts against the weight.
+        """
+        return self.map_weights(WeightSpec.plain_budget)
+
+    def masses(self) -> Any:
+        """Return the mass of every weight, summed over copies; the total is the module's mass."""
+        return self.map_weights(lambda spec: spec.mass)
+
+    def norm(self, weights: Any) -> Float[Array, ""]:
+        """Return the modular norm of a tree of weights or updates.
+
+        It is `max_k ||w_k|| / budget_k`, each weight in its manifold's norm, without frozen
+        weights.
+
+        Raises:
+          ValueError: the tree has another structure.
+        """
+        norms = jax.tree.leaves(self.map_weights(WeightSpec.relative_norm, weights))
+        return jnp.max(jnp.stack([jnp.zeros(()), *norms]))
+
+    def tare(self, absolute: float = 1.0) -> Any:
+        """Return the module with this total mass: all masses multiplied by the same factor.
+
+        Raises:
+          ValueError: the mass is negative, or not zero for a module of mass zero.
+        """
+        check_number("tare(absolute)", absolute, within="[0, inf)")
+        if self.mass == 0 and absolute != 0:
+            raise ValueError(f"no factor brings a mass of 0 to {absolute}; give an atom a mass")
+        factor = absolute / self.mass if self.mass else 1.0
+        return self.map_atoms(lambda atom: dataclasses.replace(atom, mass=atom.mass * factor))
+
+    def constrained(self) -> Any:
+        """Return the same architecture with every atom on its default constraint."""
+        return self.map_atoms(lambda atom: atom.on(atom.constraint()))
+
+    def unconstrained(self) -> Any:
+        """Return the same architecture with every atom in flat space under its own norm."""
+        return self.map_atoms(lambda atom: atom.on(atom.free_space()))
+
+    def __str__(self) -> str:
+        """Return the module as a printed tree, the input at the top.
+
+        Atoms show their share of the total mass and their budget in the whole, as a range from the
+        first copy of a stack to the last if these differ.
+        """
+        return tree(_HEADER, _node(self, self.weights(), self.mass))
 
     def __matmul__(self, other: Any) -> "Module":
         return _either(lambda: compose(as_module(other), self), other)
@@ -94,6 +261,25 @@ class Module(Interface):
         if copies < 0:
             raise ValueError(f"a power is a whole number of copies, 0 or more; got {copies!r}")
         return Stack(self, int(copies)) if copies else Identity()
+
+
+def _node(module: Module, plan: Any, whole: float) -> Node:
+    """Return the printed row of a module and its compiled weights, and those of its parts."""
+    sharpness = "({:.3g}, {:.3g}, {:.3g})".format(*module.sharpness)
+    row = (module.describe(), f"{module.mass:.4g}", f"{module.sensitivity:.4g}", sharpness)
+    if not module.parts:
+        return (*row, *_learning(module, jax.tree.leaves(plan), whole)), []
+    pairs = zip(module.parts, (plan,) if module.wraps else plan, strict=True)
+    return (*row, "", ""), [_node(part, inner, whole) for part, inner in pairs]
+
+
+def _learning(module: Module, leaves: list[WeightSpec], whole: float) -> tuple[str, str]:
+    if not leaves:
+        return ("tied" if module.mass else "", "")
+    if not (mass := sum(leaf.mass for leaf in leaves)):
+        return "frozen", "0"
+    ends = dict.fromkeys(f"{b:.4g}" for leaf in leaves for b in leaf.budget.flat[[0, -1]])
+    return f"{mass / whole:.1%}", " … ".join(ends)
 
 
 def as_module(value: Any) -> Module:
@@ -216,7 +402,7 @@ class Stack(Module):
     The weights are stacked along a new leading axis, in the order of application. `apply` is a
     `jax.lax.scan`, so that compile time does not depend on the number of copies, except for
     convolutions on CPUs, which are unrolled. The output must have the shape and dtype of the
-    input. `unroll` gives the same architecture without a scan.
+    input.
 
     Attributes:
       module: the module to copy.
@@ -257,27 +443,15 @@ class Stack(Module):
             return self.module.apply(weights, carried), None
 
         x = match_varying_axes(x, params)
-        return jax.lax.scan(step, x, params, length=self.copies, unroll=self._unrolled)[0]
-
-    @property
-    def _unrolled(self) -> bool:
         # On CPUs, XLA's fast convolutions are not used inside loops: a scan takes 20 times as long.
-        return jax.default_backend() == "cpu" and _convolves(self.module)
+        unroll = jax.default_backend() == "cpu" and _convolves(self.module)
+        return jax.lax.scan(step, x, params, length=self.copies, unroll=unroll)[0]
 
     def plan(self, budget: np.ndarray) -> Any:
         return plan_copies(self.module, self.copies, budget)
 
     def map_atoms(self, function: Any) -> "Stack":
         return Stack(self.module.map_atoms(function), self.copies)
-
-    def unroll(self) -> Compose:
-        """Return the copies as a plain composition, with the parameters `unstack(params)`."""
-        return Compose((self.module,) * self.copies)
-
-    def unstack(self, params: Any) -> tuple[Any, ...]:
-        """Return the tuple of the copies' parameters."""
-        copies = range(self.copies)
-        return tuple(jax.tree.map(operator.itemgetter(i), params) for i in copies)
 
     def describe(self) -> str:
         return f"Stack of {self.copies}"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon.modules._activations import GELU, Abs, MeanSubtract, ReLU, RMSDivide
-from manifoldmuon.modules._atoms import Conv2D, Embed, Linear
+from manifoldmuon.modules._atoms import Embed, Linear
 from manifoldmuon.modules._attention import (
     FunctionalAttention,
     MergeHeads,
@@ -12,8 +11,8 @@ from manifoldmuon.modules._attention import (
     RoPE,
     SplitHeads,
 )
+from manifoldmuon.modules._bonds import GELU, Abs, MeanSubtract, ReLU, RMSDivide
 from manifoldmuon.modules._module import Identity, Module
-from manifoldmuon.modules._shapes import AveragePool, Flatten
 
 
 def mlp(outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU()) -> Module:
@@ -82,15 +81,7 @@ def res_mlp(
     return Linear(outputs, width) @ body @ Linear(width, inputs)
 
 
-def attention(
-    width: int,
-    heads: int,
-    key_dim: int | None = None,
-    value_dim: int | None = None,
-    *,
-    causal: bool = True,
-    rope: bool = False,
-) -> Module:
+def attention(width: int, heads: int, *, causal: bool = True, rope: bool = False) -> Module:
     """Return multi-head attention on `(..., sequence, width)`: mass 4, sensitivity 1.
 
     `Linear @ MergeHeads @ 1/3 FunctionalAttention @ (Q, K, V)`: the factor 1/3 compensates for
@@ -98,9 +89,7 @@ def attention(
 
     Args:
       width: entries of a token.
-      heads: number of heads.
-      key_dim: entries of a query and a key per head; None: `width // heads`.
-      value_dim: entries of a value per head; None: `width // heads`.
+      heads: number of heads, of `width // heads` entries each.
       causal: whether a token sees only itself and earlier tokens.
       rope: whether to use rotary positions (`RoPE`) for queries and keys.
 
@@ -109,13 +98,11 @@ def attention(
       4.0
     """
     check_number("attention(heads)", heads, within="[1, inf)", whole=True)
-    key_dim = width // heads if key_dim is None else key_dim
-    value_dim = width // heads if value_dim is None else value_dim
-    turn = RoPE() if rope else Identity()
-    query = key = turn @ SplitHeads(heads) @ Linear(heads * key_dim, width)
-    value = SplitHeads(heads) @ Linear(heads * value_dim, width)
+    inner = width // heads * heads
+    value = SplitHeads(heads) @ Linear(inner, width)
+    query = RoPE() @ value if rope else value
     attend = FunctionalAttention(causal) / 3
-    return Linear(width, heads * value_dim) @ MergeHeads() @ attend @ (query, key, value)
+    return Linear(width, inner) @ MergeHeads() @ attend @ (query, query, value)
 
 
 def gpt(
@@ -130,10 +117,10 @@ def gpt(
 ) -> Module:
     """Return a language model on tokens `(..., sequence)`: scores `(..., sequence, vocabulary)`.
 
-    Embedding and head have mass 1 each; the sensitivity is 1. The defaults give the character GPT
-    of the Modula package (rotary positions, no layer norms), with the exact GELU; Modula's `Rope`
-    swaps the halves of a head, which does not change the scores. With `context` and `layer_norm`
-    it is the GPT of the modular norm (arXiv:2405.14813, appendix B.7).
+    The sensitivity is 1. The defaults give the character GPT of the Modula package (rotary
+    positions, no layer norms), with the exact GELU; Modula's `Rope` swaps the halves of a head,
+    which does not change the scores. With `context` and `layer_norm` it is the GPT of the modular
+    norm (arXiv:2405.14813, appendix B.7).
 
     Args:
       vocabulary: number of tokens.
@@ -142,7 +129,7 @@ def gpt(
       blocks: number of pairs of an attention block and an MLP block.
       context: None for rotary positions; else the number of learned positions, which limits the
         sequence length (a longer sequence gives NaN).
-      mass: total mass of the blocks.
+      mass: total mass of the blocks; embedding and head have mass 1 each.
       layer_norm: whether each block and the head normalise their inputs.
 
     Examples:
@@ -161,38 +148,3 @@ def gpt(
         positions = Embed(width, context) @ Positions()
         embedding = (0.5 * embedding + 0.5 * positions).tare()
     return Linear(vocabulary, width) @ norm @ body @ embedding
-
-
-def res_cnn(
-    outputs: int,
-    channels: int,
-    width: int,
-    blocks: int,
-    block_depth: int = 2,
-    mass: float = 20.0,
-    kernel: int = 3,
-    pool: int = 1,
-) -> Module:
-    """Return the residual convolutional network of the modular norm, for images, channels last.
-
-    It is `res_mlp` (appendix B.5 of the paper) with convolutions, then average pooling, flattening
-    and a linear head. Means and root mean squares are taken over the channels of each pixel.
-
-    Args:
-      outputs: entries of the output.
-      channels: channels of the input.
-      width: channels of the residual stream.
-      blocks: number of residual blocks.
-      block_depth: layers per block.
-      mass: total mass of the blocks; the first and last layers have mass 1 each.
-      kernel: taps along each side of a convolution.
-      pool: pixels along each side of the pooled image.
-
-    Examples:
-      >>> res_cnn(10, 3, 32, blocks=2).mass
-      22.0
-    """
-    layer = MeanSubtract() @ Abs() @ Conv2D(width, width, kernel) @ RMSDivide()
-    body = residual(layer**block_depth, blocks).tare(absolute=mass)
-    head = Linear(outputs, pool * pool * width) @ Flatten(3) @ AveragePool(pool, pool)
-    return head @ body @ Conv2D(width, channels, kernel)

@@ -29,9 +29,8 @@ class Tied(Module):
 
     `budget = sum_i p_i / sum_i (p_i / b_i)`.
 
-    With this budget the module is well-normed. Its mass is the sum over all atoms, and equal
-    budgets are kept. An atom that never reaches the output adds its mass and no effect. To tie
-    several groups, tie again: indices stay the same.
+    With this budget the module is well-normed. An atom that never reaches the output adds its mass
+    and no effect. To tie several groups, tie again: indices stay the same.
 
     Attributes:
       module: the untied module.
@@ -81,15 +80,11 @@ class Tied(Module):
 
     @property
     def sharpness(self) -> Sharpness:
-        """Sharpness of the untied module, rescaled.
-
-        A step of tied norm 1 has untied norm at most `r = max(1, budget / b_i)`: `alpha` grows by
-        `r**2`, `beta` by `r`.
-        """
         alpha, beta, gamma = self.module.sharpness
         specs = self._specs(self.module.weights())
         budget = _mean_budget(specs)
         places = [np.where(spec.budget > 0, spec.budget, np.inf) for spec in specs]
+        # The longest step of tied norm 1, in the untied norm.
         longest = max([1.0, *(float(np.max(budget / place)) for place in places)])
         return Sharpness(longest**2 * alpha, longest * beta, gamma)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds
 from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._trees import far_distances, init_tree, monitor_distance
 
-_SHOWN = 5  # maximum number of parameters listed in a warning
+_SHOWN = 5  # maximum number of parameters listed in an error
 
 
 @checked()
@@ -45,10 +44,11 @@ def retract(geometry: Geometry) -> Link:
       has the parameter's dtype and is rounded so that `W + u`, in that dtype, is next to the
       retracted point. A zero step gives a zero update. `update` needs `params`.
 
-      `init` warns (`UserWarning`) of parameters at a `Manifold.distance` above 0.1. It skips
-      parameters without values (under `jax.jit`, `jax.ShapeDtypeStruct`), arrays spread over
-      several processes, matrices with a shorter side above 1024, and rows of `EmbeddingRows` that
-      are exactly zero (padding).
+    Raises:
+      ValueError: in `init`: a parameter is at a `Manifold.distance` above 0.1. Not checked are
+        parameters without values (under `jax.jit`, `jax.ShapeDtypeStruct`), arrays spread over
+        several processes, matrices with a shorter side above 1024, and rows of `EmbeddingRows` that
+        are exactly zero (padding).
 
     Examples:
       >>> tx, params = retract(mm.manifolds.Hypersphere()), jnp.array([0.0, 1.0])
@@ -68,10 +68,10 @@ def retract(geometry: Geometry) -> Link:
         if far := far_distances(geometry, params):
             shown = [f"{path!r} (distance {size:.2g})" for path, size in [*far.items()][:_SHOWN]]
             shown += [f"{len(far) - _SHOWN} more"] if len(far) > _SHOWN else []
-            warnings.warn(
-                f"parameters start far from their manifolds: {', '.join(shown)}."
-                " Start from optim.project_tree(geometry, params).",
-                stacklevel=3,
+            raise ValueError(
+                f"parameters are far from their manifolds: {', '.join(shown)}."
+                " Start from optim.project_tree(geometry, params), which gives the nearest points,"
+                " or from optim.init_tree(geometry, key, params), which gives random points."
             )
         return optax.EmptyState()
 
@@ -186,6 +186,8 @@ def check_chain(
         updates, state = update(grads, state, params, **(loss | extra_args))
         return optax.apply_updates(params, updates), state
 
+    measure = jit(lambda params: monitor_distance(geometry, params))
+    farthest = dict.fromkeys((places.paths[place] for place in places.real), 0.0)
     start, state = draw()
     moving, rng = start, np.random.default_rng(1)  # NumPy: JAX would compile its own
     total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
@@ -193,20 +195,22 @@ def check_chain(
         grads = jax.tree.map(lambda x: np.asarray(rng.standard_normal(x.shape), x.dtype), shapes)
         moving, state = step(grads, moving, state)
         total = jax.tree.map(np.add, total, grads)
+        # In every step: the next retraction may hide that a point has left its manifold.
+        for path, distance in jax.device_get(measure(moving)).items():
+            farthest[path] = np.maximum(farthest[path], distance)  # keeps a NaN
     before, leaves = places.leaves(start), places.leaves(moving)
     if all(np.array_equal(before[place], leaves[place]) for place in places.real):
         raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
     left = {}
-    distances = jax.device_get(jit(lambda params: monitor_distance(geometry, params))(moving))
     for place in places.real:
         path, leaf = places.paths[place], leaves[place]
         allowed = 16 * float(jnp.finfo(leaf.dtype).eps) * max((*leaf.shape, 1)) ** 0.5
         allowed = allowed if tolerance is None else tolerance
-        if not distances[path] <= allowed:  # NaN must fail
-            left[path] = float(distances[path])
+        if not farthest[path] <= allowed:  # NaN must fail
+            left[path] = float(farthest[path])
     if left:
         raise ValueError(
-            f"after {steps} steps these parameters have left their manifold, at distance {left}."
+            f"within {steps} steps these parameters have left their manifold, at distance {left}."
             " `retract` must be there and last: no link or wrapper may change updates after it;"
             " the page 'Transformations' says it of each wrapper of Optax."
         )

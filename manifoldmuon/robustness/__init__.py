@@ -2,7 +2,8 @@
 
 A 1-Lipschitz network keeps its label under every movement of the input shorter than a radius given
 by its margin: `certify` computes the radius of each image, and `export` writes a certificate that
-others can check. Losses train for such margins; attacks bound the certifiable accuracy from above.
+others can check. `margin_cross_entropy` trains for such margins; `pgd` bounds the certifiable
+accuracy from above.
 """
 
 from manifoldmuon.robustness._attacks import AttackResult, pgd
@@ -13,7 +14,7 @@ from manifoldmuon.robustness._certificates import (
     certify,
 )
 from manifoldmuon.robustness._export import describe, export
-from manifoldmuon.robustness._losses import margin_cross_entropy, multiclass_hinge
+from manifoldmuon.robustness._losses import margin_cross_entropy
 
 __all__ = [
     "AttackResult",
@@ -24,6 +25,5 @@ __all__ = [
     "describe",
     "export",
     "margin_cross_entropy",
-    "multiclass_hinge",
     "pgd",
 ]

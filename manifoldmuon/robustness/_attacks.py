@@ -93,8 +93,7 @@ def pgd(
         of equal size: nothing is recompiled.
 
     Returns:
-      Points within the ball, measured in float64, and within the bounds: each step is projected
-      onto the intersection of both.
+      Points within the ball, measured in float64, and within the bounds.
 
     Raises:
       TypeError: images are not float32 or float64, or labels not whole numbers.

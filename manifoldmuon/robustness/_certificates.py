@@ -132,9 +132,6 @@ def certify(
         the trained weights, and raise an error.
       batch: number of images per evaluation.
 
-    Returns:
-      A `CertificationResult`: predicted labels and radii of all images, to count or to `export`.
-
     Raises:
       ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
         in Euclidean length, or a logit is not finite.
@@ -179,21 +176,17 @@ def certified_accuracy(
     radius: ArrayLike,
     lipschitz: ArrayLike = 1.0,
 ) -> Float[Array, ""]:
-    """Return the share of examples with a right label and a sufficient margin.
+    """Return the share of examples with a right label and a margin above `sqrt(2) L radius`.
 
-    The margin must exceed `sqrt(2) * lipschitz * radius`. Computed in JAX, for logs while training.
-    The share is the certified accuracy if `lipschitz` is a Euclidean Lipschitz constant of the
-    logits, such as 1 for a 1-Lipschitz network with all weights on their manifolds. For final
-    results use `certify`, which computes the constant from the weights.
+    Computed in JAX, for logs while training. It is the certified accuracy if L is a Euclidean
+    Lipschitz constant of the logits, such as 1 for a 1-Lipschitz network with all weights on their
+    manifolds. For final results use `certify`, which computes the constant from the weights.
 
     Args:
       logits: `(..., k)`, for k classes.
       labels: `(...)`, whole numbers below k.
       radius: length in units of the network's input; 0 or more.
-      lipschitz: the Lipschitz constant; 0 or more.
-
-    Returns:
-      A float32 number for the batch.
+      lipschitz: the constant L; 0 or more.
 
     Examples:
       >>> logits, labels = jnp.array([[3.0, 0.0], [0.0, 0.1]]), jnp.array([0, 1])
@@ -208,9 +201,7 @@ def certified_accuracy(
 
 
 def certified_radius(
-    bounds: NetworkBounds,
-    logits: ArrayLike | Sequence[Any],
-    input_norms: ArrayLike | Sequence[Any] | None = None,
+    bounds: NetworkBounds, logits: ArrayLike | Sequence[Any]
 ) -> Float[np.ndarray, "..."]:
     """Return radii within which the largest logit of each input stays the largest.
 
@@ -224,19 +215,13 @@ def certified_radius(
     class, in units of pixels, see `certify`.
 
     Args:
-      bounds: bounds of the network, with a single input array and a single output array.
+      bounds: bounds of the network for inputs of every size (`input_norm=math.inf`), with a single
+        input array and a single output array.
       logits: `(..., d)`, the logits of the inputs, by the same weights.
-      input_norms: `(...)`, the norms of these inputs, or `(..., tokens)`, the norms of their tokens
-        or pixels, over any number of axes. Needed unless the bounds hold for inputs of every size:
-        no radius reaches beyond the inputs of the bounds. If a least size was declared, give the
-        norm of every token, as the smallest decides.
-
-    Returns:
-      `(...)` in float64, not negative.
 
     Raises:
-      ValueError: `input_norms` is needed and missing, input or output is a tuple, logits are not
-        finite or of fewer than two classes, or norms are not finite or negative.
+      ValueError: the bounds are for some inputs only, input or output is a tuple, or logits are not
+        finite or of fewer than two classes.
 
     Examples:
       >>> bounds = mm.bounds.bound(mm.modules.Linear(2, 2), input_norm=np.inf)
@@ -246,6 +231,8 @@ def certified_radius(
     inner, outer = bounds.inputs, bounds.outputs
     if not isinstance(inner, NormBound) or not isinstance(outer, NormBound):
         raise ValueError("a radius takes one input array and one output array, not tuples")
+    if inner.upper < math.inf or inner.lower > 0:
+        raise ValueError(f"a radius takes bounds for inputs of every size; got {inner}")
     scores = finite_array("certified_radius: logits", logits)
     if scores.shape[-1:] < (2,):
         raise ValueError(f"certified_radius takes two logits or more; got the shape {scores.shape}")
@@ -257,24 +244,8 @@ def certified_radius(
     else:
         read = LipschitzBounds.convert_norm(outer, RMS()).slopes.item()
         gain = math.sqrt(2 * scores.shape[-1]) * read
-    slope = gain * bounds.lipschitz_inputs
-    margin = winner - runner_up
-    radius = np.where(margin > 0, margin / slope if slope else math.inf, 0.0)
-    if inner.upper == math.inf and inner.lower == 0:
-        return radius
-    if input_norms is None:
-        raise ValueError(
-            "the bounds are for inputs of a bounded size: say input_norms, or bound with "
-            "input_norm=math.inf if its bounds are finite there"
-        )
-    norms = finite_array("certified_radius: input_norms", input_norms)
-    if (norms < 0).any():
-        raise ValueError(f"certified_radius: input_norms must not be negative; got {norms.min()}")
-    places = tuple(range(radius.ndim, norms.ndim))
-    room = inner.upper - norms.max(axis=places)
-    if inner.lower:
-        room = np.minimum(room, norms.min(axis=places) - inner.lower)
-    return np.asarray(np.minimum(radius, np.maximum(room, 0.0)))
+    slope, margin = gain * bounds.lipschitz_inputs, winner - runner_up
+    return np.where(margin > 0, margin / slope if slope else math.inf, 0.0)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.modules import Add, Atom, Compose, Concatenate, MeanSubtract, Module, Stack, Tied
+from manifoldmuon.modules import Add, Atom, Compose, Concatenate, Module, Stack, Tied
 from manifoldmuon.robustness._certificates import CertificationResult
 
 FORMAT, VERSION = "manifoldmuon-certificate", 2
@@ -23,28 +23,18 @@ Entry = dict[str, Any]
 
 
 class Arrays:
-    """The arrays of a certificate, by unique names.
-
-    Attributes:
-      values: the arrays, by name.
-      shared: the names of arrays used by several layers.
-    """
+    """The arrays of a certificate, by unique names."""
 
     def __init__(self):
         self.values: dict[str, np.ndarray] = {}
-        self.shared: list[str] = []
+        self.shared: dict[str, None] = {}  # names of arrays used by several layers, in order
         self._given: list[tuple[Any, str]] = []
 
     def add(self, kind: str, value: Any) -> str:
-        """Add an array, unless the same object was added before, and return its name.
-
-        Args:
-          kind: the kind of its layer; a part of the name.
-          value: an array.
-        """
+        """Add an array of a layer of this kind, unless it was added before; return its name."""
         for given, name in self._given:
             if given is value:
-                self.shared = [*self.shared, name] if name not in self.shared else self.shared
+                self.shared[name] = None
                 return name
         name = f"{len(self.values)}.{kind}"
         self.values[name] = np.asarray(value)
@@ -61,7 +51,7 @@ def export(
     arithmetic: str = "real",
     margin: float = 1e-5,
 ) -> Path:
-    """Write `certificate.json`, `weights.safetensors` and `images.safetensors`.
+    """Write `certificate.json`, `weights.safetensors` and `images.safetensors`; return the first.
 
     `python -m manifoldmuon_verify DIRECTORY` then derives the claims from weights and images, or
     rejects them. The claims are the predictions and radii of `certify`, less `margin`. The verifier
@@ -71,8 +61,7 @@ def export(
     Args:
       directory: a new or an empty directory; it appears with all three files or not at all.
       certified: a result of `certify` with labels, for a network of layers that the verifier knows
-        (see `describe`). Weights are written in their own dtypes. To claim less, replace `radii`:
-        a radius of 0 claims nothing.
+        (see `describe`). To claim less, replace `radii`: a radius of 0 claims nothing.
       pixels: the smallest and largest possible value of a pixel, such as `(0, 255)`, which set the
         unit of the radii. By default the smallest and largest value in the images.
       at: the radii at which to claim the certified accuracy.
@@ -80,9 +69,6 @@ def export(
         computation in float32, with sums in any order, which proves smaller radii.
       margin: fraction of the largest radius, subtracted from every radius. Claimed radii are then
         rounded down to six digits.
-
-    Returns:
-      The path of the certificate.
 
     Raises:
       FileExistsError: the directory is not empty.
@@ -130,7 +116,7 @@ def export(
         "version": VERSION,
         "norm": "l2",
         "arithmetic": arithmetic,
-        "weights": weights | {"shared": arrays.shared},
+        "weights": weights | {"shared": list(arrays.shared)},
         "images": pictures,
         "input": {
             "shape": list(images.shape[1:]),
@@ -155,7 +141,7 @@ def export(
 
 @functools.singledispatch
 def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
-    """Return a module's entries of a certificate, and add their arrays to `arrays`.
+    """Return a module's entries of a certificate, as in the table on the page on certificates.
 
     The default entry has the kind and the fields named by the module's `entry`, and the weight of
     an atom. To export your own module, decorate a function of these arguments with
@@ -164,10 +150,7 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
     Args:
       module: a module of the network.
       params: its parameters, with the axes of stacks in front.
-      arrays: receives the arrays named in the entries.
-
-    Returns:
-      A list of dictionaries, as in the table on the page on certificates.
+      arrays: gets the arrays named in the entries.
 
     Raises:
       TypeError: the module has no known entry.
@@ -221,13 +204,6 @@ def describe_tied(module: Tied, params: Any, arrays: Arrays) -> list[Entry]:
     return describe(module.module, module.untied(params), arrays)
 
 
-@describe.register
-def describe_mean_subtract(module: MeanSubtract, params: Any, arrays: Arrays) -> list[Entry]:
-    if module.axis not in (-1, (-1,)):
-        raise TypeError(f"MeanSubtract can be exported over the last axis, not {module.axis}")
-    return [{"kind": "mean_subtract"}]
-
-
 def _floor(value: float) -> float:
     """Round down to six significant digits; negative values give 0."""
     digits = decimal.Context(prec=6, rounding=decimal.ROUND_FLOOR)
@@ -261,20 +237,9 @@ def _digest(data: bytes) -> str:
 
 
 def _text(certificate: Entry) -> str:
-    """Format as readable JSON: a line per entry, and a single line per list over images."""
-    line = functools.partial(json.dumps, allow_nan=False)
-    parts = []
-    for key, value in certificate.items():
-        text = line(value)
-        if isinstance(value, dict | list):
-            keyed = isinstance(value, dict)
-            entries = (
-                [f"{line(k)}: {line(v)}" for k, v in value.items()] if keyed else map(line, value)
-            )
-            inner = ",\n".join(f"  {entry}" for entry in entries)
-            text = f"{{\n{inner}\n}}" if keyed else f"[\n{inner}\n]"
-        parts.append(f"{line(key)}: {text}")
-    return "{\n" + ",\n".join(parts) + "\n}\n"
+    """Format as JSON with a line per entry."""
+    lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in certificate.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def _write(place: Path, contents: dict[str, bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Losses that train for a margin between logits, for certified robustness."""
+"""A loss that trains for a margin between logits, for certified robustness."""
 
 from __future__ import annotations
 
@@ -46,58 +46,7 @@ def margin_cross_entropy(
       >>> margin_cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), 0.0, 1.0).round(4)
       Array([0.6931], dtype=float32)
     """
-    _check("margin_cross_entropy", logits, labels)
-    _check_scale("margin_cross_entropy: offset", offset)
-    _check_scale("margin_cross_entropy: temperature", temperature, positive=True)
-    onehot = _onehot(logits, labels)
-    scores = (upcast(logits) - offset * onehot) / temperature
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels(scores, labels)
-    return _where_a_class(losses, onehot)
-
-
-def multiclass_hinge(
-    logits: Float[Array, "*batch classes"], labels: Int[Array, "*batch"], margin: ArrayLike
-) -> Numbers:
-    """Compute `sum over i != label of max(0, margin - (logits[label] - logits[i])) / classes`.
-
-    Loss and gradient are zero once every other logit is `margin` below the label's. To train for
-    the radius r, Li et al. (BCOP, arXiv:1911.00937) take a margin of `sqrt(2) r` times the
-    Lipschitz constant of the network; see `margin_cross_entropy`.
-
-    Args:
-      logits: `(..., classes)`, floating point.
-      labels: `(...)`, whole numbers from 0 to `classes - 1`.
-      margin: a number in the unit of the logits; 0 or more.
-
-    Returns:
-      A loss for each example, in float32 or wider; NaN if the label is not a class.
-
-    Raises:
-      TypeError: see `margin_cross_entropy`.
-      ValueError: see `margin_cross_entropy`.
-
-    Examples:
-      >>> multiclass_hinge(jnp.array([[2.0, 0.0]]), jnp.array([0]), 1.0)
-      Array([0.], dtype=float32)
-    """
-    _check("multiclass_hinge", logits, labels)
-    _check_scale("multiclass_hinge: margin", margin)
-    onehot, scores = _onehot(logits, labels), upcast(logits)
-    own = jnp.sum(jnp.where(onehot > 0, scores, 0), axis=-1, keepdims=True)
-    short = jnp.where(onehot > 0, 0, jnp.maximum(margin - (own - scores), 0))
-    return _where_a_class(jnp.mean(short, axis=-1), onehot)
-
-
-def _onehot(logits: Array, labels: Array) -> Array:
-    return jax.nn.one_hot(labels, logits.shape[-1], dtype=upcast(logits).dtype)
-
-
-def _where_a_class(losses: Array, onehot: Array) -> Array:
-    """Set losses of invalid labels to NaN: JAX would count -1 from the end."""
-    return jnp.where(jnp.any(onehot > 0, axis=-1), losses, jnp.nan)
-
-
-def _check(name: str, logits: Array, labels: Array) -> None:
+    name = "margin_cross_entropy"
     if not jnp.issubdtype(jnp.result_type(logits), jnp.floating):
         raise TypeError(f"{name}: logits must be floating point; got {jnp.result_type(logits)}")
     if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
@@ -111,11 +60,14 @@ def _check(name: str, logits: Array, labels: Array) -> None:
             f"{name}: logits (..., classes), two classes or more, go with labels (...); got shapes"
             f" {shape} and {rows}"
         )
-
-
-def _check_scale(name: str, value: ArrayLike, positive: bool = False) -> None:
-    if isinstance(value, jax.Array):
-        return
-    check_number(name, value, within="[0, inf)")
-    if positive and value == 0:
-        raise ValueError(f"{name} must be above 0; got {value!r}")
+    for argument, value in {"offset": offset, "temperature": temperature}.items():
+        if not isinstance(value, jax.Array):
+            check_number(f"{name}: {argument}", value, within="[0, inf)")
+    if not isinstance(temperature, jax.Array) and temperature == 0:
+        raise ValueError(f"{name}: temperature must be above 0; got {temperature!r}")
+    wide = upcast(logits)
+    onehot = jax.nn.one_hot(labels, shape[-1], dtype=wide.dtype)
+    scores = (wide - offset * onehot) / temperature
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(scores, labels)
+    # JAX would count the label -1 from the end.
+    return jnp.where(jnp.any(onehot > 0, axis=-1), losses, jnp.nan)

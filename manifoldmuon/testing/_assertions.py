@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from jaxtyping import PRNGKeyArray, PyTree
 
+SCALES = (1e-30, 1e-10, 1e10, 1e30)
+
 
 def wide(x) -> np.ndarray:
     """Return a float64 NumPy array, so that sums add no float32 rounding."""

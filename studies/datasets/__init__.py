@@ -10,14 +10,17 @@ from studies.datasets.digits import load_digits, load_mnist
 from studies.datasets.files import DatasetError, data_home
 from studies.datasets.images import Dataset, FlatImages, batches, standardise
 from studies.datasets.text import (
+    TEXTS,
     Text,
     load_pydoc_topics,
     load_shakespeare,
+    load_text,
     split_text,
     windows,
 )
 
 __all__ = [
+    "TEXTS",
     "Dataset",
     "DatasetError",
     "FlatImages",
@@ -29,6 +32,7 @@ __all__ = [
     "load_mnist",
     "load_pydoc_topics",
     "load_shakespeare",
+    "load_text",
     "split_text",
     "standardise",
     "windows",

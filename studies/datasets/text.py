@@ -1,5 +1,6 @@
 """Texts for character-level language models, tokenised by character."""
 
+import functools
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -51,6 +52,10 @@ def load_pydoc_topics() -> str:
     return "\n\n".join(topics[name] for name in sorted(topics))
 
 
+TEXTS = ("pydoc", "shakespeare")
+"""Names of the texts that `load_text` knows."""
+
+
 class Text(NamedTuple):
     """Tokenised text, split: the first nine tenths for training, the rest for validation.
 
@@ -83,6 +88,16 @@ def split_text(name: str, text: str) -> Text:
     tokens = np.array([number[c] for c in text], np.int32)
     cut = int(0.9 * len(tokens))
     return Text(name, characters, tokens[:cut], tokens[cut:])
+
+
+@functools.lru_cache(maxsize=2)
+def load_text(name: str, folder: Path | None) -> Text:
+    """Load a text of `TEXTS` from a folder, tokenised and split.
+
+    Raises:
+      DatasetError: the file is missing.
+    """
+    return split_text(name, load_pydoc_topics() if name == "pydoc" else load_shakespeare(folder))
 
 
 def windows(

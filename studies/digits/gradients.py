@@ -1,14 +1,12 @@
 """Weights and gradients of manifold Muon on the main job, for benchmarks of solvers."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from studies.classification import shapes_of, trajectory
 from studies.digits.methods import PRESETS, stiefel
-from studies.digits.settings import Settings
-from studies.records import whole
+from studies.digits.study import Digits
 
 Recorded = tuple[str, np.ndarray, np.ndarray]
 
@@ -17,7 +15,7 @@ def record_gradients(
     steps: int = 500,
     seed: int = 0,
     at: Sequence[int] | None = None,
-    settings: Settings = Settings(),
+    job: Digits = Digits(),
 ) -> list[Recorded]:
     """Train with manifold Muon and return inputs of its solver.
 
@@ -25,8 +23,7 @@ def record_gradients(
       steps: number of updates; the learning rate decays linearly to zero over them.
       seed: seed of the split, of the initial weights and of the order of the data.
       at: steps to keep, counted from 0; by default the first, the middle and the last.
-      settings: data set, widths, batch size, learning rate, preset and multiplier of the main
-        job; its steps, seeds and optimizers are not used.
+      job: data set, widths, batch size, learning rate, preset and multiplier.
 
     Returns:
       Triples of a name such as `layer 1, step 250`, a weight `W` on the Stiefel manifold (scale 1)
@@ -39,29 +36,14 @@ def record_gradients(
     wanted = sorted({0, steps // 2, steps - 1} if at is None else set(at))
     if not wanted or wanted[0] < 0 or wanted[-1] >= steps:
         raise ValueError(f"at={wanted} must lie between 0 and {steps - 1}, the last step")
-    data = settings.load(seed)
+    data = job.load(seed)
+    geometry = stiefel(shapes_of(data.widths(job.widths)), PRESETS[job.preset])
     found = trajectory(
-        data,
-        settings.widths,
-        stiefel(shapes_of(data.widths(settings.widths)), PRESETS[settings.preset]),
-        settings.learning_rate("stiefel"),
-        steps,
-        settings.batch_size,
-        settings.multiplier,
-        seed,
-        wanted,
-    )
+        data, job.widths, geometry, job.learning_rate("stiefel"), steps, job.batch_size,
+        job.multiplier, seed, wanted,
+    )  # fmt: skip
     return [
         (f"layer {layer}, step {count}", given.point, given.gradient)
         for count in wanted
         for layer, given in enumerate(found[count], start=1)
     ]
-
-
-def save_gradients(path: Path, recorded: Sequence[Recorded]) -> None:
-    """Write the triples to an .npz file: `name/weight` and `name/gradient` for each name."""
-    arrays = {}
-    for name, weight, gradient in recorded:
-        arrays[f"{name}/weight"], arrays[f"{name}/gradient"] = weight, gradient
-    with whole(path) as temporary, temporary.open("wb") as file:
-        np.savez_compressed(file, **arrays)

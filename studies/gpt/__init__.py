@@ -1,1 +1,1 @@
-"""Parts of the character GPT: text, network, optimizers, training, sampling, report."""
+"""The character GPT of the Modula package: network, optimizers, training, sampling, study."""

@@ -1,4 +1,7 @@
-"""Optimizers of the character GPT, each with its network; the atoms define the manifolds."""
+"""Optimizers of the character GPT, each with its network; the atoms define the manifolds.
+
+The settings are a `CharacterGPT`.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,7 +18,6 @@ from manifoldmuon.manifolds.solvers import ProjectedPolar, StiefelSolver
 from manifoldmuon.modules import Embed, Linear, Module, gpt
 from manifoldmuon.norms import FanRatio, L1ToRMS, RMSToRMS
 from studies.gpt.network import bounded_gpt
-from studies.gpt.settings import Settings
 from studies.reproduction.modula import SIX_STEPS, TEN_QUINTICS
 
 
@@ -47,31 +49,31 @@ class Method:
 
     label: str
     learning_rate: float
-    network: Callable[[Settings, int], Module]
+    network: Callable[[Any, int], Module]
     build: Callable[[optax.ScalarOrSchedule, Module], optax.GradientTransformation]
     constrained: bool = False
 
-    def rate(self, settings: Settings) -> float:
+    def rate(self, settings: Any) -> float:
         """Return the peak rate: the rate in `settings`, or else the method's default."""
         return settings.learning_rate or self.learning_rate
 
-    def job(self, settings: Settings, vocabulary: int) -> Job:
+    def job(self, settings: Any, vocabulary: int) -> Job:
         """Return the network and its optimizer, with a rate that decays linearly to zero."""
         network = self.network(settings, vocabulary)
         schedule = optax.linear_schedule(self.rate(settings), 0.0, settings.steps)
         return Job(network, self.build(schedule, network), self.constrained)
 
 
-def unconstrained(settings: Settings, vocabulary: int) -> Module:
+def unconstrained(settings: Any, vocabulary: int) -> Module:
     """Return the GPT of the Modula package, dualized with this package's converged msign."""
     return gpt(vocabulary, settings.width, settings.heads, settings.blocks)
 
 
-def published(method: MsignMethod) -> Callable[[Settings, int], Module]:
+def published(method: MsignMethod) -> Callable[[Any, int], Module]:
     """Return Modula's GPT, dualized as published: unconverged msign, and no row counts as stale."""
     matrix, table = Euclidean(RMSToRMS(method)), Euclidean(L1ToRMS(threshold=0.0))
 
-    def network(settings: Settings, vocabulary: int) -> Module:
+    def network(settings: Any, vocabulary: int) -> Module:
         return unconstrained(settings, vocabulary).map_atoms(
             lambda atom: atom.on(table if isinstance(atom, Embed) else matrix)
         )
@@ -79,7 +81,7 @@ def published(method: MsignMethod) -> Callable[[Settings, int], Module]:
     return network
 
 
-def bounded(settings: Settings, vocabulary: int) -> Module:
+def bounded(settings: Any, vocabulary: int) -> Module:
     """Return the constrained run's network with free weights: the baseline of the constraint."""
     return bounded_gpt(
         vocabulary, settings.width, settings.heads, settings.blocks,
@@ -87,9 +89,7 @@ def bounded(settings: Settings, vocabulary: int) -> Module:
     )  # fmt: skip
 
 
-def constrained(
-    settings: Settings, vocabulary: int, solver: StiefelSolver = ProjectedPolar()
-) -> Module:
+def constrained(settings: Any, vocabulary: int, solver: StiefelSolver = ProjectedPolar()) -> Module:
     """Return the network with matrices on Stiefel manifolds and embedding rows on spheres."""
     return (
         bounded(settings, vocabulary)

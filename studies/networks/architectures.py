@@ -6,7 +6,6 @@ scores scaled by 1/sqrt(d), and residual branches scaled by 1/sqrt(number of bra
 
 import abc
 import dataclasses
-import itertools
 import math
 from typing import Any
 
@@ -24,7 +23,6 @@ from manifoldmuon.modules import (
     MeanSubtract,
     MergeHeads,
     Module,
-    ReLU,
     RMSDivide,
     RoPE,
     SplitHeads,
@@ -62,28 +60,6 @@ class Perceptron(Architecture):
 
     def modular(self, inputs: int, outputs: int) -> Module:
         return mlp(outputs, inputs, self.width, self.depth)
-
-    def standard(self, inputs: int, outputs: int) -> Module:
-        return self.modular(inputs, outputs)
-
-
-@dataclasses.dataclass(frozen=True)
-class Funnel(Architecture):
-    """An MLP with any widths. ReLUs declare their published sensitivity, 1/sqrt(2).
-
-    Budgets therefore differ: layers before a ReLU may move more.
-
-    Attributes:
-      hidden: widths of the hidden layers.
-    """
-
-    hidden: tuple[int, ...] = (128, 64)
-
-    def modular(self, inputs: int, outputs: int) -> Module:
-        network: Module = Linear(self.hidden[0], inputs)
-        for before, after in itertools.pairwise((*self.hidden, outputs)):
-            network = Linear(after, before) @ ReLU(ReLU.BALANCED) @ network
-        return network
 
     def standard(self, inputs: int, outputs: int) -> Module:
         return self.modular(inputs, outputs)

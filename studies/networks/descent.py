@@ -50,8 +50,7 @@ class Descent(NamedTuple):
         plain = self.network.unconstrained().map_atoms(
             lambda atom: dataclasses.replace(atom, mass=1.0)
         )
-        weights = _start(self.method.starts_gaussian, plain)(jax.random.key(seed))
-        return self.method.first(weights, self.network)
+        return _start(self.method.standard, plain)(jax.random.key(seed))
 
     def loss(self, weights: Any, x: Any, y: Any) -> Float[Array, ""]:
         """Compute the cross-entropy of a batch."""
@@ -62,12 +61,6 @@ class Descent(NamedTuple):
         x = self.task.parts().held_out[0][:PROBE]
         moved = _changes(self.network.unconstrained())(self.start(seed), trained.early, x)
         return {layer: np.asarray(values, np.float64) for layer, values in moved.items()}
-
-    def judge(self, trained: "Trained") -> tuple[np.ndarray, np.ndarray]:
-        """Return the held-out loss and error of the final weights, for each rate."""
-        judged = _judged(self.network.unconstrained(), self.multiplier)
-        loss, error = judged(trained.final, *self.task.parts().held_out)
-        return np.asarray(loss, np.float64), np.asarray(error, np.float64)
 
 
 class Trained(NamedTuple):
@@ -165,16 +158,3 @@ def _changes(network: Module) -> Any:
         return jax.lax.map(lambda weights: feature_changes(network, before, weights, x), after)
 
     return changes
-
-
-@functools.lru_cache(maxsize=4)
-def _judged(network: Module, multiplier: float) -> Any:
-    @jax.jit
-    def judged(trees: Any, x: Any, y: Any) -> Any:
-        def judge(weights: Any) -> Any:
-            scores = multiplier * network.apply(weights, x)
-            return cross_entropy(scores, y), jnp.mean(jnp.argmax(scores, -1) != y)
-
-        return jax.lax.map(judge, trees)
-
-    return judged

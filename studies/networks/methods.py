@@ -1,18 +1,12 @@
-"""Training methods: pairs of a parametrisation and an optimizer.
+"""Training methods: pairs of a parametrisation and an optimizer."""
 
-Methods on the modular parametrisation are arms: independent choices of constraint, direction and
-mass.
-"""
-
-import abc
 import dataclasses
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import Any
 
-import jax
 import optax
 
 from manifoldmuon.modules import Module
-from manifoldmuon.optim import Architecture as Plan
 from manifoldmuon.optim import modular, normed
 from studies.networks.architectures import Architecture
 
@@ -20,157 +14,45 @@ MOMENTUM = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
-class Method(abc.ABC):
+class Method:
     """A parametrisation and an optimizer.
 
     Attributes:
-      starts_gaussian: whether the initial weights are Gaussian, instead of on the manifolds.
-      scaled: whether scores are multiplied: a network of norm 1 cannot scale them itself.
+      optimizer: maps a learning rate (a number or a schedule) and the network to the optimizer.
+      constrained: whether weights stay on their manifolds.
+      standard: whether the parametrisation is the standard one, with Gaussian weights, instead of
+        the modular one, whose networks have norm 1 and cannot scale their scores themselves.
+      exponents: the lowest and highest learning rate of the grid, as exponents of 2.
     """
 
-    starts_gaussian: ClassVar[bool] = False
-    scaled: ClassVar[bool] = True
-
-    @property
-    @abc.abstractmethod
-    def exponents(self) -> tuple[int, int]:
-        """The lowest and highest learning rate of the grid, as exponents of 2."""
+    optimizer: Callable[[Any, Module], optax.GradientTransformation]
+    constrained: bool = False
+    standard: bool = False
+    exponents: tuple[int, int] = (-6, 2)
 
     def grid(self, widen: int) -> list[int]:
         """Return the exponents of the learning rates, with `widen` more octaves at both ends."""
         low, high = self.exponents
         return list(range(low - widen, high + widen + 1))
 
-    @abc.abstractmethod
     def network(self, architecture: Architecture, inputs: int, outputs: int) -> Module:
         """Return the network to train."""
-
-    def first(self, weights: Any, network: Module) -> Any:
-        """Return the initial weights, from the common initial weights of the parametrisation."""
-        return weights
-
-    @abc.abstractmethod
-    def optimizer(self, rate: Any, network: Module) -> optax.GradientTransformation:
-        """Return the optimizer for a learning rate (a number or a schedule)."""
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainAdam(Method):
-    """The baseline: Adam on the standard parametrisation."""
-
-    starts_gaussian: ClassVar = True
-    scaled: ClassVar = False
-
-    @property
-    def exponents(self) -> tuple[int, int]:
-        return -10, -2
-
-    def network(self, architecture: Architecture, inputs: int, outputs: int) -> Module:
-        return architecture.standard(inputs, outputs)
-
-    def optimizer(self, rate: Any, network: Module) -> optax.GradientTransformation:
-        return optax.adam(rate)
-
-
-class Direction(abc.ABC):
-    """The direction of an update; budgets determine its size."""
-
-    @abc.abstractmethod
-    def optimizer(self, rate: Any, plan: Plan) -> optax.GradientTransformation:
-        """Return the optimizer for a learning rate and a plan of manifolds and budgets."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Steepest(Direction):
-    """The steepest direction for the momentum, in each leaf's norm."""
-
-    def optimizer(self, rate: Any, plan: Plan) -> optax.GradientTransformation:
-        return modular(rate, plan, MOMENTUM)
-
-
-@dataclasses.dataclass(frozen=True)
-class Gradient(Direction):
-    """The momentum."""
-
-    def optimizer(self, rate: Any, plan: Plan) -> optax.GradientTransformation:
-        return normed(rate, optax.trace(MOMENTUM), plan)
-
-
-@dataclasses.dataclass(frozen=True)
-class AdamDirection(Direction):
-    """Adam's update."""
-
-    def optimizer(self, rate: Any, plan: Plan) -> optax.GradientTransformation:
-        return normed(rate, optax.scale_by_adam(), plan)
-
-
-@dataclasses.dataclass(frozen=True)
-class Uniform:
-    """A network's manifolds with equal budgets for all leaves.
-
-    Attributes:
-      network: the network with the manifolds.
-    """
-
-    network: Module
-
-    def geometry(self) -> Any:
-        """Return the manifolds."""
-        return self.network.geometry()
-
-    def budgets(self) -> float:
-        """Return the common budget; budgets add up to 1."""
-        return 1 / len(jax.tree.leaves(self.network.masses()))
-
-
-@dataclasses.dataclass(frozen=True)
-class Arm(Method):
-    """A combination of a constraint, a direction and a mass.
-
-    Attributes:
-      constrained: whether weights stay on their manifolds.
-      direction: the direction of the updates.
-      shared_out: whether budgets follow from the masses (else they are equal).
-      highest: the highest learning rate of the grid, as an exponent of 2.
-    """
-
-    constrained: bool
-    direction: Direction
-    shared_out: bool = True
-    highest: int = 2
-
-    @property
-    def exponents(self) -> tuple[int, int]:
-        return -6, self.highest
-
-    def network(self, architecture: Architecture, inputs: int, outputs: int) -> Module:
+        if self.standard:
+            return architecture.standard(inputs, outputs)
         network = architecture.modular(inputs, outputs)
         return network.constrained() if self.constrained else network
 
-    def optimizer(self, rate: Any, network: Module) -> optax.GradientTransformation:
-        return self.direction.optimizer(rate, network if self.shared_out else Uniform(network))
+
+def _steepest(rate: Any, network: Module) -> optax.GradientTransformation:
+    return modular(rate, network, MOMENTUM)
 
 
 METHODS: dict[str, Method] = {
-    "modular": Arm(False, Steepest()),
-    "constrained": Arm(True, Steepest()),
-    "normed Adam": Arm(False, AdamDirection()),
-    "normed SGD": Arm(False, Gradient()),
-    "Adam": PlainAdam(),
+    "modular": Method(_steepest),
+    "constrained": Method(_steepest, constrained=True),
+    "normed Adam": Method(lambda rate, network: normed(rate, optax.scale_by_adam(), network)),
+    "normed SGD": Method(lambda rate, network: normed(rate, optax.trace(MOMENTUM), network)),
+    "Adam": Method(lambda rate, _: optax.adam(rate), standard=True, exponents=(-10, -2)),
 }
-"""The methods of the transfer study: steepest descent in the modular norm, without and with
-constraints, two optimizers normalised to the same budgets, and the baseline."""
-
-CONSTRAINTS = {"manifold": True, "flat": False}
-DIRECTIONS = {"steepest": Steepest(), "gradient": Gradient(), "Adam": AdamDirection()}
-MASSES = {"modular": True, "uniform": False}
-
-ARMS: dict[tuple[str, ...], Method] = {
-    (constraint, direction, mass): Arm(
-        CONSTRAINTS[constraint], DIRECTIONS[direction], MASSES[mass], highest=4
-    )
-    for constraint in CONSTRAINTS
-    for direction in DIRECTIONS
-    for mass in MASSES
-}
-"""The methods of the ablation: every combination."""
+"""Steepest descent in the modular norm, without and with constraints, two optimizers normalised to
+the same budgets, and the baseline: Adam on the standard parametrisation."""

@@ -11,20 +11,16 @@ from jaxtyping import Array, Float, Int, Int32
 
 from studies.datasets import (
     Dataset,
-    Text,
     batches,
     load_cifar10,
     load_digits,
     load_mnist,
-    load_pydoc_topics,
-    load_shakespeare,
-    split_text,
+    load_text,
     standardise,
     windows,
 )
 
 IMAGES = ("digits", "mnist", "cifar10")
-TEXTS = ("pydoc", "shakespeare")
 HELD_OUT_WINDOWS = 128
 
 
@@ -116,7 +112,7 @@ class Characters(Task):
     """Windows of a text; every character is predicted from the characters before it.
 
     Attributes:
-      name: a member of `TEXTS`.
+      name: a member of `datasets.TEXTS`.
       context: characters per window.
     """
 
@@ -124,7 +120,7 @@ class Characters(Task):
     context: int = 32
 
     def parts(self) -> Parts:
-        text = _text(self.name, self.folder)
+        text = load_text(self.name, self.folder)
         rest = text.validation
         starts = np.linspace(0, len(rest) - self.context - 1, HELD_OUT_WINDOWS).astype(np.int32)
         return Parts(text.train, windows(rest, starts, self.context))
@@ -140,7 +136,7 @@ class Characters(Task):
 
     @property
     def inputs(self) -> int:
-        return len(_text(self.name, self.folder).characters)
+        return len(load_text(self.name, self.folder).characters)
 
     @property
     def classes(self) -> int:
@@ -157,8 +153,3 @@ def _dataset(name: str, folder: Path | None) -> Dataset:
     if name == "digits":
         return load_digits()
     return (load_mnist if name == "mnist" else load_cifar10)(folder)
-
-
-@functools.lru_cache(maxsize=2)
-def _text(name: str, folder: Path | None) -> Text:
-    return split_text(name, load_pydoc_topics() if name == "pydoc" else load_shakespeare(folder))

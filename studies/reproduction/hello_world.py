@@ -1,28 +1,63 @@
-"""Hello, world: an MLP learns random targets by steepest descent in its own norm.
+"""Hello, world: an MLP learns random targets by steepest descent in its own norm."""
 
-    python -m studies.reproduction.hello_world
-
-The published protocol (documentation of the Modula package) draws inputs, targets and weights
-from the same key; the corrected protocol uses three keys. The loss is printed every hundred steps,
-and written to a record.
-"""
-
+import dataclasses
 import functools
-import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from tqdm import tqdm
 
 import manifoldmuon as mm
 from manifoldmuon.modules import Linear, Module, ReLU
-from studies.program import command, interrupted, parse, progress, save
+from studies.display import text_table
 from studies.reproduction import modula
+from studies.study import Cell, Record, Row, Study, option
+from studies.training import begin, train
 
-STEPS, CHUNK = 1000, 20
+
+@dataclasses.dataclass(frozen=True)
+class HelloWorld(Study):
+    """Does an MLP learn random targets as the Modula package publishes it?
+
+    The published protocol draws inputs, targets and weights from the same key; the corrected
+    protocol uses three keys. Weights that are nudged by the size of rounding show how far the
+    losses are determined.
+    """
+
+    name: ClassVar[str] = "hello-world"
+
+    steps: int = option(1000, "updates; the learning rate falls linearly to zero")
+
+    def cells(self) -> Sequence[Cell]:
+        jobs = [("published", seed, 0) for seed in range(4)]
+        jobs += [("published", 0, nudge) for nudge in (1, 2, 3)]
+        jobs += [("corrected", seed, 0) for seed in range(4)]
+        return [{"protocol": p, "seed": seed, "nudge": nudge} for p, seed, nudge in jobs]
+
+    def run(self, cell: Cell) -> Mapping[str, Any]:
+        published_protocol = cell["protocol"] == "published"
+        problem = (
+            published(cell["seed"], cell["nudge"])
+            if published_protocol
+            else corrected(cell["seed"])
+        )
+        losses = _losses(problem.network, self.steps, problem.params, problem.x, problem.y)
+        return {"loss": losses[::100]}
+
+    def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
+        first = {protocol: next(row for row in rows if row["protocol"] == protocol)
+                 for protocol in ("published", "corrected")}  # fmt: skip
+        return {protocol: row["loss"] for protocol, row in first.items()}
+
+    def table(self, record: Record) -> str:
+        columns = record["summary"]
+        lines = [
+            [str(100 * i), *(f"{value:.6f}" for value in pair)]
+            for i, pair in enumerate(zip(*columns.values(), strict=True))
+        ]
+        return text_table(["step, seed 0", *columns], lines)
 
 
 class Problem(NamedTuple):
@@ -72,65 +107,13 @@ def nudged(params: Any, nudge: int) -> Any:
     return jax.tree.map(lambda w: w + size * w * jax.random.normal(key, w.shape), params)
 
 
-def optimizer(network: Module) -> optax.GradientTransformation:
-    """Build dualized gradients without momentum; the learning rate decays linearly to zero."""
-    return mm.optim.modular(optax.linear_schedule(0.1, 0.0, STEPS), network, momentum=None)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _losses(network: Module, steps: int, params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    """Train with dualized gradients without momentum; return the loss before every step."""
+    schedule = optax.linear_schedule(0.1, 0.0, steps)
+    tx = mm.optim.modular(schedule, network, momentum=None)
 
-
-@functools.partial(jax.jit, static_argnums=0)
-def chunk(network: Module, carry: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
-    """Take `CHUNK` steps; also return the losses before them."""
-
-    def loss(params):
+    def loss(params: Any, _: Any) -> Any:
         return jnp.mean((network.apply(params, x) - y) ** 2)
 
-    def step(carry, _):
-        params, state = carry
-        value, grads = jax.value_and_grad(loss)(params)
-        updates, state = optimizer(network).update(grads, state, params)
-        return (optax.apply_updates(params, updates), state), value
-
-    return jax.lax.scan(step, carry, length=CHUNK)
-
-
-def train(problem: Problem, bar: tqdm) -> list[float]:
-    """Train once; return the loss before every hundredth step."""
-    network, params, x, y = problem
-    carry, losses = (params, optimizer(network).init(params)), []
-    for _ in range(0, STEPS, CHUNK):
-        carry, values = chunk(network, carry, x, y)
-        losses += values.tolist()
-        bar.set_postfix_str(f"loss {losses[-1]:.6f}", refresh=False)
-        bar.update(CHUNK)
-    return losses[::100]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run both protocols; return the exit status."""
-    p = command(
-        "studies.reproduction.hello_world", "An MLP learns random targets, by both protocols."
-    )
-    given = parse(p, argv)
-    jobs = [{"protocol": "published", "seed": seed, "nudge": 0} for seed in range(4)]
-    jobs += [{"protocol": "published", "seed": 0, "nudge": nudge} for nudge in (1, 2, 3)]
-    jobs += [{"protocol": "corrected", "seed": seed} for seed in range(4)]
-    runs = []
-    try:
-        with progress(STEPS * len(jobs)) as bar:
-            for job in jobs:
-                bar.set_description("{protocol}, seed {seed}".format(**job))
-                start = {"published": published, "corrected": corrected}[job["protocol"]]
-                options = {key: value for key, value in job.items() if key != "protocol"}
-                runs.append(job | {"loss": train(start(**options), bar)})
-    except KeyboardInterrupt:
-        return interrupted()
-    save(given, {"steps": STEPS, "runs": runs})
-    print("step  published  corrected")
-    for i, (a, b) in enumerate(zip(runs[0]["loss"], runs[-4]["loss"], strict=True)):
-        print(f"{100 * i:4}   {a:.6f}   {b:.6f}")
-    print("written:", given.out)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return train(tx, loss, begin(tx, params), jnp.arange(steps))[1][0]

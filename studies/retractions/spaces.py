@@ -29,7 +29,6 @@ class NoRetraction(Retraction):
 
     points: ClassVar[tuple[str, ...]] = ("orthonormal matrices", "unit vectors")
     order: ClassVar[float] = 1
-    from_set: ClassVar[bool] = False
 
     def retract(
         self, point: Float[Array, "*shape"], vector: Float[Array, "*shape"]
@@ -46,7 +45,6 @@ class Scalar(Retraction):
     """
 
     order: ClassVar[float] = 1
-    from_set: ClassVar[bool] = False
 
     def retract(
         self, point: Float[Array, "*batch m n"], vector: Float[Array, "*batch m n"]
@@ -63,7 +61,6 @@ class SphereScalar(Retraction):
 
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)
     order: ClassVar[float] = 2
-    from_set: ClassVar[bool] = False
 
     def retract(
         self, point: Float[Array, "*batch d"], vector: Float[Array, "*batch d"]

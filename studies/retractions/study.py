@@ -1,15 +1,18 @@
 """The retraction laboratory: accuracy, drift and cost of retractions."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from manifoldmuon.lab import random_walk, retraction_order
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim import init_tree, manifold_muon
 from studies import classification
-from studies.classification import shapes_of
 from studies.display import short, text_table
 from studies.estimates import half_width, mean_estimate
 from studies.retractions.cost import retraction_cost
@@ -110,28 +113,24 @@ class RetractionLaboratory(Study):
         return cell["part"] == "cost"
 
     def _train(self, cell: Cell, space: Space) -> Mapping[str, Any]:
-        data = classification.digits(cell["seed"])
-        shapes = shapes_of(data.widths(space.widths))
+        data, seed = classification.digits(cell["seed"]), cell["seed"]
+        shapes = classification.shapes_of(data.widths(space.widths))
         retraction = space.retractions[cell["retraction"]]
         geometry = tuple(space.build(retraction, shape) for shape in shapes)
-        found = classification.train(
-            data,
-            geometry,
-            space.widths,
-            cell["rate"],
-            self.train_steps,
-            cell["seed"],
-            cell["dtype"],
+        templates = [jax.ShapeDtypeStruct(shape, jnp.dtype(cell["dtype"])) for shape in shapes]
+        weights = init_tree(list(geometry), jax.random.key(seed), templates)
+        weights = classification.train(
+            data, _muon_on(geometry), weights, cell["rate"], self.train_steps, seed
         )
-        back = [
-            m.project(w.astype("float32")) for m, w in zip(geometry, found.weights, strict=True)
-        ]
-        loss, correct = classification.evaluate(back, data)
+        back = [m.project(w.astype("float32")) for m, w in zip(geometry, weights, strict=True)]
+        (loss, accuracy), (loss_back, accuracy_back) = (
+            classification.evaluate(w, data) for w in (weights, back)
+        )
         return {
-            "loss": found.loss,
-            "accuracy": found.accuracy,
-            "loss_on_the_set": loss,
-            "accuracy_on_the_set": correct,
+            "loss": loss,
+            "accuracy": accuracy,
+            "loss_on_the_set": loss_back,
+            "accuracy_on_the_set": accuracy_back,
         }
 
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
@@ -178,6 +177,12 @@ class RetractionLaboratory(Study):
 
     def plot(self, record: Record) -> Any:
         return picture(record)
+
+
+@functools.lru_cache(maxsize=4)
+def _muon_on(geometry: tuple[Manifold, ...]) -> classification.Builder:
+    """Return the builder of an optimizer; the same one for equal geometries."""
+    return lambda rate: manifold_muon(rate, list(geometry))
 
 
 def _measured(rows: Sequence[Row]) -> dict[str, Any]:

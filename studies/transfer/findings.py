@@ -89,7 +89,7 @@ def _coordinates(rows: Sequence[Row], best: Mapping[int, BestRate]) -> dict[str,
 def _masses(rows: Sequence[Row], sweep: str) -> dict[str, Any]:
     """Summarise by size: the loss at the best rate for every mass, this rate, and the best mass.
 
-    As in the ablation, losses of a seed are at the best rate of the other seeds.
+    Losses of a seed are at the best rate of the other seeds.
     """
     own = [row for row in rows if row["sweep"] == sweep]
     found: dict[str, Any] = {}

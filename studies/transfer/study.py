@@ -7,10 +7,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from studies.datasets import TEXTS
 from studies.networks.architectures import Architecture, Perceptron, Residual, Transformer
 from studies.networks.descent import Descent, late_loss
 from studies.networks.methods import METHODS
-from studies.networks.tasks import IMAGES, TEXTS, Characters, Pictures, Task
+from studies.networks.tasks import IMAGES, Characters, Pictures, Task
 from studies.study import Cell, Record, Row, Study, option
 from studies.transfer.findings import MASS, RATES, findings, table
 from studies.transfer.picture import picture
@@ -181,7 +182,7 @@ class LearningRateTransfer(Study):
         network = method.network(architecture, task.inputs, task.classes)
         exponents = method.grid(self.widen)
         scale = self.text_multiplier if sweep.reads else self.multiplier
-        multiplier = scale if method.scaled else 1.0
+        multiplier = 1.0 if method.standard else scale
         descent = Descent(method, network, task, self.steps, self.early, multiplier)
         trained = descent.train(2.0 ** np.array(exponents), cell["seed"])
         found = {

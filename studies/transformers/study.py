@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from studies.networks.tasks import TEXTS
+from studies.datasets import TEXTS
 from studies.study import Cell, Record, Row, Study, option
 from studies.transformers.findings import summary, table
 from studies.transformers.methods import METHODS, MUON, Knobs, Method

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from studies.datasets import Text, batches, load_pydoc_topics, load_shakespeare, split_text, windows
+from studies.datasets import Text, batches, load_text, windows
 from studies.transformers.methods import Knobs, branch_factor, first_matrices, optimizer
 from studies.transformers.network import BRANCH_ENDS, Size, loss_of, scores_of
 from studies.transformers.rounding import ROUNDINGS
@@ -45,7 +45,7 @@ class Task:
 
     def text(self) -> Text:
         """Return the text, loaded once."""
-        return _text(self.name, self.folder)
+        return load_text(self.name, self.folder)
 
     def judged(self) -> tuple[Any, Any]:
         """Return inputs and targets of the held-out windows, in equal parts."""
@@ -54,11 +54,6 @@ class Task:
         parts = max(1, self.held_out // JUDGED)
         x, y = windows(rest, starts, self.context)
         return x.reshape(parts, -1, self.context), y.reshape(parts, -1, self.context)
-
-
-@functools.lru_cache(maxsize=2)
-def _text(name: str, folder: Path | None) -> Text:
-    return split_text(name, load_pydoc_topics() if name == "pydoc" else load_shakespeare(folder))
 
 
 def schedule(step: Any, steps: Any) -> Any:

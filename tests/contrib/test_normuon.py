@@ -125,12 +125,6 @@ def test_nan_does_not_enter_second_moments():
     assert np.isfinite(after.nu[""]).all()
 
 
-@pytest.mark.parametrize("decay", [1.0, -0.1, float("nan")])
-def test_invalid_decay_raises(decay):
-    with pytest.raises(ValueError, match=r"decay must be a finite number in \[0, 1\)"):
-        contrib.normuon(0.1, MUON, neuron_decay=decay)
-
-
 def test_state_of_another_tree_raises():
     tx, params = contrib.scale_by_neuron_rms(MUON), {"w": jnp.ones((2, 2))}
     with pytest.raises(ValueError, match=r"the state knows no parameters \['w'\]"):

@@ -13,7 +13,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from manifoldmuon import optim
 from manifoldmuon.contrib import optax_muon
 from manifoldmuon.linalg import SVD, TRAINING_MSIGN
-from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Stiefel
+from manifoldmuon.norms import RMSToRMS
 from tests.tolerances import rounding
 
 Dims = optax.contrib.MuonDimensionNumbers
@@ -209,6 +210,30 @@ def test_some_matrices_move_to_manifold():
     np.testing.assert_allclose(moved @ moved.T, np.eye(6), atol=1e-5)
     wanted, _ = jax.jit(optax_muon(0.1).update)(grads, optax_muon(0.1).init(params), params)
     np.testing.assert_allclose(updates["w"], wanted["w"], rtol=1e-4, atol=1e-6)
+
+
+def test_muon_with_budgets_matches_optax():
+    """Migration by names: where a matrix narrows, a budget gives Optax's first update."""
+    shapes = {"embedding": (10, 8), "query": (8, 2, 4), "head": (8, 3)}
+    params, grads = drawn(28, shapes), drawn(29, shapes)
+    dims = {"embedding": None, "query": Dims(0, (1, 2)), "head": Dims()}
+    matrix = Euclidean(RMSToRMS())
+    query = LaidOut(matrix, Layout.from_muon(dims["query"]))
+    geometry = {"embedding": None, "query": query, "head": matrix.transposed()}
+    budgets = optim.by_path({"head": (8 / 3) ** 0.5, "**": 1.0})
+    muon = optim.muon(0.02, geometry, weight_decay=0.01, budgets=budgets, method=None)
+    ours = optim.hybrid(muon, geometry, optax.nadam(1e-3))
+    theirs = optax.contrib.muon(
+        0.02,
+        weight_decay=0.01,
+        ns_coeffs=(15 / 8, -5 / 4, 3 / 8),  # converges
+        ns_steps=40,
+        muon_weight_dimension_numbers=dims,
+        adam_learning_rate=1e-3,
+    )
+    found, wanted = (jax.jit(tx.update)(grads, tx.init(params), params)[0] for tx in (ours, theirs))
+    for name in shapes:
+        np.testing.assert_allclose(found[name], wanted[name], rtol=1e-3, atol=1e-5)
 
 
 def test_invalid_arguments_raise():

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from jaxtyping import config
 
@@ -100,10 +99,7 @@ def only(module: Any, path: str = "kernel", **options: Any) -> LaidOut:
 def linear_maps() -> Any:
     return {
         "Linear": (nnx.Linear(3, 5, rngs=rngs()), (3,)),
-        "LinearGeneral": (
-            nnx.LinearGeneral((2, 3), (4, 5), axis=(-2, -1), rngs=rngs()),
-            (2, 3),
-        ),
+        "LinearGeneral": (nnx.LinearGeneral((2, 3), (4, 5), axis=(-2, -1), rngs=rngs()), (2, 3)),
         "Einsum": (nnx.Einsum("nta,hab->nthb", (8, 2, 4), rngs=rngs()), (1, 1, 2)),
         "Conv": (nnx.Conv(2, 5, (3, 2), padding="VALID", rngs=rngs()), (3, 2, 2)),
         "ConvTranspose": (
@@ -195,21 +191,6 @@ def test_attention_heads_step_independently():
     assert not any(np.allclose(a[path], b[path], atol=1e-2) for path in a)
 
 
-@pytest.mark.parametrize("blocks", [8, 4])
-def test_fused_projections_split_into_blocks(blocks):
-    """Split four queries, two keys and two values of head_dim 2 by head or by query group."""
-    module = nnx.Linear(8, 16, rngs=rngs())  # q, k and v share an axis: 8 + 4 + 4
-    fused = FLAT.with_axes(-2, -1, out_blocks=blocks)
-    geometry = reading.geometry(module, FLAT, overrides={"kernel": fused})
-    grads = jax.random.normal(jax.random.key(0), (8, 16))
-    # The queries of the second key: two heads, or a group.
-    louder = grads.at[:, 4:8].multiply(100)
-    a, b = (steps(geometry, flat(module), {"kernel": g})["kernel"] for g in (grads, louder))
-    np.testing.assert_allclose(np.delete(a, np.s_[4:8], 1), np.delete(b, np.s_[4:8], 1), atol=1e-5)
-    wanted = np.split(jacobian(module, (8,)), blocks)
-    same_maps(matrices(geometry["kernel"], module.kernel[...]), list(wanted))
-
-
 def of_transformer(model: Any) -> dict[str, Any]:
     head: Any = {"head/kernel": None}
     return reading.geometry(model, MATRIX, embedding=EmbeddingRows(), overrides=head)
@@ -223,30 +204,6 @@ def test_transformer_geometry_covers_all_parameters():
     assert rest == {x for x in geometry if not x.endswith("kernel") or "head" in x} - {
         "embed/embedding"
     }
-
-
-@pytest.mark.slow
-def test_transformer_trains_on_manifolds():
-    model = Net(rngs())
-    geometry = of_transformer(model)
-    nnx.update(model, optim.project_tree(geometry, nnx.state(model, nnx.Param)))
-    tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.adamw(0.01))
-    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    tokens = jax.random.randint(jax.random.key(0), (2, 6), 0, 9)
-
-    @nnx.jit
-    def step(model, optimizer):
-        def loss(model):
-            scores = model(tokens[:, :-1])
-            return optax.softmax_cross_entropy_with_integer_labels(scores, tokens[:, 1:]).mean()
-
-        value, grads = nnx.value_and_grad(loss)(model)
-        optimizer.update(model, grads)
-        return value
-
-    losses = [float(step(model, optimizer)) for _ in range(4)]
-    assert losses[-1] < losses[0]
-    assert max(optim.monitor_distance(geometry, nnx.state(model, nnx.Param)).values()) < 1e-5
 
 
 def test_recurrent_cells_split_by_gate():

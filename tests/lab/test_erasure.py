@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 
 from manifoldmuon.lab import erasure_auc, letter_mask, stable_rank
-from studies.erasure.ratio import erasure_ratio
+from studies.reproduction.weight_erasure import erasure_ratio
 
 MASK = letter_mask((96, 128))
 
@@ -30,25 +30,11 @@ def test_mask_is_centred_letter():
     assert (MASK[0] == 1).all()
 
 
-def test_masks_depend_on_letter_and_scale_with_size():
-    assert (letter_mask((64, 64), "b") != letter_mask((64, 64), "a")).any()
+def test_masks_scale_with_size():
     share = [np.mean(letter_mask((n, n)) == 0) for n in (128, 1024)]
     assert share[0] == pytest.approx(share[1], abs=0.03)
-    wide = np.nonzero((letter_mask((40, 400), "m") == 0).any(axis=0))[0]
-    assert 0.7 * 40 <= np.ptp(wide) <= 0.8 * 40 + 1  # the wider side counts
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (((0, 4),), "that of a matrix"),
-        (((4, 4), " "), "seen"),
-        (((4, 4), "a", 2.0), "share"),
-    ],
-)
-def test_invalid_letters_raise(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        letter_mask(*arguments)
+    with pytest.raises(ValueError, match="that of a matrix"):
+        letter_mask((0, 4))
 
 
 def test_auc_of_unmasked_weights_is_half(rng):

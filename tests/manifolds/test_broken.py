@@ -50,12 +50,6 @@ def divided_by_copies(sound, point, grad, dual=()):
     return answer._replace(direction=answer.direction / jnp.sqrt(answer.gap.size))
 
 
-def keep_length(sound, point, vector):
-    """Reach the set only from points near it."""
-    length = jnp.linalg.norm(point, axis=-1, keepdims=True)
-    return sound.retract(point, vector) * jnp.where(jnp.abs(length - 1) < 0.01, 1, length)
-
-
 def loop_from_constants(sound, point, vector):
     """Loop with a carry that varies over the mesh only after the first iteration."""
     nothing = jnp.zeros(point.shape, vector.dtype)
@@ -123,7 +117,6 @@ BROKEN = {
     ),
     "mixes copies": (broken(SPHERE, steepest=divided_by_copies), "stack = loop .direction."),
     "too fast": (TOO_FAST, "d/dt retract"),
-    "keeps the length": (broken(SPHERE, retract=keep_length), "from He: a step ends on the set"),
     "widens": (
         broken(SPHERE, project_tangent=lambda sound, *x: sound.project_tangent(*x).astype("f4")),
         "dtype in = dtype out .tangent.",
@@ -219,7 +212,7 @@ def test_all_broken_laws_are_named():
     with pytest.raises(AssertionError) as caught:
         check_manifold(several, (5,), KEY, thorough=False)
     lines = str(caught.value).splitlines()
-    assert [line[:2] for line in lines[:-1]] == ["2.", "6.", "7."]
+    assert list(dict.fromkeys(line[:2] for line in lines[:-1])) == ["2.", "6.", "7."]
     assert "`Manifold`" in lines[-1]
 
 
@@ -243,12 +236,6 @@ def test_wrong_slope_is_found(manifold, shape, order, law):
         check_slopes(manifold, shape, KEY, order)
 
 
-def test_wrong_inverse_retraction_is_found():
-    check_slopes(SPHERE, (5,), KEY, 2, inverse=lambda p, q: q / jnp.sum(p * q) - p)  # exact
-    with pytest.raises(AssertionError, match="law broken: inverse.*slope 0.999"):
-        check_slopes(SPHERE, (5,), KEY, 2, inverse=lambda p, q: 2 * (q - p))
-
-
 @pytest.mark.slow
 def test_non_nearest_projection_must_be_declared():
     def project(sound, point):
@@ -259,6 +246,6 @@ def test_non_nearest_projection_must_be_declared():
         )
 
     sheared = broken(SPHERE, project=project)
-    check_manifold(sheared, (5,), KEY, thorough=False, returns=None, nearest=False)
+    check_manifold(sheared, (5,), KEY, thorough=False, nearest=False)
     with pytest.raises(AssertionError, match=r"2\. law broken: x - project\(x\) is normal"):
-        check_manifold(sheared, (5,), KEY, thorough=False, returns=None)
+        check_manifold(sheared, (5,), KEY, thorough=False)

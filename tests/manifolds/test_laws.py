@@ -26,7 +26,6 @@ def test_manifold_laws(case: ManifoldCase):
         gap=case.gap,
         thorough=case.thorough,
         convex=case.convex,
-        returns=case.returns,
     )
 
 
@@ -68,5 +67,4 @@ def test_manifold_laws_in_float64(case: ManifoldCase):
             thorough=False,
             dtype=jnp.float64,
             convex=case.convex,
-            returns=case.returns,
         )

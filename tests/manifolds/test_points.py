@@ -20,7 +20,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DualAscent, ProjectedPolar, SkewPolar
 from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, RootDim, Spectral
-from manifoldmuon.testing import stiefel_errors
+from studies.stiefel_problems import stiefel_errors
 from tests.compiled import ask, point_of
 from tests.tolerances import rounding
 

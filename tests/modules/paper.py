@@ -29,6 +29,16 @@ from manifoldmuon.modules import (
 )
 
 
+def unrolled(stack: Stack) -> Compose:
+    """Return the copies of a stack as a composition."""
+    return Compose((stack.module,) * stack.copies)
+
+
+def unstacked(stack: Stack, tree: Any) -> tuple[Any, ...]:
+    """Return the tuple of the copies' parameters."""
+    return tuple(jax.tree.map(lambda x, i=i: x[i], tree) for i in range(stack.copies))
+
+
 def mass(module: Module) -> float:
     """Sum the masses of the parts; every copy of a stack counts."""
     match module:
@@ -74,7 +84,7 @@ def norm(module: Module, weights: Any) -> float:
             pairs = tuple(zip(module.modules, weights, strict=True))
             return _heaviest(pairs, (1.0,) * len(pairs))
         case Stack():
-            return norm(module.unroll(), _unstack(weights, module.copies))
+            return norm(unrolled(module), unstacked(module, weights))
         case Atom():
             return _atom_norm(module, np.asarray(weights, np.float64))
     raise NotImplementedError(type(module))
@@ -120,9 +130,9 @@ def dualize(module: Module, grads: Any, weights: Any = None) -> Any:
                 for i, part in enumerate(module.modules)
             )
         case Stack():
-            pieces = _unstack(grads, module.copies)
-            points = None if weights is None else _unstack(weights, module.copies)
-            found = dualize(module.unroll(), pieces, points)
+            pieces = unstacked(module, grads)
+            points = None if weights is None else unstacked(module, weights)
+            found = dualize(unrolled(module), pieces, points)
             return jax.tree.map(lambda *copies: np.stack(copies), *found)
         case Atom():
             point = None if weights is None else np.asarray(weights, np.float64)
@@ -136,10 +146,6 @@ def _at(weights: Any, index: int) -> Any:
 
 def _times(factor: float, tree: Any) -> Any:
     return jax.tree.map(lambda step: factor * step, tree)
-
-
-def _unstack(tree: Any, copies: int) -> tuple[Any, ...]:
-    return tuple(jax.tree.map(lambda x, i=i: np.asarray(x)[i], tree) for i in range(copies))
 
 
 def _atom_norm(atom: Atom, weight: np.ndarray) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from manifoldmuon.bounds import NormBound, bound
 from manifoldmuon.modules import (
     GELU,
     Abs,
@@ -42,57 +43,35 @@ Q, K, V = (unit_tokens(seed, 2, 4, 6) for seed in (1, 2, 3))
 IMAGE = unit_tokens(6, 2, 4, 6, 3)
 HEADS = unit_tokens(7, 2, 3, 4, 2)
 
-# bond, an input, norm of the input, norm of the output. The declared sensitivity holds at every
-# input of this kind (GELU declares its worst case).
-SENSITIVITIES = {
-    "Identity": (Identity(), X, tokens, tokens),
-    "Add": (Add(), (X, UNIT), total(tokens, tokens), tokens),
-    "Mul": (Mul(-2.5), X, tokens, tokens),
-    "Mul by zero": (Mul(0.0), X, tokens, tokens),
-    "Abs": (Abs(), X, tokens, tokens),
-    "ReLU": (ReLU(), X, tokens, tokens),
-    "GELU": (GELU(sensitivity=GELU.LIPSCHITZ), X, tokens, tokens),
-    "MeanSubtract": (MeanSubtract(), X, tokens, tokens),
-    "RMSDivide": (RMSDivide(), UNIT, tokens, tokens),
-    "LayerNorm": (RMSDivide() @ MeanSubtract(), 3 * UNIT, tokens, tokens),
-    "MergeHeads": (MergeHeads(), HEADS, tokens, tokens),
-    "AveragePool": (AveragePool(2, 3), IMAGE, tokens, tokens),
-    "Flatten": (Flatten(3), IMAGE, tokens, tokens),
-    "RoPE": (RoPE(), X, tokens, tokens),
-    "FunctionalAttention": (FunctionalAttention(), (Q, K, V), total(*[tokens] * 3), tokens),
-    "attention, not causal": (FunctionalAttention(False), (Q, K, V), total(*[tokens] * 3), tokens),
-}
+ONE = NormBound(1.0, 1.0)
+HELD = [
+    Identity(),
+    Mul(-2.5),
+    Mul(0.0),
+    Abs(),
+    ReLU(),
+    GELU(GELU.LIPSCHITZ),
+    MeanSubtract(),
+    RMSDivide(),
+    SplitHeads(4),
+    MergeHeads(),
+    AveragePool(2, 3),
+    Flatten(3),
+    RoPE(),
+]
+
+
+def test_declared_sensitivities_hold_at_norm_one():
+    """`tests/bounds/test_rules.py` attacks these bounds."""
+    for bond in HELD:
+        assert bound(bond, input_norm=ONE).lipschitz_inputs == bond.sensitivity, bond
+    assert bound(Add(), input_norm=(ONE, ONE)).lipschitz_inputs == Add().sensitivity
+    for attention in (FunctionalAttention(), FunctionalAttention(False)):
+        assert bound(attention, input_norm=(ONE,) * 3).lipschitz_inputs == attention.sensitivity
 
 
 def like(x, seed):
     return jax.tree.map(lambda a: gaussian(seed, *a.shape), x)
-
-
-@pytest.mark.parametrize("name", SENSITIVITIES)
-def test_declared_sensitivity_is_not_exceeded(name):
-    bond, x, size_in, size_out = SENSITIVITIES[name]
-
-    @jax.jit
-    def climb(x, dx):
-        """Take a power iteration step towards the direction that moves the output the most."""
-        y, pull = jax.vjp(
-            lambda dx: jax.jvp(lambda x: bond.apply(bond_params, x), (x,), (dx,))[1], dx
-        )
-        return y, pull(y)[0]
-
-    bond_params = bond.init(jax.random.key(0))
-    worst = 0.0
-    for seed in range(3):
-        dx = like(x, seed)
-        for _ in range(5):
-            y, up = climb(x, dx)
-            worst = max(worst, size_out(y) / size_in(dx))
-            if not any(np.any(leaf) for leaf in jax.tree.leaves(up)):
-                break
-            dx = up
-    assert worst <= bond.sensitivity * (1 + 1e-5)
-    if name not in ("RMSDivide", "LayerNorm", "AveragePool", "Flatten"):
-        assert worst >= 0.3 * bond.sensitivity  # the search is effective
 
 
 # Sharpness: bond, a point, norms of input and output.
@@ -200,7 +179,7 @@ FORWARD = {
     "GELU": (GELU(), X, F * scipy.special.ndtr(F)),
     "Mul": (Mul(-2.0), X, -2 * F),
     "Add": (Add(), (X, X, X), 3 * F),
-    "MeanSubtract": (MeanSubtract((0, 2)), X, F - F.mean((0, 2), keepdims=True)),
+    "MeanSubtract": (MeanSubtract(), X, F - F.mean(-1, keepdims=True)),
     "RMSDivide": (RMSDivide(), X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
     "RMSDivide of tiny": (RMSDivide(), 1e-30 * X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
     "RMSDivide of huge": (RMSDivide(), 1e30 * X, F / np.sqrt((F**2).mean(-1, keepdims=True))),

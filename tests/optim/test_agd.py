@@ -12,7 +12,13 @@ import pytest
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Layout
 from manifoldmuon.optim._agd import scale_by_agd
-from manifoldmuon.testing._transformations import BASICS, WRAPPERS, Case, check_injected, make_case
+from manifoldmuon.testing._transformation_laws import (
+    BASICS,
+    WRAPPERS,
+    CheckedTransformation,
+    check_injected,
+    make_case,
+)
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "matrix": (5, 3),
@@ -216,7 +222,7 @@ def test_majorisation_fails_without_assumption_1():
 PAIR = {"a": (5, 3), "b": (2, 4, 4)}
 
 
-def case() -> Case:
+def case() -> CheckedTransformation:
     tx = optax.with_extra_args_support(scale_by_agd(Layout()))
     rng = np.random.default_rng(0)
     params, grads = (single({n: rng.normal(size=s) for n, s in PAIR.items()}) for _ in range(2))

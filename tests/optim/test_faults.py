@@ -12,15 +12,12 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
-    Grassmann,
     Hypersphere,
-    Orthogonal,
     SpectralBall,
     SpectralBand,
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.retractions import QR
 from manifoldmuon.norms import Frobenius, RMSToRMS
 
 GEOMETRY = {
@@ -126,14 +123,9 @@ def test_gradient_spike_needs_clipping():
     assert without[-1] > 0.5
 
 
-FAR = {"tall": Stiefel(), "wide": Stiefel(), "square": Orthogonal(),
-       "fast": Stiefel().for_training(),
-       "plane": Grassmann(), "rows": EmbeddingRows(), "sphere": Hypersphere(ndim=2),
-       "largest": SpectralSphere(), "ball": SpectralBall(), "band": SpectralBand(),
-       "row": Stiefel(), "column": Stiefel(), "bias": Hypersphere()}  # fmt: skip
-FAR_SHAPES = dict.fromkeys(FAR, (8, 4)) | {
-    "wide": (4, 8), "square": (6, 6), "row": (1, 5), "column": (5, 1), "bias": (4,)
-}  # fmt: skip
+FAR = {"rows": EmbeddingRows(), "sphere": Hypersphere(ndim=2), "bias": Hypersphere(),
+       "largest": SpectralSphere(), "ball": SpectralBall(), "band": SpectralBand()}  # fmt: skip
+FAR_SHAPES = dict.fromkeys(FAR, (8, 4)) | {"bias": (4,)}
 
 
 @jax.jit
@@ -161,25 +153,15 @@ def test_weights_far_from_manifold_return(how):
     assert all(np.isfinite(x).all() for x in params.values())
 
 
-def test_rank_deficient_weights_return_to_manifold():
-    geometry = {"qr": Stiefel(retraction=QR()), "polar": Stiefel()}
-    tx = optim.manifold_muon(0.1, geometry, momentum=None)
-    flat = dict.fromkeys(geometry, jnp.ones((8, 4)))
-    grads = dict.fromkeys(geometry, np.random.default_rng(0).standard_normal((8, 4), np.float32))
-    updates, _ = jax.jit(tx.update)(grads, jax.jit(tx.init)(flat), flat)
-    after = optim.monitor_distance(geometry, optax.apply_updates(flat, updates))
-    assert max(after.values()) < 4e-6
-
-
 @pytest.mark.parametrize("ones", [0.0, 0.3, 1.0])
 def test_spectral_ball_accepts_any_rank(ones):
     ball = {"w": SpectralBall(), "band": SpectralBand()}
     tx = optim.manifold_muon(0.1, ball)
     far = {k: jnp.full((8, 4), ones) for k in ball}
     grads = {k: drawn(3)["tall"][:1, :1] * jnp.eye(8, 4) for k in ball}
-    with pytest.warns(UserWarning, match="'band' .*project_tree"):
-        state = tx.init(far)
-    updates, _ = jax.jit(tx.update)(grads, state, far)
+    with pytest.raises(ValueError, match="'band' .*project_tree"):
+        tx.init(far)
+    updates, _ = jax.jit(tx.update)(grads, jax.jit(tx.init)(far), far)
     near = optim.monitor_distance(ball, optax.apply_updates(far, updates))
     assert near["w"] < 4e-6
     assert near["band"] < 2e-4  # inverse roots converge slowly from zero singular values

@@ -58,20 +58,6 @@ def on_images(weights, images):
     return apply(weights, images.reshape(len(images), -1))
 
 
-def small_network(x_scale: float = 3.0):
-    """Return a rugged tanh network on the plane with four classes, and points."""
-    rng = np.random.default_rng(3)
-    first, second = rng.standard_normal((2, 24)), rng.standard_normal((24, 4))
-    shift, points = rng.uniform(-6, 6, 24), rng.uniform(-1, 1, (50, 2))
-    arrays = (x_scale * first, shift, second)
-    return tuple(a.astype(np.float32) for a in arrays), points.astype(np.float32)
-
-
-def in_the_plane(weights, x):
-    first, shift, second = weights
-    return jnp.tanh(x @ first + shift) @ second
-
-
 def linear_models_break_at_their_radius(attack, classes=2):
     weights, x, labels = linear(classes)
     radii, f = exact_radii(weights, x, labels), Partial(lambda w, x: x @ w.T, weights)

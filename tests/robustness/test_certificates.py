@@ -230,14 +230,8 @@ def test_external_network_errors_name_missing_weights():
         ({"labels": np.zeros(2)}, "whole numbers"),
         ({"scale": 0.0}, "scale"),
         ({"images": np.full((2, 6), np.inf, np.float32)}, "logits must be real and finite"),
-        (
-            {"images": np.ones((1, 6)), "shift": np.zeros((6, 6))},
-            "shift\\) must fit one image",
-        ),
-        (
-            {"images": np.ones((1, 6)), "scale": np.ones((3, 1))},
-            "one image \\(6,\\); got",
-        ),
+        ({"images": np.ones((1, 6)), "shift": np.zeros((6, 6))}, "shift\\) must fit one image"),
+        ({"images": np.ones((1, 6)), "scale": np.ones((3, 1))}, "one image \\(6,\\); got"),
         ({"scale": np.ones(5)}, "certify\\(scale\\) must fit one image"),
         ({"batch": 0}, "certify\\(batch\\) must be a whole number in \\[1, inf\\); got 0"),
     ],

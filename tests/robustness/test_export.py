@@ -187,7 +187,6 @@ def test_export_overwrites_nothing(rng, tmp_path, monkeypatch):
         (modules.GELU(), "nothing like GELU"),
         (modules.Conv2D(3, 5), r"nothing like Conv2D\(3, 3, 3, 5\)"),
         (modules.RMSDivide(), "RMSDivide"),
-        (modules.MeanSubtract(-2), "over the last axis, not -2"),
         (modules.Mul(2.0) @ (modules.Abs(), modules.ReLU()), "Add behind them"),
         (modules.Abs() @ modules.Add(), "behind modules side by side"),
     ],
@@ -257,25 +256,6 @@ def test_shared_weight_is_written_once(rng, tmp_path):
     assert len(told["arrays"]) == 3
     assert told["shared"] == ["1.linear"]
     np.testing.assert_allclose(verify(path).radii, radii, atol=1e-5)
-
-
-def test_external_network_gets_radii_of_certify(rng, tmp_path):
-    def slot(path, atom):
-        return modules.Param(path, Stiefel().with_axes(0, 1), atom=atom)
-
-    frames = [np.linalg.qr(rng.normal(size=(8, n)))[0] for n in (5, 3)]
-    model = {"a": {"kernel": frames[0].T}, "b": {"kernel": frames[1]}}
-    model = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), model)
-    net = modules.ExternalModule(
-        slot("b/kernel", Linear(3, 8)) @ modules.GroupSort() @ slot("a/kernel", Linear(8, 5))
-    )
-    _, _, images, labels = small(rng)
-    scale = np.asarray([0.5, 1.0, 2.0, 1.0, 0.7])
-    found = certify(net, model, images, labels, shift=0.1, scale=scale)
-    path = export(tmp_path / "it", found, at=[0.1])
-    report = verify(path)
-    np.testing.assert_allclose(report.radii, found.radii, atol=1e-5)
-    assert report.certified == ((0.1, round(8 * found.accuracy(0.1))),)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import manifoldmuon_verify
-from tests.verify.forge import write_tight
 
 PACKAGE = Path(manifoldmuon_verify.__file__).parent
 
@@ -27,13 +26,13 @@ def test_only_numpy_and_the_standard_library_are_imported():
     assert found <= allowed
 
 
-def test_verifying_loads_no_jax(tmp_path):
+def test_verifying_loads_no_jax(tight):
     code = (
         "import sys; from manifoldmuon_verify.__main__ import main\n"
         "assert main([sys.argv[1]]) == 0; print(*sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(write_tight(tmp_path))],
+        [sys.executable, "-W", "error", "-c", code, str(tight)],
         env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
         capture_output=True,
         text=True,

@@ -30,8 +30,6 @@ class Retraction(Value, abc.ABC):
         of its spectral norm. By default 8, where a polar retraction has turned by 83 of 90 degrees,
         and rounding leaves 32 times eps.
       wide: whether `retract` also takes wide matrices, which saves transposing them.
-      from_set: whether manifolds first project points that are far from the set. False to study a
-        retraction by itself.
 
     Examples:
       >>> [(kind.__name__, kind().order) for kind in (Polar, QR, Normalize)]
@@ -42,7 +40,6 @@ class Retraction(Value, abc.ABC):
     order: ClassVar[float]
     longest: ClassVar[float] = 8.0
     wide: ClassVar[bool] = False
-    from_set: ClassVar[bool] = True
 
     @abc.abstractmethod
     def retract(self, point: Floats, vector: Floats) -> Floats:

@@ -7,7 +7,7 @@ import pytest
 
 from manifoldmuon.manifolds.solvers import SkewPolar
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import (
+from studies.stiefel_problems import (
     STIEFEL_FAMILIES,
     orthonormal,
     stiefel_errors,

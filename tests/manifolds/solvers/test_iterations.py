@@ -8,7 +8,7 @@ import numpy as np
 
 from manifoldmuon.manifolds.solvers import DualAscent
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import stiefel_problem
+from studies.stiefel_problems import stiefel_problem
 
 NORM = Spectral()
 

@@ -16,7 +16,7 @@ from manifoldmuon.manifolds.solvers import (
     SkewPolar,
 )
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 SOLVERS = {
     "skew lift": SkewPolar(),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from manifoldmuon.norms import Spectral
-from manifoldmuon.testing import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
+from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 # Largest allowed gap on the gradient families.
 BASELINES = {AlternatingProjection(): 0.3, FixedPoint(): 0.05, ADMM(): 0.05}

@@ -1,7 +1,6 @@
 """Certified networks: equal initial functions, constraints, and known findings."""
 
 import dataclasses
-import time
 
 import jax
 import jax.numpy as jnp
@@ -18,12 +17,10 @@ from studies.certified.networks import NETWORKS, Convolutional, Local, Perceptro
 from studies.certified.study import MOMENTA, Tuned, search
 from studies.certified.training import (
     CHUNK,
-    PAIRS,
     RelativeTime,
     Training,
     _program,
 )
-from studies.datasets import load_digits
 from studies.records import write_record
 from tests.compiled import ask, point_of
 
@@ -169,33 +166,6 @@ def test_steps_at_equal_time_follow_measured_ratio(monkeypatch):
     assert row.keys() == {*Tuned._fields, "epochs"}
 
 
-def test_relative_time_compares_alternating_chunks(monkeypatch):
-    """Other load on the machine lengthens both times and leaves the ratio unchanged."""
-    first, other = (_training(name) for name in ("manifold Muon", "AdamW, free"))
-    clock = iter(np.linspace(1.0, 2.0, 2 * PAIRS))
-
-    def chunks(self, data, rate, momentum, seed, steps):
-        for _ in range(steps // CHUNK):
-            yield None, next(clock) * (3.0 if self == other else 1.0)
-
-    monkeypatch.setattr(Training, "_chunks", chunks)
-    found = other.relative_time(first, load_digits(0))
-    np.testing.assert_allclose(found.quartiles, 3, rtol=0.05)
-    np.testing.assert_allclose(found.seconds, 3 * found.reference, rtol=0.05)
-
-
-def test_chunk_time_excludes_initialisation(monkeypatch):
-    """The weights are ready before the first reading of the clock."""
-    training, order = _training("AdamW, free"), []
-    wait, clock = jax.block_until_ready, time.process_time
-    monkeypatch.setattr(jax, "block_until_ready", lambda x: (order.append("wait"), wait(x))[1])
-    monkeypatch.setattr(time, "process_time", lambda: (order.append("clock"), clock())[1])
-    data = load_digits(0)
-    data = data._replace(train_x=data.train_x[..., None], test_x=data.test_x[..., None])
-    training.train(data, 0.01, 0.9, 0, CHUNK)
-    assert order == ["wait", "clock", "wait", "clock"]
-
-
 def test_rates_and_momenta_are_read_from_record(tmp_path):
     row = {"network": "fc-256", "method": "manifold Muon", "log2_rates": [-3], "momenta": [0.8],
            "tuning": [[1.0] * 4], "log2_rate": -3, "momentum": 0.8}  # fmt: skip
@@ -221,23 +191,6 @@ def test_search_tries_all_neighbours_of_best(peak):
     for rate in (peak[0] - 1, peak[0], peak[0] + 1):
         for momentum in MOMENTA[max(0, place - 1) : place + 2]:
             assert (rate, momentum) in tried
-
-
-def test_diverging_rate_scores_zero(monkeypatch):
-    monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
-    monkeypatch.setitem(
-        METHODS, "AdamW, free", dataclasses.replace(METHODS["AdamW, free"], log2_rate=-6)
-    )
-
-    def both(judge, log2_rate):
-        tuning = [judge(120, 0.9), judge(log2_rate, 0.9)]
-        return Tuned([120, log2_rate], [0.9, 0.9], tuning, log2_rate, 0.9)
-
-    monkeypatch.setattr(module, "search", both)
-    training = TINY._training("fc-256", "AdamW, free")
-    broken, found = module._tuned("digits", None, 1 / 6, training, 0.5).tuning
-    assert broken == [0.0] * 4
-    assert found[0] > 0.2
 
 
 def test_muon_with_retraction_projects_muon_step():

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from studies.estimates import Mean, difference_estimate, half_width, mean_estimate, slope_estimate
+from studies.estimates import (
+    Mean,
+    at_best_rate,
+    difference_estimate,
+    estimate,
+    half_width,
+    mean_estimate,
+    slope_estimate,
+)
 
 
 def known(value):
@@ -42,3 +50,23 @@ def test_too_few_values_have_no_interval():
 def test_empty_values_raise():
     with pytest.raises(ValueError, match="values must hold at least one number"):
         mean_estimate([])
+
+
+def test_rate_is_chosen_by_other_seeds():
+    losses = np.random.default_rng(2).normal(size=(4, 7))
+    found, _ = at_best_rate(losses)
+    for seed in range(4):
+        others = np.delete(losses, seed, axis=0).mean(axis=0)
+        assert found[seed] == losses[seed, others.argmin()]
+
+
+def test_diverged_rate_is_never_chosen():
+    losses = np.array([[np.nan, 3.0, 2.0], [0.1, 3.0, 2.0], [0.1, 3.0, 2.0]])
+    found, at = at_best_rate(losses)
+    assert at == 2
+    assert np.isfinite(found).all()
+
+
+def test_estimate_needs_every_seed():
+    assert estimate([0.5, None, 0.7]) == estimate([]) == {"mean": None, "interval": None}
+    assert estimate([0.5]) == {"mean": 0.5, "interval": None}

@@ -1,8 +1,14 @@
-"""The framework of the studies: settings, resuming, errors and the command line."""
+"""The framework of the studies: records, resuming, processes, errors and the command line."""
 
 import dataclasses
 import json
+import multiprocessing
+import os
 import resource
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,11 +19,7 @@ from studies import STUDIES, Study, option, run_study
 from studies.__main__ import main
 from studies.command import command
 from studies.run import partial_path
-
-
-class Broken(Exception):
-    """Simulates a power cut."""
-
+from studies.study import groups_of
 
 CALLS: list[int] = []
 
@@ -26,7 +28,7 @@ CALLS: list[int] = []
 class Coins(Study):
     """How often does a coin show heads?
 
-    By tossing it.
+    By tossing it. The coin of seed 13 interrupts this process, as Ctrl-C, or kills its own.
     """
 
     name: ClassVar[str] = "coins"
@@ -46,8 +48,13 @@ class Coins(Study):
     def cells(self):
         return [{"seed": seed} for seed in self.seeds]
 
+    def timed(self, cell):
+        return cell["seed"] == 100
+
     def run(self, cell):
         CALLS.append(cell["seed"])
+        if cell["seed"] == 13 and self.metal == "tin":
+            os.kill(os.getpid(), signal.SIGKILL)
         if cell["seed"] == 13:
             raise KeyboardInterrupt
         rng = np.random.default_rng(cell["seed"])
@@ -68,13 +75,12 @@ class Coins(Study):
         return figure
 
 
-class Interrupted(Coins):
-    """Coins that raise at the third seed."""
+class Processes(Coins):
+    """Coins that note where they were tossed."""
 
     def run(self, cell):
-        if cell["seed"] == 2:
-            raise Broken
-        return super().run(cell)
+        threads = os.environ.get("NPROC") if multiprocessing.parent_process() else "this process"
+        return {**super().run(cell), "threads": threads, "pid": os.getpid()}
 
 
 @pytest.fixture(autouse=True)
@@ -100,29 +106,28 @@ def test_record_contains_settings_and_results(tmp_path):
 
 @pytest.mark.parametrize("cut", [0, 7])
 def test_interrupted_study_resumes(tmp_path, cut):
-    path = tmp_path / "coins.json"
-    with pytest.raises(Broken):
-        run_study(Interrupted(), path)
-    assert CALLS == [0, 1]
+    path, study = tmp_path / "coins.json", Coins(seeds=(0, 1, 13))
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study, path)
     kept = partial_path(path)
-    if cut:  # in the middle of a line, as by a power cut during the write
-        kept.write_bytes(kept.read_bytes()[:-cut])
+    saved = kept.read_text(encoding="utf-8").replace("13]", "2]")
+    kept.write_text(saved[:-cut] if cut else saved)  # as by a power cut during the write
+    CALLS.clear()
     record = run_study(Coins(), path)
-    assert ([0, 1, 1, 2] if cut else [0, 1, 2]) == CALLS
+    assert ([1, 2] if cut else [2]) == CALLS
     assert record == run_study(Coins())
     assert not kept.exists()
 
 
 def test_partial_cells_of_other_settings_raise(tmp_path):
     path = tmp_path / "coins.json"
-    with pytest.raises(Broken):
-        run_study(Interrupted(), path)
+    with pytest.raises(KeyboardInterrupt):
+        run_study(Coins(seeds=(0, 13)), path)
     before = partial_path(path).read_bytes()
     with pytest.raises(ValueError, match="tosses: 8 there, 9 here.; delete it or") as error:
-        run_study(Coins(tosses=9), path)
+        run_study(Coins(tosses=9, seeds=(0, 13)), path)
     assert "\n" not in str(error.value)
     assert partial_path(path).read_bytes() == before
-    assert CALLS == [0, 1]
 
 
 def test_record_is_not_overwritten_by_default(tmp_path):
@@ -135,21 +140,88 @@ def test_record_is_not_overwritten_by_default(tmp_path):
     assert run_study(Coins(tosses=9), path, overwrite=True) != first
 
 
-def test_invalid_choice_raises_without_command():
+def test_invalid_choice_and_jobs_raise_without_command(tmp_path):
     with pytest.raises(ValueError, match="metal must be among .* got 'lead'"):
         run_study(Coins(metal="lead"))
-    assert CALLS == []
+    with pytest.raises(ValueError, match="jobs must be at least 1; got 0"):
+        run_study(Coins(), tmp_path / "coins.json", jobs=0)
+    assert CALLS == list(tmp_path.iterdir()) == []
 
 
-def test_results_with_keys_of_the_cell_raise():
-    class Confused(Coins):
-        """A coin that changes its seed."""
+def test_processes_match_single_process():
+    """Timed cells run in this process, after the others."""
+    study = Processes(seeds=(100, 0, 1, 2))
+    several, single = run_study(study, jobs=2), run_study(study)
+    for row, same in zip(several["rows"], single["rows"], strict=True):
+        assert row["heads"] == same["heads"]
+    timed, *others = several["rows"]
+    assert (timed["threads"], timed["pid"]) == ("this process", os.getpid())
+    assert {row["threads"] for row in others} == {"1"}
+    assert os.getpid() not in {row["pid"] for row in others}
 
-        def run(self, cell):
-            return {"seed": 1}
 
-    with pytest.raises(ValueError, match=r"measures \['seed'\]"):
-        run_study(Confused())
+def test_dead_process_is_reported_and_cells_are_kept(tmp_path, capsys):
+    out = tmp_path / "coins.json"
+    argv = ["--metal", "tin", "--seeds", "100", "13", "--out", str(out), "--jobs", "2"]
+    with pytest.raises(SystemExit, match="2"):
+        command(Coins, argv)
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.startswith("error: ")
+    assert "SIGKILL" in told
+    assert f"kept in {partial_path(out)}" in told
+
+
+SCRIPT = """
+import sys, time
+from studies.command import command
+from tests.programs.studies.test_framework import Coins
+
+class Slow(Coins):
+    traced = ()
+
+    def run(self, cell):
+        time.sleep(cell["seed"])
+        return super().run(cell)
+
+sys.exit(command(Slow, sys.argv[1:]))
+"""
+
+
+def test_interruption_ends_processes_and_keeps_cells(tmp_path):
+    """Ctrl-C reaches the whole group of processes, as from a terminal."""
+    out = tmp_path / "coins.json"
+    script = tmp_path / "slow.py"
+    script.write_text(SCRIPT, encoding="utf-8")
+    line = [sys.executable, str(script), "--seeds", "0", "300", "--jobs", "2", "--out", str(out)]
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen(
+        line, env=path, start_new_session=True, stderr=subprocess.PIPE, text=True
+    ) as run:
+        end = time.monotonic() + 120
+        while not partial_path(out).exists() or partial_path(out).read_text().count("\n") < 2:
+            assert run.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.1)
+        os.killpg(run.pid, signal.SIGINT)
+        _, told = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert f"kept in {partial_path(out)}" in told
+    while group_exists(run.pid):  # workers end a moment later
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def group_exists(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_cells_sharing_programs_stay_together():
+    cells = [{"shop": shop, "rate": r, "seed": s} for shop in "ab" for r in (1, 2) for s in (3, 4)]
+    assert groups_of(Coins(), cells) == [cells[:4], cells[4:]]
 
 
 def test_command_writes_record_and_replots(tmp_path, capsys):
@@ -200,12 +272,34 @@ def test_invalid_arguments_give_one_line_error(tmp_path, monkeypatch, capsys, ar
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_interruption_is_reported(tmp_path, capsys):
-    out = tmp_path / "coins.json"
-    assert command(Coins, ["--seeds", "5", "13", "--out", str(out)]) == 130
-    assert f"kept in {partial_path(out)}" in capsys.readouterr().err
-    assert CALLS == [5, 13]
-    assert not out.exists()
+def test_full_disk_keeps_finished_cells(tmp_path, capsys, monkeypatch):
+    """A file-size limit makes the kernel refuse writes as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    path = tmp_path / "coins.json"
+    whole = run_study(Coins(), tmp_path / "whole.json")
+    toss = Coins.run
+
+    def run(self, cell):
+        if cell["seed"] == 2:
+            size = partial_path(path).stat().st_size
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
+        return toss(self, cell)
+
+    monkeypatch.setattr(Coins, "run", run)
+    try:
+        with pytest.raises(SystemExit, match="2"):
+            command(Coins, ["--out", str(path)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    *_, error = capsys.readouterr().err.splitlines()
+    assert error.startswith(f"error: cannot write {partial_path(path)} (")
+    assert "make room or choose another folder" in error
+    assert "the same command resumes from there" in error
+    monkeypatch.setattr(Coins, "run", toss)
+    CALLS.clear()
+    assert command(Coins, ["--out", str(path)]) == 0
+    assert CALLS == [2]
+    assert json.loads(path.read_text(encoding="utf-8")) == whole
 
 
 def test_studies_are_listed(capsys):
@@ -226,43 +320,3 @@ def test_study_has_help_and_settings_round_trip(name, capsys):
     study = STUDIES[name]()
     assert study.from_settings(study.settings()) == study
     assert len({json.dumps(cell) for cell in study.cells()}) == len(study.cells()) > 0
-
-
-def test_full_disk_keeps_finished_cells(tmp_path, capsys, monkeypatch):
-    """A file-size limit makes the kernel refuse writes as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    path = tmp_path / "coins.json"
-    whole = run_study(Coins(), tmp_path / "whole.json")
-
-    def run(self, cell):
-        if cell["seed"] == 2:
-            size = partial_path(path).stat().st_size
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, before[1]))
-        return Coins.run(self, cell)
-
-    filling = dataclasses.make_dataclass("Filling", [], bases=(Coins,), frozen=True)
-    monkeypatch.setattr(filling, "run", run, raising=False)
-    try:
-        with pytest.raises(SystemExit, match="2"):
-            command(filling, ["--out", str(path), "--jobs", "1"])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    *_, error = capsys.readouterr().err.splitlines()
-    assert error.startswith(f"error: cannot write {partial_path(path)} (")
-    assert "make room or choose another folder" in error
-    assert "the same command resumes from there" in error
-    CALLS.clear()
-    assert command(Coins, ["--out", str(path), "--jobs", "1"]) == 0
-    assert CALLS == [2]
-    assert json.loads(path.read_text(encoding="utf-8")) == whole
-    assert not [x.name for x in tmp_path.iterdir() if x.name.startswith(".")]
-
-
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux")
-def test_unwritable_folder_is_reported_before_any_work(capsys):
-    CALLS.clear()
-    with pytest.raises(SystemExit, match="2"):
-        command(Coins, ["--out", "/proc/self/task/coins.json", "--jobs", "1"])
-    (error,) = capsys.readouterr().err.splitlines()
-    assert "cannot write /proc/self/task/coins.json.partial (" in error
-    assert CALLS == []

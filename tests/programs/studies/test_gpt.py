@@ -1,8 +1,6 @@
 """The character GPT: few steps of a tiny network on a small text."""
 
 import dataclasses
-import json
-import re
 from typing import ClassVar
 
 import jax
@@ -12,25 +10,16 @@ import pytest
 
 from manifoldmuon.linalg import MODULA_SIX_STEP
 from manifoldmuon.modules import Bond
-from studies.datasets import batches, split_text, windows
-from studies.gpt.__main__ import main
+from studies import CharacterGPT, run_study
+from studies.datasets import batches, load_text, split_text, windows
 from studies.gpt.methods import METHODS
 from studies.gpt.sampling import sample
-from studies.gpt.settings import Settings
-from studies.gpt.texts import load
-from studies.gpt.training import Trainer, mean_loss
+from studies.gpt.training import mean_loss, run
 
-TINY = Settings(steps=20, batch=4, context=8, width=8, heads=2, blocks=2, seeds=(3,))
+TINY = CharacterGPT(
+    steps=20, batch=4, context=8, width=8, heads=2, blocks=2, sample=30, seeds=(3, 4)
+)
 LETTERS = "It was the best of times, it was the worst of times. " * 40
-ARGUMENTS = ["--steps", "20", "--batch", "4", "--context", "8", "--width", "8", "--heads", "2",
-             "--blocks", "2", "--sample", "30"]  # fmt: skip
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """Return a folder with a text."""
-    (tmp_path / "tinyshakespeare.txt").write_text(LETTERS, encoding="utf-8")
-    return tmp_path
 
 
 def test_text_is_split_and_encoded():
@@ -38,11 +27,7 @@ def test_text_is_split_and_encoded():
     assert text.characters == "".join(sorted(set(LETTERS)))
     assert text.decode(text.train) + text.decode(text.validation) == LETTERS
     assert len(text.train) == int(0.9 * len(LETTERS))
-
-
-def test_default_text_is_python_help():
-    text = load(None)
-    assert "lambda" in text.decode(text.train)
+    assert "lambda" in load_text("pydoc", None).decode(load_text("pydoc", None).train)
 
 
 def test_windows_are_sampled_without_replacement():
@@ -103,31 +88,25 @@ def dualized_matrices(grads: np.ndarray) -> np.ndarray:
 @pytest.mark.slow
 def test_constrained_gpt_learns_on_manifold():
     text = split_text("letters", LETTERS)
-    trainer = Trainer(dataclasses.replace(TINY, optimizer="constrained"), text)
-    seen: list[int] = []
-    run, weights = trainer.train(3, lambda run, steps: seen.append(steps))
-    assert sum(seen) == len(run.train_loss) == TINY.steps
-    assert run.step == [TINY.steps]
-    assert np.mean(run.train_loss[-5:]) < np.mean(run.train_loss[:5]) - 0.2
+    found, weights = run(dataclasses.replace(TINY, optimizer="constrained"), text, 3)
+    assert found["step"] == [TINY.steps] == [len(found["train_loss"])]
+    assert np.mean(found["train_loss"][-5:]) < np.mean(found["train_loss"][:5]) - 0.2
     table, *matrices = (np.asarray(w, np.float64) for w in jax.tree.leaves(weights))
     worst = np.abs(np.sqrt(np.mean(table**2, axis=1)) - 1).max()
     for w in matrices:
         values = np.linalg.svd(w, compute_uv=False) / np.sqrt(w.shape[-2] / w.shape[-1])
         worst = max(worst, np.abs(values - 1).max())
     assert worst <= 2e-6
-    assert run.distance is not None
-    assert worst - 1e-6 <= run.distance <= 1e-5  # the distance of the worst step
+    assert worst - 1e-6 <= found["distance"] <= 1e-5  # the distance of the worst step
 
     # The whole validation part, by a loop over adjacent windows.
-    losses = []
+    network, losses = METHODS["constrained"].network(TINY, len(text.characters)), []
     for start in range(0, len(text.validation) - 8, 8):
-        scores = np.asarray(
-            trainer.job.network.apply(weights, jnp.asarray(text.validation[start : start + 8])),
-            np.float64,
-        )
+        scores = network.apply(weights, jnp.asarray(text.validation[start : start + 8]))
+        scores = np.asarray(scores, np.float64)
         scores -= np.log(np.exp(scores).sum(axis=-1, keepdims=True))
         losses.append(-scores[np.arange(8), text.validation[start + 1 : start + 9]].mean())
-    assert run.validation_whole == pytest.approx(np.mean(losses), rel=1e-5)
+    assert found["validation_whole"] == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,35 +143,22 @@ def test_temperature_sets_sampling_probabilities():
 
 
 @pytest.mark.slow
-def test_command_writes_record_and_resumes(folder, capsys):
-    out = folder / "new" / "gpt.json"
-    argv = ["--data-dir", str(folder), *ARGUMENTS, "--out", str(out)]
-    assert main([*argv, "--seeds", "3"]) == 0
-    first = json.loads(out.read_text(encoding="utf-8"))
-    assert main([*argv, "--seeds", "3", "4"]) == 0
-    record = json.loads(out.read_text(encoding="utf-8"))
-    assert record["runs"][0] == first["runs"][0]
-    assert [run["seed"] for run in record["runs"]] == [3, 4]
-    assert record["runs"][0]["train_loss"] != record["runs"][1]["train_loss"]
-    assert record["settings"]["steps"] == 20
-    assert record["learning_rate"] == 0.1
-    for name in ("validation_whole", "validation_first_windows", "last_train_loss"):
-        values = [run[name] for run in record["runs"]]
-        assert record["summary"][name]["mean"] == pytest.approx(np.mean(values))
-        assert record["summary"][name]["error"] == pytest.approx(abs(values[0] - values[1]) / 2)
-    assert record["summary"]["validation_first_windows"]["published"] == 1.8968
-    for run in record["runs"]:
-        assert len(run["sample"]) == 30
-        assert set(run["sample"]) <= set(LETTERS)
-        assert run["sample"] in out.with_suffix(".txt").read_text(encoding="utf-8")
-    assert str(folder) not in out.read_text(encoding="utf-8")
-    assert out.with_suffix(".png").stat().st_size > 10_000
-    printed = capsys.readouterr().out
-    assert re.search(r"validation, the whole part +\d\.\d{4} +\d\.\d{4} +\d\.\d{4} ± ", printed)
-
-    with pytest.raises(SystemExit):
-        main([*argv, "--seeds", "3", "--optimizer", "muon"])
-    assert "is of another protocol; pass --overwrite" in capsys.readouterr().err
+def test_study_has_losses_of_every_seed(tmp_path):
+    (tmp_path / "tinyshakespeare.txt").write_text(LETTERS, encoding="utf-8")
+    study = dataclasses.replace(TINY, text="shakespeare", data_dir=tmp_path)
+    record = run_study(study)
+    first, second = record["rows"]
+    assert first["train_loss"] != second["train_loss"]
+    found = record["summary"]["losses"]["validation_whole"]
+    assert found["mean"] == pytest.approx(
+        (first["validation_whole"] + second["validation_whole"]) / 2
+    )
+    assert record["summary"]["losses"]["validation_first_windows"]["published"] == 1.8968
+    assert len(first["sample"]) == 30
+    assert set(first["sample"]) <= set(LETTERS)
+    assert first["sample"] in study.table(record)
+    assert str(tmp_path) not in str(record)
+    assert len(study.plot(record).axes) == 1
 
 
 @pytest.mark.parametrize("name", list(METHODS))
@@ -205,31 +171,21 @@ def test_every_optimizer_has_an_update(name):
 
 
 @pytest.mark.parametrize(
-    ("argv", "reason"),
+    ("settings", "reason"),
     [
-        (["--steps", "0"], "'0' is not a whole number, 1 or more"),
-        (["--batch", "1.5"], "'1.5' is not a whole number, 1 or more"),
-        (["--seeds", "1", "1"], "1 given more than once"),
-        (["--optimizer", "sgd"], "invalid choice: 'sgd'"),
-        (["--learning-rate", "-1"], "'-1' is not a positive number"),
-        (["--temperature", "0"], "'0' is not a positive number"),
-        (["--width", "10", "--heads", "4"], "10 is not an even multiple of the 4 heads"),
-        (["--data-dir", "no/such"], "there is no folder no/such"),
-        (["--data-dir", "empty"], "Shakespeare: found no"),
-        (["--data-dir", "short"], "the text is too short"),
-        (["--out", "gpt.txt"], "gpt.txt does not end in .json"),
+        ({"steps": 0}, "sizes, rate and temperature must be positive"),
+        ({"learning_rate": -1.0}, "sizes, rate and temperature must be positive"),
+        ({"width": 10, "heads": 4}, "even multiple of the 4 heads; got 10"),
+        ({"seeds": ()}, "there must be a seed"),
     ],
 )
-def test_invalid_arguments_give_one_line_error(argv, reason, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("empty", "short"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "short" / "input.txt").write_text("a" * 99, encoding="utf-8")
-    with pytest.raises(SystemExit) as stop:
-        main(argv)
-    assert stop.value.code == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    assert err.startswith("error: ")
-    assert reason in err
+def test_invalid_settings_raise(settings, reason):
+    with pytest.raises(ValueError, match=reason):
+        CharacterGPT(**settings)
+
+
+def test_short_text_raises(tmp_path):
+    (tmp_path / "input.txt").write_text("a" * 99, encoding="utf-8")
+    study = CharacterGPT(text="shakespeare", data_dir=tmp_path)
+    with pytest.raises(ValueError, match="text is too short"):
+        study.run({"seed": 0})

@@ -1,21 +1,24 @@
-"""Small versions of the published examples: protocols, command lines and table."""
+"""Small versions of the published examples: protocols, records and table."""
 
-import argparse
-import inspect
-import json
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from manifoldmuon.modules import Linear
-from studies import mixer
-from studies.datasets import Dataset
+from studies import (
+    AutomaticDescent,
+    HelloMNIST,
+    HelloWorld,
+    ManifoldCIFAR,
+    WeightErasure,
+    run_study,
+)
+from studies.datasets import Dataset, FlatImages
 from studies.reproduction import __main__ as reproduce
 from studies.reproduction import hello_mnist, hello_world, modula, weight_erasure
-from studies.reproduction.rows import CHAPTERS
+from studies.reproduction.rows import CHAPTERS, RESULTS, TABLE, read_all
 
 
 def orthogonal(matrix, steps):
@@ -76,108 +79,110 @@ def test_nudge_has_size_of_rounding(published):
         assert 1e-8 < change < 1e-6
 
 
-def test_mixer_is_short_and_has_known_budgets():
-    source = inspect.getsource(mixer)
-    start, end = source.index("# --- the architecture"), source.index("# --- ... to here")
-    lines = [line for line in source[start:end].splitlines()[1:] if line.strip()]
-    assert len(lines) < 40
-    network = mixer.mixer(10, 8, 2, 12, 3)
-    params = jax.eval_shape(network.init, jax.random.key(0))
-    images = jax.ShapeDtypeStruct((5, 8, 8), jnp.float32)
-    assert jax.eval_shape(network.apply, params, images).shape == (5, 10)
-    assert network.mass == pytest.approx(4.0)
-    assert network.sensitivity == pytest.approx(1.0)
-    budgets = network.budgets()
-    assert budgets[1] == budgets[-1] == pytest.approx(1 / 4)  # embedding and head
-
-
-def test_mixer_bonds_match_numpy():
-    image = np.arange(24.0).reshape(4, 6)
-    tokens = np.asarray(mixer.Patches(2).forward(jnp.asarray(image)))
-    blocks = [image[i : i + 2, j : j + 2].ravel() for i in (0, 2) for j in (0, 2, 4)]
-    np.testing.assert_array_equal(tokens, blocks)
-    np.testing.assert_array_equal(mixer.Transpose().forward(jnp.asarray(image)), image.T)
-    np.testing.assert_allclose(mixer.Mean().forward(jnp.asarray(image)), image.mean(axis=0))
-
-
-@pytest.mark.parametrize("example", [hello_world, hello_mnist, weight_erasure, mixer])
-def test_invalid_options_give_one_line_error(example, tmp_path, capsys):
-    taken = tmp_path / "taken.json"
-    taken.write_text('{"settings": 0}', encoding="utf-8")
-    mistakes = [["--nonsense"], ["--out", "record.txt"], ["--out", str(taken)]]
-    if example is weight_erasure:
-        mistakes[2:] = [["--runs", "sgd:1"], ["--runs", "dualized:0"], ["--data-dir", "missing"]]
-    for mistake in mistakes:
-        with pytest.raises(SystemExit) as refused:
-            example.main(mistake)
-        said = capsys.readouterr().err
-        assert refused.value.code == 2
-        assert said.startswith("error: ")
-        assert said.count("\n") == 1
-    assert taken.read_text(encoding="utf-8") == '{"settings": 0}'
-
-
-def test_table_lists_all_numbers_without_records(tmp_path, capsys):
-    assert reproduce.main(["--table", "--results", str(tmp_path)]) == 0
-    printed = capsys.readouterr().out
-    for number in ("0.979311", "0.000025", "90.58 %", "1.7122", "1.8968", ".527", "145", "52.7 %"):
-        assert number in printed
-    table = (tmp_path / reproduce.TABLE).read_text(encoding="utf-8")
-    for chapter in CHAPTERS.values():
-        assert f"`python -m {chapter.command}`" in table
-    assert "not run" in table
-
-
-def test_reproduce_runs_only_missing_records(tmp_path, monkeypatch, capsys):
-    calls = []
-
-    def run(argv):
-        calls.append(argv)
-        runs = [
-            {"protocol": name, "seed": seed, "test_accuracy": 0.5 + seed / 100}
-            for name in ("published", "corrected")
-            for seed in (0, 1)
-        ]
-        record = tmp_path / "hello_mnist.json"
-        record.write_text(json.dumps({"runs": runs}), encoding="utf-8")
-        return 0
-
-    monkeypatch.setattr(hello_mnist, "main", run)
-    only = ["--only", "hello_mnist", "--results", str(tmp_path)]
-    assert reproduce.main(only) == 0
-    assert reproduce.main(only) == 0
-    assert calls == [["--out", str(tmp_path / "hello_mnist.json")]]  # once
-    assert reproduce.main([*only, "--rerun"]) == 0
-    assert calls[1] == [*calls[0], "--overwrite"]
-    # The mean of 50 and 51 % and its standard error, computed by hand.
-    assert "50.00 % (seeds: 50.50 ± 0.50 %)" in capsys.readouterr().out
-    assert reproduce.main(["--only", "hello_gpt", "--results", str(tmp_path)]) == 1
-    assert "needs --data-dir" in capsys.readouterr().err
+def test_linear_layers_have_published_shapes():
+    parts = [part for part in hello_mnist.NETWORK.parts if isinstance(part, Linear)]
+    assert [part.shape for part in parts] == [(256, 784), (256, 256), (10, 256)]
 
 
 @pytest.mark.slow
-def test_weight_erasure_resumes(tmp_path, monkeypatch):
-    monkeypatch.setattr(weight_erasure, "CHUNK", 2)
+def test_hello_world_learns():
+    study = HelloWorld(steps=101)
+    first, last = study.run({"protocol": "published", "seed": 0, "nudge": 0})["loss"]
+    assert f"{first:.6f}" == "0.979311"
+    assert last < 0.01
+    rows = [{**cell, "loss": [0.5, 0.25]} for cell in study.cells()]
+    assert "0.250000" in study.table({"summary": study.summarise(rows)})
+
+
+def noise(count, side):
     rng = np.random.default_rng(0)
-    images, labels = rng.random((40, 2, 2, 3), np.float32), rng.integers(0, 10, 40, np.int32)
-    dataset = Dataset(images, labels, images[:9], labels[:9], "noise", tuple("0123456789"))
-    run = weight_erasure.which("gradient:0.5")
-
-    def given(name):
-        return argparse.Namespace(out=tmp_path / name, width=8, steps=4, overwrite=False)
-
-    *_, whole = weight_erasure.train(run, dataset, given("whole.json"))
-    part = weight_erasure.train(run, dataset, given("parts.json"))
-    assert [next(part)["step"][-1], next(part)["step"][-1]] == [0, 2]
-    part.close()  # as if interrupted
-    first, *_, last = weight_erasure.train(run, dataset, given("parts.json"))
-    assert first["step"] == [0, 2, 4]  # the same list, extended
-    assert last == whole
-    assert whole["auc"][0] == 1.0
-    assert whole["stable_rank"][0] is None
-    assert list(tmp_path.iterdir()) == []  # the checkpoint is removed
+    images, labels = rng.random((count, side, side), np.float32), rng.integers(0, 10, count)
+    labels = labels.astype(np.int32)
+    return Dataset(images, labels, images[:9], labels[:9], "noise", tuple("0123456789"))
 
 
-def test_linear_layers_have_the_published_shapes():
-    parts = [part for part in hello_mnist.NETWORK.parts if isinstance(part, Linear)]
-    assert [part.shape for part in parts] == [(256, 784), (256, 256), (10, 256)]
+@pytest.mark.slow
+def test_hello_mnist_samples_first_images(monkeypatch):
+    monkeypatch.setattr(hello_mnist, "load_mnist", lambda folder: noise(800, 28))
+    study = HelloMNIST(steps=2)
+    record = run_study(study)
+    assert {row["sampled"] for row in record["rows"]} == {784, 800}
+    first, second = (record["summary"][name]["mean"] for name in ("published", "corrected"))
+    assert 0 <= min(first, second) <= max(first, second) <= 1
+    assert "corrected:" in study.table(record)
+
+
+@pytest.mark.slow
+def test_manifold_cifar_stays_on_manifold(monkeypatch):
+    data = np.random.default_rng(0).standard_normal((1100, 12)).astype(np.float32)
+    labels = np.arange(1100, dtype=np.int32) % 10
+    flat = FlatImages(data, labels, data[:50], labels[:50], 10)
+    monkeypatch.setattr("studies.classification.cifar10", lambda folder: flat)
+    study = ManifoldCIFAR(lengths=(2,), seeds=(0, 1))
+    record = run_study(study)
+    for row in record["rows"]:
+        free = row["method"] == "adamw"
+        assert (abs(row["largest"] - 1) < 1e-5) == (abs(row["smallest"] - 1) < 1e-5) == (not free)
+    assert "no projection" in study.table(record)
+
+
+@pytest.mark.slow
+def test_weight_erasure_measures_letter(monkeypatch):
+    images = noise(40, 2)
+    monkeypatch.setattr(weight_erasure, "load_cifar10", lambda folder: images)
+    monkeypatch.setattr(weight_erasure, "CHUNK", 2)
+    study = WeightErasure(runs=("gradient:0.5", "dualized:0.5:all"), widths=(8,), width=8, steps=4)
+    record = run_study(study)
+    ranks, run, _ = record["rows"]
+    assert 1 <= ranks["gradient"][0] <= ranks["converged"][0] <= 8
+    assert run["step"] == [0, 2, 4]
+    assert (run["auc"][0], run["ratio"][0], run["stable_rank"][0]) == (1.0, 0.0, None)
+    assert run["stable_rank"][1] >= 1 - 1e-6
+    assert "gradient:0.5" in study.table(record)
+
+
+@pytest.mark.parametrize("run", ["sgd:1", "dualized:0", "dualized:1:some"])
+def test_invalid_runs_raise(run):
+    with pytest.raises(ValueError, match="is not METHOD:RATE or METHOD:RATE:all"):
+        WeightErasure(runs=(run,))
+
+
+@pytest.mark.slow
+def test_agd_and_adam_learn():
+    study = AutomaticDescent(width=16, depths=(2,), epochs=6, learning_rates=(0.001, 0.01))
+    record = run_study(study)
+    assert [row["method"] for row in record["rows"]] == ["agd", "adam 0.001", "adam 0.01"]
+    assert len({row["train_loss"][0] for row in record["rows"]}) == 1
+    for row in record["rows"]:
+        assert row["train_loss"][-1] < 0.8 * row["train_loss"][0]
+        assert len(row["train_loss"]) == 7
+    first, *others = record["rows"]
+    assert len(first["eta"]) == 6
+    assert all(0 < eta < np.log(2) for eta in first["eta"])  # G < 2, by lemma 7 of the paper
+    assert first["test_accuracy"][-1] > 0.5
+    best = max(others, key=lambda row: row["test_accuracy"][-1])["method"]
+    assert record["summary"]["2"]["best_adam"] == best
+    assert best in study.table(record)
+    assert len(study.plot(record).axes) == 3
+
+
+def test_table_has_published_and_reproduced_numbers(tmp_path, capsys):
+    records = read_all(RESULTS)
+    assert records.keys() == CHAPTERS.keys()
+    (tmp_path / "hello_mnist.json").write_text((RESULTS / "hello_mnist.json").read_text())
+    assert reproduce.main(["--table", "--results", str(tmp_path)]) == 0
+    table = (tmp_path / TABLE).read_text(encoding="utf-8")
+    assert "| test accuracy | 90.58 % | 90.54 % (seeds: 90.65 ± 0.12 %) | 97.48 ± 0.05 % |" in table
+    assert table.count("not run") == len(CHAPTERS) - 1
+    assert table.strip() == capsys.readouterr().out.strip()
+
+
+def test_only_missing_records_are_run(tmp_path, monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(reproduce, "command", lambda study, argv: calls.append((study, argv)) or 0)
+    (tmp_path / "mnist").mkdir()
+    (tmp_path / "hello_gpt.json").write_text((RESULTS / "hello_gpt.json").read_text())
+    only = ["--only", "hello_mnist", "hello_gpt", "--results", str(tmp_path)]
+    assert reproduce.main([*only, "--data-dir", str(tmp_path)]) == 0
+    out = ["--out", str(tmp_path / "hello_mnist.json"), "--data-dir", str(tmp_path / "mnist")]
+    assert calls == [(HelloMNIST, out)]

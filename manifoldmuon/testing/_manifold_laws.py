@@ -1,0 +1,332 @@
+"""Check an implementation of a manifold against the laws of `Manifold`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PRNGKeyArray
+
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.testing._assertions import (
+    agree,
+    at_most,
+    check_all,
+    check_value_object,
+    normal,
+    require,
+    same_tree_of_shapes,
+    spoil,
+    wide,
+)
+from manifoldmuon.testing._checked_manifold import Answers, CheckedManifold, ask_manifold, jitted
+from manifoldmuon.testing._direction_laws import (
+    check_nearly_normal,
+    check_scale,
+    check_stays_near,
+    check_steepest,
+    check_warm,
+)
+from manifoldmuon.testing._meshes import check_inside_shard_map
+
+
+def check_manifold(
+    manifold: Manifold,
+    shape: tuple[int, ...],
+    key: PRNGKeyArray,
+    tolerance: float = 2e-5,
+    gap: float = 1e-3,
+    on_set: float = 2e-6,
+    overshoot: float = 1e-4,
+    thorough: bool = True,
+    dtype=jnp.float32,
+    convex: bool = False,
+    optimum: Callable[[np.ndarray, np.ndarray], float] | None = None,
+    nearest: bool = True,
+) -> None:
+    """Check every law of `Manifold`, at a random point with random gradients.
+
+    A manifold is hashable and holds no arrays: pass data, such as the matrix B of the constraint
+    `W^T B W = I`, as a tuple of numbers, and check several B. Gradients, `project_tangent` and
+    `steepest` keep the Frobenius inner product for any data; if `project` is nearest in another
+    inner product, set `nearest=False`.
+
+    Args:
+      manifold: manifold to check.
+      shape: shape of a point; may have leading axes.
+      key: seeds the random arrays.
+      tolerance: for float32 results, relative to their size.
+      gap: largest gap of a direction allowed; depends on the solver's number of iterations.
+      on_set: largest distance from the set allowed for projected, retracted and random points.
+      overshoot: how far the norm of a direction may exceed 1, for approximations of msign.
+      thorough: whether to run the slow checks too, each of which compiles or traces everything once
+        more: from a warm start, `for_training()`, without `jax.jit`, under `jax.vmap`, in bfloat16,
+        and inside of `jax.shard_map`.
+      dtype: float32, or float64 under `jax.enable_x64(True)`.
+      convex: whether the set is convex with a boundary. A projection may then lie on the boundary,
+        where `x - project(x)` makes an obtuse angle with the whole set, but need not be normal.
+      optimum: function of a point and a gradient, for shapes without leading axes: the largest
+        `<grad, a>` over tangent directions of norm 1, for instance by a convex solver in float64.
+        Gaps are checked against it and against feasible directions. None: against feasible
+        directions alone, the best within a few percent of the optimum.
+      nearest: whether `project(x)` is the nearest point of the set to `x`, in the Frobenius norm;
+        False: any point of the set.
+
+    Raises:
+      AssertionError: laws are broken; a line for each has its number in `Manifold`, its name and
+        the size of the violation.
+
+    Examples:
+      >>> sphere = mm.manifolds.Hypersphere()
+      >>> check_manifold(sphere, (3, 5), jax.random.key(0), thorough=False)
+    """
+    check_value_object(manifold)
+    grad, vector, other = (x.astype(dtype) for x in normal(key, shape, 3))
+    draw = jitted(lambda k: manifold.random_point(k, shape, dtype))
+    ask = jitted(lambda *arrays: ask_manifold(manifold, *arrays))
+    limits = tolerance, gap, on_set, overshoot, convex, optimum, nearest
+    drawn = draw(key), grad, vector, other
+    case = CheckedManifold(manifold, shape, key, draw, ask, *drawn, *limits)
+    check_all((*LAWS, *(SLOW_LAWS if thorough else ())), "the docstring of `Manifold`", case)
+
+
+def _agree_all(law: str, actual: Answers, expected: Answers, case: CheckedManifold) -> None:
+    # Gaps and distances are small numbers, with the rounding noise of the direction.
+    directions = ("projected", "tangent", "size", "direction", "direction_size", "moved")
+    for name in (*directions, "gap", "distance"):
+        case.agree(f"{law} ({name})", getattr(actual, name), getattr(expected, name))
+
+
+def _check_shapes(case: CheckedManifold) -> None:
+    case.manifold.check_shape(case.shape)
+    try:
+        case.manifold.check_shape(case.shape[:0])
+    except ValueError:
+        pass
+    else:
+        # Only a flat space of scalars takes scalars.
+        require("check_shape refuses a shape without axes", case.manifold.ndim == 0)
+    answers = case.ask(case.point, case.grad, case.vector)
+    for name in ("projected", "tangent", "direction", "moved"):
+        shape = np.shape(getattr(answers, name))
+        require(f"{name} keeps the shape", shape == case.shape, f"{shape} for {case.shape}")
+    copies = case.shape[: len(case.shape) - case.manifold.ndim]
+    for name in ("gap", "residual", "distance", "size", "direction_size"):
+        shape = np.shape(getattr(answers, name))
+        require(f"{name} has one number per point", shape == copies, f"{shape} for {copies}")
+    # The dual is carried through jax.lax.scan and stored in checkpoints.
+    cold = jax.eval_shape(lambda: case.manifold.init_dual(case.shape))
+    same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)
+
+
+def _check_the_set(case: CheckedManifold) -> None:
+    answers = case.ask(case.point, case.grad, case.vector)
+    at_most("a random point is on the set", answers.distance, case.on_set)
+    require(
+        "random_point depends on its key alone", bool(np.all(case.draw(case.key) == case.point))
+    )
+    projected = answers.projected
+    at_most("project lands on the set", case.distance(projected), case.on_set)
+    case.agree("project is idempotent", case.project(projected), projected)
+    away = case.vector - projected
+    if not case.nearest:
+        pass
+    elif case.convex:
+        for point in (case.point, case.project(case.other)):
+            angle = case.inner(away, point - projected)
+            law = "x - project(x) leads away from all of a convex set"
+            at_most(law, angle, 0, 10 * case.tolerance * float(np.linalg.norm(wide(away))))
+    else:
+        rest = case.project_tangent(projected, away)
+        law = "x - project(x) is normal to the set"
+        case.agree(law, rest, np.zeros(case.shape), 10.0)
+    near = np.sum((wide(case.vector) - wide(projected)) ** 2)
+    far = np.sum((wide(case.vector) - wide(case.point)) ** 2)
+    at_most("project finds the nearest point", near, far if case.nearest else np.inf)
+    if not case.manifold.constrained:
+        return
+    if np.any(case.project_tangent(case.point, case.vector)):
+        keys = [jax.random.fold_in(case.key, i) for i in range(8)]
+        law = "random_point differs from key to key"
+        require(law, not all(np.array_equal(case.draw(key), case.point) for key in keys))
+    # 10 % off the set: `distance` is at least an eighth of the distance to the projection.
+    off = case.point + 0.1 * case.vector * np.sqrt(np.mean(wide(case.point) ** 2))
+    off = off.astype(case.point.dtype)
+    nearest = case.project(off)
+    axes = tuple(range(-case.manifold.ndim, 0))
+    left, size = (np.sqrt(np.sum(wide(x) ** 2, axis=axes)) for x in (off - nearest, nearest))
+    law = "distance sees how far a point is from project(point)"
+    at_most(law, left / size / 8, case.distance(off), case.on_set)
+
+
+def _check_boundary(case: CheckedManifold) -> None:
+    """Check that tangent spaces are linear, unless the set has a boundary."""
+    if case.manifold.has_boundary or not case.manifold.constrained:
+        return
+    edge = case.project(10 * case.other)
+    back, forth = (case.project_tangent(edge, sign * case.vector) for sign in (-1.0, 1.0))
+    case.agree("project_tangent is linear where has_boundary is False", back, -forth)
+
+
+def _check_fast(case: CheckedManifold) -> None:
+    """Check that `for_training()` keeps the set."""
+    fast = case.manifold.for_training()
+    if fast != case.manifold and case.point.size:
+        moved = jitted(fast.project)(case.point)
+        size = max(float(np.max(np.abs(case.point))), 1e-30)
+        agree("for_training() keeps the set", moved / size, case.point / size, 2e-2)
+
+
+def _check_tangent_space(case: CheckedManifold) -> None:
+    first, second = (case.project_tangent(case.point, x) for x in (case.vector, case.other))
+    case.agree("project_tangent is idempotent", case.project_tangent(case.point, first), first)
+    case.agree(
+        "project_tangent is linear",
+        case.project_tangent(case.point, 2.0 * case.vector - 3.0 * case.other),
+        2.0 * first - 3.0 * second,
+    )
+    case.agree(
+        "project_tangent is self-adjoint, so that it projects orthogonally",
+        case.inner(first, case.other),
+        case.inner(case.vector, second),
+    )
+    check_stays_near("tangent", case, first)
+
+
+def _check_zero(case: CheckedManifold) -> None:
+    zero = np.zeros_like(case.point)
+    answers = case.ask(case.point, zero, zero)
+    require("a zero gradient gives a zero direction", bool(np.all(answers.direction == 0)))
+    require("a zero gradient has gap 0", bool(np.all(answers.gap == 0)))
+    require("a zero gradient has residual 0", bool(np.all(answers.residual == 0)))
+    require("retract(p, 0) == p, bit for bit", bool(np.all(answers.moved == case.point)))
+    nowhere = case.ask(zero, zero, zero)
+    require("a zero point stays where it is", bool(np.all(nowhere.moved == 0)))
+    at_most("project takes zero to the set", case.distance(nowhere.projected), case.on_set)
+
+
+def _check_retraction(case: CheckedManifold) -> None:
+    vector, retract = case.unit(case.project_tangent(case.point, case.vector)), case.retract
+    for t in (0.01, 0.1, 1.0):
+        away = case.distance(retract(case.point, t * vector))
+        at_most(f"retract lands on the set at t = {t:g}", away, case.on_set)
+    t = 1e-2
+    # A central difference, with an error of t**2 for a smooth curve and of rounding / t.
+    slope = (retract(case.point, t * vector) - retract(case.point, -t * vector)) / (2 * t)
+    size = max(np.max(np.abs(vector)), 1e-30)
+    agree("d/dt retract(p, t v) at 0 is v", slope / size, vector / size, 2e-3)
+
+
+def _check_unconstrained(case: CheckedManifold) -> None:
+    if case.manifold.constrained:
+        return
+    answers = case.ask(case.point, case.grad, case.vector)
+    law = "an unconstrained project changes nothing"
+    require(law, bool(np.all(answers.projected == case.vector)))
+    law = "an unconstrained tangent changes nothing"
+    require(law, bool(np.all(answers.tangent == case.vector)))
+    case.agree("an unconstrained retract adds", answers.moved, case.point + case.vector)
+    elsewhere = case.ask(case.other, case.grad, case.vector).direction
+    case.agree("free space: a direction has no point", elsewhere, answers.direction)
+
+
+def _check_copies(case: CheckedManifold) -> None:
+    """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
+    spoilt = spoil(case.grad)
+    points = np.stack([*[case.point] * 3, case.project(case.other), case.point, spoil(case.point)])
+    # Not parallel to the points: several directions could be steepest, and rounding would choose.
+    grads = np.stack(
+        [case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
+    )
+    # A copy with a zero step, or already on the set, must not stop the others.
+    still = np.zeros_like(case.vector)
+    vectors = np.stack([case.vector, spoilt, still, case.grad, case.point, case.vector])
+    stacked = case.ask(points, grads, vectors)
+    pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
+    for index in (0, 2, 3, 4):
+        alone = case.ask(points[index], grads[index], vectors[index])
+        _agree_all("stack = loop", pick(stacked, index), alone, case)
+    bad = pick(stacked, 1)
+    for name in ("direction", "tangent", "moved"):
+        require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
+    if case.manifold.constrained:
+        seen = bool(np.any(np.isnan(pick(stacked, 5).distance)))
+        require("a NaN in a point stays visible (distance)", seen)
+
+
+def _check_eager(case: CheckedManifold) -> None:
+    compiled = case.ask(case.point, case.grad, case.vector)
+    arrays = [jnp.asarray(x) for x in (case.point, case.grad, compiled.tangent)]
+    point, grad, tangent = arrays
+    answer = case.manifold.steepest(point, grad, case.manifold.init_dual(case.shape))
+    case.agree("jit = eager (direction)", compiled.direction, answer.direction)
+    case.agree("jit = eager (gap)", compiled.gap, answer.gap)
+    moved = case.manifold.retract(point, tangent)
+    case.agree("jit = eager (moved)", case.retract(case.point, compiled.tangent), moved)
+
+
+def _check_vmap(case: CheckedManifold) -> None:
+    points, grads = np.stack([case.point] * 2), np.stack([case.grad, case.other])
+    dual = case.manifold.init_dual(case.shape)
+    steepest = jax.vmap(lambda p, g: case.manifold.steepest(p, g, dual).direction)
+    for index, direction in enumerate(jitted(steepest)(points, grads)):
+        alone = case.ask(points[index], grads[index], case.vector).direction
+        case.agree("vmap = loop (direction)", direction, alone)
+
+
+def _check_shard_map(case: CheckedManifold) -> None:
+    def ask(point, grad):
+        return ask_manifold(case.manifold, point, grad, grad)
+
+    check_inside_shard_map(ask, case.point, case.grad)
+
+
+def _check_dtypes(case: CheckedManifold) -> None:
+    short = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)
+    answers = jax.eval_shape(lambda *x: ask_manifold(case.manifold, *x), short, short, short)
+    for name in ("projected", "tangent", "direction", "moved"):
+        dtype = getattr(answers, name).dtype
+        require(f"dtype in = dtype out ({name})", dtype == jnp.bfloat16, str(dtype))
+    for name in ("residual", "gap", "distance"):
+        dtype = getattr(answers, name).dtype
+        require(f"{name} is float32 or wider", dtype == jnp.float32, str(dtype))
+    drawn = jax.eval_shape(lambda: case.manifold.random_point(case.key, case.shape, jnp.bfloat16))
+    require("random_point has the dtype asked for", drawn.dtype == jnp.bfloat16)
+    require("random_point has the shape asked for", drawn.shape == case.shape)
+
+
+def _check_short_dtype(case: CheckedManifold) -> None:
+    short = [x.astype(jnp.bfloat16) for x in (case.point, case.grad, case.vector)]
+    answers = case.ask(*short)
+    rounded = case.ask(*(x.astype(np.float32) for x in short))
+    for name in ("projected", "tangent", "direction", "moved"):
+        exact = getattr(rounded, name)
+        largest = max(np.max(np.abs(exact)), 1e-30)
+        law = f"bf16: float32 arithmetic ({name})"
+        agree(law, wide(getattr(answers, name)) / largest, exact / largest, 2.0**-7)
+
+
+LAWS = (
+    (1, _check_shapes),
+    (1, _check_dtypes),
+    (2, _check_the_set),
+    (3, _check_tangent_space),
+    (3, _check_boundary),
+    (4, check_steepest),
+    (4, check_scale),
+    (4, check_nearly_normal),
+    (5, _check_zero),
+    (6, _check_retraction),
+    (7, _check_copies),
+    (8, _check_unconstrained),
+)
+SLOW_LAWS = (
+    (1, _check_short_dtype),
+    (2, _check_fast),
+    (4, check_warm),
+    (7, _check_vmap),
+    (7, _check_eager),
+    (7, _check_shard_map),
+)

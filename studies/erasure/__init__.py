@@ -1,1 +1,0 @@
-"""Weight erasure: which training writes over its initial weights, and what constraints do to it."""

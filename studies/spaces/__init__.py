@@ -1,1 +1,0 @@
-"""Weight spaces: compare constraint sets for hidden matrices."""

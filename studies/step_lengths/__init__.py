@@ -1,1 +1,0 @@
-"""Step lengths without a learning rate: automatic gradient descent."""
