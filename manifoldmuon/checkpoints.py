@@ -24,7 +24,7 @@ from jaxtyping import Array, UInt32
 
 import manifoldmuon
 from manifoldmuon._internal.arguments import shown
-from manifoldmuon._internal.paths import path_string
+from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.optim import Table
 
 try:

@@ -94,7 +94,7 @@ def test_imports_follow_the_layers():
         ("manifolds.solvers._a", "from manifoldmuon.manifolds import Stiefel", "upward"),
         ("manifolds._a", "from manifoldmuon.manifolds.solvers import SkewPolar", ""),
         ("norms._a", "from manifoldmuon.linalg import _b", "private"),
-        ("norms._a", "from manifoldmuon._internal.arrays import product", ""),
+        ("norms._a", "from manifoldmuon._internal.matrices.arrays import product", ""),
         ("lab._a", "class A:\n    def f(self):\n        import jax.numpy", "delayed"),
         ("lab._a", "def f():\n    import matplotlib.pyplot", ""),
         ("optim._a", "import flax", "undeclared"),

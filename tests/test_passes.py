@@ -11,7 +11,7 @@ from jax.lax import Precision
 
 from benchmarks._passes import multiplications, on_tpu
 from manifoldmuon import optim
-from manifoldmuon._internal.arrays import product, rounding
+from manifoldmuon._internal.matrices.arrays import product, rounding
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar

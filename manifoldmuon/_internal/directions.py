@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Floats,
     Matrices,
     Numbers,
@@ -24,13 +24,13 @@ from manifoldmuon._internal.arrays import (
     trailing,
     upcast,
 )
-from manifoldmuon._internal.polar import largest_row_sum
-from manifoldmuon._internal.powers_of_two import (
+from manifoldmuon._internal.matrices.polar import largest_row_sum
+from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
     times_power_of_two,
 )
-from manifoldmuon._internal.spectral import nuclear_parts, spectral_bound
+from manifoldmuon._internal.matrices.spectral import nuclear_parts, spectral_bound
 from manifoldmuon.linalg import msign
 from manifoldmuon.norms import Norm, Spectral
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Complex, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_fields
-from manifoldmuon._internal.arrays import Numbers, expand_trailing, upcast
-from manifoldmuon._internal.lapack import map_matrices
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.arrays import Numbers, expand_trailing, upcast
+from manifoldmuon._internal.matrices.lapack import map_matrices
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.manifolds import Manifold, Stiefel
 from manifoldmuon.manifolds.retractions import QR, Polar, Retraction
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, Steepest, StiefelSolver

@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from manifoldmuon._internal import arrays, directions
+from manifoldmuon._internal import directions
 from manifoldmuon._internal.arguments import check_axes, check_number, check_step_norm
-from manifoldmuon._internal.arrays import Matrices, Numbers, Tall, product, tall
-from manifoldmuon._internal.lapack import map_matrices
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Tall, product, tall
+from manifoldmuon._internal.matrices.lapack import map_matrices
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.manifolds import Manifold

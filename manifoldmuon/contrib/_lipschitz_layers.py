@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import Floats
+from manifoldmuon._internal.matrices.arrays import Floats
 from manifoldmuon.bounds import RMS, LipschitzBounds, NormBound, propagate
 from manifoldmuon.manifolds import (
     EmbeddingRows,

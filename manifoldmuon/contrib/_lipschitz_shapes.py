@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arrays import Floats, nonzero_or_one
+from manifoldmuon._internal.matrices.arrays import Floats, nonzero_or_one
 from manifoldmuon.bounds import RMS, LInf, LipschitzBounds, NormBound, propagate
 from manifoldmuon.modules import Bond
 

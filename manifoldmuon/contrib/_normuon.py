@@ -11,10 +11,15 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
-from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one, upcast
-from manifoldmuon._internal.links import init_by_path, link
-from manifoldmuon._internal.paths import find_places
-from manifoldmuon._internal.powers_of_two import normalize
+from manifoldmuon._internal.matrices.arrays import (
+    expand_trailing,
+    frobenius_norm,
+    nonzero_or_one,
+    upcast,
+)
+from manifoldmuon._internal.matrices.powers_of_two import normalize
+from manifoldmuon._internal.trees.links import init_by_path, link
+from manifoldmuon._internal.trees.places import find_places
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral

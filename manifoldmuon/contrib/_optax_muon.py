@@ -12,8 +12,8 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, optional
-from manifoldmuon._internal.mesh import divided_alike
-from manifoldmuon._internal.paths import is_function, path_string
+from manifoldmuon._internal.meshes.mesh import divided_alike
+from manifoldmuon._internal.trees.paths import is_function, path_string
 from manifoldmuon.linalg import MsignMethod, msign
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Spectral

@@ -10,9 +10,10 @@ import optax
 from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
-from manifoldmuon._internal.arrays import expand_trailing, upcast
-from manifoldmuon._internal.links import LastLink, difference, link, require
-from manifoldmuon._internal.paths import Places, Spec, find_places, match_prefix
+from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
+from manifoldmuon._internal.trees.links import LastLink, difference, link, require
+from manifoldmuon._internal.trees.paths import Spec, match_prefix
+from manifoldmuon._internal.trees.places import Places, find_places
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Frobenius
 from manifoldmuon.optim import Geometry, map_leaves, resolve_geometry

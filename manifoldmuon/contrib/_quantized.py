@@ -14,11 +14,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
 from manifoldmuon._internal.arguments import check_arguments, check_number, shown
-from manifoldmuon._internal.arrays import largest, nonzero_or_one, upcast
-from manifoldmuon._internal.links import LastLink, Link, link
-from manifoldmuon._internal.mesh import divided_alike, explicit_mesh
-from manifoldmuon._internal.paths import flatten_with_path, path_string
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one, upcast
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.meshes.mesh import divided_alike, explicit_mesh
+from manifoldmuon._internal.trees.links import LastLink, Link, link
+from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
 
 # Resolution of the code near zero. Relative errors (root mean square) of 4 bits in blocks of 128
 # are 0.117 without companding and 0.109 with it for normal entries, 0.19 and 0.13 for Student's t

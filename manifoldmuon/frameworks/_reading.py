@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import one_of, optional, shown
-from manifoldmuon._internal.paths import ByPath, flatten_with_path, path_string
+from manifoldmuon._internal.trees.paths import ByPath, flatten_with_path, path_string
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 from manifoldmuon.norms import Lipschitz
 from manifoldmuon.optim import resolve_geometry

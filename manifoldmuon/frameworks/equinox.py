@@ -8,7 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from manifoldmuon._internal.paths import path_string
+from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.frameworks import _reading as reading
 from manifoldmuon.frameworks._reading import REST, TABLE, Choice, Entry, Overrides, Role
 from manifoldmuon.manifolds import Layout, Manifold

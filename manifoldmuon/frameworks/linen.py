@@ -9,7 +9,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 
-from manifoldmuon._internal.paths import flatten_with_path, path_string
+from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
 from manifoldmuon.frameworks import _reading as reading
 from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Entry, Overrides, axes
 from manifoldmuon.manifolds import Manifold

@@ -12,8 +12,8 @@ import numpy as np
 import scipy.stats
 from jaxtyping import Float
 
-from manifoldmuon._internal.arrays import Matrices, Numbers, nonzero_or_one
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, nonzero_or_one
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.linalg import spectral_norm
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PRNGKeyArray
 
-from manifoldmuon._internal.arrays import expand_trailing
+from manifoldmuon._internal.matrices.arrays import expand_trailing
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.testing import error_slope
 

@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arrays import Numbers, Squares, nonzero_or_one, product, sym
+from manifoldmuon._internal.matrices.arrays import Numbers, Squares, nonzero_or_one, product, sym
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import coupled_factor, schatten_bound
 from manifoldmuon.linalg._schedules import Schedule

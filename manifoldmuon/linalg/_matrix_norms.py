@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Vectors,
@@ -19,14 +19,14 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon._internal.lapack import map_matrices
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.powers_of_two import (
+from manifoldmuon._internal.matrices.lapack import map_matrices
+from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
     times_power_of_two,
 )
-from manifoldmuon._internal.spectral import start_vector
+from manifoldmuon._internal.matrices.spectral import start_vector
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 
 
 def power_iteration(

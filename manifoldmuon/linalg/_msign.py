@@ -7,9 +7,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arrays import Matrices, match_orientation, tall
-from manifoldmuon._internal.polar import polar_derivative
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.arrays import Matrices, match_orientation, tall
+from manifoldmuon._internal.matrices.polar import polar_derivative
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.linalg._newton_schulz import GramNewtonSchulz, MsignMethod
 from manifoldmuon.linalg._polar_express import PolarExpress
 

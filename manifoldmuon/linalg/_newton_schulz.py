@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import check_dtype, check_fields
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Squares,
     check_precision,

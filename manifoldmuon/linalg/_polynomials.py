@@ -9,7 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import Matrices, Squares, identity_like, product, safe_sqrt, sym
+from manifoldmuon._internal.matrices.arrays import (
+    Matrices,
+    Squares,
+    identity_like,
+    product,
+    safe_sqrt,
+    sym,
+)
 
 
 def factor_products(terms: int) -> int:

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import Matrices, product
-from manifoldmuon._internal.lapack import map_matrices
-from manifoldmuon._internal.polar import polar_derivative
+from manifoldmuon._internal.matrices.arrays import Matrices, product
+from manifoldmuon._internal.matrices.lapack import map_matrices
+from manifoldmuon._internal.matrices.polar import polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._polynomials import polish
 

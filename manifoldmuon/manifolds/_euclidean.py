@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_step_norm
-from manifoldmuon._internal.arrays import Floats, expand_trailing, nonzero_or_one, upcast
+from manifoldmuon._internal.matrices.arrays import Floats, expand_trailing, nonzero_or_one, upcast
 from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import Frobenius, Norm

@@ -10,7 +10,7 @@ from typing import Any
 import optax
 
 from manifoldmuon._internal.arguments import check_fields, check_number
-from manifoldmuon._internal.paths import Cut
+from manifoldmuon._internal.trees.places import Cut
 from manifoldmuon._internal.values import Value
 
 AxisNumbers = int | tuple[int, ...]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_kind
-from manifoldmuon._internal.arrays import Floats, Matrices
+from manifoldmuon._internal.matrices.arrays import Floats, Matrices
 from manifoldmuon._internal.scales import ScaleRule, scale_of
 from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout

@@ -6,16 +6,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     identity_like,
     product,
     tall,
 )
-from manifoldmuon._internal.lapack import map_matrices
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.polar import polish
-from manifoldmuon._internal.spectral import start_vector
+from manifoldmuon._internal.matrices.lapack import map_matrices
+from manifoldmuon._internal.matrices.polar import polish
+from manifoldmuon._internal.matrices.spectral import start_vector
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.linalg import SVD, msign
 
 

@@ -9,9 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PRNGKeyArray
 
-from manifoldmuon._internal.arrays import Numbers, Squares, expand_trailing, product, upcast
-from manifoldmuon._internal.lapack import map_matrices
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.arrays import (
+    Numbers,
+    Squares,
+    expand_trailing,
+    product,
+    upcast,
+)
+from manifoldmuon._internal.matrices.lapack import map_matrices
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.manifolds._stiefel import Orthogonal
 from manifoldmuon.manifolds.solvers import Steepest
 

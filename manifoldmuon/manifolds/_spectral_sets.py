@@ -20,7 +20,12 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.directions import (
+    at_any_scale,
+    bounded_step,
+    stay_if_still,
+)
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Squares,
@@ -34,14 +39,9 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon._internal.directions import (
-    at_any_scale,
-    bounded_step,
-    stay_if_still,
-)
-from manifoldmuon._internal.lapack import map_matrices, positive_qr
-from manifoldmuon._internal.polar import inverse_sqrt_minus_one, largest_row_sum
-from manifoldmuon._internal.powers_of_two import (
+from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
+from manifoldmuon._internal.matrices.polar import inverse_sqrt_minus_one, largest_row_sum
+from manifoldmuon._internal.matrices.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )

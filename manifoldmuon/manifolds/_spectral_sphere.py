@@ -18,7 +18,13 @@ from manifoldmuon._internal.arguments import (
     check_kind,
     check_step_norm,
 )
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.directions import (
+    at_any_scale,
+    euclidean_direction,
+    stay_if_still,
+    without,
+)
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Vectors,
@@ -34,22 +40,16 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon._internal.directions import (
-    at_any_scale,
-    euclidean_direction,
-    stay_if_still,
-    without,
-)
-from manifoldmuon._internal.powers_of_two import (
+from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
 )
-from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon._internal.spectral import (
+from manifoldmuon._internal.matrices.spectral import (
     largest_eigenpair,
     largest_eigenvalue,
     pair_uncertainty,
 )
+from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import spectral_norm
 from manifoldmuon.manifolds._manifold import with_fast_norm
 from manifoldmuon.manifolds._spectral_sets import BoundedSpectrum

@@ -16,7 +16,14 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.directions import (
+    at_any_scale,
+    bounded_step,
+    euclidean_direction,
+    stay_if_still,
+    without,
+)
+from manifoldmuon._internal.matrices.arrays import (
     Floats,
     Matrices,
     Numbers,
@@ -29,14 +36,7 @@ from manifoldmuon._internal.arrays import (
     trailing,
     upcast,
 )
-from manifoldmuon._internal.directions import (
-    at_any_scale,
-    bounded_step,
-    euclidean_direction,
-    stay_if_still,
-    without,
-)
-from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
 from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm

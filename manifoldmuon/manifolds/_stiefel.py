@@ -16,7 +16,15 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.directions import (
+    at_any_scale,
+    bounded_step,
+    euclidean_direction,
+    never_fused,
+    projected_direction,
+    stay_if_still,
+)
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Tall,
@@ -32,17 +40,9 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon._internal.directions import (
-    at_any_scale,
-    bounded_step,
-    euclidean_direction,
-    never_fused,
-    projected_direction,
-    stay_if_still,
-)
-from manifoldmuon._internal.lapack import map_matrices, positive_qr
-from manifoldmuon._internal.polar import polish
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
+from manifoldmuon._internal.matrices.polar import polish
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
 from manifoldmuon.manifolds._polar_factors import is_farther, nearest_orthonormal
@@ -131,7 +131,7 @@ class _Orthonormal(ScaledMatrices):
             return unit
         return product(unit, polish(product(unit.mT, unit)))
 
-    def _answered(self, answer: Steepest, unit: Matrices, grad: Matrices) -> Steepest:
+    def _answered(self, answer: Steepest, unit: Tall, grad: Matrices) -> Steepest:
         """Map a tall answer of unit scale to the gradient's orientation, scale and dtype."""
         off, absurd = is_farther(unit, 0.005, 0.25)
         direction = jnp.where(expand_trailing(absurd, 2), jnp.nan, answer.direction)
@@ -208,7 +208,7 @@ class Stiefel(_Orthonormal):
         # By default accelerators round float32 factors to fewer bits.
         with jax.default_matmul_precision("highest"):
             answer = self.solver.solve(_SPECTRAL, unit, upcast(grad), dual)
-        return self._answered(_silence(answer, grad, loss) if loss else answer, unit, grad)
+        return self._answered(_silence(answer, grad, loss) if loss else answer, tall(unit), grad)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
 from manifoldmuon._internal.arguments import check_number, shown
-from manifoldmuon._internal.arrays import largest, nonzero_or_one
+from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one
 from manifoldmuon.manifolds import LaidOut, Manifold, SpectralSphere
 from manifoldmuon.minimize._line_search import LBFGS
 from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop
@@ -260,7 +260,7 @@ def _distance(geometry: Any, tree: Any) -> Array:
 
     @one.def_vmap
     def many(size: int, batched: Any, tree: Any) -> tuple[Array, bool]:
-        # Sequential: see `_internal.lapack`.
+        # Sequential: see `_internal.matrices.lapack`.
         return jax.lax.map(one, tree), True
 
     return one(tree)

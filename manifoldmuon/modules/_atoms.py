@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num, PRNGKeyArray
 
-from manifoldmuon._internal.arrays import Floats
+from manifoldmuon._internal.matrices.arrays import Floats
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Manifold, Stiefel
 from manifoldmuon.modules._budgets import LINEAR, Sharpness, WeightSpec
 from manifoldmuon.modules._module import Module

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from manifoldmuon._internal.arrays import Floats
+from manifoldmuon._internal.matrices.arrays import Floats
 from manifoldmuon.modules._module import Bond
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import Floats, nonzero_or_one, upcast
+from manifoldmuon._internal.matrices.arrays import Floats, nonzero_or_one, upcast
 from manifoldmuon.modules._module import Bond
 
 

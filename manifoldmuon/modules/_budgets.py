@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import Floats, largest, upcast
+from manifoldmuon._internal.matrices.arrays import Floats, largest, upcast
 from manifoldmuon.manifolds import LaidOut, Manifold
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_fields, check_number
-from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon._internal.text import Node, Printed, tree
 from manifoldmuon.modules._budgets import (
     LINEAR,

@@ -7,8 +7,8 @@ import dataclasses
 from typing import Any, ClassVar, cast
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import Floats, inner_product, relative_gap, upcast
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.arrays import Floats, inner_product, relative_gap, upcast
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.scales import ScaleRule
 from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg import BOUNDED_MSIGN

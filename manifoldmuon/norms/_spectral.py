@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Vectors,
@@ -18,9 +18,9 @@ from manifoldmuon._internal.arrays import (
     trailing,
     upcast,
 )
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.matrices.spectral import nuclear_parts, spectral_bound
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon._internal.spectral import nuclear_parts, spectral_bound
 from manifoldmuon.linalg import (
     MsignMethod,
     clip_singular_values,

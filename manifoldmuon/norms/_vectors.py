@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Floats,
     Matrices,
     Numbers,
@@ -20,7 +20,7 @@ from manifoldmuon._internal.arrays import (
     trailing,
     upcast,
 )
-from manifoldmuon._internal.powers_of_two import (
+from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
     times_power_of_two,

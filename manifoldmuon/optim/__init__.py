@@ -3,7 +3,7 @@
 A geometry gives the manifold of each parameter; the links of a chain apply it leaf by leaf.
 """
 
-from manifoldmuon._internal.paths import by_path
+from manifoldmuon._internal.trees.paths import by_path
 from manifoldmuon.optim._agd import agd, init_semi_orthogonal
 from manifoldmuon.optim._aliases import adamh, manifold_muon, muon, muonh
 from manifoldmuon.optim._budget import Budgets as Budgets

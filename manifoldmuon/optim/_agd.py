@@ -11,10 +11,11 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_arguments
-from manifoldmuon._internal.arrays import upcast
-from manifoldmuon._internal.links import link
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex, is_hole
+from manifoldmuon._internal.matrices.arrays import upcast
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
+from manifoldmuon._internal.trees.links import link
+from manifoldmuon._internal.trees.paths import Spec, if_complex, is_hole
+from manifoldmuon._internal.trees.places import Places, find_places
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
 from manifoldmuon.optim._leaves import map_leaves

@@ -9,7 +9,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import one_of, optional
-from manifoldmuon._internal.links import LastLink, Link, as_links, link
+from manifoldmuon._internal.trees.links import LastLink, Link, as_links, link
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral

@@ -10,8 +10,9 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon._internal.links import link
-from manifoldmuon._internal.paths import Places, Spec, find_places, if_complex
+from manifoldmuon._internal.trees.links import link
+from manifoldmuon._internal.trees.paths import Spec, if_complex
+from manifoldmuon._internal.trees.places import Places, find_places
 
 Budgets = Spec[ArrayLike]
 """Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import optax
 from jax.core import Tracer
 
-from manifoldmuon._internal.arrays import expand_trailing, upcast
-from manifoldmuon._internal.links import LastLink, Link, difference, link
-from manifoldmuon._internal.mesh import divided_alike
+from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
+from manifoldmuon._internal.meshes.mesh import divided_alike
+from manifoldmuon._internal.trees.links import LastLink, Link, difference, link
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, find_budgets

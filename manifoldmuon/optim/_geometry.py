@@ -12,16 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import shown
-from manifoldmuon._internal.paths import (
+from manifoldmuon._internal.trees.paths import (
     ByPath,
-    Places,
     Spec,
-    find_places,
     flatten_with_path,
     if_complex,
     is_function,
     path_string,
 )
+from manifoldmuon._internal.trees.places import Places, find_places
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 
 Entry = Manifold | LaidOut

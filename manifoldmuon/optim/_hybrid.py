@@ -8,8 +8,8 @@ from typing import Any
 import optax
 
 from manifoldmuon._internal.arguments import one_of
-from manifoldmuon._internal.links import Link, link
-from manifoldmuon._internal.paths import Places
+from manifoldmuon._internal.trees.links import Link, link
+from manifoldmuon._internal.trees.places import Places
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, find_manifolds
 from manifoldmuon.optim._leaves import check_updates

@@ -12,17 +12,23 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
-from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, inner_product, upcast
 from manifoldmuon._internal.directions import never_fused, stay_if_still
-from manifoldmuon._internal.links import LastLink, Link, check_ascends, difference, link
-from manifoldmuon._internal.mesh import replicated_like
-from manifoldmuon._internal.paths import Places, Spec, find_places
-from manifoldmuon._internal.powers_of_two import (
+from manifoldmuon._internal.matrices.arrays import (
+    expand_trailing,
+    frobenius_norm,
+    inner_product,
+    upcast,
+)
+from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
     times_power_of_two,
 )
+from manifoldmuon._internal.meshes.mesh import replicated_like
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
+from manifoldmuon._internal.trees.links import LastLink, Link, check_ascends, difference, link
+from manifoldmuon._internal.trees.paths import Spec
+from manifoldmuon._internal.trees.places import Places, find_places
 from manifoldmuon.manifolds import Hypersphere, Manifold
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of

@@ -17,9 +17,10 @@ import optax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from manifoldmuon._internal.mesh import explicit_mesh, working_mesh
-from manifoldmuon._internal.owners import Division, Problems, solve_by_owners
-from manifoldmuon._internal.paths import Places, flatten_with_path, if_complex, is_hole, path_string
+from manifoldmuon._internal.meshes.mesh import explicit_mesh, working_mesh
+from manifoldmuon._internal.meshes.owners import Division, Problems, solve_by_owners
+from manifoldmuon._internal.trees.paths import flatten_with_path, if_complex, is_hole, path_string
+from manifoldmuon._internal.trees.places import Places
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Entry,

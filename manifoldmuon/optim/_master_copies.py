@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from manifoldmuon._internal.links import LastLink, difference, require
-from manifoldmuon._internal.paths import is_hole
+from manifoldmuon._internal.trees.links import LastLink, difference, require
+from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon.optim._arguments import checked
 
 

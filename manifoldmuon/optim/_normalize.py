@@ -9,10 +9,15 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon._internal.arrays import expand_trailing, inner_product, nonzero_or_one, upcast
-from manifoldmuon._internal.links import check_ascends, init_by_path, link
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.matrices.arrays import (
+    expand_trailing,
+    inner_product,
+    nonzero_or_one,
+    upcast,
+)
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
+from manifoldmuon._internal.trees.links import check_ascends, init_by_path, link
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._arguments import checked

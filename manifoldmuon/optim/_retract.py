@@ -12,10 +12,10 @@ import numpy as np
 import optax
 
 from manifoldmuon._internal.arguments import one_of
-from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.compiling import compiler_options
-from manifoldmuon._internal.links import LastLink, Link, difference, link
-from manifoldmuon._internal.mesh import divided_alike
+from manifoldmuon._internal.matrices.arrays import upcast
+from manifoldmuon._internal.meshes.mesh import divided_alike
+from manifoldmuon._internal.trees.links import LastLink, Link, difference, link
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds

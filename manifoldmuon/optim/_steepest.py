@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon._internal.arrays import upcast
-from manifoldmuon._internal.links import init_by_path, link
-from manifoldmuon._internal.mesh import divided_alike, warn_of_unset_mesh
+from manifoldmuon._internal.matrices.arrays import upcast
+from manifoldmuon._internal.meshes.mesh import divided_alike, warn_of_unset_mesh
+from manifoldmuon._internal.trees.links import init_by_path, link
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of

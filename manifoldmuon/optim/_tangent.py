@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, upcast
-from manifoldmuon._internal.links import link
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, upcast
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.trees.links import link
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, constrained

@@ -12,10 +12,10 @@ from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import shown
-from manifoldmuon._internal.arrays import largest, upcast
 from manifoldmuon._internal.compiling import compiler_options
-from manifoldmuon._internal.mesh import placed_like
-from manifoldmuon._internal.paths import Places
+from manifoldmuon._internal.matrices.arrays import largest, upcast
+from manifoldmuon._internal.meshes.mesh import placed_like
+from manifoldmuon._internal.trees.places import Places
 from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Entry,

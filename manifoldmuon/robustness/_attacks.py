@@ -15,8 +15,8 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import expand_trailing, frobenius_norm, nonzero_or_one
-from manifoldmuon._internal.powers_of_two import normalize
+from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, nonzero_or_one
+from manifoldmuon._internal.matrices.powers_of_two import normalize
 
 _SHARPNESS = 8.0  # an image's margin, in the unit of its scaled logits
 _NEWTON_STEPS = 5  # per projection: four reach rounding for images of 784 pixels

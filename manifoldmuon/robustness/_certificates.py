@@ -15,7 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real
 
 from manifoldmuon._internal.arguments import check_arguments, check_number, finite_array, number
-from manifoldmuon._internal.arrays import largest, upcast
+from manifoldmuon._internal.matrices.arrays import largest, upcast
 from manifoldmuon._internal.text import Printed
 from manifoldmuon.bounds import L2, RMS, LInf, LipschitzBounds, NetworkBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import Numbers, upcast
+from manifoldmuon._internal.matrices.arrays import Numbers, upcast
 
 
 def margin_cross_entropy(

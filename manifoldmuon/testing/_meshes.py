@@ -13,7 +13,7 @@ import optax
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import PyTree
 
-from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.testing._assertions import require, wide
 
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon._internal.arrays import sym
-from manifoldmuon._internal.polar import solve_lyapunov
-from manifoldmuon._internal.spectral import largest_eigenpair
+from manifoldmuon._internal.matrices.arrays import sym
+from manifoldmuon._internal.matrices.polar import solve_lyapunov
+from manifoldmuon._internal.matrices.spectral import largest_eigenpair
 from manifoldmuon.linalg import MUON, SVD, NewtonSchulz, msign
 from tests.linalg.instances import conditioned, polar
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     gram_matrix,
     match_orientation,
     product,
@@ -15,7 +15,7 @@ from manifoldmuon._internal.arrays import (
     tall,
     upcast,
 )
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
 
 TOPS = [1.0, -3.0, 1e-30, 2.0**-126, 2.0**-149, -(2.0**-130), 3.4e38]
 WIDE = [1.5, -1e300, 2.0**-1022, -(2.0**-1074), 3 * 2.0**-1060]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon import linalg
-from manifoldmuon._internal import polar as polar_parts
+from manifoldmuon._internal.matrices import polar as polar_parts
 from manifoldmuon.linalg import CUBIC, PolarExpress
 from tests.linalg.instances import conditioned
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from manifoldmuon import linalg
-from manifoldmuon._internal.lapack import positive_qr
+from manifoldmuon._internal.matrices.lapack import positive_qr
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.modules import Linear
 

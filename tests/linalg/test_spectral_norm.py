@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon import linalg
-from manifoldmuon._internal import spectral
+from manifoldmuon._internal.matrices import spectral
 from tests.linalg.instances import conditioned
 
 power_iteration = jax.jit(linalg.power_iteration, static_argnames="steps")

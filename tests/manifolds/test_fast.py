@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks._passes import multiplications
-from manifoldmuon._internal.spectral import start_vector
+from manifoldmuon._internal.matrices.spectral import start_vector
 from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import BOUNDED_MSIGN, SVD
 from manifoldmuon.manifolds import (

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon import contrib, optim
-from manifoldmuon._internal.paths import path_string
+from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,

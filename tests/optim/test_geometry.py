@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon._internal.paths import path_string
+from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Stiefel
 from manifoldmuon.norms import RMSToRMS
 from tests.compiled import ask

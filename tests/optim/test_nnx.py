@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from manifoldmuon import optim
-from manifoldmuon._internal.paths import path_string
+from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from tests.optim.training import train

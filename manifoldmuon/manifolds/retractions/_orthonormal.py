@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     expand_trailing,
     gram_matrix,
@@ -22,8 +22,12 @@ from manifoldmuon._internal.arrays import (
     skew,
     tall,
 )
-from manifoldmuon._internal.lapack import positive_qr
-from manifoldmuon._internal.polar import inverse_sqrt_minus_one, largest_row_sum, polar_derivative
+from manifoldmuon._internal.matrices.lapack import positive_qr
+from manifoldmuon._internal.matrices.polar import (
+    inverse_sqrt_minus_one,
+    largest_row_sum,
+    polar_derivative,
+)
 from manifoldmuon.linalg import spectral_norm
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from typing import ClassVar
 
-from manifoldmuon._internal.arrays import Floats
+from manifoldmuon._internal.matrices.arrays import Floats
 from manifoldmuon._internal.values import Value
 
 

@@ -8,9 +8,15 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import Matrices, Numbers, expand_trailing, identity_like, product
-from manifoldmuon._internal.polar import inverse_sqrt_minus_one, largest_row_sum
-from manifoldmuon._internal.spectral import spectral_bound
+from manifoldmuon._internal.matrices.arrays import (
+    Matrices,
+    Numbers,
+    expand_trailing,
+    identity_like,
+    product,
+)
+from manifoldmuon._internal.matrices.polar import inverse_sqrt_minus_one, largest_row_sum
+from manifoldmuon._internal.matrices.spectral import spectral_bound
 from manifoldmuon.linalg import MsignMethod, positive_part
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 

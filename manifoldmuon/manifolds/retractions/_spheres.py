@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arrays import Vectors, expand_trailing, inner_product
-from manifoldmuon._internal.powers_of_two import normalize
+from manifoldmuon._internal.matrices.arrays import Vectors, expand_trailing, inner_product
+from manifoldmuon._internal.matrices.powers_of_two import normalize
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 

@@ -8,14 +8,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Floats,
     expand_trailing,
     frobenius_norm,
     inner_product,
     nonzero_or_one,
 )
-from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._multipliers import certified, repeat, shortened, without_normal
 from manifoldmuon.manifolds.solvers._solver import (
     Multiplier,

@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     check_precision,
     frobenius_norm,
@@ -33,8 +33,8 @@ from manifoldmuon._internal.arrays import (
     skew,
     tall,
 )
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.spectral import nuclear_parts
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.spectral import nuclear_parts
 from manifoldmuon.linalg import MsignMethod, NewtonSchulz, PolarExpress, Schedule, SkewNewtonSchulz
 from manifoldmuon.manifolds.solvers._parts import (
     duality_gap,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Floats,
     Numbers,
     expand_trailing,
@@ -17,7 +17,7 @@ from manifoldmuon._internal.arrays import (
     inner_product,
     nonzero_or_one,
 )
-from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._multipliers import (
     Problem,
     certified,

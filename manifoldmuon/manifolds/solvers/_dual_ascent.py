@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Floats,
     Matrices,
     Numbers,
@@ -31,9 +31,9 @@ from manifoldmuon._internal.arrays import (
     sym,
     tall,
 )
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.spectral import nuclear_parts
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.spectral import nuclear_parts
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, msign
 from manifoldmuon.manifolds.solvers._parts import (
     Split,

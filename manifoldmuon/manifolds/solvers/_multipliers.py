@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Floats,
     Numbers,
     expand_trailing,
@@ -25,7 +25,7 @@ from manifoldmuon._internal.arrays import (
     nonzero_or_one,
     relative_gap,
 )
-from manifoldmuon._internal.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon.manifolds.solvers._solver import Normal, Steepest
 from manifoldmuon.norms import Norm
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Squares,
@@ -27,7 +27,7 @@ from manifoldmuon._internal.arrays import (
     skew,
     sym,
 )
-from manifoldmuon._internal.polar import polish
+from manifoldmuon._internal.matrices.polar import polish
 from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, inverse_sqrt
 
 _SMALL_PART = 0.1  # a smaller part of the gradient is projected off W twice

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon._internal.arrays import Squares, identity_like, product
+from manifoldmuon._internal.matrices.arrays import Squares, identity_like, product
 
 _LEAF = 16  # eliminated entry by entry
 _BLOCK = 64  # eliminated at once

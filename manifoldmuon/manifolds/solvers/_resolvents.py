@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Squares,
@@ -41,8 +41,8 @@ from manifoldmuon._internal.arrays import (
     skew,
     sym,
 )
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._parts import duality_gap, is_noise, raise_of, tangent_parts
 from manifoldmuon.manifolds.solvers._rational import inverse, zolotarev
 from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Squares,
@@ -26,9 +26,9 @@ from manifoldmuon._internal.arrays import (
     safe_sqrt,
     tall,
 )
-from manifoldmuon._internal.lapack import map_matrices
-from manifoldmuon._internal.mesh import match_varying_axes
-from manifoldmuon._internal.powers_of_two import normalize
+from manifoldmuon._internal.matrices.lapack import map_matrices
+from manifoldmuon._internal.matrices.powers_of_two import normalize
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from manifoldmuon._internal.arrays import (
+from manifoldmuon._internal.matrices.arrays import (
     Floats,
     expand_trailing,
     frobenius_norm,
@@ -17,7 +17,7 @@ from manifoldmuon._internal.arrays import (
     trailing,
     upcast,
 )
-from manifoldmuon._internal.mesh import match_varying_axes
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 
 _LIFT = 100  # power of two that makes denormal numbers normal
 

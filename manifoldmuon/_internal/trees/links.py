@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon._internal.arrays import upcast
 from manifoldmuon._internal.compiling import compiler_options
-from manifoldmuon._internal.mesh import replicated_like
-from manifoldmuon._internal.paths import Places
+from manifoldmuon._internal.matrices.arrays import upcast
+from manifoldmuon._internal.meshes.mesh import replicated_like
+from manifoldmuon._internal.trees.places import Places
 
 Link = optax.GradientTransformationExtraArgs
 

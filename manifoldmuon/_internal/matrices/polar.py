@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.arrays import Matrices, Squares, identity_like, product, sym
-from manifoldmuon._internal.lapack import map_matrices
+from manifoldmuon._internal.matrices.arrays import Matrices, Squares, identity_like, product, sym
+from manifoldmuon._internal.matrices.lapack import map_matrices
 
 
 def polar_derivative(x: Matrices, factor: Matrices, tangent: Matrices) -> Matrices:

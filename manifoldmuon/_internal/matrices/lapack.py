@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Inexact
 
-from manifoldmuon._internal.arrays import Matrices
+from manifoldmuon._internal.matrices.arrays import Matrices
 
 _Result = TypeVar("_Result")
 

@@ -1,0 +1,1 @@
+"""Products, scales, polar factors and spectra of matrices."""

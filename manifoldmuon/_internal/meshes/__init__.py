@@ -1,0 +1,1 @@
+"""Arrays on meshes, and work divided over devices."""
