@@ -15,7 +15,6 @@ from manifoldmuon.checkpoints import CheckpointError, Checkpoints
 from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
-from manifoldmuon.testing import check_sharding
 from tests.compiled import ask
 from tests.optim.training import train
 
@@ -167,24 +166,6 @@ def test_hybrid_works_inside_other_wrappers():
     plain = update(tx, drawn(1), PARAMS)
     assert jnp.allclose(updates["head"]["kernel"], plain["head"]["kernel"], atol=1e-6)
     assert not jnp.allclose(updates["embed"], plain["embed"], atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_hybrid_on_a_mesh(kind):
-    # Not Adam: its counter is not on the mesh before the first step.
-    muon, momentum = optim.manifold_muon(0.1, MATRIX_AND_TABLE), optax.sgd(0.1, momentum=0.9)
-    tx = optim.hybrid(muon, MATRIX_AND_TABLE, momentum)
-    mesh = jax.make_mesh((8,), ("x",), (getattr(jax.sharding.AxisType, kind),))
-    spec = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x", None))
-    rng = np.random.default_rng(11)
-    arrays = {"kernel": (8, 4), "table": (16, 3)}
-    trees = [{k: rng.standard_normal(s).astype("float32") for k, s in arrays.items()} for _ in "ab"]
-    params = optim.project_tree(MATRIX_AND_TABLE, jax.tree.map(jnp.asarray, trees[0]))
-    check_sharding(tx, params, trees[1], dict.fromkeys(arrays, spec))
-
-
-MATRIX_AND_TABLE = {"kernel": MATRIX, "table": None}
 
 
 def test_checkpoints_record_none_entries(tmp_path):

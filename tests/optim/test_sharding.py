@@ -1,6 +1,5 @@
-"""Sharded parameters on eight devices, on meshes with automatic or explicit axes."""
+"""Sharded parameters, on meshes of two and eight devices with automatic or explicit axes."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -11,15 +10,14 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from manifoldmuon import contrib, optim
+from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import INSTANCES, Instance
 
-# Eight devices: only the exhaustive run has these tests.
-pytestmark = pytest.mark.slow
+eight_devices = pytest.mark.slow  # only the exhaustive run has them
 
 MESHES = {
     "automatic": ((8,), ("x",), (AxisType.Auto,)),
@@ -45,35 +43,33 @@ def shardings(mesh: jax.sharding.Mesh) -> dict:
     )
 
 
-OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "manifold_muon": (
-        optim.manifold_muon,
-        {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": 0.5},
-    ),
-    "riemannian_sgd": (optim.riemannian_sgd, {"learning_rate": 0.1, "momentum": 0.9}),
-    "normalize": (optim.normalize, {"base": optax.trace(0.9)}),
-}
+def first_even_axis(mesh: jax.sharding.Mesh, x: jax.Array) -> NamedSharding:
+    even = [axis for axis, size in enumerate(x.shape) if size and size % 2 == 0]
+    spec = ["x" if even[:1] == [axis] else None for axis in range(x.ndim)]
+    return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.slow_except("muon-Explicit", "manifold_muon-Auto")
+@pytest.mark.parametrize("kind", ["Explicit", "Auto"])
+@pytest.mark.parametrize("name", INSTANCES)
+def test_two_devices_give_the_updates_of_one(name, kind):
+    mesh = jax.make_mesh((2,), ("x",), (getattr(AxisType, kind),))
+    instance = INSTANCES[name]
+    params = instance.params()
+    placed = jax.tree.map(functools.partial(first_even_axis, mesh), params)
+    check_sharding(instance.tx(), params, instance.grads(), placed)
+
+
+@eight_devices
 @pytest.mark.parametrize("mesh", MESHES)
-def test_sharded_steps_match_single_device(mesh, name):
-    instance = Instance(OPTIMIZERS[name][0], GEOMETRY, SHAPES, OPTIMIZERS[name][1])
+def test_uneven_counts_give_the_updates_of_one_device(mesh):
+    arguments = {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": 0.5}
+    instance = Instance(optim.manifold_muon, GEOMETRY, SHAPES, arguments)
     placed = shardings(jax.make_mesh(*MESHES[mesh]))
     check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
 
 
-@pytest.mark.parametrize("mesh", ["automatic", "explicit"])
-def test_sharded_blocks_and_neurons_match_single_device(mesh):
-    """An axis with two blocks is sharded over eight devices."""
-    muon = Euclidean(RMSToRMS())
-    geometry = {"fused": LaidOut(muon, Layout(out_blocks=2)), "kernel": muon.transposed()}
-    instance = Instance(contrib.scale_by_neuron_rms, geometry, {"fused": (16, 8), "kernel": (8, 5)})
-    spec = NamedSharding(jax.make_mesh(*MESHES[mesh]), PartitionSpec("x", None))
-    placed = jax.tree.map(lambda _: spec, instance.params())
-    check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
-
-
+@eight_devices
 def test_tree_functions_keep_explicit_shardings():
     mesh = jax.make_mesh(*MESHES["explicit"])
     instance = Instance(optim.retract, GEOMETRY, SHAPES)
@@ -95,6 +91,7 @@ def test_tree_functions_keep_explicit_shardings():
         )
 
 
+@eight_devices
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 def test_init_tree_keeps_sharding(mesh):
     """From abstract arrays with shardings, and inside jit from arrays with another sharding."""
@@ -129,13 +126,8 @@ HOLES = {"none": None, "masked": optax.MaskedNode()}
 FLAT = optim.by_path(
     {"fused": Euclidean(RMSToRMS()), "scalar": ENTRIES["scalar"], "*": Euclidean()}
 )
-HEADS = optim.by_path({"fused": Layout(out_blocks=2), "*": None})
 KEY = jax.random.key(0)
 MATRICES = ("fused", "replicated")
-
-
-def loss(params: Any) -> Any:
-    return sum(jnp.sum(jnp.square(x)) for x in jax.tree.leaves(params))
 
 
 def mixed(seed: int, mesh: Any = None) -> dict[str, Any]:
@@ -148,19 +140,6 @@ def mixed(seed: int, mesh: Any = None) -> dict[str, Any]:
             x if mesh is None else jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
         )
     return tree
-
-
-def update(make: Any, *args: Any, **options: Any) -> Any:
-    """Return the updates of a transformation as a function of parameters and gradients."""
-
-    def emitted(params, grads):
-        tx = optax.with_extra_args_support(make(*args, **options))
-        params = optim.project_tree(PLACED, params)
-        given = {"grad": grads, "value": loss(params), "value_fn": loss}
-        given["max_logits"] = {"fused": np.array([400.0, 1.0])}
-        return tx.update(grads, tx.init(params), params, **given)[0]
-
-    return emitted
 
 
 def certificates(params: Any, grads: Any) -> Any:
@@ -179,23 +158,11 @@ TREE_FUNCTIONS = {
     "init_tree": lambda params, _: optim.init_tree(PLACED, KEY, params),
     "init_semi_orthogonal": matrices(lambda p: optim.init_semi_orthogonal(Layout(), KEY, p)),
     "monitor": certificates,
-    "scale_by_steepest": update(optim.scale_by_steepest, PLACED),
-    "scale_by_budget": update(optim.scale_by_budget, 0.5),
-    "scale_by_neuron_rms": update(contrib.scale_by_neuron_rms, PLACED),
     "agd": matrices(lambda p: (tx := optim.agd(Layout())).update(p, tx.init(p), p)[0]),
-    "retract": update(optim.retract, PLACED),
-    "tangent": update(optim.project_tangent, PLACED),
-    "normalize": update(optim.normalize, optax.identity(), PLACED),
-    "manifold_muon": update(optim.manifold_muon, 0.1, PLACED, weight_decay=0.1),
-    "muon": update(optim.muon, 0.1, FLAT),
-    "normuon": update(contrib.normuon, 0.1, FLAT),
-    "riemannian_adam": update(optim.riemannian_adam, 0.1, PLACED),
-    "riemannian_sgd": update(optim.riemannian_sgd, 0.1, PLACED),
-    "with_qk_clip": update(contrib.with_qk_clip, optax.sgd(0.1), FLAT, HEADS),
-    "with_master_copies": update(optim.with_master_copies, optim.riemannian_sgd(0.1, PLACED)),
 }
 
 
+@eight_devices
 @pytest.mark.parametrize(
     ("mesh", "where"),
     [("explicit", "outside"), ("explicit", "inside"), ("automatic", "inside, mesh set")],
@@ -216,6 +183,7 @@ def test_tree_functions_on_mesh_match_single_device(name, mesh, where):
         np.testing.assert_allclose(jax.device_get(got), want, atol=1e-5)
 
 
+@eight_devices
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 def test_tree_checks_accept_sharded_parameters(mesh):
     placed = mixed(0, jax.make_mesh(*MESHES[mesh]))
@@ -224,32 +192,7 @@ def test_tree_checks_accept_sharded_parameters(mesh):
     optim.check_chain(optim.riemannian_sgd(0.01, PLACED), PLACED, placed)
 
 
-# Rows of tests/optim/instances.py with a state that accept any geometry.
-STATEFUL = ("steepest", "normalize", "neurons", "muon", "normuon", "riemannian_adam",
-            "riemannian_sgd", "master copies")  # fmt: skip
-
-
-@pytest.mark.parametrize("name", STATEFUL)
-def test_float16_states_keep_their_types(name):
-    """Inside and outside jit, from the first step on, as in Optax's `contrib/_sharding_test.py`.
-
-    The parameters are a zero stack in float16, with rows sharded over an explicit mesh.
-    """
-    instance = INSTANCES[name]
-    uniform = {k: v for k, v in instance.arguments.items() if not isinstance(v, dict)}
-    tx: Any = dataclasses.replace(instance, geometry=Euclidean(RMSToRMS()), arguments=uniform).tx()
-    mesh = jax.make_mesh(*MESHES["explicit"])
-    assert tx.init({"w": jax.ShapeDtypeStruct((2, 4, 8), jnp.float32)}) is not None
-    with jax.set_mesh(mesh):
-        params = {"w": jnp.zeros((2, 8, 4), jnp.float16, out_sharding=jax.P(None, "x"))}
-        state = tx.init(params)
-        types = jax.tree.map(jax.typeof, state)
-        _, stepped = tx.update(params, state, params)
-        _, compiled = jax.jit(tx.update)(params, state, params)
-        for found in (jax.jit(tx.init)(params), stepped, compiled):
-            assert jax.tree.map(jax.typeof, found) == types
-
-
+@eight_devices
 @pytest.mark.skipif(jax.__version_info__ < (0, 10), reason="JAX 0.8 keeps it on the devices")
 def test_host_memory_state_gives_same_steps():
     mesh = jax.make_mesh(*MESHES["automatic"])
