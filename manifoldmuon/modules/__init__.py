@@ -34,7 +34,7 @@ from manifoldmuon.modules._module import (
     Mul,
     Stack,
 )
-from manifoldmuon.modules._networks import attention, gpt, mlp, res_mlp, residual
+from manifoldmuon.modules._networks import attention, gpt, mlp, res_cnn, res_mlp, residual
 from manifoldmuon.modules._tied import Tied
 
 __all__ = [
@@ -73,6 +73,7 @@ __all__ = [
     "mlp",
     "residual",
     "res_mlp",
+    "res_cnn",
     "attention",
     "gpt",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manifoldmuon._internal.arguments import check_number
-from manifoldmuon.modules._atoms import Embed, Linear
+from manifoldmuon.modules._atoms import Conv2D, Embed, Linear
 from manifoldmuon.modules._attention import (
     FunctionalAttention,
     MergeHeads,
@@ -11,7 +11,15 @@ from manifoldmuon.modules._attention import (
     RoPE,
     SplitHeads,
 )
-from manifoldmuon.modules._bonds import GELU, Abs, MeanSubtract, ReLU, RMSDivide
+from manifoldmuon.modules._bonds import (
+    GELU,
+    Abs,
+    AveragePool,
+    Flatten,
+    MeanSubtract,
+    ReLU,
+    RMSDivide,
+)
 from manifoldmuon.modules._module import Identity, Module
 
 
@@ -79,6 +87,41 @@ def res_mlp(
     layer = MeanSubtract() @ Abs() @ Linear(width, width) @ RMSDivide()
     body = residual(layer**block_depth, blocks).tare(absolute=mass)
     return Linear(outputs, width) @ body @ Linear(width, inputs)
+
+
+def res_cnn(
+    outputs: int,
+    channels: int,
+    width: int,
+    blocks: int,
+    block_depth: int = 2,
+    mass: float = 20.0,
+    kernel: int = 3,
+    pool: int = 1,
+) -> Module:
+    """Return the residual convolutional network of the modular norm, for images, channels last.
+
+    It is `res_mlp` (appendix B.5 of the paper) with convolutions, then average pooling, flattening
+    and a linear head. Means and root mean squares are taken over the channels of each pixel.
+
+    Args:
+      outputs: entries of the output.
+      channels: channels of the input.
+      width: channels of the residual stream.
+      blocks: number of residual blocks.
+      block_depth: layers per block.
+      mass: total mass of the blocks; the first and last layers have mass 1 each.
+      kernel: taps along each side of a convolution.
+      pool: pixels along each side of the pooled image.
+
+    Examples:
+      >>> res_cnn(10, 3, 32, blocks=2).mass
+      22.0
+    """
+    layer = MeanSubtract() @ Abs() @ Conv2D(width, width, kernel) @ RMSDivide()
+    body = residual(layer**block_depth, blocks).tare(absolute=mass)
+    head = Linear(outputs, pool * pool * width) @ Flatten(3) @ AveragePool(pool, pool)
+    return head @ body @ Conv2D(width, channels, kernel)
 
 
 def attention(width: int, heads: int, *, causal: bool = True, rope: bool = False) -> Module:

@@ -17,6 +17,7 @@ from manifoldmuon.modules import (
     attention,
     gpt,
     mlp,
+    res_cnn,
     res_mlp,
     residual,
 )
@@ -57,6 +58,7 @@ def test_character_gpt_constants():
     [
         (gpt(7, 6, 2, 3, context=5, layer_norm=True), 7, [1 / 2, 1 / 2]),
         (res_mlp(3, 5, 6, 4, mass=2.0), 4, [1]),
+        (res_cnn(3, 2, 6, 4), 22, [1]),
         (mlp(3, 5, 6, 4), 4, [1]),
     ],
 )
@@ -70,6 +72,19 @@ def test_masses_and_sensitivities(net, mass, shares):
     # The first layers move by their share of the total mass, halved embeddings by twice as much.
     first = budgets(net)[: len(shares)]
     assert first == pytest.approx([1 / mass] * len(shares))
+
+
+def test_rescnn_on_single_pixel_matches_resmlp():
+    """On a single-pixel image only the middle taps count: the network is a ResMLP."""
+    cnn, mlp = res_cnn(3, 5, 6, 2), res_mlp(3, 5, 6, 2, mass=20.0)
+    w, x = params_of(cnn), gaussian(1, 2, 5)
+    first, blocks, last = jax.tree.leaves(w)
+    middle = jax.tree.unflatten(
+        jax.tree.structure(params_of(mlp)), [first[1, 1], blocks[:, :, 1, 1], last]
+    )
+    found = jax.jit(cnn.apply)(w, x[:, None, None])
+    np.testing.assert_allclose(found, jax.jit(mlp.apply)(middle, x), rtol=1e-4, atol=1e-5)
+    assert res_cnn(3, 2, 6, 2, pool=2).mass == 22
 
 
 def test_mlp_has_equal_budgets():
