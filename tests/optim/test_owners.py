@@ -316,7 +316,7 @@ def test_work_is_balanced_over_different_shardings(lead, specs, evenness):
 
 
 def test_padding_is_never_far_from_manifold(mesh):
-    """Zeros are far from the manifold: padding with zeros made FAST take twice as long."""
+    """Zeros are far from the manifold: padding with zeros doubled the time."""
     params, far = tree(0, 9, names=FEWER), []
 
     def solve(manifold, point, update):
