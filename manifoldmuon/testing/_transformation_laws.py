@@ -214,10 +214,8 @@ def _assert_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _degenerate(case: CheckedTransformation) -> None:
-    zeros = zeros_like(case.params)
-    # Zero parameters; and the gradient of the squared norm, which is normal to many manifolds.
-    for grads, params in ((case.grads, zeros), (case.params, case.params)):
-        assert_finite(take_step(case, grads, params))
+    # The gradient of the squared norm, which is normal to many manifolds.
+    assert_finite(take_step(case, case.params))
 
 
 def _nan_in_one_leaf(case: CheckedTransformation) -> None:
@@ -261,10 +259,9 @@ def _scale(case: CheckedTransformation) -> None:
 
 def _still(case: CheckedTransformation) -> None:
     zeros = zeros_like(case.grads)
-    for params in (case.params, zeros_like(case.params)):
-        updates, state = take_step(case, zeros, params)
-        chex.assert_trees_all_equal(updates, zeros)
-        assert_finite(state)
+    updates, state = take_step(case, zeros)
+    chex.assert_trees_all_equal(updates, zeros)
+    assert_finite(state)
 
 
 def _ascends(case: CheckedTransformation, sign: int = 1) -> None:

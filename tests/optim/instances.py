@@ -137,7 +137,6 @@ def with_adam(
 
 
 def on_spheres(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
-    # The checks also start from zeros, which need an explicit radius.
     base = optax.trace(0.9, accumulator_dtype=jnp.float32)
     return optim.hyperball(base, learning_rate, geometry, radial=0.5, radius=2.0)
 

@@ -101,7 +101,7 @@ def test_tree_functions_list_each_block():
     assert sorted(optim.monitor(tx.init(points))["gap"]) == paths
     optim.check_chain(tx, geometry, points)
     assert optim.resolve_geometry(geometry, shapes)["qkv"] == geometry["qkv"]
-    with pytest.warns(UserWarning, match="'qkv/0' .*far from their|far from their .*'qkv/0'"):
+    with pytest.raises(ValueError, match="are far from their manifolds: .*'qkv/0'"):
         tx.init(drawn(0))
 
 
