@@ -1,0 +1,51 @@
+"""Compile time of a step on CPUs, as the number of XLA's kernels, which does not depend on load."""
+
+from importlib.metadata import version
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from benchmarks.compiling import distinct_kernels
+from manifoldmuon import optim
+from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.norms import RMSToRMS
+
+# Fusion changes with every XLA version.
+pytestmark = pytest.mark.skipif(
+    tuple(map(int, version("jaxlib").split(".")[:2])) != (0, 10), reason="counted with jaxlib 0.10"
+)
+
+DEFAULT = optim.manifold_muon(0.02, Stiefel())
+TRAINING = optim.manifold_muon(0.02, Stiefel().for_training())
+
+
+def count(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]) -> int:
+    params = {name: jnp.ones(shape) for name, shape in shapes.items()}
+
+    def step(params, state, grads):
+        updates, state = tx.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    state = jax.eval_shape(tx.init, params)
+    return distinct_kernels(jax.jit(step).lower(params, state, params).compile().as_text() or "")
+
+
+@pytest.mark.parametrize(
+    ("tx", "shape", "most"),
+    [
+        (optim.muon(0.02, Euclidean(RMSToRMS())), (64, 32), 18),
+        (TRAINING, (64, 32), 68),
+        (DEFAULT, (64, 32), 53),
+        (DEFAULT, (48, 48), 47),
+    ],
+    ids=["muon", "for training", "default", "default square"],
+)
+def test_leaf_compiles_to_few_kernels(tx, shape, most):
+    assert 0 < count(tx, {"w": shape}) <= most
+
+
+def test_extra_leaf_adds_at_most_one_kernel():
+    few, many = (count(DEFAULT, dict.fromkeys(names, (32, 16))) for names in ("abcd", "abcdefgh"))
+    assert many <= few + 4
