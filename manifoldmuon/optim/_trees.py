@@ -92,7 +92,7 @@ def monitor_scalars(
     """Return gaps, residuals and distances as a flat dictionary to log, for TensorBoard or W&B.
 
     Call `wandb.log(monitor_scalars(state, geometry, params), step)`, or `add_scalar` in a loop for
-    TensorBoard. `lab.plot_monitor` plots a history of these dictionaries.
+    TensorBoard.
 
     Args:
       state: see `monitor`.
