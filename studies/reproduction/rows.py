@@ -48,7 +48,7 @@ def mean(values: Iterable[float], form: str = ".4f", scale: float = 1.0) -> str:
     return shown(estimate([scale * value for value in values]), form)
 
 
-def _interval(found: Mapping[str, float], record: Record, form: str) -> str:
+def _interval(found: Mapping[str, Any], record: Record, form: str) -> str:
     """Return a mean over the seeds of a record and half of its 95 % interval as text."""
     degrees = len(record["settings"]["seeds"]) - 1
     return shown(Estimate.of(found["mean"], found["error"] or 0.0, degrees)._asdict(), form)
