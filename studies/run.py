@@ -103,6 +103,7 @@ def _measured(study: Study, cells: Sequence[Cell], jobs: int) -> Found:
 
 def _in_processes(study: Study, groups: Sequence[Sequence[Cell]], jobs: int) -> Found:
     import joblib
+    from joblib.externals.loky import get_reusable_executor
 
     # N processes with N threads each would compete for the processors; XLA's pools of several
     # threads can deadlock (see "Known limits" in the documentation), and NPROC is their size.
@@ -113,8 +114,12 @@ def _in_processes(study: Study, groups: Sequence[Sequence[Cell]], jobs: int) -> 
         joblib.parallel_config("loky", inner_max_num_threads=1),
     ):
         pool: Any = joblib.Parallel(jobs, return_as="generator_unordered")
-        for pairs in pool(joblib.delayed(_measure_group)(study, group) for group in groups):
-            yield from pairs
+        try:
+            for pairs in pool(joblib.delayed(_measure_group)(study, group) for group in groups):
+                yield from pairs
+        except BaseException:  # after Ctrl-C a worker would finish its cell first
+            get_reusable_executor().shutdown(wait=False, kill_workers=True)
+            raise
 
 
 def _measure_group(study: Study, group: Sequence[Cell]) -> list[tuple[Cell, Row]]:
