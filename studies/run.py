@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
@@ -123,6 +124,7 @@ def _in_processes(study: Study, groups: Sequence[Sequence[Cell]], jobs: int) -> 
 
 
 def _measure_group(study: Study, group: Sequence[Cell]) -> list[tuple[Cell, Row]]:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     return [(cell, measured(study, cell)) for cell in group]
 
 
