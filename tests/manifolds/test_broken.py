@@ -212,7 +212,7 @@ def test_all_broken_laws_are_named():
     with pytest.raises(AssertionError) as caught:
         check_manifold(several, (5,), KEY, thorough=False)
     lines = str(caught.value).splitlines()
-    assert list(dict.fromkeys(line[:2] for line in lines[:-1])) == ["2.", "6.", "7."]
+    assert [line[:2] for line in lines[:-1]] == ["2.", "6.", "7."]
     assert "`Manifold`" in lines[-1]
 
 

@@ -38,14 +38,26 @@ def count(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]) 
         (optim.muon(0.02, Euclidean(RMSToRMS())), (64, 32), 18),
         (TRAINING, (64, 32), 68),
         (DEFAULT, (64, 32), 53),
+        (TRAINING, (48, 48), 57),
+        (TRAINING, (12, 256, 64), 90),
         (DEFAULT, (48, 48), 47),
+        (DEFAULT, (12, 256, 128), 147),
     ],
-    ids=["muon", "for training", "default", "default square"],
+    ids=[
+        "muon",
+        "for training",
+        "default",
+        "for training, square",
+        "for training, stack",
+        "default, square",
+        "resolvents",
+    ],
 )
 def test_leaf_compiles_to_few_kernels(tx, shape, most):
     assert 0 < count(tx, {"w": shape}) <= most
 
 
-def test_extra_leaf_adds_at_most_one_kernel():
-    few, many = (count(DEFAULT, dict.fromkeys(names, (32, 16))) for names in ("abcd", "abcdefgh"))
+@pytest.mark.parametrize("tx", [TRAINING, DEFAULT], ids=["for training", "default"])
+def test_extra_leaf_adds_at_most_one_kernel(tx):
+    few, many = (count(tx, dict.fromkeys(names, (32, 16))) for names in ("abcd", "abcdefgh"))
     assert many <= few + 4
