@@ -84,9 +84,13 @@ def res_mlp(
       >>> res_mlp(10, 784, 128, blocks=4).mass
       3.0
     """
-    layer = MeanSubtract() @ Abs() @ Linear(width, width) @ RMSDivide()
-    body = residual(layer**block_depth, blocks).tare(absolute=mass)
+    body = _residual_body(Linear(width, width), blocks, block_depth, mass)
     return Linear(outputs, width) @ body @ Linear(width, inputs)
+
+
+def _residual_body(atom: Module, blocks: int, block_depth: int, mass: float) -> Module:
+    layer = MeanSubtract() @ Abs() @ atom @ RMSDivide()
+    return residual(layer**block_depth, blocks).tare(absolute=mass)
 
 
 def res_cnn(
@@ -118,8 +122,7 @@ def res_cnn(
       >>> res_cnn(10, 3, 32, blocks=2).mass
       22.0
     """
-    layer = MeanSubtract() @ Abs() @ Conv2D(width, width, kernel) @ RMSDivide()
-    body = residual(layer**block_depth, blocks).tare(absolute=mass)
+    body = _residual_body(Conv2D(width, width, kernel), blocks, block_depth, mass)
     head = Linear(outputs, pool * pool * width) @ Flatten(3) @ AveragePool(pool, pool)
     return head @ body @ Conv2D(width, channels, kernel)
 
