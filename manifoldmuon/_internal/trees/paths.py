@@ -51,12 +51,6 @@ def flatten_with_path(
 _VALUE = jax.tree_util.GetAttrKey("value")
 
 
-def is_box(node: Any) -> bool:
-    """Return whether a node is a box with a single leaf; see `flatten_with_path`."""
-    pairs, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda child: child is not node)
-    return [path for path, _ in pairs] == [(_VALUE,)] and jax.tree_util.all_leaves([pairs[0][1]])
-
-
 def is_hole(node: Any) -> bool:
     """Return whether a node is `None` or `optax.MaskedNode`: a node without a parameter."""
     return node is None or isinstance(node, optax.MaskedNode)
