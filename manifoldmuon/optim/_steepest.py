@@ -18,7 +18,7 @@ from manifoldmuon.optim._leaves import map_leaves
 
 
 class ScaleBySteepestState(NamedTuple):
-    """State carried between steps: warm starts and certificates.
+    """State carried between steps: warm starts and gaps.
 
     All attributes are dictionaries keyed by path such as `layer/kernel`, without the shape of the
     parameters: `optax.tree_utils.tree_map_params` passes each dictionary whole to
@@ -110,7 +110,7 @@ def keep_found(
 
 
 def direction_at(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any) -> Any:
-    """Return the direction in the dtype of the point, with warm start and certificate."""
+    """Return the direction in the dtype of the point, with warm start, residual and gap."""
     start = upcast(point)  # cast the gradient, too: its dtype must not change the state's dtype
     found = manifold.steepest(start, grad.astype(start.dtype), dual)
     next_dual = jax.tree.map(
@@ -121,7 +121,7 @@ def direction_at(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: An
 
 
 def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
-    """Return the last step's certificates, found anywhere in an optimizer state.
+    """Return the last step's residuals and gaps, found anywhere in an optimizer state.
 
     Works on the state of any composition (chains, `optax.masked`, `optax.partition`,
     `optax.MultiSteps`, ...), and under `jax.jit`. See `monitor_distance` for the distance of the
