@@ -13,6 +13,7 @@ from studies.gpt.study import CharacterGPT
 from studies.momentum_bits import MomentumBits
 from studies.newton_schulz import NewtonSchulzDesigner
 from studies.plasticity import Plasticity
+from studies.recurrent.study import Recurrent
 from studies.reproduction.hello_mnist import HelloMNIST
 from studies.reproduction.hello_world import HelloWorld
 from studies.reproduction.manifold_cifar import ManifoldCIFAR
@@ -35,6 +36,7 @@ _ALL: tuple[type[Study], ...] = (
     Plasticity,
     CertifiedNetworks,
     FineTuning,
+    Recurrent,
     HelloWorld,
     HelloMNIST,
     CharacterGPT,
