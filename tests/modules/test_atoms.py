@@ -325,6 +325,22 @@ def test_tied_leaf_gets_summed_shares():
     assert other.budgets()[0] == pytest.approx((1 / 5 + 3 / 5) / (1 / 2 + 1))
 
 
+@pytest.mark.parametrize("uses", [2, 7, 30])
+def test_recurrent_weight_gets_budget_divided_by_uses(uses):
+    """A matrix used T times with the mass of a single use may move by 1/T of it."""
+
+    def budget(recurrence):
+        net = Linear(3, 6) @ recurrence.tare(2.0) @ Linear(6, 4)
+        return jax.tree.leaves(net.budgets())
+
+    tied = Tied(Compose((Linear(6, 6),) * uses), tuple(range(uses)))
+    head, once, first = budget(Linear(6, 6))
+    np.testing.assert_allclose(budget(tied), [head, once / uses, first])
+    # Each use doubles what comes after: effects 1 + 2 + 4 + ...
+    growing = Tied(Compose((2 * Linear(6, 6),) * uses), tuple((k, 0) for k in range(uses)))
+    assert jax.tree.leaves(growing.budgets())[0] == pytest.approx(1 / (2 * (2**uses - 1)))
+
+
 def test_tied_module_matches_untied_with_equal_weights():
     w = jax.jit(TIED.init)(jax.random.key(0))
     assert w[3] == ()
