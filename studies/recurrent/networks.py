@@ -109,7 +109,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "Orthogonal": Method(constrained, (0.05, 0.1, 0.2, 0.4, 0.8)),
     "Adam": Method(adam, (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)),
-    "expRNN": Method(adam, (3e-5, 1e-4, 3e-4, 1e-3, 3e-3), mapped=True),
+    "expRNN": Method(adam, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), mapped=True),
     "GRU": Method(
         lambda rate, rest, uses: optax.adam(rate), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), gated, gates=3
     ),
