@@ -29,7 +29,8 @@ from manifoldmuon.optim._geometry import (
     map_geometry,
 )
 from manifoldmuon.optim._hybrid import hybrid
-from manifoldmuon.optim._hyperball import Radius, hyperball
+from manifoldmuon.optim._hyperball import hyperball
+from manifoldmuon.optim._keep_norms import Radius
 from manifoldmuon.optim._leaves import check_updates
 from manifoldmuon.optim._retract import chain
 from manifoldmuon.optim._steepest import scale_by_steepest
