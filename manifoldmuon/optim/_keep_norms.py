@@ -156,6 +156,11 @@ def on_sphere(manifold: Manifold) -> bool:
     return isinstance(manifold, Hypersphere)
 
 
+def distance_from_radius(manifold: Manifold, point: jax.Array, radius: jax.Array) -> jax.Array:
+    """Return `| ||W|| / R - 1 |` of each point."""
+    return jnp.abs(_measure(manifold, point, point)[1] / radius - 1).astype(jnp.float32)
+
+
 def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, jax.Array]:
     """Return the radii by path; raise if a norm to be kept is zero or not finite."""
     places = _find_spheres(geometry, params)
