@@ -82,9 +82,12 @@ def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict
         `resolve_geometry`.
 
     Examples:
-      >>> distances = monitor_distance(mm.manifolds.Hypersphere(), {"w": jnp.array([3.0, 4.0])})
-      >>> distances["w"].item()
+      >>> sphere, params = mm.manifolds.Hypersphere(), {"w": jnp.array([3.0, 4.0])}
+      >>> monitor_distance(sphere, params)["w"].item()
       4.0
+      >>> state = keep_norms(sphere).init(params)
+      >>> monitor_distance(sphere, params, state)["w"].item()
+      0.0
     """
     (places, own), zero = _without_rest(geometry, params), jnp.zeros((), jnp.float32)
     places = cut_places(places)
