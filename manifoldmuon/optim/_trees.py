@@ -104,13 +104,12 @@ def _find_radii(state: Any, places: Places, params: Any) -> dict[str, Any]:
     radii = find_in(state, KeepNormsState, "radius")
     if not radii:
         return {}
-    points: dict[str, Any] = {}
     leaves = places.leaves(jax.eval_shape(lambda tree: tree, params))
-    for i, (path, entry) in enumerate(zip(places.paths, places.values, strict=True)):
-        if i not in places.real:
-            points[path] = None  # a hole, or a parameter of another optimizer
-        elif on_sphere(manifold_of(entry)):
-            points[path] = inner_shape(entry, leaves[i].shape)[: -manifold_of(entry).ndim]
+    points: dict[str, Any] = dict.fromkeys(places.paths)  # None: a hole, or of another optimizer
+    for i in places.real:
+        manifold, shape = manifold_of(places.values[i]), jnp.shape(leaves[i])
+        inner = inner_shape(places.values[i], shape)
+        points[places.paths[i]] = inner[: -manifold.ndim] if on_sphere(manifold) else ...
     wrong = [path for path, x in radii.items() if points.get(path, ...) not in (None, x.shape)]
     if wrong:
         raise ValueError(

@@ -173,7 +173,7 @@ def test_one_call_trains_whole_models(model):
     leaves, treedef = jax.tree.flatten(params)
     rng = np.random.default_rng(30)
     grads = treedef.unflatten([rng.standard_normal(x.shape).astype(np.float32) for x in leaves])
-    rates = {"learning_rate": 0.1, "adam_learning_rate": 0.01}
+    rates: Any = {"learning_rate": 0.1, "adam_learning_rate": 0.01}
     found, wanted = (
         jax.jit(lambda g, w, tx=make(**rates): tx.update(g, tx.init(w), w)[0])(grads, params)
         for make in (optax_muon, optax.contrib.muon)
