@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.matrices.arrays import upcast
-from manifoldmuon._internal.meshes.mesh import divided_alike, warn_of_unset_mesh
+from manifoldmuon._internal.meshes.mesh import warn_of_unset_mesh
 from manifoldmuon._internal.trees.transformations import init_by_path, transformation
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
@@ -73,8 +73,6 @@ def scale_by_steepest(
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        # Keep the solvers' sharding from spreading to earlier transformations.
-        updates = divided_alike(updates, params)
         updates, found = map_leaves(
             direction_at,
             geometry,
