@@ -61,7 +61,7 @@ class Method:
 
     Attributes:
       optimizer: maps the rate of the recurrent matrix, that of the rest, and the number of uses.
-      rates: the grid of the recurrent matrix.
+      rates: the grid of the recurrent matrix, for constant rates.
       cell: the step of the network.
       gates: matrices side by side in the recurrent matrix.
       mapped: whether the recurrent matrix is the exponential of its parameters.

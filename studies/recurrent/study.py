@@ -15,7 +15,7 @@ from studies import training
 from studies.display import COLOURS, dress, panels, text_table
 from studies.estimates import estimate, half_width, shown
 from studies.recurrent.networks import METHODS, Params
-from studies.recurrent.tasks import LETTERS, RIVAL_TASKS, TASKS
+from studies.recurrent.tasks import LETTERS, LONGEST, RIVAL_TASKS, TASKS
 from studies.study import Cell, Record, Row, Study, check_choices, check_rival, option
 
 RULE, RIVALS = "rule", "rivals"
@@ -26,6 +26,9 @@ AROUND = 1.5
 
 CHUNK = 50
 """Steps of which the loss is averaged."""
+
+RAISED = 4.0
+"""The factor of the rates where they fall to zero, on digits."""
 
 HELD_OUT = 512
 RIVAL = "Adam"
@@ -163,7 +166,9 @@ def trained(programs: Any, name: str, steps: int, seed: int, rate: float) -> dic
 @functools.lru_cache(maxsize=1)
 def _tuned(name: str, method: str, seed: int, *sizes: Any) -> tuple[float, dict[str, Any]]:
     """Return the best rate of the grid for a seed, and the results with each rate."""
-    rates, programs = METHODS[method].rates, _programs(name, method, *sizes)
+    raised = 1 if _baseline(name) else RAISED
+    rates = [raised * rate for rate in METHODS[method].rates]
+    programs = _programs(name, method, *sizes)
     found = [trained(programs, name, sizes[1], seed, rate) for rate in rates]
     tried = {key: [one[key] for one in found] for key in MEASURED}
     return rates[min(range(len(rates)), key=lambda k: rank(found[k]))], {"rates": rates, **tried}
@@ -183,11 +188,11 @@ def rivals(rows: Sequence[Row]) -> dict[str, Any]:
     by_method = {name: [row for row in rows if row["method"] == name] for name in methods}
     found: dict[str, Any] = {}
     for name, own in by_method.items():
-        rate = own[0]["rate"]
+        rate, rates = own[0]["rate"], own[0]["tried"]["rates"]
         steps = [CHUNK * len(row["losses"]) for row in own]
         found[name] = {
             "rate": rate,
-            "edge": rate in (METHODS[name].rates[0], METHODS[name].rates[-1]),
+            "edge": rate in (rates[0], rates[-1]),
             "solved": sum(row["solved_steps"] is not None for row in own),
             "seeds": len(own),
             **{key: estimate(_numbers(own, key)) for key in MEASURED},
@@ -237,7 +242,7 @@ class Recurrent(Study):
     tasks: tuple[str, ...] = option(tuple(TASKS), "of the rule", choices=tuple(TASKS))
     uses: tuple[int, ...] = option(
         (16, 32, 64, 128, 256, 512, 800), "of the rule's matrices, multiples of 16")
-    octaves: tuple[int, ...] = option((-14, -3), "log2 of the rule's first and last rate")
+    octaves: tuple[int, ...] = option((-14, -2), "log2 of the rule's first and last rate")
     seeds: tuple[int, ...] = option((0, 1, 2, 3), "of the rule")
     width: int = option(32, "of the rule's networks")
     steps: int = option(400, "of the rule's trainings")
@@ -271,6 +276,7 @@ class Recurrent(Study):
             for task in self.tasks
             for uses in self.uses
             for seed in self.seeds
+            if uses <= LONGEST[task]
         ]
         return rule + [
             {"part": RIVALS, "task": task, "method": method, "seed": seed}
@@ -311,7 +317,8 @@ class Recurrent(Study):
         rules, others = record["summary"][RULE], record["summary"][RIVALS]
         lines = [
             [task, shown(own["slope"], ".2f"), shown(own["log2_product"], ".2f"),
-             str(own["outside"]), *(shown(value, ".1f") for value in own["log2_rates"].values())]
+             str(own["outside"]),
+             *(shown(own["log2_rates"].get(str(uses)), ".1f") for uses in self.uses)]
             for task, own in rules.items()
         ]  # fmt: skip
         header = ["log2 of the best rate", "slope", "rate times uses", "outside",

@@ -83,6 +83,9 @@ TASKS: dict[str, Callable[[int], Task]] = {
 }
 """Tasks of the rule, for a number of uses."""
 
+LONGEST = {"recall": 256, "digits": 1024}
+"""The most uses with which the rule's steps learn the task."""
+
 RIVAL_TASKS: dict[str, Callable[[], Task]] = {
     "copy-100": functools.partial(copy, 100),
     "copy-300": functools.partial(copy, 300),

@@ -126,6 +126,7 @@ def test_rule_recovers_known_slope():
 def test_rivals_are_paired_with_adam():
     def row(method, seed, solved):
         return {"method": method, "seed": seed, "rate": 3e-4, "solved_steps": solved,
+                "tried": {"rates": [3e-4, 1e-3] if method == "GRU" else [1e-4, 3e-4, 1e-3]},
                 "seconds": 1.0, "held_out": 0.1, "accuracy": 0.5, "losses": [0.2, 0.1]}  # fmt: skip
 
     steps = {"Adam": (500, 600), "GRU": (None, 900), "Orthogonal": (450, 500)}
@@ -142,7 +143,8 @@ def test_record_has_table_and_plot():
     assert "Orthogonal" in TINY.table(record)
     assert len(TINY.plot(record).axes) == 1
     last = record["rows"][-1]
-    assert last["rate"] in METHODS["Orthogonal"].rates
+    assert last["rate"] in last["tried"]["rates"]
+    assert last["tried"]["rates"] == [4 * rate for rate in METHODS["Orthogonal"].rates]
     assert last["tried"].keys() == {"rates", *MEASURED}
     assert np.all(np.isfinite(record["rows"][0]["losses"]))
 
