@@ -22,6 +22,7 @@ PROOFS = "docs/lab/results/certified-mnist.json"
 STEPS = "docs/benchmarks/results/steps.json"
 SCALE = "docs/benchmarks/results/scale.json"
 OVERHEADS = "docs/benchmarks/results/scale.overheads.md"
+RECURRENT = "docs/lab/results/recurrent.json"
 TRANSFORMERS = "docs/lab/results/transformers-{}.json"
 SIZES = "small", "middle", "large"
 
@@ -104,6 +105,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             line for name, line in proved.items() if name != "Björck + Adam"
         ],
         "docs/getting-started.md": [_job(job, name) for name in job["summary"]],
+        "docs/recurrent.md": _recurrent(read(RECURRENT)["summary"]),
         "docs/swap-muon.md": [time],
     }
 
@@ -152,8 +154,11 @@ def _bound(row: Mapping[str, Any]) -> str:
 
 
 def _percent(row: Mapping[str, Any], part: str, at: int) -> str:
+    return _in_percent(row[part]["accuracies"][at])
+
+
+def _in_percent(found: Mapping[str, Any]) -> str:
     """Format the mean and half the width of the 95 % interval, in percent."""
-    found = row[part]["accuracies"][at]
     low, high = found["interval"]
     return f"{100 * found['mean']:.1f} ± {50 * (high - low):.1f}"
 
@@ -192,6 +197,32 @@ def _full_effort(record: Mapping[str, Any]) -> str:
     }
     name = "optax.contrib.muon"
     return f"{moved[name, 'full'] / moved[name, 'reduced']:.2f}"
+
+
+def _recurrent(summary: Mapping[str, Any]) -> list[str]:
+    """Format the slopes of the best rate, and the table of rivals."""
+    slopes = {task: shown(own["slope"], ".2f") for task, own in summary["rule"].items()}
+    delays, images = ("copy-100", "copy-300"), summary["rivals"]["digits"]
+    labels = {"Adam": "Adam, free", "expRNN": "expRNN, Adam", "GRU": "GRU, Adam"}
+
+    def copied(found: Mapping[str, Any] | None) -> str:
+        if found is None:
+            return "not run"
+        if found["solved"] < found["seeds"]:
+            return f"{found['solved'] or 'none'} of {found['seeds']} seeds"
+        return f"{shown(found['solved_steps'], '.0f')} ({found['seconds']['mean']:.1f} s)"
+
+    return [
+        f"{slopes['recall']} for letters and {slopes['digits']} for digits".replace("-", "−"),
+        *(
+            _row(
+                labels.get(name, f"`{name}()`"),
+                *(copied(summary["rivals"][delay].get(name)) for delay in delays),
+                _in_percent(found["accuracy"]),
+            )
+            for name, found in images.items()
+        ),
+    ]
 
 
 def _proved(row: Mapping[str, Any]) -> tuple[str, str, str]:
