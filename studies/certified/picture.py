@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from studies.certified.findings import PARTS
-from studies.display import COLOURS, dress, panels
+from studies.display import COLOURS, dress, legend_above, panels
 from studies.estimates import half_width
 from studies.study import Record
 
@@ -16,7 +16,7 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
     """Plot accuracy against radius, against CPU time, and between proof and attack."""
     summary, settings = record["summary"], record["settings"]
     timing = settings.get("timing", True)
-    figure, (axes,) = panels(1, 2 + timing, width=5.0, height=4.2)
+    figure, (axes,) = panels(1, 2 + timing, width=3.7, height=3.6)
     curves, attacks = axes[0], axes[-1]
     pairs = itertools.product(summary, next(iter(summary.values())))
     # Reuse the colours, dotted and hollow, if there are more methods than colours.
@@ -39,7 +39,7 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
     for radius in radii:
         curves.axvline(radius, color="#bbbbbb", linewidth=0.8, zorder=0)
     if len(summary) > 1 or len(summary[next(iter(summary))]) > 1:
-        curves.legend(frameon=False, fontsize=7)
+        legend_above(figure, curves)
     what = ", ".join(summary) if len(summary) <= 2 else f"{len(summary)} networks"
     title = f"{what}: {settings['images']}"
     dress(curves, title, "certified accuracy after equal epochs, means over seeds",
